@@ -175,6 +175,14 @@ class _PlannedCritic:
     role: Critic
     calls: list
 
+    @property
+    def model(self):
+        return self.role.model
+
+    @property
+    def state(self):
+        return self.role.state
+
     def valued(self, batch: Batch, rows: int = 0) -> Batch:
         self.calls.append(Call("values", values_of, (self.role, batch), static=dict(rows=rows)))
         return batch.replace(values=np.ones(batch.tokens.shape, np.float32))

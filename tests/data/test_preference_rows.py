@@ -315,7 +315,7 @@ def write_parquet(path, rows, as_bytes: bool = False):
     pyarrow.parquet.write_table(table, str(path))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "safety"])  # test_safety_rows
 def test_every_format_gives_the_same_records(tmp_path, kind):
     rows = ROWS[kind]
     want = load_rows(rows, "train", kind)

@@ -41,6 +41,11 @@ class Shared:
                 self.starts[seed] = jax.device_get(run.roles["actor"].state.params)
         return self.starts[seed]
 
+    @property
+    def reward(self):
+        """The reward of the embedded task."""
+        return next(iter(self.rewards.values()))
+
     def run(self, config) -> Run:
         built, text = build.build(config, jax.devices()[:1]), config.reward.function
         if text not in self.rewards:

@@ -556,7 +556,8 @@ PAGES = {
 
 
 def test_every_dataflow_is_planned():
-    assert sorted(PAGES) == sorted(dataflows.__all__)
+    # Two whose rollouts have programs of their own: test_cgpo, test_searched.
+    assert sorted([*PAGES, "cgpo", "expert_iteration"]) == sorted(dataflows.__all__)
 
 
 @pytest.mark.parametrize("name", PAGES)

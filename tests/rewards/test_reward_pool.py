@@ -209,7 +209,9 @@ def test_every_reward_that_asks_nobody_declares_what_a_late_sample_is_worth():
     asks = {"judge", "rubric", "pairwise", "sandbox_fusion", "reward_model", "diversity"}
     options = {"length_under": "max_tokens=9", "soft_overlong": "max_tokens=9, cache_tokens=3",
                "mixture": "rewards=('gsm8k', 'dapo')", "by_source": "sources=(('x', 'dapo'),)",
-               "json_schema": "", "regex_match": "", "letter_quota": "quota=2"}  # fmt: skip
+               "json_schema": "", "regex_match": "", "letter_quota": "quota=2",
+               "with_cost": "reward='dapo()', cost='dapo()'",
+               "with_judges": "reward='dapo()', judges=('gsm8k()',)"}  # fmt: skip
     sample = {"data_source": "x", "num_tokens": 5, "extra_info": {"target_tokens": 9}}
     for name in set(rewards.__all__) - asks:
         found = late_score(resolve(f"{name}({options.get(name, '')})", HOME), sample)
