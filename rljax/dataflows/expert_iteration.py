@@ -19,11 +19,20 @@ def _reads(options: dict) -> tuple[str, ...]:
 @contract(reads=_reads, fills=("values",))
 @program
 def expert_iteration(
-    batch, key, cfg, *, actor, critic=None, targets: Literal["visits", "tokens"] = "visits"
+    batch,
+    key,
+    cfg,
+    *,
+    actor,
+    critic=None,
+    reference=None,
+    targets: Literal["visits", "tokens"] = "visits",
 ):
     """targets "visits": the cross-entropy to the shares of the visits; "tokens": the negative
     log-likelihood of the tokens that the search chose. The advantage gives the critic its returns,
     and the policy nothing."""
+    if reference is not None:
+        batch = batch.replace(ref_logprobs=reference.logprobs(batch, cfg.steps))
     if critic is not None:
         batch = batch.replace(values=critic.values(batch, cfg.steps))
     rewarded = shaped(batch, cfg)

@@ -47,8 +47,6 @@ def check_in_flight(
     problems.check(rollout.function not in SEARCHES, field, most, rule, _OFF)
     rule = f"{rollout.text!r} plays the trees of a step at once"
     problems.check(rollout.short_name != "turn_tree", field, most, rule, _OFF)
-    rule = f"dataflow={config.dataflow!r} compares samples that one version of the policy has drawn"
-    problems.check(not spec(dataflow).one_version, field, most, rule, _OFF)
     rule = f"dataflow={config.dataflow!r} compares samples of one version of the policy"
     problems.check(not spec(dataflow).one_version, field, most, rule, _OFF)
     rule = "rollouts.replay_share=1.0: nothing is sampled"

@@ -297,6 +297,12 @@ ROWS = {
     ],
     "unpaired": [GOOD["unpaired"], {"prompt": "é", "completion": "ß", "label": False}],
     "stepwise": [GOOD["stepwise"], {"prompt": "r", "completions": ["s"], "labels": [True]}],
+    "safety": [
+        {"prompt": "q", "safer": "s", "more_harmful": "t", "safer_is_safe": True,
+         "more_harmful_is_safe": False},
+        {"prompt": "r", "safer": "s", "more_harmful": "t", "safer_is_safe": False,
+         "more_harmful_is_safe": False},
+    ],
     "trajectories": [
         {"prompt": "q", "steps": ["s", "t"], "reward": 1.0, "process_scores": [0.5, 1.0]},
         {"prompt": "r", "steps": ["s"], "reward": 0.0, "process_scores": [0.0]},
@@ -315,7 +321,7 @@ def write_parquet(path, rows, as_bytes: bool = False):
     pyarrow.parquet.write_table(table, str(path))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "safety"])  # test_safety_rows
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_format_gives_the_same_records(tmp_path, kind):
     rows = ROWS[kind]
     want = load_rows(rows, "train", kind)
