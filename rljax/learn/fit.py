@@ -37,7 +37,7 @@ def fit(
     `beside`: a second objective, whose gradient on an equal part of its rows every step adds.
     """
     if batch.rows % steps.rows:
-        raise InputError("rows of a step", value=steps.rows, rule=f"divide {batch.rows} rows")
+        raise InputError("rows of a step", value=steps.rows, rule=f"must divide {batch.rows} rows")
     frozen, count = state.frozen, batch.rows // steps.rows  # not in the carry of the loop below
     objective = _with_frozen(objective, frozen)
     beside = beside and beside.of_steps(count, frozen)

@@ -17,7 +17,7 @@ from rljax.setup.policies import load_policy
 # Texts that nothing calls: folders and what a model reads or writes.
 PLAIN = {
     "tokenizer", "run_dir", "critic_model", "teacher_model", "reward.model", "lora.adapter",
-    "reward.process_model", "reward.judge_model", "offline.reference_logprobs",
+    "reward.process_model", "reward.judge_model", "reward.cost_model", "offline.reference_logprobs",
     "data.target_instruction", "offline.step_separator", "sampler.stop_strings",
     "sampler.end_of_thinking", "sampler.interrupt_phrase",
 }  # fmt: skip
