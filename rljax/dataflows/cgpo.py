@@ -1,6 +1,7 @@
 """CGPO: policy optimization under the constraints of judges, for several tasks at once, each with
 its own optimizer and weight (arXiv 2409.20370)."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import NamedTuple
@@ -37,6 +38,7 @@ def cgpo(
     optimizer: str = "crpg()",
     tasks: tuple[tuple[str, str], ...] = (),
     task_weights: tuple[float, ...] = (),
+    gradient_norms: bool = False,
 ):  # fmt: skip
     """The gradient of sum_l rho_l g_l, g_l the mean of what the optimizer of task l learns from.
 
@@ -44,6 +46,7 @@ def cgpo(
     of `tasks`, pairs (pattern of data_source, optimizer); "" is `optimizer`. rho: task_weights,
     none = equal. A sample complies where all parts of its reward are 1 (rljax.rewards.with_judges).
     The last row of each prompt is its baseline response (rljax.rollout.with_baseline_response).
+    `gradient_norms`: the metric |g_l| of each task, by one more backward pass for each of them.
     """
     names, optimizers, weights = _tasks(optimizer, tasks, task_weights)
     sampled, batch = batch, with_reference(batch, cfg, reference)
@@ -54,11 +57,13 @@ def cgpo(
         examples = examples.replace(old_logprobs=None)
     sizes = batch.rows, examples.rows, spec(chosen.loss).rows
     cfg = cfg.replace(steps=rescaled_steps(cfg.steps, *sizes, actor.row_unit))
-    new, learned = actor.update(actor.balanced(examples), chosen.loss, **cfg.update_options())
+    examples = actor.balanced(examples)
+    norms = _gradient_norms(actor, examples, chosen, cfg) if gradient_norms else ({},) * len(names)
+    new, learned = actor.update(examples, chosen.loss, **cfg.update_options())
     last = jnp.arange(batch.rows) % cfg.samples_per_prompt == cfg.samples_per_prompt - 1
     own = sampled.replace(mask=batch.mask * ~last[:, None], ref_logprobs=batch.ref_logprobs)
     metrics = sample_metrics(own, actor.state.step) | reference_kl(own, batch.old_logprobs)
-    metrics |= _task_metrics(chosen, names)
+    metrics |= _task_metrics(chosen, names, norms)
     return {"actor": new}, {**metrics, **load, **learned}
 
 
@@ -154,7 +159,25 @@ def choose(batch: Batch, samples_per_prompt: int, optimizers, weights) -> Chosen
     return Chosen(examples, loss, keep, responses, task, targets)
 
 
-def _task_metrics(chosen: Chosen, names) -> dict:
+def _gradient_norms(actor, examples: Batch, chosen: Chosen, cfg) -> list[dict]:
+    """|g_l| of each task at the weights that the batch begins with: g_l is the gradient of the mean
+    of the loss over the examples of task l alone, whatever the weight of the task."""
+    steps = dataclasses.replace(cfg.steps, rows=examples.rows, epochs=1)
+    kept = jnp.any(chosen.keep.reshape(len(chosen.task), -1, spec(chosen.loss).rows), axis=2)
+    norms = []
+    for i, target in enumerate(chosen.targets):
+        own = examples.replace(mask=examples.mask * (examples.task == i)[:, None])
+        # An update divides by the examples that are live, a task by what its optimizer counts.
+        live = jnp.sum(kept & (chosen.task == i)[:, None])
+        scale = live / jnp.maximum(target.count, 1)
+        loss = functools.partial(chosen.loss, scales=jnp.full(len(chosen.targets), scale))
+        # The new actor is dropped: what is left of the update in the program is the gradient.
+        _, found = actor.update(own, loss, steps=steps, reduction=cfg.reduction)
+        norms.append({"grad_norm": found[f"{actor.prefix}grad_norm"]})
+    return norms
+
+
+def _task_metrics(chosen: Chosen, names, norms) -> dict:
     """Of the samples and the baseline responses of all tasks, and of each that has a name."""
     out, number = {}, lambda x: x.astype(jnp.float32)
     responses, skipped = chosen.responses, ~jnp.any(chosen.keep, axis=1)
@@ -173,7 +196,7 @@ def _task_metrics(chosen: Chosen, names) -> dict:
         out.update({f"cgpo/{name}{of_task}": value for name, value in values.items()})
 
     several = bool(names[0])
-    add("", jnp.ones_like(skipped), {} if several else chosen.targets[0].metrics)
+    add("", jnp.ones_like(skipped), {} if several else {**chosen.targets[0].metrics, **norms[0]})
     for i, name in enumerate(names if several else ()):
-        add(f"/{name}", chosen.task == i, chosen.targets[i].metrics)
+        add(f"/{name}", chosen.task == i, {**chosen.targets[i].metrics, **norms[i]})
     return out

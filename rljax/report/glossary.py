@@ -182,6 +182,8 @@ CGPO = {
                                          "falls"),
     "cgpo/within_kl_fraction": ("samples whose log-ratio is at most kl_max (crraft)", SHARE,
                                 "above 0.5"),
+    "cgpo/grad_norm": ("gradient norm of a task's own loss, before its weight", "",
+                       "of one order in all tasks, else see task_weights"),
     "cgpo/baseline_fallbacks": ("prompts learned from by their baseline response (crraft)",
                                 "prompts", "falls to 0"),
 }

@@ -478,6 +478,32 @@ def test_prompts_without_a_compliant_sample_are_skipped_or_fall_back(step):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("together", [dict(), dict(microbatch_rows=4, packing=None)])
+def test_the_gradient_norm_of_each_task_is_that_of_the_task_alone(step, together):
+    """Of a mean over samples and of one over pairs; 2 optimizer steps in the batch change none."""
+    tasks = (("first_letter", "crpg()"), ("two_letters", "codpo()"))
+    norms = ["cgpo/grad_norm/first_letter", "cgpo/grad_norm/two_letters"]
+    _, metrics = paged(
+        step, tasks=tasks, task_weights=(0.3, 0.7), gradient_norms=True, steps=together
+    )
+    _, twice = paged(step, tasks=tasks, gradient_norms=True, steps=dict(rows=16))
+    for weights, name in zip(((1.0, 0.0), (0.0, 1.0)), norms, strict=True):
+        _, alone = paged(step, tasks=tasks, task_weights=weights)
+        assert name not in alone and alone["grad_norm"] > 1e-3
+        for found in (metrics, twice):
+            assert found[name] == pytest.approx(float(alone["grad_norm"]), rel=1e-4)
+    assert metrics["grad_norm"] <= 0.3 * metrics[norms[0]] + 0.7 * metrics[norms[1]] + 1e-6
+    assert unexplained(metrics) == set()
+
+
+def test_the_gradient_norm_of_a_single_task_is_that_of_the_step(step):
+    _, metrics = paged(step, tasks=both("codpo()")[:1] + (("two*", ""),), gradient_norms=True,
+                       task_weights=(0.0, 1.0))  # fmt: skip
+    assert metrics["cgpo/grad_norm/two*"] == pytest.approx(float(metrics["grad_norm"]), rel=1e-4)
+    assert abs(metrics["cgpo/grad_norm/first_letter"] - metrics["grad_norm"]) > 1e-3
+
+
+@pytest.mark.slow
 def test_microbatches_and_single_tasks_change_no_gradient(step):
     """Examples of three rows, one at a time; two tasks with one optimizer weigh by task."""
     tasks = (("first_letter", "codpo()"), ("two_letters", "crpg()"))
