@@ -4,6 +4,7 @@ are."""
 
 import ast
 import collections
+import dataclasses
 import difflib
 import inspect
 
@@ -14,12 +15,16 @@ from preset_runs import Shared, preset_config
 from test_programs import KEY, host_batch, recipe, roles_on
 
 from rljax import dataflows
+from rljax import setup as build
 from rljax.components import Component
 from rljax.dataflows import grpo, ppo, remax
 from rljax.dataflows.stages import estimate, updated, with_logprobs
 from rljax.learn import Steps
 from rljax.mesh import make_mesh
+from rljax.models.huggingface import save_params
+from rljax.models.model import Model
 from rljax.roles import Actor, Critic, Reference, program
+from rljax.rollout import ModelScorer
 from rljax.rollout.reward import Reward
 
 ONE = make_mesh(1, 1, 1, devices=jax.devices()[:1])
@@ -28,6 +33,7 @@ METHODS = {  # what is counted, and as what
     (Actor, "logprobs_and_entropy"): "log-probs", (Actor, "update"): "update",
     (Critic, "values"): "values", (Critic, "update"): "critic update",
     (Reference, "logprobs"): "reference", (Reward, "__call__"): "reward",
+    (ModelScorer, "score"): "cost",  # of these presets none has a reward model
 }  # fmt: skip
 # "generate" and "greedy" are samples of a prompt; an absent verb is not called.
 TABLE = {
@@ -37,9 +43,9 @@ TABLE = {
               "advantages": 1, "update": 1},
     "grpo": {"generate": 8, "log-probs": 1, "reference": 1, "reward": 1, "advantages": 1,
              "update": 1},
-    # Two critics and two advantages; the cost comes with the reward's call.
+    # Two critics and two advantages; the cost model is asked once, within the reward's call.
     "safe_rlhf": {"generate": 1, "log-probs": 1, "values": 2, "reference": 1, "reward": 1,
-                  "advantages": 2, "critic update": 2, "update": 1},
+                  "cost": 1, "advantages": 2, "critic update": 2, "update": 1},
 }  # fmt: skip
 
 
@@ -50,14 +56,25 @@ def shared(tmp_path_factory):
     runs.close()
 
 
+def write_cost_model(folder, policy: Model) -> str:
+    """A scalar model of the policy's shape, with random weights."""
+    model = Model(dataclasses.replace(policy.config, labels=1), policy.mesh, "scalar")
+    params = model.init(jax.random.key(1))
+    save_params(folder, model, params, bos_id=None, eos_ids=(1,), pad_id=0)
+    return str(folder)
+
+
 @pytest.mark.parametrize("name", TABLE)
-def test_a_step_calls_each_role_as_the_table_says(shared, monkeypatch, name):
+def test_a_step_calls_each_role_as_the_table_says(shared, monkeypatch, tmp_path, name):
     """One step of the tiny preset with a KL to the reference. Its program is traced once, so what
     the page calls is counted once."""
     config, counts = preset_config(name), collections.Counter()
     setattr(config.algorithm, "kl_in_loss" if name == "grpo" else "kl_in_reward", 0.05)
     if name == "remax":  # one sample beside the greedy one
         config.batch.prompts_per_step, config.batch.samples_per_prompt = 128, 1
+    if name == "safe_rlhf":
+        policy = build.build(config, jax.devices()[:1]).model
+        config.reward.cost_model = write_cost_model(tmp_path / "cost", policy)
 
     def count(owner, method, verb_of):
         original = getattr(owner, method)
