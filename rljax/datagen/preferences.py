@@ -192,7 +192,7 @@ def load_comparisons(spec: str | Sequence[dict], split: str = "train") -> list[d
                 fix="give each row 'first' and 'second', or a list 'completions'",
             )
         for text in texts:
-            require_text(text, f"{where}, a completion", "remove it")
+            require_text(text, f"{where}, a completion", "remove it", empty=True)
         if row.get("prompt") is None:
             raise InputError(f"{where} has no 'prompt'", fix="give each row one")
         prompt = prompt_of(row["prompt"], f"{where}, column 'prompt'")
@@ -211,8 +211,9 @@ def sample_comparisons(
     prompts_per_call: int | None = None,
     **sampling,
 ) -> list[dict]:
-    """Completions of a saved policy to the prompts of `data`, compared two by two; empty ones are
-    left out. `sampling`: temperature and max_response_tokens, where they are not the policy's."""
+    """Completions of a saved policy to the prompts of `data`, compared two by two, also with empty
+    ones: a policy that is trained on the labels may write them. `sampling`: temperature and
+    max_response_tokens, where they are not the policy's."""
     if samples < 2:
         raise InputError("samples", value=samples, rule=">= 2: they are compared")
     prompts, _ = saved.encode(load_prompts(data, "train"), max_tokens=max_prompt_tokens)
@@ -224,7 +225,7 @@ def sample_comparisons(
     for i, prompt in enumerate(prompts):
         texts = [sample.text for sample in completions[i * samples : (i + 1) * samples]]
         pairs = itertools.combinations(texts, 2)
-        out += [{"prompt": prompt.prompt, "first": a, "second": b} for a, b in pairs if a and b]
+        out += [{"prompt": prompt.prompt, "first": a, "second": b} for a, b in pairs]
     return out
 
 

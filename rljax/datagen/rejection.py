@@ -243,9 +243,7 @@ def _pair_rows(
 ) -> list[dict]:
     rows = []
     for group in groups:
-        eligible = _eligible(group, options)
-        live = [fits and bool(s.text.strip()) for fits, s in zip(eligible, group, strict=True)]
-        pair = best_and_worst([s.reward for s in group], live)
+        pair = best_and_worst([s.reward for s in group], _eligible(group, options))
         if pair is not None:
             rows.append(pair_row(prompts, group[pair[0]], group[pair[1]]))
     return rows

@@ -158,6 +158,23 @@ def test_pairs_of_texts():
     )  # fmt: skip
 
 
+def test_an_empty_response_is_its_end_token(families):
+    rows = [dict(prompt="1", chosen="2", rejected=""), dict(prompt="1", chosen="", rejected="2")]
+    (first, second), counts = items_of(rows, CHARS, "pairs")
+    assert first.rejected_ids.tolist() == second.chosen_ids.tolist() == [EOS]
+    assert first.rejected_mask.tolist() == [1] and counts["dropped_empty"] == 0
+    ((item,), _) = items_of([dict(prompt="1", completion="", label=False)], CHARS, "unpaired")
+    assert item.completion_ids.tolist() == [EOS] and item.completion_mask.tolist() == [1]
+    _, counts = items_of([*rows, dict(prompt="1", chosen="", rejected="")], CHARS, "pairs")
+    assert counts["dropped_identical"] == 1
+    for family in ("llama3", "qwen2_5", "gemma"):
+        tokenizer = families[family]
+        row = dict(prompt=ASK[1:], chosen=GOOD_END, rejected="")
+        ((pair,), _) = items_of([row], tokenizer, "pairs")
+        assert pair.rejected_ids.tolist() == pair.chosen_ids.tolist()[-1:]
+        assert pair.rejected_ids[0] in tokenizer.eos_ids and pair.rejected_mask.tolist() == [1]
+
+
 def test_no_token_spans_the_border(tokenizer):
     row = dict(prompt="the a", chosen="nswer", rejected=" is")
     ((pair,), _) = items_of([row], tokenizer, "pairs")

@@ -95,6 +95,15 @@ FORMS = [
         GOOD["pairs"] | {"score_chosen": 3, "score_rejected": 3.0},
         GOOD["pairs"] | dict(margin=0.0, tie=True),
     ),
+    # A response that ended at once.
+    ("pairs", GOOD["pairs"] | {"rejected": ""}, GOOD["pairs"] | dict(rejected="", **PLAIN_PAIR)),
+    ("pairs", GOOD["pairs"] | {"chosen": ""}, GOOD["pairs"] | dict(chosen="", **PLAIN_PAIR)),
+    (
+        "pairs",
+        {"prompt": [U], "chosen": [A], "rejected": ""},
+        dict(prompt=[U], chosen=[A], rejected=[{"role": "assistant", "content": ""}], **PLAIN_PAIR),
+    ),
+    ("unpaired", GOOD["unpaired"] | {"completion": ""}, GOOD["unpaired"] | {"completion": ""}),
     ("pairs", GOOD["pairs"] | {"tie": True}, GOOD["pairs"] | dict(margin=0.0, tie=True)),
     ("unpaired", GOOD["unpaired"] | {"label": 0}, GOOD["unpaired"] | {"label": False}),
     (
@@ -172,7 +181,6 @@ BAD = [
     ("examples", {"messages": [U, A], "tools": ["add"]}, "'tools': are not a list of objects"),
     ("pairs", {"prompt": "q", "chosen": "a"}, "lacks the column 'rejected'"),
     ("pairs", {"prompt": "q", "rejected": "a"}, "lacks the column 'chosen'"),
-    (*bad("pairs", chosen=""), "'chosen' is empty"),
     (*bad("pairs", rejected=None), "'rejected' is null"),
     (*bad("pairs", chosen=5), "'chosen' is not a text"),
     (*bad("pairs", prompt=5), "'prompt' is not a text"),

@@ -54,12 +54,20 @@ def test_the_same_file_is_pairs_by_what_is_better(tmp_path):
         (dict(is_response_1_safe="yes"), ("more_harmful_is_safe", "true or false")),
         (dict(is_response_1_safe=None), ("more_harmful_is_safe", "whether they are safe")),
         (dict(safer_response_id=None), ("'safer' completion",)),
-        (dict(response_1=""), ("empty",)),
+        (dict(response_1=None), ("null",)),
     ],
 )
 def test_what_is_wrong_with_a_row_is_said(tmp_path, change, says):
     path = write(tmp_path / "rows.jsonl", [PKU, PKU | change])
     refused(lambda: load_rows(path, "train", "safety"), "row 1", *says)
+
+
+def test_an_empty_response_is_one_and_an_empty_cell_of_a_table_is_none(tmp_path):
+    row = PKU | dict(response_1="")
+    (record,) = load_rows(write(tmp_path / "rows.jsonl", [row]), "train", "safety")
+    assert "" in (record["chosen"], record["rejected"])
+    table = write(tmp_path / "rows.csv", [row])
+    refused(lambda: load_rows(table, "train", "safety"), "row 0", "null")
 
 
 def test_labels_stand_at_the_last_token_of_each_row():

@@ -113,6 +113,8 @@ def test_comparisons_from_a_file(tmp_path):
         ("x", "y"), ("x", "z"), ("y", "z"), ("u", "v")
     ]  # fmt: skip
     assert found[-1]["prompt"] == [{"role": "user", "content": "q"}]
+    (ended,) = rlaif.load_comparisons([{"prompt": "p", "first": "x", "second": ""}])
+    assert ended["second"] == ""  # a response that ended at once
     for bad in ({"prompt": "p", "first": "x"}, {"first": "x", "second": "y"}):
         with pytest.raises(InputError, match="row 0"):
             rlaif.load_comparisons([bad])
@@ -161,6 +163,8 @@ def test_a_reward_model_as_the_judge(tmp_path):
     a, b, c = (judge([comparison(*p)])[0].value for p in (words[:2], words[1:3], words[0:3:2]))
     odds = [math.log(p / (1 - p)) for p in (a, b, c)]
     assert odds[0] + odds[1] == pytest.approx(odds[2], abs=1e-4)
+    (empty,) = judge([comparison("", "sold", "question ")])
+    assert empty.status == "ok" and 0 < empty.value < 1
     rows, counts = rlaif.label(
         [*items, comparison("clips " * 40, "sold", "question ")], judge
     )  # fmt: skip
@@ -180,10 +184,20 @@ def test_completions_of_a_policy_are_compared(tmp_path):
     )  # fmt: skip
     assert {c["prompt"] for c in found} <= {f"{x}{y}>" for x in "abcd" for y in "abcd"}
     of_prompt = collections.Counter(c["prompt"] for c in found)
-    # At most all pairs of three of each: an empty answer is left out, and so is the padding.
-    assert len(of_prompt) >= 8 and max(of_prompt.values()) == 3
-    assert all(c["first"] and c["second"] for c in found)
-    assert any(c["first"] != c["second"] for c in found)
+    # All pairs of three of each, the empty answers among them; the padding is left out.
+    assert len(of_prompt) == 12 and set(of_prompt.values()) == {3}
+    empty = [c for c in found if "" in (c["first"], c["second"])]
+    assert 0 < len(empty) < len(found)
+    # And they get labels, which training reads: nothing at all has fewer letters a than an "a".
+    rows, counts = rlaif.label(found, rlaif.text_judge("judges.more_a", workers=1))
+    assert counts["judge/failed"] == 0
+    rejected = [row for row in rows if not row["rejected"]]
+    assert rejected and all("a" in row["chosen"] for row in rejected)
+    path = tmp_path / "pairs.jsonl"
+    rlaif.write_pairs(rows, path)
+    pairs, _ = encode_rows(load_rows(str(path), "train", "pairs"), tokenizer, "pairs", max_tokens=9)
+    ended = [p for p in pairs if p.rejected_ids.tolist() == [tokenizer.eos_ids[0]]]
+    assert len(ended) == len(rejected)
 
 
 def test_the_launcher(tmp_path):

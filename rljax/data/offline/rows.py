@@ -40,6 +40,8 @@ def load_rows(
     safety: prompt, safer, more_harmful and, of each, whether it is safe: safer_is_safe and
         more_harmful_is_safe. Records have the first as chosen, the second as rejected.
     unpaired: prompt, completion, label (whether the completion is desirable).
+    What is judged in pairs, safety and unpaired may be an empty text: the response that ends at
+        once, the end token alone. A reference completion, which is imitated, may not.
     stepwise: prompt, completions (the texts of the steps), labels in [-1, 1]: True is 1, False -1.
         `ended`, where the row has it, says that the steps are lines as a policy wrote them: blank
         ones may be among them, and true = the end token follows the last one, not the separator.
@@ -133,7 +135,10 @@ def _pair(row: dict, place: str, index: int) -> dict:
                      if isinstance(v, list)}  # fmt: skip
             if whole and all(value[:n] == prompt for value in whole.values()):
                 completions |= {name: value[n:] for name, value in whole.items()}
-    completions = {k: completion_of(v, f"{place}, column {k!r}") for k, v in completions.items()}
+    completions = {
+        name: completion_of(value, f"{place}, column {name!r}", empty=name != "reference")
+        for name, value in completions.items()
+    }
     prompt, completions = _matched(prompt, completions, place)
     return dict(prompt=prompt, **completions, **_margin(row, place), **tools_of(row, place))
 
@@ -229,7 +234,7 @@ def _margin(row: dict, place: str) -> dict:
 def _labelled(row: dict, place: str, index: int) -> dict:
     prompt = _prompt_column(row, place)
     name = first_of(row, ("completion", "response"), place, "give each row a 'completion'")
-    completion = completion_of(row[name], f"{place}, column {name!r}")
+    completion = completion_of(row[name], f"{place}, column {name!r}", empty=True)
     prompt, matched = _matched(prompt, {name: completion}, place)
     first_of(row, ("label",), place, "give each row a 'label', true or false")
     label = flag_of(row["label"], f"{place}, column 'label'")

@@ -59,10 +59,11 @@ def messages_of(value: object, place: str) -> list[dict]:
     return messages
 
 
-def completion_of(value: object, place: str) -> str | list[dict]:
-    """A completion: a text, or messages from the assistant's first to its last."""
+def completion_of(value: object, place: str, empty: bool = False) -> str | list[dict]:
+    """A completion: a text, `empty` ones too where that is so, or messages from the assistant's
+    first to its last."""
     if not isinstance(value, list):
-        require_text(value, place, _REMOVE)
+        require_text(value, place, _REMOVE, empty)
         return value
     messages = messages_of(value, place)
     for position, message in (("first", messages[0]), ("last", messages[-1])):

@@ -34,6 +34,11 @@ _TYPED = (
     "safer_is_safe",
     "more_harmful_is_safe",
 )
+# Columns of responses: that one is the empty text a table cannot say, as its empty cells are gaps.
+_RESPONSES = (
+    "completion", "response", "chosen", "rejected", "safer", "more_harmful", "response_0",
+    "response_1",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,7 +180,7 @@ def table_row(names: list[str], cells: list[str]) -> dict:
 
 def _cell(name: str, cell: str) -> object:
     if not cell:
-        return None if name in _TYPED else ""
+        return None if name in (*_TYPED, *_RESPONSES) else ""
     if name not in _TYPED and not cell.startswith(("[{", '["')):
         return cell
     try:
