@@ -16,6 +16,7 @@ plateau of SFT by more than 0.1 is shown by `:teacher`, not by this one.
 """
 
 from rljax.config import Config
+from rljax.errors import InputError
 
 # Each: the task, its reward, and the response tokens.
 EXPERIMENTS = {
@@ -39,6 +40,8 @@ EXPERIMENTS = {
 
 def get_config(variant: str = "") -> Config:
     """What all stages share. A variant is the name of one of the experiments: that one alone."""
+    if variant and variant not in EXPERIMENTS:
+        raise InputError("variant", value=variant, rule=f"one of {', '.join(EXPERIMENTS)}")
     config = Config(dataflow="sft", trackers=(), steps=1)
     config.model = (
         "decoder(layers=1, embed=32, mlp=64, heads=2, kv_heads=2, head_dim=16, init_std=0.1)"

@@ -77,6 +77,8 @@ def load_config_file(path: str) -> Config:
             raise InputError(f"{name} has no variants", value=argument, fix=f"--config={name}")
         return _read_data(file)
     module, unknown = config_module(path), False
+    if argument and not inspect.signature(module.get_config).parameters:
+        raise InputError(f"{name} has no variants", value=argument, fix=f"--config={name}")
     try:
         config = module.get_config(argument) if argument else module.get_config()
         plain = inspect.signature(module.get_config).parameters.values()

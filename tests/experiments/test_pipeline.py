@@ -448,6 +448,17 @@ def test_the_pipelines_that_ship_are_valid(path, tmp_path):
     assert f"configs/pipelines/{Path(path.partition(':')[0]).name}" in text
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("why_rl", "one of teacher, objective, on_distribution"), ("proxy_gold", "has no variants"),
+     ("rounds", "has no variants"), ("post_training", "has no variant 'teeny'")],
+)  # fmt: skip
+def test_an_unknown_variant_is_refused_with_those_that_there_are(name, says):
+    with pytest.raises(InputError, match=says) as error:
+        load_config_file(f"{REPO}/configs/pipelines/{name}.py:teeny")
+    assert "teeny" in str(error.value) and "Error" not in str(error.value)
+
+
 def test_inputs_are_files_that_a_field_names_and_no_words(tmp_path, monkeypatch):
     """A path inside of a call is one, a name for which the working folder has a folder is none."""
     monkeypatch.chdir(tmp_path)
