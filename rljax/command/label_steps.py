@@ -2,7 +2,9 @@
 
 Programs of each checkpoint (a run folder, RUN@STEP, or a Hugging Face folder), sampled on training
 prompts; binary search finds the first line from which no completion by the same checkpoint passes
-the tests. FOLDER/train.jsonl and test.jsonl are data for dataflow="process_reward_model":
+the tests. With --search="mcts(simulations=32)" the programs are those that a tree search comes to,
+and a line's label is 2 W / N - 1 of the N simulations through its end, of which W pass.
+FOLDER/train.jsonl and test.jsonl are data for dataflow="process_reward_model":
 --config.data.train=FOLDER --config.data.test=FOLDER. A Hugging Face folder needs --data, --reward.
 """
 
@@ -11,7 +13,7 @@ from rljax.config.options import LabelOptions
 
 
 def main(options: LabelOptions) -> None:
-    from rljax.datagen.steps import label_saved
+    from rljax.datagen.saved_labels import label_saved
 
     result = label_saved(options)
     metrics = result["checkpoints"]

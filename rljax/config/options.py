@@ -182,6 +182,9 @@ class LabelOptions(CompilerOptions, TrustOptions):
     completer: str = option(
         "", "Completes the prefixes, such as RUN@STEP; default: the checkpoint that wrote them"
     )
+    search: str = option(
+        "", "Labels by the simulations of a search, such as mcts(simulations=32), not completions"
+    )
     held_out: float = option(
         0.1, "Share of the prompts whose rows go to test.jsonl", low=0, below=1
     )
@@ -195,6 +198,11 @@ class LabelOptions(CompilerOptions, TrustOptions):
     max_response_tokens: int | None = response_tokens_option()
     rows_at_once: int = option(256, "Sequences sampled together", low=1)
     seed: int = option(0, "Of prompts, programs and completions", low=0)
+
+    def conflicts(self):
+        for name in ("completer", "replay") if self.search else ():
+            if value := getattr(self, name):
+                yield name, value, "no completions with --search: its simulations are the labels"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,7 @@ from pathlib import Path
 from rljax.config import Config
 from rljax.datagen.preferences import label_preferences
 from rljax.datagen.rejection import rejection_sample
-from rljax.datagen.steps import label_saved
+from rljax.datagen.saved_labels import label_saved
 from rljax.errors import InputError
 from rljax.evaluation.policy import bootstrap
 from rljax.evaluation.saved import evaluate_saved

@@ -20,13 +20,13 @@ from rljax.data.online.prompts import encode_prompts
 from rljax.data.tasks import program_synthesis
 from rljax.data.tasks.program_task import instructions, program_text
 from rljax.data.text.tokenizer import CharTokenizer
+from rljax.datagen.saved_labels import label_saved
 from rljax.datagen.steps import (
     Program,
     Searcher,
-    _row,
     label_programs,
-    label_saved,
     sample_programs,
+    stepwise_row,
 )
 from rljax.errors import InputError
 from rljax.mesh import make_mesh
@@ -243,11 +243,11 @@ def test_code_alone_and_lines_without_a_label():
     assert [CHARS.decode(program.ids[:stop]) for stop in program.ends] == [
         "#\n```\n+1\n", "#\n```\n+1\n*2\n",
     ]  # fmt: skip
-    row = _row(records[0], program, (1.0, -1.0))
+    row = stepwise_row(records[0], program, (1.0, -1.0))
     assert row["completions"] == ["#\n```\n+1", "*2"] and row["labels"] == [1.0, -1.0]
     lines = ("#", "+1", "", "*2", "#")
     whole = Program(0, (), "", lines, (), True, -1.0, False)
-    row = _row(records[0], whole, (None, 1.0, None, -1.0, None))
+    row = stepwise_row(records[0], whole, (None, 1.0, None, -1.0, None))
     assert row["completions"] == ["#\n+1", "\n*2"] and row["ended"] is False
 
 

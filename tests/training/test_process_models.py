@@ -21,7 +21,7 @@ from rljax.config.flags import config_module, load_config_file
 from rljax.config.options import LabelOptions
 from rljax.data.online.prompts import PromptRecord, Prompts
 from rljax.data.text.tokenizer import CharTokenizer
-from rljax.datagen.steps import label_saved
+from rljax.datagen.saved_labels import label_saved
 from rljax.errors import InputError
 from rljax.evaluation.process_models import (
     SavedScorer,

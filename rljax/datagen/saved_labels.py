@@ -1,0 +1,117 @@
+"""Labels of lines by policies on disk: programs of several checkpoints, labelled by completions
+(steps) or by a tree search (trees)."""
+
+import dataclasses
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+
+from rljax.components import resolve
+from rljax.config import NAMESPACES
+from rljax.config.options import LabelOptions, check_options
+from rljax.data.online.default_rewards import reward_text
+from rljax.data.online.prompts import PromptRecord
+from rljax.data.rows.sources import load_prompts
+from rljax.datagen.steps import Searcher, label_programs
+from rljax.datagen.trees import label_trees
+from rljax.errors import InputError
+from rljax.evaluation.saved import require_named
+from rljax.files import write_json, write_rows
+from rljax.rewards.pool.calling import reads_model
+from rljax.setup import text_scorer
+from rljax.setup.policies import Policy, load_named_policy
+
+METRICS = "labels.json"
+
+
+def label_saved(options: LabelOptions) -> dict:
+    """Labels programs of every checkpoint, each searched with completions of its own, or of
+    `options.completer`, and writes train.jsonl and test.jsonl (rows of held-out prompts, whatever
+    checkpoint they come from) for dataflow="process_reward_model", and labels.json: {checkpoint:
+    metrics, "rows", "wall_s"}."""
+    check_options(options)
+    started, rows, metrics = time.perf_counter(), [], {}
+    for number, name in enumerate(options.checkpoints):
+        labelled, metrics[name] = _label_checkpoint(options, name, number)
+        rows += labelled
+    if not rows:
+        raise InputError(
+            "no program has a line to label",
+            value={k: v for one in metrics.values() for k, v in one.items() if k[:8] == "programs"},
+            fix="longer responses (--max_response_tokens), or a policy that ends its programs",
+        )
+    held_out = {index for index in {row["index"] for row in rows} if _held_out(index, options)}
+    parts = {
+        "train": [row for row in rows if row["index"] not in held_out],
+        "test": [row for row in rows if row["index"] in held_out],
+    }
+    for name, part in parts.items():
+        write_rows(Path(options.out) / f"{name}.jsonl", part)
+    result = {
+        "checkpoints": metrics,
+        "rows": {name: len(part) for name, part in parts.items()},
+        "options": dataclasses.asdict(options),
+        "wall_s": time.perf_counter() - started,
+    }
+    write_json(Path(options.out) / METRICS, result)
+    return result
+
+
+def _label_checkpoint(options: LabelOptions, name: str, number: int) -> tuple[list[dict], dict]:
+    """Rows and metrics of one checkpoint, on prompts drawn for it without replacement."""
+    saved = load_named_policy(name, trust_code=options.trust_code)
+    config = saved.config
+    reward = options.reward or (reward_text(config) if saved.step is not None else None)
+    data = options.data or config.data.train
+    require_named(name, "label", data=data, reward=reward)
+    if reads_model(resolve(reward, NAMESPACES["reward"])):
+        rule = "it reads the score of a reward model: no test of a program"
+        raise InputError("reward", value=reward, rule=rule, fix="--reward='code_tests()', say")
+    given, rng = load_prompts(data, "train"), random.Random(f"{options.seed} {number}")
+    drawn = rng.sample(given, min(options.prompts, len(given)))
+    prompts, _ = saved.encode(drawn, max_tokens=options.max_prompt_tokens)
+    sampling = dict(
+        temperature=options.temperature, max_response_tokens=options.max_response_tokens
+    )
+    policy = saved.ready(prompts, **sampling)
+    completer = _completer(options, drawn, prompts, sampling)
+    pool = text_scorer(config, reward, saved.model.mesh)
+    searcher = Searcher(
+        policy, pool, config.evaluate.correct_at, options.code_only, options.rows_at_once, completer
+    )
+    key = jax.random.fold_in(jax.random.key(options.seed), number)
+    kept = dict(programs_per_prompt=options.programs_per_prompt, neutral=options.neutral)
+    try:
+        if options.search:
+            rows, metrics = label_trees(searcher, prompts, key, method=options.search, **kept)
+        else:
+            counts = dict(completions=options.completions, replay=options.replay)
+            rows, metrics = label_programs(searcher, prompts, key, **kept, **counts)
+    finally:
+        pool.close()
+    source = {"source": name, "source_step": saved.step}
+    return [{**row, **source} for row in rows], {**metrics, "prompts": float(len(prompts))}
+
+
+def _completer(
+    options: LabelOptions, drawn: list[dict], prompts: Sequence[PromptRecord], sampling: dict
+) -> Policy | None:
+    """The policy of options.completer, which has to read prompts as the checkpoint does."""
+    if not options.completer:
+        return None
+    other = load_named_policy(options.completer, trust_code=options.trust_code)
+    own, _ = other.encode(drawn, max_tokens=options.max_prompt_tokens)
+    if [list(p.token_ids) for p in own] != [list(p.token_ids) for p in prompts]:
+        raise InputError(
+            "completer", value=options.completer, rule="other token ids than the checkpoint's",
+            fix="a policy with the same tokenizer and chat template",
+        )  # fmt: skip
+    return other.ready(prompts, **sampling)
+
+
+def _held_out(index: int, options: LabelOptions) -> bool:
+    """Drawn for each prompt by its index, so that it is the same for every checkpoint."""
+    return random.Random(f"{options.seed} held out {index}").random() < options.held_out

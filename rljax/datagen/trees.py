@@ -1,0 +1,142 @@
+"""Labels of lines by tree search: what the simulations that went through the end of a line came to
+(rljax.search.mcts; OmegaPRM, arXiv 2406.06592)."""
+
+import collections
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from rljax.batch import FinishReason
+from rljax.components import resolve
+from rljax.config import NAMESPACES
+from rljax.data.online.prompts import PromptRecord
+from rljax.datagen.search import LineLabels, Neutral, is_neutral_line, label_metrics
+from rljax.datagen.steps import Program, Searcher, stepwise_row, whole_programs
+from rljax.rollout import Searching
+from rljax.search import Search
+from rljax.setup.policies import Sample
+
+Ids = tuple[int, ...]
+
+
+def label_trees(
+    searcher: Searcher, records: Sequence[PromptRecord], key, *, method: str,
+    programs_per_prompt: int, neutral: Neutral = "zero",
+) -> tuple[list[dict], dict[str, float]]:  # fmt: skip
+    """Rows of a `stepwise` file from the complete programs that a search of each prompt came to.
+
+    The search is worth 1 where a program passes its tests and 0 where it fails. The label of a line
+    is 2 W / N - 1: N of the scored programs of its prompt begin with the tokens up to its end, and
+    W of them pass. `neutral`: see `search_labels`. Rows are those of `label_programs`, with
+    `visits`, the N of each label; of each prompt at most `programs_per_prompt`, half of which pass
+    where there are enough, spread over the search. Metrics: `label_metrics`, labels/between, the
+    share of the lines with a label between -1 and 1, labels/visits, the mean of N, and
+    cost/{simulations, unit_test_runs}.
+    """
+    simulated = _simulated(searcher, records, key, method)
+    rows, results, passed, visits = [], [], [], []
+    counts = collections.Counter(dropped_truncated=0, dropped_empty=0)
+    for number, record in enumerate(records):
+        ends = simulated[record.index]
+        samples = [Sample(number, "", ids, (), reason) for ids, reason in ends]
+        found, dropped = whole_programs(searcher, samples, list(map(_score, ends.values())))
+        counts.update(dropped, simulations=sum(map(len, ends.values())))
+        programs = _spread(found, programs_per_prompt)
+        through = _through(searcher, ends, programs)
+        for program in programs:
+            labels, count = _labels(program, through, neutral)
+            row = stepwise_row(record, program, labels.labels)
+            counts["dropped_empty"] += row is None
+            results.append(labels)
+            passed.append(program.passed)
+            if row is not None:
+                kept = [n for n, one in zip(count, labels.labels, strict=True) if one is not None]
+                visits += kept
+                rows.append({**row, "visits": kept, "first_error": labels.first_error})
+    given = [x for row in rows for x in row["labels"]]
+    metrics = {
+        **label_metrics(results, passed),
+        "labels/between": float(np.mean([-1 < x < 1 for x in given])) if given else 0.0,
+        "labels/visits": float(np.mean(visits)) if visits else 0.0,
+        **{f"programs/{name}": float(n) for name, n in counts.items() if name != "simulations"},
+        "programs/kept": float(len(rows)),
+        "cost/simulations": float(counts["simulations"]),
+        "cost/unit_test_runs": float(counts["simulations"]),
+    }
+    return rows, metrics
+
+
+def _simulated(
+    searcher: Searcher, records: Sequence[PromptRecord], key, method: str
+) -> dict[int, dict[tuple[Ids, str], list[float]]]:
+    """What the search of each prompt (by its index) scored: {(ids, finish reason): scores}."""
+    found = {record.index: {} for record in records}
+
+    def search_of(prompts, n: int) -> Search:
+        def scored(rows: Sequence[int], responses) -> np.ndarray:
+            asked = [prompts.records[row // n] for row in rows]
+            ended = [(tuple(ids), FinishReason(why).name.lower()) for ids, why in responses]
+            scores = np.array(searcher.score(asked, ended), np.float64)
+            for record, end, score in zip(asked, ended, scores.tolist(), strict=True):
+                found[record.index].setdefault(end, []).append(score)
+            return np.where(np.isnan(scores), np.nan, searcher.passes(scores))
+
+        return Search(resolve(method, NAMESPACES["search"]), None, scored)
+
+    policy = searcher.policy
+    policy = dataclasses.replace(policy, actor=Searching(policy.actor, search_of))
+    searcher.sample(policy, records, key, 1)
+    return found
+
+
+def _score(scores: list[float]) -> float:
+    """Of one program, whose tests may have failed to run at times."""
+    return next((score for score in scores if not np.isnan(score)), np.nan)
+
+
+def _spread(programs: Sequence[Program], count: int) -> list[Program]:
+    """At most `count` programs that were tested, in the order in which the search met them, from
+    its first to its last; as many that pass as fail, as far as there are."""
+    right = [one for one in programs if one.passed]
+    wrong = [one for one in programs if not (one.passed or np.isnan(one.score))]
+    of_right = min(len(right), max(count // 2, count - len(wrong)))
+    parts = [(right, of_right), (wrong, min(len(wrong), count - of_right))]
+    return [
+        part[at]
+        for part, n in parts
+        for at in np.linspace(0, len(part) - 1, n).astype(int).tolist()
+    ]
+
+
+def _through(searcher: Searcher, ends: dict, programs: Sequence[Program]) -> dict[Ids, list[int]]:
+    """{beginning of a program: [scored responses that begin so, those of them that pass]}."""
+    through = {program.ids[:end]: [0, 0] for program in programs for end in program.ends}
+    lengths = sorted({len(ids) for ids in through})
+    for (ids, _), scores in ends.items():
+        known = [score for score in scores if not np.isnan(score)]
+        for length in lengths:
+            if length <= len(ids) and (counts := through.get(ids[:length])) is not None:
+                counts[0] += len(known)
+                counts[1] += sum(searcher.passes(known))
+    return through
+
+
+def _labels(program: Program, through: dict, neutral: Neutral) -> tuple[LineLabels, list[int]]:
+    """Labels of the lines of a program, and the number of responses behind each."""
+    labels, visits, errors, steps = [], [], [], 0
+    blank = [is_neutral_line(line) for line in program.lines]
+    for line, end in enumerate(program.ends):
+        count, passed = through[program.ids[:end]]
+        visits.append(count)
+        if blank[line] and neutral != "inherit":
+            labels.append(0.0 if neutral == "zero" else None)
+        else:
+            labels.append(2 * passed / count - 1)
+        steps += not blank[line]
+        if not (blank[line] or passed):
+            errors.append((line + 1, steps))
+    if all(blank):
+        return LineLabels((None,) * len(blank), None, (), 0, None), visits
+    first, step = errors[0] if errors else (None, None)
+    return LineLabels(tuple(labels), first, (), steps, step), visits
