@@ -1,5 +1,6 @@
 """Rollouts by tree search: samples that are scored and trained, by PPO and by expert iteration."""
 
+import dataclasses
 import functools
 
 import jax
@@ -8,12 +9,17 @@ import numpy as np
 import pytest
 from preset_runs import Shared, preset_config
 
+from rljax import setup as build
 from rljax.arrays import fetch
 from rljax.batch import FinishReason
 from rljax.data.online.prompts import PromptRecord, Prompts
 from rljax.mesh import make_mesh
+from rljax.models.huggingface import save_params
+from rljax.models.model import Model
 from rljax.plan.programs import programs_of
 from rljax.rollout.searched import scored_by
+from rljax.sampler import generate
+from rljax.search import Search, Value, beam
 from rljax.setup import abstract_roles, initial_params
 from rljax.shaping.scores import scaled
 
@@ -32,7 +38,9 @@ def searching(dataflow: str):
     return config
 
 
-@pytest.mark.parametrize("dataflow", ["ppo", "expert_iteration"])
+@pytest.mark.parametrize(
+    "dataflow", [pytest.param("ppo", marks=pytest.mark.slow), "expert_iteration"]
+)
 def test_what_a_search_finds_is_scored_and_trained_by_one_program(shared, dataflow):
     config = searching(dataflow)
     with shared.run(config) as run:
@@ -78,6 +86,7 @@ def test_what_is_backed_up_is_shaped_as_what_the_critic_learns():
     np.testing.assert_array_equal(shaped, [6, 9, np.nan, np.nan])
 
 
+@pytest.mark.slow
 def test_the_best_of_n_samples_are_trained_in_slots_that_do_not_divide_the_rows(shared):
     config = searching("ppo")
     config.algorithm.collect = "search(method='best_of_n(samples=2)')"
@@ -86,3 +95,42 @@ def test_the_best_of_n_samples_are_trained_in_slots_that_do_not_divide_the_rows(
         run.begin(run.setup.main, initial_params(config, run.setup.model))
         metrics = run.step()
     assert metrics["grad_norm"] > 0 and "search/value" not in metrics
+
+
+@pytest.mark.parametrize(
+    "rollout", [pytest.param("critic_search", marks=pytest.mark.slow), "guided_search"]
+)
+def test_beams_follow_the_value_model_that_the_rollout_names(shared, tmp_path, rollout):
+    config = searching("ppo")
+    config.algorithm.collect = f"{rollout}(method='beam(beams=2, width=3)')"
+    config.batch.prompts_per_step = config.batch.sequences_per_optimizer_step = 8
+    model = build.build(config, jax.devices()[:1]).model
+    scorer = Model(dataclasses.replace(model.config, labels=1), model.mesh, "scalar")
+    params = scorer.init(jax.random.key(2))
+    params["head"] = jax.random.normal(jax.random.key(3), params["head"].shape)
+    if rollout == "guided_search":
+        save_params(tmp_path, scorer, params, eos_ids=(1,), pad_id=0)
+        config.roles = (f"guide=value_model(folder={str(tmp_path)!r})",)
+    with shared.run(config) as run:
+        start = jax.device_put(shared.start(0), model.shardings())
+        run.begin(run.setup.main, start)
+        if rollout == "critic_search":
+            critic = run.roles["critic"]
+            run.roles["critic"] = dataclasses.replace(
+                critic, state=dataclasses.replace(critic.state, params=params)
+            )
+        batch, _ = run.source.next(0, run.roles)
+        batch, actor = fetch(batch), run.roles["actor"]
+        starts = np.argmax(batch.mask > 0, axis=1)
+        prompts = [row[:n] for row, n in zip(batch.tokens, starts, strict=True)]
+        asked = np.zeros((len(prompts), config.data.max_prompt_tokens), np.int32)
+        for i, ids in enumerate(prompts):
+            asked[i, : len(ids)] = ids
+        reads = "critic" if rollout == "critic_search" else "outcome"
+        search = Search(functools.partial(beam, beams=2, width=3), Value(scorer, params, reads))
+        want = fetch(generate(
+            actor.model, actor.state.params, asked, starts, jax.random.key(5),
+            run.setup.rollouts.sampling, search=search,
+        ))  # fmt: skip
+    np.testing.assert_array_equal(batch.tokens, want.tokens)
+    np.testing.assert_array_equal(batch.mask, want.mask)
