@@ -26,7 +26,6 @@ LONGEST_LINE = 64_000_000  # of a .jsonl or .csv file
 MOST_LEVELS = 100
 MOST_VALUES = 1_000_000
 DATA_FILES = (".parquet", ".jsonl", ".json", ".csv", ".tsv")  # endings of files of rows
-_ON_THE_HUB = "check the path; if it is a name on the Hugging Face Hub"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")  # owner/name
 _LFS = b"version https://git-lfs.github.com/spec/"
 _LFS_BYTES = 1024  # a pointer is shorter
@@ -221,30 +220,11 @@ def json_object(text: str, path: str | Path, most_values: int = MOST_VALUES) -> 
     return value
 
 
-# -- what is not here yet --
-
-
-def how_to_get_model(name: str) -> str:
-    """The command that gets what may be a name on the Hugging Face Hub; "" for another text."""
-    if not _HUB_NAME.fullmatch(name):
-        return ""
-    folder = name.split("/")[1]
-    return f"{_ON_THE_HUB}: hf download {name} --local-dir {folder}, and then name {folder}"
-
-
 def how_to_get_data(name: str) -> str:
-    """The same of a data set."""
+    """How a text that may be the name of a data set of the hub is written; "" for another text."""
     if not _HUB_NAME.fullmatch(name) or Path(name).suffix in DATA_FILES:
         return ""
-    folder = name.split("/")[1]
-    get = f"{_ON_THE_HUB}: hf download {name} --repo-type dataset --local-dir {folder}"
-    if folder != "gsm8k":
-        return f"{get}, and then name a file of rows in {folder}"
-    return (
-        f"{get}, then rljax data prepare --source=gsm8k/main/train-00000-of-00001.parquet"
-        " --map='gsm8k()' --test_fraction=0.05 --out=data/gsm8k, and then name data/gsm8k; or name"
-        " tfds:gsm8k, which downloads it by itself (pip install 'rljax[tfds]')"
-    )
+    return f"check the path; a data set of the Hugging Face Hub is hf://datasets/{name}"
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -17,6 +17,7 @@ LAUNCHERS = sorted((REPO / "launchers").glob("*.py"))
 ORDER = [
     ("errors", "beats"),
     ("tracking", "files", "components", "hosts", "pods"),
+    ("hub",),
     ("config", "mesh", "keys", "chips"),
     ("arrays", "contracts", "workers"),
     ("kernels", "rewards", "report"),

@@ -4,8 +4,6 @@ A process reward model on labelled lines, such as `rljax label steps` writes: me
 error and sign accuracy over all rows of a split, and for the first rows each line beside its score.
 """
 
-from pathlib import Path
-
 from rljax.config.options import ScoreOptions
 
 
@@ -15,7 +13,7 @@ def main(options: ScoreOptions) -> None:
     from rljax.evaluation.process_models import evaluate_scorer, score_table
     from rljax.files import write_json
 
-    result = evaluate_scorer(Path(options.reward_model), options.data, split=options.split)
+    result = evaluate_scorer(options.reward_model, options.data, split=options.split)
     for row in result["rows"][: options.show]:
         print(row["prompt"])
         Console().print(score_table(row["lines"], row["scores"], row["labels"]))

@@ -4,9 +4,11 @@ types, sizes, paths, and names of trackers and of our functions. rljax.validatio
 import ast
 import dataclasses
 import difflib
+import importlib.util
 import os
 import sys
 import typing
+from collections.abc import Callable
 from pathlib import Path
 
 from rljax.components import is_own_code, names_of
@@ -14,7 +16,8 @@ from rljax.config.names import field_names
 from rljax.config.overrides import DATA_FILES, is_path, value_of
 from rljax.config.schema import NAMESPACES, Config
 from rljax.errors import InputError
-from rljax.files import how_to_get_data, how_to_get_model
+from rljax.files import how_to_get_data
+from rljax.hub.names import data_name, is_hub, model_name
 from rljax.tracking.store import is_url
 from rljax.tracking.trackers import NAMES as TRACKERS
 
@@ -178,6 +181,9 @@ def refuse_own_code(config: Config, where: str) -> None:
 
 
 def _asks_for_trust(field: str, text: str) -> bool:
+    # What the hub has is data, and it is asked at the address that this machine is set to.
+    if is_hub(text) and (field in OF_DATA or field == "model"):
+        return False
     if field in OF_DATA:
         if text.startswith(_TFDS):  # a folder of TFDS names classes, which are imported
             return os.path.lexists(text.removeprefix(_TFDS).strip())
@@ -232,22 +238,18 @@ def _each(config: Config, field: str) -> tuple[str, ...]:
 
 def check_paths(config: Config, problems: Problems) -> None:
     """Data, models and tokenizer that are named by a path exist; what will be written is free."""
-    for field in FOLDERS:
+    for field in ("model", "tokenizer", *FOLDERS):
         spec = value_of(config, field)
-        problems.check(not spec or os.path.isdir(spec), field, spec, "must be a folder")
+        if spec and (field != "model" or is_path(spec)) and not os.path.isdir(spec):
+            _check_on_hub(field, spec, model_name, problems)
     for field in OF_DATA:
         for spec in _each(config, field):
-            if is_path(spec) and not spec.startswith("tfds:"):
+            if is_hub(spec):
+                _check_on_hub(field, spec, data_name, problems)
+            elif is_path(spec) and not spec.startswith(_TFDS):
                 file = spec.replace("{split}", "train" if field in _OF_TRAINING else "test")
                 fix = how_to_get_data(spec) or "give the path of a file"
                 problems.check(os.path.exists(file), field, spec, "does not exist", fix)
-    model, tokenizer = config.model, config.tokenizer
-    if model and is_path(model):
-        fix = how_to_get_model(model) or "a Hugging Face folder, or 'decoder(...)'"
-        problems.check(os.path.isdir(model), "model", model, "is not a folder", fix)
-    if tokenizer:
-        fix = how_to_get_model(tokenizer) or "a folder with tokenizer.json"
-        problems.check(os.path.isdir(tokenizer), "tokenizer", tokenizer, "is not a folder", fix)
     for field in _NEW_FOLDERS:
         path = value_of(config, field)
         free = not os.path.exists(path) or os.path.isdir(path)
@@ -255,6 +257,24 @@ def check_paths(config: Config, problems: Problems) -> None:
     stored = config.offline.reference_logprobs
     rule = "must be a folder of a disk; under a URL there are run_dir and what lies in it"
     problems.check(not is_url(stored), "offline.reference_logprobs", stored, rule)
+
+
+def _check_on_hub(field: str, spec: str, named: Callable, problems: Problems) -> None:
+    """A text that is no local path names a repository of the hub, and there is the client for it.
+    Whether the repository is there is asked when the run begins."""
+    try:
+        name = named(spec)
+    except InputError as error:
+        problems.add(field, spec, error)
+        return
+    fix = "a Hugging Face folder, or a model of the hub: OWNER/NAME or hf://OWNER/NAME@REVISION"
+    if problems.check(name is not None, field, spec, "is not a folder", fix):
+        there = importlib.util.find_spec("huggingface_hub") is not None
+        fix = "pip install 'rljax[hub]'" + (
+            "" if is_hub(spec) else ", or give the path of a folder"
+        )
+        rule = "is no folder here, and the hub is read by huggingface_hub, which is not installed"
+        problems.check(there, field, spec, rule, fix)
 
 
 def check_names(config: Config, problems: Problems) -> None:

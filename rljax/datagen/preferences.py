@@ -77,7 +77,7 @@ def text_judge(text: str, *, workers: int = 2, timeout_s: float = 60.0) -> Judge
     return ask
 
 
-def model_judge(folder: Path, *, max_tokens: int = 4096, rows: int = 8) -> Judge:
+def model_judge(folder: str | Path, *, max_tokens: int = 4096, rows: int = 8) -> Judge:
     """An outcome reward model of a folder: P = sigmoid(score of the first - score of the second).
     A text of more than `max_tokens`, prompt included, has no score; `rows` are read at once."""
     saved = load_scorer(folder)
@@ -243,7 +243,7 @@ def label_preferences(options: PreferenceOptions) -> dict[str, float]:
     if options.judge:
         judge = text_judge(options.judge, workers=options.workers, timeout_s=options.timeout_s)
     else:
-        judge = model_judge(Path(options.reward_model), max_tokens=options.max_tokens)
+        judge = model_judge(options.reward_model, max_tokens=options.max_tokens)
     if options.policy:
         policy = load_named_policy(options.policy, trust_code=options.trust_code)
         comparisons = sample_comparisons(

@@ -12,6 +12,7 @@ from typing import Literal
 
 import jax
 
+from rljax import hub
 from rljax.config import Config
 from rljax.config.options import RejectionOptions, check_options
 from rljax.data.online.default_rewards import reward_text
@@ -268,7 +269,7 @@ def raft(config: Config, options: RejectionOptions, folder: str | Path) -> list[
         raise InputError("raft(step)", value=options.step, rule="latest: SFT goes on from its end")
     saved = load_policy(options.checkpoint, trust_code=options.trust_code)
     data, reward = _data_and_reward(options, saved)
-    checkpoint, metas, limits = Path(options.checkpoint), [], saved.config
+    checkpoint, metas, limits = hub.model_folder(options.checkpoint), [], saved.config
     sampler, tokens = limits.sampler, limits.data.max_prompt_tokens
     for i in range(options.iterations):
         here = Path(folder) / str(i)

@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from rljax import hub
 from rljax.arrays import fetch, place
 from rljax.batch import Batch
 from rljax.data.offline.batches import batch_arrays
@@ -34,8 +35,10 @@ class SavedScorer:
     tokenizer: Tokenizer
 
 
-def load_scorer(folder: Path) -> SavedScorer:
-    """The model of a Hugging Face folder with a scalar head, such as a run's reward_model/."""
+def load_scorer(folder: str | Path) -> SavedScorer:
+    """The model of a Hugging Face folder with a scalar head, such as a run's reward_model/, or of a
+    repository of the hub."""
+    folder = hub.model_folder(folder)
     if not folder.is_dir():
         raise InputError("no such folder", value=str(folder), fix="give a run's reward_model/")
     model, params = load_scalar("the reward model", str(folder), load_config(folder), make_mesh())
@@ -90,7 +93,7 @@ def step_metrics(scores: Sequence[np.ndarray], labels: Sequence[np.ndarray]) -> 
     }
 
 
-def evaluate_scorer(folder: Path, data: str, *, split: str = "test") -> dict:
+def evaluate_scorer(folder: str | Path, data: str, *, split: str = "test") -> dict:
     """{"metrics": step_metrics, "rows": [{prompt, lines, scores, labels}]} of a file of steps."""
     scorer = load_scorer(folder)
     rows = load_rows(data, split, "stepwise")

@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rljax import hub
 from rljax.components import resolve
 from rljax.config import (
     NAMESPACES,
@@ -293,8 +294,9 @@ def _check_options(fields: Mapping[str, object]) -> None:
         value = fields.get(option) or ()
         for text in (value,) if isinstance(value, str) else value:
             folder = text if Path(text).exists() else text.rpartition("@")[0]
-            if not is_url(text) and not (folder and Path(folder).exists()):
-                rule = "a folder that is there, or {NAME} of an earlier stage"
+            named = (folder and Path(folder).exists()) or hub.model_name(text)
+            if not is_url(text) and not named:
+                rule = "a folder that is there, a model of the hub, or {NAME} of an earlier stage"
                 raise InputError(option, value=text, rule=rule)
 
 

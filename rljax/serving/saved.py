@@ -12,6 +12,7 @@ from pathlib import Path
 
 import jax
 
+from rljax import hub
 from rljax.config.options import check_options
 from rljax.config.serve_options import ServeOptions
 from rljax.data.text.tokenizer import CharTokenizer, Tokenizer
@@ -111,7 +112,8 @@ def serve(options: ServeOptions) -> None:
     from rljax.serving.connections import ConnectionLimits, connections_for
 
     limits = ConnectionLimits(connections=connections_for(options.slots + options.max_waiting))
-    name = options.name or Path(options.model).resolve().name
+    of_hub = hub.model_name(options.model)
+    name = options.name or (of_hub.repository if of_hub else Path(options.model).resolve().name)
     loading, worker, stop = Loading(), None, threading.Event()
     try:
         # At once, so that a port in use is an error before minutes of loading.

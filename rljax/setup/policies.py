@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import optax
 
+from rljax import hub
 from rljax.arrays import fetch
 from rljax.batch import LIMITS, FinishReason
 from rljax.config import Config, MeshConfig, from_dict
@@ -19,7 +20,7 @@ from rljax.data.online.encoded import load_run_tokenizer
 from rljax.data.online.prompts import PromptRecord, Prompts, encode_prompts
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
-from rljax.files import how_to_get_model, read_json_object
+from rljax.files import read_json_object
 from rljax.keys import fold_in
 from rljax.learn.state import new_train_state
 from rljax.models.huggingface import load_params
@@ -127,7 +128,8 @@ def load_policy(
     folder: str | Path, step: str = "latest", *, trust_code: bool = False
 ) -> SavedPolicy:
     """The policy of a run folder (config.json, checkpoints/) or of a Hugging Face folder; either
-    may be a URL. `step` of a run: latest, best, or a number.
+    may be a URL, and the latter a repository of the hub. `step` of a run: latest, best, or a
+    number.
 
     A run folder is data: where its config names functions outside of rljax it is refused, unless
     trust_code says that they may run.
@@ -135,8 +137,10 @@ def load_policy(
     All devices here share the weights, whatever mesh the run was trained on.
     """
     if not is_folder(folder):
-        fix = how_to_get_model(str(folder)) or "give a run folder or a Hugging Face folder"
-        raise InputError("no such folder", value=str(folder), fix=fix)
+        if hub.model_name(folder) is None:
+            fix = "give a run folder, a Hugging Face folder, or a model of the hub: hf://OWNER/NAME"
+            raise InputError("no such folder", value=str(folder), fix=fix)
+        folder = hub.model_folder(folder)
     with local_copy(folder) as here:
         saved = read_json_object(here / "config.json")
         if "model_type" not in saved:
@@ -182,9 +186,10 @@ def _run_policy(
 
 
 def load_named_policy(name: str, *, trust_code: bool = False) -> SavedPolicy:
-    """The policy of a folder, or of RUN@STEP: a step of a run, latest or best."""
+    """The policy of a folder or of a repository of the hub, or of RUN@STEP: a step of a run, latest
+    or best."""
     folder, at, step = name.rpartition("@")
-    if at and not is_folder(name):
+    if at and not is_folder(name) and (is_folder(folder) or hub.model_name(name) is None):
         return load_policy(folder, step, trust_code=trust_code)
     return load_policy(name, trust_code=trust_code)
 

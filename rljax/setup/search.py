@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from rljax import hub
 from rljax.components import resolve
 from rljax.config import NAMESPACES
 from rljax.data.text.tokenizer import Tokenizer
@@ -36,7 +37,9 @@ def searching(policy: Policy, saved: SavedPolicy, method: str, folder: str, read
 
 def _value(saved: SavedPolicy, folder: str, reads: Reads) -> Value:
     if not is_folder(folder):
-        raise InputError("--search_model", value=folder, rule="a folder")
+        if hub.model_name(folder) is None:
+            raise InputError("--search_model", value=folder, rule="a folder")
+        folder = str(hub.model_folder(folder))
     with local_copy(folder) as here:
         of_run = "dataflow" in read_json_object(here / "config.json")
     if of_run != (reads == "critic"):

@@ -4,6 +4,7 @@ The order of things, the run folder, signals, faults and the summary; the state 
 rljax.training.run, every algorithm a page of rljax.dataflows.
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -27,15 +28,11 @@ from rljax.report.starts import last_start, peak_memory, record_start, versions
 from rljax.setup import Setup, build
 from rljax.tracking import compiles
 from rljax.tracking.console import Console
-from rljax.tracking.folder import (
-    concerns,
-    disk_fault,
-    not_written,
-    write_whole,
-)
+from rljax.tracking.folder import concerns, disk_fault, not_written, write_whole
 from rljax.tracking.signals import Signals
 from rljax.tracking.timing import Timings, collect
 from rljax.tracking.trackers import Silent, Tracking, open_tracking
+from rljax.training.hub_commits import with_commits
 from rljax.training.preflight import check_same_data, check_same_start
 from rljax.training.profiling import Profile
 from rljax.training.program_cache import ProgramCache, compiled_for
@@ -376,20 +373,21 @@ def _trained(config: Config, on_start: Callable[[Path | str], None] | None, devi
             LOG.warning("%s", warning)
     name = hosts.share(time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}")
     with run_folder(config.run_dir, name) as place:
-        return _train(config, place, on_start, devices)
+        if on_start:
+            on_start(place.url or place.path)
+        return _train(config, place, devices)
 
 
-def _train(config: Config, place: RunFolder, on_start, devices) -> TrainedRun:
+def _train(config: Config, place: RunFolder, devices) -> TrainedRun:
     folder = place.path
-    if on_start:
-        on_start(place.url or folder)
     writes = hosts.first()  # files, trackers and the console
     shows = "console" in config.trackers and writes
     console = Console(config.sft.steps + config.steps, busy=compiles.running) if shows else None
-    settings, summary, status = to_dict(config), {}, "failed"
+    summary, status = {}, "failed"
     with (
         Signals(abandons=hosts.count() > 1) as signals,
         place.watched(config, lambda: signals.received), place.locked(),
+        contextlib.nullcontext(with_commits(config, folder)) as (config, commits),
         ProgramCache(config, place, say=console and console.say) as cache,
         Profile(config, folder, cache.after_step) as profile,
         _new_run(config, devices, place) as run,
@@ -397,7 +395,9 @@ def _train(config: Config, place: RunFolder, on_start, devices) -> TrainedRun:
         if console:
             notes = [f"data: {note}" for note in run.setup.data.notes]
             print("\n".join([f"plan: {run.memory.line()}", *notes]), flush=True)
-        opened = open_tracking(config.trackers, folder, settings, console) if writes else Silent()
+        opened = (
+            open_tracking(config.trackers, folder, to_dict(config), console) if writes else Silent()
+        )
         with opened as tracking, hosts.telling():
             try:
                 try_rewards(run)
@@ -409,9 +409,8 @@ def _train(config: Config, place: RunFolder, on_start, devices) -> TrainedRun:
                 if console and run.progress.step:
                     print(f"resumed {place} at step {run.progress.step}", flush=True)
                 if writes:
-                    # Only now: a refused resume must not replace the config of the run it was
-                    # refused for.
-                    write_config(folder, config)
+                    # Only now: a refused resume leaves the config of the run that refused it.
+                    write_config(folder, config, commits)
                     started = dict(memory=run.memory.line(), step=run.progress.step)
                     record_start(folder, device=run.device, compiled_for=compiled_for(), **started)
                 with renewed_report(folder, config.report_every_minutes if writes else 0.0):

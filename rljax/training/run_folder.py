@@ -8,7 +8,7 @@ import logging
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from rljax import hosts
@@ -18,6 +18,7 @@ from rljax.tracking.folder import locked, make_folder, removed_if_empty, write_w
 from rljax.tracking.mirror import Mirror
 from rljax.tracking.store import Store, StoreError, is_url, local_path
 from rljax.tracking.store_lock import StoreLock
+from rljax.training.hub_commits import COMMITS
 from rljax.training.preflight import OF_HOSTS, TOKEN, shared_folder
 from rljax.training.profiling import FOLDER as PROFILE
 
@@ -180,5 +181,8 @@ def _refused(what: str, url: str, rule: str) -> InputError:
     )  # fmt: skip
 
 
-def write_config(folder: Path, config: Config) -> None:
+def write_config(folder: Path, config: Config, commits: Mapping[str, str] | None = None) -> None:
+    """Writes the config, and which commits of the hub it names (rljax.training.hub_commits)."""
     write_whole(folder / "config.json", json.dumps(to_dict(config), indent=2) + "\n")
+    if commits:
+        write_whole(folder / COMMITS, json.dumps(commits, indent=2) + "\n")

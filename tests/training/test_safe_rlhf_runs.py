@@ -195,7 +195,7 @@ REFUSED = [
     (dict(pretraining__sequences_per_optimizer_step=0), "pretraining.sequences_per_optimizer_step"),
     (dict(pretraining__data="no_such_task()"), "no_such_task"),
     (dict(dataflow="ppo()", roles=(), reward__cost_model="."), "reads no costs"),
-    (dict(reward__cost_model="/no/such/folder"), "must be a folder"),
+    (dict(reward__cost_model="/no/such/folder"), "is not a folder"),
     (dict(environment__function="tools()"), "the cost of every response"),
     (dict(roles=("cost_critic=trained_values()",)), "multiplier"),
     (dict(algorithm__advantage="reinforce()"), "gives no returns for the critic"),

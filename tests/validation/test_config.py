@@ -225,7 +225,7 @@ def test_all_problems_at_once():
             algorithm__policy_loss="ppo_clp",
             reward__function="nope()",
             trackers=("x",),
-            model="no/such",
+            model="no/such/model",
         )
     )
     assert found.startswith("the config has 7 problems:")

@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from rljax import hub
 from rljax.components import resolve
 from rljax.config import is_path
 from rljax.config.options import PrepareOptions
@@ -85,9 +86,19 @@ def _has_own_test(options: PrepareOptions) -> bool:
     """A folder, a name with {split} and a TFDS data set have splits; one file has not."""
     if options.test_fraction:
         return False
+    if hub.is_hub(options.source):
+        return _hub_has_test(options.source)
     if is_path(options.source):
         return not options.source.endswith(DATA_FILES) or "{split}" in options.source
     return not isinstance(make_task(options.source)[1], (list, tuple))  # just rows: no splits
+
+
+def _hub_has_test(source: str) -> bool:
+    """Whether a data set of the hub has a test split beside the rows that it names."""
+    try:
+        return hub.split_files(source, "test").names != hub.split_files(source, "train").names
+    except InputError:  # it has none; what else is wrong with it shows when its rows are read
+        return False
 
 
 # -- rows --

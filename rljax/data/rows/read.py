@@ -5,6 +5,7 @@ rljax.data.offline.rows (offline training). A spec is
 
 - the path of a .parquet, .jsonl, .json, .csv or .tsv file; `{split}` in it is replaced, and a
   folder means its file `<split>.parquet`, `.jsonl`, ...;
+- `"hf://datasets/OWNER/NAME"`, a data set of the Hugging Face Hub (rljax.hub.datasets);
 - `"tfds:name/config"`, a data set of TensorFlow Datasets, or `"tfds:/folder"`, one prepared there;
 - a component such as `"sort_digits(digits=3)"` of `rljax.data.tasks`;
 - a list of rows itself.
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rljax import hub
 from rljax.components import resolve
 from rljax.data.online.stream import Stream
 from rljax.data.rows.formats import form_of, table_row
@@ -73,7 +75,7 @@ def read_rows(
     if isinstance(spec, (list, tuple)):
         rows = Rows("the list of rows", "list", spec)
     elif isinstance(spec, str) and spec.strip():
-        rows = _read_named(spec.strip(), split, demonstrations)
+        rows = _read_named(spec.strip(), split, demonstrations, [] if notes is None else notes)
     else:
         raise InputError(
             "a data source is a text or a list of rows",
@@ -110,16 +112,16 @@ def read_rows(
     return dataclasses.replace(rows, rows=converted)
 
 
-def _read_named(spec: str, split: str, demonstrations: bool) -> Rows:
+def _read_named(spec: str, split: str, demonstrations: bool, notes: list[str]) -> Rows:
     if spec.startswith(TFDS):
         return _read_tfds(spec, split)
+    if hub.is_hub(spec):
+        return _read_hub(spec, split, notes)
     path = Path(spec.replace("{split}", split))
     if os.path.isdir(path):
         path = _file_of_split(path, split)
-    readers = {".parquet": _read_parquet, ".jsonl": _read_jsonl, ".json": _read_json,
-               ".csv": _read_table, ".tsv": _read_table}  # fmt: skip
-    if path.suffix in readers:
-        return readers[path.suffix](path, split)
+    if path.suffix in _READERS:
+        return _READERS[path.suffix](path, split)
     if not spec.endswith(")") and (
         "/" in spec or path.suffix in _OTHER_FILES or os.path.lexists(path)
     ):
@@ -222,6 +224,25 @@ def _read_json(path: Path, split: str) -> Rows:
     if not isinstance(value, list):
         raise InputError(f"{path} is not a list of rows", value=value, fix="write [{...}, {...}]")
     return Rows(str(path), path.stem, value)
+
+
+_READERS = {
+    ".parquet": _read_parquet, ".jsonl": _read_jsonl, ".json": _read_json, ".csv": _read_table,
+    ".tsv": _read_table,
+}  # fmt: skip
+
+
+def _read_hub(spec: str, split: str, notes: list[str]) -> Rows:
+    """The rows of all files of a split of a data set of the hub, named after its repository."""
+    found = hub.split_files(spec, split)
+    parts = [_READERS[file.suffix](file, split) for file in found.files]
+    notes.append(f"{spec}: {found.chosen}")
+    if len(parts) == 1:
+        source = f"{found.repository}/{found.names[0]}"
+        return dataclasses.replace(parts[0], source=source, data_source=found.repository)
+    rows = [row for part in parts for row in part.rows]
+    nulls = any(part.fills_nulls for part in parts)
+    return Rows(spec, found.repository, rows, fills_nulls=nulls)
 
 
 def make_task(spec: str) -> tuple[str, object]:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import tokenizers
 
+from rljax import hub
 from rljax.data.text.messages import check_unicode
 from rljax.data.text.template import ChatTemplate
 from rljax.data.text.tokenizer_files import (
@@ -30,7 +31,7 @@ from rljax.data.text.tokenizer_files import (
     read_templates,
 )
 from rljax.errors import InputError
-from rljax.files import how_to_get_model, read_json_object
+from rljax.files import read_json_object
 
 MOST_CHARACTERS = 200_000  # of an alphabet; Unicode has 150,000
 LONG_TEXT = 10_000  # characters
@@ -139,8 +140,9 @@ class Tokenizer(abc.ABC):
 
 
 def load_tokenizer(folder: str | Path, *, now: datetime.datetime | None = None) -> Tokenizer:
-    """The tokenizer of a model folder, ours or a Hugging Face one."""
-    path = Path(folder) / CHAR_FILE
+    """The tokenizer of a folder, ours or a Hugging Face one, or of a repository of the hub."""
+    folder = hub.model_folder(folder, hub.TOKENIZER)
+    path = folder / CHAR_FILE
     if not os.path.lexists(path):
         return HuggingFaceTokenizer(folder, now=now)
     alphabet = read_json_object(path).get("alphabet")
@@ -231,8 +233,7 @@ class HuggingFaceTokenizer(Tokenizer):
         if not os.path.isdir(self.folder):
             raise InputError(
                 f"{self.folder} is not a folder",
-                rule="a tokenizer is read from a local model folder",
-                fix=how_to_get_model(str(folder)) or "download the model and name its folder",
+                fix="check the path, or name a model of the hub: hf://OWNER/NAME",
             )
         self._text, self._library = load_library(self.folder / "tokenizer.json")
         self._special_tokens, extra = read_special_tokens(self.folder)

@@ -258,5 +258,15 @@ def record(path: Path) -> FileRecord:
         raise InputError(f"{path} cannot be read", rule=str(error)) from None
 
 
+def require_digest(path: Path, found: FileRecord, listed: str | None) -> None:
+    """Raises InputError for a file that is not the one of the hub that it is called."""
+    if listed and found.sha256 != listed:
+        raise InputError(
+            f"{path} is not the file that the hub lists",
+            value=found.sha256, rule=f"its SHA-256 is {listed}",
+            fix=f"remove {path.resolve()}: it is downloaded again",
+        )  # fmt: skip
+
+
 def _digest(file) -> str:
     return hashlib.file_digest(file, "sha256").hexdigest()

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rljax import hosts
+from rljax import hosts, hub
 from rljax.arrays import fetch
 from rljax.errors import InputError
 from rljax.files import open_file, read_json_object
@@ -43,9 +43,9 @@ from rljax.models.trees import nested
 
 
 def load_config(folder: str | Path, **overrides) -> ModelConfig:
-    """The ModelConfig of a Hugging Face folder. Raises InputError that names config.json and
-    the key."""
-    path = Path(folder) / "config.json"
+    """The ModelConfig of a Hugging Face folder, or of a repository of the hub, of which config.json
+    alone is downloaded. Raises InputError that names config.json and the key."""
+    path = hub.model_folder(folder, hub.CONFIG) / "config.json"
     try:
         return from_hf_config(read_json_object(path), **overrides)
     except InputError as error:
@@ -57,21 +57,25 @@ def load_config(folder: str | Path, **overrides) -> ModelConfig:
 
 
 def load_params(folder: str | Path, model: Model) -> dict:
-    """Parameters of `model` from a Hugging Face folder, placed on its mesh.
+    """Parameters of `model` from a Hugging Face folder or a repository of the hub, placed on its
+    mesh.
 
     A scalar head that is not on disk (the folder holds a language model) starts at zero. Missing,
     unexpected and mis-shaped tensors raise one InputError that names them.
     """
-    return _read(*checkpoint_folder.compare(Path(folder), model), model)
+    here = hub.model_folder(folder, hub.WEIGHTS)
+    return _read(*checkpoint_folder.compare(here, model), model)
 
 
 def load_with_report(folder: str | Path, model: Model) -> tuple[dict, LoadReport]:
     """load_params, and what was loaded: ignored tensors, revision, size and SHA-256 of each file.
 
     The files are hashed by threads beside the loading, which so costs about 2 s per GB and core
-    where it is not hidden. Of several hosts each hashes its share of the files.
+    where it is not hidden. Of several hosts each hashes its share of the files. Those of a
+    repository of the hub must have the SHA-256 that it lists.
     """
-    report, places = checkpoint_folder.compare(Path(folder), model)
+    here, listed = hub.model_folder(folder, hub.WEIGHTS), hub.digests(folder)
+    report, places = checkpoint_folder.compare(here, model)
     paths = sorted({file for place in places.values() for file in place.files})
     mine = [paths[i] for i in hosts.mine(len(paths))]
     with concurrent.futures.ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
@@ -80,7 +84,9 @@ def load_with_report(folder: str | Path, model: Model) -> tuple[dict, LoadReport
         own = {p.name: vars(f.result()) for p, f in zip(mine, hashing, strict=True)}
     records = {name: record for each in hosts.gather(own) for name, record in each.items()}
     files = {path.name: FileRecord(**records[path.name]) for path in paths}
-    return params, dataclasses.replace(report, files=files)
+    for path in paths:
+        checkpoint_folder.require_digest(path, files[path.name], listed.get(path.name))
+    return params, dataclasses.replace(report, folder=str(folder), files=files)
 
 
 def _read(report: LoadReport, places: dict[str, Place], model: Model) -> dict:

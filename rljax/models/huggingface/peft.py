@@ -12,7 +12,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from rljax import hosts
+from rljax import hosts, hub
 from rljax.arrays import fetch, put_whole
 from rljax.errors import InputError
 from rljax.files import open_file, read_json_object
@@ -51,8 +51,9 @@ def _tensors(model: Model) -> dict[str, tuple[tuple, int | None, tuple[int, ...]
 
 def save_adapter(folder: str | Path, model: Model, params: dict, *, base: str = "") -> None:
     """Write the adapters of `params` so that PEFT (and load_adapter) reads them. `base` is the name
-    or folder of the model that they belong to. Of several hosts all take part, and the first one
-    writes."""
+    or folder of the model that they belong to; of one of the hub its name and its revision are
+    written apart, as PEFT has them. Of several hosts all take part, and the first one writes."""
+    name = hub.model_name(base) if base else None
     folder, flat = Path(folder), flattened(params)
     whole = fetch({path: flat[path] for path, *_ in _tensors(model).values()})
     if not hosts.first():
@@ -69,7 +70,8 @@ def save_adapter(folder: str | Path, model: Model, params: dict, *, base: str = 
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM" if model.head == "lm" else "SEQ_CLS",
-        "base_model_name_or_path": base or None,
+        "base_model_name_or_path": (name.repository if name else base) or None,
+        "revision": (name.revision or None) if name else None,
         "r": model.config.lora.rank,
         "lora_alpha": model.config.lora.alpha,
         "target_modules": _targets(names, bool(model.config.vision)),
@@ -113,9 +115,9 @@ def _read_config(folder: Path, model: Model) -> None:
 
 
 def load_adapter(folder: str | Path, model: Model, params: dict) -> dict:
-    """`params` with its adapters replaced by those of a PEFT folder, which holds exactly those that
-    the model has."""
-    folder = Path(folder)
+    """`params` with its adapters replaced by those of a PEFT folder or of a repository of the hub,
+    which holds exactly those that the model has."""
+    folder = hub.model_folder(folder, hub.ADAPTER)
     _read_config(folder, model)
     file = folder / "adapter_model.safetensors"
     os.close(open_file(file))  # the library would wait for a pipe

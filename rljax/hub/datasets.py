@@ -1,0 +1,257 @@
+"""Which files of a data set are the rows of a split, as the hub's own viewer finds them.
+
+    hf://datasets/OWNER/NAME[@REVISION]                     the default subset, the split asked for
+    hf://datasets/OWNER/NAME[@REVISION]/SUBSET[/SPLIT]      a subset, and a split of it
+    hf://datasets/OWNER/NAME[@REVISION]/SPLIT               of a data set with one subset
+    hf://datasets/OWNER/NAME[@REVISION]/FOLDER or /FILE     by its place; * ? [] and {split} work
+
+Subsets and their files are those of `configs` in the front matter of README.md; without it, splits
+are found by the names of files and folders (train-00000-of-00002.parquet, data/test.jsonl).
+"""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import yaml
+
+from rljax.errors import InputError
+from rljax.files import DATA_FILES, read_text
+from rljax.hub import client
+from rljax.hub.names import HubName, data_name
+
+_README = "README.md"
+# Files beside the rows: of the page, and of the library `datasets`.
+_NO_ROWS = {_README, "dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json"}
+_MOST_README = 4_000_000  # bytes
+_FRONT_MATTER = re.compile(r"\A---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
+# The words by which a name says its split.
+_WORDS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "dev", "val"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}
+_SHARD = re.compile(r"(?:^|/)([A-Za-z]\w*(?:\.\w+)*)-\d{5}-of-\d{5}[^/]*$")
+_GLOB = re.compile(r"[*?\[]")
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitFiles:
+    """The files of a split, in order, and what was chosen, for people."""
+
+    repository: str
+    files: tuple[Path, ...]
+    names: tuple[str, ...]  # in the repository
+    chosen: str
+
+
+def split_files(spec: str, split: str) -> SplitFiles:
+    """The files that hold the rows of a data set's split, downloaded where they are not here.
+    Raises InputError that lists what there is."""
+    name = data_name(spec.replace("{split}", split))
+    name = name.at(client.resolve(name))
+    repository = dataclasses.replace(name, path="")
+    chosen, names = _chosen(repository, name.path, split)
+    unread = [n for n in names if not n.endswith(DATA_FILES)]
+    names = _of_one_format(names)
+    if not names:
+        raise InputError(
+            f"{name} has no file of rows that is read",
+            value=unread[:6] or sorted(client.listing(repository))[:10],
+            rule=f"files end in one of {', '.join(DATA_FILES)}",
+            fix=f"hf://datasets/{name.repository}@refs/convert/parquet, made by the hub",
+        )
+    folder = client.fetch(repository, names)
+    files = tuple(folder / n for n in names)
+    count = f"{len(names)} file{'s' * (len(names) > 1)}"
+    return SplitFiles(
+        name.repository, files, tuple(names), f"{chosen}, {count}, commit {name.revision[:12]}"
+    )
+
+
+def _chosen(name: HubName, path: str, split: str) -> tuple[str, list[str]]:
+    """(what the path names, its files) in a repository at a commit."""
+    paths = sorted(client.listing(name))
+    data = [p for p in paths if not p.startswith(".") and Path(p).name not in _NO_ROWS]
+    if path in data:
+        return path, [path]
+    if _GLOB.search(path):
+        return path, _matching(path, data) or _none(name, path, data)
+    subsets = _subsets(name, paths, data)
+    first, *rest = path.split("/") if path else [""]
+    if first in subsets and len(rest) <= 1:
+        return _of_split(name, first, subsets[first], rest[0] if rest else split)
+    own = _default(subsets)
+    if path in subsets[own]:
+        return _of_split(name, own, subsets[own], path)
+    if not path:
+        chosen, files = _of_split(name, own, subsets[own], split)
+        others = [other for other in subsets if other != own]
+        return chosen + (f" (others: {', '.join(others[:6])})" if others else ""), files
+    inside = [p for p in data if p.startswith(f"{path}/")]
+    if not inside:
+        raise _no_part(name, path, subsets)
+    splits = _by_names(p.removeprefix(f"{path}/") for p in inside)
+    if list(splits) == ["train"] and not any(_split_of(p.removeprefix(f"{path}/")) for p in inside):
+        return path, inside  # no name says a split: all of them are what was asked for
+    splits = {key: [f"{path}/{p}" for p in files] for key, files in splits.items()}
+    return _of_split(name, path, splits, split)
+
+
+def _none(name: HubName, path: str, data: list[str]):
+    raise InputError(
+        f"no file of {name.repository} matches {path!r}", value=data[:10],
+        fix=f"one of {client.page(name)}/tree/{name.revision}",
+    )  # fmt: skip
+
+
+def _no_part(name: HubName, path: str, subsets: Mapping) -> InputError:
+    own = _default(subsets)
+    return InputError(
+        f"{name.repository} has no subset, split, folder or file {path!r}",
+        value={subset: sorted(splits) for subset, splits in subsets.items()},
+        rule="subsets and their splits",
+        fix=f"hf://datasets/{name.repository}/{own}/{next(iter(subsets[own]), 'train')}",
+    )
+
+
+def _of_split(
+    name: HubName, subset: str, splits: Mapping[str, list[str]], split: str
+) -> tuple[str, list[str]]:
+    if split not in splits:
+        other = next(iter(splits), "train")
+        raise InputError(
+            f"{name.repository}, subset {subset!r}, has no split {split!r}",
+            value=sorted(splits),
+            fix=f"hf://datasets/{name.repository}/{subset}/{other} names one of them",
+        )
+    return f"subset {subset}, split {split}", splits[split]
+
+
+def _default(subsets: Mapping[str, Mapping]) -> str:
+    """The subset that is read where none is named."""
+    return next(iter(subsets))
+
+
+# -- subsets --
+
+
+def _subsets(name: HubName, paths: list[str], data: list[str]) -> dict[str, dict[str, list[str]]]:
+    """{subset: {split: files}}, first the default one: the one that README marks, else the one
+    called default, else the first that it lists."""
+    listed = _configs(name) if _README in paths else []
+    marked = [str(e.get("config_name", "default")) for e in listed if e.get("default") is True]
+    found: dict[str, dict[str, list[str]]] = {}
+    for entry in listed:
+        subset = str(entry.get("config_name", "default"))
+        inside = str(entry.get("data_dir") or "").strip("/")
+        inside = f"{inside}/" if inside else ""
+        if entry.get("data_files") is None:
+            splits = _by_names(p.removeprefix(inside) for p in data if p.startswith(inside))
+            splits = {key: [inside + p for p in files] for key, files in splits.items()}
+        else:
+            splits = {}
+            for split, patterns in _patterns(entry["data_files"]):
+                files = [
+                    f for p in patterns for f in _matching(inside + p.removeprefix("./"), data)
+                ]
+                splits[split] = list(dict.fromkeys([*splits.get(split, ()), *files]))
+        if splits := {key: files for key, files in splits.items() if files}:
+            found[subset] = splits
+    first = sorted(found, key=lambda subset: (subset not in marked, subset != "default"))
+    return {subset: found[subset] for subset in first} or {"default": _by_names(data)}
+
+
+def _configs(name: HubName) -> list[dict]:
+    """The `configs` of README.md; [] where it has none that can be read."""
+    text = read_text(client.fetch(name, [_README]) / _README, _MOST_README)
+    match = _FRONT_MATTER.match(text)
+    try:
+        value = yaml.safe_load(match[1]) if match else None
+    except (yaml.YAMLError, RecursionError, ValueError):
+        return []
+    listed = value.get("configs") if isinstance(value, dict) else None
+    return (
+        [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+    )
+
+
+def _patterns(value: object) -> list[tuple[str, list[str]]]:
+    """[(split, patterns)] of `data_files`: a pattern, a list of them, or of {split, path}."""
+    if isinstance(value, dict):
+        value = [{"split": split, "path": path} for split, path in value.items()]
+    out = []
+    for item in value if isinstance(value, list) else [value]:
+        split, path = "train", item
+        if isinstance(item, dict):
+            split, path = str(item.get("split", "train")), item.get("path")
+        patterns = path if isinstance(path, list) else [path]
+        out.append((split, [p for p in patterns if isinstance(p, str)]))
+    return out
+
+
+def _by_names(paths: Iterable[str]) -> dict[str, list[str]]:
+    """{split: files} by what the names of files and folders say; all are `train` where none says
+    anything."""
+    found: dict[str, list[str]] = {}
+    files = [p for p in paths if p.endswith(DATA_FILES)]
+    for path in files:
+        found.setdefault(_split_of(path), []).append(path)
+    rest = found.pop("", [])
+    return found or ({"train": rest} if rest else {})
+
+
+def _split_of(path: str) -> str:
+    """The split that a name says: train-00000-of-00002.parquet, test/part.jsonl; "" for none."""
+    if shard := _SHARD.search(path):
+        return _usual(shard[1].rpartition(".")[2] or shard[1])
+    *folders, file = path.lower().split("/")
+    for part in (*reversed(folders), file.partition(".")[0]):
+        words = re.split(r"[^a-z]+", part)
+        for split, known in _WORDS.items():
+            if any(word in known for word in words):
+                return split
+    return ""
+
+
+def _usual(word: str) -> str:
+    return next((split for split, known in _WORDS.items() if word.lower() in known), word)
+
+
+def _of_one_format(names: list[str]) -> list[str]:
+    """The files of one format, of several that hold the same rows the one that is first in
+    DATA_FILES."""
+    for suffix in DATA_FILES:
+        if found := [n for n in names if n.endswith(suffix)]:
+            return found
+    return []
+
+
+def _matching(pattern: str, paths: list[str]) -> list[str]:
+    """The paths that a pattern fits, as fsspec reads it: * stays in a folder, ** does not; a
+    folder means what is in it."""
+    if pattern in paths:
+        return [pattern]
+    if not _GLOB.search(pattern):
+        return [p for p in paths if p.startswith(f"{pattern.rstrip('/')}/")]
+    expression = _expression(pattern)
+    return [p for p in paths if expression.fullmatch(p)]
+
+
+@functools.cache
+def _expression(pattern: str) -> re.Pattern:
+    out, at = "", 0
+    for match in re.finditer(r"\*\*/?|\*|\?|\[[^\]]+\]", pattern):
+        out += re.escape(pattern[at : match.start()])
+        at, token = match.end(), match[0]
+        if token.startswith("["):
+            inner = token[1:-1].replace("\\", "\\\\")
+            out += f"[{'^' + inner[1:] if inner[0] == '!' else inner}]"
+        else:
+            out += {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}[token]
+    try:
+        return re.compile(out + re.escape(pattern[at:]))
+    except re.error:
+        return re.compile(re.escape(pattern))

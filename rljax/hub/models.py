@@ -1,0 +1,127 @@
+"""The folder of a model: a local one as it is, or what it takes of a repository of the hub.
+
+Only JSON, chat templates and safetensors are ever asked for: no pickle, and no code.
+"""
+
+from pathlib import Path
+
+from rljax.errors import InputError
+from rljax.files import read_json_object
+from rljax.hub import client
+from rljax.hub.names import HubName, is_hub, model_name, parse
+
+# What a loader reads of a folder.
+CONFIG, TOKENIZER, WEIGHTS, ADAPTER = "config", "tokenizer", "weights", "adapter"
+_INDEX, _WHOLE = "model.safetensors.index.json", "model.safetensors"
+_ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+_TEXTS = (".json", ".jinja")
+_TEMPLATES = "additional_chat_templates"
+# Which file a folder cannot do without, and what a repository without it may be instead.
+_NEEDED = {
+    CONFIG: (("config.json",), "a model has a config.json and *.safetensors"),
+    TOKENIZER: (("tokenizer.json", "char_tokenizer.json"), "the tokenizer is a tokenizer.json"),
+    WEIGHTS: (("config.json",), "a model has a config.json and *.safetensors"),
+    ADAPTER: (_ADAPTER, "an adapter is adapter_config.json and adapter_model.safetensors"),
+}
+
+
+def model_folder(spec: str | Path, *parts: str) -> Path:
+    """The folder of a model with these parts in it (all but an adapter's: none named): the local
+    one that `spec` is, or the copy of a repository of the hub, downloaded where it is not here."""
+    name = model_name(spec)
+    if name is None:
+        return Path(spec)
+    parts = parts or (CONFIG, TOKENIZER, WEIGHTS)
+    try:
+        name = name.at(client.resolve(name))
+    except InputError as error:
+        raise _with_local(spec, error) from None
+    entries = {
+        path.removeprefix(f"{name.path}/" if name.path else ""): entry
+        for path, entry in client.listing(name).items()
+        if not name.path or path.startswith(f"{name.path}/")
+    }
+    inside = f"{name.path}/" if name.path else ""
+    for part in parts:
+        client.fetch(name, [inside + file for file in _files(name, part, entries)])
+    return client.home(name) / "snapshots" / name.revision / name.path
+
+
+def _with_local(spec: str | Path, error: InputError) -> InputError:
+    """The error; of a bare name it also says that no such folder is here."""
+    if str(spec).startswith("hf:"):
+        return error
+    return InputError(f"{spec} is no folder here, and as a name on the hub: {error}")
+
+
+def _files(name: HubName, part: str, entries: dict) -> list[str]:
+    """The files of a part. Raises InputError where the repository has none that can be read."""
+    needed, rule = _NEEDED[part]
+    found = [file for file in needed if file in entries]
+    if not found or (part == ADAPTER and len(found) < len(needed)):
+        raise _lacks(name, needed[-1] if part == ADAPTER else needed[0], rule, entries)
+    if part == ADAPTER:
+        return list(needed)
+    if part == CONFIG:
+        return found
+    texts = [
+        file
+        for file in entries
+        if file.endswith(_TEXTS) and ("/" not in file or file.startswith(f"{_TEMPLATES}/"))
+    ]
+    return texts if part == TOKENIZER else [*found, *_weights(name, entries)]
+
+
+def _weights(name: HubName, entries: dict) -> list[str]:
+    """The index and its files, else model.safetensors, else what safetensors there are: as a local
+    folder is read (rljax.models.huggingface.checkpoint_folder)."""
+    inside = f"{name.path}/" if name.path else ""
+    if _INDEX in entries:
+        place = client.fetch(name, [inside + _INDEX]) / inside / _INDEX
+        named = read_json_object(place).get("weight_map")
+        files = sorted({str(file) for file in named.values()}) if isinstance(named, dict) else []
+        return [_INDEX, *(file for file in files if file in entries)]
+    if _WHOLE in entries:
+        return [_WHOLE]
+    files = [f for f in entries if f.endswith(".safetensors") and "/" not in f]
+    if not files:
+        raise _lacks(name, "*.safetensors", "weights are read from safetensors alone", entries)
+    return files
+
+
+def _lacks(name: HubName, file: str, rule: str, entries: dict) -> InputError:
+    names = sorted(entries)
+    pickles = [n for n in names if n.endswith(_PICKLES)]
+    fix = (
+        f"another repository, or another folder of it; see {client.page(name)}/tree/{name.revision}"
+    )
+    if all(f in entries for f in _ADAPTER):
+        fix = f"it is an adapter: lora.adapter={name}, and model= the model that it belongs to"
+    elif pickles and file == "*.safetensors":
+        rule += "; pickle files can run any code, and are never read"
+        fix = "convert them where you trust them: transformers' save_pretrained writes safetensors"
+        names = pickles
+    return InputError(f"{name} has no {file}", value=names[:6], rule=rule, fix=fix)
+
+
+def digests(spec: str | Path) -> dict[str, str]:
+    """{file: SHA-256 that the hub lists} of the weights of a repository; {} of a local folder."""
+    name = model_name(spec)
+    if name is None:
+        return {}
+    entries = client.listing(name.at(client.resolve(name)))
+    inside = f"{name.path}/" if name.path else ""
+    return {
+        path.removeprefix(inside): entry.sha256
+        for path, entry in entries.items()
+        if entry.sha256 and path.startswith(inside)
+    }
+
+
+def pinned(spec: str) -> str:
+    """The hf:// path of a model or data set with the commit that it has now."""
+    name = parse(spec) if is_hub(spec) else model_name(spec)
+    if name is None or name.pinned:
+        return spec
+    return str(name.at(client.resolve(name)))

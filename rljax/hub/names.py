@@ -1,0 +1,107 @@
+"""How a repository of the Hugging Face Hub is written in a config or on the command line.
+
+    hf://OWNER/NAME[@REVISION][/FOLDER]               a model, or a folder of its repository
+    OWNER/NAME[@REVISION]                             the same, unless a local folder has that name
+    hf://datasets/OWNER/NAME[@REVISION][/PATH]        a data set (rljax.hub.datasets)
+
+REVISION is a branch, a tag or a commit; none is the default branch. Pure: nothing is asked.
+"""
+
+import dataclasses
+import os
+import re
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+from rljax.errors import InputError
+
+SCHEME = "hf://"
+DATASETS = "datasets/"
+COMMIT = re.compile(r"[0-9a-f]{40}")
+# Letters, digits and . _ -, at most 96 of them; no part ends with . or -, or has two of these.
+_PART = r"(?!.*(?:--|\.\.))[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?"
+# Another branch with a slash in its name is written feature%2Fname.
+_SPECIAL = re.compile(r"refs/pr/\d+|refs/convert/\w+", re.ASCII)
+_REVISION = rf"(?:{_SPECIAL.pattern}|[^/@]+)"
+_REPOSITORY = re.compile(rf"({_PART}/{_PART})(?:@({_REVISION}))?(?:/+(.*))?", re.ASCII)
+_BARE = re.compile(rf"{_PART}/{_PART}(?:@{_REVISION})?/?", re.ASCII)
+# Of another text: up to what ends a text in quotes or an option.
+_INSIDE = re.compile(r"hf://[^\s'\"(),]+")
+
+
+@dataclasses.dataclass(frozen=True)
+class HubName:
+    """A repository of the hub, its revision ("" = the default branch), and a path in it."""
+
+    kind: str  # "model" or "dataset"
+    repository: str  # OWNER/NAME
+    revision: str = ""
+    path: str = ""
+
+    def __str__(self) -> str:
+        prefix = DATASETS if self.kind == "dataset" else ""
+        special = _SPECIAL.fullmatch(self.revision)
+        revision = self.revision if special else quote(self.revision, safe="")
+        at = f"@{revision}" if revision else ""
+        return f"{SCHEME}{prefix}{self.repository}{at}" + (f"/{self.path}" if self.path else "")
+
+    def at(self, commit: str) -> "HubName":
+        return dataclasses.replace(self, revision=commit)
+
+    @property
+    def pinned(self) -> bool:
+        """Whether it names a commit, which never changes."""
+        return bool(COMMIT.fullmatch(self.revision))
+
+
+def is_hub(text: object) -> bool:
+    """Whether a text begins with hf://."""
+    return str(text).startswith("hf:/")  # pathlib makes one slash of two
+
+
+def parse(text: str | Path) -> HubName:
+    """The repository that an hf:// text names. Raises InputError for one that names none."""
+    rest, kind = str(text).removeprefix("hf:").lstrip("/"), "model"
+    if rest.startswith(DATASETS):
+        rest, kind = rest.removeprefix(DATASETS), "dataset"
+    match = _REPOSITORY.fullmatch(rest.rstrip("/"))
+    path, revision = (match[3] or "", unquote(match[2] or "")) if match else ("", "")
+    steps = [*path.split("/")] * bool(path) + [*revision.split("/")] * bool(revision)
+    if match is None or {"", ".", ".."} & {*steps} or "\\" in f"{path}{revision}":
+        raise InputError(
+            "an hf:// path",
+            value=str(text),
+            rule="hf://OWNER/NAME[@REVISION][/FOLDER] for a model, "
+            "hf://datasets/OWNER/NAME[@REVISION][/SUBSET/SPLIT] for a data set",
+            fix="copy OWNER/NAME from the repository's page",
+        )
+    return HubName(kind, match[1], revision, path)
+
+
+def model_name(text: str | Path) -> HubName | None:
+    """The repository that the text of a model field names; None for a local path. A bare
+    OWNER/NAME is one where no file or folder has that name."""
+    if is_hub(text):
+        return _of_kind(text, "model")
+    text = str(text)
+    if _BARE.fullmatch(text) and not os.path.lexists(text):
+        return parse(SCHEME + text)
+    return None
+
+
+def data_name(text: str) -> HubName | None:
+    """The repository that the text of a data field names; None for what is not hf://."""
+    return _of_kind(text, "dataset") if is_hub(text) else None
+
+
+def _of_kind(text: str | Path, kind: str) -> HubName:
+    name = parse(text)
+    if name.kind != kind:
+        needed, fix = ("a model", SCHEME) if kind == "model" else ("a data set", SCHEME + DATASETS)
+        raise InputError(f"{needed} is needed", value=str(text), fix=f"{fix}OWNER/NAME")
+    return name
+
+
+def names_in(text: str) -> list[str]:
+    """Every hf:// path in a text, such as folder='hf://OWNER/NAME' of a maker of a role."""
+    return _INSIDE.findall(text)

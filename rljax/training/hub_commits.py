@@ -1,0 +1,64 @@
+"""The repositories of the hub that a config names, as commits: asked once, by the first host, so
+that all hosts and every resume read the same."""
+
+import re
+from pathlib import Path
+
+from rljax import hosts, hub
+from rljax.config import Config, field_names, value_of, with_overrides
+from rljax.config.checks import FOLDERS
+from rljax.errors import InputError
+from rljax.files import read_json_object
+
+COMMITS = "hub.json"  # of a run folder: {as the config names it: with the commit}
+_MODELS = ("model", "tokenizer", *FOLDERS)
+
+
+def with_commits(config: Config, folder: Path) -> tuple[Config, dict[str, str]]:
+    """(the config with a commit in every hf:// path, {as it was named: with the commit}). A run
+    that goes on has the commits that its folder says it began with."""
+    asked = _asked(config)
+    if not asked:
+        return config, {}
+    commits = hosts.share(_commits(asked, folder) if hosts.first() else None)
+    changes = {}
+    for field in field_names(Config):
+        old = value_of(config, field)
+        new = _put(old, commits, whole=field in _MODELS)
+        if new != old:
+            changes[field] = new
+    return with_overrides(config, changes, "the hub"), commits
+
+
+def _asked(config: Config) -> list[str]:
+    """Every text of the config that names a repository, in a fixed order."""
+    found = []
+    for field in field_names(Config):
+        value = value_of(config, field)
+        for text in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(text, str) and text:
+                found += hub.names_in(text)
+                if field in _MODELS and not hub.is_hub(text) and hub.model_name(text):
+                    found.append(text)
+    return list(dict.fromkeys(found))
+
+
+def _commits(asked: list[str], folder: Path) -> dict[str, str]:
+    try:
+        before = read_json_object(folder / COMMITS)
+    except InputError:  # the run begins
+        before = {}
+    known = {text: before[text] for text in asked if isinstance(before.get(text), str)}
+    return {text: known.get(text) or hub.pinned(text) for text in asked}
+
+
+def _put(value: object, commits: dict[str, str], *, whole: bool) -> object:
+    if isinstance(value, tuple | list):
+        return tuple(_put(item, commits, whole=whole) for item in value)
+    if not isinstance(value, str):
+        return value
+    if whole and value in commits:
+        return commits[value]
+    for text in sorted(hub.names_in(value), key=len, reverse=True):
+        value = re.sub(re.escape(text) + r"(?![^\s'\"(),])", lambda _, t=text: commits[t], value)
+    return value
