@@ -135,6 +135,13 @@ def row_tokens(config: Config) -> int:
     return environment.max_tokens or prompt + response + between
 
 
+def model_fields(config: Config) -> dict:
+    """The fields of ModelConfig that a run says, whatever the family of its models."""
+    settings = config.model_settings
+    tokens = max(row_tokens(config), config.offline.max_tokens, config.pretraining.max_tokens)
+    return {**dataclasses.asdict(settings), "rope_tokens": tokens}
+
+
 def microbatch_tokens(config: Config) -> int:
     """batch.tokens_per_microbatch; its default where 0 leaves it to a plan, and none is asked."""
     return config.batch.tokens_per_microbatch or BatchConfig.tokens_per_microbatch

@@ -75,6 +75,11 @@ class Cache:
         return self.parts + self.scales
 
 
+def room(caches: list[Cache]) -> int:
+    """The tokens that a slot has room for: the columns of the layer that holds the most."""
+    return max(one.columns for one in caches)
+
+
 def order_for(mesh: Mesh) -> str:
     return "tokens" if mesh.devices.flat[0].platform == "tpu" else "heads"
 

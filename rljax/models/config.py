@@ -31,10 +31,16 @@ class Rope:
 
     linear: divided by factor. llama3: long wavelengths divided, short kept, blended between. yarn
     (arXiv 2309.00071): the same by number of rotations, and cos and sin scaled by `amplitude`.
+
+    Two kinds depend on how long sequences may get (ModelConfig.rope_tokens). longrope (arXiv
+    2402.13753): each frequency is divided by its own factor, of `long_factor` for sequences longer
+    than `original_max_tokens` and else of `short_factor`; with an amplitude. dynamic (NTK): theta
+    grows with the length beyond `original_max_tokens`.
     """
 
     theta: float = 10_000.0
-    kind: str = "default"  # default | linear | llama3 | yarn
+    kind: str = "default"  # default | linear | llama3 | yarn | longrope | dynamic
+    fraction: float = 1.0  # of a head's elements, the first ones, are rotated
     factor: float = 1.0
     original_max_tokens: int = 8192
     low_freq_factor: float = 1.0
@@ -45,13 +51,15 @@ class Rope:
     attention_factor: float = 0.0  # 0 = from factor and the two below
     mscale: float = 0.0
     mscale_all_dim: float = 0.0
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
     # Frequencies that follow time, height and width (multimodal rope); () = one position per token.
     sections: tuple[int, ...] = ()
     interleaved_sections: bool = False
 
     def __post_init__(self):
         numbers = {k: v for k, v in dataclasses.asdict(self).items() if isinstance(v, float)}
-        kinds = ("default", "linear", "llama3", "yarn")
+        kinds = ("default", "linear", "llama3", "yarn", "longrope", "dynamic")
         _check(self.kind in kinds, "rope kind", self.kind, f"one of {', '.join(kinds)}")
         for name in ("theta", "factor", "low_freq_factor", "high_freq_factor", "beta_fast",
                      "beta_slow", "original_max_tokens"):  # fmt: skip
@@ -66,22 +74,42 @@ class Rope:
         whole = all(type(n) is int and n >= 0 for n in self.sections)
         good = not self.sections or (whole and len(self.sections) == 3)
         _check(good, "rope mrope_section", self.sections, "three whole numbers")
+        _check(0 < self.fraction <= 1, "rope partial_rotary_factor", self.fraction, "above 0, to 1")
+        if self.kind == "longrope":
+            original = self.original_max_tokens
+            _check(original > 1, "rope original_max_position_embeddings", original, "above 1")
+            for name in ("short_factor", "long_factor"):
+                value = getattr(self, name)
+                good = len(value) > 0 and all(0 < x <= LARGEST_THETA for x in value)
+                _check(good, f"rope {name}", value, "numbers above 0, one for each pair")
         if self.kind == "llama3":
             good = self.low_freq_factor < self.high_freq_factor
             _check(good, "rope scaling", self, "low_freq_factor < high_freq_factor")
 
     @property
     def amplitude(self) -> float:
-        """The factor of cos and sin: yarn's attention factor, else 1."""
-        if self.kind != "yarn":
+        """The factor of cos and sin: the attention factor of yarn and longrope, else 1."""
+        if self.kind not in ("yarn", "longrope"):
             return 1.0
         if self.attention_factor:
             return self.attention_factor
+        if self.kind == "longrope":
+            grown = math.log(max(self.factor, 1.0)) / math.log(self.original_max_tokens)
+            return math.sqrt(1 + grown)
         if self.mscale and self.mscale_all_dim:
             return yarn_mscale(self.factor, self.mscale) / yarn_mscale(
                 self.factor, self.mscale_all_dim
             )
         return yarn_mscale(self.factor)
+
+    @property
+    def follows_length(self) -> bool:
+        """Whether the frequencies depend on how long sequences may get."""
+        return self.kind in ("longrope", "dynamic")
+
+    def dims(self, head_dim: int) -> int:
+        """The size that the frequencies of a head are made of."""
+        return int(head_dim * self.fraction)
 
 
 def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
@@ -112,7 +140,7 @@ class LayerKind:
     body."""
 
     window: int = 0  # keys a token sees, itself included; 0 = all
-    rope: int = 0  # which of ModelConfig.ropes
+    rope: int | None = 0  # which of ModelConfig.ropes; None: queries and keys are not rotated
     experts: bool = False
 
 
@@ -170,17 +198,26 @@ class ModelConfig:
     ropes: tuple[Rope, ...] = (Rope(),)
     norm_eps: float = 1e-6
     norm_offset: float = 0.0  # added to the stored norm scales
-    post_norms: bool = False  # norms after attention and mlp, too
+    pre_norms: bool = True  # norms before attention and mlp
+    post_norms: bool = False  # norms after them, before they are added to the stream
     activation: str = "silu"
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    qk_norm_kind: str = "head"  # of each head | "whole": of all heads as one vector
     attention_scale: float = 0.0  # of q k; 0 = head_dim^-1/2
     attention_soft_cap: float = 0.0  # c tanh(x / c) of the scores; 0 = none
     final_soft_cap: float = 0.0  # the same of the logits
     sinks: bool = False  # one more logit per head in the attention softmax
     embed_scale: float = 1.0  # of the token embeddings
+    residual_scale: float = 1.0  # of what attention and mlp add to the stream
+    logit_divisor: float = 1.0  # of the logits
+    rope_interleaved: bool = False  # rotary pairs are neighbours, not halves
+    # How long sequences may get, for ropes that follow it; 0 = as wide as the batch or the cache.
+    # Whoever samples and trains sets it, or tokens cached before a sequence grew long would have
+    # been rotated otherwise than in training.
+    rope_tokens: int = 0
     latent: LatentConfig | None = None
     experts: ExpertsConfig | None = None
     lora: LoraConfig | None = None
@@ -213,8 +250,15 @@ class ModelConfig:
                 "model.kv_heads does not divide model.heads", value=(self.kv_heads, self.heads)
             )
         _check(self.rope_dims % 2 == 0, "model.head_dim", self.rope_dims, "even: rotary pairs")
+        good = type(self.rope_tokens) is int and 0 <= self.rope_tokens <= LARGEST_TOKENS
+        _check(good, "model.rope_tokens", self.rope_tokens, "a whole number >= 0")
+        good = self.pre_norms or self.post_norms
+        _check(good, "model.pre_norms", self.pre_norms, "on, or post_norms are")
         good = 0 < self.norm_eps < math.inf  # false for NaN, too
         _check(good, "model.norm_eps", self.norm_eps, "above 0")
+        for name in ("embed_scale", "residual_scale", "logit_divisor"):
+            value = getattr(self, name)
+            _check(0 < abs(value) < math.inf, f"model.{name}", value, "a number, not 0")
         for name in ("init_std", "attention_scale", "attention_soft_cap", "final_soft_cap"):
             value = getattr(self, name)
             _check(0 <= value < math.inf, f"model.{name}", value, "0 or above")
@@ -226,6 +270,7 @@ class ModelConfig:
             "dtype": ("float32", "bfloat16"),
             "weight_dtype": ("float32", "bfloat16"),
             "activation": ("silu", "gelu", "gelu_tanh"),
+            "qk_norm_kind": ("head", "whole"),
         }
         for name, allowed in choices.items():
             value = getattr(self, name)
@@ -236,20 +281,37 @@ class ModelConfig:
         good = len(self.kinds) == self.layers
         _check(good, "model.kinds", len(self.kinds), f"one per layer, {self.layers}")
         for kind in self.kinds:
-            _check(0 <= kind.rope < len(self.ropes), "model.kinds: rope", kind.rope, "one of ropes")
+            good = kind.rope is None or 0 <= kind.rope < len(self.ropes)
+            _check(good, "model.kinds: rope", kind.rope, "one of ropes")
             good = not kind.experts or self.experts is not None
             _check(good, "model.kinds: experts", kind, "model.experts is set")
 
+        if not any(rope.follows_length for rope in self.ropes):
+            object.__setattr__(self, "rope_tokens", 0)  # nothing reads it
         for rope in self.ropes:
+            self._check_rope(rope)
             good = not rope.sections or sum(rope.sections) == self.rope_dims // 2
             _check(good, "rope mrope_section", rope.sections, f"adds up to {self.rope_dims // 2}")
         if self.vision:
             made = self.vision.out_embed
             _check(made == self.embed, "vision.out_embed", made, f"model.embed, {self.embed}")
 
+    def _check_rope(self, rope: Rope) -> None:
+        """Raises InputError for a rope whose settings do not fit the size of a head."""
+        dims = rope.dims(self.rope_dims)
+        # An odd size is rounded up to pairs by the plain kinds, as transformers does it.
+        least = 4 if rope.kind == "dynamic" else 1
+        good = dims >= least and (dims % 2 == 0 or rope.kind not in ("yarn", "longrope"))
+        rule = f"at least {least} of {self.rope_dims} elements; of yarn and longrope an even number"
+        _check(good, "rope partial_rotary_factor", rope.fraction, rule)
+        for name in ("short_factor", "long_factor"):
+            value, pairs = getattr(rope, name), dims // 2
+            good = rope.kind != "longrope" or len(value) == pairs
+            _check(good, f"rope {name}", len(value), f"{pairs} numbers, one for each rotary pair")
+
     @property
     def rope_dims(self) -> int:
-        """The number of elements of a head that are rotated."""
+        """The number of elements of a head that may be rotated."""
         return self.latent.rope_dim if self.latent else self.head_dim
 
     @property

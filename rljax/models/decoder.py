@@ -53,9 +53,15 @@ class Pass:
         return constrain_step(x, self.mesh) if self.is_step else constrain_tokens(x, self.mesh)
 
 
-def rope_frequencies(rope: Rope, dims: int) -> np.ndarray:
-    """Radians per position of each pair: [dims / 2] float32."""
-    base = np.float32(rope.theta) ** (np.arange(0, dims, 2, dtype=np.float32) / np.float32(dims))
+def rope_frequencies(rope: Rope, dims: int, tokens: int = 0) -> np.ndarray:
+    """Radians per position of each pair, in sequences of at most `tokens`: [dims / 2] float32."""
+    theta, longer = rope.theta, tokens > rope.original_max_tokens
+    if rope.kind == "dynamic" and longer:
+        grown = rope.factor * tokens / rope.original_max_tokens - (rope.factor - 1)
+        theta = theta * grown ** (dims / (dims - 2))
+    base = np.float32(theta) ** (np.arange(0, dims, 2, dtype=np.float32) / np.float32(dims))
+    if rope.kind == "longrope":
+        base = base * np.asarray(rope.long_factor if longer else rope.short_factor, np.float32)
     frequency = np.float32(1.0) / base
     if rope.kind == "linear":
         frequency = frequency / np.float32(rope.factor)
@@ -81,16 +87,25 @@ def rope_frequencies(rope: Rope, dims: int) -> np.ndarray:
     return frequency.astype(np.float32)
 
 
-def rope_angles(positions: jax.Array, rope: Rope, dims: int) -> tuple[jax.Array, jax.Array]:
+def rope_angles(
+    positions: jax.Array, rope: Rope, head_dim: int, tokens: int = 0
+) -> tuple[jax.Array, jax.Array]:
     """cos and sin of position * frequency: [B, S] int, or [B, S, 3] of images, -> two [B, S,
-    dims/2] float32."""
-    frequency = rope_frequencies(rope, dims)
+    pairs] float32. `tokens`: how long sequences may get."""
+    frequency = rope_frequencies(rope, rope.dims(head_dim), tokens)
     if positions.ndim == 3:
         how = (rope.sections, rope.interleaved_sections)
         cos, sin = mrope_angles(positions, frequency, *how)
         return cos * rope.amplitude, sin * rope.amplitude
     angles = jnp.einsum("...s,f->...sf", positions.astype(jnp.float32), frequency)
     return jnp.cos(angles) * rope.amplitude, jnp.sin(angles) * rope.amplitude
+
+
+def angles_of(config: ModelConfig, positions: jax.Array, width: int) -> tuple:
+    """cos and sin of every rope, where a batch or a cache has `width` tokens of a sequence."""
+    how = dict(head_dim=config.rope_dims, tokens=config.rope_tokens or width)
+    angles = lambda rope: lambda _, at: rope_angles(at, rope, **how)  # noqa: E731
+    return tuple(in_tiles(config.batch_invariant, angles(r), (), positions) for r in config.ropes)
 
 
 class Attention(nnx.Module):
@@ -106,18 +121,25 @@ class Attention(nnx.Module):
         self.o = Linear(rngs, config, (h, e), (d,), out, bias=config.output_bias)
         self.kind, self.scale, self.soft_cap = kind, config.scale, config.attention_soft_cap
         self.normed, self.sunk, self.apart = config.qk_norm, config.sinks, config.batch_invariant
-        if self.normed:
+        self.interleaved = config.rope_interleaved
+        if self.normed and config.qk_norm_kind == "head":
             self.q_norm = RMSNorm(rngs, config, e, "head_dim")
             self.k_norm = RMSNorm(rngs, config, e, "head_dim")
+        elif self.normed:
+            self.q_norm = RMSNorm(rngs, config, (h, e), heads[1:])
+            self.k_norm = RMSNorm(rngs, config, (k, e), kv[1:])
         if self.sunk:
             self.sinks = weight(rngs, config, (h,), ("heads",), init="zeros")
 
-    def project(self, x, cos, sin):
-        """Queries, keys and values of x [B, S, D]."""
+    def project(self, x, *angles):
+        """Queries, keys and values of x [B, S, D]. `angles`: cos and sin, none where the layer
+        rotates nothing."""
         q, k, v = self.q(x), self.k(x), self.v(x)
         if self.normed:
             q, k = self.q_norm(q), self.k_norm(k)
-        return apply_rope(q, cos, sin), apply_rope(k, cos, sin), v
+        if angles:
+            q, k = (apply_rope(x, *angles, self.interleaved) for x in (q, k))
+        return q, k, v
 
     def attend(self, q, k, v, call: Pass, cache=None):
         """What the heads read [B, S, H, E], and what the layer remembers."""
@@ -172,19 +194,14 @@ class LatentAttention(nnx.Module):
         self.latent, self.kind, self.scale = lat, kind, config.scale
         self.apart = config.batch_invariant
 
-    def _rotate(self, x, angles):
-        if self.latent.interleaved:  # neighbours to halves; q and k alike, so products stay
-            x = x.reshape(*x.shape[:-1], -1, 2).swapaxes(-1, -2).reshape(x.shape)
-        return apply_rope(x, *angles)
-
     def project(self, x, cos, sin):
         """Queries of x [B, S, D], and what is stored: one head."""
         lat = self.latent
         q = self.q_up(self.q_latent_norm(self.q_down(x))) if lat.q_rank else self.q(x)
         q_nope, q_rope = jnp.split(q, [lat.nope_dim], axis=-1)
         c, k_rope = jnp.split(self.kv_down(x), [lat.kv_rank], axis=-1)
-        q_rope = self._rotate(q_rope, (cos, sin))
-        k_rope = self._rotate(k_rope[:, :, None], (cos, sin))
+        q_rope = apply_rope(q_rope, cos, sin, lat.interleaved)
+        k_rope = apply_rope(k_rope[:, :, None], cos, sin, lat.interleaved)
         stored = jnp.concatenate([self.kv_norm(c)[:, :, None], k_rope], axis=-1)
         return jnp.concatenate([q_nope, q_rope], axis=-1), stored
 
@@ -239,12 +256,15 @@ class MLP(nnx.Module):
 
 
 class Block(nnx.Module):
-    """x + attention(norm x), then x + mlp(norm x); Gemma norms what is added, too."""
+    """x + r attention(norm x), then x + r mlp(norm x), with r the residual scale. Gemma norms what
+    is added, too; OLMo 2 that alone."""
 
     def __init__(self, rngs, config: ModelConfig, kind: LayerKind):
-        self.attention_norm = RMSNorm(rngs, config, config.embed)
+        self.pre_norms, self.residual_scale = config.pre_norms, config.residual_scale
+        if self.pre_norms:
+            self.attention_norm = RMSNorm(rngs, config, config.embed)
+            self.mlp_norm = RMSNorm(rngs, config, config.embed)
         self.attention = (LatentAttention if config.latent else Attention)(rngs, config, kind)
-        self.mlp_norm = RMSNorm(rngs, config, config.embed)
         self.mlp = Experts(rngs, config) if kind.experts else MLP(rngs, config)
         self.kind, self.post_norms, self.apart = kind, config.post_norms, config.batch_invariant
         if self.post_norms:
@@ -254,27 +274,34 @@ class Block(nnx.Module):
     def __call__(self, x, call: Pass, cache=None):
         """x [B, S, D] -> x, this layer's keys and values, statistics of its experts."""
         rows = functools.partial(invariant.of_module, self.apart, self)
-        asked = rows(Block._before_attention, x, *call.angles[self.kind.rope])
+        angles = () if self.kind.rope is None else call.angles[self.kind.rope]
+        asked = rows(Block._before_attention, x, *angles)
         out, cache = self.attention.attend(*asked, call, cache)
         x = call.split(rows(Block._after_attention, x, out))
         if not self.kind.experts:
             return call.split(rows(Block._after_mlp, x)), cache, {}
-        normed = rows(lambda block, x: block.mlp_norm(x), x)
+        normed = rows(Block._before_mlp, x)
         out, stats = self.mlp(normed, call.mesh, call.segments > 0, call.is_step)
         return call.split(rows(Block._added, x, out)), cache, stats
 
-    def _before_attention(self, x, cos, sin):
-        return self.attention.project(self.attention_norm(x), cos, sin)
+    def _before_attention(self, x, *angles):
+        return self.attention.project(self.attention_norm(x) if self.pre_norms else x, *angles)
 
     def _after_attention(self, x, out):
         out = self.attention.o(out)
-        return x + (self.attention_post_norm(out) if self.post_norms else out)
+        return self._plus(x, self.attention_post_norm(out) if self.post_norms else out)
+
+    def _before_mlp(self, x):
+        return self.mlp_norm(x) if self.pre_norms else x
 
     def _after_mlp(self, x):
-        return self._added(x, self.mlp(self.mlp_norm(x)))
+        return self._added(x, self.mlp(self._before_mlp(x)))
 
     def _added(self, x, out):
-        return x + (self.mlp_post_norm(out) if self.post_norms else out)
+        return self._plus(x, self.mlp_post_norm(out) if self.post_norms else out)
+
+    def _plus(self, x, out):
+        return x + (out if self.residual_scale == 1 else self.residual_scale * out)
 
 
 def _stacked(rngs, config: ModelConfig, kind: LayerKind, repeats: int, names: set[str]) -> Block:

@@ -1,30 +1,30 @@
-"""Reads a Hugging Face config.json: keys that are remembered, rotary settings, layer windows.
+"""Reads a Hugging Face config.json: keys that are remembered, and which layers are what.
 
-Families share these functions; which family reads what is in rljax.models.families.
+Families share these functions; which family reads what is in rljax.models.families, and the rotary
+settings in rljax.models.hf_ropes.
 """
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 
 from rljax.errors import InputError
-from rljax.models.config import Rope
 
 # Keys that do not change the forward pass.
 _IGNORED = frozenset(
-    """architectures attention_dropout bos_token_id eos_token_id pad_token_id dtype torch_dtype
-    transformers_version use_cache is_llama_config _attn_implementation_autoset pretraining_tp
-    _name_or_path num_labels id2label label2id classifier_dropout is_decoder output_attentions
-    return_dict output_hidden_states problem_type chunk_size_feed_forward is_encoder_decoder
-    max_window_layers output_router_logits router_aux_loss_coef router_jitter_noise ep_size
-    aux_loss_alpha seq_aux num_nextn_predict_layers num_mtp_layers cache_implementation qk_head_dim
-    _sliding_window_pattern auto_map initial_context_length moe_layer_freq scoring_func topk_method
-    model_type hidden_activation hidden_act""".split()
+    """architectures attention_dropout resid_pdrop embd_pdrop bos_token_id eos_token_id
+    pad_token_id dtype torch_dtype transformers_version use_cache is_llama_config
+    _attn_implementation_autoset pretraining_tp _name_or_path num_labels id2label label2id
+    classifier_dropout is_decoder output_attentions return_dict output_hidden_states
+    problem_type chunk_size_feed_forward is_encoder_decoder max_window_layers
+    output_router_logits router_aux_loss_coef router_jitter_noise ep_size aux_loss_alpha seq_aux
+    num_nextn_predict_layers num_mtp_layers cache_implementation qk_head_dim
+    _sliding_window_pattern auto_map initial_context_length moe_layer_freq scoring_func
+    topk_method model_type hidden_activation hidden_act""".split()
 )
 NUMBER = (int, float)
 LARGEST_NUMBER = 1e15  # of any setting
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
-_MISSING = object()
+MISSING = object()
 
 
 class Keys:
@@ -38,7 +38,7 @@ class Keys:
         types = {f.name: NUMBER if f.type is float else f.type for f in dataclasses.fields(of)}
         return {field: self.get(key, types[field]) for key, field in names.items()}
 
-    def get(self, key: str, kind: type | tuple, default: object = _MISSING):
+    def get(self, key: str, kind: type | tuple, default: object = MISSING):
         """The value, of that type; the family's default, then `default`, where it is absent or
         null. A key "a|b" may be spelled either way."""
         names = key.split("|")
@@ -47,11 +47,9 @@ class Keys:
         if value is None:
             null = any(n in self.config for n in names)
             value = (
-                default
-                if null and default is not _MISSING
-                else self.defaults.get(names[0], default)
+                default if null and default is not MISSING else self.defaults.get(names[0], default)
             )
-            if value is _MISSING:
+            if value is MISSING:
                 raise InputError(
                     f"config.json has no {names[0]!r}",
                     fix="use the config.json that came with the weights",
@@ -65,7 +63,7 @@ class Keys:
             raise InputError(f"config.json: {names[0]}", value=value, rule=rule)
         return float(value) if kind == NUMBER else value
 
-    def positive(self, key: str, kind: type | tuple, default: object = _MISSING):
+    def positive(self, key: str, kind: type | tuple, default: object = MISSING):
         """The value, above 0."""
         value = self.get(key, kind, default)
         if not value > 0:
@@ -98,144 +96,6 @@ def check_quantisation(settings: Mapping) -> None:
             rule="fp8 (e4m3) and mxfp4 are decoded while loading, others are not",
             fix="give the folder of the model in bfloat16, from which this one was quantised",
         )
-
-
-# -- rotary positions
-
-# key of the rope parameters -> field of Rope
-_ROPE = {
-    "factor": "factor",
-    "low_freq_factor": "low_freq_factor",
-    "high_freq_factor": "high_freq_factor",
-    "original_max_position_embeddings": "original_max_tokens",
-    "beta_fast": "beta_fast",
-    "beta_slow": "beta_slow",
-    "truncate": "truncate",
-    "attention_factor": "attention_factor",
-    "mscale": "mscale",
-    "mscale_all_dim": "mscale_all_dim",
-    "mrope_section": "sections",
-    "mrope_interleaved": "interleaved_sections",
-}
-_ROPE_OF_KIND = {
-    "default": (),
-    "linear": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    "yarn": ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "truncate",
-             "attention_factor", "mscale", "mscale_all_dim"),
-}  # fmt: skip
-_SECTIONS = ("mrope_section", "mrope_interleaved")
-
-
-def _rope(parameters: Mapping, theta: float, max_tokens: int, sections: bool = False) -> Rope:
-    """One set of rope parameters, in either spelling of the type. `sections`: may it have some."""
-    kind = parameters.get("rope_type") or parameters.get("type") or "default"
-    if kind == "mrope" and sections:
-        kind = "default"  # an older name of the same thing, with sections
-    if not isinstance(kind, str) or kind not in _ROPE_OF_KIND:
-        raise InputError(
-            "config.json: rope scaling type",
-            value=kind,
-            rule=f"supported: {', '.join(_ROPE_OF_KIND)}",
-        )
-    keys = Keys(parameters)
-    fields = dict(theta=keys.get("rope_theta", NUMBER, float(theta)), kind=kind)
-    read = (*_ROPE_OF_KIND[kind], *(_SECTIONS if sections else ()))
-    known = {"rope_theta", "rope_type", "type", *read}
-    unknown = sorted(k for k in set(parameters) - known if parameters[k] is not None)
-    if unknown:
-        raise InputError(
-            f"config.json: the rope parameters set {unknown[0]!r}",
-            value=parameters[unknown[0]],
-            rule="the decoder does not implement it, and would silently ignore it",
-        )
-    defaults = {f.name: f.default for f in dataclasses.fields(Rope)}
-    defaults["original_max_tokens"] = max_tokens
-    for key in read:
-        field, default = _ROPE[key], defaults[_ROPE[key]]
-        kinds = {bool: bool, int: int, tuple: list}.get(type(default), NUMBER)
-        needed = key == "factor" or (kind == "llama3" and key.endswith("_freq_factor"))
-        if kind == "yarn" and key == "factor":
-            original = keys.get("original_max_position_embeddings", int, max_tokens)
-            needed, default = False, max_tokens / max(original, 1)
-        value = keys.get(key, kinds, _MISSING if needed else default)
-        fields[field] = tuple(value) if kinds is list else value
-    return Rope(**fields)
-
-
-def ropes(
-    keys: Keys,
-    theta: float,
-    max_tokens: int,
-    *,
-    sections: bool = False,
-    silent: Mapping = MappingProxyType({}),
-) -> tuple[Rope, ...]:
-    """The model's ropes, from either spelling: `rope_parameters` (new), or `rope_theta` +
-    `rope_scaling` (published). `silent` is what transformers takes where neither is there."""
-    parameters = keys.get("rope_parameters", Mapping, None) or keys.get(
-        "rope_scaling", Mapping, None
-    )
-    theta = keys.get("rope_theta", NUMBER, theta)
-    return (_rope(parameters or silent, theta, max_tokens, sections),)
-
-
-def gemma3_ropes(keys: Keys, theta: float, max_tokens: int) -> tuple[Rope, ...]:
-    """Rope 0 for layers that see everything, rope 1 for those with a window."""
-    nested = keys.get("rope_parameters", Mapping, None) or {}
-    unknown = sorted(set(nested) - {"full_attention", "sliding_attention"})
-    if unknown:
-        raise InputError(
-            f"config.json: rope_parameters sets {unknown[0]!r}",
-            rule="one set for full_attention, one for sliding_attention",
-        )
-    theta = keys.get("rope_theta", NUMBER, theta)
-    local = keys.get("rope_local_base_freq", NUMBER, 10_000.0)
-    scaling = nested.get("full_attention") or keys.get("rope_scaling", Mapping, None) or {}
-    return (
-        _rope(scaling, theta, max_tokens),
-        _rope(nested.get("sliding_attention") or {}, local, max_tokens),
-    )
-
-
-def mrope(
-    keys: Keys, theta: float, max_tokens: int, *, interleaved: bool, sections: tuple[int, ...]
-) -> tuple[Rope, ...]:
-    """The rope of a model with images, whose family decides how the sections lie."""
-    (rope,) = ropes(keys, theta, max_tokens, sections=True)
-    if rope.interleaved_sections and not interleaved:
-        raise InputError("config.json: mrope_interleaved", value=True, rule="not of this family")
-    return (
-        dataclasses.replace(
-            rope, sections=rope.sections or sections, interleaved_sections=interleaved
-        ),
-    )
-
-
-def gemma3_ropes_out(both: tuple[Rope, ...]) -> dict:
-    """The published spelling, where it can express the ropes: no scaling on layers with a
-    window."""
-    whole, local = both
-    if local.kind == "default":
-        return {"rope_local_base_freq": local.theta}
-    entries = [{"rope_theta": r.theta, "rope_type": r.kind, **(rope_out(r) or {})} for r in both]
-    named = dict(zip(("full_attention", "sliding_attention"), entries, strict=True))
-    return {"rope_parameters": named, "rope_theta": None, "rope_scaling": None}
-
-
-def rope_out(rope: Rope) -> dict | None:
-    """The published spelling of everything but theta."""
-    out = {"rope_type": rope.kind} if rope.kind != "default" else {}
-    default = Rope()
-    for key in (*_ROPE_OF_KIND[rope.kind], *_SECTIONS):
-        value = getattr(rope, _ROPE[key])
-        if key in ("factor", "original_max_position_embeddings") or value != getattr(
-            default, _ROPE[key]
-        ) or key.endswith("_freq_factor"):  # fmt: skip
-            out[key] = list(value) if isinstance(value, tuple) else value
-    if out and "rope_type" not in out:
-        out["rope_type"] = "default"
-    return out or None
 
 
 # -- which layers are what
@@ -277,16 +137,23 @@ def every(keys: Keys, layers: int) -> list[int]:
     return [window or 0] * layers
 
 
+def _windows_are_on(keys: Keys, layers: int) -> bool:
+    """Whether `use_sliding_window` is, without which no layer may be said to slide."""
+    if keys.get("use_sliding_window", bool, False):
+        return True
+    keys.get("sliding_window", int, None)
+    if "sliding_attention" in (_layer_types(keys, layers) or ()):
+        raise InputError(
+            "config.json: layer_types has sliding_attention",
+            rule="use_sliding_window is off",
+            fix="use the config.json that came with the weights",
+        )
+    return False
+
+
 def qwen_windows(keys: Keys, layers: int) -> list[int]:
     """Qwen's windows: only where they are switched on, and from max_window_layers upwards."""
-    if not keys.get("use_sliding_window", bool, False):
-        keys.get("sliding_window", int, None)
-        if "sliding_attention" in (_layer_types(keys, layers) or ()):
-            raise InputError(
-                "config.json: layer_types has sliding_attention",
-                rule="use_sliding_window is off",
-                fix="use the config.json that came with the weights",
-            )
+    if not _windows_are_on(keys, layers):
         return [0] * layers
     first = keys.get("max_window_layers", int, 28)
     return windows(keys, layers, lambda i: i >= first)
@@ -296,6 +163,32 @@ def qwen_moe_windows(keys: Keys, layers: int) -> list[int]:
     """One window for all layers, where it is switched on."""
     window = keys.get("sliding_window", int, None)
     return [window or 0 if keys.get("use_sliding_window", bool, False) else 0] * layers
+
+
+def rotated(keys: Keys, layers: int) -> list[bool]:
+    """Whether each layer rotates its queries and keys: `no_rope_layers` has a 1 for those that do,
+    and without it every `no_rope_layer_interval`-th layer does not."""
+    given = keys.get("no_rope_layers", list, None)
+    interval = keys.positive("no_rope_layer_interval", int, 4)
+    if not given:
+        return [(i + 1) % interval != 0 for i in range(layers)]
+    good = len(given) >= layers and all(type(x) in (int, bool) and x in (0, 1) for x in given)
+    if not good:
+        rule = f"a 1 (rotated) or a 0 for each of {layers} layers"
+        raise InputError("config.json: no_rope_layers", value=given, rule=rule)
+    return [bool(x) for x in given[:layers]]
+
+
+def smollm3_windows(keys: Keys, layers: int) -> list[int]:
+    """Where they are switched on: on the layers that are not rotated."""
+    if not _windows_are_on(keys, layers):
+        return [0] * layers
+    turns = rotated(keys, layers)
+    return windows(keys, layers, lambda i: not turns[i])
+
+
+def olmo3_windows(keys: Keys, layers: int) -> list[int]:
+    return windows(keys, layers, lambda i: (i + 1) % 4 != 0)
 
 
 def alternating(keys: Keys, layers: int) -> list[int]:

@@ -164,16 +164,20 @@ def turn_weights(block: nnx.Module) -> nnx.Module:
 
 
 class RMSNorm(nnx.Module):
-    """x / sqrt(mean(x^2) + eps) * (scale + offset), statistics in float32 (arXiv 1910.07467)."""
+    """x / sqrt(mean(x^2) + eps) * (scale + offset), statistics in float32 (arXiv 1910.07467).
+
+    The mean is over the last axis of x, or over as many as `size` has numbers."""
 
     def __init__(self, rngs, config, size, axis="norm"):
         self.eps, self.offset = config.norm_eps, config.norm_offset
-        self.scale = weight(rngs, config, (size,), (axis,), init="zeros" if self.offset else "ones")
+        size, axes = (size, axis) if isinstance(size, tuple) else ((size,), (axis,))
+        self.over = tuple(range(-len(size), 0))
+        self.scale = weight(rngs, config, size, axes, init="zeros" if self.offset else "ones")
 
     def __call__(self, x: jax.Array) -> jax.Array:
         y = x.astype(jnp.float32)
-        y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.eps)
-        scale = jnp.expand_dims(self.scale[...], tuple(range(x.ndim - 1)))
+        y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=self.over, keepdims=True) + self.eps)
+        scale = jnp.expand_dims(self.scale[...], tuple(range(x.ndim - len(self.over))))
         if self.offset:  # Gemma: the product in float32, rounded once
             return (y * (scale.astype(jnp.float32) + self.offset)).astype(x.dtype)
         return y.astype(x.dtype) * scale.astype(x.dtype)
@@ -186,8 +190,18 @@ def activate(x: jax.Array, name: str) -> jax.Array:
     return jax.nn.gelu(x, approximate=name == "gelu_tanh")
 
 
-def apply_rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Rotate pairs (i, i + E/2): x [B, S, H, E], cos and sin [B, S, E/2]."""
-    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+def apply_rope(x: jax.Array, cos: jax.Array, sin: jax.Array, interleaved=False) -> jax.Array:
+    """Rotate the first 2 P elements of x [B, S, H, E], in pairs (i, i + P), by angles whose cos and
+    sin are [B, S, P].
+
+    `interleaved`: the pairs are neighbours (2 i, 2 i + 1); they come out as halves, which moves the
+    elements of queries and keys alike and so changes no product."""
+    pairs = cos.shape[-1]
+    turned, rest = x[..., : 2 * pairs].astype(jnp.float32), x[..., 2 * pairs :]
+    if interleaved:
+        a, b = turned[..., ::2], turned[..., 1::2]
+    else:
+        a, b = jnp.split(turned, 2, axis=-1)
     cos, sin = cos[:, :, None, :], sin[:, :, None, :]
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+    turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+    return jnp.concatenate([turned, rest], axis=-1) if rest.shape[-1] else turned

@@ -45,13 +45,8 @@ from rljax.models.attention_paths import Prefix
 from rljax.models.cache import Cache
 from rljax.models.cache_tree import Nodes
 from rljax.models.config import ModelConfig
-from rljax.models.decoder import Decoder, Pass, rope_angles
-from rljax.models.layers import (
-    RMSNorm,
-    add_last,
-    gather_weights,
-    project_turned,
-)
+from rljax.models.decoder import Decoder, Pass, angles_of
+from rljax.models.layers import RMSNorm, add_last, gather_weights, project_turned
 from rljax.models.multimodal import add_level, place_features, vision_tokens
 from rljax.models.remat import layer_input, recomputed
 from rljax.models.trees import nested, split
@@ -165,11 +160,13 @@ class Model:
             run = recomputed(run, self.config.remat)
         return run(x, weights)
 
-    def _start(self, decoder: Decoder, batch: Batch) -> tuple[jax.Array, Pass]:
-        """The embedded tokens with images at their places, and the Pass for every layer."""
+    def _start(self, decoder: Decoder, batch: Batch, columns=0) -> tuple[jax.Array, Pass]:
+        """The embedded tokens with images at their places, and the Pass for every layer; `columns`
+        of a cache to be, where they are more than the batch's."""
         x = embedded(decoder.embed, batch.tokens, self.mesh)
         positions = batch.positions if batch.rope_positions is None else batch.rope_positions
-        call = Pass(self.mesh, self._angles(positions), batch.segment_ids, prefix=_prefix(batch))
+        angles = angles_of(self.config, positions, max(columns, batch.tokens.shape[1]))
+        call = Pass(self.mesh, angles, batch.segment_ids, prefix=_prefix(batch))
         if batch.pixels is None:
             return x, call
         vision = self.config.vision
@@ -181,13 +178,11 @@ class Model:
             call, where=where, levels=levels if vision.deepstack_layers else None
         )
 
-    def _angles(self, positions: jax.Array):
-        dims, apart = self.config.rope_dims, self.config.batch_invariant
-        angles = lambda rope: lambda _, positions: rope_angles(positions, rope, dims)  # noqa: E731
-        return tuple(in_tiles(apart, angles(rope), (), positions) for rope in self.config.ropes)
-
     def _normed(self, decoder: Decoder, x: jax.Array) -> jax.Array:
-        return invariant.of_module(self.config.batch_invariant, decoder.norm, RMSNorm.__call__, x)
+        """The final states as the head reads them, divided by what divides the logits."""
+        config = self.config
+        x = invariant.of_module(config.batch_invariant, decoder.norm, RMSNorm.__call__, x)
+        return x if self.head != "lm" or config.logit_divisor == 1 else x / config.logit_divisor
 
     def _hidden(self, decoder: Decoder, batch: Batch) -> jax.Array:
         """Final normalised hidden states [B, S, D]; a token sees its own segment, causally."""
@@ -328,7 +323,7 @@ class Model:
     def prefill(self, params: dict, prompts: Batch, columns: int, kv_dtype: str = "", rings=True):
         """The caches of every layer after right-padded prompts, with room for `columns` tokens."""
         decoder = self._bind(params)
-        _, kept = self._layers(decoder, *self._start(decoder, prompts), keep="cache")
+        _, kept = self._layers(decoder, *self._start(decoder, prompts, columns), keep="cache")
         lengths = jnp.sum(prompts.segment_ids > 0, axis=1)
         cache.check_dtype(self.config, kv_dtype)
         how = (lengths, self.config, self.mesh, columns, kv_dtype)
@@ -401,7 +396,8 @@ class Model:
         Positions are places + shift [B], as in `decode_step`."""
         decoder, layers, _ = unstacked
         positions = nodes.places() + jnp.reshape(shift, (-1, 1))
-        angles, real = self._angles(positions), nodes.real.astype(jnp.int32)
+        angles = angles_of(self.config, positions, cache.room(caches))
+        real = nodes.real.astype(jnp.int32)
         call = Pass(self.mesh, angles, real, nodes=nodes, is_step=True)
         x, caches = self._through(decoder, layers, tokens, call, caches)
         return self._normed(decoder, x), caches
@@ -429,7 +425,8 @@ class Model:
         if counts is not None:
             real = (ahead[None, :] < counts[:, None]).astype(jnp.int32)
         is_step = is_step or tokens.shape[1] == 1
-        call = Pass(self.mesh, self._angles(positions), real, columns, counts, is_step=is_step)
+        angles = angles_of(self.config, positions, cache.room(caches))
+        call = Pass(self.mesh, angles, real, columns, counts, is_step=is_step)
         return self._through(decoder, layers, tokens, call, caches)
 
     def _through(self, decoder: Decoder, layers, tokens, call: Pass, caches):

@@ -15,16 +15,25 @@ from rljax.models.vision.names import STACKED, VISION_NAMES
 
 @dataclasses.dataclass(frozen=True)
 class Disk:
-    """A tensor that holds all experts at once, stored as ours; `column` 0 or 1 of pairs that are
-    interleaved along its last axis."""
+    """A tensor that holds all experts at once, stored as ours; `column` 0 or 1 of two that share
+    its last axis: as neighbours, or as `halves`."""
 
     name: str
     column: int | None = None
+    halves: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Fused:
+    """A linear map whose rows on disk are those of several of ours, one after the other."""
+
+    name: str
+    members: tuple[str, ...]
 
 
 # our module (or weight) below a layer -> Hugging Face name below "layers.{i}."; "[x]" is a weight
 # of all experts, {x} the number of one
-PLAIN: dict[str, str | Disk] = {
+PLAIN: dict[str, str | Disk | Fused] = {
     "attention_norm": "input_layernorm",
     "mlp_norm": "post_attention_layernorm",
     "attention.q": "self_attn.q_proj",
@@ -43,13 +52,28 @@ _EXPERTS = {
     "mlp.up[x]": "mlp.experts.{x}.up_proj.weight",
     "mlp.down[x]": "mlp.experts.{x}.down_proj.weight",
 }
-NAMES: dict[str, Mapping[str, str | Disk]] = {
+_QKV = Fused("self_attn.qkv_proj", ("attention.q", "attention.k", "attention.v"))
+_GATE_UP = Fused("mlp.gate_up_proj", ("mlp.gate", "mlp.up"))
+NAMES: dict[str, Mapping[str, str | Disk | Fused]] = {
     "plain": PLAIN,
     "gemma": {
         **PLAIN,
         "attention_post_norm": "post_attention_layernorm",
         "mlp_norm": "pre_feedforward_layernorm",
         "mlp_post_norm": "post_feedforward_layernorm",
+    },
+    "olmo": {
+        **PLAIN,
+        "attention_post_norm": "post_attention_layernorm",
+        "mlp_post_norm": "post_feedforward_layernorm",
+    },
+    "phi3": {**PLAIN, **{member: f for f in (_QKV, _GATE_UP) for member in f.members}},
+    "glm": {**PLAIN, **dict.fromkeys(_GATE_UP.members, _GATE_UP)},
+    "glm4": {
+        **PLAIN,
+        **dict.fromkeys(_GATE_UP.members, _GATE_UP),
+        "attention_post_norm": "post_self_attn_layernorm",
+        "mlp_post_norm": "post_mlp_layernorm",
     },
     "experts": {**PLAIN, **_EXPERTS},
     "mixtral": {
@@ -117,11 +141,14 @@ class Piece:
     inside: int = 0  # how many of its axes are summed over; 0 = stored as ours
     column: int | None = None
     kernel: tuple[int, ...] = ()  # the input axes of a convolution on disk; one axis of ours
+    halves: bool = False  # the two columns are not interleaved
+    rows: tuple[int, int] | None = None  # of a larger tensor: its first row there, all rows there
 
     @property
     def flat(self) -> bool:
-        """Whether all its axes are one on disk: the bias of a map into heads."""
-        return not self.inside and self.column is None and self.path[-1] == "bias"
+        """Whether all its axes are one on disk: the bias of a map into heads, the scale of a norm
+        over all of them."""
+        return not self.inside and self.column is None and self.path[-1] in ("bias", "scale")
 
     @property
     def unit(self) -> int:
@@ -130,6 +157,16 @@ class Piece:
 
     @property
     def disk_shape(self) -> tuple[int, ...]:
+        """The shape of the tensor on disk."""
+        return self.part_shape if self.rows is None else (self.rows[1], *self.part_shape[1:])
+
+    @property
+    def first_row(self) -> int:
+        return self.rows[0] if self.rows else 0
+
+    @property
+    def part_shape(self) -> tuple[int, ...]:
+        """The same of the rows that the piece is among."""
         if self.column is not None:
             return (*self.shape[:-1], 2 * self.shape[-1])
         if self.flat:
@@ -148,13 +185,20 @@ class Piece:
         assert all(a is None for i, a in enumerate(axes) if i not in firsts), (self, axes)
         return tuple(axes[i] for i in firsts)
 
-    # The two below take numpy and JAX arrays, and blocks: some of the rows, a part of an axis that
-    # is split over devices.
+    @property
+    def columns(self) -> slice:
+        """Of the last axis on disk, what is ours."""
+        if self.column is None:
+            return slice(None)
+        size = self.shape[-1]
+        start = self.column * size
+        return slice(start, start + size) if self.halves else slice(self.column, None, 2)
+
+    # The two below take numpy and JAX arrays, and blocks: some of the rows, our `columns`, a part
+    # of an axis that is split over devices.
 
     def ours(self, block):
         """Our piece, from what is on disk."""
-        if self.column is not None:
-            return block[..., self.column :: 2]
         if self.flat:
             return block.reshape(-1, *self.shape[1:])
         if not self.inside:
@@ -165,7 +209,7 @@ class Piece:
         )
 
     def theirs(self, value):
-        """The tensor to write to disk; of a pair of columns, this one only."""
+        """The tensor to write to disk; of shared columns and rows, these only."""
         if self.column is not None or not (self.inside or self.flat):
             return value
         if self.flat:
@@ -174,13 +218,32 @@ class Piece:
         return value.reshape(-1, *self.kernel) if self.kernel else value
 
 
-def _below_layer(path: tuple[str, ...], names: Mapping) -> str | Disk:
+def _below_layer(path: tuple[str, ...], names: Mapping) -> str | Disk | Fused:
     """The Hugging Face name below a layer of the leaf `path` of a block."""
     if path[-1] not in ("weight", "bias", "scale"):  # a weight of its own, not of a linear map
         whole = ".".join(path)
         return names[f"{whole}[x]"] if f"{whole}[x]" in names else names[whole]
     leaf = {"scale": "weight"}.get(path[-1], path[-1])
-    return f"{names['.'.join(path[:-1])]}.{leaf}"
+    place = names[".".join(path[:-1])]
+    if isinstance(place, Fused):
+        return dataclasses.replace(place, name=f"{place.name}.{leaf}")
+    return f"{place}.{leaf}"
+
+
+def fused_members(path: tuple[str, ...], fused: Fused) -> list[tuple[str, ...]]:
+    """The paths of the weights that share a tensor with that of `path`, itself included, in the
+    order of their rows."""
+    return [(*path[:2], *member.split("."), path[-1]) for member in fused.members]
+
+
+def _rows(path: tuple[str, ...], fused: Fused, shapes: Mapping) -> tuple[int, int]:
+    """The first row of the weight `path` in the tensor that it shares, and the rows of all."""
+    first = total = 0
+    for member in fused_members(path, fused):
+        shape, axes = shapes[member]
+        first = total if member == path else first
+        total += math.prod(shape[1:][_inside(member, axes[1:]) :])
+    return first, total
 
 
 def block_layers(config: ModelConfig) -> dict[str, range]:
@@ -218,7 +281,8 @@ def disk_pieces(model) -> dict[str, list[Piece]]:
     blocks = block_layers(config)
     out: dict[str, list[Piece]] = {}
     prefix = text_prefix(config)
-    for path, (shape, axes) in model.shapes().items():
+    shapes = model.shapes()
+    for path, (shape, axes) in shapes.items():
         if path == ("head",):
             name = "lm_head.weight" if model.head == "lm" else "score.weight"
             out[name] = [Piece(path, (), shape, 1)]
@@ -236,8 +300,11 @@ def disk_pieces(model) -> dict[str, list[Piece]]:
         for repeat, layer in enumerate(blocks[path[1]]):
             stem, at = f"{prefix}layers.{layer}.", (repeat,)
             if isinstance(place, Disk):
-                piece = Piece(path, at, shape[1:], 0, place.column)
+                piece = Piece(path, at, shape[1:], 0, place.column, halves=place.halves)
                 out.setdefault(stem + place.name, []).append(piece)
+            elif isinstance(place, Fused):
+                how = dict(inside=_inside(path, axes[1:]), rows=_rows(path, place, shapes))
+                out.setdefault(stem + place.name, []).append(Piece(path, at, shape[1:], **how))
             elif "{x}" in place:
                 for x in range(shape[1]):
                     piece = Piece(path, (*at, x), shape[2:], 1)

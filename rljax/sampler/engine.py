@@ -48,7 +48,7 @@ class Prefix:
     @property
     def columns(self) -> int:
         """The columns of the layer that holds the most."""
-        return max(one.columns for one in self.caches)
+        return cache.room(self.caches)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,8 +74,26 @@ class Engine:
         if self.tokens > self.model.config.max_tokens:
             rule = f"at most the model's context, {self.model.config.max_tokens}"
             raise InputError("sampler tokens", value=self.tokens, rule=rule)
+        self._fix_rope()
         speculation.check(self.model.config, self.draft_tokens)
         check_memory(self.model, self.slots, self.tokens, self.kv_dtype, self.pool)
+
+    def _fix_rope(self) -> None:
+        """Rotates every token as in sequences that fill a slot, where the rope follows the length
+        and the model does not say which."""
+        config = self.model.config
+        if not any(rope.follows_length for rope in config.ropes):
+            return
+        if not config.rope_tokens:
+            config = dataclasses.replace(config, rope_tokens=self.tokens)
+            object.__setattr__(self, "model", dataclasses.replace(self.model, config=config))
+        elif self.tokens > config.rope_tokens:
+            raise InputError(
+                "sampler tokens",
+                value=self.tokens,
+                rule=f"at most {config.rope_tokens}, the length that the model's rope was set to",
+                fix=f"ModelConfig(rope_tokens={self.tokens}), which changes its numbers",
+            )
 
     @property
     def pool(self) -> Pool | None:

@@ -8,7 +8,7 @@ import jax
 from rljax import hosts
 from rljax.arrays import moved
 from rljax.components import resolve
-from rljax.config import NAMESPACES, Config, microbatch_tokens
+from rljax.config import NAMESPACES, Config, microbatch_tokens, model_fields
 from rljax.data.online.encoded import load_run_tokenizer
 from rljax.errors import InputError
 from rljax.mesh import on_host
@@ -143,7 +143,7 @@ def abstract_scorers(setup: Setup) -> dict[str, dict]:
     if not setup.needs_reward:
         return {}
     wish, found = setup.config.reward, {}
-    settings = dataclasses.asdict(setup.config.model_settings)
+    settings = model_fields(setup.config)
     waits = setup.config.memory.scorers_on_host
     for name, role, folder in (
         ("reward model", "reward_model", wish.model),

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from rljax.config import OptimizerConfig
+from rljax.config import OptimizerConfig, model_fields
 from rljax.errors import InputError
 from rljax.models.huggingface import load_config
 from rljax.models.model import Model
@@ -50,7 +50,7 @@ def trained_policy(
     OptimizerConfig."""
     model, params = inputs.setup.model, inputs.params
     if folder:
-        wanted = load_config(folder, **dataclasses.asdict(inputs.config.model_settings))
+        wanted = load_config(folder, **model_fields(inputs.config))
         check_same_vocabulary(f"role {inputs.name}", folder, wanted, model)
         model = Model(wanted, model.mesh)
         params = inputs.loaded(folder, model)
@@ -129,7 +129,7 @@ def value_model(inputs: RoleInputs, *, folder: str, reads: Reads = "outcome") ->
     """What the rollout guided_search asks: the reward model of a folder, read after the last token
     ("outcome"), or a process reward model, read at the ends of lines ("process")."""
     setup, field = inputs.setup, f"role {inputs.name}"
-    settings = dataclasses.asdict(inputs.config.model_settings)
+    settings = model_fields(inputs.config)
     wanted = dataclasses.replace(load_config(folder, **settings), labels=1)
     check_same_vocabulary(field, folder, wanted, setup.model)
     model = Model(wanted, setup.model.mesh, "scalar")

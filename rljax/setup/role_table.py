@@ -14,7 +14,7 @@ import numpy as np
 from rljax.arrays import moved, put_whole
 from rljax.batch import Batch
 from rljax.components import Component, resolve
-from rljax.config import NAMESPACES, Config, OptimizerConfig
+from rljax.config import NAMESPACES, Config, OptimizerConfig, model_fields
 from rljax.contracts import spec
 from rljax.errors import InputError
 from rljax.learn.optimizers import make_optimizer
@@ -148,7 +148,7 @@ def scalar_start(
     config, policy = inputs.config, inputs.setup.model
     squashed = {} if squash is None else {"squash": squash}
     if folder := folder or config.critic_model:
-        settings = dataclasses.asdict(config.model_settings) | adapter_fields(config)
+        settings = model_fields(config) | adapter_fields(config)
         wanted = load_config(folder, **settings)
         wanted = dataclasses.replace(wanted, labels=1, **squashed)  # two logits are one number
         model = Model(wanted, policy.mesh, "scalar")
@@ -193,7 +193,7 @@ def make_reference(inputs: RoleInputs) -> Reference:
 
 def frozen_folder(inputs: RoleInputs, field: str, folder: str) -> Reference:
     """A frozen model of another folder, of its own size and family and the policy's vocabulary."""
-    wanted = load_config(folder, **dataclasses.asdict(inputs.config.model_settings))
+    wanted = load_config(folder, **model_fields(inputs.config))
     check_same_vocabulary(field, folder, wanted, inputs.setup.model)
     model = Model(wanted, inputs.setup.model.mesh)
     temperature = inputs.config.sampler.temperature

@@ -13,6 +13,7 @@ from rljax.config import (
     OptimizerConfig,
     is_path,
     microbatch_rows,
+    model_fields,
 )
 from rljax.contracts import spec
 from rljax.data.kinds import PAIRED, SAMPLED
@@ -173,7 +174,7 @@ def adapter_fields(config: Config) -> dict:
 
 def load_model(config: Config, tokenizer: Tokenizer, devices=None) -> Model:
     """The static model of the config, on its mesh over `devices` (default: all there are)."""
-    settings = {**dataclasses.asdict(config.model_settings), **adapter_fields(config)}
+    settings = {**model_fields(config), **adapter_fields(config)}
     mesh = make_mesh(**config.mesh.sizes(), slices=config.mesh.slices, devices=devices)
     wanted_memory = {f"memory.{k}": v for k, v in dataclasses.asdict(config.memory).items()}
     wanted_memory["model_settings.remat='offload'"] = config.model_settings.remat == "offload"

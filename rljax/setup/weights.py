@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from rljax import hosts
-from rljax.config import Config, is_path
+from rljax.config import Config, is_path, model_fields
 from rljax.errors import InputError
 from rljax.keys import root_key, stream
 from rljax.models.adapters import lora
@@ -64,7 +64,7 @@ def scalar_model(
 ) -> tuple[Model, dict]:
     """An outcome or process reward model of a folder. Of two labels (wrong, right) the value is the
     difference of the logits, the log-odds of right."""
-    settings = dataclasses.asdict(config.model_settings)
+    settings = model_fields(config)
     settings |= adapter_fields(config) if adapted else {}
     wanted = load_config(folder, **settings)
     check_same_vocabulary(field, folder, wanted, policy)

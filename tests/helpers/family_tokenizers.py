@@ -26,6 +26,31 @@ FAMILIES = {  # bos, eos, pad, other special tokens, further stop tokens
         [],
     ),
 }  # fmt: skip
+_GLM = ["[gMASK]", "<sop>", "<|system|>", "<|assistant|>"]
+NEWER = {  # the same of families that test_newer_templates reads
+    "olmo2": (
+        "<|endoftext|>", "<|endoftext|>", "<|pad|>",
+        ["<|system|>", "<|user|>", "<|assistant|>"], [],
+    ),
+    "olmo3": (None, "<|im_end|>", "<|pad|>", ["<|im_start|>"], ["<|endoftext|>"]),
+    "phi4": (None, "<|im_end|>", "<|dummy_85|>", ["<|im_start|>", "<|im_sep|>"], ["<|endoftext|>"]),
+    "phi4_mini": (
+        None, "<|endoftext|>", None,
+        ["<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|/tool|>"], ["<|end|>"],
+    ),
+    "smollm3": (None, "<|im_end|>", None, ["<|im_start|>"], []),
+    "granite": (
+        None, "<|end_of_text|>", None,
+        ["<|start_of_role|>", "<|end_of_role|>", "<|tool_call|>"], [],
+    ),
+    "glm4": (None, "<|endoftext|>", None, _GLM, ["<|user|>", "<|observation|>"]),
+    "glm4_5": (None, "<|endoftext|>", None, _GLM, ["<|user|>", "<|observation|>"]),
+    "llama4": (
+        "<|begin_of_text|>", "<|eot|>", "<|finetune_right_pad|>",
+        ["<|header_start|>", "<|header_end|>", "<|python_start|>", "<|python_end|>", "<|image|>"],
+        ["<|end_of_text|>", "<|eom|>"],
+    ),
+}  # fmt: skip
 NOT_SPECIAL = {  # added tokens that decoding keeps
     "qwen2_5": ["<tool_call>", "</tool_call>"],
     "qwen3": ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>",
@@ -45,9 +70,9 @@ def family_template(family: str, *, marked: bool) -> str:
 
 def write_family(folder, family: str, *, marked: bool = True) -> Path:
     """A model folder with the family's template, its special tokens and its kind of tokenizer."""
-    bos, eos, pad, special, stops = FAMILIES[family]
+    bos, eos, pad, special, stops = {**FAMILIES, **NEWER}[family]
     special = (
-        [token for token in (pad, bos, eos) if token]
+        [token for token in dict.fromkeys((pad, bos, eos)) if token]
         + [token for token in special if token not in (bos, eos, pad)]
         + [token for token in stops if token not in special and token not in (bos, eos, pad)]
     )
@@ -55,7 +80,7 @@ def write_family(folder, family: str, *, marked: bool = True) -> Path:
     library.add_tokens(
         [tokenizers.AddedToken(token, normalized=False) for token in NOT_SPECIAL.get(family, [])]
     )
-    if bos and family != "deepseek":
+    if bos and family not in ("deepseek", "olmo2"):
         library.post_processor = processors.TemplateProcessing(
             single=f"{bos} $A", special_tokens=[(bos, library.token_to_id(bos))]
         )

@@ -84,8 +84,9 @@ def by_hand(model: Model, tensors: dict) -> dict:
         for piece in pieces:
             tensor = tensors[name].astype(np.float32)
             if piece.column is not None:
-                value = tensor[..., piece.column :: 2]
+                value = tensor[..., piece.columns]
             else:
+                tensor = tensor[piece.first_row :][: piece.part_shape[0]]
                 value = (tensor.T if piece.inside else tensor).reshape(piece.shape)
             flat[piece.path][piece.index] = value
     return nested(flat)

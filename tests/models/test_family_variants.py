@@ -35,6 +35,11 @@ DEEPSEEK = dict(
 MOE = dict(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=24)
 EXPERTS = dict(num_local_experts=4, num_experts_per_tok=2)
 SLIDE, FULL = "sliding_attention", "full_attention"
+# Half of the 8 elements of a head are rotated: two pairs.
+LONG = dict(rope_type="longrope", rope_theta=1e4, short_factor=[1.0, 1.3], long_factor=[1.5, 4.0],
+            original_max_position_embeddings=16, partial_rotary_factor=0.5)  # fmt: skip
+GLM = dict(n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=24, n_group=2,
+           topk_group=1, n_shared_experts=2)  # fmt: skip
 
 # model_type, changes, whether it runs outside the slow lane
 ROWS = {
@@ -121,6 +126,78 @@ ROWS = {
         False,
     ),
 }  # fmt: skip
+# Families that have no golden folder: test_written_families asks more of them.
+NEWER = {
+    "olmo2": ("olmo2", dict(rope_parameters=LLAMA3), False),
+    "olmo2-tied": (
+        "olmo2",
+        dict(attention_bias=True, num_key_value_heads=6, tie_word_embeddings=True, head_dim=12),
+        False,
+    ),
+    "olmo3": (
+        "olmo3",
+        dict(num_hidden_layers=5, sliding_window=5, rope_parameters={
+            FULL: dict(YARN), SLIDE: dict(rope_type="default", rope_theta=3e4)}), True,
+    ),
+    "olmo3-layers": (
+        "olmo3",
+        dict(layer_types=[FULL, SLIDE, FULL], sliding_window=6, attention_bias=True,
+             num_key_value_heads=1, tie_word_embeddings=True), False,
+    ),
+    "phi3": (
+        "phi3", dict(num_key_value_heads=3, partial_rotary_factor=0.75, sliding_window=7), False,
+    ),
+    "phi3-long": (
+        "phi3",
+        dict(rope_parameters=LONG, original_max_position_embeddings=16, tie_word_embeddings=True),
+        True,
+    ),
+    "phi3-short": (
+        "phi3",
+        dict(rope_parameters=dict(LONG, original_max_position_embeddings=32, attention_factor=1.1),
+             original_max_position_embeddings=32), False,
+    ),
+    "smollm3": ("smollm3", dict(num_hidden_layers=5), False),
+    "smollm3-windows": (
+        "smollm3",
+        dict(no_rope_layers=[0, 1, 1], use_sliding_window=True, sliding_window=4,
+             attention_bias=True, mlp_bias=True, tie_word_embeddings=False), False,
+    ),
+    "granite": (
+        "granite",
+        dict(embedding_multiplier=3.0, residual_multiplier=0.4, attention_multiplier=0.2,
+             logits_scaling=7.0), False,
+    ),
+    "granite-tied": (
+        "granite",
+        dict(embedding_multiplier=0.5, attention_multiplier=0.4, logits_scaling=0.3,
+             tie_word_embeddings=True, attention_bias=True, mlp_bias=True,
+             rope_parameters=dict(YARN, attention_factor=1.3)), False,
+    ),
+    "glm": ("glm", dict(num_key_value_heads=3, head_dim=12, tie_word_embeddings=True), False),
+    "glm4": ("glm4", dict(partial_rotary_factor=0.25, attention_bias=False), False),
+    "glm4-whole": (
+        "glm4", dict(partial_rotary_factor=1.0, num_key_value_heads=6, head_dim=12), False,
+    ),
+    "glm4_moe": ("glm4_moe", dict(GLM), False),
+    "glm4_moe-norms": (
+        "glm4_moe",
+        dict(GLM, use_qk_norm=True, attention_bias=True, first_k_dense_replace=2,
+             n_shared_experts=1, n_group=1, norm_topk_prob=False, routed_scaling_factor=1.6,
+             partial_rotary_factor=0.75, tie_word_embeddings=True), False,
+    ),
+    "llama-dynamic": (
+        "llama",
+        dict(rope_parameters=dict(rope_type="dynamic", factor=3.0, rope_theta=1e4),
+             max_position_embeddings=16), False,
+    ),
+    "llama-longrope": (
+        "llama",
+        dict(rope_parameters=dict(LONG, partial_rotary_factor=1.0, short_factor=[1.0] * 4,
+                                  long_factor=[1.0, 2.0, 3.0, 5.0])), False,
+    ),
+}  # fmt: skip
+ROWS |= NEWER
 CASES = [
     pytest.param(*row[:2], id=name, marks=() if row[2] else pytest.mark.slow)
     for name, row in ROWS.items()
@@ -146,6 +223,7 @@ def write(torch, transformers, model_type, changes, folder, head="CausalLM"):
 
 
 def rows():
+    """Two rows of 20 and 13 tokens, padded on the right."""
     tokens = jax.random.randint(jax.random.key(1), (2, 20), 3, 96)
     lengths = jnp.array([20, 13])
     return batch_from_rows(tokens, lengths, (jnp.arange(20)[None, :] < lengths[:, None]) * 1.0)

@@ -334,24 +334,26 @@ def _added_text(
             [*history, *following], add_generation_prompt=prompt, **options
         )
 
-    base, suffix = _new_text(render, messages, new, add_generation_prompt, whole)
+    base, suffix = _new_text(tokenizer, render, messages, new, add_generation_prompt, whole)
     closing, suffix = _closing(tokenizer, render, messages, base, suffix)
     if ended:  # the policy wrote an end token itself: it is not written again
         closing = _without_stop(tokenizer, closing)
     return closing, suffix
 
 
-def _common(first: Sequence[int], second: Sequence[int]) -> int:
+def _common(first: Sequence, second: Sequence) -> int:
     """The length of the longest common beginning."""
     pairs = zip(first, second, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 
 
-def _new_text(render, messages, new, prompt: bool, whole: str) -> tuple[str, str]:
+def _new_text(tokenizer, render, messages, new, prompt: bool, whole: str) -> tuple[str, str]:
     """A rendering that ends with the last turn, and the text that the new messages add to it.
 
     Where the template rewrites the turn once something follows it, a turn with a content that no
-    template rewrites stands in for it, and only the text after that content is compared.
+    template rewrites stands in for it, and only the text after that content is compared. What a
+    template writes behind the turn's stop token at the end of a conversation alone (Phi-4-mini's
+    eos) is no part of the turn.
     """
     base = render(messages)
     if whole.startswith(base):
@@ -362,8 +364,14 @@ def _new_text(render, messages, new, prompt: bool, whole: str) -> tuple[str, str
         base, longer = render(history), render(history, new, prompt)
         _, probe, after = base.partition(_PROBE)
         _, found_too, longer_after = longer.partition(_PROBE)
-        if probe and found_too and longer_after.startswith(after):
+        if not (probe and found_too):
+            continue
+        if longer_after.startswith(after):
             return base, longer_after[len(after) :]
+        same = after[: _common(after, longer_after)]
+        ends = [same.index(stop) + len(stop) for stop in _stop_texts(tokenizer) if stop in same]
+        if ends:
+            return base[: len(base) - len(after) + min(ends)], longer_after[min(ends) :]
     raise InputError(
         "the chat template changes how a turn ends when messages follow it",
         value=(base[-40:], whole[-40:]),

@@ -16,14 +16,21 @@ from rljax.models.adapters.quantise import KINDS, dequantise, quantise
 from rljax.models.config import ModelConfig
 from rljax.models.families import FAMILIES
 from rljax.models.layers import Linear
-from rljax.models.names import NAMES
+from rljax.models.names import NAMES, Fused
 from rljax.models.trees import flattened, nested
 
 LEAVES = ("lora_a", "lora_b")
 
 
 def module_name(path: tuple[str, ...], config: ModelConfig) -> str:
-    """Hugging Face's name, below a layer, of a linear map of a block."""
+    """Hugging Face's name, below a layer, of a linear map of a block, or of the one that it is a
+    part of."""
+    place = place_of(path, config)
+    return place.name if isinstance(place, Fused) else place
+
+
+def place_of(path: tuple[str, ...], config: ModelConfig):
+    """The entry of rljax.models.names for a linear map of a block."""
     return NAMES[FAMILIES[config.family].names][".".join(map(str, path))]
 
 

@@ -59,7 +59,8 @@ class Group:
 
     @property
     def disk_shape(self) -> tuple[int, ...]:
-        return self.parts[0].piece.disk_shape
+        """Of a tensor's rows that the group moves."""
+        return self.parts[0].piece.part_shape
 
     def row_starts(self, itemsize: int, shares: int = 1) -> tuple[int, tuple[int, ...]]:
         """(rows of a block, where in a device's rows each block starts). All blocks have one
@@ -78,11 +79,11 @@ class Group:
     def spans(self, start: int, count: int):
         """The parts of each tensor that the block at `start` holds: (tensor, its place in the
         leading axes, first row in the block, first row in the tensor)."""
-        whole = self.disk_shape[0] // self.row_ways
+        whole, before = self.disk_shape[0] // self.row_ways, self.parts[0].piece.first_row
         places = itertools.product(*map(range, self.ways))
         for name, place in zip(self.names, places, strict=True):
             for k in range(self.row_ways):
-                yield name, place, k * count, k * whole + start
+                yield name, place, k * count, before + k * whole + start
 
     def empty(self, count: int, dtype: np.dtype) -> np.ndarray:
         """An unwritten block of `count` rows per device."""
@@ -103,7 +104,7 @@ def groups(model: Model, skip: frozenset[str] = frozenset()) -> list[Group]:
         for piece in pieces:
             if name not in skip:
                 of_path.setdefault(piece.path, {})[piece.index] = (name, piece)
-    by_path: dict[tuple[str, ...], list[tuple]] = {}
+    by_path: dict[tuple, list[tuple]] = {}
     shardings = model.shardings()
     for path, members in of_path.items():
         spec = tuple(functools.reduce(lambda node, key: node[key], path, shardings).spec)
@@ -118,11 +119,11 @@ def groups(model: Model, skip: frozenset[str] = frozenset()) -> list[Group]:
             ]
             names = tuple(members[index][0] for index in indices)
             part = Part(path, members[indices[0]][1], spec, start)
-            by_path.setdefault(names, []).append((ways, part))
+            by_path.setdefault((names, part.piece.rows), []).append((ways, part))
     out = []
-    for names, pairs in by_path.items():
+    for (names, _), pairs in by_path.items():
         (ways, first), parts = pairs[0], tuple(part for _, part in pairs)
-        same = [(w, p.piece.disk_shape, p.block_spec) for w, p in pairs]
+        same = [(w, p.piece.part_shape, p.block_spec) for w, p in pairs]
         assert same == [same[0]] * len(same), names
         rows = _ways(model.mesh, first.block_spec[len(ways) :][:1])
         out.append(Group(names, ways, math.prod(rows), parts))

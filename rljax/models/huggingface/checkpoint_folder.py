@@ -153,7 +153,8 @@ def _ignorable(name: str, model: Model) -> bool:
         return model.head == "lm" and config.tie_embeddings
     layer = re.match(r"(?:model\.)?layers\.(\d{1,9})\.", name)
     # The layers that predict further tokens come after the others.
-    return config.family == "deepseek_v3" and bool(layer) and int(layer[1]) >= config.layers
+    has_them = config.family in ("deepseek_v3", "glm4_moe")
+    return has_them and bool(layer) and int(layer[1]) >= config.layers
 
 
 def compare(folder: Path, model: Model) -> tuple[LoadReport, dict[str, Place]]:

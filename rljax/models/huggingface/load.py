@@ -111,7 +111,7 @@ def _read(report: LoadReport, places: dict[str, Place], model: Model) -> dict:
             for start in starts:
                 block = _read_block(group, start, count, dtype, places, files, rows)
                 for part in group.parts:
-                    placed = blocks.place(block, layout)
+                    placed = blocks.place(block[..., part.piece.columns], layout)
                     # A block is read while the devices work on the one before, not further ahead.
                     jax.block_until_ready(last)
                     last = blocks.put(leaves[part.path], part, model.mesh, placed, start)
@@ -256,11 +256,8 @@ def _gathered(model: Model, params: dict, dtype) -> Iterator[tuple[str, int, np.
                 leaf = params
                 for key in part.path:
                     leaf = leaf[key]
-                step = (
-                    slice(None) if part.piece.column is None else slice(part.piece.column, None, 2)
-                )
                 value = blocks.get(leaf, part, model.mesh, start, count, dtype)
-                block[..., step] = fetch(value)
+                block[..., part.piece.columns] = fetch(value)
             for name, place, row, first in group.spans(start, count):
                 yield name, first, block[place][row : row + count]
 

@@ -3,6 +3,7 @@
 Merging adapters is in rljax.models.adapters.lora.
 """
 
+import dataclasses
 import json
 import math
 import os
@@ -18,7 +19,7 @@ from rljax.errors import InputError
 from rljax.files import open_file, read_json_object
 from rljax.models.adapters import lora
 from rljax.models.model import Model
-from rljax.models.names import block_layers
+from rljax.models.names import Fused, block_layers, fused_members
 from rljax.models.trees import flattened, nested
 
 # What a plain adapter's config may say; anything else that is set changes what A and B mean.
@@ -30,23 +31,61 @@ _PLAIN = frozenset(
 _HALVES = {"lora_a": "lora_A", "lora_b": "lora_B"}
 
 
-def _tensors(model: Model) -> dict[str, tuple[tuple, int | None, tuple[int, ...]]]:
-    """{PEFT's tensor name: (path of our leaf, layer in its stack, shape on disk)}."""
-    out, blocks = {}, block_layers(model.config)
+@dataclasses.dataclass(frozen=True)
+class Half:
+    """One of our A or B, of one layer, in PEFT's tensor: alone, or, where several of our maps are
+    one on disk (rljax.models.names.Fused), one block of it.
+
+    Such a map's A [m r, in] holds the A of its m parts one under the other, and its B [out, m r]
+    has the B of each part in the part's rows and in the columns of its A; the rest is zero.
+    """
+
+    path: tuple[str, ...]
+    layer: int | None  # in its stack
+    shape: tuple[int, int]  # of the whole tensor
+    rows: slice
+    columns: slice
+
+
+def _halves(model: Model) -> dict[str, list[Half]]:
+    """{PEFT's tensor name: what it holds}."""
+    out: dict[str, list[Half]] = {}
+    config, shapes, blocks = model.config, model.shapes(), block_layers(model.config)
+    every = slice(None)
     # transformers keeps the decoder of every model with images below language_model.
-    prefix = "base_model.model.model." + ("language_model." if model.config.vision else "")
-    for path, (shape, _) in model.shapes().items():
+    prefix = "base_model.model.model." + ("language_model." if config.vision else "")
+    for path, (shape, _) in shapes.items():
         if path == ("head",) and model.head == "scalar":
-            out["base_model.model.score.weight"] = (path, None, shape[::-1])
+            out["base_model.model.score.weight"] = [Half(path, None, shape[::-1], every, every)]
         if path[-1] not in _HALVES:
             continue
-        name, rank = lora.module_name(path[2:-1], model.config), model.config.lora.rank
-        rest = math.prod(shape[1:]) // rank
-        on_disk = (rank, rest) if path[-1] == "lora_a" else (rest, rank)
-        for at, layer in enumerate(blocks[path[1]]):
+        name, rank = lora.module_name(path[2:-1], config), config.lora.rank
+        place, is_a = lora.place_of(path[2:-1], config), path[-1] == "lora_a"
+        members = fused_members(path, place) if isinstance(place, Fused) else [path]
+        sizes = [math.prod(shapes[member][0][1:]) // rank for member in members]
+        at, ranks = members.index(path), rank * len(members)
+        before = sum(sizes[:at])
+        part = slice(rank * at, rank * (at + 1))
+        where = dict(shape=(ranks, sizes[0]), rows=part, columns=every)
+        if not is_a:
+            rows = slice(before, before + sizes[at])
+            where = dict(shape=(sum(sizes), ranks), rows=rows, columns=part)
+        for i, layer in enumerate(blocks[path[1]]):
             key = f"{prefix}layers.{layer}.{name}.{_HALVES[path[-1]]}.weight"
-            out[key] = (path, at, on_disk)
+            out.setdefault(key, []).append(Half(path, i, **where))
     return out
+
+
+def _ranks(model: Model) -> dict[str, int]:
+    """{last part of the name: rank} of the maps that are several of ours."""
+    found = {}
+    for path in model.shapes():
+        if path[-1] == "lora_a":
+            place = lora.place_of(path[2:-1], model.config)
+            if isinstance(place, Fused):
+                last = place.name.rpartition(".")[2]
+                found[last] = len(place.members) * model.config.lora.rank
+    return found
 
 
 def save_adapter(folder: str | Path, model: Model, params: dict, *, base: str = "") -> None:
@@ -54,26 +93,32 @@ def save_adapter(folder: str | Path, model: Model, params: dict, *, base: str = 
     or folder of the model that they belong to; of one of the hub its name and its revision are
     written apart, as PEFT has them. Of several hosts all take part, and the first one writes."""
     name = hub.model_name(base) if base else None
-    folder, flat = Path(folder), flattened(params)
-    whole = fetch({path: flat[path] for path, *_ in _tensors(model).values()})
+    folder, flat, all_halves = Path(folder), flattened(params), _halves(model)
+    whole = fetch({half.path: flat[half.path] for held in all_halves.values() for half in held})
     if not hosts.first():
         return
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {}
-    for key, (path, at, shape) in _tensors(model).items():
-        value = np.asarray(whole[path] if at is None else whole[path][at], np.float32)
-        # Ours are [in, rank] and [rank, out], whatever the number of axes; theirs transposed.
-        tensors[key] = np.ascontiguousarray(value.reshape(shape[::-1]).T)
+    for key, held in all_halves.items():
+        tensors[key] = np.zeros(held[0].shape, np.float32)
+        for half in held:
+            value = whole[half.path] if half.layer is None else whole[half.path][half.layer]
+            block = tensors[key][half.rows, half.columns]
+            # Ours are [in, rank] and [rank, out], whatever the number of axes; theirs transposed.
+            block[...] = np.asarray(value, np.float32).reshape(block.shape[::-1]).T
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    names = {lora.module_name(path[2:-1], model.config) for path, *_ in _tensors(model).values()
-             if path[0] == "layers"}  # fmt: skip
+    paths = {half.path for held in all_halves.values() for half in held if half.layer is not None}
+    names = {lora.module_name(path[2:-1], model.config) for path in paths}
+    rank, alpha, ranks = model.config.lora.rank, model.config.lora.alpha, _ranks(model)
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM" if model.head == "lm" else "SEQ_CLS",
         "base_model_name_or_path": (name.repository if name else base) or None,
         "revision": (name.revision or None) if name else None,
-        "r": model.config.lora.rank,
-        "lora_alpha": model.config.lora.alpha,
+        "r": rank,
+        "lora_alpha": alpha,
+        "rank_pattern": ranks,
+        "alpha_pattern": {last: alpha * many / rank for last, many in ranks.items()},
         "target_modules": _targets(names, bool(model.config.vision)),
         "lora_dropout": 0.0,
         "bias": "none",
@@ -96,15 +141,15 @@ def _read_config(folder: Path, model: Model) -> None:
     kind = config.get("peft_type")
     if kind != "LORA":
         raise InputError(f"{path}: peft_type", value=kind, rule="supported: LORA")
+    rank, alpha, ranks = model.config.lora.rank, model.config.lora.alpha, _ranks(model)
+    ours = {"rank_pattern": ranks, "alpha_pattern": {n: alpha * m / rank for n, m in ranks.items()}}
     for key, value in config.items():
         plain = key in _PLAIN or not value or (key, value) == ("init_lora_weights", True)
-        if not plain:
+        if not plain and value != ours.get(key):
             raise InputError(f"{path}: {key}", value=value, rule="plain LoRA only")
     if config.get("bias", "none") != "none":
         raise InputError(f"{path}: bias", value=config["bias"], rule="none")
-    for key, name, want in (
-        ("r", "rank", model.config.lora.rank), ("lora_alpha", "alpha", model.config.lora.alpha)
-    ):  # fmt: skip
+    for key, name, want in (("r", "rank", rank), ("lora_alpha", "alpha", alpha)):
         if config.get(key) != want:
             raise InputError(
                 f"{path}: {key}",
@@ -125,7 +170,7 @@ def load_adapter(folder: str | Path, model: Model, params: dict) -> dict:
         tensors = load_file(file)
     except (SafetensorError, OSError, ValueError) as error:
         raise InputError(f"{file} is not readable", rule=str(error), fix="copy it again") from None
-    wanted = _tensors(model)
+    wanted = _halves(model)
     for what, names in (("lacks", set(wanted) - set(tensors)), ("has", set(tensors) - set(wanted))):
         if names:
             raise InputError(
@@ -134,12 +179,35 @@ def load_adapter(folder: str | Path, model: Model, params: dict) -> dict:
                 value=sorted(names)[:4],
                 fix="set lora.targets to the adapter's target_modules",
             )
-    flat = flattened(params)
-    new = {path: np.empty(flat[path].shape, flat[path].dtype) for path, *_ in wanted.values()}
-    for key, (path, at, shape) in wanted.items():
-        if tensors[key].shape != shape:
-            raise InputError(f"{file}: {key}", value=tensors[key].shape, rule=f"must be {shape}")
-        where = () if at is None else (at,)
-        new[path][where] = tensors[key].T.reshape(new[path][where].shape)
+    flat, paths = flattened(params), {half.path for held in wanted.values() for half in held}
+    new = {path: np.empty(flat[path].shape, flat[path].dtype) for path in paths}
+    for key, held in wanted.items():
+        for half, block in _blocks(file, key, tensors[key], held, model.config.lora.rank):
+            where = () if half.layer is None else (half.layer,)
+            new[half.path][where] = block.T.reshape(new[half.path][where].shape)
     layout = flattened(model.shardings())
     return nested(flat | {path: put_whole(x, layout[path]) for path, x in new.items()})
+
+
+def _blocks(file: Path, key: str, tensor: np.ndarray, held: list[Half], rank: int):
+    """(half, its block) of a tensor. Of maps that are one on disk an adapter may also be PEFT's
+    own, whose rank is that of one part: its A is that of every part, its B has their rows alone."""
+    whole = held[0].shape
+    shared = (rank, whole[1]) if key.endswith("lora_A.weight") else (whole[0], rank)
+    if len(held) > 1 and tensor.shape == shared:
+        for half in held:
+            is_a = half.path[-1] == "lora_a"
+            yield half, tensor if is_a else tensor[half.rows]
+        return
+    if tensor.shape != whole:
+        raise InputError(f"{file}: {key}", value=tensor.shape, rule=f"must be {whole}")
+    outside = tensor.copy()
+    for half in held:
+        outside[half.rows, half.columns] = 0
+        yield half, tensor[half.rows, half.columns]
+    if np.any(outside):
+        raise InputError(
+            f"{file}: {key} mixes the parts of a map that are apart here",
+            rule="zero outside of one block for each part, as save_adapter writes it",
+            fix="merge the adapter into the base with PEFT's merge_and_unload, and start from that",
+        )

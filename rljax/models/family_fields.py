@@ -1,0 +1,264 @@
+"""What single families read of a config.json beside the keys that all have, and write back.
+
+Functions of (the keys, the fields read so far) -> further fields of ModelConfig, and the reverse;
+which family has which is in rljax.models.families.
+"""
+
+from collections.abc import Mapping
+
+from rljax.errors import InputError
+from rljax.models.config import LatentConfig, ModelConfig, yarn_mscale
+from rljax.models.experts import ExpertsConfig
+from rljax.models.hf_keys import NUMBER, Keys, rotated
+
+
+def biases(keys: Keys, fields: dict) -> dict:
+    bias = keys.get("attention_bias", bool, False)
+    return {"qkv_bias": bias, "output_bias": bias}
+
+
+def experts(keys: Keys, names: Mapping[str, str], **fixed) -> ExpertsConfig:
+    """config.json key -> field of ExpertsConfig."""
+    return ExpertsConfig(**{**keys.fields(names, ExpertsConfig), **fixed})
+
+
+MIXTRAL = {"num_local_experts|num_experts": "count", "num_experts_per_tok": "per_token"}
+QWEN_MOE = {
+    "num_experts|num_local_experts": "count",
+    "num_experts_per_tok": "per_token",
+    "moe_intermediate_size": "mlp",
+    "norm_topk_prob": "normalise",
+}
+GPT_OSS_ROPE = dict(rope_type="yarn", factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
+                     original_max_position_embeddings=4096)  # fmt: skip
+GPT_OSS = {**MIXTRAL, "swiglu_alpha": "alpha", "swiglu_limit": "limit"}
+DEEPSEEK = {
+    "n_routed_experts|num_local_experts": "count",
+    "num_experts_per_tok": "per_token",
+    "moe_intermediate_size": "mlp",
+    "norm_topk_prob": "normalise",
+    "routed_scaling_factor": "scale",
+    "n_group": "groups",
+    "topk_group": "groups_kept",
+}
+
+
+def experts_out(config: ModelConfig, names: Mapping[str, str]) -> dict:
+    return {key.split("|")[0]: getattr(config.experts, field) for key, field in names.items()}
+
+
+def mixtral(keys: Keys, fields: dict) -> dict:
+    how = dict(mlp=fields["mlp"], gated=fields["activation"])
+    return {"experts": experts(keys, MIXTRAL, **how)}
+
+
+def qwen3_moe(keys: Keys, fields: dict) -> dict:
+    listed = keys.get("mlp_only_layers", list, None) or []
+    if any(type(i) is not int or not 0 <= i < fields["layers"] for i in listed):
+        raise InputError("config.json: mlp_only_layers", value=listed, rule="numbers of layers")
+    dense = set(listed)
+    step = keys.get("decoder_sparse_step", int, 1)
+    layers = range(fields["layers"])
+    return {
+        **biases(keys, fields),
+        "experts": experts(keys, QWEN_MOE, gated=fields["activation"]),
+        "expert_layers": [i not in dense and step > 0 and (i + 1) % step == 0 for i in layers],
+    }
+
+
+def qwen3_moe_out(config: ModelConfig) -> dict:
+    dense = [i for i, kind in enumerate(config.kinds) if not kind.experts]
+    return {
+        **experts_out(config, QWEN_MOE),
+        "attention_bias": config.qkv_bias,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": dense,
+        "use_sliding_window": bool(config.kinds[0].window),
+        "sliding_window": config.kinds[0].window or None,
+    }
+
+
+def gpt_oss(keys: Keys, fields: dict) -> dict:
+    fixed = dict(mlp=fields["mlp"], router_bias=True, expert_bias=True, gated="clamped_swiglu")
+    return {**biases(keys, fields), "experts": experts(keys, GPT_OSS, **fixed)}
+
+
+def deepseek_experts(keys: Keys, fields: dict) -> dict:
+    """The experts of DeepSeek-V3 and GLM-4.5, which all layers from some layer on have."""
+    for key, value in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc"),
+                       ("moe_layer_freq", 1)):  # fmt: skip
+        given = keys.get(key, (str, int), value)
+        if given != value:
+            raise InputError(f"config.json: {key}", value=given, rule=f"supported: {value}")
+    first = keys.get("first_k_dense_replace", int, 3)
+    shared = keys.get("n_shared_experts", int, 1) * keys.get("moe_intermediate_size", int)
+    fixed = dict(scores="sigmoid", correction_bias=True, shared_mlp=shared)
+    return {
+        "experts": experts(keys, DEEPSEEK, gated=fields["activation"], **fixed),
+        "expert_layers": [i >= first for i in range(fields["layers"])],
+    }
+
+
+def deepseek_experts_out(config: ModelConfig) -> dict:
+    return {
+        **experts_out(config, DEEPSEEK),
+        "n_shared_experts": config.experts.shared_mlp // config.experts.mlp,
+        "first_k_dense_replace": sum(not kind.experts for kind in config.kinds),
+    }
+
+
+def deepseek(keys: Keys, fields: dict) -> dict:
+    latent = LatentConfig(
+        kv_rank=keys.get("kv_lora_rank", int),
+        q_rank=keys.get("q_lora_rank", int, 0),
+        nope_dim=keys.get("qk_nope_head_dim", int),
+        rope_dim=keys.get("qk_rope_head_dim", int),
+        value_dim=keys.get("v_head_dim", int),
+        interleaved=keys.get("rope_interleave", bool, True),
+    )
+    rope = fields["ropes"][0]
+    scale = (latent.nope_dim + latent.rope_dim) ** -0.5
+    if rope.kind != "default" and rope.mscale_all_dim:
+        scale *= yarn_mscale(rope.factor, rope.mscale_all_dim) ** 2
+    return {
+        **biases(keys, fields),
+        **deepseek_experts(keys, fields),
+        "latent": latent,
+        "head_dim": latent.rope_dim,
+        "attention_scale": scale,
+    }
+
+
+def deepseek_out(config: ModelConfig) -> dict:
+    latent = config.latent
+    return {
+        **deepseek_experts_out(config),
+        "kv_lora_rank": latent.kv_rank,
+        "q_lora_rank": latent.q_rank or None,
+        "qk_nope_head_dim": latent.nope_dim,
+        "qk_rope_head_dim": latent.rope_dim,
+        "v_head_dim": latent.value_dim,
+        "rope_interleave": latent.interleaved,
+        "attention_bias": config.qkv_bias,
+    }
+
+
+def attention_bias_out(config: ModelConfig) -> dict:
+    return {"attention_bias": config.qkv_bias}
+
+
+def llama(keys: Keys, fields: dict) -> dict:
+    return {**biases(keys, fields), "mlp_bias": keys.get("mlp_bias", bool, False)}
+
+
+def llama_out(config: ModelConfig) -> dict:
+    return {"attention_bias": config.qkv_bias, "mlp_bias": config.mlp_bias}
+
+
+def gemma(keys: Keys, fields: dict) -> dict:
+    return {
+        **biases(keys, fields),
+        "attention_scale": keys.positive("query_pre_attn_scalar", NUMBER, 256.0) ** -0.5,
+        "attention_soft_cap": keys.get("attn_logit_softcapping", NUMBER, 0.0),
+        "final_soft_cap": keys.get("final_logit_softcapping", NUMBER, 0.0),
+        "embed_scale": fields["embed"] ** 0.5,
+    }
+
+
+def gemma3(keys: Keys, fields: dict) -> dict:
+    fields_read = gemma(keys, fields)
+    if fields_read["attention_soft_cap"]:  # transformers keeps it, and does not apply it
+        raise InputError(
+            "config.json: attn_logit_softcapping",
+            value=fields_read["attention_soft_cap"],
+            rule="a gemma3_text model has none",
+        )
+    return fields_read
+
+
+def gemma_out(config: ModelConfig) -> dict:
+    scalar = config.attention_scale**-2
+    return {
+        "attention_bias": config.qkv_bias,
+        "query_pre_attn_scalar": round(scalar) if abs(scalar - round(scalar)) < 1e-6 else scalar,
+        "attn_logit_softcapping": config.attention_soft_cap or None,
+        "final_logit_softcapping": config.final_soft_cap or None,
+    }
+
+
+def windows_out(config: ModelConfig) -> dict:
+    """layer_types and sliding_window, for the families that read them."""
+    windows = [kind.window for kind in config.kinds]
+    types = ["sliding_attention" if w else "full_attention" for w in windows]
+    return {"sliding_window": max(windows, default=0) or None, "layer_types": types}
+
+
+def qwen_out(config: ModelConfig) -> dict:
+    on = any(kind.window for kind in config.kinds)
+    windows = {"max_window_layers": 0, **windows_out(config)} if on else {}
+    return {"use_sliding_window": on, **windows}
+
+
+def smollm3(keys: Keys, fields: dict) -> dict:
+    return {**llama(keys, fields), "rope_layers": rotated(keys, fields["layers"])}
+
+
+def smollm3_out(config: ModelConfig) -> dict:
+    turns = [int(kind.rope is not None) for kind in config.kinds]
+    windows = {**qwen_out(config), "layer_types": windows_out(config)["layer_types"]}
+    return {**llama_out(config), **windows, "no_rope_layers": turns}
+
+
+def granite(keys: Keys, fields: dict) -> dict:
+    return {
+        **llama(keys, fields),
+        "embed_scale": keys.positive("embedding_multiplier", NUMBER, 1.0),
+        "residual_scale": keys.positive("residual_multiplier", NUMBER, 1.0),
+        "attention_scale": keys.positive("attention_multiplier", NUMBER, 1.0),
+        "logit_divisor": keys.positive("logits_scaling", NUMBER, 1.0),
+    }
+
+
+def granite_out(config: ModelConfig) -> dict:
+    return {
+        **llama_out(config),
+        "embedding_multiplier": config.embed_scale,
+        "residual_multiplier": config.residual_scale,
+        "attention_multiplier": config.attention_scale,
+        "logits_scaling": config.logit_divisor,
+    }
+
+
+def phi3(keys: Keys, fields: dict) -> dict:
+    for key in ("full_attn_mod", "interpolate_factor"):  # as Phi-4-mini's config.json has them
+        if (given := keys.get(key, int, 1)) != 1:
+            rule = "supported: 1; transformers' Phi3 has nothing else, either"
+            raise InputError(f"config.json: {key}", value=given, rule=rule)
+    return {}
+
+
+def phi3_out(config: ModelConfig) -> dict:
+    rope = config.ropes[0]
+    original = {"original_max_position_embeddings": rope.original_max_tokens}
+    return {
+        "sliding_window": config.kinds[0].window or None,
+        "partial_rotary_factor": rope.fraction,
+        **(original if rope.kind == "longrope" else {}),
+    }
+
+
+def qkv_bias(keys: Keys, fields: dict) -> dict:
+    return {"qkv_bias": keys.get("attention_bias", bool, False)}
+
+
+def glm_out(config: ModelConfig) -> dict:
+    return {**attention_bias_out(config), "partial_rotary_factor": config.ropes[0].fraction}
+
+
+def glm4_moe(keys: Keys, fields: dict) -> dict:
+    norm = {"qk_norm": keys.get("use_qk_norm", bool, False)}
+    return {**qkv_bias(keys, fields), **deepseek_experts(keys, fields), **norm}
+
+
+def glm4_moe_out(config: ModelConfig) -> dict:
+    return {**glm_out(config), **deepseek_experts_out(config), "use_qk_norm": config.qk_norm}

@@ -1,0 +1,207 @@
+"""Rotary positions of a Hugging Face config.json: rope parameters in every spelling <-> Rope."""
+
+import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from rljax.errors import InputError
+from rljax.models.config import Rope
+from rljax.models.hf_keys import LARGEST_NUMBER, MISSING, NUMBER, Keys
+
+# key of the rope parameters -> field of Rope
+_ROPE = {
+    "factor": "factor",
+    "low_freq_factor": "low_freq_factor",
+    "high_freq_factor": "high_freq_factor",
+    "original_max_position_embeddings": "original_max_tokens",
+    "beta_fast": "beta_fast",
+    "beta_slow": "beta_slow",
+    "truncate": "truncate",
+    "attention_factor": "attention_factor",
+    "mscale": "mscale",
+    "mscale_all_dim": "mscale_all_dim",
+    "short_factor": "short_factor",
+    "long_factor": "long_factor",
+    "partial_rotary_factor": "fraction",
+    "mrope_section": "sections",
+    "mrope_interleaved": "interleaved_sections",
+}
+_ROPE_OF_KIND = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "truncate",
+             "attention_factor", "mscale", "mscale_all_dim"),
+    "longrope": ("factor", "original_max_position_embeddings", "attention_factor", "short_factor",
+                 "long_factor"),
+    "dynamic": ("factor",),
+}  # fmt: skip
+_SECTIONS = ("mrope_section", "mrope_interleaved")
+
+
+def _rope(
+    parameters: Mapping,
+    theta: float,
+    max_tokens: int,
+    *,
+    sections: bool = False,
+    fraction: float | None = None,
+    original: int | None = None,
+) -> Rope:
+    """One set of rope parameters, in either spelling of the type. `sections`: may it have some.
+    `fraction`: of a head that is rotated where they do not say; None: the family rotates whole
+    heads. `original`: original_max_position_embeddings where it stands outside of them."""
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    if kind == "mrope" and sections:
+        kind = "default"  # an older name of the same thing, with sections
+    if not isinstance(kind, str) or kind not in _ROPE_OF_KIND:
+        raise InputError(
+            "config.json: rope scaling type",
+            value=kind,
+            rule=f"supported: {', '.join(_ROPE_OF_KIND)}",
+        )
+    keys = Keys(parameters)
+    fields = dict(theta=keys.get("rope_theta", NUMBER, float(theta)), kind=kind)
+    whole = 1.0 if fraction is None else fraction
+    fields["fraction"] = keys.get("partial_rotary_factor", NUMBER, whole)
+    if fraction is None and fields["fraction"] != 1:
+        what = "config.json: partial_rotary_factor"
+        rule = "a model of this family rotates whole heads"
+        raise InputError(what, value=fields["fraction"], rule=rule, fix="remove it, or set it to 1")
+    read = (*_ROPE_OF_KIND[kind], *(_SECTIONS if sections else ()))
+    known = {"rope_theta", "rope_type", "type", "partial_rotary_factor", *read}
+    unknown = sorted(k for k in set(parameters) - known if parameters[k] is not None)
+    # Written beside any kind, and read by those alone that _ROPE_OF_KIND says.
+    unknown = [key for key in unknown if key != "original_max_position_embeddings"]
+    if unknown:
+        raise InputError(
+            f"config.json: the rope parameters set {unknown[0]!r}",
+            value=parameters[unknown[0]],
+            rule="the decoder does not implement it, and would silently ignore it",
+        )
+    defaults = {f.name: f.default for f in dataclasses.fields(Rope)}
+    defaults["original_max_tokens"] = max_tokens
+    if original and "original_max_position_embeddings" in read:
+        keys = Keys({**parameters, "original_max_position_embeddings": original})
+    for key in read:
+        field, default = _ROPE[key], defaults[_ROPE[key]]
+        kinds = {bool: bool, int: int, tuple: list}.get(type(default), NUMBER)
+        needed = key == "factor" or (kind == "llama3" and key.endswith("_freq_factor"))
+        needed |= key in ("short_factor", "long_factor")
+        if kind in ("yarn", "longrope") and key == "factor":
+            before = keys.get("original_max_position_embeddings", int, max_tokens)
+            needed, default = False, max_tokens / max(before, 1)
+        value = keys.get(key, kinds, MISSING if needed else default)
+        fields[field] = _numbers(key, value) if kinds is list else value
+    if kind == "dynamic":
+        fields["original_max_tokens"] = max_tokens
+    return Rope(**fields)
+
+
+def _numbers(key: str, values: list) -> tuple:
+    """A list of numbers of the rope parameters, as a tuple."""
+    if not all(type(x) in NUMBER and abs(x) <= LARGEST_NUMBER for x in values):
+        raise InputError(f"config.json: {key}", value=values[:4], rule="a list of numbers")
+    return tuple(values)
+
+
+def ropes(
+    keys: Keys,
+    theta: float,
+    max_tokens: int,
+    *,
+    sections: bool = False,
+    silent: Mapping = MappingProxyType({}),
+    fraction: float | None = None,
+    older: Mapping = MappingProxyType({}),
+) -> tuple[Rope, ...]:
+    """The model's ropes, from either spelling: `rope_parameters` (new), or `rope_theta` +
+    `rope_scaling` (published). `silent` is what transformers takes where neither is there;
+    `fraction` of a head is rotated where the keys do not say, None: always all of it; `older` are
+    further names of types."""
+    parameters = keys.get("rope_parameters", Mapping, None) or keys.get(
+        "rope_scaling", Mapping, None
+    )
+    parameters = dict(parameters or silent)
+    kind = parameters.get("rope_type") or parameters.get("type")
+    if isinstance(kind, str) and kind in older:
+        parameters["rope_type"] = older[kind]
+    theta = keys.get("rope_theta", NUMBER, theta)
+    share = keys.get("partial_rotary_factor", NUMBER, 1.0 if fraction is None else fraction)
+    if fraction is None and share != 1:
+        parameters["partial_rotary_factor"] = share  # refused
+    how = dict(sections=sections, fraction=None if fraction is None else share)
+    how["original"] = keys.get("original_max_position_embeddings", int, None)
+    return (_rope(parameters, theta, max_tokens, **how),)
+
+
+def olmo3_ropes(keys: Keys, theta: float, max_tokens: int) -> tuple[Rope, ...]:
+    """Rope 0 for layers that see everything, rope 1 for those with a window: of the same theta
+    where the keys give one, and never scaled by `rope_scaling`."""
+    return gemma3_ropes(keys, theta, max_tokens, keys.get("rope_theta", NUMBER, theta))
+
+
+def gemma3_ropes(
+    keys: Keys, theta: float, max_tokens: int, silent: float = 10_000.0
+) -> tuple[Rope, ...]:
+    """Rope 0 for layers that see everything, rope 1 for those with a window, whose theta is
+    `silent` where the keys do not say."""
+    nested = keys.get("rope_parameters", Mapping, None) or {}
+    unknown = sorted(set(nested) - {"full_attention", "sliding_attention"})
+    if unknown:
+        raise InputError(
+            f"config.json: rope_parameters sets {unknown[0]!r}",
+            rule="one set for full_attention, one for sliding_attention",
+        )
+    theta = keys.get("rope_theta", NUMBER, theta)
+    local = keys.get("rope_local_base_freq", NUMBER, silent)
+    scaling = nested.get("full_attention") or keys.get("rope_scaling", Mapping, None) or {}
+    return (
+        _rope(scaling, theta, max_tokens),
+        _rope(nested.get("sliding_attention") or {}, local, max_tokens),
+    )
+
+
+def mrope(
+    keys: Keys, theta: float, max_tokens: int, *, interleaved: bool, sections: tuple[int, ...]
+) -> tuple[Rope, ...]:
+    """The rope of a model with images, whose family decides how the sections lie."""
+    (rope,) = ropes(keys, theta, max_tokens, sections=True)
+    if rope.interleaved_sections and not interleaved:
+        raise InputError("config.json: mrope_interleaved", value=True, rule="not of this family")
+    return (
+        dataclasses.replace(
+            rope, sections=rope.sections or sections, interleaved_sections=interleaved
+        ),
+    )
+
+
+def gemma3_ropes_out(both: tuple[Rope, ...]) -> dict:
+    """The published spelling, where it can express the ropes: no scaling on layers with a
+    window."""
+    _, local = both
+    if local.kind == "default":
+        return {"rope_local_base_freq": local.theta}
+    return nested_ropes_out(both)
+
+
+def nested_ropes_out(both: tuple[Rope, ...]) -> dict:
+    """The new spelling, with the ropes of both types of layers."""
+    entries = [{"rope_theta": r.theta, "rope_type": r.kind, **(rope_out(r) or {})} for r in both]
+    named = dict(zip(("full_attention", "sliding_attention"), entries, strict=True))
+    return {"rope_parameters": named, "rope_theta": None, "rope_scaling": None}
+
+
+def rope_out(rope: Rope) -> dict | None:
+    """The published spelling of everything but theta."""
+    out = {"rope_type": rope.kind} if rope.kind != "default" else {}
+    default = Rope()
+    for key in (*_ROPE_OF_KIND[rope.kind], *_SECTIONS):
+        value = getattr(rope, _ROPE[key])
+        if key in ("factor", "original_max_position_embeddings") or value != getattr(
+            default, _ROPE[key]
+        ) or key.endswith("_freq_factor"):  # fmt: skip
+            out[key] = list(value) if isinstance(value, tuple) else value
+    if out and "rope_type" not in out:
+        out["rope_type"] = "default"
+    return out or None

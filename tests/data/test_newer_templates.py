@@ -1,0 +1,129 @@
+"""Chat templates of the newer families, as published in their form: text, ids and masks equal to
+those of `transformers`, and a log that grows by `append_messages` equal to the conversation that is
+rendered at once."""
+
+import pytest
+from conversations import CORPUS, THINK, assistant, system, tool, user
+from family_tokenizers import NEWER, write_family
+from test_append import text_of
+from test_chat_templates import MODES, our_text, their_text
+
+from rljax.data.text.chat import Rerendering, append_messages, encode_conversation, encode_last_turn
+from rljax.data.text.tokenizer import HuggingFaceTokenizer
+from rljax.errors import InputError
+
+FEW = ["two_turns", "system_first", "system_twice", "blanks", "emoji", "tool_call_bare", "parts",
+       "special_in_text", "empty_assistant", "user_twice"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("newer")
+    return {family: write_family(root / family, family) for family in NEWER}
+
+
+@pytest.fixture(scope="module")
+def ours(folders):
+    return {family: HuggingFaceTokenizer(folder) for family, folder in folders.items()}
+
+
+@pytest.fixture(scope="module")
+def theirs(folders):
+    library = pytest.importorskip("transformers", reason="transformers is not installed")
+    load = library.PreTrainedTokenizerFast.from_pretrained
+    return {family: load(folder) for family, folder in folders.items()}
+
+
+def compare(ours, theirs, family, names):
+    """The conversations `names` in each mode; how many of them transformers renders."""
+    rendered = 0
+    for name in names:
+        case = CORPUS[name]
+        for mode in MODES:
+            mine = our_text(ours[family], **case, **mode)
+            other = their_text(theirs[family], **case, **mode)
+            if isinstance(other, Exception):
+                if name in ("parts", "tool_call_bare"):
+                    continue  # ours joins parts of text, and reads a missing content as none
+                assert isinstance(mine, InputError), (name, other, mine)
+                continue
+            if name == "parts" and "{'type': 'text'" in other:
+                continue  # lists of parts for a template that reads texts only: ours joins them
+            rendered += 1
+            assert mine == other, (name, mode)
+            ids = theirs[family](other, add_special_tokens=False)["input_ids"]
+            assert ours[family].encode(mine) == ids, name
+        if name == "parts" or isinstance(our_text(ours[family], **case), InputError):
+            continue
+        given = dict(case, **case.get("variables", {}))
+        given.pop("variables", None)
+        there = theirs[family].apply_chat_template(
+            given.pop("messages"), return_assistant_tokens_mask=True, return_dict=True, **given
+        )
+        here = encode_conversation(ours[family], **case)
+        assert here == (there["input_ids"], there["assistant_masks"]), name
+    return rendered
+
+
+@pytest.mark.parametrize("family", NEWER)
+def test_a_few_conversations_are_those_of_transformers(ours, theirs, family):
+    assert compare(ours, theirs, family, FEW) >= 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", NEWER)
+def test_all_conversations_are_those_of_transformers(ours, theirs, family):
+    assert compare(ours, theirs, family, CORPUS) >= 100
+
+
+ANSWER = tool("5.5", name="add", tool_call_id="c")
+PLAYED = [
+    [user("1"), assistant("a\nb"), user("2"), assistant("é😀"), user("3")],
+    [system("S"), user("1"), assistant("a"), user("2")],
+    [user("1"), assistant("a"), ANSWER, assistant("b"), user("2")],
+]
+
+
+@pytest.mark.parametrize("family", NEWER)
+@pytest.mark.parametrize("stops", [True, False], ids=["stopped", "cut"])
+def test_a_log_grows_to_the_conversation(ours, theirs, family, stops):
+    """As a rollout plays it: each assistant turn is sampled as the template would write it, with
+    the token that stopped it or cut before, and what stands before the next turn is appended."""
+    tokenizer, shown = ours[family], 0
+    for messages in PLAYED:
+        if family in ("phi4", "olmo2") and any(m["role"] == "tool" for m in messages):
+            continue  # their templates write no tool's answer
+        turns = [k for k, m in enumerate(messages) if m["role"] == "assistant"]
+        log = tokenizer.encode_chat(messages[: turns[0]])
+        for k, following in zip(turns, [*turns[1:], len(messages)], strict=True):
+            ids, mask = encode_last_turn(tokenizer, messages[: k + 1])
+            sampled = [i for i, learned in zip(ids, mask, strict=True) if learned]
+            if family.startswith("glm4"):  # a turn ends with the next role's token
+                role = messages[k + 1]["role"]
+                end = tokenizer.encode("<|observation|>" if role == "tool" else "<|user|>")
+                sampled = sampled + (end if stops else [])
+            else:
+                sampled = (
+                    sampled[:-1] if family == "phi4_mini" else sampled
+                )  # behind the stop token
+            if not stops and not family.startswith("glm4"):
+                sampled = sampled[:-1]
+            log, new = log + sampled, messages[k + 1 : following]
+            log = log + append_messages(tokenizer, log, messages[: k + 1], new).ids
+            whole = theirs[family].apply_chat_template(
+                messages[:following], tokenize=False, add_generation_prompt=True
+            )
+            assert text_of(tokenizer, log) == whole, (messages[k], whole)
+            shown += 1
+    assert shown >= 3
+
+
+@pytest.mark.parametrize("family", ["glm4_5"])
+def test_thinking_of_earlier_turns_stays_in_the_log(ours, family):
+    tokenizer = ours[family]
+    messages = [user("a"), assistant(THINK + "b"), user("c")]
+    ids, mask = encode_last_turn(tokenizer, messages[:2])
+    appended = append_messages(tokenizer, ids, messages[:2], messages[2:])
+    assert appended.rerendering is Rerendering.REWRITTEN
+    grown = text_of(tokenizer, ids + appended.ids)
+    assert "first this,\n\nthen that" in grown and grown.endswith("<|user|>\nc<|assistant|>")

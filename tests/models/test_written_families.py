@@ -1,0 +1,255 @@
+"""Families of which no golden folder is stored, against transformers as it runs here: padding on
+either side, gradients, greedy decoding with the cache, meshes, adapters.
+
+Their logits, and the way back to disk, are rows of test_family_variants, too.
+"""
+
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import lanes
+from test_families import _norms_on_disk
+from test_family_variants import NEWER, rows, write
+from test_lora import adapted, moved
+from test_sharding import loss_and_gradient, packed_rows
+
+from rljax.arrays import place
+from rljax.batch import Batch
+from rljax.errors import InputError
+from rljax.mesh import make_mesh
+from rljax.models.families import from_hf_config
+from rljax.models.huggingface import load_config, load_params, save_params
+from rljax.models.huggingface.peft import load_adapter, save_adapter
+from rljax.models.model import Model
+from rljax.models.trees import flattened
+from rljax.sampler import Engine
+
+FAST = ["olmo3", "phi3-long"]
+NAMES = lanes(FAST, [name for name in NEWER if name not in FAST])
+# A step at a time they switch their ropes in the middle of a sequence: test_longrope_is_fixed.
+GREEDY = [name for name in NEWER if "long" not in name and "dynamic" not in name]
+PROMPT, NEW = 8, 6
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+
+    @functools.cache
+    def load(name):
+        """(torch, their model, folder, ours, its weights)."""
+        folder = tmp_path_factory.mktemp(name)
+        theirs = write(torch, transformers, *NEWER[name][:2], folder)
+        model = Model(load_config(folder, remat="none"), make_mesh(devices=jax.devices()[:1]))
+        return torch, theirs, folder, model, load_params(folder, model)
+
+    return load
+
+
+def left(batch: Batch) -> Batch:
+    """The same rows, padded on the left."""
+    lengths = np.asarray(batch.segment_ids).sum(axis=1)
+    turn = lambda x: np.stack(  # noqa: E731
+        [np.roll(row, len(row) - n) for row, n in zip(np.asarray(x), lengths, strict=True)]
+    )
+    return jax.tree.map(jnp.asarray, jax.tree.map(turn, batch))
+
+
+def near(got, want, keep, scale=1e-4):
+    keep = np.asarray(keep) > 0
+    limit = scale * max(1.0, np.abs(want[keep]).max())
+    np.testing.assert_allclose(np.asarray(got)[keep], want[keep], atol=limit)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_padding_on_the_left_and_gradients(written, name):
+    torch, theirs, _, model, params = written(name)
+    tensor = lambda x: torch.tensor(np.asarray(x))  # noqa: E731
+    batch = left(rows())
+    how = dict(
+        attention_mask=tensor(batch.segment_ids), position_ids=tensor(batch.positions).long()
+    )
+    with torch.no_grad():
+        want = theirs(tensor(batch.tokens), **how).logits.numpy()
+    near(jax.jit(model.logits)(params, batch), want, batch.mask)
+
+    batch = rows()
+    theirs.zero_grad()
+    logits = theirs(tensor(batch.tokens), attention_mask=tensor(batch.segment_ids)).logits
+    logp = torch.log_softmax(logits[:, :-1], -1)
+    logp = logp.gather(-1, tensor(batch.tokens).long()[:, 1:, None])[..., 0]
+    mask = np.asarray(batch.mask[:, 1:])
+    loss = -(logp * tensor(mask)).sum() / mask.sum()
+    loss.backward()
+
+    def ours(params):
+        logp = model.logprobs(params, batch)[0][:, 1:]
+        return -jnp.sum(mask * logp) / jnp.sum(mask)
+
+    value, gradient = jax.jit(jax.value_and_grad(ours))(params)
+    np.testing.assert_allclose(value, loss.item(), rtol=1e-4)
+    want = {n: float(p.grad.norm()) for n, p in theirs.named_parameters() if p.grad is not None}
+    gradient = jax.device_get(gradient)
+    embedding = theirs.get_input_embeddings().weight.grad.numpy()
+    limit = 1e-3 * np.abs(embedding).max()
+    np.testing.assert_allclose(gradient["embedding"], embedding, atol=limit)
+    got = _norms_on_disk(model, gradient)
+    for tensor_name, norm in want.items():
+        found = got.pop(tensor_name)
+        np.testing.assert_allclose(found, norm, rtol=2e-3, atol=1e-5, err_msg=tensor_name)
+    assert all(norm == 0 for norm in got.values()), got  # a correction has no gradient
+
+
+@pytest.mark.parametrize("name", lanes(["olmo3"], [name for name in GREEDY if name != "olmo3"]))
+def test_greedy_decoding_with_the_cache(written, name):
+    torch, theirs, _, model, params = written(name)
+    batch = rows()
+    lengths = np.array([PROMPT, PROMPT - 3])
+    prompts = np.asarray(batch.tokens)[:, :PROMPT]
+    keep = (np.arange(PROMPT)[None, :] < lengths[:, None]).astype(np.int32)
+    wanted = []
+    for row, length in zip(prompts, lengths, strict=True):
+        ids = torch.tensor(row[None, :length]).long()
+        out = theirs.generate(ids, max_new_tokens=NEW, do_sample=False, eos_token_id=None,
+                              pad_token_id=0)  # fmt: skip
+        wanted.append(out[0, length:].numpy())
+    tokens = jnp.asarray(prompts * keep, jnp.int32)
+    positions = jnp.maximum(jnp.cumsum(keep, axis=1) - 1, 0)
+    given = Batch(tokens=tokens, segment_ids=jnp.asarray(keep), positions=positions,
+                  mask=jnp.asarray(keep, jnp.float32))  # fmt: skip
+    caches = jax.jit(model.prefill, static_argnums=2)(params, given, PROMPT + NEW)
+    step = jax.jit(lambda p, *args: model.decode_step(model.unstack(p), *args))
+    at = jnp.asarray(lengths - 1, jnp.int32)
+    token, got = given.tokens[np.arange(2), lengths - 1], []
+    for _ in range(NEW):
+        logits, caches = step(params, token, at, caches)
+        token, at = jnp.argmax(logits, axis=-1).astype(jnp.int32), at + 1
+        got.append(token)
+    np.testing.assert_array_equal(np.stack(got, axis=1), np.stack(wanted))
+
+
+def test_longrope_is_fixed_for_a_sampler(written):
+    """Every token of a slot is rotated as in sequences that fill it, and so is the batch that the
+    trainer makes of it; another length has other numbers, and more tokens than were said are
+    refused."""
+    _, _, folder, model, params = written("phi3-long")
+    assert Engine(model, 2, 20).model.config.rope_tokens == 20
+    short = Model(load_config(folder, remat="none", rope_tokens=16), model.mesh)
+    assert Engine(short, 2, 16).model is short
+    with pytest.raises(InputError, match="at most 16"):
+        Engine(short, 2, 17)
+    batch = rows()
+    long, other = (np.asarray(jax.jit(m.logits)(params, batch)) for m in (model, short))
+    assert np.abs(long - other)[np.asarray(batch.mask) > 0].max() > 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["olmo2", "phi3-short", "glm4", "glm4_moe", "smollm3", "granite"])
+@pytest.mark.parametrize("sizes", [dict(fsdp=2, tensor=2), dict(fsdp=2, context=2, tensor=1)])
+def test_meshes(written, name, sizes, tmp_path):
+    """The loss and gradient of one device, and the same bytes on disk."""
+    *_, folder, plain, params = written(name)
+    batch = packed_rows(8)
+    batch = batch.replace(tokens=batch.tokens % 93 + 3)
+    devices = jax.devices()[: int(np.prod(list(sizes.values())))]
+    model = Model(plain.config, make_mesh(**sizes, devices=devices))
+    placed = load_params(folder, model)
+    value, gradient, _ = loss_and_gradient(model, placed, place(batch, model.mesh))
+    want_value, want, _ = loss_and_gradient(plain, params, batch)
+    np.testing.assert_allclose(value, want_value, rtol=1e-5)
+    want = flattened(want)
+    top = max(np.abs(x).max() for x in want.values())
+    for path, x in flattened(gradient).items():
+        np.testing.assert_allclose(x, want[path], atol=2e-5 * top, err_msg=str(path))
+    for to, made, weights in (("one", plain, params), ("many", model, placed)):
+        save_params(tmp_path / to, made, weights)
+    saved = [(tmp_path / to / "model.safetensors").read_bytes() for to in ("one", "many")]
+    assert saved[0] == saved[1]
+
+
+@pytest.mark.parametrize("name", lanes(["phi3-long"], ["glm4", "olmo2", "smollm3", "glm4_moe"]))
+def test_adapters_are_those_of_peft(written, name, tmp_path):
+    """PEFT computes with what we saved; and with its own adapters, whose A the parts of a fused map
+    share, we compute what it does."""
+    peft = pytest.importorskip("peft")
+    torch, theirs, folder, _, _ = written(name)
+    model, params, _, _ = adapted(folder, targets=("self_attn.*",))
+    params, batch = moved(params), rows()
+    tensor = lambda x: torch.tensor(np.asarray(x))  # noqa: E731
+
+    def computed(them):
+        with torch.no_grad():
+            given = dict(attention_mask=tensor(batch.segment_ids))
+            return them(tensor(batch.tokens), **given).logits.numpy()
+
+    logits = jax.jit(model.logits)
+    plain = lambda: type(theirs).from_pretrained(folder, attn_implementation="eager")  # noqa: E731
+    save_adapter(tmp_path / "ours", model, params)
+    want = computed(peft.PeftModel.from_pretrained(plain(), tmp_path / "ours"))
+    near(logits(params, batch), want, batch.mask)
+    again = load_adapter(tmp_path / "ours", model, moved(params, key=2))
+    jax.tree.map(np.testing.assert_array_equal, again, params)
+
+    targets = json.loads((tmp_path / "ours" / "adapter_config.json").read_text())["target_modules"]
+    torch.manual_seed(1)
+    them = peft.get_peft_model(plain(), peft.LoraConfig(r=4, lora_alpha=8, target_modules=targets))
+    with torch.no_grad():
+        for n, p in them.named_parameters():
+            if "lora_" in n:
+                p.add_(0.1 * torch.randn_like(p))
+    them.save_pretrained(tmp_path / "theirs")
+    read = load_adapter(tmp_path / "theirs", model, params)
+    near(logits(read, batch), computed(them), batch.mask)
+
+
+def test_an_adapter_that_mixes_fused_parts_is_refused(written, tmp_path):
+    from safetensors.numpy import load_file, save_file
+
+    *_, folder, _, _ = written("phi3-long")
+    model, params, _, _ = adapted(folder, targets=("qkv_proj",))
+    save_adapter(tmp_path, model, moved(params))
+    file = tmp_path / "adapter_model.safetensors"
+    tensors = load_file(file)
+    name = next(n for n in tensors if n.endswith("qkv_proj.lora_B.weight"))
+    tensors[name] = tensors[name].copy()
+    tensors[name][0, -1] = 1.0  # a row of q, a column of v's A
+    save_file(tensors, file)
+    with pytest.raises(InputError, match="mixes the parts"):
+        load_adapter(tmp_path, model, params)
+
+
+PAIRS = dict(type="longrope", short_factor=[1.0] * 4, long_factor=[1.0] * 4)
+REFUSED = [
+    ("phi3", dict(full_attn_mod=2), "full_attn_mod"),
+    ("phi3", dict(rope_scaling=dict(PAIRS, short_factor=[1.0] * 3)), "short_factor"),
+    ("phi3", dict(rope_scaling=dict(PAIRS, long_factor=[1.0, "x", 1.0, 1.0])), "long_factor"),
+    ("phi3", dict(rope_scaling=dict(PAIRS, long_factor=[1.0, 0.0, 1.0, 1.0])), "long_factor"),
+    ("phi3", dict(rope_scaling=dict(PAIRS, short_mscale=1.2)), "short_mscale"),
+    ("phi3", dict(partial_rotary_factor=0.0), "partial_rotary_factor"),
+    ("llama", dict(partial_rotary_factor=0.5), "partial_rotary_factor"),
+    ("olmo2", dict(clip_qkv=8.0), "clip_qkv"),
+    ("olmo3", dict(rope_parameters=dict(rope_type="yarn", factor=2.0)), "rope_parameters"),
+    ("smollm3", dict(no_rope_layers=[1, 2, 0]), "no_rope_layers"),
+    ("smollm3", dict(no_rope_layers=[1]), "no_rope_layers"),
+    ("smollm3", dict(no_rope_layer_interval=0), "no_rope_layer_interval"),
+    ("smollm3", dict(layer_types=["sliding_attention"] * 3), "sliding_attention"),
+    ("granite", dict(attention_multiplier=0.0), "attention_multiplier"),
+    ("granite", dict(logits_scaling=-1.0), "logits_scaling"),
+    ("glm4_moe", dict(scoring_func="softmax"), "scoring_func"),
+    ("llama", dict(rope_scaling=dict(rope_type="dynamic")), "factor"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "changes", "field"), REFUSED)
+def test_what_cannot_be_honoured_is_refused_by_name(family, changes, field):
+    sizes = dict(vocab_size=96, hidden_size=48, intermediate_size=64, num_hidden_layers=3,
+                 num_attention_heads=6, num_key_value_heads=2, head_dim=8)  # fmt: skip
+    moe = dict(n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=24)
+    base = {"model_type": family, **sizes, **(moe if family == "glm4_moe" else {})}
+    from_hf_config(base)
+    with pytest.raises(InputError, match=field):
+        from_hf_config({**base, **changes})
