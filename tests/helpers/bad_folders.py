@@ -24,7 +24,8 @@ BAD_VALUES += [
     ("rope_parameters", "default"),
     ("rope_parameters", {"rope_type": "yarn", "factor": -4.0}),
     ("rope_parameters", {"rope_type": "yarn", "factor": 4.0, "low_freq_factor": 1.0}),
-    ("rope_parameters", {"rope_type": "dynamic", "factor": 2.0}),
+    ("rope_parameters", {"rope_type": "dynamic"}),
+    ("rope_parameters", {"rope_type": "proportional", "factor": 2.0}),
     ("rope_parameters", {"rope_type": 3}),
     ("rope_parameters", {"rope_type": ["llama3"]}),
     ("rope_parameters", {"rope_type": "linear"}),
@@ -54,7 +55,7 @@ CONFIG_TEXTS = [b"", b"{", b"[]", b"null", b"3", b'"qwen3"', b"\xff\xfe{}", b"["
 CONFIG_TEXTS += [b'{"model_type": "qwen3"', b"<html>404</html>", b'{"vocab_size": ' + b"9" * 5000]
 
 # Values of model_type.
-FAMILIES = ["mamba", "phi3", "llama4", "qwen2_vl", "gemma", "deepseek_v2", "qwen3_next", "t5"]
+FAMILIES = ["mamba", "phimoe", "llama4", "qwen2_vl", "gemma", "deepseek_v2", "qwen3_next", "t5"]
 FAMILIES += ["gpt_neox"]
 
 # The header of model.safetensors: what a case makes of a good one.
