@@ -12,6 +12,7 @@ from rljax.config import options as of
 from rljax.config.declare import Options
 from rljax.config.plan_options import PlanOptions
 from rljax.config.play_options import PlayOptions
+from rljax.config.push_options import PushOptions
 from rljax.config.serve_options import ChatOptions, ServeOptions
 from rljax.errors import InputError
 from rljax.tracking.signals import quit_now
@@ -34,6 +35,8 @@ COMMANDS = {
                 of.EvaluateOptions, one_host=True),
         Command("report", "write the report of a run anew, or compare several", "report",
                 of.ReportOptions),
+        Command("push", "put a run's policy or adapter on the Hugging Face Hub, with a model card",
+                "push", PushOptions, one_host=True),
         Command("replay", "find what made a step's loss or gradient not finite", "replay",
                 of.ReplayOptions, one_host=True),
         Command("serve", "an OpenAI-compatible endpoint for a run or model", "serve",

@@ -1,5 +1,6 @@
 """Models and data sets of the Hugging Face Hub: read into its own cache, and models written."""
 
+from rljax.hub.client import page
 from rljax.hub.datasets import SplitFiles, split_files
 from rljax.hub.models import (
     ADAPTER,
@@ -7,10 +8,12 @@ from rljax.hub.models import (
     TOKENIZER,
     WEIGHTS,
     digests,
+    model_card,
     model_folder,
     pinned,
 )
 from rljax.hub.names import HubName, is_hub, model_name, names_in, parse
+from rljax.hub.upload import upload
 
 __all__ = [
     "ADAPTER",
@@ -21,10 +24,13 @@ __all__ = [
     "SplitFiles",
     "digests",
     "is_hub",
+    "model_card",
     "model_folder",
     "model_name",
     "names_in",
+    "page",
     "parse",
     "pinned",
     "split_files",
+    "upload",
 ]

@@ -33,10 +33,7 @@ def model_folder(spec: str | Path, *parts: str) -> Path:
     if name is None:
         return Path(spec)
     parts = parts or (CONFIG, TOKENIZER, WEIGHTS)
-    try:
-        name = name.at(client.resolve(name))
-    except InputError as error:
-        raise _with_local(spec, error) from None
+    name = _at_its_commit(spec, name)
     entries = {
         path.removeprefix(f"{name.path}/" if name.path else ""): entry
         for path, entry in client.listing(name).items()
@@ -48,11 +45,14 @@ def model_folder(spec: str | Path, *parts: str) -> Path:
     return client.home(name) / "snapshots" / name.revision / name.path
 
 
-def _with_local(spec: str | Path, error: InputError) -> InputError:
-    """The error; of a bare name it also says that no such folder is here."""
-    if str(spec).startswith("hf:"):
-        return error
-    return InputError(f"{spec} is no folder here, and as a name on the hub: {error}")
+def _at_its_commit(spec: str | Path, name: HubName) -> HubName:
+    """The name with the commit. Of a bare one an error also says that no such folder is here."""
+    try:
+        return name.at(client.resolve(name))
+    except InputError as error:
+        if is_hub(spec):
+            raise
+        raise InputError(f"{spec} is no folder here, and as a name on the hub: {error}") from None
 
 
 def _files(name: HubName, part: str, entries: dict) -> list[str]:
@@ -105,6 +105,12 @@ def _lacks(name: HubName, file: str, rule: str, entries: dict) -> InputError:
     return InputError(f"{name} has no {file}", value=names[:6], rule=rule, fix=fix)
 
 
+def model_card(name: HubName) -> Path:
+    """README.md of a model of the hub. Raises InputError where it has none."""
+    name = name.at(client.resolve(name))
+    return client.fetch(name, ["README.md"]) / "README.md"
+
+
 def digests(spec: str | Path) -> dict[str, str]:
     """{file: SHA-256 that the hub lists} of the weights of a repository; {} of a local folder."""
     name = model_name(spec)
@@ -124,4 +130,4 @@ def pinned(spec: str) -> str:
     name = parse(spec) if is_hub(spec) else model_name(spec)
     if name is None or name.pinned:
         return spec
-    return str(name.at(client.resolve(name)))
+    return str(_at_its_commit(spec, name))

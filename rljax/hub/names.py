@@ -61,7 +61,7 @@ def is_hub(text: object) -> bool:
 
 def parse(text: str | Path) -> HubName:
     """The repository that an hf:// text names. Raises InputError for one that names none."""
-    rest, kind = str(text).removeprefix("hf:").lstrip("/"), "model"
+    rest, kind = re.sub(r"\Ahf:/(?!//)/?", "", str(text)), "model"
     if rest.startswith(DATASETS):
         rest, kind = rest.removeprefix(DATASETS), "dataset"
     match = _REPOSITORY.fullmatch(rest.rstrip("/"))

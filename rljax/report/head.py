@@ -1,12 +1,15 @@
 """The head of a page: what was trained, by which command and code, on what, and where its files
 are."""
 
+import contextlib
 import html
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from rljax.errors import InputError
+from rljax.hub.names import is_hub, parse
 from rljax.report.run_folder import Run, is_number, moment
 from rljax.tracking.charts import duration, short
 
@@ -38,7 +41,10 @@ def field(config: Mapping, dotted: str) -> object:
 
 
 def _short_name(value: object) -> str:
-    """ "decoder" of "decoder(layers=2, ...)", the last part of a path."""
+    """ "decoder" of "decoder(layers=2, ...)", the last part of a path, NAME of hf://OWNER/NAME."""
+    if is_hub(value):
+        with contextlib.suppress(InputError):
+            return parse(str(value)).repository.rpartition("/")[2]
     text = str(value or "").split("(")[0].rstrip("/")
     return text.replace("{split}", "").rpartition("/")[2] or text
 

@@ -184,6 +184,11 @@ def write_page(path: Path, title: str, body: str) -> Path:
     return path
 
 
+def page_of(run: Run) -> str:
+    """The report as one text."""
+    return document(title_of(run), _body(run)).encode("utf-8", errors="replace").decode()
+
+
 def write_report(run_dir: str | os.PathLike) -> Path | str:
     """Write `report.html` into the run folder, which may be a URL, and return its path."""
     if not is_folder(run_dir):

@@ -214,6 +214,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             "gated": "manual" if repo.gated else False, "siblings": siblings, "tags": [],
         })  # fmt: skip
 
+    def tree(self, kinds: str, repository: str, revision: str):
+        found = self._state(kinds.removesuffix("s"), repository, revision)
+        if found is not None:
+            self._json([
+                {"type": "file", "path": path, "size": len(data), "oid": git_digest(data)}
+                for path, data in sorted(found[1].items())
+            ])  # fmt: skip
+
     def resolve(self, prefix: str | None, repository: str, revision: str, path: str):
         kind = (prefix or "models/").removesuffix("s/")
         found = self._state(kind, repository, revision, content=True)
@@ -310,6 +318,7 @@ def git_digest(data: bytes) -> str:
 _REPO, _KIND = r"([^/]+/[^/]+)", r"(models|datasets)"
 _ROUTES = (
     (rf"GET /api/{_KIND}/{_REPO}(?:/revision/(.+))?", _Handler.information),
+    (rf"GET /api/{_KIND}/{_REPO}/tree/(.+)", _Handler.tree),
     (rf"(?:GET|HEAD) /(datasets/)?{_REPO}/resolve/([^/]+|refs/[^/]+/[^/]+)/(.+)", _Handler.resolve),
     (rf"(?:GET|HEAD) /api/resolve-cache/{_KIND}/{_REPO}/([0-9a-f]+)/(.+)", _Handler.cached),
     (r"(?:GET|HEAD) /store/([0-9a-f]+)", _Handler.stored),

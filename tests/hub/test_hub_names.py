@@ -28,7 +28,7 @@ def test_a_path_says_kind_repository_revision_and_place(text, parts):
 
 
 @pytest.mark.parametrize("text", [
-    "hf://", "hf://a", "hf://datasets/a", "hf://a//", "hf://a/b@", "hf://a/../b", "hf://../b",
+    "hf://", "hf:///a/b", "hf://a", "hf://datasets/a", "hf://a//", "hf://a/b@", "hf://a/../b", "hf://../b",
     "hf://a/b/../c", "hf://a/b/./c", "hf://-a/b", "hf://a/b--c", "hf://a/b c", "hf://a/" + "b" * 97,
     "hf://a/b.", "hf://a/b/c//d", "hf://a/b@..%2F..%2Fc", "hf://a/b@../c", "hf://a/b/c\\d",
 ])  # fmt: skip

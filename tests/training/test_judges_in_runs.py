@@ -359,7 +359,7 @@ ASKS = "base_url='http://127.0.0.1:1/v1', model='m'"
         ({"function": "sandbox_fusion(url='localhost:8080')"}, "url is no address"),
         ({"function": f"judge({ASKS}, timeout_s=10)"}, "the pool would kill judge"),
         ({"function": f"rubric({ASKS}, bad_verdict='no')"}, "one of 'error', 'zero'"),
-        ({"judge_model": "no/folder", "function": "judge()"}, "must be a folder"),
+        ({"judge_model": "no/such/folder", "function": "judge()"}, "is not a folder"),
         ({"judge_model": "."}, "answers for judge(...) and rubric(...)"),
         ({"judge_model": ".", "function": "judge()", "model": "."}, "takes its place"),
         ({"judge_model": ".", "function": "judge()", "judge_grades": ("1",)}, "two or more"),

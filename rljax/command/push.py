@@ -1,0 +1,21 @@
+"""Push: rljax push RUN --to=OWNER/NAME [--part=policy] [--public] [--evaluations=result.json]
+
+Puts the adapter, policy or reward model that a run has exported on the Hugging Face Hub, with a
+model card: base and data with their commits, method, evaluations with 95 % intervals, the command,
+the report. A new repository is private unless --public. Checkpoints stay here, and keys and
+passwords in the config or the command are hidden. --out=FOLDER writes what would be pushed.
+"""
+
+import dataclasses
+
+from rljax.command.launch import print_table
+from rljax.config.push_options import PushOptions
+
+
+def main(options: PushOptions) -> None:
+    from rljax.report.publish import publish
+
+    how = dataclasses.asdict(options)
+    done = publish(how.pop("run"), how.pop("to"), **how)
+    print_table(("file",), [(name,) for name in done.files], f"{done.part} of {options.run}")
+    print(f"pushed: {done.url}" if done.url else f"written to {options.out}; nothing is pushed")

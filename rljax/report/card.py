@@ -1,0 +1,305 @@
+"""The model card of what a run has trained: README.md with front matter, as the hub shows it.
+
+It says what was measured and how, and nothing that was not.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import yaml
+
+from rljax import hub
+from rljax.errors import InputError
+from rljax.files import read_text
+from rljax.report.head import field, title_of
+from rljax.report.redacted import redacted
+from rljax.report.run_folder import Estimate, Run, estimate, moment, pairs, verdict
+from rljax.tracking.charts import duration
+
+KINDS = {"policy": "text-generation", "adapter": "text-generation",
+         "reward_model": "text-classification"}  # fmt: skip
+# What a reader asks of a run, beside model and data; what is "" or off is left out.
+_FIELDS = (
+    "dataflow", "algorithm.advantage", "algorithm.policy_loss", "algorithm.preference_loss",
+    "algorithm.reward_loss", "algorithm.kl_in_loss", "algorithm.kl_in_reward", "reward.function",
+    "reward.model", "environment.function", "teacher_model", "critic_model", "lora.rank",
+    "lora.alpha", "actor_optimizer.name", "actor_optimizer.lr", "batch.prompts_per_step",
+    "batch.samples_per_prompt", "offline.examples_per_step", "sampler.temperature",
+    "sampler.max_response_tokens", "sft.steps", "steps",
+)  # fmt: skip
+_LOSSES = {  # fields that one kind of dataflow alone reads
+    "algorithm.preference_loss": ("preference", "online_dpo"),
+    "algorithm.reward_loss": ("reward_model",),
+}
+# Fields that runs on samples, or on files, alone read.
+_OF_SAMPLES = ("batch.", "sampler.", "algorithm.advantage", "algorithm.policy_loss", "reward.")
+_OF_FILES = ("offline.",)
+_FRONT_MATTER = re.compile(r"\A---[ \t]*\r?\n(.*?)\r?\n---", re.DOTALL)
+
+
+def front_matter(text: str) -> dict:
+    """The front matter of a README.md; {} where it has none that can be read."""
+    match = _FRONT_MATTER.match(text)
+    try:
+        value = yaml.safe_load(match[1]) if match else {}
+    except (yaml.YAMLError, RecursionError, ValueError):
+        value = {}
+    return value if isinstance(value, dict) else {}
+
+
+def base_of(run: Run, told: str = "") -> hub.HubName | None:
+    """The model of the hub that a run started from: the one its user names, else its config's; None
+    for random weights and for a local folder of which nobody says where it came from."""
+    if told:
+        name = hub.model_name(told)
+        if name is None:
+            raise InputError("--base", value=told, rule="OWNER/NAME of a model of the hub")
+        return name
+    text = field(run.config, "model")  # a run writes what it read of the hub as hf://
+    return hub.parse(text) if isinstance(text, str) and hub.is_hub(text) else None
+
+
+def license_of(base: hub.HubName | None) -> str:
+    """The license that the base's own card names; "" where it cannot be read."""
+    if base is None:
+        return ""
+    try:
+        text = read_text(hub.model_card(base))
+    except InputError:
+        return ""
+    value = front_matter(text).get("license")
+    return value if isinstance(value, str) else ""
+
+
+def model_card(
+    run: Run, part: str, repository: str, *, base: hub.HubName | None, license: str = "",
+    evaluations: Sequence[tuple[str, dict]] = (), report: bool = False,
+) -> str:  # fmt: skip
+    """README.md of a repository with the `part` (policy, adapter, reward_model) of a run;
+    `evaluations` are (name, result) of `rljax evaluate --out`."""
+    head = yaml.safe_dump(_head(run, part, base, license), sort_keys=False, allow_unicode=True)
+    name = repository.rpartition("/")[2]
+    sections = [
+        f"---\n{head}---",
+        f"# {name}",
+        _sentence(run, part, base),
+        "## Evaluation\n\n" + _evaluation(run, evaluations),
+        "## Training\n\n" + _training(run),
+        "## Use\n\n" + _use(part, repository, base),
+        "## Where it came from\n\n" + _origin(run, base),
+    ]
+    if report:
+        sections.append("All curves, samples and the config: [report.html](report.html).")
+    return redacted("\n\n".join(section.rstrip() for section in sections)) + "\n"
+
+
+def _head(run: Run, part: str, base: hub.HubName | None, license: str) -> dict:
+    out: dict[str, object] = {}
+    if license:
+        out["license"] = license
+    if base is not None:
+        out["base_model"] = base.repository
+        out["base_model_relation"] = "adapter" if part == "adapter" else "finetune"
+    if datasets := [name.repository for name in _datasets(run)]:
+        out["datasets"] = list(dict.fromkeys(datasets))
+    out["library_name"] = "peft" if part == "adapter" else "transformers"
+    out["pipeline_tag"] = KINDS[part]
+    method = str(field(run.config, "dataflow") or "").partition("(")[0].rpartition(".")[2]
+    lora = ["lora"] if field(run.config, "lora.rank") else []
+    out["tags"] = ["rljax", *([method] if method else []), *lora]
+    return out
+
+
+def _datasets(run: Run) -> list[hub.HubName]:
+    data = run.config.get("data")
+    texts = [data.get("train"), *(data.get("sources") or ())] if isinstance(data, Mapping) else []
+    texts.append(field(run.config, "sft.data"))
+    return [hub.parse(text) for text in texts if isinstance(text, str) and hub.is_hub(text)]
+
+
+def _sentence(run: Run, part: str, base: hub.HubName | None) -> str:
+    what = {"policy": "A policy", "adapter": "A LoRA adapter", "reward_model": "A reward model"}
+    start = f", trained from [{base.repository}]({hub.page(base)})" if base else ""
+    data = ", ".join(f"[{n.repository}]({hub.page(n)})" for n in _datasets(run))
+    return f"{what[part]}{start}{f' on {data}' if data else ''}: {title_of(run)}."
+
+
+# -- evaluation --
+
+
+def _number(value: Estimate | None, *, percent: bool) -> str:
+    if value is None:
+        return ""
+    scale, unit = (100, " %") if percent else (1, "")
+    text = f"{scale * value.value:.4g}{unit}"
+    if value.low is None:
+        return text
+    return f"{text} [{scale * value.low:.4g}, {scale * value.high:.4g}]"
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "\n".join("| " + " | ".join(_cell(c) for c in line) + " |" for line in lines)
+
+
+def _cell(text: object) -> str:
+    return str(text).replace("\n", " ").replace("|", "\\|")
+
+
+def _evaluation(run: Run, evaluations: Sequence[tuple[str, dict]]) -> str:
+    parts = []
+    if rows := pairs(run.summary):
+        cells = []
+        for name, before, after, change in rows:
+            percent = name == "accuracy"
+            count = after.n if after.n is not None else change.n
+            cells.append([
+                name, _number(before, percent=percent), _number(after, percent=percent),
+                _number(change, percent=percent), "" if count is None else str(count),
+                verdict(change),
+            ])  # fmt: skip
+        where = field(run.config, "data.test") or field(run.config, "data.train")
+        reward = field(run.config, "evaluate.reward") or field(run.config, "reward.function")
+        by = f", judged by `{reward}`" if reward else ""
+        parts.append(
+            f"By the run itself, before and after training, on held-out rows of `{where}`{by}; "
+            "accuracy is greedy. In brackets 95 % intervals; a change is called one only where the "
+            "interval of the difference excludes 0.\n\n"
+            + _table(("", "before", "after", "difference", "n", ""), cells)
+        )
+    before, after = run.summary.get("eval_before"), run.summary.get("eval_after")
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        rows = [
+            (
+                key,
+                _number(estimate(value), percent=False),
+                _number(estimate(after[key]), percent=False),
+            )
+            for key, value in before.items()
+            if key in after and estimate(value) is not None
+        ]
+        parts.append(
+            f"On held-out rows of `{field(run.config, 'data.test')}`, before and after training, "
+            "without intervals:\n\n" + _table(("", "before", "after"), rows)
+        )
+    for name, result in evaluations:
+        parts.append(_separate(name, result))
+    return "\n\n".join(parts) or "Not measured."
+
+
+def _separate(name: str, result: dict) -> str:
+    """The table of a file that `rljax evaluate` wrote."""
+    rows = [
+        (metric, _number(value, percent=False), "" if value.n is None else str(value.n))
+        for metric, found in result["metrics"].items()
+        if (value := estimate(found)) is not None
+    ]
+    how = (
+        f"`rljax evaluate` on `{result.get('data')}`, reward `{result.get('reward')}`, "
+        f"{result.get('samples')} samples at temperature {result.get('temperature')}, at most "
+        f"{result.get('max_response_tokens')} tokens ({name}); 95 % intervals over prompts."
+    )
+    return f"{how}\n\n{_table(('metric', 'value', 'n'), rows)}"
+
+
+def read_evaluation(path: str | Path) -> tuple[str, dict]:
+    """(its name, the result) of a file that `rljax evaluate --out` wrote."""
+    try:
+        result = json.loads(read_text(path))
+        known = isinstance(result["metrics"], dict) and "checkpoint" in result
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, InputError):
+            raise
+        known = False
+    if not known:
+        raise InputError(
+            "--evaluations", value=str(path), rule="a file that rljax evaluate --out=FILE wrote"
+        )
+    return Path(path).name, result
+
+
+# -- the rest --
+
+
+def _training(run: Run) -> str:
+    dataflow = str(field(run.config, "dataflow") or "").partition("(")[0]
+    unread = _OF_SAMPLES if not run.summary.get("completions") else _OF_FILES
+    rows = [("model", field(run.config, "model")), ("data", field(run.config, "data.train"))]
+    for name in _FIELDS:
+        value = field(run.config, name)
+        read = dataflow in _LOSSES.get(name, (dataflow,)) and not name.startswith(unread)
+        if read and value not in (None, "", 0, 0.0):
+            rows.append((name, value))
+    rows.append(("seed", run.summary.get("seed", field(run.config, "seed"))))
+    last, total = run.steps()
+    rows.append(("steps taken", f"{last} of {total}" if total else last))
+    for name, value in (
+        ("device", run.summary.get("device")),
+        ("status", run.summary.get("status")),
+    ):
+        rows.append((name, value))
+    if isinstance(run.summary.get("wall_s"), int | float):
+        rows.append(("time", duration(run.summary["wall_s"])))
+    shown = [(name, f"`{value}`") for name, value in rows if value not in (None, "")]
+    text = _table(("field", "value"), shown)
+    if run.starts:
+        start = run.starts[-1]
+        git = start.get("git") if isinstance(start.get("git"), Mapping) else {}
+        commit = (
+            f", commit {git['commit']}{' with changes' * bool(git.get('dirty'))}" if git else ""
+        )
+        text += f"\n\nThe command, on {moment(start['time'])}{commit}:"
+        text += f"\n\n```\n{start.get('command')}\n```"
+    if isinstance(run.summary.get("versions"), Mapping):
+        versions = ", ".join(f"{k} {v}" for k, v in run.summary["versions"].items())
+        text += f"\n\nrljax {(run.starts or [{}])[-1].get('rljax') or ''}; {versions}."
+    return text
+
+
+def _use(part: str, repository: str, base: hub.HubName | None) -> str:
+    if part == "adapter":
+        first = base.repository if base else "BASE"
+        revision = f', revision="{base.revision}"' if base and base.revision else ""
+        code = (
+            "from peft import PeftModel\nfrom transformers import AutoModelForCausalLM\n\n"
+            f'model = AutoModelForCausalLM.from_pretrained("{first}"{revision})\n'
+            f'model = PeftModel.from_pretrained(model, "{repository}")'
+        )
+        flags = f"--config.model={first} --config.lora.adapter={repository}"
+    else:
+        kind = "CausalLM" if part == "policy" else "SequenceClassification"
+        code = (
+            f"from transformers import AutoModelFor{kind}, AutoTokenizer\n\n"
+            f'model = AutoModelFor{kind}.from_pretrained("{repository}")\n'
+            f'tokenizer = AutoTokenizer.from_pretrained("{repository}")'
+        )
+        flags = f"--config.{'model' if part == 'policy' else 'reward.model'}={repository}"
+    return f"```python\n{code}\n```\n\nIn rljax: `{flags}`."
+
+
+def _origin(run: Run, base: hub.HubName | None) -> str:
+    lines = []
+    if base is not None:
+        at = f", commit `{base.revision}`" if base.revision else ""
+        lines.append(f"- Base: [{base.repository}]({hub.page(base)}){at}")
+    elif str(field(run.config, "model") or "").endswith(")"):
+        lines.append(f"- Base: random weights, `{field(run.config, 'model')}`")
+    else:
+        lines.append("- Base: a folder of the machine that trained it")
+    for file, facts in _files(run):
+        lines.append(f"  - `{file}`: SHA-256 `{facts.get('sha256')}`")
+    for name in _datasets(run):
+        at = f", commit `{name.revision}`" if name.revision else ""
+        lines.append(f"- Data: [{name.repository}]({hub.page(name)}){at}")
+    return "\n".join(lines)
+
+
+def _files(run: Run) -> list[tuple[str, Mapping]]:
+    """The weights that the run began with, of its model.json."""
+    try:
+        files = json.loads(read_text(run.folder / "model.json")).get("files", {})
+    except (InputError, ValueError, AttributeError):
+        return []
+    return [(f, facts) for f, facts in files.items() if isinstance(facts, Mapping)]

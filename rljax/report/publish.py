@@ -1,0 +1,136 @@
+"""Puts what a run has trained on the hub, with its model card, report and config.
+
+Nothing but what is listed here leaves the machine: weights and tokenizer as the run exported them,
+and pages without keys, machines or folders. Checkpoints and their optimizer states stay.
+"""
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rljax import hub
+from rljax.errors import InputError
+from rljax.files import read_json_object, write_json, write_text
+from rljax.report.card import base_of, license_of, model_card, read_evaluation
+from rljax.report.page import page_of
+from rljax.report.redacted import redacted, redacted_values
+from rljax.report.run_folder import Run, read_run
+from rljax.tracking.mirror import local_copy
+from rljax.tracking.store import is_folder
+
+PARTS = ("adapter", "policy", "reward_model")  # the first that a run has is what is meant
+_PUBLISHED = (".safetensors", ".json", ".jinja")
+_CONFIG = "training_config.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+    """What was written or pushed."""
+
+    part: str
+    files: tuple[str, ...]
+    url: str  # of the commit; "" where nothing was pushed
+
+
+def publish(
+    run_dir: str, repository: str, *, part: str = "", base: str = "", license: str = "",
+    evaluations: Sequence[str] = (), public: bool = False, report: bool = True, out: str = "",
+) -> Published:  # fmt: skip
+    """Pushes the `part` of a run ("": its adapter, else its policy, else its reward model) to a
+    repository of the hub, which is made private where it is new, unless `public`. With `out` the
+    folder is written there and nothing is pushed."""
+    name = hub.parse(repository if hub.is_hub(repository) else f"hf://{repository}")
+    if name.kind != "model" or name.revision or name.path:
+        raise InputError("--to", value=repository, rule="OWNER/NAME of a model, without a revision")
+    if not is_folder(run_dir):
+        raise InputError("no such run folder", value=run_dir, fix="name a folder of a run")
+    results = [read_evaluation(path) for path in evaluations]
+    with local_copy(run_dir, PARTS) as folder, _staged(out) as stage:
+        run = read_run(folder)
+        part = _part(run, part)
+        base_name = base_of(run, base)
+        _copy(folder / part, stage, part, base_name)
+        made = model_card(
+            run, part, name.repository, base=base_name, license=license or license_of(base_name),
+            evaluations=results, report=report,
+        )  # fmt: skip
+        write_text(stage / "README.md", made)
+        write_json(stage / _CONFIG, redacted_values(run.config))
+        if report:
+            _write_report(run, stage)
+        files = tuple(sorted(path.name for path in stage.iterdir()))
+        url = (
+            "" if out else hub.upload(name, stage, private=not public, message=_message(run, part))
+        )
+    return Published(part, files, url)
+
+
+def _message(run: Run, part: str) -> str:
+    return f"{part.replace('_', ' ').capitalize()} of an rljax run, step {run.steps()[0]}"
+
+
+@contextlib.contextmanager
+def _staged(out: str) -> Iterator[Path]:
+    """The folder that is filled: `out`, which must be empty, or one for as long as it is pushed."""
+    if not out:
+        with tempfile.TemporaryDirectory(prefix="rljax-") as scratch:
+            yield Path(scratch)
+        return
+    path = Path(out)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise InputError("--out", value=out, rule="an empty folder, or one that is not there yet")
+    path.mkdir(parents=True, exist_ok=True)
+    yield path
+
+
+def _part(run: Run, part: str) -> str:
+    there = [p for p in PARTS if (run.folder / p).is_dir()]
+    if part in there or (not part and there):
+        return part or there[0]
+    raise InputError(
+        f"{run.folder} has no {part or 'policy, adapter or reward model'}",
+        value=there or None,
+        fix="let the run finish with export=True" if not there else f"--part={there[0]}",
+    )
+
+
+def _copy(source: Path, stage: Path, part: str, base: hub.HubName | None) -> None:
+    """The files of an exported folder, large ones by a second name. An adapter gets the base that
+    others can load."""
+    for path in sorted(source.iterdir()):
+        if path.suffix in _PUBLISHED and path.is_file() and not path.name.startswith("."):
+            if path.suffix == ".safetensors":
+                with contextlib.suppress(OSError):
+                    os.link(path, stage / path.name)
+            if not (stage / path.name).exists():
+                shutil.copyfile(path, stage / path.name)
+    if part != "adapter":
+        return
+    place = stage / "adapter_config.json"
+    config = read_json_object(place)
+    if base is None:
+        raise InputError(
+            "the adapter belongs to a model of this machine",
+            value=config.get("base_model_name_or_path"),
+            rule="whoever loads it has to know which",
+            fix="--base=OWNER/NAME, the model of the hub that the folder is a copy of, or "
+            "--part=policy, which needs none",
+        )
+    config |= {"base_model_name_or_path": base.repository, "revision": base.revision or None}
+    write_json(place, config)
+
+
+def _write_report(run: Run, stage: Path) -> None:
+    """The report, without what only this machine knows."""
+    starts = [
+        {k: v for k, v in start.items() if k not in ("host", "pid", "working_folder")}
+        for start in run.starts
+    ]
+    shown = dataclasses.replace(
+        run, folder=stage, starts=redacted_values(starts), config=redacted_values(run.config)
+    )
+    write_text(stage / "report.html", redacted(page_of(shown)))
