@@ -55,9 +55,9 @@ class DataConfig(Settings):
     # (low, high): every prompt asks for a length in tokens drawn from this range, by
     # target_instruction; the rewards l1_exact and l1_max read it. () = off.
     target_tokens: tuple[int, ...] = ()
-    # Stands behind the prompt; needs data.target_tokens.
-    target_instruction: str = " Think for {target_tokens} tokens."
-    test: str = ""  # "" = the tasks' own test splits; none for a file
+    target_instruction: str = " Think for {target_tokens} tokens."  # behind such a prompt
+    test: str = ""  # "" = the tasks' own test splits, and test_fraction of files
+    test_fraction: float = 0.0  # of every file's rows, by a hash of their prompts: never trained
     max_prompt_tokens: int = 512  # longer ones: data.overlong
     overlong: str = "drop"  # prompts over the limit: drop | error | left | right
 

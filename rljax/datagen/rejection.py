@@ -18,6 +18,7 @@ from rljax.config.options import RejectionOptions, check_options
 from rljax.data.online.default_rewards import reward_text
 from rljax.data.online.prompts import PromptRecord
 from rljax.data.rows.sources import load_prompts
+from rljax.data.rows.split import held_out_fraction
 from rljax.datagen.trajectories import example_row, pair_row, trajectories_of
 from rljax.errors import InputError
 from rljax.evaluation.saved import require_named
@@ -134,15 +135,18 @@ def selection_metrics(
 # -- sampling and files --
 
 
-def rejection_sample(options: RejectionOptions) -> dict:
+def rejection_sample(options: RejectionOptions, *, test_fraction: float | None = None) -> dict:
     """Samples, scores, selects and writes the files; returns the content of the .meta.json file.
 
+    `test_fraction`: what was held out of the data; None: as the run's config says of its own.
     Raises InputError where nothing at all is selected.
     """
     check_options(options)
     saved = _opened(options)
     data, reward_name = _data_and_reward(options, saved)
-    records = load_prompts(data, options.split)[: options.prompts]
+    if test_fraction is None:
+        test_fraction = held_out_fraction(saved.config, data)
+    records = load_prompts(data, options.split, test_fraction=test_fraction)[: options.prompts]
     prompts, _ = saved.encode(records, max_tokens=options.max_prompt_tokens)
     policy = saved.ready(
         prompts, temperature=options.temperature, max_response_tokens=options.max_response_tokens
@@ -280,12 +284,14 @@ def raft(config: Config, options: RejectionOptions, folder: str | Path) -> list[
                 temperature=options.temperature or sampler.temperature,
                 max_prompt_tokens=options.max_prompt_tokens or tokens,
                 max_response_tokens=options.max_response_tokens or sampler.max_response_tokens,
-            )
+            ),
+            test_fraction=held_out_fraction(limits, data),
         )  # fmt: skip
         made, examples = copy.deepcopy(config), meta["files"]["examples"]
         made.dataflow, made.model = "sft", str(_model_folder(checkpoint))
         made.run_dir, made.export = str(here), True
         made.data.train, made.data.sources = examples["file"], ()
+        made.data.test_fraction = 0.0
         made.sft.steps = 0
         made.steps = math.ceil(examples["rows"] * options.epochs / made.offline.examples_per_step)
         train(made)

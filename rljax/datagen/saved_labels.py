@@ -15,6 +15,7 @@ from rljax.config.options import LabelOptions, check_options
 from rljax.data.online.default_rewards import reward_text
 from rljax.data.online.prompts import PromptRecord
 from rljax.data.rows.sources import load_prompts
+from rljax.data.rows.split import held_out_fraction
 from rljax.datagen.steps import Searcher, label_programs
 from rljax.datagen.trees import label_trees
 from rljax.errors import InputError
@@ -70,7 +71,8 @@ def _label_checkpoint(options: LabelOptions, name: str, number: int) -> tuple[li
     if reads_model(resolve(reward, NAMESPACES["reward"])):
         rule = "it reads the score of a reward model: no test of a program"
         raise InputError("reward", value=reward, rule=rule, fix="--reward='code_tests()', say")
-    given, rng = load_prompts(data, "train"), random.Random(f"{options.seed} {number}")
+    given = load_prompts(data, "train", test_fraction=held_out_fraction(config, data))
+    rng = random.Random(f"{options.seed} {number}")
     drawn = rng.sample(given, min(options.prompts, len(given)))
     prompts, _ = saved.encode(drawn, max_tokens=options.max_prompt_tokens)
     sampling = dict(

@@ -14,6 +14,7 @@ from rljax.config.options import EvaluateOptions, check_options
 from rljax.data.online.default_rewards import evaluation_of, evaluation_text
 from rljax.data.online.prompts import PromptRecord
 from rljax.data.rows.sources import load_prompts
+from rljax.data.rows.split import held_out_fraction
 from rljax.errors import InputError
 from rljax.evaluation.lengths import by_length
 from rljax.evaluation.policy import (
@@ -40,8 +41,8 @@ def data_and_reward(options: EvaluateOptions, policy: SavedPolicy) -> tuple[str,
     """(data, reward) of an evaluation, from the options or from the run."""
     config = policy.config
     data = options.data or config.data.test
-    if not data and config.data.train and not is_path(config.data.train):
-        data = config.data.train  # a task has a test split of its own
+    if not data and (config.data.test_fraction or not is_path(config.data.train)):
+        data = config.data.train  # a task has a test split of its own, a file what was held out
     reward = options.reward
     if not (reward or config.evaluate.reward) and options.data and not is_path(options.data):
         reward = evaluation_of(options.data, config.reward.function)
@@ -99,9 +100,10 @@ def evaluate_saved(
     saved = load_policy(options.checkpoint, options.step, trust_code=options.trust_code)
     config, run = saved.config, saved.step is not None
     data, reward_text = data_and_reward(options, saved)
+    fraction = 0.0 if options.data else held_out_fraction(config, data)
     count = options.prompts or (config.evaluate.prompts if run else 256)
     ask = functools.partial(
-        _asked, options, load_prompts(data, "test")[:count], reward_text,
+        _asked, options, load_prompts(data, "test", test_fraction=fraction)[:count], reward_text,
         config.evaluate.correct_at, answer,
     )  # fmt: skip
     asked = ask(saved)

@@ -20,6 +20,7 @@ from rljax.config import Config, is_path, to_dict, with_overrides
 from rljax.config.options import ComparisonOptions, check_options
 from rljax.data.online.default_rewards import evaluation_text, reward_text
 from rljax.data.rows.sources import load_prompts
+from rljax.data.rows.split import held_out_fraction
 from rljax.datagen.rejection import best_and_worst, select
 from rljax.datagen.trajectories import trajectories_of
 from rljax.errors import InputError
@@ -158,6 +159,7 @@ def _method_config(base: Config, method: Method, options: ComparisonOptions) -> 
     made.sft.steps, made.steps, made.run_dir = 0, options.steps, str(folder)
     made.model, made.tokenizer = str(start / "policy"), ""
     made.data.train, made.data.test = str(folder / "data.jsonl"), ""
+    made.data.test_fraction = 0.0  # its rows are of prompts that are not held out
     made.data.sources = ()
     made.evaluate.prompts_from, made.evaluate.every_steps, made.evaluate.patience = "", 0, 0
     return with_overrides(made, method.fields, f"method {method.name!r}")
@@ -208,7 +210,9 @@ def _make_file(config: Config, options: ComparisonOptions) -> list[dict]:
     if _require_same(folder / "samples.meta.json", settings) is None:
         # It was trained here just now.
         saved = load_policy(Path(config.run_dir), trust_code=True)
-        prompts, _ = saved.encode(load_prompts(config.data.train, "train")[: options.prompts])
+        data = config.data.train
+        given = load_prompts(data, "train", test_fraction=held_out_fraction(config, data))
+        prompts, _ = saved.encode(given[: options.prompts])
         policy, key = saved.ready(prompts), stream(jax.random.key(config.seed), "file")
         with contextlib.closing(saved.reward(reward_text(config))) as reward:
             draw, rates = stream(key, "samples"), stream(key, "pass rates")
@@ -226,8 +230,8 @@ def _make_file(config: Config, options: ComparisonOptions) -> list[dict]:
 def _held_out(config: Config) -> str:
     """The data that holds the prompts on which every method is measured."""
     data = config.evaluate.prompts_from
-    if not data and not is_path(config.data.train):
-        data = config.data.train  # a task has a test split of its own
+    if not data and (config.data.test_fraction or not is_path(config.data.train)):
+        data = config.data.train  # a task has a test split of its own, a file what was held out
     if not data:
         raise InputError("evaluate.prompts_from", value="", rule="held-out prompts are needed")
     return data
@@ -237,8 +241,11 @@ def measure(folder: Path, config: Config, options: ComparisonOptions) -> dict:
     """Evaluates FOLDER/policy on held-out prompts; returns {"greedy": [right or not, per prompt],
     "sampled": [share right of test_samples, per prompt]}, None where rewards failed."""
     saved = load_policy(folder / "policy")
-    records = load_prompts(_held_out(config), "test")[: options.test_prompts]
-    prompts, _ = saved.encode(records, max_tokens=config.data.max_prompt_tokens)
+    data = _held_out(config)
+    records = load_prompts(data, "test", test_fraction=held_out_fraction(config, data))
+    prompts, _ = saved.encode(
+        records[: options.test_prompts], max_tokens=config.data.max_prompt_tokens
+    )
     own = dataclasses.replace(saved.config, sampler=config.sampler, reward=config.reward)
     saved = dataclasses.replace(saved, config=own)
     policy, key = saved.ready(prompts), stream(jax.random.key(config.seed), "measure")

@@ -155,10 +155,11 @@ def _loss_warnings(algorithm: AlgorithmConfig) -> list[str]:
 
 def _offline_warnings(config: Config) -> list[str]:
     evaluates = config.evaluate.every_steps or config.evaluate.patience
-    if evaluates and not (config.data.test or config.evaluate.prompts_from):
+    held_out = config.data.test_fraction > 0
+    if evaluates and not (config.data.test or held_out or config.evaluate.prompts_from):
         return [
-            "neither data.test nor evaluate.prompts_from is set, so nothing is held out: "
-            "evaluate.every_steps and evaluate.patience do nothing"
+            "none of data.test, data.test_fraction and evaluate.prompts_from is set, so nothing is "
+            "held out: evaluate.every_steps and evaluate.patience do nothing"
         ]
     return []
 
@@ -193,10 +194,11 @@ def _warnings(config: Config) -> list[str]:
         )
     found += _loss_warnings(config.algorithm) + flight_warnings(config)
     specs = (config.data.train, *config.data.sources)
-    held_out = config.data.test or not all(is_path(spec) for spec in specs)
+    held_out = config.data.test or config.data.test_fraction
+    held_out = held_out or not all(is_path(spec) for spec in specs)
     if not held_out and (config.evaluate.every_steps or config.sft.stop_at_accuracy):
         found.append(
-            "data.test is not set, so nothing is held out: evaluate.every_steps and "
-            "sft.stop_at_accuracy do nothing"
+            "neither data.test nor data.test_fraction is set, so nothing is held out: "
+            "evaluate.every_steps and sft.stop_at_accuracy do nothing"
         )
     return found

@@ -135,6 +135,13 @@ def _check_prompt_rules(config: Config, problems: Problems) -> None:
     for name in ("retire_at_pass_rate", "drop_above_pass_rate"):
         rate = getattr(data, name)
         problems.check(0 <= rate <= 1, f"data.{name}", rate, "from 0 to 1 (0 = off)")
+    fraction, files = data.test_fraction, [s for s in (data.train, *data.sources) if is_path(s)]
+    rule = "from 0 (off) to below 1"
+    problems.check(0 <= fraction < 1, "data.test_fraction", fraction, rule)
+    rule, fix = "data.test names the held-out rows already", "data.test=''"
+    problems.check(not (fraction and data.test), "data.test_fraction", fraction, rule, fix)
+    rule = "no source is a file, and tasks have a test split of their own"
+    problems.check(not fraction or bool(files), "data.test_fraction", fraction, rule, "0")
     sources = 1 + len(data.sources)
     for name in ("weights", "final_weights"):
         weights = getattr(data, name)

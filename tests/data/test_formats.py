@@ -1,5 +1,6 @@
 """Rows in the columns of other projects, tables, and what a run says of its data when it starts."""
 
+import functools
 import json
 import logging
 
@@ -63,7 +64,8 @@ def test_a_form_as_demonstrations_and_as_prompts(tmp_path, case, suffix):
     notes = []
     record = load_rows(str(path), "train", "examples", notes)[2]
     assert {k: v for k, v in record.items() if k != "index"} == demonstration
-    assert [form in note and "3 rows" in note for note in notes] == [True] * bool(form)
+    (note,) = notes
+    assert f"3 rows, read as {form}" in note
     record = load_prompts(str(path), "train")[2]
     assert (record["prompt"], record["ground_truth"]) == (prompt, truth)
 
@@ -107,6 +109,50 @@ def test_a_conversation_that_ends_with_a_question_needs_its_answer_in_a_column(t
 def test_rows_that_leave_the_form(tmp_path, rows, says):
     path = write(tmp_path / "rows.jsonl", rows)
     refused(lambda: load_rows(path, "train", "examples"), path, says)
+
+
+OPENRLHF = [
+    ({"input": "2+2?", "output": "4"}, "examples", {"prompt": "2+2?", "completion": "4"}),
+    ({"input": [U], "output": [A]}, "examples", {"messages": [U, A]}),
+    ({"input": "2+2?", "output": "4", "label": True}, "unpaired",
+     {"prompt": "2+2?", "completion": "4", "label": True}),
+    ({"input": "2+2?", "chosen": "4", "rejected": "5"}, "pairs",
+     {"prompt": "2+2?", "chosen": "4", "rejected": "5", "margin": 0.0, "tie": False}),
+    ({"input": [U], "label": "4", "datasource": "sums"}, "prompts",
+     {"prompt": [U], "ground_truth": "4", "data_source": "sums", "extra_info": {}}),
+    ({"context_messages": [U], "label": 4}, "prompts",
+     {"prompt": [U], "ground_truth": "4", "data_source": "rows", "extra_info": {}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "kind", "want"), OPENRLHF)
+def test_openrlhf(tmp_path, row, kind, want):
+    path, notes = write(tmp_path / "rows.jsonl", [row] * 2), []
+    load = load_prompts if kind == "prompts" else functools.partial(load_rows, kind=kind)
+    record = load(path, "train", notes=notes)[1]
+    assert {k: v for k, v in record.items() if k != "index"} == want
+    assert len(notes) == 1 and "2 rows, read as OpenRLHF: " in notes[0]
+    refused(lambda: load(write(tmp_path / "b.jsonl", [row, {"a": 1}]), "train"), "row 1 (line 2)")
+
+
+@pytest.mark.parametrize(("row", "said"), [
+    ({"prompt": [U], "data_source": "a", "reward_model": {"ground_truth": "4"}},
+     "verl's prompts, conversational"),
+    ({"text": "a"}, "language modeling"),
+    ({"messages": [U, A], "tools": [{"name": "f"}]},
+     "language modeling, conversational, with tools"),
+    ({"prompt": "a", "completion": "b"}, "prompt-completion"),
+    ({"prompt": [U], "chosen": [A], "rejected": [A]}, "preference, conversational"),
+    ({"chosen": "ab", "rejected": "ac"}, "preference, implicit prompt"),
+    ({"prompt": [U], "completion": [A], "label": True}, "unpaired preference, conversational"),
+    ({"prompt": "a", "completions": ["b"], "labels": [1]}, "stepwise supervision"),
+    ({"question": "a", "answer": "b"}, "prompts"),
+    ({"prompt": "a", "safer": "b", "more_harmful": "c"}, "safety pairs"),
+])  # fmt: skip
+def test_what_rows_are_read_as_is_said_in_a_line(tmp_path, row, said):
+    notes = []
+    read_rows(write(tmp_path / "rows.jsonl", [row] * 2), "train", notes=notes)
+    assert notes == [f"{tmp_path}/rows.jsonl: 2 rows, read as {said}"]
 
 
 # -- tables --
@@ -169,12 +215,17 @@ def loaded(tmp_path, rows, dataflow="grpo", **fields):
 def test_kept_and_dropped_prompts_are_said(tmp_path):
     rows = [{"prompt": [U], "answer": "4"}] * 20 + [{"prompt": "x" * 900, "answer": "4"}]
     notes = loaded(tmp_path, rows).notes
-    assert notes == (f"{tmp_path}/rows.jsonl: 20 of 21 prompts kept (1 over 60 tokens)",)
-    (note,) = loaded(tmp_path, rows, overlong="left").notes
+    path = f"{tmp_path}/rows.jsonl"
+    assert notes == (
+        f"{path}: 21 rows, read as prompts, conversational",
+        f"{path}: 20 of 21 prompts kept (1 over 60 tokens)",
+    )
+    _, note = loaded(tmp_path, rows, overlong="left").notes
     assert note.endswith("21 of 21 prompts kept; 1 cut to 60 tokens")
     rows = [{"conversations": [HUMAN, GPT]}] * 1_000
     first, second = loaded(tmp_path, rows).notes
-    assert "read as ShareGPT: 1,000 rows" in first and "1,000 of 1,000 prompts kept" in second
+    assert "1,000 rows, read as ShareGPT: language modeling, conversational" in first
+    assert "1,000 of 1,000 prompts kept" in second
 
 
 def test_tasks_say_it_too():
@@ -188,7 +239,11 @@ def test_tasks_say_it_too():
 def test_rows_that_are_shown_come_with_what_is_said(tmp_path):
     config = config_of(tmp_path, "sft", [{"conversations": [HUMAN, GPT]}] * 3)
     _, _, notes = shown_rows(config, rows=1)
-    assert len(notes) == 2 and "ShareGPT: 3 rows" in notes[0] and "3 of 3 rows kept" in notes[1]
+    assert (
+        len(notes) == 2
+        and "3 rows, read as ShareGPT: language" in notes[0]
+        and "3 of 3 rows kept" in notes[1]
+    )
 
 
 def test_bare_prompts_of_a_chat_model_are_warned_of_once(tmp_path, caplog):

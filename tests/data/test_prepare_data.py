@@ -12,8 +12,9 @@ import pytest
 from conftest import REPO
 from tiny_tokenizer import write_tokenizer
 
-from rljax.data.rows.prepare import PrepareOptions, held_out_by_hash, prepare
+from rljax.data.rows.prepare import PrepareOptions, prepare
 from rljax.data.rows.sources import load_prompts
+from rljax.data.rows.split import is_held_out
 from rljax.errors import InputError
 
 
@@ -127,9 +128,9 @@ def test_the_split_is_the_prompts_own(tmp_path):
 
 
 def test_the_share_that_is_held_out():
-    found = [held_out_by_hash(f"prompt {i}", 0.1) for i in range(20_000)]
+    found = [is_held_out(f"prompt {i}", 0.1) for i in range(20_000)]
     assert 0.09 < sum(found) / len(found) < 0.11
-    assert all(held_out_by_hash(f"prompt {i}", 0.5) for i, x in enumerate(found) if x)
+    assert all(is_held_out(f"prompt {i}", 0.5) for i, x in enumerate(found) if x)
 
 
 def test_a_sources_own_test_split_leaves_the_training_split(tmp_path):

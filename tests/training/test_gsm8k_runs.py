@@ -128,7 +128,9 @@ def test_the_usual_numbers_are_the_defaults(name, tmp_path):
     config.model = str(write_model(tmp_path / "model", "qwen3"))
     config.data.train = str(tmp_path / "train.parquet")
     (tmp_path / "train.parquet").write_bytes(b"")
-    assert validate(config)[0].startswith("data.test is not set")  # a warning, no error
+    assert validate(config)[0].startswith(
+        "neither data.test nor data.test_fraction"
+    )  # a warning, no error
     algorithm = config.algorithm
     assert config.actor_optimizer.lr == 1e-6 and config.critic_optimizer.lr == 1e-5
     assert algorithm.policy_loss == "ppo_clip(clip_low=0.2, clip_high=0.2, dual_clip=3.0)"

@@ -20,6 +20,7 @@ from rljax.data.rows.columns import (
     tools_of,
 )
 from rljax.data.rows.read import Rows, read_rows
+from rljax.data.rows.split import one_side
 from rljax.errors import InputError
 
 KINDS = ("examples", "pairs", "safety", "unpaired", "stepwise", "trajectories")
@@ -28,7 +29,11 @@ _ASSISTANT = "assistant"
 
 
 def load_rows(
-    spec: str | Sequence[Mapping], split: str, kind: str, notes: list[str] | None = None
+    spec: str | Sequence[Mapping],
+    split: str,
+    kind: str,
+    notes: list[str] | None = None,
+    test_fraction: float = 0.0,
 ) -> list[dict]:
     """Checked records of one kind; raises InputError that names the file, the row and the column.
 
@@ -47,10 +52,12 @@ def load_rows(
         ones may be among them, and true = the end token follows the last one, not the separator.
     trajectories: prompt, completion or steps, reward, truncated, and process_scores (one of each
         step) and logprobs (of the sampler, one of each token) where the rows have them.
+    With a `test_fraction` both splits are sides of the training split (rljax.data.rows.split).
     """
     if kind not in KINDS:
         raise InputError("unknown kind of rows", value=kind, fix=f"use one of {KINDS}")
-    rows = read_rows(spec, split, demonstrations=kind == "examples", notes=notes)
+    read_split = "train" if test_fraction else split
+    rows = read_rows(spec, read_split, demonstrations=kind == "examples", notes=notes)
     read = dict(
         examples=_example,
         pairs=_pair,
@@ -69,7 +76,7 @@ def load_rows(
         records.append(dict(read(row, place, index), index=index))
     for name in ("reference", "logprobs", "process_scores"):
         _require_everywhere_or_nowhere(records, rows, name)
-    return records
+    return one_side(records, split, test_fraction, rows.source) if test_fraction else records
 
 
 def _require_everywhere_or_nowhere(records: list[dict], rows: Rows, name: str) -> None:

@@ -31,6 +31,7 @@ from rljax.data.online.prompts import (
 )
 from rljax.data.online.stream import Stream
 from rljax.data.rows.sources import load_demonstrations, load_endless_prompts, load_prompts
+from rljax.data.rows.split import held_out_fraction
 from rljax.data.text.tokenizer import CharTokenizer, Tokenizer, load_tokenizer
 from rljax.errors import InputError
 from rljax.rewards.pool.calling import wanted_fields
@@ -114,7 +115,10 @@ def _records(spec: str, config: Config, split: str, notes: list[str]) -> list[di
     options = {}
     if is_path(spec):
         check = reference_check({training_text(config), evaluation_text(config)})
-        options = dict(need_ground_truth=needs_ground_truth(config), check=check, notes=notes)
+        options = dict(
+            need_ground_truth=needs_ground_truth(config), check=check, notes=notes,
+            test_fraction=held_out_fraction(config, spec),
+        )  # fmt: skip
     load = (
         load_endless_prompts if split == "train" else functools.partial(load_prompts, split=split)
     )
@@ -217,10 +221,12 @@ def _warn_bare(spec: str, records: list[dict], tokenizer: Tokenizer, kind: str) 
 
 
 def _test_records(config: Config, notes: list[str]) -> list[dict]:
-    """Held-out prompts: those of data.test, else of the tasks' test splits in equal shares."""
+    """Held-out prompts: those of data.test, else of the tasks' test splits, and of the files of
+    which a part is held out, in equal shares."""
     specs, count = [config.data.test], config.evaluate.prompts
     if not config.data.test:
-        specs = [s for s in (config.data.train, *config.data.sources) if not is_path(s)]
+        every = (config.data.train, *config.data.sources)
+        specs = [s for s in every if held_out_fraction(config, s) or not is_path(s)]
     records = []
     for number, spec in enumerate(specs):
         share = count * (number + 1) // len(specs) - count * number // len(specs)
@@ -244,7 +250,7 @@ def _demonstrations(
     0."""
     if not config.sft.steps:
         return [], [], {}
-    records = load_demonstrations(spec, "train", notes)
+    records = load_demonstrations(spec, "train", notes, held_out_fraction(config, spec))
     total = config.data.max_prompt_tokens + config.sampler.max_response_tokens
     examples, counts = encode_demonstrations(records, tokenizer, max_tokens=total)
     notes.append(kept_line(spec, "demonstrations", counts, total))
@@ -264,6 +270,18 @@ def _pretraining(
     return records, examples, {f"pretraining_{k}": v for k, v in counts.items()}
 
 
+def _held_rows(config: Config, kind: str) -> list[dict]:
+    """Rows for eval/loss: of data.test, else what is held out of the training files, in equal
+    shares."""
+    files = (config.data.train, *config.data.sources)
+    specs = [spec for spec in files if held_out_fraction(config, spec)]
+    specs, rows = [config.data.test] if config.data.test else specs, []
+    for spec in specs:
+        share = -(-config.evaluate.prompts // len(specs))
+        rows += load_rows(spec, "test", kind, None, held_out_fraction(config, spec))[:share]
+    return rows
+
+
 def _offline_data(config: Config, tokenizer: Tokenizer, kind: str) -> Data:
     """Rows of one kind for training and, held out, for eval/loss; prompts for greedy accuracy."""
     offline = config.offline
@@ -273,7 +291,7 @@ def _offline_data(config: Config, tokenizer: Tokenizer, kind: str) -> Data:
     )  # fmt: skip
     sources, counts, raw, notes = [], {}, [], []
     for spec in (config.data.train, *config.data.sources):
-        rows = load_rows(spec, "train", kind, notes)
+        rows = load_rows(spec, "train", kind, notes, held_out_fraction(config, spec))
         items, more = encode_rows(rows, tokenizer, kind, **options)
         notes.append(kept_line(spec, "rows", more, offline.max_tokens))
         if is_path(spec):
@@ -290,11 +308,11 @@ def _offline_data(config: Config, tokenizer: Tokenizer, kind: str) -> Data:
     if "packed_rows" in counts:
         room = counts["packed_rows"] * config.offline.max_tokens
         counts["packing_efficiency"] = round(counts["packed_tokens"] / room, 4)
-    held_out, held_rows = [], []
-    if config.data.test:
-        held_rows = load_rows(config.data.test, "test", kind)[: config.evaluate.prompts]
+    held_out, held_rows = [], _held_rows(config, kind)
+    if held_rows:
         held_out, cut = encode_rows(held_rows, tokenizer, kind, **options)
-        notes.append(kept_line(config.data.test, "held-out rows", cut, offline.max_tokens))
+        held_name = config.data.test or "held out"
+        notes.append(kept_line(held_name, "held-out rows", cut, offline.max_tokens))
         if config.offline.packing:
             held_out = pack_examples(held_out, config.offline.max_tokens).rows
     test, test_records = [], []

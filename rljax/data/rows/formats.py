@@ -1,5 +1,5 @@
-"""Rows in the columns of other projects as rows in ours: ShareGPT, Alpaca, PKU-SafeRLHF, tables of
-texts.
+"""Rows in the columns of other projects as rows in ours: ShareGPT, Alpaca, OpenRLHF, PKU-SafeRLHF,
+tables of texts. Ours are TRL's and verl's.
 
 The form is that of the first row; a later row of another one is an error that names it. What a
 column must hold is checked where it is used (`sources`, rljax.data.offline.rows).
@@ -49,6 +49,35 @@ class Form:
     convert: Callable[[dict, str], dict]  # (row, its place in errors)
 
 
+def understood(row: dict) -> str:
+    """What kind of row in our columns it is read as, in the words of TRL's documentation; "" where
+    they say nothing."""
+    has = row.keys()
+    model = row.get("reward_model")
+    if isinstance(model, dict) and "ground_truth" in model:
+        kind, spoken = "verl's prompts", row.get("prompt")
+    elif {"safer", "more_harmful"} <= has:
+        kind, spoken = "safety pairs", row["safer"]
+    elif {"chosen", "rejected"} <= has:
+        implicit = "" if row.get("prompt") is not None else ", implicit prompt"
+        kind, spoken = f"preference{implicit}", row["chosen"]
+    elif {"completions", "labels"} <= has:
+        kind, spoken = "stepwise supervision", row.get("prompt")
+    elif row.get("messages") is not None:
+        kind, spoken = "language modeling", row["messages"]
+    elif "prompt" in has and (completion := {"completion", "response"} & has):
+        kind = "unpaired preference" if "label" in has else "prompt-completion"
+        spoken = row[min(completion)]
+    elif has & {"prompt", "question"}:
+        kind, spoken = "prompts", row.get("prompt", row.get("question"))
+    elif "text" in has:
+        kind, spoken = "language modeling", row["text"]
+    else:
+        return ""
+    conversational = ", conversational" if isinstance(spoken, (list, tuple)) else ""
+    return kind + conversational + ", with tools" * bool(row.get("tools"))
+
+
 def form_of(row: dict) -> Form | None:
     """The form of a row; None where its columns are ours."""
     if _turns(row.get("conversations")):
@@ -58,6 +87,9 @@ def form_of(row: dict) -> Form | None:
         return _ALPACA
     if _PKU_COLUMNS <= row.keys() and row.keys() & {"safer_response_id", "better_response_id"}:
         return _PKU
+    own = {"prompt", "question", "messages", "text"} & row.keys()
+    if not own and ("input" in row or _turns(row.get("context_messages"))):
+        return _OPENRLHF
     answer = row.get("answer")
     if isinstance(row.get("question"), str) and isinstance(answer, str) and "\n#### " in answer:
         return _GSM8K
@@ -143,6 +175,27 @@ def _alpaca(row: dict, place: str) -> dict:
     return made
 
 
+def _openrlhf(row: dict, place: str) -> dict:
+    """`input` or `context_messages` -> `prompt`, `output` -> `completion`; a `label` beside an
+    output says whether it is desirable, without one it is the ground truth."""
+    name = "context_messages" if "context_messages" in row else "input"
+    if name not in row:
+        raise InputError(
+            f"{place} lacks the column 'input'", value=sorted(map(str, row)),
+            rule="the first row has it, or 'context_messages'", fix="correct the row",
+        )  # fmt: skip
+    of_openrlhf = ("input", "context_messages", "output", "label", "datasource")
+    made = {n: v for n, v in row.items() if n not in of_openrlhf}
+    made["prompt"] = row[name]
+    if "output" in row:
+        made["completion"] = row["output"]
+    if "label" in row:
+        made["label" if "output" in row else "ground_truth"] = row["label"]
+    if row.get("datasource") is not None:
+        made["data_source"] = row["datasource"]
+    return made
+
+
 _PKU_COLUMNS = {"prompt", "response_0", "response_1"}
 
 
@@ -169,6 +222,7 @@ def _pku(row: dict, place: str) -> dict:
 _PKU = Form("PKU-SafeRLHF", _pku)
 _SHAREGPT = Form("ShareGPT", _sharegpt)
 _ALPACA = Form("Alpaca", _alpaca)
+_OPENRLHF = Form("OpenRLHF", _openrlhf)
 _GSM8K = Form("GSM8K, the answer after ####", lambda row, place: row)
 
 

@@ -9,7 +9,6 @@ added or reordered, and two rows with one prompt are never on both.
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import os
 import traceback
@@ -23,6 +22,7 @@ from rljax.config.options import PrepareOptions
 from rljax.data.online.prompts import encode_prompt
 from rljax.data.rows.read import Rows, make_task, read_rows
 from rljax.data.rows.sources import prompt_record
+from rljax.data.rows.split import is_held_out, messages_text
 from rljax.data.text.tokenizer import load_tokenizer
 from rljax.errors import InputError
 from rljax.files import DATA_FILES
@@ -42,7 +42,7 @@ def prepare(options: PrepareOptions) -> dict:
         every = mapped["train"]
         mapped = {"train": [], "test": []}
         for row in every:
-            held_out = held_out_by_hash(_text(row["prompt"]), options.test_fraction)
+            held_out = is_held_out(messages_text(row["prompt"]), options.test_fraction)
             mapped["test" if held_out else "train"].append(row)
     # The test split first: what it holds leaves the training split.
     kept, first_places = {}, {}
@@ -57,13 +57,6 @@ def prepare(options: PrepareOptions) -> dict:
             raise InputError(f"no row is left for {split}.parquet", value=counts, fix=fix)
     _write(Path(options.out), {split: _table(rows, split) for split, rows in kept.items()}, counts)
     return counts
-
-
-def held_out_by_hash(prompt: str, fraction: float) -> bool:
-    """Whether sha256 of the prompt, read as a number in [0, 1), is below `fraction`; blanks and the
-    case of letters do not matter."""
-    text = " ".join(prompt.lower().split()).encode("utf-8", "surrogatepass")
-    return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") / 2**64 < fraction
 
 
 def _check(options: PrepareOptions) -> None:
@@ -175,13 +168,6 @@ def _called(function: Callable, row: dict, index: int, rows: Rows) -> dict | Non
     return made
 
 
-def _text(prompt: list[dict]) -> str:
-    """The text that identifies a prompt: roles and contents."""
-    contents = [m.get("content") for m in prompt]
-    texts = [c if isinstance(c, str) else json.dumps(c, sort_keys=True) for c in contents]
-    return "\n".join(f"{m['role']}: {text}" for m, text in zip(prompt, texts, strict=True))
-
-
 def _without_repeats(
     rows: list[dict], first_places: dict[str, tuple[str, str]], split: str
 ) -> tuple[list[dict], dict[str, int]]:
@@ -189,7 +175,7 @@ def _without_repeats(
     truth)), and counts."""
     kept, counts = [], dict(duplicates=0, contradicting=0, also_in_test=0)
     for row in rows:
-        text = _text(row["prompt"])
+        text = messages_text(row["prompt"])
         key = " ".join(text.lower().split())
         if key not in first_places:
             first_places[key] = (split, row["ground_truth"])

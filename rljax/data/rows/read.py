@@ -23,8 +23,9 @@ import numpy as np
 
 from rljax import hub
 from rljax.components import resolve
+from rljax.config import is_path
 from rljax.data.online.stream import Stream
-from rljax.data.rows.formats import form_of, table_row
+from rljax.data.rows.formats import form_of, table_row, understood
 from rljax.errors import InputError
 from rljax.files import (
     DATA_FILES,
@@ -70,8 +71,7 @@ def read_rows(
     notes: list[str] | None = None,
 ) -> Rows:
     """The rows of a spec, each an object. `demonstrations`: those of a task, not its prompts. Only
-    with `endless` may they be a stream. `notes` gets a line where they are in another project's
-    columns."""
+    with `endless` may they be a stream. `notes` gets a line that says as what they are read."""
     if isinstance(spec, (list, tuple)):
         rows = Rows("the list of rows", "list", spec)
     elif isinstance(spec, str) and spec.strip():
@@ -104,12 +104,13 @@ def read_rows(
                 f"{rows.place(index)} has {len(row)} columns", rule=f"at most {_MOST_COLUMNS}"
             )
     form = form_of(rows.rows[0])
-    if form is None:
-        return rows
-    if notes is not None:
-        notes.append(f"{rows.source}: read as {form.name}: {len(rows.rows):,} rows")
-    converted = [form.convert(row, rows.place(index)) for index, row in enumerate(rows.rows)]
-    return dataclasses.replace(rows, rows=converted)
+    if form is not None:
+        converted = [form.convert(row, rows.place(index)) for index, row in enumerate(rows.rows)]
+        rows = dataclasses.replace(rows, rows=converted)
+    what = ": ".join(filter(None, (form and form.name, understood(rows.rows[0]))))
+    if notes is not None and what and is_path(rows.source):
+        notes.append(f"{rows.source}: {len(rows.rows):,} rows, read as {what}")
+    return rows
 
 
 def _read_named(spec: str, split: str, demonstrations: bool, notes: list[str]) -> Rows:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from rljax.data.online.stream import Stream
 from rljax.data.rows.columns import demonstration_record, first_of, prompt_of, require_text
 from rljax.data.rows.read import Rows, read_rows
+from rljax.data.rows.split import one_side
 from rljax.data.text.chat import check_unicode, validate_messages
 from rljax.errors import InputError
 
@@ -31,17 +32,20 @@ def load_prompts(
     need_ground_truth: bool = True,
     check: Check | None = None,
     notes: list[str] | None = None,
+    test_fraction: float = 0.0,
 ) -> list[dict]:
     """Prompt records: prompt (str or messages), ground_truth, data_source, extra_info, index.
 
     Without `need_ground_truth` (a reward model judges) a missing one is "". A row that fails the
-    `check` is an error; `notes` are those of read_rows.
+    `check` is an error; `notes` are those of read_rows. With a `test_fraction` both splits are
+    sides of the training split (rljax.data.rows.split).
     """
-    rows = read_rows(spec, split, notes=notes)
-    return [
+    rows = read_rows(spec, "train" if test_fraction else split, notes=notes)
+    records = [
         prompt_record(row, index, rows, need_ground_truth, check)
         for index, row in enumerate(rows.rows)
     ]
+    return one_side(records, split, test_fraction, spec) if test_fraction else records
 
 
 def load_endless_prompts(
@@ -50,25 +54,30 @@ def load_endless_prompts(
     need_ground_truth: bool = True,
     check: Check | None = None,
     notes: list[str] | None = None,
+    test_fraction: float = 0.0,
 ) -> list[dict] | Stream:
     """load_prompts of the training split, which may be a stream: its records are made as they are
     asked for."""
     rows = read_rows(spec, "train", endless=True, notes=notes)
     if not isinstance(rows.rows, Stream):
-        return [
+        records = [
             prompt_record(row, index, rows, need_ground_truth, check)
             for index, row in enumerate(rows.rows)
         ]
+        return one_side(records, "train", test_fraction, spec) if test_fraction else records
     return Stream(lambda index: prompt_record(rows.rows[index], index, rows, need_ground_truth))
 
 
-def load_demonstrations(spec: str, split: str, notes: list[str] | None = None) -> list[dict]:
+def load_demonstrations(
+    spec: str, split: str, notes: list[str] | None = None, test_fraction: float = 0.0
+) -> list[dict]:
     """Supervised records: `messages`, or `prompt` + `completion`, or `text`; and index.
 
-    A task's demonstrations are its training split.
+    A task's demonstrations are its training split. `test_fraction`: see load_prompts.
     """
-    rows = read_rows(spec, split, demonstrations=True, notes=notes)
-    return [demonstration_record(row, rows.place(i), i) for i, row in enumerate(rows.rows)]
+    rows = read_rows(spec, "train" if test_fraction else split, demonstrations=True, notes=notes)
+    records = [demonstration_record(row, rows.place(i), i) for i, row in enumerate(rows.rows)]
+    return one_side(records, split, test_fraction, spec) if test_fraction else records
 
 
 # -- what a row must hold --

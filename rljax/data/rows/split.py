@@ -1,0 +1,59 @@
+"""Rows of one file that are held out from training (`data.test_fraction`).
+
+Which side a row is on is a function of its prompt alone: it stays there when rows are added or
+reordered, and two rows with one prompt are never on both.
+"""
+
+import hashlib
+import json
+
+from rljax.config import Config, is_path
+from rljax.errors import InputError
+
+
+def held_out_fraction(config: Config, spec: str) -> float:
+    """The share of the rows of `spec` that a run of `config` holds out: 0 of all but the files that
+    it trains on."""
+    own = is_path(spec) and spec in (config.data.train, *config.data.sources)
+    return config.data.test_fraction if own else 0.0
+
+
+def one_side(records: list[dict], split: str, fraction: float, source: str) -> list[dict]:
+    """The records of `split`, train or test, of a file of which `fraction` is held out."""
+    kept = [r for r in records if is_held_out(prompt_text(r), fraction) == (split == "test")]
+    if records and not kept:
+        raise InputError(
+            f"{source}: no row is left for {'testing' if split == 'test' else 'training'}",
+            value=f"{len(records)} rows, data.test_fraction={fraction}",
+            rule="rows are held out by a hash of their prompts",
+            fix="another data.test_fraction, or more rows; data.test names a file of its own",
+        )
+    return kept
+
+
+def is_held_out(prompt: str, fraction: float) -> bool:
+    """Whether sha256 of the prompt, read as a number in [0, 1), is below `fraction`; blanks and the
+    case of letters do not matter."""
+    text = " ".join(prompt.lower().split()).encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") / 2**64 < fraction
+
+
+def prompt_text(record: dict) -> str:
+    """The text that identifies the prompt of a record of any kind: of a conversation, roles and
+    contents up to the first turn of the assistant; of a text alone, all of it."""
+    if "text" in record:
+        return record["text"]
+    prompt = record.get("prompt")
+    if prompt is None:
+        prompt = record["messages"]
+        spoken = [i for i, message in enumerate(prompt) if message["role"] == "assistant"]
+        end = record.get("prompt_messages") or (spoken[0] if spoken else None)
+        prompt = prompt[:end]
+    return prompt if isinstance(prompt, str) else messages_text(prompt)
+
+
+def messages_text(messages: list[dict]) -> str:
+    """Roles and contents, a line each."""
+    contents = [m.get("content") for m in messages]
+    texts = [c if isinstance(c, str) else json.dumps(c, sort_keys=True) for c in contents]
+    return "\n".join(f"{m['role']}: {text}" for m, text in zip(messages, texts, strict=True))

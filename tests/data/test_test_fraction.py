@@ -1,0 +1,114 @@
+"""data.test_fraction: a part of a file that no step, demonstration or sample of a run ever sees."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+from rljax.config import Config
+from rljax.data.offline.rows import load_rows
+from rljax.data.online.encoded import load_data
+from rljax.data.rows.sources import load_demonstrations, load_prompts
+from rljax.data.rows.split import held_out_fraction, prompt_text
+from rljax.data.text.tokenizer import CharTokenizer
+from rljax.errors import InputError
+from rljax.validation import validate
+
+CHARS = CharTokenizer("0123456789abcdefghijklmnopqrstuvwxyz: +=?>")
+COUNT, FRACTION = 200, 0.25
+
+
+def said(text, answer):
+    return [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
+
+
+# A row of each form, of question i and draw j.
+FORMS = {
+    "prompts": lambda i, j: {"prompt": f"q{i}:", "ground_truth": str(j)},
+    "examples": lambda i, j: {"messages": said(f"q{i}:", f"a{j}")},
+    "completions": lambda i, j: {"prompt": f"q{i}:", "completion": f"a{j}"},
+    "texts": lambda i, j: {"text": f"q{i} a{i}"},
+    "pairs": lambda i, j: {"chosen": said(f"q{i}:", f"a{j}"), "rejected": said(f"q{i}:", "no")},
+    "unpaired": lambda i, j: {"prompt": f"q{i}:", "completion": f"a{j}", "label": bool(j)},
+    "trajectories": lambda i, j: {"prompt": f"q{i}:", "completion": f"a{j}", "reward": 1.0},
+    "stepwise": lambda i, j: {"prompt": f"q{i}:", "completions": ["a"], "labels": [True]},
+}
+
+
+def write(path, form, order=None, more=0):
+    rows = [FORMS[form](i, j) for i in range(COUNT + more) for j in range(2)]
+    random.Random(order).shuffle(rows) if order else None
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return str(path)
+
+
+def load(form, path, split, fraction=FRACTION):
+    if form == "prompts":
+        return load_prompts(path, split, test_fraction=fraction)
+    if form == "texts":
+        return load_demonstrations(path, split, test_fraction=fraction)
+    kind = "examples" if form == "completions" else form
+    return load_rows(path, split, kind, test_fraction=fraction)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_prompt_is_on_one_side_whatever_stands_around_it(tmp_path, form):
+    path = write(tmp_path / "rows.jsonl", form)
+    train, test = (load(form, path, split) for split in ("train", "test"))
+    assert len(train) + len(test) == 2 * COUNT
+    sides = [{prompt_text(record) for record in part} for part in (train, test)]
+    assert not sides[0] & sides[1] and len(sides[0] | sides[1]) == COUNT
+    assert abs(len(sides[1]) / COUNT - FRACTION) < 0.1
+    assert sorted(record["index"] for record in (*train, *test)) == list(range(2 * COUNT))
+    other = write(tmp_path / "more.jsonl", form, order=3, more=20)
+    for split, side in zip(("train", "test"), sides, strict=True):
+        assert side <= {prompt_text(record) for record in load(form, other, split)}
+    # A larger share holds what a smaller one does.
+    assert sides[1] <= {prompt_text(r) for r in load(form, path, "test", 2 * FRACTION)}
+
+
+def test_a_run_trains_on_one_side_and_evaluates_on_the_other(tmp_path):
+    path = write(tmp_path / "rows.jsonl", "completions")
+    rows = [json.loads(line) for line in open(path)]
+    with_truth = [{**row, "answer": "a"} for row in rows]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, with_truth)))
+    config = Config()
+    config.data.train, config.data.test_fraction = str(tmp_path / "prompts.jsonl"), FRACTION
+    config.sft.steps, config.reward.function = 1, "exact_match()"
+    data = load_data(config, CHARS)
+    trained = {p.prompt_text for p in data.prompts}
+    held = {p.prompt_text for p in data.test_prompts}
+    shown = {CHARS.decode(ids[: np.argmax(mask)]) for ids, mask in data.examples}
+    assert held and not held & trained and shown == trained
+    assert any("test prompts kept" in note for note in data.notes)
+    # A task beside it has a test split of its own.
+    config.sft.steps, config.data.sources = 0, ("sort_digits()",)
+    held = load_data(config, CHARS).test_prompts
+    assert {p.source for p in held} == {config.data.train, "sort_digits()"}
+    offline = Config(dataflow="sft")
+    offline.data.train, offline.data.test_fraction, offline.offline.max_tokens = path, FRACTION, 32
+    data = load_data(offline, CHARS, "examples")
+    sizes = len(data.prompts), len(data.held_out)
+    assert sum(sizes) == 2 * COUNT and sizes[1] > 50
+
+
+def test_what_says_nothing_is_refused(tmp_path):
+    path = write(tmp_path / "rows.jsonl", "prompts")
+    assert load_prompts(path, "train", test_fraction=0.0)  # off: all of them
+    for more, says in (
+        (dict(train=path, test_fraction=1.0), "from 0 .off. to below 1"),
+        (dict(train=path, test=path, test_fraction=0.1), "data.test names the held-out rows"),
+        (dict(train="sort_digits()", test_fraction=0.1), "no source is a file"),
+    ):
+        config = Config(model=str(tmp_path))
+        for name, value in more.items():
+            setattr(config.data, name, value)
+        with pytest.raises(InputError, match=says):
+            validate(config)
+    with pytest.raises(InputError, match="no row is left for testing.*test_fraction=1e-06"):
+        load_prompts(path, "test", test_fraction=1e-6)
+    config = Config()
+    config.data.train, config.data.test_fraction = path, 0.5
+    assert held_out_fraction(config, path) == 0.5
+    assert held_out_fraction(config, "sort_digits()") == 0 == held_out_fraction(config, "b.jsonl")
