@@ -1,15 +1,9 @@
-"""DQO from outcomes alone and with process scores, on answers of five steps.
+"""DQO from outcomes alone and with process scores, on programs of three to six lines.
 
 python launchers/compare_offline.py --config=configs/compare_process_scores.py \\
     --out=runs/compare_process_scores --prompts=512 --process_samples=8
 
-Why a longer answer: under the policy that sampled, the pass rate of a growing prefix is a
-martingale. The scores from step j of N on sum up to (N - j + 1) (pass rate of prefix j - that of
-the prompt) in the mean, so they point where the outcome points, only with less noise, and three
-steps have little noise to lose: in configs/compare_offline.py 4 completions of each prefix gave
-41.6 against 42.5 on two seeds, within intervals of +- 5. On six steps (running_sum(terms=7)) a base
-of 300 steps was at chance (sampled 10.2 % on seed 0), where no method has anything to learn from.
-The table of this config on three seeds: not measured.
+Not measured.
 """
 
 from pathlib import Path
@@ -17,22 +11,27 @@ from pathlib import Path
 from rljax.config import Config
 from rljax.config.flags import load_config_file
 
-TASK = "running_sum(terms=6, worked_examples=3000)"
-
 
 def get_config() -> Config:
-    """The base policy of configs/compare_offline.py, on longer sums."""
-    config = load_config_file(str(Path(__file__).with_name("compare_offline.py")))
-    config.data.train = config.evaluate.prompts_from = TASK
-    config.sampler.max_response_tokens, config.offline.max_tokens = 12, 26
-    config.steps = 800
+    """The base policy: `:start` of configs/prm_programs.py as one SFT, a little longer."""
+    programs = load_config_file(str(Path(__file__).with_name("prm_programs.py")) + ":start")
+    config = Config(dataflow="sft", steps=80, model=programs.model, trackers=())
+    config.model_settings.remat = "none"
+    config.data.train = config.evaluate.prompts_from = programs.data.train
+    config.data.max_prompt_tokens = programs.data.max_prompt_tokens
+    config.sampler.max_response_tokens = programs.sampler.max_response_tokens
+    config.offline.examples_per_step, config.offline.max_tokens = 64, 38
+    config.reward.function, config.reward.workers = "program_tests(passed=1, failed=0)", 1
+    config.actor_optimizer.lr = config.critic_optimizer.lr = 2e-3
+    config.actor_optimizer.warmup_steps = 10
+    config.evaluate.prompts, config.checkpoint.every_steps = 256, 0
     return config
 
 
 def methods():
     """The same dataflow with the same options: what differs is the rewards of the file."""
     shared = {
-        "dataflow": "dqo(beta=0.1)", "actor_optimizer.lr": 1e-4, "critic_optimizer.lr": 2e-3,
+        "dataflow": "dqo(beta=0.1)", "actor_optimizer.lr": 3e-4, "critic_optimizer.lr": 2e-3,
     }  # fmt: skip
     yield {"name": "DQO", "rows": "outcome", **shared}
     yield {"name": "DQO w/ process scores", "rows": "process", **shared}

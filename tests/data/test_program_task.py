@@ -129,10 +129,13 @@ def test_a_trace_is_what_the_program_does_line_by_line():
     task = tasks.program_synthesis(**options, worked_examples=200, **TRACED)
     lengths = set()
     for example in task.worked_examples:
-        start, _, shown = example["prompt"].removesuffix(":").partition(">")
+        start, shown = example["prompt"][0], example["prompt"][1:]
         program = parse_program(example["completion"])
         values = [run_program(program[:n], int(start)) for n in range(1, len(program) + 1)]
-        assert shown == ",".join(map(str, values)) and all(0 <= v <= 9 for v in values)
+        places = [f">{value}," for value in values] + [",,,"] * (5 - len(program))
+        assert shown == "".join(places) + ":" and all(0 <= v <= 9 for v in values)
+        # A line is as wide as the place of its value: they are equally far apart everywhere.
+        assert len(shown) == 3 * 5 + 1 and len(example["completion"]) + 1 == 3 * len(program)
         lengths.add(len(program))
     assert lengths == {3, 4, 5}
     trace = json.dumps({"tests": [[1, 3], [5, 7]], "max_lines": 3, "trace": [3, 4, 5]})

@@ -19,7 +19,7 @@ from rljax.rewards.unit_tests.programs import (
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """prompt ("2x+1:", "1>3,2>5:" or "3>5,4:"), ground_truth (what the reward reads), a program
+    """prompt ("2x+1:", "1>3,2>5:" or "3>5,>4,:"), ground_truth (what the reward reads), a program
     that passes."""
 
     prompt: str
@@ -115,7 +115,9 @@ def problems(
         if show == "function":
             prompt = function_text(program)
         elif show == "trace":
-            prompt = f"{values[0]}>{','.join(map(str, values[1:]))}"
+            # As wide as a line of the program, one for every line it may have.
+            places = [f">{value}," for value in values[1:]] + [",,,"] * (lines - count)
+            prompt = f"{values[0]}{''.join(places)}"
         else:
             prompt = ",".join(f"{x}>{y}" for x, y in tests[:examples])
         truth = {"tests": tests, "max_lines": lines}
