@@ -144,9 +144,8 @@ def rejection_sample(options: RejectionOptions, *, test_fraction: float | None =
     check_options(options)
     saved = _opened(options)
     data, reward_name = _data_and_reward(options, saved)
-    if test_fraction is None:
-        test_fraction = held_out_fraction(saved.config, data)
-    records = load_prompts(data, options.split, test_fraction=test_fraction)[: options.prompts]
+    held = held_out_fraction(saved.config, data) if test_fraction is None else test_fraction
+    records = load_prompts(data, options.split, test_fraction=held)[: options.prompts]
     prompts, _ = saved.encode(records, max_tokens=options.max_prompt_tokens)
     policy = saved.ready(
         prompts, temperature=options.temperature, max_response_tokens=options.max_response_tokens

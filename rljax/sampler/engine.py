@@ -25,7 +25,13 @@ from rljax.models.cache_pages import Pool
 from rljax.models.model import Model
 from rljax.sampler import slots as slot
 from rljax.sampler import speculation
-from rljax.sampler.memory import check_memory, check_pages, check_whole, pool_for
+from rljax.sampler.memory import (
+    check_memory,
+    check_pages,
+    check_whole,
+    model_of_slots,
+    pool_for,
+)
 from rljax.sampler.requests import STOP_IDS, Sampling, rules_of
 from rljax.sampler.slots import Entry, Slots, Tokens
 
@@ -71,29 +77,9 @@ class Engine:
         for name in ("slots", "tokens", "steps", "stop_ids"):
             check_whole(name, getattr(self, name), 1)
         check_pages(self.page_tokens, self.pages)
-        if self.tokens > self.model.config.max_tokens:
-            rule = f"at most the model's context, {self.model.config.max_tokens}"
-            raise InputError("sampler tokens", value=self.tokens, rule=rule)
-        self._fix_rope()
+        object.__setattr__(self, "model", model_of_slots(self.model, self.tokens))
         speculation.check(self.model.config, self.draft_tokens)
         check_memory(self.model, self.slots, self.tokens, self.kv_dtype, self.pool)
-
-    def _fix_rope(self) -> None:
-        """Rotates every token as in sequences that fill a slot, where the rope follows the length
-        and the model does not say which."""
-        config = self.model.config
-        if not any(rope.follows_length for rope in config.ropes):
-            return
-        if not config.rope_tokens:
-            config = dataclasses.replace(config, rope_tokens=self.tokens)
-            object.__setattr__(self, "model", dataclasses.replace(self.model, config=config))
-        elif self.tokens > config.rope_tokens:
-            raise InputError(
-                "sampler tokens",
-                value=self.tokens,
-                rule=f"at most {config.rope_tokens}, the length that the model's rope was set to",
-                fix=f"ModelConfig(rope_tokens={self.tokens}), which changes its numbers",
-            )
 
     @property
     def pool(self) -> Pool | None:

@@ -1,5 +1,6 @@
 """Checks that the slots fit on the devices, before anything is allocated."""
 
+import dataclasses
 from pathlib import Path
 
 import jax
@@ -134,3 +135,24 @@ def check_memory(
             fix=f"about {fit} pages, or kv_dtype bfloat16 or int8" if pool else
             f"at most {fit} slots, fewer tokens, or kv_dtype bfloat16 or int8",
         )  # fmt: skip
+
+
+def model_of_slots(model: Model, tokens: int) -> Model:
+    """The model as it reads slots of so many tokens: it rotates every token as in sequences of that
+    length, where its rope follows the length (longrope, dynamic NTK) and the config says none."""
+    config = model.config
+    if tokens > config.max_tokens:
+        rule = f"at most the model's context, {config.max_tokens}"
+        raise InputError("sampler tokens", value=tokens, rule=rule)
+    if not any(rope.follows_length for rope in config.ropes):
+        return model
+    if not config.rope_tokens:
+        return dataclasses.replace(model, config=dataclasses.replace(config, rope_tokens=tokens))
+    if tokens > config.rope_tokens:
+        raise InputError(
+            "sampler tokens",
+            value=tokens,
+            rule=f"at most {config.rope_tokens}, the length that the model's rope was set to",
+            fix=f"ModelConfig(rope_tokens={tokens}), which changes its numbers",
+        )
+    return model
