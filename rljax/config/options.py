@@ -70,7 +70,7 @@ class EvaluateOptions(CompilerOptions, TrustOptions):
     """rljax evaluate. None: as the run's config.json says, else the default of Config."""
 
     checkpoint: str = option(
-        "", "A run folder, or a Hugging Face folder", required=True, first=True
+        "", "A run folder, a model folder, or OWNER/NAME of the hub", required=True, first=True
     )
     data: str | None = option(None, "File or task; default: the run's held-out prompts")
     reward: str | None = option(None, "Reward function; default: the run's")
@@ -119,7 +119,7 @@ class RejectionOptions(CompilerOptions, TrustOptions):
     """rljax sample. None: as the run's config.json says."""
 
     checkpoint: str = option(
-        "", "A run folder, or a Hugging Face folder", required=True, first=True
+        "", "A run folder, a model folder, or OWNER/NAME of the hub", required=True, first=True
     )
     out: str = option(
         "", "The .jsonl file of demonstrations; with --iterations, a folder", required=True
@@ -171,7 +171,7 @@ class LabelOptions(CompilerOptions, TrustOptions):
     """rljax label steps. None: as the run's config.json says, else the default of Config."""
 
     checkpoints: tuple[str, ...] = option(
-        (), "Run folders, RUN@STEP, or Hugging Face folders", required=True
+        (), "Run folders, RUN@STEP, model folders, or OWNER/NAME of the hub", required=True
     )
     out: str = option("", "Folder for train.jsonl, test.jsonl and labels.json", required=True)
     data: str | None = option(None, "File or task; default: the run's training prompts")
@@ -213,7 +213,7 @@ class PreferenceOptions(CompilerOptions, TrustOptions):
     out: str = option("", "Where the pairs are written, jsonl", required=True)
     judge: str = option("", "judge(prompt, first, second) -> P(first is better), as text")
     reward_model: str = option("", "A reward model's folder, in place of a judge")
-    policy: str = option("", "Samples the completions: a run folder, or a Hugging Face folder")
+    policy: str = option("", "Samples the completions: a run folder, a model folder, or OWNER/NAME")
     samples: int = option(2, "Completions per prompt; all pairs of them are compared", low=2)
     temperature: float | None = _temperature()
     max_prompt_tokens: int | None = _prompt_tokens()

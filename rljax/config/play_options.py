@@ -11,7 +11,7 @@ class PlayOptions(CompilerOptions, TrustOptions):
     """rljax play."""
 
     human: bool = option(False, "You type the replies; a line that ends with \\ goes on")
-    policy: str = option("", "Who replies: a run folder, RUN@STEP, or a Hugging Face folder")
+    policy: str = option("", "Who replies: a run folder, RUN@STEP, a model folder, or OWNER/NAME")
     script: str = option("", "A file of replies, parted by lines of ---")
     row: int = option(0, "Which row of the data", low=0)
     split: str = option("train", "Which rows: train or test", choices=("train", "test"))

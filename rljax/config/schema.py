@@ -35,7 +35,7 @@ class OptimizerConfig(Settings):
 
 @dataclasses.dataclass
 class DataConfig(Settings):
-    """A path (.parquet, .jsonl, .csv, ...) or a task of rljax.data.tasks, "sort_digits(...)".
+    """A path (.parquet, .jsonl, ...), hf://datasets/OWNER/NAME, or a task, "sort_digits(...)".
 
     `sources` mixes further ones in: every prompt comes from train or one of them, with chances
     proportional to `weights` (train first), which move to `final_weights` over the run.
@@ -370,7 +370,7 @@ class LoraSettings(Settings):
 class Config(Settings):
     """One experiment."""
 
-    model: str = ""  # a Hugging Face folder, or "decoder(layers=..., ...)": random weights
+    model: str = ""  # a folder, OWNER/NAME of the hub, or "decoder(layers=...)": random weights
     tokenizer: str = ""  # a folder; "" = the model's folder, or the task's own alphabet
     critic_model: str = ""  # a reward model's folder; "" = the policy, with a head of zeros
     teacher_model: str = ""  # of distillation: a folder, same vocabulary

@@ -16,7 +16,9 @@ from rljax.config.options import (
 class ServeOptions(CompilerOptions, TrustOptions):
     """rljax serve."""
 
-    model: str = option("", "A run folder, or a Hugging Face folder", required=True, first=True)
+    model: str = option(
+        "", "A run folder, a model folder, or OWNER/NAME of the hub", required=True, first=True
+    )
     step: str = step_option()
     name: str = option("", "What clients call the model; default: the folder's name")
     host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 = every interface")
@@ -58,7 +60,9 @@ class ServeOptions(CompilerOptions, TrustOptions):
 class ChatOptions(CompilerOptions, TrustOptions):
     """rljax chat."""
 
-    model: str = option("", "A run folder, or a Hugging Face folder", required=True, first=True)
+    model: str = option(
+        "", "A run folder, a model folder, or OWNER/NAME of the hub", required=True, first=True
+    )
     step: str = step_option()
     environment: str = option(
         "", "What the policy plays with, \"tools(functions=('search(corpus=...)',))\"; default: "

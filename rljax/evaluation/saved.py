@@ -9,6 +9,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
+from rljax import hub
 from rljax.config import is_path
 from rljax.config.options import EvaluateOptions, check_options
 from rljax.data.online.default_rewards import evaluation_of, evaluation_text
@@ -116,9 +117,9 @@ def evaluate_saved(
         asked.metrics.update(by_length("pass@1", asked.right, asked.tokens, options.length_buckets))
     sampling = asked.policy.sampling
     return {
-        "checkpoint": options.checkpoint,
+        "checkpoint": hub.pinned(options.checkpoint),
         "step": saved.step,
-        "data": data,
+        "data": hub.pinned(data) if hub.is_hub(data) else data,
         "reward": reward_text,
         "search": options.search,
         "samples": options.samples,
