@@ -160,13 +160,15 @@ def _refused(name: HubName, error, status: int) -> InputError:
 # -- which commit, and what it holds --
 
 
-@functools.cache
 def resolve(name: HubName) -> str:
     """The commit of a repository's revision: of one process always the same. Without a network, the
     commit that the revision was here at last."""
-    if name.pinned:
-        return name.revision
-    name = dataclasses.replace(name, path="")
+    return name.revision if name.pinned else commit_of(dataclasses.replace(name, path=""))
+
+
+@functools.cache
+def commit_of(name: HubName) -> str:
+    """resolve, of a name without a path that is no commit."""
     revision = name.revision or _DEFAULT
     ref = home(name).joinpath("refs", *revision.split("/"))
     try:

@@ -142,11 +142,11 @@ def _subsets(name: HubName, paths: list[str], data: list[str]) -> dict[str, dict
     """{subset: {split: files}}, first the default one: the one that README marks, else the one
     called default, else the first that it lists."""
     listed = _configs(name) if _README in paths else []
-    marked = [str(e.get("config_name", "default")) for e in listed if e.get("default") is True]
+    marked = [_text(e.get("config_name")) for e in listed if e.get("default") is True]
     found: dict[str, dict[str, list[str]]] = {}
     for entry in listed:
-        subset = str(entry.get("config_name", "default"))
-        inside = str(entry.get("data_dir") or "").strip("/")
+        subset = _text(entry.get("config_name"))
+        inside = _text(entry.get("data_dir"), "").strip("/")
         inside = f"{inside}/" if inside else ""
         if entry.get("data_files") is None:
             splits = _by_names(p.removeprefix(inside) for p in data if p.startswith(inside))
@@ -164,13 +164,18 @@ def _subsets(name: HubName, paths: list[str], data: list[str]) -> dict[str, dict
     return {subset: found[subset] for subset in first} or {"default": _by_names(data)}
 
 
+def _text(value: object, otherwise: str = "default") -> str:
+    """A name in a README; of what is none, such as lists in lists that have no end, the other."""
+    return str(value) if isinstance(value, str | int | float) else otherwise
+
+
 def _configs(name: HubName) -> list[dict]:
     """The `configs` of README.md; [] where it has none that can be read."""
-    text = read_text(client.fetch(name, [_README]) / _README, _MOST_README)
-    match = _FRONT_MATTER.match(text)
+    path = client.fetch(name, [_README]) / _README
     try:
+        match = _FRONT_MATTER.match(read_text(path, _MOST_README))
         value = yaml.safe_load(match[1]) if match else None
-    except (yaml.YAMLError, RecursionError, ValueError):
+    except (yaml.YAMLError, RecursionError, ValueError):  # an InputError is one: not UTF-8
         return []
     listed = value.get("configs") if isinstance(value, dict) else None
     return (
@@ -186,7 +191,7 @@ def _patterns(value: object) -> list[tuple[str, list[str]]]:
     for item in value if isinstance(value, list) else [value]:
         split, path = "train", item
         if isinstance(item, dict):
-            split, path = str(item.get("split", "train")), item.get("path")
+            split, path = _text(item.get("split"), "train"), item.get("path")
         patterns = path if isinstance(path, list) else [path]
         out.append((split, [p for p in patterns if isinstance(p, str)]))
     return out

@@ -370,4 +370,4 @@ def use(server: HubServer, home, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def forget() -> None:
     """As another process begins: nothing is known of what a revision was."""
-    client.resolve.cache_clear()
+    client.commit_of.cache_clear()

@@ -3,6 +3,7 @@ refused; read as training reads them."""
 
 import io
 import json
+from itertools import pairwise
 
 import huggingface_hub.constants
 import pyarrow as pa
@@ -164,8 +165,11 @@ def test_every_form_of_a_readme(server, configs, spec, count):
     "", "# no front matter", "---\nconfigs: [1, {a: b}]\n---\n", "---\n{{{\n---\n",
     "---\n- a\n---\n",
     "---\nconfigs:\n- config_name: x\n  data_files: {split: [{}]}\n---\n", "---\nconfigs: x",
-    "---\nconfigs:\n- data_files: ../../etc/passwd\n---\n",
-])  # fmt: skip
+    "---\nconfigs:\n- data_files: ../../etc/passwd\n---\n", b"---\nconfigs: \xff\n---\n",
+    "---\na: &a [x, x, x, x, x, x, x, x, x]\n"
+    + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("abcdefghi"))
+    + "configs:\n- config_name: *i\n  data_dir: *i\n  data_files: [{split: *i, path: *i}]\n---\n",
+], ids=range(10))  # fmt: skip
 def test_readmes_that_say_nothing_leave_it_to_the_names(server, readme):
     server.put("a/odd", {"README.md": readme, "train.jsonl": jsonl(2)}, "dataset")
     assert len(read_rows("hf://datasets/a/odd", "train").rows) == 2
