@@ -16,6 +16,7 @@ from tiny_tokenizer import write_tokenizer
 from rljax.config import Config
 from rljax.data.online.encoded import load_run_tokenizer
 from rljax.errors import InputError
+from rljax.evaluation.process_models import load_scorer
 from rljax.experiments.stages import _check_options
 from rljax.files import file_sha256
 from rljax.hub import model_folder
@@ -24,6 +25,7 @@ from rljax.models.model import Model
 from rljax.report.publish import publish
 from rljax.setup.abstract import abstract_setup
 from rljax.setup.policies import load_named_policy, load_policy
+from rljax.setup.rewards import text_scorer
 from rljax.training import train
 from rljax.training.hub_commits import with_commits
 
@@ -152,3 +154,18 @@ def test_an_unknown_name_ends_a_run_before_anything_else(server, tmp_path):
     with pytest.raises(InputError, match="me/nobody is no folder here, and as a name on the hub"):
         train(config(tmp_path / "run", model="me/nobody"))
     assert not (tmp_path / "run").exists()
+
+
+def test_reward_models_are_read_by_name(server, tmp_path):
+    model = Model(tiny_config(vocab_size=320, layers=1), one_device(), "scalar")
+    folder = write_tokenizer(write_folder(tmp_path / "reward", model, tensors_of(model)))
+    commit = server.put_folder("me/reward", folder)
+    local = load_scorer(folder)
+    for spec in ("me/reward", f"hf://me/reward@{commit}"):
+        scorer = load_scorer(spec)
+        assert scorer.model.head == "scalar"
+        same(scorer.params, local.params)
+    judge = config(tmp_path / "run")
+    judge.reward.judge_model, judge.reward.function = f"hf://me/tiny@{server.first}", "judge(scale=9)"
+    with text_scorer(judge, "judge(scale=9)", one_device()) as scorer:
+        assert scorer.model.config.vocab_size == 320
