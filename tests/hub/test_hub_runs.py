@@ -166,6 +166,9 @@ def test_reward_models_are_read_by_name(server, tmp_path):
         assert scorer.model.head == "scalar"
         same(scorer.params, local.params)
     judge = config(tmp_path / "run")
-    judge.reward.judge_model, judge.reward.function = f"hf://me/tiny@{server.first}", "judge(scale=9)"
-    with text_scorer(judge, "judge(scale=9)", one_device()) as scorer:
-        assert scorer.model.config.vocab_size == 320
+    judge.reward.judge_model, judge.reward.function = (
+        f"hf://me/tiny@{server.first}",
+        "judge(scale=9)",
+    )
+    scorer = text_scorer(judge, "judge(scale=9)", one_device())
+    assert scorer.model.config.vocab_size == 320
