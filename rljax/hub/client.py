@@ -26,6 +26,7 @@ LOG = logging.getLogger("rljax")
 LOG_IN = "hf auth login, or HF_TOKEN=... of an account that may read it"
 _TRIES, _WAIT_S = 4, 0.5  # of a request that a server in trouble has refused; doubled each time
 _AT_ONCE = 4  # files
+_LOOK_S = 5.0  # between two looks at whether they grow
 _DEFAULT = "main"
 _LONGEST_REF = 200  # bytes
 
@@ -274,14 +275,33 @@ def fetch(name: HubName, paths: Iterable[str]) -> Path:
     pool = concurrent.futures.ThreadPoolExecutor(max_workers=_AT_ONCE)
     try:
         with beats.phase("download"):
-            done = [pool.submit(_file, name, path, entries[path]) for path in todo]
-            for one in concurrent.futures.as_completed(done):
-                one.result()
-                beats.beat()
+            _wait({pool.submit(_file, name, path, entries[path]) for path in todo}, home(name))
     finally:
         pool.shutdown(cancel_futures=True)
     _write_record(name, entries, _record(name)[1] | set(todo))
     return folder
+
+
+def _wait(left: set[concurrent.futures.Future], folder: Path) -> None:
+    """Returns when all files are there. As long as one of them grows there are signs of life: of a
+    large one minutes may pass, and of several hosts a silent one is taken for hung."""
+    before: list = []
+    while left:
+        done, left = concurrent.futures.wait(left, _LOOK_S, concurrent.futures.FIRST_EXCEPTION)
+        for one in done:
+            one.result()
+        parts = (folder / "blobs").glob("*.incomplete")
+        growing = [(p.name, s.st_size, s.st_mtime_ns) for p in parts if (s := _status(p))]
+        if done or growing != before:
+            beats.beat()
+        before = growing
+
+
+def _status(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except OSError:  # it has just become the whole file
+        return None
 
 
 def _file(name: HubName, path: str, entry: Entry) -> None:
