@@ -20,12 +20,8 @@ prompts after base, SFT, RL: seed 0 0.000, 0.344, 1.000 (with 6 steps of SFT in 
 
 from rljax.config import Config
 
-# The rule refuses empty responses, of which the labels say nothing. The true reward has weight 0:
-# it is only logged.
-REWARD = (
-    "mixture(rewards=('reward_model()', 'regex_match(pattern=\".\")', 'exact_match()'), "
-    "weights=(1.0, 8.0, 0.0))"
-)
+# The true reward has weight 0: it is only logged.
+REWARD = "mixture(rewards=('reward_model()', 'exact_match()'), weights=(1.0, 0.0))"
 
 
 def person(prompt, first: str, second: str, *, task: str) -> float:

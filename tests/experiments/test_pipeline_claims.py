@@ -42,7 +42,7 @@ def greedy(metrics: dict) -> float:
     return metrics["greedy_accuracy"]["value"]
 
 
-@pytest.mark.parametrize("seed", (0,))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_base_model_answers_nothing_and_sft_and_rl_make_it_answer(finished, seed):
     """000-01, 000-02, 001-01: RL by a reward model of labels improves on SFT."""
     out, of = finished("post_training.py:tiny", seed)
@@ -53,7 +53,7 @@ def test_a_base_model_answers_nothing_and_sft_and_rl_make_it_answer(finished, se
     assert "The same prompts" in (out / "pipeline.html").read_text()
 
 
-@pytest.mark.parametrize("seed", (0,))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_noisy_reward_model_is_over_optimised(finished, seed):
     """000-08, 001-09: the true reward falls from its peak while the proxy still rises."""
     out, _ = finished("proxy_gold.py", seed)
@@ -82,7 +82,7 @@ def test_rl_finds_the_answer_that_no_demonstration_has(finished, seed):
     assert of["teacher_rl"]["last_step"]["step"] == 200
 
 
-@pytest.mark.parametrize("seed", (0,))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_rl_maximises_what_likelihood_does_not(finished, seed):
     """004-04: the demonstrations have the best answer among others; the reward is a count."""
     _, of = finished("why_rl.py:objective", seed)
@@ -90,7 +90,7 @@ def test_rl_maximises_what_likelihood_does_not(finished, seed):
     assert max(sft, more) < 0.65 and rl > 0.9
 
 
-@pytest.mark.parametrize("seed", (0,))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_rounds_raise_the_reward(finished, seed):
     """001-42: each round goes on from the last one's policy, with a new reward model."""
     out, of = finished("rounds.py", seed)
