@@ -58,7 +58,7 @@ def pipeline():
     }  # fmt: skip
     yield {
         "stage": "pairs", "command": "label preferences", "policy": "{sft}/policy", "data": TASK,
-        "judge": f"{__file__}:labeller(noise=0.2)", "samples": 4, "temperature": 1.0,
+        "judge": f"{__file__}:labeller(noise=0.2)", "samples": 8, "temperature": 1.0,
         "max_prompt_tokens": 5, "max_response_tokens": 12,
     }  # fmt: skip
     yield {
@@ -71,7 +71,7 @@ def pipeline():
         "reward.model": "{scorer}/reward_model",
         "reward.function": f"mixture(rewards=('reward_model()', '{GOLD}'), weights=(1.0, 0.0))",
         "evaluate.reward": GOLD, "evaluate.prompts": 64, "evaluate.every_steps": 10,
-        "steps": 200, "algorithm.kl_in_loss": 0.001,
+        "steps": 150, "algorithm.kl_in_loss": 0.001,
         "batch.prompts_per_step": 16, "batch.samples_per_prompt": 8,
-        "batch.sequences_per_optimizer_step": 128, "actor_optimizer.lr": 1e-4,
+        "batch.sequences_per_optimizer_step": 128, "actor_optimizer.lr": 5e-4,
     }  # fmt: skip
