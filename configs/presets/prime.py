@@ -33,4 +33,6 @@ def get_config(variant: str = "") -> Config:
     if variant == "tiny":
         tiny(config)
         config.roles = ("implicit=trained_policy(lr=1e-3, clip_norm=10.0)",)
+        # Slow enough that no letter falls out of the filter's range before it is learned.
+        config.actor_optimizer.lr = 1e-3
     return config
