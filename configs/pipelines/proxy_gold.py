@@ -58,7 +58,7 @@ def pipeline():
     }  # fmt: skip
     yield {
         "stage": "pairs", "command": "label preferences", "policy": "{sft}/policy", "data": TASK,
-        "judge": f"{__file__}:labeller(noise=0.2)", "samples": 8, "temperature": 1.0,
+        "judge": f"{__file__}:labeller(noise=0.2)", "samples": 4, "temperature": 1.0,
         "max_prompt_tokens": 5, "max_response_tokens": 12,
     }  # fmt: skip
     yield {
