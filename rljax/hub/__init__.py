@@ -1,7 +1,7 @@
 """Models and data sets of the Hugging Face Hub: read into its own cache, and models written."""
 
 from rljax.hub.client import page
-from rljax.hub.datasets import SplitFiles, split_files
+from rljax.hub.datasets import split_files
 from rljax.hub.models import (
     ADAPTER,
     CONFIG,
@@ -21,7 +21,6 @@ __all__ = [
     "TOKENIZER",
     "WEIGHTS",
     "HubName",
-    "SplitFiles",
     "digests",
     "is_hub",
     "model_card",

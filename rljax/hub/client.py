@@ -105,7 +105,8 @@ def ask(name: HubName, question: Callable):
             if not _may_pass(error):
                 break
         except (ValueError, KeyError, TypeError, AssertionError) as error:
-            raise Unreachable(f"what answers is no hub ({type(error).__name__}: {error})") from None
+            told = f"{type(error).__name__}: {error}"
+            raise Unreachable(f"its answer cannot be used ({told})") from None
         if tried < _TRIES:
             time.sleep(_WAIT_S * 2 ** (tried - 1))
     raise Unreachable(problem)
@@ -205,7 +206,7 @@ def _information(name: HubName) -> tuple[str, dict[str, Entry]]:
         if not {"", ".", ".."} & {*one.rfilename.split("/")} and "\\" not in one.rfilename
     }
     if not COMMIT.fullmatch(str(info.sha)):
-        raise Unreachable("what answers is no hub: it names no commit")
+        raise Unreachable("its answer cannot be used: it names no commit")
     _write_record(name.at(info.sha), entries, _record(name.at(info.sha))[1])
     return info.sha, entries
 

@@ -24,13 +24,7 @@ def upload(name: HubName, folder: Path, *, private: bool, message: str) -> str:
     api = hub.HfApi()
     try:
         client.ask(name, lambda: _make(api, name, private))
-        done = client.ask(
-            name,
-            lambda: api.upload_folder(
-                repo_id=name.repository, folder_path=folder, commit_message=message,
-                delete_patterns=_REPLACED,
-            ),
-        )  # fmt: skip
+        done = client.ask(name, lambda: _push(api, name, folder, message))
     except client.Unreachable as problem:
         raise InputError(
             f"{name.repository} could not be pushed",
@@ -38,6 +32,17 @@ def upload(name: HubName, folder: Path, *, private: bool, message: str) -> str:
             fix="start again; --out=FOLDER writes the folder without the hub",
         ) from None
     return str(done.commit_url)
+
+
+def _push(api, name: HubName, folder: Path, message: str):
+    """The commit with the files of a folder."""
+    try:
+        return api.upload_folder(
+            repo_id=name.repository, folder_path=folder, commit_message=message,
+            delete_patterns=_REPLACED,
+        )  # fmt: skip
+    except RuntimeError as error:  # the client's, around what has ended the upload of a file
+        raise error.__cause__ or OSError(str(error)) from None
 
 
 def _make(api, name: HubName, private: bool) -> None:

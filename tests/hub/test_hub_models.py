@@ -273,7 +273,7 @@ def test_a_hub_that_never_answers_does_not_hold_anyone_up(server, published):
 
 def test_what_is_no_hub_is_named(server):
     server.faults = [Fault("GET /api", 200, times=99)]  # {}
-    with pytest.raises(InputError, match="what answers is no hub"):
+    with pytest.raises(InputError, match="its answer cannot be used"):
         hub.model_folder("hf://me/tiny")
 
 

@@ -228,6 +228,9 @@ def test_what_cannot_be_pushed_is_said(server, run, tmp_path):
     server.faults = [Fault("POST /api/repos/create", 403)]
     with pytest.raises(InputError, match="status 403.*no right"):
         publish(str(run), "me/new")
+    server.faults = [Fault("PUT /put", 403, times=9)]
+    with pytest.raises(InputError, match="status 403.*no right"):
+        publish(str(run), "me/other")
     server.faults = [Fault("GET /api/models", "silent", times=9)]
     with pytest.raises(InputError, match="could not be pushed.*Timeout.*--out=FOLDER"):
         publish(str(run), "me/new")
