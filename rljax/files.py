@@ -128,12 +128,14 @@ def read_text(path: str | Path, largest: int = LARGEST_TEXT) -> str:
         raise _not_utf8(path, data.count(b"\n", 0, error.start) + 1, error) from None
 
 
-def read_lines(path: str | Path) -> Iterator[tuple[int, str]]:
-    """(number from 1, text without its end) of every line; a byte order mark is dropped.
+def read_lines(path: str | Path, offset: int = 0) -> Iterator[tuple[int, str]]:
+    """(number from 1, text without its end) of every line from the byte `offset` on; a byte order
+    mark is dropped.
 
     Not as splitlines() parts them: U+2028 and its kin may stand inside a line.
     """
     with os.fdopen(open_file(path), "rb") as stream:
+        stream.seek(offset)
         number = 0
         while True:
             try:

@@ -58,6 +58,7 @@ class DataConfig(Settings):
     target_instruction: str = " Think for {target_tokens} tokens."  # behind such a prompt
     test: str = ""  # "" = the tasks' own test splits, and test_fraction of files
     test_fraction: float = 0.0  # of every file's rows, by a hash of their prompts: never trained
+    stream: bool = False  # rows of files are read as they are drawn, not all at once
     max_prompt_tokens: int = 512  # longer ones: data.overlong
     overlong: str = "drop"  # prompts over the limit: drop | error | left | right
 
@@ -69,8 +70,7 @@ class SFTConfig(Settings):
     steps: int = 0  # 0 = none
     data: str = ""  # "" = the task's demonstrations
     sequences_per_step: int = 64  # demonstrations of one optimizer step
-    # Stop early once held-out greedy accuracy reaches this; 0 = never.
-    stop_at_accuracy: float = 0.0
+    stop_at_accuracy: float = 0.0  # held-out greedy accuracy that ends it early; 0 = never
     check_every_steps: int = 20  # how often it is measured
     optimizer: OptimizerConfig = dataclasses.field(default_factory=lambda: OptimizerConfig(lr=1e-5))
 

@@ -206,7 +206,8 @@ def _prompts(setup: Setup, count: int) -> Prompts:
     """`count` prompts of the greatest length."""
     length = setup.data.prompt_tokens
     tokens = np.zeros((count, length), np.int32)
-    source = setup.data.sources[0][0].data_source if len(setup.data.sources[0]) else ""
+    first = setup.data.first
+    source = "" if first is None else first.data_source
     record = PromptRecord("", tokens[0], "", source, {}, 0)
     return Prompts(tokens, np.full(count, length, np.int32), (record,) * count)
 

@@ -53,7 +53,7 @@ def batch_fields(setup: Setup, phase: Phase) -> set[str]:
         if config.environment.function:
             names |= {"step_ids", "state_ids", "episode", "seat", "reward_parts"}
     elif phase is setup.main:
-        items = [record["item"] for source in setup.data.sources[:1] for record in source[:1]]
+        items = [setup.data.first["item"]] if setup.data.first else []
         for item in items if phase.data == "trajectories" else ():
             names |= {"process_rewards"} if item.process_scores is not None else set()
             names |= {"sampler_logprobs"} if item.logprobs is not None else set()

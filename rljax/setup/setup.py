@@ -272,9 +272,9 @@ def prompt_order(config: Config, data: Data) -> Loader | StreamLoader | Curricul
         if data.endless and getattr(settings, name):
             raise InputError(
                 f"data.{name}", value=getattr(settings, name),
-                rule="a prompt of an endless stream comes once: there is nothing to leave out",
+                rule="the prompts of a stream are not known before: there is nothing to leave out",
                 fix=f"data.{name}=0, or a fixed number of prompts: prompts=5000 in the task's "
-                "brackets (reasoning_gym: size=5000)",
+                "brackets (reasoning_gym: size=5000), data.stream=False",
             )  # fmt: skip
     if not (settings.sources or settings.retire_at_pass_rate or settings.drop_above_pass_rate):
         return make_loader(data.sources[0], batch_size=size, seed=seed)

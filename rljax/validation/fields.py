@@ -142,6 +142,15 @@ def _check_prompt_rules(config: Config, problems: Problems) -> None:
     problems.check(not (fraction and data.test), "data.test_fraction", fraction, rule, fix)
     rule = "no source is a file, and tasks have a test split of their own"
     problems.check(not fraction or bool(files), "data.test_fraction", fraction, rule, "0")
+    rule, fix = "rows that are read as they are drawn are not known before", "data.stream=False"
+    for name, off in (
+        ("data.test_fraction", 0.0), ("offline.packing", False), ("offline.ties", "drop"),
+        ("offline.reference_logprobs", ""),
+    ):  # fmt: skip
+        value = value_of(config, name)
+        problems.check(not data.stream or value == off, name, value, rule, fix)
+    rule = "no source is a file: tasks are made, not read"
+    problems.check(not data.stream or bool(files), "data.stream", data.stream, rule, "False")
     sources = 1 + len(data.sources)
     for name in ("weights", "final_weights"):
         weights = getattr(data, name)

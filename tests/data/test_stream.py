@@ -90,7 +90,8 @@ def test_many_dropped_prompts_are_a_warning_once(caplog):
     loader = make_loader(numbers(3), batch_size=50, seed=0)
     taken(loader, 50, 50, 50)
     assert [r.message for r in caplog.records] == [
-        "50 of the first 150 prompts of the stream are dropped: longer than data.max_prompt_tokens"
+        "50 of the first 150 rows of the stream are dropped: longer than data.max_prompt_tokens "
+        "(offline: offline.max_tokens)"
     ]
 
 

@@ -270,7 +270,7 @@ def test_no_prompt_of_a_stream_is_retired(field):
     config = config_of("countdown(test=2)")
     setattr(config.data, field, 0.9)
     data = load_data(config, load_run_tokenizer(config))
-    with pytest.raises(InputError, match="comes once"):
+    with pytest.raises(InputError, match="not known before"):
         prompt_order(config, data)
 
 

@@ -9,6 +9,7 @@ Conversations go through the chat template, and a prompt is encoded alone, as it
 no token spans the border. A text gets the end token, which is learned.
 """
 
+import collections
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -126,6 +127,20 @@ def encode_rows(
             fix="raise max_tokens, or cut with overlong='left' or 'right'",
         )
     return items, counts
+
+
+def encode_row(record: dict, tokenizer: Tokenizer, kind: str, **options) -> object | None:
+    """The item of one record, None where it is dropped; options are those of `encode_rows`, of
+    which ties stay out."""
+    counts = collections.Counter()
+    separator, most = options["separator"], options["max_tokens"]
+    try:
+        made = _encode(
+            record, tokenizer, kind, separator, "drop", most, options["overlong"], counts
+        )
+    except InputError as error:
+        raise in_row(record, error) from None
+    return made[0] if made else None
 
 
 def _check_options(kind: str, overlong: str, ties: str, max_tokens: int) -> None:

@@ -6,6 +6,7 @@ completions are all texts or all lists of messages; `index` is the row's number.
 
 from collections.abc import Mapping, Sequence
 
+from rljax.data.online.stream import Stream
 from rljax.data.rows.columns import (
     completion_of,
     decoded,
@@ -19,13 +20,14 @@ from rljax.data.rows.columns import (
     require_text,
     tools_of,
 )
-from rljax.data.rows.read import Rows, read_rows
+from rljax.data.rows.read import Rows, read_rows, read_stored
 from rljax.data.rows.split import one_side
 from rljax.errors import InputError
 
 KINDS = ("examples", "pairs", "safety", "unpaired", "stepwise", "trajectories")
 _PAIR_FIX = "give each row 'chosen' and 'rejected', and a 'prompt' unless both begin with it"
 _ASSISTANT = "assistant"
+_EVERYWHERE = ("reference", "logprobs", "process_scores")  # columns of all rows or of none
 
 
 def load_rows(
@@ -58,6 +60,32 @@ def load_rows(
         raise InputError("unknown kind of rows", value=kind, fix=f"use one of {KINDS}")
     read_split = "train" if test_fraction else split
     rows = read_rows(spec, read_split, demonstrations=kind == "examples", notes=notes)
+    records = [_record(rows, index, kind) for index in range(len(rows.rows))]
+    for name in _EVERYWHERE:
+        _require_everywhere_or_nowhere(records, rows, name)
+    return one_side(records, split, test_fraction, rows.source) if test_fraction else records
+
+
+def load_stored_rows(spec: str, kind: str, notes: list[str] | None = None) -> Stream:
+    """load_rows of the training file as a stream: records are read and checked as they are drawn
+    (rljax.data.rows.stored)."""
+    rows = read_stored(spec, "train", notes)
+    first = _record(rows, 0, kind)
+
+    def made(index: int) -> dict:
+        record = _record(rows, index, kind)
+        for name in _EVERYWHERE:
+            if (name in record) != (name in first):
+                raise InputError(
+                    f"{rows.place(index)}: the column {name!r} is not in all rows",
+                    rule="every row has it, or none", fix="fill it in, or remove the column",
+                )  # fmt: skip
+        return record
+
+    return Stream(made, rows=rows.rows.rows)
+
+
+def _record(rows: Rows, index: int, kind: str) -> dict:
     read = dict(
         examples=_example,
         pairs=_pair,
@@ -66,17 +94,12 @@ def load_rows(
         stepwise=_stepwise,
         trajectories=_trajectory,
     )[kind]
-    records = []
-    for index, row in enumerate(rows.rows):
-        place = rows.place(index)
-        row = {
-            name: decoded(value, f"{place}, column {name!r}", rows.fills_nulls)
-            for name, value in row.items()
-        }
-        records.append(dict(read(row, place, index), index=index))
-    for name in ("reference", "logprobs", "process_scores"):
-        _require_everywhere_or_nowhere(records, rows, name)
-    return one_side(records, split, test_fraction, rows.source) if test_fraction else records
+    place = rows.place(index)
+    row = {
+        name: decoded(value, f"{place}, column {name!r}", rows.fills_nulls)
+        for name, value in rows.rows[index].items()
+    }
+    return dict(read(row, place, index), index=index)
 
 
 def _require_everywhere_or_nowhere(records: list[dict], rows: Rows, name: str) -> None:

@@ -12,9 +12,9 @@ import numpy as np
 from rljax.components import resolve
 from rljax.config import NAMESPACES, Config, is_path
 from rljax.data.kinds import SAMPLED
-from rljax.data.offline.encode import encode_rows
+from rljax.data.offline.encode import encode_row, encode_rows
 from rljax.data.offline.packing import pack_examples
-from rljax.data.offline.rows import load_rows
+from rljax.data.offline.rows import load_rows, load_stored_rows
 from rljax.data.online.default_rewards import (
     OF_FILES,
     evaluation_text,
@@ -65,6 +65,13 @@ class Data:
     def prompts(self) -> list[PromptRecord] | list[dict]:
         """All training prompts, or rows, of the sources that are not streams."""
         return [p for source in self.sources if not isinstance(source, Stream) for p in source]
+
+    @property
+    def first(self) -> PromptRecord | dict | None:
+        """A prompt, or row, of the first source; None where it has none."""
+        source = self.sources[0] if self.sources else []
+        some = source.first(_STREAM_ITEMS) if isinstance(source, Stream) else source[:1]
+        return next((one for one in some if one is not None), None)
 
     @property
     def endless(self) -> bool:
@@ -119,6 +126,7 @@ def _records(spec: str, config: Config, split: str, notes: list[str]) -> list[di
             need_ground_truth=needs_ground_truth(config), check=check, notes=notes,
             test_fraction=held_out_fraction(config, spec),
         )  # fmt: skip
+        options |= {"stored": True} if split == "train" and config.data.stream else {}
     load = (
         load_endless_prompts if split == "train" else functools.partial(load_prompts, split=split)
     )
@@ -126,7 +134,8 @@ def _records(spec: str, config: Config, split: str, notes: list[str]) -> list[di
     if not config.data.target_tokens:
         return records
     if isinstance(records, Stream):
-        return Stream(lambda index: with_target_length(records[index], config, split))
+        asked = lambda index: with_target_length(records[index], config, split)  # noqa: E731
+        return Stream(asked, rows=records.rows)
     return [with_target_length(r, config, split) for r in records]
 
 
@@ -151,7 +160,7 @@ def load_data(config: Config, tokenizer: Tokenizer, kind: str = "rollouts") -> D
         mixed = spec if config.data.sources else ""
         if isinstance(records, Stream):
             sources.append(_encoded_stream(records, tokenizer, limits, mixed))
-            raw += records.first(_STREAM_ITEMS)
+            raw += _of_stream(records)
             continue
         log_rewards_of_file(config, spec, (record["data_source"] for record in records))
         prompts, more = encode_prompts(records, tokenizer, **limits)
@@ -201,7 +210,25 @@ def _encoded_stream(records: Stream, tokenizer: Tokenizer, limits: dict, mixed: 
         prompt, _ = encode_prompt(records[index], tokenizer, **limits)
         return prompt and dataclasses.replace(prompt, source=mixed)
 
-    return Stream(encoded)
+    return Stream(encoded, rows=records.rows)
+
+
+def _of_stream(records: Stream) -> list[dict]:
+    """What of a stream is in the digest."""
+    return [*records.first(_STREAM_ITEMS), {"rows": records.rows}]
+
+
+def _stored_items(
+    config: Config, tokenizer: Tokenizer, kind: str, spec: str, options: dict, notes: list[str]
+) -> tuple[Stream, list[dict]]:
+    """Encoded rows of a file as a stream, and what of them is in the digest."""
+    records = load_stored_rows(spec, kind, notes)
+
+    def encoded(index: int) -> dict | None:
+        item = encode_row(records[index], tokenizer, kind, **options)
+        return item and {"prompt_id": index, "source": spec, "item": item}
+
+    return Stream(encoded, rows=records.rows), _of_stream(records)
 
 
 def _warn_bare(spec: str, records: list[dict], tokenizer: Tokenizer, kind: str) -> None:
@@ -291,6 +318,11 @@ def _offline_data(config: Config, tokenizer: Tokenizer, kind: str) -> Data:
     )  # fmt: skip
     sources, counts, raw, notes = [], {}, [], []
     for spec in (config.data.train, *config.data.sources):
+        if config.data.stream and is_path(spec):
+            stored, first = _stored_items(config, tokenizer, kind, spec, options, notes)
+            sources.append(stored)
+            raw += first
+            continue
         rows = load_rows(spec, "train", kind, notes, held_out_fraction(config, spec))
         items, more = encode_rows(rows, tokenizer, kind, **options)
         notes.append(kept_line(spec, "rows", more, offline.max_tokens))
@@ -300,7 +332,7 @@ def _offline_data(config: Config, tokenizer: Tokenizer, kind: str) -> Data:
             tokens = sum(len(ids) for ids, _ in items)
             items = pack_examples(items, config.offline.max_tokens).rows
             more = {**more, "packed_rows": len(items), "packed_tokens": tokens}
-        first = sum(len(s) for s in sources)
+        first = sum(len(s) for s in sources if not isinstance(s, Stream))
         named = [{"prompt_id": first + i, "source": spec, "item": x} for i, x in enumerate(items)]
         sources.append(named)
         counts = {k: counts.get(k, 0) + v for k, v in more.items()}

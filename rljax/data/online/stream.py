@@ -13,10 +13,11 @@ _RUNS_APART = 1_000_003  # items between the beginnings of two runs' seeds
 
 class Stream:
     """Items without end: item `index` = 0, 1, ... is `make(index)`, a function of it alone; None is
-    one that cannot be used. A run begins at seed * 1000003, not at 0."""
+    one that cannot be used. A run begins at seed * 1000003, not at 0. `rows`: after so many items
+    those of a file come again; 0: none does."""
 
-    def __init__(self, make: Callable[[int], dict | None]):
-        self.make = make
+    def __init__(self, make: Callable[[int], dict | None], rows: int = 0):
+        self.make, self.rows = make, rows
 
     def __getitem__(self, index: int) -> dict | None:
         if not isinstance(index, int) or isinstance(index, bool) or index < 0:
@@ -43,7 +44,10 @@ class StreamLoader:
         self._stream, self._seed = stream, seed
         self._warned = False
 
-    epoch = 0.0  # a stream is never passed over
+    @property
+    def epoch(self) -> float:
+        """Passes over the rows of a file; a stream of a task is never passed over."""
+        return (self.position + self.dropped) / self._stream.rows if self._stream.rows else 0.0
 
     def __iter__(self):
         return self
@@ -63,8 +67,9 @@ class StreamLoader:
             dropped, in_a_row = dropped + 1, in_a_row + 1
             if in_a_row >= _IN_A_ROW:
                 raise InputError(
-                    f"{_IN_A_ROW} prompts of the stream in a row are too long",
-                    fix="raise data.max_prompt_tokens, or cut them with data.overlong='left'",
+                    f"{_IN_A_ROW} rows of the stream in a row are too long, or hold nothing",
+                    fix="raise data.max_prompt_tokens (offline: offline.max_tokens), or cut them "
+                    "with data.overlong='left'",
                 )
         self.position, self.dropped = position, dropped
         self._warn()
@@ -75,8 +80,8 @@ class StreamLoader:
         if not self._warned and drawn >= _WARN_AFTER and self.dropped > _WARN_ABOVE * drawn:
             self._warned = True
             LOG.warning(
-                "%d of the first %d prompts of the stream are dropped: longer than "
-                "data.max_prompt_tokens", self.dropped, drawn,
+                "%d of the first %d rows of the stream are dropped: longer than "
+                "data.max_prompt_tokens (offline: offline.max_tokens)", self.dropped, drawn,
             )  # fmt: skip
 
     def get_state(self) -> dict:

@@ -26,6 +26,7 @@ from rljax.components import resolve
 from rljax.config import is_path
 from rljax.data.online.stream import Stream
 from rljax.data.rows.formats import form_of, table_row, understood
+from rljax.data.rows.stored import StoredRows
 from rljax.errors import InputError
 from rljax.files import (
     DATA_FILES,
@@ -59,6 +60,8 @@ class Rows:
     fills_nulls: bool = False
 
     def place(self, index: int) -> str:
+        if isinstance(self.rows, StoredRows):
+            index = self.rows.number(index)
         place = f"{self.source}: row {index}"
         return place if self.lines is None else f"{place} (line {self.lines[index]})"
 
@@ -110,6 +113,25 @@ def read_rows(
     what = ": ".join(filter(None, (form and form.name, understood(rows.rows[0]))))
     if notes is not None and what and is_path(rows.source):
         notes.append(f"{rows.source}: {len(rows.rows):,} rows, read as {what}")
+    return rows
+
+
+def read_stored(spec: str, split: str, notes: list[str] | None = None) -> Rows:
+    """The rows of a file, read as they are drawn (rljax.data.rows.stored). What they hold is
+    checked then."""
+    path = Path(spec.replace("{split}", split))
+    if os.path.isdir(path):
+        path = _file_of_split(path, split)
+    stored = StoredRows(path)
+    rows = Rows(str(path), path.stem, stored, fills_nulls=path.suffix == ".parquet")
+    first = stored[0]
+    form = form_of(first) if isinstance(first, dict) else None
+    if form is not None:
+        stored.convert = lambda row, index: form.convert(row, rows.place(index))
+    if notes is not None:
+        what = ": ".join(filter(None, (form and form.name, understood(stored[0]))))
+        as_what = f", as {what}" if what else ""
+        notes.append(f"{path}: {stored.rows:,} rows, read as they are drawn{as_what}")
     return rows
 
 

@@ -50,6 +50,8 @@ def shown_rows(
     data = load_data(config, load_run_tokenizer(config), kind)
     if kind not in SAMPLED:
         items = data.held_out if split == "test" else data.prompts
+        if data.endless and split == "train":
+            items = make_loader(data.sources[0], batch_size=1, seed=config.seed).take(rows)
         shown = [s for i, x in enumerate(items[:rows]) for s in _of_kind(kind, i, x["item"])]
         return _required(shown, split), data.counts, data.notes
     if split == "test":

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from rljax.data.online.stream import Stream
 from rljax.data.rows.columns import demonstration_record, first_of, prompt_of, require_text
-from rljax.data.rows.read import Rows, read_rows
+from rljax.data.rows.read import Rows, read_rows, read_stored
 from rljax.data.rows.split import one_side
 from rljax.data.text.chat import check_unicode, validate_messages
 from rljax.errors import InputError
@@ -55,17 +55,22 @@ def load_endless_prompts(
     check: Check | None = None,
     notes: list[str] | None = None,
     test_fraction: float = 0.0,
+    stored: bool = False,
 ) -> list[dict] | Stream:
     """load_prompts of the training split, which may be a stream: its records are made as they are
-    asked for."""
-    rows = read_rows(spec, "train", endless=True, notes=notes)
+    asked for. `stored`: so are those of a file."""
+    if stored:
+        rows = read_stored(spec, "train", notes)
+    else:
+        rows = read_rows(spec, "train", endless=True, notes=notes)
     if not isinstance(rows.rows, Stream):
         records = [
             prompt_record(row, index, rows, need_ground_truth, check)
             for index, row in enumerate(rows.rows)
         ]
         return one_side(records, "train", test_fraction, spec) if test_fraction else records
-    return Stream(lambda index: prompt_record(rows.rows[index], index, rows, need_ground_truth))
+    made = lambda i: prompt_record(rows.rows[i], i, rows, need_ground_truth, check)  # noqa: E731
+    return Stream(made, rows=rows.rows.rows)
 
 
 def load_demonstrations(

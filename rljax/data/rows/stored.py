@@ -1,0 +1,170 @@
+"""Rows of files larger than memory, read as they are drawn (`data.stream`).
+
+The order is endless and a function of the index alone: each epoch holds every row once, the file's
+blocks in an order of its own, and the rows of a window of neighbouring blocks shuffled together.
+Only one window is in memory.
+"""
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from rljax.data.online.stream import Stream
+from rljax.errors import InputError
+from rljax.files import LONGEST_LINE, open_file, parse_json, read_lines
+
+BLOCK_ROWS = 1024  # of a .jsonl file; of a .parquet file a block is a row group
+WINDOW_ROWS = 16_384  # a window is as many blocks as have these, or these bytes; one at least
+WINDOW_BYTES = 2**28
+KINDS = (".jsonl", ".parquet")
+
+
+class StoredRows(Stream):
+    """The rows of a .jsonl or .parquet file as a stream: item `index` is row `number(index)`.
+
+    Of a .jsonl file the places of its blocks are found first, in one pass that keeps no text.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        if self.path.suffix not in KINDS:
+            raise InputError(
+                f"{path} cannot be read as it is drawn",
+                rule=f"data.stream reads {' and '.join(KINDS)}",
+                fix="data.stream=False, or write the file as one of these",
+            )
+        blocks = _Lines if self.path.suffix == ".jsonl" else _RowGroups
+        self._blocks = blocks(self.path)
+        self.counts = np.array(self._blocks.counts, np.int64)
+        self.rows = int(self.counts.sum())
+        if not self.rows:
+            raise InputError(f"{path} has no rows", fix="check the file and the split")
+        bytes_of_row = max(self.path.stat().st_size // self.rows, 1)
+        self._window_rows = min(WINDOW_ROWS, WINDOW_BYTES // bytes_of_row)
+        self._starts = np.concatenate([[0], np.cumsum(self.counts)])
+        self.convert = None  # (row, index) -> the row in our columns
+        self._epoch, self._order, self._window = None, None, None
+        super().__init__(self._row, rows=self.rows)
+
+    def number(self, index: int) -> int:
+        """The number in the file, from 0, of item `index`."""
+        block, row = self._place(*self._locate(index))
+        return int(self._starts[block]) + row
+
+    def _row(self, index: int) -> dict:
+        window, place = self._locate(index)
+        if self._window is None or self._window[0] != (self._epoch[0], window):
+            self._window = None  # before the next one is read
+            read = {block: self._blocks.read(block) for block in self._epoch[1][window]}
+            self._window = (self._epoch[0], window), read
+        block, number = self._place(window, place)
+        row = self._window[1][block][number]
+        if not isinstance(row, dict):
+            raise InputError(
+                f"{self.path}: row {self.number(index)} is not an object", value=row,
+                fix='each row is one JSON object such as {"prompt": ..., "ground_truth": ...}',
+            )  # fmt: skip
+        return self.convert(row, index) if self.convert else row
+
+    def _locate(self, index: int) -> tuple[int, int]:
+        """(the window of the epoch of item `index`, its place there)."""
+        epoch, place = divmod(index, self.rows)
+        if self._epoch is None or self._epoch[0] != epoch:
+            windows, sizes = [[]], [0]
+            for block in _shuffled(len(self.counts), epoch, 0).tolist():
+                if sizes[-1] >= self._window_rows:
+                    windows.append([])
+                    sizes.append(0)
+                windows[-1].append(block)
+                sizes[-1] += int(self.counts[block])
+            self._epoch = epoch, windows, np.concatenate([[0], np.cumsum(sizes)])
+            self._order = None
+        ends = self._epoch[2]
+        window = int(np.searchsorted(ends, place, side="right")) - 1
+        return window, place - int(ends[window])
+
+    def _place(self, window: int, place: int) -> tuple[int, int]:
+        """(block, row of it) at a place of a window."""
+        epoch, windows, ends = self._epoch
+        if self._order is None or self._order[0] != window:
+            size = int(ends[window + 1] - ends[window])
+            self._order = window, _shuffled(size, epoch, 1 + window)
+        at = int(self._order[1][place])
+        for block in windows[window]:
+            if at < self.counts[block]:
+                return block, at
+            at -= int(self.counts[block])
+        raise AssertionError("a place lies in its window")
+
+
+def _shuffled(count: int, epoch: int, which: int) -> np.ndarray:
+    """An order of `count` numbers: raw bits, whose stream numpy keeps the same in every version."""
+    bits = np.random.Philox(np.random.SeedSequence([epoch, which]))
+    return np.argsort(bits.random_raw(count), kind="stable")
+
+
+class _Lines:
+    """Blocks of a .jsonl file; blank lines are no rows."""
+
+    def __init__(self, path: Path):
+        self.path, self.counts, self._at = path, [], []
+        with os.fdopen(open_file(path), "rb") as file:
+            number, offset, filled = 0, 0, BLOCK_ROWS
+            while data := file.readline(LONGEST_LINE + 1):
+                if len(data) > LONGEST_LINE:
+                    raise InputError(
+                        f"{path}: line {number + 1} has more than {LONGEST_LINE} bytes",
+                        fix="write one row per line",
+                    )
+                if filled == BLOCK_ROWS and data.strip():
+                    self._at.append((offset, number))
+                    self.counts.append(0)
+                    filled = 0
+                if data.strip():
+                    filled += 1
+                    self.counts[-1] += 1
+                number, offset = number + 1, offset + len(data)
+
+    def read(self, block: int) -> list[dict]:
+        offset, before = self._at[block]
+        rows = []
+        for number, line in read_lines(self.path, offset=offset):
+            if line.strip():
+                rows.append(parse_json(line, f"{self.path}: line {before + number}"))
+            if len(rows) == self.counts[block]:
+                return rows
+        raise InputError(f"{self.path} has become shorter", fix="keep the file while it is read")
+
+
+class _RowGroups:
+    """Row groups of a .parquet file."""
+
+    def __init__(self, path: Path):
+        import pyarrow.parquet
+
+        self.path = path
+        try:
+            meta = pyarrow.parquet.read_metadata(path)
+        except Exception as error:  # truncated, foreign: the library has a class for each
+            raise _unreadable(path, error) from None
+        sizes = [meta.row_group(i).num_rows for i in range(meta.num_row_groups)]
+        self._groups = [i for i, size in enumerate(sizes) if size]
+        self.counts = [sizes[i] for i in self._groups]
+
+    def read(self, block: int) -> list[dict]:
+        import pyarrow.parquet
+
+        try:
+            with pyarrow.parquet.ParquetFile(self.path) as file:
+                return file.read_row_group(self._groups[block]).to_pylist()
+        except Exception as error:
+            raise _unreadable(self.path, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> InputError:
+    return InputError(
+        f"{path} is not a readable parquet file",
+        rule=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
+        fix="copy or write it again; a half-copied file lacks its footer",
+    )

@@ -1,0 +1,150 @@
+"""data.stream: files that are larger than memory, read as they are drawn, in an order with which a
+resumed run goes on."""
+
+import collections
+import json
+import tracemalloc
+
+import numpy as np
+import pytest
+from tiny_refusal import refused
+
+from rljax.config import Config
+from rljax.data.online.encoded import load_data
+from rljax.data.online.loader import make_loader
+from rljax.data.rows import stored
+from rljax.data.rows.stored import StoredRows
+from rljax.data.text.tokenizer import CharTokenizer
+from rljax.errors import InputError
+from rljax.validation import validate
+
+CHARS = CharTokenizer("0123456789abcdefghijklmnopqrstuvwxyz: +=?>")
+
+
+def write(path, rows, group=0):
+    if path.suffix == ".parquet":
+        import pyarrow
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=group)
+    else:  # with blank lines, and without an end of the last one
+        path.write_text("\n" + "\n \n".join(map(json.dumps, rows)))
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+@pytest.mark.parametrize(("count", "block", "window"), [
+    (1, 4, 8), (7, 4, 8), (64, 4, 8), (103, 5, 20), (103, 103, 1), (50, 1, 1), (103, 7, 1000),
+])  # fmt: skip
+def test_each_epoch_holds_every_row_once_in_an_order_of_its_own(
+    tmp_path, monkeypatch, suffix, count, block, window
+):
+    monkeypatch.setattr(stored, "BLOCK_ROWS", block)
+    monkeypatch.setattr(stored, "WINDOW_ROWS", window)
+    path = write(tmp_path / f"rows{suffix}", [{"n": i} for i in range(count)], block)
+    rows = StoredRows(path)
+    epochs = [[rows[e * count + i]["n"] for i in range(count)] for e in range(3)]
+    assert rows.rows == count and all(sorted(one) == list(range(count)) for one in epochs)
+    if count > 20:
+        assert len({tuple(one) for one in epochs}) == 3 and epochs[0] != sorted(epochs[0])
+    # A function of the index alone: asked in another order, and by another reader.
+    other = StoredRows(path)
+    for i in np.random.default_rng(0).permutation(3 * count).tolist()[:60]:
+        assert other[i]["n"] == epochs[i // count][i % count] == other.number(i)
+
+
+def test_a_run_goes_on_where_it_stood(tmp_path):
+    rows = [{"prompt": f"q{i}:", "completion": "a" * (1 + i % 7)} for i in range(300)]
+    config = Config(dataflow="sft")
+    config.data.train, config.data.stream = str(write(tmp_path / "r.jsonl", rows)), True
+    config.offline.max_tokens = 9  # some are too long
+    whole, part = (load_data(config, CHARS, "examples") for _ in range(2))
+    assert whole.digest == part.digest and whole.endless
+    loader, begun = (make_loader(x.sources[0], batch_size=16, seed=3) for x in (whole, part))
+    ids = lambda items: [tuple(x["item"][0].tolist()) for x in items]  # noqa: E731
+    batches = [ids(next(loader)) for _ in range(30)]
+    assert [ids(next(begun)) for _ in range(4)] == batches[:4]
+    state = json.loads(json.dumps(begun.get_state()))
+    resumed = make_loader(load_data(config, CHARS, "examples").sources[0], batch_size=16, seed=3)
+    resumed.set_state(state)
+    assert [ids(next(resumed)) for _ in range(26)] == batches[4:]
+    drawn = 30 * 16 + loader.dropped
+    assert loader.dropped > 0 and loader.epoch == pytest.approx(drawn / 300)
+    kept = [len(CHARS.encode(r["prompt"] + r["completion"])) < 9 for r in rows]
+    seen = collections.Counter(sum(batches, []))
+    assert len(seen) == sum(kept)
+    assert any(f"{tmp_path}/r.jsonl: 300 rows, read as they are drawn" in n for n in whole.notes)
+
+
+@pytest.mark.parametrize("kind", ["pairs", "unpaired", "stepwise", "trajectories", "rollouts"])
+def test_every_kind_is_read_so(tmp_path, kind):
+    rows = {
+        "pairs": {"prompt": "q:", "chosen": "a", "rejected": "b"},
+        "unpaired": {"prompt": "q:", "completion": "a", "label": True},
+        "stepwise": {"prompt": "q:", "completions": ["a", "b"], "labels": [True, False]},
+        "trajectories": {"prompt": "q:", "completion": "a", "reward": 1.0},
+        "rollouts": {"prompt": "q:", "ground_truth": "a"},
+    }
+    config = Config(dataflow="grpo")
+    config.data.train = str(write(tmp_path / "r.jsonl", [rows[kind]] * 5))
+    config.offline.max_tokens, config.offline.step_separator = 16, " "
+    config.reward.function = "exact_match()"
+    plain = load_data(config, CHARS, kind).sources[0]
+    config.data.stream = True
+    items = make_loader(load_data(config, CHARS, kind).sources[0], batch_size=5, seed=0).take(7)
+    one, other = (
+        str(x["item"] if kind != "rollouts" else x.token_ids) for x in (plain[0], items[6])
+    )
+    assert one == other and len(items) == 7
+
+
+def test_only_a_window_is_in_memory(tmp_path, monkeypatch):
+    text, count = "x" * 1_000, 20_000
+    monkeypatch.setattr(stored, "WINDOW_ROWS", 2_048)
+    with open(tmp_path / "r.jsonl", "w") as file:
+        for i in range(count):
+            file.write(json.dumps({"n": i, "text": text}) + "\n")
+    size = (tmp_path / "r.jsonl").stat().st_size
+    tracemalloc.start()
+    rows = StoredRows(tmp_path / "r.jsonl")
+    _, scanned = tracemalloc.get_traced_memory()
+    seen = [rows[i]["n"] for i in range(0, count, 1_000)]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert scanned < 1e6 and len(set(seen)) == len(seen)
+    monkeypatch.setattr(stored, "WINDOW_BYTES", size // 20)
+    assert StoredRows(tmp_path / "r.jsonl")._window_rows == pytest.approx(count / 20, rel=0.02)
+    assert peak < size * 1.5 * (stored.WINDOW_ROWS + stored.BLOCK_ROWS) / count
+
+
+def test_bad_rows_are_named_when_they_are_drawn(tmp_path):
+    good = {"prompt": "q:", "ground_truth": "a"}
+    config = Config()
+    config.reward.function, config.data.stream = "exact_match()", True
+    for bad, says in (({"prompt": 3, "ground_truth": "a"}, "row 4"), ([1], "not an object")):
+        config.data.train = str(write(tmp_path / "r.jsonl", [good] * 4 + [bad]))
+
+        def draw():
+            make_loader(load_data(config, CHARS).sources[0], batch_size=5, seed=0).take(5)
+
+        refused(draw, config.data.train, says)
+    (tmp_path / "empty.jsonl").write_text("\n\n")
+    refused(lambda: StoredRows(tmp_path / "empty.jsonl"), "has no rows")
+    (tmp_path / "torn.parquet").write_bytes(b"PAR1 torn")
+    refused(lambda: StoredRows(tmp_path / "torn.parquet"), "not a readable parquet file")
+    refused(lambda: StoredRows(tmp_path / "rows.csv"), "data.stream reads .jsonl and .parquet")
+    refused(lambda: StoredRows(tmp_path / "none.jsonl"), "none.jsonl")
+
+
+@pytest.mark.parametrize(("field", "value"), [
+    ("data.test_fraction", 0.1), ("offline.packing", True), ("offline.ties", "both_orders"),
+    ("offline.reference_logprobs", "folder"), ("data.train", "sort_digits()"),
+])  # fmt: skip
+def test_what_needs_all_rows_is_refused(tmp_path, field, value):
+    config = Config(dataflow="sft", model=str(tmp_path))
+    config.data.train, config.data.stream = str(write(tmp_path / "r.jsonl", [{"text": "a"}])), True
+    group, name = field.split(".")
+    setattr(getattr(config, group), name, value)
+    says = "no source is a file" if field == "data.train" else "not known before"
+    with pytest.raises(InputError, match=says):
+        validate(config)
