@@ -219,13 +219,11 @@ def program_synthesis(
 
     `show` "examples" gives inputs and outputs instead, "1>3,2>5,3>7:"; the unit tests are more.
     "trace" gives an input and the value after each line, "3>5,>4,,,,:" -> "+2\\n-1" (at most three
-    lines), all of one digit, and every line is judged: it needs two neighbours alone, so that what
-    is learned on some problems holds on others, and a wrong line is never made good. The prompt has
-    a place for every line that may be written, as wide as a line, so that a line is equally far
-    from its values wherever it stands.
-    Harder with more lines, larger constants and more `operations`; `with_input` lets x be an
-    operand; the program that is asked for has `min_lines` at least. `prompts` problems are drawn
-    and repeated prompts dropped: about 500 of 5000 functions are left.
+    lines), all of one digit, each in a place as wide as a line, and every line is judged: it needs
+    two neighbours alone, so that what is learned on some problems holds on others, and a wrong line
+    is never made good.
+    Harder with more lines, constants and `operations`; `with_input` lets x be an operand; what is
+    asked for has `min_lines` at least. Repeated prompts are dropped: 500 of 5000 functions stay.
     """
     ranges = (
         ("lines", lines, 1, 6), ("min_lines", min_lines, 1, lines),
