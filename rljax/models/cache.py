@@ -87,7 +87,8 @@ def order_for(mesh: Mesh) -> str:
 def pairs_for(config: ModelConfig, mesh: Mesh, dtype: str) -> bool:
     """Whether a layer's keys and values are stored as pairs: where the kernel that reads them runs,
     which has no sinks and no scales."""
-    if config.latent or config.sinks or mesh.devices.flat[0].platform != "tpu":
+    chunks = any(kind.chunk for kind in config.kinds)  # what that kernel does not know, either
+    if config.latent or config.sinks or chunks or mesh.devices.flat[0].platform != "tpu":
         return False
     shards, (kv_heads, widths) = _shards(config, mesh), _stored(config, mesh, dtype)
     return paged_takes(config.heads // shards, kv_heads // shards, widths[0], dtype or config.dtype)

@@ -140,6 +140,9 @@ class LayerKind:
     body."""
 
     window: int = 0  # keys a token sees, itself included; 0 = all
+    chunk: int = (
+        0  # positions are cut into chunks of so many, and none is seen from another; 0 = no
+    )
     rope: int | None = 0  # which of ModelConfig.ropes; None: queries and keys are not rotated
     experts: bool = False
 
@@ -205,8 +208,14 @@ class ModelConfig:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
-    qk_norm_kind: str = "head"  # of each head | "whole": of all heads as one vector
+    # Of each head | "whole": of all heads as one vector | "l2": of each head, without a weight,
+    # after the rotation and on rotated layers alone (Llama 4).
+    qk_norm_kind: str = "head"
     attention_scale: float = 0.0  # of q k; 0 = head_dim^-1/2
+    # Of the queries of layers that are not rotated: times 1 + temperature_slope log(1 + floor((p +
+    # 1) / temperature_floor)) at position p (arXiv 2501.19399). 0 = as they are.
+    temperature_floor: int = 0
+    temperature_slope: float = 0.1
     attention_soft_cap: float = 0.0  # c tanh(x / c) of the scores; 0 = none
     final_soft_cap: float = 0.0  # the same of the logits
     sinks: bool = False  # one more logit per head in the attention softmax
@@ -270,7 +279,7 @@ class ModelConfig:
             "dtype": ("float32", "bfloat16"),
             "weight_dtype": ("float32", "bfloat16"),
             "activation": ("silu", "gelu", "gelu_tanh"),
-            "qk_norm_kind": ("head", "whole"),
+            "qk_norm_kind": ("head", "whole", "l2"),
         }
         for name, allowed in choices.items():
             value = getattr(self, name)
@@ -280,7 +289,14 @@ class ModelConfig:
             object.__setattr__(self, "kinds", (plain,) * self.layers)
         good = len(self.kinds) == self.layers
         _check(good, "model.kinds", len(self.kinds), f"one per layer, {self.layers}")
+        for name in ("temperature_floor", "temperature_slope"):
+            value = getattr(self, name)
+            _check(0 <= value < LARGEST_TOKENS, f"model.{name}", value, "0 or above")
         for kind in self.kinds:
+            good = 0 <= kind.chunk <= LARGEST_TOKENS and not (kind.chunk and kind.window)
+            _check(good, "model.kinds: chunk", kind, "0 or above, and without a window")
+            good = not kind.chunk or self.latent is None
+            _check(good, "model.kinds: chunk", kind, "none with latent attention")
             good = kind.rope is None or 0 <= kind.rope < len(self.ropes)
             _check(good, "model.kinds: rope", kind.rope, "one of ropes")
             good = not kind.experts or self.experts is not None

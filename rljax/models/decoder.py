@@ -25,7 +25,15 @@ from rljax.models.cache import remember, shared_lanes
 from rljax.models.cache_tree import Nodes
 from rljax.models.config import LayerKind, ModelConfig, Rope
 from rljax.models.experts import Experts
-from rljax.models.layers import Linear, RMSNorm, activate, apply_rope, turn_weights, weight
+from rljax.models.layers import (
+    Linear,
+    RMSNorm,
+    activate,
+    apply_rope,
+    root_mean_squared,
+    turn_weights,
+    weight,
+)
 from rljax.models.multimodal import mrope_angles
 from rljax.models.vision.tower import VisionTower
 
@@ -37,11 +45,13 @@ class Pass:
     mesh: Mesh
     angles: tuple[tuple[jax.Array, jax.Array], ...]  # cos, sin [B, S, E/2] of every rope
     segments: jax.Array  # [B, S]; 0 = padding
+    stretch: tuple[jax.Array, ...] = ()  # [B, S]: of the queries of layers that are not rotated
     # Decoding: [B], which token of its slot this call's first one is, and how many are real.
     columns: jax.Array | None = None
     counts: jax.Array | None = None  # None = all
     nodes: Nodes | None = None  # or which nodes of trees the tokens are
     prefix: Prefix | None = None  # of packed rows
+    chunks: tuple[jax.Array, Prefix | None] | None = None  # segments and prefix of layers with any
     # Images: where their tokens stand [B, S], and what each of the first layers adds there
     # [levels, B, M, D] (deepstack).
     where: jax.Array | None = None
@@ -101,11 +111,36 @@ def rope_angles(
     return jnp.cos(angles) * rope.amplitude, jnp.sin(angles) * rope.amplitude
 
 
-def angles_of(config: ModelConfig, positions: jax.Array, width: int) -> tuple:
-    """cos and sin of every rope, where a batch or a cache has `width` tokens of a sequence."""
+def places_of(config: ModelConfig, positions: jax.Array, width: int) -> dict:
+    """What positions mean to the layers, as fields of Pass, where a batch or a cache has `width`
+    tokens of a sequence."""
     how = dict(head_dim=config.rope_dims, tokens=config.rope_tokens or width)
     angles = lambda rope: lambda _, at: rope_angles(at, rope, **how)  # noqa: E731
-    return tuple(in_tiles(config.batch_invariant, angles(r), (), positions) for r in config.ropes)
+    tiles = functools.partial(in_tiles, config.batch_invariant)
+    found = {"angles": tuple(tiles(angles(rope), (), positions) for rope in config.ropes)}
+    if floor := config.temperature_floor:
+        grown = jnp.log1p(jnp.floor((positions.astype(jnp.float32) + 1) / floor))
+        found["stretch"] = (1 + config.temperature_slope * grown,)
+    return found
+
+
+def chunked(config: ModelConfig, positions, segments, prefix: Prefix | None):
+    """Segments and prefix of layers whose attention is cut into chunks: each chunk of a segment is
+    one of its own, and so is that of the prefix that a token continues. None: no row has two.
+
+    Names of segments, [B, S] of any size, are counted within their row, so that none is too large.
+    """
+    chunk, tokens = max(kind.chunk for kind in config.kinds), segments.shape[1]
+    if not chunk or tokens <= chunk:
+        return None
+    part, parts = positions // chunk, tokens // chunk + 1
+    names = jnp.sort(segments, axis=1)
+
+    def named(ids):
+        at = jax.vmap(jnp.searchsorted)(names, ids)
+        return jnp.where(ids > 0, at * parts + part + 1, 0).astype(jnp.int32)
+
+    return named(segments), prefix and prefix._replace(ids=named(prefix.ids))
 
 
 class Attention(nnx.Module):
@@ -120,7 +155,11 @@ class Attention(nnx.Module):
         out = ("heads", "head_dim", "embed")
         self.o = Linear(rngs, config, (h, e), (d,), out, bias=config.output_bias)
         self.kind, self.scale, self.soft_cap = kind, config.scale, config.attention_soft_cap
-        self.normed, self.sunk, self.apart = config.qk_norm, config.sinks, config.batch_invariant
+        self.sunk, self.apart = config.sinks, config.batch_invariant
+        weightless = config.qk_norm_kind == "l2"
+        self.normed = config.qk_norm and not weightless
+        self.evened = config.qk_norm and weightless and kind.rope is not None
+        self.eps = config.norm_eps
         self.interleaved = config.rope_interleaved
         if self.normed and config.qk_norm_kind == "head":
             self.q_norm = RMSNorm(rngs, config, e, "head_dim")
@@ -131,14 +170,18 @@ class Attention(nnx.Module):
         if self.sunk:
             self.sinks = weight(rngs, config, (h,), ("heads",), init="zeros")
 
-    def project(self, x, *angles):
-        """Queries, keys and values of x [B, S, D]. `angles`: cos and sin, none where the layer
-        rotates nothing."""
+    def project(self, x, *places):
+        """Queries, keys and values of x [B, S, D]. `places`: cos and sin or, where the layer
+        rotates nothing, Pass.stretch."""
         q, k, v = self.q(x), self.k(x), self.v(x)
         if self.normed:
             q, k = self.q_norm(q), self.k_norm(k)
-        if angles:
-            q, k = (apply_rope(x, *angles, self.interleaved) for x in (q, k))
+        if self.kind.rope is not None:
+            q, k = (apply_rope(x, *places, self.interleaved) for x in (q, k))
+        elif places:
+            q = (q * places[0][:, :, None, None]).astype(q.dtype)
+        if self.evened:
+            q, k = (root_mean_squared(x, self.eps).astype(x.dtype) for x in (q, k))
         return q, k, v
 
     def attend(self, q, k, v, call: Pass, cache=None):
@@ -146,9 +189,16 @@ class Attention(nnx.Module):
         how = dict(scale=self.scale, soft_cap=self.soft_cap, apart=self.apart)
         how["sinks"] = self.sinks[...].astype(jnp.float32) if self.sunk else None
         if cache is None:
-            how |= dict(mesh=call.mesh, window=self.kind.window, prefix=call.prefix)
-            return attention(q, k, v, call.segments, **how), (k, v)
+            segments, prefix = call.segments, call.prefix
+            if self.kind.chunk and call.chunks:
+                segments, prefix = call.chunks
+            how |= dict(mesh=call.mesh, window=self.kind.window, prefix=prefix)
+            return attention(q, k, v, segments, **how), (k, v)
         cache, pairs, allowed = remember(cache, (k, v), call.columns, call.counts, call.nodes)
+        if self.kind.chunk:  # its columns are places: no window, and no trees
+            place = call.columns[:, None] + jnp.arange(q.shape[1])[None, :]
+            first = place // self.kind.chunk * self.kind.chunk
+            allowed &= jnp.arange(allowed.shape[2])[None, None, :] >= first[:, :, None]
         q, apart = shared_lanes(q, k.shape[2], pairs)
         if pairs.order == "pairs":  # a layer without sinks
             held = None if call.nodes else jnp.minimum(call.columns + 1, pairs.columns)
@@ -274,8 +324,8 @@ class Block(nnx.Module):
     def __call__(self, x, call: Pass, cache=None):
         """x [B, S, D] -> x, this layer's keys and values, statistics of its experts."""
         rows = functools.partial(invariant.of_module, self.apart, self)
-        angles = () if self.kind.rope is None else call.angles[self.kind.rope]
-        asked = rows(Block._before_attention, x, *angles)
+        places = call.stretch if self.kind.rope is None else call.angles[self.kind.rope]
+        asked = rows(Block._before_attention, x, *places)
         out, cache = self.attention.attend(*asked, call, cache)
         x = call.split(rows(Block._after_attention, x, out))
         if not self.kind.experts:
@@ -284,8 +334,8 @@ class Block(nnx.Module):
         out, stats = self.mlp(normed, call.mesh, call.segments > 0, call.is_step)
         return call.split(rows(Block._added, x, out)), cache, stats
 
-    def _before_attention(self, x, *angles):
-        return self.attention.project(self.attention_norm(x) if self.pre_norms else x, *angles)
+    def _before_attention(self, x, *places):
+        return self.attention.project(self.attention_norm(x) if self.pre_norms else x, *places)
 
     def _after_attention(self, x, out):
         out = self.attention.o(out)

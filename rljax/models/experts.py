@@ -57,6 +57,7 @@ class ExpertsConfig:
     gated: str = "silu"  # silu | gelu_tanh | gelu | clamped_swiglu (gpt-oss)
     alpha: float = 1.702  # of clamped_swiglu
     limit: float = 7.0  # of clamped_swiglu
+    scale_input: bool = False  # a token's weight multiplies what its expert reads (Llama 4)
     shared_mlp: int = 0  # hidden size of the shared experts together, which see every token
 
     def __post_init__(self):
@@ -223,7 +224,10 @@ def _run_experts(
         rows = jnp.pad(matrices[name], ((0, 1), (0, 0)))  # none for other shards' rows
         return y + rows[local[order]].astype(y.dtype)
 
-    rows = _permute(jnp.repeat(x, k, axis=0), order, inverse)
+    read = jnp.repeat(x, k, axis=0)
+    if config.scale_input:
+        read, weights = read * weights.reshape(-1, 1).astype(x.dtype), jnp.ones_like(weights)
+    rows = _permute(read, order, inverse)
     gate = bias("gate_bias", total(product(rows, matrices["gate"])))
     up = bias("up_bias", total(product(rows, matrices["up"])))
     gated = in_tiles(apart, lambda _, *x: _gate(*x, config), (), gate, up, axes=1)

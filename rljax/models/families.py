@@ -190,6 +190,16 @@ FAMILIES: dict[str, Family] = {
         read=own.smollm3,
         write=own.smollm3_out,
     ),
+    "llama4_text": Family(
+        "Llama4",
+        defaults={"rms_norm_eps": 1e-5, "rope_theta": 500_000.0, "head_dim": 128,
+                  "num_key_value_heads": 8, "num_local_experts": 16, "num_experts_per_tok": 1,
+                  "intermediate_size_mlp": 16384, "attention_chunk_size": 8192},
+        fixed=dict(rope_interleaved=True, qk_norm_kind="l2"),
+        names="llama4",
+        read=own.llama4,
+        write=own.llama4_out,
+    ),
     "phi3": Family(
         "Phi3",
         defaults={"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
@@ -295,10 +305,11 @@ def _kinds(windows: list[int], fields: dict) -> tuple[LayerKind, ...]:
     has_experts = "experts" in fields
     experts = fields.pop("expert_layers", [has_experts] * fields["layers"])
     turned = fields.pop("rope_layers", [True] * fields["layers"])
+    chunks = fields.pop("chunks", [0] * fields["layers"])
     local = len(fields["ropes"]) - 1  # Gemma 3: layers with a window have a rope of their own
     return tuple(
-        LayerKind(window=w, rope=(local if w else 0) if turns else None, experts=e)
-        for w, e, turns in zip(windows, experts, turned, strict=True)
+        LayerKind(window=w, chunk=c, rope=(local if w else 0) if turns else None, experts=e)
+        for w, c, e, turns in zip(windows, chunks, experts, turned, strict=True)
     )
 
 

@@ -229,6 +229,60 @@ def granite_out(config: ModelConfig) -> dict:
     }
 
 
+def llama4(keys: Keys, fields: dict) -> dict:
+    layers, turned = fields["layers"], rotated(keys, fields["layers"])
+    chunk = keys.get("attention_chunk_size", int, 0)
+    types = keys.get("layer_types", list, None)
+    if types is None:
+        types = ["chunked_attention" if t and chunk else "full_attention" for t in turned]
+    known = {"full_attention": 0, "chunked_attention": chunk}
+    good = len(types) == layers and all(t in known for t in types)
+    if not good or chunk < 0 or ("chunked_attention" in types and not chunk):
+        rule = (
+            f"{', '.join(known)} for each of {layers} layers; the latter with attention_chunk_size"
+        )
+        raise InputError("config.json: layer_types", value=types[:4], rule=rule)
+    step = keys.positive("interleave_moe_layer_step", int, 1)
+    sparse = keys.get("moe_layers", list, None)
+    sparse = list(range(step - 1, layers, step)) if sparse is None else sparse
+    if any(type(i) is not int or not 0 <= i < layers for i in sparse):
+        raise InputError("config.json: moe_layers", value=sparse, rule="numbers of layers")
+    small = fields["mlp"]
+    how = dict(mlp=small, shared_mlp=small, scores="sigmoid", normalise=False, scale_input=True)
+    tuned = keys.get("attn_temperature_tuning", bool, True)
+    floor = keys.positive("floor_scale", int, 8192)
+    return {
+        **biases(keys, fields),
+        "mlp": keys.get("intermediate_size_mlp", int),
+        "experts": experts(keys, MIXTRAL, gated=fields["activation"], **how),
+        "expert_layers": [i in sparse for i in range(layers)],
+        "rope_layers": turned,
+        "chunks": [known[t] for t in types],
+        "qk_norm": keys.get("use_qk_norm", bool, True),
+        "temperature_floor": floor if tuned else 0,
+        "temperature_slope": keys.get("attn_scale", NUMBER, 0.1),
+    }
+
+
+def llama4_out(config: ModelConfig) -> dict:
+    chunks = [kind.chunk for kind in config.kinds]
+    floor = config.temperature_floor
+    return {
+        **attention_bias_out(config),
+        **experts_out(config, MIXTRAL),
+        "intermediate_size": config.experts.mlp,
+        "intermediate_size_mlp": config.mlp,
+        "moe_layers": [i for i, kind in enumerate(config.kinds) if kind.experts],
+        "no_rope_layers": [int(kind.rope is not None) for kind in config.kinds],
+        "layer_types": ["chunked_attention" if c else "full_attention" for c in chunks],
+        "attention_chunk_size": max(chunks) or None,
+        "use_qk_norm": config.qk_norm,
+        "attn_temperature_tuning": floor > 0,
+        **({"floor_scale": floor} if floor else {}),
+        "attn_scale": config.temperature_slope,
+    }
+
+
 def phi3(keys: Keys, fields: dict) -> dict:
     for key in ("full_attn_mod", "interpolate_factor"):  # as Phi-4-mini's config.json has them
         if (given := keys.get(key, int, 1)) != 1:

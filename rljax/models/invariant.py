@@ -36,6 +36,8 @@ def check(config, mesh) -> None:
         raise InputError(what, value=value, rule="it is for float32", fix=fix)
     if config.head_dtype:
         raise InputError(what, value=f"head_dtype={config.head_dtype!r}", rule="''", fix=fix)
+    if any(kind.chunk for kind in config.kinds):
+        raise InputError(what, value=config.family, rule="not for chunked attention", fix=fix)
     if config.vision is not None:
         raise InputError(what, value=config.family, rule="it is for text alone", fix=fix)
 

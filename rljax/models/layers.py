@@ -163,6 +163,12 @@ def turn_weights(block: nnx.Module) -> nnx.Module:
     return block
 
 
+def root_mean_squared(x: jax.Array, eps: float, over=-1) -> jax.Array:
+    """x / sqrt(mean(x^2) + eps) in float32, the mean over the axes `over`."""
+    x = x.astype(jnp.float32)
+    return x * jax.lax.rsqrt(jnp.mean(x * x, axis=over, keepdims=True) + eps)
+
+
 class RMSNorm(nnx.Module):
     """x / sqrt(mean(x^2) + eps) * (scale + offset), statistics in float32 (arXiv 1910.07467).
 
@@ -175,8 +181,7 @@ class RMSNorm(nnx.Module):
         self.scale = weight(rngs, config, size, axes, init="zeros" if self.offset else "ones")
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        y = x.astype(jnp.float32)
-        y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=self.over, keepdims=True) + self.eps)
+        y = root_mean_squared(x, self.eps, self.over)
         scale = jnp.expand_dims(self.scale[...], tuple(range(x.ndim - len(self.over))))
         if self.offset:  # Gemma: the product in float32, rounded once
             return (y * (scale.astype(jnp.float32) + self.offset)).astype(x.dtype)

@@ -45,7 +45,7 @@ from rljax.models.attention_paths import Prefix
 from rljax.models.cache import Cache
 from rljax.models.cache_tree import Nodes
 from rljax.models.config import ModelConfig
-from rljax.models.decoder import Decoder, Pass, angles_of
+from rljax.models.decoder import Decoder, Pass, chunked, places_of
 from rljax.models.layers import RMSNorm, add_last, gather_weights, project_turned
 from rljax.models.multimodal import add_level, place_features, vision_tokens
 from rljax.models.remat import layer_input, recomputed
@@ -165,8 +165,10 @@ class Model:
         of a cache to be, where they are more than the batch's."""
         x = embedded(decoder.embed, batch.tokens, self.mesh)
         positions = batch.positions if batch.rope_positions is None else batch.rope_positions
-        angles = angles_of(self.config, positions, max(columns, batch.tokens.shape[1]))
-        call = Pass(self.mesh, angles, batch.segment_ids, prefix=_prefix(batch))
+        places = places_of(self.config, positions, max(columns, batch.tokens.shape[1]))
+        segments, prefix = batch.segment_ids, _prefix(batch)
+        places["chunks"] = chunked(self.config, positions, segments, prefix)
+        call = Pass(mesh=self.mesh, segments=segments, prefix=prefix, **places)
         if batch.pixels is None:
             return x, call
         vision = self.config.vision
@@ -396,9 +398,9 @@ class Model:
         Positions are places + shift [B], as in `decode_step`."""
         decoder, layers, _ = unstacked
         positions = nodes.places() + jnp.reshape(shift, (-1, 1))
-        angles = angles_of(self.config, positions, cache.room(caches))
-        real = nodes.real.astype(jnp.int32)
-        call = Pass(self.mesh, angles, real, nodes=nodes, is_step=True)
+        places, real = places_of(self.config, positions, cache.room(caches)), nodes.real
+        how = dict(mesh=self.mesh, segments=real.astype(jnp.int32), nodes=nodes, is_step=True)
+        call = Pass(**how, **places)
         x, caches = self._through(decoder, layers, tokens, call, caches)
         return self._normed(decoder, x), caches
 
@@ -425,8 +427,9 @@ class Model:
         if counts is not None:
             real = (ahead[None, :] < counts[:, None]).astype(jnp.int32)
         is_step = is_step or tokens.shape[1] == 1
-        angles = angles_of(self.config, positions, cache.room(caches))
-        call = Pass(self.mesh, angles, real, columns, counts, is_step=is_step)
+        places = places_of(self.config, positions, cache.room(caches))
+        how = dict(segments=real, columns=columns, counts=counts, is_step=is_step)
+        call = Pass(mesh=self.mesh, **how, **places)
         return self._through(decoder, layers, tokens, call, caches)
 
     def _through(self, decoder: Decoder, layers, tokens, call: Pass, caches):

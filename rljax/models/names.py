@@ -97,6 +97,16 @@ NAMES: dict[str, Mapping[str, str | Disk | Fused]] = {
         "mlp.shared_up": "mlp.shared_experts.up_proj",
         "mlp.shared_down": "mlp.shared_experts.down_proj",
     },
+    "llama4": {
+        **{ours: theirs.replace("mlp.", "feed_forward.") for ours, theirs in PLAIN.items()},
+        "mlp.router": "feed_forward.router.weight",
+        "mlp.gate[x]": Disk("feed_forward.experts.gate_up_proj", 0, halves=True),
+        "mlp.up[x]": Disk("feed_forward.experts.gate_up_proj", 1, halves=True),
+        "mlp.down[x]": Disk("feed_forward.experts.down_proj"),
+        "mlp.shared_gate": "feed_forward.shared_expert.gate_proj",
+        "mlp.shared_up": "feed_forward.shared_expert.up_proj",
+        "mlp.shared_down": "feed_forward.shared_expert.down_proj",
+    },
     "gpt_oss": {
         **PLAIN,
         "attention.sinks": "self_attn.sinks",

@@ -12,9 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import lanes
+from packed_rows import groups_of, plain_rows
+from packed_rows import packed_rows as packed_in_rows
 from test_families import _norms_on_disk
 from test_family_variants import NEWER, rows, write
 from test_lora import adapted, moved
+from test_packed_rows import value_and_gradient, weights_of
 from test_sharding import loss_and_gradient, packed_rows
 
 from rljax.arrays import place
@@ -253,3 +256,19 @@ def test_what_cannot_be_honoured_is_refused_by_name(family, changes, field):
     from_hf_config(base)
     with pytest.raises(InputError, match=field):
         from_hf_config({**base, **changes})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama4", "olmo3", "smollm3"])
+def test_packed_rows_that_share_prefixes(written, name):
+    """What a plain row for each sequence gives: chunks go by places of the sequence, wherever the
+    prefix stands in the row."""
+    *_, model, params = written(name)
+    groups = groups_of(np.random.default_rng(0), 96)
+    plain, (packed, where) = plain_rows(groups), packed_in_rows(groups)
+    weights = weights_of(plain)
+    want = value_and_gradient(model, params, plain, None, weights)
+    got = value_and_gradient(model, params, packed, where, weights)
+    np.testing.assert_allclose(got[0], want[0], rtol=1e-4, atol=1e-4)
+    for a, b in zip(jax.tree.leaves(got[1]), jax.tree.leaves(want[1]), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4 * max(1e-2, np.abs(b).max()))
