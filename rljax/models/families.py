@@ -292,6 +292,8 @@ def from_hf_config(config: Mapping, **overrides) -> ModelConfig:
     fields["activation"] = ACTIVATIONS[activation]
     theta = float(family.defaults.get("rope_theta", 10_000.0))
     fields["ropes"] = family.ropes(keys, theta, fields["max_tokens"])
+    for rope in (rope for rope in fields["ropes"] if rope.kind == "dynamic"):
+        fields["max_tokens"] = int(fields["max_tokens"] * rope.factor)  # how far it reaches
     fields |= family.read(keys, fields)
     fields["kinds"] = _kinds(family.windows(keys, layers), fields)
     fields["labels"], fields["head_bias"] = hf_keys.labels(config)
@@ -313,6 +315,12 @@ def _kinds(windows: list[int], fields: dict) -> tuple[LayerKind, ...]:
     )
 
 
+def _context_out(config: ModelConfig) -> int:
+    """max_position_embeddings: of a dynamic rope the length from which on it changes."""
+    grown = [rope.original_max_tokens for rope in config.ropes if rope.kind == "dynamic"]
+    return grown[0] if grown else config.max_tokens
+
+
 def to_hf_config(
     config: ModelConfig, *, head: str = "lm", bos_id=None, eos_ids=(), pad_id=None
 ) -> dict:
@@ -326,6 +334,7 @@ def to_hf_config(
         "architectures": [(family.architecture if head == "lm" else stem) + kind],
         "model_type": config.family,
         **{key: getattr(config, field) for key, field in COMMON.items()},
+        "max_position_embeddings": _context_out(config),
         "rope_theta": config.ropes[0].theta,
         "rope_scaling": hf_ropes.rope_out(config.ropes[0]),
         "hidden_act": activation,

@@ -236,11 +236,9 @@ def llama4(keys: Keys, fields: dict) -> dict:
     if types is None:
         types = ["chunked_attention" if t and chunk else "full_attention" for t in turned]
     known = {"full_attention": 0, "chunked_attention": chunk}
-    good = len(types) == layers and all(t in known for t in types)
+    good = len(types) == layers and all(isinstance(t, str) and t in known for t in types)
     if not good or chunk < 0 or ("chunked_attention" in types and not chunk):
-        rule = (
-            f"{', '.join(known)} for each of {layers} layers; the latter with attention_chunk_size"
-        )
+        rule = f"one of {', '.join(known)} (with attention_chunk_size) for each of {layers} layers"
         raise InputError("config.json: layer_types", value=types[:4], rule=rule)
     step = keys.positive("interleave_moe_layer_step", int, 1)
     sparse = keys.get("moe_layers", list, None)

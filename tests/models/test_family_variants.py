@@ -126,6 +126,8 @@ ROWS = {
         False,
     ),
 }  # fmt: skip
+LLAMA4 = dict(intermediate_size=24, intermediate_size_mlp=40, num_local_experts=4,
+              num_experts_per_tok=1)  # fmt: skip
 # Families that have no golden folder: test_written_families asks more of them.
 NEWER = {
     "olmo2": ("olmo2", dict(rope_parameters=LLAMA3), False),
@@ -185,6 +187,17 @@ NEWER = {
         dict(GLM, use_qk_norm=True, attention_bias=True, first_k_dense_replace=2,
              n_shared_experts=1, n_group=1, norm_topk_prob=False, routed_scaling_factor=1.6,
              partial_rotary_factor=0.75, tie_word_embeddings=True), False,
+    ),
+    "llama4": (
+        "llama4_text",
+        dict(LLAMA4, num_hidden_layers=4, attention_chunk_size=6, floor_scale=5, attn_scale=0.3),
+        False,
+    ),
+    "llama4-plain": (
+        "llama4_text",
+        dict(LLAMA4, num_experts_per_tok=2, attention_chunk_size=None, moe_layers=[1],
+             no_rope_layers=[1, 0, 1], use_qk_norm=False, attention_bias=True,
+             tie_word_embeddings=True, rope_parameters=LLAMA3), False,
     ),
     "llama-dynamic": (
         "llama",

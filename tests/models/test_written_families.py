@@ -151,7 +151,9 @@ def test_longrope_is_fixed_for_a_sampler(written):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["olmo2", "phi3-short", "glm4", "glm4_moe", "smollm3", "granite"])
+@pytest.mark.parametrize(
+    "name", ["olmo2", "phi3-short", "glm4", "glm4_moe", "smollm3", "granite", "llama4"]
+)
 @pytest.mark.parametrize("sizes", [dict(fsdp=2, tensor=2), dict(fsdp=2, context=2, tensor=1)])
 def test_meshes(written, name, sizes, tmp_path):
     """The loss and gradient of one device, and the same bytes on disk."""
@@ -244,6 +246,11 @@ REFUSED = [
     ("granite", dict(logits_scaling=-1.0), "logits_scaling"),
     ("glm4_moe", dict(scoring_func="softmax"), "scoring_func"),
     ("llama", dict(rope_scaling=dict(rope_type="dynamic")), "factor"),
+    ("llama4_text", dict(layer_types=["sliding_attention"] * 3), "layer_types"),
+    ("llama4_text", dict(attention_chunk_size=None, layer_types=["chunked_attention"] * 3),
+     "attention_chunk_size"),
+    ("llama4_text", dict(moe_layers=[3]), "moe_layers"),
+    ("llama4_text", dict(floor_scale=0), "floor_scale"),
 ]  # fmt: skip
 
 
