@@ -289,6 +289,17 @@ class ModelConfig:
             object.__setattr__(self, "kinds", (plain,) * self.layers)
         good = len(self.kinds) == self.layers
         _check(good, "model.kinds", len(self.kinds), f"one per layer, {self.layers}")
+        if not any(rope.follows_length for rope in self.ropes):
+            object.__setattr__(self, "rope_tokens", 0)  # nothing reads it
+        self._check_kinds()
+        for rope in self.ropes:
+            self._check_rope(rope)
+        if self.vision:
+            made = self.vision.out_embed
+            _check(made == self.embed, "vision.out_embed", made, f"model.embed, {self.embed}")
+
+    def _check_kinds(self) -> None:
+        """Raises InputError for a layer whose settings the model does not have."""
         for name in ("temperature_floor", "temperature_slope"):
             value = getattr(self, name)
             _check(0 <= value < LARGEST_TOKENS, f"model.{name}", value, "0 or above")
@@ -302,16 +313,6 @@ class ModelConfig:
             good = not kind.experts or self.experts is not None
             _check(good, "model.kinds: experts", kind, "model.experts is set")
 
-        if not any(rope.follows_length for rope in self.ropes):
-            object.__setattr__(self, "rope_tokens", 0)  # nothing reads it
-        for rope in self.ropes:
-            self._check_rope(rope)
-            good = not rope.sections or sum(rope.sections) == self.rope_dims // 2
-            _check(good, "rope mrope_section", rope.sections, f"adds up to {self.rope_dims // 2}")
-        if self.vision:
-            made = self.vision.out_embed
-            _check(made == self.embed, "vision.out_embed", made, f"model.embed, {self.embed}")
-
     def _check_rope(self, rope: Rope) -> None:
         """Raises InputError for a rope whose settings do not fit the size of a head."""
         dims = rope.dims(self.rope_dims)
@@ -324,6 +325,8 @@ class ModelConfig:
             value, pairs = getattr(rope, name), dims // 2
             good = rope.kind != "longrope" or len(value) == pairs
             _check(good, f"rope {name}", len(value), f"{pairs} numbers, one for each rotary pair")
+        good = not rope.sections or sum(rope.sections) == self.rope_dims // 2
+        _check(good, "rope mrope_section", rope.sections, f"adds up to {self.rope_dims // 2}")
 
     @property
     def rope_dims(self) -> int:

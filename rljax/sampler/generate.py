@@ -24,7 +24,7 @@ from rljax.sampler.entries import forcing_now
 from rljax.sampler.host_rollout import host_branches, host_rollout
 from rljax.sampler.keys import branch_keys, budgets, request_keys
 from rljax.sampler.layout import agree, is_apart, reshard_program, weights_like
-from rljax.sampler.memory import check_memory
+from rljax.sampler.memory import check_memory, of_length
 from rljax.sampler.requests import Decoding, Sampling, rules_of
 from rljax.sampler.sample import RECORD, Sample
 from rljax.sampler.stop_strings import cut_at_stop_strings, cut_row
@@ -260,6 +260,8 @@ def _arguments(
     slots = min(decoding.slots or rows, rows)
     shape = _shape(n, slots, sampling, decoding, prompts.shape[1] if limits is not None else 0)
     columns = shape.columns or prompts.shape[1] + sampling.max_response_tokens
+    model = of_length(model, columns)
+    second = second and dataclasses.replace(second, model=of_length(second.model, columns))
     check_memory(model, slots, columns, decoding.kv_dtype)
     rules = rules_of([sampling] * rows, model.config.vocab_size)
     queue = (prompts, lengths, keys, rules, limits)
@@ -293,6 +295,7 @@ def planned_rollout(
     rows, response = count * n, sampling.max_response_tokens
     slots = min(decoding.slots or rows, rows)
     wide = columns if branches else columns + response
+    model = of_length(model, wide)
     shape = _shape(n, slots, sampling, decoding, wide if branches else 0)
     requests = [sampling] * rows
     forcing = None

@@ -15,6 +15,25 @@ from rljax.models.model import Model
 from rljax.tracking.charts import human_bytes
 
 
+def of_length(model: Model, tokens: int) -> Model:
+    """The model for slots of `tokens` tokens: a rope that follows the length is fixed to it, where
+    the model does not say to which, so that no token is rotated anew as its sequence grows."""
+    config = model.config
+    if not any(rope.follows_length for rope in config.ropes):
+        return model
+    if not config.rope_tokens:
+        config = dataclasses.replace(config, rope_tokens=tokens)
+        return dataclasses.replace(model, config=config)
+    if tokens > config.rope_tokens:
+        raise InputError(
+            "sampler tokens",
+            value=tokens,
+            rule=f"at most {config.rope_tokens}, the length that the model's rope is fixed to",
+            fix=f"ModelConfig(rope_tokens={tokens}), which changes its numbers",
+        )
+    return model
+
+
 def device_bytes(device: jax.Device) -> int | None:
     """Bytes that the backend may still hand out on a device; on CPU what the host has free. None
     where it does not report them."""
@@ -138,21 +157,8 @@ def check_memory(
 
 
 def model_of_slots(model: Model, tokens: int) -> Model:
-    """The model as it reads slots of so many tokens: it rotates every token as in sequences of that
-    length, where its rope follows the length (longrope, dynamic NTK) and the config says none."""
-    config = model.config
-    if tokens > config.max_tokens:
-        rule = f"at most the model's context, {config.max_tokens}"
+    """`of_length` of a model whose context has room for so many tokens."""
+    if tokens > model.config.max_tokens:
+        rule = f"at most the model's context, {model.config.max_tokens}"
         raise InputError("sampler tokens", value=tokens, rule=rule)
-    if not any(rope.follows_length for rope in config.ropes):
-        return model
-    if not config.rope_tokens:
-        return dataclasses.replace(model, config=dataclasses.replace(config, rope_tokens=tokens))
-    if tokens > config.rope_tokens:
-        raise InputError(
-            "sampler tokens",
-            value=tokens,
-            rule=f"at most {config.rope_tokens}, the length that the model's rope was set to",
-            fix=f"ModelConfig(rope_tokens={tokens}), which changes its numbers",
-        )
-    return model
+    return of_length(model, tokens)

@@ -78,6 +78,11 @@ def test_padding_on_the_left_and_gradients(written, name):
     )
     with torch.no_grad():
         want = theirs(tensor(batch.tokens), **how).logits.numpy()
+    if name == "llama4":  # theirs counts the padding as tokens of the chunks and the temperature
+        with torch.no_grad():
+            right = theirs(tensor(rows().tokens), attention_mask=tensor(rows().segment_ids))
+        want = left(rows().replace(mask=right.logits.numpy())).mask
+        want = np.asarray(want)
     near(jax.jit(model.logits)(params, batch), want, batch.mask)
 
     batch = rows()
