@@ -83,8 +83,8 @@ class Rope:
                 good = len(value) > 0 and all(0 < x <= LARGEST_THETA for x in value)
                 _check(good, f"rope {name}", value, "numbers above 0, one for each pair")
         if self.kind == "llama3":
-            good = self.low_freq_factor < self.high_freq_factor
-            _check(good, "rope scaling", self, "low_freq_factor < high_freq_factor")
+            good = self.low_freq_factor <= self.high_freq_factor
+            _check(good, "rope scaling", self, "low_freq_factor <= high_freq_factor")
 
     @property
     def amplitude(self) -> float:

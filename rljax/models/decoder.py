@@ -77,8 +77,11 @@ def rope_frequencies(rope: Rope, dims: int, tokens: int = 0) -> np.ndarray:
         frequency = frequency / np.float32(rope.factor)
     if rope.kind == "llama3":
         turns = rope.original_max_tokens * frequency / np.float32(2 * math.pi)
-        kept = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
-        kept = np.clip(kept, 0.0, 1.0)
+        blended = rope.high_freq_factor - rope.low_freq_factor
+        if blended:
+            kept = np.clip((turns - rope.low_freq_factor) / blended, 0.0, 1.0)
+        else:  # Llama 4: a step
+            kept = (turns >= rope.low_freq_factor).astype(np.float32)
         frequency = frequency * (kept + (1 - kept) / rope.factor)
     if rope.kind == "yarn":
 

@@ -190,7 +190,8 @@ NEWER = {
     ),
     "llama4": (
         "llama4_text",
-        dict(LLAMA4, num_hidden_layers=4, attention_chunk_size=6, floor_scale=5, attn_scale=0.3),
+        dict(LLAMA4, num_hidden_layers=4, attention_chunk_size=6, floor_scale=5, attn_scale=0.3,
+             rope_parameters=dict(LLAMA3, high_freq_factor=1.0)),
         False,
     ),
     "llama4-plain": (

@@ -14,6 +14,7 @@ import pytest
 from conftest import lanes
 from packed_rows import groups_of, plain_rows
 from packed_rows import packed_rows as packed_in_rows
+from published_configs import CONFIGS
 from test_families import _norms_on_disk
 from test_family_variants import NEWER, rows, write
 from test_lora import adapted, moved
@@ -24,7 +25,7 @@ from rljax.arrays import place
 from rljax.batch import Batch
 from rljax.errors import InputError
 from rljax.mesh import make_mesh
-from rljax.models.families import from_hf_config
+from rljax.models.families import from_hf_config, to_hf_config
 from rljax.models.huggingface import load_config, load_params, save_params
 from rljax.models.huggingface.peft import load_adapter, save_adapter
 from rljax.models.model import Model
@@ -232,6 +233,16 @@ def test_an_adapter_that_mixes_fused_parts_is_refused(written, tmp_path):
     save_file(tensors, file)
     with pytest.raises(InputError, match="mixes the parts"):
         load_adapter(tmp_path, model, params)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_published_settings_are_read_and_written(name):
+    """Every key is known, nothing is lost on the way back, and the layers repeat a short unit, so
+    that their compiled body is small."""
+    config = from_hf_config(CONFIGS[name])
+    assert from_hf_config(json.loads(json.dumps(to_hf_config(config, eos_ids=(1, 2))))) == config
+    assert sum(len(stack.unit) for stack in config.stacks()) <= 4
+    assert config.layers == CONFIGS[name]["num_hidden_layers"]
 
 
 PAIRS = dict(type="longrope", short_factor=[1.0] * 4, long_factor=[1.0] * 4)
