@@ -55,17 +55,17 @@ def test_a_base_model_answers_nothing_and_sft_and_rl_make_it_answer(finished, se
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_noisy_reward_model_is_over_optimised(finished, seed):
-    """000-08, 001-09: the true reward falls from its peak while the proxy still rises."""
+    """000-08, 001-09: the true reward rises, and falls from its peak while the proxy still
+    rises."""
     out, _ = finished("proxy_gold.py", seed)
     run = read_run(out / "rl")
-    proxy, gold = (run.columns(k)[1] for k in ("reward/mean", "reward/part/letter_quota"))
-    smooth = np.convolve(gold, np.ones(10) / 10, "valid")  # moving means of 10 steps
-    assert proxy[-10:].mean() - proxy[:10].mean() > 0.5
-    assert smooth.max() - smooth[-1] > 0.1
-    at = int(smooth.argmax()) + 5  # the step of the peak
-    assert proxy[-10:].mean() > proxy[max(at - 5, 0) : at + 5].mean()
+    proxy, gold = (run.columns(k)[1] for k in ("reward/mean", "reward/part/gold"))
+    smooth = np.convolve(gold, np.ones(5) / 5, "valid")  # moving means of 5 steps
+    assert smooth.max() > gold[:3].mean() + 0.2 and smooth.max() > smooth[-1] + 0.3
+    at = int(smooth.argmax())  # the steps of the peak: at to at + 4
+    assert proxy[-10:].mean() > proxy[at : at + 5].mean() + 0.1
     kl = np.array(list(distance(run).values()))
-    assert kl[-20:].mean() > 2 * kl[:20].mean() > 0
+    assert kl[-10:].mean() > 2 * kl[:5].mean() > 0
     assert len(rewards_by_distance(run)) == 2
 
 
@@ -94,7 +94,8 @@ def test_rl_maximises_what_likelihood_does_not(finished, seed):
 def test_rounds_raise_the_reward(finished, seed):
     """001-42: each round goes on from the last one's policy, with a new reward model."""
     out, of = finished("rounds.py", seed)
-    before, first, second = (mean_reward(of[f"evaluate_{r}"]) for r in (0, 1, 2))
-    assert first > before + 0.03 and second > first + 0.03
+    before, first, second = (of[f"evaluate_{r}"]["best_of@1"] for r in (0, 1, 2))
+    assert second["low"] > before["high"]  # 95 % intervals
+    assert second["value"] > first["value"] > before["value"] - 0.01
     stages = json.loads((out / "lineage.json").read_text())["stages"]
     assert {"dpo_1", "scorer_2", "dpo_2"} < {stage["stage"] for stage in stages}
