@@ -139,7 +139,7 @@ NEWER = {
     "olmo3": (
         "olmo3",
         dict(num_hidden_layers=5, sliding_window=5, rope_parameters={
-            FULL: dict(YARN), SLIDE: dict(rope_type="default", rope_theta=3e4)}), True,
+            FULL: dict(YARN), SLIDE: dict(rope_type="default", rope_theta=3e4)}), False,
     ),
     "olmo3-layers": (
         "olmo3",
