@@ -177,7 +177,7 @@ NEWER = {
              rope_parameters=dict(YARN, attention_factor=1.3)), False,
     ),
     "glm": ("glm", dict(num_key_value_heads=3, head_dim=12, tie_word_embeddings=True), False),
-    "glm4": ("glm4", dict(partial_rotary_factor=0.25, attention_bias=False), False),
+    "glm4": ("glm4", dict(partial_rotary_factor=0.75, attention_bias=False), False),
     "glm4-whole": (
         "glm4", dict(partial_rotary_factor=1.0, num_key_value_heads=6, head_dim=12), False,
     ),
