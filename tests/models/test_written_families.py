@@ -273,7 +273,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("family", "changes", "field"), REFUSED)
-def test_what_cannot_be_honoured_is_refused_by_name(family, changes, field):
+def test_what_cannot_be_honoured_is_refused_by_name(family, changes, field, tmp_path):
     sizes = dict(vocab_size=96, hidden_size=48, intermediate_size=64, num_hidden_layers=3,
                  num_attention_heads=6, num_key_value_heads=2, head_dim=8)  # fmt: skip
     moe = dict(n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=24)
@@ -281,6 +281,12 @@ def test_what_cannot_be_honoured_is_refused_by_name(family, changes, field):
     from_hf_config(base)
     with pytest.raises(InputError, match=field):
         from_hf_config({**base, **changes})
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**base, **changes}))
+    with pytest.raises(InputError) as error:
+        load_config(tmp_path)
+    said = str(error.value)
+    assert all(text in said for text in (str(path), field, " Fix: ")), said
 
 
 @pytest.mark.slow

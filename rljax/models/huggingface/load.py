@@ -50,7 +50,10 @@ def load_config(folder: str | Path, **overrides) -> ModelConfig:
         return from_hf_config(read_json_object(path), **overrides)
     except InputError as error:
         text = str(error)
-        raise InputError(text if str(path) in text else f"{path}: {text}") from None
+        if str(path) not in text:
+            text = f"{path}: {text.removeprefix('config.json: ')}"
+        fix = "use the config.json that came with the weights, of a model that the decoder has"
+        raise InputError(text, fix="" if " Fix: " in text else fix) from None
 
 
 # -- loading --
