@@ -3,6 +3,7 @@ flipped or where what they read is learned from in place of what they write."""
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ from tiny_run import train_on_one
 
 from rljax.config.flags import load_config_file
 from rljax.data.online.encoded import load_data
+from rljax.environments.kuhn import exploitability
 from rljax.setup.policies import load_policy, sample_all
 
 
@@ -94,6 +96,17 @@ def test_an_example_passes_its_mark(tmp_path, name, seed):
         assert 0.95 <= mean(last, "calls/per_episode") <= 1.3
     if name == "calculator":
         assert accuracy(tmp_path, "tools(functions=('agent_parts.calc',))") <= 0.3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_self_play_of_kuhn_poker_comes_near_an_equilibrium(tmp_path, seed):
+    """What the best answers win of the policy, from its own probabilities: 0.458 where both moves
+    are equally likely, and above 0.7 after SFT."""
+    trained(tmp_path, "kuhn", f"--config.seed={seed}")
+    example = runpy.run_path(str(REPO / "examples" / "kuhn_exploitability.py"))
+    policy = load_policy(tmp_path, trust_code=True)
+    assert exploitability(example["probabilities"](policy.actor(), policy.tokenizer)) < 0.2
 
 
 @pytest.mark.slow
