@@ -16,8 +16,8 @@ seed and the mean; one of 2 CPU cores shared with other work (load 13 to 16), 2 
     DQO w/ process scores   79.2  54.1  90.1   74.5    96.5  80.5  99.2   92.1
 
 Process scores neither help nor hurt here: the difference, seed by seed, is 0.11 [-1.59, 1.81]
-sampled and -0.26 [-2.28, 1.76] greedy (Student's 95 % interval). If that were the effect, 284 and
-77 seeds would settle it (80 % power, from the measured spread).
+sampled and -0.26 [-2.28, 1.76] greedy (Student's 95 % interval). If that were the effect, about 300
+and 79 seeds would settle it (80 % power, from the measured spread).
 
 Chosen on seed 9, which the table leaves out (base 22.3 sampled), where process scores are better
 with small steps and worse with large ones: beta 0.3 with lr 1e-4 43.8 from outcomes and 44.8 with

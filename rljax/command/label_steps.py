@@ -3,7 +3,7 @@
 Programs of each checkpoint (a run folder, RUN@STEP, or a Hugging Face folder), sampled on training
 prompts; binary search finds the first line from which no completion by the same checkpoint passes
 the tests. With --search="mcts(simulations=32)" the programs are those that a tree search comes to,
-and a line's label is 2 W / N - 1 of the N simulations through its end, of which W pass.
+and a line's label is 2 W / N - 1 of the N scored responses that begin so, of which W pass.
 FOLDER/train.jsonl and test.jsonl are data for dataflow="process_reward_model":
 --config.data.train=FOLDER --config.data.test=FOLDER. A Hugging Face folder needs --data, --reward.
 """

@@ -13,6 +13,7 @@ from rljax.config import NAMESPACES
 from rljax.data.online.prompts import PromptRecord
 from rljax.datagen.search import LineLabels, Neutral, is_neutral_line, label_metrics
 from rljax.datagen.steps import Program, Searcher, stepwise_row, whole_programs
+from rljax.errors import InputError
 from rljax.rollout import Searching
 from rljax.search import Search
 from rljax.setup.policies import Sample
@@ -26,10 +27,11 @@ def label_trees(
 ) -> tuple[list[dict], dict[str, float]]:  # fmt: skip
     """Rows of a `stepwise` file from the complete programs that a search of each prompt came to.
 
-    The search is worth 1 where a program passes its tests and 0 where it fails. The label of a line
-    is 2 W / N - 1: N of the scored programs of its prompt begin with the tokens up to its end, and
-    W of them pass. `neutral`: see `search_labels`. Rows are those of `label_programs`, with
-    `visits`, the N of each label; of each prompt at most `programs_per_prompt`, half of which pass
+    The search is worth 1 where a response ends and passes its tests, and 0 where not. The label of
+    a line is 2 W / N - 1: N of the scored responses to its prompt begin with the tokens up to its
+    end, and W of them are worth 1. `neutral`: see `search_labels`. Rows are those of
+    `label_programs`, with `visits`, the N of each label; of each prompt at most
+    `programs_per_prompt`, half of which pass
     where there are enough, spread over the search. Metrics: `label_metrics`, labels/between, the
     share of the lines with a label between -1 and 1, labels/visits, the mean of N, and
     cost/{simulations, unit_test_runs}.
@@ -74,20 +76,41 @@ def _simulated(
     found = {record.index: {} for record in records}
 
     def search_of(prompts, n: int) -> Search:
+        own: dict[int, int] = {}  # a prompt that fills up a shape stands there again: not scored
+        for row, record in enumerate(prompts.records):
+            own.setdefault(record.index, row)
+
         def scored(rows: Sequence[int], responses) -> np.ndarray:
+            told = np.full(len(rows), np.nan)
             asked = [prompts.records[row // n] for row in rows]
-            ended = [(tuple(ids), FinishReason(why).name.lower()) for ids, why in responses]
-            scores = np.array(searcher.score(asked, ended), np.float64)
-            for record, end, score in zip(asked, ended, scores.tolist(), strict=True):
-                found[record.index].setdefault(end, []).append(score)
-            return np.where(np.isnan(scores), np.nan, searcher.passes(scores))
+            live = [i for i, row in enumerate(rows) if own[asked[i].index] == row // n]
+            ended = [(tuple(responses[i][0]), _reason(responses[i][1])) for i in live]
+            if not live:
+                return told
+            scores = searcher.score([asked[i] for i in live], ended)
+            for i, end, score in zip(live, ended, scores, strict=True):
+                found[asked[i].index].setdefault(end, []).append(score)
+                told[i] = np.nan if np.isnan(score) else _worth(searcher, end, score)
+            return told
 
         return Search(resolve(method, NAMESPACES["search"]), None, scored)
 
     policy = searcher.policy
     policy = dataclasses.replace(policy, actor=Searching(policy.actor, search_of))
     searcher.sample(policy, records, key, 1)
+    if not any(found.values()):
+        rule = "it scored no complete response, and its labels are of such"
+        raise InputError("--search", value=method, rule=rule, fix="mcts(simulations=32)")
     return found
+
+
+def _reason(why: int) -> str:
+    return FinishReason(why).name.lower()
+
+
+def _worth(searcher: Searcher, end: tuple[Ids, str], score: float) -> bool:
+    """A response that its limit cut is no program, whatever it scores."""
+    return end[1] == "stop" and searcher.passes([score])[0]
 
 
 def _score(scores: list[float]) -> float:
@@ -113,12 +136,12 @@ def _through(searcher: Searcher, ends: dict, programs: Sequence[Program]) -> dic
     """{beginning of a program: [scored responses that begin so, those of them that pass]}."""
     through = {program.ids[:end]: [0, 0] for program in programs for end in program.ends}
     lengths = sorted({len(ids) for ids in through})
-    for (ids, _), scores in ends.items():
-        known = [score for score in scores if not np.isnan(score)]
+    for end, scores in ends.items():
+        ids, known = end[0], [score for score in scores if not np.isnan(score)]
         for length in lengths:
             if length <= len(ids) and (counts := through.get(ids[:length])) is not None:
                 counts[0] += len(known)
-                counts[1] += sum(searcher.passes(known))
+                counts[1] += sum(_worth(searcher, end, score) for score in known)
     return through
 
 

@@ -51,6 +51,7 @@ _KEPT = ("split",)  # {split} is the training or the test split of a path
 # {NAME} at the beginning of a path: of a value, or of a text in quotes inside of one.
 _REFERENCE = re.compile(r"^\{([\w.-]+)\}(?=[/@]|$)|(?<=['\"])\{([\w.-]+)\}(?=/)")
 _POLICIES = ("checkpoint", "checkpoints", "policy")  # options that take a run's folder
+_RUNS = (*_POLICIES, "against", "completer", "search_model")  # or may
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,7 +226,7 @@ def _stage(base: Config, item, home: Path, place: str, arguments, where: str) ->
     known = {field.name for field in dataclasses.fields(kind)}
     defaults = {"seed": base.seed, "compilation_cache": base.compilation_cache}
     # What the stages before it have trained may run the code of their configs.
-    if any(_references(values.get(option)) for option in _POLICIES):
+    if any(_references(values.get(option)) for option in _RUNS):
         defaults["trust_code"] = True
     values = {k: v for k, v in defaults.items() if k in known} | values
     for option, usual in made.items():
@@ -288,9 +289,11 @@ def _check_options(fields: Mapping[str, object]) -> None:
         text = fields.get(option)
         if text and (option == "reward" or "(" in text):
             resolve(text, NAMESPACES[home])
+    if fields.get("search"):
+        resolve(fields["search"], NAMESPACES["search"])
     if fields.get("judge"):
         judge_of(fields["judge"])
-    for option in (*_POLICIES, "against", "completer", "reward_model", "search_model"):
+    for option in (*_RUNS, "reward_model"):
         value = fields.get(option) or ()
         for text in (value,) if isinstance(value, str) else value:
             folder = text if Path(text).exists() else text.rpartition("@")[0]
@@ -308,7 +311,7 @@ def _check_reference(field: str, text: str, name: str, made: Mapping[str, Stage]
     inside = re.search(rf"{{{re.escape(name)}}}/?([^@,'\"]*)", text)[1]
     if ".." in inside.split("/"):
         raise InputError(field, value=text, rule=f"inside of the folder of {name!r}")
-    if not inside and one.config is not None and field in _POLICIES:
+    if not inside and one.config is not None and field in _RUNS:
         return
     outputs = one.outputs()
     # A folder of labelled steps has a file for each split.

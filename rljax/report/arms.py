@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from scipy.special import ndtri, stdtrit
+from scipy.special import nctdtr, ndtri, stdtrit
 
 from rljax.report.head import listing
 from rljax.report.run_folder import Run
@@ -87,13 +87,25 @@ def interval(values: Sequence[float]) -> dict:
 
 def seeds_needed(differences: Sequence[float]) -> int | None:
     """How many seeds tell the mean of paired differences from 0 with 80 % power, were mean and
-    spread as measured: (z_0.975 + z_0.8)^2 s^2 / d^2, at least 2. None where nothing says so."""
+    spread as measured: the least n at which the t test of the intervals has it (noncentral t). None
+    where nothing says so."""
     known = np.asarray(differences, np.float64)
     known = known[np.isfinite(known)]
     if len(known) < 2 or known.mean() == 0:
         return None
+    size = abs(known.mean()) / max(known.std(ddof=1), 1e-300)  # in standard deviations
     z = float(ndtri((1 + LEVEL) / 2) + ndtri(POWER))
-    return max(2, math.ceil((z * known.std(ddof=1) / known.mean()) ** 2))
+    least = max(2, math.floor((z / size) ** 2))  # of a normal test, which needs fewer
+    enough = (n for n in range(least, least + 100) if _power(size, n) >= POWER)
+    return next(enough, least)
+
+
+def _power(size: float, n: int) -> float:
+    """The power of the two-sided t test of n paired differences of a mean of `size` deviations."""
+    bound, shift = stdtrit(n - 1, (1 + LEVEL) / 2), size * math.sqrt(n)
+    if shift > 30:
+        return 1.0
+    return float(1 - nctdtr(n - 1, shift, bound) + nctdtr(n - 1, shift, -bound))
 
 
 def mean_series(arm: Arm, key: str) -> Series:

@@ -1,6 +1,8 @@
 """Components of a config: whether they exist, can be called, and ask for the same roles and
 fields. What a component needs is its contract (rljax.contracts)."""
 
+import inspect
+
 from rljax import dataflows
 from rljax.components import Component, resolve
 from rljax.config import NAMESPACES, Config, value_of
@@ -267,12 +269,23 @@ def _filled(config: Config, dataflow: Component) -> set[str]:
     return filled
 
 
+def _has_critic(config: Config, dataflow: Component) -> bool:
+    """Whether a critic learns: the page asks for it, or may have one that the rollout asks for."""
+    if "critic" not in dataflow.parameters:
+        return False
+    required = dataflow.signature.parameters["critic"].default is inspect.Parameter.empty
+    try:
+        return required or "critic" in rollout_of(config, dataflow).parameters
+    except InputError:  # of algorithm.collect, which is said elsewhere
+        return True
+
+
 def _check_advantage(
     config: Config, problems: Problems, dataflow: Component, advantage: Component
 ) -> None:
     """Critic and returns ask for each other, and every field that the advantage reads is filled."""
     field, text = "algorithm.advantage", config.algorithm.advantage
-    critic, returns = "critic" in dataflow.parameters, "returns" in spec(advantage).fills
+    critic, returns = _has_critic(config, dataflow), "returns" in spec(advantage).fills
     if returns:
         fix = f"use dataflow='ppo' or 'vapo' (now {config.dataflow!r})"
         if not problems.check(critic, field, text, "needs a critic", fix):

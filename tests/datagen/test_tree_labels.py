@@ -52,7 +52,9 @@ class Judge:
 
 
 @functools.cache
-def labelled(neutral="zero", programs=12, method="mcts(simulations=32, width=4)"):
+def labelled(
+    neutral="zero", programs=12, method="mcts(simulations=32, width=4)", names=("a", "b", "ab")
+):
     allowed = tuple(CHARS.encode("ab#\n")) + CHARS.eos_ids
     sampling = Sampling(
         max_response_tokens=8, allowed_ids=allowed, temperature=50.0, stop_ids=CHARS.eos_ids
@@ -60,7 +62,7 @@ def labelled(neutral="zero", programs=12, method="mcts(simulations=32, width=4)"
     saved = SavedPolicy(Config(), MODEL, weights(MODEL), CHARS, None)
     records = [
         PromptRecord(f"{x}>", np.array(CHARS.encode(f"{x}>"), np.int32), "", "", {}, i)
-        for i, x in enumerate(("a", "b", "ab"))
+        for i, x in enumerate(names)
     ]
     searcher = Searcher(Policy(saved.actor(), CHARS, sampling, 3), Judge())
     rows, metrics = label_trees(
@@ -81,16 +83,16 @@ def test_a_label_counts_the_simulations_through_the_end_of_its_line():
     assert len(rows) > 15 and metrics["cost/simulations"] == len(seen)
     for row in rows:
         known = [
-            text for prompt, text, _ in seen
+            (text, why) for prompt, text, why in seen
             if prompt == prompts[row["index"]] and text.count("#") != 2
         ]  # fmt: skip
         for line, (label, visits) in enumerate(zip(row["labels"], row["visits"], strict=True), 1):
             whole = row["ended"] and line == len(row["labels"])
             start = prefix(row, line)
-            behind = [t for t in known if (t == start if whole else t.startswith(start))]
+            behind = [x for x in known if (x[0] == start if whole else x[0].startswith(start))]
             assert visits == len(behind) > 0 or whole
             if not whole:
-                passed = sum(map(passes, behind))
+                passed = sum(passes(text) and why == "stop" for text, why in behind)
                 assert label == pytest.approx(2 * passed / visits - 1)
             if "b" in start:  # cannot be mended
                 assert label == -1
@@ -103,6 +105,16 @@ def test_a_label_counts_the_simulations_through_the_end_of_its_line():
     between = [x for row in rows for x in row["labels"] if -1 < x < 1]
     assert len(between) > 5 and metrics["labels/between"] > 0
     encode_rows([*rows], CHARS, "stepwise", max_tokens=64)  # what process_reward_model reads
+
+
+def test_rows_that_fill_up_a_shape_are_neither_tested_nor_counted():
+    """Three prompts are sampled as four, of which the fourth is the third again."""
+    _, metrics, seen = labelled()
+    _, _, four = labelled(names=("a", "b", "ab", "ba"))
+    assert sorted(seen) == sorted(one for one in four if one[0] != "ba>")
+    assert metrics["cost/simulations"] == len(seen)
+    with pytest.raises(InputError, match="--search.*scored no complete response"):
+        labelled(method="beam(beams=2, width=2)")
 
 
 def test_programs_are_different_and_half_of_them_pass():

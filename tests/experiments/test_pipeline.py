@@ -476,6 +476,27 @@ def test_inputs_are_files_that_a_field_names_and_no_words(tmp_path, monkeypatch)
     assert set(found["roles"]) == set(found["data.train"]) == {"data/gsm"}
 
 
+EVALUATE = {"stage": "s", "command": "evaluate", "checkpoint": "{sft}", "data": TASK}
+
+
+@pytest.mark.parametrize(("search", "says"), [
+    ("mtcs()", "mcts"), ("mcts(simulation=3)", "simulation"),
+])  # fmt: skip
+def test_a_search_is_checked_before_anything_runs(tmp_path, search, says):
+    assert says in problems(tmp_path, SFT, {**EVALUATE, "search": search})
+    labels = {"stage": "s", "command": "label steps", "checkpoints": ("{sft}",), "search": search}
+    assert says in problems(tmp_path, SFT, labels)
+
+
+def test_a_stage_may_name_the_runs_of_earlier_ones(tmp_path):
+    critic = {"search": "mcts()", "search_model": "{sft}", "search_reads": "critic"}
+    for more in ({"against": "{sft}"}, critic):
+        (_, made) = stages_in(tmp_path, [SFT, {**EVALUATE, **more}])
+        assert made.fields()["trust_code"]
+    labels = {"stage": "s", "command": "label steps", "checkpoints": ("{sft}@1",)}
+    stages_in(tmp_path, [SFT, {**labels, "completer": "{sft}"}])
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

@@ -10,9 +10,11 @@ import pytest
 from preset_runs import Shared, preset_config
 
 from rljax import setup as build
-from rljax.arrays import fetch
+from rljax.arrays import fetch, place
 from rljax.batch import FinishReason
+from rljax.config import with_overrides
 from rljax.data.online.prompts import PromptRecord, Prompts
+from rljax.errors import InputError
 from rljax.mesh import make_mesh
 from rljax.models.huggingface import save_params
 from rljax.models.model import Model
@@ -22,6 +24,7 @@ from rljax.sampler import generate
 from rljax.search import Search, Value, beam
 from rljax.setup import abstract_roles, initial_params
 from rljax.shaping.scores import scaled
+from rljax.validation import validate
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +62,34 @@ def test_what_a_search_finds_is_scored_and_trained_by_one_program(shared, datafl
         after = fetch(run.roles["actor"].state.params)
     changed = jax.tree.map(lambda a, b: bool(np.any(a != b)), before, after)
     assert any(jax.tree.leaves(changed))
+
+
+def test_the_tokens_of_the_best_leaf_are_learned_without_a_critic(shared):
+    """targets='tokens': the loss is the mean of - log pi of what the search chose."""
+    config = searching("expert_iteration(targets='tokens')")
+    config.algorithm.collect = "search(method=\"mcts(simulations=4, width=3, answer='best_leaf')\")"
+    config.algorithm.advantage, config.actor_optimizer.lr = "group_relative()", 0.0
+    validate(config)
+    with pytest.raises(InputError, match="needs a critic"):
+        validate(with_overrides(config, {"algorithm.advantage": "gae()"}, "test"))
+    with shared.run(config) as run:
+        params = jax.device_put(shared.start(0), run.setup.model.shardings())
+        run.begin(run.setup.main, params)
+        assert "critic" not in run.roles
+        batches, draw = [], run.source.next
+
+        def drawn(*args):
+            made = draw(*args)
+            batches.append(fetch(made[0]))  # a step may reuse the arrays
+            return made
+
+        run.source.next = drawn
+        metrics, model = run.step(), run.setup.model
+        batch = place(batches[0], model.mesh)
+        params = jax.device_put(shared.start(0), model.shardings())
+        logprobs, mask = fetch((model.logprobs(params, batch)[0], batch.mask))
+    want = -(logprobs * mask).sum() / mask.sum()
+    assert float(metrics["loss"]) == pytest.approx(float(want), rel=1e-4)
 
 
 def test_the_plan_has_the_programs_of_the_search(shared):

@@ -14,6 +14,7 @@ from rljax.models.model import Model
 from rljax.sampler import Decoding, Sampling, generate
 from rljax.search import Search, Value, beam, best_of_n, lookahead
 from rljax.search.evaluators import Forked
+from rljax.search.lines import _first_line
 
 MODEL = tiny(layers=1, kinds=tiny().config.kinds[:1])
 SAMPLING = Sampling(max_response_tokens=3, allowed_ids=(2, 3, 4))
@@ -78,6 +79,41 @@ def test_beams_of_lines_keep_what_the_process_model_likes():
     assert found == again
     with pytest.raises(InputError, match="unfinished"):
         decoded(lookahead, scored=lambda *_: None)
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_of_the_continuations_the_one_stays_that_the_process_model_likes_best(ahead, monkeypatch):
+    """One round, as what is drawn and what is read of it say."""
+    drawn, read, roll, call = [], [], Forked.roll, Forked.__call__
+
+    def rolled(self, leaves, *args, greedy=False):
+        out = roll(self, leaves, *args, greedy=greedy)
+        drawn.append((greedy, [list(ids) for ids in out]))
+        return out
+
+    def asked(self, leaves):
+        out = call(self, leaves)
+        read.append((leaves.path, leaves.depth, np.asarray(out.value)))
+        return out
+
+    monkeypatch.setattr(Forked, "roll", rolled)
+    monkeypatch.setattr(Forked, "__call__", asked)
+    value = dataclasses.replace(judge(), line_ids=(4,))
+    how = dict(beams=1, samples=4, step_tokens=SAMPLING.max_response_tokens, temperature=3.0)
+    found = decoded(lookahead, value=value, lookahead_tokens=ahead, **how)
+    lines = [[_first_line(ids, {4}) for ids in out] for greedy, out in drawn if not greedy][:4]
+    more = [out for greedy, out in drawn if greedy][:4]
+    for number, (path, depth, _) in enumerate(read[:4]):  # what is read: the line, and what follows
+        for row, line in enumerate(lines[number]):
+            text = path[row, : depth[row]].tolist()
+            after = more[number][row] if ahead else []
+            assert text[: len(line)] == line and text[len(line) :] in ([], after)
+    scores = np.stack([values for _, _, values in read[:4]], axis=1)
+    best = scores.argmax(axis=1)
+    assert len(set(best.tolist())) > 1 and (np.ptp(scores, axis=1) > 0).all()
+    for row, ids in enumerate(found):
+        line = lines[best[row]][row]
+        assert ids[: len(line)] == line
 
 
 def test_slots_that_do_not_divide_the_rows_score_each_row_by_its_own_prompt():

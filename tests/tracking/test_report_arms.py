@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.special import stdtrit
 from test_report import _text, _write
 from test_report_pages import CONFIG, _figures
 
@@ -70,13 +71,19 @@ def test_interval_is_students():
 
 
 def test_seeds_that_settle_a_difference():
-    """d = 1, s = 2: (1.96 + 0.8416)^2 4 = 31.4 seeds; with so many 80 % of experiments see it."""
-    assert seeds_needed([-1.0, 1.0, 3.0]) == 32
+    """d = 1, s = 2: a normal test needs (1.96 + 0.8416)^2 4 = 31.4 seeds, the t test 34; with so
+    many 80 % of experiments see it, also where few do."""
+    assert seeds_needed([-1.0, 1.0, 3.0]) == 34
     assert seeds_needed([1.0, 1.0]) == 2 and seeds_needed([1.0]) is None
     assert seeds_needed([-1.0, 1.0]) is None  # no difference was measured
-    draws = np.random.default_rng(0).normal(1.0, 2.0, (4000, 32))
-    see = np.abs(draws.mean(1)) > 1.96 * 2.0 / math.sqrt(32)
-    assert 0.77 <= see.mean() <= 0.84
+    for spread in (0.3, 0.6, 2.0):
+        n = seeds_needed([1.0 - spread, 1.0, 1.0 + spread])
+        seen = []
+        for count in (n - 1, n):
+            draws = np.random.default_rng(0).normal(1.0, spread, (8000, count))
+            half = stdtrit(count - 1, 0.975) * draws.std(axis=1, ddof=1) / math.sqrt(count)
+            seen.append(float(np.mean(np.abs(draws.mean(axis=1)) > half)) if count > 1 else 0.0)
+        assert seen[0] < 0.815 and 0.785 < seen[1]
 
 
 def test_one_line_per_setting_with_its_interval_over_seeds(tmp_path):
