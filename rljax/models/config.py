@@ -40,7 +40,6 @@ class Rope:
 
     theta: float = 10_000.0
     kind: str = "default"  # default | linear | llama3 | yarn | longrope | dynamic
-    fraction: float = 1.0  # of a head's elements, the first ones, are rotated
     factor: float = 1.0
     original_max_tokens: int = 8192
     low_freq_factor: float = 1.0
@@ -51,6 +50,7 @@ class Rope:
     attention_factor: float = 0.0  # 0 = from factor and the two below
     mscale: float = 0.0
     mscale_all_dim: float = 0.0
+    fraction: float = 1.0  # of a head's elements, the first ones, are rotated
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
     # Frequencies that follow time, height and width (multimodal rope); () = one position per token.

@@ -147,7 +147,7 @@ def test_settings_that_would_be_ignored_are_refused(tmp_path):
             "window",
         ),
         ({"layer_types": ["chunked_attention"] * 2, "use_sliding_window": True}, "chunked"),
-        ({"rope_parameters": {"rope_type": "longrope", "factor": 4.0}}, "longrope"),
+        ({"rope_parameters": {"rope_type": "longrope", "factor": 4.0}}, "short_factor"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"hidden_act": "relu"}, "relu"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),

@@ -105,7 +105,7 @@ def save_adapter(folder: str | Path, model: Model, params: dict, *, base: str = 
             value = whole[half.path] if half.layer is None else whole[half.path][half.layer]
             block = tensors[key][half.rows, half.columns]
             # Ours are [in, rank] and [rank, out], whatever the number of axes; theirs transposed.
-            block[...] = np.asarray(value, np.float32).reshape(block.shape[::-1]).T
+            block[...] = value.astype(np.float32).reshape(block.shape[::-1]).T
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     paths = {half.path for held in all_halves.values() for half in held if half.layer is not None}
     names = {lora.module_name(path[2:-1], model.config) for path in paths}
