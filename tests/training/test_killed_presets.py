@@ -40,4 +40,7 @@ def test_it_resumes_bitwise(tmp_path, name):
     assert policy_bytes(killed) == policy_bytes(whole)
     step = newest_step(whole)
     assert newest_step(killed) == step
-    assert saved_state(killed, step) == saved_state(whole, step)
+    saved = [saved_state(folder, step) for folder in (killed, whole)]
+    for one in saved:
+        one["metrics"] = learned(one["metrics"], name)
+    assert saved[0] == saved[1]
