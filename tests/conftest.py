@@ -73,12 +73,14 @@ def worked_example(name: str) -> dict:
 
 # What takes longest comes first, so that two workers that take file after file end together.
 LONGEST = (
-    "test_lora", "test_learning", "test_golden", "test_families", "test_offline", "test_advantages",
-    "test_sampler_families", "test_experts", "test_images_in_rl", "test_presets", "test_sharding",
-    "test_sampler_in_runs", "test_sampler_stream", "test_dataflows", "test_policy_losses",
-    "test_preference_losses", "test_attention", "test_correction", "test_resume", "test_programs",
-    "test_sampler_rules", "test_gsm8k_runs", "test_faults", "test_decode_mesh", "test_distil",
-    "test_evaluate", "test_stages", "test_update",
+    "test_golden", "test_resume", "test_layouts", "test_lora", "test_packed_learning", "test_plan",
+    "test_offline", "test_speculation", "test_episodes", "test_sampler_in_runs", "test_advantages",
+    "test_cgpo", "test_faults", "test_sampler", "test_optimizers", "test_episodes_in_flight",
+    "test_branch", "test_docs", "test_distil", "test_gsm8k_runs", "test_families", "test_pages",
+    "test_dataflows", "test_attention", "test_launchers", "test_learning", "test_experts",
+    "test_presets", "test_correction", "test_sampler_stream", "test_programs",
+    "test_in_flight_runs", "test_batch_invariant", "test_update", "test_call_table",
+    "test_online_preference", "test_sharding", "test_reward_pool", "test_crew", "test_loading",
 )  # fmt: skip
 
 

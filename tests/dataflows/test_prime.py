@@ -50,6 +50,7 @@ def rated(role, batch, reference) -> np.ndarray:
     return np.where(np.asarray(batch.mask) > 0, BETA * np.asarray(gap), 0.0)
 
 
+@pytest.mark.slow
 def test_tokens_are_rewarded_before_or_after_the_models_step(step):
     roles, batch, _ = step
     for update in ("before", "after"):

@@ -202,6 +202,7 @@ def runs(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_two_policies_are_compared_prompt_by_prompt(runs, tmp_path):
     options = EvaluateOptions(
         str(runs / "trained"), against=f"{runs / 'begun'}@1", samples=4, ks=(1,),

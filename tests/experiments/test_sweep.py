@@ -247,6 +247,7 @@ def test_the_shipped_sweep(tmp_path):
     assert {m.config.steps for m in members} == {load_config_file(f"{path}:tiny").steps}
 
 
+@pytest.mark.slow
 def test_the_launcher_from_end_to_end(tmp_path):
     """A real member; the second call does not run it and has the same table."""
     (tmp_path / "my_sweep.py").write_text(REAL)

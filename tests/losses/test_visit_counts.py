@@ -61,6 +61,7 @@ def test_its_gradient_is_minus_the_shares(searched):
     np.testing.assert_allclose(found, np.where(live, -np.asarray(searched.target_probs), 0.0))
 
 
+@pytest.mark.slow
 def test_packed_rows_take_the_same_step(searched):
     packing = Packing(COLUMNS, blocks=4, rows=1, sequences=4, shared=True, mesh=ONE)
     after = []

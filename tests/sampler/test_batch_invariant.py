@@ -121,6 +121,7 @@ def test_a_row_in_tiles_does_not_see_its_neighbours(shape):
         assert np.array_equal(np.asarray(multiply(matrix, rows))[place], want), place
 
 
+@pytest.mark.slow
 def test_a_packed_run_has_no_mismatch(tmp_path):
     """GRPO with packing, after a supervised step, with refilled slots: every mismatch is 0."""
     config = tiny_config(

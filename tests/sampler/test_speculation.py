@@ -62,6 +62,7 @@ def test_whole_batches_are_those_without_drafts(asked):
         assert_same_batch(batch_of(model, params, asked, slots=slots, draft_tokens=5), want)
 
 
+@pytest.mark.slow
 def test_the_hosts_loop_and_eight_devices_too():
     params = weights(tiny())
     want = batch_of(tiny(), params, COOL)

@@ -67,6 +67,7 @@ def test_tokens_are_never_older_than_the_bound(tmp_path, ahead):
     assert any(metrics["staleness/partial_fraction"] > 0 for _, metrics in found)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
     """Killed between two steps, with groups in flight: the same tokens, weights and metrics, as
     what counts is decided by dispatches and not by the clock."""

@@ -53,6 +53,7 @@ def test_stop_strings_end_responses_in_a_run(tmp_path):
     assert not any("1" in text[:-1] or "23" in text[:-1] for text in texts)
 
 
+@pytest.mark.slow
 def test_the_sampler_may_compute_in_another_dtype_than_the_trainer(tmp_path):
     """Its log-probs are its own, so that the mismatch shows."""
     fields = dict(mesh__data=1, mesh__fsdp=8)
@@ -113,6 +114,7 @@ def test_the_correction_weighs_by_the_mass_that_was_kept():
         assert (drawn >= np.asarray(batch.sampler_logprobs) - 1e-6).all()
 
 
+@pytest.mark.slow
 def test_a_run_whose_decoding_has_a_layout_samples_the_same(whole, tmp_path):
     """One reshard in a step, its bytes logged; and none where decoding reads training's arrays."""
     samples, metrics = run(
