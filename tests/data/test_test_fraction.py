@@ -3,16 +3,21 @@
 import json
 import random
 
+import jax
 import numpy as np
 import pytest
 
+import rljax
 from rljax.config import Config
+from rljax.config.options import EvaluateOptions, RejectionOptions
 from rljax.data.offline.rows import load_rows
 from rljax.data.online.encoded import load_data
 from rljax.data.rows.sources import load_demonstrations, load_prompts
 from rljax.data.rows.split import held_out_fraction, prompt_text
 from rljax.data.text.tokenizer import CharTokenizer
+from rljax.datagen.rejection import rejection_sample
 from rljax.errors import InputError
+from rljax.evaluation.saved import evaluate_saved
 from rljax.validation import validate
 
 CHARS = CharTokenizer("0123456789abcdefghijklmnopqrstuvwxyz: +=?>")
@@ -112,3 +117,31 @@ def test_what_says_nothing_is_refused(tmp_path):
     config.data.train, config.data.test_fraction = path, 0.5
     assert held_out_fraction(config, path) == 0.5
     assert held_out_fraction(config, "sort_digits()") == 0 == held_out_fraction(config, "b.jsonl")
+
+
+def test_what_a_run_held_out_is_evaluated_and_never_sampled_for_training(tmp_path):
+    rows = [{"prompt": f"q{i}:", "completion": "a", "answer": "a"} for i in range(40)]
+    data = tmp_path / "rows.jsonl"
+    data.write_text("\n".join(map(json.dumps, rows)))
+    CHARS.save(tmp_path / "tokenizer")
+    config = Config(
+        model="decoder(layers=1, embed=16, mlp=32, heads=2, kv_heads=2, head_dim=8)",
+        dataflow="sft", steps=1, trackers=(), run_dir=str(tmp_path / "run"),
+        tokenizer=str(tmp_path / "tokenizer"),
+    )  # fmt: skip
+    config.data.train, config.data.test_fraction = str(data), FRACTION
+    config.data.max_prompt_tokens, config.sampler.max_response_tokens = 8, 2
+    config.offline.examples_per_step, config.offline.max_tokens = 8, 8
+    config.reward.function, config.reward.workers = "exact_match()", 1
+    rljax.train(config, devices=jax.devices()[:1])
+    held = {r["prompt"] for r in load_prompts(str(data), "test", test_fraction=FRACTION)}
+    answers, samples = tmp_path / "answers.jsonl", tmp_path / "all.jsonl"
+    evaluate_saved(EvaluateOptions(config.run_dir, samples=0, answers=str(answers)))
+    rejection_sample(RejectionOptions(
+        config.run_dir, str(tmp_path / "best.jsonl"), samples=1, trajectories=str(samples),
+    ))  # fmt: skip
+    asked, sampled = (
+        {json.loads(line)["prompt"] for line in file.read_text().splitlines()}
+        for file in (answers, samples)
+    )
+    assert asked == held and sampled and not sampled & held
