@@ -1,5 +1,5 @@
 """The config as text for --help: every field with its default, its type and its comment, which is
-read from the source of rljax.config.schema and rollout_settings."""
+read from the source of rljax.config.schema and of its parts."""
 
 import ast
 import dataclasses
@@ -10,14 +10,14 @@ import types
 import typing
 from pathlib import Path
 
-from rljax.config import rollout_settings, schema
+from rljax.config import model_settings, pretraining_settings, rollout_settings, schema
 from rljax.config.schema import Config
 
 
 def field_comments() -> dict[str, dict[str, str]]:
     """{class: {field: comment}}: the comment lines above a field, and those behind it."""
     out = {}
-    for module in (schema, rollout_settings):
+    for module in (schema, model_settings, pretraining_settings, rollout_settings):
         out |= _comments_of(Path(module.__file__).read_text(encoding="utf-8"))
     return out
 

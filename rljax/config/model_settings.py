@@ -1,0 +1,73 @@
+"""What a model computes with, and where its parts lie: a part of rljax.config.schema."""
+
+import dataclasses
+
+from rljax.config.names import Settings
+
+
+@dataclasses.dataclass
+class MeshConfig(Settings):
+    """Sizes of the mesh axes; one may be -1 = what is left of the devices."""
+
+    data: int = 1  # rows, with whole weights on every device
+    fsdp: int = -1  # rows and weights
+    expert: int = 1  # experts of a mixture
+    context: int = 1  # positions of a sequence
+    tensor: int = 1  # parts of every product
+    # Slices of devices that only a data center's network connects; they are the outermost part of
+    # data. -1 = as the devices say; another number cuts devices that say nothing, GPUs say.
+    slices: int = -1
+    # ZeRO-1: the optimizer's moments are split over data, too; weights stay whole there.
+    shard_optimizer: bool = False
+
+    def sizes(self) -> dict[str, int]:
+        """The size of every axis, outermost first."""
+        return {
+            name: getattr(self, name) for name in ("data", "fsdp", "expert", "context", "tensor")
+        }
+
+
+@dataclasses.dataclass
+class ModelSettings(Settings):
+    """How the model runs, whatever its family."""
+
+    # Of matmuls, those of decoding being sampler.dtype's; master weights and optimizer state are
+    # float32.
+    dtype: str = "float32"
+    # What is stored of every layer for the backward pass; the rest is recomputed. none: everything;
+    # dots: products with weights, and attention; attention: attention and the layer's input; full:
+    # the input; offload: the input, in host memory.
+    remat: str = "full"
+    head_in_float32: bool = True  # whether logits are a float32 product, whatever the dtype
+    # What the head is rounded to before it is multiplied, in trainer and sampler alike: bfloat16,
+    # "" = nothing. Logits and the head's gradient stay float32; on a TPU logits take one pass
+    # where the float32 head takes three.
+    head_dtype: str = ""
+    # Whether every sum has an order that does not depend on what is computed beside it. The
+    # sampler's log-probs then are the trainer's bit by bit (rljax.models.invariant). It is slower,
+    # and for text on one CPU device in float32 (README, Sampler against trainer).
+    batch_invariant: bool = False
+
+
+@dataclasses.dataclass
+class MemoryConfig(Settings):
+    """What is kept in host memory while the devices do not need it. The numbers of a run stay the
+    same up to rounding; each use costs a copy to the devices, and for a state one back."""
+
+    optimizer_on_host: bool = False  # the optimizers' moments, fetched for each optimizer step
+    reference_on_host: bool = False  # the reference's weights, fetched for its log-probs
+    # The weights of reward.model, cost_model, judge_model and process_model, fetched for their
+    # scores.
+    scorers_on_host: bool = False
+
+
+@dataclasses.dataclass
+class LoraSettings(Settings):
+    """Low-rank adapters on the actor (and critic), which then train nothing else; the reference
+    shares their base. rank 0 = off: all weights are trained."""
+
+    rank: int = 0  # 0 = off
+    alpha: float = 32.0  # adapters count alpha / rank times
+    targets: tuple[str, ...] = ("*",)  # patterns of linear maps: "q_proj", "self_attn.*", "*"
+    base: str = "bfloat16"  # how the frozen weights are held: float32 | bfloat16 | int8 | nf4
+    adapter: str = ""  # a PEFT folder to start from; "" = fresh adapters
