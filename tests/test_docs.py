@@ -99,6 +99,7 @@ def test_the_users_formulas():
     np.testing.assert_allclose(metrics["topr_weight"][:, 0], [1, 1, 0.25, 1], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_vineppo_as_a_rollout_of_a_users_file(tmp_path):
     """The reward reads the first character alone: from the second line on it is certain."""
     config = tiny(

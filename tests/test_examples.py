@@ -12,6 +12,7 @@ from conftest import REPO
 import rljax
 
 
+@pytest.mark.slow
 def test_the_loop_with_nothing_hidden_learns():
     path = REPO / "examples" / "grpo_loop.py"
     assert len(path.read_text().splitlines()) <= 70

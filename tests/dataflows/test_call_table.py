@@ -116,6 +116,7 @@ def lines_of(page) -> list[str]:
     return ast.unparse(function).splitlines()
 
 
+@pytest.mark.slow
 def test_ppo_becomes_remax_and_grpo_in_few_lines():
     """The edited page differs in at most 10 lines, keeps others, and takes the very step of the
     pages of both: what is left to ReMax is where `values` come from (its rollout)."""

@@ -286,7 +286,7 @@ def random_batch(
     return batch, told, logp, mask
 
 
-@pytest.mark.parametrize("samples", lanes([1, 4], [2, 5]))
+@pytest.mark.parametrize("samples", lanes([4], [1, 2, 5]))
 @pytest.mark.parametrize("passing", lanes([0.6], [0.0, 1.0]))
 def test_any_mixture_of_tasks_is_what_the_loops_say(samples, passing):
     rng = np.random.default_rng(int(10 * passing) + samples)
@@ -382,6 +382,7 @@ def texts_of(run, batch):
     ]
 
 
+@pytest.mark.slow
 def test_the_last_row_of_a_prompt_is_the_references_greedy_response(step):
     run, batch, metrics = step
     task, group = fetch((batch.task, batch.group))

@@ -46,6 +46,7 @@ def moved(before, after) -> bool:
     return any((a != b).any() for a, b in zip(before, after, strict=True))
 
 
+@pytest.mark.slow
 def test_vapo_trains_its_critic_alone_first(shared):
     config = preset_config("vapo")
     config.dataflow = "vapo(value_pretraining_steps=30)"

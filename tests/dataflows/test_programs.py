@@ -133,6 +133,7 @@ def test_eight_devices_give_the_parameters_of_one_after_a_ppo_step(ppo_on_one):
         assert leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
 
 
+@pytest.mark.slow
 def test_verb_by_verb_equals_the_program(ppo_on_one, one_device):
     """The same text without jit: what one debugs is what runs."""
     roles, metrics = ppo.page(

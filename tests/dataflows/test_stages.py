@@ -173,6 +173,7 @@ def learnt(step, **fields):
     return grpo(batch, jax.random.key(0), cfg, **copied)
 
 
+@pytest.mark.slow
 def test_the_options_of_the_update_change_it(step):
     two = Steps(rows=64, microbatch_rows=64, epochs=2)
     _, plain = learnt(step, steps=two)

@@ -169,6 +169,7 @@ def rows_of(path):
     return [json.loads(line) for line in open(path, encoding="utf-8")]
 
 
+@pytest.mark.slow
 def test_sft_reads_the_file_unchanged(drawn):
     options, meta = drawn
     rows = rows_of(options.out)
@@ -232,6 +233,7 @@ def test_scores_of_the_policy_that_sampled_have_mean_zero():
     assert scores[0] == [0.25, 0.5]
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_file(drawn, tmp_path):
     options, meta = drawn
     again = dataclasses.replace(
@@ -243,6 +245,7 @@ def test_the_same_seed_gives_the_same_file(drawn, tmp_path):
     assert rejection_sample(other)["files"]["examples"]["sha256"] != digest
 
 
+@pytest.mark.slow
 def test_nothing_selected_is_said(drawn, tmp_path):
     options, _ = drawn
     hopeless = dataclasses.replace(

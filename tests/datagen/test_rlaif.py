@@ -200,6 +200,7 @@ def test_completions_of_a_policy_are_compared(tmp_path):
     assert len(ended) == len(rejected)
 
 
+@pytest.mark.slow
 def test_the_launcher(tmp_path):
     data, out = tmp_path / "rows.jsonl", tmp_path / "made" / "pairs.jsonl"
     data.write_text(json.dumps({"prompt": "p", "completions": ["aa", "b", "a"]}))

@@ -140,6 +140,7 @@ def test_comments_are_labelled_as_asked():
     assert sum(len(r["labels"]) for r in dropped) < sum(len(r["labels"]) for r in zero)
 
 
+@pytest.mark.slow
 def test_the_command_writes_rows_for_a_process_reward_model(tmp_path):
     with pytest.raises(InputError, match="completer.*no completions with --search"):
         check_options(LabelOptions(("a",), "b", completer="c", search="mcts()"))

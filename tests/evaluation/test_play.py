@@ -43,6 +43,7 @@ def test_a_game_by_a_script_shows_what_is_learned():
     assert "score 0.9; 3 turns" in lines[-1] and "6 learned" in lines[-1]
 
 
+@pytest.mark.slow
 def test_seats_and_limits():
     made, text, _ = played("tic_tac_toe", ["1", "4", "2", "5", "3"])
     assert made.outcome == {"x": 1.0, "o": -1.0} and set(made.logs) == {"x", "o"}

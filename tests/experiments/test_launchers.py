@@ -66,6 +66,7 @@ def test_prompts_from_measures_a_run_that_learns_from_a_file(folder):
     assert summary["accuracy_after"]["value"] == logged[40] > summary["accuracy_before"]["value"]
 
 
+@pytest.mark.slow
 def test_rejection_sample(folder):
     out = folder / "samples"
     done = launch(
@@ -103,6 +104,7 @@ def labels(folder):
     return done, out
 
 
+@pytest.mark.slow
 def test_label_steps(labels):
     done, out = labels
     assert done.returncode == 0, done.stderr
@@ -119,6 +121,7 @@ def test_label_steps(labels):
     assert "replay/flips" in done.stdout and "rows in train.jsonl" in done.stdout
 
 
+@pytest.mark.slow
 def test_score_steps(folder, labels):
     policy = load_policy(folder / "run" / "policy")
     scorer = folder / "scorer"

@@ -194,6 +194,7 @@ def records(folder) -> dict[str, dict]:
     return {record["stage"]: record for record in lineage["stages"]}
 
 
+@pytest.mark.slow
 def test_the_lineage_names_every_input_and_output_by_its_hash(whole):
     of = records(whole)
     assert list(of) == [item["stage"] for item in chain()]

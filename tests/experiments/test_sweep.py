@@ -270,6 +270,7 @@ def test_the_launcher_from_end_to_end(tmp_path):
     assert json.loads((tmp_path / "sw" / "sweep.json").read_text()) == rows
 
 
+@pytest.mark.slow
 def test_machines_that_share_a_sweep_run_each_member_once(tmp_path):
     """--member_of of the launcher: the parts are the whole, and a wrong one is named."""
     (tmp_path / "many.py").write_text(

@@ -322,7 +322,11 @@ def per_device(tree) -> int:
 
 
 ON_MESHES = [(name, "fsdp=4,tensor=2") for name in NAMES]
-ON_MESHES += [(name, "fsdp=2,expert=4") for name in NAMES if name.startswith(("adafactor", "muon"))]
+ON_MESHES += [
+    pytest.param(name, "fsdp=2,expert=4", marks=pytest.mark.slow)
+    for name in NAMES
+    if name.startswith(("adafactor", "muon"))
+]
 
 
 @pytest.mark.parametrize(("name", "mesh"), ON_MESHES)

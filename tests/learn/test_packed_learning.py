@@ -219,7 +219,7 @@ def scalar_cases():
 
 
 CASES = {**dict(policy_cases()), **dict(scalar_cases())}
-FEW = ("policy ppo_clip", "policy gspo", "policy clip_cov", "preference dpo_sigmoid", "scores")
+FEW = ("policy gspo", "preference dpo_sigmoid")
 
 
 @pytest.mark.parametrize(

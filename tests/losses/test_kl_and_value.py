@@ -6,6 +6,7 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from conftest import worked_example
 from test_policy_examples import run, s1
 from test_policy_losses import TOKEN, sample
@@ -186,6 +187,7 @@ def test_the_partition_function_of_a_group_needs_no_head():
         assert abs(float(moved[3] - loss[3])) > 1e-6
 
 
+@pytest.mark.slow
 def test_a_policy_loss_that_reads_the_reference_gets_one(tmp_path):
     """Without any KL coefficient: the contract of the loss asks for it."""
     config = tiny_config(

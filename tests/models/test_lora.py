@@ -292,6 +292,7 @@ def test_actor_critic_and_reference_share_one_base(tmp_path):
         assert np.any(head)
 
 
+@pytest.mark.slow
 def test_a_run_resumes_bitwise_and_its_checkpoints_hold_adapters_alone(tmp_path):
     whole, parted = tmp_path / "whole", tmp_path / "parted"
     small = dict(steps=4, sft__steps=2, evaluate__every_steps=0)

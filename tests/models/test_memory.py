@@ -57,6 +57,7 @@ def gradient_of(model: Model, batch):
     return jax.value_and_grad(loss)
 
 
+@pytest.mark.slow
 def test_no_policy_changes_loss_or_gradient(family):
     model, params, batch = family
     want = jax.jit(gradient_of(model, batch))(params)

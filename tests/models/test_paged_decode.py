@@ -34,6 +34,7 @@ def paired(monkeypatch, model: Model) -> Model:
     return dataclasses.replace(model, config=dataclasses.replace(model.config, remat="none"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", lanes([("device", 4)], [("device", 0), ("host", 4), ("host", 0)]))
 def test_a_rollout_in_few_slots_is_the_same(monkeypatch, how):
     """Prefill, slots that are refilled, prompts longer than the window."""

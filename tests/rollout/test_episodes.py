@@ -252,6 +252,7 @@ def test_an_episode_without_an_outcome_is_scored_by_its_last_turn(actor, tmp_pat
         assert [m["role"] for m in scored.sample["conversation"]].count("assistant") == 2
 
 
+@pytest.mark.slow
 @given(
     turns=st.integers(1, 4), tokens=st.integers(7, 30), response=st.integers(1, 4),
     reply=st.integers(1, 6),

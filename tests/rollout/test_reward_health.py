@@ -53,6 +53,7 @@ def run(folder, function: str, **fields):
     return [row for row in rows if row["phase"] == "rl"]
 
 
+@pytest.mark.slow
 def test_rewards_that_are_all_equal_are_said_on_the_console_in_the_summary_and_in_the_report(
     tmp_path, caplog, capfd
 ):
@@ -94,6 +95,7 @@ def test_rewards_that_are_all_equal_are_said_on_the_console_in_the_summary_and_i
     assert last["scoring"][-1][1:] == [0, 16]
 
 
+@pytest.mark.slow
 def test_the_logged_prompts_and_completions_of_a_step_are_those_of_the_config(tmp_path):
     sizes = dict(batch__prompts_per_step=2, batch__samples_per_prompt=4)
     rows = run(tmp_path, "sequence_match(partial=0.5)", steps=2, **sizes)

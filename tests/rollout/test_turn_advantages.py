@@ -65,6 +65,7 @@ def by_hand(batch, gamma: float, omega: float) -> np.ndarray:
     return out * batch.mask
 
 
+@pytest.mark.slow
 def test_gigpo_anchors_the_states_of_an_environment(actor, tmp_path):
     """A config of grpo with gigpo is valid, and its advantages are those of the formula by hand."""
     config = config_of("tiny_environments.count_letter()")

@@ -194,6 +194,7 @@ def test_values_are_those_of_an_enumerated_tree(run):
     assert abs((found - exact).mean()) <= 3 * np.sqrt((error**2).mean() / len(states))
 
 
+@pytest.mark.slow
 def test_samples_are_the_same_with_and_without_the_cache(run):
     one, _ = rolled(run)
     paged = Decoding(loop="host", slots=4, page_tokens=4)

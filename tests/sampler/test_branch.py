@@ -149,6 +149,7 @@ def test_branches_of_families(name):
     assert_anew(engine, params, source, children, (4, 9), 3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_branches_behind_rounded_keys_and_values_are_those_of_one_cache():
     """Where the cache rounds, a branch goes on over what its source wrote: kept or held, in slots
     or in pages."""

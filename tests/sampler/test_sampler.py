@@ -75,6 +75,7 @@ def test_a_dtype_of_its_own_changes_the_log_probs_slightly(model, params):
         Decoding(dtype="float16")
 
 
+@pytest.mark.slow
 def test_a_float32_head_on_both_sides_lowers_the_mismatch_of_bfloat16():
     """A head that only one side rounds adds to the noise of the layers, which are small here."""
     config = decoder(64, layers=2, embed=64, mlp=128, heads=4, kv_heads=2, head_dim=8, init_std=0.2)

@@ -227,6 +227,7 @@ def test_slots_that_cannot_fit_are_refused_with_numbers(model):
             Sampler(Engine(model, 2, 4), **how)
 
 
+@pytest.mark.slow
 def test_logits_that_are_not_finite_end_their_request_alone():
     """One token's embedding is NaN: a request that reads it ends; its slot's next is unharmed, and
     so is who gets its pages."""

@@ -99,6 +99,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", lanes(["process"], list(CASES)[1:]))
 def test_whole_searches_are_those_by_copies(case):
     changes, reads, labels, options = CASES[case]

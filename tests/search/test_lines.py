@@ -71,6 +71,7 @@ def test_the_best_of_n_samples_is_what_the_reward_says():
         assert sum(ids) == max(sum(one[row]) for one in asked)
 
 
+@pytest.mark.slow
 def test_beams_of_lines_keep_what_the_process_model_likes():
     value, options = judge(line_ids=(4,)), dict(step_tokens=2, temperature=2.0)
     found = decoded(lookahead, value=value, beams=2, samples=3, lookahead_tokens=1, **options)

@@ -70,6 +70,7 @@ def assert_same(some, others):
         np.testing.assert_allclose(a, b, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_a_layout_changes_no_answer_and_a_swap_goes_through_it(policies, tokenizer):
     alone, split = policies
     want = []

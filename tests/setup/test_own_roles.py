@@ -165,6 +165,7 @@ def test_a_field_that_no_stage_fills_is_named_before_a_weight_is_made(parts, tmp
         check_fields_read(setup)
 
 
+@pytest.mark.slow
 def test_metrics_are_json(parts, tmp_path):
     train(prime_config(tmp_path / "run", steps=1))
     (row,) = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

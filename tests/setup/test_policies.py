@@ -168,6 +168,7 @@ def test_comparisons_of_a_policy_end_at_its_stop_strings():
     assert not any("a" in text[:-1] for text in texts)
 
 
+@pytest.mark.slow
 def test_a_reward_of_a_policy_reads_the_reward_model_of_its_run(tmp_path):
     one, text = saved(max_response_tokens=3), "mixture(rewards=('reward_model()',), weights=(2.0,))"
     with pytest.raises(InputError, match="reward.model is ''.*or another reward"):

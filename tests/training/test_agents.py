@@ -18,6 +18,7 @@ from rljax.environments.kuhn import exploitability
 from rljax.setup.policies import load_policy, sample_all
 
 
+@pytest.mark.slow
 def test_self_play_learns_what_a_move_is(tmp_path):
     """Kuhn poker from random weights: most first moves are none, and lose the game."""
     config = load_config_file(str(REPO / "configs/agents/kuhn.py"))

@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from conftest import lanes
 from tiny_run import metrics_rows, policy_bytes, saved_state, tiny_config, train_on_one
 
 from rljax.errors import InputError
@@ -49,7 +50,7 @@ def batches_of(config, folder, steps: int, between=lambda run: None) -> tuple[li
         return found, jax.tree.map(np.asarray, run.roles["actor"].state.weights)
 
 
-@pytest.mark.parametrize("function", ["count_letter()", "two_seats()", "begins_anew()"])
+@pytest.mark.parametrize("function", lanes(["two_seats()"], ["count_letter()", "begins_anew()"]))
 def test_without_staleness_tickets_play_what_play_plays(tmp_path, monkeypatch, function):
     """The same tokens, seeds, rewards, rows and groups, step after step."""
     rows = dict(environment__max_rows=2) if function == "begins_anew()" else {}
@@ -72,6 +73,7 @@ def test_without_staleness_tickets_play_what_play_plays(tmp_path, monkeypatch, f
     jax.tree.map(close, weights, others)
 
 
+@pytest.mark.slow
 def test_slow_environments_stay_below_the_bound_and_evaluation_plays_beside_them(tmp_path):
     """Episodes in flight wait while others are played at once, and lose no step of theirs."""
     bound = dict(rollouts__max_staleness=2, rollouts__ahead=2, sampler__slots=8)

@@ -202,6 +202,7 @@ def test_parameters_do_not_move_in_bad_steps_and_few_of_them_do_not_stop_a_run(t
     assert arrays[0] != arrays[1] == arrays[2] == arrays[3]
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_in_bad_steps_is_finished_evaluated_and_saved(tmp_path):
     found = train_on_one(nan_config(tmp_path, max_skipped_in_a_row=100, steps=4))
     assert found["status"] == "finished" and found["faults"] == {"skipped_steps": 4.0}

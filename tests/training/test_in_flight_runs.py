@@ -134,6 +134,7 @@ def test_active_sampling_pulls_until_every_group_is_live(tmp_path, monkeypatch, 
     assert dropped >= 4  # of about as many as were trained
 
 
+@pytest.mark.slow
 def test_the_stale_part_of_a_response_is_masked_where_the_config_says_so(tmp_path):
     """The same samples; without the mask of what older weights wrote than the newest part."""
     how = dict(rollouts__max_staleness=2, rollouts__ahead=2, rollouts__clock="logical(1)")

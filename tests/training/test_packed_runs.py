@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 from tiny_run import tiny_config, train_on_one
 
 
@@ -17,6 +18,7 @@ def learned(folder, **fields) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_packed_run_is_the_plain_one_in_fewer_positions(tmp_path):
     plain = learned(tmp_path / "plain", batch__packing=False)
     packed = learned(tmp_path / "packed")

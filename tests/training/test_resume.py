@@ -120,6 +120,7 @@ def half(halfway, tmp_path):
     return shutil.copytree(halfway, tmp_path / "half")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["metrics.jsonl", "samples.jsonl", "policy/model.safetensors"])
 def test_the_comparison_sees_one_changed_digit(whole, tmp_path, name):
     folder = shutil.copytree(whole, tmp_path / "copy")
@@ -164,6 +165,7 @@ def test_sigterm_before_the_first_step_trains_nothing(parts, tmp_path):
     assert metrics_rows(tmp_path) == [] and not any((tmp_path / "checkpoints").iterdir())
 
 
+@pytest.mark.slow
 def test_sigterm_in_the_supervised_phase(parts, whole, tmp_path):
     plan(parts, signal.SIGTERM, EVALUATION - 8)  # the evaluation between the phases
     assert train(configured(tmp_path)).summary["status"].endswith("saved at step 6")

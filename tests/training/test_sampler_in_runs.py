@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import lanes
 from sampler_cases import prompts, tiny, weights
 from tiny_run import metrics_rows, policy_bytes, tiny_config
 
@@ -38,7 +39,7 @@ def whole(tmp_path_factory):
     return run(tmp_path_factory.mktemp("whole") / "run", mesh__data=1, mesh__fsdp=8)
 
 
-@pytest.mark.parametrize("loop", ["device", "host"])
+@pytest.mark.parametrize("loop", lanes(["host"], ["device"]))
 def test_a_run_with_few_slots_samples_what_a_run_with_one_per_row_does(whole, loop, tmp_path):
     samples, metrics = run(tmp_path / "run", sampler__slots=8, sampler__loop=loop)
     assert [x["response"] for x in samples] == [x["response"] for x in whole[0]]
@@ -132,6 +133,7 @@ def test_a_run_whose_decoding_has_a_layout_samples_the_same(whole, tmp_path):
     assert all(0 < row["sync/seconds"] < row["time/generate_s"] for row in metrics)
 
 
+@pytest.mark.slow
 def test_a_run_with_a_layout_and_narrow_weights_resumes_bitwise(tmp_path):
     """One step and one more are two; what the sampler rounded shows in the mismatch. Evaluation,
     with several calls, brings the weights there once."""

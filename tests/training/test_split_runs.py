@@ -50,6 +50,7 @@ def begun(config, devices: int, folder):
         yield run, batches
 
 
+@pytest.mark.slow
 def test_one_step_off_policy(tmp_path):
     """From the second step on every token has the weights of the step before: those that one mesh
     would have drawn with them, in the order of the data. They were drawn while the newer weights
