@@ -157,23 +157,37 @@ def compare(got: dict, case, dtype: str) -> list[str]:
     return wrong
 
 
-def computed(check, case, dtype) -> dict:
-    """What a check returns, compiled as one program where it allows that: op by op takes minutes,
-    and leaves thousands of small programs behind."""
+def computed(check, cases, dtype) -> list[dict | None]:
+    """What a check returns for each case, None for one that it skips: compiled as one program where
+    it allows that. Op by op takes minutes, and a program for each case twice as long."""
     aside = {}
 
+    def of(case):
+        try:
+            return dict(check(case, dtype))
+        except Skip:
+            return None
+
     def arrays():
-        got = dict(check(case, dtype))
-        aside["omitted"] = got.pop("omitted", {})
-        aside["keep"] = {k: v[1] for k, v in got.items() if isinstance(v, tuple)}
-        return {k: v[0] if isinstance(v, tuple) else v for k, v in got.items()}
+        all_got = [of(case) for case in cases]
+        for i, got in enumerate(all_got):
+            if got is not None:
+                keep = {k: v[1] for k, v in got.items() if isinstance(v, tuple)}
+                aside[i] = got.pop("omitted", {}), keep
+                all_got[i] = {k: v[0] if isinstance(v, tuple) else v for k, v in got.items()}
+        return all_got
 
     try:
-        got = jax.jit(arrays)()
+        all_got = jax.jit(arrays)()
     except (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError):
-        return check(case, dtype)  # it computes on the host in between
-    got = {k: (v, aside["keep"][k]) if k in aside["keep"] else v for k, v in got.items()}
-    return {**got, "omitted": aside["omitted"]}
+        # One of them computes on the host in between.
+        if len(cases) > 1:
+            return [got for case in cases for got in computed(check, [case], dtype)]
+        return [of(cases[0])]
+    for i, (omitted, keep) in aside.items():
+        masked = {k: (all_got[i][k], mask) for k, mask in keep.items()}
+        all_got[i] = {**all_got[i], **masked, "omitted": omitted}
+    return all_got
 
 
 @pytest.mark.parametrize("stem,dtype,every", PARAMETERS)
@@ -183,14 +197,9 @@ def test_golden(stem, dtype, every):
         cases = [case for i, case in enumerate(cases) if i.bit_count() % 2 == 0]
     else:
         cases = cases[::every]
-    wrong, checked = [], 0
     with jax.enable_x64(True):
-        for case in cases:
-            try:
-                got = computed(CHECKS[stem], case, jnp.dtype(dtype))
-            except Skip:
-                continue
-            checked += 1
-            wrong += [f"{case.label}: {w}" for w in compare(dict(got), case, dtype)]
+        together = computed(CHECKS[stem], cases, jnp.dtype(dtype))
+    checked = [(case, got) for case, got in zip(cases, together, strict=True) if got is not None]
+    wrong = [f"{case.label}: {w}" for case, got in checked for w in compare(got, case, dtype)]
     assert not wrong, f"{len(wrong)} differences\n" + "\n".join(wrong[:20])
     assert checked, f"none of the {len(cases)} cases was compared"
