@@ -42,15 +42,32 @@ def test_each_epoch_holds_every_row_once_in_an_order_of_its_own(
     monkeypatch.setattr(stored, "BLOCK_ROWS", block)
     monkeypatch.setattr(stored, "WINDOW_ROWS", window)
     path = write(tmp_path / f"rows{suffix}", [{"n": i} for i in range(count)], block)
-    rows = StoredRows(path)
+    rows = StoredRows([path])
     epochs = [[rows[e * count + i]["n"] for i in range(count)] for e in range(3)]
     assert rows.rows == count and all(sorted(one) == list(range(count)) for one in epochs)
     if count > 20:
         assert len({tuple(one) for one in epochs}) == 3 and epochs[0] != sorted(epochs[0])
     # A function of the index alone: asked in another order, and by another reader.
-    other = StoredRows(path)
+    other = StoredRows([path])
     for i in np.random.default_rng(0).permutation(3 * count).tolist()[:60]:
         assert other[i]["n"] == epochs[i // count][i % count] == other.number(i)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_several_files_are_one_stream(tmp_path, monkeypatch, suffix):
+    monkeypatch.setattr(stored, "BLOCK_ROWS", 4)
+    monkeypatch.setattr(stored, "WINDOW_ROWS", 8)
+    sizes, paths, told = (5, 1, 30, 14), [], []
+    for number, size in enumerate(sizes):
+        told += [f"{number}: row {i}" for i in range(size)]
+        rows = [{"n": len(told) - size + i} for i in range(size)]
+        paths.append(write(tmp_path / f"part{number}{suffix}", rows, 4))
+    rows = StoredRows(paths, [str(i) for i in range(4)])
+    numbers = [rows[i]["n"] for i in range(100)]
+    assert rows.rows == 50 and sorted(numbers[:50]) == sorted(numbers[50:]) == list(range(50))
+    assert [rows.place(i) for i in range(100)] == [told[n] for n in numbers]
+    files = [told[n][0] for n in numbers[:50]]
+    assert files != sorted(files), "the blocks of all files are mixed"
 
 
 def test_a_run_goes_on_where_it_stood(tmp_path):
@@ -106,14 +123,14 @@ def test_only_a_window_is_in_memory(tmp_path, monkeypatch):
             file.write(json.dumps({"n": i, "text": text}) + "\n")
     size = (tmp_path / "r.jsonl").stat().st_size
     tracemalloc.start()
-    rows = StoredRows(tmp_path / "r.jsonl")
+    rows = StoredRows([tmp_path / "r.jsonl"])
     _, scanned = tracemalloc.get_traced_memory()
     seen = [rows[i]["n"] for i in range(0, count, 1_000)]
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert scanned < 1e6 and len(set(seen)) == len(seen)
     monkeypatch.setattr(stored, "WINDOW_BYTES", size // 20)
-    assert StoredRows(tmp_path / "r.jsonl")._window_rows == pytest.approx(count / 20, rel=0.02)
+    assert StoredRows([tmp_path / "r.jsonl"])._window_rows == pytest.approx(count / 20, rel=0.02)
     assert peak < size * 1.5 * (stored.WINDOW_ROWS + stored.BLOCK_ROWS) / count
 
 
@@ -129,11 +146,11 @@ def test_bad_rows_are_named_when_they_are_drawn(tmp_path):
 
         refused(draw, config.data.train, says)
     (tmp_path / "empty.jsonl").write_text("\n\n")
-    refused(lambda: StoredRows(tmp_path / "empty.jsonl"), "has no rows")
+    refused(lambda: StoredRows([tmp_path / "empty.jsonl"]), "has no rows")
     (tmp_path / "torn.parquet").write_bytes(b"PAR1 torn")
-    refused(lambda: StoredRows(tmp_path / "torn.parquet"), "not a readable parquet file")
-    refused(lambda: StoredRows(tmp_path / "rows.csv"), "data.stream reads .jsonl and .parquet")
-    refused(lambda: StoredRows(tmp_path / "none.jsonl"), "none.jsonl")
+    refused(lambda: StoredRows([tmp_path / "torn.parquet"]), "not a readable parquet file")
+    refused(lambda: StoredRows([tmp_path / "rows.csv"]), "data.stream reads .jsonl and .parquet")
+    refused(lambda: StoredRows([tmp_path / "none.jsonl"]), "none.jsonl")
 
 
 @pytest.mark.parametrize(("field", "value"), [

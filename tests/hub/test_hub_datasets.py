@@ -17,7 +17,7 @@ from rljax.config.options import PrepareOptions
 from rljax.data.online.default_rewards import evaluation_text
 from rljax.data.rows.prepare import _has_own_test
 from rljax.data.rows.read import read_rows
-from rljax.data.rows.sources import load_demonstrations, load_prompts
+from rljax.data.rows.sources import load_demonstrations, load_endless_prompts, load_prompts
 from rljax.errors import InputError
 
 GSM8K_README = """---
@@ -190,6 +190,24 @@ def test_bad_rows_are_named_by_their_file(server):
     server.put("a/bad", {"train.jsonl": jsonl(1) + '{"question": "x"}\n'}, "dataset")
     with pytest.raises(InputError, match=r"a/bad/train.jsonl: row 1 \(line 2\)"):
         load_prompts("hf://datasets/a/bad", "train")
+
+
+def test_all_files_of_a_split_are_read_as_they_are_drawn(server):
+    notes = []
+    spec = "hf://datasets/openai/gsm8k"
+    stream = load_endless_prompts(spec, stored=True, notes=notes)
+    whole = load_prompts(spec, "train")
+    for epoch in range(2):
+        drawn = [stream[5 * epoch + i] for i in range(5)]
+        assert sorted((r["prompt"], r["ground_truth"]) for r in drawn) == sorted(
+            (r["prompt"], r["ground_truth"]) for r in whole
+        )
+    assert any("5 rows, read as they are drawn" in note and "2 files" in note for note in notes)
+    bad = jsonl(1) + '{"question": "x"}\n'
+    server.put("a/bad", {"train-0.jsonl": jsonl(1), "train-1.jsonl": bad}, "dataset")
+    stream = load_endless_prompts("hf://datasets/a/bad", stored=True)
+    with pytest.raises(InputError, match=r"a/bad/train-1.jsonl: row 1"):
+        [stream[i] for i in range(3)]
 
 
 def test_offline_after_the_first_time(server, monkeypatch):

@@ -61,7 +61,7 @@ class Rows:
 
     def place(self, index: int) -> str:
         if isinstance(self.rows, StoredRows):
-            index = self.rows.number(index)
+            return self.rows.place(index)
         place = f"{self.source}: row {index}"
         return place if self.lines is None else f"{place} (line {self.lines[index]})"
 
@@ -117,13 +117,19 @@ def read_rows(
 
 
 def read_stored(spec: str, split: str, notes: list[str] | None = None) -> Rows:
-    """The rows of a file, read as they are drawn (rljax.data.rows.stored). What they hold is
-    checked then."""
-    path = Path(spec.replace("{split}", split))
-    if os.path.isdir(path):
-        path = _file_of_split(path, split)
-    stored = StoredRows(path)
-    rows = Rows(str(path), path.stem, stored, fills_nulls=path.suffix == ".parquet")
+    """The rows of a file, or of all files of a split of a data set of the hub, read as they are
+    drawn (rljax.data.rows.stored). What they hold is checked then."""
+    if hub.is_hub(spec):
+        found = hub.split_files(spec, split)
+        paths, data_source = found.files, found.repository
+        names = [f"{found.repository}/{name}" for name in found.names]
+    else:
+        path = Path(spec.replace("{split}", split))
+        path = _file_of_split(path, split) if os.path.isdir(path) else path
+        paths, names, data_source = [path], [str(path)], path.stem
+    stored = StoredRows(paths, names)
+    nulls = any(path.suffix == ".parquet" for path in paths)
+    rows = Rows(names[0] if len(names) == 1 else spec, data_source, stored, fills_nulls=nulls)
     first = stored[0]
     form = form_of(first) if isinstance(first, dict) else None
     if form is not None:
@@ -131,7 +137,10 @@ def read_stored(spec: str, split: str, notes: list[str] | None = None) -> Rows:
     if notes is not None:
         what = ": ".join(filter(None, (form and form.name, understood(stored[0]))))
         as_what = f", as {what}" if what else ""
-        notes.append(f"{path}: {stored.rows:,} rows, read as they are drawn{as_what}")
+        chosen = f" ({found.chosen})" if hub.is_hub(spec) else ""
+        notes.append(
+            f"{rows.source}: {stored.rows:,} rows, read as they are drawn{as_what}{chosen}"
+        )
     return rows
 
 

@@ -1,11 +1,12 @@
 """Rows of files larger than memory, read as they are drawn (`data.stream`).
 
-The order is endless and a function of the index alone: each epoch holds every row once, the file's
-blocks in an order of its own, and the rows of a window of neighbouring blocks shuffled together.
-Only one window is in memory.
+The order is endless and a function of the index alone: each epoch holds every row once, the blocks
+of all files in an order of its own, and the rows of a window of neighbouring blocks shuffled
+together. Only one window is in memory.
 """
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,48 +22,62 @@ KINDS = (".jsonl", ".parquet")
 
 
 class StoredRows(Stream):
-    """The rows of a .jsonl or .parquet file as a stream: item `index` is row `number(index)`.
+    """The rows of .jsonl or .parquet files as a stream: item `index` is row `number(index)` of all.
 
     Of a .jsonl file the places of its blocks are found first, in one pass that keeps no text.
+    `names`: what errors call the files, where that is not their paths.
     """
 
-    def __init__(self, path: str | Path):
-        self.path = Path(path)
-        if self.path.suffix not in KINDS:
-            raise InputError(
-                f"{path} cannot be read as it is drawn",
-                rule=f"data.stream reads {' and '.join(KINDS)}",
-                fix="data.stream=False, or write the file as one of these",
-            )
-        blocks = _Lines if self.path.suffix == ".jsonl" else _RowGroups
-        self._blocks = blocks(self.path)
-        self.counts = np.array(self._blocks.counts, np.int64)
+    def __init__(self, paths: Sequence[Path], names: Sequence[str] = ()):
+        self.names = [str(name) for name in names or paths]
+        for path, name in zip(paths, self.names, strict=True):
+            if path.suffix not in KINDS:
+                raise InputError(
+                    f"{name} cannot be read as it is drawn",
+                    rule=f"data.stream reads {' and '.join(KINDS)}",
+                    fix="data.stream=False, or write the file as one of these",
+                )
+        files = [(_Lines if path.suffix == ".jsonl" else _RowGroups)(path) for path in paths]
+        self._blocks = [(file, block) for file in files for block in range(len(file.counts))]
+        self.counts = np.array([count for file in files for count in file.counts], np.int64)
         self.rows = int(self.counts.sum())
         if not self.rows:
-            raise InputError(f"{path} has no rows", fix="check the file and the split")
-        bytes_of_row = max(self.path.stat().st_size // self.rows, 1)
+            raise InputError(
+                f"{', '.join(self.names[:3])} has no rows", fix="check the file and the split"
+            )
+        bytes_of_row = max(sum(path.stat().st_size for path in paths) // self.rows, 1)
         self._window_rows = min(WINDOW_ROWS, WINDOW_BYTES // bytes_of_row)
         self._starts = np.concatenate([[0], np.cumsum(self.counts)])
+        self._file_ends = np.cumsum([sum(file.counts) for file in files])
         self.convert = None  # (row, index) -> the row in our columns
         self._epoch, self._order, self._window = None, None, None
         super().__init__(self._row, rows=self.rows)
 
     def number(self, index: int) -> int:
-        """The number in the file, from 0, of item `index`."""
+        """The number in the files one after the other, from 0, of item `index`."""
         block, row = self._place(*self._locate(index))
         return int(self._starts[block]) + row
+
+    def place(self, index: int) -> str:
+        """The file and the row there of item `index`, as errors name them."""
+        number = self.number(index)
+        file = int(np.searchsorted(self._file_ends, number, side="right"))
+        return f"{self.names[file]}: row {number - int(self._file_ends[file - 1]) * (file > 0)}"
 
     def _row(self, index: int) -> dict:
         window, place = self._locate(index)
         if self._window is None or self._window[0] != (self._epoch[0], window):
             self._window = None  # before the next one is read
-            read = {block: self._blocks.read(block) for block in self._epoch[1][window]}
+            read = {}
+            for block in self._epoch[1][window]:
+                file, number = self._blocks[block]
+                read[block] = file.read(number)
             self._window = (self._epoch[0], window), read
         block, number = self._place(window, place)
         row = self._window[1][block][number]
         if not isinstance(row, dict):
             raise InputError(
-                f"{self.path}: row {self.number(index)} is not an object", value=row,
+                f"{self.place(index)} is not an object", value=row,
                 fix='each row is one JSON object such as {"prompt": ..., "ground_truth": ...}',
             )  # fmt: skip
         return self.convert(row, index) if self.convert else row
