@@ -5,6 +5,8 @@ Chooses a path (rljax.models.attention_paths) and runs it over a mesh.
 Under a mesh the rows stay split over data x fsdp x expert and the heads over tensor. Where the
 tokens of a row are split over context, an all-to-all trades them for heads and back (Ulysses,
 arXiv 2309.14509): every device then holds whole rows, segments included, so any mask is exact.
+Where the heads do not divide, keys and values go from device to device
+(rljax.models.attention_ring).
 
 Axes: B rows, S tokens, T cached tokens, H heads, K kv heads, E head size of queries and keys,
 F head size of values.
@@ -23,11 +25,13 @@ from rljax.kernels.row_tiles import with_gradient_of
 from rljax.mesh import BATCH_AXES, row_shards
 from rljax.models import attention_paths as paths
 from rljax.models import invariant
+from rljax.models.attention_ring import padded_tokens, ring
 from rljax.models.attention_splash import splash
 from rljax.models.attention_xla import xla
 from rljax.models.cache import Cache
 from rljax.models.remat import ATTENTION
 
+CONTEXT_ATTENTION = ("auto", "heads", "ring")
 IMPLS = ("auto", "reference", "xla", "cudnn", "splash")
 
 
@@ -44,6 +48,7 @@ def attention(
     sinks: jax.Array | None = None,
     prefix: paths.Prefix | None = None,
     impl: str = "auto",
+    context_attention: str = "auto",
     apart: bool = False,
 ) -> jax.Array:
     """Causal attention within segments: q [B, S, H, E], k [B, S, K, E], v [B, S, K, F] -> [B, S,
@@ -60,30 +65,30 @@ def attention(
     impl "auto" goes by the devices of `mesh`, so a program compiled ahead of time for a TPU takes
     splash wherever it is traced; "splash" off TPU is interpreted, for tests.
 
+    `context_attention`: how the tokens of a row meet that are split over context. "heads" trades
+    them for heads, which then have to divide by context x tensor; "ring" passes keys and values on
+    (rljax.models.attention_ring); "auto" is the former wherever the heads divide.
+
     `apart`: each query's numbers depend on nothing but its own keys (rljax.models.invariant).
     """
     _check(q, k, v, segments, sinks, window)
+    if context_attention not in CONTEXT_ATTENTION:
+        rule = f"one of {', '.join(CONTEXT_ATTENTION)}"
+        raise InputError("model_settings.context_attention", value=context_attention, rule=rule)
     device = mesh.devices.flat[0]
     if impl == "auto":
         impl = _choose(device, q, v, soft_cap, sinks, prefix)
     if impl == "cudnn" and (why := _cudnn_lacks(device, q, v, soft_cap, sinks, prefix)):
         raise InputError(f"attention impl 'cudnn' cannot run this: {why}", fix="impl='auto'")
-    if impl == "splash":
-        path = functools.partial(splash, interpret=device.platform != "tpu")
-    elif impl == "xla":
-        path = xla
-    elif impl in IMPLS:
-        # The two above name what their backward passes read, the sums of the softmax too.
-        plain = {"reference": paths.reference, "cudnn": paths.cudnn}[impl]
-        path = lambda *args, **how: checkpoint_name(plain(*args, **how), ATTENTION)  # noqa: E731
-    else:
-        raise InputError("attention impl", value=impl, rule=f"one of {', '.join(IMPLS)}")
     how = dict(scale=scale, window=window, soft_cap=soft_cap)
-    path = functools.partial(path, **how)
+    path = functools.partial(_path(impl, device), **how)
     if apart:
         path = with_gradient_of(functools.partial(invariant.whole_rows, **how), path)
     if mesh.size == 1:
         return path(q, k, v, segments, sinks, prefix)
+    if _in_a_ring(mesh, q.shape[2], context_attention):
+        how |= dict(impl=impl, interpret=device.platform != "tpu")
+        return _over_ring(how, mesh, q, k, v, segments, sinks, prefix)
     return _over_mesh(path, mesh, q, k, v, segments, sinks, prefix)
 
 
@@ -184,6 +189,18 @@ def _choose(device, q, v, soft_cap, sinks, prefix) -> str:
     return "xla" if _cudnn_lacks(device, q, v, soft_cap, sinks, prefix) else "cudnn"
 
 
+def _path(impl: str, device):
+    if impl not in IMPLS:
+        raise InputError("attention impl", value=impl, rule=f"one of {', '.join(IMPLS)}")
+    if impl == "splash":
+        return functools.partial(splash, interpret=device.platform != "tpu")
+    if impl == "xla":
+        return xla
+    # The two above name what their backward passes read, the sums of the softmax too.
+    plain = {"reference": paths.reference, "cudnn": paths.cudnn}[impl]
+    return lambda *args, **how: checkpoint_name(plain(*args, **how), ATTENTION)
+
+
 def _cudnn_lacks(device, q, v, soft_cap, sinks, prefix) -> str:
     """Why cuDNN cannot run the request; "" where it can."""
     if device.platform != "gpu":
@@ -211,8 +228,8 @@ def _over_mesh(path, mesh, q, k, v, segments, sinks, prefix) -> jax.Array:
         raise InputError(
             f"attention heads do not divide by mesh.context={context} x mesh.tensor={tensor}",
             value=heads,
-            rule="context > 1 splits the heads further while a row is whole",
-            fix=f"choose context x tensor from the divisors of {heads}",
+            rule="context_attention='heads' splits the heads further while a row is whole",
+            fix=f"context_attention='ring', or context x tensor from the divisors of {heads}",
         )
     kv_heads = k.shape[2]
     # Fewer kv heads than shards, or not a multiple: each is repeated just enough to be split. As
@@ -236,6 +253,39 @@ def _over_mesh(path, mesh, q, k, v, segments, sinks, prefix) -> jax.Array:
         on_one_device,
         mesh=mesh,
         in_specs=(split, split, split, PartitionSpec(rows), sink_split, PartitionSpec(rows)),
+        out_specs=split,
+        check_vma=False,  # Pallas kernels do not declare what they vary over
+    )
+    return mapped(q, k, v, segments, sinks, prefix)[:, :tokens]
+
+
+def _in_a_ring(mesh: Mesh, heads: int, context_attention: str) -> bool:
+    context, tensor = mesh.shape["context"], mesh.shape["tensor"]
+    if context == 1 or context_attention == "heads":
+        return False
+    return context_attention == "ring" or (heads % (context * tensor) > 0 and heads % tensor == 0)
+
+
+def _over_ring(how: dict, mesh, q, k, v, segments, sinks, prefix) -> jax.Array:
+    """Every device with its own rows, tokens and heads, and with the segments of whole rows."""
+    b, tokens, heads, _ = q.shape
+    context, tensor = mesh.shape["context"], mesh.shape["tensor"]
+    if heads % tensor:
+        raise InputError(
+            f"attention heads do not divide by mesh.tensor={tensor}", value=heads,
+            fix=f"choose tensor from the divisors of {heads}",
+        )  # fmt: skip
+    copies = tensor // math.gcd(k.shape[2], tensor)
+    k, v = (jnp.repeat(x, copies, axis=2) for x in (k, v)) if copies > 1 else (k, v)
+    how["impl"] = "splash" if how["impl"] == "splash" else "xla"
+    whole = padded_tokens(tokens, context, how["impl"])
+    q, k, v = (paths.pad_axis(x, 1, whole) for x in (q, k, v))
+    rows = _row_axes(mesh, b)
+    split = PartitionSpec(rows, "context", "tensor")
+    mapped = jax.shard_map(
+        functools.partial(ring, devices=context, **how),
+        mesh=mesh,
+        in_specs=(split, split, split, *[PartitionSpec(x) for x in (rows, "tensor", rows)]),
         out_specs=split,
         check_vma=False,  # Pallas kernels do not declare what they vary over
     )

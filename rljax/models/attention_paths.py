@@ -35,6 +35,18 @@ class Prefix(NamedTuple):
     positions: jax.Array  # [B, S]: in the sequence, the prefix included
 
 
+class View(NamedTuple):
+    """What queries see of a chunk of columns: those with one of the ids that a query looks for, at
+    a place not after the query's and within the window."""
+
+    wanted: tuple[jax.Array, ...]  # [B, T] each
+    ids: jax.Array  # [B, C]
+    # By how many places the first query is after the first column; None: all queries are after all
+    # columns.
+    distance: int | None = 0
+    places: tuple[jax.Array, jax.Array] | None = None  # [B, T], [B, C]; instead of a distance
+
+
 def plain(
     q, k, v, allowed, sinks, *, scale, soft_cap, order="heads", k_scales=None, v_scales=None
 ) -> jax.Array:

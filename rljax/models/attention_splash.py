@@ -15,7 +15,9 @@ from jax.ad_checkpoint import checkpoint_name
 
 from rljax.models.attention_paths import (
     LANES,
+    MASKED,
     Prefix,
+    View,
     by_block,
     columns,
     columns_transposed,
@@ -31,7 +33,7 @@ KERNEL_BLOCK = 512
 
 
 @dataclasses.dataclass(frozen=True)
-class _Rule:
+class Rule:
     window: int
     soft_cap: float
     interpret: bool  # run the kernel's text off TPU, slowly
@@ -49,7 +51,7 @@ def splash(
     if prefix is not None and 0 < window < 2 * (q.shape[1] // prefix.blocks.shape[1]):
         how = dict(scale=scale, window=window, soft_cap=soft_cap)
         return xla(q, k, v, segments, sinks, prefix, **how)
-    rule = _Rule(window, soft_cap, interpret)
+    rule = Rule(window, soft_cap, interpret)
     # The kernel has no scale of its own.
     q = (q.astype(jnp.float32) * scale).astype(q.dtype)
     if prefix is not None:
@@ -63,11 +65,11 @@ def splash(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _merged(rule: _Rule, q, k, v, sinks, segments, prefix):
+def _merged(rule: Rule, q, k, v, sinks, segments, prefix):
     return _merged_forward(rule, q, k, v, sinks, segments, prefix)[0]
 
 
-def _merged_forward(rule: _Rule, q, k, v, sinks, segments, prefix):
+def _merged_forward(rule: Rule, q, k, v, sinks, segments, prefix):
     """out = sum of the parts' outputs, each times exp(its log-sum-exp - that of all). A token that
     continues nothing has a log-sum-exp like MASKED there."""
     heads, parts = _parts(rule, q, k, v, sinks, segments, prefix)
@@ -86,23 +88,16 @@ def _merged_forward(rule: _Rule, q, k, v, sinks, segments, prefix):
     return out, (q, k, v, sinks, segments, prefix, out, log_sum)
 
 
-def _merged_backward(rule: _Rule, kept, gradient):
+def _merged_backward(rule: Rule, kept, gradient):
     """The kernel's own backward pass, part by part: its scores' gradients go by the output and the
     log-sum-exp of the whole softmax."""
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
-
     q, k, v, sinks, segments, prefix, out, log_sum = kept
     heads, parts = _parts(rule, q, k, v, sinks, segments, prefix)
     blocks, whole = prefix.blocks.shape[1], heads.shape[2]
     out, gradient = (by_block(x, blocks, whole) for x in (out, gradient.astype(out.dtype)))
     dq, dk, dv, dsinks = 0.0, [], [], None
     for run, (keys, values, ids, sink) in parts:
-
-        def one(q, k, v, ids, out, log_sum, gradient, run=run, sink=sink):
-            kept = q, k, v, ids, sink, out, log_sum, run.dq_mask_info, run.dkv_mask_info
-            return kernel._splash_attention_bwd(**run.kwargs, res=kept, do=gradient)[3:]
-
-        grads = jax.vmap(one)(heads, keys, values, ids, out, log_sum, gradient)
+        grads = _gradients(run, heads, keys, values, ids, sink, out, log_sum, gradient)
         dq = dq + grads[0].astype(jnp.float32)
         dk.append(grads[1].astype(jnp.float32))
         dv.append(grads[2].astype(jnp.float32))
@@ -122,7 +117,53 @@ def _merged_backward(rule: _Rule, kept, gradient):
 _merged.defvjp(_merged_forward, _merged_backward)
 
 
-def _parts(rule: _Rule, q, k, v, sinks, segments, prefix):
+def _gradients(run, q, k, v, ids, sink, out, log_sum, gradient):
+    """The kernel's own backward pass: gradients by q, k, v, the segments (None) and the sinks."""
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
+
+    def one(q, k, v, ids, out, log_sum, gradient):
+        kept = q, k, v, ids, sink, out, log_sum, run.dq_mask_info, run.dkv_mask_info
+        return kernel._splash_attention_bwd(**run.kwargs, res=kept, do=gradient)[3:]
+
+    return jax.vmap(one)(q, k, v, ids, out, log_sum, gradient)
+
+
+# -- one chunk of columns, of several that a softmax is over
+
+
+def splash_part(rule: Rule, q, k, v, view: View) -> tuple[jax.Array, jax.Array]:
+    """The softmax over these columns alone: q [B, H, T, E], already scaled, k [B, K, C, E], v [B,
+    K, C, F] -> what the queries read [B, H, T, F], and the log-sum-exp of their scores [B, H, T].
+    The numbers of tokens are as `part_tokens` says."""
+    run = _part_kernel(rule, q, k, view)
+    ids = _segment_ids(*view.wanted, view.ids)
+    out, (log_sum,) = jax.vmap(run)(q, k, v, ids)
+    # A query that no block of the kernel holds has a log-sum-exp of -inf, and 0 / 0 as output.
+    sees = log_sum[..., None] > MASKED / 2
+    return jnp.where(sees, out.astype(jnp.float32), 0.0), log_sum
+
+
+def splash_part_gradients(rule: Rule, q, k, v, view: View, out, log_sum, gradient):
+    """The gradients of `splash_part` by q, k and v, as a part of a softmax with the output `out`
+    and the log-sum-exp `log_sum`, from that of the output."""
+    run = _part_kernel(rule, q, k, view)
+    ids = _segment_ids(*view.wanted, view.ids)
+    grads = _gradients(run, q, k, v, ids, None, out, log_sum, gradient.astype(out.dtype))
+    return tuple(x.astype(jnp.float32) for x in grads[:3])
+
+
+def part_tokens(tokens: int) -> int:
+    """To how many tokens a chunk of so many is padded for the kernel."""
+    whole = -(-tokens // LANES) * LANES
+    return whole if whole <= KERNEL_BLOCK else -(-tokens // KERNEL_BLOCK) * KERNEL_BLOCK
+
+
+def _part_kernel(rule: Rule, q, k, view: View):
+    shape = q.shape[2], k.shape[2]
+    return _kernel_of(rule, shape, q.shape[1], view.distance, save_residuals=True)
+
+
+def _parts(rule: Rule, q, k, v, sinks, segments, prefix):
     """The queries, and (kernel, its other arguments) of a block's own columns and of its prefixes'.
     The sinks belong to one of the two."""
     blocks, heads = prefix.blocks.shape[1], q.shape[2]
@@ -139,21 +180,29 @@ def _parts(rule: _Rule, q, k, v, sinks, segments, prefix):
     ]
 
 
-def _kernel(rule: _Rule, tokens: int, heads: int, *, causal: bool, **how):
+def _kernel(rule: Rule, tokens: int, heads: int, *, causal: bool, **how):
     """(the kernel for blocks of so many tokens, to how many they are padded)."""
+    whole = part_tokens(tokens)
+    distance = 0 if causal else None
+    return _kernel_of(rule, (whole, whole), heads, distance, **how), whole
+
+
+def _kernel_of(rule: Rule, shape: tuple[int, int], heads: int, distance: int | None, **how):
+    """The kernel for so many queries and columns, of which the first query is `distance` after the
+    first column; None: every query sees every column."""
     # Imported here: Pallas takes a second to import, and only this path needs it.
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-    whole = -(-tokens // LANES) * LANES
-    if whole > KERNEL_BLOCK:
-        whole = -(-tokens // KERNEL_BLOCK) * KERNEL_BLOCK
-    block, shape = math.gcd(whole, KERNEL_BLOCK), (whole, whole)
-    mask = masks.CausalMask(shape) if causal else masks.FullMask(shape)
-    if causal and rule.window:
-        mask = masks.LocalMask(shape, (rule.window - 1, 0), 0)
+    block = math.gcd(*shape, KERNEL_BLOCK)
+    if distance is None:
+        mask = masks.FullMask(shape)
+    elif rule.window:
+        mask = masks.LocalMask(shape, (rule.window - 1, 0), distance)
+    else:
+        mask = masks.CausalMask(shape, distance)
     names = ("q", "kv", "q_dkv", "kv_dkv", "q_dq", "kv_dq")
-    run = kernel.make_splash_mha(
+    return kernel.make_splash_mha(
         masks.MultiHeadMask([mask] * heads),
         block_sizes=kernel.BlockSizes(**{f"block_{name}": block for name in names}),
         head_shards=1,
@@ -162,7 +211,6 @@ def _kernel(rule: _Rule, tokens: int, heads: int, *, causal: bool, **how):
         interpret=rule.interpret,
         **how,
     )
-    return run, whole
 
 
 def _segment_ids(queries, columns):

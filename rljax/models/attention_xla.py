@@ -21,6 +21,7 @@ from jax.ad_checkpoint import checkpoint_name
 from rljax.models.attention_paths import (
     MASKED,
     Prefix,
+    View,
     columns,
     columns_transposed,
     looked_for,
@@ -35,7 +36,7 @@ QUERY_BLOCK, PARTS = 128, 4
 
 
 @dataclasses.dataclass(frozen=True)
-class _Rule:
+class Rule:
     """scores = cap(scale q.k) of columns within the window (0: at any distance)."""
 
     scale: float
@@ -69,25 +70,34 @@ class _Request(NamedTuple):
     the ids that the queries look for, and the places of the queries."""
 
     parts: list[_Columns]
-    wanted: list[jax.Array]  # [N, T] each
+    wanted: list[tuple[jax.Array, ...]]  # [N, T] each
     places: jax.Array  # [N, T]
     spans: list[_Span]
 
 
 def xla(q, k, v, segments, sinks, prefix: Prefix | None, *, scale, window, soft_cap) -> jax.Array:
     """Each query's softmax over its own segment and the prefix that it continues."""
-    return _attention(_Rule(scale, window, soft_cap), q, k, v, sinks, segments, prefix)
+    return _attention(Rule(scale, window, soft_cap), q, k, v, sinks, segments, prefix)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(rule: _Rule, q, k, v, sinks, segments, prefix):
+def _attention(rule: Rule, q, k, v, sinks, segments, prefix):
     return _forward(rule, q, k, v, sinks, segments, prefix)[0]
 
 
-def _forward(rule: _Rule, q, k, v, sinks, segments, prefix):
+def _forward(rule: Rule, q, k, v, sinks, segments, prefix):
     asked = _request(rule, k, v, segments, prefix)
     heads = _by_heads(q, k.shape[2], asked)
     sink = None if sinks is None else _of_heads(sinks, heads)
+    out, log_sum = _softmax(rule, asked, heads, sink, v.dtype)
+    # By these names a remat policy keeps what the backward pass reads.
+    out = checkpoint_name(_by_tokens(out, q.shape[:2]), ATTENTION)
+    log_sum = checkpoint_name(log_sum, ATTENTION)
+    return out, (q, k, v, sinks, segments, prefix, out, log_sum)
+
+
+def _softmax(rule: Rule, asked: _Request, heads, sink, dtype):
+    """What the queries [N, K, R, T, E] read, in `dtype`, and the log-sum-exp of their scores."""
 
     def some(_, first, span):
         _, keys, values, allowed = _seen(rule, asked, first, span)
@@ -99,37 +109,19 @@ def _forward(rule: _Rule, q, k, v, sinks, segments, prefix):
         total = jnp.sum(weights, axis=-1)
         total = total if sink is None else total + jnp.exp(sink - top)
         out = _product("gqc,gcf->gqf", weights, values) / total[..., None]
-        return (), (out.astype(v.dtype), top + jnp.log(total))
+        return (), (out.astype(dtype), top + jnp.log(total))
 
-    _, (out, log_sum) = _over(asked.spans, some, ())
-    # By these names a remat policy keeps what the backward pass reads.
-    out = checkpoint_name(_by_tokens(out, q.shape[:2]), ATTENTION)
-    log_sum = checkpoint_name(log_sum, ATTENTION)
-    return out, (q, k, v, sinks, segments, prefix, out, log_sum)
+    return _over(asked.spans, some, ())[1]
 
 
-def _backward(rule: _Rule, kept, gradient):
+def _backward(rule: Rule, kept, gradient):
     """With weights p = exp(scores - log_sum): dv = p^T do, dscores = p (do.v - do.out)."""
     q, k, v, sinks, segments, prefix, out, log_sum = kept
     asked, wide = _request(rule, k, v, segments, prefix), log_sum.dtype
     heads, above = (_by_heads(x, k.shape[2], asked) for x in (q, gradient.astype(v.dtype)))
     mean = jnp.sum(gradient.astype(wide) * out.astype(wide), axis=-1, keepdims=True)
     mean = _by_heads(mean, k.shape[2], asked)[..., 0]
-
-    def some(sums, first, span):
-        start, keys, values, allowed = _seen(rule, asked, first, span)
-        queries, do = (_cut(x, 3, first, span.size) for x in (heads, above))
-        one_sum, one_mean = (_cut(x, 3, first, span.size)[..., None] for x in (log_sum, mean))
-        scores, slope = _scores(rule, queries, keys, allowed)
-        weights = jnp.exp(scores - one_sum)
-        dscores = weights * (_product("gqf,gcf->gqc", do, values) - one_mean) * slope
-        dq = _product("gqc,gce->gqe", dscores, keys).astype(q.dtype)
-        dk = _product("gqc,gqe->gce", dscores, queries)
-        dv = _product("gqc,gqf->gcf", weights, do)
-        return _added(sums, start, span.reach, dk, dv), dq
-
-    zeros = [tuple(jnp.zeros(x.shape, wide) for x in (p.k, p.v)) for p in asked.parts]
-    sums, dq = _over(asked.spans, some, zeros)
+    sums, dq = _gradients(rule, asked, heads, above, mean, log_sum, q.dtype)
     dk, dv = (
         columns_transposed(parts, x, prefix)
         for parts, x in zip(zip(*sums, strict=True), (k, v), strict=True)
@@ -141,13 +133,87 @@ def _backward(rule: _Rule, kept, gradient):
     return _by_tokens(dq, q.shape[:2]), dk, dv, dsinks, None, None
 
 
+def _gradients(rule: Rule, asked: _Request, heads, above, mean, log_sum, dtype):
+    """(the gradients of each part's keys and values, those of the queries in `dtype`) from those of
+    the output, `above`, and `mean` = do.out."""
+    wide = log_sum.dtype
+
+    def some(sums, first, span):
+        start, keys, values, allowed = _seen(rule, asked, first, span)
+        queries, do = (_cut(x, 3, first, span.size) for x in (heads, above))
+        one_sum, one_mean = (_cut(x, 3, first, span.size)[..., None] for x in (log_sum, mean))
+        scores, slope = _scores(rule, queries, keys, allowed)
+        weights = jnp.exp(scores - one_sum)
+        dscores = weights * (_product("gqf,gcf->gqc", do, values) - one_mean) * slope
+        dq = _product("gqc,gce->gqe", dscores, keys).astype(dtype)
+        dk = _product("gqc,gqe->gce", dscores, queries)
+        dv = _product("gqc,gqf->gcf", weights, do)
+        return _added(sums, start, span.reach, dk, dv), dq
+
+    zeros = [tuple(jnp.zeros(x.shape, wide) for x in (p.k, p.v)) for p in asked.parts]
+    return _over(asked.spans, some, zeros)
+
+
 _attention.defvjp(_forward, _backward)
+
+
+# -- one chunk of columns, of several that a softmax is over
+
+
+def xla_part(rule: Rule, q, k, v, view: View) -> tuple[jax.Array, jax.Array]:
+    """The softmax over these columns alone: q [B, H, T, E], k [B, K, C, E], v [B, K, C, F] -> what
+    the queries read [B, H, T, F], and the log-sum-exp of their scores [B, H, T]."""
+    asked, heads = _chunk(rule, q, k, v, view)
+    wide = jnp.promote_types(q.dtype, jnp.float32)
+    return tuple(_flat(x) for x in _softmax(rule, asked, heads, None, wide))
+
+
+def xla_part_gradients(rule: Rule, q, k, v, view: View, out, log_sum, gradient):
+    """The gradients of `xla_part` by q, k and v, as a part of a softmax with the output `out` and
+    the log-sum-exp `log_sum`, from that of the output."""
+    asked, heads = _chunk(rule, q, k, v, view)
+    wide = log_sum.dtype
+    mean = jnp.sum(gradient.astype(wide) * out.astype(wide), axis=-1)
+    above, mean, log_sum = (_grouped(x, heads) for x in (gradient.astype(v.dtype), mean, log_sum))
+    ((dk, dv),), dq = _gradients(rule, asked, heads, above, mean, log_sum, wide)
+    return _flat(dq), dk, dv
+
+
+def _chunk(rule: Rule, q, k, v, view: View) -> tuple[_Request, jax.Array]:
+    """(what both passes read, the queries [B, K, R, T, E]). T is a multiple of QUERY_BLOCK, or at
+    most two parts that are not above it."""
+    rows, kv_heads, count = k.shape[:3]
+    tokens = q.shape[2]
+    chunks = -(-tokens // QUERY_BLOCK)
+    assert tokens % chunks == 0, tokens
+    spans = [_Span(0, tokens // chunks, chunks, 0, count)]
+    if view.places is not None:
+        places, of_columns = view.places
+    else:
+        first = count if view.distance is None else view.distance
+        places = jnp.broadcast_to(first + jnp.arange(tokens)[None, :], (rows, tokens))
+        of_columns = jnp.broadcast_to(jnp.arange(count)[None, :], (rows, count))
+        if view.distance == 0:
+            spans = _spans(tokens, rule.window)
+    part = _Columns(k, v, view.ids, of_columns)
+    heads = q.reshape(rows, kv_heads, -1, *q.shape[2:])
+    return _Request([part], [view.wanted], places, spans), heads
+
+
+def _grouped(x, heads) -> jax.Array:
+    """[B, H, ...] -> [B, K, R, ...], as `heads` is."""
+    return x.reshape(*heads.shape[:3], *x.shape[2:])
+
+
+def _flat(x) -> jax.Array:
+    """[B, K, R, ...] -> [B, H, ...]."""
+    return x.reshape(x.shape[0], -1, *x.shape[3:])
 
 
 # -- what meets what
 
 
-def _request(rule: _Rule, k, v, segments, prefix: Prefix | None) -> _Request:
+def _request(rule: Rule, k, v, segments, prefix: Prefix | None) -> _Request:
     b, tokens = segments.shape
     blocks = 1 if prefix is None else prefix.blocks.shape[1]
     spans = _spans(tokens // blocks, rule.window)
@@ -159,11 +225,11 @@ def _request(rule: _Rule, k, v, segments, prefix: Prefix | None) -> _Request:
     else:
         places = flat(prefix.positions)
     keys, values = (columns(x, prefix, whole) for x in (k, v))
-    parts, wanted = [_Columns(keys[0], values[0], ids, places)], [ids]
+    parts, wanted = [_Columns(keys[0], values[0], ids, places)], [(ids,)]
     if prefix is not None:
         of_prefix = lambda x: flat(prefix_blocks(x, prefix))  # noqa: E731
         parts.append(_Columns(keys[1], values[1], of_prefix(segments), of_prefix(prefix.positions)))
-        wanted.append(flat(looked_for(prefix)))
+        wanted.append((flat(looked_for(prefix)),))
     return _Request(parts, wanted, places, spans)
 
 
@@ -182,7 +248,7 @@ def _spans(tokens: int, window: int) -> list[_Span]:
     return out
 
 
-def _seen(rule: _Rule, asked: _Request, first, span: _Span):
+def _seen(rule: Rule, asked: _Request, first, span: _Span):
     """(where their own columns start; keys, values and [N, 1, 1, c, C] bool of all columns) of the
     queries from `first` on: own columns, then those of the prefixes' block."""
     start = span.start
@@ -207,11 +273,12 @@ def _added(sums, start, reach: int, dk, dv):
     return out
 
 
-def _allowed(rule: _Rule, asked: _Request, i: int, part: _Columns, first, span: _Span):
+def _allowed(rule: Rule, asked: _Request, i: int, part: _Columns, first, span: _Span):
     """[N, 1, 1, c, C] bool."""
-    wanted, places = (_cut(x, 1, first, span.size) for x in (asked.wanted[i], asked.places))
+    *wanted, places = (_cut(x, 1, first, span.size) for x in (*asked.wanted[i], asked.places))
     distance = places[:, :, None] - part.places[:, None, :]
-    allowed = (wanted[:, :, None] == part.ids[:, None, :]) & (distance >= 0)
+    same = (ids[:, :, None] == part.ids[:, None, :] for ids in wanted)
+    allowed = functools.reduce(jnp.logical_or, same) & (distance >= 0)
     if rule.window:
         allowed &= distance < rule.window
     return allowed[:, None, None]
@@ -239,7 +306,7 @@ def _merged(x) -> jax.Array:
 # -- products, [N, K, R, c, .] against [N, K, C, .]
 
 
-def _scores(rule: _Rule, queries, keys, allowed):
+def _scores(rule: Rule, queries, keys, allowed):
     """(scores, MASKED where a query may not look, and their slope by q.k)."""
     scores, slope = rule.scale * _product("gqe,gce->gqc", queries, keys), rule.scale
     if rule.soft_cap:

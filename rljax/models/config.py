@@ -240,6 +240,8 @@ class ModelConfig:
     weight_dtype: str = "float32"
     head_in_float32: bool = True
     head_dtype: str = ""  # what the head is rounded to before it is multiplied; "" = nothing
+    # How attention reads rows split over mesh.context: one of rljax.models.attention's.
+    context_attention: str = "auto"
     batch_invariant: bool = False  # see rljax.models.invariant
     # What the backward pass finds of a layer: one of rljax.models.remat.POLICIES.
     remat: str = "full"

@@ -159,6 +159,7 @@ class Attention(nnx.Module):
         self.o = Linear(rngs, config, (h, e), (d,), out, bias=config.output_bias)
         self.kind, self.scale, self.soft_cap = kind, config.scale, config.attention_soft_cap
         self.sunk, self.apart = config.sinks, config.batch_invariant
+        self.context_attention = config.context_attention
         weightless = config.qk_norm_kind == "l2"
         self.normed = config.qk_norm and not weightless
         self.evened = config.qk_norm and weightless and kind.rope is not None
@@ -196,6 +197,7 @@ class Attention(nnx.Module):
             if self.kind.chunk and call.chunks:
                 segments, prefix = call.chunks
             how |= dict(mesh=call.mesh, window=self.kind.window, prefix=prefix)
+            how["context_attention"] = self.context_attention
             return attention(q, k, v, segments, **how), (k, v)
         cache, pairs, allowed = remember(cache, (k, v), call.columns, call.counts, call.nodes)
         if self.kind.chunk:  # its columns are places: no window, and no trees
@@ -245,7 +247,7 @@ class LatentAttention(nnx.Module):
         out = ("heads", "head_dim", "embed")
         self.o = Linear(rngs, config, (h, lat.value_dim), (d,), out, bias=config.output_bias)
         self.latent, self.kind, self.scale = lat, kind, config.scale
-        self.apart = config.batch_invariant
+        self.apart, self.context_attention = config.batch_invariant, config.context_attention
 
     def project(self, x, cos, sin):
         """Queries of x [B, S, D], and what is stored: one head."""
@@ -273,6 +275,7 @@ class LatentAttention(nnx.Module):
             k, v = invariant.of_module(self.apart, self, expand, stored)
             how = dict(window=self.kind.window, scale=self.scale, prefix=call.prefix)
             how |= dict(mesh=call.mesh, apart=self.apart)
+            how["context_attention"] = self.context_attention
             return attention(q, k, v, call.segments, **how), (stored,)
         asked = call.columns, call.counts, call.nodes
         cache, pairs, allowed = remember(cache, (stored,), *asked)

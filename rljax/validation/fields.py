@@ -8,6 +8,7 @@ from rljax.config import Config, OptimizerConfig, is_path, row_tokens, value_of
 from rljax.config.checks import Problems, check_bounds
 from rljax.errors import InputError
 from rljax.learn.optimizers import handed, learning_rate, make_optimizer, rule_fields
+from rljax.models.attention import CONTEXT_ATTENTION
 from rljax.models.cache import DTYPES as KV_DTYPES
 from rljax.rollout.in_flight import PARTIAL_MASKS
 from rljax.sampler.layout import WEIGHT_DTYPES, parsed
@@ -24,6 +25,7 @@ _CHOICES = {
     "algorithm.old_logprobs": ("recomputed", "sampler"),
     "model_settings.dtype": ("float32", "bfloat16"),
     "model_settings.head_dtype": ("", "bfloat16"),
+    "model_settings.context_attention": CONTEXT_ATTENTION,
     "model_settings.remat": ("none", "dots", "attention", "full", "offload"),
     "sampler.loop": LOOPS,
     "sampler.dtype": SAMPLER_DTYPES,

@@ -88,7 +88,9 @@ def by_hand(q, k, v, segments, sinks, prefix=None, *, scale, window, soft_cap):
     return out
 
 
-@functools.partial(jax.jit, static_argnames=("impl", "mesh", "scale", "window", "soft_cap"))
+@functools.partial(
+    jax.jit, static_argnames=("impl", "mesh", "scale", "window", "soft_cap", "context_attention")
+)
 def value_and_gradients(q, k, v, segments, sinks, prefix=None, *, impl, mesh=ONE, **options):
     """(outputs at real tokens, gradients of a loss that reads only those)."""
     real = segments[:, :, None, None] > 0
@@ -361,8 +363,9 @@ def test_a_decode_step_multiplies_as_libraries_do():
 def test_what_cannot_be_run_is_refused_with_the_fix():
     (q, k, v, segments, sinks), options = make_request("sinks")
     run = functools.partial(attention, q, k, v, segments)
+    mesh = spread(dict(data=1, fsdp=1, context=8))
     with pytest.raises(InputError, match="heads do not divide.*context=8.*divisors of 4"):
-        run(mesh=spread(dict(data=1, fsdp=1, context=8)), **options)
+        run(mesh=mesh, context_attention="heads", **options)
     with pytest.raises(InputError, match="'flash'.*one of auto, reference, xla"):
         run(mesh=ONE, impl="flash", **options)
     with pytest.raises(InputError, match="'cudnn' cannot run this.*cpu devices.*Fix: impl='auto'"):

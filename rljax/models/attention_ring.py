@@ -1,0 +1,315 @@
+"""Attention over rows whose tokens are split over the mesh axis context, every device with all
+heads: ring attention (arXiv 2310.01889).
+
+Each device keeps its queries. Keys and values go round the ring of devices, one step a hop, and at
+every hop the softmax over what has arrived is merged, by its log-sum-exp, with what came before.
+The backward pass goes round once more: scores are computed again, and the gradients of keys and
+values travel with them until they are home. No device ever holds the keys of a whole row, and the
+number of heads need not divide by anything.
+
+Without a window causal rows would leave the device of the first tokens idle, so each row is cut
+into twice as many chunks as there are devices, and device i gets chunks i and 2 n - 1 - i (zigzag):
+all have the same work, half of the scores of a hop. With a window the chunks stay in order, and
+there are only as many hops as the window reaches over.
+
+Axes: B rows, L tokens of a device, m tokens of a chunk, H heads, K kv heads, E head size of queries
+and keys, F of values.
+"""
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from rljax.models import attention_splash, attention_xla
+from rljax.models.attention_paths import MASKED, Prefix, View, looked_for, pad_axis
+from rljax.models.remat import ATTENTION
+
+AXIS = "context"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ring:
+    """A ring of `devices` with `tokens` of every row on each, of whose keys `hops` devices' are
+    seen. `rule` is that of the path on each device."""
+
+    rule: attention_splash.Rule | attention_xla.Rule
+    devices: int
+    tokens: int
+    hops: int
+    zigzag: bool
+
+    def chunks(self, x, axis: int = 2) -> list[jax.Array]:
+        """A device's tokens in one part or, in a zigzag, the early chunk and the late one."""
+        return jnp.split(x, 2, axis=axis) if self.zigzag else [x]
+
+    @property
+    def paths(self):
+        """(part, its gradients) of the path on each device."""
+        if isinstance(self.rule, attention_splash.Rule):
+            functions = attention_splash.splash_part, attention_splash.splash_part_gradients
+        else:
+            functions = attention_xla.xla_part, attention_xla.xla_part_gradients
+        return [functools.partial(function, self.rule) for function in functions]
+
+
+def ring(
+    q, k, v, segments, sinks, prefix: Prefix | None, *, devices, impl, scale, window, soft_cap,
+    interpret=False,
+) -> jax.Array:  # fmt: skip
+    """Causal attention within segments, on one device of a ring, inside `jax.shard_map`: its part
+    of the tokens of q [B, S / devices, H, E], k [B, S / devices, K, E] and v -> [B, S / devices, H,
+    F]. Segments and prefix [B, S'] are of whole rows, S' <= S.
+
+    impl "splash" runs JAX's kernel at every hop, "xla" the products of rljax.models.attention_xla.
+    Rows that share prefixes take the latter: what a query sees there goes by positions.
+    """
+    local, whole = q.shape[1], segments.shape[1]
+    window = 0 if window >= whole else window
+    kernel = impl == "splash" and prefix is None
+    if kernel:
+        rule = attention_splash.Rule(window, soft_cap, interpret)
+        q = (q.astype(jnp.float32) * scale).astype(q.dtype)
+    else:
+        rule = attention_xla.Rule(scale, window, soft_cap)
+    zigzag = not window and prefix is None
+    hops = devices
+    if window and prefix is None:
+        hops = min(devices, -(-(window + local - 1) // local))
+    circle = _Ring(rule, devices, local, hops, zigzag)
+    if zigzag:
+        q, k, v = (_to_zigzag(x, devices) for x in (q, k, v))
+    ids = pad_axis(segments, 1, local * devices)
+    if prefix is not None:
+        filled = [pad_axis(x, 1, ids.shape[1]) for x in (prefix.ids, prefix.positions)]
+        prefix = Prefix(filled[0], prefix.blocks, filled[1])
+    q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
+    out = _attention(circle, q, k, v, sinks, ids, prefix).swapaxes(1, 2)
+    return _from_zigzag(out, devices) if zigzag else out
+
+
+def padded_tokens(tokens: int, devices: int, impl: str) -> int:
+    """To how many tokens a row is padded for a ring, a multiple of `devices`."""
+    chunk = -(-tokens // (2 * devices))
+    if impl == "splash":
+        chunk = attention_splash.part_tokens(chunk)
+    elif chunk > attention_xla.QUERY_BLOCK:
+        chunk = -(-chunk // attention_xla.QUERY_BLOCK) * attention_xla.QUERY_BLOCK
+    return 2 * devices * chunk
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attention(ring: _Ring, q, k, v, sinks, ids, prefix):
+    return _forward(ring, q, k, v, sinks, ids, prefix)[0]
+
+
+def _forward(ring: _Ring, q, k, v, sinks, ids, prefix):
+    part, _ = ring.paths
+    here = jax.lax.axis_index(AXIS)
+    chunks, queries = ring.chunks, ring.chunks(q)
+    first = part(q, k, v, _view(ring, here, 0, ids, prefix))
+
+    def step(carry, hop):
+        keys_values, merged = carry
+        # What this hop reads came with the last one; it is passed on while the scores are made.
+        following = _shifted(ring, keys_values)
+        keys, values = (chunks(x) for x in keys_values)
+        for view, taken in _views(ring, here, hop, ids, prefix):
+            found = part(taken.of(queries), taken.of_columns(keys), taken.of_columns(values), view)
+            merged = taken.merged(merged, found)
+        return (following, merged), None
+
+    start = list(zip(*(chunks(x) for x in first), strict=True))
+    _, merged = _hops(ring, prefix, step, (_shifted(ring, (k, v)), start))
+    out, log_sum = (jnp.concatenate(xs, axis=2) for xs in zip(*merged, strict=True))
+    if sinks is not None:
+        before = log_sum
+        log_sum = jnp.logaddexp(log_sum, sinks.astype(log_sum.dtype)[None, :, None])
+        out = out * jnp.exp(before - log_sum)[..., None]
+    # By these names a remat policy keeps what the backward pass reads.
+    out = checkpoint_name(out.astype(v.dtype), ATTENTION)
+    log_sum = checkpoint_name(log_sum, ATTENTION)
+    return out, (q, k, v, sinks, ids, prefix, out, log_sum)
+
+
+def _backward(ring: _Ring, kept, gradient):
+    """Each hop's part of the gradients, by the output and the log-sum-exp of the whole softmax.
+    They are summed in float32."""
+    q, k, v, sinks, ids, prefix, out, log_sum = kept
+    _, gradients = ring.paths
+    here, chunks = jax.lax.axis_index(AXIS), ring.chunks
+    queries, *rest = (chunks(x) for x in (q, out, log_sum, gradient))
+    first = gradients(q, k, v, _view(ring, here, 0, ids, prefix), out, log_sum, gradient)
+
+    def step(carry, hop):
+        keys_values, sums, dq = carry
+        following, sums = _shifted(ring, keys_values), _shifted(ring, sums)
+        keys, values = (chunks(x) for x in keys_values)
+        for view, taken in _views(ring, here, hop, ids, prefix):
+            columns = taken.of_columns(keys), taken.of_columns(values)
+            found = gradients(taken.of(queries), *columns, view, *map(taken.of, rest))
+            dq = taken.added(dq, found[0])
+            sums = [taken.added_columns(x, y) for x, y in zip(sums, found[1:], strict=True)]
+        return (following, sums, dq), None
+
+    dq, *sums = (chunks(x) for x in first)
+    _, sums, dq = _hops(ring, prefix, step, (_shifted(ring, (k, v)), sums, dq))
+    sums = _shifted(ring, sums, ring.devices - (ring.hops - 1))
+    dq, dk, dv = (
+        jnp.concatenate(parts, axis=2).astype(x.dtype)
+        for parts, x in zip((dq, *sums), (q, k, v), strict=True)
+    )
+    dsinks = None
+    if sinks is not None:
+        wide = log_sum.dtype
+        mean = jnp.sum(gradient.astype(wide) * out.astype(wide), axis=-1)
+        share = jnp.exp(sinks.astype(wide)[None, :, None] - log_sum) * mean
+        dsinks = -jnp.sum(share, axis=(0, 2)).astype(sinks.dtype)
+    return dq, dk, dv, dsinks, None, None
+
+
+_attention.defvjp(_forward, _backward)
+
+
+def _hops(ring: _Ring, prefix, step, carry):
+    """The carry after hops 1, 2, ...: in a loop where all are alike, one by one where a window
+    gives each a mask of its own."""
+    if ring.zigzag or prefix is not None:
+        return jax.lax.scan(step, carry, jnp.arange(1, ring.hops))[0]
+    for hop in range(1, ring.hops):
+        carry, _ = step(carry, hop)
+    return carry
+
+
+def _shifted(ring: _Ring, tree, count: int = 1):
+    """What the device `count` places before this one sends."""
+    if count % ring.devices == 0:
+        return tree
+    pairs = [(i, (i + count) % ring.devices) for i in range(ring.devices)]
+    return jax.tree.map(lambda x: jax.lax.ppermute(x, AXIS, pairs), tree)
+
+
+def _merged(one, other):
+    """One softmax of two, each (outputs [.., F], log-sum-exp of the scores [..])."""
+    log_sum = jnp.logaddexp(one[1], other[1])
+    shares = [jnp.exp(x[1] - log_sum)[..., None] for x in (one, other)]
+    return shares[0] * one[0] + shares[1] * other[0], log_sum
+
+
+# -- what queries see at a hop
+
+
+class _Taken(NamedTuple):
+    """Which chunk of queries meets which chunk of columns, by index; `late` (traced) says of an
+    index that is None which it is: 1, or 0 where it is false."""
+
+    queries: int | None
+    columns: int | None
+    late: jax.Array | None = None
+
+    def of(self, chunks):
+        return self._chosen(chunks, self.queries)
+
+    def of_columns(self, chunks):
+        return self._chosen(chunks, self.columns)
+
+    def _chosen(self, chunks, index):
+        return jnp.where(self.late, chunks[1], chunks[0]) if index is None else chunks[index]
+
+    def added(self, chunks, found):
+        return self._added(chunks, self.queries, found)
+
+    def added_columns(self, chunks, found):
+        return self._added(chunks, self.columns, found)
+
+    def _added(self, chunks, index, found):
+        if index is not None:
+            return [x + found if i == index else x for i, x in enumerate(chunks)]
+        nothing = jnp.zeros_like(found)
+        parts = jnp.where(self.late, nothing, found), jnp.where(self.late, found, nothing)
+        return [x + part for x, part in zip(chunks, parts, strict=True)]
+
+    def merged(self, chunks, found):
+        """`chunks`, each (outputs, log-sum-exp), with what the queries read of the columns."""
+        if self.queries is not None:
+            return [_merged(x, found) if i == self.queries else x for i, x in enumerate(chunks)]
+        out, log_sum = found
+        nothing = jnp.full_like(log_sum, MASKED)
+        sums = jnp.where(self.late, nothing, log_sum), jnp.where(self.late, log_sum, nothing)
+        return [_merged(x, (out, y)) for x, y in zip(chunks, sums, strict=True)]
+
+
+def _views(ring: _Ring, here, hop, ids, prefix: Prefix | None) -> list[tuple[View, _Taken]]:
+    """What is computed at a hop: of all tokens of a device or, in a zigzag, of two pairs of chunks.
+    There the columns are all before the queries. What comes from an earlier device is its early
+    chunk for both chunks of queries, and from a later one both chunks for the late queries."""
+    if not ring.zigzag:
+        return [(_view(ring, here, hop, ids, prefix), _Taken(0, 0))]
+    late = here < hop
+    queries = ring.chunks(_tokens(ring, ids, here), axis=1)
+    columns = ring.chunks(_tokens(ring, ids, (here - hop) % ring.devices), axis=1)
+    pairs = _Taken(1, 0), _Taken(None, None, late)
+    return [(View((taken.of(queries),), taken.of_columns(columns), None), taken) for taken in pairs]
+
+
+def _view(ring: _Ring, here, hop, ids, prefix: Prefix | None) -> View:
+    """The view of this device's tokens of those that arrive at a hop; hop 0: of its own."""
+    source = (here - hop) % ring.devices
+    cut = functools.partial(_tokens, ring)
+    if prefix is not None:
+        wanted = cut(ids, here), cut(looked_for(prefix), here)
+        places = cut(prefix.positions, here), cut(prefix.positions, source)
+        return View(wanted, cut(ids, source), places=places)
+    # Behind the first device the last one's tokens arrive, which are later: no query has their id.
+    of_columns = cut(ids, source)
+    of_columns = jnp.where(here < hop, -1, of_columns) if hop else of_columns
+    return View((cut(ids, here),), of_columns, hop * ring.tokens)
+
+
+def _tokens(ring: _Ring, x, device):
+    """[B, S] -> [B, L]: what a device has."""
+    if not ring.zigzag:
+        return jax.lax.dynamic_slice_in_dim(x, device * ring.tokens, ring.tokens, axis=1)
+    size = ring.tokens // 2
+    chunks = device, 2 * ring.devices - 1 - device
+    return jnp.concatenate(
+        [jax.lax.dynamic_slice_in_dim(x, chunk * size, size, axis=1) for chunk in chunks], axis=1
+    )
+
+
+# -- zigzag: from the order of the row and back
+
+
+def _to_zigzag(x, devices: int) -> jax.Array:
+    """[B, L, ..]: chunks 2 i and 2 i + 1 of the row on device i -> chunks i and 2 n - 1 - i."""
+    moved = [
+        jax.lax.ppermute(chunk, AXIS, pairs)
+        for chunk, pairs in zip(jnp.split(x, 2, axis=1), _moves(devices), strict=True)
+    ]
+    return jnp.concatenate(_ordered(moved), axis=1)
+
+
+def _from_zigzag(x, devices: int) -> jax.Array:
+    """`_to_zigzag` undone."""
+    chunks = _ordered(jnp.split(x, 2, axis=1))
+    moved = [
+        jax.lax.ppermute(chunk, AXIS, [(to, start) for start, to in pairs])
+        for chunk, pairs in zip(chunks, _moves(devices), strict=True)
+    ]
+    return jnp.concatenate(moved, axis=1)
+
+
+def _moves(devices: int) -> list[list[tuple[int, int]]]:
+    """(device, where it goes) of every first chunk, 2 i, and of every second."""
+    owner = [*range(devices), *reversed(range(devices))]
+    return [[(i, owner[2 * i + half]) for i in range(devices)] for half in range(2)]
+
+
+def _ordered(chunks):
+    """Two chunks, swapped on devices of odd places: there an even chunk is the late one."""
+    one, other = chunks
+    even = jax.lax.axis_index(AXIS) % 2 == 0
+    return jnp.where(even, one, other), jnp.where(even, other, one)
