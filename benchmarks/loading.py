@@ -1,10 +1,12 @@
 """Load a synthetic checkpoint of a given size in a process of its own: prints JSON.
 
 python benchmarks/loading.py [--gigabytes=2] [--shard_megabytes=500] [--devices=1] [--tensor=1]
-    [--weight_dtype=bfloat16] [--hash]
+    [--weight_dtype=bfloat16] [--hash] [--format=bfloat16]
 
 The checkpoint is a Qwen3-shaped decoder with random bfloat16 weights, whose embedding and head are
-about a tenth of it. `host_bytes` is the peak of the process's own memory (anonymous pages, sampled
+about a tenth of it; with --format=fp8 its linear maps are E4M3 codes with a scale for each block of
+128 x 128, and with --format=mxfp4 it is shaped like gpt-oss, 16 experts, with their maps in MXFP4.
+`host_bytes` is the peak of the process's own memory (anonymous pages, sampled
 every 2 ms) above what it held before loading, less the bytes of the parameters: on CPU the devices'
 memory is the host's. `ratio` is host_bytes over the largest file. The file is in the page cache.
 """
@@ -23,58 +25,125 @@ from pathlib import Path
 import numpy as np
 
 
-def write_checkpoint(folder: Path, size: int, shard: int) -> dict:
-    """config.json and bfloat16 safetensors of about `size` bytes in files of at most `shard`."""
-    from rljax.models.config import ModelConfig
-    from rljax.models.families import to_hf_config
+def write_checkpoint(folder: Path, size: int, shard: int, form: str) -> dict:
+    """config.json and safetensors of about `size` bytes in files of at most `shard`."""
     from rljax.models.huggingface.checkpoint_folder import INDEX, WHOLE
-    from rljax.models.huggingface.safetensors_file import FLOATS, new_header
 
-    embed, vocab = (1024, 32_768) if size >= 2**30 else (512, 8192)
-    sizes = dict(embed=embed, mlp=4 * embed, heads=embed // 64, kv_heads=8, head_dim=64)
-    layer = 12 * embed**2 + 2 * embed**2 + 2 * embed * 8 * 64  # mlp, q and o, k and v
-    layers = max((size // 2 - 2 * vocab * embed) // layer, 1)
-    config = ModelConfig("qwen3", vocab_size=vocab, layers=layers, qk_norm=True, **sizes)
+    config, one_layer, rest = (_gpt_oss if form == "mxfp4" else _qwen3)(size)
+    stored = lambda tensors: dict(_stored(tensors, form))  # noqa: E731
+    bytes_of = lambda kind, shape: {"BF16": 2, "F32": 4}.get(kind, 1) * math.prod(shape)  # noqa: E731
+    layer = sum(bytes_of(*each) for each in stored(one_layer).values())
+    around = sum(bytes_of(*each) for each in stored(rest).values())
+    if form == "fp8":
+        config["quantization_config"] = dict(quant_method="fp8", weight_block_size=[128, 128])
+    config["num_hidden_layers"] = max((size - around) // layer, 1)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(to_hf_config(config, eos_ids=(1,))))
-    shards, at, names = [{}], 0, {}
-    for name, shape in _tensors(config).items():
-        more = 2 * math.prod(shape)
-        if shards[-1] and at + more > shard:
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = stored(rest)
+    for i in range(config["num_hidden_layers"]):
+        tensors |= {f"model.layers.{i}.{n}": each for n, each in stored(one_layer).items()}
+    shards, at = [{}], 0
+    for name, (kind, shape) in tensors.items():
+        if shards[-1] and at + bytes_of(kind, shape) > shard:
             shards.append({})
             at = 0
-        shards[-1][name] = (FLOATS["BF16"], shape)
-        at += more
-    rng, largest = np.random.default_rng(0), 0
-    for i, tensors in enumerate(shards):
+        shards[-1][name] = (kind, shape)
+        at += bytes_of(kind, shape)
+    rng, largest, names = np.random.default_rng(0), 0, {}
+    for i, kinds in enumerate(shards):
         file = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" if len(shards) > 1 else WHOLE
-        header, entries = new_header(tensors)
+        entries, at = {}, 0
+        for name, (kind, shape) in kinds.items():
+            entries[name] = dict(
+                dtype=kind, shape=shape, data_offsets=[at, at := at + bytes_of(kind, shape)]
+            )
+        header = json.dumps(entries).encode()
         with open(folder / file, "wb") as out:
-            out.write(header)
-            for entry in entries.values():
-                values = rng.standard_normal(math.prod(entry.shape), dtype=np.float32) / 32
-                out.write((values.view(np.uint32) >> 16).astype(np.uint16))  # bfloat16, cut
+            out.write(len(header).to_bytes(8, "little") + header)
+            for name, (kind, shape) in kinds.items():
+                out.write(_random(rng, name, kind, math.prod(shape)))
         largest = max(largest, (folder / file).stat().st_size)
-        names |= {name: file for name in tensors}
+        names |= dict.fromkeys(kinds, file)
     if len(shards) > 1:
         (folder / INDEX).write_text(json.dumps({"weight_map": names}))
     return {"largest_file": largest, "files": len(shards), "tensors": len(names)}
 
 
-def _tensors(config) -> dict[str, tuple[int, ...]]:
-    """{name: shape}, written out here and not asked of the code that is measured."""
-    d, f = config.embed, config.mlp
-    q, k, e = config.heads * config.head_dim, config.kv_heads * config.head_dim, config.head_dim
-    out = {"model.embed_tokens.weight": (config.vocab_size, d)}
-    for i in range(config.layers):
-        below = {
-            "input_layernorm": (d,), "post_attention_layernorm": (d,),
-            "self_attn.q_proj": (q, d), "self_attn.k_proj": (k, d), "self_attn.v_proj": (k, d),
-            "self_attn.o_proj": (d, q), "self_attn.q_norm": (e,), "self_attn.k_norm": (e,),
-            "mlp.gate_proj": (f, d), "mlp.up_proj": (f, d), "mlp.down_proj": (d, f),
-        }  # fmt: skip
-        out |= {f"model.layers.{i}.{name}.weight": shape for name, shape in below.items()}
-    return {**out, "model.norm.weight": (d,), "lm_head.weight": (config.vocab_size, d)}
+def _random(rng, name: str, kind: str, count: int) -> np.ndarray:
+    if name.endswith("_scales"):
+        return rng.integers(118, 122, count, np.uint8)  # exponents
+    if kind in ("F8_E4M3", "U8"):
+        return rng.integers(0, 120, count, np.uint8)  # no NaN
+    values = rng.standard_normal(count, dtype=np.float32) / 32
+    return values if kind == "F32" else (values.view(np.uint32) >> 16).astype(np.uint16)  # cut
+
+
+def _stored(tensors: dict[str, tuple[int, ...]], form: str):
+    """(name, (type, shape)) in a file."""
+    for name, shape in tensors.items():
+        if form == "fp8" and name.endswith("_proj.weight"):
+            yield name, ("F8_E4M3", shape)
+            yield f"{name}_scale_inv", ("F32", tuple(-(-n // 128) for n in shape))
+        elif form == "mxfp4" and name.endswith(("gate_up_proj", "down_proj")):
+            experts, ins, outs = shape
+            yield f"{name}_blocks", ("U8", (experts, outs, ins // 32, 16))
+            yield f"{name}_scales", ("U8", (experts, outs, ins // 32))
+        else:
+            yield name, ("BF16", shape)
+
+
+# config.json, the tensors of a layer and the others, written out here and not asked of the code
+# that is measured.
+
+
+def _qwen3(size: int) -> tuple[dict, dict, dict]:
+    d, vocab = (1024, 32_768) if size >= 2**30 else (512, 8192)
+    f, e, heads, kv_heads = 4 * d, 64, d // 64, 8
+    config = dict(
+        model_type="qwen3", architectures=["Qwen3ForCausalLM"], vocab_size=vocab, hidden_size=d,
+        intermediate_size=f, num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=e,
+        tie_word_embeddings=False, rope_theta=10_000.0, rms_norm_eps=1e-6, hidden_act="silu",
+        max_position_embeddings=4096, eos_token_id=1,
+    )  # fmt: skip
+    layer = {
+        "input_layernorm": (d,), "post_attention_layernorm": (d,),
+        "self_attn.q_proj": (heads * e, d), "self_attn.k_proj": (kv_heads * e, d),
+        "self_attn.v_proj": (kv_heads * e, d), "self_attn.o_proj": (d, heads * e),
+        "self_attn.q_norm": (e,), "self_attn.k_norm": (e,),
+        "mlp.gate_proj": (f, d), "mlp.up_proj": (f, d), "mlp.down_proj": (d, f),
+    }  # fmt: skip
+    return config, {f"{name}.weight": shape for name, shape in layer.items()}, _around(vocab, d)
+
+
+def _gpt_oss(size: int) -> tuple[dict, dict, dict]:
+    d, vocab, experts, heads, kv_heads, e = 1024, 8192, 16, 16, 4, 64
+    config = dict(
+        model_type="gpt_oss", architectures=["GptOssForCausalLM"], vocab_size=vocab, hidden_size=d,
+        intermediate_size=d, num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=e,
+        num_local_experts=experts, num_experts_per_tok=4, tie_word_embeddings=False,
+        attention_bias=True, sliding_window=128, rms_norm_eps=1e-5, hidden_act="silu",
+        rope_theta=150_000.0, max_position_embeddings=4096, eos_token_id=1, swiglu_limit=7.0,
+        quantization_config=dict(quant_method="mxfp4"),
+    )  # fmt: skip
+    layer = {
+        "input_layernorm.weight": (d,), "post_attention_layernorm.weight": (d,),
+        "self_attn.sinks": (heads,),
+        "mlp.router.weight": (experts, d), "mlp.router.bias": (experts,),
+        "mlp.experts.gate_up_proj": (experts, d, 2 * d),
+        "mlp.experts.gate_up_proj_bias": (experts, 2 * d),
+        "mlp.experts.down_proj": (experts, d, d), "mlp.experts.down_proj_bias": (experts, d),
+    }  # fmt: skip
+    for name, outs, ins in (
+        ("q", heads * e, d), ("k", kv_heads * e, d), ("v", kv_heads * e, d), ("o", d, heads * e)
+    ):  # fmt: skip
+        layer[f"self_attn.{name}_proj.weight"] = (outs, ins)
+        layer[f"self_attn.{name}_proj.bias"] = (outs,)
+    return config, layer, _around(vocab, d)
+
+
+def _around(vocab: int, d: int) -> dict[str, tuple[int, ...]]:
+    ends = ("model.embed_tokens.weight", "lm_head.weight")
+    return dict.fromkeys(ends, (vocab, d)) | {"model.norm.weight": (d,)}
 
 
 class PeakMemory:
@@ -136,6 +205,7 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=1, help="virtual CPU devices; 0 = as found")
     parser.add_argument("--tensor", type=int, default=1, help="mesh.tensor; fsdp takes the rest")
     parser.add_argument("--weight_dtype", default="bfloat16")
+    parser.add_argument("--format", default="bfloat16", choices=("bfloat16", "fp8", "mxfp4"))
     parser.add_argument("--hash", action="store_true", help="with SHA-256 of every file")
     parser.add_argument("--folder", default="", help="measure this folder; write nothing")
     args = parser.parse_args()
@@ -144,7 +214,8 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "model"
-        sizes = write_checkpoint(folder, int(args.gigabytes * 1e9), int(args.shard_megabytes * 1e6))
+        size, shard = int(args.gigabytes * 1e9), int(args.shard_megabytes * 1e6)
+        sizes = write_checkpoint(folder, size, shard, args.format)
         print(json.dumps(sizes | in_a_process(folder, sizes, args)))
 
 
