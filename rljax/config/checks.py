@@ -116,6 +116,8 @@ _NOT_NEGATIVE = (
     "algorithm.kl_in_reward",
     "algorithm.kl_in_loss",
     "lora.rank",
+    "model_settings.router_aux_loss_coef",
+    "model_settings.router_bias_update_speed",
     "algorithm.entropy_coef",
     "algorithm.kl_target",
     "algorithm.trust_region",

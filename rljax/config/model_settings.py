@@ -51,6 +51,13 @@ class ModelSettings(Settings):
     # sampler's log-probs then are the trainer's bit by bit (rljax.models.invariant). It is slower,
     # and for text on one CPU device in float32 (README, Sampler against trainer).
     batch_invariant: bool = False
+    # Of a mixture of experts: the coefficient of the load-balance loss of Switch and Mixtral, which
+    # every update adds to its loss; 0 = off. Published models were trained with 0.001 to 0.02.
+    router_aux_loss_coef: float = 0.0
+    # By how much the bias of each expert's score, of models that have one (DeepSeek-V3, GLM-4.5),
+    # rises or falls after each optimizer step, so that the load evens out; 0 = off. DeepSeek-V3
+    # was trained with 0.001.
+    router_bias_update_speed: float = 0.0
 
 
 @dataclasses.dataclass

@@ -49,13 +49,19 @@ def fit(
     def step(carry, rows):
         (state, stopped), (minibatch, examples) = carry, rows
         loss, gradient, metrics, kept = loss_and_gradient(state.params, minibatch, objective, *how)
-        empty = ~jnp.any(minibatch.mask > 0)
+        empty, counted = ~jnp.any(minibatch.mask > 0), kept[1]
         if beside is not None:
-            found = loss, gradient, metrics, empty
-            loss, gradient, metrics, empty = beside.added(state.params, examples, *found)
+            found = loss, gradient, metrics, empty, counted
+            loss, gradient, metrics, empty, counted = beside.added(state.params, examples, *found)
         if trust_region:
             stopped = stopped | (metrics["ppo_k3"] > trust_region)
+        old = state
         state, taken = optimizer_step(state, gradient, loss, optimizer, ~(stopped | empty), layout)
+        metrics |= objective.of_sums.metrics(counted)
+        if (after := objective.of_sums.after) is not None:
+            moved, is_taken = after(old.params, state.params, counted), state.step > old.step
+            keep = lambda new, kept: jnp.where(is_taken, new, kept)  # noqa: E731
+            state = dataclasses.replace(state, params=jax.tree.map(keep, moved, state.params))
         counts = {
             "skipped_in_a_row_max": state.skipped_in_a_row.astype(jnp.float32),
             "stopped_fraction": stopped.astype(jnp.float32),
@@ -97,16 +103,18 @@ class Beside:
             )  # fmt: skip
         return dataclasses.replace(self, objective=_with_frozen(self.objective, frozen))
 
-    def added(self, params, examples: Batch, loss, gradient, metrics: dict, empty):
-        """(loss, gradient, metrics, whether there is nothing to learn from) with those of the
-        examples of an optimizer step."""
+    def added(self, params, examples: Batch, loss, gradient, metrics: dict, empty, counted):
+        """(loss, gradient, metrics, whether there is nothing to learn from, the model's sums) with
+        those of the examples of an optimizer step."""
         # Without policy tokens a load-balancing loss, for one, would still have a gradient.
         loss, gradient = jax.tree.map(lambda x: jnp.where(empty, 0, x), (loss, gradient))
         how = self.steps.microbatch_rows, self.steps.packing
-        more, other, own, _ = loss_and_gradient(params, examples, self.objective, *how)
+        more, other, own, (_, found) = loss_and_gradient(params, examples, self.objective, *how)
         gradient = jax.tree.map(jnp.add, gradient, other)
         empty &= ~jnp.any(examples.mask > 0)
-        return loss + more, gradient, {**metrics, self.name: own["loss"]}, empty
+        if found:  # a model that counts for the one objective does so for the other
+            counted = jax.tree.map(jnp.add, counted, found)
+        return loss + more, gradient, {**metrics, self.name: own["loss"]}, empty, counted
 
 
 def _count_steps(metrics: dict, total: int, trust_region: float) -> None:

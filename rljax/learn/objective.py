@@ -157,6 +157,17 @@ def _metric_value(name: str, numerator, denominator):
 
 
 @dataclasses.dataclass(frozen=True)
+class OfSums:
+    """What an update makes of the model's sums over all rows of an optimizer step: a loss, which is
+    added to that of the terms (None: none), metrics, and the weights after the step from (the
+    parameters before it, those that the optimizer makes, sums) (None: the optimizer's)."""
+
+    loss: Callable | None = None
+    metrics: Callable = lambda sums: {}
+    after: Callable | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Objective:
     """What is minimised: the sum of `terms` of the model's outputs, each with a reduction of its
     own.
@@ -168,8 +179,8 @@ class Objective:
     that follow each other), which is averaged over those that have policy tokens.
     `corrected` names, term by term, whether the rollout correction weighs it. `whole_step`: the
     terms need all rows of an optimizer step at once (a quantile, a covariance), not a microbatch.
-    `keep` picks of the outputs what `fit` returns of every row, beside the sums. With several
-    `replicas` the model is on the mesh of one.
+    `keep` picks of the outputs what `fit` returns of every row, beside the sums, and `of_sums` says
+    what else is made of them. With several `replicas` the model is on the mesh of one.
     """
 
     model: Callable
@@ -181,6 +192,23 @@ class Objective:
     sums: bool = False
     keep: Callable = lambda outputs: None
     replicas: Replicas = Replicas()
+    of_sums: OfSums = OfSums()
+
+    @property
+    def at_once(self) -> bool:
+        """Whether the loss is a function of all rows of an optimizer step at once."""
+        return self.whole_step or self.of_sums.loss is not None
+
+    def whole_total(self, read, batch: Batch, token_weights, row_weights):
+        """`total` of all rows of an optimizer step, the loss of the model's sums included."""
+        outputs, counted = read
+        total, sums = self.total(outputs, batch, token_weights, row_weights)
+        return total if self.of_sums.loss is None else total + self.of_sums.loss(counted), sums
+
+    def differentiated(self, params, rows: Batch):
+        """What `whole_total` reads of the rows of one replica: (outputs, sums or ())."""
+        outputs, counted = self.read(params, rows)
+        return outputs, () if self.of_sums.loss is None else counted
 
     def read(self, params, rows: Batch):
         """(outputs, sums) of the model, of the rows of one replica."""
@@ -234,19 +262,19 @@ def loss_and_gradient(
     batch = select_policy_tokens(batch)
     weights, row_weights = _weights(batch, objective)
     if packed := _packs(batch, packing, objective, objective.rows_per_example):
-        whole = _packed_whole_step if objective.whole_step else _packed
+        whole = _packed_whole_step if objective.at_once else _packed
         loss, gradient, metrics, kept = whole(
             params, batch, objective, weights, row_weights, packed
         )
         return loss, gradient, {**metrics, **packed.metrics()}, kept
-    if objective.whole_step and microbatch_rows < batch.rows:
+    if objective.at_once and microbatch_rows < batch.rows:
         return _whole_step(params, batch, objective, weights, row_weights, microbatch_rows)
 
     replicas = objective.replicas
 
     def one(params, part):
         outputs, counted = objective.read(params, part[0])
-        total, sums = objective.total(outputs, *part)
+        total, sums = objective.whole_total((outputs, counted), *part)
         return total, (sums, jax.lax.stop_gradient((objective.keep(outputs), counted)))
 
     def gradient_of(params, part):
@@ -281,7 +309,7 @@ def _packs(batch: Batch, packing: Packing | None, objective: Objective, together
         return None
     rows = objective.rows_per_example
     live = jnp.repeat(_live(batch, batch.rows // rows), rows)
-    together = 1 if objective.whole_step else together
+    together = 1 if objective.at_once else together
     return pack(batch, packing, live=live, rows_per_example=together)
 
 
@@ -346,17 +374,18 @@ def _packed_whole_step(params, batch, objective, weights, row_weights, packed: P
     """`_whole_step` over packed rows."""
     replicas = objective.replicas
     outputs, counted = map_packed(functools.partial(objective.read_all, params), packed)
-    (loss, sums), pulled = jax.value_and_grad(
-        lambda outputs: objective.total(outputs, batch, weights, row_weights), has_aux=True
-    )(outputs)
+    (loss, sums), (pulled, of_sums) = jax.value_and_grad(
+        lambda read: objective.whole_total(read, batch, weights, row_weights), has_aux=True
+    )((outputs, counted if objective.of_sums.loss else ()))
     pulled, copies = replicas.whole(pulled), replicas.copies(params)
 
     def gradient_of(params, own: Packed, index):
         def read(params):
-            return own.outputs(objective.read(params, own.microbatch(index))[0], index)
+            outputs, counted = objective.differentiated(params, own.microbatch(index))
+            return own.outputs(outputs, index), counted
 
         _, backward = jax.vjp(read, params)
-        return backward(own.taken(pulled, index)[0])[0]
+        return backward((own.taken(pulled, index)[0], of_sums))[0]
 
     def accumulate(index, gradient):
         part = packed.each(replicas, gradient_of)(copies, index)
@@ -374,15 +403,16 @@ def _whole_step(params, batch, objective, weights, row_weights, microbatch_rows:
     replicas, read = objective.replicas, functools.partial(objective.read_all, params)
     outputs, counted = map_tokens(read, batch, microbatch_rows)
 
-    def whole(outputs):
-        return objective.total(outputs, batch, weights, row_weights)
+    def whole(read):
+        return objective.whole_total(read, batch, weights, row_weights)
 
-    (loss, sums), pull = jax.value_and_grad(whole, has_aux=True)(outputs)
+    known = outputs, counted if objective.of_sums.loss else ()
+    (loss, sums), (pull, of_sums) = jax.value_and_grad(whole, has_aux=True)(known)
 
     def gradient_of(params, part):
         microbatch, pulled = part
-        _, backward = jax.vjp(lambda p: objective.read(p, microbatch)[0], params)
-        return backward(pulled)[0]
+        _, backward = jax.vjp(lambda p: objective.differentiated(p, microbatch), params)
+        return backward((pulled, of_sums))[0]
 
     def accumulate(gradient, part):
         part = replicas.each(gradient_of)(copies, replicas.split(part))

@@ -243,6 +243,10 @@ class ModelConfig:
     # How attention reads rows split over mesh.context: one of rljax.models.attention's.
     context_attention: str = "auto"
     batch_invariant: bool = False  # see rljax.models.invariant
+    # Of the load-balance loss of the experts in every update (rljax.roles.balance); 0 = none.
+    router_aux_loss_coef: float = 0.0
+    # How far experts.correction moves after every optimizer step towards an even load; 0 = not.
+    router_bias_update_speed: float = 0.0
     # What the backward pass finds of a layer: one of rljax.models.remat.POLICIES.
     remat: str = "full"
 
@@ -270,7 +274,8 @@ class ModelConfig:
         for name in ("embed_scale", "residual_scale", "logit_divisor"):
             value = getattr(self, name)
             _check(0 < abs(value) < math.inf, f"model.{name}", value, "a number, not 0")
-        for name in ("init_std", "attention_scale", "attention_soft_cap", "final_soft_cap"):
+        for name in ("init_std", "attention_scale", "attention_soft_cap", "final_soft_cap",
+                     "router_aux_loss_coef", "router_bias_update_speed"):  # fmt: skip
             value = getattr(self, name)
             _check(0 <= value < math.inf, f"model.{name}", value, "0 or above")
         if self.experts:
@@ -291,8 +296,16 @@ class ModelConfig:
             object.__setattr__(self, "kinds", (plain,) * self.layers)
         good = len(self.kinds) == self.layers
         _check(good, "model.kinds", len(self.kinds), f"one per layer, {self.layers}")
-        if not any(rope.follows_length for rope in self.ropes):
-            object.__setattr__(self, "rope_tokens", 0)  # nothing reads it
+        unread = {
+            "rope_tokens": not any(rope.follows_length for rope in self.ropes),
+            "router_aux_loss_coef": not self.experts,
+            "router_bias_update_speed": not (self.experts and self.experts.correction_bias),
+        }
+        for name in (name for name, nothing_reads_it in unread.items() if nothing_reads_it):
+            object.__setattr__(self, name, type(getattr(self, name))(0))
+        speed, free = self.router_bias_update_speed, self.lora is None or not self.lora.rank
+        rule = "0 with lora: the biases are a part of its frozen base"
+        _check(free or not speed, "model_settings.router_bias_update_speed", speed, rule)
         self._check_kinds()
         for rope in self.ropes:
             self._check_rope(rope)

@@ -46,9 +46,9 @@ from rljax.models.cache import Cache
 from rljax.models.cache_tree import Nodes
 from rljax.models.config import ModelConfig
 from rljax.models.decoder import Decoder, Pass, chunked, places_of
-from rljax.models.layers import RMSNorm, add_last, gather_weights, project_turned
-from rljax.models.multimodal import add_level, place_features, vision_tokens
-from rljax.models.remat import layer_input, recomputed
+from rljax.models.layers import RMSNorm, add_last, project_turned
+from rljax.models.multimodal import place_features, vision_tokens
+from rljax.models.scan import scan_layers
 from rljax.models.trees import nested, split
 from rljax.models.vision.names import STACKED
 
@@ -124,41 +124,7 @@ class Model:
     def _bind(self, params: dict) -> Decoder:
         return nnx.merge(_definition(self.config, self.head)[0], params)
 
-    # -- training: scan over layers
-
-    def _layers(self, decoder: Decoder, x, call: Pass, *, keep: str = ""):
-        """x through all layers. `keep`: what to return of each layer, in order: "" | "cache" (its
-        keys and values) | "hidden" (x after it) | "stats" (of its experts)."""
-        kept = {}
-        for stack, members in zip(self.config.stacks(), decoder.members(), strict=True):
-            graphs = [graph for graph, _ in members]
-
-            def unit(x, layers, graphs=graphs, first=stack.first):
-                weights, repeat = layers
-                out = []
-                for member, (graph, one) in enumerate(zip(graphs, weights, strict=True)):
-                    x, returned = self._layer(graph, one, x, call, keep)
-                    x = add_level(x, call, first + repeat * len(graphs) + member)
-                    out.append(returned)
-                return x, out
-
-            layers = [weights for _, weights in members], jnp.arange(stack.repeats)
-            x, returned = jax.lax.scan(unit, x, layers)
-            for member, of_member in enumerate(returned):
-                for repeat, layer in enumerate(stack.layers_of(member)):
-                    if keep:
-                        kept[layer] = jax.tree.map(lambda a, r=repeat: a[r], of_member)
-        return x, [kept[layer] for layer in sorted(kept)]
-
-    def _layer(self, graph, weights, x, call: Pass, keep: str):
-        def run(x, weights):
-            block = gather_weights(nnx.merge(graph, weights), self.mesh)
-            x, cache, stats = block(layer_input(x), call)
-            return x, {"": (), "cache": cache, "hidden": x, "stats": stats}[keep]
-
-        if keep in ("", "stats"):  # else nothing is differentiated
-            run = recomputed(run, self.config.remat)
-        return run(x, weights)
+    # -- training
 
     def _start(self, decoder: Decoder, batch: Batch, columns=0) -> tuple[jax.Array, Pass]:
         """The embedded tokens with images at their places, and the Pass for every layer; `columns`
@@ -186,14 +152,18 @@ class Model:
         x = invariant.of_module(config.batch_invariant, decoder.norm, RMSNorm.__call__, x)
         return x if self.head != "lm" or config.logit_divisor == 1 else x / config.logit_divisor
 
-    def _hidden(self, decoder: Decoder, batch: Batch) -> jax.Array:
-        """Final normalised hidden states [B, S, D]; a token sees its own segment, causally."""
-        return self._hidden_and_load(decoder, batch)[0]
+    def _hidden(self, decoder: Decoder, batch: Batch, hidden=None) -> jax.Array:
+        """Final normalised hidden states [B, S, D]; a token sees its own segment, causally.
+        `hidden`: they are known (`hidden_and_load`)."""
+        return self._hidden_and_load(decoder, batch)[0] if hidden is None else hidden
+
+    def hidden_and_load(self, params: dict, batch: Batch):
+        """Final hidden states [B, S, D], which the functions below take as `hidden`, and sums over
+        the batch's tokens of the load of each layer's experts ({} without any)."""
+        return self._hidden_and_load(self._bind(params), batch)
 
     def _hidden_and_load(self, decoder: Decoder, batch: Batch):
-        """Final hidden states, and the statistics of every layer with experts, stacked
-        ({} without any)."""
-        x, loads = self._layers(decoder, *self._start(decoder, batch), keep="stats")
+        x, loads = scan_layers(decoder, *self._start(decoder, batch), keep="stats")
         loads = [stats for stats in loads if stats]
         load = jax.tree.map(lambda *layers: jnp.stack(layers), *loads) if loads else {}
         return self._normed(decoder, x), load
@@ -203,31 +173,32 @@ class Model:
         layers + 1 arrays [B, S, D]. For parity tests and probes."""
         decoder = self._bind(params)
         x, call = self._start(decoder, batch)
-        last, states = self._layers(decoder, x, call, keep="hidden")
+        last, states = scan_layers(decoder, x, call, keep="hidden")
         return [x, *states[:-1], decoder.norm(last)]
 
-    def logprobs(self, params: dict, batch: Batch, temperature=1.0) -> tuple[jax.Array, jax.Array]:
+    def logprobs(self, params: dict, batch: Batch, temperature=1.0, hidden=None):
         """log pi(tokens[b, t] | tokens[b, :t]) and the entropy of that choice: two [B, S] float32.
 
         Column 0 is 0, and so carries nothing; so does the first token of a packed segment, unless
         `batch.previous` says what precedes it.
         """
-        return self.read(params, batch, temperature)[:2]
+        decoder = self._bind(params)
+        hidden = self._hidden(decoder, batch, hidden)
+        logp, entropy, _ = self._of_targets(decoder, hidden, batch, temperature)
+        return describing(logp, batch), describing(entropy, batch)
 
-    def greedy(self, params: dict, batch: Batch, temperature=1.0):
+    def greedy(self, params: dict, batch: Batch, temperature=1.0, hidden=None):
         """`logprobs`, and 1 where the token is the model's most likely one: three [B, S]."""
         decoder = self._bind(params)
-        hidden = self._hidden(decoder, batch)
+        hidden = self._hidden(decoder, batch, hidden)
         outputs = self._of_targets(decoder, hidden, batch, temperature, with_greedy=True)
         return tuple(describing(outputs[i], batch) for i in (0, 1, 3))
 
     def read(self, params: dict, batch: Batch, temperature=1.0):
         """`logprobs`, and sums over the batch's tokens of the load of each layer's experts
         (experts.load_metrics); {} without experts."""
-        decoder = self._bind(params)
-        hidden, load = self._hidden_and_load(decoder, batch)
-        logp, entropy, _ = self._of_targets(decoder, hidden, batch, temperature)
-        return describing(logp, batch), describing(entropy, batch), load
+        hidden, load = self.hidden_and_load(params, batch)
+        return *self.logprobs(params, batch, temperature, hidden), load
 
     def _of_targets(self, decoder: Decoder, hidden, batch: Batch, temperature, **wanted):
         """The outputs of kernels.logprob at the tokens that follow each hidden state, or of the
@@ -250,11 +221,11 @@ class Model:
             **wanted,
         )
 
-    def readout(self, params: dict, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    def readout(self, params: dict, batch: Batch, hidden=None) -> tuple[jax.Array, jax.Array]:
         """The hidden state that precedes tokens[b, t], [B, S, D], and the head [D, V] (the
         embedding [V, D] when tied): what the logits of each choice are made of. Column 0 is 0."""
         decoder = self._bind(params)
-        hidden = self._hidden(decoder, batch)
+        hidden = self._hidden(decoder, batch, hidden)
         head = decoder.head_weight("lm")
         return preceding(hidden, batch), head.astype(self.config.head_dtype or head.dtype)
 
@@ -267,15 +238,15 @@ class Model:
         once, twice = (read(temperature / k)[2] for k in (1, 2))
         return describing(jnp.exp(twice - 2 * once), batch)
 
-    def values(self, params: dict, batch: Batch) -> jax.Array:
+    def values(self, params: dict, batch: Batch, hidden=None) -> jax.Array:
         """V(state before tokens[b, t]): [B, S] float32, from the scalar head. Column 0 is 0."""
-        return preceding(self.token_scores(params, batch)[..., 0], batch)
+        return preceding(self.token_scores(params, batch, hidden)[..., 0], batch)
 
-    def token_scores(self, params: dict, batch: Batch) -> jax.Array:
+    def token_scores(self, params: dict, batch: Batch, hidden=None) -> jax.Array:
         """The scalar head after tokens[b, t] was read, squashed as the config says: [B, S, labels]
         float32 (process scores)."""
         decoder = self._bind(params)
-        return self._scores(decoder, self._hidden(decoder, batch))
+        return self._scores(decoder, self._hidden(decoder, batch, hidden))
 
     def _scores(self, decoder: Decoder, hidden: jax.Array) -> jax.Array:
         scores = hidden.astype(jnp.float32) @ decoder.head_weight("scalar").astype(jnp.float32)
@@ -325,7 +296,7 @@ class Model:
     def prefill(self, params: dict, prompts: Batch, columns: int, kv_dtype: str = "", rings=True):
         """The caches of every layer after right-padded prompts, with room for `columns` tokens."""
         decoder = self._bind(params)
-        _, kept = self._layers(decoder, *self._start(decoder, prompts, columns), keep="cache")
+        _, kept = scan_layers(decoder, *self._start(decoder, prompts, columns), keep="cache")
         lengths = jnp.sum(prompts.segment_ids > 0, axis=1)
         cache.check_dtype(self.config, kv_dtype)
         how = (lengths, self.config, self.mesh, columns, kv_dtype)

@@ -46,6 +46,8 @@ UPDATE = {
                         "above 0: an expert at 0 is dead"),
     "router_entropy": ("entropy of a token's choice among the experts", "nats", "steady"),
     "load_balance_loss": ("imbalance of the experts' load", "", "near 1, which is even"),
+    "router_aux_loss": ("load-balance loss of the update, before its coefficient", "",
+                        "near the experts of a token, which is even"),
     # supervised
     "token_accuracy": ("target tokens that are the policy's first choice", SHARE, "rises"),
     "perplexity": ("exp(loss): choices that the policy wavers between at each token", "choices",

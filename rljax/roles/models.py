@@ -25,6 +25,7 @@ from rljax.mesh import constrain_rows, in_device_memory, in_memory_of, is_on_hos
 from rljax.models.experts import load_metrics
 from rljax.models.model import Model
 from rljax.models.trees import merged
+from rljax.roles.balance import balanced
 from rljax.roles.layout import replicas_of, role_shardings, step_layout
 from rljax.roles.objectives import on_policy_objective, policy_objective
 from rljax.roles.pretraining import Pretraining
@@ -236,21 +237,23 @@ class Actor(_Trained):
         fixed, model = in_device_memory(teacher.params), self.per_replica.model
         taught = dataclasses.replace(teacher.model, mesh=model.mesh)
 
-        def divergence(params, part):
-            ours = _readout(model, params, part)
+        def divergence(params, part, hidden):
+            ours = _readout(model, params, part, hidden)
             theirs = _readout(taught, fixed, part)
             return distillation(ours, theirs, part.mask, beta=beta, temperature=temperature)
 
-        objective = Objective(divergence, lambda found, _: ([found[0]], found[1]),
-                              (reduction,), (False,))  # fmt: skip
+        objective = Objective(
+            terms=lambda found, _: ([found[0]], found[1]), reductions=(reduction,),
+            corrected=(False,), **balanced(model, divergence),
+        )  # fmt: skip
         state, metrics, _ = self._fit(batch, objective, steps)
         return self._after(state, metrics)
 
 
-def _readout(model: Model, params, batch: Batch) -> Readout:
+def _readout(model: Model, params, batch: Batch, hidden=None) -> Readout:
     facts = model.config
     return Readout(
-        *model.readout(params, batch),
+        *model.readout(params, batch, hidden),
         soft_cap=facts.final_soft_cap,
         float32_head=facts.head_in_float32,
         vocab_first=facts.tie_embeddings,
@@ -284,7 +287,13 @@ class Critic(_Trained):
             value, metrics = loss(values, batch)
             return [value], metrics
 
-        objective = Objective(self.per_replica.model.values, terms, (reduction,), (False,))
+        model = self.per_replica.model
+        objective = Objective(
+            terms=terms,
+            reductions=(reduction,),
+            corrected=(False,),
+            **balanced(model, model.values),
+        )
         state, metrics, _ = self._fit(batch, objective, steps)
         metrics["vf_loss"] = metrics.pop("loss")
         return self._after(state, metrics)
@@ -332,8 +341,8 @@ class RewardModel(_Trained):
         config = dataclasses.replace(self.model.config, squash="none")
         raw = dataclasses.replace(self.per_replica.model, config=config)
 
-        def scores(params, batch):
-            scores = raw.token_scores(params, batch)
+        def scores(params, batch, hidden):
+            scores = raw.token_scores(params, batch, hidden)
             return scores if declared.labels > 1 else _one_number(scores)
 
         def terms(scores, batch):
@@ -342,8 +351,9 @@ class RewardModel(_Trained):
             return [value], metrics
 
         objective = Objective(
-            scores, terms, (reduction,), (False,), whole_step=declared.whole_step,
-            rows_per_example=declared.rows,
+            terms=terms, reductions=(reduction,), corrected=(False,),
+            whole_step=declared.whole_step, rows_per_example=declared.rows,
+            **balanced(raw, scores),
         )  # fmt: skip
         state, metrics, _ = self._fit(batch, objective, steps)
         return self._after(state, metrics)

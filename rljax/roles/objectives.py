@@ -11,6 +11,7 @@ from rljax.contracts import spec
 from rljax.learn import Objective
 from rljax.losses.policy import Policy
 from rljax.losses.policy.common import constant, log_ratio
+from rljax.roles.balance import balanced
 from rljax.roles.targets import target_logprobs
 
 
@@ -32,8 +33,12 @@ def policy_objective(actor, loss: Callable, reduction: Callable, terms, shown) -
     read = actor.model.greedy if declared.reads_greedy else actor.model.logprobs
     if declared.reads_targets:
         read = functools.partial(target_logprobs, actor.model)
+
+    def policy(params, part, hidden):
+        return Policy(*read(params, part, actor.temperature, hidden=hidden))
+
     return Objective(
-        model=lambda p, b: Policy(*read(p, b, actor.temperature)),
+        **balanced(actor.model, policy),
         terms=values,
         reductions=(reduction, *(r for r, _ in terms)),
         corrected=(not declared.applies_weights, *(False for _ in terms)),
@@ -49,6 +54,8 @@ def on_policy_objective(
     load of experts. The reductions, which come before that pass, read those `given`."""
 
     def model(params, part):
+        if objective.sums:
+            return objective.model(params, part)
         if spec(loss).reads_greedy or spec(loss).reads_targets:
             return objective.model(params, part), {}
         logprobs, entropy, load = actor.model.read(params, part, actor.temperature)

@@ -7,6 +7,7 @@ import jax
 from rljax.batch import Batch
 from rljax.learn import Beside, Objective, Steps, token_mean
 from rljax.losses.policy import Policy, negative_log_likelihood
+from rljax.roles.balance import balanced
 from rljax.roles.layout import replicas_of
 from rljax.roles.role import Role, static_field
 
@@ -33,8 +34,11 @@ class Pretraining(Role):
             loss, _ = negative_log_likelihood(policy, batch)
             return [self.coef * loss], {"loss": loss}
 
+        def policy(params, part, hidden):
+            return Policy(*own.model.logprobs(params, part, own.temperature, hidden))
+
         objective = Objective(
-            lambda params, part: Policy(*own.model.logprobs(params, part, own.temperature)),
-            terms, (token_mean,), (False,), replicas=replicas_of(actor.model, actor.state),
+            terms=terms, reductions=(token_mean,), corrected=(False,),
+            replicas=replicas_of(actor.model, actor.state), **balanced(own.model, policy),
         )  # fmt: skip
         return Beside(self.state, objective, self.steps, "pretraining_loss")

@@ -27,7 +27,7 @@ from rljax.errors import InputError
 from rljax.learn import Steps
 from rljax.learn.packing import packing_for
 from rljax.mesh import check_host_memory, make_mesh, row_shards
-from rljax.models.config import LoraConfig
+from rljax.models.config import LoraConfig, ModelConfig
 from rljax.models.huggingface import load_config
 from rljax.models.model import Model
 from rljax.rollout import RolloutConfig
@@ -192,7 +192,26 @@ def load_model(config: Config, tokenizer: Tokenizer, devices=None) -> Model:
     else:
         plain = resolve(config.model, NAMESPACES["model"])(tokenizer.vocab_size)
         model_config = dataclasses.replace(plain, **settings)
+    _check_balance(config, model_config)
     return Model(model_config, mesh)
+
+
+def _check_balance(config: Config, model: ModelConfig) -> None:
+    """Raises InputError where the load of experts is to be balanced in a model that cannot."""
+    for name, rule in (
+        ("router_aux_loss_coef", "it balances the load of experts, and the model has none"),
+        (
+            "router_bias_update_speed",
+            "it moves the bias of each expert's score, which families like deepseek_v3 and "
+            "glm4_moe have",
+        ),
+    ):
+        value = getattr(config.model_settings, name)
+        if value and not getattr(model, name):
+            raise InputError(
+                f"model_settings.{name}", value=value, rule=f"{rule} (family {model.family})",
+                fix=f"model_settings.{name}=0",
+            )  # fmt: skip
 
 
 def check_length(prompt_tokens: int, response_tokens: int, model: Model) -> None:

@@ -106,6 +106,10 @@ def check_ranges(config: Config, problems: Problems) -> None:
     problems.check(lora.alpha > 0, "lora.alpha", lora.alpha, "must be > 0")
     rule = "at least one pattern"
     problems.check(len(lora.targets) > 0, "lora.targets", lora.targets, rule, '("*",) for all')
+    speed = config.model_settings.router_bias_update_speed
+    rule = "must be 0 with lora: the biases are a part of its frozen base"
+    field = "model_settings.router_bias_update_speed"
+    problems.check(not (speed and lora.rank), field, speed, rule, f"{field}=0")
     rule = "needs lora.rank, the adapter's own"
     problems.check(not lora.adapter or lora.rank > 0, "lora.adapter", lora.adapter, rule)
     rule = "with lora the reference shares the actor's base: it has nothing of its own to move"

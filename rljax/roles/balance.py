@@ -1,0 +1,50 @@
+"""The load of experts in every update: the load-balance loss, and DeepSeek-V3's bias update."""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+
+from rljax.learn.objective import OfSums
+from rljax.models.experts import load_metrics, moved_correction, router_aux_loss
+from rljax.models.model import Model
+from rljax.models.names import block_layers
+from rljax.models.trees import flattened, nested
+
+
+def balanced(model: Model, read: Callable) -> dict:
+    """The fields of an Objective that say what it reads of the model: outputs = read(params,
+    microbatch, hidden), and, where the config balances the load of experts, that load and what is
+    made of it. With both of its numbers at 0 nothing of it is in the program."""
+    config = model.config
+    coef, speed = config.router_aux_loss_coef, config.router_bias_update_speed
+    if not coef and not speed:
+        return {"model": lambda params, part: read(params, part, None)}
+
+    def counted(params, part):
+        hidden, load = model.hidden_and_load(params, part)
+        return read(params, part, hidden), load
+
+    def metrics(load):
+        return {**load_metrics(load), "router_aux_loss": router_aux_loss(load)}
+
+    of_sums = OfSums(
+        loss=(lambda load: coef * router_aux_loss(load)) if coef else None,
+        metrics=metrics,
+        after=(lambda old, new, load: with_moved_biases(model, old, new, load)) if speed else None,
+    )
+    return {"model": counted, "sums": True, "of_sums": of_sums}
+
+
+def with_moved_biases(model: Model, old: dict, new: dict, load: dict) -> dict:
+    """The `new` parameters, with the `old` correction bias of every expert moved by the config's
+    speed towards an even load. `load` is that of the layers with experts, in their order, [layers,
+    X] each."""
+    config, before, flat = model.config, flattened(old), flattened(new)
+    with_experts = [layer for layer, kind in enumerate(config.kinds) if kind.experts]
+    for block, layers in block_layers(config).items():
+        path = ("layers", block, "mlp", "correction")
+        if path in flat:
+            rows = jnp.asarray([with_experts.index(layer) for layer in layers])
+            tokens = jnp.take(load["tokens"], rows, axis=0)
+            flat[path] = moved_correction(before[path], tokens, config.router_bias_update_speed)
+    return nested(flat)
