@@ -49,24 +49,18 @@ def fit(
     def step(carry, rows):
         (state, stopped), (minibatch, examples) = carry, rows
         loss, gradient, metrics, kept = loss_and_gradient(state.params, minibatch, objective, *how)
-        empty, counted = ~jnp.any(minibatch.mask > 0), kept[1]
+        found = loss, gradient, metrics, ~jnp.any(minibatch.mask > 0), kept[1]
         if beside is not None:
-            found = loss, gradient, metrics, empty, counted
-            loss, gradient, metrics, empty, counted = beside.added(state.params, examples, *found)
+            found = beside.added(state.params, examples, *found)
+        loss, gradient, metrics, empty, counted = found
         if trust_region:
             stopped = stopped | (metrics["ppo_k3"] > trust_region)
-        old = state
-        state, taken = optimizer_step(state, gradient, loss, optimizer, ~(stopped | empty), layout)
+        take = ~(stopped | empty)
+        new, taken = optimizer_step(state, gradient, loss, optimizer, take, layout)
         metrics |= objective.of_sums.metrics(counted)
-        if (after := objective.of_sums.after) is not None:
-            moved, is_taken = after(old.params, state.params, counted), state.step > old.step
-            keep = lambda new, kept: jnp.where(is_taken, new, kept)  # noqa: E731
-            state = dataclasses.replace(state, params=jax.tree.map(keep, moved, state.params))
-        counts = {
-            "skipped_in_a_row_max": state.skipped_in_a_row.astype(jnp.float32),
-            "stopped_fraction": stopped.astype(jnp.float32),
-            "empty_fraction": empty.astype(jnp.float32),
-        }
+        state = _moved_by_sums(objective, state, new, counted)
+        counts = dict(skipped_in_a_row_max=state.skipped_in_a_row, stopped_fraction=stopped)
+        counts = jax.tree.map(jnp.float32, {**counts, "empty_fraction": empty})
         return (state, stopped), ({**metrics, **taken, **counts}, kept)
 
     before, carry = state.skipped, (state, jnp.zeros((), bool))
@@ -80,6 +74,16 @@ def fit(
     metrics["skipped_steps"] = (state.skipped - before).astype(jnp.float32)
     _count_steps(metrics, count * steps.epochs, trust_region)
     return dataclasses.replace(state, frozen=frozen), metrics, kept
+
+
+def _moved_by_sums(objective: Objective, old: TrainState, new: TrainState, counted) -> TrainState:
+    """The state `new` of an optimizer step with what the model's sums change of its weights, if
+    the step was taken."""
+    if objective.of_sums.after is None:
+        return new
+    moved, is_taken = objective.of_sums.after(old.params, new.params, counted), new.step > old.step
+    keep = lambda moved, as_it_is: jnp.where(is_taken, moved, as_it_is)  # noqa: E731
+    return dataclasses.replace(new, params=jax.tree.map(keep, moved, new.params))
 
 
 @dataclasses.dataclass(frozen=True)

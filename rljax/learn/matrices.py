@@ -37,7 +37,8 @@ def matrix_axes(path: tuple[str, ...], ndim: int) -> tuple[int, int]:
     """(how many leading axes are stacked, how many of the next ones are summed over). A vector sums
     over none."""
     stacked = int(any(key in _STACKS for key in path[:-1]))
-    stacked += path[-1] in _OF_EXPERTS  # a leaf of that name holds all experts of a layer
+    # A leaf of that name holds all experts of a layer, and so do their adapters.
+    stacked += path[-1] in _OF_EXPERTS or "adapters" in path[:-1]
     if not is_matrix(path):
         return stacked, 0
     many_inside = path[-1] == "lora_a" or path[-1] == "weight" and path[-2] in _OUT_OF_HEADS

@@ -166,13 +166,15 @@ class LoraConfig:
     """Low-rank adapters W + (alpha / rank) A B (arXiv 2106.09685); only they are trained.
 
     `targets` are patterns of Hugging Face module names below a layer, or of their last part:
-    "q_proj", "self_attn.*", "*". `base` is how the frozen weights are held. rank 0: no adapter.
+    "q_proj", "self_attn.*", "*"; those of routed experts say so: "*.experts.*". `base` is how the
+    frozen weights are held. rank 0: no adapter.
     """
 
     rank: int
     alpha: float = 32.0
     targets: tuple[str, ...] = ("*",)
     base: str = "bfloat16"  # float32 | bfloat16 | int8 | nf4
+    quantised_experts: bool = True  # whether a base of codes has those of routed experts, too
 
     def __post_init__(self):
         good = isinstance(self.rank, int) and self.rank >= 0
@@ -303,9 +305,6 @@ class ModelConfig:
         }
         for name in (name for name, nothing_reads_it in unread.items() if nothing_reads_it):
             object.__setattr__(self, name, type(getattr(self, name))(0))
-        speed, free = self.router_bias_update_speed, self.lora is None or not self.lora.rank
-        rule = "0 with lora: the biases are a part of its frozen base"
-        _check(free or not speed, "model_settings.router_bias_update_speed", speed, rule)
         self._check_kinds()
         for rope in self.ropes:
             self._check_rope(rope)
@@ -315,6 +314,9 @@ class ModelConfig:
 
     def _check_kinds(self) -> None:
         """Raises InputError for a layer whose settings the model does not have."""
+        speed, free = self.router_bias_update_speed, self.lora is None or not self.lora.rank
+        rule = "0 with lora: the biases are a part of its frozen base"
+        _check(free or not speed, "model_settings.router_bias_update_speed", speed, rule)
         for name in ("temperature_floor", "temperature_slope"):
             value = getattr(self, name)
             _check(0 <= value < LARGEST_TOKENS, f"model.{name}", value, "0 or above")

@@ -31,6 +31,7 @@ from rljax.errors import InputError
 from rljax.kernels.grouped_matmul import grouped_matmul
 from rljax.kernels.row_tiles import TILE, in_tiles
 from rljax.mesh import BATCH_AXES
+from rljax.models.expert_weights import ExpertWeights, not_split, spread
 from rljax.models.invariant import of_module
 from rljax.models.layers import Linear, activate, weight
 
@@ -179,26 +180,6 @@ def load_metrics(stats: dict) -> dict:
     }
 
 
-def router_aux_loss(stats: dict) -> jax.Array:
-    """X sum_x f_x P_x over all layers and tokens together, with f_x the choices of expert x per
-    token (their sum is k) and P_x its mean probability: transformers' load_balancing_loss_func. k
-    where the load is even. Its gradient goes through P.
-
-    `stats` are those of `Experts`, of L layers, summed over all tokens of an optimizer step: the
-    load evens out over the step, not within every microbatch (arXiv 2501.11873)."""
-    total = lambda name: jnp.sum(stats[name].reshape(-1, stats["tokens"].shape[-1]), axis=0)  # noqa: E731
-    rows = jnp.maximum(jnp.sum(stats["kept"]), 1.0)
-    share = jax.lax.stop_gradient(total("tokens")) / rows
-    return stats["tokens"].shape[-1] * jnp.sum(share * total("probabilities") / rows)
-
-
-def moved_correction(correction: jax.Array, tokens: jax.Array, speed: float) -> jax.Array:
-    """The biases [..., X] after a step whose choices fell `tokens` [..., X] times on each expert:
-    b + speed sign(mean load - load) (DeepSeek-V3, arXiv 2412.19437; 2408.15664)."""
-    under = jnp.mean(tokens, axis=-1, keepdims=True) - tokens
-    return correction + speed * jnp.sign(under).astype(correction.dtype)
-
-
 # -- the experts
 
 
@@ -236,7 +217,13 @@ def _run_experts(
     inverse = jnp.argsort(order)
     sizes = jnp.bincount(local, length=count + 1)[:count].astype(jnp.int32)
     block = TILE if apart else 0
-    product = functools.partial(grouped_matmul, sizes=sizes, platform=platform, block=block)
+    times = functools.partial(grouped_matmul, sizes=sizes, platform=platform, block=block)
+
+    def product(rows, name):
+        y = times(rows, matrices[name])
+        if f"{name}_lora_a" not in matrices:
+            return y
+        return y + times(times(rows, matrices[f"{name}_lora_a"]), matrices[f"{name}_lora_b"])
 
     def bias(name, y):
         if name not in matrices:
@@ -248,16 +235,16 @@ def _run_experts(
     if config.scale_input:
         read, weights = read * weights.reshape(-1, 1).astype(x.dtype), jnp.ones_like(weights)
     rows = _permute(read, order, inverse)
-    gate = bias("gate_bias", total(product(rows, matrices["gate"])))
-    up = bias("up_bias", total(product(rows, matrices["up"])))
+    gate = bias("gate_bias", total(product(rows, "gate")))
+    up = bias("up_bias", total(product(rows, "up")))
     gated = in_tiles(apart, lambda _, *x: _gate(*x, config), (), gate, up, axes=1)
-    out = bias("down_bias", product(gated, matrices["down"]))
+    out = bias("down_bias", product(gated, "down"))
     out = _permute(out, inverse, order).reshape(*ids.shape, -1)
     mixed = lambda _, out, w: jnp.einsum("nkd,nk->nd", out, w)  # noqa: E731
     return in_tiles(apart, mixed, (), out.astype(jnp.float32), weights, axes=1).astype(x.dtype)
 
 
-class Experts(nnx.Module):
+class Experts(ExpertWeights):
     """x [B, S, D] -> (routed + shared experts [B, S, D], statistics of the load)."""
 
     def __init__(self, rngs: nnx.Rngs, config):
@@ -265,9 +252,7 @@ class Experts(nnx.Module):
         x, f = e.count, e.mlp
         self.config, self.apart = e, config.batch_invariant
         self.router = weight(rngs, config, (d, x), ("embed", "router"))
-        self.gate = weight(rngs, config, (x, d, f), ("experts", "embed", "mlp"))
-        self.up = weight(rngs, config, (x, d, f), ("experts", "embed", "mlp"))
-        self.down = weight(rngs, config, (x, f, d), ("experts", "mlp", "embed"))
+        super().__init__(rngs, config)
         if e.router_bias:
             self.router_bias = weight(rngs, config, (x,), ("router",), init="zeros")
         if e.correction_bias:
@@ -293,9 +278,9 @@ class Experts(nnx.Module):
             router["bias"] = self.router_bias[...]
         if e.correction_bias:
             router["correction"] = self.correction[...]
-        names = ["gate", "up", "down"]
-        names += ["gate_bias", "up_bias", "down_bias"] if e.expert_bias else []
-        matrices = {name: getattr(self, name)[...].astype(x.dtype) for name in names}
+        names = ["gate_bias", "up_bias", "down_bias"] if e.expert_bias else []
+        biases = {name: getattr(self, name)[...].astype(x.dtype) for name in names}
+        matrices = self.matrices(x.dtype) | biases
         if self.apart:  # on one device
             y, stats = _routed_here(x, keep, router, matrices, e, "cpu", True)
         else:
@@ -342,16 +327,14 @@ def _routed(x, keep, router: dict, matrices: dict, config: ExpertsConfig, mesh: 
     rows = axes if x.shape[0] % shards == 0 else ()
     columns = ("context",) if x.shape[1] % mesh.shape["context"] == 0 else ()
     tokens, parts = P(rows or None, columns or None), P(rows or None, columns or None, inside)
-    spread = {"gate": P("expert", inside, "tensor"), "down": P("expert", "tensor", inside)}
-    spread |= {"up": spread["gate"], "gate_bias": P("expert", "tensor")}
-    spread |= {"up_bias": P("expert", "tensor"), "down_bias": P("expert", inside)}
+    split = spread(inside)
     body = functools.partial(
         _routed_shard, config=config, platform=platform, rows=rows, columns=columns, inside=inside
     )
     return jax.shard_map(
         body,
         mesh=mesh,
-        in_specs=(tokens, parts, tokens, P(), {name: spread[name] for name in matrices}),
+        in_specs=(tokens, parts, tokens, P(), {name: split[name] for name in matrices}),
         out_specs=(parts, P()),
     )(x, x, keep, router, matrices)
 
@@ -385,8 +368,9 @@ def _routed_shard(x, part, keep, router, matrices, *, config, platform, rows, co
         first = jax.lax.axis_index("tensor") == 0
         bias = _vary(matrices["down_bias"], {"tensor"})
         matrices = matrices | {"down_bias": jnp.where(first, bias, 0)}
-    biases = _vary({k: v for k, v in matrices.items() if k in ("gate_bias", "up_bias")}, of_part)
-    matrices = _vary(matrices | biases, set(split) - partial_sums)
+    lacking = not_split(inside)
+    matrices = {k: _vary(v, lacking.get(k, set())) for k, v in matrices.items()}
+    matrices = _vary(matrices, set(split) - partial_sums)
     start = jax.lax.axis_index("expert") * matrices["gate"].shape[0]
     total = lambda y: _vary(jax.lax.psum(y, inside), of_part) if inside else y  # noqa: E731
     y = _run_experts(*sent, matrices, start, config, platform, total)

@@ -2,13 +2,34 @@
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 
 from rljax.learn.objective import OfSums
-from rljax.models.experts import load_metrics, moved_correction, router_aux_loss
+from rljax.models.experts import load_metrics
 from rljax.models.model import Model
 from rljax.models.names import block_layers
 from rljax.models.trees import flattened, nested
+
+
+def router_aux_loss(stats: dict) -> jax.Array:
+    """X sum_x f_x P_x over all layers and tokens together, with f_x the choices of expert x per
+    token (their sum is k) and P_x its mean probability: transformers' load_balancing_loss_func. k
+    where the load is even. Its gradient goes through P.
+
+    `stats` are those of `Experts`, of L layers, summed over all tokens of an optimizer step: the
+    load evens out over the step, not within every microbatch (arXiv 2501.11873)."""
+    total = lambda name: jnp.sum(stats[name].reshape(-1, stats["tokens"].shape[-1]), axis=0)  # noqa: E731
+    rows = jnp.maximum(jnp.sum(stats["kept"]), 1.0)
+    share = jax.lax.stop_gradient(total("tokens")) / rows
+    return stats["tokens"].shape[-1] * jnp.sum(share * total("probabilities") / rows)
+
+
+def moved_correction(correction: jax.Array, tokens: jax.Array, speed: float) -> jax.Array:
+    """The biases [..., X] after a step whose choices fell `tokens` [..., X] times on each expert:
+    b + speed sign(mean load - load) (DeepSeek-V3, arXiv 2412.19437; 2408.15664)."""
+    under = jnp.mean(tokens, axis=-1, keepdims=True) - tokens
+    return correction + speed * jnp.sign(under).astype(correction.dtype)
 
 
 def balanced(model: Model, read: Callable) -> dict:

@@ -114,7 +114,8 @@ def decode_model(model: Model, layout: Layout | None, weight_dtype: str) -> Mode
     held = config.lora.base if config.lora else ""
     if weight_dtype == "int8" and held not in KINDS:
         lora = config.lora or LoraConfig(rank=0)
-        lora = dataclasses.replace(lora, base="int8")
+        # Experts as codes would be decoded whole in every step, where it reads a few of them.
+        lora = dataclasses.replace(lora, base="int8", quantised_experts=False)
         config = dataclasses.replace(config, lora=lora, weight_dtype=config.dtype)
     elif weight_dtype and weight_dtype != "int8":
         config = dataclasses.replace(config, weight_dtype=weight_dtype)

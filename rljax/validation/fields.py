@@ -102,6 +102,17 @@ def check_ranges(config: Config, problems: Problems) -> None:
     )
     coef = config.pretraining.coef
     problems.check(coef > 0, "pretraining.coef", coef, "must be > 0", "pretraining.data='' (off)")
+    horizon = config.algorithm.kl_horizon
+    problems.check(horizon > 0, "algorithm.kl_horizon", horizon, "must be > 0 sequences")
+    check_flight_ranges(config, problems)
+    _check_profile(config, problems)
+    _check_prompt_rules(config, problems)
+    _check_optimizers(config, problems)
+    _check_mesh(config, problems)
+    _check_lora(config, problems)
+
+
+def _check_lora(config: Config, problems: Problems) -> None:
     lora = config.lora
     problems.check(lora.alpha > 0, "lora.alpha", lora.alpha, "must be > 0")
     rule = "at least one pattern"
@@ -116,13 +127,6 @@ def check_ranges(config: Config, problems: Problems) -> None:
     moves = config.memory.reference_on_host
     free = not (moves and lora.rank > 0)
     problems.check(free, "memory.reference_on_host", moves, rule, "memory.reference_on_host=False")
-    horizon = config.algorithm.kl_horizon
-    problems.check(horizon > 0, "algorithm.kl_horizon", horizon, "must be > 0 sequences")
-    check_flight_ranges(config, problems)
-    _check_profile(config, problems)
-    _check_prompt_rules(config, problems)
-    _check_optimizers(config, problems)
-    _check_mesh(config, problems)
 
 
 def _check_profile(config: Config, problems: Problems) -> None:

@@ -19,10 +19,11 @@ from rljax.learn.packing import Packing
 from rljax.losses.policy import negative_log_likelihood
 from rljax.mesh import make_mesh
 from rljax.models.config import LayerKind, LoraConfig, ModelConfig
-from rljax.models.experts import ExpertsConfig, moved_correction, router_aux_loss
+from rljax.models.experts import ExpertsConfig
 from rljax.models.huggingface import load_config, load_params, save_params
 from rljax.models.model import Model
 from rljax.roles import Actor, Critic, start_training
+from rljax.roles.balance import moved_correction, router_aux_loss
 from rljax.setup.setup import load_model
 from rljax.validation import validate
 

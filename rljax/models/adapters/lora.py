@@ -1,11 +1,13 @@
 """Low-rank adapters: which maps get one, what is trained, merging.
 
-LoRA and QLoRA (arXiv 2106.09685, 2305.14314). The maps themselves are rljax.models.layers.Linear.
+LoRA and QLoRA (arXiv 2106.09685, 2305.14314). The maps themselves are rljax.models.layers.Linear,
+and those of experts rljax.models.expert_weights.
 """
 
 import dataclasses
 import fnmatch
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +16,14 @@ from flax import nnx
 from rljax.errors import InputError
 from rljax.models.adapters.quantise import KINDS, dequantise, quantise
 from rljax.models.config import ModelConfig
+from rljax.models.expert_weights import MATRICES, ExpertWeights
 from rljax.models.families import FAMILIES
 from rljax.models.layers import Linear
-from rljax.models.names import NAMES, Fused
+from rljax.models.names import NAMES, Disk, Fused
 from rljax.models.trees import flattened, nested
 
 LEAVES = ("lora_a", "lora_b")
+_OF_EXPERTS = ("adapters", "quantised")  # what holds the parts of a matrix of experts
 
 
 def module_name(path: tuple[str, ...], config: ModelConfig) -> str:
@@ -34,7 +38,28 @@ def place_of(path: tuple[str, ...], config: ModelConfig):
     return NAMES[FAMILIES[config.family].names][".".join(map(str, path))]
 
 
+def experts_name(config: ModelConfig, matrix: str) -> str:
+    """transformers' name, below a layer, of the parameter that holds the matrices "gate", "up" or
+    "down" of all experts of a layer."""
+    place = NAMES[FAMILIES[config.family].names]["mlp.down[x]"]
+    place = place.name if isinstance(place, Disk) else place
+    module = place.partition(".experts.")[0].replace("block_sparse_moe", "mlp")
+    return f"{module}.experts.{'down_proj' if matrix == 'down' else 'gate_up_proj'}"
+
+
+def is_of_experts(path: tuple[str, ...]) -> bool:
+    """Whether the leaf is a part (codes, scales, A or B) of a matrix of experts."""
+    return len(path) > 2 and path[-3] in _OF_EXPERTS
+
+
+def weight_of(path: tuple[str, ...]) -> tuple[str, ...]:
+    """The plain weight that codes, scales, A or B at `path` stand for or belong to."""
+    return (*path[:-3], path[-2]) if is_of_experts(path) else (*path[:-1], "weight")
+
+
 def _matches(name: str, pattern: str) -> bool:
+    if ".experts." in name:  # an adapter for each of many experts: never by chance
+        return "experts" in pattern and fnmatch.fnmatchcase(name, pattern)
     return any(fnmatch.fnmatchcase(n, pattern) for n in (name, name.rpartition(".")[2]))
 
 
@@ -43,6 +68,8 @@ def adapt(block: nnx.Module, rngs: nnx.Rngs, config: ModelConfig) -> set[str]:
     the names of its linear maps."""
     lora, names = config.lora, set()
     for path, module in list(nnx.iter_modules(block)):
+        if isinstance(module, ExpertWeights):
+            names |= _adapt_experts(module, rngs, config)
         if not isinstance(module, Linear):
             continue
         name = module_name(path, config)
@@ -54,6 +81,19 @@ def adapt(block: nnx.Module, rngs: nnx.Rngs, config: ModelConfig) -> set[str]:
     return names
 
 
+def _adapt_experts(experts: ExpertWeights, rngs: nnx.Rngs, config: ModelConfig) -> set[str]:
+    lora, names = config.lora, {matrix: experts_name(config, matrix) for matrix in MATRICES}
+    wanted = tuple(
+        matrix for matrix, name in names.items()
+        if lora.rank and any(_matches(name, pattern) for pattern in lora.targets)
+    )  # fmt: skip
+    if wanted:
+        experts.adapt(rngs, wanted, lora.rank, lora.alpha / lora.rank)
+    if lora.base in KINDS and lora.quantised_experts:
+        experts.quantise(lora.base)
+    return set(names.values())
+
+
 def check_targets(config: ModelConfig, names: set[str]) -> None:
     """Raises InputError for a pattern that matches no linear map."""
     for pattern in config.lora.targets:
@@ -62,7 +102,8 @@ def check_targets(config: ModelConfig, names: set[str]) -> None:
                 "lora.targets: a pattern that matches nothing",
                 value=pattern,
                 rule=f"the linear maps of a layer are {', '.join(sorted(names))}",
-                fix='a name, its last part ("q_proj") or a pattern ("*_proj", "*")',
+                fix='a name, its last part ("q_proj") or a pattern ("*_proj", "*"); those of '
+                'experts by a pattern that says so ("*.experts.*")',
             )
 
 
@@ -100,7 +141,7 @@ def attach(model, plain: dict, key: jax.Array) -> dict:
     out = jax.jit(draw, out_shardings={path: layout[path] for path in fresh})(key)
     for path, (_, axes) in shapes.items():
         if path[-1] == "scales":
-            weight = base.pop((*path[:-1], "weight"))
+            weight = base.pop(weight_of(path))
             codes = (*path[:-1], "codes")
             encode = jax.jit(
                 functools.partial(quantise, kind=config.lora.base, axis=axes.index(None)),
@@ -118,22 +159,24 @@ def merge(model, params: dict) -> dict:
     lora, flat = model.config.lora, flattened(params)
     out = {path: x for path, x in flat.items() if path[-1] not in (*LEAVES, "codes", "scales")}
     for path, x in flat.items():
-        weight = (*path[:-1], "weight")
         if path[-1] == "codes":
+            weight = weight_of(path)
             scales = (*path[:-1], "scales")
             axis = model.shapes()[scales][1].index(None)
             out[weight] = dequantise(x, flat[scales], lora.base, axis, jnp.float32)
     for path, a in flat.items():
         if path[-1] == "lora_a":
-            weight, b = (*path[:-1], "weight"), flat[(*path[:-1], "lora_b")]
-            out[weight] = _add(out[weight], a, b, lora.alpha / lora.rank)
+            weight, b = weight_of(path), flat[(*path[:-1], "lora_b")]
+            stacked = 1 + is_of_experts(path)
+            out[weight] = _add(out[weight], a, b, lora.alpha / lora.rank, stacked)
     return nested(out)
 
 
-@jax.jit
-def _add(weight, a, b, boost):
-    """weight [L, *in, *out] + boost a [L, *in, r] b [L, r, *out], the product in float32."""
-    layers, rank = b.shape[:2]
+@functools.partial(jax.jit, static_argnums=4)
+def _add(weight, a, b, boost, stacked: int):
+    """weight [L, *in, *out] + boost a [L, *in, r] b [L, r, *out], the product in float32; of
+    experts two axes, of layers and of experts, are `stacked` in place of L."""
+    layers, rank = math.prod(b.shape[:stacked]), b.shape[stacked]
     low, high = a.reshape(layers, -1, rank), b.reshape(layers, rank, -1)
     product = jnp.einsum("lir,lro->lio", low, high, precision=jax.lax.Precision.HIGHEST)
     return weight.astype(jnp.float32) + boost * product.reshape(weight.shape)

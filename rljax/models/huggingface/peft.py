@@ -18,15 +18,16 @@ from rljax.arrays import fetch, put_whole
 from rljax.errors import InputError
 from rljax.files import open_file, read_json_object
 from rljax.models.adapters import lora
+from rljax.models.families import FAMILIES
 from rljax.models.model import Model
-from rljax.models.names import Fused, block_layers, fused_members
+from rljax.models.names import NAMES, Disk, Fused, block_layers, fused_members
 from rljax.models.trees import flattened, nested
 
 # What a plain adapter's config may say; anything else that is set changes what A and B mean.
 _PLAIN = frozenset(
     """peft_type task_type base_model_name_or_path r lora_alpha target_modules lora_dropout bias
     modules_to_save inference_mode revision auto_mapping peft_version eva_config loftq_config
-    layers_pattern megatron_core runtime_config qalora_group_size""".split()
+    layers_pattern megatron_core runtime_config qalora_group_size target_parameters""".split()
 )
 _HALVES = {"lora_a": "lora_A", "lora_b": "lora_B"}
 
@@ -34,17 +35,37 @@ _HALVES = {"lora_a": "lora_A", "lora_b": "lora_B"}
 @dataclasses.dataclass(frozen=True)
 class Half:
     """One of our A or B, of one layer, in PEFT's tensor: alone, or, where several of our maps are
-    one on disk (rljax.models.names.Fused), one block of it.
+    one on disk (rljax.models.names.Fused, gate and up of experts), one block of it.
 
     Such a map's A [m r, in] holds the A of its m parts one under the other, and its B [out, m r]
-    has the B of each part in the part's rows and in the columns of its A; the rest is zero.
+    has the B of each part in the part's rows and in the columns of its A; the rest is zero. Of X
+    experts A is [X m r, in], an expert's rows together, and B [out, m r X], its last axis the
+    experts'.
     """
 
     path: tuple[str, ...]
     layer: int | None  # in its stack
     shape: tuple[int, int]  # of the whole tensor
-    rows: slice
-    columns: slice
+    rows: slice  # of A the ranks, of B what the map writes
+    columns: slice  # of B the ranks
+    experts: int = 0  # 0 = not of experts
+
+    @property
+    def is_a(self) -> bool:
+        return self.path[-1] == "lora_a"
+
+    def block(self, tensor: np.ndarray) -> np.ndarray:
+        """Our part of PEFT's tensor, a view: [rank, in] or [out, rank] as they have it; of experts
+        [X, rank, in] or [out, rank, X]."""
+        if not self.experts:
+            return tensor[self.rows, self.columns]
+        if self.is_a:
+            return tensor.reshape(self.experts, -1, tensor.shape[1])[:, self.rows]
+        return tensor.reshape(tensor.shape[0], -1, self.experts)[self.rows, self.columns]
+
+    def turned(self, block: np.ndarray) -> np.ndarray:
+        """The block in our order of axes: [in, rank] or [rank, out], of experts behind X."""
+        return block.swapaxes(-1, -2) if self.experts and self.is_a else block.T
 
 
 def _halves(model: Model) -> dict[str, list[Half]]:
@@ -58,6 +79,12 @@ def _halves(model: Model) -> dict[str, list[Half]]:
         if path == ("head",) and model.head == "scalar":
             out["base_model.model.score.weight"] = [Half(path, None, shape[::-1], every, every)]
         if path[-1] not in _HALVES:
+            continue
+        if lora.is_of_experts(path):
+            name, where = _of_experts(model, path)
+            for i, layer in enumerate(blocks[path[1]]):
+                key = f"{prefix}layers.{layer}.{name}.{_HALVES[path[-1]]}.weight"
+                out.setdefault(key, []).append(Half(path, i, **where))
             continue
         name, rank = lora.module_name(path[2:-1], config), config.lora.rank
         place, is_a = lora.place_of(path[2:-1], config), path[-1] == "lora_a"
@@ -76,11 +103,38 @@ def _halves(model: Model) -> dict[str, list[Half]]:
     return out
 
 
+def _of_experts(model: Model, path: tuple[str, ...]) -> tuple[str, dict]:
+    """(the module of PEFT's tensor, fields of Half) of an A or B of experts: those of a parameter
+    that is targeted by itself, `target_parameters`. Where both parameters of a module are, PEFT
+    wraps that of gate and up first."""
+    config, shape = model.config, model.shapes()[path][0][1:]
+    matrix, rank, experts = path[-2], config.lora.rank, shape[0]
+    module = lora.experts_name(config, matrix).rpartition(".")[0]
+    parts = ("down",) if matrix == "down" else ("gate", "up")
+    if matrix != "down" and (*path[:-2], "down", path[-1]) in model.shapes():
+        module += ".base_layer"
+    at, ranks, every = parts.index(matrix), rank * len(parts), slice(None)
+    part = slice(rank * at, rank * (at + 1))
+    if path[-1] == "lora_a":
+        return module, dict(
+            shape=(experts * ranks, shape[1]), rows=part, columns=every, experts=experts
+        )
+    rows = slice(shape[2] * at, shape[2] * (at + 1))
+    place = NAMES[FAMILIES[config.family].names][f"mlp.{matrix}[x]"]
+    if isinstance(place, Disk) and place.column is not None and not place.halves:
+        rows = slice(at, None, 2)
+    shape = (shape[2] * len(parts), ranks * experts)
+    return module, dict(shape=shape, rows=rows, columns=part, experts=experts)
+
+
 def _ranks(model: Model) -> dict[str, int]:
     """{last part of the name: rank} of the maps that are several of ours."""
     found = {}
     for path in model.shapes():
-        if path[-1] == "lora_a":
+        if path[-1] == "lora_a" and lora.is_of_experts(path):
+            if path[-2] != "down":
+                found["gate_up_proj"] = 2 * model.config.lora.rank
+        elif path[-1] == "lora_a":
             place = lora.place_of(path[2:-1], model.config)
             if isinstance(place, Fused):
                 last = place.name.rpartition(".")[2]
@@ -103,12 +157,14 @@ def save_adapter(folder: str | Path, model: Model, params: dict, *, base: str = 
         tensors[key] = np.zeros(held[0].shape, np.float32)
         for half in held:
             value = whole[half.path] if half.layer is None else whole[half.path][half.layer]
-            block = tensors[key][half.rows, half.columns]
+            block = half.block(tensors[key])
             # Ours are [in, rank] and [rank, out], whatever the number of axes; theirs transposed.
-            block[...] = value.astype(np.float32).reshape(block.shape[::-1]).T
+            value = value.astype(np.float32).reshape(half.turned(block).shape)
+            block[...] = half.turned(value)
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     paths = {half.path for held in all_halves.values() for half in held if half.layer is not None}
-    names = {lora.module_name(path[2:-1], model.config) for path in paths}
+    names = {lora.module_name(p[2:-1], model.config) for p in paths if not lora.is_of_experts(p)}
+    parameters = {lora.experts_name(model.config, p[-2]) for p in paths if lora.is_of_experts(p)}
     rank, alpha, ranks = model.config.lora.rank, model.config.lora.alpha, _ranks(model)
     config = {
         "peft_type": "LORA",
@@ -119,7 +175,8 @@ def save_adapter(folder: str | Path, model: Model, params: dict, *, base: str = 
         "lora_alpha": alpha,
         "rank_pattern": ranks,
         "alpha_pattern": {last: alpha * many / rank for last, many in ranks.items()},
-        "target_modules": _targets(names, bool(model.config.vision)),
+        "target_modules": _targets(names, bool(model.config.vision)) if names else None,
+        "target_parameters": sorted(parameters) or None,
         "lora_dropout": 0.0,
         "bias": "none",
         "modules_to_save": ["score"] if model.head == "scalar" else None,
@@ -182,29 +239,29 @@ def load_adapter(folder: str | Path, model: Model, params: dict) -> dict:
     flat, paths = flattened(params), {half.path for held in wanted.values() for half in held}
     new = {path: np.empty(flat[path].shape, flat[path].dtype) for path in paths}
     for key, held in wanted.items():
-        for half, block in _blocks(file, key, tensors[key], held, model.config.lora.rank):
+        for half, block in _blocks(file, key, tensors[key], held):
             where = () if half.layer is None else (half.layer,)
-            new[half.path][where] = block.T.reshape(new[half.path][where].shape)
+            new[half.path][where] = half.turned(block).reshape(new[half.path][where].shape)
     layout = flattened(model.shardings())
     return nested(flat | {path: put_whole(x, layout[path]) for path, x in new.items()})
 
 
-def _blocks(file: Path, key: str, tensor: np.ndarray, held: list[Half], rank: int):
+def _blocks(file: Path, key: str, tensor: np.ndarray, held: list[Half]):
     """(half, its block) of a tensor. Of maps that are one on disk an adapter may also be PEFT's
     own, whose rank is that of one part: its A is that of every part, its B has their rows alone."""
-    whole = held[0].shape
-    shared = (rank, whole[1]) if key.endswith("lora_A.weight") else (whole[0], rank)
-    if len(held) > 1 and tensor.shape == shared:
+    whole, parts, every = held[0].shape, len(held), slice(None)
+    shared = (whole[0] // parts, whole[1]) if held[0].is_a else (whole[0], whole[1] // parts)
+    if parts > 1 and tensor.shape == shared:
         for half in held:
-            is_a = half.path[-1] == "lora_a"
-            yield half, tensor if is_a else tensor[half.rows]
+            own = {"rows": every} if half.is_a else {"columns": every}
+            yield half, dataclasses.replace(half, **own).block(tensor)
         return
     if tensor.shape != whole:
         raise InputError(f"{file}: {key}", value=tensor.shape, rule=f"must be {whole}")
     outside = tensor.copy()
     for half in held:
-        outside[half.rows, half.columns] = 0
-        yield half, tensor[half.rows, half.columns]
+        half.block(outside)[...] = 0
+        yield half, half.block(tensor)
     if np.any(outside):
         raise InputError(
             f"{file}: {key} mixes the parts of a map that are apart here",

@@ -1,0 +1,96 @@
+"""The matrices of a layer's experts: as they are, or as codes of a frozen base, with low-rank
+adapters of every expert.
+
+Axes: X experts, D embed, F hidden size of an expert, r rank.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+
+from rljax.models.adapters.quantise import dequantise, quantise
+from rljax.models.layers import weight
+
+MATRICES = ("gate", "up", "down")
+_INSIDE = 1  # the axis of a matrix [X, in, out] that is summed over
+
+
+class ExpertWeights(nnx.Module):
+    """gate and up [X, D, F], down [X, F, D]: W + (alpha / rank) A B of each expert."""
+
+    def __init__(self, rngs: nnx.Rngs, config):
+        d, x, f = config.embed, config.experts.count, config.experts.mlp
+        self.gate = weight(rngs, config, (x, d, f), ("experts", "embed", "mlp"))
+        self.up = weight(rngs, config, (x, d, f), ("experts", "embed", "mlp"))
+        self.down = weight(rngs, config, (x, f, d), ("experts", "mlp", "embed"))
+        self.codec, self.adapted, self.boost = "", (), 0.0
+
+    def adapt(self, rngs, names: tuple[str, ...], rank: int, boost: float) -> None:
+        """Adds A [X, in, r], uniform in +-1/sqrt(in), and B [X, r, out], zero, to these matrices:
+        at first they are unchanged."""
+        made = {}
+        for name in names:
+            matrix = getattr(self, name)
+            (x, inside, outside), axes = matrix[...].shape, matrix.get_metadata()["axes"]
+            draw = jax.random.uniform(rngs.params(), (x, inside, rank), jnp.float32, -1, 1)
+            a, b = draw / math.sqrt(inside), jnp.zeros((x, rank, outside), jnp.float32)
+            made[name] = nnx.Dict(
+                lora_a=nnx.Param(a, axes=(*axes[:2], "rank")),
+                lora_b=nnx.Param(b, axes=(axes[0], "rank", axes[2])),
+            )
+        self.adapters, self.adapted, self.boost = nnx.Dict(made), names, boost
+
+    def quantise(self, codec: str) -> None:
+        """Holds the matrices as codes; blocks run along the axis that is summed over."""
+        made = {}
+        for name in MATRICES:
+            matrix = getattr(self, name)
+            codes, scales = quantise(matrix[...], codec, _INSIDE)
+            axes = matrix.get_metadata()["axes"]
+            made[name] = nnx.Dict(
+                codes=nnx.Param(codes, axes=axes),
+                scales=nnx.Param(scales, axes=(axes[0], None, axes[2])),
+            )
+            delattr(self, name)
+        self.quantised, self.codec = nnx.Dict(made), codec
+
+    def matrices(self, dtype) -> dict[str, jax.Array]:
+        """{name: matrix}, and NAME_lora_a, NAME_lora_b of those with an adapter, its weight of
+        alpha / rank in B."""
+        out = {}
+        for name in MATRICES:
+            if self.codec:
+                codes, scales = (self.quantised[name][part][...] for part in ("codes", "scales"))
+                out[name] = dequantise(codes, scales, self.codec, _INSIDE, dtype)
+            else:
+                out[name] = getattr(self, name)[...].astype(dtype)
+        for name in self.adapted:
+            adapter = self.adapters[name]
+            out[f"{name}_lora_a"] = adapter["lora_a"][...].astype(dtype)
+            out[f"{name}_lora_b"] = (self.boost * adapter["lora_b"][...]).astype(dtype)
+        return out
+
+
+def spread(inside: str | None) -> dict[str, P]:
+    """How the experts' arrays lie on the mesh where every device runs its own experts; D is split
+    over the axis `inside`, if any."""
+    out = {"gate": P("expert", inside, "tensor"), "down": P("expert", "tensor", inside)}
+    out["up"] = out["gate"]
+    for name in MATRICES:
+        _, read, written = out[name]
+        out |= {f"{name}_lora_a": P("expert", read), f"{name}_lora_b": P("expert", None, written)}
+    biases = {"gate_bias": P("expert", "tensor"), "down_bias": P("expert", inside)}
+    return out | biases | {"up_bias": biases["gate_bias"]}
+
+
+def not_split(inside: str | None) -> dict[str, set[str]]:
+    """{array: the mesh axes that it is whole along, and that the product which it meets in is
+    split over}, where `spread` leaves any."""
+    part, out = {inside} - {None}, {}
+    for name, read, written in (("gate", part, {"tensor"}), ("up", part, {"tensor"}),
+                                ("down", {"tensor"}, part)):  # fmt: skip
+        out |= {f"{name}_lora_a": written, f"{name}_lora_b": read}
+    return out | {"gate_bias": part, "up_bias": part}
