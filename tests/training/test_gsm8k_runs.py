@@ -66,6 +66,8 @@ def test_the_metrics_of_a_run(run):
         # One model definition on both sides: in float32 nothing but rounding is left.
         assert row["mismatch/abs_logprob_diff_max"] < 1e-3
         assert row["optimizer_steps"] == 2 and row["skipped_steps"] == 0
+        # algorithm.correction="": the mismatch is measured, and nothing is weighted or rejected.
+        assert not [name for name in row if "rollout_is" in name or "rejected" in name]
     assert rows[0]["reward/std"] > 0 and rows[0]["reward/errors"] == 0
     # The reference is the policy of the start: no distance before the first update, some after it.
     assert abs(rows[0]["ref_kl/k1"]) < 1e-6 < abs(rows[1]["ref_kl/k1"])
