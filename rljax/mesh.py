@@ -162,9 +162,14 @@ def runs_once(mesh: Mesh) -> dict:
 def weight_sharding(
     mesh: Mesh, name: str, shape: tuple[int, ...], axes: tuple[str, ...]
 ) -> NamedSharding:
-    """The sharding of one weight, from its logical axes. Raises InputError for an axis that
-    does not divide."""
-    spec = []
+    """The sharding of one weight, from its logical axes.
+
+    A mesh axis that does not divide the axis that it should split takes the embed axis in its
+    place, or another one that it divides, and none where there is none: the weight is whole along
+    it. Programs compute with sizes that divide (rljax.models.padding). Raises InputError for
+    experts that do not divide: none is added to them.
+    """
+    split: list[tuple[str, ...]] = []
     for size, axis in zip(shape, axes, strict=True):
         if axis not in RULES:
             raise InputError(
@@ -172,14 +177,37 @@ def weight_sharding(
                 rule=f"known: {', '.join(filter(None, RULES))}",
             )
         target = RULES[axis]
-        if target and size % mesh.shape[target]:
+        fits = target is not None and size % mesh.shape[target] == 0
+        if axis == "experts" and not fits:
             raise InputError(
                 f"weight {name!r}: axis {axis} of {size} does not divide "
                 f"by mesh.{target}={mesh.shape[target]}",
                 fix=f"choose mesh.{target} from the divisors of {size}",
             )
-        spec.append(target)
+        split.append((target,) if fits else ())
+    wanted = [RULES[axis] for axis in axes if RULES[axis]]
+    # The embed axis, then the others that the rules split.
+    order = sorted(range(len(axes)), key=lambda i: axes[i] != "embed")
+    order = [i for i in order if RULES[axes[i]] and axes[i] != "experts"]
+    for target in dict.fromkeys(x for x in wanted if not any(x in names for names in split)):
+        for i in order:
+            parts = math.prod(mesh.shape[x] for x in (*split[i], target))
+            if shape[i] % parts == 0:
+                split[i] = (*split[i], target)
+                break
+    spec = [names[0] if len(names) == 1 else names or None for names in split]
     return NamedSharding(mesh, PartitionSpec(*spec))
+
+
+def undivided(mesh: Mesh, weights: dict[tuple, tuple]) -> list[str]:
+    """The axes of weights, {path: (shape, logical axes)}, that their mesh axes do not divide."""
+    wrong = {
+        f"{axis} of {size}": None
+        for shape, axes in weights.values()
+        for size, axis in zip(shape, axes, strict=True)
+        if RULES[axis] and size % mesh.shape[RULES[axis]]
+    }
+    return list(wrong)
 
 
 def row_sharding(mesh: Mesh) -> NamedSharding:
@@ -267,8 +295,10 @@ def constrain_step(x: jax.Array, mesh: Mesh) -> jax.Array:
 def gathered_over_fsdp(x: jax.Array, axes: tuple[str, ...], mesh: Mesh) -> jax.Array:
     """Inside a program: a weight with these logical axes, whole over fsdp and split over the other
     mesh axes as before. Its gradient is scattered."""
-    spec = [None if RULES[axis] == "fsdp" else RULES[axis] for axis in axes]
-    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*spec)))
+    names = [None if RULES[axis] == "fsdp" else RULES[axis] for axis in axes]
+    fits = [name and x.shape[i] % mesh.shape[name] == 0 for i, name in enumerate(names)]
+    spec = PartitionSpec(*[name if fit else None for name, fit in zip(names, fits, strict=True)])
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
 
 
 def embedded(embed: Callable, tokens: jax.Array, mesh: Mesh) -> jax.Array:
@@ -279,7 +309,9 @@ def embedded(embed: Callable, tokens: jax.Array, mesh: Mesh) -> jax.Array:
     to itself it replicates all activations ("involuntary full rematerialization").
     """
     shards = mesh.shape["data"] * mesh.shape["expert"]
-    if mesh.shape["fsdp"] == 1 or shards == 1 or tokens.shape[0] % row_shards(mesh):
+    x = jax.eval_shape(embed, tokens)
+    apart = tokens.shape[0] % row_shards(mesh) or x.shape[-1] % mesh.shape["fsdp"]
+    if mesh.shape["fsdp"] == 1 or shards == 1 or apart:
         return constrain_tokens(embed(tokens), mesh)
     columns = None if tokens.shape[1] % mesh.shape["context"] else "context"
     spec = (("data", "expert"), columns)
@@ -290,15 +322,15 @@ def embedded(embed: Callable, tokens: jax.Array, mesh: Mesh) -> jax.Array:
 
 
 def _vocab_split(mesh: Mesh, vocab: int) -> tuple[str, ...] | None:
-    """The mesh axes of a head that is split by vocabulary alone; None where it stays as it is
-    stored: fsdp splits nothing, or the vocabulary does not divide."""
-    parts = mesh.shape["tensor"] * mesh.shape["fsdp"]
-    return ("tensor", "fsdp") if mesh.shape["fsdp"] > 1 and vocab % parts == 0 else None
+    """The mesh axes of a head that is split by vocabulary alone, padded to them; None where it
+    stays as it is stored: fsdp splits nothing, and tensor the vocabulary."""
+    stays = mesh.shape["fsdp"] == 1 and vocab % mesh.shape["tensor"] == 0
+    return None if stays else ("tensor", "fsdp")
 
 
 def head_by_vocab(head: jax.Array, mesh: Mesh, axis: int, dtype) -> jax.Array:
-    """Before a decode loop: the head with its vocabulary, `axis`, over tensor x fsdp and its embed
-    axis whole; sent as `dtype` where that is smaller.
+    """Before a decode loop: the head with its vocabulary, `axis`, over tensor x fsdp, zeros up to a
+    size that divides, and its embed axis whole; sent as `dtype` where that is smaller.
 
     As it is stored each device has a part of every logit's sum: they would be all-reduced over fsdp
     at every token, [B, V]. Of a head that is moved once, each device has whole logits of its part
@@ -307,6 +339,8 @@ def head_by_vocab(head: jax.Array, mesh: Mesh, axis: int, dtype) -> jax.Array:
     if (split := _vocab_split(mesh, head.shape[axis])) is None:
         return head
     head = head.astype(dtype) if jnp.dtype(dtype).itemsize < head.dtype.itemsize else head
+    more = -head.shape[axis] % math.prod(mesh.shape[name] for name in split)
+    head = jnp.pad(head, [(0, more if i == axis else 0) for i in range(2)]) if more else head
     spec = PartitionSpec(*[split if i == axis else None for i in range(2)])
     return jax.lax.with_sharding_constraint(head, NamedSharding(mesh, spec))
 
@@ -325,17 +359,17 @@ def _apart_from_fsdp(mesh: Mesh, rows: int) -> tuple[str, ...] | None:
     return None if rows % (mesh.shape["data"] * mesh.shape["expert"]) else ("data", "expert")
 
 
-def logits_by_rows(x: jax.Array, mesh: Mesh) -> jax.Array:
-    """Inside a decode step: the head's logits [B, V] split by rows. A draw looks at all of a row:
-    slices of a vocabulary over tensor would each be moved."""
+def logits_by_rows(x: jax.Array, mesh: Mesh, vocab: int) -> jax.Array:
+    """Inside a decode step: the logits [B, V] of a head that `head_by_vocab` has split, by rows and
+    without its padding. A draw looks at all of a row: slices of a vocabulary over tensor would each
+    be moved."""
     if mesh.size == 1:
         return x
     rows = None if x.shape[0] % row_shards(mesh) else BATCH_AXES
-    vocab = None if x.shape[1] % mesh.shape["tensor"] else "tensor"
-    specs = [PartitionSpec(rows, vocab)]
-    if split := _vocab_split(mesh, x.shape[1]):
+    specs = [PartitionSpec(rows, "tensor")]
+    if split := _vocab_split(mesh, vocab):
         # As the product gives them: without it XLA gathers the head. Then one exchange per axis.
         specs.insert(0, PartitionSpec(_apart_from_fsdp(mesh, x.shape[0]), split))
     for spec in (*specs, PartitionSpec(rows)):
         x = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
-    return x
+    return x[:, :vocab]

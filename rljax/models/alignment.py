@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from rljax.batch import Batch
+from rljax.models.attention_paths import Prefix
 
 
 def preceding(x: jax.Array, batch: Batch) -> jax.Array:
@@ -22,3 +23,10 @@ def describing(x: jax.Array, batch: Batch) -> jax.Array:
     """Outputs about the tokens that follow each state [B, S], or precede each token where
     `batch.previous` says which, at the tokens that they describe."""
     return preceding(x, batch) if batch.previous is None else x
+
+
+def prefix_of(batch: Batch) -> Prefix | None:
+    """What the segments of packed rows continue; None where nothing does."""
+    if batch.prefix_ids is None:
+        return None
+    return Prefix(batch.prefix_ids, batch.prefix_blocks, batch.positions)

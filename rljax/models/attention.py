@@ -13,7 +13,6 @@ F head size of values.
 """
 
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +28,7 @@ from rljax.models.attention_ring import padded_tokens, ring
 from rljax.models.attention_splash import splash
 from rljax.models.attention_xla import xla
 from rljax.models.cache import Cache
+from rljax.models.padding import heads_over
 from rljax.models.remat import ATTENTION
 
 CONTEXT_ATTENTION = ("auto", "heads", "ring")
@@ -224,18 +224,10 @@ def _over_mesh(path, mesh, q, k, v, segments, sinks, prefix) -> jax.Array:
     split is written out, and for every path alike."""
     b, tokens, heads, _ = q.shape
     context, tensor = mesh.shape["context"], mesh.shape["tensor"]
-    if heads % (context * tensor):
-        raise InputError(
-            f"attention heads do not divide by mesh.context={context} x mesh.tensor={tensor}",
-            value=heads,
-            rule="context_attention='heads' splits the heads further while a row is whole",
-            fix=f"context_attention='ring', or context x tensor from the divisors of {heads}",
-        )
-    kv_heads = k.shape[2]
-    # Fewer kv heads than shards, or not a multiple: each is repeated just enough to be split. As
-    # the shards divide the heads, the copies divide the group.
-    copies = context * tensor // math.gcd(kv_heads, context * tensor)
-    k, v = (jnp.repeat(x, copies, axis=2) for x in (k, v)) if copies > 1 else (k, v)
+    # Kv heads that do not divide are repeated just enough to be split, query heads padded.
+    share = heads_over(heads, k.shape[2], context * tensor)
+    q, k, v = share.widen_queries(q, 2), share.widen_keys(k, 2), share.widen_keys(v, 2)
+    sinks = None if sinks is None else share.widen_queries(sinks, 0)
     whole = -(-tokens // context) * context
     q, k, v = (paths.pad_axis(x, 1, whole) for x in (q, k, v))
 
@@ -256,27 +248,23 @@ def _over_mesh(path, mesh, q, k, v, segments, sinks, prefix) -> jax.Array:
         out_specs=split,
         check_vma=False,  # Pallas kernels do not declare what they vary over
     )
-    return mapped(q, k, v, segments, sinks, prefix)[:, :tokens]
+    return share.narrow_queries(mapped(q, k, v, segments, sinks, prefix)[:, :tokens], 2)
 
 
 def _in_a_ring(mesh: Mesh, heads: int, context_attention: str) -> bool:
     context, tensor = mesh.shape["context"], mesh.shape["tensor"]
     if context == 1 or context_attention == "heads":
         return False
-    return context_attention == "ring" or (heads % (context * tensor) > 0 and heads % tensor == 0)
+    return context_attention == "ring" or heads % (context * tensor) > 0
 
 
 def _over_ring(how: dict, mesh, q, k, v, segments, sinks, prefix) -> jax.Array:
     """Every device with its own rows, tokens and heads, and with the segments of whole rows."""
     b, tokens, heads, _ = q.shape
     context, tensor = mesh.shape["context"], mesh.shape["tensor"]
-    if heads % tensor:
-        raise InputError(
-            f"attention heads do not divide by mesh.tensor={tensor}", value=heads,
-            fix=f"choose tensor from the divisors of {heads}",
-        )  # fmt: skip
-    copies = tensor // math.gcd(k.shape[2], tensor)
-    k, v = (jnp.repeat(x, copies, axis=2) for x in (k, v)) if copies > 1 else (k, v)
+    share = heads_over(heads, k.shape[2], tensor)
+    q, k, v = share.widen_queries(q, 2), share.widen_keys(k, 2), share.widen_keys(v, 2)
+    sinks = None if sinks is None else share.widen_queries(sinks, 0)
     how["impl"] = "splash" if how["impl"] == "splash" else "xla"
     whole = padded_tokens(tokens, context, how["impl"])
     q, k, v = (paths.pad_axis(x, 1, whole) for x in (q, k, v))
@@ -289,7 +277,7 @@ def _over_ring(how: dict, mesh, q, k, v, segments, sinks, prefix) -> jax.Array:
         out_specs=split,
         check_vma=False,  # Pallas kernels do not declare what they vary over
     )
-    return mapped(q, k, v, segments, sinks, prefix)[:, :tokens]
+    return share.narrow_queries(mapped(q, k, v, segments, sinks, prefix)[:, :tokens], 2)
 
 
 def _tokens_for_heads(x: jax.Array) -> jax.Array:

@@ -213,6 +213,9 @@ class ModelConfig:
     # Of each head | "whole": of all heads as one vector | "l2": of each head, without a weight,
     # after the rotation and on rotated layers alone (Llama 4).
     qk_norm_kind: str = "head"
+    # Of how many heads, and kv heads, a norm of all of them takes the mean, where the others are
+    # padding (rljax.models.padding); None = of all.
+    normed_heads: tuple[int, int] | None = None
     attention_scale: float = 0.0  # of q k; 0 = head_dim^-1/2
     # Of the queries of layers that are not rotated: times 1 + temperature_slope log(1 + floor((p +
     # 1) / temperature_floor)) at position p (arXiv 2501.19399). 0 = as they are.

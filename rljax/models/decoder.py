@@ -169,8 +169,9 @@ class Attention(nnx.Module):
             self.q_norm = RMSNorm(rngs, config, e, "head_dim")
             self.k_norm = RMSNorm(rngs, config, e, "head_dim")
         elif self.normed:
-            self.q_norm = RMSNorm(rngs, config, (h, e), heads[1:])
-            self.k_norm = RMSNorm(rngs, config, (k, e), kv[1:])
+            of_q, of_k = (n * e for n in config.normed_heads or (h, k))
+            self.q_norm = RMSNorm(rngs, config, (h, e), heads[1:], real=of_q)
+            self.k_norm = RMSNorm(rngs, config, (k, e), kv[1:], real=of_k)
         if self.sunk:
             self.sinks = weight(rngs, config, (h,), ("heads",), init="zeros")
 

@@ -321,7 +321,8 @@ def _routed(x, keep, router: dict, matrices: dict, config: ExpertsConfig, mesh: 
         return _routed_here(x, keep, router, matrices, config, platform)
     _check_mesh(config, mesh)
     # One row, or one token of each row (decoding), may not divide: every shard then has them all.
-    inside = "fsdp" if step and mesh.shape["fsdp"] > 1 else None
+    fsdp = mesh.shape["fsdp"]
+    inside = "fsdp" if step and fsdp > 1 and x.shape[-1] % fsdp == 0 else None
     axes = tuple(axis for axis in BATCH_AXES if axis != inside)
     shards = math.prod(mesh.shape[axis] for axis in axes)
     rows = axes if x.shape[0] % shards == 0 else ()

@@ -163,25 +163,29 @@ def turn_weights(block: nnx.Module) -> nnx.Module:
     return block
 
 
-def root_mean_squared(x: jax.Array, eps: float, over=-1) -> jax.Array:
-    """x / sqrt(mean(x^2) + eps) in float32, the mean over the axes `over`."""
+def root_mean_squared(x: jax.Array, eps: float, over=-1, share: float = 1.0) -> jax.Array:
+    """x / sqrt(mean(x^2) + eps) in float32, the mean over the axes `over`, of whose numbers this
+    `share` is not padding."""
     x = x.astype(jnp.float32)
-    return x * jax.lax.rsqrt(jnp.mean(x * x, axis=over, keepdims=True) + eps)
+    mean = jnp.mean(x * x, axis=over, keepdims=True)
+    return x * jax.lax.rsqrt((mean if share == 1 else mean / share) + eps)
 
 
 class RMSNorm(nnx.Module):
     """x / sqrt(mean(x^2) + eps) * (scale + offset), statistics in float32 (arXiv 1910.07467).
 
-    The mean is over the last axis of x, or over as many as `size` has numbers."""
+    The mean is over the last axis of x, or over as many as `size` has numbers; of `real` of them
+    where the others are padding."""
 
-    def __init__(self, rngs, config, size, axis="norm"):
+    def __init__(self, rngs, config, size, axis="norm", real: int = 0):
         self.eps, self.offset = config.norm_eps, config.norm_offset
         size, axes = (size, axis) if isinstance(size, tuple) else ((size,), (axis,))
         self.over = tuple(range(-len(size), 0))
+        self.share = real / math.prod(size) if real else 1.0
         self.scale = weight(rngs, config, size, axes, init="zeros" if self.offset else "ones")
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        y = root_mean_squared(x, self.eps, self.over)
+        y = root_mean_squared(x, self.eps, self.over, self.share)
         scale = jnp.expand_dims(self.scale[...], tuple(range(x.ndim - len(self.over))))
         if self.offset:  # Gemma: the product in float32, rounded once
             return (y * (scale.astype(jnp.float32) + self.offset)).astype(x.dtype)

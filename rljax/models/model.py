@@ -38,10 +38,9 @@ from rljax.mesh import (
     runs_once,
     weight_sharding,
 )
-from rljax.models import cache, invariant
+from rljax.models import cache, invariant, padding
 from rljax.models.adapters import lora
-from rljax.models.alignment import describing, preceding
-from rljax.models.attention_paths import Prefix
+from rljax.models.alignment import describing, preceding, prefix_of
 from rljax.models.cache import Cache
 from rljax.models.cache_tree import Nodes
 from rljax.models.config import ModelConfig
@@ -92,6 +91,11 @@ class Model:
             config = dataclasses.replace(config, head_in_float32=head_in_float32 == "on")
         return dataclasses.replace(self, config=config)
 
+    @property
+    def computed(self) -> ModelConfig:
+        """The config with the sizes that programs compute with (rljax.models.padding)."""
+        return padding.padded(self.config, self.mesh.shape["tensor"])
+
     def shapes(self) -> dict:
         """{path: (shape, logical axes)} of every weight."""
         return {path: leaf[:2] for path, leaf in _definition(self.config, self.head)[1].items()}
@@ -122,7 +126,8 @@ class Model:
         return split(params, lambda path: lora.is_trained(path, self.config, self.head))
 
     def _bind(self, params: dict) -> Decoder:
-        return nnx.merge(_definition(self.config, self.head)[0], params)
+        params = padding.widened(params, self.shapes(), self.config, self.mesh)
+        return nnx.merge(_definition(self.computed, self.head)[0], params)
 
     # -- training
 
@@ -132,7 +137,7 @@ class Model:
         x = embedded(decoder.embed, batch.tokens, self.mesh)
         positions = batch.positions if batch.rope_positions is None else batch.rope_positions
         places = places_of(self.config, positions, max(columns, batch.tokens.shape[1]))
-        segments, prefix = batch.segment_ids, _prefix(batch)
+        segments, prefix = batch.segment_ids, prefix_of(batch)
         places["chunks"] = chunked(self.config, positions, segments, prefix)
         call = Pass(mesh=self.mesh, segments=segments, prefix=prefix, **places)
         if batch.pixels is None:
@@ -291,7 +296,7 @@ class Model:
     ) -> list[Cache]:
         """Caches of `slots` slots with room for `columns` tokens, or of a pool of pages (inside a
         program). `rings`: layers with a sliding window keep its tokens alone."""
-        return cache.empty(self.config, self.mesh, slots, columns, kv_dtype, pool, rings)
+        return cache.empty(self.computed, self.mesh, slots, columns, kv_dtype, pool, rings)
 
     def prefill(self, params: dict, prompts: Batch, columns: int, kv_dtype: str = "", rings=True):
         """The caches of every layer after right-padded prompts, with room for `columns` tokens."""
@@ -299,7 +304,7 @@ class Model:
         _, kept = scan_layers(decoder, *self._start(decoder, prompts, columns), keep="cache")
         lengths = jnp.sum(prompts.segment_ids > 0, axis=1)
         cache.check_dtype(self.config, kv_dtype)
-        how = (lengths, self.config, self.mesh, columns, kv_dtype)
+        how = (lengths, self.computed, self.mesh, columns, kv_dtype)
         caches = [
             cache.from_prompt(parts, *how, kind.window, rings)
             for parts, kind in zip(kept, self.config.kinds, strict=True)
@@ -361,7 +366,8 @@ class Model:
         hidden = before_head(hidden, self.mesh, self.config.vocab_size)
         turned = self._turns_weights and self.config.tie_embeddings
         logits = self.head_logits(unstacked[2], hidden, turned)
-        return logits_by_rows(logits.reshape(-1, logits.shape[-1]), self.mesh)
+        logits = logits.reshape(-1, logits.shape[-1])
+        return logits_by_rows(logits, self.mesh, self.config.vocab_size)
 
     def read_nodes(self, unstacked, tokens: jax.Array, nodes: Nodes, caches, shift=0):
         """Read nodes of trees, tokens [B, S], into caches without rings that hold their ancestors
@@ -412,9 +418,3 @@ class Model:
             x, one, _ = nnx.merge(graph, weights)(x, call, one)
             new_caches.append(one)
         return x, new_caches
-
-
-def _prefix(batch: Batch) -> Prefix | None:
-    if batch.prefix_ids is None:
-        return None
-    return Prefix(batch.prefix_ids, batch.prefix_blocks, batch.positions)

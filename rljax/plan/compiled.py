@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from rljax.config import Config, to_dict
 from rljax.errors import InputError
 from rljax.mesh import slice_count
+from rljax.models import padding
 from rljax.plan.chips import Chip
 from rljax.plan.flops import Work, work
 from rljax.plan.hlo import DCN, Collective, traffic
@@ -119,6 +120,7 @@ class Plan:
     layouts: list[LayoutCost] = dataclasses.field(default_factory=list)
     decode_mesh: dict[str, int] = dataclasses.field(default_factory=dict)
     free: float = 0.0
+    padding: str = ""  # what the mesh does not divide, and what it computes in its place
 
     @property
     def run(self) -> list[Report]:
@@ -176,6 +178,7 @@ def make_plan(
     plan = Plan(topology, sizes, chip, estimate(setup, roles), reports, to_dict(config), left)
     for group in setup.groups:
         plan.groups[group.name] = {name: n for name, n in group.mesh.shape.items() if n > 1}
+    plan.padding = padding.described(setup.model.config, mesh.shape["tensor"])
     plan.slices, hosts = slices, {device.process_index for device in mesh.devices.flat}
     plan.host_devices = mesh.size // len(hosts)
     if chip is not None and samples(setup):

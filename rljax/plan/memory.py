@@ -18,6 +18,7 @@ from rljax.errors import InputError
 from rljax.kernels.logprob.options import CHUNK_LOGITS
 from rljax.mesh import HOST_MEMORY, row_shards
 from rljax.models.model import Model
+from rljax.models.padding import copied_elements
 from rljax.plan.groups import (
     COPY,
     FETCHED,
@@ -215,7 +216,7 @@ def _slots(setup: Setup, prompts: int, samples: int) -> int:
 def _learn(setup: Setup, role) -> dict[str, int]:
     """Bytes that the update of one role needs in addition to what is held."""
     model, steps = role.model, setup.algorithm.steps
-    config, mesh = model.config, model.mesh
+    config, mesh = model.computed, model.mesh
     shards, tensor, context = row_shards(mesh), mesh.shape["tensor"], mesh.shape["context"]
     rows = _split(min(steps.microbatch_rows or steps.rows, steps.rows), shards)
     row_tokens, packing = setup.row_tokens, steps.packing
@@ -228,13 +229,15 @@ def _learn(setup: Setup, role) -> dict[str, int]:
     weights = sum(_weight_bytes(model).values())
     layer = _layers_bytes(model) // config.layers
     gathered = 2 * layer * mesh.shape["fsdp"] * size // 4 if mesh.shape["fsdp"] > 1 else 0
+    # Of weights that are padded a wider copy, and its gradients.
+    padded = 2 * 4 * copied_elements(model.shapes(), model.config, mesh)
     chunk = min(rows * row_tokens, max(CHUNK_LOGITS // config.vocab_size, rows))
     wide = config.head_in_float32 and not config.head_dtype
     head = config.embed * config.vocab_size // tensor * (4 if wide else size)
     lm = model.head == "lm"
     return {
         "gradients": trained * (2 if several else 1),
-        "weights as used": weights * size // 4 * (size < 4) + gathered,
+        "weights as used": weights * size // 4 * (size < 4) + gathered + padded,
         "layers": config.layers * tokens * _kept(config, tensor, size),
         "one layer": tokens * _worked(config, tensor, size),
         "logits": (3 * 4 * chunk * config.vocab_size // tensor + 2 * head) * lm,

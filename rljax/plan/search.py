@@ -22,6 +22,7 @@ from rljax.config import (
 )
 from rljax.errors import InputError
 from rljax.kernels.logprob.options import product_dtypes
+from rljax.mesh import undivided
 from rljax.plan.chips import Chip
 from rljax.plan.compiled import Plan, make_plan
 from rljax.plan.memory import as_flags, estimate
@@ -71,6 +72,9 @@ def candidates(config: Config, devices) -> Iterator[tuple[dict[str, object], Set
             roles = abstract_roles(setup)
         except InputError:
             continue
+        own = all(operator.attrgetter(name)(config) in (size, -1) for name, size in mesh.items())
+        if undivided(setup.model.mesh, setup.model.shapes()) and not own:
+            continue  # it would pad
         sizes = [microbatch_tokens(config), setup.algorithm.steps.rows * setup.row_tokens]
         while sizes[-1] // 2 >= setup.row_tokens:
             sizes.append(sizes[-1] // 2)
@@ -108,9 +112,9 @@ def search(
     """(the candidates that fit by the compiler, best first; how many were compiled; how many that
     may fit were left when `compiles` configs or `seconds` were spent). `only` as in make_plan.
 
-    Meshes that do not divide the model, and configs whose estimate exceeds the chip's memory, are
-    not compiled. The others are compiled in the order of a rough time, which counts the weights
-    gathered for each microbatch and the layers computed again.
+    Meshes that do not divide the model, but for the config's own, and configs whose estimate
+    exceeds the chip's memory, are not compiled. The others are compiled in the order of a rough
+    time, which counts the weights gathered for each microbatch and the layers computed again.
     """
     likely = _likely(config, devices, chip)
     begun, fitting, tried = time.monotonic(), [], 0

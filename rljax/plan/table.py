@@ -45,6 +45,8 @@ def plan_text(plan: Plan) -> str:
     """Every program of a plan, and their sum, as text."""
     has = f", {_gib(plan.limit)} GiB {'each' if plan.chip else 'left'}" if plan.limit else ""
     lines = [f"{plan.topology}{has}; mesh {_mesh(plan.mesh)}", f"estimate: {plan.estimate.line()}"]
+    if plan.padding:
+        lines.append(f"padding: {plan.padding}")
     if plan.groups:
         lines += ["", *_groups(plan)]
     if plan.training:
@@ -208,6 +210,7 @@ def plan_json(plan: Plan) -> dict:
         "groups": plan.groups, "programs": [one(r) for r in plan.reports], "config": plan.config,
         "slices": plan.slices, "host_devices": plan.host_devices,
         "layouts": [_layout(one) for one in plan.layouts], "decode_mesh": plan.decode_mesh,
+        "padding": plan.padding,
     }  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rljax.arrays import moved
 from rljax.components import resolve
 from rljax.errors import InputError
-from rljax.mesh import MESH_AXES, RULES
+from rljax.mesh import MESH_AXES
 from rljax.models.adapters.quantise import KINDS, quantise
 from rljax.models.config import LoraConfig
 from rljax.models.model import Model
@@ -126,30 +126,15 @@ def decode_model(model: Model, layout: Layout | None, weight_dtype: str) -> Mode
 
 
 def _check_fits(model: Model, layout: Layout) -> None:
-    """Raises InputError that names the sizes that would fit."""
-    sizes = dict(model.mesh.shape)
-    for axis in ("tensor", "fsdp", "expert"):
-        if not (wrong := _undivided(model, sizes, axis)):
-            continue
-        fit = [n for n in range(1, model.mesh.size + 1) if model.mesh.size % n == 0]
-        fit = [n for n in fit if not _undivided(model, sizes | {axis: n}, axis)]
-        raise InputError(
-            f"sampler.layout does not fit the model: {axis}={sizes[axis]}", value=str(layout),
-            rule=f"it divides {', '.join(wrong)}",
-            fix=f"{axis} of {', '.join(map(str, fit))}" if fit else "another split",
-        )  # fmt: skip
-
-
-def _undivided(model: Model, sizes: dict[str, int], mesh_axis: str) -> list[str]:
-    """The axes of weights that mesh axes of these sizes, `mesh_axis` among them, do not divide."""
-    wrong = {}
-    for shape, axes in model.shapes().values():
-        for size, axis in zip(shape, axes, strict=True):
-            targets = RULES[axis] if isinstance(RULES[axis], tuple) else (RULES[axis],)
-            parts = math.prod(sizes[target] for target in targets if target)
-            if mesh_axis in targets and size % parts:
-                wrong[f"{axis} of {size}"] = None
-    return list(wrong)
+    """Raises InputError that names the sizes that would fit. Experts alone are never padded."""
+    count, size = model.config.experts and model.config.experts.count, model.mesh.shape["expert"]
+    if not count or count % size == 0:
+        return
+    fit = [n for n in range(1, model.mesh.size + 1) if model.mesh.size % n == 0 == count % n]
+    raise InputError(
+        f"sampler.layout does not fit the model: expert={size}", value=str(layout),
+        rule=f"it divides experts of {count}", fix=f"expert of {', '.join(map(str, fit))}",
+    )  # fmt: skip
 
 
 # -- the weights that it reads

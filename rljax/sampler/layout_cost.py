@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 
 from rljax.chips import Chip
-from rljax.errors import InputError
-from rljax.mesh import RULES, row_shards
+from rljax.mesh import RULES, row_shards, undivided, weight_sharding
 from rljax.models.model import Model
+from rljax.models.padding import computed_shapes, copied_elements
 from rljax.models.trees import flattened
 from rljax.sampler.layout import Layout, agree, weights_like
 from rljax.sampler.memory import pool_for, slots_bytes
@@ -93,9 +93,11 @@ class LayoutCost:
 def layout_costs(
     model: Model, params, decoding: Decoding, work: Workload, chip: Chip, *, slices: int = 1
 ) -> list[LayoutCost]:
-    """The cost of every data x fsdp x tensor mesh that divides the devices that decode, and of
-    their own without a layout, the fastest first. `params` may be abstract; expert stays as it is,
-    and each of `slices` holds whole weights."""
+    """The cost of every data x fsdp x tensor mesh that divides the devices that decode and the
+    model, and of their own without a layout, the fastest first. `params` may be abstract; expert
+    stays as it is, and each of `slices` holds whole weights.
+
+    Other meshes can be named: they pad weights anew in every program, which no cost here counts."""
     own = dataclasses.replace(decoding, layout=None)
     costs, mesh = [layout_cost(model, params, own, work, chip)], decoding.mesh or model.mesh
     for layout in _meshes(mesh.size // mesh.shape["expert"]):
@@ -104,10 +106,8 @@ def layout_costs(
         ) or layout.data % slices:
             continue
         one = dataclasses.replace(decoding, layout=layout)
-        try:
+        if not undivided(one.of(model).mesh, model.shapes()):
             costs.append(layout_cost(model, params, one, work, chip))
-        except InputError:  # it does not divide the model
-            continue
     return sorted(costs, key=lambda cost: cost.rollout_s)
 
 
@@ -126,7 +126,7 @@ def _meshes(devices: int) -> Iterator[Layout]:
 
 def layout_cost(model: Model, params, decoding: Decoding, work: Workload, chip: Chip) -> LayoutCost:
     """The cost of `decoding` in its own layout. Raises InputError where that does not divide the
-    model."""
+    experts."""
     target = decoding.of(model)
     like = weights_like(target, params, keep_dtypes=not decoding.weight_dtype)
     same = agree(model, target, params, like)
@@ -166,6 +166,7 @@ def decode_bytes(model: Model, work: Workload, decoding: Decoding) -> dict[str, 
     # CPU and GPU programs copy the layers before the loop; all keep weights that are wider than
     # their products in the dtype of the products.
     copied = 4 * layers if mesh.devices.flat[0].platform != "tpu" else 0
+    copied += size * copied_elements(model.shapes(), config, mesh)
     tokens = _split(work.prompts, shards) * work.prompt_tokens
     activations = tokens * (6 * config.embed + 4 * config.mlp // tensor) * size
     columns = work.prompt_tokens + work.response_tokens
@@ -208,14 +209,25 @@ def _used(model: Model, path, rows: int) -> float:
 
 
 def _read_bytes(model: Model, held: dict, slots: int) -> float:
-    """Bytes of weights that a step reads."""
-    return sum(_of_shard(x) * x.dtype.itemsize * _used(model, p, slots) for p, x in held.items())
+    """Bytes of weights that a step reads, with what is padded."""
+    total, padded = 0.0, _computed(model)
+    for path, x in held.items():
+        shape, axes = padded[path]
+        layout = weight_sharding(model.mesh, ".".join(path), shape, axes)
+        size = math.prod(layout.shard_shape(shape)) * x.dtype.itemsize
+        total += size * _used(model, path, slots)
+    return total
+
+
+def _computed(model: Model) -> dict:
+    """{path: (shape, logical axes)} as the products of a step read them."""
+    return computed_shapes(model.shapes(), model.config, model.mesh.shape["tensor"])
 
 
 def _flops(model: Model, slots: int) -> float:
     """FLOPs of a step's products with weights: 2 per weight and row; of experts, those of a row."""
     config, total = model.config, 0.0
-    for path, (shape, axes) in model.shapes().items():
+    for path, (shape, axes) in _computed(model).items():
         if len(shape) > 1 + (axes[0] == "layers") and path[0] not in ("vision", "embedding"):
             part = config.experts.per_token / config.experts.count if "experts" in axes else 1.0
             total += math.prod(shape) * part
@@ -235,7 +247,7 @@ def _exchanged(model: Model, held: dict, slots: int) -> tuple[dict[str, float], 
     # Attention is by rows: to them XLA scatters queries, keys and values that no bias is added to.
     ring = {"heads": whole if config.qkv_bias else part, "mlp": whole}
     ring["kv_heads"] = ring["heads"]
-    for path, (shape, axes) in model.shapes().items():
+    for path, (shape, axes) in _computed(model).items():
         layers = shape[0] if axes[0] == "layers" else 0
         if not layers or "embed" not in axes or path[-1] in ("bias", "scales"):
             continue
@@ -269,7 +281,7 @@ def _gathered_bytes(source: Model, target: Model, held: dict) -> float:
     the mesh of `source`."""
     total = 0.0
     for path, x in held.items():
-        axes = target.shapes()[path][1]
-        split = math.prod(source.mesh.shape[one] for axis in axes for one in _axes_of(axis))
-        total += max(_of_shard(x) - math.prod(x.shape) / split, 0) * x.dtype.itemsize
+        lies = weight_sharding(source.mesh, ".".join(path), x.shape, target.shapes()[path][1])
+        here = math.prod(lies.shard_shape(x.shape))
+        total += max(_of_shard(x) - here, 0) * x.dtype.itemsize
     return total

@@ -94,11 +94,11 @@ def slots_bytes(
     model: Model, slots: int, columns: int, kv_dtype: str = "", pool: Pool | None = None, rings=True
 ) -> int:
     """Bytes per device of `slots` slots of `columns` tokens, or of their pages."""
-    whole = slots * cache.slot_bytes(model.config, columns, kv_dtype, model.mesh, rings)
+    whole = slots * cache.slot_bytes(model.computed, columns, kv_dtype, model.mesh, rings)
     if pool:
-        whole = cache.pool_bytes(model.config, slots, columns, kv_dtype, pool)
+        whole = cache.pool_bytes(model.computed, slots, columns, kv_dtype, pool)
     shards, tensor = row_shards(model.mesh), model.mesh.shape["tensor"]
-    heads = 1 if model.config.latent else model.config.kv_heads
+    heads = 1 if model.config.latent else model.computed.kv_heads
     split = shards if slots % shards == 0 else 1
     return whole // (split * (tensor if heads % tensor == 0 else 1))
 
@@ -112,7 +112,7 @@ def plan(
     if pool:
         pages = f"{pool.count} pages of {pool.page_tokens} tokens"
         return f"{slots} slots and {pages} need {human_bytes(need)} per device ({dtype})"
-    each = cache.slot_bytes(model.config, columns, kv_dtype, model.mesh)
+    each = cache.slot_bytes(model.computed, columns, kv_dtype, model.mesh)
     return (
         f"{slots} slots of {columns} tokens need {human_bytes(need)} per device "
         f"({human_bytes(each)} a slot, {dtype})"

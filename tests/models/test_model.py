@@ -126,14 +126,6 @@ def test_sharded_loading_gives_the_logits_of_one_device(family):
     np.testing.assert_allclose(np.where(keep, got, 0), np.where(keep, want, 0), atol=2e-4)
 
 
-def test_a_mesh_axis_that_does_not_divide_is_refused_with_the_fix(family):
-    folder, model, *_ = family
-    with pytest.raises(
-        InputError, match="kv_heads of 2 does not divide by mesh.tensor=8.*divisors of 2"
-    ):
-        load_params(folder, Model(model.config, make_mesh(1, 1, 8)))
-
-
 def test_settings_that_would_be_ignored_are_refused(tmp_path):
     config = json.loads((golden("hf", "qwen3") / "config.json").read_text())
     for change, pattern in (

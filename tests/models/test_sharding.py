@@ -207,18 +207,10 @@ def test_packed_sequences_are_what_they_are_alone(name):
             np.testing.assert_allclose(packed[row, at[1:]], want, atol=2e-5)
 
 
-def test_what_does_not_divide_is_refused_with_the_fix():
-    folder, plain, _, _ = loaded("qwen3")
-    for sizes, text in (
-        (dict(fsdp=1, tensor=8), "divisors of"), (dict(fsdp=5), "divisors of 64"),
-    ):  # fmt: skip
-        devices = jax.devices()[: int(np.prod(list(sizes.values())))]
-        model = Model(plain.config, make_mesh(**sizes, devices=devices))
-        with pytest.raises(InputError, match=text):
-            jax.eval_shape(model.logprobs, load_params(folder, model), packed_rows(8))
+def test_experts_that_do_not_divide_are_refused_with_the_fix():
     mesh = make_mesh(fsdp=1, expert=3, devices=jax.devices()[:3])
     folder, plain, _, _ = loaded("mixtral")
-    with pytest.raises(InputError, match="mesh.expert=3"):
+    with pytest.raises(InputError, match="mesh.expert=3.*divisors of"):
         load_params(folder, dataclasses.replace(plain, mesh=mesh))
 
 

@@ -7,8 +7,9 @@ numbers a row are summed over tensor: no logits and no head move there. What fsd
 in tiles of TILE_BYTES, in the backward pass again, where the gradient of a tile is scattered back.
 Sums over devices are float32.
 
-Where a size does not divide by its mesh axis, that axis is left out: rows, tokens, vocabulary or
-embed are then whole on it, and its devices repeat each other's work.
+Where a size does not divide by its mesh axis, that axis is left out: rows, tokens or embed are then
+whole on it, and its devices repeat each other's work. A vocabulary is padded to tensor instead: the
+head gets zeros at its end, and what they would say is masked.
 
 Axes: B rows, S tokens, D embed, V vocabulary entries; N rows times tokens of one device, T tiles.
 """
@@ -18,11 +19,24 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rljax.kernels.logprob import dispatch
-from rljax.kernels.logprob.options import Options, Statistics, merged, merged_tiles, vocab_size_of
-from rljax.mesh import BATCH_AXES
+from rljax.kernels.logprob.options import (
+    Options,
+    Statistics,
+    gradient_dtype,
+    head_gradient,
+    hidden_gradient,
+    logit_gradient,
+    logits,
+    merged,
+    merged_tiles,
+    raw_logits,
+    tile_statistics,
+    vocab_size_of,
+)
+from rljax.mesh import BATCH_AXES, weight_sharding
 
 TILE_BYTES = 16 << 20  # of the head's vocabulary that is whole on a device at once
 
@@ -37,6 +51,7 @@ def forward(
         stats = dispatch.forward(impl, _flat(hidden), w, targets.reshape(-1), scale, options)
         return jax.tree.map(lambda x: x.reshape(targets.shape), stats)
     split = _split(mesh, hidden, head, options)
+    head = _padded(split, head, options)
 
     def on_one_device(hidden, head, targets, scale):
         stats = _describe(split, impl, _flat(hidden), head, targets.reshape(-1), scale, options)
@@ -64,6 +79,7 @@ def backward(
         of_hidden, of_head = dispatch.backward(impl, _flat(hidden), w, y, scale, *row, options)
         return of_hidden.reshape(hidden.shape).astype(hidden.dtype), of_head.astype(head.dtype)
     split = _split(mesh, hidden, head, options)
+    head = _padded(split, head, options)
 
     def on_one_device(hidden, head, scale, *rows):
         rows = [x.reshape(-1) for x in rows]
@@ -71,13 +87,17 @@ def backward(
         return of_hidden.reshape(hidden.shape), of_head
 
     tokens, of_head = split.tokens(targets.ndim), split.head(options)
-    return jax.shard_map(
+    of_hidden, of_head = jax.shard_map(
         on_one_device,
         mesh=mesh,
         in_specs=(tokens, of_head, PartitionSpec(), *[tokens] * len(rows)),
         out_specs=(tokens, of_head),
         check_vma=False,
     )(hidden, head, scale, *rows)
+    if split.unused:
+        whole = jax.lax.with_sharding_constraint(of_head, split.stored)
+        of_head = lax.slice_in_dim(whole, 0, split.entries, axis=0 if options.vocab_first else 1)
+    return of_hidden, of_head
 
 
 def _impl(mesh: Mesh | None, impl: str | None) -> str | None:
@@ -108,6 +128,9 @@ class _Split:
     context: str | None
     embed: str | None
     vocab: str | None
+    entries: int  # of the vocabulary
+    unused: int  # added to it, so that it divides
+    stored: NamedSharding | None  # of a head whose vocabulary does not divide
 
     def tokens(self, ndim: int) -> PartitionSpec:
         """The spec of arrays [B, ..., S], and of those with further axes."""
@@ -133,11 +156,21 @@ def _split(mesh: Mesh, hidden, head, options: Options) -> _Split:
             rows.append(axis)
             left //= mesh.shape[axis]
     context = fitting("context", hidden.shape[-2]) if hidden.ndim > 2 else None
-    embed, vocab = (
-        fitting("fsdp", hidden.shape[-1]),
-        fitting("tensor", vocab_size_of(head, options)),
-    )
-    return _Split(tuple(rows), context, embed, vocab)
+    embed, vocab = fitting("fsdp", hidden.shape[-1]), vocab_size_of(head, options)
+    tensor, names = mesh.shape["tensor"], ("vocab", "embed")
+    names = names if options.vocab_first else names[::-1]
+    stored = weight_sharding(mesh, "head", head.shape, names) if vocab % tensor else None
+    over = "tensor" if tensor > 1 else None
+    return _Split(tuple(rows), context, embed, over, vocab, -vocab % tensor, stored)
+
+
+def _padded(split: _Split, head: jax.Array, options: Options) -> jax.Array:
+    """The head with zeros behind its vocabulary. Along the axes that split it where it is stored it
+    goes to tensor by an exchange of parts."""
+    if not split.unused:
+        return head
+    more = [(0, split.unused), (0, 0)] if options.vocab_first else [(0, 0), (0, split.unused)]
+    return jnp.pad(jax.lax.with_sharding_constraint(head, split.stored), more)
 
 
 # -- what one device does, inside shard_map
@@ -150,16 +183,22 @@ def _describe(split: _Split, impl, hidden, head, targets, scale, options) -> Sta
     before = lax.axis_index(split.vocab) * vocab if split.vocab else 0
     y = targets - before
 
-    def of_tile(carry, first, count):
+    def of_tile(carry, first, count, masked=False):
         w = _gathered(split, head, first, count, options)
-        stats = dispatch.forward(impl, hidden, w, y - first, scale, options)
+        if masked:
+            z = logits(hidden, w, scale, options)
+            real = before + first + jnp.arange(count)[None] < split.entries
+            stats = tile_statistics(jnp.where(real, z, -jnp.inf), y - first, options)
+        else:
+            stats = dispatch.forward(impl, hidden, w, y - first, scale, options)
         if options.greedy:
             stats = stats._replace(best=stats.best + first + before)
         return carry, (stats, (y >= first) & (y < first + count))
 
     itemsize = jnp.dtype(options.head_dtype).itemsize
-    tile = _vocab_per_tile(hidden, itemsize, vocab) if split.embed else vocab
-    _, (parts, inside) = _over_tiles(of_tile, (), vocab, tile)
+    used = _used(split, vocab)
+    tile = _vocab_per_tile(hidden, itemsize, used) if split.embed else used
+    _, (parts, inside) = _over_tiles(of_tile, (), vocab, tile, vocab - used)
     stats = merged_tiles(parts, inside) if len(inside) > 1 else jax.tree.map(lambda x: x[0], parts)
     if not split.vocab:
         return stats
@@ -167,35 +206,54 @@ def _describe(split: _Split, impl, hidden, head, targets, scale, options) -> Sta
     return merged(stats, (y >= 0) & (y < vocab), across(lax.pmax), across(lax.psum))
 
 
+def _used(split: _Split, vocab: int) -> int:
+    """How many of a device's `vocab` entries are no padding on any device. Padding is at the end of
+    the vocabulary, so it is the last devices that have some; the kernels run on the others' part,
+    and the few entries behind it are masked."""
+    return max(vocab - split.unused, 0)
+
+
 def _gradients(split: _Split, impl, hidden, head, scale, rows, options):
     """(d hidden of the device's own rows, d of its own part of the head)."""
     vocab, axis = vocab_size_of(head, options), 0 if options.vocab_first else 1
     before = lax.axis_index(split.vocab) * vocab if split.vocab else 0
     targets, *row = rows
-    y = targets - before
+    y, used = targets - before, _used(split, vocab)
     # A sum over devices is float32: of a whole bfloat16 head it would be twice the head.
     moved = split.embed or split.rows or split.context
-    tile = _vocab_per_tile(hidden, 4, vocab) if moved else vocab
+    tile = _vocab_per_tile(hidden, 4, used) if moved else used
     if tile == vocab:
         w = _gathered(split, head, 0, vocab, options)
         of_hidden, of_head = dispatch.backward(impl, hidden, w, y, scale, *row, options)
         of_head = _scattered(split, of_head, options).astype(head.dtype)
     else:
 
-        def of_tile(sums, first, count):
+        def of_tile(sums, first, count, masked=False):
             w = _gathered(split, head, first, count, options)
-            part, of_vocab = dispatch.backward(impl, hidden, w, y - first, scale, *row, options)
+            if masked:
+                real = before + first + jnp.arange(count)[None] < split.entries
+                part, of_vocab = _masked_gradients(hidden, w, y - first, scale, row, real, options)
+            else:
+                part, of_vocab = dispatch.backward(impl, hidden, w, y - first, scale, *row, options)
             of_vocab = _scattered(split, of_vocab, options).astype(head.dtype)
             of_head = lax.dynamic_update_slice_in_dim(sums[1], of_vocab, first, axis)
             return (sums[0] + part, of_head), ()
 
         empty = jnp.zeros(hidden.shape, row[0].dtype), jnp.zeros_like(head)
-        (of_hidden, of_head), _ = _over_tiles(of_tile, empty, vocab, tile)
+        (of_hidden, of_head), _ = _over_tiles(of_tile, empty, vocab, tile, vocab - used)
     if split.vocab:
         # After the tiles: a sum that does not wait for them could meet theirs out of order.
         of_hidden, of_head = lax.optimization_barrier((of_hidden, of_head))
         of_hidden = lax.psum(of_hidden.astype(row[0].dtype), split.vocab)
     return of_hidden.astype(hidden.dtype), of_head
+
+
+def _masked_gradients(hidden, w, y, scale, row, real, options: Options):
+    """`dispatch.backward` of a few entries, of which only the `real` ones [1, V] exist."""
+    raw = raw_logits(hidden, w, options)
+    dz = jnp.where(real, logit_gradient(raw, y, scale, *row, options), 0.0)
+    dz = dz.astype(gradient_dtype(hidden, w))
+    return hidden_gradient(dz, w, options).astype(hidden.dtype), head_gradient(dz, hidden, options)
 
 
 def _vocab_per_tile(hidden, itemsize: int, vocab: int) -> int:
@@ -205,19 +263,22 @@ def _vocab_per_tile(hidden, itemsize: int, vocab: int) -> int:
     return min(vocab, max(most // 128 * 128, 128))  # whole lanes of a TPU
 
 
-def _over_tiles(of_tile, carry, vocab: int, size: int):
-    """Runs of_tile(carry, first entry, count) -> (carry, result) over the whole vocabulary; returns
-    the carry and the results, stacked."""
-    whole, rest = divmod(vocab, size)
+def _over_tiles(of_tile, carry, vocab: int, size: int, masked: int = 0):
+    """Runs of_tile(carry, first entry, count) -> (carry, result) over the whole vocabulary, and
+    of_tile(..., masked=True) over the last `masked` entries; returns the carry and the results,
+    stacked."""
+    used = vocab - masked
+    whole, rest = divmod(used, size) if used else (0, 0)
     stacks = []
     if whole > 1:
         each = lambda carry, i: of_tile(carry, i * size, size)  # noqa: E731
         carry, results = lax.scan(each, carry, jnp.arange(whole, dtype=jnp.int32))
         stacks.append(results)
-    for first, count in ([(0, size)] if whole == 1 else []) + ([(vocab - rest, rest)] * bool(rest)):
+    spans = [(0, size, False)] * (whole == 1) + [(used - rest, rest, False)] * bool(rest)
+    for first, count, last in [*spans, *[(used, masked, True)] * bool(masked)]:
         if stacks:  # its collectives wait for those of the scan, or they could meet out of order
             first, carry, stacks = lax.optimization_barrier((jnp.int32(first), carry, stacks))
-        carry, results = of_tile(carry, first, count)
+        carry, results = of_tile(carry, first, count, *[True] * last)
         stacks.append(jax.tree.map(lambda x: x[None], results))
     return carry, jax.tree.map(lambda *parts: jnp.concatenate(parts), *stacks)
 

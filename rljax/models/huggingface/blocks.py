@@ -39,7 +39,7 @@ class Part:
 
     path: tuple[str, ...]
     piece: Piece  # of the first tensor; the others differ in the index only
-    spec: tuple  # the mesh axis of every axis of the weight, or None
+    spec: tuple  # the mesh axis, or axes, of every axis of the weight, or None
     start: tuple[int, ...]  # the index of the piece within a device's part of the weight
 
     @property
@@ -94,7 +94,9 @@ class Group:
 
 
 def _ways(mesh: Mesh, axes) -> tuple[int, ...]:
-    return tuple(mesh.shape[a] if a else 1 for a in axes)
+    """Into how many parts entries of a spec split their axes."""
+    names = ((a,) if isinstance(a, str) else a or () for a in axes)
+    return tuple(math.prod(mesh.shape[name] for name in each) for each in names)
 
 
 def groups(model: Model, skip: frozenset[str] = frozenset()) -> list[Group]:

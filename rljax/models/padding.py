@@ -1,0 +1,214 @@
+"""Padding: the sizes that a mesh computes with where its tensor axis does not divide the model's.
+
+Weights are stored, updated, saved and exported in the model's own shapes, on every mesh
+(rljax.mesh.weight_sharding). A program that computes with them begins by making them wider, split
+over tensor: zeros are added to the query heads, to the output projection that reads those, and to
+the hidden layer, and kv heads are repeated so that every device has those of its query heads. A
+gradient comes back through the same steps, so no padding ever reaches an optimizer, a checkpoint or
+a draw. The vocabulary is padded where the head is read (rljax.kernels.logprob.sharded and
+rljax.mesh.head_by_vocab).
+
+Axes: H query heads, K kv heads, G = H / K query heads of a kv head.
+"""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from rljax.mesh import weight_sharding
+from rljax.models.config import ModelConfig
+from rljax.models.trees import flattened, nested
+
+
+@dataclasses.dataclass(frozen=True)
+class Heads:
+    """H query heads over K kv heads as devices share them: `padded` kv heads (K and zeros), each
+    `copies` times in a row, and `group` query heads to each of those."""
+
+    heads: int
+    kv_heads: int
+    padded: int
+    copies: int
+    group: int
+
+    @property
+    def queries(self) -> int:
+        """Query heads in all."""
+        return self.padded * self.copies * self.group
+
+    @property
+    def keys(self) -> int:
+        """Kv heads in all."""
+        return self.padded * self.copies
+
+    def widen_queries(self, x: jax.Array, axis: int) -> jax.Array:
+        """x with `queries` heads along an axis of H; those added are zeros."""
+        if self.queries == self.heads:
+            return x
+        x = _split(x, axis, (self.kv_heads, self.heads // self.kv_heads))
+        x = _pad(_pad(x, axis, self.padded), axis + 1, self.copies * self.group)
+        return _merge(x, axis)
+
+    def widen_keys(self, x: jax.Array, axis: int) -> jax.Array:
+        """x with `keys` heads along an axis of K: copies, and zeros."""
+        x = _pad(x, axis, self.padded)
+        if self.copies == 1:
+            return x
+        shape = (*x.shape[: axis + 1], self.copies, *x.shape[axis + 1 :])
+        return _merge(jnp.broadcast_to(jnp.expand_dims(x, axis + 1), shape), axis)
+
+    def narrow_queries(self, x: jax.Array, axis: int) -> jax.Array:
+        """x with the H heads that `widen_queries` was given."""
+        if self.queries == self.heads:
+            return x
+        group = self.heads // self.kv_heads
+        x = _split(x, axis, (self.padded, self.copies * self.group))
+        x = jax.lax.slice_in_dim(x, 0, self.kv_heads, axis=axis)
+        return _merge(jax.lax.slice_in_dim(x, 0, group, axis=axis + 1), axis)
+
+
+def _split(x: jax.Array, axis: int, sizes: tuple[int, int]) -> jax.Array:
+    return x.reshape(*x.shape[:axis], *sizes, *x.shape[axis + 1 :])
+
+
+def _merge(x: jax.Array, axis: int) -> jax.Array:
+    """x with `axis` and the next one as one."""
+    return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
+
+
+def _pad(x: jax.Array, axis: int, size: int) -> jax.Array:
+    """x with zeros behind, up to `size`."""
+    if x.shape[axis] == size:
+        return x
+    return jnp.pad(x, [(0, size - n if i == axis else 0) for i, n in enumerate(x.shape)])
+
+
+@functools.cache
+def heads_over(heads: int, kv_heads: int, shards: int) -> Heads:
+    """The fewest query heads, and of those the fewest kv heads, that `shards` devices split evenly,
+    each with whole groups."""
+
+    def with_copies(copies: int) -> Heads:
+        step = shards // copies
+        padded = -(-kv_heads // step) * step
+        return Heads(heads, kv_heads, padded, copies, -(-(heads // kv_heads) // copies))
+
+    each = [with_copies(n) for n in range(1, shards + 1) if shards % n == 0]
+    return min(each, key=lambda found: (found.queries, found.keys))
+
+
+def _heads_of(config: ModelConfig, tensor: int) -> Heads:
+    """Of a layer; the keys of latent attention are as many as its queries."""
+    kv_heads = config.heads if config.latent else config.kv_heads
+    return heads_over(config.heads, kv_heads, tensor)
+
+
+def _whole(size: int, parts: int) -> int:
+    """The next multiple."""
+    return -(-size // parts) * parts
+
+
+@functools.cache
+def padded(config: ModelConfig, tensor: int) -> ModelConfig:
+    """The sizes that programs compute with; the config itself where all divide."""
+    found, experts = _heads_of(config, tensor), config.experts
+    if experts:
+        sizes = dict(mlp=_whole(experts.mlp, tensor), shared_mlp=_whole(experts.shared_mlp, tensor))
+        experts = dataclasses.replace(experts, **sizes)
+    sizes = dict(heads=found.queries, mlp=_whole(config.mlp, tensor), experts=experts)
+    if not config.latent or found.queries != config.heads:
+        sizes["kv_heads"] = found.keys
+    wide = dataclasses.replace(config, **sizes)
+    if wide == config:
+        return config
+    return dataclasses.replace(wide, normed_heads=(config.heads, config.kv_heads * found.copies))
+
+
+def computed_shapes(shapes: dict, config: ModelConfig, tensor: int) -> dict:
+    """{path: (shape, logical axes)} as programs compute with them, of those that weights have."""
+    if padded(config, tensor) is config:
+        return shapes
+    out = {}
+    for path, (shape, axes) in shapes.items():
+        widen = functools.partial(_widened, path, shapes, config, tensor)
+        leaf = jax.ShapeDtypeStruct(shape, jnp.float32)
+        out[path] = (jax.eval_shape(widen, leaf).shape, axes)
+    return out
+
+
+def copied_elements(shapes: dict, config: ModelConfig, mesh: Mesh) -> int:
+    """Elements of a device in the weights that a program makes wider: a copy while it runs."""
+    return sum(
+        math.prod(weight_sharding(mesh, ".".join(path), wide, axes).shard_shape(wide))
+        for path, (wide, axes) in computed_shapes(shapes, config, mesh.shape["tensor"]).items()
+        if wide != shapes[path][0]
+    )
+
+
+def widened(params: dict, shapes: dict, config: ModelConfig, mesh: Mesh) -> dict:
+    """Inside a program: the weights with the sizes of `padded`, split over the mesh. `shapes`:
+    {path: (shape, logical axes)} of the model (Model.shapes)."""
+    if padded(config, mesh.shape["tensor"]) is config:
+        return params
+    flat, wide = flattened(params), computed_shapes(shapes, config, mesh.shape["tensor"])
+    for path, x in flat.items():
+        if wide[path][0] == x.shape:
+            continue
+        widen = functools.partial(_widened, path, shapes, config, mesh.shape["tensor"])
+        layout = functools.partial(weight_sharding, mesh, ".".join(path), axes=shapes[path][1])
+        # What is added lies where the axis is whole, forward and backward, and then one exchange
+        # splits it. Left to itself XLA gathers the weight.
+        stored, shape = layout(shape=x.shape), wide[path][0]
+        changed = [i for i, (n, more) in enumerate(zip(x.shape, shape, strict=True)) if n != more]
+        x = widen(jax.lax.with_sharding_constraint(x, stored))
+        if all(stored.spec[i] is None for i in changed):
+            x = jax.lax.with_sharding_constraint(x, stored)
+        flat[path] = jax.lax.with_sharding_constraint(x, layout(shape=shape))
+    return nested(flat)
+
+
+def _widened(path: tuple, shapes: dict, config: ModelConfig, tensor: int, x: jax.Array):
+    """One weight, or the codes or scales of one. A vision tower has other sizes: XLA splits it as
+    it likes."""
+    if path[0] == "vision":
+        return x
+    found, axes = _heads_of(config, tensor), shapes[path][1]
+    for i, axis in enumerate(axes):
+        if axis == "heads":
+            x = found.widen_queries(x, i)
+        elif axis == "kv_heads":
+            x = found.widen_keys(x, i)
+        elif axis == "mlp":
+            x = _pad(x, i, _whole(x.shape[i], tensor))
+    if path[-1] != "scales":
+        return x
+    # Where the axis that blocks run along is padded, they are cut into some that divide it.
+    i, (whole_shape, of_codes) = axes.index(None), shapes[(*path[:-1], "codes")]
+    size, whole = whole_shape[i], _whole(whole_shape[i], tensor)
+    if of_codes[i] != "mlp" or whole == size:
+        return x
+    block = math.gcd(size // x.shape[i], whole)
+    finer = jnp.repeat(x, size // x.shape[i] // block, axis=i)
+    return _pad(finer, i, whole // block)
+
+
+def described(config: ModelConfig, tensor: int) -> str:
+    """What is padded, in one sentence; "" where all sizes divide."""
+    wide = padded(config, tensor)
+    sizes = {
+        "query heads": (config.heads, wide.heads),
+        "kv heads": (config.kv_heads, wide.kv_heads),
+    }
+    if any(not kind.experts for kind in config.kinds):
+        sizes["hidden layer"] = (config.mlp, wide.mlp)
+    if config.experts:
+        sizes["hidden layer of an expert"] = (config.experts.mlp, wide.experts.mlp)
+        shared = (config.experts.shared_mlp, wide.experts.shared_mlp)
+        sizes["hidden layer of the shared experts"] = shared
+    sizes["vocabulary"] = (config.vocab_size, _whole(config.vocab_size, tensor))
+    said = [f"{name} {one} as {other}" for name, (one, other) in sizes.items() if one != other]
+    return f"tensor {tensor} computes {', '.join(said)}" if said else ""
