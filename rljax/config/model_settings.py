@@ -44,8 +44,8 @@ class ModelSettings(Settings):
     # where the float32 head takes three.
     head_dtype: str = ""
     # How attention reads rows whose tokens mesh.context splits. heads: devices trade tokens for
-    # heads (Ulysses), which context x tensor has to divide; ring: keys and values go from device to
-    # device (ring attention); auto: heads where they divide, else ring.
+    # heads (Ulysses), padded where context x tensor does not divide them; ring: keys and values go
+    # from device to device (ring attention); auto: heads where they divide, else ring.
     context_attention: str = "auto"
     # Whether every sum has an order that does not depend on what is computed beside it. The
     # sampler's log-probs then are the trainer's bit by bit (rljax.models.invariant). It is slower,

@@ -66,8 +66,8 @@ def attention(
     splash wherever it is traced; "splash" off TPU is interpreted, for tests.
 
     `context_attention`: how the tokens of a row meet that are split over context. "heads" trades
-    them for heads, which then have to divide by context x tensor; "ring" passes keys and values on
-    (rljax.models.attention_ring); "auto" is the former wherever the heads divide.
+    them for heads, padded where context x tensor does not divide them; "ring" passes keys and
+    values on (rljax.models.attention_ring); "auto" is the former wherever the heads divide.
 
     `apart`: each query's numbers depend on nothing but its own keys (rljax.models.invariant).
     """
