@@ -31,11 +31,16 @@ TYPES = {
     "float32": ({}, {}),
     "kv bfloat16": ({}, {"kv_dtype": "bfloat16"}),
     "kv int8": ({}, {"kv_dtype": "int8"}),
+    "kv float16": ({}, {"kv_dtype": "float16"}),
     "weights bfloat16": ({}, {"weight_dtype": "bfloat16"}),
+    "weights float16": ({}, {"weight_dtype": "float16"}),
     "weights int8": ({}, {"weight_dtype": "int8"}),
     "decoding bfloat16": ({}, {"dtype": "bfloat16"}),
+    "decoding float16": ({}, {"dtype": "float16"}),
     "all bfloat16": ({"dtype": "bfloat16"}, {}),
+    "all float16": ({"dtype": "float16"}, {}),
     "all bfloat16 and its head": ({"dtype": "bfloat16", "head_in_float32": False}, {}),
+    "all float16 and its head": ({"dtype": "float16", "head_in_float32": False}, {}),
 }
 SHOWN = {
     "mean": "abs_logprob_diff_mean", "p99": "abs_logprob_diff_p99", "max": "abs_logprob_diff_max",

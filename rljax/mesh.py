@@ -373,3 +373,13 @@ def logits_by_rows(x: jax.Array, mesh: Mesh, vocab: int) -> jax.Array:
     for spec in (*specs, PartitionSpec(rows)):
         x = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
     return x[:, :vocab]
+
+
+def check_products(dtype: str, mesh: Mesh) -> None:
+    """Raises InputError where the devices of a mesh have no products of a dtype."""
+    if dtype == "float16" and mesh.devices.flat[0].platform == "tpu":
+        raise InputError(
+            "products in float16, on a TPU", value=dtype,
+            rule="its matrix units take bfloat16, to which XLA rounds float16",
+            fix="bfloat16 or float32: model_settings.dtype, sampler.dtype, --dtype",
+        )  # fmt: skip

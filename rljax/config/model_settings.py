@@ -31,17 +31,21 @@ class MeshConfig(Settings):
 class ModelSettings(Settings):
     """How the model runs, whatever its family."""
 
-    # Of matmuls, those of decoding being sampler.dtype's; master weights and optimizer state are
-    # float32.
+    # Of matmuls, those of decoding being sampler.dtype's: float32 | bfloat16 | float16. float16 has
+    # three bits more than bfloat16 and a narrow range: losses are scaled, and a step whose scaled
+    # gradient leaves the range is not taken. Not on TPUs.
     dtype: str = "float32"
+    # How trained weights are held: float32, or bfloat16, in which every update is rounded
+    # stochastically. The optimizer's state is float32.
+    weight_dtype: str = "float32"
     # What is stored of every layer for the backward pass; the rest is recomputed. none: everything;
     # dots: products with weights, and attention; attention: attention and the layer's input; full:
     # the input; offload: the input, in host memory.
     remat: str = "full"
     head_in_float32: bool = True  # whether logits are a float32 product, whatever the dtype
-    # What the head is rounded to before it is multiplied, in trainer and sampler alike: bfloat16,
-    # "" = nothing. Logits and the head's gradient stay float32; on a TPU logits take one pass
-    # where the float32 head takes three.
+    # What the head is rounded to before it is multiplied, in trainer and sampler alike: bfloat16 |
+    # float16, "" = nothing. Logits and the head's gradient stay float32; with bfloat16 logits take
+    # one pass of a TPU where the float32 head takes three.
     head_dtype: str = ""
     # How attention reads rows whose tokens mesh.context splits. heads: devices trade tokens for
     # heads (Ulysses), padded where context x tensor does not divide them; ring: keys and values go

@@ -113,8 +113,8 @@ class BatchConfig(Settings):
 class SamplerConfig(Settings):
     """temperature is that of the sampler and of every log-prob of the trainer."""
 
-    # What decoding computes in: float32 | bfloat16, "" = model_settings.dtype, as the trainer does.
-    # The log-probs that it records are its own.
+    # What decoding computes in: float32 | bfloat16 | float16, "" = model_settings.dtype, as the
+    # trainer does. The log-probs that it records are its own.
     dtype: str = ""
     # Whether its logits are a float32 product: on | off, "" = model_settings.head_in_float32.
     head_in_float32: str = ""
@@ -129,15 +129,15 @@ class SamplerConfig(Settings):
     # after each update and dropped after the rollout (README, sampler). With
     # rollouts.sampler_devices it is over those, and "" = weights whole on each of them.
     layout: str = ""
-    # How decoding holds the weights: float32 | bfloat16 | int8, "" = as they are. int8: codes of
-    # the linear maps, of a quantised base its own; the rest is in sampler.dtype.
+    # How decoding holds the weights: float32 | bfloat16 | float16 | int8, "" = as they are. int8:
+    # codes of the linear maps, of a quantised base its own; the rest is in sampler.dtype.
     weight_dtype: str = ""
     # Rows decoded at a time, refilled as they end. 0: all of a round; in flight those of 1 + ahead.
     slots: int = 0
     # Where slots are refilled: on the "device", inside one program, or by the "host", between
     # dispatches (README, sampler).
     loop: str = "device"
-    # How keys and values are held: float32 | bfloat16 | int8, "" = as decoding computes.
+    # How keys and values are held: float32 | bfloat16 | float16 | int8, "" = as decoding computes.
     kv_dtype: str = ""
     # Tokens of a page of keys and values: slots take pages of a pool as they grow, and share those
     # of a prompt (with loop="host", and in environments). 0 = each slot has its columns to itself.

@@ -25,16 +25,22 @@ class ServeOptions(CompilerOptions, TrustOptions):
     port: int = option(8000, "0 = a free one, which is printed", low=0, high=65535)
     slots: int = option(16, "Samples that decode at a time", low=1)
     tokens: int = option(2048, "Of a slot: prompt and response together", low=2)
-    dtype: str = dtype_option("Computed in; default: as the run sampled", "float32", "bfloat16")
+    dtype: str = dtype_option(
+        "Computed in; default: as the run sampled", "float32", "bfloat16", "float16"
+    )
     kv_dtype: str = dtype_option(
-        "Of keys and values; default: the model's", "float32", "bfloat16", "int8"
+        "Of keys and values; default: the model's", "float32", "bfloat16", "float16", "int8"
     )
     layout: str = option(
         "", 'Of the weights: "mesh(data=2, tensor=4)", as sampler.layout; default: split over all '
         "devices as fsdp"
     )  # fmt: skip
     weight_dtype: str = dtype_option(
-        "Of the weights while decoding; default: as the run sampled", "float32", "bfloat16", "int8"
+        "Of the weights while decoding; default: as the run sampled",
+        "float32",
+        "bfloat16",
+        "float16",
+        "int8",
     )
     page_tokens: int = option(0, "Of a page of keys and values; 0 = slots of their own", low=0)
     pages: int = option(0, "Of all slots together; 0 = as many as they take", low=0)

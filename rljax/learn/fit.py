@@ -48,10 +48,11 @@ def fit(
 
     def step(carry, rows):
         (state, stopped), (minibatch, examples) = carry, rows
-        loss, gradient, metrics, kept = loss_and_gradient(state.params, minibatch, objective, *how)
-        found = loss, gradient, metrics, ~jnp.any(minibatch.mask > 0), kept[1]
+        scale = state.loss_scale and state.loss_scale.scale
+        *found, kept = loss_and_gradient(state.params, minibatch, objective, *how, scale)
+        found = *found, ~jnp.any(minibatch.mask > 0), kept[1]
         if beside is not None:
-            found = beside.added(state.params, examples, *found)
+            found = beside.added(state.params, examples, *found, scale)
         loss, gradient, metrics, empty, counted = found
         if trust_region:
             stopped = stopped | (metrics["ppo_k3"] > trust_region)
@@ -63,7 +64,7 @@ def fit(
         counts = jax.tree.map(jnp.float32, {**counts, "empty_fraction": empty})
         return (state, stopped), ({**metrics, **taken, **counts}, kept)
 
-    before, carry = state.skipped, (state, jnp.zeros((), bool))
+    before, carry = state, (state, jnp.zeros((), bool))
     rows = batch, beside and beside.batch
     if count * steps.epochs == 1:
         (state, _), (metrics, kept) = step(carry, rows)
@@ -71,8 +72,7 @@ def fit(
         epoch = lambda carry, _: jax.lax.scan(step, carry, _split(rows, count))  # noqa: E731
         (state, _), (metrics, _) = jax.lax.scan(epoch, carry, None, length=steps.epochs)
         metrics, kept = {k: _over_steps(k, v) for k, v in metrics.items()}, None
-    metrics["skipped_steps"] = (state.skipped - before).astype(jnp.float32)
-    _count_steps(metrics, count * steps.epochs, trust_region)
+    _count_steps(metrics, before, state, count * steps.epochs, trust_region)
     return dataclasses.replace(state, frozen=frozen), metrics, kept
 
 
@@ -107,12 +107,12 @@ class Beside:
             )  # fmt: skip
         return dataclasses.replace(self, objective=_with_frozen(self.objective, frozen))
 
-    def added(self, params, examples: Batch, loss, gradient, metrics: dict, empty, counted):
+    def added(self, params, examples: Batch, loss, gradient, metrics: dict, empty, counted, scale):
         """(loss, gradient, metrics, whether there is nothing to learn from, the model's sums) with
-        those of the examples of an optimizer step."""
+        those of the examples of an optimizer step, whose gradient has the same loss scale."""
         # Without policy tokens a load-balancing loss, for one, would still have a gradient.
         loss, gradient = jax.tree.map(lambda x: jnp.where(empty, 0, x), (loss, gradient))
-        how = self.steps.microbatch_rows, self.steps.packing
+        how = self.steps.microbatch_rows, self.steps.packing, scale
         more, other, own, (_, found) = loss_and_gradient(params, examples, self.objective, *how)
         gradient = jax.tree.map(jnp.add, gradient, other)
         empty &= ~jnp.any(examples.mask > 0)
@@ -121,8 +121,15 @@ class Beside:
         return loss + more, gradient, {**metrics, self.name: own["loss"]}, empty, counted
 
 
-def _count_steps(metrics: dict, total: int, trust_region: float) -> None:
-    """Fractions of the `total` optimizer steps become numbers of them."""
+def _count_steps(
+    metrics: dict, before: TrainState, state: TrainState, total: int, trust_region: float
+) -> None:
+    """Counts of the `total` optimizer steps between two states, where metrics have fractions."""
+    metrics["skipped_steps"] = (state.skipped - before.skipped).astype(jnp.float32)
+    if state.loss_scale is not None:
+        overflows = state.loss_scale.overflows - before.loss_scale.overflows
+        metrics["overflow_steps"] = overflows.astype(jnp.float32)
+        metrics["loss_scale"] = state.loss_scale.scale
     # The longest streak within this call, so that one good step at its end does not hide it.
     metrics["skipped_in_a_row"] = metrics.pop("skipped_in_a_row_max")
     stopped, empty = metrics.pop("stopped_fraction"), metrics.pop("empty_fraction")

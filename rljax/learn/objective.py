@@ -10,8 +10,10 @@ import jax.numpy as jnp
 
 from rljax.batch import Batch
 from rljax.errors import InputError
+from rljax.learn.loss_scale import scaled_objective
 from rljax.learn.packing import Packed, Packing, each_microbatch, map_packed, pack
 from rljax.learn.replicas import Replicas
+from rljax.learn.rounding import widened
 
 
 @dataclasses.dataclass(frozen=True)
@@ -254,11 +256,24 @@ def loss_alone(
 
 
 def loss_and_gradient(
-    params, batch: Batch, objective: Objective, microbatch_rows: int, packing: Packing | None = None
-):
+    params, batch: Batch, objective: Objective, microbatch_rows: int,
+    packing: Packing | None = None, scale: jax.Array | None = None,
+):  # fmt: skip
     """Loss, gradient, metrics of one optimizer step over all rows of `batch`, microbatch by
     microbatch (of `microbatch_rows` rows, or packed), and (what the objective keeps of its
-    outputs, the model's sums)."""
+    outputs, the model's sums). `scale`: the gradient is computed of the loss times this, and
+    divided by it when all microbatches are added up."""
+    if scale is None:
+        return _loss_and_gradient(params, batch, objective, microbatch_rows, packing)
+    scaled = scaled_objective(objective, scale)
+    loss, gradient, *rest = _loss_and_gradient(params, batch, scaled, microbatch_rows, packing)
+    loss, gradient = jax.tree.map(lambda x: x / scale, (loss, widened(gradient)))
+    return loss, gradient, *rest
+
+
+def _loss_and_gradient(
+    params, batch: Batch, objective: Objective, microbatch_rows: int, packing: Packing | None
+):
     batch = select_policy_tokens(batch)
     weights, row_weights = _weights(batch, objective)
     if packed := _packs(batch, packing, objective, objective.rows_per_example):

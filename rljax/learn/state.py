@@ -1,6 +1,7 @@
 """TrainState, and the optimizer step that guards it against non-finite losses and gradients.
 
-A state holds parameters, optimizer state and counters of a trained role. Gradients come from
+A state holds parameters, optimizer state and counters of a trained role, and what its precision
+needs: the loss scale of float16, the key that rounds bfloat16 weights. Gradients come from
 rljax.learn.objective; rljax.roles.layout places the arrays.
 """
 
@@ -11,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from rljax.learn.loss_scale import LossScale, new_loss_scale
+from rljax.learn.rounding import rounded_like, rounds, widened
 from rljax.mesh import in_device_memory, in_memory_of, is_on_host
 from rljax.models.trees import merged
 
@@ -28,13 +31,14 @@ class Spread:
 AS_WEIGHTS = Spread()
 
 
-@jax.tree_util.register_dataclass
+@jax.tree_util.register_pytree_with_keys_class
 @dataclasses.dataclass(frozen=True)
 class TrainState:
     """What an optimizer step changes. Counters are int32 scalars on the device.
 
     `frozen` are the weights that no optimizer moves (the base under adapters, which other roles may
-    share), {} where all of them are trained. `spread` is no array.
+    share), {} where all of them are trained. `spread` is no array. `precision` is {} of float32
+    weights and products, and then no part of the pytree: checkpoints from before it stay whole.
     """
 
     params: Any
@@ -43,12 +47,30 @@ class TrainState:
     skipped: jax.Array  # steps skipped since the start because loss or gradient was not finite
     skipped_in_a_row: jax.Array
     frozen: Any = dataclasses.field(default_factory=dict)
-    spread: Spread = dataclasses.field(default=AS_WEIGHTS, metadata={"static": True})
+    spread: Spread = AS_WEIGHTS
+    # "loss_scale" of a model that computes in float16; "rounding", the data of a key, where trained
+    # weights are bfloat16.
+    precision: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def weights(self):
         """All weights of the model."""
         return merged(self.params, self.frozen)
+
+    @property
+    def loss_scale(self) -> LossScale | None:
+        return self.precision.get("loss_scale")
+
+    def tree_flatten_with_keys(self):
+        absent = ("spread", *(("precision",) if self.precision == {} else ()))
+        names = tuple(name for name in vars(self) if name not in absent)
+        children = [(jax.tree_util.GetAttrKey(name), getattr(self, name)) for name in names]
+        return children, (names, self.spread)
+
+    @classmethod
+    def tree_unflatten(cls, static, children):
+        names, spread = static
+        return cls(**dict(zip(names, children, strict=True)), spread=spread)
 
 
 def new_train_state(
@@ -56,12 +78,22 @@ def new_train_state(
     optimizer: optax.GradientTransformation,
     frozen: dict | None = None,
     spread: Spread = AS_WEIGHTS,
+    *,
+    scaled: bool = False,
+    rounding: jax.Array | None = None,
 ) -> TrainState:
-    """The state before the first step; rljax.roles places it on the mesh."""
+    """The state before the first step; rljax.roles places it on the mesh. `scaled`: the loss is, as
+    the model computes in float16. `rounding` is the key by which weights that are held in bfloat16
+    are rounded; without one, that of seed 0. Moments of those are float32."""
     counters = (
         jnp.zeros((), jnp.int32) for _ in range(3)
     )  # three buffers: donation forbids sharing one
-    return TrainState(params, optimizer.init(params), *counters, frozen or {}, spread)
+    precision: dict[str, Any] = {"loss_scale": new_loss_scale()} if scaled else {}
+    if rounds(params):
+        key = jax.random.key(0) if rounding is None else rounding
+        precision["rounding"] = jax.random.key_data(key)
+    moments = optimizer.init(widened(params))
+    return TrainState(params, moments, *counters, frozen or {}, spread, precision)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +105,7 @@ class StepLayout:
     weights: Any
 
 
-def _changed(optimizer, gradient, params, opt_state, take, layout: StepLayout | None):
+def _changed(optimizer, gradient, state: TrainState, take, layout: StepLayout | None):
     """(parameters, optimizer state) after the optimizer's update where `take`, else as they were.
 
     A state that waits on the host is fetched and sent back in a loop of one turn or none: in a
@@ -85,16 +117,20 @@ def _changed(optimizer, gradient, params, opt_state, take, layout: StepLayout | 
         held, mine = in_device_memory(waiting), gradient
         if layout is not None:
             params, mine = (constrain(x, layout.moments) for x in (params, gradient))
-        updates, new = optimizer.update(mine, held, params)
+        wide = widened(params)
+        updates, new = optimizer.update(mine, held, wide)
         keep = lambda new, old: jnp.where(take, new, old)  # noqa: E731
-        params = jax.tree.map(keep, optax.apply_updates(params, updates), params)
+        moved = optax.apply_updates(wide, updates)
+        if "rounding" in state.precision:
+            moved = rounded_like(moved, params, state.precision["rounding"], state.step)
+        params = jax.tree.map(keep, moved, params)
         if layout is not None:
             params = constrain(params, layout.weights)
         return jnp.zeros((), bool), params, in_memory_of(waiting, jax.tree.map(keep, new, held))
 
     constrain = jax.lax.with_sharding_constraint
-    carry = (take, params, opt_state)
-    if any(is_on_host(x) for x in jax.tree.leaves(opt_state)):
+    carry = (take, state.params, state.opt_state)
+    if any(is_on_host(x) for x in jax.tree.leaves(state.opt_state)):
         return jax.lax.while_loop(lambda carry: carry[0], turn, carry)[1:]
     return turn(carry)[1:]
 
@@ -110,27 +146,33 @@ def optimizer_step(
     """One optimizer step; a non-finite loss or gradient changes nothing but the counters, and
     without `take` (nothing to learn from, or outside the trust region) nothing changes at all.
 
+    Loss and gradient come without the loss scale. One that a lower scale may make finite is an
+    overflow: it is counted with the scale, and not as a step that went wrong.
+
     An optimizer state that waits on the host is fetched for the step, and sent back. `layout` is
     that of a state whose moments are split further than its weights."""
+    gradient = widened(gradient)
     grad_norm = optax.tree.norm(gradient)
     finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-    take = jnp.asarray(take)
-    params, opt_state = _changed(
-        optimizer, gradient, state.params, state.opt_state, finite & take, layout
-    )
-    bad, taken = (take & ~finite).astype(jnp.int32), (take & finite).astype(jnp.int32)
+    take, scale = jnp.asarray(take), state.loss_scale
+    params, opt_state = _changed(optimizer, gradient, state, finite & take, layout)
+    overflow, precision = jnp.zeros((), bool), state.precision
+    if scale is not None:
+        overflow = scale.is_to_blame(loss, finite)
+        precision = {**precision, "loss_scale": scale.after(loss, finite, take)}
+    bad, taken = take & ~finite & ~overflow, take & finite
+    in_a_row = jnp.where(bad, state.skipped_in_a_row + 1, state.skipped_in_a_row)
     state = dataclasses.replace(
         state,
         params=params,
         opt_state=opt_state,
-        step=state.step + taken,
-        skipped=state.skipped + bad,
-        skipped_in_a_row=jnp.where(
-            take, bad * (state.skipped_in_a_row + 1), state.skipped_in_a_row
-        ),
+        step=state.step + taken.astype(jnp.int32),
+        skipped=state.skipped + bad.astype(jnp.int32),
+        skipped_in_a_row=jnp.where(taken, 0, in_a_row),
+        precision=precision,
     )
     # A skipped step reports norm 0 and is counted, so that averages over steps stay finite.
     return state, {
         "grad_norm": jnp.where(finite, grad_norm, 0.0),
-        "loss": jnp.where(finite, loss, 0.0),
+        "loss": jnp.where(finite | overflow, loss, 0.0),
     }

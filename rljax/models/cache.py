@@ -37,7 +37,7 @@ from rljax.models.cache_ring import newest, put, take
 from rljax.models.cache_tree import Nodes
 from rljax.models.config import ModelConfig
 
-DTYPES = ("", "float32", "bfloat16", "int8")  # "" = what the model computes in
+DTYPES = ("", "float32", "bfloat16", "float16", "int8")  # "" = what the model computes in
 
 
 @jax.tree_util.register_dataclass

@@ -13,6 +13,7 @@ from rljax.models.remat import POLICIES
 from rljax.models.vision.config import VisionConfig
 
 # No published decoder comes near these; they bound what a config.json can ask for.
+DTYPES = ("float32", "bfloat16", "float16")  # of products, and of weights
 MOST_LAYERS = 1_000
 MOST_EXPERTS = 100_000  # of all layers together
 LARGEST_SIZE = 2**24
@@ -288,8 +289,8 @@ class ModelConfig:
             _check(count <= MOST_EXPERTS, "experts of all layers", count, f"at most {MOST_EXPERTS}")
         choices = {
             "remat": POLICIES,
-            "dtype": ("float32", "bfloat16"),
-            "weight_dtype": ("float32", "bfloat16"),
+            "dtype": DTYPES,
+            "weight_dtype": DTYPES,
             "activation": ("silu", "gelu", "gelu_tanh"),
             "qk_norm_kind": ("head", "whole", "l2"),
         }

@@ -32,6 +32,7 @@ from rljax.kernels.logprob.options import (
 from rljax.kernels.row_tiles import in_tiles
 from rljax.mesh import (
     before_head,
+    check_products,
     embedded,
     head_by_vocab,
     logits_by_rows,
@@ -79,6 +80,7 @@ class Model:
     def __post_init__(self):
         if self.config.batch_invariant:
             invariant.check(self.config, self.mesh)
+        check_products(self.config.dtype, self.mesh)
 
     def in_dtype(self, dtype: str, head_in_float32: str = "") -> "Model":
         """The same model on the same parameters, computing in `dtype`, with logits from a

@@ -89,6 +89,20 @@ def training_bytes(role) -> Training:
     return Training(held_bytes(weights), held_bytes(gradients), held_bytes(parts["optimizer"]))
 
 
+def _gradient_bytes(params, several: bool) -> int:
+    """The gradient that an optimizer step reads, in float32, and with several microbatches that of
+    one of them, which has the dtype of the weights."""
+    return held_bytes(jax.tree.map(_as_float32, params)) + several * held_bytes(params)
+
+
+def _used_bytes(config, weights: int) -> int:
+    """Bytes of the weights, `weights` bytes of float32, in the dtype of products, where that is a
+    copy. Adapters' frozen base is read as products want it."""
+    size = jnp.dtype(config.dtype).itemsize
+    copied = size < 4 if config.lora else config.dtype != config.weight_dtype
+    return weights * size // 4 * copied
+
+
 @dataclasses.dataclass(frozen=True)
 class Estimate:
     """Bytes of one device: `held` from start to end of the run, `generate` and `learn` in addition
@@ -225,7 +239,6 @@ def _learn(setup: Setup, role) -> dict[str, int]:
     tokens = rows * row_tokens // context
     size = jnp.dtype(config.dtype).itemsize
     several = packing is not None or steps.microbatch_rows < steps.rows
-    trained = held_bytes(jax.tree.map(_as_float32, role.state.params))
     weights = sum(_weight_bytes(model).values())
     layer = _layers_bytes(model) // config.layers
     gathered = 2 * layer * mesh.shape["fsdp"] * size // 4 if mesh.shape["fsdp"] > 1 else 0
@@ -236,8 +249,8 @@ def _learn(setup: Setup, role) -> dict[str, int]:
     head = config.embed * config.vocab_size // tensor * (4 if wide else size)
     lm = model.head == "lm"
     return {
-        "gradients": trained * (2 if several else 1),
-        "weights as used": weights * size // 4 * (size < 4) + gathered + padded,
+        "gradients": _gradient_bytes(role.state.params, several),
+        "weights as used": _used_bytes(config, weights) + gathered + padded,
         "layers": config.layers * tokens * _kept(config, tensor, size),
         "one layer": tokens * _worked(config, tensor, size),
         "logits": (3 * 4 * chunk * config.vocab_size // tensor + 2 * head) * lm,

@@ -30,6 +30,11 @@ UPDATE = {
                       NO_FAULT),
     "skipped_in_a_row": ("longest streak of steps that were not finite", "steps",
                          "0; a run stops at max_skipped_in_a_row"),
+    "overflow_steps": ("optimizer steps not taken because the gradient, times the loss scale, left "
+                       "the range of float16: the scale halves", "steps",
+                       "a few at the start; no fault, unless they come in most steps"),
+    "loss_scale": ("what the loss is multiplied by before its float16 gradient is computed", "x",
+                   "above 1; doubles after 2,000 optimizer steps without an overflow"),
     "positions": ("positions that a pass of an optimizer step computes", "tokens",
                   "follows the lengths of the responses"),
     "positions_filled": ("share of those positions that are tokens, a prompt counted once for its "

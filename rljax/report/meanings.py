@@ -75,8 +75,8 @@ def _made(entry: tuple, star: str = "") -> Meaning:
 
 def health_warnings(metrics: Mapping[str, float], numbers: str = "") -> list[str]:
     """One text per metric of the mismatch and the correction outside its healthy range: name,
-    value, range and where to look. `numbers`: float32, bfloat16 or int8, the narrowest that sampler
-    and trainer compute with or hold; "" where they are not one policy (stored
+    value, range and where to look. `numbers`: float32, float16, bfloat16 or int8, the narrowest
+    that sampler and trainer compute with or hold; "" where they are not one policy (stored
     rollouts, old weights)."""
     warnings, of_age = [], ""
     if age := metrics.get("staleness/steps_mean"):
@@ -101,11 +101,14 @@ def health_warnings(metrics: Mapping[str, float], numbers: str = "") -> list[str
 def narrowest_numbers(config: Config, mesh) -> str:
     """The `numbers` of `health_warnings` for a run of this config. On accelerators products of
     float32 are coarser by default, about as those of bfloat16."""
-    sampler = config.sampler
-    held = (config.model_settings.dtype, sampler.dtype, sampler.kv_dtype, sampler.weight_dtype)
+    sampler, trainer = config.sampler, config.model_settings.dtype
+    computed = (trainer, sampler.dtype or trainer)
+    held = (*computed, sampler.kv_dtype, sampler.weight_dtype)
     if config.rollouts.replay or config.rollouts.max_staleness:
         return ""
     if "int8" in held:
         return "int8"
     on_cpu = mesh.devices.flat[0].platform == "cpu"
-    return "float32" if on_cpu and "bfloat16" not in held else "bfloat16"
+    if "bfloat16" in held or "float32" in computed and not on_cpu:
+        return "bfloat16"
+    return "float16" if "float16" in held else "float32"

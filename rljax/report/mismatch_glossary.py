@@ -8,8 +8,8 @@ OTHER_POLICY = (
 
 # The most of both that is healthy, by the narrowest numbers that a run computes with or holds.
 LARGEST_DIFFERENCE = {
-    "abs_logprob_diff_mean": {"float32": 1e-3, "bfloat16": 0.05, "int8": 0.1},
-    "abs_logprob_diff_p99": {"float32": 1e-2, "bfloat16": 0.3, "int8": 0.6},
+    "abs_logprob_diff_mean": {"float32": 1e-3, "float16": 0.01, "bfloat16": 0.05, "int8": 0.1},
+    "abs_logprob_diff_p99": {"float32": 1e-2, "float16": 0.05, "bfloat16": 0.3, "int8": 0.6},
 }
 BY_NUMBERS = "a run warns above what its narrowest numbers explain (README, Numbers)"
 

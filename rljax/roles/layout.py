@@ -1,7 +1,6 @@
 """Where training keeps its arrays: the layout of weights, moments and counters on the mesh."""
 
 import dataclasses
-import functools
 import math
 
 import jax
@@ -9,6 +8,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from rljax.learn.optimizers import state_shardings
 from rljax.learn.replicas import Replicas
+from rljax.learn.rounding import check_trainable
 from rljax.learn.state import AS_WEIGHTS, Spread, StepLayout, TrainState, new_train_state
 from rljax.mesh import on_host, replica_mesh, replicated, runs_once
 from rljax.models.model import Model
@@ -23,7 +23,8 @@ def role_shardings(model: Model, state: TrainState) -> TrainState:
         moments = jax.tree.map(split_over_data, state.opt_state, moments)
     # {}: frozen weights that are not part of the state at hand.
     frozen = frozen if state.frozen else {}
-    return TrainState(trained, moments, whole, whole, whole, frozen, state.spread)
+    precision = jax.tree.map(lambda x: whole, state.precision)
+    return TrainState(trained, moments, whole, whole, whole, frozen, state.spread, precision)
 
 
 def split_over_data(x, sharding: NamedSharding) -> NamedSharding:
@@ -67,8 +68,8 @@ def training_layout(
     """Shape, dtype and sharding of all that training holds of `model`: what a program is compiled
     for ahead of time, and what `start_training` makes."""
     trained, frozen = model.split(model.abstract())
-    create = functools.partial(new_train_state, optimizer=optimizer, spread=spread)
-    like = jax.eval_shape(create, trained)
+    check_trainable(trained)
+    like = jax.eval_shape(_create(model, optimizer, spread), trained)
     layout = role_shardings(model, like)
     if optimizer_on_host:  # counters stay: every device reads them
         moments = jax.tree.map(
@@ -82,16 +83,29 @@ def training_layout(
     return dataclasses.replace(shapes, frozen=frozen)
 
 
+def _create(model: Model, optimizer, spread: Spread):
+    """(trained weights, key of their rounding) -> the state before the first step."""
+    scaled = model.config.dtype == "float16"
+
+    def create(params, rounding=None):
+        how = dict(spread=spread, scaled=scaled, rounding=rounding)
+        return new_train_state(params, optimizer, **how)
+
+    return create
+
+
 def start_training(
-    model: Model, params, optimizer, *, optimizer_on_host=False, spread: Spread = AS_WEIGHTS
-) -> TrainState:
+    model: Model, params, optimizer, *, optimizer_on_host=False, spread: Spread = AS_WEIGHTS,
+    rounding: jax.Array | None = None,
+) -> TrainState:  # fmt: skip
     """A fresh optimizer state around all weights `params`, placed as `program` will hand it back:
-    one compile, not two. Of a model with adapters only they are trained."""
+    one compile, not two. Of a model with adapters only they are trained. `rounding` is the key of
+    weights that are held in bfloat16 (default: of seed 0)."""
     trained, frozen = model.split(params)
     how = dict(optimizer_on_host=optimizer_on_host, spread=spread)
     layout = training_layout(model, optimizer, **how)
     shardings = jax.tree.map(lambda x: x.sharding, dataclasses.replace(layout, frozen={}))
-    create = functools.partial(new_train_state, optimizer=optimizer, spread=spread)
-    options = runs_once(model.mesh)
-    made = jax.jit(create, out_shardings=shardings, compiler_options=options)(trained)
+    create, options = _create(model, optimizer, spread), runs_once(model.mesh)
+    create = jax.jit(create, out_shardings=shardings, compiler_options=options)
+    made = create(trained) if rounding is None else create(trained, rounding)
     return dataclasses.replace(made, params=trained, frozen=frozen)

@@ -28,7 +28,7 @@ from rljax.models.trees import flattened, nested
 from rljax.sampler.relayout import sent
 from rljax.tracking import timing
 
-WEIGHT_DTYPES = ("", "float32", "bfloat16", "int8")
+WEIGHT_DTYPES = ("", "float32", "bfloat16", "float16", "int8")
 AUTO = "auto"
 _FORM = '"" (training\'s own), "auto", or "mesh(data=4, fsdp=1, tensor=2)"'
 

@@ -17,7 +17,7 @@ from rljax.sampler.memory import check_pages, check_whole
 
 STOP_IDS = 16  # room for stop ids of a request, where none needs more
 LOOPS = ("device", "host")
-DTYPES = ("", "float32", "bfloat16")
+DTYPES = ("", "float32", "bfloat16", "float16")
 SWITCHES = ("", "on", "off")
 LOWEST_TEMPERATURE = 1e-5  # below it logits / temperature leave float32
 MOST_BIAS = 1e4  # far beyond any difference of logits, and float32 stays exact enough
@@ -120,7 +120,7 @@ class Decoding:
     look_every: int = 1  # steps after which all devices meet to look whether rows are live
     layout: Layout | None = None  # of weights and rows; None = training's own, or that of `mesh`
     mesh: Mesh | None = None  # devices that decode and do not train; None = those of training
-    weight_dtype: str = ""  # float32 | bfloat16 | int8; "" = as the weights are
+    weight_dtype: str = ""  # float32 | bfloat16 | float16 | int8; "" = as the weights are
     page_tokens: int = 0  # of a page of keys and values; 0 = contiguous slots
     pages: int = 0  # of all slots together; 0 = as many as slots x columns take
     # Tokens that a step reads beside the newest one, copied from where a row's newest tokens have

@@ -75,7 +75,7 @@ class SavedPolicy:
     def actor(self) -> Actor:
         """An actor without an optimizer."""
         optimizer = optax.identity()
-        state = new_train_state(self.params, optimizer)
+        state = dataclasses.replace(new_train_state({}, optimizer), params=self.params)
         decoding = decoding_of(self.config, self.tokenizer)
         return Actor(state, self.model, optimizer, self.config.sampler.temperature, decoding)
 

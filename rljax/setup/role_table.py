@@ -17,6 +17,7 @@ from rljax.components import Component, resolve
 from rljax.config import NAMESPACES, Config, OptimizerConfig, model_fields
 from rljax.contracts import spec
 from rljax.errors import InputError
+from rljax.keys import root_key, stream
 from rljax.learn.optimizers import make_optimizer
 from rljax.learn.state import Spread, TrainState
 from rljax.mesh import on_host, replicated, row_sharding, row_shards, slice_count
@@ -70,7 +71,11 @@ class RoleInputs:
         )
         if self.abstract:
             return training_layout(model, optimizer, **how)
-        return start_training(model, params, optimizer, **how)
+        rounding = None
+        if model.config.weight_dtype == "bfloat16" and not model.config.lora:
+            purpose = f"rounding {self.phase.name} {self.name}"
+            rounding = stream(root_key(self.config.seed), purpose)
+        return start_training(model, params, optimizer, rounding=rounding, **how)
 
     def loaded(self, folder: str, model: Model) -> dict:
         """The weights of a Hugging Face folder."""
@@ -99,7 +104,8 @@ class RoleInputs:
 
         def rounded(path, x):
             low = multiplied_in_dtype(path, model.config) and not model.config.lora
-            dtype = self.config.model_settings.dtype if low else x.dtype
+            dtype = jnp.dtype(self.config.model_settings.dtype)
+            dtype = dtype if low and dtype.itemsize < x.dtype.itemsize else x.dtype
             layout = layouts[path] if elsewhere else x.sharding
             layout = on_host(layout) if waits else layout
             return jax.ShapeDtypeStruct(x.shape, dtype, sharding=layout)

@@ -180,6 +180,8 @@ def roll_back(run: Run, bad: int) -> None:
         step = run.checkpoints.latest()
         if step is not None:
             run.load(step)
+    narrow = run.config.model_settings.dtype == "float16"
+    of_range = "; numbers above 65,504 leave float16: model_settings.dtype='bfloat16'" * narrow
     run.progress.faults = {**faults, "rollbacks": faults.get("rollbacks", 0.0) + 1}
     raise InputError(
         f"stopped at step {failed}: {bad} optimizer steps in a row were not finite",
@@ -189,7 +191,7 @@ def roll_back(run: Run, bad: int) -> None:
             if step is None
             else f"rolled back to the checkpoint of step {step}"
         ),
-        fix="lower the learning rate, or look at metrics.jsonl before that step",
+        fix="lower the learning rate, or look at metrics.jsonl before that step" + of_range,
     )
 
 

@@ -8,8 +8,10 @@ from rljax.config import Config, OptimizerConfig, is_path, row_tokens, value_of
 from rljax.config.checks import Problems, check_bounds
 from rljax.errors import InputError
 from rljax.learn.optimizers import handed, learning_rate, make_optimizer, rule_fields
+from rljax.learn.rounding import HELD
 from rljax.models.attention import CONTEXT_ATTENTION
 from rljax.models.cache import DTYPES as KV_DTYPES
+from rljax.models.config import DTYPES
 from rljax.rollout.in_flight import PARTIAL_MASKS
 from rljax.sampler.layout import WEIGHT_DTYPES, parsed
 from rljax.sampler.requests import DTYPES as SAMPLER_DTYPES
@@ -23,8 +25,9 @@ _CHOICES = {
     "algorithm.kl_estimator": ("k1", "abs", "k2", "k3", "k1+", "abs+", "k2+", "k3+"),
     "algorithm.kl_reward_estimator": ("k1", "abs", "k2", "k3"),
     "algorithm.old_logprobs": ("recomputed", "sampler"),
-    "model_settings.dtype": ("float32", "bfloat16"),
-    "model_settings.head_dtype": ("", "bfloat16"),
+    "model_settings.dtype": DTYPES,
+    "model_settings.weight_dtype": HELD,
+    "model_settings.head_dtype": ("", "bfloat16", "float16"),
     "model_settings.context_attention": CONTEXT_ATTENTION,
     "model_settings.remat": ("none", "dots", "attention", "full", "offload"),
     "sampler.loop": LOOPS,
@@ -110,6 +113,7 @@ def check_ranges(config: Config, problems: Problems) -> None:
     _check_optimizers(config, problems)
     _check_mesh(config, problems)
     _check_lora(config, problems)
+    _check_weight_dtype(config, problems)
 
 
 def _check_lora(config: Config, problems: Problems) -> None:
@@ -127,6 +131,15 @@ def _check_lora(config: Config, problems: Problems) -> None:
     moves = config.memory.reference_on_host
     free = not (moves and lora.rank > 0)
     problems.check(free, "memory.reference_on_host", moves, rule, "memory.reference_on_host=False")
+
+
+def _check_weight_dtype(config: Config, problems: Problems) -> None:
+    held, speed = config.model_settings.weight_dtype, config.model_settings.router_bias_update_speed
+    exact, field = held == "float32", "model_settings.weight_dtype"
+    rule, fix = "with lora adapters alone are trained, in float32", "lora.base, for the others"
+    problems.check(exact or config.lora.rank == 0, field, held, rule, fix)
+    rule = "bfloat16 would round the steps of model_settings.router_bias_update_speed away"
+    problems.check(exact or not speed, field, held, rule, f"{field}='float32'")
 
 
 def _check_profile(config: Config, problems: Problems) -> None:

@@ -469,16 +469,19 @@ def test_padding_does_not_count_and_microbatches_add_up(scores):
 # -- precision, and the grouped product
 
 
-@pytest.mark.parametrize("sizes", [{}, {"expert": 4, "tensor": 2}])
-def test_bfloat16_is_close_to_float32(sizes):
+@pytest.mark.parametrize(
+    "sizes, dtype",
+    [({}, jnp.bfloat16), ({"expert": 4, "tensor": 2}, jnp.bfloat16), ({}, jnp.float16)],
+)
+def test_numbers_of_two_bytes_are_close_to_float32(sizes, dtype):
     apply, params = build(FAMILIES["gpt_oss"])
     mesh = make_mesh(1, 1, **sizes) if "tensor" in sizes else one_device()
-    x = tokens(4, 8).astype(jnp.bfloat16)
+    x = tokens(4, 8).astype(dtype)
     y, _, (by_params, by_x) = value_and_gradients(apply, params, x, mesh)
     want_y, _, (want_p, want_x) = value_and_gradients(
         apply, params, x.astype(jnp.float32), one_device()
     )
-    assert y.dtype == by_x.dtype == jnp.bfloat16 and by_params["gate"].dtype == jnp.float32
+    assert y.dtype == by_x.dtype == dtype and by_params["gate"].dtype == jnp.float32
     for got, want in ((y, want_y), (by_x, want_x), *((by_params[k], want_p[k]) for k in want_p)):
         got, want = np.asarray(got, np.float32), np.asarray(want)
         assert np.abs(got - want).max() < 0.03 * np.abs(want).max() + 1e-3

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 
-import ml_dtypes
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import REPO
@@ -55,15 +55,16 @@ def test_saved_in_shards(tiny, tmp_path):  # noqa: F811
     ]  # fmt: skip
 
 
-def test_saved_as_bfloat16(tiny, tmp_path):  # noqa: F811
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_saved_in_two_bytes(tiny, tmp_path, dtype):  # noqa: F811
     folder, model, tensors = tiny
     params = load_params(folder, Model(model.config, make_mesh(1, 4, 2)))
     spread = Model(model.config, make_mesh(1, 4, 2))
-    save_params(tmp_path / "out", spread, params, eos_ids=(1,), dtype="bfloat16")
-    assert load_config(tmp_path / "out", weight_dtype="bfloat16").weight_dtype == "bfloat16"
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["torch_dtype"] == "bfloat16"
+    save_params(tmp_path / "out", spread, params, eos_ids=(1,), dtype=dtype)
+    assert load_config(tmp_path / "out", weight_dtype=dtype).weight_dtype == dtype
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["torch_dtype"] == dtype
     again = load_params(tmp_path / "out", model)
-    rounded = {name: t.astype(ml_dtypes.bfloat16) for name, t in tensors.items()}
+    rounded = {name: t.astype(jnp.dtype(dtype)) for name, t in tensors.items()}
     same(again, by_hand(model, rounded))
     for bad in (dict(dtype="int8"), dict(shard_bytes=0)):
         with pytest.raises(InputError, match=next(iter(bad))):

@@ -163,14 +163,15 @@ def test_a_sharded_tower_gives_the_features_of_one_device(family):
     np.testing.assert_allclose(got_deep, want_deep, atol=1e-5)
 
 
-def test_bfloat16_stays_near_float32(family):
-    config = dataclasses.replace(family.config, dtype="bfloat16", remat="none")
+@pytest.mark.parametrize("dtype, near", [("bfloat16", 0.05), ("float16", 0.008)])
+def test_numbers_of_two_bytes_stay_near_float32(family, dtype, near):
+    config = dataclasses.replace(family.config, dtype=dtype, remat="none")
     pixels, coords = family.rows()
     features, _ = tower(config, family.params, pixels, coords)
-    assert features.dtype == jnp.bfloat16
+    assert features.dtype == jnp.dtype(dtype)
     want = family.io["image_features"]
     got = row_features(features.astype(jnp.float32), coords, config)
-    assert np.abs(got - want).max() < 0.05 * np.abs(want).max()
+    assert np.abs(got - want).max() < near * np.abs(want).max()
 
 
 def test_the_program_does_not_grow_with_depth(family):

@@ -678,6 +678,7 @@ def test_a_policy_is_served_in_the_dtype_that_its_run_sampled_in(served, tokeniz
     policy = SavedPolicy(config, engine.model, params, tokenizer, None)
     for of_run, flag, dtype in (
         ("", "", "float32"), ("bfloat16", "", "bfloat16"), ("bfloat16", "float32", "float32"),
+        ("", "float16", "float16"),
     ):  # fmt: skip
         config.sampler.dtype = of_run
         worker = make_worker(policy, ServeOptions("-", slots=2, tokens=16, dtype=flag))
@@ -685,8 +686,8 @@ def test_a_policy_is_served_in_the_dtype_that_its_run_sampled_in(served, tokeniz
             assert worker.sampler.engine.model.config.dtype == dtype
         finally:
             worker.close()
-    with pytest.raises(InputError, match="--dtype=float16: one of float32, bfloat16"):
-        check_options(ServeOptions("-", dtype="float16"))
+    with pytest.raises(InputError, match="--dtype=float8: one of float32, bfloat16, float16"):
+        check_options(ServeOptions("-", dtype="float8"))
 
 
 @pytest.mark.parametrize("alphabet", ["abc>", "0123456789+-*/()=", "\"'\\ $`!é漢🙂"])

@@ -85,7 +85,7 @@ def test_the_sampler_may_compute_in_another_dtype_than_the_trainer(tmp_path):
         ("layout", "mesh(data=0)"),
         ("layout", "mesh(data=-1, fsdp=-1)"),
         ("layout", "os.getcwd()"),
-        ("dtype", "float16"),
+        ("dtype", "float8"),
         ("head_in_float32", "yes"),
         ("stop_strings", ("",)),
     ],

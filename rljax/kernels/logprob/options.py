@@ -49,16 +49,16 @@ def wide_dtype(dtype) -> jnp.dtype:
 def product_dtypes(hidden_dtype, head_dtype, float32_head: bool, rounded: str = ""):
     """(dtype of hidden, dtype of the head, precision) of the product that makes the logits.
 
-    With `float32_head` each input keeps all its digits. Products of two bfloat16 numbers are exact
-    in float32, where they are summed: such a pair needs no precision. Where one is float32, full
-    precision splits that one alone into three bfloat16 parts on a TPU, where two take six products.
-    `rounded` is a dtype that the head is rounded to first. Without `float32_head` both are what
-    hidden is.
+    With `float32_head` each input keeps all its digits. Products of two bfloat16 numbers, and of
+    two float16 ones, are exact in float32, where they are summed: such a pair needs no precision.
+    Where one is float32, full precision splits that one alone into three bfloat16 parts on a TPU,
+    where two take six products. `rounded` is a dtype that the head is rounded to first. Without
+    `float32_head` both are what hidden is.
     """
     head_dtype = jnp.dtype(rounded or head_dtype)
     if not float32_head:
         return hidden_dtype, hidden_dtype, None
-    if hidden_dtype == head_dtype == jnp.bfloat16:
+    if hidden_dtype == head_dtype and head_dtype in (jnp.bfloat16, jnp.float16):
         return hidden_dtype, head_dtype, None
     own = (jnp.bfloat16, jnp.float32)
     if hidden_dtype not in own or head_dtype not in own:

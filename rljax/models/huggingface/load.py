@@ -20,7 +20,7 @@ from rljax import hosts, hub
 from rljax.arrays import fetch
 from rljax.errors import InputError
 from rljax.files import open_file, read_json_object
-from rljax.models.config import ModelConfig
+from rljax.models.config import DTYPES, ModelConfig
 from rljax.models.families import from_hf_config, to_hf_config
 from rljax.models.huggingface import blocks, checkpoint_folder, quantised
 from rljax.models.huggingface.checkpoint_folder import (
@@ -164,12 +164,13 @@ def save_params(
 ):
     """Write config.json, generation_config.json and safetensors files that transformers reads.
 
-    More than `shard_bytes` become several files and an index. `dtype`: float32 | bfloat16 | "" =
-    as the parameters are. All files get their names at the end, config.json last: a folder that a
-    killed save leaves is the old one, or has no config.json.
+    More than `shard_bytes` become several files and an index. `dtype`: float32 | bfloat16 |
+    float16 | "" = as the parameters are. All files get their names at the end, config.json last:
+    a folder that a killed save leaves is the old one, or has no config.json.
     """
-    if dtype not in ("", "float32", "bfloat16"):
-        raise InputError("dtype", value=dtype, rule="float32, bfloat16, or '' for the weights' own")
+    if dtype not in ("", *DTYPES):
+        rule = f"{', '.join(DTYPES)}, or '' for the weights' own"
+        raise InputError("dtype", value=dtype, rule=rule)
     if shard_bytes < 1:
         raise InputError("shard_bytes", value=shard_bytes, rule="1 or more")
     config = dataclasses.replace(model.config, weight_dtype=dtype or model.config.weight_dtype)

@@ -70,9 +70,9 @@ class VisionConfig:
         if self.remat not in ("none", "full"):
             raise InputError("vision.remat", value=self.remat, rule='"none" or "full"')
         for name in ("dtype", "weight_dtype"):
-            if getattr(self, name) not in ("float32", "bfloat16"):
+            if getattr(self, name) not in ("float32", "bfloat16", "float16"):
                 raise InputError(
-                    f"vision.{name}", value=getattr(self, name), rule="float32 or bfloat16"
+                    f"vision.{name}", value=getattr(self, name), rule="float32, bfloat16 or float16"
                 )
 
     def _check_attention(self):

@@ -1,0 +1,66 @@
+"""Dynamic loss scaling (arXiv 1710.03740): gradients that pass through float16 are computed of a
+loss times a scale, so that the small ones are not rounded to 0.
+
+The scale halves where the scaled gradient leaves float16's range, and that optimizer step is not
+taken; it doubles after so many steps without that. Rules and numbers are those of
+torch.amp.GradScaler.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+INITIAL, GROWTH, BACKOFF, INTERVAL = 2.0**16, 2.0, 0.5, 2000
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LossScale:
+    """The scale of the next optimizer step. All are scalars on the device."""
+
+    scale: jax.Array  # float32
+    good_steps: jax.Array  # int32: steps in a row with a finite gradient, since the scale changed
+    overflows: jax.Array  # int32: steps not taken because of the scale, since the start
+
+    def is_to_blame(self, loss, finite) -> jax.Array:
+        """Whether a gradient that is not finite is an overflow of the scale, which the next one may
+        cure: the loss is finite, and there is a scale to be lowered."""
+        return ~finite & jnp.isfinite(loss) & (self.scale > 1)
+
+    def after(
+        self, loss, finite, take, *, growth: float = GROWTH, backoff: float = BACKOFF,
+        interval: int = INTERVAL,
+    ) -> "LossScale":  # fmt: skip
+        """The scale after a step whose loss and gradient were all `finite`, or not; without `take`
+        it is no step."""
+        good = self.good_steps + 1
+        grows = good >= interval
+        larger = jnp.where(jnp.isfinite(self.scale * growth), self.scale * growth, self.scale)
+        scale = jnp.where(finite, jnp.where(grows, larger, self.scale), self.scale * backoff)
+        good = jnp.where(finite & ~grows, good, 0)
+        return LossScale(
+            jnp.where(take, scale, self.scale),
+            jnp.where(take, good, self.good_steps),
+            self.overflows + (take & self.is_to_blame(loss, finite)).astype(jnp.int32),
+        )
+
+
+def new_loss_scale() -> LossScale:
+    """The scale of the first step."""
+    zero = lambda: jnp.zeros((), jnp.int32)  # noqa: E731 (buffers of their own, for donation)
+    return LossScale(jnp.float32(INITIAL), zero(), zero())
+
+
+def scaled_objective(objective, scale: jax.Array):
+    """An Objective (rljax.learn.objective) with each loss multiplied by `scale`, and its metrics as
+    they are."""
+
+    def terms(outputs, batch):
+        losses, metrics = objective.terms(outputs, batch)
+        return [scale * loss for loss in losses], metrics
+
+    of_sums, loss = objective.of_sums, objective.of_sums.loss
+    if loss is not None:
+        of_sums = dataclasses.replace(of_sums, loss=lambda counted: scale * loss(counted))
+    return dataclasses.replace(objective, terms=terms, of_sums=of_sums)
