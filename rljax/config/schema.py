@@ -126,7 +126,7 @@ class SamplerConfig(Settings):
     stop_strings: tuple[str, ...] = ()  # besides the tokenizer's end-of-sequence ids
     # The mesh of decoding, over the same devices: "" = training's own, "mesh(data=4, tensor=2)", or
     # "auto" = what the plan finds fastest within memory. Another one is a copy of the weights, made
-    # after each update and dropped after the rollout (README, sampler). With
+    # after each update and dropped after the rollout (docs/sampler.md). With
     # rollouts.sampler_devices it is over those, and "" = weights whole on each of them.
     layout: str = ""
     # How decoding holds the weights: float32 | bfloat16 | float16 | int8, "" = as they are. int8:
@@ -135,7 +135,7 @@ class SamplerConfig(Settings):
     # Rows decoded at a time, refilled as they end. 0: all of a round; in flight those of 1 + ahead.
     slots: int = 0
     # Where slots are refilled: on the "device", inside one program, or by the "host", between
-    # dispatches (README, sampler).
+    # dispatches (docs/sampler.md).
     loop: str = "device"
     # How keys and values are held: float32 | bfloat16 | float16 | int8, "" = as decoding computes.
     kv_dtype: str = ""

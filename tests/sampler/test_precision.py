@@ -59,7 +59,7 @@ FAST = [("qwen3", CASES[0]), ("qwen3", CASES[4])]
     ],
 )
 def test_narrow_numbers_stay_within_the_limits_of_their_type(name, field, value, numbers):
-    """Below the limits that a run with these numbers warns at (README, Numbers, has what families
+    """Below the limits that a run with these numbers warns at (docs/mismatch.md has what families
     showed), and above those of float32: a run that claims float32 would warn. float16 may stay
     below them, too."""
     metrics = metrics_of(samples(name, Decoding(**{field: value})))
