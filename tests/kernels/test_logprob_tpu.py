@@ -12,6 +12,7 @@ import pytest
 from conftest import lanes
 from jax.experimental.pallas import tpu as pltpu
 
+from rljax.errors import InputError
 from rljax.kernels.logprob import pallas_tpu, tpu_blocks
 from rljax.kernels.logprob.options import Options
 from rljax.kernels.logprob.tpu_blocks import Sizes
@@ -251,3 +252,12 @@ def test_small_memory_gives_the_same_result(monkeypatch):
     assert tiles.rows < 128 and tiles.vocab < 512
     got = run(hidden, head, targets, SCALE, weights, options=options)
     assert_equal(got, expect(hidden, head, targets, SCALE, weights, options), (1e-6, COARSE))
+
+
+def test_float16_is_refused_by_the_kernel():
+    """Where nothing is asked for, such rows go the way of XLA (dispatch), and no TPU has a model
+    that computes in float16 (rljax.mesh.check_products)."""
+    options = Options()
+    hidden, head, targets, _ = problem(8, 16, 32, jnp.float16, options)
+    with pytest.raises(InputError, match="bfloat16 or float32"):
+        pallas_tpu.forward(hidden, head, targets, SCALE, options, interpret=True)
