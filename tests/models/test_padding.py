@@ -155,7 +155,7 @@ def expected(name: str, head: str = "lm"):
     return trained(one_device(name, head), weights(name, head), packed_rows(8))
 
 
-FAST = [("qwen2.5", "tensor=8", "lm"), ("qlora", "fsdp=2,tensor=4", "lm")]
+FAST = [("qwen2.5", "tensor=8", "lm")]
 SLOW = [(name, mesh, "lm") for name in CONFIGS for mesh in MESHES
         if ("expert" in mesh) <= (name == "experts")]  # fmt: skip
 SLOW += [(name, "tensor=8", "scalar") for name in ("qwen2.5", "odd", "lora")]
@@ -201,7 +201,7 @@ def decoded(model, params) -> np.ndarray:
     return np.asarray(run(params, prompts))
 
 
-FAST = [("qwen2.5", "tensor=8"), ("odd", "fsdp=2,tensor=4")]
+FAST = [("odd", "fsdp=2,tensor=4")]
 SLOW = [(name, mesh) for name in CONFIGS for mesh in MESHES
         if ("expert" in mesh) <= (name == "experts") and (name, mesh) not in FAST]  # fmt: skip
 
