@@ -1,7 +1,7 @@
 """Batch: the struct that flows between stages, its axes, and statistics that respect its mask.
 
 Axes: B rows, S tokens in a row, M children of a search, G samples per prompt, P prompts,
-V vocabulary entries.
+V vocabulary entries, L layers with experts, J experts of a token.
 
 Conventions, stated once:
 - `x[b, t]` always describes `tokens[b, t]`; column 0 of a log-prob or a value carries nothing.
@@ -46,10 +46,8 @@ LIMITS = (FinishReason.LENGTH, FinishReason.TURNS, FinishReason.TIME)
 
 
 def _field(axes: str, dtype, *, required: bool = False):
-    metadata = {"axes": tuple(axes.split()), "dtype": jnp.dtype(dtype)}
-    if required:
-        return dataclasses.field(metadata=metadata)
-    return dataclasses.field(default=None, metadata=metadata)
+    how = {} if required else {"default": None}
+    return dataclasses.field(metadata=dict(axes=tuple(axes.split()), dtype=jnp.dtype(dtype)), **how)
 
 
 @jax.tree_util.register_dataclass
@@ -112,6 +110,9 @@ class Batch:
     target_ids: jax.Array | None = _field("B S M", jnp.int32)
     target_probs: jax.Array | None = _field("B S M", jnp.float32)
     search_values: jax.Array | None = _field("B S", jnp.float32)
+    # Of a mixture of experts: the J experts that each token went to in each of its L layers with
+    # experts, where the sampler recorded them; -1 = not known.
+    routes: jax.Array | None = _field("B S L J", jnp.int8)
     task: jax.Array | None = _field("B", jnp.int32)  # of a mixture, by its number in the config
     sum_pi_squared: jax.Array | None = _field("B S", jnp.float32)  # sum over the vocabulary of pi^2
     # The entropy of the choice: the sampler's, else that of the pass that fills old_logprobs.
@@ -153,8 +154,7 @@ class Batch:
                         value=tuple(value.shape),
                         rule=f"{axis} is {sizes[axis]} in the fields before it",
                     )
-            wanted = field.metadata["dtype"]
-            # Wider floats are let through: tests run the same functions in float64.
+            wanted = field.metadata["dtype"]  # wider ones are let through: tests run in float64
             if jnp.dtype(value.dtype).kind != wanted.kind or value.dtype.itemsize < wanted.itemsize:
                 raise InputError(
                     f"Batch.{field.name} has the wrong dtype",

@@ -146,6 +146,10 @@ class SamplerConfig(Settings):
     # Speculative decoding: so many tokens, copied from where the newest ones have stood before, are
     # read in a step and kept where they are what is drawn; samples stay what they are. 0 = off.
     draft_tokens: int = 0
+    # Rollout routing replay of a mixture of experts (arXiv 2510.11370): the experts that the
+    # sampler chose for each token are recorded, and the policy's passes in training send it there
+    # again, with weights by its router as it is. With loop="device", without environments.
+    router_replay: bool = False
     # (low, high): each sample may think for a number of tokens drawn from this range; where
     # end_of_thinking has not come by then, interrupt_phrase is forced (mask 0) and the answer goes
     # on (ALGORITHMS H2). () = off.

@@ -279,6 +279,8 @@ def _packed_rows(batch, packing, pieces, went: Places, places, homes) -> Batch:
         fields["rope_positions"] = put(batch.rope_positions)
     if batch.target_ids is not None:  # read beside the tokens (Contract.reads_targets)
         fields["target_ids"] = put(batch.target_ids)
+    if batch.routes is not None:
+        fields["routes"] = put(batch.routes)
     if not packing.shared:
         parts = (units // packing.rows, packing.rows * packing.blocks, packing.block_tokens)
         return Batch(**{name: x.reshape(*parts, *x.shape[2:]) for name, x in fields.items()})

@@ -1,6 +1,7 @@
 """Models that need no download: `model="decoder(layers=2, embed=128, ...)"`, random weights."""
 
 from rljax.models.config import ModelConfig, Rope
+from rljax.models.experts import ExpertsConfig
 
 
 def decoder(
@@ -16,10 +17,14 @@ def decoder(
     rope_theta: float = 10_000.0,
     init_std: float = 0.02,
     tie_embeddings: bool = False,
+    experts: int = 0,
+    experts_per_token: int = 2,
 ) -> ModelConfig:
-    """A Qwen3-shaped decoder of any size; the vocabulary is the tokenizer's."""
+    """A Qwen3-shaped decoder of any size; the vocabulary is the tokenizer's. With `experts` every
+    layer is a mixture of so many of hidden size `mlp`, as in Qwen3-MoE."""
     return ModelConfig(
-        family="qwen3",
+        family="qwen3_moe" if experts else "qwen3",
+        experts=ExpertsConfig(experts, experts_per_token, mlp) if experts else None,
         vocab_size=vocab_size,
         embed=embed,
         mlp=mlp,

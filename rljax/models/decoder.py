@@ -328,8 +328,9 @@ class Block(nnx.Module):
             self.attention_post_norm = RMSNorm(rngs, config, config.embed)
             self.mlp_post_norm = RMSNorm(rngs, config, config.embed)
 
-    def __call__(self, x, call: Pass, cache=None):
-        """x [B, S, D] -> x, this layer's keys and values, statistics of its experts."""
+    def __call__(self, x, call: Pass, cache=None, routes=None):
+        """x [B, S, D] -> x, this layer's keys and values, statistics of its experts. `routes` [B,
+        S, k]: the experts that the tokens go to, -1 = as the router says."""
         rows = functools.partial(invariant.of_module, self.apart, self)
         places = call.stretch if self.kind.rope is None else call.angles[self.kind.rope]
         asked = rows(Block._before_attention, x, *places)
@@ -338,7 +339,7 @@ class Block(nnx.Module):
         if not self.kind.experts:
             return call.split(rows(Block._after_mlp, x)), cache, {}
         normed = rows(Block._before_mlp, x)
-        out, stats = self.mlp(normed, call.mesh, call.segments > 0, call.is_step)
+        out, stats = self.mlp(normed, call.mesh, call.segments > 0, call.is_step, routes)
         return call.split(rows(Block._added, x, out)), cache, stats
 
     def _before_attention(self, x, *places):
@@ -388,11 +389,12 @@ class Decoder(nnx.Module):
         for stack in config.stacks():
             for kind in stack.unit:
                 layers[str(len(layers))] = _stacked(rngs, config, kind, stack.repeats, names)
-        if config.lora:
-            lora.check_targets(config, names)
         self.layers = nnx.Dict(layers)
         if config.vision:
-            self.vision = VisionTower(rngs, config.vision)
+            adapt = [lora.tower_adapter(config, names)] if config.lora else []
+            self.vision = VisionTower(rngs, config.vision, *adapt)
+        if config.lora:
+            lora.check_targets(config, names)
         self.norm = RMSNorm(rngs, config, d)
         if head == "scalar":
             exact = dataclasses.replace(config, weight_dtype="float32") if config.lora else config

@@ -113,13 +113,14 @@ def _in_best_groups(choice: jax.Array, config: ExpertsConfig) -> jax.Array:
 
 
 def route(
-    logits: jax.Array, correction: jax.Array | None, config: ExpertsConfig
+    logits: jax.Array, correction: jax.Array | None, config: ExpertsConfig, routes=None
 ) -> tuple[jax.Array, jax.Array]:
     """Chooses the experts of each token: ids, best first, and weights [N, k].
 
     The choice is the top k of score + correction, in DeepSeek-V3 (arXiv 2412.19437) within the best
     groups; equal scores go to the lower id. The weight is the score alone, over the sum of the kept
-    ones if `normalise`, times `scale`.
+    ones if `normalise`, times `scale`. `routes` [N, k]: the ids that were chosen before, -1 = not
+    known; the weights, and the router's gradient, are those of these experts.
     """
     scores = router_scores(logits, config)
     choice = jax.lax.stop_gradient(scores)
@@ -128,6 +129,8 @@ def route(
     if config.groups_kept < config.groups:
         choice = jnp.where(_in_best_groups(choice, config), choice, -jnp.inf)
     ids = jax.lax.top_k(choice, config.per_token)[1].astype(jnp.int32)
+    if routes is not None:
+        ids = jnp.where(routes >= 0, routes.astype(jnp.int32), ids)
     if not config.normalise:
         return ids, jnp.take_along_axis(scores, ids, axis=1) * config.scale
     kept = jnp.take_along_axis(logits.astype(jnp.float32), ids, axis=1)
@@ -245,7 +248,8 @@ def _run_experts(
 
 
 class Experts(ExpertWeights):
-    """x [B, S, D] -> (routed + shared experts [B, S, D], statistics of the load)."""
+    """x [B, S, D] -> (routed + shared experts [B, S, D], statistics of the load, and "ids" [B, S,
+    k], the experts that each token went to)."""
 
     def __init__(self, rngs: nnx.Rngs, config):
         e, d = config.experts, config.embed
@@ -268,9 +272,11 @@ class Experts(ExpertWeights):
             self.shared_up = Linear(rngs, config, (d,), (e.shared_mlp,), inside)
             self.shared_down = Linear(rngs, config, (e.shared_mlp,), (d,), outside)
 
-    def __call__(self, x: jax.Array, mesh: Mesh, keep: jax.Array | None = None, step=False):
+    def __call__(
+        self, x: jax.Array, mesh: Mesh, keep: jax.Array | None = None, step=False, routes=None
+    ):
         """`keep` [B, S] bool: the tokens that count in the statistics (None: all). `step`: x is
-        that of a decode step (rljax.mesh.constrain_step)."""
+        that of a decode step (rljax.mesh.constrain_step). `routes` [B, S, k]: see `route`."""
         e = self.config
         keep = jnp.ones(x.shape[:2], bool) if keep is None else keep > 0
         router = {"weight": self.router[...]}
@@ -282,9 +288,9 @@ class Experts(ExpertWeights):
         biases = {name: getattr(self, name)[...].astype(x.dtype) for name in names}
         matrices = self.matrices(x.dtype) | biases
         if self.apart:  # on one device
-            y, stats = _routed_here(x, keep, router, matrices, e, "cpu", True)
+            y, stats = _routed_here(x, keep, routes, router, matrices, e, "cpu", True)
         else:
-            y, stats = _routed(x, keep, router, matrices, e, mesh, step)
+            y, stats = _routed(x, keep, routes, router, matrices, e, mesh, step)
         if e.shared_mlp:
             y = y + of_module(self.apart, self, Experts._shared, x)
         return y, stats
@@ -293,8 +299,8 @@ class Experts(ExpertWeights):
         return self.shared_down(_gate(self.shared_gate(x), self.shared_up(x), self.config))
 
 
-def _choose(x: jax.Array, router: dict, config: ExpertsConfig):
-    """x [N, D] -> logits [N, X], ids [N, k], weights [N, k]."""
+def _choose(x: jax.Array, routes: jax.Array | None, router: dict, config: ExpertsConfig):
+    """x [N, D], routes [N, k] or None -> logits [N, X], ids [N, k], weights [N, k]."""
     logits = jnp.matmul(
         x.astype(jnp.float32),
         router["weight"].astype(jnp.float32),
@@ -302,23 +308,32 @@ def _choose(x: jax.Array, router: dict, config: ExpertsConfig):
     )
     if config.router_bias:
         logits = logits + router["bias"].astype(jnp.float32)[None, :]
-    return logits, *route(logits, router.get("correction"), config)
+    return logits, *route(logits, router.get("correction"), config, routes)
 
 
-def _routed_here(x, keep, router: dict, matrices: dict, config, platform: str, apart: bool = False):
+def _flat(x: jax.Array | None) -> jax.Array | None:
+    """[B, S, ...] -> [N, ...]."""
+    return None if x is None else x.reshape(-1, *x.shape[2:])
+
+
+def _routed_here(x, keep, routes, router, matrices, config, platform: str, apart: bool = False):
     """`_routed` on one device."""
-    flat = x.reshape(-1, x.shape[-1])
-    choose = lambda router, x: _choose(x, router, config)  # noqa: E731
-    logits, ids, weights = in_tiles(apart, choose, router, flat, axes=1)
+    flat, known = _flat(x), [] if routes is None else [_flat(routes)]
+    choose = lambda router, x, routes=None: _choose(x, routes, router, config)  # noqa: E731
+    logits, ids, weights = in_tiles(apart, choose, router, flat, *known, axes=1)
     y = _run_experts(flat, ids, weights, matrices, 0, config, platform, apart=apart)
-    return y.reshape(x.shape), _load(logits, ids, keep.reshape(-1), config)
+    stats = _load(logits, ids, keep.reshape(-1), config)
+    return y.reshape(x.shape), {**stats, "ids": ids.reshape(*x.shape[:2], -1)}
 
 
-def _routed(x, keep, router: dict, matrices: dict, config: ExpertsConfig, mesh: Mesh, step: bool):
-    """The routed experts over the mesh: x [B, S, D], keep [B, S] -> ([B, S, D], statistics)."""
+def _routed(
+    x, keep, routes, router: dict, matrices: dict, config: ExpertsConfig, mesh: Mesh, step: bool
+):
+    """The routed experts over the mesh: x [B, S, D], keep [B, S], routes [B, S, k] or None -> ([B,
+    S, D], statistics)."""
     platform = mesh.devices.flat[0].platform
     if mesh.size == 1:
-        return _routed_here(x, keep, router, matrices, config, platform)
+        return _routed_here(x, keep, routes, router, matrices, config, platform)
     _check_mesh(config, mesh)
     # One row, or one token of each row (decoding), may not divide: every shard then has them all.
     fsdp = mesh.shape["fsdp"]
@@ -332,12 +347,13 @@ def _routed(x, keep, router: dict, matrices: dict, config: ExpertsConfig, mesh: 
     body = functools.partial(
         _routed_shard, config=config, platform=platform, rows=rows, columns=columns, inside=inside
     )
-    return jax.shard_map(
+    y, (stats, ids) = jax.shard_map(
         body,
         mesh=mesh,
-        in_specs=(tokens, parts, tokens, P(), {name: split[name] for name in matrices}),
-        out_specs=(parts, P()),
-    )(x, x, keep, router, matrices)
+        in_specs=(tokens, parts, tokens, tokens, P(), {name: split[name] for name in matrices}),
+        out_specs=(parts, (P(), tokens)),
+    )(x, x, keep, routes, router, matrices)
+    return y, {**stats, "ids": ids}
 
 
 def _check_mesh(config: ExpertsConfig, mesh: Mesh) -> None:
@@ -350,10 +366,13 @@ def _check_mesh(config: ExpertsConfig, mesh: Mesh) -> None:
             )
 
 
-def _routed_shard(x, part, keep, router, matrices, *, config, platform, rows, columns, inside):
+def _routed_shard(
+    x, part, keep, routes, router, matrices, *, config, platform, rows, columns, inside
+):
     """One device's part: x [B', S', D] of its own rows and tokens, its own experts. `part` is x, or
     its part of D over the axis `inside`."""
-    logits, ids, weights = _choose(x.reshape(-1, x.shape[-1]), router, config)
+    logits, ids, weights = _choose(_flat(x), _flat(routes), router, config)
+    own = ids.reshape(*x.shape[:2], -1)
     split = (*rows, *columns)
     stats = _load(logits, ids, keep.reshape(-1), config)
     stats = jax.lax.psum(stats, split) if split else stats
@@ -380,7 +399,7 @@ def _routed_shard(x, part, keep, router, matrices, *, config, platform, rows, co
         y = jax.lax.psum(y, "tensor")
     else:
         y = jax.lax.psum(y, ("expert", "tensor"))
-    return y.reshape(part.shape), stats
+    return y.reshape(part.shape), (stats, own)
 
 
 def _vary(tree, axes: set[str]):

@@ -48,7 +48,7 @@ from rljax.models.config import ModelConfig
 from rljax.models.decoder import Decoder, Pass, chunked, places_of
 from rljax.models.layers import RMSNorm, add_last, project_turned
 from rljax.models.multimodal import place_features, vision_tokens
-from rljax.models.scan import scan_layers
+from rljax.models.scan import routes_of, scan_layers
 from rljax.models.trees import nested, split
 from rljax.models.vision.names import STACKED
 
@@ -170,8 +170,10 @@ class Model:
         return self._hidden_and_load(self._bind(params), batch)
 
     def _hidden_and_load(self, decoder: Decoder, batch: Batch):
-        x, loads = scan_layers(decoder, *self._start(decoder, batch), keep="stats")
-        loads = [stats for stats in loads if stats]
+        routes = batch.routes if self.head == "lm" else None  # a critic chooses its own
+        how = dict(keep="stats", routes=routes)
+        x, loads = scan_layers(decoder, *self._start(decoder, batch), **how)
+        loads = [{k: v for k, v in stats.items() if k != "ids"} for stats in loads if stats]
         load = jax.tree.map(lambda *layers: jnp.stack(layers), *loads) if loads else {}
         return self._normed(decoder, x), load
 
@@ -302,6 +304,12 @@ class Model:
 
     def prefill(self, params: dict, prompts: Batch, columns: int, kv_dtype: str = "", rings=True):
         """The caches of every layer after right-padded prompts, with room for `columns` tokens."""
+        return self.prefill_routed(params, prompts, columns, kv_dtype, rings)[0]
+
+    def prefill_routed(
+        self, params: dict, prompts: Batch, columns: int, kv_dtype: str = "", rings=True
+    ):
+        """`prefill`, and the experts that each token went to (scan.routes_of)."""
         decoder = self._bind(params)
         _, kept = scan_layers(decoder, *self._start(decoder, prompts, columns), keep="cache")
         lengths = jnp.sum(prompts.segment_ids > 0, axis=1)
@@ -309,9 +317,10 @@ class Model:
         how = (lengths, self.computed, self.mesh, columns, kv_dtype)
         caches = [
             cache.from_prompt(parts, *how, kind.window, rings)
-            for parts, kind in zip(kept, self.config.kinds, strict=True)
+            for (parts, _), kind in zip(kept, self.config.kinds, strict=True)
         ]
-        return cache.constrain(caches, self.mesh)
+        routes = routes_of(self.config, [stats for _, stats in kept])
+        return cache.constrain(caches, self.mesh), routes
 
     def unstack(self, params: dict, steps: int = 1):
         """Everything decode_step reads: (decoder, [(graph, weights, index)] of every layer, the
@@ -355,10 +364,14 @@ class Model:
     def decode_tokens(self, unstacked, tokens: jax.Array, columns, counts, caches, shift=0):
         """`decode_step` of a few tokens per row, tokens [B, S] of which counts [B] are real (None:
         all) -> logits of the token behind each, row after row [B S, V], new caches."""
+        return self.decode_routed(unstacked, tokens, columns, counts, caches, shift)[:2]
+
+    def decode_routed(self, unstacked, tokens: jax.Array, columns, counts, caches, shift=0):
+        """`decode_tokens`, and the experts that each token went to (scan.routes_of)."""
         decoder, layers, _ = unstacked
         inputs = (tokens, columns, counts, caches, shift)
-        x, caches = self._read(decoder, layers, *inputs, is_step=True)
-        return self.says(unstacked, self._normed(decoder, x)), caches
+        x, caches, routes = self._read(decoder, layers, *inputs, is_step=True)
+        return self.says(unstacked, self._normed(decoder, x)), caches, routes
 
     def says(self, unstacked, hidden: jax.Array) -> jax.Array:
         """What the head says behind final hidden states [B, S, D]: logits, row after row [B S, V]
@@ -380,14 +393,14 @@ class Model:
         places, real = places_of(self.config, positions, cache.room(caches)), nodes.real
         how = dict(mesh=self.mesh, segments=real.astype(jnp.int32), nodes=nodes, is_step=True)
         call = Pass(**how, **places)
-        x, caches = self._through(decoder, layers, tokens, call, caches)
+        x, caches, _ = self._through(decoder, layers, tokens, call, caches)
         return self._normed(decoder, x), caches
 
     def look(self, unstacked, tokens: jax.Array, columns: jax.Array, counts, caches, shift=0):
         """What the head says behind tokens that `extend` would read, counts [B] >= 1 of them real:
         logits [B, V] behind the last one, or the scores [B, S, labels] of a scalar head."""
         decoder, layers, _ = unstacked
-        x, _ = self._read(decoder, layers, tokens, columns, counts, caches, shift)
+        x, *_ = self._read(decoder, layers, tokens, columns, counts, caches, shift)
         if self.head == "lm":
             x = jnp.take_along_axis(x, (counts - 1)[:, None, None], axis=1)
         return self.says(unstacked, self._normed(decoder, x))
@@ -413,10 +426,11 @@ class Model:
 
     def _through(self, decoder: Decoder, layers, tokens, call: Pass, caches):
         x = call.split(decoder.embed(tokens))
-        new_caches = []
+        new_caches, stats = [], []
         for (graph, weights, index), one in zip(layers, caches, strict=True):
             if index is not None:
                 weights = jax.tree.map(lambda w, i=index: w[i], weights)
-            x, one, _ = nnx.merge(graph, weights)(x, call, one)
+            x, one, of_experts = nnx.merge(graph, weights)(x, call, one)
             new_caches.append(one)
-        return x, new_caches
+            stats.append(of_experts)
+        return x, new_caches, routes_of(self.config, stats)

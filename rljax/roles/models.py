@@ -239,7 +239,7 @@ class Actor(_Trained):
 
         def divergence(params, part, hidden):
             ours = _readout(model, params, part, hidden)
-            theirs = _readout(taught, fixed, part)
+            theirs = _readout(taught, fixed, part.replace(routes=None))
             return distillation(ours, theirs, part.mask, beta=beta, temperature=temperature)
 
         objective = Objective(

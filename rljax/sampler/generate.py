@@ -74,7 +74,7 @@ def generate(
     prompts, rows = prompts.astype(np.int32), prompts.shape[0] * n
     if search is not None:
         key = key if sampling.seed is None else jax.random.key(sampling.seed)
-        _refuse_on_host(images, second, "by a search", fix="")
+        _refuse_on_host(images, second, "by a search", fix="", routes=decoding.record_routes)
         inputs = (model, params, prompts, lengths, key, sampling)
         return _at_home(search(*inputs, n=n, version=version, decoding=decoding), model, home)
     if decoding.loop == "host":
@@ -208,9 +208,10 @@ def _behind(out: Batch, batch: Batch, rows, lengths) -> Batch:
     inside = jnp.arange(out.tokens.shape[1])[None, :] < lengths[:, None]
     names = ("sampler_logprobs", "sampler_log_kept", "entropy", "policy_version")
     names = [name for name in names if getattr(batch, name) is not None]
-    taken = {
-        name: jnp.where(inside, getattr(batch, name)[rows], getattr(out, name)) for name in names
-    }
+    names += ["routes"] if out.routes is not None and batch.routes is not None else []
+    wide = lambda x: inside.reshape(*inside.shape, *(1,) * (x.ndim - 2))  # noqa: E731
+    both = {name: (getattr(batch, name)[rows], getattr(out, name)) for name in names}
+    taken = {name: jnp.where(wide(old), old, new) for name, (old, new) in both.items()}
     return out.replace(**taken, group=batch.group[rows])
 
 
@@ -259,6 +260,8 @@ def _arguments(
     rows = prompts.shape[0] * n
     slots = min(decoding.slots or rows, rows)
     shape = _shape(n, slots, sampling, decoding, prompts.shape[1] if limits is not None else 0)
+    if second is not None:  # no model trains on what a mixture read
+        shape = dataclasses.replace(shape, record_routes=False)
     columns = shape.columns or prompts.shape[1] + sampling.max_response_tokens
     model = of_length(model, columns)
     second = second and dataclasses.replace(second, model=of_length(second.model, columns))
@@ -276,7 +279,7 @@ def _arguments(
 
 def _shape(n: int, slots: int, sampling: Sampling, decoding: Decoding, columns: int = 0) -> Shape:
     how = (decoding.kv_dtype, decoding.look_every, decoding.draft_tokens)
-    return Shape(n, slots, sampling.max_response_tokens, *how, columns)
+    return Shape(n, slots, sampling.max_response_tokens, *how, columns, decoding.record_routes)
 
 
 def planned_rollout(
@@ -389,6 +392,9 @@ def _check(
         raise InputError("sampler stop_strings need a tokenizer", fix="pass Decoding(decode=)")
     sampling.check_token_ids(vocab_size)
     speculation.check(model.config, decoding.draft_tokens)
+    if decoding.record_routes and model.config.experts is None:
+        rule = f"it records the experts of each token, and a {model.config.family} model has none"
+        raise InputError("sampler.router_replay", value=True, rule=rule)
     if second is not None and decoding.draft_tokens:
         raise InputError(
             "sampler draft_tokens", value=decoding.draft_tokens,
@@ -402,7 +408,11 @@ def _check(
         )
 
 
-def _refuse_on_host(images, second, how: str, *, fix: str) -> None:
+def _refuse_on_host(images, second, how: str, *, fix: str, routes=False) -> None:
     for name, value in (("images", images), ("a mixture of two models", second)):
         if value is not None:
             raise InputError(f"{name} cannot be decoded {how}", fix=fix)
+    if routes:
+        raise InputError(
+            f"routes of experts cannot be recorded {how}", fix="sampler.router_replay=False"
+        )

@@ -126,9 +126,17 @@ class Decoding:
     # Tokens that a step reads beside the newest one, copied from where a row's newest tokens have
     # stood before, and kept where they are what is drawn; 0 = off.
     draft_tokens: int = 0
+    # Batch.routes: the experts that each token went to, for training to send it there again.
+    record_routes: bool = False
 
     def __post_init__(self):
         check_whole("slots", self.slots)
+        if self.record_routes and (self.loop == "host" or self.draft_tokens):
+            raise InputError(
+                "sampler.router_replay", value=True,
+                rule="routes are recorded by the device's loop, a token at a time",
+                fix="sampler.loop='device', sampler.draft_tokens=0",
+            )  # fmt: skip
         check_whole("look_every", self.look_every, 1)
         check_pages(self.page_tokens, self.pages)
         if not isinstance(self.layout, Layout | None):

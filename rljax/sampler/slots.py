@@ -73,6 +73,9 @@ class Tokens:
     entropy: jax.Array
     chosen: jax.Array  # bool: sampled, not forced
     valid: jax.Array  # bool
+    # [k, B, E, k'], where they are recorded: the experts of the token that each step read, which
+    # is the one before the token it drew (Batch.routes).
+    routes: jax.Array | None = None
 
 
 def empty(
@@ -181,13 +184,15 @@ def _note(forcing: Forcing, ids, emitted) -> Forcing:
 # -- decoding
 
 
-def step(models, weight, slots: Slots, mode=None) -> tuple[Slots, Tokens]:
+def step(models, weight, slots: Slots, mode=None, routed=False) -> tuple[Slots, Tokens]:
     """Reads each live slot's token and draws the next one. models: [(Model, unstacked weights)] of
-    one model, or of two whose logits are mixed by `weight`. `mode`: see `sample`."""
+    one model, or of two whose logits are mixed by `weight`. `mode`: see `sample`. `routed`: the
+    Tokens have the routes of the first model."""
     read = slots.token[:, None]
-    logits, caches = _next_logits(models, weight, slots, read, None)
+    logits, caches, routes = _next_logits(models, weight, slots, read, None)
     drawn = sample(logits, slots.key, slots.length + 1, slots.rules, mode, _apart(models))
-    return _emit(dataclasses.replace(slots, caches=caches), drawn, slots.live)
+    slots, new = _emit(dataclasses.replace(slots, caches=caches), drawn, slots.live)
+    return slots, dataclasses.replace(new, routes=routes[:, 0]) if routed else new
 
 
 def _apart(models) -> bool:
@@ -258,7 +263,7 @@ def _read_along(models, weight, slots: Slots, mode, draft, count) -> tuple[Slots
     keeps what was drawn as long as it is what was read."""
     rows, size = draft.shape[0], 1 + draft.shape[1]
     read = jnp.concatenate([slots.token[:, None], draft], axis=1)
-    logits, caches = _next_logits(models, weight, slots, read, 1 + count)
+    logits, caches, _ = _next_logits(models, weight, slots, read, 1 + count)
     columns = (slots.length + 1)[:, None] + jnp.arange(size)[None, :]
     key, rules = jax.tree.map(lambda x: jnp.repeat(x, size, axis=0), (slots.key, slots.rules))
     drawn = sample(logits, key, columns.reshape(-1), rules, mode, _apart(models))
@@ -284,19 +289,23 @@ def _read_along(models, weight, slots: Slots, mode, draft, count) -> tuple[Slots
 
 def _next_logits(models, weight, slots: Slots, read, counts):
     """The logits [B S, V] behind tokens read [B, S], of which counts [B] are real, of the one
-    model, or of the mixture, and the new caches of each."""
+    model, or of the mixture, the new caches of each, and where the first one routed the tokens."""
     tabled = [cache.with_table(caches, slots.table) for caches in slots.caches]
     outputs = [
-        model.decode_tokens(weights, read, slots.length, counts, caches, slots.shift)
+        model.decode_routed(weights, read, slots.length, counts, caches, slots.shift)
         for (model, weights), caches in zip(models, tabled, strict=True)
     ]
     logits = outputs[0][0]
     if len(outputs) > 1:
         logits = (1 - weight) * logits + weight * outputs[1][0]
-    return logits, tuple(cache.with_table(caches, None) for _, caches in outputs)
+    caches = tuple(cache.with_table(caches, None) for _, caches, _ in outputs)
+    return logits, caches, outputs[0][2]
 
 
-def decode(models, weight, slots: Slots, steps, room: int, enough_free=None, look_every: int = 1):
+def decode(
+    models, weight, slots: Slots, steps, room: int, enough_free=None, look_every: int = 1,
+    routed=False,
+):  # fmt: skip
     """Decodes up to `steps` <= room steps. Ends early when no slot is live, or when `enough_free`
     of them are not. Returns the slots, Tokens of `room` steps (with drafts: of all tokens that they
     may give a slot), and how many steps were done.
@@ -323,7 +332,7 @@ def decode(models, weight, slots: Slots, steps, room: int, enough_free=None, loo
             slots, new = step_with_drafts(models, weight, slots, mode, **how)
             put = lambda old, x: speculation.put(old, x, new.valid, given)  # noqa: E731
             return done + 1, slots, jax.tree.map(put, tokens, new)
-        slots, new = step(models, weight, slots, mode)
+        slots, new = step(models, weight, slots, mode, routed)
         return done + 1, slots, jax.tree.map(lambda a, x: a.at[done].set(x), tokens, new)
 
     def several(carry):
@@ -332,6 +341,11 @@ def decode(models, weight, slots: Slots, steps, room: int, enough_free=None, loo
 
     number, flag = jnp.zeros((room, count), jnp.float32), jnp.zeros((room, count), bool)
     tokens = Tokens(jnp.zeros((room, count), jnp.int32), number, number, number, flag, flag)
+    if routed:
+        like = jax.eval_shape(
+            lambda slots: step(models, weight, slots, mode, True)[1], slots
+        ).routes
+        tokens = dataclasses.replace(tokens, routes=jnp.zeros((room, *like.shape), like.dtype))
     turn = one if look_every == 1 else several
     done, slots, tokens = jax.lax.while_loop(more, turn, (jnp.int32(0), slots, tokens))
     return slots, tokens, done

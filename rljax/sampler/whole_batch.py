@@ -63,6 +63,7 @@ class Shape:
     look_every: int = 1
     draft_tokens: int = 0
     columns: int = 0  # of a row; 0 = those of the prompts, and response_tokens
+    record_routes: bool = False  # which experts of the model each token went to
 
 
 @functools.partial(jax.jit, static_argnames=("model", "shape"))
@@ -105,14 +106,16 @@ def _start(
     rows = prompts.shape[0] * shape.n
     prompt_batch, shift = _prompts(prompts, lengths, images)
     models = [(model, params)] + ([(second.model, second.params)] if second else [])
-    prefix = tuple(
-        one.prefill(p, prompt_batch, prompts.shape[1], shape.kv_dtype) for one, p in models
-    )
+    reading = [
+        one.prefill_routed(p, prompt_batch, prompts.shape[1], shape.kv_dtype) for one, p in models
+    ]
+    prefix = tuple(caches for caches, _ in reading)
+    routes = reading[0][1] if shape.record_routes else None
     limits = lengths + shape.response_tokens if limits is None else limits
     queue = _Queue(prefix, prompts, lengths, limits, shift, keys, rules, forcing)
     how = (count, total, shape.kv_dtype, rules, forcing, None, shape.draft_tokens)
     first = slot.empty([one for one, _ in models], *how)
-    out = _empty_record(jnp.repeat(prompts, shape.n, axis=0), jnp.repeat(lengths, shape.n), total)
+    out = _empty_record(prompts, lengths, routes, shape.n, total)
     taken = jnp.zeros((shard_count(model, prompts.shape[0], count),), jnp.int32)
     return prompt_batch, queue, (first, jnp.full((count,), rows, jnp.int32), taken, out)
 
@@ -138,7 +141,8 @@ def _decode(models, second, carry, shape: Shape, room: int, shards: int):
     # What is free now stays free: its shard has no rows left.
     free = jnp.where(waiting, jnp.sum(~slots.live) + enough_free, count)
     weight = second.weight if second else 0.0
-    slots, tokens, done = slot.decode(models, weight, slots, room, room, free, shape.look_every)
+    how = (room, room, free, shape.look_every, shape.record_routes)
+    slots, tokens, done = slot.decode(models, weight, slots, *how)
     # Adds 0 without the compiler knowing: the communication of the record then waits for the
     # loop. Side by side, devices may begin one or the other and wait for each other for ever.
     owner, before = (x + jnp.minimum(done, 0) for x in (owner, before))
@@ -263,7 +267,7 @@ class _Queue:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Record:
-    """The decoded tokens, row by row: [R, S] and [R]."""
+    """The decoded tokens, row by row: [R, S] and [R]; routes [R, S, E, k] of what was read."""
 
     tokens: jax.Array
     logp: jax.Array
@@ -272,6 +276,7 @@ class _Record:
     chosen: jax.Array
     length: jax.Array
     reason: jax.Array
+    routes: jax.Array | None = None
 
 
 def shard_count(model: Model, prompts: int, slots: int) -> int:
@@ -339,7 +344,16 @@ def _refill(slots, owner, taken, queue: _Queue, n: int, shape: Shape, shards: in
     return fresh, owner, taken
 
 
-def _empty_record(prompts, lengths, total: int) -> _Record:
+def _empty_record(prompts, lengths, routes, n: int, total: int) -> _Record:
+    """That of n rows of each prompt, before anything is decoded. routes: the prompts', or None."""
+    if routes is not None:  # -1: not read yet
+        inside = jnp.arange(routes.shape[1])[None, :] < lengths[:, None]
+        routes = jnp.where(inside[..., None, None], routes, -1)
+        room = [(0, 0), (0, total - routes.shape[1]), (0, 0), (0, 0)]
+        routes = jnp.pad(routes, room, constant_values=-1)
+    prompts, lengths, routes = jax.tree.map(
+        lambda x: jnp.repeat(x, n, axis=0), (prompts, lengths, routes)
+    )
     rows = prompts.shape[0]
     number = jnp.zeros((rows, total), jnp.float32)
     return _Record(
@@ -350,6 +364,7 @@ def _empty_record(prompts, lengths, total: int) -> _Record:
         chosen=jnp.zeros((rows, total), bool),
         length=lengths,
         reason=jnp.full((rows,), FinishReason.ABORT, jnp.int32),
+        routes=routes,
     )
 
 
@@ -364,7 +379,7 @@ def _record(out: _Record, owner, before, slots, tokens: slot.Tokens, shards: int
     own = parts(owner) - first
     own = jnp.where(own < rows // shards, own, rows)  # the rows of no slot: dropped
 
-    def put(old, new):
+    def put(old, new, column=column):
         write = lambda old, row, column, new: old.at[row[None], column].set(new, mode="drop")  # noqa: E731
         write = jax.vmap(write, in_axes=(0, 0, 1, 1))
         return write(parts(old), own, parts(column, 1), parts(new, 1)).reshape(old.shape)
@@ -373,7 +388,9 @@ def _record(out: _Record, owner, before, slots, tokens: slot.Tokens, shards: int
         write = jax.vmap(lambda old, row, new: old.at[row].set(new, mode="drop"))
         return write(parts(old), own, parts(new)).reshape(old.shape)
 
+    read = jnp.where(tokens.valid, column - 1, total)  # a step reads the token before its own
     return _Record(
+        routes=None if out.routes is None else put(out.routes, tokens.routes, read),
         tokens=put(out.tokens, tokens.ids),
         logp=put(out.logp, tokens.logp),
         log_kept=put(out.log_kept, tokens.log_kept),
@@ -399,6 +416,7 @@ def _batch(
         policy_version=jnp.where(mask > 0, version, 0).astype(jnp.int32),
         group=jnp.repeat(jnp.arange(lengths.shape[0], dtype=jnp.int32), shape.n),
         finish_reason=out.reason.astype(jnp.int32),  # never weakly typed: one program learns
+        routes=out.routes,
     )
     batch = jax.tree.map(lambda x: constrain_rows(x, model.mesh), batch)
     if images is None:

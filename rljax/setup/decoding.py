@@ -37,6 +37,7 @@ def decoding_of(config: Config, tokenizer: Tokenizer, slices: int = 1) -> Decodi
         page_tokens=sampler.page_tokens,
         draft_tokens=sampler.draft_tokens,
         pages=sampler.pages,
+        record_routes=sampler.router_replay,
     )
 
 

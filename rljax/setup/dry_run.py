@@ -18,9 +18,10 @@ from rljax.contracts import spec
 from rljax.dataflows.algorithm import FIELDS, Algorithm
 from rljax.errors import InputError, place_in, place_of
 from rljax.mesh import replicated, row_sharding, row_shards
+from rljax.models.scan import routes_shape
 from rljax.roles import Role
 from rljax.setup.role_table import abstract_roles
-from rljax.setup.setup import Phase, Setup
+from rljax.setup.setup import Phase, Setup, sampled_prompts
 
 # Fields beside tokens, segment_ids, positions and mask that the batch of each kind of data has.
 _SAMPLES = (
@@ -44,6 +45,8 @@ def batch_fields(setup: Setup, phase: Phase) -> set[str]:
     config = setup.config
     if phase.samples:
         names |= set(spec(setup.rollout).fills)
+        if config.sampler.router_replay and sampled_prompts(config):
+            names |= {"routes"}
         if config.rollouts.replay:  # what stored rollouts lack, a mixture lacks
             names -= {"entropy"}
         if config.reward.process_model:
@@ -85,11 +88,13 @@ def abstract_batch(setup: Setup, phase: Phase) -> Batch:
         names.add("reward_parts")
     sizes = {"B": rows, "S": columns, "K": len(weights[0]) if weights else 2}
     sizes["M"] = spec(setup.rollout).targets if phase.samples else 0
+    dtypes = {field.name: field.metadata["dtype"] for field in dataclasses.fields(Batch)}
+    if "routes" in names:
+        sizes["L"], sizes["J"], dtypes["routes"] = routes_shape(setup.model.config)
     layout = row_sharding(mesh) if rows % row_shards(mesh) == 0 else replicated(mesh)
     return Batch(**{
         field.name: jax.ShapeDtypeStruct(
-            [sizes[axis] for axis in field.metadata["axes"]], field.metadata["dtype"],
-            sharding=layout,
+            [sizes[axis] for axis in field.metadata["axes"]], dtypes[field.name], sharding=layout,
         )
         for field in dataclasses.fields(Batch)
         if field.name in names

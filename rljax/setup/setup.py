@@ -212,6 +212,11 @@ def _check_balance(config: Config, model: ModelConfig) -> None:
                 f"model_settings.{name}", value=value, rule=f"{rule} (family {model.family})",
                 fix=f"model_settings.{name}=0",
             )  # fmt: skip
+    if config.sampler.router_replay and model.experts is None:
+        rule = f"it replays routes to experts, and the model has none (family {model.family})"
+        raise InputError(
+            "sampler.router_replay", value=True, rule=rule, fix="sampler.router_replay=False"
+        )
 
 
 def check_length(prompt_tokens: int, response_tokens: int, model: Model) -> None:

@@ -366,6 +366,9 @@ def _joined(ours: Batch, theirs: Batch, mesh) -> Batch:
     theirs = theirs.replace(group=theirs.group + 2 * ours.rows)
     if ours.kept_tokens is not None:
         theirs = theirs.replace(kept_tokens=jnp.zeros((theirs.rows,), jnp.int32))
+    if ours.routes is not None:  # of stored rows none are known
+        unknown = jnp.full((theirs.rows, *ours.routes.shape[1:]), -1, ours.routes.dtype)
+        theirs = theirs.replace(routes=unknown)
     both = {}
     for field in dataclasses.fields(Batch):
         one, other = vars(ours)[field.name], vars(theirs)[field.name]

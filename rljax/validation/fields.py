@@ -114,6 +114,21 @@ def check_ranges(config: Config, problems: Problems) -> None:
     _check_mesh(config, problems)
     _check_lora(config, problems)
     _check_weight_dtype(config, problems)
+    _check_router_replay(config, problems)
+
+
+def _check_router_replay(config: Config, problems: Problems) -> None:
+    sampler = config.sampler
+    others = {
+        "sampler.loop='device'": sampler.loop == "device",
+        "sampler.draft_tokens=0": not sampler.draft_tokens,
+        "environment.function=''": not config.environment.function,
+        "rollouts.max_staleness=0": not config.rollouts.max_staleness,
+    }
+    wrong = [field for field, good in others.items() if not good]
+    rule = "routes are recorded by the device's loop over whole batches, a token at a time"
+    free = not (sampler.router_replay and wrong)
+    problems.check(free, "sampler.router_replay", True, rule, ", ".join(wrong))
 
 
 def _check_lora(config: Config, problems: Problems) -> None:

@@ -8,6 +8,7 @@ import dataclasses
 import fnmatch
 import functools
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ from rljax.models.families import FAMILIES
 from rljax.models.layers import Linear
 from rljax.models.names import NAMES, Disk, Fused
 from rljax.models.trees import flattened, nested
+from rljax.models.vision.names import STACKED, VISION_NAMES
 
 LEAVES = ("lora_a", "lora_b")
 _OF_EXPERTS = ("adapters", "quantised")  # what holds the parts of a matrix of experts
@@ -58,8 +60,10 @@ def weight_of(path: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    if ".experts." in name:  # an adapter for each of many experts: never by chance
-        return "experts" in pattern and fnmatch.fnmatchcase(name, pattern)
+    # An adapter for each of many experts, or of the vision tower: never by chance.
+    for part, word in ((".experts.", "experts"), ("visual.", "visual")):
+        if part in name:
+            return word in pattern and fnmatch.fnmatchcase(name, pattern)
     return any(fnmatch.fnmatchcase(n, pattern) for n in (name, name.rpartition(".")[2]))
 
 
@@ -79,6 +83,35 @@ def adapt(block: nnx.Module, rngs: nnx.Rngs, config: ModelConfig) -> set[str]:
         if lora.base in KINDS:
             module.quantise(lora.base)
     return names
+
+
+def tower_name(path: tuple[str, ...], config: ModelConfig) -> str:
+    """transformers' name of a linear map of the vision tower, "{}" for which of the blocks or
+    deepstack mergers."""
+    return "visual." + VISION_NAMES[config.vision.family][".".join(map(str, path))]
+
+
+def tower_adapter(config: ModelConfig, names: set[str]) -> Callable:
+    """A function that gives every targeted linear map of a part of the vision tower its adapter.
+    Patterns see its name without numbers, "visual.blocks.attn.qkv". Adds the names to `names`."""
+    targets, rank = config.lora.targets, config.lora.rank
+
+    def adapt(module: nnx.Module, part: str, rngs: nnx.Rngs) -> nnx.Module:
+        for path, one in list(nnx.iter_modules(module)):
+            if isinstance(one, Linear):
+                name = tower_name((part, *path), config).replace(".{}", "")
+                names.add(name)
+                if rank and any(_matches(name, pattern) for pattern in targets):
+                    one.adapt(rngs, rank, config.lora.alpha / rank)
+        return module
+
+    return adapt
+
+
+def stacked_axes(path: tuple[str, ...]) -> int:
+    """How many axes of layers, or of blocks of the tower, and of experts come first in the leaf."""
+    layers = path[0] == "layers" or path[:1] == ("vision",) and path[1] in STACKED
+    return int(layers) + is_of_experts(path)
 
 
 def _adapt_experts(experts: ExpertWeights, rngs: nnx.Rngs, config: ModelConfig) -> set[str]:
@@ -103,7 +136,7 @@ def check_targets(config: ModelConfig, names: set[str]) -> None:
                 value=pattern,
                 rule=f"the linear maps of a layer are {', '.join(sorted(names))}",
                 fix='a name, its last part ("q_proj") or a pattern ("*_proj", "*"); those of '
-                'experts by a pattern that says so ("*.experts.*")',
+                'experts by a pattern that says so ("*.experts.*"), of the tower ("visual.*")',
             )
 
 
@@ -167,15 +200,14 @@ def merge(model, params: dict) -> dict:
     for path, a in flat.items():
         if path[-1] == "lora_a":
             weight, b = weight_of(path), flat[(*path[:-1], "lora_b")]
-            stacked = 1 + is_of_experts(path)
-            out[weight] = _add(out[weight], a, b, lora.alpha / lora.rank, stacked)
+            out[weight] = _add(out[weight], a, b, lora.alpha / lora.rank, stacked_axes(path))
     return nested(out)
 
 
 @functools.partial(jax.jit, static_argnums=4)
 def _add(weight, a, b, boost, stacked: int):
-    """weight [L, *in, *out] + boost a [L, *in, r] b [L, r, *out], the product in float32; of
-    experts two axes, of layers and of experts, are `stacked` in place of L."""
+    """weight [L, *in, *out] + boost a [L, *in, r] b [L, r, *out], the product in float32; `stacked`
+    axes in place of L (`stacked_axes`)."""
     layers, rank = math.prod(b.shape[:stacked]), b.shape[stacked]
     low, high = a.reshape(layers, -1, rank), b.reshape(layers, rank, -1)
     product = jnp.einsum("lir,lro->lio", low, high, precision=jax.lax.Precision.HIGHEST)

@@ -7,6 +7,8 @@ import dataclasses
 import json
 import math
 import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +82,10 @@ def _halves(model: Model) -> dict[str, list[Half]]:
             out["base_model.model.score.weight"] = [Half(path, None, shape[::-1], every, every)]
         if path[-1] not in _HALVES:
             continue
+        if path[0] == "vision":
+            for key, half in _of_tower(model, path):
+                out[key] = [half]
+            continue
         if lora.is_of_experts(path):
             name, where = _of_experts(model, path)
             for i, layer in enumerate(blocks[path[1]]):
@@ -101,6 +107,18 @@ def _halves(model: Model) -> dict[str, list[Half]]:
             key = f"{prefix}layers.{layer}.{name}.{_HALVES[path[-1]]}.weight"
             out.setdefault(key, []).append(Half(path, i, **where))
     return out
+
+
+def _of_tower(model: Model, path: tuple[str, ...]) -> Iterator[tuple[str, Half]]:
+    """(PEFT's tensor name, what it holds) of an A or B of the vision tower, block by block."""
+    shape, rank, every = model.shapes()[path][0], model.config.lora.rank, slice(None)
+    name = lora.tower_name(path[1:-1], model.config)
+    stacked = lora.stacked_axes(path)
+    size = math.prod(shape[stacked:]) // rank
+    whole = (rank, size) if path[-1] == "lora_a" else (size, rank)
+    for i in range(shape[0]) if stacked else (None,):
+        key = f"base_model.model.model.{name.format(i)}.{_HALVES[path[-1]]}.weight"
+        yield key, Half(path, i, whole, every, every)
 
 
 def _of_experts(model: Model, path: tuple[str, ...]) -> tuple[str, dict]:
@@ -131,6 +149,8 @@ def _ranks(model: Model) -> dict[str, int]:
     """{last part of the name: rank} of the maps that are several of ours."""
     found = {}
     for path in model.shapes():
+        if path[0] == "vision":
+            continue
         if path[-1] == "lora_a" and lora.is_of_experts(path):
             if path[-2] != "down":
                 found["gate_up_proj"] = 2 * model.config.lora.rank
@@ -162,9 +182,12 @@ def save_adapter(folder: str | Path, model: Model, params: dict, *, base: str = 
             value = value.astype(np.float32).reshape(half.turned(block).shape)
             block[...] = half.turned(value)
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    paths = {half.path for held in all_halves.values() for half in held if half.layer is not None}
-    names = {lora.module_name(p[2:-1], model.config) for p in paths if not lora.is_of_experts(p)}
-    parameters = {lora.experts_name(model.config, p[-2]) for p in paths if lora.is_of_experts(p)}
+    paths = {path for path in whole if path[-1] in lora.LEAVES}
+    tower = {lora.tower_name(p[1:-1], model.config) for p in paths if p[0] == "vision"}
+    experts = {p for p in paths if lora.is_of_experts(p)}
+    rest = (p for p in paths - experts if p[0] != "vision")
+    names = {lora.module_name(p[2:-1], model.config) for p in rest}
+    parameters = {lora.experts_name(model.config, p[-2]) for p in experts}
     rank, alpha, ranks = model.config.lora.rank, model.config.lora.alpha, _ranks(model)
     config = {
         "peft_type": "LORA",
@@ -175,7 +198,7 @@ def save_adapter(folder: str | Path, model: Model, params: dict, *, base: str = 
         "lora_alpha": alpha,
         "rank_pattern": ranks,
         "alpha_pattern": {last: alpha * many / rank for last, many in ranks.items()},
-        "target_modules": _targets(names, bool(model.config.vision)) if names else None,
+        "target_modules": _targets(names, tower, bool(model.config.vision)) or None,
         "target_parameters": sorted(parameters) or None,
         "lora_dropout": 0.0,
         "bias": "none",
@@ -185,10 +208,16 @@ def save_adapter(folder: str | Path, model: Model, params: dict, *, base: str = 
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
-def _targets(names: set[str], images: bool) -> list[str] | str:
-    """The last part of every name; beside a vision tower, which has the same, a pattern."""
+def _targets(names: set[str], tower: set[str], images: bool) -> list[str] | str:
+    """The last part of every name; of a model with a vision tower, which has the same ones, a
+    pattern, with the names of the tower's maps in full."""
     last = sorted({name.rpartition(".")[2] for name in names})
-    return rf".*language_model\..*\.({'|'.join(last)})" if images else last
+    if not images:
+        return last
+    decoder = [rf"language_model\..*\.({'|'.join(last)})"] if last else []
+    full = [re.escape(name).replace(re.escape("{}"), r"\d+") for name in sorted(tower)]
+    parts = decoder + full
+    return ".*" + (parts[0] if len(parts) == 1 else f"({'|'.join(parts)})")
 
 
 def _read_config(folder: Path, model: Model) -> None:

@@ -15,6 +15,7 @@ E head_dim.
 """
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -141,13 +142,18 @@ class Merger(nnx.Module):
         return self.down(activate(self.up(x), "gelu"))
 
 
+def _as_it_is(module: nnx.Module, part: str, rngs: nnx.Rngs) -> nnx.Module:
+    return module
+
+
 class VisionTower(nnx.Module):
     """(pixels [B, N, C], coords [B, N, 4]) -> features [B, M, D_text], deepstack [levels, B, M,
     D_text]: what the decoder puts at image tokens, and adds there after its first layers.
     Features of padding are finite and mean nothing. Blocks are stacked on axis 0, and so are the
     deepstack mergers."""
 
-    def __init__(self, rngs: nnx.Rngs, config: VisionConfig):
+    def __init__(self, rngs: nnx.Rngs, config: VisionConfig, adapt: Callable = _as_it_is):
+        """`adapt`(module, name of the part, rngs) -> the module, perhaps with adapters."""
         self.config = config
         c, d = config.patch_values, config.embed
         # A convolution whose stride is its kernel is a linear map of each flattened patch.
@@ -156,13 +162,12 @@ class VisionTower(nnx.Module):
         if config.position_grid:
             grid = (config.position_grid**2, d)
             self.positions = weight(rngs, config, grid, ("position", "embed"))
-        make_blocks = nnx.vmap(lambda r: VisionBlock(r, config), in_axes=0, out_axes=0)
-        self.blocks = make_blocks(rngs.split(config.layers))
-        self.merger = Merger(rngs, config, norm_merged=False)
+        block = lambda r: adapt(VisionBlock(r, config), "blocks", r)  # noqa: E731
+        self.blocks = nnx.vmap(block, in_axes=0, out_axes=0)(rngs.split(config.layers))
+        self.merger = adapt(Merger(rngs, config, norm_merged=False), "merger", rngs)
         if config.deepstack_layers:
-            make_mergers = nnx.vmap(
-                lambda r: Merger(r, config, norm_merged=True), in_axes=0, out_axes=0
-            )
+            level = lambda r: adapt(Merger(r, config, norm_merged=True), "deepstack", r)  # noqa: E731
+            make_mergers = nnx.vmap(level, in_axes=0, out_axes=0)
             self.deepstack = make_mergers(rngs.split(len(config.deepstack_layers)))
 
     def __call__(self, pixels: jax.Array, coords: jax.Array, mesh: Mesh | None = None):
