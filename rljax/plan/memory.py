@@ -19,6 +19,7 @@ from rljax.kernels.logprob.options import CHUNK_LOGITS
 from rljax.mesh import HOST_MEMORY, row_shards
 from rljax.models.model import Model
 from rljax.models.padding import copied_elements
+from rljax.models.trees import flattened
 from rljax.plan.groups import (
     COPY,
     FETCHED,
@@ -239,7 +240,7 @@ def _learn(setup: Setup, role) -> dict[str, int]:
     tokens = rows * row_tokens // context
     size = jnp.dtype(config.dtype).itemsize
     several = packing is not None or steps.microbatch_rows < steps.rows
-    weights = sum(_weight_bytes(model).values())
+    weights = _used_bytes(model)
     layer = _layers_bytes(model) // config.layers
     gathered = 2 * layer * mesh.shape["fsdp"] * size // 4 if mesh.shape["fsdp"] > 1 else 0
     # Of weights that are padded a wider copy, and its gradients.
@@ -271,6 +272,15 @@ def _weight_bytes(model: Model) -> dict[str, int]:
     """{outermost part of the model: bytes on one device}, counted in float32."""
     whole = jax.tree.map(_as_float32, model.abstract())
     return {name: held_bytes(part) for name, part in whole.items()}
+
+
+def _used_bytes(model: Model) -> int:
+    """Bytes on one device, counted in float32, of the weights that a pass multiplies with: all, but
+    of codes those of a layer, as they are decoded one after another."""
+    total = 0
+    for path, x in flattened(jax.tree.map(_as_float32, model.abstract())).items():
+        total += held_bytes(x) // (x.shape[0] if path[-1] == "codes" else 1)
+    return total
 
 
 def _layers_bytes(model: Model) -> int:
