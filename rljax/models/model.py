@@ -48,7 +48,7 @@ from rljax.models.config import ModelConfig
 from rljax.models.decoder import Decoder, Pass, chunked, places_of
 from rljax.models.layers import RMSNorm, add_last, project_turned
 from rljax.models.multimodal import place_features, vision_tokens
-from rljax.models.scan import routes_of, scan_layers
+from rljax.models.scan import routes_of, routes_shape, scan_layers
 from rljax.models.trees import nested, split
 from rljax.models.vision.names import STACKED
 
@@ -169,9 +169,15 @@ class Model:
         the batch's tokens of the load of each layer's experts ({} without any)."""
         return self._hidden_and_load(self._bind(params), batch)
 
+    def _routes(self, batch: Batch) -> jax.Array | None:
+        """The routes of the batch, unless they are another model's: a critic chooses its own."""
+        if batch.routes is None or self.head != "lm" or self.config.experts is None:
+            return None
+        fits = batch.routes.shape[2:] == routes_shape(self.config)[:2]
+        return batch.routes if fits else None
+
     def _hidden_and_load(self, decoder: Decoder, batch: Batch):
-        routes = batch.routes if self.head == "lm" else None  # a critic chooses its own
-        how = dict(keep="stats", routes=routes)
+        how = dict(keep="stats", routes=self._routes(batch))
         x, loads = scan_layers(decoder, *self._start(decoder, batch), **how)
         loads = [{k: v for k, v in stats.items() if k != "ids"} for stats in loads if stats]
         load = jax.tree.map(lambda *layers: jnp.stack(layers), *loads) if loads else {}

@@ -16,6 +16,7 @@ from rljax.learn import Steps, token_mean
 from rljax.learn.packing import Packing
 from rljax.losses.policy import ppo_clip
 from rljax.mesh import make_mesh
+from rljax.models.builtin import decoder
 from rljax.models.experts import ExpertsConfig, route
 from rljax.models.huggingface import load_config, load_params
 from rljax.models.model import Model
@@ -158,6 +159,21 @@ def test_it_brings_sampler_and_trainer_nearer(kind):
         without.append(gap(batch.replace(routes=None)))
     print(kind, "with", with_it, "without", without)
     assert np.mean(with_it) < np.mean(without)
+
+
+def test_models_of_other_sizes_and_other_heads_choose_their_own():
+    model, params = model_of()
+    batch = scrambled(sampled(model, params), model.config.experts.count)
+    sizes = dict(layers=1, embed=16, mlp=16, heads=2, kv_heads=2, head_dim=8, init_std=0.5)
+    critic = dataclasses.replace(model, head="scalar")
+    others = [dataclasses.replace(model, config=decoder(400, **sizes, **how))
+              for how in ({}, dict(experts=4, experts_per_token=3))]  # fmt: skip
+    for other in (critic, *others):
+        weights = other.init(jax.random.key(1))
+        read = jax.jit(lambda p, b, m=other: m.hidden_and_load(p, b)[0])
+        np.testing.assert_array_equal(
+            read(weights, batch), read(weights, batch.replace(routes=None))
+        )
 
 
 def test_on_a_mesh():
