@@ -15,14 +15,14 @@ MODEL = (
 def of(base):
     config = tiny(
         model=MODEL, lora__rank=RANK, lora__targets=("*.experts.*",), lora__base=base,
-        mesh__fsdp=1, mesh__tensor=1, mesh__data=8,
+        mesh__fsdp=1, mesh__tensor=1, mesh__data=8, model_settings__dtype="bfloat16",
     )  # fmt: skip
     return estimate(abstract_setup(config))
 
 
 def test_codes_and_adapters_of_experts_are_counted():
-    """Whole on every device: 2 bytes of each weight of an expert, or one (JAX keeps 4 bits in a byte
-    on CPU), and a float32 scale for 64 of them."""
+    """Whole on every device: 2 bytes of each weight of an expert, or one (4 bits take a byte on
+    CPU, too), and a float32 scale for 64 of them."""
     found = {base: of(base) for base in ("bfloat16", "int8", "nf4")}
     held = {base: one.held["actor base"] for base, one in found.items()}
     numbers = LAYERS * EXPERTS * 3 * EMBED * MLP
