@@ -240,7 +240,7 @@ def _learn(setup: Setup, role) -> dict[str, int]:
     tokens = rows * row_tokens // context
     size = jnp.dtype(config.dtype).itemsize
     several = packing is not None or steps.microbatch_rows < steps.rows
-    weights = _used_bytes(model)
+    weights = _multiplied_bytes(model)
     layer = _layers_bytes(model) // config.layers
     gathered = 2 * layer * mesh.shape["fsdp"] * size // 4 if mesh.shape["fsdp"] > 1 else 0
     # Of weights that are padded a wider copy, and its gradients.
@@ -274,7 +274,7 @@ def _weight_bytes(model: Model) -> dict[str, int]:
     return {name: held_bytes(part) for name, part in whole.items()}
 
 
-def _used_bytes(model: Model) -> int:
+def _multiplied_bytes(model: Model) -> int:
     """Bytes on one device, counted in float32, of the weights that a pass multiplies with: all, but
     of codes those of a layer, as they are decoded one after another."""
     total = 0
