@@ -351,6 +351,7 @@ READS_ITSELF = {
     "rewards/judges": "a cache of its own",
     "workers/prints.py": "writes",
     "sampler/memory.py": "/proc/meminfo",
+    "data/images/files.py": "given to Pillow by open_file, or bytes",
     "data/text/guarded_process.py": "/proc/self/statm",
     "models/huggingface/load.py": "writes",
     "models/huggingface/peft.py": "checked by open_file just before",

@@ -62,6 +62,9 @@ class ModelSettings(Settings):
     # rises or falls after each optimizer step, so that the load evens out; 0 = off. DeepSeek-V3
     # was trained with 0.001.
     router_bias_update_speed: float = 0.0
+    # Whether the vision tower of a model with images stays as it is: it has no gradient and no
+    # optimizer state, and checkpoints do not hold it.
+    freeze_vision: bool = False
 
 
 @dataclasses.dataclass

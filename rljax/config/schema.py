@@ -62,6 +62,9 @@ class DataConfig(Settings):
     stream: bool = False  # rows of files are read as they are drawn, not all at once
     max_prompt_tokens: int = 512  # longer ones: data.overlong
     overlong: str = "drop"  # prompts over the limit: drop | error | left | right
+    # An image of more is scaled down, so that it takes fewer tokens; 0 = as the model's
+    # preprocessor_config.json says.
+    max_image_pixels: int = 0
 
 
 @dataclasses.dataclass

@@ -2,6 +2,7 @@
 
 from rljax.models.config import ModelConfig, Rope
 from rljax.models.experts import ExpertsConfig
+from rljax.models.families import from_hf_config
 
 
 def decoder(
@@ -37,4 +38,56 @@ def decoder(
         init_std=init_std,
         qk_norm=True,
         tie_embeddings=tie_embeddings,
+    )
+
+
+# The first four characters of the alphabet of a task with images: an image's token, a video's, and
+# what stands before and after an image.
+IMAGE_CHARACTERS = "\u25a3\u25a4\u27e6\u27e7"
+
+
+def vision_decoder(
+    vocab_size: int,
+    *,
+    family: str = "qwen3_vl",
+    layers: int = 2,
+    embed: int = 128,
+    mlp: int = 384,
+    heads: int = 4,
+    kv_heads: int = 4,
+    head_dim: int = 32,
+    max_tokens: int = 2048,
+    rope_theta: float = 10_000.0,
+    init_std: float = 0.02,
+    patch_size: int = 8,
+    vision_layers: int = 2,
+    vision_embed: int = 64,
+    vision_mlp: int = 128,
+    vision_heads: int = 4,
+) -> ModelConfig:
+    """A model with images of any size, qwen3_vl or qwen2_5_vl, for a task whose alphabet begins
+    with IMAGE_CHARACTERS; sizes of patches are in pixels, 2 x 2 patches are a token."""
+    third = head_dim // 8  # rotary pairs that turn with rows, and as many with columns
+    text = {
+        "hidden_size": embed, "intermediate_size": mlp, "num_hidden_layers": layers,
+        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "vocab_size": vocab_size,
+        "max_position_embeddings": max_tokens, "rope_theta": rope_theta,
+        "initializer_range": init_std, "head_dim": head_dim,
+        "rope_scaling": {
+            "rope_type": "default", "mrope_section": [head_dim // 2 - 2 * third, third, third],
+        },
+    }  # fmt: skip
+    vision = {
+        "depth": vision_layers, "hidden_size": vision_embed, "intermediate_size": vision_mlp,
+        "num_heads": vision_heads, "out_hidden_size": embed, "patch_size": patch_size,
+        "initializer_range": init_std,
+    }  # fmt: skip
+    if family == "qwen3_vl":
+        vision |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
+    else:
+        vision |= {"fullatt_block_indexes": [vision_layers - 1], "window_size": 8 * patch_size}
+    names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+    tokens = {name: 2 + number for number, name in enumerate(names)}
+    return from_hf_config(
+        {"model_type": family, "text_config": text, "vision_config": vision, **tokens}
     )

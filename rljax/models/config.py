@@ -237,6 +237,7 @@ class ModelConfig:
     experts: ExpertsConfig | None = None
     lora: LoraConfig | None = None
     vision: VisionConfig | None = None
+    freeze_vision: bool = False  # the tower is not trained
     tie_embeddings: bool = False
     labels: int = 1  # outputs of the scalar head
     head_bias: bool = False  # of the scalar head
@@ -348,6 +349,12 @@ class ModelConfig:
             _check(good, f"rope {name}", len(value), f"{pairs} numbers, one for each rotary pair")
         good = not rope.sections or sum(rope.sections) == self.rope_dims // 2
         _check(good, "rope mrope_section", rope.sections, f"adds up to {self.rope_dims // 2}")
+
+    @property
+    def has_frozen(self) -> bool:
+        """Whether an optimizer moves a part of the weights alone: then a checkpoint holds that
+        part."""
+        return self.lora is not None or (self.freeze_vision and self.vision is not None)
 
     @property
     def rope_dims(self) -> int:

@@ -3,6 +3,7 @@ roles. rewards: what scores samples. dry_run: the programs on shapes alone.
 """
 
 from rljax.setup.from_config import build
+from rljax.setup.images import save_tokenizer
 from rljax.setup.rewards import abstract_scorers, reward_role, text_scorer
 from rljax.setup.role_table import (
     RoleInputs,
@@ -46,6 +47,7 @@ __all__ = [
     "role_arrays",
     "role_names",
     "role_table",
+    "save_tokenizer",
     "text_scorer",
     "with_arrays",
 ]

@@ -15,6 +15,7 @@ from rljax.batch import Batch
 from rljax.components import Component, resolve
 from rljax.config import NAMESPACES, AlgorithmConfig
 from rljax.contracts import spec
+from rljax.data.images.encode import ImageLayout
 from rljax.dataflows.algorithm import FIELDS, Algorithm
 from rljax.errors import InputError, place_in, place_of
 from rljax.mesh import replicated, row_sharding, row_shards
@@ -62,9 +63,16 @@ def batch_fields(setup: Setup, phase: Phase) -> set[str]:
             names |= {"sampler_logprobs"} if item.logprobs is not None else set()
         if config.offline.reference_logprobs:
             names.add("ref_logprobs")
+    if images_of(setup, phase) is not None:
+        names |= {"pixels", "patch_coords", "rope_positions"}
     if phase is setup.main and any("reference" in group.roles for group in setup.groups):
         names.add("ref_logprobs")
     return names
+
+
+def images_of(setup: Setup, phase: Phase) -> ImageLayout | None:
+    """The layout of the images of a phase's batches."""
+    return setup.data.example_images if phase.name == "sft" else setup.data.images
 
 
 def abstract_batch(setup: Setup, phase: Phase) -> Batch:
@@ -91,6 +99,8 @@ def abstract_batch(setup: Setup, phase: Phase) -> Batch:
     dtypes = {field.name: field.metadata["dtype"] for field in dataclasses.fields(Batch)}
     if "routes" in names:
         sizes["L"], sizes["J"], dtypes["routes"] = routes_shape(setup.model.config)
+    if (images := images_of(setup, phase)) is not None:
+        sizes |= images.fields
     layout = row_sharding(mesh) if rows % row_shards(mesh) == 0 else replicated(mesh)
     return Batch(**{
         field.name: jax.ShapeDtypeStruct(

@@ -9,6 +9,7 @@ from rljax.data.kinds import SAMPLED
 from rljax.data.offline.batches import longest_row
 from rljax.data.online.encoded import load_data, load_run_tokenizer
 from rljax.setup.decode_layout import with_decode_layout
+from rljax.setup.images import check_images
 from rljax.setup.placement import divided
 from rljax.setup.setup import Setup, assemble, check_context, load_model
 
@@ -20,6 +21,7 @@ def build(config: Config, devices=None) -> Setup:
     tokenizer = load_run_tokenizer(config)
     kind = spec(resolve(config.dataflow, NAMESPACES["dataflow"])).data
     data = load_data(config, tokenizer, kind)
+    check_images(config, data)
     model = load_model(config, tokenizer, devices)
     row = data.prompt_tokens + config.sampler.max_response_tokens
     if config.environment.function:

@@ -16,6 +16,7 @@ from rljax.arrays import fetch
 from rljax.batch import LIMITS, FinishReason
 from rljax.config import Config, MeshConfig, from_dict
 from rljax.config.checks import refuse_own_code
+from rljax.data.images.encode import ImageLayout, image_reader, layout_of
 from rljax.data.online.encoded import load_run_tokenizer
 from rljax.data.online.prompts import PromptRecord, Prompts, encode_prompts
 from rljax.data.text.tokenizer import Tokenizer
@@ -44,13 +45,14 @@ _SCORED_ROWS = 8  # by a reward model at once, on each device
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """What `sample_all` samples: an actor, the tokenizer of its texts, how it samples, and the
-    columns that prompts are padded to."""
+    """What `sample_all` samples: an actor, the tokenizer of its texts, how it samples, the columns
+    that prompts are padded to, and the layout of their images."""
 
     actor: Actor
     tokenizer: Tokenizer
     sampling: Sampling
     prompt_tokens: int
+    images: ImageLayout | None = None  # of the prompts, where they have any
 
     def greedy(self) -> "Policy":
         return dataclasses.replace(self, sampling=self.sampling.greedy())
@@ -95,7 +97,9 @@ class SavedPolicy:
         """Prompts as `sample_all` reads them, and counts. Prompts of more than `max_tokens` (None:
         data.max_prompt_tokens) are dropped."""
         limit = max_tokens or self.config.data.max_prompt_tokens
-        return encode_prompts(records, self.tokenizer, max_prompt_tokens=limit, overlong=overlong)
+        reader = image_reader(self.config, self.tokenizer)
+        how = dict(max_prompt_tokens=limit, overlong=overlong, images=reader)
+        return encode_prompts(records, self.tokenizer, **how)
 
     def ready(self, prompts: Sequence[PromptRecord], **sampling) -> Policy:
         """The policy as it samples on `prompts`; `sampling` are arguments of `sampling`. Raises
@@ -103,7 +107,9 @@ class SavedPolicy:
         longest = max(len(prompt.token_ids) for prompt in prompts)
         how = self.sampling(**sampling)
         check_length(longest, how.max_response_tokens, self.model)
-        return Policy(self.actor(), self.tokenizer, how, longest)
+        reader = image_reader(self.config, self.tokenizer)
+        images = layout_of(reader, [prompt.images for prompt in prompts])
+        return Policy(self.actor(), self.tokenizer, how, longest, images)
 
     def reward(self, text: str) -> Reward | Environment:
         """The reward `text` of this policy's samples, with the score of the config's reward.model
@@ -180,7 +186,7 @@ def _run_policy(
             if step != "latest":
                 raise
             number = _find_step(found, step)
-    if model.config.lora:  # a checkpoint holds the adapters alone
+    if model.config.has_frozen:  # a checkpoint holds what is trained alone
         params = merged(params, model.split(initial_params(config, model))[1])
     return SavedPolicy(config, model, params, tokenizer, number)
 
@@ -299,7 +305,8 @@ def sample_all(
     begins = [len(prompt.token_ids) for prompt in prompts] if starts is None else starts
     samples = []
     for first, chunk in filled_chunks(list(zip(prompts, begins, strict=True)), size):
-        part = Prompts.from_records([p for p, _ in chunk], length=policy.prompt_tokens)
+        how = dict(length=policy.prompt_tokens, images=policy.images)
+        part = Prompts.from_records([p for p, _ in chunk], **how)
         part = dataclasses.replace(part, starts=np.array([b for _, b in chunk], np.int32))
         draw = (fold_in(key, first), policy.sampling)
         live = min(size, len(prompts) - first) * n  # the rows that do not just fill the shape

@@ -191,7 +191,10 @@ def load_model(config: Config, tokenizer: Tokenizer, devices=None) -> Model:
             )
     else:
         plain = resolve(config.model, NAMESPACES["model"])(tokenizer.vocab_size)
-        model_config = dataclasses.replace(plain, **settings)
+        if vision := plain.vision:
+            remat = "none" if settings["remat"] == "none" else "full"
+            vision = dataclasses.replace(vision, dtype=settings["dtype"], remat=remat)
+        model_config = dataclasses.replace(plain, vision=vision, **settings)
     _check_balance(config, model_config)
     return Model(model_config, mesh)
 

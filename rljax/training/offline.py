@@ -14,7 +14,7 @@ import numpy as np
 
 from rljax import beats, hosts
 from rljax.arrays import fetch, place
-from rljax.data.offline.batches import batch_arrays
+from rljax.data.offline.batches import batch_arrays, item_images
 from rljax.errors import InputError
 from rljax.evaluation.reward_models import evaluate_pairs
 from rljax.models.trees import flattened
@@ -58,6 +58,8 @@ def store_reference_logprobs(setup: Setup, params: dict, folder: Path) -> str:
         )  # fmt: skip
         for name in ("tokens", "segment_ids", "mask"):
             digest.update(arrays[name].tobytes())
+        if images := item_images(record["item"]):
+            digest.update(repr([(image.source, image.grid) for image in images]).encode())
         beats.beat()
     for path, leaf in sorted(flattened(params).items()):
         digest.update(repr((path, leaf.shape, _checksums(leaf))).encode())

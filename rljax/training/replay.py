@@ -77,7 +77,7 @@ def _replay(folder: Path, run_dir: str, step: int | None, trust_code: bool, devi
     checkpoints, saved = _newest(run_dir, step)
     progress = Progress.from_dict(checkpoints.read_state(saved)["progress"])
     phase = setup.phase(progress.phase)
-    if setup.model.config.lora:  # a checkpoint holds the adapters alone
+    if setup.model.config.has_frozen:  # a checkpoint holds what is trained alone
         params = build.initial_params(config, setup.model)
     else:
         params = setup.model.init(root_key(0))

@@ -202,7 +202,7 @@ class Run:
         with self._reading_state(step):
             self.progress = Progress.from_dict(state["progress"])
             self.setup.phase(self.progress.phase)
-        if self.setup.model.config.lora:  # a checkpoint holds the adapters alone
+        if self.setup.model.config.has_frozen:  # a checkpoint holds what is trained alone
             params = build.initial_params(self.config, self.setup.model)
         else:  # shapes and shardings; the values are replaced
             params = self.setup.model.init(root_key(0))
@@ -333,7 +333,7 @@ class Run:
         """The actor as it is now, and how it samples."""
         setup = self.setup
         sampling, length = setup.rollouts.sampling, setup.data.prompt_tokens
-        return Policy(self.roles["actor"], setup.tokenizer, sampling, length)
+        return Policy(self.roles["actor"], setup.tokenizer, sampling, length, setup.data.images)
 
     def _drop_solved(self) -> None:
         """Prompts that the starting policy mostly solves are dropped before the first step."""
@@ -439,7 +439,7 @@ class Run:
                 pad_id=tokenizer.pad_id,
             )
             if hosts.first():
-                tokenizer.save(folder)
+                build.save_tokenizer(folder, self.config, tokenizer)
 
     @contextlib.contextmanager
     def _exporting(self, name: str) -> Iterator[Path]:

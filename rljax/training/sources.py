@@ -65,7 +65,8 @@ def make_sources(setup: Setup, reward: Reward | None, key: jax.Array) -> dict:
     if setup.pretraining is not None:
         data, size = setup.data, setup.pretraining_rows
         loader = make_loader(data.pretraining, batch_size=size, seed=setup.config.seed)
-        rows = lambda items: Batch(**pad_examples(items, length=data.pretraining_tokens))  # noqa: E731
+        how = dict(length=data.pretraining_tokens, images=data.pretraining_images)
+        rows = lambda items: Batch(**pad_examples(items, **how))  # noqa: E731
         sources["pretraining"] = FileSource(loader, rows, setup.model.mesh, ())
     return sources
 
@@ -154,7 +155,9 @@ class RolloutSource(LoaderSource):
 
     def draw(self, count: int) -> Prompts:
         """The next prompts of the data."""
-        return Prompts.from_records(self.loader.take(count), length=self.setup.data.prompt_tokens)
+        data = self.setup.data
+        how = dict(length=data.prompt_tokens, images=data.images)
+        return Prompts.from_records(self.loader.take(count), **how)
 
     def next(self, step: int, roles: dict) -> tuple[Batch, dict]:
         setup, before = self.setup, self.loader.position
@@ -213,8 +216,9 @@ class RolloutSource(LoaderSource):
         self.loader.set_state(state)
         if saved is not None:
             find = record_finder(self.setup.data.sources)
-            length = self.setup.data.prompt_tokens
-            prompt = lambda one: Prompts.from_records([find(one)], length=length)  # noqa: E731
+            data = self.setup.data
+            how = dict(length=data.prompt_tokens, images=data.images)
+            prompt = lambda one: Prompts.from_records([find(one)], **how)  # noqa: E731
             self.in_flight.set_state(saved, prompt)
 
     def saved(self) -> None:
@@ -391,7 +395,8 @@ def _chances(loader, names: tuple[str, ...]) -> dict[str, float]:
 
 
 def _examples(setup: Setup, examples: list) -> Batch:
-    return Batch(**pad_examples(examples, length=setup.data.example_tokens))
+    data = setup.data
+    return Batch(**pad_examples(examples, length=data.example_tokens, images=data.example_images))
 
 
 def offline_rows(setup: Setup, records: list[dict], rows: int = 0) -> Batch:
@@ -400,11 +405,11 @@ def offline_rows(setup: Setup, records: list[dict], rows: int = 0) -> Batch:
 
     unpaired: rows 2i are the completions, rows 2i + 1 the same prompts with each other's.
     """
-    kind, length = setup.main.data, setup.row_tokens
-    items = [record["item"] for record in records]
-    arrays = batch_arrays(kind, items, length=length, rows_per_example=setup.rows_per_example)
+    kind, how = setup.main.data, dict(length=setup.row_tokens, images=setup.data.images)
+    items, length = [record["item"] for record in records], setup.row_tokens
+    arrays = batch_arrays(kind, items, rows_per_example=setup.rows_per_example, **how)
     if kind == "unpaired":
-        others = mismatched_arrays(items, length=length)
+        others = mismatched_arrays(items, **how)
         others = {name: others.get(name, np.zeros_like(x)) for name, x in arrays.items()}
         arrays = {
             name: np.stack([x, others[name]], axis=1).reshape(-1, *x.shape[1:])

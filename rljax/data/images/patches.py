@@ -89,6 +89,18 @@ def from_hf_processor(config: Mapping) -> ImageProcessing:
     return ImageProcessing(**fields)
 
 
+def to_hf_processor(processing: ImageProcessing) -> dict:
+    """What from_hf_processor reads, and transformers."""
+    names = ("patch_size", "temporal_patch_size", "merge_size")
+    return {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        **{name: getattr(processing, name) for name in names},
+        "min_pixels": processing.min_pixels, "max_pixels": processing.max_pixels,
+        "size": {"shortest_edge": processing.min_pixels, "longest_edge": processing.max_pixels},
+        "image_mean": list(processing.mean), "image_std": list(processing.std),
+    }  # fmt: skip
+
+
 def smart_resize(height: int, width: int, processing: ImageProcessing) -> tuple[int, int]:
     """The (height, width) to resize to: multiples of a merged patch, between min_pixels and
     max_pixels, the aspect ratio nearly kept."""

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rljax.batch import FinishReason
+from rljax.data.images.encode import Image, ImageLayout
 from rljax.data.kinds import PAIRED
 from rljax.data.offline.encode import Labelled, Pair, Stepwise, Trajectory
 from rljax.data.offline.rows import KINDS
@@ -29,9 +30,11 @@ class _Segment(NamedTuple):
 
 
 def batch_arrays(
-    kind: str, items: Sequence, *, length: int, rows_per_example: int = 2
-) -> dict[str, np.ndarray]:
-    """The rows of `items` of one kind, `length` tokens each.
+    kind: str, items: Sequence, *, length: int, rows_per_example: int = 2,
+    images: ImageLayout | None = None,
+) -> dict[str, np.ndarray]:  # fmt: skip
+    """The rows of `items` of one kind, `length` tokens each; with the arrays of their images, where
+    there is a layout of such.
 
     examples: mask; an item may be a list of examples, packed into one row (`pack_examples`).
     pairs: scores = the margin of the chosen row, 0 of the others; group = number of the pair.
@@ -49,15 +52,28 @@ def batch_arrays(
     if kind not in KINDS:
         raise InputError("unknown kind of rows", value=kind, fix=f"use one of {KINDS}")
     if kind == "pairs":
-        return _pair_rows(items, length, rows_per_example)
-    return makers[kind](items, length)
+        arrays = _pair_rows(items, length, rows_per_example)
+    else:
+        arrays = makers[kind](items, length)
+    if images is None:
+        return arrays
+    each = {"pairs": rows_per_example, "safety": 2}.get(kind, 1)
+    rows = [item_images(item) for item in items for _ in range(each)]
+    return arrays | images.rows(arrays, rows)
+
+
+def item_images(item) -> tuple[Image, ...]:
+    """The images of an item, or of all examples that are packed into one row."""
+    if isinstance(item, list):
+        return tuple(image for example in item for image in example.images)
+    return item.images
 
 
 def longest_row(kind: str, items: Sequence) -> int:
     """Tokens of the longest row that `batch_arrays` makes of the items."""
     if kind == "examples":
         rows = [item if isinstance(item, list) else [item] for item in items]
-        return max(sum(len(ids) for ids, _ in row) for row in rows)
+        return max(sum(len(example[0]) for example in row) for row in rows)
     if kind == "stepwise":
         return max(len(item.ids) for item in items)
     if kind in PAIRED:
@@ -71,7 +87,9 @@ def _longest_completion(pair: Pair) -> int:
     return max(len(pair.chosen_ids), len(pair.rejected_ids), reference)
 
 
-def mismatched_arrays(items: Sequence[Labelled], *, length: int) -> dict[str, np.ndarray]:
+def mismatched_arrays(
+    items: Sequence[Labelled], *, length: int, images: ImageLayout | None = None
+) -> dict[str, np.ndarray]:
     """Rows for KTO's estimate of the KL divergence (2402.01306): row i is prompt i with the
     completion of row i - 1 (of the last, for row 0).
 
@@ -86,7 +104,10 @@ def mismatched_arrays(items: Sequence[Labelled], *, length: int) -> dict[str, np
         if len(item.prompt_ids) <= length:
             row, mask = _Segment(row.ids[:length], row.mask[:length]), mask[:length]
         rows.append([_Segment(row.ids, mask)])
-    return _padded(rows, length)
+    arrays = _padded(rows, length)
+    if images is not None:
+        arrays |= images.rows(arrays, [item.images for item in items])
+    return arrays
 
 
 def _example_rows(items: Sequence, length: int) -> dict[str, np.ndarray]:
@@ -94,7 +115,7 @@ def _example_rows(items: Sequence, length: int) -> dict[str, np.ndarray]:
     for item in items:
         examples = item if isinstance(item, list) else [item]
         # Nothing in its segment precedes a first token, so nothing predicts it.
-        rows.append([_Segment(ids, _without_first(mask)) for ids, mask in examples])
+        rows.append([_Segment(ids, _without_first(mask)) for ids, mask, *_ in examples])
     return _padded(rows, length)
 
 

@@ -10,16 +10,19 @@ no token spans the border. A text gets the end token, which is learned.
 """
 
 import collections
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
+from rljax.data.images.encode import Image, ImageReader, cut_example, with_image_tokens
 from rljax.data.kinds import PAIRED
 from rljax.data.offline.rows import KINDS
 from rljax.data.online.prompts import (
     OVERLONG,
+    Example,
     at_least_bos,
     cut_ids,
     encode_demonstration,
@@ -32,13 +35,6 @@ from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
 
 TIES = ("drop", "both_orders")
-
-
-class Example(NamedTuple):
-    """A supervised example: ids [n] int32 and mask [n] float32, 1 on what is learned."""
-
-    ids: np.ndarray
-    mask: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -55,6 +51,7 @@ class Pair:
     reference_ids: np.ndarray | None = None
     reference_mask: np.ndarray | None = None
     unsafe: tuple[bool, bool] | None = None  # the chosen one and the rejected one, of kind safety
+    images: tuple[Image, ...] = ()  # of the prompt, as of the other items
 
 
 @dataclass(frozen=True)
@@ -65,6 +62,7 @@ class Labelled:
     completion_ids: np.ndarray
     completion_mask: np.ndarray
     label: bool
+    images: tuple[Image, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -75,6 +73,7 @@ class Stepwise:
     ids: np.ndarray
     mask: np.ndarray
     labels: np.ndarray
+    images: tuple[Image, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -89,6 +88,7 @@ class Trajectory:
     truncated: bool
     process_scores: np.ndarray | None = None
     logprobs: np.ndarray | None = None
+    images: tuple[Image, ...] = ()
 
 
 def encode_rows(
@@ -100,22 +100,24 @@ def encode_rows(
     overlong: Literal["drop", "error", "left", "right"] = "drop",
     separator: str = "\n",
     ties: Literal["drop", "both_orders"] = "drop",
+    images: ImageReader | None = None,
 ) -> tuple[list, dict[str, int]]:
     """Items of one kind (the classes above, by `load_rows`'s kinds), and counts of what happened.
 
     An item of more than `max_tokens` is dropped, an error, cut at its prompt's left end, or cut at
     its completion's right end; one with nothing left to learn is dropped. Pairs of equal
     completions are dropped. A tie is dropped, or stands in both orders, which is label smoothing of
-    1/2 at twice the weight of one pair. `separator` stands between steps.
+    1/2 at twice the weight of one pair. `separator` stands between steps. `images`: how the model
+    reads those of the rows.
     """
     _check_options(kind, overlong, ties, max_tokens)
     counts = dict(total=len(records), kept=0, dropped_overlong=0, dropped_empty=0, truncated=0)
     if kind in PAIRED:
         counts |= dict(dropped_identical=0, dropped_tie=0)
-    items = []
+    items, how = [], (max_tokens, overlong, images)
     for record in records:
         try:
-            items += _encode(record, tokenizer, kind, separator, ties, max_tokens, overlong, counts)
+            items += _encode(record, tokenizer, kind, separator, ties, *how, counts)
         except InputError as error:
             raise in_row(record, error) from None
     counts["kept"] = len(items)
@@ -135,9 +137,8 @@ def encode_row(record: dict, tokenizer: Tokenizer, kind: str, **options) -> obje
     counts = collections.Counter()
     separator, most = options["separator"], options["max_tokens"]
     try:
-        made = _encode(
-            record, tokenizer, kind, separator, "drop", most, options["overlong"], counts
-        )
+        how = most, options["overlong"], options["images"]
+        made = _encode(record, tokenizer, kind, separator, "drop", *how, counts)
     except InputError as error:
         raise in_row(record, error) from None
     return made[0] if made else None
@@ -152,7 +153,7 @@ def _check_options(kind: str, overlong: str, ties: str, max_tokens: int) -> None
     require_positive("max_tokens", max_tokens)
 
 
-def _encode(record, tokenizer, kind, separator, ties, max_tokens, overlong, counts) -> list:
+def _encode(record, tokenizer, kind, separator, ties, max_tokens, overlong, reader, counts) -> list:
     """The items of one record: none where it is dropped, two where a tie stands in both orders."""
     if kind in PAIRED:
         if record["chosen"] == record["rejected"]:
@@ -161,8 +162,13 @@ def _encode(record, tokenizer, kind, separator, ties, max_tokens, overlong, coun
         if record["tie"] and ties == "drop":
             counts["dropped_tie"] += 1
             return []
+    record, tokenizer, images = with_image_tokens(record, tokenizer, reader)
     prompt, columns = _columns(record, tokenizer, kind, separator)
+    if reader is not None:
+        _check_images(prompt, columns, images, kind, reader)
     fitted = _fit(prompt, columns, max_tokens, overlong, tokenizer.bos_id)
+    if fitted is not None and images:
+        fitted, images = _whole_images(fitted, images, kind, max_tokens, reader)
     if fitted is None:
         counts["dropped_overlong"] += 1
         return []
@@ -174,7 +180,40 @@ def _encode(record, tokenizer, kind, separator, ties, max_tokens, overlong, coun
         counts["dropped_identical"] += 1
         return []
     counts["truncated"] += cut != ""
-    return _items(record, kind, prompt, columns, cut)
+    items = _items(record, kind, prompt, columns, cut)
+    if not images:
+        return items
+    if kind == "examples":
+        return [item._replace(images=images) for item in items]
+    return [dataclasses.replace(item, images=images) for item in items]
+
+
+def _check_images(prompt, columns, images, kind: str, reader: ImageReader) -> None:
+    """Raises InputError unless the images have their tokens: in the prompt, and of examples in
+    later turns, too."""
+    if kind == "examples":
+        column = columns["all"]
+        mask = [0] * len(prompt) + list(column["mask"])
+        return reader.check([*prompt, *column["ids"]], mask, images)
+    if kind != "stepwise":
+        for column in columns.values():
+            reader.check(column["ids"], column["mask"], ())
+    reader.check(prompt, None, images)
+
+
+def _whole_images(fitted, images, kind: str, max_tokens: int, reader: ImageReader):
+    """(what _fit returned, the images in it): an example ends before an image that would be cut;
+    a row whose prompt was cut is dropped."""
+    prompt, columns, cut = fitted
+    if cut == "left":
+        return None, ()
+    if not cut or kind != "examples":  # the prompt is whole
+        return fitted, images
+    ids, mask = [*prompt, *columns["all"]["ids"]], [0] * len(prompt) + columns["all"]["mask"]
+    ids, mask, images = cut_example(ids, mask, images, max_tokens, reader)
+    first = min(len(prompt), len(ids))
+    rest = {"ids": ids[first:], "mask": mask[first:]}
+    return (prompt[:first], {"all": rest}, cut), images
 
 
 def _columns(record, tokenizer, kind, separator) -> tuple[list[int], dict[str, dict]]:

@@ -6,6 +6,7 @@ completions are all texts or all lists of messages; `index` is the row's number.
 
 from collections.abc import Mapping, Sequence
 
+from rljax.data.images.columns import images_of, with_images
 from rljax.data.online.stream import Stream
 from rljax.data.rows.columns import (
     completion_of,
@@ -54,6 +55,7 @@ def load_rows(
         ones may be among them, and true = the end token follows the last one, not the separator.
     trajectories: prompt, completion or steps, reward, truncated, and process_scores (one of each
         step) and logprobs (of the sampler, one of each token) where the rows have them.
+    Of all kinds: images, where a row has some (rljax.data.images.columns).
     With a `test_fraction` both splits are sides of the training split (rljax.data.rows.split).
     """
     if kind not in KINDS:
@@ -95,11 +97,14 @@ def _record(rows: Rows, index: int, kind: str) -> dict:
         trajectories=_trajectory,
     )[kind]
     place = rows.place(index)
+    raw = with_images(rows.rows[index], place, rows.folder)
+    images = images_of(raw)
     row = {
         name: decoded(value, f"{place}, column {name!r}", rows.fills_nulls)
-        for name, value in rows.rows[index].items()
+        for name, value in raw.items()
+        if name not in images
     }
-    return dict(read(row, place, index), index=index)
+    return dict(read(row, place, index), index=index, **images)
 
 
 def _require_everywhere_or_nowhere(records: list[dict], rows: Rows, name: str) -> None:

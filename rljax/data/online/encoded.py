@@ -11,7 +11,9 @@ import numpy as np
 
 from rljax.components import resolve
 from rljax.config import NAMESPACES, Config, is_path
+from rljax.data.images.encode import ImageLayout, ImageReader, image_reader, layout_of
 from rljax.data.kinds import SAMPLED
+from rljax.data.offline.batches import item_images
 from rljax.data.offline.encode import encode_row, encode_rows
 from rljax.data.offline.packing import pack_examples
 from rljax.data.offline.rows import load_rows, load_stored_rows
@@ -60,6 +62,11 @@ class Data:
     notes: tuple[str, ...] = ()  # what is said of it when a run starts
     pretraining: list = dataclasses.field(default_factory=list)  # examples of pretraining.data
     pretraining_tokens: int = 1  # of the longest one
+    # The layouts of the images of sources, test_prompts and held_out, of examples, of pretraining;
+    # None where none of these rows has an image.
+    images: ImageLayout | None = None
+    example_images: ImageLayout | None = None
+    pretraining_images: ImageLayout | None = None
 
     @property
     def prompts(self) -> list[PromptRecord] | list[dict]:
@@ -154,6 +161,7 @@ def load_data(config: Config, tokenizer: Tokenizer, kind: str = "rollouts") -> D
     if kind not in SAMPLED:
         return _offline_data(config, tokenizer, kind)
     limits = dict(max_prompt_tokens=config.data.max_prompt_tokens, overlong=config.data.overlong)
+    reader = limits["images"] = image_reader(config, tokenizer)
     sources, counts, raw, ids, notes = [], {}, [], 0, []
     for spec in (config.data.train, *config.data.sources):
         records = _records(spec, config, "train", notes)
@@ -182,27 +190,45 @@ def load_data(config: Config, tokenizer: Tokenizer, kind: str = "rollouts") -> D
     if cut.get("dropped_overlong"):
         counts["test_dropped_overlong"] = cut["dropped_overlong"]
     spec = config.sft.data or config.data.train
-    demonstrations, examples, more = _demonstrations(config, tokenizer, spec, notes)
-    beside, pretraining, cut = _pretraining(config, tokenizer, notes)
+    demonstrations, examples, more = _demonstrations(config, tokenizer, spec, notes, reader)
+    beside, pretraining, cut = _pretraining(config, tokenizer, notes, reader)
     data = Data(
         sources=sources,
         test_prompts=test,
         examples=examples,
         counts={**counts, **more, **cut},
         prompt_tokens=config.data.max_prompt_tokens,
-        example_tokens=max((len(ids) for ids, _ in examples), default=1),
+        example_tokens=max((len(one.ids) for one in examples), default=1),
         digest=fingerprint(
             [*raw, *test_records, *demonstrations, *beside, {"tokenizer": tokenizer.fingerprint()}]
         ),
         kind=kind,
         notes=tuple(dict.fromkeys(notes)),
         pretraining=pretraining,
-        pretraining_tokens=max((len(ids) for ids, _ in pretraining), default=1),
+        pretraining_tokens=max((len(one.ids) for one in pretraining), default=1),
+        images=_images_of(reader, [*sources, test], config.data.max_prompt_tokens),
+        example_images=_images_of(reader, [examples]),
+        pretraining_images=_images_of(reader, [pretraining]),
     )
     if data.endless:  # the length of the longest prompt is not known
         return data
     longest = max(len(p.token_ids) for p in [*data.prompts, *test])
     return dataclasses.replace(data, prompt_tokens=longest)
+
+
+def _images_of(reader: ImageReader | None, sources: list, most_tokens: int = 0):
+    """The layout of the images of all items of the sources; of a stream of its first ones, of which
+    any further one has `most_tokens` at most."""
+    if reader is None:
+        return None
+    endless = any(isinstance(source, Stream) for source in sources)
+    items = [
+        item
+        for source in sources
+        for item in (source.first(_STREAM_ITEMS) if isinstance(source, Stream) else source)
+    ]
+    rows = [item_images(x["item"] if isinstance(x, dict) else x) for x in items if x is not None]
+    return layout_of(reader, rows, most_tokens if endless else 0)
 
 
 def _encoded_stream(records: Stream, tokenizer: Tokenizer, limits: dict, mixed: str) -> Stream:
@@ -271,7 +297,7 @@ def _warn_dropped(counts: dict) -> None:
 
 
 def _demonstrations(
-    config: Config, tokenizer: Tokenizer, spec: str, notes: list[str]
+    config: Config, tokenizer: Tokenizer, spec: str, notes: list[str], reader: ImageReader | None
 ) -> tuple[list[dict], list, dict]:
     """Records, encoded examples and counts of the supervised phase; all empty where sft.steps is
     0."""
@@ -279,20 +305,20 @@ def _demonstrations(
         return [], [], {}
     records = load_demonstrations(spec, "train", notes, held_out_fraction(config, spec))
     total = config.data.max_prompt_tokens + config.sampler.max_response_tokens
-    examples, counts = encode_demonstrations(records, tokenizer, max_tokens=total)
+    examples, counts = encode_demonstrations(records, tokenizer, max_tokens=total, images=reader)
     notes.append(kept_line(spec, "demonstrations", counts, total))
     return records, examples, {f"examples_{k}": v for k, v in counts.items()}
 
 
 def _pretraining(
-    config: Config, tokenizer: Tokenizer, notes: list[str]
+    config: Config, tokenizer: Tokenizer, notes: list[str], reader: ImageReader | None
 ) -> tuple[list[dict], list, dict]:
     """Records, encoded examples and counts of pretraining.data; all empty where that is ""."""
     spec, most = config.pretraining.data, config.pretraining.max_tokens
     if not spec:
         return [], [], {}
     records = load_demonstrations(spec, "train", notes)
-    examples, counts = encode_demonstrations(records, tokenizer, max_tokens=most)
+    examples, counts = encode_demonstrations(records, tokenizer, max_tokens=most, images=reader)
     notes.append(kept_line(spec, "pre-training examples", counts, most))
     return records, examples, {f"pretraining_{k}": v for k, v in counts.items()}
 
@@ -309,12 +335,28 @@ def _held_rows(config: Config, kind: str) -> list[dict]:
     return rows
 
 
+def _held_out(
+    config: Config, tokenizer: Tokenizer, kind: str, options: dict, notes: list[str]
+) -> tuple[list[dict], list[dict]]:
+    """The rows for eval/loss, and what they are encoded."""
+    rows = _held_rows(config, kind)
+    if not rows:
+        return [], []
+    items, cut = encode_rows(rows, tokenizer, kind, **options)
+    notes.append(
+        kept_line(config.data.test or "held out", "held-out rows", cut, config.offline.max_tokens)
+    )
+    if config.offline.packing:
+        items = pack_examples(items, config.offline.max_tokens).rows
+    return rows, [{"item": item} for item in items]
+
+
 def _offline_data(config: Config, tokenizer: Tokenizer, kind: str) -> Data:
     """Rows of one kind for training and, held out, for eval/loss; prompts for greedy accuracy."""
-    offline = config.offline
+    offline, reader = config.offline, image_reader(config, tokenizer)
     options = dict(
         max_tokens=offline.max_tokens, overlong=config.data.overlong, ties=offline.ties,
-        separator=offline.step_separator,
+        separator=offline.step_separator, images=reader,
     )  # fmt: skip
     sources, counts, raw, notes = [], {}, [], []
     for spec in (config.data.train, *config.data.sources):
@@ -329,7 +371,7 @@ def _offline_data(config: Config, tokenizer: Tokenizer, kind: str) -> Data:
         if is_path(spec):
             _warn_bare(spec, rows, tokenizer, kind)
         if config.offline.packing:
-            tokens = sum(len(ids) for ids, _ in items)
+            tokens = sum(len(item.ids) for item in items)
             items = pack_examples(items, config.offline.max_tokens).rows
             more = {**more, "packed_rows": len(items), "packed_tokens": tokens}
         first = sum(len(s) for s in sources if not isinstance(s, Stream))
@@ -340,19 +382,15 @@ def _offline_data(config: Config, tokenizer: Tokenizer, kind: str) -> Data:
     if "packed_rows" in counts:
         room = counts["packed_rows"] * config.offline.max_tokens
         counts["packing_efficiency"] = round(counts["packed_tokens"] / room, 4)
-    held_out, held_rows = [], _held_rows(config, kind)
-    if held_rows:
-        held_out, cut = encode_rows(held_rows, tokenizer, kind, **options)
-        held_name = config.data.test or "held out"
-        notes.append(kept_line(held_name, "held-out rows", cut, offline.max_tokens))
-        if config.offline.packing:
-            held_out = pack_examples(held_out, config.offline.max_tokens).rows
+    held_rows, held = _held_out(config, tokenizer, kind, options, notes)
     test, test_records = [], []
     if config.evaluate.prompts_from:
         test_records = load_prompts(config.evaluate.prompts_from, "test")[: config.evaluate.prompts]
         limit = config.data.max_prompt_tokens
-        test, _ = encode_prompts(test_records, tokenizer, max_prompt_tokens=limit)
-    demonstrations, examples, more = _demonstrations(config, tokenizer, config.sft.data, notes)
+        test, _ = encode_prompts(test_records, tokenizer, max_prompt_tokens=limit, images=reader)
+    demonstrations, examples, more = _demonstrations(
+        config, tokenizer, config.sft.data, notes, reader
+    )
     every = [*raw, *held_rows, *test_records, *demonstrations]
     return Data(
         sources=sources,
@@ -360,9 +398,11 @@ def _offline_data(config: Config, tokenizer: Tokenizer, kind: str) -> Data:
         examples=examples,
         counts={**counts, **more},
         prompt_tokens=max((len(p.token_ids) for p in test), default=1),
-        example_tokens=max((len(ids) for ids, _ in examples), default=1),
+        example_tokens=max((len(one.ids) for one in examples), default=1),
         digest=fingerprint([*every, {"tokenizer": tokenizer.fingerprint()}]),
         kind=kind,
-        held_out=[{"item": item} for item in held_out],
+        held_out=held,
         notes=tuple(dict.fromkeys(notes)),
+        images=_images_of(reader, [*sources, held, test], offline.max_tokens),
+        example_images=_images_of(reader, [examples]),
     )

@@ -6,9 +6,17 @@ mark the padding, never a token id. Limits and lengths are in tokens.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
+from rljax.data.images.encode import (
+    Image,
+    ImageLayout,
+    ImageReader,
+    cut_example,
+    with_image_tokens,
+)
 from rljax.data.rows.columns import tools_of
 from rljax.data.text.chat import encode_conversation, encode_turns
 from rljax.data.text.tokenizer import Tokenizer
@@ -49,6 +57,7 @@ class PromptRecord:
     messages: tuple[dict, ...] | None = None  # the conversation, where the prompt was one
     prompt_id: int | None = None  # unique over all sources of a run; None: not of its training data
     source: str = ""  # the entry of data.train and data.sources, where several are mixed
+    images: tuple[Image, ...] = ()  # of the prompt, in the order of its text
 
     @property
     def prompt(self) -> str | list[dict]:
@@ -99,8 +108,11 @@ class Prompts:
         )
 
     @classmethod
-    def from_records(cls, records: Sequence[PromptRecord], *, length: int) -> "Prompts":
-        """Pads to `length`, which is chosen once for a run: every new length is a new compile."""
+    def from_records(
+        cls, records: Sequence[PromptRecord], *, length: int, images: ImageLayout | None = None
+    ) -> "Prompts":
+        """Pads to `length`, which is chosen once for a run: every new length is a new compile. So
+        is `images`, the layout of the images of a run whose data have some."""
         tokens = np.zeros((len(records), length), np.int32)
         lengths = np.array([len(record.token_ids) for record in records], np.int32)
         for row, record in enumerate(records):
@@ -111,7 +123,15 @@ class Prompts:
                     fix="encode the prompts with max_prompt_tokens of at most that length",
                 )
             tokens[row, : lengths[row]] = record.token_ids
-        return cls(tokens, lengths, tuple(records))
+        each = [record.images for record in records]
+        if images is None and any(each):
+            raise InputError(
+                f"the prompt of row {next(r.index for r in records if r.images)} has images",
+                rule="none of the rows has that a run looks at before it begins",
+                fix="put a row with images among the first ones of a stream",
+            )
+        made = None if images is None else images.prompts(tokens, lengths, each)
+        return cls(tokens, lengths, tuple(records), images=made)
 
 
 def encode_prompts(
@@ -120,16 +140,19 @@ def encode_prompts(
     *,
     max_prompt_tokens: int,
     overlong: str = "drop",
+    images: ImageReader | None = None,
 ) -> tuple[list[PromptRecord], dict[str, int]]:
     """Encoded prompts, and counts of what was kept, dropped and truncated.
 
     A prompt of more than `max_prompt_tokens` is dropped, an error, or cut at its left or right end.
+    `images`: how the model reads those of the rows.
     """
     encoded, counts = [], dict(total=len(records), kept=0, dropped_overlong=0, truncated=0)
     for record in records:
         prompt, cut = encode_prompt(
-            record, tokenizer, max_prompt_tokens=max_prompt_tokens, overlong=overlong
-        )
+            record, tokenizer, max_prompt_tokens=max_prompt_tokens, overlong=overlong,
+            images=images,
+        )  # fmt: skip
         counts["truncated"] += cut
         if prompt is None:
             counts["dropped_overlong"] += 1
@@ -145,8 +168,9 @@ def encode_prompts(
 
 
 def encode_prompt(
-    record: dict, tokenizer: Tokenizer, *, max_prompt_tokens: int, overlong: str = "drop"
-) -> tuple[PromptRecord | None, bool]:
+    record: dict, tokenizer: Tokenizer, *, max_prompt_tokens: int, overlong: str = "drop",
+    images: ImageReader | None = None,
+) -> tuple[PromptRecord | None, bool]:  # fmt: skip
     """One prompt as encode_prompts makes it, None where it is dropped, and whether it was cut.
 
     `record`: a row of rljax.data.rows.sources.load_prompts.
@@ -154,7 +178,7 @@ def encode_prompt(
     if overlong not in OVERLONG:
         raise InputError("unknown 'overlong'", value=overlong, fix=f"use one of {OVERLONG}")
     require_positive("max_prompt_tokens", max_prompt_tokens)
-    text, ids = _encode_prompt(record, tokenizer)
+    text, ids, opened = _encode_prompt(record, tokenizer, images)
     cut = len(ids) > max_prompt_tokens
     if cut and overlong == "error":
         raise InputError(
@@ -164,27 +188,41 @@ def encode_prompt(
         )
     if cut and overlong == "drop":
         return None, False
+    if cut and opened:
+        raise InputError(
+            f"the prompt of row {record['index']} is too long: {len(ids)} tokens",
+            rule=f"max_prompt_tokens is {max_prompt_tokens}, and a prompt with images is not cut",
+            fix="overlong='drop', a smaller data.max_image_pixels, or a larger limit",
+        )
     if cut:
         ids = cut_ids(ids, max_prompt_tokens, overlong, tokenizer.bos_id)
-    rest = {name: value for name, value in record.items() if name != "prompt"}
+    rest = {n: value for n, value in record.items() if n not in ("prompt", "images")}
     messages = None if isinstance(record["prompt"], str) else tuple(record["prompt"])
     ids = np.array(ids, np.int32)
-    return PromptRecord(prompt_text=text, token_ids=ids, messages=messages, **rest), cut
+    made = PromptRecord(prompt_text=text, token_ids=ids, messages=messages, images=opened, **rest)
+    return made, cut
 
 
-def _encode_prompt(record: dict, tokenizer: Tokenizer) -> tuple[str, list[int]]:
-    """Text and ids of one prompt, at least one id: the first response token needs a position."""
-    prompt = record["prompt"]
+def _encode_prompt(
+    record: dict, tokenizer: Tokenizer, reader: ImageReader | None
+) -> tuple[str, list[int], tuple[Image, ...]]:
+    """Text, ids and images of one prompt, at least one id: the first response token needs a
+    position."""
     try:
+        record, tokenizer, images = with_image_tokens(record, tokenizer, reader)
+        prompt = record["prompt"]
         if isinstance(prompt, str):
             text, ids = prompt, tokenizer.encode(prompt, add_special_tokens=True)
         else:
             tools = tools_of(record["extra_info"], f"row {record['index']}")
             text = tokenizer.render_chat(prompt, **tools)
             ids = tokenizer.encode(text)
+        if reader is not None:
+            reader.check(ids, None, images)
+            text = reader.shown(text)
     except InputError as error:
         raise in_row(record, error) from None
-    return text, at_least_bos(ids, tokenizer, record)
+    return text, at_least_bos(ids, tokenizer, record), images
 
 
 def at_least_bos(ids: list[int], tokenizer: Tokenizer, record: dict) -> list[int]:
@@ -215,10 +253,19 @@ def cut_ids(ids: list[int], limit: int, side: str, bos_id: int | None) -> list[i
     return ids[len(ids) - limit :]
 
 
+class Example(NamedTuple):
+    """A supervised example: ids [n] int32, mask [n] float32, 1 on what is learned, and images."""
+
+    ids: np.ndarray
+    mask: np.ndarray
+    images: tuple[Image, ...] = ()
+
+
 def encode_demonstrations(
-    records: Sequence[dict], tokenizer: Tokenizer, *, max_tokens: int
-) -> tuple[list[tuple[np.ndarray, np.ndarray]], dict[str, int]]:
-    """Supervised records as (ids [n] int32, loss mask [n] float32), and counts.
+    records: Sequence[dict], tokenizer: Tokenizer, *, max_tokens: int,
+    images: ImageReader | None = None,
+) -> tuple[list[Example], dict[str, int]]:  # fmt: skip
+    """Supervised records as examples, and counts.
 
     The mask is 1 on completion or assistant tokens and the end token after them; `text` is learned
     whole. Longer examples are cut on the right; one with nothing left to learn is dropped.
@@ -227,15 +274,20 @@ def encode_demonstrations(
     examples, counts = [], dict(total=len(records), kept=0, dropped_empty=0, truncated=0)
     for record in records:
         try:
-            ids, mask = encode_demonstration(record, tokenizer)
+            made, own, opened = with_image_tokens(record, tokenizer, images)
+            ids, mask = encode_demonstration(made, own)
+            if images is not None:
+                images.check(ids, mask, opened)
         except InputError as error:
             raise in_row(record, error) from None
         counts["truncated"] += len(ids) > max_tokens
+        if opened:
+            ids, mask, opened = cut_example(ids, mask, opened, max_tokens, images)
         ids = np.array(ids[:max_tokens], np.int32)
         mask = np.array(mask[:max_tokens], np.float32)
         mask[:1] = 0  # nothing precedes the first token, so nothing predicts it
         if mask.any():
-            examples.append((ids, mask))
+            examples.append(Example(ids, mask, opened))
         else:
             counts["dropped_empty"] += 1
     counts["kept"] = len(examples)
@@ -277,9 +329,10 @@ def with_end_token(ids: list[int], tokenizer: Tokenizer) -> list[int]:
 
 
 def pad_examples(
-    examples: Sequence[tuple[np.ndarray, np.ndarray]], *, length: int
+    examples: Sequence[Example], *, length: int, images: ImageLayout | None = None
 ) -> dict[str, np.ndarray]:
-    """One example per row: tokens, segment_ids, positions [B, S] int32 and mask [B, S] float32."""
+    """One example per row: tokens, segment_ids, positions [B, S] int32 and mask [B, S] float32; and
+    the arrays of their images, where there is a layout of such."""
     shape = (len(examples), length)
     batch = dict(
         tokens=np.zeros(shape, np.int32),
@@ -287,7 +340,7 @@ def pad_examples(
         segment_ids=np.zeros(shape, np.int32),
         positions=np.zeros(shape, np.int32),
     )
-    for row, (ids, mask) in enumerate(examples):
+    for row, (ids, mask, *_) in enumerate(examples):
         n = len(ids)
         if n > length:
             raise InputError(
@@ -299,6 +352,8 @@ def pad_examples(
         batch["mask"][row, :n] = mask
         batch["segment_ids"][row, :n] = 1
         batch["positions"][row, :n] = np.arange(n)
+    if images is not None:
+        batch |= images.rows(batch, [example.images for example in examples])
     return batch
 
 

@@ -9,6 +9,7 @@ import dataclasses
 import json
 from collections.abc import Callable
 
+from rljax.data.images.columns import has_images
 from rljax.errors import InputError
 
 # ShareGPT's names of who speaks.
@@ -75,7 +76,8 @@ def understood(row: dict) -> str:
     else:
         return ""
     conversational = ", conversational" if isinstance(spoken, (list, tuple)) else ""
-    return kind + conversational + ", with tools" * bool(row.get("tools"))
+    more = ", with tools" * bool(row.get("tools")) + ", with images" * has_images(row)
+    return kind + conversational + more
 
 
 def form_of(row: dict) -> Form | None:

@@ -58,6 +58,7 @@ class Rows:
     # Whether a key of a nested object that holds None was absent when the rows were written: tables
     # have one list of keys for all rows.
     fills_nulls: bool = False
+    folder: Path | None = None  # of the file: what paths of images are relative to
 
     def place(self, index: int) -> str:
         if isinstance(self.rows, StoredRows):
@@ -129,7 +130,10 @@ def read_stored(spec: str, split: str, notes: list[str] | None = None) -> Rows:
         paths, names, data_source = [path], [str(path)], path.stem
     stored = StoredRows(paths, names)
     nulls = any(path.suffix == ".parquet" for path in paths)
-    rows = Rows(names[0] if len(names) == 1 else spec, data_source, stored, fills_nulls=nulls)
+    source = names[0] if len(names) == 1 else spec
+    # (Paths of images are relative to the first file.)
+    folder = Path(paths[0]).parent
+    rows = Rows(source, data_source, stored, fills_nulls=nulls, folder=folder)
     first = stored[0]
     form = form_of(first) if isinstance(first, dict) else None
     if form is not None:
@@ -191,7 +195,7 @@ def _read_parquet(path: Path, split: str) -> Rows:
             rule=_first_line(error),
             fix="copy or write it again; a half-copied file lacks its footer",
         ) from None
-    return Rows(str(path), path.stem, rows, fills_nulls=True)
+    return Rows(str(path), path.stem, rows, fills_nulls=True, folder=path.parent)
 
 
 def _read_jsonl(path: Path, split: str) -> Rows:
@@ -200,7 +204,7 @@ def _read_jsonl(path: Path, split: str) -> Rows:
         if line.strip():
             rows.append(parse_json(line, f"{path}: line {number}"))
             lines.append(number)
-    return Rows(str(path), path.stem, rows, lines)
+    return Rows(str(path), path.stem, rows, lines, folder=path.parent)
 
 
 def _read_table(path: Path, split: str) -> Rows:
@@ -229,7 +233,7 @@ def _read_table(path: Path, split: str) -> Rows:
             rule=str(error),
             fix="put quotes around texts, and double the quotes inside them",
         ) from None
-    return Rows(str(path), path.stem, rows, numbers)
+    return Rows(str(path), path.stem, rows, numbers, folder=path.parent)
 
 
 def _check_names(names: list[str], path: Path) -> None:
@@ -255,7 +259,7 @@ def _read_json(path: Path, split: str) -> Rows:
         value = value[split]
     if not isinstance(value, list):
         raise InputError(f"{path} is not a list of rows", value=value, fix="write [{...}, {...}]")
-    return Rows(str(path), path.stem, value)
+    return Rows(str(path), path.stem, value, folder=path.parent)
 
 
 _READERS = {
@@ -274,7 +278,9 @@ def _read_hub(spec: str, split: str, notes: list[str]) -> Rows:
         return dataclasses.replace(parts[0], source=source, data_source=found.repository)
     rows = [row for part in parts for row in part.rows]
     nulls = any(part.fills_nulls for part in parts)
-    return Rows(spec, found.repository, rows, fills_nulls=nulls)
+    # (Paths of images are relative to the first file.)
+    folder = parts[0].folder
+    return Rows(spec, found.repository, rows, fills_nulls=nulls, folder=folder)
 
 
 def make_task(spec: str) -> tuple[str, object]:

@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Callable
 
+from rljax.data.images.columns import images_of, with_images
 from rljax.data.online.stream import Stream
 from rljax.data.rows.columns import demonstration_record, first_of, prompt_of, require_text
 from rljax.data.rows.read import Rows, read_rows, read_stored
@@ -34,7 +35,8 @@ def load_prompts(
     notes: list[str] | None = None,
     test_fraction: float = 0.0,
 ) -> list[dict]:
-    """Prompt records: prompt (str or messages), ground_truth, data_source, extra_info, index.
+    """Prompt records: prompt (str or messages), ground_truth, data_source, extra_info, index; and
+    images, where a row has some (rljax.data.images.columns).
 
     Without `need_ground_truth` (a reward model judges) a missing one is "". A row that fails the
     `check` is an error; `notes` are those of read_rows. With a `test_fraction` both splits are
@@ -81,7 +83,11 @@ def load_demonstrations(
     A task's demonstrations are its training split. `test_fraction`: see load_prompts.
     """
     rows = read_rows(spec, "train" if test_fraction else split, demonstrations=True, notes=notes)
-    records = [demonstration_record(row, rows.place(i), i) for i, row in enumerate(rows.rows)]
+    records = []
+    for index, row in enumerate(rows.rows):
+        place = rows.place(index)
+        row = with_images(row, place, rows.folder)
+        records.append({**demonstration_record(row, place, index), **images_of(row)})
     return one_side(records, split, test_fraction, spec) if test_fraction else records
 
 
@@ -93,7 +99,7 @@ def prompt_record(
 ) -> dict:
     """Row `index` as load_prompts makes it. Raises InputError that names row and column."""
     place = rows.place(index)
-    row = _with_prompt(row, place)
+    row = _with_prompt(with_images(row, place, rows.folder), place)
     prompt_column = first_of(row, ("prompt", "question"), place, _PROMPT_FIX)
     truth, truth_column, more = _ground_truth(row, place, need_ground_truth)
     data_source = row.get("data_source", rows.data_source)
@@ -105,7 +111,7 @@ def prompt_record(
         raise InputError(
             f"{place}, column 'extra_info' is not an object", value=extra_info, fix="write {...}"
         )
-    used = {prompt_column, truth_column, "reward_model", "data_source", "extra_info"}
+    used = {prompt_column, truth_column, "reward_model", "data_source", "extra_info", "images"}
     others = {name: value for name, value in row.items() if name not in used}
     record = dict(
         prompt=prompt_of(row[prompt_column], f"{place}, column {prompt_column!r}"),
@@ -114,6 +120,7 @@ def prompt_record(
         extra_info={**others, **more, **extra_info},
         index=index,
     )
+    record |= images_of(row)
     _require_words(record["prompt"], f"{place}, column {prompt_column!r}")
     if check and (problem := check(record)):
         raise InputError(

@@ -40,7 +40,12 @@ def is_held_out(prompt: str, fraction: float) -> bool:
 
 def prompt_text(record: dict) -> str:
     """The text that identifies the prompt of a record of any kind: of a conversation, roles and
-    contents up to the first turn of the assistant; of a text alone, all of it."""
+    contents up to the first turn of the assistant; of a text alone, all of it; and its images."""
+    text = _text_of(record)
+    return f"{text}\n{record['images']!r}" if record.get("images") else text
+
+
+def _text_of(record: dict) -> str:
     if "text" in record:
         return record["text"]
     prompt = record.get("prompt")

@@ -23,6 +23,7 @@ from rljax.data.tasks.letters import (
     running_sum,
     sort_digits,
 )
+from rljax.data.tasks.pictures import drawn_digits
 from rljax.data.tasks.programs import code_tests
 from rljax.data.tasks.public import gsm8k, math
 from rljax.data.tasks.task import Task
@@ -37,6 +38,7 @@ __all__ = [
     "broken_lines",
     "code_tests",
     "countdown",
+    "drawn_digits",
     "expressions",
     "facts",
     "first_letter",

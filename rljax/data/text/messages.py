@@ -46,7 +46,7 @@ def template_view(messages: object) -> list[dict]:
     write None for what is absent. A message's reasoning is given under each of its usual names.
     """
     views = []
-    for message, _ in _checked(messages, "chat messages"):
+    for message, _ in _checked(messages, "chat messages", images=True):
         view = {name: plain(value) for name, value in message.items() if value is not None}
         reasoning = next((view[name] for name in REASONING if name in view), None)
         if reasoning is not None:
@@ -56,7 +56,14 @@ def template_view(messages: object) -> list[dict]:
 
 
 def joined_parts(view: Sequence[Mapping]) -> list[dict]:
-    """The messages with every list of text parts as one string."""
+    """The messages with every list of text parts as one string. Raises InputError for an image: a
+    template that reads no lists writes none."""
+    parts = [p for m in view if isinstance(m.get("content"), (list, tuple)) for p in m["content"]]
+    if any(part["type"] != "text" for part in parts):
+        raise InputError(
+            "the chat template writes no images",
+            rule="it does not read a list of parts", fix="use the template of a model with images",
+        )  # fmt: skip
     return [
         {**message, "content": "".join(part["text"] for part in message["content"])}
         if isinstance(message.get("content"), (list, tuple))
@@ -124,8 +131,11 @@ def plain(value: object) -> object:
     return f"<{type(value).__name__}>"
 
 
-def _checked(messages: object, where: str) -> list[tuple[Mapping, str | None]]:
-    """Every message with its text, which is None where a turn only calls tools."""
+def _checked(
+    messages: object, where: str, images: bool = False
+) -> list[tuple[Mapping, str | None]]:
+    """Every message with its text, which is None where a turn only calls tools. `images`: parts
+    {"type": "image"} are no text, and no error."""
     fix = 'write [{"role": "user", "content": "..."}, ...]'
     if not isinstance(messages, (list, tuple)):
         raise InputError(f"{where}: not a list of messages", value=messages, fix=fix)
@@ -139,13 +149,13 @@ def _checked(messages: object, where: str) -> list[tuple[Mapping, str | None]]:
         role = message.get("role")
         if not isinstance(role, str) or not role:
             raise InputError(f"{place}: 'role' must be a text", value=role, fix=fix)
-        text = _content(message, place)
+        text = _content(message, place, images)
         check_unicode(text or "", f"{place}: 'content'")
         messages_out.append((message, text))
     return messages_out
 
 
-def _content(message: Mapping, place: str) -> str | None:
+def _content(message: Mapping, place: str, images: bool) -> str | None:
     """A message's content as one string; text parts are joined."""
     content = message.get("content")
     if isinstance(content, str):
@@ -158,6 +168,8 @@ def _content(message: Mapping, place: str) -> str | None:
     texts = []
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else None
+        if images and kind == "image":
+            continue
         text = part.get("text") if kind == "text" else None
         if not isinstance(text, str):
             raise InputError(f"{place}: 'content' has a part that is not text", value=part, fix=fix)

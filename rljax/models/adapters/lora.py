@@ -146,7 +146,10 @@ def without(config: ModelConfig) -> ModelConfig:
 
 
 def is_trained(path: tuple[str, ...], config: ModelConfig, head: str) -> bool:
-    """Whether an optimizer moves this weight: with adapters only they, and a scalar head."""
+    """Whether an optimizer moves this weight: with adapters only they, and a scalar head; none of a
+    vision tower that is frozen."""
+    if config.freeze_vision and path[0] == "vision":
+        return False
     if config.lora is None:
         return True
     return path[-1] in LEAVES or (head == "scalar" and path in (("head",), ("head_bias",)))

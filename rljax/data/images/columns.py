@@ -1,0 +1,247 @@
+"""The images of a row: which column or message holds each, and where in its texts it stands.
+
+A row that comes in any of these forms leaves in one: `<image>` in the text of a prompt or message
+marks each place, and `images` holds a Source for each, in the order of the text.
+
+- column `images`: paths relative to the data file, bytes, {"bytes", "path"} as the datasets
+  library writes them, base64, data URLs; or `image`, one such object;
+- `<image>` in texts (verl) or {"type": "image"} in messages (TRL), filled from the column in order;
+- messages that hold their images: {"type": "image_url", "image_url": {"url": "data:..."}},
+  {"type": "image", "image": ...}.
+
+Images of a conversation without any place for them stand at the beginning of its first user turn,
+as in TRL.
+"""
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from rljax.data.images.files import FORMATS, Source
+from rljax.errors import InputError
+
+MARK = "<image>"
+_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp")
+_PROMPTS = ("messages", "prompt", "question", "text")
+_ANSWERS = ("completion", "response", "chosen", "rejected", "reference", "safer", "more_harmful")
+_PARTS = ("image", "image_url")  # types of the parts of a message
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_BASE64 = re.compile(r"[A-Za-z0-9+/\s]+={0,2}\s*")
+_SHORTEST = 64  # characters of base64: no image has fewer
+
+
+def has_images(row: Mapping) -> bool:
+    """Whether a row as it was read holds images."""
+    return len(_column(row)[1]) > 0 or any(
+        _is_image(part) for name in (*_PROMPTS, *_ANSWERS) for part in _parts(row.get(name))
+    )
+
+
+def with_images(row: Mapping, place: str, folder: Path | None) -> dict:
+    """The row in the one form, where it holds images. `folder`: what paths are relative to."""
+    if not has_images(row):  # a row without any, among others that have some
+        return {k: v for k, v in row.items() if k != "images" or v is not None and len(v)}
+    name, values = _column(row)
+    column = [
+        source_of(value, f"{place}, image {number}", folder) for number, value in enumerate(values)
+    ]
+    walk = _Walk(column, place, folder)
+    made = {key: value for key, value in row.items() if key != name}
+    images: list[Source] = []
+    asked = next((key for key in _PROMPTS if row.get(key) is not None), None)
+    if asked is not None:
+        made[asked], images = walk.filled(row[asked], asked, 0)
+    longest = images
+    for key in _ANSWERS:
+        if not isinstance(row.get(key), (list, tuple)) or not _is_conversation(row[key]):
+            continue
+        # A whole conversation begins with the prompt's images; a completion goes on behind them.
+        whole = row[key][0].get("role") != "assistant"
+        made[key], more = walk.filled(row[key], key, 0 if whole else len(images))
+        more = more if whole else [*images, *more]
+        longest = max(longest, more, key=len)
+    if len(longest) < len(column) or not longest:
+        raise InputError(
+            f"{place} has {len(column)} images, and places for {len(longest)}",
+            rule=f"{MARK} in a text, or a part {{'type': 'image'}}, stands for each image",
+            fix=f"write {MARK} where each image stands, or remove the images",
+        )
+    return {**made, "images": tuple(longest)}
+
+
+def images_of(row: Mapping) -> dict:
+    """{"images": the Sources} of a row that `with_images` has brought into the one form; {} where
+    it has none."""
+    return {"images": row["images"]} if row.get("images") else {}
+
+
+def _column(row: Mapping) -> tuple[str, list]:
+    """The column of images, and what it holds."""
+    values = row.get("images")
+    if values is None:
+        one = row.get("image")
+        is_image = (
+            isinstance(one, (bytes, np.ndarray))
+            or isinstance(one, Mapping)
+            and ({"bytes", "path"} & one.keys())
+        )
+        return ("image", [one]) if is_image else ("images", [])
+    single = isinstance(values, (str, bytes, Mapping)) or (
+        isinstance(values, np.ndarray) and values.dtype != object
+    )
+    return "images", [values] if single else [value for value in values if value is not None]
+
+
+def _is_conversation(value: object) -> bool:
+    return isinstance(value, (list, tuple)) and bool(value) and isinstance(value[0], Mapping)
+
+
+def _parts(value: object) -> list:
+    """All parts of the messages of a conversation."""
+    if not _is_conversation(value):
+        return []
+    contents = [m.get("content") for m in value if isinstance(m, Mapping)]
+    return [part for c in contents if isinstance(c, (list, tuple)) for part in c]
+
+
+def _is_image(part: object) -> bool:
+    return isinstance(part, Mapping) and part.get("type") in _PARTS
+
+
+class _Walk:
+    """Goes through the texts of a row, and hands out the images of its column in order."""
+
+    def __init__(self, column: list[Source], place: str, folder: Path | None):
+        self.column, self.place, self.folder = column, place, folder
+
+    def filled(self, value: object, name: str, first: int) -> tuple[object, list[Source]]:
+        """A text or a conversation with a mark at each image, and its images; the next of the
+        column is number `first`."""
+        self.images: list[Source] = []
+        self.next, self.where = first, f"{self.place}, column {name!r}"
+        if isinstance(value, str):
+            self._text(value)
+            return value, self.images
+        if not _is_conversation(value):
+            return value, []
+        messages = [self._message(m) if isinstance(m, Mapping) else m for m in value]
+        asks = [i for i, m in enumerate(messages) if m.get("role") == "user"]
+        if not self.images and first == 0 and self.column and asks:
+            content = messages[asks[0]].get("content")
+            if isinstance(content, str):
+                marked = MARK * len(self.column) + content
+                messages[asks[0]] = {**messages[asks[0]], "content": marked}
+                self.images = list(self.column)
+        return messages, self.images
+
+    def _message(self, message: Mapping) -> dict:
+        content = message.get("content")
+        before = len(self.images)
+        if isinstance(content, str):
+            self._text(content)
+        elif isinstance(content, (list, tuple)) and any(_is_image(p) for p in content):
+            content = "".join(self._part(part) for part in content)
+        if message.get("role") == "assistant" and len(self.images) > before:
+            raise InputError(
+                f"{self.where}: a turn of the assistant holds an image",
+                rule="the policy writes text", fix="remove the image, or the row",
+            )  # fmt: skip
+        return {**message, "content": content} if "content" in message else dict(message)
+
+    def _text(self, text: str) -> None:
+        for _ in range(text.count(MARK)):
+            self._take()
+
+    def _take(self) -> None:
+        if self.next >= len(self.column):
+            raise InputError(
+                f"{self.where} has more places for images than the row has images",
+                value=len(self.column), rule=f"{MARK} in a text stands for an image",
+                fix="add the image to the column 'images', or take the place out",
+            )  # fmt: skip
+        self.images.append(self.column[self.next])
+        self.next += 1
+
+    def _part(self, part: object) -> str:
+        if isinstance(part, Mapping) and part.get("type") == "text":
+            text = part.get("text")
+            if isinstance(text, str):
+                self._text(text)
+                return text
+        if not _is_image(part):
+            raise InputError(
+                f"{self.where}: 'content' has a part that is neither text nor an image", value=part,
+                fix='write {"type": "text", "text": "..."} or {"type": "image"}',
+            )  # fmt: skip
+        own = image_of_part(part)
+        if own is None:
+            self._take()
+        else:
+            place = f"{self.where}, image {len(self.images)}"
+            self.images.append(source_of(own, place, self.folder))
+        return MARK
+
+
+def image_of_part(part: Mapping) -> object:
+    """What a part of a message says of its image; None where a column holds it."""
+    own = part.get("image_url") if part["type"] == "image_url" else None
+    own = own.get("url") if isinstance(own, Mapping) else own
+    names = ("image", "url", "path", "base64")
+    return own or next((part[name] for name in names if part.get(name) is not None), None)
+
+
+def source_of(value: object, place: str, folder: Path | None) -> Source:
+    """The image that a value of a column or of a part names."""
+    if isinstance(value, Mapping):
+        given = value.get("bytes")
+        value = given if given is not None else value.get("path")
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return Source(bytes(value), place)
+    if isinstance(value, np.ndarray):
+        return Source(value, place)
+    if not isinstance(value, str) or not value.strip():
+        raise InputError(
+            f"{place} is no image", value=value,
+            rule="a path, bytes, base64 or a data URL", fix="fill it in, or remove the row",
+        )  # fmt: skip
+    if value.startswith("data:"):
+        return Source(data_url(value, place), place)
+    value = value.removeprefix("file://")
+    if _URL.match(value):
+        raise InputError(
+            f"{place} is a URL", value=value[:200], rule="nothing is downloaded while a run reads",
+            fix="download it, and write its path or its bytes",
+        )  # fmt: skip
+    if not value.lower().endswith(_SUFFIXES) and len(value) >= _SHORTEST:
+        if _BASE64.fullmatch(value):
+            return Source(_decoded(value, place), place)
+    if folder is None and not Path(value).is_absolute():
+        raise InputError(
+            f"{place} is a relative path", value=value, rule="these rows are of no file",
+            fix="write the whole path",
+        )  # fmt: skip
+    return Source(str(Path(value) if folder is None else folder / value), place)
+
+
+def data_url(url: str, place: str) -> bytes:
+    """The bytes of a data URL, data:image/png;base64,... Raises InputError for any other URL."""
+    kind, comma, text = url.partition(",")
+    if not kind.startswith("data:") or not comma or not kind.endswith(";base64"):
+        raise InputError(
+            f"{place} is no data URL", value=url[:80], rule="data:image/TYPE;base64,...",
+            fix=f"encode the image ({', '.join(FORMATS)}) as base64",
+        )  # fmt: skip
+    return _decoded(text, place)
+
+
+def _decoded(text: str, place: str) -> bytes:
+    try:
+        return base64.b64decode("".join(text.split()), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InputError(
+            f"{place} is not base64", value=text[:40], rule=str(error), fix="encode it again"
+        ) from None

@@ -1,0 +1,339 @@
+"""Rows with images as token ids: a reader opens the images and says how many tokens each takes.
+
+A row in the form of `columns` goes in. `with_image_tokens` gives its texts room for the images'
+tokens, so that whatever encodes texts and conversations does so as without images. `ImageLayout`
+makes the arrays of a batch (`rows`), in which all rows of a run have the same number of patches.
+
+Axes: B rows, S tokens, N patches of a row, C pixel values of a patch.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from rljax.components import resolve
+from rljax.config import NAMESPACES, Config, is_path
+from rljax.data.images.columns import MARK
+from rljax.data.images.files import Source
+from rljax.data.images.patches import (
+    ImageProcessing,
+    from_hf_processor,
+    image_patches,
+    smart_resize,
+)
+from rljax.data.images.rows import image_rows, mrope_positions, prompt_images
+from rljax.data.text.tokenizer import Tokenizer
+from rljax.errors import InputError
+from rljax.files import read_json_object
+from rljax.hub import TOKENIZER, model_folder
+from rljax.models.huggingface import load_config
+from rljax.models.vision.config import VisionConfig
+
+PROCESSOR = "preprocessor_config.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Image:
+    """An image of a row, whose size is known and whose pixels are read when a batch needs them."""
+
+    source: Source
+    grid: tuple[int, int, int]  # frames, patch rows, patch columns
+    processing: ImageProcessing
+
+    @property
+    def patches(self) -> int:
+        return int(np.prod(self.grid))
+
+    def read(self) -> np.ndarray:
+        """Its patches [N, C] float32."""
+        patches, grid = image_patches(self.source.pixels(), self.processing)
+        assert grid == self.grid, (grid, self.grid)
+        return patches
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageReader:
+    """How a model reads images: its tower, the processing of pixels, and the tokens that stand for
+    an image in a text."""
+
+    vision: VisionConfig
+    processing: ImageProcessing
+    pad: str  # repeated, once for each token of the image
+    start: str
+    end: str
+
+    def opened(self, sources: Sequence[Source]) -> tuple[Image, ...]:
+        """The images, of which the headers alone are read."""
+        images = []
+        for source in sources:
+            try:
+                height, width = smart_resize(*source.size(), self.processing)
+            except InputError as error:
+                if str(error).startswith(source.place):
+                    raise
+                raise InputError(f"{source.place}: {error}") from None
+            grid = 1, height // self.vision.patch_size, width // self.vision.patch_size
+            images.append(Image(source, grid, self.processing))
+        return tuple(images)
+
+    def tokens(self, image: Image) -> int:
+        """Tokens of the decoder that the image takes."""
+        return image.patches // self.vision.merge_area
+
+    def marked(self, text: str, images: Sequence[Image]) -> str:
+        """A text with `<image>` at each image -> with the tokens of each there."""
+        parts = text.split(MARK)
+        sizes = [self.tokens(image) for image in images]
+        runs = [f"{self.start}{self.pad * n}{self.end}" for n in sizes] + [""]
+        return "".join(part + run for part, run in zip(parts, runs, strict=True))
+
+    def expanded(self, text: str, images: Sequence[Image]) -> tuple[str, list[tuple[int, int]]]:
+        """A text with one image token for each image -> with as many as each takes, and where in
+        the old text and by how many characters it grew."""
+        sizes, out, grown, last = iter(images), [], [], 0
+        for found in re.finditer(re.escape(self.pad), text):
+            image = next(sizes, None)
+            if image is None:
+                raise InputError(
+                    f"a text holds {self.pad!r} at a place where no image stands",
+                    rule=f"it is what an image is made of, and the row has {len(images)}",
+                    fix="take it out of the text",
+                )
+            more = self.pad * (self.tokens(image) - 1)
+            out += [text[last : found.end()], more]
+            grown.append((found.end(), len(more)))
+            last = found.end()
+        return "".join([*out, text[last:]]), grown
+
+    def shown(self, text: str) -> str:
+        """The text with one image token for each image, as templates write it."""
+        return re.sub(f"({re.escape(self.pad)})+", lambda found: found[1], text)
+
+    def check(self, ids: Sequence[int], mask, images: Sequence[Image]) -> None:
+        """Raises InputError unless the ids hold the images' tokens and no further one; where `mask`
+        is 1 the policy wrote the token, and it is an ordinary one."""
+        ids, wanted = np.asarray(ids), sum(self.tokens(image) for image in images)
+        special = (ids == self.vision.image_token_id) | (ids == self.vision.video_token_id)
+        if mask is not None:
+            special &= np.asarray(mask) == 0
+        if int(special.sum()) != wanted:
+            raise InputError(
+                f"the text has {int(special.sum())} tokens of images, its {len(images)} images "
+                f"take {wanted}",
+                rule=f"the chat template writes {self.pad!r} for each image, and texts do not",
+                fix="use the chat template that came with the model, and take such tokens out",
+            )
+
+
+def image_reader(config: Config, tokenizer: Tokenizer) -> ImageReader | None:
+    """How the model of a config reads images; None of a model of text."""
+    if is_path(config.model):
+        vision = load_config(config.model).vision
+    else:
+        vision = resolve(config.model, NAMESPACES["model"])(tokenizer.vocab_size).vision
+    if vision is None:
+        return None
+    processing = _processing(config, vision)
+    names = {}
+    for name in ("image", "start", "end"):
+        number = vars(vision)[f"{name}_token_id"]
+        names[name] = tokenizer.decode([number], skip_special_tokens=False)
+        if tokenizer.encode(names[name]) != [number]:
+            raise InputError(
+                f"the tokenizer has no text for the model's {name}_token_id", value=number,
+                rule="images stand in a text as these tokens",
+                fix="use the tokenizer that came with the model; of a built-in model a task whose "
+                "alphabet begins with rljax.models.builtin.IMAGE_CHARACTERS",
+            )  # fmt: skip
+    return ImageReader(vision, processing, names["image"], names["start"], names["end"])
+
+
+def _processing(config: Config, vision: VisionConfig) -> ImageProcessing:
+    """The processing of the model's folder, within data.max_image_pixels."""
+    sizes = {name: vars(vision)[name] for name in ("patch_size", "temporal_patch_size")}
+    sizes["merge_size"], unit = vision.merge_size, (vision.patch_size * vision.merge_size) ** 2
+    if is_path(config.model):
+        path = model_folder(config.model, TOKENIZER) / PROCESSOR
+        if not path.exists():
+            raise InputError(
+                f"{path} does not exist", rule="it says how the model's images are made",
+                fix=f"copy {PROCESSOR} from where the model comes from",
+            )  # fmt: skip
+        processing = from_hf_processor(read_json_object(path))
+        wrong = {k: v for k, v in sizes.items() if vars(processing)[k] != v}
+        if wrong:
+            name = next(iter(wrong))
+            raise InputError(
+                f"{path}: {name}", value=vars(processing)[name],
+                rule=f"config.json says {wrong[name]}", fix="take both files from the same model",
+            )  # fmt: skip
+    else:
+        half = (0.5, 0.5, 0.5)
+        processing = ImageProcessing(**sizes, min_pixels=unit, mean=half, std=half)
+    most = config.data.max_image_pixels
+    if not most:
+        return processing
+    if most < unit:
+        raise InputError(
+            "data.max_image_pixels", value=most, rule=f"at least one token of the model, {unit}"
+        )
+    least = min(processing.min_pixels, most)
+    return dataclasses.replace(processing, min_pixels=least, max_pixels=most)
+
+
+def with_image_tokens(
+    record: dict, tokenizer: Tokenizer, reader: ImageReader | None
+) -> tuple[dict, Tokenizer, tuple[Image, ...]]:
+    """(the record with room for its images in its texts, the tokenizer of its conversations, its
+    images); as they are of a record without images."""
+    sources = record.get("images") or ()
+    if not sources:
+        return record, tokenizer, ()
+    if reader is None:
+        raise InputError(
+            f"{sources[0].place}: the model reads no images", value=f"{len(sources)} images",
+            rule="its config.json has no vision tower that is known",
+            fix="name a model with images, or remove the column",
+        )  # fmt: skip
+    images = reader.opened(sources)
+    texts = {
+        name: reader.marked(record[name], images)
+        for name in ("prompt", "text") if isinstance(record.get(name), str)
+    }  # fmt: skip
+    return {**record, **texts}, _ImageTokens(tokenizer, reader, images), images
+
+
+class _ImageTokens(Tokenizer):
+    """The tokenizer of one row: its template sees the images of the messages, and each of them has
+    its tokens in the rendered text."""
+
+    def __init__(self, tokenizer: Tokenizer, reader: ImageReader, images: tuple[Image, ...]):
+        self._own, self._reader, self._images = tokenizer, reader, images
+        self.vocab_size, self.pad_id, self.bos_id = (
+            tokenizer.vocab_size, tokenizer.pad_id, tokenizer.bos_id,
+        )  # fmt: skip
+        self.eos_ids, self.special_ids = tokenizer.eos_ids, tokenizer.special_ids
+        self.has_chat_template = tokenizer.has_chat_template
+        self.context_free = tokenizer.context_free
+
+    def encode_with_offsets(self, text):
+        return self._own.encode_with_offsets(text)
+
+    def encode(self, text, add_special_tokens=False):
+        return self._own.encode(text, add_special_tokens)
+
+    def decode(self, ids, skip_special_tokens=True):
+        return self._own.decode(ids, skip_special_tokens)
+
+    def render_chat(self, messages, **options):
+        text = self._own.render_chat(_with_parts(messages), **options)
+        return self._reader.expanded(text, self._images)[0]
+
+    def render_marked(self, messages, **options):
+        text, spans = self._own.render_marked(_with_parts(messages), **options)
+        whole, grown = self._reader.expanded(text, self._images)
+        if spans is None:
+            return whole, None
+        moved = lambda at: at + sum(more for place, more in grown if place <= at)  # noqa: E731
+        return whole, [(moved(a), moved(b)) for a, b in spans]
+
+    def save(self, folder):
+        self._own.save(folder)
+
+    def fingerprint(self):
+        return self._own.fingerprint()
+
+
+def _with_parts(messages: Sequence[Mapping]) -> list[dict]:
+    """Messages whose texts have marks, with parts of text and images in their place."""
+    return [
+        {**m, "content": _parts(m["content"])}
+        if isinstance(m.get("content"), str) and MARK in m["content"]
+        else dict(m)
+        for m in messages
+    ]
+
+
+def _parts(text: str) -> list[dict]:
+    parts: list[dict] = []
+    for number, piece in enumerate(text.split(MARK)):
+        parts += [{"type": "image"}] if number else []
+        parts += [{"type": "text", "text": piece}] if piece else []
+    return parts
+
+
+def cut_example(
+    ids: list[int], mask: list[int], images: tuple[Image, ...], limit: int, reader: ImageReader
+) -> tuple[list[int], list[int], tuple[Image, ...]]:
+    """The first `limit` tokens of an example at most, and the images that are whole in them: an
+    image that would be cut ends it before its first token."""
+    places = np.flatnonzero(
+        (np.asarray(ids) == reader.vision.image_token_id) & (np.asarray(mask) == 0)
+    )
+    at, kept = 0, 0  # (of an example that was cut before, tokens of images are missing)
+    for image in images:
+        stop = at + reader.tokens(image)
+        if stop > len(places) or places[stop - 1] >= limit:
+            limit = min(limit, int(places[at])) if at < len(places) else limit
+            break
+        at, kept = stop, kept + 1
+    return ids[:limit], mask[:limit], images[:kept]
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageLayout:
+    """How the images of a run's rows become arrays: every row has room for `patches`."""
+
+    vision: VisionConfig
+    patches: int
+
+    @property
+    def fields(self) -> dict[str, int]:
+        """The sizes of the axes that the arrays have beside those of rows and tokens."""
+        return {"N": self.patches, "C": self.vision.patch_values, "F": 4, "R": 3}
+
+    def rows(
+        self, arrays: Mapping[str, np.ndarray], images: Sequence[Sequence[Image]]
+    ) -> dict[str, np.ndarray]:
+        """pixels, patch_coords and rope_positions of rows with tokens, segment_ids and mask, whose
+        images are given row by row."""
+        tokens, segments, mask = (arrays[name] for name in ("tokens", "segment_ids", "mask"))
+        pixels, grids = _read(images)
+        how = dict(policy_mask=mask)
+        pixels, coords = image_rows(
+            tokens, segments, pixels, grids, self.vision, patches=self.patches, **how
+        )
+        positions, _ = mrope_positions(tokens, segments, grids, self.vision, **how)
+        return dict(pixels=pixels, patch_coords=coords, rope_positions=positions)
+
+    def prompts(
+        self, tokens: np.ndarray, lengths: np.ndarray, images: Sequence[Sequence[Image]]
+    ) -> dict[str, np.ndarray]:
+        """`Prompts.images` of right-padded prompts."""
+        return prompt_images(tokens, lengths, *_read(images), self.vision, patches=self.patches)
+
+
+def _read(images: Sequence[Sequence[Image]]) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """The patches of all images one after another, each read once, and their grids."""
+    every = [image for row in images for image in row]
+    read: dict[int, np.ndarray] = {}
+    for image in every:
+        if id(image) not in read:
+            read[id(image)] = image.read()
+    if not every:
+        return None, None
+    return np.concatenate([read[id(i)] for i in every]), np.array([i.grid for i in every])
+
+
+def layout_of(
+    reader: ImageReader | None, rows: Iterable[Sequence[Image]], most_tokens: int = 0
+) -> ImageLayout | None:
+    """The layout of rows with these images; None where no row has one. `most_tokens`: the longest
+    row of a stream, whose further rows are not known."""
+    sizes = [sum(image.patches for image in row) for row in rows]
+    most = max(sizes, default=0)
+    if reader is None or not most:
+        return None
+    return ImageLayout(reader.vision, max(most, most_tokens * reader.vision.merge_area))

@@ -1,0 +1,182 @@
+"""Images as rows hold them: files, encoded bytes or pixels, and their decoding in bounded memory.
+
+What a header says (format, size, frames, orientation) is checked before a pixel is decoded. Pixels
+are decoded when a batch needs them. `columns` finds the images of a row, `patches` cuts them up.
+
+Axes: H and W pixels.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import io
+import os
+import warnings
+from collections.abc import Iterator
+
+import numpy as np
+
+from rljax.errors import InputError
+from rljax.files import open_file
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+MOST_BYTES = 2**27  # of an encoded image
+MOST_PIXELS = 2**25  # of a decoded one: about 400 MB while it is converted
+_TAIL = 2**16  # bytes at the end of a file, among which its end is looked for
+_ENDS = {"PNG": b"IEND", "JPEG": b"\xff\xd9"}
+_ORIENTATION = 0x0112  # the EXIF tag
+# Its value: how the pixels that are stored are turned, as (transposed, rows and columns reversed).
+_TURNS = {
+    1: (False, 1, 1), 2: (False, 1, -1), 3: (False, -1, -1), 4: (False, -1, 1),
+    5: (True, 1, 1), 6: (True, 1, -1), 7: (True, -1, -1), 8: (True, -1, 1),
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Source:
+    """One image of a row: the path of a file, its bytes, or pixels [H, W, 3] uint8; and its place
+    in errors."""
+
+    data: str | bytes | np.ndarray
+    place: str
+
+    def __repr__(self) -> str:
+        """What tells it from other images, wherever it lies: part of a data set's fingerprint."""
+        if isinstance(self.data, str):
+            with contextlib.suppress(OSError):
+                return f"image {os.path.basename(self.data)}, {os.path.getsize(self.data)} bytes"
+            return f"image {os.path.basename(self.data)}"
+        whole = self.data if isinstance(self.data, bytes) else self.data.tobytes()
+        return f"image {hashlib.sha256(whole).hexdigest()}"
+
+    def size(self) -> tuple[int, int]:
+        """(height, width) as it is seen, from the header alone. Raises InputError for what is no
+        image, for one of too many pixels, for several frames, and for a file that ends early."""
+        if isinstance(self.data, np.ndarray):
+            return self._checked_pixels().shape[:2]
+        with self._opened() as (image, file):
+            self._check_end(image.format, file)
+            width, height = image.size
+            return (width, height) if _TURNS[_orientation(image)][0] else (height, width)
+
+    def pixels(self) -> np.ndarray:
+        """[H, W, 3] uint8: turned as EXIF says, transparency on white, 16 bits as 8."""
+        if isinstance(self.data, np.ndarray):
+            return self._checked_pixels()
+        with self._opened() as (image, _):
+            transposed, rows, columns = _TURNS[_orientation(image)]
+            pixels = _rgb(image)
+        pixels = pixels.swapaxes(0, 1) if transposed else pixels
+        return np.ascontiguousarray(pixels[::rows, ::columns])
+
+    def _checked_pixels(self) -> np.ndarray:
+        pixels = self.data
+        if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.dtype != np.uint8:
+            raise InputError(
+                f"{self.place} is no image", value=(pixels.shape, str(pixels.dtype)),
+                rule="an array of pixels is [height, width, 3] of uint8", fix="convert it to RGB",
+            )  # fmt: skip
+        self._check_size(*pixels.shape[:2])
+        return pixels
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[tuple]:
+        """(the image of which the header alone is read, the file)."""
+        pillow = _pillow(self.place)
+        try:
+            with self._file() as file:
+                with warnings.catch_warnings():
+                    # Pillow's own bounds warn, and refuse where ours have refused before.
+                    warnings.simplefilter("ignore")
+                    image = pillow.open(file, formats=FORMATS)
+                    self._check_size(image.height, image.width)
+                    if image.format in ("PNG", "GIF", "WEBP") and image.is_animated:
+                        raise InputError(
+                            f"{self.place} has {image.n_frames} frames", rule="an image has one",
+                            fix="save the frame that is meant as an image of its own",
+                        )  # fmt: skip
+                    yield image, file
+        except InputError:
+            raise
+        except pillow.DecompressionBombError as error:
+            raise _too_large(self.place, str(error)) from None
+        except Exception as error:  # Pillow has no class for what is wrong with a file
+            first = next(iter(str(error).splitlines()), "").partition(" <_io")[0]
+            raise InputError(
+                f"{self.place} is not a readable image",
+                rule=f"{type(error).__name__}: {first}",
+                fix=f"one of {', '.join(FORMATS)}, whole; copy it again, or remove the row",
+            ) from None
+
+    def _file(self):
+        if isinstance(self.data, bytes):
+            if len(self.data) > MOST_BYTES:
+                raise _too_large(self.place, f"{len(self.data)} bytes, at most {MOST_BYTES}")
+            return io.BytesIO(self.data)
+        try:
+            return os.fdopen(open_file(self.data, MOST_BYTES), "rb")
+        except InputError as error:
+            raise InputError(f"{self.place}: {error}") from None
+
+    def _check_size(self, height: int, width: int) -> None:
+        if height * width > MOST_PIXELS:
+            raise _too_large(self.place, f"{width} x {height} pixels, at most {MOST_PIXELS}")
+
+    def _check_end(self, kind: str, file) -> None:
+        """Raises InputError for a file that was cut: its header would only fail when it is read."""
+        file.seek(0, os.SEEK_END)
+        length = file.tell()
+        file.seek(max(length - _TAIL, 0))
+        tail = file.read(_TAIL)
+        file.seek(0)
+        whole = _ENDS.get(kind, b"") in tail
+        if kind == "WEBP":
+            whole = int.from_bytes(file.read(8)[4:], "little") + 8 <= length
+        if not whole:
+            raise InputError(
+                f"{self.place} ends early", value=f"{length} bytes",
+                rule=f"a {kind} file has an end, and this one lacks it", fix="copy it again",
+            )  # fmt: skip
+
+
+def _too_large(place: str, rule: str) -> InputError:
+    return InputError(f"{place} is too large", rule=rule, fix="scale it down, or remove the row")
+
+
+def _pillow(place: str):
+    try:
+        import PIL.Image
+    except ImportError:
+        raise InputError(
+            f"{place}: the package pillow, which reads images, is not installed",
+            fix="pip install 'rljax[images]'",
+        ) from None
+    return PIL.Image
+
+
+def _orientation(image) -> int:
+    """How the pixels are turned, 1 to 8; 1 = not at all."""
+    if image.format == "PNG" and "exif" not in image.info:
+        return 1  # Pillow would decode the whole file to look for it behind the pixels
+    turn = image.getexif().get(_ORIENTATION, 1)
+    return turn if turn in _TURNS else 1
+
+
+def _rgb(image) -> np.ndarray:
+    """The pixels of an image of any mode [H, W, 3] uint8."""
+    if image.mode == "I" or image.mode.startswith("I;16"):
+        grey = np.clip(np.asarray(image), 0, 2**16 - 1).astype(np.uint32)
+        levels = ((grey * 255 + 32767) // 65535).astype(np.uint8)
+        return np.repeat(levels[..., None], 3, axis=2)
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        return _on_white(np.asarray(image.convert("RGBA")))
+    return np.asarray(image.convert("RGB"))
+
+
+def _on_white(pixels: np.ndarray) -> np.ndarray:
+    """[H, W, 4] with transparency -> [H, W, 3] on a white ground, a row of pixels at a time."""
+    out = np.empty((*pixels.shape[:2], 3), np.uint8)
+    for row, seen in zip(pixels, out, strict=True):
+        opaque = row[:, 3:].astype(np.uint32)
+        seen[:] = (row[:, :3] * opaque + 255 * (255 - opaque) + 127) // 255
+    return out

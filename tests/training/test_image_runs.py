@@ -1,0 +1,115 @@
+"""Runs whose data have images, from a config: SFT and GRPO, a frozen tower, resume, evaluation."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from tiny_run import checkpoint_bytes, flat_bytes, metrics_rows, policy_bytes, train_on_one
+
+from rljax import setup as build
+from rljax.config import Config
+from rljax.data.rows.sources import load_prompts
+from rljax.errors import InputError
+from rljax.evaluation.policy import evaluate
+from rljax.setup.policies import load_policy
+from rljax.training.run import Run
+
+
+def image_config(run_dir, **fields) -> Config:
+    """Two supervised steps and one of GRPO on drawn digits."""
+    config = Config(dataflow="grpo", steps=1, seed=3, run_dir=str(run_dir))
+    config.model = (
+        "vision_decoder(layers=1, embed=32, mlp=64, heads=2, kv_heads=2, head_dim=16, patch_size=4,"
+        " vision_layers=1, vision_embed=32, vision_mlp=32, vision_heads=2, init_std=0.1)"
+    )
+    config.model_settings.remat, config.model_settings.freeze_vision = "none", True
+    config.data.train, config.data.max_prompt_tokens = "drawn_digits(kinds=4, test=8)", 7
+    config.sampler.max_response_tokens = 2
+    config.sft.steps, config.sft.sequences_per_step, config.sft.optimizer.lr = 2, 16, 3e-3
+    config.batch.prompts_per_step, config.batch.samples_per_prompt = 4, 4
+    config.batch.sequences_per_optimizer_step = 16
+    config.algorithm.kl_in_loss = 0.01  # with a reference
+    config.actor_optimizer.lr, config.reward.workers = 1e-3, 1
+    config.evaluate.prompts = 8
+    config.trackers, config.compilation_cache = (), ""
+    for name, value in fields.items():
+        part, _, field = name.partition("__")
+        setattr(getattr(config, part) if field else config, field or part, value)
+    return config
+
+
+@pytest.fixture(scope="module")
+def two_steps(tmp_path_factory):
+    """The folder of a run of two steps of GRPO."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    train_on_one(image_config(folder, steps=2))
+    return folder
+
+
+@pytest.mark.slow
+def test_a_resumed_run_is_the_same(two_steps, tmp_path):
+    train_on_one(image_config(tmp_path / "half"))
+    train_on_one(image_config(tmp_path / "half", steps=2))
+    assert metrics_rows(tmp_path / "half")[3:] == metrics_rows(two_steps)[3:]
+    assert checkpoint_bytes(tmp_path / "half", 4) == checkpoint_bytes(two_steps, 4)
+    assert policy_bytes(tmp_path / "half") == policy_bytes(two_steps)
+
+
+def test_a_frozen_tower_has_no_state(two_steps):
+    saved = checkpoint_bytes(two_steps, 4)
+    assert len(saved) > 20 and not [name for name in saved if "vision" in name]
+    policy = load_policy(two_steps)
+    first = build.initial_params(policy.config, policy.model)
+    assert flat_bytes(policy.params["vision"]) == flat_bytes(first["vision"])
+    assert flat_bytes(policy.params["layers"]) != flat_bytes(first["layers"])
+
+
+@pytest.mark.slow
+def test_another_tower_learns(tmp_path):
+    config = image_config(tmp_path / "free", model_settings__freeze_vision=False)
+    with Run(build.build(config, jax.devices()[:1]), tmp_path / "free") as run:
+        run.begin(run.phase, build.initial_params(config, run.setup.model))
+        before = flat_bytes(run.roles["actor"].state.params["vision"])
+        run.step()
+        after = flat_bytes(run.roles["actor"].state.params["vision"])
+    # (Deepstack is added behind this model's only layer, where nothing attends to it.)
+    same = [name for name in before if before[name] == after[name] and "deepstack" not in name]
+    assert same == [] and len(before) > 15
+
+
+def test_the_exported_policy_reads_the_same_images(two_steps):
+    run, exported = load_policy(two_steps), load_policy(two_steps / "policy")
+    records = load_prompts("drawn_digits(kinds=4, test=8)", "test")
+    found = []
+    for policy in (run, exported):
+        prompts, _ = policy.encode(records)
+        ready = policy.ready(prompts, max_response_tokens=2)
+        with policy.reward("exact_match()") as reward:
+            found.append(evaluate(ready, reward, prompts, samples=2, ks=(1, 2)))
+    assert found[0] == found[1] and found[0]["failed_rewards"] == 0
+    accuracy = json.loads((two_steps / "summary.json").read_text())["accuracy_after"]["value"]
+    assert found[0]["greedy_accuracy"]["value"] == accuracy
+
+
+REFUSED = {
+    "sampler__loop": "host",
+    "rollouts__max_staleness": 1,
+    "algorithm__collect": "special_token()",
+}
+
+
+@pytest.mark.parametrize("field", REFUSED)
+def test_what_images_exclude_is_refused_by_its_field(field, tmp_path):
+    config = image_config(tmp_path, **{field: REFUSED[field]})
+    with pytest.raises(InputError, match=rf"{field.replace('__', '.')} with images in the data"):
+        build.build(config, jax.devices()[:1])
+
+
+def test_drawn_digits_are_functions_of_their_index():
+    one, other = (load_prompts("drawn_digits(digits=2, test=4)", "test") for _ in range(2))
+    assert [r["ground_truth"] for r in one] == [r["ground_truth"] for r in other]
+    pixels = [r["images"][0].pixels() for r in one]
+    np.testing.assert_array_equal(pixels[0], other[0]["images"][0].pixels())
+    assert pixels[0].shape == (16, 32, 3) and not np.array_equal(pixels[0], pixels[1])
+    assert all(len(r["ground_truth"]) == 2 for r in one)
