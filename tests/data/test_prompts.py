@@ -34,7 +34,7 @@ def test_prompts_are_padded_to_the_length_asked_for():
     assert counts == dict(total=2, kept=2, dropped_overlong=0, truncated=0)
     fields = {k: v for k, v in vars(prompts.records[0]).items() if k != "token_ids"}
     expected = dict(prompt_text="12", ground_truth="1", data_source="t", extra_info={}, index=0)
-    assert fields == expected | dict(messages=None, prompt_id=None, source="")
+    assert fields == expected | dict(messages=None, prompt_id=None, source="", images=())
     assert prompts.starts is None and prompts.response_starts is prompts.lengths
     with pytest.raises(InputError, match="row 0 has 2 tokens"):
         Prompts.from_records(encoded, length=1)

@@ -128,7 +128,9 @@ class ImageReader:
 
 
 def image_reader(config: Config, tokenizer: Tokenizer) -> ImageReader | None:
-    """How the model of a config reads images; None of a model of text."""
+    """How the model of a config reads images; None of a model of text, and without a model."""
+    if not config.model:
+        return None
     if is_path(config.model):
         vision = load_config(config.model).vision
     else:

@@ -73,7 +73,7 @@ def longest_row(kind: str, items: Sequence) -> int:
     """Tokens of the longest row that `batch_arrays` makes of the items."""
     if kind == "examples":
         rows = [item if isinstance(item, list) else [item] for item in items]
-        return max(sum(len(example[0]) for example in row) for row in rows)
+        return max(sum(len(ids) for ids, _ in row) for row in rows)
     if kind == "stepwise":
         return max(len(item.ids) for item in items)
     if kind in PAIRED:
@@ -115,7 +115,7 @@ def _example_rows(items: Sequence, length: int) -> dict[str, np.ndarray]:
     for item in items:
         examples = item if isinstance(item, list) else [item]
         # Nothing in its segment precedes a first token, so nothing predicts it.
-        rows.append([_Segment(ids, _without_first(mask)) for ids, mask, *_ in examples])
+        rows.append([_Segment(ids, _without_first(mask)) for ids, mask in examples])
     return _padded(rows, length)
 
 

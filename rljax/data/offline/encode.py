@@ -137,7 +137,7 @@ def encode_row(record: dict, tokenizer: Tokenizer, kind: str, **options) -> obje
     counts = collections.Counter()
     separator, most = options["separator"], options["max_tokens"]
     try:
-        how = most, options["overlong"], options["images"]
+        how = most, options["overlong"], options.get("images")
         made = _encode(record, tokenizer, kind, separator, "drop", *how, counts)
     except InputError as error:
         raise in_row(record, error) from None
@@ -184,7 +184,7 @@ def _encode(record, tokenizer, kind, separator, ties, max_tokens, overlong, read
     if not images:
         return items
     if kind == "examples":
-        return [item._replace(images=images) for item in items]
+        return [item.with_images(images) for item in items]
     return [dataclasses.replace(item, images=images) for item in items]
 
 

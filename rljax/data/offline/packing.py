@@ -102,12 +102,12 @@ def _wrapped(lengths: Sequence[int], row_tokens: int) -> list[list[SequenceSlice
 
 
 def pack_examples(items: Sequence[tuple[np.ndarray, np.ndarray]], length: int) -> PackedRows:
-    """Supervised examples (ids, mask, images) as rows of whole examples, by best-fit decreasing.
+    """Supervised examples (ids, mask) as rows of whole examples, by best-fit decreasing.
 
     Raises InputError for an example longer than a row: a cut example is the encoder's to count.
     """
     _require_positive("length", length)
-    sizes = [len(item[0]) for item in items]
+    sizes = [len(ids) for ids, _ in items]
     for index, size in enumerate(sizes):
         if size > length:
             raise InputError(

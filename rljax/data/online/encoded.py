@@ -161,10 +161,12 @@ def load_data(config: Config, tokenizer: Tokenizer, kind: str = "rollouts") -> D
     if kind not in SAMPLED:
         return _offline_data(config, tokenizer, kind)
     limits = dict(max_prompt_tokens=config.data.max_prompt_tokens, overlong=config.data.overlong)
-    reader = limits["images"] = image_reader(config, tokenizer)
+    # Rows are checked before a model is opened.
+    reader = functools.cache(lambda: image_reader(config, tokenizer))
     sources, counts, raw, ids, notes = [], {}, [], 0, []
     for spec in (config.data.train, *config.data.sources):
         records = _records(spec, config, "train", notes)
+        limits["images"] = reader()
         mixed = spec if config.data.sources else ""
         if isinstance(records, Stream):
             sources.append(_encoded_stream(records, tokenizer, limits, mixed))
@@ -190,8 +192,8 @@ def load_data(config: Config, tokenizer: Tokenizer, kind: str = "rollouts") -> D
     if cut.get("dropped_overlong"):
         counts["test_dropped_overlong"] = cut["dropped_overlong"]
     spec = config.sft.data or config.data.train
-    demonstrations, examples, more = _demonstrations(config, tokenizer, spec, notes, reader)
-    beside, pretraining, cut = _pretraining(config, tokenizer, notes, reader)
+    demonstrations, examples, more = _demonstrations(config, tokenizer, spec, notes, reader())
+    beside, pretraining, cut = _pretraining(config, tokenizer, notes, reader())
     data = Data(
         sources=sources,
         test_prompts=test,
@@ -206,9 +208,9 @@ def load_data(config: Config, tokenizer: Tokenizer, kind: str = "rollouts") -> D
         notes=tuple(dict.fromkeys(notes)),
         pretraining=pretraining,
         pretraining_tokens=max((len(one.ids) for one in pretraining), default=1),
-        images=_images_of(reader, [*sources, test], config.data.max_prompt_tokens),
-        example_images=_images_of(reader, [examples]),
-        pretraining_images=_images_of(reader, [pretraining]),
+        images=_images_of(reader(), [*sources, test], config.data.max_prompt_tokens),
+        example_images=_images_of(reader(), [examples]),
+        pretraining_images=_images_of(reader(), [pretraining]),
     )
     if data.endless:  # the length of the longest prompt is not known
         return data
@@ -353,10 +355,11 @@ def _held_out(
 
 def _offline_data(config: Config, tokenizer: Tokenizer, kind: str) -> Data:
     """Rows of one kind for training and, held out, for eval/loss; prompts for greedy accuracy."""
-    offline, reader = config.offline, image_reader(config, tokenizer)
+    offline = config.offline
+    reader = functools.cache(lambda: image_reader(config, tokenizer))  # once rows are checked
     options = dict(
         max_tokens=offline.max_tokens, overlong=config.data.overlong, ties=offline.ties,
-        separator=offline.step_separator, images=reader,
+        separator=offline.step_separator,
     )  # fmt: skip
     sources, counts, raw, notes = [], {}, [], []
     for spec in (config.data.train, *config.data.sources):
@@ -366,6 +369,7 @@ def _offline_data(config: Config, tokenizer: Tokenizer, kind: str) -> Data:
             raw += first
             continue
         rows = load_rows(spec, "train", kind, notes, held_out_fraction(config, spec))
+        options["images"] = reader()
         items, more = encode_rows(rows, tokenizer, kind, **options)
         notes.append(kept_line(spec, "rows", more, offline.max_tokens))
         if is_path(spec):
@@ -382,14 +386,15 @@ def _offline_data(config: Config, tokenizer: Tokenizer, kind: str) -> Data:
     if "packed_rows" in counts:
         room = counts["packed_rows"] * config.offline.max_tokens
         counts["packing_efficiency"] = round(counts["packed_tokens"] / room, 4)
+    options["images"] = reader()
     held_rows, held = _held_out(config, tokenizer, kind, options, notes)
     test, test_records = [], []
     if config.evaluate.prompts_from:
         test_records = load_prompts(config.evaluate.prompts_from, "test")[: config.evaluate.prompts]
         limit = config.data.max_prompt_tokens
-        test, _ = encode_prompts(test_records, tokenizer, max_prompt_tokens=limit, images=reader)
+        test, _ = encode_prompts(test_records, tokenizer, max_prompt_tokens=limit, images=reader())
     demonstrations, examples, more = _demonstrations(
-        config, tokenizer, config.sft.data, notes, reader
+        config, tokenizer, config.sft.data, notes, reader()
     )
     every = [*raw, *held_rows, *test_records, *demonstrations]
     return Data(
@@ -403,6 +408,6 @@ def _offline_data(config: Config, tokenizer: Tokenizer, kind: str) -> Data:
         kind=kind,
         held_out=held,
         notes=tuple(dict.fromkeys(notes)),
-        images=_images_of(reader, [*sources, held, test], offline.max_tokens),
-        example_images=_images_of(reader, [examples]),
+        images=_images_of(reader(), [*sources, held, test], offline.max_tokens),
+        example_images=_images_of(reader(), [examples]),
     )

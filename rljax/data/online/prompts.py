@@ -253,12 +253,22 @@ def cut_ids(ids: list[int], limit: int, side: str, bos_id: int | None) -> list[i
     return ids[len(ids) - limit :]
 
 
-class Example(NamedTuple):
-    """A supervised example: ids [n] int32, mask [n] float32, 1 on what is learned, and images."""
-
+class _Learned(NamedTuple):
     ids: np.ndarray
     mask: np.ndarray
+
+
+class Example(_Learned):
+    """A supervised example, the pair of ids [n] int32 and mask [n] float32, 1 on what is learned;
+    `images` are those of its text."""
+
     images: tuple[Image, ...] = ()
+
+    def with_images(self, images: tuple[Image, ...]) -> "Example":
+        """The same example with these images."""
+        made = Example(*self)
+        made.images = images
+        return made
 
 
 def encode_demonstrations(
@@ -287,7 +297,7 @@ def encode_demonstrations(
         mask = np.array(mask[:max_tokens], np.float32)
         mask[:1] = 0  # nothing precedes the first token, so nothing predicts it
         if mask.any():
-            examples.append(Example(ids, mask, opened))
+            examples.append(Example(ids, mask).with_images(opened))
         else:
             counts["dropped_empty"] += 1
     counts["kept"] = len(examples)
@@ -340,7 +350,7 @@ def pad_examples(
         segment_ids=np.zeros(shape, np.int32),
         positions=np.zeros(shape, np.int32),
     )
-    for row, (ids, mask, *_) in enumerate(examples):
+    for row, (ids, mask) in enumerate(examples):
         n = len(ids)
         if n > length:
             raise InputError(
