@@ -14,6 +14,7 @@ import jax
 from rljax.arrays import place
 from rljax.batch import Batch
 from rljax.config.options import PreferenceOptions, check_options
+from rljax.data.images.columns import require_text_alone
 from rljax.data.offline.batches import batch_arrays
 from rljax.data.offline.encode import encode_rows
 from rljax.data.offline.rows import load_rows
@@ -216,7 +217,9 @@ def sample_comparisons(
     max_response_tokens, where they are not the policy's."""
     if samples < 2:
         raise InputError("samples", value=samples, rule=">= 2: they are compared")
-    prompts, _ = saved.encode(load_prompts(data, "train"), max_tokens=max_prompt_tokens)
+    records = load_prompts(data, "train")
+    require_text_alone(records, "this command")
+    prompts, _ = saved.encode(records, max_tokens=max_prompt_tokens)
     completions = sample_all(
         saved.ready(prompts, **sampling), prompts, samples, key=jax.random.key(seed),
         prompts_per_call=prompts_per_call,

@@ -15,6 +15,7 @@ import jax
 from rljax import hub
 from rljax.config import Config
 from rljax.config.options import RejectionOptions, check_options
+from rljax.data.images.columns import require_text_alone
 from rljax.data.online.default_rewards import reward_text
 from rljax.data.online.prompts import PromptRecord
 from rljax.data.rows.sources import load_prompts
@@ -146,6 +147,7 @@ def rejection_sample(options: RejectionOptions, *, test_fraction: float | None =
     data, reward_name = _data_and_reward(options, saved)
     held = held_out_fraction(saved.config, data) if test_fraction is None else test_fraction
     records = load_prompts(data, options.split, test_fraction=held)[: options.prompts]
+    require_text_alone(records, "this command")
     prompts, _ = saved.encode(records, max_tokens=options.max_prompt_tokens)
     policy = saved.ready(
         prompts, temperature=options.temperature, max_response_tokens=options.max_response_tokens

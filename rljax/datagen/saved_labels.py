@@ -12,6 +12,7 @@ import jax
 from rljax.components import resolve
 from rljax.config import NAMESPACES
 from rljax.config.options import LabelOptions, check_options
+from rljax.data.images.columns import require_text_alone
 from rljax.data.online.default_rewards import reward_text
 from rljax.data.online.prompts import PromptRecord
 from rljax.data.rows.sources import load_prompts
@@ -74,6 +75,7 @@ def _label_checkpoint(options: LabelOptions, name: str, number: int) -> tuple[li
     given = load_prompts(data, "train", test_fraction=held_out_fraction(config, data))
     rng = random.Random(f"{options.seed} {number}")
     drawn = rng.sample(given, min(options.prompts, len(given)))
+    require_text_alone(drawn, "this command")
     prompts, _ = saved.encode(drawn, max_tokens=options.max_prompt_tokens)
     sampling = dict(
         temperature=options.temperature, max_response_tokens=options.max_response_tokens

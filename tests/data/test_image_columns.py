@@ -242,3 +242,12 @@ def test_a_model_of_text_and_a_missing_processor(scene, written, tmp_path):
     (bare / "preprocessor_config.json").unlink()
     with pytest.raises(InputError, match="preprocessor_config.json does not exist"):
         image_reader(Config(model=str(bare)), tokenizer)
+
+
+def test_what_writes_rows_of_text_refuses_images(written, tmp_path):
+    from rljax.config.options import PrepareOptions
+    from rljax.data.rows.prepare import prepare
+
+    path = written({**FORMS["base64"], **TRUTH})
+    with pytest.raises(InputError, match="row 0.*image 0: rljax data prepare writes rows of text"):
+        prepare(PrepareOptions(source=path, out=str(tmp_path / "out")))

@@ -16,7 +16,7 @@ as in TRL.
 import base64
 import binascii
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +77,16 @@ def images_of(row: Mapping) -> dict:
     """{"images": the Sources} of a row that `with_images` has brought into the one form; {} where
     it has none."""
     return {"images": row["images"]} if row.get("images") else {}
+
+
+def require_text_alone(records: Iterable[Mapping], what: str) -> None:
+    """Raises InputError for records with images, which `what` would lose."""
+    for record in records:
+        if record.get("images"):
+            raise InputError(
+                f"{record['images'][0].place}: {what} writes rows of text",
+                rule="the images of a prompt would be lost", fix="rows without images",
+            )  # fmt: skip
 
 
 def _column(row: Mapping) -> tuple[str, list]:

@@ -19,6 +19,7 @@ from rljax import hub
 from rljax.components import resolve
 from rljax.config import is_path
 from rljax.config.options import PrepareOptions
+from rljax.data.images.columns import require_text_alone
 from rljax.data.online.prompts import encode_prompt
 from rljax.data.rows.read import Rows, make_task, read_rows
 from rljax.data.rows.sources import prompt_record
@@ -113,6 +114,7 @@ def _mapped(options: PrepareOptions, split: str) -> tuple[list[dict], dict[str, 
         if options.data_source:
             made = {**made, "data_source": options.data_source}
         record = prompt_record(made, index, after, True)
+        require_text_alone([record], "rljax data prepare")
         if isinstance(record["prompt"], str):
             record["prompt"] = [{"role": "user", "content": record["prompt"]}]
         if tokenizer is not None:
