@@ -16,7 +16,7 @@ from rljax.arrays import fetch
 from rljax.batch import LIMITS, FinishReason
 from rljax.config import Config, MeshConfig, from_dict
 from rljax.config.checks import refuse_own_code
-from rljax.data.images.encode import ImageLayout, image_reader, layout_of
+from rljax.data.images.encode import ImageLayout, ImageReader, image_reader, layout_of
 from rljax.data.online.encoded import load_run_tokenizer
 from rljax.data.online.prompts import PromptRecord, Prompts, encode_prompts
 from rljax.data.text.tokenizer import Tokenizer
@@ -73,6 +73,7 @@ class SavedPolicy:
     params: dict
     tokenizer: Tokenizer
     step: int | None
+    images: ImageReader | None = None  # how the model reads images
 
     def actor(self) -> Actor:
         """An actor without an optimizer."""
@@ -97,8 +98,7 @@ class SavedPolicy:
         """Prompts as `sample_all` reads them, and counts. Prompts of more than `max_tokens` (None:
         data.max_prompt_tokens) are dropped."""
         limit = max_tokens or self.config.data.max_prompt_tokens
-        reader = image_reader(self.config, self.tokenizer)
-        how = dict(max_prompt_tokens=limit, overlong=overlong, images=reader)
+        how = dict(max_prompt_tokens=limit, overlong=overlong, images=self.images)
         return encode_prompts(records, self.tokenizer, **how)
 
     def ready(self, prompts: Sequence[PromptRecord], **sampling) -> Policy:
@@ -107,8 +107,7 @@ class SavedPolicy:
         longest = max(len(prompt.token_ids) for prompt in prompts)
         how = self.sampling(**sampling)
         check_length(longest, how.max_response_tokens, self.model)
-        reader = image_reader(self.config, self.tokenizer)
-        images = layout_of(reader, [prompt.images for prompt in prompts])
+        images = layout_of(self.images, [prompt.images for prompt in prompts])
         return Policy(self.actor(), self.tokenizer, how, longest, images)
 
     def reward(self, text: str) -> Reward | Environment:
@@ -155,7 +154,8 @@ def load_policy(
         config = Config(model=str(here))
         tokenizer = load_run_tokenizer(config)
         model = load_model(config, tokenizer)
-        return SavedPolicy(config, model, load_params(here, model), tokenizer, None)
+        reader = image_reader(config, tokenizer)
+        return SavedPolicy(config, model, load_params(here, model), tokenizer, None, reader)
 
 
 def _run_policy(
@@ -188,7 +188,8 @@ def _run_policy(
             number = _find_step(found, step)
     if model.config.has_frozen:  # a checkpoint holds what is trained alone
         params = merged(params, model.split(initial_params(config, model))[1])
-    return SavedPolicy(config, model, params, tokenizer, number)
+    reader = image_reader(config, tokenizer)
+    return SavedPolicy(config, model, params, tokenizer, number, reader)
 
 
 def load_named_policy(name: str, *, trust_code: bool = False) -> SavedPolicy:
