@@ -136,6 +136,12 @@ def selection_metrics(
 # -- sampling and files --
 
 
+def _records(options: RejectionOptions, data: str, held: float) -> list[dict]:
+    records = load_prompts(data, options.split, test_fraction=held)[: options.prompts]
+    require_text_alone(records, "this command")
+    return records
+
+
 def rejection_sample(options: RejectionOptions, *, test_fraction: float | None = None) -> dict:
     """Samples, scores, selects and writes the files; returns the content of the .meta.json file.
 
@@ -146,8 +152,7 @@ def rejection_sample(options: RejectionOptions, *, test_fraction: float | None =
     saved = _opened(options)
     data, reward_name = _data_and_reward(options, saved)
     held = held_out_fraction(saved.config, data) if test_fraction is None else test_fraction
-    records = load_prompts(data, options.split, test_fraction=held)[: options.prompts]
-    require_text_alone(records, "this command")
+    records = _records(options, data, held)
     prompts, _ = saved.encode(records, max_tokens=options.max_prompt_tokens)
     policy = saved.ready(
         prompts, temperature=options.temperature, max_response_tokens=options.max_response_tokens
