@@ -41,12 +41,6 @@ class Packing:
         """The same with room for an example in a packed row. Raises InputError for rows that blocks
         cannot hold."""
         pieces = 2 if self.shared else 1
-        if self.block_tokens * (row_tokens + 2) >= 2**31:
-            raise InputError(
-                f"rows of {row_tokens} tokens in blocks of {self.block_tokens}",
-                rule="their product is below 2^31: a piece is named by its place and its segment",
-                fix="shorter rows, or config.batch.packing=False",
-            )
         if row_tokens > pieces * self.block_tokens:
             raise InputError(
                 f"rows of {row_tokens} tokens in blocks of {self.block_tokens}",

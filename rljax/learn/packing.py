@@ -261,17 +261,18 @@ def _packed_rows(batch, packing, pieces, went: Places, places, homes) -> Batch:
 
     column = jnp.arange(s)[None]
     in_prefix = column < pieces.prefix[:, None]
-    # A piece is named by where it begins in its block, which is as far as names are read; one of a
-    # row that was packed before keeps its segments.
-    named = lambda start: jnp.where(  # noqa: E731
-        batch.segment_ids > 0,
-        start % packing.block_tokens * (s + 1) + batch.segment_ids,
-        0,
+    # A segment of a piece is named by where it begins in its block, which is as far as names are
+    # read. A row that was packed before has several.
+    begins = (column == 0) | (batch.segment_ids != jnp.roll(batch.segment_ids, 1, axis=1))
+    begins = jax.lax.cummax(jnp.where(begins, column, 0), axis=1)
+    in_piece = jnp.where(in_prefix, begins, jnp.maximum(begins - pieces.prefix[:, None], 0))
+    named = lambda start, offset: jnp.where(  # noqa: E731
+        batch.segment_ids > 0, 1 + start % packing.block_tokens + offset, 0
     )
-    begins = jnp.where(in_prefix, went.prefix[:, None], went.rest[:, None])
+    start = jnp.where(in_prefix, went.prefix[:, None], went.rest[:, None])
     fields = {
         "tokens": put(batch.tokens),
-        "segment_ids": put(named(begins)),
+        "segment_ids": put(named(start, in_piece)),
         "positions": put(batch.positions),
         "mask": put(batch.mask),
     }
@@ -284,8 +285,8 @@ def _packed_rows(batch, packing, pieces, went: Places, places, homes) -> Batch:
     if not packing.shared:
         parts = (units // packing.rows, packing.rows * packing.blocks, packing.block_tokens)
         return Batch(**{name: x.reshape(*parts, *x.shape[2:]) for name, x in fields.items()})
-    continued = ~in_prefix & (pieces.prefix > 0)[:, None]
-    fields["prefix_ids"] = put(jnp.where(continued, named(went.prefix[:, None]), 0))
+    continued = ~in_prefix & (begins < pieces.prefix[:, None])
+    fields["prefix_ids"] = put(jnp.where(continued, named(went.prefix[:, None], begins), 0))
     own = jnp.arange(packing.blocks)[None]
     fields["prefix_blocks"] = jnp.where(went.continues < 0, own, went.continues)
     before = jnp.roll(places, 1, axis=1)

@@ -86,7 +86,7 @@ def attention(
         path = with_gradient_of(functools.partial(invariant.whole_rows, **how), path)
     if mesh.size == 1:
         return path(q, k, v, segments, sinks, prefix)
-    if _in_a_ring(mesh, q.shape[2], context_attention):
+    if in_a_ring(mesh, q.shape[2], context_attention):
         how |= dict(impl=impl, interpret=device.platform != "tpu")
         return _over_ring(how, mesh, q, k, v, segments, sinks, prefix)
     return _over_mesh(path, mesh, q, k, v, segments, sinks, prefix)
@@ -251,7 +251,9 @@ def _over_mesh(path, mesh, q, k, v, segments, sinks, prefix) -> jax.Array:
     return share.narrow_queries(mapped(q, k, v, segments, sinks, prefix)[:, :tokens], 2)
 
 
-def _in_a_ring(mesh: Mesh, heads: int, context_attention: str) -> bool:
+def in_a_ring(mesh: Mesh, heads: int, context_attention: str) -> bool:
+    """Whether `attention` over a mesh passes keys and values on, instead of trading tokens for
+    heads."""
     context, tensor = mesh.shape["context"], mesh.shape["tensor"]
     if context == 1 or context_attention == "heads":
         return False

@@ -39,8 +39,8 @@ class View(NamedTuple):
     """What queries see of a chunk of columns: those with one of the ids that a query looks for, at
     a place not after the query's and within the window."""
 
-    wanted: tuple[jax.Array, ...]  # [B, T] each
-    ids: jax.Array  # [B, C]
+    wanted: tuple[jax.Array, ...]  # [B, T] each, or of two numbers [B, T, 2]
+    ids: jax.Array  # [B, C], or [B, C, 2]
     # By how many places the first query is after the first column; None: all queries are after all
     # columns.
     distance: int | None = 0

@@ -83,12 +83,27 @@ def ring(
     if zigzag:
         q, k, v = (_to_zigzag(x, devices) for x in (q, k, v))
     ids = pad_axis(segments, 1, local * devices)
-    if prefix is not None:
-        filled = [pad_axis(x, 1, ids.shape[1]) for x in (prefix.ids, prefix.positions)]
-        prefix = Prefix(filled[0], prefix.blocks, filled[1])
+    continued = None if prefix is None else _continued(segments, prefix, ids.shape[1])
     q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
-    out = _attention(circle, q, k, v, sinks, ids, prefix).swapaxes(1, 2)
+    out = _attention(circle, q, k, v, sinks, ids, continued).swapaxes(1, 2)
     return _from_zigzag(out, devices) if zigzag else out
+
+
+class _Continued(NamedTuple):
+    """What packed rows that share prefixes say of every token, [B, S] and pairs [B, S, 2]. A
+    segment's name is its own in its block alone, so it is read together with the block."""
+
+    names: jax.Array
+    wanted: jax.Array  # of the segment that a token continues
+    positions: jax.Array
+
+
+def _continued(segments, prefix: Prefix, whole: int) -> _Continued:
+    blocks = prefix.blocks.shape[1]
+    block = jnp.arange(segments.shape[1]) // (segments.shape[1] // blocks)
+    own = jnp.stack([segments, jnp.broadcast_to(block[None, :], segments.shape)], axis=-1)
+    wanted = jnp.stack([looked_for(prefix), prefix.blocks[:, block]], axis=-1)
+    return _Continued(*(pad_axis(x, 1, whole) for x in (own, wanted, prefix.positions)))
 
 
 def padded_tokens(tokens: int, devices: int, impl: str) -> int:
@@ -242,7 +257,7 @@ class _Taken(NamedTuple):
         return [_merged(x, (out, y)) for x, y in zip(chunks, sums, strict=True)]
 
 
-def _views(ring: _Ring, here, hop, ids, prefix: Prefix | None) -> list[tuple[View, _Taken]]:
+def _views(ring: _Ring, here, hop, ids, prefix: _Continued | None) -> list[tuple[View, _Taken]]:
     """What is computed at a hop: of all tokens of a device or, in a zigzag, of two pairs of chunks.
     There the columns are all before the queries. What comes from an earlier device is its early
     chunk for both chunks of queries, and from a later one both chunks for the late queries."""
@@ -255,14 +270,14 @@ def _views(ring: _Ring, here, hop, ids, prefix: Prefix | None) -> list[tuple[Vie
     return [(View((taken.of(queries),), taken.of_columns(columns), None), taken) for taken in pairs]
 
 
-def _view(ring: _Ring, here, hop, ids, prefix: Prefix | None) -> View:
+def _view(ring: _Ring, here, hop, ids, prefix: _Continued | None) -> View:
     """The view of this device's tokens of those that arrive at a hop; hop 0: of its own."""
     source = (here - hop) % ring.devices
     cut = functools.partial(_tokens, ring)
     if prefix is not None:
-        wanted = cut(ids, here), cut(looked_for(prefix), here)
+        wanted = cut(prefix.names, here), cut(prefix.wanted, here)
         places = cut(prefix.positions, here), cut(prefix.positions, source)
-        return View(wanted, cut(ids, source), places=places)
+        return View(wanted, cut(prefix.names, source), places=places)
     # Behind the first device the last one's tokens arrive, which are later: no query has their id.
     of_columns = cut(ids, source)
     of_columns = jnp.where(here < hop, -1, of_columns) if hop else of_columns

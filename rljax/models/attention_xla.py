@@ -277,11 +277,18 @@ def _allowed(rule: Rule, asked: _Request, i: int, part: _Columns, first, span: _
     """[N, 1, 1, c, C] bool."""
     *wanted, places = (_cut(x, 1, first, span.size) for x in (*asked.wanted[i], asked.places))
     distance = places[:, :, None] - part.places[:, None, :]
-    same = (ids[:, :, None] == part.ids[:, None, :] for ids in wanted)
+    same = (_same(ids, part.ids) for ids in wanted)
     allowed = functools.reduce(jnp.logical_or, same) & (distance >= 0)
     if rule.window:
         allowed &= distance < rule.window
     return allowed[:, None, None]
+
+
+def _same(wanted, ids) -> jax.Array:
+    """[N, c, C] bool of ids [N, c] and [N, C], or of pairs of them."""
+    if ids.ndim == 2:
+        return wanted[:, :, None] == ids[:, None, :]
+    return jnp.all(wanted[:, :, None] == ids[:, None, :], axis=-1)
 
 
 def _over(spans: list[_Span], step, carry):

@@ -17,6 +17,7 @@ from rljax.config import Config, splits, with_overrides
 from rljax.errors import InputError
 from rljax.kernels.logprob.options import CHUNK_LOGITS
 from rljax.mesh import HOST_MEMORY, row_shards
+from rljax.models.attention import in_a_ring
 from rljax.models.model import Model
 from rljax.models.padding import copied_elements
 from rljax.models.trees import flattened
@@ -249,11 +250,14 @@ def _learn(setup: Setup, role) -> dict[str, int]:
     wide = config.head_in_float32 and not config.head_dtype
     head = config.embed * config.vocab_size // tensor * (4 if wide else size)
     lm = model.head == "lm"
+    worked = _worked(config, tensor, size)
+    if in_a_ring(mesh, config.heads, config.context_attention):
+        worked += _summed(config, tensor)
     return {
         "gradients": _gradient_bytes(role.state.params, several),
         "weights as used": _used_bytes(config, weights) + gathered + padded,
         "layers": config.layers * tokens * _kept(config, tensor, size),
-        "one layer": tokens * _worked(config, tensor, size),
+        "one layer": tokens * worked,
         "logits": (3 * 4 * chunk * config.vocab_size // tensor + 2 * head) * lm,
         "batch": 24 * 4 * _split(steps.rows, shards) * setup.row_tokens,
     }
@@ -321,6 +325,13 @@ def _worked(config, tensor: int, size: int) -> int:
     """Bytes per token that differentiating one layer needs."""
     heads, kv = (n // tensor for n in _attention_width(config))
     return size * (6 * config.embed + 4 * heads + 4 * kv + 6 * _mlp(config) // tensor)
+
+
+def _summed(config, tensor: int) -> int:
+    """Bytes per token that a ring needs besides (rljax.models.attention_ring): the float32 sums of
+    gradients, and what a hop adds to them."""
+    heads, kv = (n // tensor for n in _attention_width(config))
+    return 4 * 4 * (heads + kv)
 
 
 # -- what the devices have

@@ -27,6 +27,7 @@ from rljax.errors import InputError
 from rljax.learn import Steps
 from rljax.learn.packing import packing_for
 from rljax.mesh import check_host_memory, make_mesh, row_shards
+from rljax.models.attention import in_a_ring
 from rljax.models.config import LoraConfig, ModelConfig
 from rljax.models.huggingface import load_config
 from rljax.models.model import Model
@@ -249,6 +250,9 @@ def _steps(
         )
     part, packing = microbatch_rows(config, rows, tokens, shards), None
     if config.batch.packing:
+        settings = model.config
+        if in_a_ring(model.mesh, settings.heads, settings.context_attention):
+            shared = {}  # no kernel reads shared prefixes there
         how = dict(rows_per_example=together, **shared)
         packing = packing_for(rows, tokens, part, model.mesh, **how)
     return Steps(rows=rows, microbatch_rows=part, epochs=epochs, packing=packing)

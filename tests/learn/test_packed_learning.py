@@ -122,6 +122,7 @@ def check_packed(batch: Batch, live, packing: Packing, together: int) -> dict:
                 assert not names.any()
     used = taken > 0
     assert np.array_equal(flat["segment_ids"] > 0, used)  # nothing else is real
+    assert flat["segment_ids"].max() <= packing.block_tokens  # however long the rows are
     # Only a prefix is several rows' own, and segments of a packed row are pieces.
     sequences = packed.sequences.reshape(-1, packed.sequences.shape[-1])
     for unit, members in enumerate(sequences):
@@ -254,6 +255,27 @@ def test_the_shape_of_a_microbatch_follows_the_step():
     assert (pairs.shared, pairs.block_tokens, pairs.blocks) == (True, 256, 12)
     alone = made(64, 512, 16)
     assert (alone.shared, alone.block_tokens, alone.blocks) == (False, 512, 8)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_row_that_was_packed_before_keeps_its_segments(shared):
+    """Two segments a row, the first of them in a prefix that rows share up to its third token."""
+    ids = np.repeat([[1, 1, 1, 1, 2, 2, 2, 0]], 4, axis=0)
+    batch = Batch(
+        tokens=np.tile(np.arange(8), (4, 1)), segment_ids=ids,
+        positions=np.tile([0, 1, 2, 3, 0, 1, 2, 0], (4, 1)),
+        mask=np.tile(np.float32([0, 0, 0, 1, 0, 1, 1, 0]), (4, 1)),
+    )  # fmt: skip
+    packing = Packing(8, 4, 1, 4, shared, mesh())
+    packed = jax.device_get(_pack(batch, np.ones(4, bool), packing, 1))
+    names = packed.rows.segment_ids.reshape(packed.homes.max() + 1, -1)
+    for home, places in zip(packed.homes, packed.places, strict=True):
+        own = [(at // 8, names[home, at]) for at in places[:7]]
+        assert len(set(own[4:])) == len(set(own[:3])) == 1 and own[3] != own[4]
+        assert (own[0] == own[3]) == (not shared)
+        if shared:  # the fourth token alone continues what stands in the prefix
+            continued = packed.rows.prefix_ids.reshape(names.shape)[home, places[:7]]
+            assert continued.tolist() == [0, 0, 0, own[0][1], 0, 0, 0]
 
 
 def test_pairs_are_packed_as_well_as_single_rows():

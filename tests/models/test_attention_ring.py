@@ -62,12 +62,31 @@ def test_a_ring_gives_the_values_and_gradients_of_one_device(seed, monkeypatch):
     assert_same(got, want, 2e-5)
 
 
+def named_in_blocks(segments, prefix):
+    """The same packed rows, with segments counted from 1 in every block."""
+    segments, (ids, blocks, _) = np.asarray(segments), jax.tree.map(np.asarray, prefix)
+    size = segments.shape[1] // blocks.shape[1]
+    named, continued = np.zeros_like(segments), np.zeros_like(segments)
+    for row, column in np.ndindex(segments.shape):
+        block = column // size
+        for out, name, of in (
+            (named, segments[row, column], block),
+            (continued, ids[row, column], blocks[row, block]),
+        ):
+            there = segments[row, of * size : (of + 1) * size]
+            out[row, column] = np.searchsorted(np.unique(there[there > 0]), name) + 1 if name else 0
+    assert len(np.unique(named)) < len(np.unique(segments))
+    return jnp.asarray(named), prefix._replace(ids=jnp.asarray(continued))
+
+
 @pytest.mark.parametrize(
     ("name", "sizes"),
     [("everything", dict(context=4)), slow("sinks", dict(context=2, tensor=2, fsdp=2))],
 )
 def test_rows_that_share_prefixes_in_a_ring(name, sizes):
     arrays, options, prefix = make_packed(name)
+    segments, prefix = named_in_blocks(arrays[3], prefix)
+    arrays = *arrays[:3], segments, arrays[4]
     mesh = spread(dict(data=1, fsdp=1) | sizes)
     want = value_and_gradients(*arrays, prefix, impl="reference", **options)
     got = value_and_gradients(*arrays, prefix, impl="xla", mesh=mesh, **RING, **options)

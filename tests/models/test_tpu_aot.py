@@ -79,6 +79,25 @@ def test_training_runs_the_kernel_and_holds_no_matrix_of_scores(chips, sizes, na
     assert text.count(" all-to-all(") == (8 if "context" in sizes else 0)
 
 
+@pytest.mark.parametrize("name", ["causal", "window", "latent"])
+def test_a_ring_runs_the_kernel_at_every_hop(chips, name):
+    """12 heads over 8 chips: a hop's kernels run while the next keys arrive."""
+    heads, kv_heads, *rest = REQUESTS[name]
+    request = (12, 12 if kv_heads == heads else 4, *rest)
+    mesh = make_mesh(fsdp=1, context=8, devices=chips)
+    program = compile_training(mesh, request, rows=1, tokens=4 * TOKENS)
+    text = program.as_text()
+    # A device's own tokens, then two pairs of chunks in the loop over hops; forward, dq, dk and dv.
+    # A window reaches over one neighbour, whose tokens come in one piece.
+    calls = 3 * (2 if name == "window" else 3)
+    assert text.count('custom_call_target="tpu_custom_call"') == calls
+    assert text.count(" collective-permute-start(") >= 4 and " all-to-all(" not in text
+    assert not re.findall(rf"\w+\[[\d,]*{TOKENS // 4},{TOKENS // 4}\]", text)
+    longer = compile_training(mesh, request, rows=1, tokens=8 * TOKENS)
+    sizes = [p.memory_analysis().temp_size_in_bytes for p in (program, longer)]
+    assert sizes[1] < 2.3 * sizes[0] and sizes[1] < 4 * (8 * TOKENS // 8) ** 2 * request[0] / 4
+
+
 def test_the_bounds_above_are_broken_by_the_plain_form(chips):
     mesh = make_mesh(**MESHES["fsdp=4 x tensor=2"], devices=chips)
     program = compile_training(mesh, REQUESTS["causal"], impl="reference")
