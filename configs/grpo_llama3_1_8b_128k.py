@@ -8,7 +8,8 @@ As it stands `model` names the published sizes alone (configs/models/): enough t
 train. Eight chips share the tokens of a row, in a ring; mesh.fsdp takes the other chips: 8 of
 v5p:4x4x4.
 
-Batch: 8 prompts x 8 samples of 2,048 + 129,024 tokens per step, two optimizer steps of 32 sequences.
+Batch: 8 prompts x 8 samples of 2,048 + 129,024 tokens per step, two optimizer steps of 32
+sequences.
 Hardware: docs/meshes.md, "Rows of 131,072 tokens": compiled ahead of time, never run. Time and
 accuracy: not measured.
 """
