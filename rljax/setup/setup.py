@@ -7,14 +7,7 @@ compile.
 import dataclasses
 
 from rljax.components import Component, resolve
-from rljax.config import (
-    NAMESPACES,
-    Config,
-    OptimizerConfig,
-    is_path,
-    microbatch_rows,
-    model_fields,
-)
+from rljax.config import NAMESPACES, Config, OptimizerConfig, is_path, microbatch_rows, model_fields
 from rljax.contracts import spec
 from rljax.data.kinds import PAIRED, SAMPLED
 from rljax.data.online.curriculum import Curriculum
@@ -250,11 +243,9 @@ def _steps(
         )
     part, packing = microbatch_rows(config, rows, tokens, shards), None
     if config.batch.packing:
-        settings = model.config
-        if in_a_ring(model.mesh, settings.heads, settings.context_attention):
+        if in_a_ring(model.mesh, model.config.heads, model.config.context_attention):
             shared = {}  # no kernel reads shared prefixes there
-        how = dict(rows_per_example=together, **shared)
-        packing = packing_for(rows, tokens, part, model.mesh, **how)
+        packing = packing_for(rows, tokens, part, model.mesh, rows_per_example=together, **shared)
     return Steps(rows=rows, microbatch_rows=part, epochs=epochs, packing=packing)
 
 
