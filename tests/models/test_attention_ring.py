@@ -62,6 +62,16 @@ def test_a_ring_gives_the_values_and_gradients_of_one_device(seed, monkeypatch):
     assert_same(got, want, 2e-5)
 
 
+def test_a_window_does_not_reach_round_the_ring():
+    """One segment over all four devices: the last one's tokens arrive at the first, which are later
+    than its own and yet, by the hop, within the window."""
+    arrays, options = make_request("window", 24, ((24,),))
+    mesh = spread(dict(data=1, fsdp=1, context=4))
+    want = value_and_gradients(*arrays, impl="reference", **options)
+    got = value_and_gradients(*arrays, impl="xla", mesh=mesh, **RING, **options)
+    assert_same(got, want, 2e-5)
+
+
 def named_in_blocks(segments, prefix):
     """The same packed rows, with segments counted from 1 in every block."""
     segments, (ids, blocks, _) = np.asarray(segments), jax.tree.map(np.asarray, prefix)
