@@ -19,6 +19,8 @@ def check_branch(
 ) -> None:  # fmt: skip
     """Raises InputError where `Sampler.branch` cannot be done; `both`: keep and hold are asked."""
     check_whole("n of a branch", n, 1)
+    if sample.images is not None:
+        raise InputError("branches of samples with images", fix="prompts of text")
     if both:
         raise InputError("keep and hold", value=(True, True), rule="one of both")
     if sample.finish_reason is None:

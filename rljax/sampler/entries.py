@@ -61,6 +61,7 @@ def entry_of(
     requests = [sample.sampling for sample in samples]
     requests += [Sampling()] * (rows - len(samples))
     limit = [s.size + s.sampling.max_response_tokens - s.drawn for s in samples]
+    shift = [0 if s.images is None else s.images.shift for s in samples]
     key = np.zeros((rows, 2), np.uint32)
     for i, sample in enumerate(samples):
         key[i] = sample.key
@@ -70,7 +71,7 @@ def entry_of(
         history = speculation.histories(rows, engine.tokens, [sample.ids for sample in samples])
     return Entry(
         _column(length, rows), _column(token, rows), _column(limit, rows),
-        np.zeros(rows, np.int32), key, rules, _forcing(engine, requests, samples), which, history,
+        _column(shift, rows), key, rules, _forcing(engine, requests, samples), which, history,
     )  # fmt: skip
 
 

@@ -78,9 +78,10 @@ def generate(
         inputs = (model, params, prompts, lengths, key, sampling)
         return _at_home(search(*inputs, n=n, version=version, decoding=decoding), model, home)
     if decoding.loop == "host":
-        _refuse_on_host(images, second, "by the host's loop", fix="sampler.loop='device'")
+        _refuse_on_host(None, second, "by the host's loop", fix="sampler.loop='device'")
         inputs = (prompts, lengths, key, sampling)
         options = dict(n=n, version=version, decoding=decoding, finished=finished, stop=stop)
+        options |= dict(images=images)
         return _at_home(host_rollout(model, params, *inputs, **options), model, home)
     images = images and place(images, model.mesh)
     key = key if sampling.seed is None else jax.random.key(sampling.seed)

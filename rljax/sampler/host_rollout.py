@@ -12,10 +12,12 @@ from rljax.batch import Batch, batch_from_rows
 from rljax.models.model import Model
 from rljax.sampler.engine import Engine
 from rljax.sampler.memory import check_whole_rows
+from rljax.sampler.prompt_images import of_prompt
 from rljax.sampler.requests import Decoding, Sampling, stop_room
 from rljax.sampler.sample import Sample
 from rljax.sampler.slots import forcing_room
 from rljax.sampler.stream import Sampler
+from rljax.sampler.whole_batch import with_images
 from rljax.tracking import timing
 
 
@@ -30,6 +32,7 @@ def host_rollout(
     n: int,
     version,
     decoding: Decoding,
+    images: dict | None = None,
     finished: Callable[[int, list[int], int], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Batch:
@@ -42,9 +45,14 @@ def host_rollout(
     for p in range(count):
         ids = range(p * n, (p + 1) * n)
         prompt = prompts[p, : lengths[p]]
-        samples += sampler.submit(prompt, sampling, n=n, request_ids=ids)
+        own = of_prompt(images, p, len(prompt))
+        samples += sampler.submit(prompt, sampling, n=n, request_ids=ids, images=own)
     _decode(sampler, samples, params, int(version), finished, stop)
-    return place(batch_of(samples, engine.tokens, n), model.mesh)
+    batch = batch_of(samples, engine.tokens, n)
+    if images is not None:
+        start, shift = (np.repeat(x, n) for x in (lengths, images["shift"]))
+        batch = fetch(with_images(batch, images, start, shift, n))
+    return place(batch, model.mesh)
 
 
 def host_branches(

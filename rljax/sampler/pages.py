@@ -69,16 +69,17 @@ class Pages:
                 else:
                     self._free[shard].append(page)
 
-    def name(self, shard: int, pages: Sequence[int], tokens: np.ndarray) -> None:
-        """Says that a run of pages has read `tokens`, so that the full ones are found."""
-        for page, name in zip(pages, self._names_of(tokens), strict=False):
+    def name(self, shard: int, pages: Sequence[int], tokens: np.ndarray, images=b"") -> None:
+        """Says that a run of pages has read `tokens`, so that the full ones are found. `images`:
+        the name of those that stand among the tokens."""
+        for page, name in zip(pages, self._names_of(tokens, images), strict=False):
             if page not in self._names[shard] and name not in self._named[shard]:
                 self._names[shard][page], self._named[shard][name] = name, page
 
-    def find(self, shard: int, tokens: np.ndarray) -> list[int]:
-        """The pages that hold the first of `tokens`, as many as there are."""
+    def find(self, shard: int, tokens: np.ndarray, images=b"") -> list[int]:
+        """The pages that hold the first of `tokens`, as many as there are, among these images."""
         found = []
-        for name in self._names_of(tokens):
+        for name in self._names_of(tokens, images):
             if name not in self._named[shard]:
                 break
             found.append(self._named[shard][name])
@@ -96,9 +97,9 @@ class Pages:
         del self._named[shard][self._names[shard].pop(page)]
         self._free[shard].append(page)
 
-    def _names_of(self, tokens: np.ndarray):
+    def _names_of(self, tokens: np.ndarray, images: bytes):
         """The name of each full page of tokens: a digest of all tokens up to its end."""
-        digest, data = hashlib.blake2b(digest_size=16), np.asarray(tokens, np.int32)
+        digest, data = hashlib.blake2b(images, digest_size=16), np.asarray(tokens, np.int32)
         for end in range(self.page_tokens, len(data) + 1, self.page_tokens):
             digest.update(data[end - self.page_tokens : end].tobytes())
             yield digest.digest()

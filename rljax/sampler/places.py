@@ -80,6 +80,34 @@ class Places:
         if self.seats.stays:
             self.engine.gather(self.state, *self.seats.find(none[:0]))
 
+    def take_unseen(self) -> list[Sample]:
+        """Takes out samples that go on and whose images have to be read again: nothing of them is
+        kept, and what reads on behind a slot's tokens reads text. They wait as new prompts do."""
+        slots = [at for at, s in self.unread.items() if s.images is not None and not s.cached]
+        samples = [self.unread.pop(at) for at in slots]
+        for at in slots:
+            self.leave(at)
+        if slots:
+            self.state = self.engine.release(self.state, self.padded(slots))
+        unseen = [one.sample for one in self.returns if self._unseen(one)]
+        self.returns = [one for one in self.returns if one.sample not in unseen]
+        for sample in unseen:
+            self.parked.drop(sample)
+            self.seats.forget(sample)
+        for sample in [*samples, *unseen]:
+            self.reread_tokens += sample.lost
+            sample.cached = sample.lost = 0
+        return sorted([*samples, *unseen], key=lambda sample: sample.id)
+
+    def _unseen(self, one: Return) -> bool:
+        """Whether a sample has images and comes back without all that was read of them. (Pages may
+        be found that end inside of an image.)"""
+        kept = one.partial is None
+        if not kept:
+            kept = one.partial.prefix is not None and one.partial.version == self.version
+        kept = kept and one.sample.cached > 0 and not self.seats.stays
+        return one.sample.images is not None and not kept
+
     # -- out of slots
 
     def remove(self, sample: Sample) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 
 from rljax.sampler.engine import Engine, Prefix
 from rljax.sampler.prefix_cache import PrefixCache
+from rljax.sampler.prompt_images import PromptImages
 from rljax.sampler.sample import Sample
 from rljax.sampler.seats import Seats
 from rljax.sampler.slots import Slots
@@ -20,6 +21,7 @@ class _Group:
 
     ids: np.ndarray
     waiting: collections.deque  # of Sample
+    images: PromptImages | None = None  # of the prompt that ids begin with
     prefix: Prefix | None = None  # all but the last of ids were read into its row
     row: int = 0
     partial: Prefix | None = None  # a long prompt so far
@@ -57,7 +59,7 @@ class Prompts:
     ) -> None:  # fmt: skip
         """Puts samples whose tokens are `ids`, or the first of them, at the end of the queue, or
         first. `read` tokens of them were read into `prefix`, if it is given."""
-        group = _Group(ids, collections.deque(samples))
+        group = _Group(ids, collections.deque(samples), samples[0].images)
         if prefix is not None and read >= len(ids) - 1:
             group.prefix = prefix
         elif prefix is not None:
@@ -99,7 +101,11 @@ class Prompts:
             if slots_left <= 0:
                 break
             slots_left -= len(group.waiting)
-            if group.partial is None and not self._shares(state, group):
+            if group.images is not None and group.partial is None:
+                self._read_images(params, group)
+                if group.prefix is not None:
+                    continue
+            elif group.partial is None and not self._shares(state, group):
                 if len(group.ids) <= self.chunk_tokens:
                     short.append(group)
                     continue
@@ -152,6 +158,18 @@ class Prompts:
             group.prefix, group.partial = group.partial, None
         return True
 
+    def _read_images(self, params, group: _Group) -> None:
+        """Reads a prompt to its last image at least, in one pass: the vision tower runs once for
+        all samples of it. What is behind is read in chunks."""
+        config, most = self.engine.model.config, self.engine.tokens
+        how = (config, group.ids, self.chunk_tokens, most)
+        tokens, size, images = group.images.padded(*how)
+        prefix = self.engine.prefill(params, tokens, np.array([size], np.int32), images)
+        if size == len(group.ids):
+            group.prefix, group.row = prefix, 0
+        else:
+            group.partial, group.read = self.engine.widen(prefix, 0, size - 1), size - 1
+
     def _read_chunk(self, params, group: _Group) -> None:
         chunk = group.ids[group.read : group.read + self.chunk_tokens]
         if len(chunk):
@@ -181,7 +199,7 @@ class Prompts:
             self._keep(group)
 
     def _keep(self, group: _Group) -> None:
-        if not self.seats.stays:  # else its pages are found
+        if not self.seats.stays and group.images is None:  # else its pages are found
             self.cache.put(group.ids[:-1], group.prefix, group.row)
 
     def admit(

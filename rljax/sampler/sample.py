@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from rljax.batch import FinishReason
+from rljax.errors import InputError
 from rljax.sampler.engine import Prefix
+from rljax.sampler.prompt_images import PromptImages
 from rljax.sampler.requests import Sampling
 from rljax.sampler.stop_strings import find_stop
 
@@ -52,6 +54,7 @@ class Sample:
     keep: bool = False  # on finishing, leave what was read in `partial`, for `resume`
     hold: bool = False  # on finishing, keep the slot, for `deliver`
     partial: "Partial | None" = None
+    images: PromptImages | None = None  # of its prompt
     cached: int = 0  # while it stands still: how many of `ids` are in its slot or beside the slots
     lost: int = 0  # tokens that were, and have to be read again
     _records: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(_FIRST_ROOM, RECORD))
@@ -133,6 +136,11 @@ class Sample:
 
     def get_state(self) -> dict:
         """Where the sample stands, as JSON: `from_state` makes it again."""
+        if self.images is not None:
+            raise InputError(
+                f"sample {self.id} has images", rule="what is in flight is stored as text",
+                fix="prompts of text",
+            )  # fmt: skip
         most = self.sampling.max_response_tokens
         return {
             **{name: getattr(self, name) for name in _COUNTS},

@@ -94,7 +94,8 @@ class Seats:
         shard, run = self.shard(at), self._runs.get(sample)
         new = run is None
         if new:
-            found = self.pages.find(shard, sample.ids[:-1]) if fresh or self.stays else []
+            own = (sample.ids[:-1], _images(sample))
+            found = self.pages.find(shard, *own) if fresh or self.stays else []
             self.pages.share(shard, found)
             shared = len(found) * self.pages.page_tokens
             run = _Run(shard, found, shared, self.version)
@@ -129,7 +130,7 @@ class Seats:
         """Lets others find what a sample has read: its first `tokens` tokens."""
         run = self._runs.get(sample)
         if run is not None and run.version == self.version:
-            self.pages.name(run.shard, run.pages, sample.ids[:tokens])
+            self.pages.name(run.shard, run.pages, sample.ids[:tokens], _images(sample))
 
     def leave(self, sample: Sample, at: int, *, keep: bool = False) -> None:
         """The sample is no longer in slot `at`, and has its pages still where `keep` says so."""
@@ -208,6 +209,11 @@ class Seats:
             "pages/shared": self._shared / used,
             "pages/preemptions": float(self.preemptions),
         }
+
+
+def _images(sample: Sample) -> bytes:
+    """What tells a sample's pages from those of the same tokens with other images."""
+    return b"" if sample.images is None else sample.images.name
 
 
 def highest(samples: Iterable[Sample]) -> Sample:

@@ -30,6 +30,7 @@ from rljax.sampler.keys import Keys, branch_keys, request_key
 from rljax.sampler.memory import check_memory, check_whole
 from rljax.sampler.places import FREE_SHARE, Places
 from rljax.sampler.prefix_cache import PrefixCache
+from rljax.sampler.prompt_images import PromptImages
 from rljax.sampler.prompts import Prompts
 from rljax.sampler.requests import Sampling
 from rljax.sampler.sample import RECORD, Event, Partial, Sample
@@ -97,8 +98,9 @@ class Sampler:
         keys: np.ndarray | None = None,
         keep: bool = False,
         hold: bool = False,
+        images: PromptImages | None = None,
     ) -> list[Sample]:
-        """Submits n samples of one prompt, which is read once; returns them.
+        """Submits n samples of one prompt, which is read once, with its `images`; returns them.
 
         Sample i draws with fold_in(key, request_ids[i]), by default the next free numbers; with a
         seed, fold_in(key(seed), i); with `keys` [n, 2], keys[i]. Lower ids come first where slots
@@ -108,6 +110,8 @@ class Sampler:
         the others alone.
         """
         ids = self._checked(prompt, sampling, n)
+        if images is not None:
+            images.check(self.engine.model.config, ids)
         if keep and hold:
             raise InputError("keep and hold", value=(keep, hold), rule="one of both")
         if request_ids is None and sampling.seed is not None:
@@ -115,7 +119,7 @@ class Sampler:
         request_ids = self._numbers(request_ids, n)
         if keys is None:
             keys = [self._key(i, sampling.seed) for i in request_ids]
-        now, how = time.monotonic(), dict(keep=keep, hold=hold)
+        now, how = time.monotonic(), dict(keep=keep, hold=hold, images=images)
         samples = [
             Sample(i, ids, sampling, key, submitted_s=now, **how)
             for i, key in zip(request_ids, keys, strict=True)
@@ -140,7 +144,7 @@ class Sampler:
     def restore(self, samples: Sequence[Sample]) -> None:
         """Takes over samples of another sampler, of a checkpoint, say, each at the point where it
         stands: what they have read is read again. One that is finished is held, if it says so."""
-        new: dict[bytes, list[Sample]] = {}
+        new: dict[tuple, list[Sample]] = {}
         for sample in samples:
             sample.cached, sample.lost = 0, sample.size - 1 if len(sample.tokens) else 0
             if sample.finish_reason is not None:
@@ -148,7 +152,8 @@ class Sampler:
             elif len(sample.tokens):
                 self._places.returns.append(Return(sample))
             else:
-                new.setdefault(sample.prompt.tobytes(), []).append(sample)
+                own = (sample.prompt.tobytes(), sample.images and sample.images.name)
+                new.setdefault(own, []).append(sample)
         for group in new.values():
             self._prompts.add(group[0].prompt, group)
 
@@ -316,6 +321,8 @@ class Sampler:
         if version != places.version:
             self._prompts.at_version(version)
             places.at_version(version, keep_cache)
+        for sample in reversed(places.take_unseen()):
+            self._prompts.add(sample.ids, [sample], first=True)
         places.make_room(self._prompts)
         if places.bring_back():
             self._prompts.read(params, places.state, places.slots.count(None))

@@ -422,7 +422,8 @@ def _batch(
     if images is None:
         return batch
     start, shift = (jnp.repeat(x, shape.n) for x in (lengths, shift))
-    return _with_images(batch, prompt_batch, start, shift, shape.n)
+    prompt_images = {name: getattr(prompt_batch, name) for name in _IMAGE_FIELDS}
+    return with_images(batch, prompt_images, start, shift, shape.n)
 
 
 def _prompts(tokens, lengths, images):
@@ -433,12 +434,14 @@ def _prompts(tokens, lengths, images):
     return batch.replace(**{name: images[name] for name in _IMAGE_FIELDS}), images["shift"]
 
 
-def _with_images(batch: Batch, prompts: Batch, start, shift, n: int) -> Batch:
-    """Every sample with the images of its prompt, and positions that go on after it."""
-    of_prompt = {name: jnp.repeat(getattr(prompts, name), n, axis=0) for name in _IMAGE_FIELDS}
+def with_images(batch: Batch, images: dict, start, shift, n: int) -> Batch:
+    """Every sample with the images of its prompt, of which there are those of all prompts, and
+    positions that go on behind its prompt: start [R] is the prompts' length, and shift [R] by how
+    much positions and columns differ there."""
+    of_prompt = {name: jnp.repeat(images[name], n, axis=0) for name in _IMAGE_FIELDS}
     after = (batch.positions + shift[:, None])[..., None]
-    room = [(0, 0), (0, batch.tokens.shape[1] - prompts.tokens.shape[1]), (0, 0)]
-    prompt = jnp.pad(of_prompt["rope_positions"], room)
+    prompt = of_prompt["rope_positions"]
+    prompt = jnp.pad(prompt, [(0, 0), (0, batch.tokens.shape[1] - prompt.shape[1]), (0, 0)])
     inside = jnp.arange(batch.tokens.shape[1])[None, :, None] < start[:, None, None]
     of_prompt["rope_positions"] = jnp.where(inside, prompt, after).astype(jnp.int32)
     return batch.replace(**of_prompt)

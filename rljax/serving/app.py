@@ -22,6 +22,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from rljax.batch import FinishReason
+from rljax.data.images.encode import ImageReader
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.environments.calls import Format, parser
 from rljax.errors import InputError
@@ -47,12 +48,14 @@ def make_app(
     calls: str = "auto",
     hosts: Sequence[str] = (),
     origins: Sequence[str] = (),
+    images: ImageReader | None = None,
 ) -> Starlette:
     """The ASGI application that serves `worker` as the model `name`. `calls`: a format of
-    rljax.environments.calls. `hosts` and `origins`: as in Guard."""
+    rljax.environments.calls. `hosts` and `origins`: as in Guard. `images`: how the model reads
+    images; None of a model of text."""
     origins = [origin.lower().rstrip("/") for origin in origins]
     card = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "rljax"}
-    requests = _Requests(worker, tokenizer, name, parser(calls, tokenizer))
+    requests = _Requests(worker, tokenizer, name, parser(calls, tokenizer), images)
 
     async def completions(request: Request) -> Response:
         return await requests.respond(request, chat=False)
@@ -146,8 +149,12 @@ async def _on_error(request: Request, error: Exception) -> Response:
 class _Requests:
     """Parses requests, has them decoded and answers them."""
 
-    def __init__(self, worker: Worker, tokenizer: Tokenizer, name: str, calls: Format):
+    def __init__(
+        self, worker: Worker, tokenizer: Tokenizer, name: str, calls: Format,
+        images: ImageReader | None,
+    ):  # fmt: skip
         self._worker, self._tokenizer, self._name, self._calls = worker, tokenizer, name, calls
+        self._images = images
         self._limits = Limits(worker.sampler.engine.request_tokens, worker.room)
         self._parsers = ThreadPoolExecutor(PARSERS, "rljax-parse")
         self._held = 0  # bytes of bodies
@@ -162,7 +169,8 @@ class _Requests:
         pieces, ticket = _ticket()
         try:
             if parsed.sampled:
-                await asyncio.wrap_future(worker.submit(ticket, parsed.requests, parsed.n))
+                submitted = worker.submit(ticket, parsed.requests, parsed.n, parsed.images)
+                await asyncio.wrap_future(submitted)
             beside = functools.partial(loop.run_in_executor, self._parsers)  # of decoding
             if parsed.prompt_logprobs and not parsed.likeliest:
                 answer.prompt_logprobs = await beside(worker.prompt_logprobs, parsed.requests)
@@ -214,7 +222,7 @@ class _Requests:
         served = self._tokenizer, self._name, self._limits
         try:
             if chat:
-                parsed = read_chat(body, *served, self._calls)
+                parsed = read_chat(body, *served, self._calls, self._images)
             else:
                 parsed = read_completion(body, *served)
         except RecursionError:

@@ -7,12 +7,15 @@ that it was obeyed.
 import dataclasses
 from collections.abc import Callable, Mapping
 
+from rljax.data.images.encode import ImageReader
 from rljax.data.text.messages import check_unicode
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.environments.calls import Format
 from rljax.environments.calls.format import read_json
 from rljax.errors import InputError
 from rljax.sampler import Sampling
+from rljax.sampler.prompt_images import PromptImages
+from rljax.serving.images import decoded, opened, split_images
 from rljax.serving.prompts import MOST_LIKELIEST
 
 COMPLETION_TOKENS = 16  # OpenAI's default of max_tokens for completions
@@ -52,6 +55,7 @@ class ParsedRequest:
     sampled: bool = True  # False: the prompts are only echoed
     calls: Format | None = None  # how tool calls are read; None: the text is given as it is
     tools: list[dict] | None = None  # of the client; None: it wants no calls
+    images: PromptImages | None = None  # of a chat's prompt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +80,13 @@ class Limits:
                 _refuse("tokens", f"{tokens} or more", rule, fix)
             if not ids and len(prompt) > CHARACTERS_PER_TOKEN * self.tokens:
                 _refuse(name, f"{len(prompt)} characters", rule, fix)
+
+    def check_images(self, tokens: int, response_tokens: int | None) -> None:
+        """Raises InputError where the images alone do not fit; before they become text."""
+        if tokens + (response_tokens or 1) > self.tokens:
+            rule = f"images and response do not fit a slot, which has {self.tokens} tokens"
+            fix = "fewer or smaller images, a lower max_tokens, or longer slots"
+            _refuse("tokens of images", tokens, rule, fix)
 
 
 class UnknownModel(InputError):
@@ -291,10 +302,11 @@ def read_completion(body: object, tokenizer: Tokenizer, name: str, limits: Limit
 
 
 def read_chat(
-    body: object, tokenizer: Tokenizer, name: str, limits: Limits, calls: Format | None = None
-) -> ParsedRequest:
+    body: object, tokenizer: Tokenizer, name: str, limits: Limits, calls: Format | None = None,
+    reader: ImageReader | None = None,
+) -> ParsedRequest:  # fmt: skip
     """The body of POST /v1/chat/completions. Without a limit the response fills the slot. `calls`:
-    how the model writes tool calls."""
+    how the model writes tool calls. `reader`: how it reads images."""
     fields = _read(body, _CHAT)
     _check_model(fields, name)
     if fields["messages"] is None:
@@ -307,17 +319,26 @@ def read_chat(
         rule = "this model's chat template writes no tool calls that are known here"
         _refuse("tools", f"{len(tools)} of them", rule, fix="rljax serve --calls names a format")
     options = {"tools": tools} if tools else {}
-    messages = for_template(fields["messages"])
+    messages, sources = split_images(for_template(fields["messages"]))
+    images = opened(sources, reader)
+    limits.check_images(sum(reader.tokens(image) for image in images), limit)
     text = tokenizer.render_chat(messages, variables=fields["chat_template_kwargs"], **options)
+    if images:
+        text, _ = reader.expanded(text, images)
     limits.check("messages", [text], fields["n"], limit)
     ids = tokenizer.encode(text)
+    if images:  # before their pixels are decoded
+        limits.check("messages", [ids], fields["n"], limit)
     limit = given[0] if given else max(1, limits.tokens - len(ids))
     form = calls if tools or (calls and calls.channels) else None
     sampling = _sampling(fields, tokenizer, limit, form)
     likeliest = fields["top_logprobs"]
     if likeliest and not fields["logprobs"]:
         _refuse("top_logprobs", likeliest, "beside logprobs=true")
-    more = dict(calls=form, tools=tools or None)
+    if likeliest and images:
+        _refuse("top_logprobs", likeliest, "0 beside images: scores are of text", "leave it out")
+    read = decoded(images, ids, reader)
+    more = dict(calls=form, tools=tools or None, images=read)
     return _parsed(True, [(ids, sampling)], fields, likeliest, [""], **more)
 
 

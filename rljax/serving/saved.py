@@ -121,7 +121,7 @@ def serve(options: ServeOptions) -> None:
             policy = load_policy(options.model, options.step, trust_code=options.trust_code)
             worker = make_worker(policy, options)
             guard = dict(hosts=options.allowed_hosts, origins=options.allowed_origins)
-            how = dict(calls=options.calls, **guard)
+            how = dict(calls=options.calls, images=policy.images, **guard)
             tokenizer = policy.tokenizer
             del policy  # with its weights, where decoding has others
             loading.app = make_app(worker, tokenizer, name, **how)

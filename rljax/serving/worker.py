@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from rljax.batch import FinishReason
 from rljax.errors import InputError
 from rljax.sampler import Sampler, Sampling
+from rljax.sampler.prompt_images import PromptImages
 from rljax.sampler.sample import Event, Sample
 from rljax.serving.prompts import likeliest, prompt_logprobs
 
@@ -73,11 +74,13 @@ class Worker:
     # -- from any thread
 
     def submit(
-        self, ticket: Ticket, requests: Sequence[tuple[Sequence[int], Sampling]], n: int
-    ) -> Future:
-        """Submits n samples of each (prompt, sampling), all or none. The future's result is None;
+        self, ticket: Ticket, requests: Sequence[tuple[Sequence[int], Sampling]], n: int,
+        images: PromptImages | None = None,
+    ) -> Future:  # fmt: skip
+        """Submits n samples of each (prompt, sampling), all or none; `images` are those of each
+        prompt. The future's result is None;
         it raises InputError for what can never be served, Overloaded, or Failed."""
-        return self._call(lambda: self._submit(ticket, requests, n))
+        return self._call(lambda: self._submit(ticket, requests, n, images))
 
     def abort(self, ticket: Ticket) -> Future:
         """Frees what a ticket still holds. Harmless once it is done."""
@@ -193,7 +196,7 @@ class Worker:
             except Exception as error:  # the caller's to handle: the others go on
                 future.set_exception(error)
 
-    def _submit(self, ticket: Ticket, requests, n: int) -> None:
+    def _submit(self, ticket: Ticket, requests, n: int, images: PromptImages | None) -> None:
         count = len(requests) * max(1, n)
         if count > self.room:
             raise InputError("samples of one request", value=count, rule=f"at most {self.room}")
@@ -201,7 +204,7 @@ class Worker:
             raise Overloaded(f"{self.room} samples are decoding or waiting already; try again")
         try:
             for prompt, sampling in requests:
-                for sample in self.sampler.submit(prompt, sampling, n=n):
+                for sample in self.sampler.submit(prompt, sampling, n=n, images=images):
                     place = len(ticket.unfinished)
                     ticket.unfinished[place] = sample
                     self._tickets[id(sample)] = ticket, place

@@ -27,11 +27,9 @@ def check_images(config: Config, data: Data) -> None:
     rollout = spec(dataflow).rollout or config.algorithm.collect
     sampled = data.kind in SAMPLED
     refused = (
-        ("sampler.loop", config.sampler.loop, config.sampler.loop != "device" and sampled,
-         "the host's loop decodes prompts of text", "sampler.loop='device'"),
         ("rollouts.max_staleness", config.rollouts.max_staleness,
          config.rollouts.max_staleness and sampled,
-         "what is in flight is decoded in the host's loop, of text", "rollouts.max_staleness=0"),
+         "what is in flight is stored as text", "rollouts.max_staleness=0"),
         ("rollouts.replay", config.rollouts.replay, bool(config.rollouts.replay),
          "stored rollouts hold no images", "rollouts.replay=''"),
         ("environment.function", config.environment.function, bool(config.environment.function),

@@ -94,7 +94,6 @@ def test_the_exported_policy_reads_the_same_images(two_steps):
 
 
 REFUSED = {
-    "sampler__loop": "host",
     "rollouts__max_staleness": 1,
     "algorithm__collect": "special_token()",
 }

@@ -1,0 +1,125 @@
+"""Images in a chat request: parts {"type": "image_url"} with data URLs, checked by their headers
+before a pixel is decoded. Nothing is downloaded and no file is opened.
+
+Axes: N patches, S tokens of the prompt.
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from rljax.data.images.columns import data_url
+from rljax.data.images.encode import Image, ImageReader
+from rljax.data.images.files import MOST_PIXELS, Source
+from rljax.data.images.rows import prompt_images
+from rljax.errors import InputError
+from rljax.sampler.prompt_images import PromptImages, of_prompt
+
+IMAGES = 64  # of a request
+_DETAILS = (None, "auto")  # the image has the size that the model's processing gives it
+_decoding = threading.Lock()  # one request's pixels at a time are in memory as images have them
+
+
+def split_images(messages: object) -> tuple[object, list[Source]]:
+    """Messages with {"type": "image"} in the place of each image, as templates want them, and the
+    images. What is no message, or no part with an image, stays, to be refused by name."""
+    sources: list[Source] = []
+    if not isinstance(messages, list):
+        return messages, sources
+    seen = []
+    for number, message in enumerate(messages):
+        content = message.get("content") if isinstance(message, dict) else None
+        if isinstance(content, list):
+            where, user = f"messages[{number}].content", message.get("role") == "user"
+            parts = [_part(part, f"{where}[{i}]", user, sources) for i, part in enumerate(content)]
+            message = {**message, "content": parts}
+        seen.append(message)
+    return seen, sources
+
+
+def _part(part: object, place: str, user: bool, sources: list[Source]) -> object:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind == "image":
+        raise InputError(
+            f"{place}.type", value=kind, rule="an image is a part of type 'image_url'",
+            fix='{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}',
+        )  # fmt: skip
+    if kind != "image_url":
+        return part
+    if not user:
+        raise InputError(
+            place, value=kind, rule="images stand in messages of the user",
+            fix="put the image into a message with role 'user'",
+        )  # fmt: skip
+    if len(sources) == IMAGES:
+        raise InputError(
+            "images of one request", value=f"{IMAGES + 1} or more", rule=f"at most {IMAGES}",
+            fix="fewer images",
+        )  # fmt: skip
+    sources.append(Source(data_url(_url(part, place), place), place))
+    return {"type": "image"}
+
+
+def _url(part: Mapping, place: str) -> str:
+    """The URL of a part, all of whose fields are known."""
+    named = part.get("image_url")
+    named = named if isinstance(named, Mapping) else {}
+    unknown = [name for name in part if name not in ("type", "image_url")]
+    unknown += [name for name in named if name not in ("url", "detail")]
+    if unknown:
+        rule = "not supported; known are type, image_url, and in it url"
+        raise InputError(f"{place}: a field", value=unknown[0][:64], rule=rule, fix="leave it out")
+    if named.get("detail") not in _DETAILS:
+        raise InputError(
+            f"{place}.image_url.detail", value=named["detail"],
+            rule="the size of images is the model's", fix="leave it out, and scale the image down",
+        )  # fmt: skip
+    url = named.get("url")
+    if not isinstance(url, str):
+        raise InputError(
+            f"{place}.image_url.url", value=url, rule="a string",
+            fix='{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}',
+        )  # fmt: skip
+    if not url.startswith("data:"):
+        raise InputError(
+            f"{place}.image_url.url", value=url[:80],
+            rule="a data URL: this server downloads nothing and opens no file",
+            fix='send the image itself, as "data:image/png;base64,..."',
+        )  # fmt: skip
+    return url
+
+
+def opened(sources: Sequence[Source], reader: ImageReader | None) -> tuple[Image, ...]:
+    """The images, of which the headers alone were read."""
+    if not sources:
+        return ()
+    if reader is None:
+        raise InputError(
+            sources[0].place, value=f"{len(sources)} images", rule="this model reads text alone",
+            fix="leave the images out, or serve a model with images",
+        )  # fmt: skip
+    total = 0
+    for source in sources:
+        total += int(np.prod(source.size()))
+        if total > MOST_PIXELS:
+            raise InputError(
+                "images of one request", value=f"{total} pixels or more",
+                rule=f"at most {MOST_PIXELS} in all", fix="fewer images, or smaller ones",
+            )  # fmt: skip
+    return reader.opened(sources)
+
+
+def decoded(
+    images: Sequence[Image], ids: Sequence[int], reader: ImageReader | None
+) -> PromptImages | None:
+    """The images of a prompt as the sampler reads them; None without any. Takes as long as the
+    images are large, so it is done on a thread."""
+    if not images:
+        return None
+    reader.check(ids, None, images)
+    with _decoding:
+        pixels = np.concatenate([image.read() for image in images])
+    grids = np.array([image.grid for image in images])
+    tokens, lengths = np.asarray(ids, np.int32)[None], np.array([len(ids)], np.int32)
+    return of_prompt(prompt_images(tokens, lengths, pixels, grids, reader.vision), 0, len(ids))
