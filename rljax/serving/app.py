@@ -169,7 +169,8 @@ class _Requests:
         pieces, ticket = _ticket()
         try:
             if parsed.sampled:
-                submitted = worker.submit(ticket, parsed.requests, parsed.n, parsed.images)
+                more = {} if parsed.images is None else {"images": parsed.images}
+                submitted = worker.submit(ticket, parsed.requests, parsed.n, **more)
                 await asyncio.wrap_future(submitted)
             beside = functools.partial(loop.run_in_executor, self._parsers)  # of decoding
             if parsed.prompt_logprobs and not parsed.likeliest:
