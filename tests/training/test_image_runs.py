@@ -6,10 +6,13 @@ import json
 import jax
 import numpy as np
 import pytest
+from conftest import REPO
+from PIL import Image
 from tiny_run import checkpoint_bytes, flat_bytes, metrics_rows, policy_bytes, train_on_one
 
 from rljax import setup as build
 from rljax.config import Config
+from rljax.config.flags import load_config_file
 from rljax.data.rows.sources import load_prompts
 from rljax.errors import InputError
 from rljax.evaluation.policy import evaluate
@@ -91,6 +94,54 @@ def test_the_exported_policy_reads_the_same_images(two_steps):
     assert found[0] == found[1] and found[0]["failed_rewards"] == 0
     accuracy = json.loads((two_steps / "summary.json").read_text())["accuracy_after"]["value"]
     assert found[0]["greedy_accuracy"]["value"] == accuracy
+
+
+def drawn(folder, count: int, wrong: int) -> list[dict]:
+    """Pairs about pictures that are written into the folder; the answer `wrong` further is
+    rejected."""
+    rows = []
+    for record in load_prompts(f"drawn_digits(kinds=4, noise=20, test={count})", "test"):
+        name = f"{record['index']}.png"
+        Image.fromarray(record["images"][0].pixels()).save(folder / name)
+        right = int(record["ground_truth"])
+        rows.append(
+            {"prompt": "<image>?", "images": [name], "chosen": str(right),
+             "rejected": str((right + wrong) % 4)}
+        )  # fmt: skip
+    return rows
+
+
+@pytest.mark.slow
+def test_dpo_learns_which_digit_is_drawn_from_files(two_steps, tmp_path):
+    """From an exported policy. Which of two answers is right is a matter of the picture alone."""
+    for name, count in (("train", 512), ("test", 64)):
+        (tmp_path / name).mkdir()
+        rows = [r for k in (1, 2, 3) for r in drawn(tmp_path / name, count, k)]
+        lines = "\n".join(map(json.dumps, rows))
+        (tmp_path / name / "rows.jsonl").write_text(lines)
+    config = Config(dataflow="preference", model=str(two_steps / "policy"), steps=150)
+    config.model_settings.remat = "none"
+    config.algorithm.preference_loss = "dpo(beta=0.5)"
+    train, test = (str(tmp_path / name / "rows.jsonl") for name in ("train", "test"))
+    config.data.train, config.data.test = train, test
+    config.offline.examples_per_step, config.offline.max_tokens = 64, 10
+    config.actor_optimizer.lr, config.evaluate.every_steps = 3e-3, 0
+    config.run_dir, config.compilation_cache, config.export = str(tmp_path / "run"), "", False
+    config.trackers = ()
+    train_on_one(config)
+    rows = metrics_rows(tmp_path / "run")
+    assert rows[0]["loss"] == pytest.approx(np.log(2), rel=1e-3)
+    assert rows[-1]["loss"] < 0.35, rows[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_tiny_model_learns_which_digit_is_drawn(tmp_path, seed):
+    config = load_config_file(str(REPO / "configs" / "drawn_digits.py"))
+    config.seed, config.run_dir, config.compilation_cache = seed, str(tmp_path), ""
+    summary = train_on_one(config)
+    before, after = (summary[f"accuracy_{when}"]["value"] for when in ("before", "after"))
+    assert after > 0.7 and after > before + 0.15
 
 
 REFUSED = {
