@@ -160,13 +160,6 @@ def test_a_run_with_a_layout_and_narrow_weights_resumes_bitwise(tmp_path):
     assert len(samples) == 3 and timings.synced_bytes == copied_bytes(like)
 
 
-@pytest.mark.parametrize(
-    "layout, said",
-    [
-        ("mesh(data=3)", "its sizes divide the 8 devices"),
-        ("mesh(tensor=8)", r"tensor=8.*divides vocab of 13.*heads of 3.*tensor of 1"),
-    ],
-)
-def test_a_layout_that_does_not_fit_is_refused_before_anything_is_compiled(layout, said, tmp_path):
-    with pytest.raises(InputError, match=said):
-        build(tiny_config(tmp_path, sampler__layout=layout))
+def test_a_layout_that_does_not_fit_is_refused_before_anything_is_compiled(tmp_path):
+    with pytest.raises(InputError, match="its sizes divide the 8 devices"):
+        build(tiny_config(tmp_path, sampler__layout="mesh(data=3)"))

@@ -276,7 +276,6 @@ RUNS = {
     "do not divide over 8 devices": {"batch.sequences_per_optimizer_step": 4},
     "mesh.tensor=3 does not divide the devices": {"mesh.tensor": 3},
     "needs 7 devices": {"mesh.data": 7, "mesh.fsdp": 1},
-    "weight 'layers.0.attention.k.weight'": {"mesh.tensor": 8, "mesh.fsdp": 1},
     "row 0": {"sft.steps": 1, "sft.data": "{data}"},
 }
 
