@@ -299,7 +299,6 @@ LISTED = {
     ("training/program_cache.py", "_put", "self.shared is None or not hosts.first()"): (
         "a thread copies files"
     ),
-    ("training/run.py", "export", "hosts.first()"): "save() is the tokenizer's",
     ("training/run_folder.py", "locked", "not hosts.first()"): "fetch() is the mirror's",
     ("training/run_folder.py", "_writable", "store.read(probe) != text"): "gathered by the caller",
     ("training/run_folder.py", "_writable", "store.read(token) != text"): "gathered by the caller",
