@@ -411,6 +411,7 @@ def test_the_last_row_of_a_prompt_is_the_references_greedy_response(step):
     assert metrics["reward/part/compliant"] == pytest.approx(mean)
 
 
+@pytest.mark.slow
 def test_a_text_of_the_data_is_the_baseline_response(shared, step):
     run = step[0]
     prompts = run.source.draw(4)
@@ -456,6 +457,7 @@ def test_a_text_of_the_data_is_the_baseline_response(shared, step):
         task_of(records[0], ("math*", "json"))
 
 
+@pytest.mark.slow
 def test_prompts_without_a_compliant_sample_are_skipped_or_fall_back(step):
     _, batch, _ = step
     last = (jnp.arange(batch.rows) % 4 == 3)[:, None]

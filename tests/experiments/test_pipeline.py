@@ -219,6 +219,7 @@ def test_the_lineage_names_every_input_and_output_by_its_hash(whole):
     assert of["pairs"]["metrics"]["rows of pairs"] > 0
 
 
+@pytest.mark.slow
 def test_a_reward_model_chooses_among_samples_by_its_own_score(whole):
     """The best of each prompt's samples is the one that the model itself likes best."""
     rows = [json.loads(line) for line in (whole / "chosen/samples.jsonl").read_text().splitlines()]

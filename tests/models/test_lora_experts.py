@@ -136,7 +136,7 @@ def test_a_mesh_changes_nothing(case):
     parity(out.sampler_logprobs[keep], jax.jit(model.logprobs)(params, out)[0][keep])
 
 
-@pytest.mark.parametrize("base", ["int8", "nf4"])
+@pytest.mark.parametrize("base", lanes(["int8"], ["nf4"]))
 def test_a_base_of_codes_computes_what_its_merged_weights_compute(base):
     model, params, plain, weights = adapted(golden("hf", "mixtral"), targets=BOTH, base=base)
     held = {path[-2:]: x for path, x in flattened(params).items() if "quantised" in path}

@@ -104,7 +104,7 @@ def scrambled(batch, count: int) -> Batch:
     return batch.replace(routes=jnp.where(batch.routes >= 0, (batch.routes + 1) % count, -1))
 
 
-@pytest.mark.parametrize("how", ["microbatches", "packed"])
+@pytest.mark.parametrize("how", lanes(["packed"], ["microbatches"]))
 def test_every_pass_of_training_reads_them(how):
     """Log-probs and updates, however rows are cut and packed; off-policy epochs, too."""
     model, params = model_of()

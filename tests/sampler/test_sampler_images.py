@@ -108,6 +108,7 @@ def test_a_cached_beginning_is_known_by_its_images(how):
     assert of_device(0) != of_device(3)
 
 
+@pytest.mark.slow
 def test_what_is_lost_is_read_again_with_its_images():
     """Other parameters, a pause, and a slot that is given up, at places inside of the responses."""
     params, sampler = scene()[1], made()
@@ -122,6 +123,7 @@ def test_what_is_lost_is_read_again_with_its_images():
     assert [sample.tokens.tolist() for sample in samples] == of_device(2)
 
 
+@pytest.mark.slow
 def test_preempted_samples_are_read_again_with_their_images():
     params = scene()[1]
     sampler = made(page_tokens=2, pages=22)

@@ -31,6 +31,7 @@ def config_of(run_dir, **fields):
     return tiny_config(run_dir, **(small | fields))
 
 
+@pytest.mark.slow
 def test_a_run_replays_routes_and_balances_the_load(tmp_path):
     """With two epochs, so that old log-probs have a pass of their own, and a reference."""
     train_on_one(config_of(tmp_path / "whole"))

@@ -1,5 +1,5 @@
-"""Prompts with images through the whole loop: sampled from, learnt from by GRPO and SFT, on the
-tiny models of the golden folders."""
+"""Prompts with images through the whole loop: sampled from and learnt from by GRPO, on the tiny
+models of the golden folders. Runs from a config, SFT among them: test_image_runs.py."""
 
 import dataclasses
 
@@ -111,6 +111,7 @@ def recipe(**fields):
     )
 
 
+@pytest.mark.slow
 def test_grpo_raises_the_reward_of_answers_about_images(scene):
     """The reward is 1 where the answer's first word is below 160 for the first image, and above for
     the second: only the image and its text tell them apart."""

@@ -99,6 +99,7 @@ def unlearns(shared, name: str) -> None:
     assert after < MARK and not (rewards and mean(rewards[-5:]) > 0.6), rewards
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vapo"])
 def test_with_its_sign_flipped_it_does_not(shared, name):
     unlearns(shared, name)
