@@ -6,7 +6,8 @@ The task: a picture of 16 x 16 pixels, one of four digits at a random place, in 
 under noise. Training pictures are endless, and none of them is evaluated. Thirty supervised steps
 on 512 pictures leave much to learn; GRPO, which is told right or wrong, learns it.
 
-MEASURED
+Two shared CPU cores, 2026-11-25, greedy accuracy on 256 held-out pictures after SFT and after GRPO:
+0.58, 0.93; 0.47, 0.91; 0.46, 0.80 (seeds 0 to 2; 2 minutes each at load 3).
 """
 
 from rljax.config import Config
