@@ -163,16 +163,22 @@ HOSTILE = {
 }
 
 
-def refused(address: str, body: dict) -> str:
-    """The message of the error object of a request that is answered with 400."""
+def answered(address: str, body: dict) -> tuple[int, bytes]:
+    """The status and the body of the answer to a chat that is refused."""
     request = urllib.request.Request(
         f"{address}/v1/chat/completions", json.dumps(body).encode(),
         {"content-type": "application/json"},
     )  # fmt: skip
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(request, timeout=60)
-    error = json.loads(caught.value.read())["error"]
-    assert (caught.value.code, error["type"]) == (400, "invalid_request_error"), error
+    return caught.value.code, caught.value.read()
+
+
+def refused(address: str, body: dict) -> str:
+    """The message of the error object of a request that is answered with 400."""
+    code, text = answered(address, body)
+    error = json.loads(text)["error"]
+    assert (code, error["type"]) == (400, "invalid_request_error"), error
     return error["message"]
 
 
@@ -204,11 +210,5 @@ def test_a_body_with_images_is_bounded(served):
     """As every body: 413, and the server goes on."""
     noise = np.random.default_rng(0).integers(0, 256, (1300, 1300, 3), dtype=np.uint8)
     body = {"model": "tiny", "messages": user(shown(data_url(noise))), "max_tokens": 1}
-    request = urllib.request.Request(
-        f"{served[2]}/v1/chat/completions", json.dumps(body).encode(),
-        {"content-type": "application/json"},
-    )  # fmt: skip
-    with pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(request, timeout=60)
-    assert caught.value.code == 413
+    assert answered(served[2], body)[0] == 413
     assert served[1].failure is None
