@@ -1,7 +1,7 @@
 """The settings of a sweep over several seeds: their curves with intervals, and how they differ.
 
 python benchmarks/seeds_figure.py SWEEP_FOLDER --metrics=reward/mean,reward/best_of_k \\
-    [--last=20] [--window=5] [--figure=docs/process_rewards.svg]
+    [--last=20] [--window=5] [--figure=docs/figures/process_rewards.svg]
 
 Prints JSON: for every metric and setting (runs that differ in their seeds alone) the mean of the
 last steps and of all steps with Student's 95 % interval over seeds, that of each seed, the

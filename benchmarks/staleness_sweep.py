@@ -1,6 +1,6 @@
 """How staleness changed what was learned: the table and the figure of configs/sweep_staleness.py.
 
-python benchmarks/staleness_sweep.py SWEEP_FOLDER [--last=20] [--figure=docs/staleness.svg]
+python benchmarks/staleness_sweep.py SWEEP_FOLDER [--last=20] [--figure=docs/figures/staleness.svg]
 
 Prints JSON: for every max_staleness, with and without a correction, the mean reward of the last
 steps and of all steps with a 95 % bootstrap interval over seeds and steps, that of each seed, the

@@ -5,7 +5,7 @@ python launchers/train.py --config=configs/grpo_gsm8k.py --config.model=MODEL_FO
 
 MODEL_FOLDER: a Hugging Face folder (config.json, *.safetensors, tokenizer.json) of a Llama, Qwen2
 or Qwen3 chat model, or its name on the hub; the files may be hf://datasets/openai/gsm8k
-(docs/hub.md). The files: columns prompt (chat messages), reward_model.ground_truth,
+(docs/guides/hub.md). The files: columns prompt (chat messages), reward_model.ground_truth,
 data_source, extra_info, as verl's GSM8K script writes them; or .jsonl with question and answer.
 
 Batch: 128 prompts x 8 samples = 1024 sequences per step, 4 optimizer steps of 256 sequences, in

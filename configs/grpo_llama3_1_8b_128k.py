@@ -10,8 +10,8 @@ v5p:4x4x4.
 
 Batch: 8 prompts x 8 samples of 2,048 + 129,024 tokens per step, two optimizer steps of 32
 sequences.
-Hardware: docs/meshes.md, "Rows of 131,072 tokens": compiled ahead of time, never run. Time and
-accuracy: not measured.
+Hardware: docs/guides/meshes.md, "Rows of 131,072 tokens": compiled ahead of time, never run. Time
+and accuracy: not measured.
 """
 
 from pathlib import Path

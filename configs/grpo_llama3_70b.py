@@ -8,7 +8,7 @@ As it stands `model` names the published sizes alone (configs/models/): enough t
 train. mesh.fsdp takes what the tensor axis leaves of the chips: 64 of v5p:8x8x8.
 
 Batch: 128 prompts x 8 samples of 1024 + 3072 tokens per step, two optimizer steps of 512 sequences.
-Hardware: docs/planning.md: compiled ahead of time, never run. Time and accuracy: not measured.
+Hardware: docs/guides/memory.md: compiled ahead of time, never run. Time and accuracy: not measured.
 """
 
 from pathlib import Path

@@ -8,7 +8,7 @@ As it stands `model` names the published sizes alone (configs/models/): enough t
 train. Its two kv heads leave nothing for a tensor axis to split: all chips are mesh.fsdp.
 
 Batch: 32 prompts x 8 samples of 512 + 1024 tokens per step, two optimizer steps of 128 sequences;
-256 rows are decoded at a time. Hardware: docs/planning.md: compiled ahead of time, never run.
+256 rows are decoded at a time. Hardware: docs/guides/memory.md: compiled ahead of time, never run.
 Time and accuracy: not measured.
 """
 

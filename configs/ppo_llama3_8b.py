@@ -8,7 +8,7 @@ As it stands `model` names the published sizes alone (configs/models/): enough t
 train. mesh.fsdp takes what the tensor axis leaves of the chips: 16 of v5p:4x4x4, 32 of v5e:8x16.
 
 Batch: 512 prompts x 1 sample of 1024 + 1024 tokens per step, two optimizer steps of 256 sequences.
-Hardware: docs/planning.md: compiled ahead of time, never run. Time and accuracy: not measured.
+Hardware: docs/guides/memory.md: compiled ahead of time, never run. Time and accuracy: not measured.
 """
 
 from pathlib import Path

@@ -3,7 +3,7 @@
 python launchers/sweep.py --config=configs/sweep_presets.py
 
 Another seed for all of them: --config.seed=1 --out=runs/presets_seed1. The same command goes on
-after an interruption. Measured: docs/methods.md.
+after an interruption. Measured: docs/methods/presets.md.
 """
 
 from pathlib import Path

@@ -1,7 +1,7 @@
 """A sweep: PPO on program synthesis without and with a process reward model, in four settings.
 
 python launchers/sweep.py --config=configs/sweep_prm_programs.py --out=runs/prm/sweep
-python benchmarks/seeds_figure.py runs/prm/sweep --figure=docs/process_rewards.svg \\
+python benchmarks/seeds_figure.py runs/prm/sweep --figure=docs/figures/process_rewards.svg \\
     --metrics=reward/part/all_passed,reward/best_of_k
 
 Neither, dense reward (DenseReward), the critic's first values (ValueInit), and both, on three seeds
@@ -9,10 +9,10 @@ each; the runs that come first are in configs/prm_programs.py. comparison.html i
 sweep has a curve for each setting, the mean of its seeds with an interval, and the differences.
 
 Measured 2026-11-24, one of 2 CPU cores shared with other work (load 8 to 13; about 40 s a run),
-with the reward model of configs/prm_programs.py. docs/process_rewards.svg has the four curves.
-Means over three seeds with Student's 95 % interval, the difference to "neither", seed by seed, and
-the seeds that would settle a difference of this size (80 % power, from the measured spread). The
-best of 4 is a reward, from -1 to 1, on the training prompts of the step:
+with the reward model of configs/prm_programs.py. docs/figures/process_rewards.svg has the four
+curves. Means over three seeds with Student's 95 % interval, the difference to "neither", seed by
+seed, and the seeds that would settle a difference of this size (80 % power, from the measured
+spread). The best of 4 is a reward, from -1 to 1, on the training prompts of the step:
 
 samples that pass    mean of all 60 steps    difference              seeds   last 20 steps
 neither              0.334 [0.316, 0.352]                                    0.527 [0.525, 0.529]

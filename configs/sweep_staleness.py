@@ -6,7 +6,7 @@ The task: "bcaf>" -> "b". A step takes four optimizer steps, so that tokens whic
 were drawn 16 updates ago. There are slots for all that is in flight, which is decoded when the
 queue is empty: a token is 0 to max_staleness steps old when it is learned from.
 
-Hardware: 2 CPU cores, shared with other work. Results: docs/asynchronous.md, "Measured".
+Hardware: 2 CPU cores, shared with other work. Results: docs/guides/asynchronous.md, "Measured".
 """
 
 from rljax.config import Config

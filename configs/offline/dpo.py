@@ -1,7 +1,7 @@
 """DPO with the paper's settings (arXiv 2305.18290): beta 0.1, 64 pairs, 150 steps of warm-up.
 The paper uses RMSprop at 1e-6; here AdamW at 5e-7, as its successors do.
 
-Any paired loss: --config.algorithm.preference_loss="simpo()" (docs/offline.md).
+Any paired loss: --config.algorithm.preference_loss="simpo()" (docs/methods/offline.md).
 
 python launchers/train.py --config=configs/offline/dpo.py:tiny
 python launchers/train.py --config=configs/offline/dpo.py --config.model=MODEL_FOLDER \\

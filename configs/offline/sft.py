@@ -1,6 +1,6 @@
 """Supervised fine-tuning with packing: verl's SFT defaults (ALGORITHMS A1), rows of 1,024 tokens.
 
-The rows: chat messages, prompt and completion, or text (docs/offline.md).
+The rows: chat messages, prompt and completion, or text (docs/methods/offline.md).
 
 python launchers/train.py --config=configs/offline/sft.py:tiny
 python launchers/train.py --config=configs/offline/sft.py --config.model=MODEL_FOLDER \\

@@ -3,7 +3,8 @@
 rljax pipeline --config=configs/pipelines/why_rl.py --out=runs/why_rl
 rljax pipeline --config=configs/pipelines/why_rl.py:teacher --out=runs/why_rl_teacher
 
-Each is SFT to its plateau, and from there as much SFT again, or 200 steps of GRPO (docs/why_rl.md).
+Each is SFT to its plateau, and from there as much SFT again, or 200 steps of GRPO
+(docs/cookbook/why_rl.md).
 
 Hardware: 2 CPU cores shared with other work. Measured 2026-11-24, mean reward of 8 samples to each
 of 64 held-out prompts after SFT, more SFT, RL. `:teacher` (no demonstration is worth more than

@@ -12,7 +12,7 @@ python launchers/train.py --config=configs/presets/areal.py --config.model=MODEL
     --config.data.train=train.parquet --config.data.test=test.parquet
 
 Settings are the published ones; hardware, time and accuracy at full size: not measured. `:tiny`:
-docs/methods.md.
+docs/methods/presets.md.
 """
 
 from rljax.config import Config

@@ -16,7 +16,7 @@ python launchers/train.py --config=configs/presets/dr_tulu.py:search --config.mo
     --config.reward.rubrics="evolving_rubrics(generator='my_rubrics.generate')"
 
 Settings are the published ones; hardware, time and accuracy at full size: not measured. `:tiny`:
-docs/methods.md.
+docs/methods/presets.md.
 """
 
 from rljax.config import Config

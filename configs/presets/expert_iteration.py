@@ -9,7 +9,7 @@ python launchers/train.py --config=configs/presets/expert_iteration.py \\
     --config.data.test=test.parquet
 
 Budget, batch and learning rates are ours: there are no published ones for language models of this
-form. Hardware, time and accuracy at full size: not measured. `:tiny`: docs/methods.md.
+form. Hardware, time and accuracy at full size: not measured. `:tiny`: docs/methods/presets.md.
 """
 
 from rljax.config import Config

@@ -9,7 +9,7 @@ python launchers/train.py --config=configs/presets/olmorl.py --config.model=MODE
     --config.data.train=train.parquet --config.data.test=test.parquet
 
 Settings are the published ones; hardware, time and accuracy at full size: not measured. `:tiny`:
-docs/methods.md.
+docs/methods/presets.md.
 """
 
 from rljax.config import Config

@@ -10,7 +10,7 @@ python launchers/train.py --config=configs/presets/pipeline_rl.py --config.model
     --config.data.train=train.parquet --config.data.test=test.parquet
 
 Settings are the published ones; hardware, time and accuracy at full size: not measured. `:tiny`:
-docs/methods.md.
+docs/methods/presets.md.
 """
 
 from rljax.config import Config

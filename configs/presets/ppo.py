@@ -7,7 +7,7 @@ python launchers/train.py --config=configs/presets/ppo.py --config.model=MODEL_F
     --config.data.train=train.parquet --config.data.test=test.parquet
 
 Settings are the published ones; hardware, time and accuracy at full size: not measured. `:tiny`:
-docs/methods.md.
+docs/methods/presets.md.
 """
 
 from rljax.config import Config

@@ -7,7 +7,7 @@ python launchers/train.py --config=configs/presets/prime.py --config.model=MODEL
 
 Settings are the published ones; prompts outside of the range are left out of the step, not sampled
 anew (it draws 4 times as many). Hardware, time and accuracy at full size: not measured. `:tiny`:
-docs/methods.md.
+docs/methods/presets.md.
 """
 
 from rljax.config import Config

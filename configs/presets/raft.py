@@ -8,7 +8,7 @@ python launchers/train.py --config=configs/presets/raft.py \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 
 32 samples of each prompt are published; the other numbers are ours. Hardware, time and accuracy at
-full size: not measured. `:tiny`: docs/methods.md.
+full size: not measured. `:tiny`: docs/methods/presets.md.
 """
 
 from rljax.config import Config

@@ -14,7 +14,7 @@ python launchers/train.py --config=configs/presets/safe_rlhf.py --config.model=M
 The script also steps on the loss of demonstrations, with coefficient 16; here it is a term of the
 actor's loss, --config.pretraining.data=demonstrations.jsonl --config.pretraining.coef=16. Other
 settings are the published ones; hardware, time and accuracy at full size: not measured. `:tiny`:
-docs/methods.md.
+docs/methods/presets.md.
 """
 
 from rljax.config import Config, OptimizerConfig

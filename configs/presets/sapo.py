@@ -6,7 +6,7 @@ python launchers/train.py --config=configs/presets/sapo.py --config.model=MODEL_
     --config.data.train=train.parquet --config.data.test=test.parquet
 
 Settings are the published ones; hardware, time and accuracy at full size: not measured. `:tiny`:
-docs/methods.md.
+docs/methods/presets.md.
 """
 
 from rljax.config import Config

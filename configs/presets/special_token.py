@@ -6,7 +6,7 @@ python launchers/train.py --config=configs/presets/special_token.py --config.mod
     --config.data.train=train.parquet --config.data.test=test.parquet
 
 There is no publication: the settings are those of the preset ppo, in two rounds. Hardware, time and
-accuracy at full size: not measured. `:tiny`: docs/methods.md.
+accuracy at full size: not measured. `:tiny`: docs/methods/presets.md.
 """
 
 from rljax.config import Config

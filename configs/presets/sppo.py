@@ -8,7 +8,7 @@ python launchers/train.py --config=configs/presets/sppo.py \\
 
 beta = 1/eta = 1e-3, five samples and the learning rate are published; the paper takes three long
 iterations, here the reference is the policy of the step before (`refresh_every`). Hardware, time
-and accuracy at full size: not measured. `:tiny`: docs/methods.md.
+and accuracy at full size: not measured. `:tiny`: docs/methods/presets.md.
 """
 
 from rljax.config import Config

@@ -8,7 +8,7 @@ python launchers/train.py --config=configs/presets/vineppo.py --config.model=MOD
 A step draws 9 further completions for each of up to 20 lines of every response: most of its time.
 9 completions, 20 states, 64 prompts of 8 responses and the KL are published; minibatch and epochs
 are ours. Hardware, time and accuracy at full size: not measured. `:tiny` takes each token for a
-step: docs/methods.md.
+step: docs/methods/presets.md.
 """
 
 from rljax.config import Config

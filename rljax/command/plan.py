@@ -6,7 +6,7 @@ are read. Prints bytes per device, FLOPs, traffic by mesh axis, the least time b
 what looks wrong; exit code 1 where it does not fit. --search tries other meshes, remat policies and
 microbatches. --nocompile counts memory from shapes in a second, and needs no `jax[tpu]`. --simulate
 plays the run by its dispatches, compiling nothing: seconds of a step by rollouts.max_staleness, on
-one mesh and split, and how old the tokens are (docs/asynchronous.md).
+one mesh and split, and how old the tokens are (docs/guides/asynchronous.md).
 """
 
 import json

@@ -53,7 +53,7 @@ class ModelSettings(Settings):
     context_attention: str = "auto"
     # Whether every sum has an order that does not depend on what is computed beside it. The
     # sampler's log-probs then are the trainer's bit by bit (rljax.models.invariant). It is slower,
-    # and for text on one CPU device in float32 (docs/mismatch.md).
+    # and for text on one CPU device in float32 (docs/guides/mismatch.md).
     batch_invariant: bool = False
     # Of a mixture of experts: the coefficient of the load-balance loss of Switch and Mixtral, which
     # every update adds to its loss; 0 = off. Published models were trained with 0.001 to 0.02.

@@ -129,7 +129,7 @@ class SamplerConfig(Settings):
     stop_strings: tuple[str, ...] = ()  # besides the tokenizer's end-of-sequence ids
     # The mesh of decoding, over the same devices: "" = training's own, "mesh(data=4, tensor=2)", or
     # "auto" = what the plan finds fastest within memory. Another one is a copy of the weights, made
-    # after each update and dropped after the rollout (docs/sampler.md). With
+    # after each update and dropped after the rollout (docs/guides/sampler.md). With
     # rollouts.sampler_devices it is over those, and "" = weights whole on each of them.
     layout: str = ""
     # How decoding holds the weights: float32 | bfloat16 | float16 | int8, "" = as they are. int8:
@@ -138,7 +138,7 @@ class SamplerConfig(Settings):
     # Rows decoded at a time, refilled as they end. 0: all of a round; in flight those of 1 + ahead.
     slots: int = 0
     # Where slots are refilled: on the "device", inside one program, or by the "host", between
-    # dispatches (docs/sampler.md).
+    # dispatches (docs/guides/sampler.md).
     loop: str = "device"
     # How keys and values are held: float32 | bfloat16 | float16 | int8, "" = as decoding computes.
     kv_dtype: str = ""
@@ -193,8 +193,8 @@ class RewardConfig(Settings):
 
 @dataclasses.dataclass
 class EnvironmentConfig(Settings):
-    """What the policy plays with, over several turns: a generator function (docs/environments.md).
-    Limits end an episode; it is scored as it stands."""
+    """What the policy plays with, over several turns: a generator function
+    (docs/guides/environments.md). Limits end an episode; it is scored as it stands."""
 
     # Of rljax.environments, dotted, or "file.py:function": "tools(functions=('python()',))". "" =
     # the policy answers once.
@@ -297,7 +297,7 @@ class CheckpointConfig(Settings):
 @dataclasses.dataclass
 class HostsConfig(Settings):
     """Several processes that make one run: how long they wait for each other. With one process
-    nothing of it is read. The hosts are found by their environment: see docs/pods.md."""
+    nothing of it is read. The hosts are found by their environment: see docs/pods/tpu_vm.md."""
 
     init_timeout_s: float = 1800.0  # until all hosts have started
     heartbeat_s: float = 30.0  # without a heartbeat a host is lost, and the others end

@@ -11,7 +11,9 @@ LARGEST_DIFFERENCE = {
     "abs_logprob_diff_mean": {"float32": 1e-3, "float16": 0.01, "bfloat16": 0.05, "int8": 0.1},
     "abs_logprob_diff_p99": {"float32": 1e-2, "float16": 0.05, "bfloat16": 0.3, "int8": 0.6},
 }
-BY_NUMBERS = "a run warns above what its narrowest numbers explain (docs/mismatch.md, Numbers)"
+BY_NUMBERS = (
+    "a run warns above what its narrowest numbers explain (docs/guides/mismatch.md, Numbers)"
+)
 
 MISMATCH = {
     "mismatch_kl": ("KL from the sampler's to the trainer's log-probs of the same tokens",

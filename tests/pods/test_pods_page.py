@@ -1,4 +1,4 @@
-"""docs/pods.md: its commands are ones that rljax, bash and gcloud take."""
+"""docs/pods/tpu_vm.md: its commands are ones that rljax, bash and gcloud take."""
 
 import re
 import shlex
@@ -15,7 +15,7 @@ from rljax.config.options import PodOptions
 from rljax.pods import read_pod
 from rljax.pods.supervise import RESTARTS
 
-PAGE = (REPO / "docs/pods.md").read_text(encoding="utf-8")
+PAGE = (REPO / "docs/pods/tpu_vm.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
 COMMAND_LINES = [line for block in BLOCKS for line in block.splitlines()]
 

@@ -59,9 +59,9 @@ FAST = [("qwen3", CASES[0]), ("qwen3", CASES[4])]
     ],
 )
 def test_narrow_numbers_stay_within_the_limits_of_their_type(name, field, value, numbers):
-    """Below the limits that a run with these numbers warns at (docs/mismatch.md has what families
-    showed), and above those of float32: a run that claims float32 would warn. float16 may stay
-    below them, too."""
+    """Below the limits that a run with these numbers warns at (docs/guides/mismatch.md has what
+    families showed), and above those of float32: a run that claims float32 would warn.
+    float16 may stay below them, too."""
     metrics = metrics_of(samples(name, Decoding(**{field: value})))
     for key, largest in LARGEST_DIFFERENCE.items():
         if name not in FLIPPING or key == "abs_logprob_diff_mean":
