@@ -1,0 +1,113 @@
+"""Qwen2.5-0.5B's widths on eight chips that do not divide its heads, compiled ahead of time for a
+TPU v5e on a host that has none: 14 query heads over 2 kv heads, and a vocabulary to pad.
+
+Not part of the usual run. The one command, where `pip install "jax[tpu]"` has put libtpu:
+
+    python -m pytest -n 0 -m tpu_aot tests/models/test_tpu_padding.py
+"""
+
+import dataclasses
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from rljax.batch import Batch
+from rljax.mesh import BATCH_AXES, make_mesh
+from rljax.models import cache
+from rljax.models.builtin import decoder
+from rljax.models.model import Model
+
+pytestmark = pytest.mark.tpu_aot
+MESHES = {"tensor=8": dict(fsdp=1, tensor=8), "fsdp=2 x tensor=4": dict(fsdp=2, tensor=4)}
+EMBED, HEADS, KV_HEADS, HEAD_DIM = 896, 14, 2, 64
+ROWS, TOKENS, SLOTS = 8, 1024, 64
+COLLECTIVE = r" = (\S+) (all-gather|all-to-all|collective-permute)(?:-start)?\("
+
+
+def model_on(chips, sizes: str, vocab: int) -> Model:
+    made = decoder(
+        vocab, layers=2, embed=EMBED, mlp=4864, heads=HEADS, kv_heads=KV_HEADS,
+        head_dim=HEAD_DIM, tie_embeddings=True,
+    )  # fmt: skip
+    kinds = dict(qkv_bias=True, qk_norm=False, dtype="bfloat16", head_dtype="bfloat16")
+    return Model(dataclasses.replace(made, **kinds), make_mesh(**MESHES[sizes], devices=chips))
+
+
+def largest_moved(text: str, kinds: tuple[str, ...]) -> int:
+    """Entries of the largest array that chips send each other by one of `kinds`."""
+    sent = [shape for shape, kind in re.findall(COLLECTIVE, text) if kind in kinds]
+    arrays = [n for shape in sent for n in re.findall(r"\[([\d,]*)\]", shape)]
+    return max((math.prod(int(n) for n in sizes.split(",") if n) for sizes in arrays), default=0)
+
+
+def held_bytes(model: Model) -> int:
+    """Of the weights, on one chip."""
+    return sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+        for x in jax.tree.leaves(model.abstract())
+    )
+
+
+@pytest.mark.parametrize("vocab", [151_936, 151_643], ids=["whole vocabulary", "odd vocabulary"])
+@pytest.mark.parametrize("sizes", MESHES)
+def test_learning_keeps_weights_split_and_runs_the_kernels(chips, sizes, vocab):
+    model = model_on(chips, sizes, vocab)
+    rows = NamedSharding(model.mesh, PartitionSpec(BATCH_AXES))
+    array = lambda dtype: jax.ShapeDtypeStruct((ROWS, TOKENS), dtype, sharding=rows)  # noqa: E731
+    batch = Batch(array(jnp.int32), array(jnp.int32), array(jnp.int32), array(jnp.float32))
+
+    def loss(params, batch):
+        return jnp.sum(model.logprobs(params, batch)[0] * batch.mask)
+
+    gradient = jax.jit(jax.value_and_grad(loss), out_shardings=(None, model.shardings()))
+    program = gradient.lower(model.abstract(), batch).compile()
+    text = program.as_text()
+    assert 'custom_call_target="tpu_custom_call"' in text
+    # The arguments are a chip's own part of every weight (and a row of the batch).
+    assert program.memory_analysis().argument_size_in_bytes < 1.1 * held_bytes(model)
+    assert held_bytes(model) < 1.1 * model.parameter_count() * 4 / 8
+    # No matrix of logits: a chip's rows by its part of the vocabulary.
+    assert not re.findall(rf"\[[\d,]*{ROWS * TOKENS},{-(-vocab // 8)}\]", text)
+    if sizes == "tensor=8":  # nothing gathers a matrix of heads: what is gathered are biases
+        assert largest_moved(text, ("all-gather",)) < EMBED * HEAD_DIM
+
+
+@pytest.mark.parametrize("sizes", MESHES)
+def test_decoding_with_padded_heads_moves_no_cache(chips, sizes):
+    steps = 16
+    model = model_on(chips, sizes, 151_643)
+    caches = jax.eval_shape(lambda: model.empty_caches(SLOTS, TOKENS))
+    caches = jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+        caches,
+        cache.shardings(caches, model.mesh),
+    )
+    row = jax.ShapeDtypeStruct(
+        (SLOTS,), jnp.int32, sharding=NamedSharding(model.mesh, PartitionSpec(BATCH_AXES))
+    )
+
+    def run(params, token, column, caches):
+        ready = model.unstack(params, steps)
+
+        def step(carry, _):
+            token, column, caches = carry
+            logits, caches = model.decode_step(ready, token, column, caches)
+            return (jnp.argmax(logits, -1).astype(jnp.int32), column + 1, caches), None
+
+        return jax.lax.scan(step, (token, column, caches), None, length=steps)[0]
+
+    program = jax.jit(run, donate_argnums=3).lower(model.abstract(), row, row, caches).compile()
+    text, memory = program.as_text(), program.memory_analysis()
+    on_chip = sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+        for x in jax.tree.leaves(caches)
+    )
+    assert memory.alias_size_in_bytes >= on_chip  # the caches are written in place
+    # A chip's rows of one layer's keys: no such piece is sent.
+    keys = max(math.prod(x.sharding.shard_shape(x.shape)) for x in jax.tree.leaves(caches))
+    moved = largest_moved(text, ("all-gather", "all-to-all", "collective-permute"))
+    assert moved < keys
