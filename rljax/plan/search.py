@@ -59,7 +59,7 @@ def candidates(config: Config, devices) -> Iterator[tuple[dict[str, object], Set
     """(changes, their setup, bytes of its estimate) for every mesh that divides the model and the
     batch, every remat policy, and tokens per microbatch from those of an optimizer step halved down
     to one row. Roles are made once per mesh: neither remat nor microbatches change their arrays."""
-    # The expert and context axes stay as the config has them (-1: what is left).
+    # The expert axis, and here the context axis, are as the config has them (-1: what is left).
     kept = max(config.mesh.expert, 1) * max(config.mesh.context, 1)
     count = len(devices) - devices_apart(config)
     if count % kept:
@@ -113,7 +113,8 @@ def search(
     may fit were left when `compiles` configs or `seconds` were spent). `only` as in make_plan.
 
     Meshes that do not divide the model, but for the config's own, and configs whose estimate
-    exceeds the chip's memory, are not compiled. The others are compiled in the order of a rough
+    exceeds the chip's memory, are not compiled. Rows are split over mesh.context only where nothing
+    fits with the config's own split. The others are compiled in the order of a rough
     time, which counts the weights gathered for each microbatch and the layers computed again.
     """
     likely = _likely(config, devices, chip)
@@ -141,12 +142,24 @@ def _differing(config: Config, changes: dict[str, object]) -> dict[str, object]:
 
 
 def _likely(config: Config, devices, chip: Chip) -> list[tuple[float, dict[str, object]]]:
-    """(rough seconds, changes) of the candidates whose estimate fits, the fastest first."""
-    ordered = [
-        (_rough_s(setup, chip), changes)
-        for changes, setup, needs in candidates(config, devices)
-        if needs <= chip.hbm_bytes
-    ]
+    """(rough seconds, changes) of the candidates whose estimate fits, the fastest first.
+
+    Rows stay whole, or split as the config's mesh.context says, where anything fits so; a row that
+    is too long for a device is split over the fewest devices with which something fits.
+    """
+    count = (len(devices) - devices_apart(config)) // max(config.mesh.expert, 1)
+    own = config.mesh.context
+    splits = [n for n in range(2, count + 1) if count % n == 0 and n > own > 0]
+    for context in (own, *splits):
+        split = {} if context == own else {"mesh.context": context}
+        wider = with_overrides(config, split, "--search")
+        ordered = [
+            (_rough_s(setup, chip), {**split, **changes})
+            for changes, setup, needs in candidates(wider, devices)
+            if needs <= chip.hbm_bytes
+        ]
+        if ordered:
+            break
     return sorted(ordered, key=lambda pair: pair[0])
 
 

@@ -31,7 +31,7 @@ from rljax.plan.hlo import Collective, traffic
 from rljax.plan.hlo_text import axes_of, groups_of
 from rljax.plan.memory import FACTOR, check_fits, estimate, nearest_fit, split_bytes
 from rljax.plan.programs import Call, programs_of
-from rljax.plan.search import search
+from rljax.plan.search import candidates, search
 from rljax.roles import program, start_training
 from rljax.setup import abstract_roles
 from rljax.setup import build as build_setup
@@ -855,12 +855,24 @@ def test_search_skips_what_does_not_divide_and_puts_the_fastest_first(monkeypatc
     assert count == len(tried) == 6 and left > 0 and len(found) == 6
     # Four heads and two kv heads: a tensor axis of 8 cannot be.
     assert all(sizes.get("tensor", 1) <= 2 for sizes in tried)
-    none, count, _ = search(tiny(), jax.devices(), Chip("none", 2**10, 1, 1, 1), "x",
-                            compiles=6, seconds=100.0)  # fmt: skip
+    none, count, _ = search(tiny(mesh__fsdp=1), jax.devices()[:2], Chip("none", 2**10, 1, 1, 1),
+                            "x", compiles=6, seconds=100.0)  # fmt: skip
     assert (none, count) == ([], 0)
     tried.clear()
     search(tiny(mesh__context=2), jax.devices(), chip, "8 x cpu", compiles=2, seconds=100.0)
     assert [sizes["context"] for sizes in tried] == [2, 2]  # kept as the config has it
+    # Rows of 2,048 tokens do not fit whole: the fewest devices that hold a row are found.
+    tried.clear()
+    rows = dict(batch__prompts_per_step=4, batch__sequences_per_optimizer_step=8)
+    long = tiny(sampler__max_response_tokens=2038, **rows)
+    whole = min(needs for *_, needs in candidates(long, jax.devices()))
+    split = with_overrides(long, {"mesh.context": 2}, "test")
+    small = min(needs for *_, needs in candidates(split, jax.devices()))
+    assert small < 0.8 * whole
+    room = Chip("none", (small + whole) / 2, 1e12, 1e11, 1e9)
+    found, *_ = search(long, jax.devices(), room, "8 x cpu", compiles=2, seconds=100.0)
+    assert found and {one.changes["mesh.context"] for one in found} == {2}
+    assert [sizes["context"] for sizes in tried] == [2, 2]
     with pytest.raises(InputError, match="divides the 8 devices"):
         search(tiny(mesh__context=3), jax.devices(), chip, "8 x cpu", compiles=1, seconds=1.0)
 
