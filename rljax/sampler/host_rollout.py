@@ -48,11 +48,7 @@ def host_rollout(
         own = of_prompt(images, p, len(prompt))
         samples += sampler.submit(prompt, sampling, n=n, request_ids=ids, images=own)
     _decode(sampler, samples, params, int(version), finished, stop)
-    batch = batch_of(samples, engine.tokens, n)
-    if images is not None:
-        start, shift = (np.repeat(x, n) for x in (lengths, images["shift"]))
-        batch = fetch(with_images(batch, images, start, shift, n))
-    return place(batch, model.mesh)
+    return place(batch_of(samples, engine.tokens, n, images), model.mesh)
 
 
 def host_branches(
@@ -121,9 +117,9 @@ def engine_of_rows(
     return engine
 
 
-def batch_of(samples: list[Sample], columns: int, n: int) -> Batch:
-    """Finished samples, in the order of their rows, as a host batch [R, S]. The mask is 0 on tokens
-    of a sample that they continue."""
+def batch_of(samples: list[Sample], columns: int, n: int, images: dict | None = None) -> Batch:
+    """Finished samples, n of a prompt, in the order of their rows, as a host batch [R, S]. The mask
+    is 0 on tokens of a sample that they continue. `images` are those of all prompts."""
     rows = len(samples)
     tokens, versions = (np.zeros((rows, columns), np.int32) for _ in range(2))
     mask, logp, kept, entropy = (np.zeros((rows, columns), np.float32) for _ in range(4))
@@ -147,4 +143,7 @@ def batch_of(samples: list[Sample], columns: int, n: int) -> Batch:
         group=np.arange(rows, dtype=np.int32) // n,
         finish_reason=np.array([int(sample.finish_reason) for sample in samples], np.int32),
     )
+    if images is not None:
+        start = np.array([len(sample.prompt) for sample in samples], np.int32)
+        batch = with_images(batch, images, start, np.repeat(images["shift"], n), n)
     return fetch(batch)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from rljax.batch import FinishReason
-from rljax.errors import InputError
 from rljax.sampler.engine import Prefix
 from rljax.sampler.prompt_images import PromptImages
 from rljax.sampler.requests import Sampling
@@ -135,12 +134,8 @@ class Sample:
         return sample
 
     def get_state(self) -> dict:
-        """Where the sample stands, as JSON: `from_state` makes it again."""
-        if self.images is not None:
-            raise InputError(
-                f"sample {self.id} has images", rule="what is in flight is stored as text",
-                fix="prompts of text",
-            )  # fmt: skip
+        """Where the sample stands, as JSON: `from_state` makes it again, but for the images of its
+        prompt, which are the data's."""
         most = self.sampling.max_response_tokens
         return {
             **{name: getattr(self, name) for name in _COUNTS},

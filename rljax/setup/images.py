@@ -8,7 +8,6 @@ from rljax.config import NAMESPACES, Config
 from rljax.contracts import spec
 from rljax.data.images.encode import PROCESSOR, image_reader
 from rljax.data.images.patches import to_hf_processor
-from rljax.data.kinds import SAMPLED
 from rljax.data.online.encoded import Data
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
@@ -25,11 +24,7 @@ def check_images(config: Config, data: Data) -> None:
         return
     dataflow = resolve(config.dataflow, NAMESPACES["dataflow"])
     rollout = spec(dataflow).rollout or config.algorithm.collect
-    sampled = data.kind in SAMPLED
     refused = (
-        ("rollouts.max_staleness", config.rollouts.max_staleness,
-         config.rollouts.max_staleness and sampled,
-         "what is in flight is stored as text", "rollouts.max_staleness=0"),
         ("rollouts.replay", config.rollouts.replay, bool(config.rollouts.replay),
          "stored rollouts hold no images", "rollouts.replay=''"),
         ("environment.function", config.environment.function, bool(config.environment.function),

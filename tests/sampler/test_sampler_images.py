@@ -168,5 +168,3 @@ def test_what_is_wrong_with_images_is_refused():
     list(sampler.run(scene()[1]))
     with pytest.raises(InputError, match="branches of samples with images"):
         sampler.branch(sample, 1)
-    with pytest.raises(InputError, match="has images"):
-        sample.get_state()

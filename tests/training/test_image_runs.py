@@ -60,6 +60,28 @@ def test_a_resumed_run_is_the_same(two_steps, tmp_path):
     assert policy_bytes(tmp_path / "half") == policy_bytes(two_steps)
 
 
+IN_FLIGHT = dict(
+    sampler__slots=10, rollouts__max_staleness=2, rollouts__ahead=1,
+    rollouts__clock="logical(2)", evaluate__every_steps=0, checkpoint__every_steps=2,
+)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_prompts_with_images_are_sampled_in_flight_and_resumed(tmp_path):
+    """What began under older weights goes on: the trainer scores it with the same images as the
+    sampler (the weights stand still here), and a checkpoint that has some in flight is resumed."""
+    still = dict(IN_FLIGHT, actor_optimizer__lr=1e-12)
+    for name, fields in (("still", still), ("whole", IN_FLIGHT)):
+        train_on_one(image_config(tmp_path / name, steps=4, **fields))
+    rows = metrics_rows(tmp_path / "still")[2:]
+    assert max(row["staleness/steps_max"] for row in rows) > 0
+    assert all(abs(row["mismatch/abs_logprob_diff_mean"]) < 1e-4 for row in rows)
+    train_on_one(image_config(tmp_path / "half", steps=2, **IN_FLIGHT))
+    train_on_one(image_config(tmp_path / "half", steps=4, **IN_FLIGHT))
+    assert metrics_rows(tmp_path / "half")[-2:] == metrics_rows(tmp_path / "whole")[-2:]
+    assert policy_bytes(tmp_path / "half") == policy_bytes(tmp_path / "whole")
+
+
 def test_a_frozen_tower_has_no_state(two_steps):
     saved = checkpoint_bytes(two_steps, 4)
     assert len(saved) > 20 and not [name for name in saved if "vision" in name]
@@ -145,7 +167,7 @@ def test_a_tiny_model_learns_which_digit_is_drawn(tmp_path, seed):
 
 
 REFUSED = {
-    "rollouts__max_staleness": 1,
+    "rollouts__replay": "rollouts",
     "algorithm__collect": "special_token()",
 }
 

@@ -18,6 +18,7 @@ from rljax.rollout.rollout import RolloutConfig
 from rljax.sampler import Engine, Sampler
 from rljax.sampler.host_rollout import batch_of, engine_of_rows
 from rljax.sampler.keys import request_keys
+from rljax.sampler.prompt_images import of_prompt
 from rljax.sampler.sample import Sample
 from rljax.tracking import timing
 
@@ -112,7 +113,8 @@ class Responses:
         keys = fetch(request_keys(key, self.cfg.prompts_per_step * self.n))
         keys = keys[at * self.n : (at + 1) * self.n]
         ids = range(ticket * self.n, (ticket + 1) * self.n)
-        prompt, options = prompts.tokens[0, : prompts.lengths[0]], dict(n=self.n, keys=keys)
+        prompt = prompts.tokens[0, : prompts.lengths[0]]
+        options = dict(n=self.n, keys=keys, images=of_prompt(prompts.images, 0, len(prompt)))
         samples = self.sampler.submit(prompt, self.cfg.sampling, request_ids=ids, **options)
         self._groups[ticket] = _Group(ticket, prompts, samples)
 
@@ -205,7 +207,7 @@ class Responses:
             prompts = prompts.joined(group.prompts)
         samples = [sample for group in groups for sample in group.samples]
         tokens = self.columns + self.cfg.sampling.max_response_tokens
-        batch = place(batch_of(samples, tokens, self.n), mesh)
+        batch = place(batch_of(samples, tokens, self.n, prompts.images), mesh)
         if not self.scores_early:
             return (*self.reward(batch, prompts), prompts)
         rows = [self._row(group, i, p) for p, group in enumerate(groups) for i in range(self.n)]
@@ -244,6 +246,8 @@ class Responses:
         for ticket, saved in sorted((int(ticket), saved) for ticket, saved in state.items()):
             prompts = find(saved["record"])
             samples = [Sample.from_state(one, self.cfg.sampling) for one in saved["samples"]]
+            for sample in samples:  # the state has no images: the data has them
+                sample.images = of_prompt(prompts.images, 0, len(sample.prompt))
             scores = {int(i): score_of(told) for i, told in saved["scores"].items()}
             group = self._groups[ticket] = _Group(ticket, prompts, samples, scores, set(scores))
             self._check(group)
