@@ -31,7 +31,7 @@ ORDER = [
     ("dataflows",),
     ("setup",),
     ("validation",),
-    ("plan", "evaluation"),
+    ("plan", "evaluation", "doctor"),
     ("training", "serving"),
     ("datagen",),
     ("experiments",),

@@ -10,6 +10,7 @@ import rljax
 from rljax.command.launch import Command, complain, launch
 from rljax.config import options as of
 from rljax.config.declare import Options
+from rljax.config.doctor_options import DoctorOptions
 from rljax.config.plan_options import PlanOptions
 from rljax.config.play_options import PlayOptions
 from rljax.config.push_options import PushOptions
@@ -25,6 +26,8 @@ COMMANDS = {
         Command("train", "run a config: rljax train quickstart", "train", of.TrainOptions,
                 "needed"),
         Command("configs", "list the configs that ship", "configs", Options),
+        Command("doctor", "what is wrong with this machine or a run folder, and how to mend it",
+                "doctor", DoctorOptions),
         Command("inspect", "print rows of the data as the model reads them", "inspect_data",
                 of.InspectOptions, "needed"),
         Command("play", "one episode of a config's environment: by hand, or by a policy", "play",

@@ -23,13 +23,9 @@ from rljax.config.declare import define_flags, options_help, options_usage, pars
 from rljax.config.describe import config_help
 from rljax.config.flags import config_flags, is_data, load_config_file, with_texts
 from rljax.config.options import CompilerOptions, TrustOptions
+from rljax.doctor.packages import hidden_libraries
 from rljax.errors import InputError
 
-# What a file of the same name on PYTHONPATH would break without a word.
-_LIBRARIES = (
-    "jax", "jaxlib", "flax", "optax", "orbax", "grain", "numpy", "rich", "safetensors",
-    "tokenizers", "jinja2", "pyarrow", "rljax",
-)  # fmt: skip
 _HELP = ("--help", "-h", "-help", "--helpfull", "--helpshort")
 
 
@@ -74,7 +70,7 @@ def launch(command: Command, arguments: list[str], program: str) -> int:
         print(_help(command, program))
         return 0
     try:
-        _modules_of_the_user()
+        _modules_of_the_user(command.name == "doctor")
         path, fields, others = config_flags(arguments)
         shown, others = _print_config(others)
         flag_values = flags.FlagValues()
@@ -121,18 +117,13 @@ def _given(command: Command, path: str | None, fields: Mapping[str, str]) -> Giv
     return Given(path, fields, config)
 
 
-def _modules_of_the_user() -> None:
+def _modules_of_the_user(examines: bool) -> None:
     """The working folder comes last on sys.path: a tokenizers.py in it then hides no library. A
-    library that a folder of PYTHONPATH hides is named."""
+    library that a folder of PYTHONPATH hides is named, but to the command that examines that."""
     here = os.getcwd()
     sys.path[:] = [p for p in sys.path if p and os.path.abspath(p) != here] + [here]
-    for folder in filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)):
-        for name in _LIBRARIES:
-            file = os.path.join(folder, f"{name}.py")
-            if os.path.isfile(file):
-                raise InputError(
-                    f"{os.path.abspath(file)} hides the library {name!r}", fix="rename that file"
-                )
+    for file, name in hidden_libraries(os.environ) if not examines else ():
+        raise InputError(f"{file} hides the library {name!r}", fix="rename that file")
 
 
 def _print_config(arguments: Sequence[str]) -> tuple[str | None, list[str]]:

@@ -13,7 +13,7 @@ from rljax.mesh import row_shards
 from rljax.setup.held import held_bytes, of_mesh
 from rljax.setup.placement import SAMPLER
 from rljax.setup.setup import Setup
-from rljax.tracking.charts import human_bytes
+from rljax.tracking.units import human_bytes
 
 COPY = "weights in the layout of decoding"
 KV = "keys and values"

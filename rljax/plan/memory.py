@@ -40,7 +40,7 @@ from rljax.setup.held import held_bytes, held_parts, of_mesh
 from rljax.setup.placement import SAMPLER, sampler_mesh
 from rljax.setup.policies import ROWS_PER_CALL
 from rljax.setup.setup import Setup, assemble, load_model, sampled_prompts
-from rljax.tracking.charts import human_bytes
+from rljax.tracking.units import human_bytes
 
 
 def split_bytes(

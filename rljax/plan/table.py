@@ -11,7 +11,7 @@ from rljax.plan.programs import RESHARD
 from rljax.plan.search import Candidate
 from rljax.sampler.layout_cost import LATENCY_S, LayoutCost
 from rljax.setup.placement import SAMPLER
-from rljax.tracking.charts import human_bytes
+from rljax.tracking.units import human_bytes
 
 GIB = 2**30
 LAYOUTS = 6  # of decoding that are shown, beside training's own and the chosen one

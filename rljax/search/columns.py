@@ -30,7 +30,7 @@ from rljax.search.evaluators import (
     why_lines_end,
 )
 from rljax.search.tree import NONE
-from rljax.tracking.charts import human_bytes
+from rljax.tracking.units import human_bytes
 
 
 @jax.tree_util.register_dataclass

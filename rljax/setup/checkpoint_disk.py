@@ -24,8 +24,8 @@ from rljax import hosts
 from rljax.arrays import is_of_one_host, known_to_all, put_whole
 from rljax.errors import InputError
 from rljax.files import LARGEST_DATA, open_file, read_text
-from rljax.tracking.charts import human_bytes
 from rljax.tracking.folder import free_bytes
+from rljax.tracking.units import human_bytes
 
 STEP = re.compile("[0-9]{8,18}")  # the name of a checkpoint's folder
 MANIFEST, STATE, ARRAYS = "manifest.json", "state.json", "arrays"

@@ -48,14 +48,6 @@ def percent(value: float, digits: int = 1) -> str:
     return f"{100 * value:.{digits}f} %"
 
 
-def human_bytes(count: float) -> str:
-    """A number of bytes for people: 512 B, 90 kB, 0.776 MB, 20.5 GB."""
-    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e5, "MB")):
-        if count >= unit:
-            return f"{count / max(unit, 1e6):.3g} {name}"
-    return f"{count / 1e3:.3g} kB" if count >= 1e3 else f"{count:.0f} B"
-
-
 def duration(seconds: float) -> str:
     """2 d 3 h, 1 h 05 min, 4 min 10 s, 12 s."""
     if not math.isfinite(seconds) or seconds < 0:

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rljax.errors import InputError
-from rljax.tracking.charts import human_bytes
+from rljax.tracking.units import human_bytes
 
 LOG = logging.getLogger("rljax")
 LOCK = ".lock"

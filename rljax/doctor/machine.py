@@ -1,0 +1,137 @@
+"""The machine: limits of a process, folders that rljax writes, disk, shared memory, locale."""
+
+import locale
+import os
+import resource
+import shutil
+import stat
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from rljax.config.schema import Config
+from rljax.doctor.finding import Finding, broken, fine, warning, why_not_written
+from rljax.tracking.units import human_bytes
+
+_GB = 10**9
+# Name, limit, the least that a run needs, its unit, the flag of ulimit and a value that does.
+_LIMITS = (
+    ("open_files_limit", resource.RLIMIT_NOFILE, 1024, "open files", "-n 65536"),
+    ("process_limit", resource.RLIMIT_NPROC, 512, "processes and threads", "-u unlimited"),
+    ("memory_limit", resource.RLIMIT_AS, 64 * _GB, "bytes of address space", "-v unlimited"),
+    ("file_size_limit", resource.RLIMIT_FSIZE, 64 * _GB, "bytes of a file", "-f unlimited"),
+    ("cpu_time_limit", resource.RLIMIT_CPU, 10**8, "seconds of the CPU", "-t unlimited"),
+    ("stack_limit", resource.RLIMIT_STACK, 4 * 2**20, "bytes of a stack", "-s 8192"),
+)
+_SHARED_MEMORY = Path("/dev/shm")
+_SMALLEST_SHARED_MEMORY = 10**9
+
+
+def machine(env: Mapping[str, str], disk_gb: float, run: str) -> Iterator[Finding]:
+    yield from _limits()
+    yield from _text(env)
+    yield from _folders(env)
+    yield from _disk(env, disk_gb, run)
+    if sys.flags.optimize:
+        yield warning(
+            "asserts_off", "Python runs with -O: rljax's own checks are left out",
+            "unset PYTHONOPTIMIZE, and start without -O",
+        )  # fmt: skip
+    preload = [p for p in env.get("LD_PRELOAD", "").replace(":", " ").split() if "/" in p]
+    if missing := [path for path in preload if not os.path.isfile(path)]:
+        yield warning(
+            "preload_missing", f"LD_PRELOAD names {missing[0]}, which is not there: every process "
+            "says so", "unset LD_PRELOAD",
+        )  # fmt: skip
+
+
+def _limits() -> Iterator[Finding]:
+    for name, limit, least, unit, flag in _LIMITS:
+        soft, hard = resource.getrlimit(limit)
+        if soft == resource.RLIM_INFINITY or soft >= least:
+            continue
+        allowed = hard == resource.RLIM_INFINITY or hard >= least
+        who = "" if allowed else ", which an administrator has to allow (limits.conf, docker run)"
+        yield broken(
+            name, f"a process may have {soft} {unit}, and a run may need {least}",
+            f"ulimit {flag}{who}",
+        )  # fmt: skip
+
+
+def _text(env: Mapping[str, str]) -> Iterator[Finding]:
+    names = {"files": locale.getpreferredencoding(False), "file names": sys.getfilesystemencoding()}
+    names["standard output"] = sys.stdout.encoding or "utf-8"
+    wrong = {what: name for what, name in names.items()
+             if name.lower().replace("-", "") not in ("utf8", "utf8sig")}  # fmt: skip
+    if wrong:
+        what, name = next(iter(wrong.items()))
+        yield broken(
+            "locale_not_utf8", f"the encoding of {what} is {name}: texts with other letters end "
+            "the process", "export LC_ALL=C.UTF-8, and unset PYTHONIOENCODING and PYTHONUTF8",
+        )  # fmt: skip
+
+
+def _folders(env: Mapping[str, str]) -> Iterator[Finding]:
+    for name in ("TMPDIR", "TEMP", "TMP"):
+        if env.get(name) and (reason := _unusable(env[name])):
+            yield broken(
+                "temporary_folder_unwritable", f"{name}={env[name]} cannot be written: {reason}",
+                f"unset {name}, or make that folder",
+            )  # fmt: skip
+    home = Path("~").expanduser()
+    if reason := why_not_written(home):
+        yield broken(
+            "home_unwritable", f"the home folder {home} cannot be written: {reason}",
+            "export HOME=A_FOLDER_OF_YOURS: caches of programs and models lie there",
+        )  # fmt: skip
+    cache = Path(Config().compilation_cache).expanduser()
+    if reason := why_not_written(cache):
+        yield broken(
+            "compilation_cache_unwritable", f"{cache} cannot be written: {reason}",
+            "--config.compilation_cache=A_FOLDER_OF_YOURS; else every start compiles anew",
+        )  # fmt: skip
+    elif cache.is_dir() and cache.stat().st_mode & stat.S_IWOTH:
+        yield broken(
+            "compilation_cache_open", f"{cache} can be written by anybody, and what lies there is "
+            "run as programs", f"chmod go-w {cache}",
+        )  # fmt: skip
+    else:
+        size = f"{sum(1 for _ in cache.iterdir())} files" if cache.is_dir() else "empty"
+        yield fine("compilation_cache", f"{cache}: {size}")
+    for name in ("HF_HOME", "HF_HUB_CACHE"):
+        if env.get(name) and (reason := why_not_written(Path(env[name]).expanduser())):
+            yield broken(
+                "hub_cache_unwritable", f"{name}={env[name]} cannot be written: {reason}",
+                f"export {name}=A_FOLDER_OF_YOURS, or unset it",
+            )  # fmt: skip
+
+
+def _unusable(folder: str) -> str:
+    return why_not_written(Path(folder)) if os.path.isdir(folder) else "it is no folder"
+
+
+def _disk(env: Mapping[str, str], disk_gb: float, run: str) -> Iterator[Finding]:
+    places = {"the run folder": Path(run or "runs"), "the home folder": Path("~").expanduser()}
+    if env.get("HF_HOME"):
+        places["HF_HOME"] = Path(env["HF_HOME"]).expanduser()
+    for what, path in places.items():
+        there = next((p for p in (path.absolute(), *path.absolute().parents) if p.is_dir()), None)
+        if there is None:
+            continue
+        free = shutil.disk_usage(there).free
+        if free < disk_gb * _GB:
+            yield broken(
+                "disk_full", f"{human_bytes(free)} are free for {what} ({there}), less than "
+                f"{disk_gb:g} GB", "free the disk, or use another one (run_dir, HF_HOME, "
+                "compilation_cache)",
+            )  # fmt: skip
+        else:
+            yield fine("disk", f"{human_bytes(free)} free for {what}")
+    if _SHARED_MEMORY.is_dir():
+        total = shutil.disk_usage(_SHARED_MEMORY).total
+        if total < _SMALLEST_SHARED_MEMORY:
+            yield broken(
+                "shared_memory_small", f"{_SHARED_MEMORY} has {human_bytes(total)}: several GPUs "
+                "of a machine exchange arrays by it", "docker run --shm-size=8g, or mount -o "
+                f"remount,size=8g {_SHARED_MEMORY}",
+            )  # fmt: skip

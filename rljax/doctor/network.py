@@ -1,0 +1,141 @@
+"""The hosts of a run: whether all come, and reach each other both ways. Every host runs this at the
+same time, as it would run `rljax train`.
+
+They meet at the coordinator's port, as a run does. Then each listens at every port that is looked
+at, calls all others there, and counts who has called it.
+"""
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator, MutableMapping, Sequence
+
+from rljax.doctor.finding import Finding, broken, fine
+from rljax.errors import InputError
+
+_SKEW_S = 5.0
+_CALL_S = 3.0  # for one call
+_OPEN = "open the port between the hosts in both directions (firewall, security group)"
+
+
+def hosts_network(
+    env: MutableMapping[str, str], ports: Sequence[int], timeout_s: float
+) -> Iterator[Finding]:
+    """Broken ports, names and clocks between this host and the others."""
+    from rljax.hosts.cluster import find  # with JAX
+    from rljax.hosts.meeting import meet
+
+    try:
+        cluster = find(env)
+    except InputError as error:
+        return (yield _problem("hosts_variables_wrong", error))
+    if cluster is None:
+        yield broken(
+            "hosts_not_named", "--hosts, and nothing says that there are several",
+            "on every host RLJAX_COORDINATOR=ADDRESS_OF_HOST_0:8476, RLJAX_HOSTS and RLJAX_HOST; "
+            "TPU VMs, srun and SkyPilot set their own",
+        )  # fmt: skip
+        return
+    name, _, port = cluster.coordinator.rpartition(":")
+    try:
+        own = socket.getaddrinfo(name.strip("[]"), int(port), proto=socket.IPPROTO_TCP)[0][4][0]
+    except OSError as error:
+        yield broken(
+            "host_unknown", f"the coordinator's name {name} is not known here: {error}",
+            "give its address, or an entry in DNS or /etc/hosts",
+        )  # fmt: skip
+        return
+    try:
+        said = meet(cluster, timeout_s)
+    except InputError as error:
+        return (yield _problem("hosts_do_not_meet", error))
+    addresses = [own, *(place.rpartition(" ")[2] for place in said[1:])]
+    yield fine("hosts", f"all {cluster.hosts} have come: {', '.join(addresses)}")
+    for each in dict.fromkeys((int(port), *ports)):
+        yield from _both_ways(each, addresses, cluster.host, timeout_s)
+
+
+def _problem(name: str, error: InputError) -> Finding:
+    what, _, fix = str(error).partition(". Fix: ")
+    return broken(name, what, fix or "start the same command on every host")
+
+
+def _both_ways(
+    port: int, addresses: Sequence[str], here: int, timeout_s: float
+) -> Iterator[Finding]:
+    # Hosts that share a machine each have a port of their own, one above the other.
+    at = [port + addresses[:k].count(addresses[k]) for k in range(len(addresses))]
+    others = [k for k in range(len(addresses)) if k != here]
+    try:
+        server = socket.create_server(("", at[here]))
+    except OSError as error:
+        yield broken(
+            "port_taken", f"port {at[here]} of this host cannot be listened at: {error.strerror}",
+            f"end the process that has it (ss -ltnp 'sport = :{at[here]}'), or use another port",
+        )  # fmt: skip
+        return
+    callers: set[int] = set()
+    deadline = time.monotonic() + timeout_s
+    answering = threading.Thread(target=_answer, args=(server, callers, here), daemon=True)
+    answering.start()
+    skews, problems = {}, {}
+    while time.monotonic() < deadline and (len(skews) < len(others) or len(callers) < len(others)):
+        for k in others:
+            if k not in skews:
+                try:
+                    skews[k] = _call(addresses[k], at[k], here)
+                    problems.pop(k, None)
+                except (OSError, ValueError) as error:
+                    problems[k] = str(error) or type(error).__name__
+        time.sleep(0.1)
+    server.close()
+    for k, reason in problems.items():
+        yield broken(
+            "host_unreachable",
+            f"host {k} is not reached at {addresses[k]}:{at[k]}: {reason}",
+            _OPEN,
+        )
+    for k in sorted(set(others) - callers):
+        yield broken(
+            "host_does_not_reach_us", f"host {k} ({addresses[k]}) has not called port {at[here]} "
+            f"of this host within {timeout_s:g} s", _OPEN,
+        )  # fmt: skip
+    for k, skew in skews.items():
+        if abs(skew) > _SKEW_S:
+            yield broken(
+                "clock_skew", f"the clock of host {k} is {abs(skew):.0f} s "
+                f"{'ahead of' if skew > 0 else 'behind'} this one",
+                "set the clocks: timedatectl set-ntp true, on every host",
+            )  # fmt: skip
+    if len(skews) == len(callers) == len(others):
+        yield fine("port", f"{port}: reached and called by all other hosts")
+
+
+def _call(address: str, port: int, here: int) -> float:
+    """Says to a host that this one reaches it -> how far its clock is ahead, in seconds."""
+    before = time.time()
+    with socket.create_connection((address, port), timeout=_CALL_S) as other:
+        other.sendall(json.dumps({"rljax": here}).encode() + b"\n")
+        other.settimeout(_CALL_S)
+        with other.makefile() as lines:
+            reply = json.loads(lines.readline() or "null")
+    if not isinstance(reply, dict) or not isinstance(reply.get("time"), float):
+        raise ValueError("something else answers there")
+    return reply["time"] - (before + time.time()) / 2
+
+
+def _answer(server: socket.socket, callers: set[int], here: int) -> None:
+    """Notes who calls, and tells the time, until the server is closed."""
+    while True:
+        try:
+            caller, _ = server.accept()
+        except OSError:
+            return
+        with caller, contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            caller.settimeout(_CALL_S)
+            with caller.makefile() as lines:
+                number = int(json.loads(lines.readline(4096))["rljax"])
+            caller.sendall(json.dumps({"rljax": here, "time": time.time()}).encode() + b"\n")
+            callers.add(number)

@@ -1,0 +1,131 @@
+"""Starts JAX, the sandbox and a look at the hosts' variables, in a process of its own: `python -m
+rljax.doctor.probe` prints a line of JSON for each. What ends or hangs that process ends no other.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+
+from rljax.doctor.finding import Finding, broken, fine, warning
+from rljax.errors import InputError
+from rljax.tracking.units import human_bytes
+
+
+def probe(env: Mapping[str, str], timeout_s: float) -> Iterator[Finding]:
+    """What the process of this module says, and how it ended."""
+    command = [sys.executable, "-P", "-m", "rljax.doctor.probe"]
+    path = os.pathsep.join(folder for folder in sys.path if folder)
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout_s, errors="replace",
+            stdin=subprocess.DEVNULL, env={**env, "PYTHONPATH": path},
+        )  # fmt: skip
+        code, out, err = done.returncode, done.stdout, done.stderr
+    except subprocess.TimeoutExpired as late:
+        code, out, err = None, (late.stdout or b"").decode(errors="replace"), ""
+    seen = []
+    for line in out.splitlines():
+        if line.startswith('{"name"'):
+            seen.append(Finding(**json.loads(line)))
+    yield from seen
+    if code is None:
+        yield broken(
+            "jax_hangs", f"JAX has not started within {timeout_s:g} s: another process may have "
+            "the devices, or the driver does not answer", "end the process that has the devices "
+            "(nvidia-smi, lsof /dev/accel0), or restart the machine",
+        )  # fmt: skip
+    elif code and "Unknown flag" in err:
+        flags = err.partition("Unknown flag")[2].partition(":")[2].splitlines()[0].strip()
+        yield broken(
+            "xla_flags_unknown", f"XLA_FLAGS holds {flags}, which this jaxlib does not know: the "
+            "process ends at it", "take it out of XLA_FLAGS",
+        )  # fmt: skip
+    elif code:
+        yield broken(
+            "jax_does_not_start", f"JAX does not start: {_last_line(err) or f'exit code {code}'}",
+            "pip install -U --force-reinstall jax jaxlib numpy, for this Python",
+        )  # fmt: skip
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else ""
+
+
+def main() -> None:
+    import jax
+
+    for finding in (*_devices(jax), *_hosts(), *_sandbox()):
+        print(json.dumps(vars(finding)), flush=True)
+
+
+def _devices(jax) -> Iterator[Finding]:
+    try:
+        devices = jax.local_devices()
+    except RuntimeError as error:
+        yield broken(
+            "no_device", f"JAX finds no device: {str(error)[:300]}",
+            "unset JAX_PLATFORMS, or install the plugin of this machine's devices",
+        )  # fmt: skip
+        return
+    yield fine("devices", f"{len(devices)} x {devices[0].device_kind}")
+    for device in devices:
+        stats = device.memory_stats() or {}
+        limit, used = stats.get("bytes_limit"), stats.get("bytes_in_use", 0)
+        if limit:
+            yield fine("memory", f"{device}: {human_bytes(limit - used)} of {human_bytes(limit)}")
+    if devices[0].platform == "gpu":
+        yield from _gpu_memory()
+
+
+def _gpu_memory() -> Iterator[Finding]:
+    """What other processes hold of the GPUs, as nvidia-smi says."""
+    ask = ["nvidia-smi", "--query-gpu=memory.free,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        out = subprocess.run(ask, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return
+    for number, line in enumerate(out.splitlines()):
+        free, _, total = line.partition(",")
+        if free.strip().isdecimal() and total.strip().isdecimal():
+            yield fine("gpu_memory", f"GPU {number}: {free.strip()} of {total.strip()} MiB free, "
+                       "what JAX has set aside here not counted")  # fmt: skip
+
+
+def _hosts() -> Iterator[Finding]:
+    from rljax.hosts.cluster import environment
+
+    try:
+        cluster = environment(os.environ)
+    except InputError as error:
+        what, _, fix = str(error).partition(". Fix: ")
+        yield broken(
+            "hosts_variables_wrong", what, fix or "set RLJAX_COORDINATOR, RLJAX_HOSTS and "
+            "RLJAX_HOST on every host, or none of them",
+        )  # fmt: skip
+        return
+    yield fine("hosts", str(cluster) if cluster else "one")
+
+
+def _sandbox() -> Iterator[Finding]:
+    from rljax.rewards.sandbox.tiers import LEFT_OPEN, sandbox_tier
+
+    try:
+        tier = sandbox_tier()
+    except InputError as error:
+        what, _, fix = str(error).partition(". Fix: ")
+        yield broken("sandbox_missing", what, fix)
+        return
+    if tier in LEFT_OPEN:
+        yield warning(
+            "sandbox_weak", f"programs of the policy run in the tier {tier}: {LEFT_OPEN[tier]}",
+            "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1), or install bwrap",
+        )  # fmt: skip
+    else:
+        yield fine("sandbox", tier)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""A run folder: whether a run could go on there, and what is wrong with its checkpoints."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from rljax.config.flags import load_config_file
+from rljax.doctor.finding import Finding, broken, fine, warning, why_not_written
+from rljax.errors import InputError
+from rljax.tracking.folder import is_locked, make_folder
+
+_SKEW_S = 60.0  # that a file may be younger than now
+
+
+def run_folder(folder: Path) -> Iterator[Finding]:
+    if not folder.exists():
+        if reason := why_not_written(folder.absolute()):
+            yield _unwritable(reason)
+        else:
+            yield fine("run_folder", f"{folder} can be made")
+        return
+    try:
+        make_folder(folder)
+    except InputError as error:
+        yield _unwritable(str(error).partition(". Fix:")[0])
+        return
+    if is_locked(folder):
+        yield broken(
+            "run_folder_in_use", f"another process writes into {folder}",
+            "wait until it ends, end it, or choose another run_dir",
+        )  # fmt: skip
+    config = None
+    if (folder / "config.json").exists():
+        try:
+            config = load_config_file(str(folder / "config.json"))
+        except InputError as error:
+            yield broken(
+                "run_of_another_version", str(error).replace("\n", " "),
+                "use the version of rljax that made the run, or mend config.json",
+            )  # fmt: skip
+    now = time.time()
+    young = [p for p in folder.rglob("*") if p.is_file() and p.stat().st_mtime > now + _SKEW_S]
+    if young:
+        yield broken(
+            "files_from_the_future", f"{young[0]} is {young[0].stat().st_mtime - now:.0f} s "
+            "younger than now: the clocks of this machine and of the disk's differ",
+            "set the clocks: timedatectl set-ntp true, on every host",
+        )  # fmt: skip
+    if (folder / "checkpoints").is_dir():
+        yield from _checkpoints(folder / "checkpoints", config)
+
+
+def _unwritable(reason: str) -> Finding:
+    return broken(
+        "run_folder_unwritable", f"the run folder cannot be written: {reason}",
+        "another run_dir, or free its disk and its permissions",
+    )  # fmt: skip
+
+
+def _checkpoints(folder: Path, config) -> Iterator[Finding]:
+    from rljax.config import fingerprints
+    from rljax.setup.checkpoint import Checkpoints, check_fingerprints
+
+    half = sorted(path.name for path in folder.iterdir() if path.name.startswith("."))
+    if half and not is_locked(folder.parent):
+        yield warning(
+            "checkpoint_half_written", f"a save of {folder / half[0]} was killed half-way",
+            "nothing: the run removes it as it goes on",
+        )  # fmt: skip
+    saved = Checkpoints(folder)
+    whole = []
+    for step in saved.steps():
+        problem = saved.damage(step)
+        if problem:
+            yield broken(
+                "checkpoint_torn", f"the checkpoint of step {step} is damaged: {problem}",
+                f"rm -r {saved.path(step)}: the run goes on from the one before; or restore a copy",
+            )  # fmt: skip
+        else:
+            whole.append(step)
+    if not whole:
+        return
+    yield fine("checkpoints", f"whole: {', '.join(map(str, whole))}")
+    kept = saved.read_state(whole[-1]).get("fingerprints")
+    if config is not None and isinstance(kept, dict):
+        try:
+            check_fingerprints(kept, {**kept, **fingerprints(config)}, ())
+        except InputError as error:
+            what, _, fix = str(error).partition(". Fix: ")
+            yield broken("checkpoint_of_other_settings", what, fix)

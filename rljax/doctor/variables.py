@@ -1,0 +1,326 @@
+"""Environment variables that JAX, XLA, libtpu, CUDA, the hub and Python's network code read."""
+
+import fcntl
+import os
+import re
+import urllib.request
+from collections.abc import Iterator, Mapping
+from importlib.metadata import entry_points
+
+from rljax.doctor.finding import (
+    Finding,
+    asks_for_gpu,
+    broken,
+    fine,
+    has_nvidia,
+    has_tpu,
+    is_installed,
+    platforms,
+    warning,
+)
+
+Variables = Mapping[str, str]
+_KNOWN = ("cpu", "gpu", "cuda", "rocm", "tpu", "proxy")
+_TRUE, _FALSE = ("y", "yes", "t", "true", "on", "1"), ("n", "no", "f", "false", "off", "0")
+_BOOLEAN = (
+    "JAX_DISABLE_JIT", "JAX_ENABLE_X64", "JAX_DEBUG_NANS", "JAX_DEBUG_INFS", "JAX_LOG_COMPILES",
+    "JAX_ENABLE_COMPILATION_CACHE", "JAX_CHECK_TRACER_LEAKS", "JAX_ENABLE_CHECKS",
+    "JAX_THREEFRY_PARTITIONABLE",
+)  # fmt: skip
+_PRECISIONS = ("default", "high", "highest", "bfloat16", "tensorfloat32", "float32")
+_DOT_PRESET = re.compile(r"(ANY_F8|F16|BF16|TF32|F32|F64)_\w+")
+_TPU = (
+    "TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES", "TPU_PROCESS_BOUNDS", "TPU_HOST_BOUNDS",
+    "TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_CHIPS_PER_HOST_BOUNDS", "TPU_VISIBLE_CHIPS",
+    "TPU_VISIBLE_DEVICES", "TPU_WORKER_ID", "CLOUD_TPU_TASK_ID", "TPU_ACCELERATOR_TYPE",
+    "MEGASCALE_NUM_SLICES", "MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_SLICE_ID",
+)  # fmt: skip
+_TPU_LOCK = "/tmp/libtpu_lockfile"
+_CUDA_LIBRARIES = re.compile(r"lib(cudnn|cublas|nccl|cusolver|cusparse|cufft|nvjitlink)\b.*\.so")
+
+
+def variables(env: Variables) -> Iterator[Finding]:
+    yield from _platforms(env)
+    yield from _xla(env)
+    yield from _jax(env)
+    yield from _tpu(env)
+    yield from _gpu(env)
+    yield from _schedulers(env)
+    yield from _network(env)
+    yield from _hub(env)
+
+
+# -- devices --
+
+
+def _platforms(env: Variables) -> Iterator[Finding]:
+    plugins = {point.name for point in entry_points(group="jax_plugins")}
+    plugins |= {part.partition(":")[0] for part in _parts(env, "PJRT_NAMES_AND_LIBRARY_PATHS")}
+    cuda = is_installed("jax_cuda12_plugin") or is_installed("jax_cuda13_plugin")
+    for name in platforms(env):
+        if name not in (*_KNOWN, *plugins):
+            near = name.lower() if name.lower() in _KNOWN else "cpu, cuda or tpu"
+            yield broken(
+                "platform_unknown", f"JAX_PLATFORMS names {name!r}, which JAX does not know",
+                f"export JAX_PLATFORMS={near}, or unset it",
+            )  # fmt: skip
+        if name in ("gpu", "cuda") and not cuda and not is_installed("jax_rocm7_plugin"):
+            yield broken(
+                "platform_not_installed", f"JAX_PLATFORMS={name}, but JAX has no plugin for GPUs",
+                "pip install 'rljax[cuda]', or unset JAX_PLATFORMS",
+            )  # fmt: skip
+        if name == "tpu" and not (is_installed("libtpu") or env.get("TPU_LIBRARY_PATH")):
+            yield broken(
+                "platform_not_installed", "JAX_PLATFORMS=tpu, but libtpu is not installed",
+                "pip install 'rljax[tpu]', or unset JAX_PLATFORMS",
+            )  # fmt: skip
+        absent = (name == "tpu" and not has_tpu()) or (name in ("gpu", "cuda") and not has_nvidia())
+        if absent:
+            yield broken(
+                "platform_without_device", f"JAX_PLATFORMS={name}, but this machine shows no such "
+                "device", "unset JAX_PLATFORMS, or run on a machine that has one (in a container: "
+                "hand the devices in)",
+            )  # fmt: skip
+    if not platforms(env) and has_nvidia() and not cuda:
+        yield broken(
+            "gpu_not_used", "this machine has NVIDIA GPUs, but JAX has no plugin for them",
+            "pip install 'rljax[cuda]'",
+        )  # fmt: skip
+    if not platforms(env) and has_tpu() and not is_installed("libtpu"):
+        yield broken(
+            "tpu_not_used", "this machine has TPU chips, but libtpu is not installed",
+            "pip install 'rljax[tpu]'",
+        )  # fmt: skip
+
+
+def _xla(env: Variables) -> Iterator[Finding]:
+    text = env.get("XLA_FLAGS", "").strip()
+    if text and not text.startswith("--"):
+        if not os.path.isfile(text):
+            yield broken(
+                "xla_flags_not_flags", f"XLA_FLAGS={text!r} does not begin with --, so XLA takes "
+                "it for the name of a file, which is not there", "write "
+                "XLA_FLAGS='--xla_NAME=VALUE ...', or unset it",
+            )  # fmt: skip
+        return
+    flags = dict(word.partition("=")[::2] for word in text.split())
+    if of_tpu := [name for name in flags if name.startswith(("--xla_tpu_", "--xla_jf_"))]:
+        yield broken(
+            "xla_flags_of_tpu", f"XLA_FLAGS holds {of_tpu[0]}, which libtpu alone knows: elsewhere "
+            "the process ends at it", "put flags of TPUs into LIBTPU_INIT_ARGS",
+        )  # fmt: skip
+    count = flags.get("--xla_force_host_platform_device_count", "1")
+    if count != "1":
+        yield warning(
+            "virtual_devices", f"XLA_FLAGS makes {count} devices of this CPU, as tests do",
+            "unset XLA_FLAGS for a run on the CPU: its cores are shared anyway",
+        )  # fmt: skip
+    if "--xla_dump_to" in flags:
+        yield warning(
+            "xla_dumps", f"XLA_FLAGS writes every program to {flags['--xla_dump_to']}",
+            "unset --xla_dump_to unless you read the dumps: they take time and disk",
+        )  # fmt: skip
+
+
+def _jax(env: Variables) -> Iterator[Finding]:
+    for name in _BOOLEAN:
+        if env.get(name, "").lower() not in ("", *_TRUE, *_FALSE):
+            yield broken(
+                "jax_variable_not_boolean", f"{name}={env[name]!r}: JAX ends at a value that is "
+                "neither true nor false", f"unset {name}, or set it to 0 or 1",
+            )  # fmt: skip
+    if _is_true(env, "JAX_DISABLE_JIT"):
+        yield broken(
+            "jit_disabled", "JAX_DISABLE_JIT is set: every operation runs by itself, a thousand "
+            "times slower", "unset JAX_DISABLE_JIT",
+        )  # fmt: skip
+    if _is_true(env, "JAX_ENABLE_X64"):
+        yield warning(
+            "double_precision", "JAX_ENABLE_X64 is set: numbers without a dtype become float64, "
+            "which TPUs do not have", "unset JAX_ENABLE_X64",
+        )  # fmt: skip
+    for name in ("JAX_DEBUG_NANS", "JAX_DEBUG_INFS"):
+        if _is_true(env, name):
+            yield warning(
+                "nan_checks", f"{name} is set: a step that is not finite ends the run, where rljax "
+                "would skip and count it", f"unset {name}; `rljax replay RUN` finds the operation",
+            )  # fmt: skip
+    if env.get("JAX_ENABLE_COMPILATION_CACHE", "").lower() in _FALSE:
+        yield warning(
+            "compilation_cache_off", "JAX_ENABLE_COMPILATION_CACHE is false: every start compiles "
+            "all programs anew", "unset JAX_ENABLE_COMPILATION_CACHE",
+        )  # fmt: skip
+    precision = env.get("JAX_DEFAULT_MATMUL_PRECISION", "")
+    if precision and precision not in _PRECISIONS and not _DOT_PRESET.fullmatch(precision):
+        yield broken(
+            "matmul_precision_unknown", f"JAX_DEFAULT_MATMUL_PRECISION={precision!r}: JAX ends at "
+            "it", f"one of {', '.join(_PRECISIONS)}, or unset it",
+        )  # fmt: skip
+    for name in ("XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"):
+        if name in env and not _is_fraction(env[name]):
+            yield broken(
+                "memory_fraction", f"{name}={env[name]!r} is no share of a device's memory",
+                f"a number above 0 and at most 1, such as {name}=0.9, or unset it",
+            )  # fmt: skip
+    for part in _parts(env, "PJRT_NAMES_AND_LIBRARY_PATHS"):
+        file = part.partition(":")[2]
+        if not os.path.isfile(file):
+            yield broken(
+                "plugin_missing", f"PJRT_NAMES_AND_LIBRARY_PATHS names {part!r}, and there is no "
+                "such library", "unset it, or give NAME:PATH of a library that is there",
+            )  # fmt: skip
+
+
+def _is_fraction(text: str) -> bool:
+    try:
+        return 0 < float(text) <= 1
+    except ValueError:
+        return False
+
+
+def _tpu(env: Variables) -> Iterator[Finding]:
+    path = env.get("TPU_LIBRARY_PATH", "")
+    if path and not os.path.isfile(path):
+        yield broken(
+            "libtpu_missing", f"TPU_LIBRARY_PATH={path}: there is no such file",
+            "unset TPU_LIBRARY_PATH: the installed libtpu is used then",
+        )  # fmt: skip
+    left = [name for name in _TPU if env.get(name)]
+    if left and not has_tpu():
+        yield broken(
+            "tpu_variables_left", f"{', '.join(left)} set, on a machine without TPU chips: a run "
+            "would look for the hosts of another one", f"unset {' '.join(left)}",
+        )  # fmt: skip
+    chips = env.get("TPU_VISIBLE_CHIPS") or env.get("TPU_VISIBLE_DEVICES")
+    if chips and not env.get("TPU_PROCESS_BOUNDS"):
+        yield warning(
+            "tpu_part_of_host", f"TPU_VISIBLE_CHIPS={chips} without TPU_PROCESS_BOUNDS",
+            "also set TPU_PROCESS_BOUNDS=1,1,1 and TPU_CHIPS_PER_PROCESS_BOUNDS, or unset it",
+        )  # fmt: skip
+    if (has_tpu() or "tpu" in platforms(env)) and (reason := _locked(_TPU_LOCK)):
+        yield broken(
+            "tpu_lock", f"{_TPU_LOCK}: {reason}: another process or account has the TPU",
+            f"end that process (lsof -w /dev/accel0 /dev/vfio/*), then rm -f {_TPU_LOCK}",
+        )  # fmt: skip
+
+
+def _locked(file: str) -> str:
+    """Why libtpu could not take its lock; "" where it could, or there is none."""
+    try:
+        handle = os.open(file, os.O_RDWR)
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return error.strerror
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return "it is locked"
+    finally:
+        os.close(handle)
+    return ""
+
+
+def _gpu(env: Variables) -> Iterator[Finding]:
+    visible = env.get("CUDA_VISIBLE_DEVICES")
+    gpu = asks_for_gpu(env) or has_nvidia()
+    if gpu and visible is not None and visible.strip() in ("", "-1", "NoDevFiles"):
+        yield broken(
+            "gpus_hidden", f"CUDA_VISIBLE_DEVICES={visible!r} hides every GPU",
+            "unset CUDA_VISIBLE_DEVICES",
+        )  # fmt: skip
+    for folder in env.get("LD_LIBRARY_PATH", "").split(os.pathsep) if gpu else ():
+        names = sorted(os.listdir(folder)) if folder and os.path.isdir(folder) else []
+        found = [name for name in names if _CUDA_LIBRARIES.match(name)]
+        if found:
+            yield broken(
+                "cuda_libraries_hidden", f"LD_LIBRARY_PATH: {found[0]} of {folder} hides the one "
+                "that JAX was built for", "unset LD_LIBRARY_PATH: pip has installed CUDA's "
+                "libraries",
+            )  # fmt: skip
+            return
+
+
+# -- schedulers --
+
+
+def _schedulers(env: Variables) -> Iterator[Finding]:
+    tasks = env.get("SLURM_NTASKS", "")
+    if env.get("SLURM_JOB_ID") and tasks.isdecimal() and int(tasks) > 1:
+        if not env.get("SLURM_PROCID") or not env.get("SLURM_STEP_NODELIST"):
+            yield warning(
+                "slurm_without_srun", f"a SLURM job of {tasks} tasks, and this process is none of "
+                "them: a run from here has one host", "start it by srun: `rljax pod slurm` prints "
+                "the script",
+            )  # fmt: skip
+
+
+# -- network --
+
+
+def _network(env: Variables) -> Iterator[Finding]:
+    proxies = {
+        name: env[name]
+        for low in ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
+        for name in (low, low.upper())
+        if env.get(name)
+    }
+    excepted = {"no": env.get("no_proxy") or env.get("NO_PROXY") or ""}
+    near = [h for h in ("localhost", "127.0.0.1")
+            if not urllib.request.proxy_bypass_environment(h, excepted)]  # fmt: skip
+    if proxies and near:
+        yield broken(
+            "proxy_for_loopback", f"{next(iter(proxies))} is used for {' and '.join(near)}, too: "
+            "judges, tools and hosts on this machine are not reached",
+            "export no_proxy=localhost,127.0.0.1,::1",
+        )  # fmt: skip
+    for name, value in proxies.items():
+        if not re.match(r"(https?|socks[45]h?)://[^\s/]+|[\w.-]+:\d+/?$", value):
+            yield broken(
+                "proxy_malformed", f"{name}={value!r} is no address of a proxy",
+                f"export {name}=http://HOST:PORT, or unset it",
+            )  # fmt: skip
+    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
+        if env.get(name) and not os.path.exists(env[name]):
+            yield broken(
+                "certificates_missing", f"{name}={env[name]}: there is no such file, so no https "
+                "address is reached", f"unset {name}, or give a file of certificates",
+            )  # fmt: skip
+
+
+def _hub(env: Variables) -> Iterator[Finding]:
+    token = env.get("HF_TOKEN", env.get("HUGGING_FACE_HUB_TOKEN", ""))
+    if re.search(r"\s|['\"]", token.rstrip("\n")) or token.startswith("$"):
+        yield broken(
+            "hub_token_malformed", "HF_TOKEN holds blanks, quotes or a name of a variable, which "
+            "no token does", "export HF_TOKEN=hf_... without quotes inside, or unset it and "
+            "`hf auth login`",
+        )  # fmt: skip
+    endpoint = env.get("HF_ENDPOINT", "")
+    if endpoint and not re.match(r"https?://[^\s/]+", endpoint):
+        yield broken(
+            "hub_endpoint_malformed", f"HF_ENDPOINT={endpoint!r} is no address",
+            "export HF_ENDPOINT=https://HOST, or unset it",
+        )  # fmt: skip
+    offline = next((n for n in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if _is_true(env, n)), "")
+    if offline:
+        yield warning(
+            "hub_offline", f"{offline} is set: models and data come from the cache alone",
+            f"unset {offline} to download",
+        )  # fmt: skip
+    home = env.get("HF_HOME") or os.path.join(
+        env.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "huggingface"
+    )
+    stored = os.path.isfile(env.get("HF_TOKEN_PATH") or os.path.join(home, "token"))
+    where = "HF_TOKEN" if token else "`hf auth login`" if stored else ""
+    fact = f"a token of {where}; not asked whether it is valid" if where else "not logged in"
+    yield fine("hub", fact if is_installed("huggingface_hub") else "the extra hub is not installed")
+
+
+def _parts(env: Variables, name: str) -> list[str]:
+    return [part.strip() for part in env.get(name, "").split(",") if part.strip()]
+
+
+def _is_true(env: Variables, name: str) -> bool:
+    return env.get(name, "").strip().lower() in _TRUE

@@ -1,0 +1,9 @@
+"""Numbers with units, for people. Imports nothing, so that errors can be said at once."""
+
+
+def human_bytes(count: float) -> str:
+    """A number of bytes for people: 512 B, 90 kB, 0.776 MB, 20.5 GB."""
+    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e5, "MB")):
+        if count >= unit:
+            return f"{count / max(unit, 1e6):.3g} {name}"
+    return f"{count / 1e3:.3g} kB" if count >= 1e3 else f"{count:.0f} B"

@@ -1,0 +1,500 @@
+"""rljax doctor: every set-up that it names is made here, with real variables, folders, packages,
+limits, processes and sockets, and is named with a line that mends it."""
+
+import ast
+import fcntl
+import json
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import REPO
+
+from rljax.config import Config, fingerprints, to_dict
+from rljax.doctor.network import hosts_network
+from rljax.doctor.run_folder import run_folder
+from rljax.doctor.variables import variables
+from rljax.hosts.cluster import Cluster
+from rljax.hosts.meeting import meet
+from rljax.setup.checkpoint import Checkpoints
+from rljax.tracking.folder import locked
+
+SOURCES = [*(REPO / "rljax" / "doctor").glob("*.py")]
+PAGE = REPO / "docs" / "guides" / "command.md"
+# The shell and the tools of the system, and no `rljax` of another Python.
+PLAIN = {"PATH": f"{os.path.dirname(sys.executable)}:/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
+
+# {what is named: the variables that make it}
+VARIABLES = {
+    "platform_unknown": {"JAX_PLATFORMS": "CPU"},
+    "platform_not_installed": {"JAX_PLATFORMS": "cuda"},
+    "platform_without_device": {"JAX_PLATFORMS": "tpu"},
+    "gpus_hidden": {"JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": "-1"},
+    "cuda_libraries_hidden": {"JAX_PLATFORMS": "cuda", "LD_LIBRARY_PATH": "{here}/cuda"},
+    "xla_flags_not_flags": {"XLA_FLAGS": "xla_cpu_enable_fast_math=true"},
+    "xla_flags_of_tpu": {"XLA_FLAGS": "--xla_tpu_scoped_vmem_limit_kib=65536"},
+    "virtual_devices": {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"},
+    "xla_dumps": {"XLA_FLAGS": "--xla_dump_to=/tmp/dumps"},
+    "jax_variable_not_boolean": {"JAX_DEBUG_NANS": "maybe"},
+    "jit_disabled": {"JAX_DISABLE_JIT": "1"},
+    "double_precision": {"JAX_ENABLE_X64": "True"},
+    "nan_checks": {"JAX_DEBUG_NANS": "true"},
+    "compilation_cache_off": {"JAX_ENABLE_COMPILATION_CACHE": "0"},
+    "matmul_precision_unknown": {"JAX_DEFAULT_MATMUL_PRECISION": "hi"},
+    "memory_fraction": {"XLA_PYTHON_CLIENT_MEM_FRACTION": "90"},
+    "plugin_missing": {"PJRT_NAMES_AND_LIBRARY_PATHS": "mine:{here}/no.so"},
+    "libtpu_missing": {"TPU_LIBRARY_PATH": "{here}/libtpu.so"},
+    "tpu_variables_left": {"TPU_WORKER_HOSTNAMES": "10.0.0.1,10.0.0.2"},
+    "slurm_without_srun": {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"},
+    "proxy_for_loopback": {"http_proxy": "http://proxy:3128"},
+    "proxy_malformed": {"HTTPS_PROXY": "proxy", "NO_PROXY": "localhost,127.0.0.1"},
+    "certificates_missing": {"SSL_CERT_FILE": "{here}/no.pem"},
+    "hub_token_malformed": {"HF_TOKEN": '"hf_abc"'},
+    "hub_endpoint_malformed": {"HF_ENDPOINT": "huggingface.co"},
+    "hub_offline": {"HF_HUB_OFFLINE": "1"},
+}
+# What comes with it: without a plugin there is no device either.
+ALSO = {"platform_not_installed", "platform_without_device"}
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("here")
+    (folder / "cuda").mkdir()
+    (folder / "cuda" / "libcudnn.so.8").touch()
+    return folder
+
+
+def named(findings) -> dict[str, str]:
+    """{name: fix} of what is not fine; each says how to mend it in one line."""
+    wrong = {f.name: f.fix for f in findings if f.status != "fine"}
+    assert all(fix and "\n" not in fix for fix in wrong.values()), wrong
+    return wrong
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_variables_are_named_each_by_itself(name, here):
+    environment = {key: text.format(here=here) for key, text in VARIABLES[name].items()}
+    found = named(variables(environment)).keys()
+    assert found - ALSO == {name} - ALSO and name in found
+    assert named(variables(PLAIN)) == {}
+
+
+# -- the command, in processes
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """site(NAME, without=..., metadata=...) -> a folder of links to what is installed, but for
+    rljax and some others, and with metadata of its own."""
+
+    def make(name: str, without=(), metadata=()) -> Path:
+        folder = tmp_path_factory.mktemp(name) / "site-packages"
+        folder.mkdir()
+        for home in [path for path in sys.path if path.endswith("-packages")]:
+            for entry in os.scandir(home):
+                left = re.match(r"(__editable__)?_*rljax|.*\.pth$", entry.name) or any(
+                    entry.name.lower().startswith(prefix) for prefix in without
+                )
+                if not left and not (folder / entry.name).exists():
+                    (folder / entry.name).symlink_to(entry.path)
+        for package, version in metadata:
+            about = folder / f"{package}-{version}.dist-info"
+            about.mkdir()
+            (about / "METADATA").write_text(f"Name: {package}\nVersion: {version}\n")
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def doctor(site, here):
+    """doctor(ARGUMENTS, ...) -> (exit code, its findings by name, what it said of errors)."""
+    plain = site("plain")
+    home = here / "home"
+    home.mkdir()
+
+    def call(*arguments, env=None, before="true", inside=(), paths=(), packages=plain, jax=False):
+        command = [sys.executable, "-S", "-m", "rljax", "doctor", "--json", *arguments]
+        command = shlex.join([*command, *([] if jax else ["--nojax"])])
+        path = shlex.quote(":".join(map(str, [*paths, REPO, packages])))
+        line = f"{before}; export PYTHONPATH={path}"
+        done = subprocess.run(
+            [*inside, "bash", "-c", f"{line}; exec {command}"], cwd=here, capture_output=True,
+            text=True, env={**PLAIN, "HOME": str(home), **(env or {})}, timeout=120,
+        )  # fmt: skip
+        assert "Traceback" not in done.stderr and done.stdout, done.stderr
+        result = json.loads(done.stdout)
+        found = {f["name"]: f for f in result["findings"] if f["status"] != "fine"}
+        assert all(f["fix"] for f in found.values())
+        assert result["broken"] == sum(f["status"] == "broken" for f in result["findings"])
+        assert done.returncode == bool(result["broken"])
+        return found
+
+    return call
+
+
+def test_a_healthy_machine_is_told_so(doctor):
+    found = doctor("--disk_gb=0.001", env={"JAX_PLATFORMS": "cpu"}, jax=True)
+    assert found.keys() <= {"sandbox_weak"}, found
+
+
+def test_variables_reach_the_command(doctor, here):
+    wanted, environment = [], {}
+    for name, own in VARIABLES.items():
+        if not environment.keys() & own.keys() and "proxy" not in name:
+            environment |= {key: text.format(here=here) for key, text in own.items()}
+            wanted.append(name)
+    found = doctor(env=environment)
+    assert set(wanted) <= found.keys() and len(wanted) > 15
+
+
+# -- packages
+
+
+@pytest.fixture(scope="module")
+def bad_packages(doctor, site, here):
+    """What is found where every package is wrong in a way of its own."""
+    packages = site(
+        "wrong",
+        without=("grain-", "optax-", "typing_extensions-"),
+        metadata=[("optax", "0.0.1"), ("typing_extensions", "0.1"), ("spare", "1.0"), ("spare", "2.0"),
+                  ("jax_cuda12_plugin", "0.1"), ("rljax", "0.0.1")],
+    )  # fmt: skip
+    (packages / "~umpy").mkdir()
+    (packages / "rljax").mkdir()
+    (packages / "rljax" / "__init__.py").touch()
+    hiding = here / "hiding"
+    hiding.mkdir()
+    (hiding / "jax.py").touch()
+    bin = here / "bin"
+    bin.mkdir()
+    (bin / "rljax").write_text("#!/opt/other/bin/python3\n")
+    (bin / "rljax").chmod(0o755)
+    return doctor(
+        packages=packages, paths=[hiding, here / "gone"], env={"PATH": f"{bin}:{PLAIN['PATH']}"}
+    )  # fmt: skip
+
+
+PACKAGES = (
+    "package_missing", "package_too_old", "packages_disagree", "package_twice",
+    "plugin_of_another_version", "install_interrupted", "library_hidden", "pythonpath_missing",
+    "checkout_hides_installed", "rljax_metadata_stale", "command_of_another_python",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_packages(name, bad_packages):
+    assert name in bad_packages
+    said = {"package_missing": "grain", "package_too_old": "optax 0.0.1", "package_twice": "spare has",
+            "packages_disagree": "typing", "library_hidden": "'jax'"}  # fmt: skip
+    assert said.get(name, "") in bad_packages[name]["what"]
+
+
+def test_two_installs_of_rljax(doctor, here):
+    for name in ("first", "second"):
+        (here / name).mkdir()
+    (here / "first" / "rljax").symlink_to(REPO / "rljax")
+    (here / "second" / "rljax").mkdir()
+    (here / "second" / "rljax" / "__init__.py").touch()
+    found = doctor(paths=[here / "first", here / "second"])
+    assert str(here / "second") in found["rljax_twice"]["what"]
+
+
+# -- the machine
+
+MACHINE = (
+    "open_files_limit", "process_limit", "memory_limit", "file_size_limit", "cpu_time_limit",
+    "stack_limit", "locale_not_utf8", "temporary_folder_unwritable", "home_unwritable",
+    "compilation_cache_unwritable", "hub_cache_unwritable", "disk_full", "asserts_off",
+    "preload_missing",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def bad_machine(doctor, here):
+    limits = "ulimit -n 128; ulimit -u 400; ulimit -v 8000000; ulimit -f 200000; ulimit -t 600"
+    (here / "a_file").touch()
+    environment = {
+        "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "TMPDIR": f"{here}/gone",
+        "HOME": f"{here}/a_file/home", "HF_HOME": "/proc/nowhere", "PYTHONOPTIMIZE": "1",
+    }  # fmt: skip
+    before = f"{limits}; ulimit -s 1024; export LD_PRELOAD=/nowhere/lib.so"
+    return doctor("--disk_gb=1e9", env=environment, before=before)
+
+
+@pytest.mark.parametrize("name", MACHINE)
+def test_machine(name, bad_machine):
+    assert name in bad_machine
+
+
+def test_a_cache_that_anybody_can_write(doctor, here):
+    home = here / "open"
+    cache = home / ".cache" / "rljax" / "jax"
+    cache.mkdir(parents=True)
+    cache.chmod(0o777)
+    found = doctor(env={"HOME": str(home)})
+    assert found["compilation_cache_open"]["fix"] == f"chmod go-w {cache}"
+
+
+DEVICES = ("shared_memory_small", "gpu_not_used", "tpu_not_used", "tpu_part_of_host")
+
+
+@pytest.fixture(scope="module")
+def bad_devices(doctor, here):
+    """A machine with a GPU, a TPU and 1 MB of shared memory: a /dev of its own."""
+    inside = ("unshare", "-rm")
+    if subprocess.run(
+        [*inside, "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True
+    ).returncode:
+        pytest.skip("this machine allows no namespaces")
+    dev = here / "dev"
+    (dev / "shm").mkdir(parents=True)
+    for name in ("null", "nvidia0", "accel0"):
+        (dev / name).touch()
+    before = (
+        f"mount --bind /dev/null {dev}/null; mount -t tmpfs -o size=1m none {dev}/shm; "
+        f"mount --rbind {dev} /dev"
+    )
+    return doctor(before=before, inside=inside, env={"TPU_VISIBLE_CHIPS": "0"})
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_devices(name, bad_devices):
+    assert name in bad_devices
+
+
+def test_the_lock_of_a_tpu():
+    lock = Path("/tmp/libtpu_lockfile")
+    was_there = lock.exists()
+    with open(lock, "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        found = named(variables({"JAX_PLATFORMS": "tpu"}))
+    assert "tpu_lock" not in named(variables({"JAX_PLATFORMS": "tpu"}))
+    if not was_there:
+        lock.unlink()
+    assert "rm -f /tmp/libtpu_lockfile" in found["tpu_lock"]
+
+
+# -- what JAX says itself
+
+
+def test_a_flag_that_xla_does_not_know(doctor):
+    flags = {"XLA_FLAGS": "--xla_no_such_flag=1", "JAX_PLATFORMS": "cpu"}
+    found = doctor(env=flags, jax=True)
+    assert "--xla_no_such_flag" in found["xla_flags_unknown"]["what"]
+
+
+@pytest.mark.slow
+def test_jax_says_what_is_wrong(doctor, site):
+    wrong = {"JAX_PLATFORMS": "cpuu", "RLJAX_HOST": "1"}
+    found = doctor(env=wrong, jax=True)
+    assert "cpuu" in found["no_device"]["what"]
+    assert "RLJAX_HOSTS" in found["hosts_variables_wrong"]["what"]
+    packages = site("abi", without=("numpy", "jax"))
+    (packages / "numpy.py").write_text("raise ImportError('numpy.core.multiarray failed')\n")
+    (packages / "jax").mkdir()
+    (packages / "jax" / "__init__.py").write_text("import numpy\n")
+    found = doctor(packages=packages, jax=True)
+    assert "multiarray" in found["jax_does_not_start"]["what"]
+    (packages / "jax" / "__init__.py").write_text("import time; time.sleep(60)\n")
+    found = doctor("--timeout_s=0.5", packages=packages, jax=True)
+    assert "within 0.5 s" in found["jax_hangs"]["what"]
+
+
+@pytest.mark.slow
+def test_a_weak_sandbox(doctor):
+    inside = ("unshare", "-rm")
+    if subprocess.run([*inside, "true"], capture_output=True).returncode:
+        pytest.skip("this machine allows no namespaces")
+    forbidden = "echo 0 > /proc/sys/user/max_user_namespaces"
+    found = doctor(env={"JAX_PLATFORMS": "cpu"}, inside=inside, before=forbidden, jax=True)
+    assert {"sandbox_weak", "sandbox_missing"} & found.keys()
+
+
+# -- a run folder
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run folder with a whole checkpoint."""
+    folder, config = tmp_path / "run", Config(model="decoder()")
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(to_dict(config)))
+    checkpoints = Checkpoints(folder / "checkpoints")
+    checkpoints.prepare()
+    state = {"progress": {"taken": {"rl": 3}}, "fingerprints": fingerprints(config)}
+    checkpoints.save(3, {"w": np.zeros(4)}, state)
+    assert named(run_folder(folder)) == {}
+    return folder
+
+
+def torn(run):
+    file = max((run / "checkpoints" / "00000003" / "arrays").rglob("*"), key=lambda p: p.is_file())
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def half_written(run):
+    (run / "checkpoints" / ".00000004").mkdir()
+
+
+def of_another_version(run):
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**config, "a_field_of_next_year": 1}))
+
+
+def of_other_settings(run):
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**config, "seed": 7}))
+
+
+def from_the_future(run):
+    os.utime(run / "config.json", (time.time() + 3600,) * 2)
+
+
+def unwritable(run):
+    (run / "metrics.jsonl").mkdir()
+
+
+RUNS = {
+    "checkpoint_torn": torn,
+    "checkpoint_half_written": half_written,
+    "run_of_another_version": of_another_version,
+    "checkpoint_of_other_settings": of_other_settings,
+    "files_from_the_future": from_the_future,
+    "run_folder_unwritable": unwritable,
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_run_folders(name, run):
+    RUNS[name](run)
+    assert named(run_folder(run)).keys() == {name}
+
+
+def test_a_run_folder_that_is_used_or_cannot_be_made(run, tmp_path):
+    with locked(run):
+        assert named(run_folder(run)).keys() == {"run_folder_in_use"}
+    (tmp_path / "a_file").touch()
+    assert named(run_folder(tmp_path / "a_file" / "run")).keys() == {"run_folder_unwritable"}
+    new = tmp_path / "new" / "run"
+    assert named(run_folder(new)) == {} and not new.parent.exists()
+
+
+@pytest.mark.slow
+def test_the_command_looks_into_a_run_folder(run, doctor):
+    torn(run)
+    assert "checkpoint_torn" in doctor(str(run))
+
+
+# -- the hosts
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def variables_of(host: int, hosts: int, port: int) -> dict[str, str]:
+    return {"RLJAX_COORDINATOR": f"127.0.0.1:{port}", "RLJAX_HOSTS": str(hosts),
+            "RLJAX_HOST": str(host)}  # fmt: skip
+
+
+def together(*calls) -> list[list]:
+    """What calls that wait for each other return."""
+    out = [None] * len(calls)
+
+    def run(k):
+        out[k] = list(calls[k]() or ())
+
+    threads = [threading.Thread(target=run, args=(k,)) for k in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return out
+
+
+def test_three_hosts_reach_each_other():
+    port, other = free_port(), free_port()
+    hosts = [lambda k=k: hosts_network(variables_of(k, 3, port), (other,), 20.0) for k in range(3)]
+    for findings in together(*hosts):
+        assert named(findings) == {}
+        assert [f.name for f in findings] == ["hosts", "port", "port"]
+
+
+def test_a_port_that_is_taken():
+    port, other = free_port(), free_port()
+    with socket.create_server(("", other)):  # of the first host; it answers nobody
+        first, second = together(
+            lambda: hosts_network(variables_of(0, 2, port), (other,), 2.0),
+            lambda: hosts_network(variables_of(1, 2, port), (other,), 2.0),
+        )
+    assert named(first).keys() == {"port_taken"}
+    assert named(second).keys() == {"host_unreachable", "host_does_not_reach_us"}
+
+
+def test_a_clock_that_is_ahead_and_a_way_that_is_closed():
+    """The second host answers 100 s ahead, and its calls do not get through."""
+    port = free_port()
+
+    def second():
+        meet(Cluster(f"127.0.0.1:{port}", 2, 1, "test"), 20.0)
+        with socket.create_server(("", port + 1)) as server:
+            caller, _ = server.accept()
+            with caller:
+                caller.recv(100)
+                caller.sendall(json.dumps({"time": time.time() + 100}).encode() + b"\n")
+
+    first, _ = together(lambda: hosts_network(variables_of(0, 2, port), (), 2.0), second)
+    assert named(first).keys() == {"clock_skew", "host_does_not_reach_us"}
+
+
+def test_hosts_that_are_not_there():
+    alone = hosts_network(variables_of(0, 2, free_port()), (), 1.5)
+    assert named(alone).keys() == {"hosts_do_not_meet"}
+    assert named(hosts_network({}, (), 1.0)).keys() == {"hosts_not_named"}
+    env = {**variables_of(1, 2, 8476), "RLJAX_COORDINATOR": "no-such-host.invalid:8476"}
+    assert named(hosts_network(env, (), 1.0)).keys() == {"host_unknown"}
+    env = variables_of(5, 2, 8476)
+    assert named(hosts_network(env, (), 1.0)).keys() == {"hosts_variables_wrong"}
+
+
+# -- that nothing is left out
+
+OTHERS = {
+    "rljax_twice", "compilation_cache_open", "tpu_lock", "xla_flags_unknown", "no_device",
+    "hosts_variables_wrong", "jax_does_not_start", "jax_hangs", "sandbox_weak",
+    "run_folder_in_use", "hosts_do_not_meet", "hosts_not_named", "host_unknown", "port_taken",
+    "host_unreachable", "host_does_not_reach_us", "clock_skew",
+}  # fmt: skip
+
+
+def names_in_the_source() -> set[str]:
+    calls = [node for file in SOURCES for node in ast.walk(ast.parse(file.read_text()))
+             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]  # fmt: skip
+    wrong = [call for call in calls if call.func.id in ("broken", "warning", "_problem")]
+    return {call.args[0].value for call in wrong if isinstance(call.args[0], ast.Constant)} | {
+        row[0] for row in _limits()
+    }
+
+
+def _limits():
+    from rljax.doctor.machine import _LIMITS
+
+    return _LIMITS
+
+
+def test_every_name_is_provoked_and_documented():
+    """But for a machine without any sandbox, which none of ours is."""
+    provoked = {*VARIABLES, *PACKAGES, *MACHINE, *DEVICES, *RUNS, *OTHERS}
+    assert names_in_the_source() == provoked | {"sandbox_missing"} and len(provoked) > 60
+    assert set(re.findall(r"^\| `(\w+)` \|", PAGE.read_text(), re.M)) == names_in_the_source()
