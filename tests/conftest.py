@@ -159,3 +159,19 @@ def devices_of():
 def chips(devices_of):
     """A v5e of eight."""
     return devices_of("v5e:2x4")
+
+
+@pytest.fixture
+def rljax_command(capsys, monkeypatch):
+    """rljax ARGUMENTS -> (exit code, stdout, stderr)."""
+
+    from rljax.command import main
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "path", list(sys.path))  # the working folder is added to it
+        with pytest.raises(SystemExit) as end:
+            main(arguments)
+        out, err = capsys.readouterr()
+        return end.value.code, out, err
+
+    return call

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import rljax
 from rljax.command.launch import Command, complain, launch
 from rljax.config import options as of
+from rljax.config.config_options import DiffOptions, ShowOptions
 from rljax.config.declare import Options
 from rljax.config.doctor_options import DoctorOptions
 from rljax.config.plan_options import PlanOptions
@@ -26,6 +27,10 @@ COMMANDS = {
         Command("train", "run a config: rljax train quickstart", "train", of.TrainOptions,
                 "needed"),
         Command("configs", "list the configs that ship", "configs", Options),
+        Command("config show", "the resolved config, as a table, YAML or JSON", "config_show",
+                ShowOptions, "needed", prints_config=True),
+        Command("config diff", "the fields in which two configs or runs differ", "config_diff",
+                DiffOptions),
         Command("doctor", "what is wrong with this machine or a run folder, and how to mend it",
                 "doctor", DoctorOptions),
         Command("inspect", "print rows of the data as the model reads them", "inspect_data",
@@ -106,7 +111,8 @@ def _unknown(arguments: Sequence[str]) -> InputError:
     word = arguments[0]
     longer = [name for name in COMMANDS if name.startswith(f"{word} ")]
     said = " ".join(arguments[:2]) if longer else word
-    close = difflib.get_close_matches(said, COMMANDS, n=1) or longer
+    close = (longer if said == word else []) or difflib.get_close_matches(said, COMMANDS, n=1)
+    close = close or longer
     close = close or [name for name in COMMANDS if word in name.split()]
     hint = f"did you mean rljax {' or '.join(close)}? " if close else ""
     return InputError("no such command", value=said, fix=f"{hint}`rljax --help` lists them")

@@ -21,8 +21,9 @@ from rljax.config import Config, changed_fields, to_dict
 from rljax.config.checks import refuse_own_code
 from rljax.config.declare import define_flags, options_help, options_usage, parsed_options
 from rljax.config.describe import config_help
-from rljax.config.flags import config_flags, is_data, load_config_file, with_texts
+from rljax.config.flags import config_flags, is_data, load_config_file
 from rljax.config.options import CompilerOptions, TrustOptions
+from rljax.config.texts import with_texts
 from rljax.doctor.packages import hidden_libraries
 from rljax.errors import InputError
 
@@ -32,8 +33,8 @@ _HELP = ("--help", "-h", "-help", "--helpfull", "--helpshort")
 @dataclasses.dataclass(frozen=True)
 class Command:
     """A command: its name, what it is for, its module in this folder, its options, whether it takes
-    a config ("", "optional", "needed", or the one that it takes where none is given), and whether
-    one host alone can run it."""
+    a config ("", "optional", "needed", or the one that it takes where none is given), whether one
+    host alone can run it, and whether it prints the config alone, so that nothing it names runs."""
 
     name: str
     about: str
@@ -41,6 +42,7 @@ class Command:
     options: type
     config: str = ""
     one_host: bool = False
+    prints_config: bool = False
 
     def doc(self) -> str:
         """The docstring of its module, which is not imported for it."""
@@ -56,9 +58,10 @@ class Given:
     fields: Mapping[str, str]  # --config.FIELD=TEXT
     config: Config | None
 
-    def config_arguments(self) -> list[str]:
-        """The arguments that give another process the same config."""
-        return [f"--config={self.path}", *(f"--config.{k}={v}" for k, v in self.fields.items())]
+    def config_arguments(self, *, trust_code: bool = False) -> list[str]:
+        """The arguments that give another process the same config, and the same trust in it."""
+        fields = [f"--config.{name}={text}" for name, text in self.fields.items()]
+        return [f"--config={self.path}", *fields, *(["--trust_code"] if trust_code else [])]
 
 
 def launch(command: Command, arguments: list[str], program: str) -> int:
@@ -80,12 +83,14 @@ def launch(command: Command, arguments: list[str], program: str) -> int:
             path, *positional = positional
         given = _given(command, path, fields)
         if shown is not None and given.config is not None:
-            print(json.dumps(_nested(given.config, shown), indent=2))
+            values = config_as_data(given.config, only_changed=shown == "changed")
+            print(json.dumps(values, indent=2))
             return 0
         options = parsed_options(command.options, positional, flag_values)
         if (
             path
             and is_data(path)
+            and not command.prints_config
             and not (isinstance(options, TrustOptions) and options.trust_code)
         ):
             refuse_own_code(load_config_file(path), path)
@@ -139,9 +144,10 @@ def _print_config(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
     return shown, [*(a for a in own if a not in asked), *others]
 
 
-def _nested(config: Config, shown: str) -> dict:
-    """The config, or its fields that differ from the defaults, as JSON that --config reads."""
-    if shown == "all":
+def config_as_data(config: Config, *, only_changed: bool) -> dict:
+    """The config, or its fields that differ from the defaults, as JSON and YAML that --config
+    reads have it."""
+    if not only_changed:
         return to_dict(config)
     out: dict = {}
     for name, value in changed_fields(config).items():
@@ -149,7 +155,7 @@ def _nested(config: Config, shown: str) -> dict:
         node = out
         for section in sections:
             node = node.setdefault(section, {})
-        node[last] = value
+        node[last] = list(value) if isinstance(value, tuple) else value
     return out
 
 

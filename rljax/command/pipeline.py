@@ -1,6 +1,7 @@
 """Pipeline: rljax pipeline --config=configs/pipelines/post_training.py [--config.seed=1 ...]
 
-Runs the stages that the config file's pipeline() yields, each from what the ones before it made:
+Runs the stages that the config file's pipeline() yields, or the list `pipeline` of a JSON or YAML
+file holds, each from what the ones before it made:
 train, sample, label preferences, label steps, evaluate. OUT/lineage.json says of every stage what
 it was made of, by SHA-256, and pipeline.html shows it. The same command again goes on: finished
 stages are kept, and an interrupted run resumes at its last checkpoint. A stage whose settings or
@@ -13,21 +14,24 @@ import time
 from pathlib import Path
 
 from rljax.command.launch import Given
-from rljax.config.flags import config_module
+from rljax.config.flags import is_data, listed
 from rljax.config.options import PipelineOptions
 
 
 def main(options: PipelineOptions, given: Given) -> int:
     from rljax.experiments.pipeline import run_stages
-    from rljax.experiments.stages import make_stages, stages_of
+    from rljax.experiments.stages import make_stages
     from rljax.experiments.sweep import Stopped
     from rljax.report.pipeline import PAGE
     from rljax.tracking import compiles
 
     file, _, variant = given.path.partition(":")
-    listed = stages_of(config_module(given.path), variant)
+    fix = 'define pipeline() that yields {"stage": "sft", "command": "train", ...} for each'
+    entries = listed(given.path, "pipeline", fix, variant)
+    trusted = options.trust_code or not is_data(given.path)
+    arguments = given.config_arguments(trust_code=options.trust_code)
     home = Path(options.out or Path("runs") / Path(file).stem)
-    stages = make_stages(given.config, listed, home, given.path, given.config_arguments())
+    stages = make_stages(given.config, entries, home, given.path, arguments, trusted)
     if options.dry_run:
         for stage in stages:
             print(f"{stage.name}: {shlex.join(stage.command_line())}")

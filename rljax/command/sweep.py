@@ -1,8 +1,9 @@
 """Sweep: rljax sweep --config=configs/sweep_quickstart.py [--config.steps=10 ...]
 
-Runs every member that the config file's sweep() yields, one after the other, prints a table, and
-compares the runs on one page, comparison.html. The same command again goes on: finished members are
-kept, an interrupted one resumes. --dry_run lists the members and their commands only.
+Runs every member that the config file's sweep() yields, or the list `sweep` of a JSON or YAML file
+holds, one after the other, prints a table, and compares the runs on one page, comparison.html. The
+same command again goes on: finished members are kept, an interrupted one resumes. --dry_run lists
+the members and their commands only.
 
 On a pod, run it on every host: its hosts run each member together. A member that ends with a code
 that says "start again", such as 143 after SIGTERM, ends the sweep with that code there. With
@@ -16,9 +17,8 @@ import tempfile
 from pathlib import Path
 
 from rljax.command.launch import Given
-from rljax.config.flags import config_module
+from rljax.config.flags import is_data, listed
 from rljax.config.options import SweepOptions
-from rljax.errors import InputError
 from rljax.pods.supervise import INPUT, LAST_WORDS, RESTARTS, code_of_the_failure
 
 
@@ -29,15 +29,13 @@ def main(options: SweepOptions, given: Given) -> int:
     from rljax.hosts.cluster import find
     from rljax.report.comparison import write_pages
 
-    path, arguments = given.path, given.config_arguments()
-    module = config_module(path)
-    if not callable(vars(module).get("sweep")):
-        fix = "define sweep() that yields {'dotted.field': value, ...} for each run"
-        raise InputError(f"{path.partition(':')[0]} has no sweep()", fix=fix)
+    path, arguments = given.path, given.config_arguments(trust_code=options.trust_code)
+    fix = "define sweep() that yields {'dotted.field': value, ...} for each run"
+    entries, trusted = listed(path, "sweep", fix), options.trust_code or not is_data(path)
     cluster = None if options.member_of else find(os.environ)
     host, share = cluster.host if cluster else 0, options.share()
     folder = Path(options.out or Path("runs") / Path(path.partition(":")[0]).stem)
-    members = sweep.make_members(given.config, module.sweep(), folder, path)
+    members = sweep.make_members(given.config, entries, folder, path, trusted)
     own = members[share[0] :: share[1]] if share else members
     if options.dry_run:
         for member in own:

@@ -168,7 +168,7 @@ def refuse_own_code(config: Config, where: str) -> None:
     for field in set(field_names(Config)) - _NEVER_CALLED:
         value = value_of(config, field)
         for text in value if isinstance(value, (tuple, list)) else (value,):
-            if isinstance(text, str) and _asks_for_trust(field, text):
+            if isinstance(text, str) and asks_for_trust(field, text):
                 found.append(f"{field}={text!r}")
     cache = config.compilation_cache  # of programs: not one that came with the folder
     if cache and not cache.startswith(("~", "/")):
@@ -182,7 +182,8 @@ def refuse_own_code(config: Config, where: str) -> None:
         )
 
 
-def _asks_for_trust(field: str, text: str) -> bool:
+def asks_for_trust(field: str, text: str) -> bool:
+    """Whether the text of a field names code of others, an address or a secret."""
     # What the hub has is data, and it is asked at the address that this machine is set to.
     if is_hub(text) and (field in OF_DATA or field == "model"):
         return False

@@ -306,7 +306,7 @@ class InspectOptions(TrustOptions):
 
 
 @dataclasses.dataclass(frozen=True)
-class SweepOptions(Options):
+class SweepOptions(TrustOptions):
     """rljax sweep."""
 
     out: str = option("", "Folder of the sweep; default: runs/NAME_OF_THE_CONFIG_FILE")
@@ -330,7 +330,7 @@ def _share(text: str) -> tuple[int, int] | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class PipelineOptions(Options):
+class PipelineOptions(TrustOptions):
     """rljax pipeline."""
 
     out: str = option("", "Folder of the pipeline; default: runs/NAME_OF_THE_CONFIG_FILE")

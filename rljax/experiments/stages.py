@@ -12,7 +12,6 @@ A stage is a command of rljax with its options, or "train" with fields of the co
 """
 
 import dataclasses
-import inspect
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -30,8 +29,9 @@ from rljax.config import (
     with_overrides,
 )
 from rljax.config import options as of
+from rljax.config.checks import asks_for_trust, refuse_own_code
 from rljax.config.declare import Options, option_flags, options_of
-from rljax.config.flags import load_config_file
+from rljax.config.flags import load_named_config
 from rljax.errors import InputError
 from rljax.experiments.sweep import TRAIN, changes_of, flag, without_config
 from rljax.rewards.judges.judging import judge_of
@@ -51,6 +51,11 @@ _KEPT = ("split",)  # {split} is the training or the test split of a path
 # {NAME} at the beginning of a path: of a value, or of a text in quotes inside of one.
 _REFERENCE = re.compile(r"^\{([\w.-]+)\}(?=[/@]|$)|(?<=['\"])\{([\w.-]+)\}(?=/)")
 _POLICIES = ("checkpoint", "checkpoints", "policy")  # options that take a run's folder
+# Options that name functions, and the fields of a config that are read in the same way.
+_NAMING = {
+    "reward": "reward.function", "data": "data.train", "judge": "reward.function",
+    "search": "algorithm.collect",
+}  # fmt: skip
 _RUNS = (*_POLICIES, "against", "completer", "search_model")  # or may
 
 
@@ -169,11 +174,17 @@ def _with_whole_paths(value: object) -> object:
 
 
 def make_stages(
-    base: Config, listed: object, home: Path, where: str, arguments: Sequence[str] = ()
+    base: Config,
+    listed: object,
+    home: Path,
+    where: str,
+    arguments: Sequence[str] = (),
+    trusted: bool = True,
 ) -> list[Stage]:
     """The stages, each one valid. Raises InputError that lists every problem of every stage.
 
-    `base` is the config of the file, `arguments` the flags that gave it.
+    `base` is the config of the file, `arguments` the flags that gave it. `trusted`: what the stages
+    name may be code of others.
     """
     try:
         items = list(listed)
@@ -191,7 +202,7 @@ def make_stages(
             try:
                 if isinstance(item, Mapping) and isinstance(item.get("stage"), str):
                     place = f"{where}: stage {item['stage']!r}"
-                stage = _stage(base, item, home, place, arguments, where)
+                stage = _stage(base, item, home, place, arguments, where, trusted)
                 if stage.name in [s.name for s in stages]:
                     raise InputError("two stages have this name", fix="rename one of them")
                 stages.append(stage)
@@ -206,7 +217,9 @@ def make_stages(
     return stages
 
 
-def _stage(base: Config, item, home: Path, place: str, arguments, where: str) -> Stage:
+def _stage(
+    base: Config, item, home: Path, place: str, arguments, where: str, trusted: bool
+) -> Stage:
     if not isinstance(item, Mapping) or not all(isinstance(k, str) for k in item):
         raise InputError("a stage is a dict of names and values", value=item)
     name, command = item.get("stage"), item.get("command")
@@ -219,9 +232,11 @@ def _stage(base: Config, item, home: Path, place: str, arguments, where: str) ->
             rule = "a text, a number, True, False, None, or a list of these"
             raise InputError(field, value=value, rule=rule)
     if command == "train":
-        return _train_stage(base, name, values, home, place, arguments, where)
+        return _train_stage(base, name, values, home, place, arguments, where, trusted)
     if not isinstance(command, str) or command not in COMMANDS:
         raise InputError("command", value=command, rule=f"one of train, {', '.join(COMMANDS)}")
+    if not trusted:
+        _refuse_own_code(values)
     kind, made = COMMANDS[command]
     known = {field.name for field in dataclasses.fields(kind)}
     defaults = {"seed": base.seed, "compilation_cache": base.compilation_cache}
@@ -240,6 +255,17 @@ def _stage(base: Config, item, home: Path, place: str, arguments, where: str) ->
     return Stage(name, command, values, options_of(kind, values), home)
 
 
+def _refuse_own_code(values: Mapping[str, object]) -> None:
+    """Raises InputError where an option of a stage of a data file names code of others."""
+    if values.get("trust_code"):
+        raise InputError("trust_code", value=True, fix="give --trust_code on the command line")
+    for option, field in _NAMING.items():
+        text = values.get(option)
+        if isinstance(text, str) and asks_for_trust(field, text):
+            rule = "a file of data runs no code of others, and sends nothing away"
+            raise InputError(option, value=text, rule=rule, fix="look at it, then --trust_code")
+
+
 def _is_plain(value: object) -> bool:
     """Whether a value can stand in a record: {NAME} is found in texts alone."""
     if isinstance(value, tuple | list):
@@ -247,16 +273,18 @@ def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, str | bool | int | float)
 
 
-def _train_stage(base, name, values, home, place, arguments, where) -> Stage:
+def _train_stage(base, name, values, home, place, arguments, where, trusted) -> Stage:
     if "run_dir" in values:
         raise InputError("run_dir", value=values["run_dir"], fix="leave it out: it is the stage's")
     start, values = base, {**values, "run_dir": f"{{{name}}}"}
     if "config" in values:  # starts from another file, with what the command line changed
-        other = load_config_file(str(values["config"]))
+        other = load_named_config(str(values["config"]), trusted)
         start = with_overrides(other, changes_of(base, where), place)
         arguments = [f"--config={values['config']}", *without_config(arguments)]
     fields = {k: v for k, v in values.items() if k != "config"}
     config = with_overrides(start, fields, place)
+    if not trusted:
+        refuse_own_code(config, place)
     return Stage(name, "train", values, config, home, tuple(arguments))
 
 
@@ -319,13 +347,3 @@ def _check_reference(field: str, text: str, name: str, made: Mapping[str, Stage]
         rule = f"stage {name!r} makes {', '.join(outputs) or 'nothing: its export is off'}"
         fix = f"{{{name}}}/{outputs[0]}" if outputs else "export=True"
         raise InputError(field, value=text, rule=rule, fix=fix)
-
-
-def stages_of(module, variant: str) -> object:
-    """What the pipeline() of a config file's module yields; it is given the variant if it takes
-    one. Raises InputError where there is none."""
-    make = vars(module).get("pipeline")
-    if not callable(make):
-        fix = 'define pipeline() that yields {"stage": "sft", "command": "train", ...} for each'
-        raise InputError(f"{Path(module.__file__ or '').name} has no pipeline()", fix=fix)
-    return make(variant) if inspect.signature(make).parameters else make()

@@ -27,7 +27,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rljax.config import Config, field_names, fingerprints, from_dict, value_of, with_overrides
-from rljax.config.flags import load_config_file
+from rljax.config.checks import refuse_own_code
+from rljax.config.flags import load_config_file, load_named_config
 from rljax.errors import InputError
 from rljax.files import write_json
 from rljax.validation import validate
@@ -84,8 +85,13 @@ def changes_of(config: Config, path: str) -> dict[str, object]:
     return {name: now for name, (before, now) in values.items() if before != now}
 
 
-def make_members(base: Config, listed: object, folder: Path, where: str) -> list[Member]:
-    """The members, each one valid. Raises InputError that lists every problem of every member."""
+def make_members(
+    base: Config, listed: object, folder: Path, where: str, trusted: bool = True
+) -> list[Member]:
+    """The members, each one valid. Raises InputError that lists every problem of every member.
+
+    `trusted`: what they name may be code of others.
+    """
     changed = None  # the command line's overrides, which members with their own file get, too
     try:
         overrides = list(listed)
@@ -109,8 +115,12 @@ def make_members(base: Config, listed: object, folder: Path, where: str) -> list
             fields = {k: v for k, v in item.items() if k != "config"}
             if "config" in item:
                 changed = changes_of(base, where) if changed is None else changed
-                start = with_overrides(load_config_file(str(item["config"])), changed, place)
+                start = with_overrides(
+                    load_named_config(str(item["config"]), trusted), changed, place
+                )
             config = with_overrides(start, {**fields, "run_dir": str(folder / name)}, place)
+            if not trusted:
+                refuse_own_code(config, place)
             validate(config)
             members.append(Member(name, dict(item), config))
         except InputError as error:

@@ -2,9 +2,11 @@
 limits, processes and sockets, and is named with a line that mends it."""
 
 import ast
+import contextlib
 import fcntl
 import json
 import os
+import random
 import re
 import shlex
 import socket
@@ -166,8 +168,8 @@ def bad_packages(doctor, site, here):
     packages = site(
         "wrong",
         without=("grain-", "optax-", "typing_extensions-"),
-        metadata=[("optax", "0.0.1"), ("typing_extensions", "0.1"), ("spare", "1.0"), ("spare", "2.0"),
-                  ("jax_cuda12_plugin", "0.1"), ("rljax", "0.0.1")],
+        metadata=[("optax", "0.0.1"), ("typing_extensions", "0.1"), ("spare", "1.0"),
+                  ("spare", "2.0"), ("jax_cuda12_plugin", "0.1"), ("rljax", "0.0.1")],
     )  # fmt: skip
     (packages / "~umpy").mkdir()
     (packages / "rljax").mkdir()
@@ -194,8 +196,9 @@ PACKAGES = (
 @pytest.mark.parametrize("name", PACKAGES)
 def test_packages(name, bad_packages):
     assert name in bad_packages
-    said = {"package_missing": "grain", "package_too_old": "optax 0.0.1", "package_twice": "spare has",
-            "packages_disagree": "typing", "library_hidden": "'jax'"}  # fmt: skip
+    said = {"package_missing": "grain", "package_too_old": "optax 0.0.1",
+            "package_twice": "spare has", "packages_disagree": "typing",
+            "library_hidden": "'jax'"}  # fmt: skip
     assert said.get(name, "") in bad_packages[name]["what"]
 
 
@@ -399,8 +402,16 @@ def test_the_command_looks_into_a_run_folder(run, doctor):
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
+    """The first of three free ports, below those that the system gives to outgoing calls."""
+    for port in random.sample(range(20_000, 30_000), 100):
+        with contextlib.ExitStack() as servers:
+            try:
+                for k in range(3):
+                    servers.enter_context(socket.create_server(("", port + k)))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no free ports")
 
 
 def variables_of(host: int, hosts: int, port: int) -> dict[str, str]:

@@ -19,7 +19,7 @@ from conftest import REPO, one_device_environment
 from rljax.arrays import place
 from rljax.batch import Batch
 from rljax.config import Config
-from rljax.config.flags import config_module, load_config_file
+from rljax.config.flags import listed, load_config_file
 from rljax.data.offline.batches import batch_arrays
 from rljax.data.offline.encode import encode_rows
 from rljax.data.offline.rows import load_rows
@@ -27,7 +27,7 @@ from rljax.errors import InputError
 from rljax.evaluation.process_models import load_scorer
 from rljax.experiments.lineage import digest, inputs_of
 from rljax.experiments.pipeline import record_of, run_stages
-from rljax.experiments.stages import make_stages, stages_of
+from rljax.experiments.stages import make_stages
 from rljax.rollout import ModelScorer
 
 TASK = "first_letter(letters=3, kinds=4)"
@@ -443,8 +443,8 @@ SHIPPED = [
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: Path(path).name)
 def test_the_pipelines_that_ship_are_valid(path, tmp_path):
-    listed = stages_of(config_module(path), path.partition(":")[2])
-    stages = make_stages(load_config_file(path), listed, tmp_path, path)
+    entries = listed(path, "pipeline", "", path.partition(":")[2])
+    stages = make_stages(load_config_file(path), entries, tmp_path, path)
     assert len(stages) > 3 and any(stage.needs() for stage in stages)
     text = ast.get_docstring(ast.parse(Path(path.partition(":")[0]).read_text()))
     assert f"configs/pipelines/{Path(path.partition(':')[0]).name}" in text

@@ -17,7 +17,8 @@ from rljax.config import (
     to_dict,
     with_overrides,
 )
-from rljax.config.flags import config_flags, with_texts
+from rljax.config.flags import config_flags
+from rljax.config.texts import with_texts
 from rljax.errors import InputError
 from rljax.validation import validate
 

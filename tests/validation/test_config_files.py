@@ -19,7 +19,8 @@ from rljax.config import (
     value_of,
     with_overrides,
 )
-from rljax.config.flags import config_flags, load_config_file, with_texts
+from rljax.config.flags import config_flags, load_config_file
+from rljax.config.texts import with_texts
 from rljax.errors import InputError
 from rljax.experiments.sweep import make_members
 

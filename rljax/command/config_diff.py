@@ -1,0 +1,35 @@
+"""Config diff: rljax config diff A B [--json]
+
+The fields in which two configs differ, each with the default beside them. A and B are what every
+command takes as a config: a .py, .json or .yaml file, a run folder, or a config that ships.
+
+    rljax config diff presets/grpo presets/dapo
+    rljax config diff runs/1 runs/2
+"""
+
+import json
+
+from rljax.command.config_show import shown
+from rljax.config import Config, field_names, value_of
+from rljax.config.config_options import DiffOptions
+from rljax.config.flags import load_config_file
+
+
+def main(options: DiffOptions) -> None:
+    configs = [load_config_file(path) for path in options.configs]
+    default, rows = Config(), {}
+    for name in field_names(Config):
+        a, b = (value_of(config, name) for config in configs)
+        if a != b:
+            rows[name] = {"a": a, "b": b, "default": value_of(default, name)}
+    if options.json:
+        print(json.dumps(rows, indent=2))
+    elif rows:
+        named = (*options.configs, "default")
+        wide = max(map(len, named))
+        for name, values in rows.items():
+            print(name)
+            for of, value in zip(named, values.values(), strict=True):
+                print(f"  {of:<{wide}}  {shown(value)}")
+    else:
+        print("no field differs")

@@ -1,0 +1,157 @@
+"""Configs as data: JSON and YAML files, read and written.
+
+    steps: 20                       a field; a section is a mapping, or a dotted name
+    actor_optimizer: {lr: 1e-6}
+    sweep:                          what sweep() yields in a Python file: `rljax sweep my.yaml`
+      - seed: 0
+      - {seed: 1, actor_optimizer.lr: 3e-6}
+
+`pipeline:` has the stages of `rljax pipeline` in the same way. Nothing in such a file is run:
+scalars are texts, read by the types of the fields as those of flags are. So 1e-6 is a number, and
+"no" a text, whatever YAML itself makes of them.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+
+from rljax.config.checks import Problems, check_types
+from rljax.config.overrides import flat_fields, from_dict, to_dict
+from rljax.config.schema import Config
+from rljax.config.texts import kinds, value_of_text, with_texts
+from rljax.errors import InputError
+from rljax.files import read_text
+
+LISTS = ("sweep", "pipeline")  # beside the fields of a config
+_LARGEST = 10**7  # bytes of a file
+_CORE = "tag:yaml.org,2002:"
+_TAGS = {_CORE + name for name in ("str", "int", "float", "bool", "null", "seq", "map")}
+
+
+def read_config(file: str) -> Config:
+    """The config of a JSON or YAML file, such as a run's config.json. What is absent has its
+    default; every unknown field and wrong type is listed."""
+    values = {name: value for name, value in _read(file).items() if name not in LISTS}
+    try:
+        if not _is_json(file):
+            return with_texts(Config(), flat_fields(values), file, "")
+        config, problems = from_dict(values, file), Problems()
+        check_types(config, problems)
+        problems.refuse()
+    except InputError as error:
+        raise error if file in str(error) else InputError(f"{file}: {error}") from None
+    return config
+
+
+def read_entries(file: str, name: str) -> list[dict]:
+    """The list `sweep` or `pipeline` of a JSON or YAML file. Fields of the config have their
+    types; other names, such as options of a stage's command, are JSON's scalars."""
+    entries = _read(file).get(name)
+    if entries is None:
+        fix = f"write {name}: and behind it a list of fields and their values, an entry for each"
+        raise InputError(f"{file} has no {name}", fix=fix)
+    if not isinstance(entries, list) or not all(isinstance(one, Mapping) for one in entries):
+        rule = "a list of mappings of fields and their values"
+        raise InputError(f"{file}: {name}", value=entries, rule=rule)
+    return [_entry(one, f"{file}: {name}[{i}]", _is_json(file)) for i, one in enumerate(entries)]
+
+
+def to_yaml(values: Config | Mapping) -> str:
+    """A config, or some of its fields, as YAML that `read_config` reads to the same values."""
+    import yaml
+
+    values = to_dict(values) if isinstance(values, Config) else dict(values)
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100)
+
+
+def _is_json(file: str) -> bool:
+    return file.lower().endswith(".json")
+
+
+def _entry(values: Mapping, place: str, typed: bool) -> dict:
+    """A member of a sweep, or a stage of a pipeline."""
+    known, out, problems = kinds(), {}, []
+    of_config = values.get("command", "train") == "train"
+    for name, value in (flat_fields(values) if of_config else values).items():
+        try:
+            if typed:
+                out[name] = tuple(value) if isinstance(value, list) else value
+            elif of_config and name in known:
+                out[name] = value_of_text(value, known[name])
+            else:
+                out[name] = _scalar(value)
+        except ValueError as error:
+            problems.append(f"{name}={value}: {error}")
+    if problems:
+        raise InputError(f"{place}:\n  " + "\n  ".join(problems))
+    return out
+
+
+def _scalar(value: object) -> object:
+    """A text of YAML as JSON would have it: true, false, a number, else the text."""
+    if isinstance(value, list):
+        return tuple(map(_scalar, value))
+    if not isinstance(value, str):
+        return value
+    if value in ("true", "false"):
+        return value == "true"
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            pass
+    return value
+
+
+# -- reading --
+
+
+def _read(file: str) -> Mapping:
+    """The mapping of a file. In YAML every scalar is a text, or None where it is null."""
+    try:
+        text = read_text(file, _LARGEST)
+        values = json.loads(text, object_pairs_hook=_once) if _is_json(file) else _yaml(text, file)
+    except InputError as error:
+        raise error if file in str(error) else InputError(f"{file}: {error}") from None
+    except (ValueError, RecursionError) as error:
+        rule = f"{type(error).__name__}: {error}"
+        raise InputError(f"{file} cannot be read", rule=rule) from None
+    if not isinstance(values, Mapping):
+        rule = "the fields of a config and their values"
+        raise InputError(f"{file} holds no config", value=type(values).__name__, rule=rule)
+    return values
+
+
+def _once(pairs: Sequence[tuple[str, object]]) -> dict:
+    """The dict of a JSON or YAML mapping, where a field that stands twice would lose a value."""
+    out = dict(pairs)
+    if len(out) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InputError(f"field {twice!r} stands twice", fix="remove one")
+    return out
+
+
+def _yaml(text: str, file: str) -> object:
+    import yaml
+
+    class Loader(yaml.BaseLoader):  # makes texts, lists and dicts alone
+        def construct_object(self, node, deep=False):
+            if node.tag not in _TAGS:
+                line = node.start_mark.line + 1
+                fix = "remove the tag: a config holds texts, numbers, lists and mappings"
+                raise InputError(f"line {line} has a tag of YAML", value=node.tag, fix=fix)
+            return super().construct_object(node, deep)
+
+        def construct_scalar(self, node):
+            value = super().construct_scalar(node)
+            return None if node.style is None and value.lower() in ("null", "~") else value
+
+        def construct_mapping(self, node, deep=False):
+            construct = self.construct_object
+            return _once([(construct(key), construct(item, True)) for key, item in node.value])
+
+    Loader.add_constructor(f"{_CORE}map", lambda loader, node: loader.construct_mapping(node))
+    try:
+        return yaml.load(text, Loader)
+    except (yaml.YAMLError, TypeError) as error:
+        raise InputError(f"{file} is not YAML", rule=str(error)) from None

@@ -1,0 +1,101 @@
+"""Texts as values of config fields: of --config flags and of YAML, read by the types of the
+fields."""
+
+import ast
+import itertools
+import typing
+from collections.abc import Mapping
+
+from rljax.config.names import field_names, unknown_field
+from rljax.config.overrides import with_overrides
+from rljax.config.schema import Config
+from rljax.errors import InputError
+
+
+def with_texts(config: Config, texts: Mapping[str, object], where: str, prefix: str) -> Config:
+    """The config with {field: text} set, each text read by the type of its field. Raises InputError
+    that lists every unknown field and every text that is no such value."""
+    known, values, problems = kinds(), {}, []
+    for field, text in texts.items():
+        if field not in known:
+            problems.append(unknown_field(field, field_names(Config), prefix))
+            continue
+        try:
+            values[field] = value_of_text(text, known[field])
+        except ValueError as error:
+            shown = "null" if text is None else f"a {type(text).__name__}"
+            shown = text[:200] if isinstance(text, str) else shown
+            problems.append(f"{prefix}{field}={shown}: {error}")
+    if problems:
+        raise InputError(f"{where}:\n  " + "\n  ".join(problems))
+    return with_overrides(config, values, where)
+
+
+def kinds(kind: type = Config, prefix: str = "") -> dict[str, type]:
+    """{dotted field: its type}."""
+    out = {}
+    for name, field in kind.__dataclass_fields__.items():
+        section = isinstance(field.type, type) and hasattr(field.type, "__dataclass_fields__")
+        inside = kinds(field.type, f"{prefix}{name}.") if section else {prefix + name: field.type}
+        out |= inside
+    return out
+
+
+def value_of_text(text: object, kind: type):
+    """A text as a value of a field's type; a list, which YAML may hold, as a tuple."""
+    if typing.get_origin(kind) is tuple and isinstance(text, (str, list)):
+        (item, _) = typing.get_args(kind)
+        parts = text if isinstance(text, list) else _parts(text)
+        return tuple(value_of_text(part, item) for part in parts)
+    if text is None:
+        raise ValueError('there is no null; "" is an empty text, [] an empty list, 0 is off')
+    if not isinstance(text, str):
+        raise ValueError(f"must be {_NAMES.get(kind, 'a list')}")
+    if kind is str:
+        return text
+    truths = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
+    try:
+        return truths[text.lower()] if kind is bool else kind(text)
+    except (KeyError, ValueError):
+        raise ValueError(f"must be {_NAMES[kind]}") from None
+
+
+_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+
+
+def _parts(text: str) -> list[str]:
+    """The items of a tuple as text: "('a', 'b')" or "a, mixture(x=1, y=2)"."""
+    if text[:1] in ("(", "[", "'", '"'):
+        try:
+            value = ast.literal_eval(text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            pass
+        else:
+            items = value if isinstance(value, (tuple, list)) else (value,)
+            return [item if isinstance(item, str) else repr(item) for item in items]
+    parts = _split(text)
+    if len(parts) == 1:
+        return [text] if text else []
+    parts = [part.strip() for part in parts]
+    parts = parts if parts[-1] else parts[:-1]  # one comma more at the end
+    if not all(parts):
+        raise ValueError("an item is empty; a text with a comma in it is written ('a,b',)")
+    return parts
+
+
+def _split(text: str) -> list[str]:
+    """Cuts at the commas that stand outside of brackets and quotes."""
+    cuts, depth, quote = [-1], 0, ""
+    for i, letter in enumerate(text):
+        if quote:
+            quote = "" if letter == quote and text[i - 1] != "\\" else quote
+        elif letter in "'\"" and depth:
+            quote = letter
+        elif letter in "([{":
+            depth += 1
+        elif letter in ")]}":
+            depth -= 1
+        elif letter == "," and depth <= 0:
+            cuts.append(i)
+    ends = [*cuts, len(text)]
+    return [text[begin + 1 : end] for begin, end in itertools.pairwise(ends)]
