@@ -350,6 +350,7 @@ READS_ITSELF = {
     "rewards/sandbox": "what the sandbox itself wrote, and /proc",
     "rewards/judges": "a cache of its own",
     "workers/prints.py": "writes",
+    "doctor": "metadata of this Python's packages, and the lock of the TPU's driver",
     "sampler/memory.py": "/proc/meminfo",
     "data/images/files.py": "given to Pillow by open_file, or bytes",
     "data/text/guarded_process.py": "/proc/self/statm",
