@@ -2,7 +2,7 @@
 
 python benchmarks/plan_scaling.py [--config=configs/ppo_llama3_8b.py] [--rows_per_chip=4]
     [--topologies=v5p:2x2x4,v5p:4x4x4,v5p:4x8x8,v5p:8x8x8] [--tensor=4] [--programs=learn]
-    [--figure=benchmarks/plan_scaling.svg]
+    [--figure=docs/figures/plan_scaling.svg]
 
 The learning phase is compiled ahead of time for each topology (`pip install "jax[tpu]"`, no TPU
 needed), with rows_per_chip sequences per chip in one optimizer step of one microbatch; mesh.fsdp

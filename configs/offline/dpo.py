@@ -1,5 +1,6 @@
 """DPO with the paper's settings (arXiv 2305.18290): beta 0.1, 64 pairs, 150 steps of warm-up.
-The paper uses RMSprop at 1e-6; here AdamW at 5e-7, as its successors do.
+
+What differs: the paper uses RMSprop at 1e-6; here AdamW at 5e-7, as its successors do.
 
 Any paired loss: --config.algorithm.preference_loss="simpo()" (docs/methods/offline.md).
 

@@ -1,5 +1,7 @@
-"""DQO (arXiv 2410.09302): policy and value learned together from scored completions. beta 0.03 and
-the learning rates are those of an unofficial port (ALGORITHMS F5); lambda 1 is the paper's best.
+"""DQO (arXiv 2410.09302): policy and value learned together from scored completions.
+
+What differs: beta 0.03 and the learning rates are those of an unofficial port (ALGORITHMS F5);
+lambda 1 is the paper's best.
 
 python launchers/train.py --config=configs/offline/dqo.py:tiny
 python launchers/train.py --config=configs/offline/dqo.py --config.model=MODEL_FOLDER \\

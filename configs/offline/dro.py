@@ -1,5 +1,7 @@
-"""DRO-V (arXiv 2405.19107): one scored completion per prompt, a value of the prompt. tau 1.0 is
-quoted by an unofficial note only (ALGORITHMS F4); centre the rewards.
+"""DRO-V (arXiv 2405.19107): one scored completion per prompt, a value of the prompt;
+centre the rewards.
+
+What differs: tau 1.0 is quoted by an unofficial note only (ALGORITHMS F4).
 
 python launchers/train.py --config=configs/offline/dro.py:tiny
 python launchers/train.py --config=configs/offline/dro.py --config.model=MODEL_FOLDER \\

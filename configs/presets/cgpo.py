@@ -7,9 +7,12 @@ python launchers/train.py --config=configs/presets/cgpo.py --config.model=MODEL_
 
 Rows whose data_source is math* or json* are the tasks; a column baseline_response is used where
 there is one. The formulas are the paper's, which has a reward model for each task: with
---config.reward.model=FOLDER a task's reward may be reward_model(). Its numbers (kl_max, samples,
-sizes, learning rate) are not known to us; these are ours. Hardware, time and accuracy at full size:
-not measured. `:tiny`: docs/methods/presets.md.
+--config.reward.model=FOLDER a task's reward may be reward_model().
+
+What differs: its numbers (kl_max, samples, sizes, learning rate) are not known to us; these are
+ours.
+
+Hardware, time and accuracy at full size: not measured. `:tiny`: docs/methods/presets.md.
 """
 
 from rljax.config import Config

@@ -5,9 +5,10 @@ python launchers/train.py --config=configs/presets/distil.py \\
     --config.model=MODEL_FOLDER --config.teacher_model=TEACHER_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 
-beta 1 is GKD's on-policy reverse KL; the other numbers are ours. Hardware, time and accuracy at
-full size: not measured. `:tiny`: docs/methods/presets.md; its teacher is what another tiny
-run has learned:
+What differs: beta 1 is GKD's on-policy reverse KL; the other numbers are ours.
+
+Hardware, time and accuracy at full size: not measured. `:tiny`: docs/methods/presets.md; its
+teacher is what another tiny run has learned:
 
 python launchers/train.py --config=configs/presets/grpo.py:tiny --config.run_dir=runs/teacher
 python launchers/train.py --config=configs/presets/distil.py:tiny \\

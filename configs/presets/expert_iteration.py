@@ -1,15 +1,17 @@
 """Expert iteration by tree search (arXiv 1705.08439), as AlphaZero trains (1712.01815): the policy
-learns the shares of the visits of a search that its critic guides, the critic what responses were
-worth. Constants of the search are AlphaZero's (c = 1.25, a quarter of noise at the root, samples by
-visit counts); what is its Dirichlet(0.3) for chess is that of `width` tokens here.
+learns the shares of the visits of a search that its critic guides, the critic what responses
+were worth. Constants of the search are AlphaZero's (c = 1.25, a quarter of noise at the root,
+samples by visit counts); what is its Dirichlet(0.3) for chess is that of `width` tokens here.
 
 python launchers/train.py --config=configs/presets/expert_iteration.py:tiny
 python launchers/train.py --config=configs/presets/expert_iteration.py \\
     --config.model=MODEL_FOLDER --config.data.train=train.parquet \\
     --config.data.test=test.parquet
 
-Budget, batch and learning rates are ours: there are no published ones for language models of this
-form. Hardware, time and accuracy at full size: not measured. `:tiny`: docs/methods/presets.md.
+What differs: budget, batch and learning rates are ours, as there are no published ones for language
+models of this form.
+
+Hardware, time and accuracy at full size: not measured. `:tiny`: docs/methods/presets.md.
 """
 
 from rljax.config import Config

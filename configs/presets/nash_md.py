@@ -7,8 +7,11 @@ python launchers/train.py --config=configs/presets/nash_md.py \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 
 A rule's verdict is certain: the higher score wins. For scores of a reward model say
---config.dataflow="nash_md(preference='bradley_terry()')". Mixture, beta, learning rate and
-temperature are the defaults of TRL 0.19 (0.5, 0.1, 5e-7, 0.9); the other numbers are ours.
+--config.dataflow="nash_md(preference='bradley_terry()')".
+
+What differs: mixture, beta, learning rate and temperature are the defaults of TRL 0.19 (0.5, 0.1,
+5e-7, 0.9); the other numbers are ours.
+
 Hardware, time and accuracy at full size: not measured. `:tiny`: docs/methods/presets.md.
 """
 

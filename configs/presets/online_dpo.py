@@ -10,9 +10,10 @@ python launchers/train.py --config=configs/presets/online_dpo.py \\
     --config.model=MODEL_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 
-Eight samples and beta 0.1 are published; learning rate and temperature are the defaults of TRL 0.19
-(5e-7, 0.9), the other numbers ours; hardware, time and accuracy at full size: not measured.
-`:tiny`: docs/methods/presets.md.
+What differs: eight samples and beta 0.1 are published; learning rate and temperature are the
+defaults of TRL 0.19 (5e-7, 0.9), the other numbers ours.
+
+Hardware, time and accuracy at full size: not measured. `:tiny`: docs/methods/presets.md.
 """
 
 from rljax.config import Config

@@ -1,9 +1,10 @@
 """PipelineRL (arXiv 2509.19128): leave-one-out advantages, REINFORCE with a clipped importance
 weight.
 
-New weights are used at once by the responses in flight, which keep what older ones have read. The
-bound is ours: no token is older than four steps, and none is dropped for its age (PipelineRL has a
-lag in samples, or none).
+New weights are used at once by the responses in flight, which keep what older ones have read.
+
+What differs: the bound is ours. No token is older than four steps, and none is dropped for its age
+(PipelineRL has a lag in samples, or none).
 
 python launchers/train.py --config=configs/presets/pipeline_rl.py:tiny
 python launchers/train.py --config=configs/presets/pipeline_rl.py --config.model=MODEL_FOLDER \\

@@ -5,9 +5,11 @@ python launchers/train.py --config=configs/presets/prime.py:tiny
 python launchers/train.py --config=configs/presets/prime.py --config.model=MODEL_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 
-Settings are the published ones; prompts outside of the range are left out of the step, not sampled
-anew (it draws 4 times as many). Hardware, time and accuracy at full size: not measured. `:tiny`:
-docs/methods/presets.md.
+What differs: prompts outside of the range are left out of the step, not sampled anew (PRIME draws 4
+times as many).
+
+Other settings are the published ones. Hardware, time and accuracy at full size: not measured.
+`:tiny`: docs/methods/presets.md.
 """
 
 from rljax.config import Config

@@ -7,8 +7,9 @@ python launchers/train.py --config=configs/presets/raft.py \\
     --config.model=MODEL_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 
-32 samples of each prompt are published; the other numbers are ours. Hardware, time and accuracy at
-full size: not measured. `:tiny`: docs/methods/presets.md.
+What differs: 32 samples of each prompt are published; the other numbers are ours.
+
+Hardware, time and accuracy at full size: not measured. `:tiny`: docs/methods/presets.md.
 """
 
 from rljax.config import Config

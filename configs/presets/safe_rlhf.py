@@ -11,10 +11,12 @@ python launchers/train.py --config=configs/presets/safe_rlhf.py --config.model=M
     --config.reward.model=REWARD_FOLDER --config.reward.cost_model=COST_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 
-The script also steps on the loss of demonstrations, with coefficient 16; here it is a term of the
-actor's loss, --config.pretraining.data=demonstrations.jsonl --config.pretraining.coef=16. Other
-settings are the published ones; hardware, time and accuracy at full size: not measured. `:tiny`:
-docs/methods/presets.md.
+What differs: the script also steps on the loss of demonstrations, with coefficient 16; here it is a
+term of the actor's loss, --config.pretraining.data=demonstrations.jsonl
+--config.pretraining.coef=16.
+
+Other settings are the published ones; hardware, time and accuracy at full size: not measured.
+`:tiny`: docs/methods/presets.md.
 """
 
 from rljax.config import Config, OptimizerConfig

@@ -6,9 +6,10 @@ python launchers/train.py --config=configs/presets/sppo.py \\
     --config.model=MODEL_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 
-beta = 1/eta = 1e-3, five samples and the learning rate are published; the paper takes three long
-iterations, here the reference is the policy of the step before (`refresh_every`). Hardware, time
-and accuracy at full size: not measured. `:tiny`: docs/methods/presets.md.
+What differs: beta = 1/eta = 1e-3, five samples and the learning rate are published; the paper takes
+three long iterations, here the reference is the policy of the step before (`refresh_every`).
+
+Hardware, time and accuracy at full size: not measured. `:tiny`: docs/methods/presets.md.
 """
 
 from rljax.config import Config

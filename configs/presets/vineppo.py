@@ -6,9 +6,12 @@ python launchers/train.py --config=configs/presets/vineppo.py --config.model=MOD
     --config.data.train=train.parquet --config.data.test=test.parquet
 
 A step draws 9 further completions for each of up to 20 lines of every response: most of its time.
-9 completions, 20 states, 64 prompts of 8 responses and the KL are published; minibatch and epochs
-are ours. Hardware, time and accuracy at full size: not measured. `:tiny` takes each token for a
-step: docs/methods/presets.md.
+
+What differs: 9 completions, 20 states, 64 prompts of 8 responses and the KL are published;
+minibatch and epochs are ours.
+
+Hardware, time and accuracy at full size: not measured. `:tiny` takes each token for a step:
+docs/methods/presets.md.
 """
 
 from rljax.config import Config

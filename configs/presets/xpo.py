@@ -6,9 +6,10 @@ python launchers/train.py --config=configs/presets/xpo.py \\
     --config.model=MODEL_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 
-beta, alpha, learning rate and temperature are the defaults of TRL 0.19 (0.1, 1e-5, 5e-7, 0.9); the
-other numbers are ours. Hardware, time and accuracy at full size: not measured. `:tiny`:
-docs/methods/presets.md.
+What differs: beta, alpha, learning rate and temperature are the defaults of TRL 0.19 (0.1, 1e-5,
+5e-7, 0.9); the other numbers are ours.
+
+Hardware, time and accuracy at full size: not measured. `:tiny`: docs/methods/presets.md.
 """
 
 from rljax.config import Config

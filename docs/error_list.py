@@ -1,0 +1,103 @@
+"""What guides/errors.md lists: every InputError of the source, read with ast, and the rules of
+config fields that the checks of a config state."""
+
+import ast
+import dataclasses
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+GAP = "…"  # what is only known where the error is raised
+KINDS = {"InputError", "UnknownField", "Unreadable", "HostsLate", "UnknownModel", "Damaged"}
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Listed:
+    """An error: its first words, its rule and its fix, as far as the source says them."""
+
+    what: str
+    rule: str
+    fix: str
+
+
+def listed_errors(package: Path) -> dict[str, list[Listed]]:
+    """{room: its errors, sorted}, of every file of a package. Errors without any word of their own,
+    such as one that passes on the text of another, are left out."""
+    rooms: dict[str, set[Listed]] = {}
+    for file in sorted(package.rglob("*.py")):
+        room = file.relative_to(package).parts[0].removesuffix(".py")
+        rooms.setdefault(room, set()).update(_of_file(file.read_text(encoding="utf-8")))
+    return {room: sorted(errors) for room, errors in rooms.items() if errors}
+
+
+def _of_file(source: str) -> list[Listed]:
+    found = []
+
+    def visit(node: ast.AST, names: list) -> None:
+        if isinstance(node, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef):
+            names = [*names, *_assigned(node)]
+        if isinstance(node, ast.Call):  # a name is what it was set to last, as the text goes
+            found.extend(_error(node, lambda: {n: v for line, n, v in names if line < node.lineno}))
+        for child in ast.iter_child_nodes(node):
+            visit(child, names)
+
+    visit(ast.parse(source), [])
+    return found
+
+
+def _assigned(scope: ast.AST) -> list[tuple[int, str, ast.expr]]:
+    """(line, name, what it is set to) in the order of lines, also of `a, b = 1, 2`; of a module
+    what it sets at its top level."""
+    out = []
+    for node in scope.body if isinstance(scope, ast.Module) else ast.walk(scope):
+        if not isinstance(node, ast.Assign):
+            continue
+        for target in node.targets:
+            pairs = [(target, node.value)]
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                pairs = list(zip(target.elts, node.value.elts, strict=False))
+            for name, value in pairs:
+                if isinstance(name, ast.Name):
+                    out.append((node.lineno, name.id, value))
+    return sorted(out, key=lambda item: item[0])
+
+
+def _error(node: ast.Call, known: Callable[[], dict[str, ast.expr]]) -> list[Listed]:
+    """The error of one call, if it is one and says something; `known` are the names around it."""
+    name = node.func.id if isinstance(node.func, ast.Name) else ""
+    checked = isinstance(node.func, ast.Attribute) and node.func.attr == "check"
+    given = {word.arg: word.value for word in node.keywords if word.arg}
+    if name in KINDS and node.args:
+        parts = [node.args[0], given.get("rule"), given.get("fix")]
+    elif checked and len(node.args) >= 4:  # Problems.check(ok, field, value, rule, fix)
+        fix = node.args[4] if len(node.args) > 4 else given.get("fix")
+        parts = [node.args[1], node.args[3], fix]
+    else:
+        return []
+    names = known()
+    what, rule, fix = (_text(part, names) if part is not None else "" for part in parts)
+    return [Listed(what, rule, fix)] if re.search(r"\w\w", what) else []
+
+
+def _text(node: ast.expr, known: dict[str, ast.expr], depth: int = 0) -> str:
+    """The text of an expression, with a gap for what only a run knows."""
+    again = lambda part: _text(part, known, depth + 1)  # noqa: E731
+    if depth > 8:
+        return GAP
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else GAP
+    if isinstance(node, ast.JoinedStr):
+        text = "".join(again(part) for part in node.values)
+    elif isinstance(node, ast.FormattedValue):
+        text = again(node.value) if isinstance(node.value, ast.Constant) else GAP
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        text = again(node.left) + again(node.right)
+    elif isinstance(node, ast.IfExp):
+        text = again(node.body)
+    elif isinstance(node, ast.BoolOp):
+        text = again(node.values[-1])
+    elif isinstance(node, ast.Name) and node.id in known:
+        text = again(known[node.id])
+    else:
+        text = GAP
+    return re.sub(f"{GAP}[{GAP}\\s]*{GAP}", GAP, text)

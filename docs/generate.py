@@ -1,0 +1,461 @@
+"""Writes the pages of docs/ that say what the code says: `python docs/generate.py`.
+
+reference/ (config, metrics, commands, components, api), guides/errors.md, and in methods/ the paper
+index with a page for each family of presets. tests/test_docs_generated.py holds the committed pages
+against what this writes; `--check` prints those that are not current.
+"""
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parent
+REPO = DOCS.parent
+sys.path[:0] = [str(DOCS), str(REPO)]
+
+from error_list import listed_errors  # noqa: E402
+
+import rljax  # noqa: E402
+from rljax.command.commands import COMMANDS  # noqa: E402
+from rljax.components import _is_public_function  # noqa: E402
+from rljax.config import NAMESPACES, Config, changed_fields, field_names, value_of  # noqa: E402
+from rljax.config.declare import _specs  # noqa: E402
+from rljax.config.describe import _kind, _shown, field_comments  # noqa: E402
+from rljax.config.flags import load_config_file  # noqa: E402
+from rljax.report import glossary  # noqa: E402
+from rljax.setup.role_table import ROLES  # noqa: E402
+
+HEAD = "<!-- Written by docs/generate.py from the code: edit the code, then run it again. -->\n"
+PAPER = re.compile(r"(?<![\d./])(\d{4}\.\d{4,5})(?![\d.])")
+
+# The families of the presets: (file, title, what they have in common, their dataflows).
+FAMILIES = (
+    ("groups", "Groups of samples, no critic",
+     "Several responses to each prompt; a response is better or worse than its siblings.",
+     ("grpo", "reinforce", "remax")),
+    ("critic", "With a critic",
+     "A value model says what to expect from each token on; the advantage is what came beyond it.",
+     ("ppo", "vapo", "pf_ppo", "safe_rlhf", "prime")),
+    ("preferences", "Preferences between samples",
+     "The policy's own samples are compared, and pairs or games are learned from.",
+     ("online_dpo", "sppo", "xpo", "nash_md")),
+    ("selection", "Imitation of samples and of teachers",
+     "What is good is imitated: the best samples, what a search visited, a teacher's tokens.",
+     ("raft", "expert_iteration", "distil", "on_policy_distil", "cgpo")),
+)  # fmt: skip
+
+# Where a component is named, for the headings of reference/components.md.
+NAMED_BY = {
+    "dataflow": "`dataflow`",
+    "data": "`data.train`, `data.sources`, `data.test`, `sft.data`",
+    "reward": "`reward.function`, `evaluate.reward`",
+    "environment": "`environment.function`",
+    "tool": "`functions` of `tools(...)`",
+    "rubrics": "`reward.rubrics`",
+    "process_reward": "`reward.process_reward`, `reward.process_lines`",
+    "preference": "`preference` of the dataflows that compare samples",
+    "constrained": "`optimizer` of the dataflow `cgpo`",
+    "collect": "`algorithm.collect`",
+    "search": "`method` of the rollouts that search, `rljax evaluate --search`",
+    "role": "`roles`",
+    "placement": "`placement`, `sampler.layout`",
+    "shaping": "`algorithm.reward_shaping`",
+    "filter": "`algorithm.filters`, `algorithm.baseline_filters`",
+    "model": "`model`",
+    "optimizer": "`actor_optimizer.name`, `critic_optimizer.name`, `sft.optimizer.name`",
+    "schedule": "`actor_optimizer.schedule` and that of the others",
+}
+
+
+# -- text to Markdown --
+
+
+def prose(text: str) -> str:
+    """Plain text as Markdown that shows it as it is: signs are escaped outside of code spans."""
+    parts = re.split(r"(`[^`]+`)", text)
+    plain = lambda part: re.sub(r"([*<\[\]|])", r"\\\1", part).replace("\\<", "&lt;")  # noqa: E731
+    return "".join(part if part.startswith("`") else plain(part) for part in parts)
+
+
+def cell(text: str) -> str:
+    """Text as one cell of a table."""
+    return prose(" ".join(text.split())).replace("`|`", "`or`")
+
+
+def linked(text: str) -> str:
+    """Markdown whose arXiv numbers are links."""
+    return PAPER.sub(r"[\1](https://arxiv.org/abs/\1)", text)
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
+    head = list(head)
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    return [*lines, *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+def page(title: str, about: str, *lines: str) -> str:
+    text = "\n".join([f"# {title}", "", HEAD.strip(), "", about, "", *lines])
+    return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
+
+
+def first_line(function) -> str:
+    """The docstring's first paragraph; of a page without one, that of its module."""
+    doc = inspect.getdoc(function) or inspect.getmodule(function).__doc__ or ""
+    return doc.partition("\n\n")[0]
+
+
+# -- reference --
+
+
+def config_page() -> str:
+    comments, lines = field_comments(), []
+
+    def section(node, prefix: str) -> None:
+        rows, inner = [], []
+        for field in dataclasses.fields(node):
+            value, name = getattr(node, field.name), prefix + field.name
+            if dataclasses.is_dataclass(value):
+                inner.append((value, name))
+                continue
+            text = comments.get(type(node).__name__, {}).get(field.name, "")
+            kind = _kind(field.type).replace(" | ", " or ")
+            rows.append((f"`{name}`", kind, f"`{_shown(value)}`", cell(text)))
+        if rows:
+            lines.extend(table(("field", "type", "default", "meaning"), rows))
+        for value, name in inner:
+            lines.extend(["", f"## {name}", "", prose(inspect.cleandoc(type(value).__doc__)), ""])
+            section(value, f"{name}.")
+
+    section(Config(), "")
+    return page(
+        "Config fields",
+        "Every field of [`rljax/config/schema.py`](../../rljax/config/schema.py), as a flag "
+        "`--config.FIELD=VALUE`, a line of a config in YAML or JSON, or an attribute of "
+        "`rljax.Config()`. `''`, `0` and `()` mean off, unless the meaning says otherwise. Names "
+        "of functions are in [components](components.md).",
+        *lines,
+    )
+
+
+def metric_rows(metrics: dict) -> list:
+    rows = []
+    for name, (text, unit, healthy) in metrics.items():
+        if not isinstance(healthy, str):
+            low, high, advice = healthy
+            bound = f"{low:g} to {high:g}" if abs(high) != float("inf") else f"{low:g} or more"
+            healthy = f"{bound}; a run warns outside: {advice}"
+        rows.append((f"`{name}`", cell(text.replace("{}", "…")), cell(unit), cell(healthy)))
+    return rows
+
+
+def metrics_page() -> str:
+    of = glossary
+    mismatch = {f"mismatch/{name}": value for name, value in of.MISMATCH.items()}
+    groups = (
+        ("Of an update", "Also with a prefix: of another role (`critic/`, `NAME/`), of held-out "
+         "rows (`eval/`).", of.UPDATE),
+        ("Of the samples of a step", "", of.SAMPLES),
+        ("Of the run", "", of.RUN),
+        ("Sampler against trainer", "See [mismatch](../guides/mismatch.md).", mismatch),
+        ("In flight", "See [asynchronous](../guides/asynchronous.md).", of.IN_FLIGHT),
+        ("Of environments", "See [environments](../guides/environments.md).", of.EPISODES),
+        ("Of searches", "See [composite methods](../methods/composite.md).", of.SEARCH),
+        ("Of constraints", "", {**of.CONSTRAINTS, **of.CGPO}),
+        ("Variance of the gradient", "", of.VARIANCE),
+    )  # fmt: skip
+    lines, shown = [], set()
+    for title, about, metrics in groups:
+        metrics = {name: value for name, value in metrics.items() if name not in shown}
+        shown |= metrics.keys()
+        if metrics:
+            head = ("metric", "meaning", "unit", "healthy")
+            lines += [f"## {title}", "", about, "", *table(head, metric_rows(metrics)), ""]
+    rest = {name: value for name, value in of.METRICS.items() if name not in shown}
+    if rest:
+        lines += ["## Others", "", *table(("metric", "meaning", "unit", "healthy"),
+                                          metric_rows(rest))]  # fmt: skip
+    return page(
+        "Metrics",
+        "What `metrics.jsonl`, the trackers and the report name, and what is healthy: rules of "
+        "thumb, or a range outside of which a run warns. `*` stands for anything. "
+        "Metrics of your own parts have no line here.",
+        *lines,
+    )
+
+
+def commands_page() -> str:
+    lines = [
+        "A command that takes a config takes every [field](config.md) as `--config.FIELD=VALUE`, "
+        "too, and `--print_config`. In a clone `python launchers/train.py` is `rljax train`.", "",
+    ]  # fmt: skip
+    for name, command in COMMANDS.items():
+        rows = []
+        for field, (_, flag, spec) in zip(
+            dataclasses.fields(command.options), _specs(command.options), strict=True
+        ):
+            default = field.default
+            default = ",".join(map(str, default)) if isinstance(default, tuple) else default
+            shown = "" if default is None or default == "" else f"`{default}`"
+            shown = shown.lower() if isinstance(default, bool) else shown
+            written = flag.upper() if spec.positional else f"--{flag}"
+            needed = f"{spec.help} (needed)" if spec.required else spec.help
+            rows.append((f"`{written}`", shown, cell(needed)))
+        takes = {"": "none", "needed": "needed", "optional": "may be given"}
+        config = takes.get(command.config, f"`{command.config}` where none is given")
+        lines += [f"## rljax {name}", "", f"{prose(command.about)}. Config: {config}.", ""]
+        lines += ["```text", command.doc(), "```", ""]
+        if rows:
+            lines += [*table(("flag", "default", "what it is for"), rows), ""]
+    return page(
+        "Commands",
+        "What `rljax COMMAND --help` says, from the same source.",
+        *lines,
+    )
+
+
+def signature_of(function) -> str:
+    """The options of a component and their defaults, without the roles that it may get."""
+    parameters = inspect.signature(function).parameters.values()
+    parameters = [p for p in parameters if p.name not in ROLES]
+    options = [p for p in parameters if p.default is not p.empty and p.default is not None]
+    unset = [p for p in parameters if p.default is None]
+    texts = [f"{p.name}={p.default!r}" for p in options] + [f"{p.name}=None" for p in unset]
+    return ", ".join(texts)
+
+
+def components() -> dict[str, list]:
+    """{namespace: its functions} that a config can name by a bare name."""
+    out = {}
+    for space, home in NAMESPACES.items():
+        members = vars(importlib.import_module(home))
+        names = sorted(n for n, f in members.items() if _is_public_function(n, f, home))
+        out[space] = [members[name] for name in names]
+    return out
+
+
+def components_page() -> str:
+    lines = []
+    for space, functions in components().items():
+        where = NAMED_BY.get(space, f"`algorithm.{space}`")
+        lines += [f"## {space}", "", f"Named by {where}; functions of `{NAMESPACES[space]}`.", ""]
+        rows = []
+        for function in functions:
+            name, options = function.__name__, signature_of(function)
+            about = linked(cell(first_line(function)))
+            rows.append((f"`{name}`", f"`{options}`" if options else "", about))
+        lines += [*table(("name", "options and their defaults", "what it does"), rows), ""]
+    return page(
+        "Components",
+        "Every function of rljax that a config can name, by its first sentence; its docstring has "
+        "the formula. A component is written as a call with options, `ppo_clip(clip_high=0.28)`, "
+        "and your own function goes in its place by module or file "
+        "([extend](../extend/index.md)). Some names serve other parts of a module as well.",
+        *lines,
+    )
+
+
+def api_page() -> str:
+    lines = []
+    for name in rljax.__all__:
+        member = getattr(rljax, name)
+        try:
+            signature = f"{name}{inspect.signature(member)}"
+        except (TypeError, ValueError):
+            signature = name
+        signature = re.sub(r"<[^>]* at 0x[0-9a-f]+>|<factory>", "...", signature)
+        signature = re.sub(r"\b(?:rljax|collections|jaxlib)(?:\.\w+)*\.(?=\w)", "", signature)
+        doc = inspect.getdoc(member) or ""
+        if name == "Config":
+            signature, doc = "Config(**fields)", f"{doc} Fields: reference/config.md."
+        lines += [f"## rljax.{name}", "", "```text", *textwrap.wrap(signature, 100), "```", ""]
+        lines += ["```text", doc, "```", ""]
+        if inspect.isclass(member) and not dataclasses.is_dataclass(member):
+            continue
+        methods = [
+            (n, f) for n, f in vars(member).items()
+            if inspect.isclass(member) and not n.startswith("_") and inspect.isfunction(f)
+            and inspect.getdoc(f) and not hasattr(object, n)
+        ]  # fmt: skip
+        if methods:
+            rows = [(f"`{n}`", cell(first_line(f))) for n, f in methods]
+            lines += [*table(("method", "what it does"), rows), ""]
+    return page(
+        "API",
+        "The public names of `import rljax`; they are imported when they are first used. The rest "
+        "is imported from its room, as [architecture](../architecture.md) lists them.",
+        *lines,
+    )
+
+
+# -- errors --
+
+
+def errors_page() -> str:
+    rooms = listed_errors(REPO / "rljax")
+    lines = []
+    for room, errors in rooms.items():
+        rows = [tuple(cell(text) for text in dataclasses.astuple(error)) for error in errors]
+        lines += [f"## {room}", "", *table(("it says", "rule", "fix"), rows), ""]
+    return page(
+        "Errors",
+        "What a user can get wrong raises `rljax.InputError`: what is wrong, the value, the rule, "
+        "and the fix; commands print it without a traceback and end with exit code 2. These are "
+        "its texts by the room that raises them, `…` standing for what only the run knows. A "
+        "traceback of anything else is a bug of ours. Of config fields the field is named first.",
+        *lines,
+    )
+
+
+# -- methods --
+
+
+@dataclasses.dataclass(frozen=True)
+class Preset:
+    """A config that ships, as its docstring and its fields describe it."""
+
+    name: str
+    paragraphs: tuple[str, ...]
+    config: Config
+
+    @property
+    def papers(self) -> list[str]:
+        return list(dict.fromkeys(PAPER.findall(" ".join(self.paragraphs))))
+
+    @property
+    def about(self) -> str:
+        """Its first sentence without the paper; of a short one also that of the next paragraph."""
+        texts = [re.sub(r" \([^()]*arXiv[^()]*\)", "", text) for text in self.paragraphs]
+        plain = not texts[1].startswith(("What differs", "Settings", "Hardware"))
+        added = f". {sentence(texts[1])}" if len(texts[0]) < 100 and plain else ""
+        return sentence(texts[0]) + added
+
+    @property
+    def differs(self) -> str:
+        """What is not as published, of the paragraph that says so."""
+        for paragraph in self.paragraphs:
+            if paragraph.startswith("What differs: "):
+                return paragraph.removeprefix("What differs: ")
+        return ""
+
+
+def presets(folder: str) -> list[Preset]:
+    out = []
+    for file in sorted((REPO / "configs" / folder).glob("*.py")):
+        doc = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
+        parts = [" ".join(p.split()) for p in doc.split("\n\n") if not p.startswith("python ")]
+        out.append(Preset(file.stem, tuple(parts), load_config_file(str(file))))
+    return out
+
+
+def settings_of(config: Config) -> list[str]:
+    """The fields that make the method: those that differ from the defaults, sizes left out."""
+    plain = ("steps", "data.", "evaluate.", "model_settings.dtype", "batch.tokens", "export")
+    changed = [name for name in changed_fields(config) if not name.startswith(plain)]
+    order = field_names(config)
+    return [f"{name} = {value_of(config, name)!r}" for name in sorted(changed, key=order.index)]
+
+
+def family_page(title: str, about: str, members: list[Preset]) -> str:
+    lines = []
+    for preset in members:
+        lines += [f"## {preset.name}", ""]
+        for paragraph in preset.paragraphs:
+            paragraph = paragraph.replace("docs/methods/presets.md", "presets.md")
+            text = linked(prose(paragraph))
+            lines += [text.replace("presets.md", "[measured](presets.md)"), ""]
+        lines += [f"`rljax train presets/{preset.name}:tiny`. Settings that are not the "
+                  "[defaults](../reference/config.md):", "",
+                  "```text", *settings_of(preset.config), "```", ""]  # fmt: skip
+    about += " Parts by name: [components](../reference/components.md)."
+    return page(title, about, *lines)
+
+
+def sentence(text: str) -> str:
+    return re.split(r"(?<=[.;])\s(?=[A-Z`-])", text)[0].rstrip(".;")
+
+
+def index_rows(members: list[Preset], link: str) -> list:
+    rows = []
+    for preset in members:
+        papers = ", ".join(f"[{p}](https://arxiv.org/abs/{p})" for p in preset.papers)
+        target = link.format(preset.name)
+        about = cell(preset.about)
+        rows.append((f"[`{preset.name}`]({target})", papers, about, cell(preset.differs)))
+    return rows
+
+
+def part_rows() -> list:
+    """A row for every component whose docstring names a paper."""
+    rows = []
+    for space, functions in components().items():
+        for function in functions:
+            doc = inspect.getdoc(function) or ""
+            papers = list(dict.fromkeys(PAPER.findall(doc)))
+            if papers:
+                links = ", ".join(f"[{p}](https://arxiv.org/abs/{p})" for p in papers)
+                about = cell(sentence(first_line(function)))
+                place = f"../reference/components.md#{space}"
+                rows.append((f"[`{function.__name__}`]({place})", space, links, about))
+    return rows
+
+
+def method_pages() -> dict[str, str]:
+    known, out, lines = presets("presets"), {}, []
+    head = ("preset", "paper", "what it is", "where paper and code differ")
+    for file, title, about, flows in FAMILIES:
+        flow = lambda p: re.split(r"[(.]", p.config.dataflow)[0]  # noqa: E731
+        members = [preset for preset in known if flow(preset) in flows]
+        out[f"methods/{file}.md"] = family_page(title, about, members)
+        lines += [f"## [{title}]({file}.md)", "", about, ""]
+        lines += [*table(head, index_rows(members, f"{file}.md#{{}}")), ""]
+    lines += ["## [From a file](offline.md)", "", "Pairs, labels, demonstrations, steps: no "
+              "samples are drawn. Configs of `configs/offline/`.", "",
+              *table(head, index_rows(presets("offline"), "offline.md")), ""]  # fmt: skip
+    lines += ["## Parts with a paper", "", "Losses, advantages, ..., for any config.", "",
+              *table(("name", "part", "paper", "what it does"), part_rows())]  # fmt: skip
+    out["methods/index.md"] = page(
+        "Methods: the paper index",
+        "Every config that ships as a method, with its paper and where the code departs from it; "
+        "an empty last column means: as published. `rljax train presets/NAME:tiny` runs the same "
+        "algorithm on an embedded task; what it reached is in [presets](presets.md). Constraints, "
+        "branching and search: [composite methods](composite.md).",
+        *lines,
+    )
+    return out
+
+
+def pages() -> dict[str, str]:
+    """{path under docs: text} of every generated page."""
+    return {
+        "reference/config.md": config_page(),
+        "reference/metrics.md": metrics_page(),
+        "reference/commands.md": commands_page(),
+        "reference/components.md": components_page(),
+        "reference/api.md": api_page(),
+        "guides/errors.md": errors_page(),
+        **method_pages(),
+    }
+
+
+def main(arguments: list[str]) -> int:
+    stale = 0
+    for path, text in pages().items():
+        file = DOCS / path
+        if file.is_file() and file.read_text(encoding="utf-8") == text:
+            continue
+        stale += 1
+        print(path)
+        if "--check" not in arguments:
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+    return min(stale, 1) if "--check" in arguments else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,71 @@
+"""What mkdocs needs beside mkdocs.yml: the order of the pages, and links that leave docs/."""
+
+import os
+import re
+from pathlib import Path
+
+# The order of the site. Pages that are not named follow by name, so a new page needs no line here.
+TABS = (
+    ("Home", ("index.md",)),
+    ("Start", ("start/install.md", "start/first_run.md", "start/your_model.md",
+               "start/your_data.md", "start/your_reward.md", "choose.md")),
+    ("Guides", ("guides/command.md", "guides/faq.md", "guides/errors.md")),
+    ("Methods", ("methods/index.md", "methods/groups.md", "methods/critic.md",
+                 "methods/preferences.md", "methods/selection.md", "methods/offline.md",
+                 "methods/composite.md", "methods/presets.md")),
+    ("Cookbook", ("cookbook/index.md",)),
+    ("Pods", ("pods/overview.md", "pods/tpu_vm.md", "pods/slurm.md", "pods/gke.md",
+              "pods/skypilot.md")),
+    ("Extend", ("extend/index.md",)),
+    ("Reference", ("reference/config.md", "reference/commands.md", "reference/components.md",
+                   "reference/metrics.md", "reference/api.md")),
+    ("About", ("architecture.md", "claims.md", "compared.md", "measurements.md",
+               "contributing.md")),
+)  # fmt: skip
+_LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
+_FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+
+
+def on_config(config):
+    """Every page of docs/ in the tab of its folder; pages of no folder in the last one."""
+    root = Path(config.docs_dir)
+    pages = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.md"))
+    named = {page for _, first in TABS for page in first}
+    nav = []
+    for title, first in TABS:
+        listed = [page for page in first if page in pages]
+        folder = "" if title == "About" else f"{title.lower()}/"
+        own = [page for page in pages if page not in named and _folder(page) == folder]
+        if title != "Home":
+            nav.append({title: listed + own})
+        else:
+            nav += listed
+    config.nav = nav
+    return config
+
+
+def _folder(page: str) -> str:
+    head, slash, _ = page.partition("/")
+    return head + slash if slash else ""
+
+
+def on_page_markdown(markdown, page, config, files):
+    """Links to files of the repository that are no pages become their text, or addresses below
+    repo_url where that is set: the site has no such files."""
+    here, root = Path(page.file.abs_src_path).parent, Path(config.docs_dir).resolve()
+
+    def link(match):
+        label, target, anchor = match[1], match[2], match[3] or ""
+        place = (here / target).resolve()
+        if "://" in target or target.startswith("mailto:") or place.is_relative_to(root):
+            return match[0]
+        if not config.repo_url:
+            return label
+        path = os.path.relpath(place, root.parent)
+        return f"[{label}]({config.repo_url.rstrip('/')}/blob/main/{path}{anchor})"
+
+    parts, last = [], 0
+    for fence in _FENCE.finditer(markdown):
+        parts += [_LINK.sub(link, markdown[last : fence.start()]), fence[0]]
+        last = fence.end()
+    return "".join([*parts, _LINK.sub(link, markdown[last:])])
