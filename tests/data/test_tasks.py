@@ -30,6 +30,7 @@ PROCEDURAL = [
     "json_extraction(test=16, worked_examples=8)",
     "json_extraction(style='short', fields=2, test=16, worked_examples=8)",
     "code_tests(test=16, worked_examples=8)",
+    "code_tests(style='short', test=16, worked_examples=8)",
 ]
 FIXED = [
     "sort_digits(prompts=100, test=8, worked_examples=8)",
@@ -114,6 +115,7 @@ def test_a_fixed_number_of_prompts_and_chat():
         ("countdown(max_target=2, max_number=9999, numbers=8, operations='+')", "no expression"),
         ("json_extraction(fields=7)", "1 to 6"),
         ("code_tests(tests=3, shown=4)", "0 to 3"),
+        ("code_tests(style='long')", "'short'"),
         ("gsm8k(path='nowhere.jsonl')", "does not exist"),
         ("countdwon()", "did you mean"),
     ],
@@ -123,8 +125,9 @@ def test_options_out_of_range(spec, says):
         task_of(spec)
 
 
-def test_no_code_test_is_passed_by_one_constant_answer():
-    task = task_of("code_tests(tests=2, shown=0, test=50, worked_examples=0)")
+@pytest.mark.parametrize("style", ["words", "short"])
+def test_no_code_test_is_passed_by_one_constant_answer(style):
+    task = task_of(f"code_tests(tests=2, shown=0, style='{style}', test=50, worked_examples=0)")
     for row in [*task.test, *task.train.first(300)]:
         assert len(set(json.loads(row["ground_truth"])["outputs"])) > 1
 
@@ -144,6 +147,21 @@ def test_reference_programs_give_the_outputs_of_their_tests():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stderr == "" and done.stdout == "".join(expected)
     assert len({*expected}) > 10
+
+
+def test_reference_functions_give_the_outputs_of_their_tests():
+    """The outputs are computed step by step, the function is one expression: Python compares."""
+    task = task_of("code_tests(steps=3, shown=2, style='short', test=40, worked_examples=0)")
+    assert all(set(row["prompt"]) <= set(task.alphabet) for row in task.test)
+    for row, worked in zip(task.test, task.worked_test, strict=True):
+        assert set(worked["completion"]) <= set(task.alphabet)
+        tests, defined = json.loads(row["ground_truth"]), {}
+        exec(worked["completion"], defined)
+        assert [defined["f"](*x) for x in tests["inputs"]] == tests["outputs"]
+        steps, *shown = row["prompt"].removesuffix(">").split(";")
+        assert len(steps.split(",")) == 3 and len(tests["inputs"]) == 6
+        pairs = zip(tests["inputs"][:2], tests["outputs"], strict=False)
+        assert shown == [f"{x}={y}" for (x,), y in pairs]
 
 
 def test_gsm8k_and_math_read_the_published_columns(tmp_path):

@@ -7,8 +7,10 @@ unless `prompts` is set.
 import json
 import random
 from collections.abc import Callable
+from typing import Literal
 
 from rljax.data.tasks.task import TEXT, Problem, Task, check_range, procedural
+from rljax.errors import InputError
 
 # One step of a pipeline: what the prompt says, the expression of `x` that the reference program
 # uses, and the same as a function; `{k}` is a constant.
@@ -51,6 +53,7 @@ def code_tests(
     steps: int = 2,
     tests: int = 6,
     shown: int = 1,
+    style: Literal["words", "short"] = "words",
     chat: bool = False,
     prompts: int = 0,
     test: int = 256,
@@ -62,10 +65,15 @@ def code_tests(
     The program reads integers from one line of standard input. `steps` operations on the list, one
     result; `shown` of the `tests` stand in the prompt as examples. ground_truth is JSON:
     {"inputs": [texts], "outputs": [texts]}. Reward: code_tests().
+
+    "short" asks models of a few layers for a function of one integer: "+3,*2;4=14>" ->
+    "def f(x):return((x+3)*2)", tested by calls.
     """
     check_range("code_tests", "steps", steps, 1, 6)
     check_range("code_tests", "tests", tests, 1, 50)
     check_range("code_tests", "shown", shown, 0, tests)
+    if style not in ("words", "short"):
+        raise InputError("code_tests(style)", value=style, rule="words or short")
 
     def draw(rng: random.Random) -> Problem:
         while True:  # one answer to all tests would need no program that reads its input
@@ -74,6 +82,8 @@ def code_tests(
                 return problem
 
     def drawn(rng: random.Random) -> Problem:
+        if style == "short":
+            return _function_problem(rng, steps, tests, shown)
         texts, lines, pipeline = [], ["numbers = [int(word) for word in input().split()]"], []
         for _ in range(steps):
             keeps = rng.random() < 0.4
@@ -101,9 +111,33 @@ def code_tests(
         return Problem(prompt, truth, "```python\n" + "\n".join(lines) + "\n```")
 
     return procedural(
-        "code_tests", draw, reward="code_tests()", alphabet=TEXT,
+        "code_tests", draw, reward="code_tests()",
+        alphabet=_SHORT_TEXT if style == "short" else TEXT,
         chat=chat, prompts=prompts, test=test, worked_examples=worked_examples, seed=seed,
     )  # fmt: skip
+
+
+_OPERATIONS: dict[str, Callable[[int, int], int]] = {
+    "+": lambda x, k: x + k,
+    "-": lambda x, k: x - k,
+    "*": lambda x, k: x * k,
+    "%": lambda x, k: x % k,
+}
+_SHORT_TEXT = "0123456789+-*%(),:;=> defnrtux"
+
+
+def _function_problem(rng: random.Random, steps: int, tests: int, shown: int) -> Problem:
+    """ "+3,*2;4=14>": a function of one integer, and calls of it as tests."""
+    drawn = [(rng.choice(sorted(_OPERATIONS)), rng.randint(2, 9)) for _ in range(steps)]
+    body, inputs = "x", [rng.randint(-20, 20) for _ in range(tests)]
+    outputs = list(inputs)
+    for operation, k in drawn:
+        body = f"({body}{operation}{k})"
+        outputs = [_OPERATIONS[operation](x, k) for x in outputs]
+    examples = "".join(f";{x}={y}" for x, y in zip(inputs[:shown], outputs, strict=False))
+    truth = {"inputs": [[x] for x in inputs], "outputs": outputs, "fn_name": "f"}
+    prompt = ",".join(f"{operation}{k}" for operation, k in drawn) + f"{examples}>"
+    return Problem(prompt, json.dumps(truth), f"def f(x):return{body}")
 
 
 def _run(pipeline: list[tuple], reduce: Callable[[list[int]], str], text: str) -> str:
