@@ -251,3 +251,36 @@ def test_what_writes_rows_of_text_refuses_images(written, tmp_path):
     path = written({**FORMS["base64"], **TRUTH})
     with pytest.raises(InputError, match="row 0.*image 0: rljax data prepare writes rows of text"):
         prepare(PrepareOptions(source=path, out=str(tmp_path / "out")))
+
+
+@pytest.mark.parametrize("value", ["a/first.png", "base64", "data URL"])
+def test_one_image_in_a_column_of_its_own_is_a_text_that_names_it(written, tmp_path, value):
+    """LLaVA's rows: `image`, a path, beside a conversation in ShareGPT's columns."""
+    encoded = base64.b64encode(png(FIRST)).decode()
+    value = {"base64": encoded, "data URL": data_url(FIRST)}.get(value, value)
+    turns = [
+        {"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "a picture"},
+    ]  # fmt: skip
+    (shown,) = load_demonstrations(written({"image": value, "conversations": turns}), "train")
+    asked = {"image": value, "prompt": "What? <image>", "ground_truth": "1"}
+    (prompt,) = load_prompts(written(asked), "train")
+    spoken = {**asked, "prompt": [{"role": "user", "content": "What?"}]}  # no place for it
+    if value == "a/first.png" or value.startswith("data:"):
+        (first,) = load_prompts(written(spoken), "train")
+        assert len(first["images"]) == 1
+    for record in (shown, prompt):
+        (source,) = record["images"]
+        np.testing.assert_array_equal(source.pixels(), FIRST)
+    assert "image" not in prompt["extra_info"]
+    # A text about an image is none.
+    about = {"prompt": "1+1", "ground_truth": "2", "image": "a drawing of two apples"}
+    (record,) = load_prompts(written(about), "train")
+    assert "images" not in record and record["extra_info"]["image"] == about["image"]
+
+
+def test_videos_are_refused_by_their_column(written):
+    row = {"prompt": "<video>what", "ground_truth": "1", "videos": ["a.mp4"]}
+    with pytest.raises(InputError, match="row 0.*column 'videos' is not read.*frames"):
+        load_prompts(written(row), "train")
+    (record,) = load_prompts(written({**row, "prompt": "1", "videos": []}), "train")
+    assert record["prompt"] == "1"

@@ -89,6 +89,22 @@ def test_one_pixel_is_an_image():
     assert source.size() == (1, 1) and source.pixels().shape == (1, 1, 3)
 
 
+# EXIF data that hold a JPEG image of their own, as cameras write them.
+THUMBNAIL = b"Exif\0\0MM\0*\0\0\0\x08\0\0\0\0\0\0" + encoded(picture(8, 8), "JPEG")
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "BMP", "WEBP"])
+@pytest.mark.parametrize("behind", [b"", bytes(100_000), b"MotionPhoto_Data" * 9_000])
+def test_a_whole_image_is_read_whatever_stands_behind_it(kind, behind):
+    """Phones write films behind photos. (Of a PNG the end is looked for in its last 64 KiB.)"""
+    pixels = picture(20, 30)
+    for options in ({}, dict(exif=THUMBNAIL, progressive=True)) if kind == "JPEG" else ({},):
+        source = Source(encoded(PIL.fromarray(pixels), kind, **options) + behind, PLACE)
+        if kind != "PNG" or not behind:
+            assert source.size() == (20, 30)
+        assert source.pixels().shape == (20, 30, 3)
+
+
 FRAMES = [PIL.fromarray(picture(seed=i)) for i in range(3)]
 HOSTILE = {
     "no image": (b"\x7fELF" + bytes(100), "not a readable image"),
@@ -100,6 +116,14 @@ HOSTILE = {
     "just above": (bomb(MOST_PIXELS // 1024 + 1, 1024), "too large"),
     "cut png": (encoded(picture(64, 64))[:-40], "ends early.*copy it again"),
     "cut jpeg": (encoded(picture(64, 64), "JPEG")[:-900], "ends early"),
+    "cut jpeg with a thumbnail": (
+        encoded(PIL.fromarray(picture(64, 64)), "JPEG", exif=THUMBNAIL)[:-900], "ends early",
+    ),
+    "cut progressive jpeg": (
+        encoded(PIL.fromarray(picture(64, 64)), "JPEG", progressive=True)[:-900], "ends early",
+    ),
+    "cut bmp": (encoded(picture(64, 64), "BMP")[:-40], "ends early"),
+    "cut gif": (encoded(picture(64, 64), "GIF")[:-40], "ends early"),
     "cut webp": (encoded(picture(64, 64), "WEBP")[:-90], "ends early|not a readable"),
     "animated gif": (
         encoded(FRAMES[0], "GIF", save_all=True, append_images=FRAMES[1:]), "3 frames",

@@ -7,6 +7,7 @@ import pytest
 from tiny_tokenizer import write_json, write_tokenizer
 
 from rljax.data.online.prompts import Prompts, encode_demonstrations, encode_prompts, pad_examples
+from rljax.data.rows.sources import load_demonstrations, load_prompts
 from rljax.data.text.tokenizer import CharTokenizer, HuggingFaceTokenizer
 from rljax.errors import InputError
 
@@ -176,3 +177,34 @@ def test_padding_of_examples():
     assert kinds == dict(tokens="int32", mask="float32", segment_ids="int32", positions="int32")
     with pytest.raises(InputError, match="3 tokens"):
         pad_examples(examples, length=2)
+
+
+def test_a_table_fills_calls_and_tools_of_prompts_and_demonstrations_and_it_is_taken_out(tmp_path):
+    """All structs of a column of a parquet file have one list of keys."""
+    import pyarrow.parquet
+
+    def call(name, **arguments):
+        function = {"name": name, "arguments": arguments}
+        return {"role": "assistant", "tool_calls": [{"type": "function", "function": function}]}
+
+    def tool(name, **properties):
+        parameters = {"type": "object", "properties": properties}
+        return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+    rows = [
+        {"messages": [{"role": "user", "content": f"q {name}"}, call(name, **given),
+                      {"role": "tool", "content": "3"}, {"role": "assistant", "content": "3"}],
+         "tools": [tool(name, **{key: {"type": "string"} for key in given})],
+         "extra_info": {"level": level}}
+        for name, given, level in (("f", {"a": "1"}, 1), ("g", {"b": 2}, None))
+    ]  # fmt: skip
+    lines, table = tmp_path / "rows.jsonl", tmp_path / "rows.parquet"
+    lines.write_text("\n".join(map(json.dumps, rows)))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), table)
+    for load in (load_prompts, load_demonstrations):
+        written, filled = (load(str(path), "train") for path in (lines, table))
+        for one, other in zip(written, filled, strict=True):
+            assert json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+    # What a reward may ask for stays, null or not.
+    asked = load_prompts(str(table), "train")
+    assert [record["extra_info"]["level"] for record in asked] == [1, None]

@@ -165,3 +165,34 @@ def test_what_needs_all_rows_is_refused(tmp_path, field, value):
     says = "no source is a file" if field == "data.train" else "not known before"
     with pytest.raises(InputError, match=says):
         validate(config)
+
+
+def test_lines_are_blank_where_a_file_that_is_read_whole_has_no_row(tmp_path):
+    row = json.dumps({"prompt": "q1:", "ground_truth": "1"})
+    lines = ["\ufeff", row, "\u00a0", "\x1c", f"  {row}", ""]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    rows = StoredRows([path])
+    assert rows.rows == 2 and [rows[i]["prompt"] for i in range(4)] == ["q1:"] * 4
+
+
+def test_a_row_group_larger_than_a_window_is_read_in_parts(tmp_path, monkeypatch):
+    """As pyarrow writes a file by default: all rows in one group."""
+    import pyarrow
+    import pyarrow.parquet
+
+    monkeypatch.setattr(stored, "BLOCK_BYTES", 2**18)
+    monkeypatch.setattr(stored, "WINDOW_BYTES", 2**20)
+    draws = np.random.default_rng(0)
+    rows = [{"n": i, "text": draws.bytes(2000).hex()} for i in range(8000)]  # 32 MB
+    path = write(tmp_path / "rows.parquet", rows, len(rows))
+    found = StoredRows([path])
+    assert len(found.counts) > 100 and max(found.counts) * 4000 < 2**19
+    pool = pyarrow.default_memory_pool()
+    before = pool.bytes_allocated()
+    epoch = [found[i] for i in range(200)]
+    assert pool.bytes_allocated() - before < 2**24  # of 32 MB
+    assert all(row == rows[row["n"]] for row in epoch)
+    epoch += [found[i] for i in range(200, 8000)]
+    assert sorted(row["n"] for row in epoch) == list(range(8000))
+    assert [row["n"] for row in epoch] != list(range(8000))

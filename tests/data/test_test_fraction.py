@@ -145,3 +145,49 @@ def test_what_a_run_held_out_is_evaluated_and_never_sampled_for_training(tmp_pat
         for file in (answers, samples)
     )
     assert asked == held and sampled and not sampled & held
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json"])
+def test_a_longer_conversation_is_on_one_side_however_it_is_read(tmp_path, suffix):
+    """As a prompt up to its last answer, as a demonstration, as ShareGPT: by its first turns."""
+    turns = [[*said(f"hello {i}", "hi"), *said(f"q{i}", str(i))] for i in range(COUNT)]
+    speakers = {"user": "human", "assistant": "gpt"}
+    rows = {
+        "own": [{"messages": one} for one in turns],
+        "sharegpt": [
+            {"conversations": [{"from": speakers[m["role"]], "value": m["content"]} for m in one]}
+            for one in turns
+        ],
+    }
+    held = []
+    for name, some in rows.items():
+        path = tmp_path / f"{name}{suffix}"
+        path.write_text(json.dumps(some) if suffix == ".json" else "\n".join(map(json.dumps, some)))
+        test = load_prompts(str(path), "test", test_fraction=FRACTION)
+        shown = load_demonstrations(str(path), "train", test_fraction=FRACTION)
+        asked = {record["prompt"][0]["content"] for record in test}
+        assert len(test) + len(shown) == COUNT and 20 < len(test) < 80
+        assert asked.isdisjoint(record["messages"][0]["content"] for record in shown)
+        held.append(asked)
+    assert held[0] == held[1]
+
+
+def test_a_file_is_the_same_however_its_path_is_written(tmp_path, monkeypatch):
+    path = tmp_path / "rows.jsonl"
+    rows = [{"prompt": f"q{i}:", "completion": "a", "ground_truth": "a"} for i in range(COUNT)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link.jsonl").symlink_to(path)
+    config = Config()
+    config.data.train, config.data.test_fraction = "rows.jsonl", FRACTION
+    config.sft.steps, config.sft.data = 1, "./rows.jsonl"
+    config.pretraining.data = str(tmp_path / "link.jsonl")
+    assert all(held_out_fraction(config, spec) == FRACTION
+               for spec in (str(path), config.sft.data, config.pretraining.data))  # fmt: skip
+    assert held_out_fraction(config, str(tmp_path / "other.jsonl")) == 0.0
+    config.reward.function = "exact_match()"
+    data = load_data(config, CHARS)
+    every = [*data.examples, *data.pretraining]
+    shown = {CHARS.decode(ids.tolist()) for ids, _ in every}
+    asked = [prompt.prompt_text for prompt in data.test_prompts]
+    assert every and asked and not [q for q in asked if any(q in text for text in shown)]

@@ -4,7 +4,7 @@ A row that comes in any of these forms leaves in one: `<image>` in the text of a
 marks each place, and `images` holds a Source for each, in the order of the text.
 
 - column `images`: paths relative to the data file, bytes, {"bytes", "path"} as the datasets
-  library writes them, base64, data URLs; or `image`, one such object;
+  library writes them, base64, data URLs; or `image`, one of these;
 - `<image>` in texts (verl) or {"type": "image"} in messages (TRL), filled from the column in order;
 - messages that hold their images: {"type": "image_url", "image_url": {"url": "data:..."}},
   {"type": "image", "image": ...}.
@@ -43,6 +43,11 @@ def has_images(row: Mapping) -> bool:
 
 def with_images(row: Mapping, place: str, folder: Path | None) -> dict:
     """The row in the one form, where it holds images. `folder`: what paths are relative to."""
+    if isinstance(row.get("videos"), (list, tuple, np.ndarray)) and len(row["videos"]):
+        raise InputError(
+            f"{place}, column 'videos' is not read", value=str(row["videos"][0])[:80],
+            rule="a model reads images and text", fix="write frames of it into 'images'",
+        )  # fmt: skip
     if not has_images(row):  # a row without any, among others that have some
         return {k: v for k, v in row.items() if k != "images" or v is not None and len(v)}
     name, values = _column(row)
@@ -98,12 +103,30 @@ def _column(row: Mapping) -> tuple[str, list]:
             isinstance(one, (bytes, np.ndarray))
             or isinstance(one, Mapping)
             and ({"bytes", "path"} & one.keys())
+            or isinstance(one, str)
+            and _names_image(one, row)
         )
         return ("image", [one]) if is_image else ("images", [])
     single = isinstance(values, (str, bytes, Mapping)) or (
         isinstance(values, np.ndarray) and values.dtype != object
     )
     return "images", [values] if single else [value for value in values if value is not None]
+
+
+def _names_image(text: str, row: Mapping) -> bool:
+    """Whether the text of a column `image` is an image's path, base64 or data URL, and no text
+    about one: by itself, or because a place in the row waits for it."""
+    if text.startswith("data:image/") or text.lower().endswith(_SUFFIXES):
+        return True
+    if len(text) >= _SHORTEST and " " not in text and _BASE64.fullmatch(text):
+        return True
+    said = [row.get(name) for name in _PROMPTS]
+    parts = [part for value in said for part in _parts(value)]
+    contents = [m.get("content") for v in said if _is_conversation(v) for m in v if m]
+    marked = any(isinstance(text, str) and MARK in text for text in [*said, *contents])
+    return bool(text.strip()) and (
+        marked or any(_is_image(part) and image_of_part(part) is None for part in parts)
+    )
 
 
 def _is_conversation(value: object) -> bool:

@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import io
 import os
+import re
 import warnings
 from collections.abc import Iterator
 
@@ -22,8 +23,8 @@ from rljax.files import open_file
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 MOST_BYTES = 2**27  # of an encoded image
 MOST_PIXELS = 2**25  # of a decoded one: about 400 MB while it is converted
-_TAIL = 2**16  # bytes at the end of a file, among which its end is looked for
-_ENDS = {"PNG": b"IEND", "JPEG": b"\xff\xd9"}
+_TAIL = 2**16  # bytes at the end of a PNG file, among which its end is looked for
+_JPEG_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")  # behind the coded pixels of a scan
 _ORIENTATION = 0x0112  # the EXIF tag
 # Its value: how the pixels that are stored are turned, as (transposed, rows and columns reversed).
 _TURNS = {
@@ -124,19 +125,59 @@ class Source:
 
     def _check_end(self, kind: str, file) -> None:
         """Raises InputError for a file that was cut: its header would only fail when it is read."""
-        file.seek(0, os.SEEK_END)
-        length = file.tell()
+        length = file.seek(0, os.SEEK_END)
         file.seek(max(length - _TAIL, 0))
         tail = file.read(_TAIL)
         file.seek(0)
-        whole = _ENDS.get(kind, b"") in tail
-        if kind == "WEBP":
-            whole = int.from_bytes(file.read(8)[4:], "little") + 8 <= length
+        head = file.read(8)
+        file.seek(0)
+        if kind == "PNG":
+            whole = b"IEND" in tail
+        elif kind == "WEBP":
+            whole = int.from_bytes(head[4:], "little") + 8 <= length
+        elif kind == "BMP":
+            whole = int.from_bytes(head[2:6], "little") <= length
+        elif kind == "GIF":
+            whole = _gif_ends(file.read())
+        else:  # phones write films and depths behind a photo
+            whole = tail.endswith(b"\xff\xd9") or _jpeg_ends(file.read())
+        file.seek(0)
         if not whole:
             raise InputError(
                 f"{self.place} ends early", value=f"{length} bytes",
                 rule=f"a {kind} file has an end, and this one lacks it", fix="copy it again",
             )  # fmt: skip
+
+
+def _jpeg_ends(data: bytes) -> bool:
+    """Whether the end of a JPEG image, not that of a thumbnail in its header, is there."""
+    at = 2
+    while at + 4 <= len(data):
+        if data[at] != 0xFF or data[at + 1] == 0xFF:
+            at += 1
+            continue
+        marker = data[at + 1]
+        at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+        if marker == 0xDA:  # a scan: coded pixels up to the next marker
+            found = _JPEG_MARKER.search(data, at)
+            if found is None:
+                return False
+            at = found.start()
+            if data[at + 1] == 0xD9:
+                return True
+    return False
+
+
+def _gif_ends(data: bytes) -> bool:
+    """Whether the trailer of a GIF file is there, behind all its blocks."""
+    table = lambda flags: 3 * 2 ** ((flags & 7) + 1) if flags & 0x80 else 0  # noqa: E731
+    at = 13 + table(data[10])
+    while at + 10 < len(data) and data[at] in b"\x21\x2c":
+        at += 2 if data[at] == 0x21 else 11 + table(data[at + 9])
+        while at < len(data) and data[at]:  # parts, each behind its length
+            at += 1 + data[at]
+        at += 1
+    return at < len(data) and data[at] == 0x3B
 
 
 def _too_large(place: str, rule: str) -> InputError:

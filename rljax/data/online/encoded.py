@@ -319,7 +319,7 @@ def _pretraining(
     spec, most = config.pretraining.data, config.pretraining.max_tokens
     if not spec:
         return [], [], {}
-    records = load_demonstrations(spec, "train", notes)
+    records = load_demonstrations(spec, "train", notes, held_out_fraction(config, spec))
     examples, counts = encode_demonstrations(records, tokenizer, max_tokens=most, images=reader)
     notes.append(kept_line(spec, "pre-training examples", counts, most))
     return records, examples, {f"pretraining_{k}": v for k, v in counts.items()}

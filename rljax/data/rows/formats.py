@@ -76,7 +76,9 @@ def understood(row: dict) -> str:
     else:
         return ""
     conversational = ", conversational" if isinstance(spoken, (list, tuple)) else ""
-    more = ", with tools" * bool(row.get("tools")) + ", with images" * has_images(row)
+    # Tools are a chat template's: a text has none.
+    tools = bool(conversational and row.get("tools"))
+    more = ", with tools" * tools + ", with images" * has_images(row)
     return kind + conversational + more
 
 

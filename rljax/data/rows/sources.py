@@ -10,7 +10,13 @@ from collections.abc import Callable
 
 from rljax.data.images.columns import images_of, with_images
 from rljax.data.online.stream import Stream
-from rljax.data.rows.columns import demonstration_record, first_of, prompt_of, require_text
+from rljax.data.rows.columns import (
+    decoded,
+    demonstration_record,
+    first_of,
+    prompt_of,
+    require_text,
+)
 from rljax.data.rows.read import Rows, read_rows, read_stored
 from rljax.data.rows.split import one_side
 from rljax.data.text.chat import check_unicode, validate_messages
@@ -19,6 +25,7 @@ from rljax.errors import InputError
 _PROMPT_FIX = (
     "give each row a 'prompt' (text, or a list of chat messages), 'question' or 'messages'"
 )
+_CONVERSATIONS = ("prompt", "question", "messages", "completion", "response", "answer", "tools")
 _TRUTH_FIX = "give each row a 'ground_truth', an 'answer' or a reward_model.ground_truth"
 
 
@@ -86,7 +93,7 @@ def load_demonstrations(
     records = []
     for index, row in enumerate(rows.rows):
         place = rows.place(index)
-        row = with_images(row, place, rows.folder)
+        row = _as_written(with_images(row, place, rows.folder), rows, place)
         records.append({**demonstration_record(row, place, index), **images_of(row)})
     return one_side(records, split, test_fraction, spec) if test_fraction else records
 
@@ -99,7 +106,8 @@ def prompt_record(
 ) -> dict:
     """Row `index` as load_prompts makes it. Raises InputError that names row and column."""
     place = rows.place(index)
-    row = _with_prompt(with_images(row, place, rows.folder), place)
+    row = _as_written(with_images(row, place, rows.folder), rows, place)
+    row = _with_prompt(row, place)
     prompt_column = first_of(row, ("prompt", "question"), place, _PROMPT_FIX)
     truth, truth_column, more = _ground_truth(row, place, need_ground_truth)
     data_source = row.get("data_source", rows.data_source)
@@ -130,6 +138,16 @@ def prompt_record(
             fix="correct or remove the row, or name another reward in reward.function",
         )
     return record
+
+
+def _as_written(row: dict, rows: Rows, place: str) -> dict:
+    """The row without the keys of messages and tools that a table filled up."""
+    spoken = {n: row[n] for n in _CONVERSATIONS if isinstance(row.get(n), (list, tuple))}
+    plain = {
+        name: decoded(value, f"{place}, column {name!r}", rows.fills_nulls)
+        for name, value in spoken.items()
+    }
+    return {**row, **plain}
 
 
 def _with_prompt(row: dict, place: str) -> dict:

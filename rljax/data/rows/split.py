@@ -6,16 +6,25 @@ reordered, and two rows with one prompt are never on both.
 
 import hashlib
 import json
+import os
 
 from rljax.config import Config, is_path
 from rljax.errors import InputError
+from rljax.hub import is_hub
+
+_ANSWER = "\n\nAssistant:"  # where an answer begins in Anthropic's HH, a dialogue as one text
 
 
 def held_out_fraction(config: Config, spec: str) -> float:
     """The share of the rows of `spec` that a run of `config` holds out: 0 of all but the files that
     it trains on."""
-    own = is_path(spec) and spec in (config.data.train, *config.data.sources)
-    return config.data.test_fraction if own else 0.0
+    files = {_file(one) for one in (config.data.train, *config.data.sources) if is_path(one)}
+    return config.data.test_fraction if is_path(spec) and _file(spec) in files else 0.0
+
+
+def _file(spec: str) -> str:
+    """One name for all ways to write the path of a file."""
+    return spec if is_hub(spec) else os.path.realpath(spec)
 
 
 def one_side(records: list[dict], split: str, fraction: float, source: str) -> list[dict]:
@@ -49,12 +58,15 @@ def _text_of(record: dict) -> str:
     if "text" in record:
         return record["text"]
     prompt = record.get("prompt")
-    if prompt is None:
-        prompt = record["messages"]
-        spoken = [i for i, message in enumerate(prompt) if message["role"] == "assistant"]
-        end = record.get("prompt_messages") or (spoken[0] if spoken else None)
-        prompt = prompt[:end]
-    return prompt if isinstance(prompt, str) else messages_text(prompt)
+    prompt = record["messages"] if prompt is None else prompt
+    if isinstance(prompt, str):  # of HH's pairs it is all that both answers begin with
+        return prompt.rpartition(_ANSWER)[0] or prompt
+    # A run reads one conversation up to its last answer as a prompt, and all of it as a
+    # demonstration: both begin with the same turns.
+    roles = [message["role"] for message in prompt]
+    first = roles.index("user") if "user" in roles else 0
+    end = next((i for i in range(first, len(roles)) if roles[i] == "assistant"), None)
+    return messages_text(prompt[:end])
 
 
 def messages_text(messages: list[dict]) -> str:

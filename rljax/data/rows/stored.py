@@ -15,9 +15,10 @@ from rljax.data.online.stream import Stream
 from rljax.errors import InputError
 from rljax.files import LONGEST_LINE, open_file, parse_json, read_lines
 
-BLOCK_ROWS = 1024  # of a .jsonl file; of a .parquet file a block is a row group
+BLOCK_ROWS = 1024  # of a .jsonl file; of a .parquet file a block is a row group, or a part of one
 WINDOW_ROWS = 16_384  # a window is as many blocks as have these, or these bytes; one at least
 WINDOW_BYTES = 2**28
+BLOCK_BYTES = 2**26  # that a part of a large row group has at most, uncompressed
 KINDS = (".jsonl", ".parquet")
 
 
@@ -45,7 +46,7 @@ class StoredRows(Stream):
             raise InputError(
                 f"{', '.join(self.names[:3])} has no rows", fix="check the file and the split"
             )
-        bytes_of_row = max(sum(path.stat().st_size for path in paths) // self.rows, 1)
+        bytes_of_row = max(sum(file.bytes for file in files) // self.rows, 1)
         self._window_rows = min(WINDOW_ROWS, WINDOW_BYTES // bytes_of_row)
         self._starts = np.concatenate([[0], np.cumsum(self.counts)])
         self._file_ends = np.cumsum([sum(file.counts) for file in files])
@@ -69,7 +70,7 @@ class StoredRows(Stream):
         if self._window is None or self._window[0] != (self._epoch[0], window):
             self._window = None  # before the next one is read
             read = {}
-            for block in self._epoch[1][window]:
+            for block in sorted(self._epoch[1][window]):  # parts of a row group in one pass
                 file, number = self._blocks[block]
                 read[block] = file.read(number)
             self._window = (self._epoch[0], window), read
@@ -125,6 +126,7 @@ class _Lines:
     def __init__(self, path: Path):
         self.path, self.counts, self._at = path, [], []
         with os.fdopen(open_file(path), "rb") as file:
+            self.bytes = os.fstat(file.fileno()).st_size
             number, offset, filled = 0, 0, BLOCK_ROWS
             while data := file.readline(LONGEST_LINE + 1):
                 if len(data) > LONGEST_LINE:
@@ -132,11 +134,11 @@ class _Lines:
                         f"{path}: line {number + 1} has more than {LONGEST_LINE} bytes",
                         fix="write one row per line",
                     )
-                if filled == BLOCK_ROWS and data.strip():
-                    self._at.append((offset, number))
-                    self.counts.append(0)
-                    filled = 0
-                if data.strip():
+                if not _is_blank(data, offset == 0):
+                    if filled == BLOCK_ROWS:
+                        self._at.append((offset, number))
+                        self.counts.append(0)
+                        filled = 0
                     filled += 1
                     self.counts[-1] += 1
                 number, offset = number + 1, offset + len(data)
@@ -152,8 +154,20 @@ class _Lines:
         raise InputError(f"{self.path} has become shorter", fix="keep the file while it is read")
 
 
+def _is_blank(line: bytes, first: bool) -> bool:
+    """Whether read_lines has nothing but blanks of it, of which Unicode has more than ASCII."""
+    if line.startswith(b"{"):
+        return False
+    text = line.decode("utf-8", "replace")
+    return not (text.removeprefix("\ufeff") if first else text).strip()
+
+
 class _RowGroups:
-    """Row groups of a .parquet file."""
+    """Row groups of a .parquet file; those that take much memory in parts.
+
+    Writers put a million rows into one. A part is found by decoding what stands before it in its
+    row group, once for all parts that are read in their order.
+    """
 
     def __init__(self, path: Path):
         import pyarrow.parquet
@@ -163,18 +177,42 @@ class _RowGroups:
             meta = pyarrow.parquet.read_metadata(path)
         except Exception as error:  # truncated, foreign: the library has a class for each
             raise _unreadable(path, error) from None
-        sizes = [meta.row_group(i).num_rows for i in range(meta.num_row_groups)]
-        self._groups = [i for i, size in enumerate(sizes) if size]
-        self.counts = [sizes[i] for i in self._groups]
+        self._parts, self.counts, self.bytes = [], [], 0  # (row group, number of the part there)
+        self._part_rows = {}
+        for group in range(meta.num_row_groups):
+            about = meta.row_group(group)
+            self.bytes += about.total_byte_size
+            parts = max(-(-about.total_byte_size // BLOCK_BYTES), 1)
+            size = self._part_rows[group] = max(-(-about.num_rows // parts), 1)
+            for number, start in enumerate(range(0, about.num_rows, size)):
+                self._parts.append((group, number))
+                self.counts.append(min(size, about.num_rows - start))
+        self._pass = None  # (row group, number of the next part, the parts)
 
     def read(self, block: int) -> list[dict]:
+        group, number = self._parts[block]
+        try:
+            if self._pass is None or self._pass[0] != group or self._pass[1] > number:
+                self._pass = group, 0, self._read_parts(group)
+            _, at, parts = self._pass
+            for _ in range(at, number):
+                next(parts)
+            rows = next(parts).to_pylist()
+            self._pass = group, number + 1, parts
+        except Exception as error:
+            self._pass = None
+            raise _unreadable(self.path, error) from None
+        if len(rows) != self.counts[block]:
+            raise InputError(f"{self.path} has changed", fix="keep the file while it is read")
+        return rows
+
+    def _read_parts(self, group: int):
         import pyarrow.parquet
 
-        try:
-            with pyarrow.parquet.ParquetFile(self.path) as file:
-                return file.read_row_group(self._groups[block]).to_pylist()
-        except Exception as error:
-            raise _unreadable(self.path, error) from None
+        # Page by page: what is read ahead would be the whole row group.
+        how = dict(buffer_size=2**20, pre_buffer=False)
+        with pyarrow.parquet.ParquetFile(self.path, **how) as file:
+            yield from file.iter_batches(self._part_rows[group], row_groups=[group])
 
 
 def _unreadable(path: Path, error: Exception) -> InputError:

@@ -287,6 +287,8 @@ def to_hf_vision(config: VisionConfig) -> dict:
     for name, (key, _) in _KEYS[config.family].items():
         value = getattr(config, name)
         vision[key] = list(value) if isinstance(value, tuple) else value
+    if "tokens_per_second" in vision and float(config.tokens_per_second).is_integer():
+        vision["tokens_per_second"] = int(config.tokens_per_second)  # transformers takes no 4.0
     if config.position_grid:
         vision["num_position_embeddings"] = config.position_grid**2
     tokens = {key: getattr(config, name) for name, (key, _) in _TOKENS.items()}
