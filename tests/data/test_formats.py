@@ -16,7 +16,7 @@ from rljax.data.online.encoded import load_data, load_run_tokenizer
 from rljax.data.rows.read import read_rows
 from rljax.data.rows.show import shown_rows
 from rljax.data.rows.sources import load_prompts
-from rljax.data.text.tokenizer import load_tokenizer
+from rljax.data.text.tokenizer import CharTokenizer, load_tokenizer
 
 U, A = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
 HUMAN, GPT = {"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}
@@ -43,6 +43,16 @@ ONES = [
                    {"role": "user", "content": "Add."}, A], "prompt_messages": 3},
      [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"},
       {"role": "user", "content": "Add."}], "4"),
+    ("Alpaca", {"instruction": "Add.", "context": "2+2", "response": "4"},  # Dolly
+     {"prompt": "Add.\n\n2+2", "completion": "4"}, "Add.\n\n2+2", "4"),
+    ("OpenOrca", {"system_prompt": "S", "question": "2+2?", "response": "4"},
+     {"messages": [{"role": "system", "content": "S"}, U, A]},
+     [{"role": "system", "content": "S"}, U], "4"),
+    ("OpenOrca", {"system_prompt": "", "question": "2+2?", "response": "4"},
+     {"prompt": "2+2?", "completion": "4"}, "2+2?", "4"),
+    ("verl's prompts", {"prompt": [{"role": "user", "content": "2+2? Think."}],
+      "reward_model": {"ground_truth": "4"}, "extra_info": {"question": "2+2?", "answer": "4"}},
+     {"messages": [U, A]}, [{"role": "user", "content": "2+2? Think."}], "4"),
     ("", {"messages": [U, A]}, {"messages": [U, A]}, [U], "4"),
     ("GSM8K", {"question": "2+2?", "answer": "It is\n#### 1,000"},
      {"prompt": "2+2?", "completion": "It is\n#### 1,000"}, "2+2?", "1000"),
@@ -320,3 +330,41 @@ def test_names_on_the_hub_are_taken_or_say_how_they_are_written():
     assert "hf://datasets/openai/gsm8k" in fixes["data.train"]
     assert "hf://" not in fixes["data.test"]
     refused(lambda: read_rows("openai/gsm8k", "train"), "is hf://datasets/openai/gsm8k")
+
+
+def test_openrlhf_rows_of_kto_and_of_process_rewards(tmp_path):
+    rows = [{"instruction": "2+2?", "response": text, "score": score}
+            for text, score in (("4", 1), ("5", 0))]  # fmt: skip
+    found = load_rows(write(tmp_path / "kto.jsonl", rows), "train", "unpaired")
+    assert [(r["prompt"], r["completion"], r["label"]) for r in found] == [
+        ("2+2?", "4", True), ("2+2?", "5", False),
+    ]  # fmt: skip
+    steps = "Janet has 2. How many? Step 1: 2+2 = 4 \u043a\u0438\nStep 2: So 5. \u043a\u0438"
+    row = {"input": steps, "value": ["+", "-"]}
+    (found,) = load_rows(write(tmp_path / "prm.jsonl", [row]), "train", "stepwise")
+    assert found["prompt"] == "Janet has 2. How many?"
+    assert found["completions"] == ["Step 1: 2+2 = 4", "Step 2: So 5."]
+    assert found["labels"] == [1.0, -1.0]
+    path = write(tmp_path / "bad.jsonl", [{**row, "value": ["+"]}])
+    refused(lambda: load_rows(path, "train", "stepwise"), "row 0", "does not fit the steps")
+
+
+@pytest.mark.parametrize("columns", [
+    {"chat_template_kwargs": {"enable_thinking": False}}, {"enable_thinking": False},
+])  # fmt: skip
+def test_variables_for_the_chat_template_are_not_dropped_in_silence(tmp_path, columns):
+    rows = [{"messages": [U, A], **columns}]
+    path = write(tmp_path / "rows.jsonl", rows)
+    refused(lambda: load_rows(path, "train", "examples"), "row 0", "variables", "enable_thinking")
+    unasked = {"chat_template_kwargs": {"enable_thinking": True, "other": None}}
+    path = write(tmp_path / "rows.jsonl", [{"messages": [U, A], **unasked}])
+    assert load_rows(path, "train", "examples")[0]["messages"] == [U, A]
+
+
+def test_a_row_that_cannot_be_encoded_names_its_file(tmp_path):
+    long = {"prompt": "1" * 50, "ground_truth": "4"}
+    path = write(tmp_path / "rows.jsonl", [{"prompt": "1", "ground_truth": "4"}, long])
+    config = Config(model="decoder(layers=1, embed=8, heads=1, kv_heads=1)")
+    config.data.train, config.data.max_prompt_tokens, config.data.overlong = path, 8, "error"
+    config.reward.function = "exact_match()"
+    refused(lambda: load_data(config, CharTokenizer("14")), "rows.jsonl", "row 1", "too long")

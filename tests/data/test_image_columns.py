@@ -239,9 +239,16 @@ def test_a_model_of_text_and_a_missing_processor(scene, written, tmp_path):
     with pytest.raises(InputError, match="data.max_image_pixels.*64"):
         image_reader(config, tokenizer)
     bare = write_vision_folder(tmp_path / "bare")
+    settings = json.loads((bare / "preprocessor_config.json").read_text())
     (bare / "preprocessor_config.json").unlink()
     with pytest.raises(InputError, match="preprocessor_config.json does not exist"):
         image_reader(Config(model=str(bare)), tokenizer)
+    # As transformers 5 saves a processor: one file for all of its parts.
+    whole = {"processor_class": "Qwen3VLProcessor", "image_processor": settings}
+    (bare / "processor_config.json").write_text(json.dumps(whole))
+    config.data.max_image_pixels = 0
+    read = [image_reader(Config(model=str(one)), tokenizer) for one in (bare, folder)]
+    assert read[0].processing == read[1].processing
 
 
 def test_what_writes_rows_of_text_refuses_images(written, tmp_path):

@@ -485,6 +485,8 @@ def test_towers_as_published():
     config = from_hf_vision({"model_type": "qwen2_5_vl", "vision_config": two})
     assert (config.window, config.head_dim, config.patch_values) == (4, 80, 1176)
     assert config.image_token_id == 151655 and not config.deepstack_layers
+    written = to_hf_vision(dataclasses.replace(config, tokens_per_second=2.0))["vision_config"]
+    assert isinstance(written["tokens_per_second"], int)  # transformers 5 takes no 2.0
     config = from_hf_vision({"model_type": "qwen3_vl", "vision_config": three})
     assert (config.position_grid, config.head_dim, config.patch_values) == (48, 72, 1536)
     assert config.deepstack_layers == (8, 16, 24) and not config.tokens_per_second

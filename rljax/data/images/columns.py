@@ -102,7 +102,7 @@ def _column(row: Mapping) -> tuple[str, list]:
         is_image = (
             isinstance(one, (bytes, np.ndarray))
             or isinstance(one, Mapping)
-            and ({"bytes", "path"} & one.keys())
+            and ({"bytes", "path", "image"} & one.keys())
             or isinstance(one, str)
             and _names_image(one, row)
         )
@@ -231,7 +231,7 @@ def source_of(value: object, place: str, folder: Path | None) -> Source:
     """The image that a value of a column or of a part names."""
     if isinstance(value, Mapping):
         given = value.get("bytes")
-        value = given if given is not None else value.get("path")
+        value = given if given is not None else value.get("path") or value.get("image")
     if isinstance(value, (bytes, bytearray, memoryview)):
         return Source(bytes(value), place)
     if isinstance(value, np.ndarray):

@@ -32,6 +32,7 @@ from rljax.models.huggingface import load_config
 from rljax.models.vision.config import VisionConfig
 
 PROCESSOR = "preprocessor_config.json"
+_WHOLE_PROCESSOR = "processor_config.json"  # where transformers 5 writes it, beside other parts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,13 +158,21 @@ def _processing(config: Config, vision: VisionConfig) -> ImageProcessing:
     sizes = {name: vars(vision)[name] for name in ("patch_size", "temporal_patch_size")}
     sizes["merge_size"], unit = vision.merge_size, (vision.patch_size * vision.merge_size) ** 2
     if is_path(config.model):
-        path = model_folder(config.model, TOKENIZER) / PROCESSOR
-        if not path.exists():
+        folder = model_folder(config.model, TOKENIZER)
+        path, settings = folder / PROCESSOR, None
+        if path.exists():
+            settings = read_json_object(path)
+        elif (folder / _WHOLE_PROCESSOR).exists():
+            path = folder / _WHOLE_PROCESSOR
+            settings = read_json_object(path).get("image_processor")
+        if not isinstance(settings, dict):
             raise InputError(
-                f"{path} does not exist", rule="it says how the model's images are made",
+                f"{folder / PROCESSOR} does not exist",
+                rule="it, or 'image_processor' of processor_config.json, says how the model's"
+                " images are made",
                 fix=f"copy {PROCESSOR} from where the model comes from",
             )  # fmt: skip
-        processing = from_hf_processor(read_json_object(path))
+        processing = from_hf_processor(settings)
         wrong = {k: v for k, v in sizes.items() if vars(processing)[k] != v}
         if wrong:
             name = next(iter(wrong))

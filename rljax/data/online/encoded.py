@@ -6,6 +6,7 @@ One record is read by rljax.data.rows.sources and encoded by rljax.data.online.p
 import dataclasses
 import functools
 import logging
+from collections.abc import Callable
 
 import numpy as np
 
@@ -83,6 +84,14 @@ class Data:
     @property
     def endless(self) -> bool:
         return any(isinstance(source, Stream) for source in self.sources)
+
+
+def _in(spec: str, encode: Callable, *inputs, **options):
+    """encode(*inputs, **options), with the source of the rows in what is wrong with one of them."""
+    try:
+        return encode(*inputs, **options)
+    except InputError as error:
+        raise error if spec in str(error) else InputError(f"{spec}: {error}") from None
 
 
 def load_run_tokenizer(config: Config) -> Tokenizer:
@@ -169,11 +178,11 @@ def load_data(config: Config, tokenizer: Tokenizer, kind: str = "rollouts") -> D
         limits["images"] = reader()
         mixed = spec if config.data.sources else ""
         if isinstance(records, Stream):
-            sources.append(_encoded_stream(records, tokenizer, limits, mixed))
+            sources.append(_encoded_stream(records, tokenizer, limits, spec, mixed))
             raw += _of_stream(records)
             continue
         log_rewards_of_file(config, spec, (record["data_source"] for record in records))
-        prompts, more = encode_prompts(records, tokenizer, **limits)
+        prompts, more = _in(spec, encode_prompts, records, tokenizer, **limits)
         sources.append(
             [dataclasses.replace(p, source=mixed, prompt_id=ids + i) for i, p in enumerate(prompts)]
         )
@@ -185,9 +194,9 @@ def load_data(config: Config, tokenizer: Tokenizer, kind: str = "rollouts") -> D
         raw += records
     _warn_dropped(counts)
     test_records = _test_records(config, notes)
-    test, cut = encode_prompts(test_records, tokenizer, **limits) if test_records else ([], {})
+    test, cut, held = [], {}, config.data.test or "held out"
     if test_records:
-        held = config.data.test or "held out"
+        test, cut = _in(held, encode_prompts, test_records, tokenizer, **limits)
         notes.append(kept_line(held, "test prompts", cut, config.data.max_prompt_tokens))
     if cut.get("dropped_overlong"):
         counts["test_dropped_overlong"] = cut["dropped_overlong"]
@@ -233,9 +242,11 @@ def _images_of(reader: ImageReader | None, sources: list, most_tokens: int = 0):
     return layout_of(reader, rows, most_tokens if endless else 0)
 
 
-def _encoded_stream(records: Stream, tokenizer: Tokenizer, limits: dict, mixed: str) -> Stream:
+def _encoded_stream(
+    records: Stream, tokenizer: Tokenizer, limits: dict, spec: str, mixed: str
+) -> Stream:
     def encoded(index: int) -> PromptRecord | None:
-        prompt, _ = encode_prompt(records[index], tokenizer, **limits)
+        prompt, _ = _in(spec, encode_prompt, records[index], tokenizer, **limits)
         return prompt and dataclasses.replace(prompt, source=mixed)
 
     return Stream(encoded, rows=records.rows)
@@ -253,7 +264,7 @@ def _stored_items(
     records = load_stored_rows(spec, kind, notes)
 
     def encoded(index: int) -> dict | None:
-        item = encode_row(records[index], tokenizer, kind, **options)
+        item = _in(spec, encode_row, records[index], tokenizer, kind, **options)
         return item and {"prompt_id": index, "source": spec, "item": item}
 
     return Stream(encoded, rows=records.rows), _of_stream(records)
@@ -307,7 +318,8 @@ def _demonstrations(
         return [], [], {}
     records = load_demonstrations(spec, "train", notes, held_out_fraction(config, spec))
     total = config.data.max_prompt_tokens + config.sampler.max_response_tokens
-    examples, counts = encode_demonstrations(records, tokenizer, max_tokens=total, images=reader)
+    how = dict(max_tokens=total, images=reader)
+    examples, counts = _in(spec, encode_demonstrations, records, tokenizer, **how)
     notes.append(kept_line(spec, "demonstrations", counts, total))
     return records, examples, {f"examples_{k}": v for k, v in counts.items()}
 
@@ -320,7 +332,8 @@ def _pretraining(
     if not spec:
         return [], [], {}
     records = load_demonstrations(spec, "train", notes, held_out_fraction(config, spec))
-    examples, counts = encode_demonstrations(records, tokenizer, max_tokens=most, images=reader)
+    how = dict(max_tokens=most, images=reader)
+    examples, counts = _in(spec, encode_demonstrations, records, tokenizer, **how)
     notes.append(kept_line(spec, "pre-training examples", counts, most))
     return records, examples, {f"pretraining_{k}": v for k, v in counts.items()}
 
@@ -344,7 +357,8 @@ def _held_out(
     rows = _held_rows(config, kind)
     if not rows:
         return [], []
-    items, cut = encode_rows(rows, tokenizer, kind, **options)
+    source = config.data.test or "held-out rows"
+    items, cut = _in(source, encode_rows, rows, tokenizer, kind, **options)
     notes.append(
         kept_line(config.data.test or "held out", "held-out rows", cut, config.offline.max_tokens)
     )
@@ -370,7 +384,7 @@ def _offline_data(config: Config, tokenizer: Tokenizer, kind: str) -> Data:
             continue
         rows = load_rows(spec, "train", kind, notes, held_out_fraction(config, spec))
         options["images"] = reader()
-        items, more = encode_rows(rows, tokenizer, kind, **options)
+        items, more = _in(spec, encode_rows, rows, tokenizer, kind, **options)
         notes.append(kept_line(spec, "rows", more, offline.max_tokens))
         if is_path(spec):
             _warn_bare(spec, rows, tokenizer, kind)

@@ -126,6 +126,18 @@ def tools_of(row: dict, place: str) -> dict:
 
     A list of objects, or the JSON text of one: tables cannot hold objects of different keys.
     """
+    given = row.get("chat_template_kwargs") or {}
+    given = given if isinstance(given, dict) else {"chat_template_kwargs": given}
+    asked = {name: value for name, value in given.items() if value is not None}
+    if row.get("enable_thinking") is not None:
+        asked["enable_thinking"] = row["enable_thinking"]
+    if asked not in ({}, {"enable_thinking": True}):  # True is what templates do unasked
+        raise InputError(
+            f"{place} asks the chat template for variables", value=asked,
+            rule="a run renders every row as its template does unasked",
+            fix="remove the column 'chat_template_kwargs' or 'enable_thinking', or write the row as"
+            " text",
+        )  # fmt: skip
     tools = row.get("tools")
     if tools is None or tools == "":
         return {}
@@ -166,6 +178,16 @@ def demonstration_record(row: dict, place: str, index: int) -> dict:
         spoken = any(message["role"] == "assistant" for message in prompt)
         border = {"prompt_messages": len(prompt)} if spoken else {}
         return dict(messages=[*prompt, *completion], **border, **tools, index=index)
+    extra = row.get("extra_info")
+    if isinstance(extra, dict) and {"question", "answer"} <= extra.keys():  # verl's own SFT
+        prompt, answer = (
+            prompt_of(extra[name], f"{place}, column 'extra_info.{name}'")
+            for name in ("question", "answer")
+        )
+        if isinstance(prompt, str) and isinstance(answer, str):
+            turns = [("user", prompt), ("assistant", answer)]
+            messages = [{"role": role, "content": content} for role, content in turns]
+            return dict(messages=messages, **tools, index=index)
     if "text" in row:
         require_text(row["text"], f"{place}, column 'text'", _REMOVE)
         return dict(text=row["text"], index=index)

@@ -87,8 +87,13 @@ def form_of(row: dict) -> Form | None:
     if _turns(row.get("conversations")):
         return _SHAREGPT
     alpaca = isinstance(row.get("instruction"), str)
-    if alpaca and ("output" in row or ("chosen" in row and "rejected" in row)):
+    answered = {"output", "response"} & row.keys() or {"chosen", "rejected"} <= row.keys()
+    if alpaca and answered:
         return _ALPACA
+    if isinstance(row.get("question"), str) and "response" in row:
+        return _ORCA
+    if isinstance(row.get("input"), str) and isinstance(row.get("value"), (list, tuple)):
+        return _MATH_SHEPHERD
     if _PKU_COLUMNS <= row.keys() and row.keys() & {"safer_response_id", "better_response_id"}:
         return _PKU
     own = {"prompt", "question", "messages", "text"} & row.keys()
@@ -147,7 +152,11 @@ def _message(turn: object, place: str) -> dict:
 
 def _alpaca(row: dict, place: str) -> dict:
     """`instruction` and `input` -> `prompt`, `output` -> `completion`; with `system` or `history`
-    the prompt is a conversation."""
+    the prompt is a conversation. Dolly names them `context` and `response`; a `score` of 0 or 1
+    beside a response says whether it is desirable."""
+    for name, other in (("input", "context"), ("output", "response"), ("label", "score")):
+        if name not in row and other in row and (name != "label" or row[other] in (0, 1)):
+            row = {**{n: v for n, v in row.items() if n != other}, name: row[other]}
     for name in ("instruction", "input", "output"):
         value = row.get(name)
         if not isinstance(value, str) and not (value is None and name != "instruction"):
@@ -200,6 +209,47 @@ def _openrlhf(row: dict, place: str) -> dict:
     return made
 
 
+def _orca(row: dict, place: str) -> dict:
+    """OpenOrca: `question` and `response` -> `prompt` and `completion`; with a `system_prompt` the
+    prompt is a conversation."""
+    made = {n: v for n, v in row.items() if n not in ("system_prompt", "question", "response")}
+    prompt = row.get("question")
+    if row.get("system_prompt"):
+        system = {"role": "system", "content": row["system_prompt"]}
+        prompt = [system, {"role": "user", "content": prompt}]
+    made |= {"prompt": prompt, "completion": row.get("response")}
+    if "ground_truth" not in row and "reward_model" not in row:
+        made.setdefault("answer", row.get("response"))
+    return made
+
+
+_STEP_END = "ки"  # Math-Shepherd's token behind each step
+_SIGNS = {"+": True, "-": False}
+
+
+def _math_shepherd(row: dict, place: str) -> dict:
+    """Math-Shepherd as OpenRLHF reads it: `input`, a question and steps with a mark behind each,
+    and `value`, "+" or "-" for each mark -> `prompt`, `completions`, `labels`."""
+    *steps, rest = str(row.get("input")).split(_STEP_END)
+    values = row.get("value")
+    unknown = [v for v in values if v not in (*_SIGNS, 0, 1)] if isinstance(values, list) else []
+    if not isinstance(values, list) or len(values) != len(steps) or unknown or rest.strip():
+        raise InputError(
+            f"{place}: 'value' does not fit the steps of 'input'",
+            value=f"{len(steps)} steps, {str(values)[:80]}",
+            rule=f"behind each step stands {_STEP_END!r}, and 'value' has '+' or '-' for each",
+            fix="correct the row, or write 'prompt', 'completions' and 'labels'",
+        )
+    prompt, mark, first = steps[0].partition("Step 1:")
+    made = {n: v for n, v in row.items() if n not in ("input", "value", "label")}
+    return {
+        **made,
+        "prompt": prompt.strip() if mark else "",
+        "completions": [step.strip() for step in (mark + first, *steps[1:])],
+        "labels": [_SIGNS.get(value, value == 1) for value in values],
+    }
+
+
 _PKU_COLUMNS = {"prompt", "response_0", "response_1"}
 
 
@@ -226,6 +276,8 @@ def _pku(row: dict, place: str) -> dict:
 _PKU = Form("PKU-SafeRLHF", _pku)
 _SHAREGPT = Form("ShareGPT", _sharegpt)
 _ALPACA = Form("Alpaca", _alpaca)
+_ORCA = Form("OpenOrca", _orca)
+_MATH_SHEPHERD = Form("Math-Shepherd", _math_shepherd)
 _OPENRLHF = Form("OpenRLHF", _openrlhf)
 _GSM8K = Form("GSM8K, the answer after ####", lambda row, place: row)
 
