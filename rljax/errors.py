@@ -54,6 +54,10 @@ class InputError(ValueError):
             text += f". Fix: {fix}"
         super().__init__(_readable(text))
 
+    def _render_traceback_(self) -> list[str]:
+        """What IPython prints of it: a notebook shows the message, as a launcher does."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 def place_in(
     error: BaseException, functions: Iterable[Callable], *, innermost: bool = False

@@ -47,7 +47,8 @@ def shown(e: Estimate, as_share: bool, *, signed: bool = False) -> str:
     return f'{one(e.value)}{unit} <span class="interval">[{one(e.low)}, {one(e.high)}]</span>'
 
 
-def _headline(run: Run) -> str:
+def headline(run: Run) -> str:
+    """What the evaluations before and after say, with the interval of the change."""
     measured = [p for p in pairs(run.summary) if p[0] == "accuracy"]
     trained = html.escape(run.trained())
     if not measured:
@@ -167,7 +168,7 @@ def _body(run: Run) -> str:
         else ""
     )
     return (
-        f"{head(run)}{_headline(run)}{notes}{_evaluation_table(run)}{_faults(run)}"
+        f"{head(run)}{headline(run)}{notes}{_evaluation_table(run)}{_faults(run)}"
         f"{legend}{curves(run)}{_glossary(run)}{transcripts(run)}{completions(run)}{config}"
     )
 

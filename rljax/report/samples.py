@@ -20,7 +20,7 @@ def completions(run: Run) -> str:
     out = []
     for title, rows in (("Best completions", best), ("Worst completions", worst)):
         if rows:
-            body = "".join(_sample(row) for row in rows)
+            body = "".join(sample(row) for row in rows)
             out.append(f'<h2>{title} <span class="dim">late in the run</span></h2>{body}')
     out += [_browser(run.samples), _statuses(run.samples)]
     return f"<section>{''.join(out)}</section>" if any(out) else ""
@@ -50,7 +50,8 @@ def _text(row: Mapping, key: str) -> str:
     return html.escape(text[:MOST_CHARACTERS] + more)
 
 
-def _sample(row: Mapping) -> str:
+def sample(row: Mapping) -> str:
+    """A completion with its reward, its prompt and what was expected."""
     prompt, response, truth = (_text(row, key) for key in ("prompt", "response", "ground_truth"))
     expected = f" · expected <code>{truth}</code>" if truth else ""
     failed = "" if row.get("status") in ("ok", None) else f" · {_text(row, 'status')}"
@@ -86,7 +87,7 @@ def _fold(step: float, rows: Sequence[Mapping]) -> str:
     scored = [row["reward"] for row in rows if _is_scored(row)]
     spread = f", reward {short(min(scored))} to {short(max(scored))}" if scored else ""
     order = lambda row: -row["reward"] if _is_scored(row) else math.inf  # noqa: E731
-    body = "".join(_sample(row) for row in sorted(rows, key=order)[:MOST_A_STEP])
+    body = "".join(sample(row) for row in sorted(rows, key=order)[:MOST_A_STEP])
     title = f"step {short(step)}: {len(rows)} completion{'s' if len(rows) > 1 else ''}{spread}"
     return f'<details class="step"><summary>{title}</summary>{body}</details>'
 

@@ -27,8 +27,8 @@ from rljax.report.run_folder import EQUAL_STEPS, MOST_FAILED, equal_rewards
 from rljax.report.starts import last_start, peak_memory, record_start, versions
 from rljax.setup import Setup, build
 from rljax.tracking import compiles
-from rljax.tracking.console import Console
 from rljax.tracking.folder import concerns, disk_fault, not_written, write_whole
+from rljax.tracking.notebook import make_console
 from rljax.tracking.signals import Signals
 from rljax.tracking.timing import Timings, collect
 from rljax.tracking.trackers import Silent, Tracking, open_tracking
@@ -249,7 +249,8 @@ def whole_step(run: Run, profile: Profile) -> tuple[dict, dict, bool]:
             metrics = one_step(run)
         run.metrics, step = metrics, run.progress.step
         show = hosts.first() and run.phase is run.setup.main and run.setup.needs_reward
-        show = show and (step % run.config.samples_every_steps == 0 or run.finished())
+        due = step % run.config.samples_every_steps == 0 or run.progress.rl_steps == 1
+        show = show and (due or run.finished())  # the first ones are what later ones improve on
         run.half_step = (dict(metrics), examples(run) if show else {})
     metrics, shown = run.half_step
     run.metrics = metrics = dict(metrics)
@@ -384,7 +385,7 @@ def _train(config: Config, place: RunFolder, devices) -> TrainedRun:
     folder = place.path
     writes = hosts.first()  # files, trackers and the console
     shows = "console" in config.trackers and writes
-    console = Console(config.sft.steps + config.steps, busy=compiles.running) if shows else None
+    console = make_console(config.sft.steps + config.steps, compiles.running) if shows else None
     summary, status = {}, "failed"
     with (
         Signals(abandons=hosts.count() > 1) as signals,

@@ -1,0 +1,36 @@
+"""rljax.train: a run from Python, by a Config or by the fields of one."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from rljax.config import Config
+from rljax.config.from_python import config_from
+from rljax.training import loop
+from rljax.training.result import TrainedRun
+
+
+def train(
+    config: Config | str = "",
+    *,
+    model: str | Path | None = None,
+    data: str | Path | Callable | Sequence[Mapping] | Mapping | None = None,
+    reward: str | Callable | Mapping | None = None,
+    on_start: Callable[[Path | str], None] | None = None,
+    devices: Sequence | None = None,
+    **fields,
+) -> TrainedRun:
+    """Runs a config to its end (resuming if run_dir holds checkpoints), on `devices` (default: all
+    there are); returns the run: its folder, summary, metrics, report and policy.
+
+    `config` is a Config or the name of one, as --config takes it; without it the rest is set on the
+    defaults. `model` is a folder, a name of the hub or "decoder(layers=2)". `data` is a file, a
+    name of the hub, a task, a function that returns one, or a list of rows. `reward` is the name of
+    a function or a function, of a notebook's cell, too. `fields` are fields of the config:
+
+        rljax.train("quickstart", steps=20, samples_per_prompt=16, actor_optimizer={"lr": 1e-3})
+
+    Raises InputError for anything the user can fix, before the first compile wherever that is
+    possible.
+    """
+    made = config_from(config, model, data, reward, fields)
+    return loop.train(made, on_start=on_start, devices=devices)

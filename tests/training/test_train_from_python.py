@@ -1,0 +1,279 @@
+"""rljax.train from Python: its arguments become a config, functions of a notebook become files."""
+
+import dataclasses
+import functools
+import json
+import linecache
+import sys
+import types
+from pathlib import Path
+
+import jax
+import pytest
+from tiny_run import tiny_config
+
+import rljax
+from rljax.components import resolve
+from rljax.config import Config, changed_fields
+from rljax.config.from_python import config_from
+from rljax.config.own_functions import component_text
+from rljax.errors import InputError
+from rljax.rewards import exact_match
+from rljax.rewards.pool.pool import RewardPool
+from rljax.tracking.notebook import NotebookConsole, in_notebook
+
+CELLS = '''
+import functools
+import math as m
+import re
+import time
+import xml.etree.ElementTree
+from typing import Literal
+
+from rljax.contracts import contract
+
+NUMBER = re.compile(r"(\\d+)", re.IGNORECASE)
+WORTH = {"right": 1.0, "near": (0.5, 0.25)}
+log = open(__file__)
+
+
+class Distance:
+    """Of two numbers."""
+
+    scale: int = 2
+
+    def __init__(self, truth):
+        self.truth = truth
+
+    def of(self, x):
+        return m.fabs(x - self.truth) / self.scale
+
+
+def logged(function):
+    @functools.wraps(function)
+    def inner(*args, **kwargs):
+        return function(*args, **kwargs)
+
+    return inner
+
+
+def near(x, truth):
+    return WORTH["near"][0] if Distance(truth).of(x) < 1 else far(x, truth)
+
+
+def far(x, truth):
+    return 0.0 if x else near(1.0, truth)
+
+
+worth = near
+
+
+@contract(on_timeout=-1.0)
+def my_reward(
+    response, ground_truth, *, mode: Literal["plain", "strict"] = "plain", most=WORTH["right"]
+):
+    xml.etree.ElementTree.fromstring("<a/>")
+    while response == "hang":
+        time.sleep(0.01)
+    found = NUMBER.search(response)
+    WORTH_ = [x for x in (mode, most)]
+    if response == ground_truth:
+        return WORTH_[1]
+    return worth(float(found[1]), float(ground_truth)) if found and mode == "plain" else 0.0
+
+
+@logged
+def decorated(response):
+    return WORTH["right"]
+
+
+def reads_a_file(response):
+    return float(log.name == response)
+
+
+def reads_what_is_not_there(response):
+    return nowhere
+
+
+def maker(k):
+    def closure(response):
+        return k
+
+    return closure
+
+
+closed, shortened = maker(1.0), lambda response: 1.0
+'''
+
+
+@pytest.fixture
+def cell(tmp_path, monkeypatch):
+    """The names of a module that no other process can import, as a notebook's."""
+    file = tmp_path / "cell.py"
+    file.write_text(CELLS)
+    module = types.ModuleType("a_notebook")
+    module.__file__ = str(file)
+    monkeypatch.setitem(sys.modules, "a_notebook", module)
+    exec(compile(CELLS, str(file), "exec"), vars(module))
+    yield module
+    module.log.close()
+    linecache.clearcache()
+
+
+def test_a_function_of_a_notebook_is_carried_with_what_it_reads_and_killed_when_it_hangs(
+    cell, tmp_path
+):
+    text = component_text(cell.my_reward, tmp_path / "inputs", "reward.function")
+    path = Path(text.rpartition(":")[0])
+    cell.WORTH["right"] = 9.0  # what is changed later is another run's
+    sys.modules.pop("a_notebook")
+    samples = [{"response": r, "ground_truth": "7"} for r in ("7", "it is 8", "20", "hang")]
+    with RewardPool(text, workers=2, timeout_s=2.0) as pool:
+        scores = pool.score(samples)
+    assert [s.value for s in scores] == [1.0, 0.5, 0.0, -1.0]
+    assert [bool(s.message) for s in scores] == [False, False, False, True]
+    assert "log" not in path.read_text() and path.parent == tmp_path / "inputs"
+
+
+def test_another_version_of_a_function_is_another_file_and_the_same_version_is_one(cell, tmp_path):
+    first = component_text(cell.my_reward, tmp_path)
+    assert component_text(cell.my_reward, tmp_path) == first
+    cell.WORTH["right"] = 2.0
+    second = component_text(cell.my_reward, tmp_path)
+    assert second != first
+    sample = {"response": "7", "ground_truth": "7"}
+    values = [resolve(text, "rljax.rewards")(**sample) for text in (first, second)]
+    assert values == [1.0, 2.0]
+
+
+def test_options_of_a_partial_and_functions_of_modules(cell, tmp_path):
+    strict = functools.partial(cell.my_reward, mode="strict")
+    text = component_text(strict, tmp_path)
+    assert text.endswith(":my_reward(mode='strict')")
+    assert resolve(text, "rljax.rewards")(response="8", ground_truth="7") == 0.0
+    decorated = component_text(cell.decorated, tmp_path)
+    assert resolve(decorated, "rljax.rewards")(response="8") == 1.0
+    named = component_text(exact_match, tmp_path / "none")
+    assert resolve(named, "rljax.rewards").function is exact_match
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    "name, why, fix",
+    [
+        ("closed", "reads k of the function around it", "functools.partial(closure, ...)"),
+        ("shortened", "the source of <lambda> is not known", "write it with def"),
+        ("reads_a_file", "it reads log, a TextIOWrapper", "inside a function that it calls"),
+        ("reads_what_is_not_there", "reads nowhere, which is not defined", "define nowhere first"),
+        ("NUMBER", "is no plain function", "def my_function"),
+    ],
+)
+def test_what_cannot_be_carried_is_refused_with_what_to_do(cell, tmp_path, name, why, fix):
+    with pytest.raises(InputError) as error:
+        component_text(vars(cell)[name], tmp_path, "reward.function")
+    assert "reward.function" in str(error.value) and why in str(error.value)
+    assert fix in str(error.value).partition("Fix:")[2]
+    assert list(tmp_path.glob("*_????????.py")) == []
+
+
+def made(config="", model=None, data=None, reward=None, **fields) -> dict:
+    return changed_fields(config_from(config, model, data, reward, fields))
+
+
+def test_fields_are_named_whole_as_a_section_or_by_their_last_part():
+    ways = (
+        {"batch.samples_per_prompt": 3, "steps": 7},
+        {"batch": {"samples_per_prompt": 3}, "steps": 7},
+        {"samples_per_prompt": 3, "steps": 7},
+    )
+    assert [made(**fields) for fields in ways] == [{"batch.samples_per_prompt": 3, "steps": 7}] * 3
+    assert made(sft={"optimizer": {"lr": 1}}) == {"sft.optimizer.lr": 1.0}
+    assert made(trackers=["console", "wandb"]) == {"trackers": ("console", "wandb")}
+
+
+def test_model_data_and_reward_stand_for_their_fields(tmp_path):
+    found = made(model=tmp_path, data="letter_count()", reward="exact_match()", steps=2)
+    assert found == {
+        "model": str(tmp_path), "data.train": "letter_count()",
+        "reward.function": "exact_match()", "steps": 2,
+    }  # fmt: skip
+    sections = made(data={"train": "a.jsonl", "test": "b.jsonl"}, reward={"timeout_s": 3})
+    assert sections == {"data.train": "a.jsonl", "data.test": "b.jsonl", "reward.timeout_s": 3.0}
+    assert made("quickstart", steps=3)["steps"] == 3 and made("quickstart")["steps"] == 160
+    base = Config(seed=5)
+    assert made(base, steps=9) == {"seed": 5, "steps": 9} and base.steps == 100
+
+
+def test_rows_become_a_file_of_the_run_folder(tmp_path):
+    rows = [{"prompt": "2+2=", "ground_truth": "4"}, {"prompt": "ä", "ground_truth": "5"}]
+    path = made(data=rows, run_dir=str(tmp_path / "run"))["data.train"]
+    assert Path(path).parent == tmp_path / "run" / "inputs"
+    assert [json.loads(line) for line in Path(path).read_text().splitlines()] == rows
+    assert made(data=rows[:1], run_dir=str(tmp_path / "run"))["data.train"] != path
+    with pytest.raises(InputError, match="jsonl"):
+        made(data=[{"prompt": object()}], run_dir=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "fields, says",
+    [
+        ({"lr": 1}, ("sft.optimizer.lr, actor_optimizer.lr", "name one of them whole")),
+        ({"samples_per_promt": 1}, ("did you mean batch.samples_per_prompt",)),
+        ({"optimizer.learning_rate": 1}, ("actor_optimizer.lr",)),
+        ({"batch": 8}, ("batch is no field", "prompts_per_step", 'batch={"')),
+        ({"epochs": 1, "batch": {"epochs": 2}}, ("batch.epochs is given twice",)),
+        ({"batch": {"epoch": 2}}, ("batch.epoch", "did you mean batch.epochs")),
+    ],
+)
+def test_a_field_that_is_none_is_refused_with_the_nearest(fields, says):
+    with pytest.raises(InputError) as error:
+        made(**fields)
+    assert all(text in str(error.value) for text in says), str(error.value)
+
+
+def test_a_config_that_is_none():
+    with pytest.raises(InputError, match="such as 'quickstart'"):
+        rljax.train({"steps": 1})
+    with pytest.raises(InputError, match="did you mean quickstart"):
+        rljax.train("quickstar", steps=1)
+
+
+def test_a_notebook_shows_an_input_error_without_a_traceback():
+    assert InputError("a", fix="b")._render_traceback_() == ["InputError: a. Fix: b"]
+
+
+def test_what_a_notebook_shows_of_a_run_is_escaped_and_has_its_curves():
+    assert not in_notebook()
+    console = NotebookConsole(12, busy=lambda: ("compiling the update", 4.0))
+    console._start = lambda: None  # no kernel here
+    for step in range(1, 6):
+        console.log(
+            step, {"phase": "rl", "reward/mean": step / 10, "eval/accuracy": 0.5, "loss": 1}
+        )
+    console.samples(5, [{"prompt": "<script>", "response": "<b>4", "reward": 1.0, "status": "ok"}])
+    console.say("resumed <run>")
+    page = console.html()
+    assert page.count("<svg") == 2 and "Reward" in page and "Evaluation accuracy" in page
+    assert (
+        "rl step 5/12" in page and "compiling the update" in page and "resumed &lt;run&gt;" in page
+    )
+    assert "<script" not in page and "&lt;script&gt;" in page and "&lt;b&gt;4" in page
+    assert "compiling" not in console.html(ended=True)
+
+
+@pytest.mark.slow
+def test_a_run_by_fields_shows_itself_and_its_report(cell, tmp_path, capsys):
+    base = dataclasses.replace(tiny_config(""), trackers=("console",))
+    run = rljax.train(
+        base, reward=cell.my_reward, run_dir=str(tmp_path / "run"), steps=2, sft={"steps": 0},
+        samples_every_steps=2, evaluate={"every_steps": 0}, devices=jax.devices()[:1],
+    )  # fmt: skip
+    assert "step 2/2" in capsys.readouterr().out
+    assert json.loads((tmp_path / "run/config.json").read_text())["reward"]["function"].startswith(
+        str(tmp_path / "run" / "inputs" / "my_reward_")
+    )
+    shown = run._repr_html_()
+    assert "Completions before and after" in shown and "Step 1" in shown and "Step 2" in shown
+    assert shown.startswith("<iframe sandbox ") and shown.count("<iframe") == 1
+    for report in (run.report, run.report()):
+        assert report == tmp_path / "run/report.html" and "srcdoc=" in report._repr_html_()
