@@ -1,4 +1,4 @@
-"""What docs/architecture.md shows can be run, and a user adds to the library from files alone."""
+"""What docs/extend shows can be run, and a user adds to the library from files alone."""
 
 import ast
 import inspect
@@ -20,6 +20,7 @@ from rljax import setup as build
 from rljax.arrays import fetch
 from rljax.config import Config
 from rljax.errors import InputError
+from rljax.models import families
 from rljax.plan.programs import programs_of
 from rljax.training.run import Run
 from rljax.validation import validate
@@ -158,11 +159,15 @@ def test_they_are_short(written, most):
     assert len(inspect.getsource(written).splitlines()) <= most
 
 
-# -- docs/architecture.md
+# -- docs/architecture.md and docs/extend
 
 PAGE = (REPO / "docs" / "architecture.md").read_text()
 # {file: its text} of the blocks of python that begin with the name of a file.
-FILES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE, re.DOTALL))
+PARTS = {
+    path.stem: dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", path.read_text(), re.DOTALL))
+    for path in sorted((REPO / "docs" / "extend").glob("*.md"))
+}
+FILES = {n: text for files in PARTS.values() for n, text in files.items() if "# --config." in text}
 SHOWN = {  # a metric that only the file itself can have brought about
     "my_loss.py": "my_ratio",
     "my_reward.py": "reward/part/right",
@@ -193,12 +198,27 @@ def test_the_page_names_what_is_there():
 
 
 def test_every_part_has_a_block():
-    headings = re.findall(r"^### (An? .*)$", PAGE, re.MULTILINE)
-    assert len(headings) == len(FILES) == 9 and all(settings(text) for text in FILES.values())
+    assert all(PARTS.values()), PARTS
+    assert len(FILES) >= 9 and all(settings(text) for text in FILES.values())
+
+
+def test_a_model_family_of_a_users_file():
+    made = {}
+    exec(compile(PARTS["model_family"]["my_family.py"], "my_family.py", "exec"), made)
+    try:
+        shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+        shape |= {"num_attention_heads": 4, "vocab_size": 11, "model_type": "mine"}
+        config = families.from_hf_config(shape)
+        assert (config.kv_heads, config.norm_eps, config.qk_norm) == (2, 1e-5, True)
+        written = families.to_hf_config(config)
+        assert written["architectures"] == ["MineForCausalLM"]
+        assert families.from_hf_config(written) == config
+    finally:
+        del families.FAMILIES["mine"]
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_block_of_the_page_trains(name, tmp_path, monkeypatch):
+def test_a_block_of_a_page_trains(name, tmp_path, monkeypatch):
     (tmp_path / name).write_text(FILES[name])
     monkeypatch.syspath_prepend(tmp_path)
     fields = settings(FILES[name])
