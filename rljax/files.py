@@ -176,11 +176,14 @@ def parse_json(text: str, place: str, most_values: int | None = None) -> object:
     except json.JSONDecodeError as error:
         cut = error.pos >= len(text.rstrip())
         near = text[max(0, error.pos - 40) : error.pos + 40]
+        fix = "the text ends too early: copy or write it again" if cut else "correct the syntax"
+        if error.msg == "Extra data" and text[error.pos] == "{":
+            fix = "one object per line is a .jsonl file: rename it, or write [{...}, {...}]"
         raise InputError(
             f"{place} is not valid JSON",
             value=near,
             rule=f"{error.msg} at line {error.lineno}, column {error.colno}",
-            fix="the text ends too early: copy or write it again" if cut else "correct the syntax",
+            fix=fix,
         ) from None
     except (ValueError, RecursionError) as error:  # a number of 5000 digits; nesting without end
         raise InputError(

@@ -21,6 +21,7 @@ from rljax.data.offline.rows import load_rows
 from rljax.data.rows.columns import prompt_of, require_text
 from rljax.data.rows.read import read_rows
 from rljax.data.rows.sources import load_prompts
+from rljax.data.rows.split import held_out_fraction
 from rljax.errors import InputError
 from rljax.evaluation.process_models import load_scorer
 from rljax.files import write_rows
@@ -217,7 +218,7 @@ def sample_comparisons(
     max_response_tokens, where they are not the policy's."""
     if samples < 2:
         raise InputError("samples", value=samples, rule=">= 2: they are compared")
-    records = load_prompts(data, "train")
+    records = load_prompts(data, "train", test_fraction=held_out_fraction(saved.config, data))
     require_text_alone(records, "this command")
     prompts, _ = saved.encode(records, max_tokens=max_prompt_tokens)
     completions = sample_all(

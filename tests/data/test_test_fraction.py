@@ -15,9 +15,11 @@ from rljax.data.online.encoded import load_data
 from rljax.data.rows.sources import load_demonstrations, load_prompts
 from rljax.data.rows.split import held_out_fraction, prompt_text
 from rljax.data.text.tokenizer import CharTokenizer
+from rljax.datagen.preferences import sample_comparisons
 from rljax.datagen.rejection import rejection_sample
 from rljax.errors import InputError
 from rljax.evaluation.saved import evaluate_saved
+from rljax.setup.policies import load_named_policy
 from rljax.validation import validate
 
 CHARS = CharTokenizer("0123456789abcdefghijklmnopqrstuvwxyz: +=?>")
@@ -145,6 +147,8 @@ def test_what_a_run_held_out_is_evaluated_and_never_sampled_for_training(tmp_pat
         for file in (answers, samples)
     )
     assert asked == held and sampled and not sampled & held
+    compared = sample_comparisons(load_named_policy(config.run_dir), str(data))
+    assert compared and not {row["prompt"] for row in compared} & held
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".json"])
