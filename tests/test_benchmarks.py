@@ -19,6 +19,7 @@ from rljax.sampler import Decoding, Layout
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 import grpo_step
+import history
 import peers
 import sync
 from step_shapes import SHAPES, Cost, Decoder, Shape, lap
@@ -205,3 +206,38 @@ def test_ratios_of_synchronisation_are_of_medians():
         "sync: naive / resharded": 3.0,
         "bytes: naive / resharded": 2.5,
     }
+
+
+def a_result(rate: float, *cpu_s: float) -> dict:
+    """What benchmarks/grpo_step.py prints, of which the history reads a part."""
+    spread = lambda x: {"min": x, "median": x, "max": x}  # noqa: E731
+    parts = dict(zip(history.PARTS, cpu_s, strict=True))
+    return {"matmul_gflop_per_cpu_s": spread(rate)} | {
+        name: {"cpu_s": spread(x)} for name, x in parts.items()
+    }
+
+
+def test_the_cost_of_a_part_does_not_depend_on_the_speed_of_the_machine():
+    fast, slow = (
+        history.parts_of(a_result(100 / k, k * 1.0, k * 2.0, k * 0.5, k * 3.0)) for k in (1, 4)
+    )
+    costs = {part: one["cost"] for part, one in fast.items()}
+    assert costs == {part: one["cost"] for part, one in slow.items()}
+    assert costs == {"generate": 100, "learn": 200, "logprobs": 50, "step": 300}
+    assert slow["learn"]["cpu_s"]["median"] == 8
+
+
+def test_the_history_is_drawn_by_commit_oldest_first(tmp_path):
+    lines = history.read(Path(history.HERE) / "benchmarks" / "history.jsonl")
+    assert len(lines) > 2
+    for line in lines:
+        assert not line["changed"] and set(line["parts"]) == set(history.PARTS)
+        assert {"jax", "python", "device", "cores", "load", "measured"} <= line.keys()
+    points = history.costs([*reversed(lines), *lines])
+    dates = [one["commit_date"] for one in points]
+    assert dates == sorted(dates) and len(points) == len({x["commit"] for x in lines})
+    assert all(len(one["step"]) % 2 == 0 for one in points)  # each line was given twice
+    pytest.importorskip("matplotlib")
+    history.draw(lines, str(tmp_path / "history.svg"))
+    text = (tmp_path / "history.svg").read_text()
+    assert all(one["commit"] in text for one in points)
