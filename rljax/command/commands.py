@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import rljax
 from rljax.command.launch import Command, complain, launch
 from rljax.config import options as of
+from rljax.config.completion_options import CompletionOptions
 from rljax.config.config_options import DiffOptions, ShowOptions
 from rljax.config.declare import Options
 from rljax.config.doctor_options import DoctorOptions
@@ -70,6 +71,8 @@ COMMANDS = {
                 of.ScoreOptions, one_host=True),
         Command("compare", "offline algorithms on one file of samples", "compare_offline",
                 of.ComparisonOptions, "optional", one_host=True),
+        Command("completion", "completion of these words by bash, zsh or fish", "completion",
+                CompletionOptions),
         Command("scaling", "fit curves of performance over compute", "fit_scaling",
                 of.ScalingOptions),
     )

@@ -38,7 +38,7 @@ _NEVER_CALLED = {
     "compilation_cache",
 }  # fmt: skip
 # Fields that name a component, and the namespace of bare names.
-_COMPONENTS = {
+COMPONENTS = {
     "dataflow": "dataflow",
     "model": "model",
     "reward.function": "reward",
@@ -292,7 +292,7 @@ def check_names(config: Config, problems: Problems) -> None:
 
 def _check_bare_names(config: Config, problems: Problems) -> None:
     """A component without a dot is a function of its namespace, whose source says which it has."""
-    for field, stage in _COMPONENTS.items():
+    for field, stage in COMPONENTS.items():
         for text in _each(config, field):
             name = text.partition("(")[0].strip()
             known = functions_of(NAMESPACES[stage])
@@ -306,11 +306,25 @@ def _check_bare_names(config: Config, problems: Problems) -> None:
 
 def functions_of(module: str) -> list[str]:
     """Every name that the source of a module of ours defines or imports."""
+    body = _source_of(module)
+    named = [node.name for node in body if isinstance(node, ast.FunctionDef)]
+    imports = [node for node in body if isinstance(node, ast.ImportFrom)]
+    return named + [alias.asname or alias.name for n in imports for alias in n.names]
+
+
+def components_of(module: str) -> list[str]:
+    """The functions that a namespace offers: those of its `__all__`, else those that it defines."""
+    body = _source_of(module)
+    for node in body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+            return [name for name in ast.literal_eval(node.value) if name[0].islower()]
+    named = [node.name for node in body if isinstance(node, ast.FunctionDef)]
+    return [name for name in named if not name.startswith("_")]
+
+
+def _source_of(module: str) -> list[ast.stmt]:
     place = Path(__file__).parent.parent.parent.joinpath(*module.split("."))
     for path in (place / "__init__.py", place.with_suffix(".py")):
         if path.is_file():
-            body = ast.parse(path.read_text(encoding="utf-8")).body
-            named = [node.name for node in body if isinstance(node, ast.FunctionDef)]
-            imports = [node for node in body if isinstance(node, ast.ImportFrom)]
-            return named + [alias.asname or alias.name for n in imports for alias in n.names]
+            return ast.parse(path.read_text(encoding="utf-8")).body
     return []

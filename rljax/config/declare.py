@@ -172,6 +172,20 @@ def options_of(kind: type, values: Mapping[str, object]):
     return parsed_options(kind, (), into)
 
 
+def option_words(kind: type) -> dict[str, tuple[str, ...]]:
+    """{flag as it is typed: the values it may have, where they are few}: {"--rows=": (), "--ids":
+    (), "--noids": (), "--split=": ("train", "test")}."""
+    out, hints = {}, typing.get_type_hints(kind)
+    for name, flag, spec in _specs(kind):
+        if spec.positional:
+            continue
+        if _without_none(hints[name]) is bool:
+            out |= {f"--{flag}": (), f"--no{flag}": ()}
+        else:
+            out[f"--{flag}="] = tuple(filter(None, spec.choices))
+    return out
+
+
 def options_usage(kind: type) -> str:
     """The arguments without a flag, as --help writes them: "[CHECKPOINT]"."""
     names = [name for name, _, spec in _specs(kind) if spec.first or spec.positional]

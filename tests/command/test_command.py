@@ -42,7 +42,8 @@ def test_launchers_are_the_same_commands():
     texts = [path.read_text() for path in launchers]
     named = [name for name in COMMANDS if any(f'run("{name}")' in text for text in texts)]
     assert len(launchers) == len(named) and COMMANDS.keys() - named == {
-        "demo", "configs", "report", "data inspect", "config show", "config diff", "doctor",
+        "demo", "configs", "report", "data inspect", "config show", "config diff",
+        "doctor", "completion",
     }  # fmt: skip
     assert all(len(text.splitlines()) == 6 for text in texts)
 
