@@ -4,7 +4,7 @@ import difflib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import rljax
 from rljax.command.launch import Command, complain, launch
@@ -85,8 +85,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if arguments[:1] == ["--version"]:
         print(f"rljax {rljax.__version__}")
         sys.exit(0)
-    if not arguments or arguments[0] in ("--help", "-h", "help"):
-        print(_overview())
+    if arguments[:1] == ["help"] and len(arguments) > 1:  # rljax help train
+        arguments = [*arguments[1:], "--help"]
+    asked = [word for word in arguments if word not in ("--help", "-h", "help")]
+    group = {k: c for k, c in COMMANDS.items() if not asked or k.startswith(f"{asked[0]} ")}
+    if not arguments or (group and len(asked) < 2 and len(asked) < len(arguments)):
+        print(_overview(group))  # of all, or of a word that begins several: rljax data --help
         sys.exit(0 if arguments else 2)
     for words in (2, 1):
         name = " ".join(arguments[:words])
@@ -114,16 +118,17 @@ def _unknown(arguments: Sequence[str]) -> InputError:
     word = arguments[0]
     longer = [name for name in COMMANDS if name.startswith(f"{word} ")]
     said = " ".join(arguments[:2]) if longer else word
-    close = (longer if said == word else []) or difflib.get_close_matches(said, COMMANDS, n=1)
+    close = (longer if said == word else []) or [n for n in COMMANDS if n.startswith(said)]
+    close = close or difflib.get_close_matches(said, COMMANDS, n=1)
     close = close or longer
     close = close or [name for name in COMMANDS if word in name.split()]
     hint = f"did you mean rljax {' or '.join(close)}? " if close else ""
     return InputError("no such command", value=said, fix=f"{hint}`rljax --help` lists them")
 
 
-def _overview() -> str:
-    wide = max(map(len, COMMANDS))
-    listed = "\n".join(f"  {name:<{wide}}  {one.about}" for name, one in COMMANDS.items())
+def _overview(commands: Mapping[str, Command]) -> str:
+    wide = max(map(len, commands))
+    listed = "\n".join(f"  {name:<{wide}}  {one.about}" for name, one in commands.items())
     return (
         "usage: rljax COMMAND [arguments]\n\n"
         f"{listed}\n\n"

@@ -19,7 +19,13 @@ from absl import logging as absl_logging
 
 from rljax.config import Config, changed_fields, to_dict
 from rljax.config.checks import refuse_own_code
-from rljax.config.declare import define_flags, options_help, options_usage, parsed_options
+from rljax.config.declare import (
+    define_flags,
+    options_help,
+    options_usage,
+    parse_flags,
+    parsed_options,
+)
 from rljax.config.describe import config_help
 from rljax.config.flags import config_flags, is_data, load_config_file
 from rljax.config.options import CompilerOptions, TrustOptions
@@ -78,7 +84,7 @@ def launch(command: Command, arguments: list[str], program: str) -> int:
         shown, others = _print_config(others)
         flag_values = flags.FlagValues()
         define_flags(command.options, flag_values)
-        positional = _parse([program, *others], flag_values)[1:]
+        positional = parse_flags(command.options, flag_values, [program, *others])[1:]
         if command.config not in ("", "optional") and positional and not path:
             path, *positional = positional
         given = _given(command, path, fields)
@@ -140,7 +146,8 @@ def _print_config(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
         return None, list(arguments)
     shown = asked[-1].partition("=")[2] or "all"
     if shown not in ("all", "changed"):
-        raise InputError("--print_config", value=shown, rule="all or changed")
+        fix = "--print_config or --print_config=changed"
+        raise InputError("--print_config", value=shown, rule="all or changed", fix=fix)
     return shown, [*(a for a in own if a not in asked), *others]
 
 
@@ -165,13 +172,6 @@ def _quiet() -> None:
     logging.basicConfig(format=form, datefmt="%H:%M:%S", level=logging.ERROR)
     logging.getLogger("rljax").setLevel(logging.WARNING)
     warnings.showwarning = lambda message, *_, **__: logging.getLogger("rljax").warning(message)
-
-
-def _parse(argv: list[str], into: flags.FlagValues) -> list[str]:
-    try:
-        return into(argv)
-    except (flags.Error, ValueError, TypeError) as error:
-        raise InputError(str(error), fix="--help lists the flags") from None
 
 
 def complain(error: InputError) -> int:

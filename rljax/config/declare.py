@@ -5,6 +5,7 @@ import dataclasses
 import difflib
 import math
 import operator
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,6 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from rljax.config.describe import flag_lines
 from rljax.errors import InputError
 
+# What a value of a type is called in an error.
+KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+_WRONG = r"flag --(\w+)=(.*?): (?:invalid literal|could not convert|value should be|\('Non-)"
 _MOST = 2**31 - 1  # of every whole number
 
 
@@ -90,7 +94,8 @@ def check_options(options: Options) -> None:
     problems.sort(key=lambda problem: list(shown).index(problem[0]))
     lines = [f"  {shown[name]}={value}: {rule}" for name, value, rule in problems]
     if lines:
-        raise InputError("\n".join(["these flags cannot be used:", *lines]))
+        text = "\n".join(["these flags cannot be used:", *lines])
+        raise InputError(text, fix="--help lists the flags")
 
 
 def define_flags(kind: type, into) -> None:
@@ -116,6 +121,28 @@ def define_flags(kind: type, into) -> None:
             flags.DEFINE_string(name, ",".join(map(str, default)), spec.help, **main)
         else:
             define[_without_none(hint)](name, default, spec.help, **main)
+
+
+def parse_flags(kind: type, into, argv: Sequence[str]) -> list[str]:
+    """Parses the flags of a class into absl's FlagValues -> the arguments without a flag."""
+    from absl import flags
+
+    specs = {flag: (name, spec) for name, flag, spec in _specs(kind)}
+    try:
+        return into(argv)
+    except flags.UnrecognizedFlagError as error:
+        near = difflib.get_close_matches(error.flagname, specs, n=1)
+        hint = f"did you mean --{near[0]}? " if near else ""
+        fix = f"{hint}--help lists the flags"
+        raise InputError("no such flag", value=f"--{error.flagname}", fix=fix) from None
+    except (flags.Error, ValueError, TypeError) as error:
+        wrong = re.match(_WRONG, str(error), re.DOTALL)
+        if wrong is None or wrong[1] not in specs:  # a flag without a value
+            raise InputError(str(error), fix="--FLAG=VALUE; --help lists the flags") from None
+        name, spec = specs[wrong[1]]
+        rule = f"one of {', '.join(filter(None, spec.choices))}" if spec.choices else ""
+        rule = rule or f"must be {KINDS.get(_without_none(typing.get_type_hints(kind)[name]))}"
+        raise InputError(f"--{wrong[1]}={wrong[2]}: {rule}", fix="--help lists the flags") from None
 
 
 def parsed_options(kind: type, positional: Sequence[str], parsed):
@@ -165,10 +192,7 @@ def options_of(kind: type, values: Mapping[str, object]):
 
     into = flags.FlagValues()
     define_flags(kind, into)
-    try:
-        into(["", *option_flags(kind, values)])
-    except (flags.Error, ValueError, TypeError) as error:
-        raise InputError(str(error), fix="give the option a value of its type") from None
+    parse_flags(kind, into, ["", *option_flags(kind, values)])
     return parsed_options(kind, (), into)
 
 

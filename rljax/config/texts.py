@@ -6,6 +6,7 @@ import itertools
 import typing
 from collections.abc import Mapping
 
+from rljax.config.declare import KINDS
 from rljax.config.names import field_names, unknown_field
 from rljax.config.overrides import with_overrides
 from rljax.config.schema import Config
@@ -27,7 +28,8 @@ def with_texts(config: Config, texts: Mapping[str, object], where: str, prefix: 
             shown = text[:200] if isinstance(text, str) else shown
             problems.append(f"{prefix}{field}={shown}: {error}")
     if problems:
-        raise InputError(f"{where}:\n  " + "\n  ".join(problems))
+        fix = "`rljax train --help` lists the fields, their types and defaults"
+        raise InputError(f"{where}:\n  " + "\n  ".join(problems), fix=fix)
     return with_overrides(config, values, where)
 
 
@@ -50,17 +52,14 @@ def value_of_text(text: object, kind: type):
     if text is None:
         raise ValueError('there is no null; "" is an empty text, [] an empty list, 0 is off')
     if not isinstance(text, str):
-        raise ValueError(f"must be {_NAMES.get(kind, 'a list')}")
+        raise ValueError(f"must be {KINDS.get(kind, 'a list')}")
     if kind is str:
         return text
     truths = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
     try:
         return truths[text.lower()] if kind is bool else kind(text)
     except (KeyError, ValueError):
-        raise ValueError(f"must be {_NAMES[kind]}") from None
-
-
-_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+        raise ValueError(f"must be {KINDS[kind]}") from None
 
 
 def _parts(text: str) -> list[str]:

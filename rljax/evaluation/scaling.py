@@ -97,7 +97,7 @@ def fit_runs(options: ScalingOptions) -> dict[str, dict[str, float]]:
     out = {}
     for folder in options.runs:
         if not is_folder(folder):
-            raise InputError("no such run folder", value=folder)
+            raise InputError("no such run folder", value=folder, fix="name a folder of a run")
         with local_copy(folder) as here:
             run = read_run(here)
         x, y = points(run, options.metric, options.compute)

@@ -63,7 +63,7 @@ def prepare(options: PrepareOptions) -> dict:
 def _check(options: PrepareOptions) -> None:
     for name in ("source", "out"):
         if not getattr(options, name):
-            raise InputError(f"--{name} is not set", fix="see --help")
+            raise InputError(f"--{name} is not set", fix=f"--{name}=...; --help lists the flags")
     if not 0 <= options.test_fraction < 1:
         raise InputError("--test_fraction", value=options.test_fraction, rule="0 <= fraction < 1")
     if bool(options.max_prompt_tokens) != bool(options.tokenizer):
