@@ -1,7 +1,9 @@
 """Notebooks run from top to bottom, and what they compute is what their text says."""
 
+import functools
 import json
 import os
+import tempfile
 
 import numpy as np
 import pytest
@@ -17,14 +19,19 @@ def test_notebooks_are_kept_without_outputs(path):
     assert all(c["outputs"] == [] and c["execution_count"] is None for c in cells)
 
 
+@functools.cache
 def executed(name: str) -> tuple[dict, int]:
-    """(what the notebook's `measured` holds at its end, number of figures)."""
+    """(what the notebook's `measured` holds at its end, number of figures), in its tiny form."""
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     notebook = nbformat.read(REPO / "notebooks" / f"{name}.ipynb", as_version=4)
     dump = "import json\nprint('MEASURED' + json.dumps(measured))"
     notebook.cells.append(nbformat.v4.new_code_cell(dump))
     path = os.pathsep.join([str(REPO), os.environ.get("PYTHONPATH", "")])
-    nbclient.NotebookClient(notebook, timeout=600).execute(env={**os.environ, "PYTHONPATH": path})
+    flags = "--xla_backend_optimization_level=0"  # of conftest.py, but its eight devices
+    env = {**os.environ, "PYTHONPATH": path, "RLJAX_NOTEBOOK": "tiny", "XLA_FLAGS": flags}
+    with tempfile.TemporaryDirectory() as folder:
+        place = {"metadata": {"path": folder}}
+        nbclient.NotebookClient(notebook, timeout=900, resources=place).execute(env=env)
     outputs = [o for cell in notebook.cells for o in cell.get("outputs", [])]
     figures = sum("image/png" in output.get("data", {}) for output in outputs)
     return json.loads(outputs[-1]["text"].removeprefix("MEASURED")), figures

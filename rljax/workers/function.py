@@ -11,7 +11,8 @@ def resolve_for_workers(kind: str, text: str, home: str) -> Component:
         raise InputError(
             f"{kind} {text!r} lives in the running script or notebook",
             rule="workers do not import it",
-            fix=f"move the function to a file, my_{kind}s.py, and name it 'my_{kind}s.function'",
+            fix="hand the function itself to rljax.train, or "
+            f"move it to a file, my_{kind}s.py, and name it 'my_{kind}s.function'",
         )
     try:
         return resolve(text, home)

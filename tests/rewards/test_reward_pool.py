@@ -546,7 +546,7 @@ def test_a_reward_that_cannot_be_loaded_is_refused_at_construction(act, tmp_path
         ("no_such_module.reward", "no_such_module.*Fix: put 'no_such_module' on PYTHONPATH"),
         ("user_rewards.at", "did you mean 'act'"),
         ("broken_rewards.reward", "ZeroDivisionError"),
-        ("__main__.reward", "Fix: move the function to a file"),
+        ("__main__.reward", "Fix: hand the function itself to rljax.train, or move it to a file"),
         ("only_here.reward", "No module named 'only_here'.*importable in a fresh Python process"),
         ("exact_match(x=1)", "no option 'x'"),
     ]:
