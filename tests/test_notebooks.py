@@ -117,3 +117,77 @@ def test_staleness_16_needs_the_correction(claims, advantage):
     assert plain[5] < plain[0] - 0.03 and plain[5] < plain[4] - 0.03
     assert plain[1:5].min() > plain[0] - 0.04  # a few versions are harmless
     assert weighed[5] > plain[5] + 0.03 and weighed[5] > weighed[0] - 0.04
+
+
+def rose(change: dict) -> bool:
+    """Whether an interval of a difference lies above 0."""
+    return 0 < change["low"] <= change["value"] <= change["high"]
+
+
+@slow
+def test_first_run_raises_the_accuracy():
+    measured, figures = executed("first_run")
+    assert figures == 1 and rose(measured["difference"])
+    assert measured["last_reward"] > measured["first_reward"] + 0.2
+    assert 0 <= measured["slow"]["low"] <= measured["slow"]["high"] <= 1
+
+
+@slow
+def test_ppo_trains_actor_and_critic():
+    """Row 000-79: the reward rises, the critic's loss falls, what it explains rises from little."""
+    measured, figures = executed("ppo")
+    assert figures == 1 and measured["gae_error"] < 1e-6 and rose(measured["difference"])
+    assert measured["reward"][1] > measured["reward"][0] + 0.2
+    assert measured["value_loss"][1] < measured["value_loss"][0]
+    assert measured["explained_variance"][1] > measured["explained_variance"][0] + 0.1
+
+
+@slow
+def test_inside_a_step():
+    measured, figures = executed("inside")
+    assert figures == 1 and measured["mismatch"] < 1e-5
+    np.testing.assert_allclose(measured["gradient"], [-0.5, -0.9, -1.0, -1.1, 0.0], atol=1e-5)
+    assert measured["reward"][1] > measured["reward"][0] + 0.25
+
+
+@slow
+def test_your_reward_is_hacked_and_mended():
+    measured, figures = executed("your_reward")
+    statuses = {"b": "ok", "abcde": "ok", "c": "ok", "raise": "error", "hang": "timeout"}
+    assert figures == 1 and measured["statuses"] == statuses
+    assert measured["judged"] == [0.9, 0.2]
+    hacked, mended = measured["hacked"], measured["mended"]
+    assert hacked["reward"] > hacked["after"]["value"] + 0.2  # the reward is content, the rule not
+    assert mended["after"]["low"] > hacked["after"]["high"]
+    assert any("first_is_right" in name for name in measured["parts"])
+    assert any("is_short" in name for name in measured["parts"])
+
+
+@slow
+def test_preferences_are_learned_four_ways():
+    measured, figures = executed("preferences")
+    assert figures == 2
+    assert measured["margins"][1] > measured["margins"][0] + 0.5
+    assert measured["rejected"][1] < measured["rejected"][0]
+    assert measured["scorer"]["accuracy"] > 0.8 and 0 <= measured["scorer"]["calibration"] < 0.5
+    assert measured["dpo"][1] >= measured["dpo"][0]
+    assert measured["online"][1] > measured["online"][0] - 0.05
+
+
+@slow
+def test_the_small_model_goes_on_after_a_disconnect():
+    measured, figures = executed("small_model_gsm8k")
+    assert figures == 1 and measured["plan"] and rose(measured["difference"])
+    assert measured["steps"] == list(range(1, 41)) and measured["starts"] == 2
+    low, n = measured["after"]["low"], measured["after"]["n"]
+    assert f"{100 * low:.1f}" in measured["card"] and str(n) in measured["card"]
+
+
+@pytest.mark.hosts
+def test_a_pod_of_four_hosts_goes_on_bitwise_after_a_kill():
+    measured, figures = executed("pod")
+    whole, killed, resumed = measured["codes"]
+    assert figures == 1 and whole == resumed == 0 and killed != 0
+    assert any("host 2" in line for line in measured["lost"])
+    assert measured["weights"] and measured["equal"] and measured["rewards_equal"]
+    assert measured["steps"] == 12 and measured["plan"] == 0

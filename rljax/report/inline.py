@@ -15,7 +15,8 @@ from rljax.tracking.charts import line_chart, short
 from rljax.tracking.mirror import local_copy
 
 SHOWN = 3  # completions of a step
-_CHARTS = GROUPS[0][1]  # "Does it learn?"
+_FIRST = ("reward/mean", "eval/accuracy", "eval/loss")
+_CHARTS = [chart for _, charts in GROUPS for chart in charts if chart.patterns[0] in _FIRST]
 
 
 def inline(run_dir: str | os.PathLike) -> str:
@@ -35,12 +36,11 @@ def inline(run_dir: str | os.PathLike) -> str:
 
 
 def frame(page: str, height: int) -> str:
-    """A page in a frame of its own, where neither its style nor its text reaches the notebook."""
+    """A page in a frame of its own, whose style does not reach the notebook and in which no script
+    runs: completions are strangers' text."""
     text = html.escape(page, quote=True)
-    return (
-        f'<iframe sandbox srcdoc="{text}" style="width: 100%; height: {height}px; border: 0">'
-        "</iframe>"
-    )
+    style = f"width: 100%; height: {height}px; border: 0"
+    return f'<iframe sandbox="allow-same-origin" srcdoc="{text}" style="{style}"></iframe>'
 
 
 def framed_report(report: Path | str) -> str:

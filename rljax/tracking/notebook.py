@@ -41,7 +41,7 @@ CSS = """
 .rljax svg polyline { fill: none; stroke-width: 1.7; } .rljax svg .faint { opacity: .32; }
 .rljax .s0 { stroke: #2563eb; } .rljax .dot.s0, .rljax .band.s0 { fill: #2563eb; }
 .rljax svg .dot { stroke: none; } .rljax svg .hover { fill: transparent; }
-.rljax table { border-collapse: collapse; } .rljax td, .rljax th { text-align: left;
+.rljax table { border-collapse: collapse; font: inherit; } .rljax td, .rljax th { text-align: left;
   padding: 2px 12px 2px 0; vertical-align: top; overflow-wrap: anywhere; white-space: normal; }
 .rljax th { font-weight: 600; }
 """

@@ -274,6 +274,6 @@ def test_a_run_by_fields_shows_itself_and_its_report(cell, tmp_path, capsys):
     )
     shown = run._repr_html_()
     assert "Completions before and after" in shown and "Step 1" in shown and "Step 2" in shown
-    assert shown.startswith("<iframe sandbox ") and shown.count("<iframe") == 1
+    assert shown.startswith('<iframe sandbox="allow-same-origin" ') and shown.count("<iframe") == 1
     for report in (run.report, run.report()):
         assert report == tmp_path / "run/report.html" and "srcdoc=" in report._repr_html_()
