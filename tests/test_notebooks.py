@@ -137,9 +137,9 @@ def test_ppo_trains_actor_and_critic():
     """Row 000-79: the reward rises, the critic's loss falls, what it explains rises from little."""
     measured, figures = executed("ppo")
     assert figures == 1 and measured["gae_error"] < 1e-6 and rose(measured["difference"])
-    assert measured["reward"][1] > measured["reward"][0] + 0.2
-    assert measured["value_loss"][1] < measured["value_loss"][0]
-    assert measured["explained_variance"][1] > measured["explained_variance"][0] + 0.1
+    assert measured["reward"][1] > measured["reward"][0] + 0.15
+    assert measured["value_loss"][1] < 0.5 * measured["value_loss"][0]
+    assert measured["explained_variance"][1] > max(measured["explained_variance"][0] + 0.3, 0.5)
 
 
 @slow
