@@ -17,6 +17,7 @@ from rljax.components import resolve
 from rljax.config import Config, changed_fields
 from rljax.config.from_python import config_from
 from rljax.config.own_functions import component_text
+from rljax.data.rows.read import read_rows
 from rljax.errors import InputError
 from rljax.rewards import exact_match
 from rljax.rewards.pool.pool import RewardPool
@@ -80,6 +81,13 @@ def my_reward(
     if response == ground_truth:
         return WORTH_[1]
     return worth(float(found[1]), float(ground_truth)) if found and mode == "plain" else 0.0
+
+
+def my_task(size: int = 3):
+    from rljax.data.tasks import Task
+
+    rows = [{"prompt": f"{n}>", "ground_truth": str(n), "data_source": "n"} for n in range(size)]
+    return Task("0123456789>", train=rows[1:], test=rows[:1])
 
 
 @logged
@@ -202,6 +210,12 @@ def test_model_data_and_reward_stand_for_their_fields(tmp_path):
     assert made("quickstart", steps=3)["steps"] == 3 and made("quickstart")["steps"] == 160
     base = Config(seed=5)
     assert made(base, steps=9) == {"seed": 5, "steps": 9} and base.steps == 100
+
+
+def test_a_task_of_a_notebook_is_data(cell, tmp_path):
+    named = [cell.my_task, functools.partial(cell.my_task, size=9)]
+    texts = [made(data=task, run_dir=str(tmp_path))["data.train"] for task in named]
+    assert [len(read_rows(text, "train").rows) for text in texts] == [2, 8]
 
 
 def test_rows_become_a_file_of_the_run_folder(tmp_path):

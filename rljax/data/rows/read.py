@@ -158,7 +158,8 @@ def _read_named(spec: str, split: str, demonstrations: bool, notes: list[str]) -
         path = _file_of_split(path, split)
     if path.suffix in _READERS:
         return _READERS[path.suffix](path, split)
-    if not spec.endswith(")") and (
+    of_a_file = ".py:" in spec  # a task, "path/to/file.py:my_task"
+    if not (spec.endswith(")") or of_a_file) and (
         "/" in spec or path.suffix in _OTHER_FILES or os.path.lexists(path)
     ):
         raise InputError(
