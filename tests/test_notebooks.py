@@ -171,7 +171,7 @@ def test_preferences_are_learned_four_ways():
     assert measured["rejected"][1] < measured["rejected"][0]
     assert measured["scorer"]["accuracy"] > 0.8 and 0 <= measured["scorer"]["calibration"] < 0.5
     assert measured["dpo"][1] >= measured["dpo"][0]
-    assert measured["online"][1] > measured["online"][0] - 0.05
+    assert measured["online"][1] > measured["online"][0] + 0.1
 
 
 @slow
