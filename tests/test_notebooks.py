@@ -179,8 +179,9 @@ def test_the_small_model_goes_on_after_a_disconnect():
     measured, figures = executed("small_model_gsm8k")
     assert figures == 1 and measured["plan"] and rose(measured["difference"])
     assert measured["steps"] == list(range(1, 41)) and measured["starts"] == 2
-    low, n = measured["after"]["low"], measured["after"]["n"]
-    assert f"{100 * low:.1f}" in measured["card"] and str(n) in measured["card"]
+    after = measured["after"]
+    assert f"[{100 * after['low']:g}, {100 * after['high']:g}]" in measured["card"]
+    assert "improved" in measured["card"]
 
 
 @pytest.mark.hosts
