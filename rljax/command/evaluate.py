@@ -1,4 +1,5 @@
 """Evaluate: rljax evaluate --checkpoint=RUN_OR_MODEL_FOLDER [--samples=8 --k=1,4,8]
+rljax evaluate --checkpoint=RUN_OR_MODEL_FOLDER --suite=gsm8k,math500 [--out=results.json]
 
 Greedy accuracy, pass@k, best-of-k and majority@k with 95 % bootstrap intervals over prompts. What
 is not set comes from the run's config.json; a Hugging Face folder needs --data and --reward.
@@ -6,6 +7,11 @@ is not set comes from the run's config.json; a Hugging Face folder needs --data 
 --length_buckets=100,200 adds pass@1 of the prompts with responses of up to 100 tokens, of up to
 200, and of more. --against=RUN2 evaluates another policy on the same prompts, and prints how pass@1
 differs, prompt by prompt, in all and by the length of the other policy's responses.
+
+--suite runs benchmarks with the prompts, extractors and sampling that are published for them:
+gsm8k, math500, aime24, aime25, mmlu_pro, ifeval, livecodebench, or a function of your own, each
+with options in brackets: --suite="gsm8k(shots=8),ifeval(data='ifeval.jsonl')". --out gets every
+prompt, response and score. docs/guides/evaluation.md says where prompts and extractors are from.
 """
 
 from rljax.command.launch import print_table
@@ -13,14 +19,30 @@ from rljax.config.options import EvaluateOptions
 
 
 def main(options: EvaluateOptions) -> None:
-    from rljax.evaluation.saved import evaluate_saved
     from rljax.files import write_json
+
+    if options.suites:
+        _suites(options)
+        return
+    from rljax.evaluation.saved import evaluate_saved
 
     result = evaluate_saved(options)
     _print(_title(result), result["metrics"])
     if options.against:
         _print(_title(result["against"]), result["against"]["metrics"])
         _print(f"{options.checkpoint} - {options.against}", result["difference"])
+    if options.out:
+        write_json(options.out, result)
+
+
+def _suites(options: EvaluateOptions) -> None:
+    from rljax.evaluation.benchmarks import evaluate_suites
+    from rljax.files import write_json
+
+    result = evaluate_suites(options)
+    for suite in result["suites"]:
+        how = f"{suite['samples']} x {suite['prompts']} at temperature {suite['temperature']}"
+        _print(f"{suite['suite']}: {_title(result)}, {how}", suite["metrics"])
     if options.out:
         write_json(options.out, result)
 

@@ -160,7 +160,7 @@ def parsed_options(kind: type, positional: Sequence[str], parsed):
             value, rest = rest[0], rest[1:]
         if typing.get_origin(hints[name]) is tuple:
             numbers = typing.get_args(hints[name])[0] is int
-            texts = tuple(part.strip() for part in value.split(",") if part.strip())
+            texts = tuple(part.strip() for part in split_at_commas(value) if part.strip())
             value = whole_numbers(value, flag) if numbers and texts else texts
         values[name] = value
     if rest:
@@ -235,6 +235,23 @@ def _without_none(hint):
     if isinstance(hint, types.UnionType):
         return next(kind for kind in typing.get_args(hint) if kind is not type(None))
     return hint
+
+
+def split_at_commas(text: str) -> list[str]:
+    """The parts of a list: commas inside of brackets, as in "gsm8k(shots=8, data='a,b')", part
+    nothing. Brackets that do not close are text like any other."""
+    parts, start, depth, quote = [], 0, 0, ""
+    for place, character in enumerate(text):
+        if quote:
+            quote = "" if character == quote else quote
+        elif depth and character in "\"'":
+            quote = character
+        elif character in "()":
+            depth += 1 if character == "(" else -1
+        elif character == "," and depth <= 0:
+            parts.append(text[start:place])
+            start = place + 1
+    return [*parts, text[start:]] if depth == 0 and not quote else text.split(",")
 
 
 def whole_numbers(text: str, flag: str) -> tuple[int, ...]:

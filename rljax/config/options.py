@@ -72,9 +72,15 @@ class EvaluateOptions(CompilerOptions, TrustOptions):
     checkpoint: str = option(
         "", "A run folder, a model folder, or OWNER/NAME of the hub", required=True, first=True
     )
+    suites: tuple[str, ...] = option(
+        (), "Benchmarks: gsm8k(shots=8),math500,aime24,mmlu_pro,ifeval,livecodebench, or your own",
+        flag="suite",
+    )  # fmt: skip
     data: str | None = option(None, "File or task; default: the run's held-out prompts")
     reward: str | None = option(None, "Reward function; default: the run's")
-    samples: int = option(8, "Samples per prompt; 0 = greedy accuracy only", low=0)
+    samples: int | None = option(
+        None, "Samples per prompt; 0 = the greedy response only; default: the suite's, or 8", low=0
+    )
     ks: tuple[int, ...] = option((1, 4, 8), "For pass@k, best-of-k and majority@k", flag="k")
     length_buckets: tuple[int, ...] = option(
         (), "Bounds in tokens: pass@1 of prompts by the mean length of their responses"
@@ -106,12 +112,22 @@ class EvaluateOptions(CompilerOptions, TrustOptions):
     def conflicts(self):
         if self.search_model and not self.search:
             yield "search_model", self.search_model, "needs --search"
-        for k in self.ks if self.samples > 0 else ():
-            if not 1 <= k <= self.samples:
-                yield "ks", k, f"each is between 1 and --samples={self.samples}"
+        samples = 8 if self.samples is None else self.samples
+        for k in self.ks if samples > 0 else ():
+            if not 1 <= k <= samples and not (self.suites and k > 0):
+                yield "ks", k, f"each is between 1 and --samples={samples}"
+        if self.suites:
+            yield from self._suite_conflicts()
         for bound in self.length_buckets:
             if bound < 1:
                 yield "length_buckets", bound, "each is at least 1 token"
+
+    def _suite_conflicts(self):
+        for name in ("reward", "length_buckets", "against", "search", "answers"):
+            if value := getattr(self, name):
+                yield name, value, "not beside --suite, which says what is asked and how it is read"
+        if self.data is not None and len(self.suites) > 1:
+            yield "data", self.data, "of one suite; of several in brackets: gsm8k(data='a.jsonl')"
 
 
 @dataclasses.dataclass(frozen=True)

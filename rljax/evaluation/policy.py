@@ -70,18 +70,26 @@ def final_answer(response: str) -> str | None:
     return text.strip().replace(",", "").removesuffix(".") or None
 
 
-def bootstrap(values: Sequence[float], *, resamples: int = 2000, seed: int = 0) -> dict:
-    """Mean of per-prompt values with a 95 % percentile-bootstrap interval over prompts."""
+def bootstrap(
+    values: Sequence[float], *, weights: Sequence[float] | None = None, resamples: int = 2000,
+    seed: int = 0,
+) -> dict:  # fmt: skip
+    """Mean of per-prompt values with a 95 % percentile-bootstrap interval over prompts. `weights`:
+    of each prompt in the mean, sum w x / sum w; None: all the same."""
     values = np.asarray(values, np.float64)
-    values = values[~np.isnan(values)]  # a failed reward says nothing about its prompt
+    weights = np.ones(len(values)) if weights is None else np.asarray(weights, np.float64)
+    known = ~np.isnan(values)  # a failed reward says nothing about its prompt
+    values, weights = values[known], weights[known]
     if values.size == 0:
         raise InputError(
             "bootstrap of no values", fix="evaluate on prompts whose rewards do not all fail"
         )
     rng = np.random.default_rng(seed)
-    means = values[rng.integers(0, len(values), (resamples, len(values)))].mean(axis=1)
+    drawn = rng.integers(0, len(values), (resamples, len(values)))
+    means = (values * weights)[drawn].sum(axis=1) / weights[drawn].sum(axis=1)
     low, high = np.quantile(means, [0.025, 0.975])
-    return {"value": float(values.mean()), "low": float(low), "high": float(high), "n": len(values)}
+    mean = float((values * weights).sum() / weights.sum())
+    return {"value": mean, "low": float(low), "high": float(high), "n": len(values)}
 
 
 def greedy_accuracy(

@@ -96,6 +96,8 @@ def evaluate_saved(
 
     `answer` extracts from a response what maj@k votes on.
     """
+    if options.samples is None:
+        options = dataclasses.replace(options, samples=8)
     check_options(options)
     started = time.perf_counter()
     saved = load_policy(options.checkpoint, options.step, trust_code=options.trust_code)

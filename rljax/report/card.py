@@ -185,7 +185,9 @@ def _evaluation(run: Run, evaluations: Sequence[tuple[str, dict]]) -> str:
             "without intervals:\n\n" + _table(("", "before", "after"), rows)
         )
     for name, result in evaluations:
-        parts.append(_separate(name, result))
+        suites = result.get("suites")
+        for one in suites if isinstance(suites, list) else [result]:
+            parts.append(_separate(name, one))
     return "\n\n".join(parts) or "Not measured."
 
 
@@ -196,8 +198,9 @@ def _separate(name: str, result: dict) -> str:
         for metric, found in result["metrics"].items()
         if (value := estimate(found)) is not None
     ]
+    suite = f" --suite={result['suite']}" if result.get("suite") else ""
     how = (
-        f"`rljax evaluate` on `{result.get('data')}`, reward `{result.get('reward')}`, "
+        f"`rljax evaluate{suite}` on `{result.get('data')}`, reward `{result.get('reward')}`, "
         f"{result.get('samples')} samples at temperature {result.get('temperature')}, at most "
         f"{result.get('max_response_tokens')} tokens ({name}); 95 % intervals over prompts."
     )

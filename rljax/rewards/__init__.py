@@ -30,8 +30,17 @@ from rljax.rewards.groups import diversity, pairwise
 from rljax.rewards.judges.judges import judge
 from rljax.rewards.judges.rubrics import rubric
 from rljax.rewards.mixing import by_source, mixture, reward_model, with_cost, with_judges
-from rljax.rewards.text.answers import choice, contains, qa_exact_match, regex_match, token_f1
+from rljax.rewards.text.answers import (
+    choice,
+    contains,
+    integer_answer,
+    mmlu_pro,
+    qa_exact_match,
+    regex_match,
+    token_f1,
+)
 from rljax.rewards.text.gym import reasoning_gym_score
+from rljax.rewards.text.instructions import instruction_following
 from rljax.rewards.text.length import l1_exact, l1_max, soft_overlong
 from rljax.rewards.text.rules import (
     boxed,
@@ -61,6 +70,8 @@ __all__ = [
     "exact_match",
     "format_tags",
     "gsm8k",
+    "instruction_following",
+    "integer_answer",
     "json_match",
     "json_schema",
     "judge",
@@ -75,6 +86,7 @@ __all__ = [
     "looping",
     "math_verify",
     "mixture",
+    "mmlu_pro",
     "pairwise",
     "program_tests",
     "qa_exact_match",

@@ -12,15 +12,20 @@ import time
 
 import pytest
 from nasty_texts import nasty_texts
+from test_instructions import CASES, truth
 
 import rljax.rewards
 from rljax import rewards
 from rljax.rewards.groups import diversity
 from rljax.rewards.judges import judges, judging, rubrics
 from rljax.rewards.text import gym
-from rljax.rewards.unit_tests.code_forms import extract_program, same_output
+from rljax.rewards.unit_tests.code_forms import extract_program, has_fence, same_output
 
 ENTRY = json.dumps({"dataset": "countdown", "config": {}, "entry": {"answer": "1"}})
+LANGUAGE = truth(("language:response_language", {"language": "de"}))
+INSTRUCTIONS = truth(
+    *((name, case[0]) for name, case in CASES.items() if name != "language:response_language")
+)
 SCHEMA = '{"type": "array", "uniqueItems": true}'
 
 
@@ -61,6 +66,14 @@ PARSERS = {
         lambda t: rewards.choice(t, "A"),
         ("{}", r"\boxed{{{}}}", r"\boxed{{A{}}}", "<answer>A{}</answer>", "the answer is {}"),
     ),
+    "mmlu_pro": (lambda t: rewards.mmlu_pro(t, "A"), ("{}", "Answer: {}", "answer is {}")),
+    "integer_answer": (lambda t: rewards.integer_answer(t, "5"), ("{}", r"\boxed{{{}}}")),
+    "instruction_following": (
+        lambda t: rewards.instruction_following(t, INSTRUCTIONS),
+        ("{}", "[<<{}>>"),
+    ),
+    "the language": (lambda t: rewards.instruction_following(t, LANGUAGE), ("{}",)),
+    "has_fence": (has_fence, ("{}", "```python\n{}\n```")),
     "countdown": (
         lambda t: rewards.countdown(t, '{"numbers": [5], "target": 5}'),
         ("{}", "<answer>{}</answer>", "<answer>5={}"),

@@ -14,9 +14,9 @@ from typing import Literal
 
 from rljax.contracts import contract
 from rljax.errors import InputError
-from rljax.rewards.answers.answer_text import find_answer
+from rljax.rewards.answers.answer_text import find_answer, plain_form
 from rljax.rewards.pool.calling import probe_options
-from rljax.rewards.text.rules import check_text, final_part
+from rljax.rewards.text.rules import check_text, final_part, rational
 
 prepare_worker = probe_options
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -201,6 +201,60 @@ def _letter(text: str, letters: str, *, after_cue: bool = False) -> str | None:
     if sentence or _SEVERAL.match(rest) or others or (another and another[1] in letters):
         return None
     return letter.upper()
+
+
+_MMLU_PRO_IS = re.compile(r"answer is \(?([A-J])\)?")
+_MMLU_PRO_MARKED = re.compile(r"[aA]nswer:\s*([A-J])")
+_MMLU_PRO_ALONE = re.compile(r"\b[A-J]\b")
+
+
+@contract(on_timeout=0.0)
+def mmlu_pro(response: str, ground_truth: str) -> dict:
+    """1 if the letter A to J that MMLU-Pro's evaluation extracts (arXiv 2406.01574) is the
+    reference's, else 0. Part: extracted.
+
+    The letter stands behind the first "answer is", else behind "Answer:", else it is the last one
+    that stands alone. The published evaluation guesses where there is none; here that is wrong.
+    """
+    check_text(ground_truth)
+    reference = ground_truth.strip().strip("().").upper()
+    if not re.fullmatch("[A-J]", reference):
+        raise ValueError(f"ground_truth {ground_truth!r:.80} is none of the letters A to J")
+    letter = _mmlu_pro_letter(final_part(response))
+    return {"score": float(letter == reference), "extracted": float(letter is not None)}
+
+
+def _mmlu_pro_letter(text: str) -> str | None:
+    if match := _MMLU_PRO_IS.search(text):
+        return match[1]
+    marked = list(_MMLU_PRO_MARKED.finditer(text))
+    if marked:  # the last one of the first line that has any
+        end = text.find("\n", marked[0].start())
+        return [m for m in marked if end < 0 or m.start() < end][-1][1]
+    alone = _MMLU_PRO_ALONE.findall(text)
+    return alone[-1] if alone else None
+
+
+@contract(on_timeout=0.0)
+def integer_answer(response: str, ground_truth: str, *, low: int = 0, high: int = 999) -> dict:
+    r"""1 if the answer is the reference's integer, else 0. Part: extracted, whether the answer is
+    an integer from `low` to `high` at all (AIME: 0 to 999, and 025 is 25).
+
+    The answer stands in the last `\boxed{}`, else behind the last `####`, else where
+    math_verify(extraction="last") looks for it.
+    """
+    check_text(ground_truth)
+    reference = _integer(ground_truth, low, high)
+    if reference is None:
+        raise ValueError(f"ground_truth {ground_truth!r:.80} is no integer from {low} to {high}")
+    answer = _integer(find_answer(response, "any") or "", low, high)
+    return {"score": float(answer == reference), "extracted": float(answer is not None)}
+
+
+def _integer(text: str, low: int, high: int) -> int | None:
+    value = rational(plain_form(text[:1000]))
+    known = value is not None and value.denominator == 1 and low <= value <= high
+    return int(value) if known else None
 
 
 @contract(on_timeout=0.0)

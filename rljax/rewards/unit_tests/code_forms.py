@@ -220,6 +220,11 @@ def extract_program(
     return program
 
 
+def has_fence(response: str) -> bool:
+    """Whether a fence of Python, or one without a name, stands in the response."""
+    return any(m[2].lower() in ("", *_PYTHON) for m in _FENCE.finditer(response))
+
+
 # -- comparing
 
 

@@ -42,6 +42,7 @@ from rljax.rewards.unit_tests.code_forms import (
     Tests,
     Verdict,
     extract_program,
+    has_fence,
     read_tests,
     readings,
     same_output,
@@ -324,6 +325,7 @@ def code_tests(
     memory_mb: int = 1024,
     compare: Literal["lines", "tokens", "exact"] = "lines",
     float_tolerance: float = 0.0,
+    fenced: bool = False,
     allow_unsafe_execution: bool = False,
 ) -> dict:
     """The unit tests of ground_truth on the program of a response: signed +1 if all pass, else -1;
@@ -334,9 +336,13 @@ def code_tests(
     time, fails its tests: that is a score. A sandbox or a ground truth that is at fault raises: no
     score. `total_timeout_s` must be below the pool's own limit per sample.
     rljax.rewards.unit_tests.code_forms documents the forms of ground_truth. extra_info["prefix"]
-    goes before a program that only completes it.
+    goes before a program that only completes it. `fenced`: a response without a ``` fence holds no
+    program and fails its tests, and the part extracted says whether there is one.
     """
     tests = read_tests(ground_truth)
+    if fenced and not has_fence(response):
+        missing = [Verdict("failed", 0.0, "no fenced program")] * len(tests)
+        return {**score_parts(missing, scale), "extracted": 0.0}
     prefix = (extra_info or {}).get("prefix", "") if isinstance(extra_info, dict) else ""
     program = extract_program(response, prefix, tests.function)
     verdicts = run_tests(
@@ -349,7 +355,7 @@ def code_tests(
         float_tolerance=float_tolerance,
         allow_unsafe_execution=allow_unsafe_execution,
     )
-    return score_parts(verdicts, scale)
+    return score_parts(verdicts, scale) | ({"extracted": 1.0} if fenced else {})
 
 
 def score_parts(verdicts: Sequence[Verdict], scale: Scale) -> dict[str, float]:

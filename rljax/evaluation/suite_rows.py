@@ -1,0 +1,295 @@
+"""Rows of the published benchmarks as prompts and ground truths, in the words of their own
+evaluations. What a row lacks is an InputError that names the column.
+"""
+
+import base64
+import datetime
+import io
+import json
+import pickle
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+
+from rljax import hub
+from rljax.data.rows import maps
+from rljax.data.rows.read import read_rows
+from rljax.errors import InputError
+from rljax.files import DATA_FILES
+from rljax.rewards.text.instructions import read_instructions
+from rljax.rewards.text.rules import last_boxed
+
+Solved = Sequence[dict]  # rows that are shown with their answers
+LETTERS = "ABCDEFGHIJ"
+_MOST_TESTS = 2**30  # bytes of a problem's tests, unpacked
+
+
+def _asked(text: str) -> list[dict]:
+    return [{"role": "user", "content": text}]
+
+
+def exemplars(
+    data: str, given: str, split: str, shots: int, columns: Sequence[str], by: str = ""
+) -> Solved:
+    """The first `shots` rows of the file `given`, else of the `split` of the data; with `by` the
+    first of each value of that column. None where shots is 0."""
+    if shots < 0:
+        raise InputError("shots", value=shots, rule="at least 0")
+    if not shots:
+        if given:
+            raise InputError("exemplars", value=given, rule="needs shots above 0")
+        return ()
+    one_file = data.endswith(DATA_FILES) and "{split}" not in data
+    if not given and (one_file or "*" in data):
+        raise InputError(
+            f"shots={shots} needs solved questions that are not asked, and {data} is one file",
+            fix="exemplars='train.jsonl', or a folder with both splits",
+        )
+    read = read_rows(given or data, split)
+    taken: dict[str, list[dict]] = {}
+    for index, row in enumerate(read.rows):
+        if missing := [name for name in columns if name not in row]:
+            fix = f"an exemplar has the columns {', '.join(columns)}"
+            raise InputError(f"{read.place(index)} lacks {missing}", value=sorted(row), fix=fix)
+        group = taken.setdefault(str(row[by]) if by else "", [])
+        if len(group) < shots:
+            group.append(row)
+    for value, group in taken.items():
+        if len(group) < shots:
+            of = f" of {by} {value!r}" if by else ""
+            raise InputError(f"shots={shots}, and {read.source} has {len(group)} rows{of}")
+    return [row for group in taken.values() for row in group]
+
+
+# -- mathematics --
+
+
+def gsm8k(row: dict, *, instruction: str, solved: Solved) -> dict:
+    """{"question", "answer" with the number behind ####}."""
+    made = maps.gsm8k(row, 0, instruction=instruction)
+    if not solved:
+        return {"prompt": _asked(made["prompt"]), "ground_truth": made["ground_truth"]}
+    shown = [f"Question: {one['question']}\nAnswer: {one['answer']}" for one in solved]
+    prompt = "\n\n".join([*shown, f"Question: {row['question']}\nAnswer:"])
+    return {"prompt": prompt, "ground_truth": made["ground_truth"]}
+
+
+def boxed(row: dict, *, instruction: str) -> dict:
+    """{"problem", "answer"} and maybe "subject" and "level"."""
+    answer = row.get("answer")
+    if isinstance(answer, int | float) and not isinstance(answer, bool):
+        answer = str(answer)
+    problem = maps.column(row, "problem")
+    others = {name: row[name] for name in ("subject", "level") if name in row}
+    return {
+        "prompt": _asked(f"{problem}\n{instruction}"),
+        "ground_truth": maps.column({**row, "answer": answer}, "answer").strip(),
+        **others,
+    }
+
+
+def aime(row: dict, *, instruction: str) -> dict:
+    r"""{"problem", "answer"}, also with capitals, or a "solution" that is one `\boxed{}`."""
+    row = {name.lower(): value for name, value in row.items()}
+    answer = row.get("answer")
+    if "answer" not in row and isinstance(row.get("solution"), str):
+        answer = last_boxed(row["solution"]) or row["solution"]
+    if isinstance(answer, float) and answer.is_integer():
+        answer = int(answer)
+    text = str(answer).strip()
+    if "answer" not in row and "solution" not in row:
+        raise InputError("lacks the column 'answer'", value=sorted(row))
+    if not re.fullmatch("[0-9]{1,3}", text):
+        raise InputError("column 'answer'", value=answer, rule="an integer from 0 to 999")
+    problem = maps.column(row, "problem")
+    return {"prompt": _asked(f"{problem}\n{instruction}"), "ground_truth": str(int(text))}
+
+
+# -- choice --
+
+
+def mmlu_pro(row: dict, *, solved: Solved) -> dict:
+    """{"question", "options", "answer": a letter, "answer_index", "category"}."""
+    category, letter = maps.column(row, "category"), _choice(row)
+    instruction = (
+        f"The following are multiple choice questions (with answers) about {category}. Think step "
+        'by step and then finish your answer with "the answer is (X)" where X is the correct '
+        "letter choice."
+    )
+    shown = [
+        f"{_question(one)}{_worked(one)}" for one in solved if str(one["category"]) == category
+    ]
+    if solved and not shown:
+        raise InputError("column 'category'", value=category, rule="no exemplar is of it")
+    last = "Answer: Let's think step by step." if solved else "Answer:"
+    text = "\n\n".join([instruction, *shown, f"{_question(row)}{last}"])
+    prompt = text if solved else _asked(text.removesuffix("\nAnswer:"))
+    return {"prompt": prompt, "ground_truth": letter, "category": category}
+
+
+def _question(row: dict) -> str:
+    options = row["options"]
+    lines = [f"{letter}. {text}" for letter, text in zip(LETTERS, options, strict=False)]
+    return "\n".join(["Question:", row["question"], "Options:", *lines, ""])
+
+
+def _worked(row: dict) -> str:
+    """The exemplar's own reasoning, which the data set has; else its answer."""
+    said = row.get("cot_content")
+    if isinstance(said, str) and said.strip():
+        return "Answer: " + said.strip().removeprefix("A: ")
+    return f"Answer: Let's think step by step. The answer is ({row['answer']})."
+
+
+def _choice(row: dict) -> str:
+    """The letter of the right option. Raises InputError."""
+    maps.column(row, "question")
+    if "options" not in row:
+        raise InputError("lacks the column 'options'", value=sorted(map(str, row)))
+    options = row["options"]
+    texts = isinstance(options, list) and all(isinstance(text, str) for text in options)
+    if not texts or not 2 <= len(options) <= len(LETTERS):
+        raise InputError("column 'options'", value=options, rule="a list of 2 to 10 texts")
+    known = LETTERS[: len(options)]
+    letter, index = row.get("answer"), row.get("answer_index")
+    if letter is None and isinstance(index, int) and 0 <= index < len(options):
+        letter = LETTERS[index]
+    if not isinstance(letter, str) or letter not in known or len(letter) != 1:
+        raise InputError("column 'answer'", value=letter, rule=f"one of the letters {known}")
+    if index is not None and index != known.index(letter):
+        rule = f"the place of the answer {letter}, {known.index(letter)}"
+        raise InputError("column 'answer_index'", value=index, rule=rule)
+    return letter
+
+
+# -- instructions --
+
+
+def ifeval(row: dict) -> dict:
+    """{"prompt", "instruction_id_list", "kwargs"}."""
+    prompt = maps.column(row, "prompt")
+    truth = {name: row.get(name) for name in ("instruction_id_list", "kwargs")}
+    if missing := [name for name in truth if name not in row]:
+        raise InputError(f"lacks the column {missing[0]!r}", value=sorted(map(str, row)))
+    try:
+        read = read_instructions(truth)
+    except ValueError as error:
+        raise InputError("columns 'instruction_id_list' and 'kwargs'", rule=str(error)) from None
+    names, arguments = zip(*read, strict=True)
+    truth = {"instruction_id_list": list(names), "kwargs": list(arguments)}
+    return {"prompt": _asked(prompt), "ground_truth": truth}
+
+
+# -- programs --
+
+_LCB_SYSTEM = (
+    "You are an expert Python programmer. You will be given a question (problem specification) and "
+    "will generate a correct Python program that matches the specification and passes all tests."
+)
+_LCB_STARTER = (
+    "### Format: You will use the following starter code to write the solution to the problem and "
+    "enclose your code within delimiters.\n```python\n{starter}\n```"
+)
+_LCB_STDIN = (
+    "### Format: Read the inputs from stdin solve the problem and write the answer to stdout (do "
+    "not directly test on the sample inputs). Enclose your code within delimiters as follows. "
+    "Ensure that when the python program runs, it reads the inputs, runs the algorithm and writes "
+    "output to STDOUT.\n```python\n# YOUR CODE HERE\n```"
+)
+
+
+def check_day(name: str, day: str) -> None:
+    """Raises InputError for what is no day, such as "2024-08-01", nor ""."""
+    try:
+        if day:
+            datetime.date.fromisoformat(day)
+    except ValueError as error:
+        raise InputError(name, value=day, rule=str(error), fix=f"{name}='2024-08-01'") from None
+
+
+def livecodebench(row: dict, *, start: str, end: str) -> dict | None:
+    """{"question_content", "public_test_cases"} and maybe "private_test_cases", "starter_code",
+    "metadata", "difficulty"; None for a contest outside of the days."""
+    question = maps.column(row, "question_content")
+    if start or end:
+        day = str(row.get("contest_date") or "")[:10]
+        check_day("column 'contest_date'", day)
+        if not day:
+            raise InputError("lacks a contest_date", rule="start and end compare it")
+        if (start and day < start) or (end and day > end):
+            return None
+    tests = _test_cases(row, "public_test_cases") + _test_cases(row, "private_test_cases")
+    if not tests:
+        raise InputError("column 'public_test_cases' holds no test", value=row["public_test_cases"])
+    kinds = {test["testtype"] for test in tests}
+    if len(kinds) != 1 or not kinds <= {"stdin", "functional"}:
+        raise InputError("testtype", value=sorted(kinds), rule="all stdin, or all functional")
+    truth = {name: [test[key] for test in tests] for name, key in _LCB_TESTS}
+    if kinds == {"functional"}:
+        truth |= {"fn_name": _function_name(row), "wrapped": False}
+    starter = row.get("starter_code") or ""
+    form = _LCB_STARTER.format(starter=starter) if starter else _LCB_STDIN
+    answer = "### Answer: (use the provided format with backticks)"
+    text = f"### Question:\n{question}\n\n{form}\n\n{answer}\n\n"
+    prompt = [{"role": "system", "content": _LCB_SYSTEM}, *_asked(text)]
+    others = {"difficulty": row["difficulty"]} if "difficulty" in row else {}
+    return {"prompt": prompt, "ground_truth": truth, **others}
+
+
+_LCB_TESTS = (("inputs", "input"), ("outputs", "output"))
+
+
+def _function_name(row: dict) -> str:
+    """func_name of the metadata, else the method of the starter code."""
+    said = row.get("metadata") or {}
+    try:
+        said = json.loads(said) if isinstance(said, str) else said
+    except ValueError as error:
+        raise InputError("column 'metadata' is no JSON", rule=str(error)) from None
+    name = said.get("func_name") if isinstance(said, Mapping) else None
+    found = re.findall(r"def\s+(\w+)\s*\(\s*self", row.get("starter_code") or "")
+    if not (name or found):
+        raise InputError("column 'metadata' has no func_name", value=said)
+    return name or found[-1]
+
+
+class _Plain(pickle.Unpickler):
+    """Reads texts and lists alone: a pickle that names a class or a function could run code."""
+
+    def find_class(self, module: str, name: str):
+        raise pickle.UnpicklingError(f"it holds {module}.{name}, and only texts are read")
+
+
+def _test_cases(row: dict, name: str) -> list[dict]:
+    """The tests of a column: JSON, or as the data set packs its private ones, base64 of zlib of a
+    pickled JSON text."""
+    if name not in row:
+        if name == "private_test_cases":
+            return []
+        raise InputError(f"lacks the column {name!r}", value=sorted(map(str, row)))
+    value = row[name] or []
+    try:
+        if isinstance(value, str) and not value.lstrip().startswith("["):
+            unpacker = zlib.decompressobj()
+            raw = unpacker.decompress(base64.b64decode(value, validate=True), _MOST_TESTS)
+            if unpacker.unconsumed_tail:
+                raise ValueError(f"more than {_MOST_TESTS} bytes")
+            value = _Plain(io.BytesIO(raw)).load()
+        value = json.loads(value) if isinstance(value, str | bytes) else value
+    except (ValueError, zlib.error, pickle.UnpicklingError, EOFError, RecursionError) as error:
+        rule = f"{type(error).__name__}: {error}"
+        raise InputError(f"column {name!r} cannot be read", rule=rule) from None
+    good = isinstance(value, list) and all(
+        isinstance(test, dict)
+        and all(isinstance(test.get(key), str) for key in ("input", "output", "testtype"))
+        for test in value
+    )
+    if not good:
+        rule = 'a list of {"input": text, "output": text, "testtype": "stdin" or "functional"}'
+        raise InputError(f"column {name!r}", value=row[name], rule=rule)
+    return value
+
+
+def pinned(data: str) -> str:
+    """A spec with the commit of the hub that it is read at."""
+    return hub.pinned(data) if hub.is_hub(data) else data
