@@ -1,5 +1,5 @@
 """The public harness lm-eval asks our server: log-likelihoods of choices and generated answers are
-the model's own. Skipped where lm-eval is not installed: `pip install "lm-eval[api]"`."""
+the model's own. Skipped where `pip install "lm-eval[api]"` was not run."""
 
 import importlib.util
 import json
@@ -23,7 +23,8 @@ pytest.importorskip("transformers")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        importlib.util.find_spec("lm_eval") is None, reason="lm-eval is not installed"
+        not all(map(importlib.util.find_spec, ("lm_eval", "tenacity"))),
+        reason="lm-eval[api] is not installed",
     ),
 ]
 
