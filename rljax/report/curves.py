@@ -42,6 +42,10 @@ GROUPS = (
         Chart("Reward", "mean over the step's completions", ("reward/mean",)),
         Chart("Best of k", "highest score of a prompt's samples, mean over prompts",
               ("reward/best_of_k",)),
+        Chart("Best seen and the policy", "score, mean over prompts; what the policy is short of",
+              ("reward/best_seen", "reward/best_seen_gap"), folded=True,
+              what="The best sample that the run has drawn of each prompt, and how far the samples "
+                   "of the step are behind it"),
         Chart("Evaluation accuracy", "share of held-out problems, 95 % band",
               ("eval/accuracy", "eval/source/*"), from_zero=True),
         Chart("Held-out loss", "", ("eval/loss", "eval/mse")),

@@ -243,6 +243,12 @@ SAMPLES = {
     "reward/equal_groups": ("prompts whose samples all have one score", SHARE, "below 0.7"),
     "reward/best_of_k": ("highest score of a prompt's samples, mean over the step's prompts",
                          "score", "above reward/mean: exploration still finds better answers"),
+    "reward/best_seen": ("highest score that a prompt's samples have had so far in the run, mean "
+                         "over the step's prompts: a policy that replays its best experience",
+                         "score", "rises; flat and low: it does not explore"),
+    "reward/best_seen_gap": ("reward/best_seen less the mean score of the same prompts' samples in "
+                             "this step", "score",
+                             "falls to 0; far above: better answers were sampled than it learned"),
     "shaped_reward/mean": ("mean score after shaping and KL penalty, which is what is learned from",
                            "score", "rises"),
     "advantage/mean": ("mean advantage over tokens", "", "near 0"),
@@ -336,6 +342,8 @@ RUN = {
     "batch/examples": ("examples read", "examples", ""),
     "batch/tokens": ("tokens in the batch, prompts included", "tokens", ""),
     "data/epoch": ("passes over the data so far", "epochs", "many passes: watch the evaluation"),
+    "data/steps_per_epoch": ("steps in which the data are passed over once, rounded down", "steps",
+                             ""),
     "data/dropped_overlong": ("prompts left out as longer than data.max_prompt_tokens", "prompts",
                               "few of them"),
     "data/retired_prompts": ("prompts that the curriculum retired as solved", "prompts", ""),

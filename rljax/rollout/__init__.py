@@ -6,12 +6,14 @@ vine: values of states by sampling from them. special_token: responses anew from
 token.
 against: half of the samples from an opponent. baseline_response: a row of each prompt that is its
 baseline response. reward, judge, process: rewards of samples.
+best_seen: the best score of each prompt in the run.
 environment, episodes, episode_rows: episodes of several turns in place of samples.
 """
 
 from rljax.rollout.against import AgainstOpponent, GeometricMixture, against, sampled_by_actor
 from rljax.rollout.baseline_response import with_baseline_response
 from rljax.rollout.beside import BesideReference
+from rljax.rollout.best_seen import BestSeen
 from rljax.rollout.branch import branch_scored
 from rljax.rollout.collect import active, dynamic, first_live, once
 from rljax.rollout.environment import Environment
@@ -31,6 +33,7 @@ from rljax.rollout.vine import vine
 __all__ = [
     "AgainstOpponent",
     "BesideReference",
+    "BestSeen",
     "EarlyScores",
     "Environment",
     "GeometricMixture",

@@ -32,6 +32,7 @@ from rljax.tracking.notebook import make_console
 from rljax.tracking.signals import Signals
 from rljax.tracking.timing import Timings, collect
 from rljax.tracking.trackers import Silent, Tracking, open_tracking
+from rljax.training.epochs import epoch_notes
 from rljax.training.hub_commits import with_commits
 from rljax.training.preflight import check_same_data, check_same_start
 from rljax.training.profiling import Profile
@@ -396,8 +397,9 @@ def _train(config: Config, place: RunFolder, devices) -> TrainedRun:
         _new_run(config, devices, place) as run,
     ):  # fmt: skip
         if console:
-            notes = [f"data: {note}" for note in run.setup.data.notes]
-            print("\n".join([f"plan: {run.memory.line()}", *notes]), flush=True)
+            notes = (*run.setup.data.notes, *epoch_notes(run.sources["rl"], config.steps))
+            lines = (f"plan: {run.memory.line()}", *(f"data: {note}" for note in notes))
+            print("\n".join(lines), flush=True)
         opened = (
             open_tracking(config.trackers, folder, to_dict(config), console) if writes else Silent()
         )

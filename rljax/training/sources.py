@@ -26,6 +26,7 @@ from rljax.keys import stream
 from rljax.roles.placed import PlacedReference
 from rljax.rollout import (
     BesideReference,
+    BestSeen,
     Environment,
     Reward,
     RewardReport,
@@ -36,6 +37,7 @@ from rljax.rollout import (
 from rljax.rollout.in_flight import Clock, Episodes, InFlight, Ready, Responses, Tickets
 from rljax.setup import Phase, Setup, prompt_order
 from rljax.setup.setup import sampled_prompts
+from rljax.training.epochs import epoch_metrics
 
 
 def make_source(setup: Setup, phase: Phase, reward: Reward | None, key: jax.Array):
@@ -113,14 +115,15 @@ class FileSource(LoaderSource):
 
     def __init__(self, loader, rows: Callable[[list], Batch], mesh: Mesh, names: tuple[str, ...]):
         self.loader, self.rows, self.mesh, self.names = loader, rows, mesh, names
+        self.count = loader.batch_size
 
     def next(self, step: int, roles: dict) -> tuple[Batch, dict]:
         before = self.loader.position
-        batch = self.rows(self.loader.take(self.loader.batch_size))
+        batch = self.rows(self.loader.take(self.count))
         metrics = {
             "batch/examples": float(self.loader.position - before),
             "batch/tokens": float(np.sum(batch.segment_ids > 0)),
-            "data/epoch": self.loader.epoch,
+            **epoch_metrics(self.loader, self.count),
         }
         return place(batch, self.mesh), {**metrics, **_chances(self.loader, self.names)}
 
@@ -134,6 +137,7 @@ class RolloutSource(LoaderSource):
         self.score = reward if phase.data == "rollouts" else unscored
         self.key, self.loader = key, prompt_order(setup.config, setup.data)
         self.report: RewardReport | None = None
+        self.best_seen = BestSeen(setup.data.endless)
         # Every row that is scored is learned from: its reference log-probs may begin before.
         every = setup.rollout.function is once and count == setup.config.batch.prompts_per_step
         self.ahead = every and isinstance(reward, Reward)
@@ -183,7 +187,7 @@ class RolloutSource(LoaderSource):
             **flown,
             "batch/prompts": float(drawn),
             "batch/completions": float(drawn * cfg.samples_per_prompt),
-            "data/epoch": self.loader.epoch,
+            **epoch_metrics(self.loader, self.count),
             "data/dropped_overlong": float(
                 setup.data.counts.get("dropped_overlong", 0) + self.loader.dropped
             ),
@@ -197,22 +201,24 @@ class RolloutSource(LoaderSource):
     def _learn(self, report: RewardReport) -> dict:
         """Teaches the curriculum and the rubrics what the rewards said -> metrics."""
         self.report = report
-        metrics = report.metrics() | self.reward.learn(report)
+        metrics = report.metrics() | self.best_seen.record(report) | self.reward.learn(report)
         if isinstance(self.loader, Curriculum):
             self.loader.record(report.outcomes, self.setup.rollouts.correct_at)
             metrics["data/retired_prompts"] = float(self.loader.skipped)
         return metrics
 
     def get_state(self) -> dict:
+        state = {**self.loader.get_state(), "best_seen": self.best_seen.get_state()}
         if self.in_flight is None:
-            return self.loader.get_state()
-        return {**self.loader.get_state(), "in_flight": self.in_flight.get_state()}
+            return state
+        return {**state, "in_flight": self.in_flight.get_state()}
 
     def set_state(self, state: dict) -> None:
         saved = (state := dict(state)).pop("in_flight", None)
         if saved is not None and self.in_flight is None:
             rule = f"the checkpoint has {len(saved['groups'])} prompts in flight"
             raise InputError("rollouts.max_staleness", value=0, rule=rule, fix="as it was")
+        self.best_seen.set_state(state.pop("best_seen", {}))
         self.loader.set_state(state)
         if saved is not None:
             find = record_finder(self.setup.data.sources)
@@ -336,14 +342,11 @@ class MixedSource:
 
     def __init__(self, sampled: RolloutSource, stored: ReplaySource, setup: Setup):
         self.sampled, self.stored, self.mesh = sampled, stored, setup.model.mesh
+        self.loader, self.count = sampled.loader, sampled.count
 
     @property
     def report(self) -> RewardReport | None:
         return self.sampled.report
-
-    @property
-    def loader(self):
-        return self.sampled.loader
 
     def next(self, step: int, roles: dict) -> tuple[Batch, dict]:
         ours, metrics = self.sampled.next(step, roles)

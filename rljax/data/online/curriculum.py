@@ -80,6 +80,12 @@ class Curriculum:
         return max(loader.epoch for loader in self._loaders)
 
     @property
+    def items_per_epoch(self) -> float:
+        """Draws, by the chances of the next one, in which the first source is passed over once."""
+        pairs = zip(self._loaders, self.chances(), strict=True)
+        return min(loader.items_per_epoch / p for loader, p in pairs if p > 0)
+
+    @property
     def dropped(self) -> int:
         """Over-long prompts of streams that were passed over."""
         return sum(loader.dropped for loader in self._loaders)

@@ -59,6 +59,10 @@ class Loader:
         """Passes over the data so far."""
         return self.position / len(self._items)
 
+    @property
+    def items_per_epoch(self) -> float:
+        return float(len(self._items))
+
     def __iter__(self):
         return self
 

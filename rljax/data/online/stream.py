@@ -1,6 +1,7 @@
 """Rows without end: a stream is a function of the index, so resuming needs a position alone."""
 
 import logging
+import math
 from collections.abc import Callable
 
 from rljax.errors import InputError
@@ -48,6 +49,11 @@ class StreamLoader:
     def epoch(self) -> float:
         """Passes over the rows of a file; a stream of a task is never passed over."""
         return (self.position + self.dropped) / self._stream.rows if self._stream.rows else 0.0
+
+    @property
+    def items_per_epoch(self) -> float:
+        """The rows of a file; infinite for a stream of a task."""
+        return float(self._stream.rows) if self._stream.rows else math.inf
 
     def __iter__(self):
         return self
