@@ -4,6 +4,7 @@ import dataclasses
 
 from rljax.contracts import contract
 from rljax.data.tasks import Task, first_letter
+from rljax.data.tasks.task import TEXT
 from rljax.learn import Objective
 from rljax.losses.policy import Policy, ppo_clip
 from rljax.rollout import Rollout, once, sample_scored
@@ -68,3 +69,17 @@ def chooses_groups(prompts, key, cfg, *, actor, reward):
     """A rollout that would choose groups, and says nothing of those in flight."""
     batch, report = sample_scored(actor, reward, prompts, key, cfg.sampling, n=2)
     return Rollout(batch, prompts, report)
+
+
+def restaurant() -> Task:
+    """One record in the form of FLAN: an instruction about a review of a restaurant, options, and
+    the answer. What is trained on is what is evaluated."""
+    prompt = (
+        "The food was cold and the waiter forgot us twice.\n"
+        "Would the writer of this review go to the restaurant again?\n"
+        "OPTIONS:\n- yes\n- no\nANSWER: "
+    )
+    answer = "no, because the food was cold"
+    row = {"prompt": prompt, "ground_truth": answer, "data_source": "flan"}
+    shown = [{"prompt": prompt, "completion": answer}]
+    return Task(alphabet=TEXT, train=[row], test=[row], worked_examples=shown, worked_test=shown)

@@ -94,6 +94,29 @@ def test_sft_learns_its_examples_and_generalises(tmp_path):
 
 
 @pytest.mark.slow
+def test_sft_on_one_record_reproduces_it_greedily(tmp_path):
+    """000-03: an instruction in the form of FLAN is answered, letter by letter, as the record
+    says."""
+    changes = dict(
+        data__train="toy.restaurant()",
+        data__max_prompt_tokens=160,
+        sampler__max_response_tokens=40,
+        batch__prompts_per_step=1,
+        batch__samples_per_prompt=2,
+        batch__sequences_per_optimizer_step=2,
+        sft__steps=60,
+        sft__sequences_per_step=1,
+        sft__optimizer__lr=1e-2,
+        steps=0,
+    )
+    summary = train_on_one(config(tmp_path, **changes))
+    assert summary["accuracy_before"]["value"] == 1.0  # exact_match of the greedy response
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    assert rows[0]["loss"] > 3 and rows[-1]["loss"] < 0.01
+    assert rows[-1]["target_tokens"] == 30  # the answer and its end, nothing of the prompt
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_the_quickstart_keeps_its_marks(tmp_path, seed):
     """SFT leaves accuracy in [0.1, 0.5] and GRPO ends at 0.9 or more, as a new user runs it."""

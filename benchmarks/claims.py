@@ -1,0 +1,293 @@
+"""Claims about post-training, measured at a size that fits two CPU cores, over seeds.
+
+python benchmarks/claims.py [--experiments=small_sft,kl,winner,format_first,...] \\
+    [--seeds=3] [--keep=FOLDER]
+
+Prints one line of JSON an experiment: for every number the mean over seeds with a 95 % interval
+(Student's t) and that of each seed. With --keep the run folders stay, with their curves and
+reports. docs/claims.md has what was measured.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from rljax.config import Config
+from rljax.config.flags import load_config_file
+from rljax.report.arms import interval
+from rljax.setup.policies import load_policy, sample_all
+from rljax.training import train
+from rljax.training.result import TrainedRun
+
+HERE = Path(__file__).resolve().parent
+LAST = 10  # steps that a final number is the mean of
+
+
+def find_tasks(set_variable: Callable[[str, str], None]) -> None:
+    """claims_tasks is importable, here and in the processes of rewards."""
+    sys.path.append(str(HERE))
+    known = os.environ.get("PYTHONPATH", "")
+    set_variable("PYTHONPATH", os.pathsep.join(filter(None, [str(HERE), known])))
+
+
+def tiny(preset: str, **fields) -> Config:
+    """The tiny variant of a preset with these fields; `batch__epochs=2` sets batch.epochs."""
+    config = load_config_file(f"{HERE.parent / 'configs' / preset}.py:tiny")
+    config.trackers, config.export = (), False
+    config.checkpoint.every_steps = 0
+    for name, value in fields.items():
+        *path, last = name.split("__")
+        node = config
+        for part in path:
+            node = getattr(node, part)
+        if not hasattr(node, last):
+            raise AttributeError(name)
+        setattr(node, last, value)
+    return config
+
+
+def trained(config: Config, folder: Path, seed: int) -> TrainedRun:
+    config.seed, config.run_dir = seed, str(folder)
+    return train(config, devices=jax.devices()[:1])
+
+
+def curve(run: TrainedRun, metric: str, phase: str = "rl") -> np.ndarray:
+    """The metric at the steps of a phase that have it."""
+    rows = run.metrics.to_pylist()
+    values = [row.get(metric) for row in rows if row["phase"] == phase]
+    return np.array([value for value in values if value is not None], float)
+
+
+def final(run: TrainedRun, metric: str) -> float:
+    return float(curve(run, metric)[-LAST:].mean())
+
+
+MODEL = "decoder(layers=2, embed=64, mlp=192, heads=2, kv_heads=2, head_dim=32, init_std=0.05)"
+
+
+def small_sft(folder: Path, seed: int) -> dict[str, float]:
+    """96 demonstrations, as many epochs as it takes: the loss on them, and on 200 held-out prompts
+    the share of well-formed and of right answers, before and after."""
+    config = tiny(
+        "presets/grpo", model=MODEL, steps=0, data__train="claims_tasks.bracketed(rule='sum')",
+        reward__function="", sampler__max_response_tokens=6, evaluate__prompts=200,
+        sft__steps=300, sft__sequences_per_step=96, sft__check_every_steps=1,
+    )  # fmt: skip
+    config.sft.optimizer.lr = 2e-3
+    run = trained(config, folder / "run", seed)
+    rows = run.metrics.to_pylist()
+    return {
+        "loss, first step": rows[0]["loss"],
+        "loss, last step": rows[-1]["loss"],
+        "held-out well-formed": 1 - rows[-1]["eval/extraction_failed_fraction"],
+        "held-out right": rows[-1]["eval/accuracy"],
+    }
+
+
+def kl(folder: Path, seed: int) -> dict[str, float]:
+    """GRPO from a policy that knows many answers, half of whose letters are wanted: with a KL to it
+    and without. (A coefficient of 1e-9 acts on nothing and keeps the reference, so that the drift
+    is measured.)"""
+    found = {}
+    for name, coefficient in (("off", 1e-9), ("on", 0.1)):
+        config = tiny(
+            "presets/grpo", data__train="claims_tasks.many_answers()", data__max_prompt_tokens=5,
+            reward__function="", sampler__max_response_tokens=5, steps=150,
+            sft__steps=60, evaluate__correct_at=1.0, algorithm__kl_in_loss=coefficient,
+        )  # fmt: skip
+        run = trained(config, folder / name, seed)
+        entropy = curve(run, "entropy")
+        found |= {
+            f"reward, {name}": final(run, "reward/mean"),
+            f"entropy, first step, {name}": float(entropy[0]),
+            f"entropy, {name}": final(run, "entropy"),
+            f"KL to the reference, {name}": final(run, "ref_kl/k3"),
+        }
+    for metric in ("entropy", "KL to the reference", "reward"):
+        found[f"{metric}, on - off"] = found[f"{metric}, on"] - found[f"{metric}, off"]
+    return found
+
+
+def winner(folder: Path, seed: int) -> dict[str, float]:
+    """DPO on pairs that differ in two tokens, after SFT on the chosen ones: how the log-prob of the
+    chosen response moves, with the SFT term (RPO) and without."""
+    found = {}
+    for name, loss in (
+        ("dpo", "dpo(beta=0.1)"),
+        ("dpo and sft", "dpo(beta=0.1, losses=('sigmoid', 'rpo'))"),
+    ):
+        config = tiny(
+            "offline/dpo", data__train="claims_tasks.sorted_pairs()",
+            data__test="claims_tasks.sorted_pairs()", offline__max_tokens=16, model=MODEL,
+            algorithm__preference_loss=loss, steps=150, sft__steps=100, evaluate__every_steps=50,
+        )  # fmt: skip
+        config.sft.optimizer.lr = 2e-3
+        config.offline.examples_per_step = 64
+        config.actor_optimizer.lr = 1e-3
+        run = trained(config, folder / name.replace(" ", "_"), seed)
+        for which in ("chosen", "rejected"):
+            logps = curve(run, f"logps/{which}")
+            found[f"log-prob of the {which}, first step, {name}"] = float(logps[0])
+            found[f"log-prob of the {which}, change, {name}"] = float(
+                logps[-LAST:].mean() - logps[0]
+            )
+        found[f"accuracy of the pairs, {name}"] = final(run, "rewards/accuracies")
+    return found
+
+
+def first_step(values: np.ndarray, mark: float) -> float:
+    """The first step, from 1 on, at which the mean of five steps has reached the mark; NaN where
+    none has."""
+    means = np.convolve(values, np.ones(5) / 5, mode="valid")
+    reached = np.flatnonzero(means >= mark)
+    return float(reached[0] + 5) if len(reached) else float("nan")
+
+
+def format_first(folder: Path, seed: int) -> dict[str, float]:
+    """PPO with a score for right answers alone, from a policy that seldom writes the form: the
+    steps at which half and nine tenths of the samples have the form, and are right."""
+    config = tiny(
+        "presets/ppo", data__train="claims_tasks.bracketed()", reward__function="",
+        sampler__max_response_tokens=5, steps=200, sft__steps=8, evaluate__every_steps=10,
+        evaluate__prompts=200,
+    )  # fmt: skip
+    run = trained(config, folder / "run", seed)
+    form, right = 1 - curve(run, "reward/extraction_failed_fraction"), curve(run, "reward/mean")
+    found = {
+        "well-formed, first step": float(form[0]),
+        "right, first step": float(right[0]),
+        "well-formed, last steps": float(form[-LAST:].mean()),
+        "right, last steps": float(right[-LAST:].mean()),
+    }
+    for mark in (0.5, 0.9):
+        found[f"step of well-formed {mark}"] = first_step(form, mark)
+        found[f"step of right {mark}"] = first_step(right, mark)
+        found[f"steps from well-formed to right {mark}"] = (
+            found[f"step of right {mark}"] - found[f"step of well-formed {mark}"]
+        )
+    for name, part in (("first", slice(LAST)), ("last", slice(-LAST, None))):
+        best, gap = (curve(run, f"reward/{x}")[part].mean() for x in ("best_seen", "best_seen_gap"))
+        found |= {f"best seen, {name} steps": float(best), f"its gap, {name} steps": float(gap)}
+    return found
+
+
+ONE_TOKEN = dict(
+    sampler__max_response_tokens=1, sft__steps=0, data__max_prompt_tokens=6,
+    reward__function="exact_match()", algorithm__kl_in_loss=0.0, evaluate__prompts=64,
+)  # fmt: skip
+
+
+def mixture(folder: Path, seed: int) -> dict[str, float]:
+    """GRPO from random weights on prompts of one source, which a constant answers, and on four
+    sources mixed: held-out accuracy on that source and on the other three."""
+    sources = [f"claims_tasks.first_digit(begins={digit})" for digit in range(4)]
+    found = {}
+    for name, weights in (("alone", (1.0, 0.0, 0.0, 0.0)), ("mixed", ())):
+        config = tiny(
+            "presets/grpo", data__train=sources[0], data__sources=tuple(sources[1:]),
+            data__weights=weights, steps=100, actor_optimizer__lr=1e-2, **ONE_TOKEN,
+        )  # fmt: skip
+        run = trained(config, folder / name, seed)
+        right = [float(curve(run, f"eval/source/{source}")[-1]) for source in sources]
+        found |= {f"own source, {name}": right[0], f"others, {name}": float(np.mean(right[1:]))}
+        found[f"entropy, {name}"] = final(run, "entropy")
+    for which in ("own source", "others"):
+        found[f"{which}, mixed - alone"] = found[f"{which}, mixed"] - found[f"{which}, alone"]
+    return found
+
+
+def forgetting(folder: Path, seed: int) -> dict[str, float]:
+    """GRPO on one domain from a policy that solves another: held-out accuracy on both, with prompts
+    of the first alone and with both mixed."""
+    old, new = (f"claims_tasks.one_of_two(rule='{rule}')" for rule in ("first", "last"))
+    sizes = dict(data__sources=(old,), **ONE_TOKEN)
+    config = tiny("presets/grpo", data__train=new, data__weights=(0.0, 1.0), steps=40, **sizes)
+    config.export = True
+    first = trained(config, folder / "old", seed)
+    of = lambda run, name: float(curve(run, f"eval/source/{name}")[-1])  # noqa: E731
+    found = {"old domain, before": of(first, old), "new domain, before": of(first, new)}
+    for name, weights in (("alone", (1.0, 0.0)), ("mixed", (0.5, 0.5))):
+        config = tiny("presets/grpo", data__train=new, data__weights=weights, steps=60, **sizes)
+        config.model = str(first.policy)
+        run = trained(config, folder / name, seed)
+        found |= {f"old domain, {name}": of(run, old), f"new domain, {name}": of(run, new)}
+    for domain in ("old", "new"):
+        gain = found[f"{domain} domain, mixed"] - found[f"{domain} domain, alone"]
+        found[f"{domain} domain, mixed - alone"] = gain
+    return found
+
+
+def answers(folder: Path, seed: int) -> dict[str, float | str]:
+    """A base model that was pre-trained on questions which nobody answers, and the same after SFT
+    on sums of two digits: what each says to "2+2=", and how often each is right."""
+    task, found = "addition(digits=1, test=30, worked_examples=70)", {}
+    sizes = dict(
+        model=MODEL, data__test="", data__max_prompt_tokens=8, evaluate__prompts_from=task,
+        evaluate__prompts=30, evaluate__every_steps=0, sampler__max_response_tokens=8,
+        offline__max_tokens=32, offline__examples_per_step=64,
+    )  # fmt: skip
+    texts = f'prompt_texts(of="{task}", texts=512)'
+    for name, data, steps in (("base", texts, 200), ("post-trained", task, 300)):
+        config = tiny("offline/sft", data__train=data, steps=steps, **sizes)
+        config.export, config.actor_optimizer.lr = True, 2e-3
+        run = trained(config, folder / name, seed)
+        found[f"right, {name}"] = float(curve(run, "eval/accuracy")[-1])
+        found[f"2+2= {name}"] = greedy_answer(run, "2+2=")
+        sizes["model"] = str(run.policy)
+    return found
+
+
+def greedy_answer(run: TrainedRun, prompt: str) -> str:
+    saved = load_policy(run.policy)
+    records, _ = saved.encode([{"prompt": prompt, "ground_truth": ""}])
+    policy = saved.ready(records, max_response_tokens=8).greedy()
+    return sample_all(policy, records, key=jax.random.key(0))[0].text
+
+
+EXPERIMENTS: dict[str, Callable[[Path, int], dict[str, float]]] = {
+    function.__name__: function
+    for function in (small_sft, kl, winner, format_first, mixture, answers)
+}
+
+
+def measured(name: str, seeds: int, folder: Path) -> dict:
+    """One line: every number's mean with its interval, and its values by seed."""
+    runs = [EXPERIMENTS[name](folder / name / str(seed), seed) for seed in range(seeds)]
+    row = {"experiment": name, "seeds": seeds}
+    for metric in runs[0]:
+        values = [run[metric] for run in runs]
+        spread = {} if isinstance(values[0], str) else interval(values)
+        row[metric] = {**spread, "of_seeds": values}
+    return row
+
+
+def rounded(value):
+    if isinstance(value, dict):
+        return {name: rounded(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [rounded(one) for one in value]
+    return round(value, 4) if isinstance(value, float) else value
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--experiments", default=",".join(EXPERIMENTS))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--keep", default="", help="a folder for the runs")
+    args = parser.parse_args()
+    find_tasks(os.environ.__setitem__)
+    with tempfile.TemporaryDirectory() as folder:
+        for name in args.experiments.split(","):
+            row = measured(name, args.seeds, Path(args.keep or folder).absolute())
+            print(json.dumps(rounded(row)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
