@@ -397,9 +397,8 @@ def _train(config: Config, place: RunFolder, devices) -> TrainedRun:
         _new_run(config, devices, place) as run,
     ):  # fmt: skip
         if console:
-            notes = (*run.setup.data.notes, *epoch_notes(run.sources["rl"], config.steps))
-            lines = (f"plan: {run.memory.line()}", *(f"data: {note}" for note in notes))
-            print("\n".join(lines), flush=True)
+            notes = [*run.setup.data.notes, *epoch_notes(run.sources["rl"], config.steps)]
+            print("\ndata: ".join([f"plan: {run.memory.line()}", *notes]), flush=True)
         opened = (
             open_tracking(config.trackers, folder, to_dict(config), console) if writes else Silent()
         )
