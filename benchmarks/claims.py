@@ -1,11 +1,11 @@
 """Claims about post-training, measured at a size that fits two CPU cores, over seeds.
 
-python benchmarks/claims.py [--experiments=small_sft,kl,winner,format_first,...] \\
+python benchmarks/claims.py [--experiments=small_sft,kl,format_first,mixture] \\
     [--seeds=3] [--keep=FOLDER]
 
 Prints one line of JSON an experiment: for every number the mean over seeds with a 95 % interval
 (Student's t) and that of each seed. With --keep the run folders stay, with their curves and
-reports. docs/claims.md has what was measured.
+reports, and the same command goes on after an interruption. docs/claims.md has what was measured.
 """
 
 import argparse
@@ -22,7 +22,6 @@ import numpy as np
 from rljax.config import Config
 from rljax.config.flags import load_config_file
 from rljax.report.arms import interval
-from rljax.setup.policies import load_policy, sample_all
 from rljax.training import train
 from rljax.training.result import TrainedRun
 
@@ -54,14 +53,18 @@ def tiny(preset: str, **fields) -> Config:
 
 
 def trained(config: Config, folder: Path, seed: int) -> TrainedRun:
+    """The run in the folder; one that has finished there is read."""
+    record = folder / "summary.json"
+    if record.is_file() and (summary := json.loads(record.read_text()))["status"] == "finished":
+        return TrainedRun(folder, summary)
     config.seed, config.run_dir = seed, str(folder)
     return train(config, devices=jax.devices()[:1])
 
 
-def curve(run: TrainedRun, metric: str, phase: str = "rl") -> np.ndarray:
-    """The metric at the steps of a phase that have it."""
+def curve(run: TrainedRun, metric: str) -> np.ndarray:
+    """The metric at the steps of the last phase that have it."""
     rows = run.metrics.to_pylist()
-    values = [row.get(metric) for row in rows if row["phase"] == phase]
+    values = [row.get(metric) for row in rows if row["phase"] == rows[-1]["phase"]]
     return np.array([value for value in values if value is not None], float)
 
 
@@ -115,33 +118,6 @@ def kl(folder: Path, seed: int) -> dict[str, float]:
     return found
 
 
-def winner(folder: Path, seed: int) -> dict[str, float]:
-    """DPO on pairs that differ in two tokens, after SFT on the chosen ones: how the log-prob of the
-    chosen response moves, with the SFT term (RPO) and without."""
-    found = {}
-    for name, loss in (
-        ("dpo", "dpo(beta=0.1)"),
-        ("dpo and sft", "dpo(beta=0.1, losses=('sigmoid', 'rpo'))"),
-    ):
-        config = tiny(
-            "offline/dpo", data__train="claims_tasks.sorted_pairs()",
-            data__test="claims_tasks.sorted_pairs()", offline__max_tokens=16, model=MODEL,
-            algorithm__preference_loss=loss, steps=150, sft__steps=100, evaluate__every_steps=50,
-        )  # fmt: skip
-        config.sft.optimizer.lr = 2e-3
-        config.offline.examples_per_step = 64
-        config.actor_optimizer.lr = 1e-3
-        run = trained(config, folder / name.replace(" ", "_"), seed)
-        for which in ("chosen", "rejected"):
-            logps = curve(run, f"logps/{which}")
-            found[f"log-prob of the {which}, first step, {name}"] = float(logps[0])
-            found[f"log-prob of the {which}, change, {name}"] = float(
-                logps[-LAST:].mean() - logps[0]
-            )
-        found[f"accuracy of the pairs, {name}"] = final(run, "rewards/accuracies")
-    return found
-
-
 def first_step(values: np.ndarray, mark: float) -> float:
     """The first step, from 1 on, at which the mean of five steps has reached the mark; NaN where
     none has."""
@@ -178,12 +154,6 @@ def format_first(folder: Path, seed: int) -> dict[str, float]:
     return found
 
 
-ONE_TOKEN = dict(
-    sampler__max_response_tokens=1, sft__steps=0, data__max_prompt_tokens=6,
-    reward__function="exact_match()", algorithm__kl_in_loss=0.0, evaluate__prompts=64,
-)  # fmt: skip
-
-
 def mixture(folder: Path, seed: int) -> dict[str, float]:
     """GRPO from random weights on prompts of one source, which a constant answers, and on four
     sources mixed: held-out accuracy on that source and on the other three."""
@@ -192,7 +162,9 @@ def mixture(folder: Path, seed: int) -> dict[str, float]:
     for name, weights in (("alone", (1.0, 0.0, 0.0, 0.0)), ("mixed", ())):
         config = tiny(
             "presets/grpo", data__train=sources[0], data__sources=tuple(sources[1:]),
-            data__weights=weights, steps=100, actor_optimizer__lr=1e-2, **ONE_TOKEN,
+            data__weights=weights, data__max_prompt_tokens=6, reward__function="exact_match()",
+            sampler__max_response_tokens=1, sft__steps=0, steps=100, evaluate__prompts=64,
+            algorithm__kl_in_loss=0.0, actor_optimizer__lr=1e-2,
         )  # fmt: skip
         run = trained(config, folder / name, seed)
         right = [float(curve(run, f"eval/source/{source}")[-1]) for source in sources]
@@ -203,57 +175,8 @@ def mixture(folder: Path, seed: int) -> dict[str, float]:
     return found
 
 
-def forgetting(folder: Path, seed: int) -> dict[str, float]:
-    """GRPO on one domain from a policy that solves another: held-out accuracy on both, with prompts
-    of the first alone and with both mixed."""
-    old, new = (f"claims_tasks.one_of_two(rule='{rule}')" for rule in ("first", "last"))
-    sizes = dict(data__sources=(old,), **ONE_TOKEN)
-    config = tiny("presets/grpo", data__train=new, data__weights=(0.0, 1.0), steps=40, **sizes)
-    config.export = True
-    first = trained(config, folder / "old", seed)
-    of = lambda run, name: float(curve(run, f"eval/source/{name}")[-1])  # noqa: E731
-    found = {"old domain, before": of(first, old), "new domain, before": of(first, new)}
-    for name, weights in (("alone", (1.0, 0.0)), ("mixed", (0.5, 0.5))):
-        config = tiny("presets/grpo", data__train=new, data__weights=weights, steps=60, **sizes)
-        config.model = str(first.policy)
-        run = trained(config, folder / name, seed)
-        found |= {f"old domain, {name}": of(run, old), f"new domain, {name}": of(run, new)}
-    for domain in ("old", "new"):
-        gain = found[f"{domain} domain, mixed"] - found[f"{domain} domain, alone"]
-        found[f"{domain} domain, mixed - alone"] = gain
-    return found
-
-
-def answers(folder: Path, seed: int) -> dict[str, float | str]:
-    """A base model that was pre-trained on questions which nobody answers, and the same after SFT
-    on sums of two digits: what each says to "2+2=", and how often each is right."""
-    task, found = "addition(digits=1, test=30, worked_examples=70)", {}
-    sizes = dict(
-        model=MODEL, data__test="", data__max_prompt_tokens=8, evaluate__prompts_from=task,
-        evaluate__prompts=30, evaluate__every_steps=0, sampler__max_response_tokens=8,
-        offline__max_tokens=32, offline__examples_per_step=64,
-    )  # fmt: skip
-    texts = f'prompt_texts(of="{task}", texts=512)'
-    for name, data, steps in (("base", texts, 200), ("post-trained", task, 300)):
-        config = tiny("offline/sft", data__train=data, steps=steps, **sizes)
-        config.export, config.actor_optimizer.lr = True, 2e-3
-        run = trained(config, folder / name, seed)
-        found[f"right, {name}"] = float(curve(run, "eval/accuracy")[-1])
-        found[f"2+2= {name}"] = greedy_answer(run, "2+2=")
-        sizes["model"] = str(run.policy)
-    return found
-
-
-def greedy_answer(run: TrainedRun, prompt: str) -> str:
-    saved = load_policy(run.policy)
-    records, _ = saved.encode([{"prompt": prompt, "ground_truth": ""}])
-    policy = saved.ready(records, max_response_tokens=8).greedy()
-    return sample_all(policy, records, key=jax.random.key(0))[0].text
-
-
 EXPERIMENTS: dict[str, Callable[[Path, int], dict[str, float]]] = {
-    function.__name__: function
-    for function in (small_sft, kl, winner, format_first, mixture, answers)
+    function.__name__: function for function in (small_sft, kl, format_first, mixture)
 }
 
 
@@ -263,8 +186,7 @@ def measured(name: str, seeds: int, folder: Path) -> dict:
     row = {"experiment": name, "seeds": seeds}
     for metric in runs[0]:
         values = [run[metric] for run in runs]
-        spread = {} if isinstance(values[0], str) else interval(values)
-        row[metric] = {**spread, "of_seeds": values}
+        row[metric] = {**interval(values), "of_seeds": values}
     return row
 
 

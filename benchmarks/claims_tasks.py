@@ -1,6 +1,5 @@
 """Tasks and rewards of the experiments in claims.py, by which a config names them."""
 
-import dataclasses
 import itertools
 import random
 from collections.abc import Callable
@@ -52,22 +51,6 @@ def bracketed(
     )
 
 
-def one_of_two(rule: str, kinds: int = 4, test: int = 24, prompts: int = 40, seed: int = 0) -> Task:
-    """ "213>" -> "2" by rule="first", "213<" -> "3" by rule="last": two domains of one form."""
-    sign = {"first": ">", "last": "<"}[rule]
-    numbers = list(itertools.product(range(kinds), repeat=3))
-    random.Random(seed).shuffle(numbers)
-    rows = [
-        {
-            "prompt": "".join(map(str, number)) + sign,
-            "ground_truth": str(RULES[rule](list(number))),
-            "data_source": rule,
-        }
-        for number in numbers
-    ]
-    return Task(alphabet="0123456789<>", train=rows[test : test + prompts], test=rows[:test])
-
-
 def first_digit(begins: int, kinds: int = 4, test: int = 16, seed: int = 0) -> Task:
     """ "2013>" -> "2" of prompts that all begin with one digit: alone they are solved without
     reading."""
@@ -77,15 +60,15 @@ def first_digit(begins: int, kinds: int = 4, test: int = 16, seed: int = 0) -> T
         {"prompt": "".join(map(str, number)) + ">", "ground_truth": str(begins)}
         for number in numbers
     ]
-    return Task(alphabet="0123456789<>", train=rows[test:], test=rows[:test])
+    return Task(alphabet="0123456789>", train=rows[test:], test=rows[:test])
 
 
 LETTERS = "abcdef"
 
 
-def wanted_letters(response: str) -> float:
-    """The share of four letters that are among the first three of the alphabet."""
-    return sum(letter in LETTERS[:3] for letter in response[:4]) / 4
+def wanted_letters(response: str, ground_truth: str) -> float:
+    """The share of four letters that are among those of the ground truth."""
+    return sum(letter in ground_truth for letter in response[:4]) / 4
 
 
 def many_answers(prompts: int = 128, length: int = 4, seed: int = 0) -> Task:
@@ -94,7 +77,7 @@ def many_answers(prompts: int = 128, length: int = 4, seed: int = 0) -> Task:
     rng = random.Random(seed)
     word = lambda: "".join(rng.choices(LETTERS, k=length))  # noqa: E731
     names = list(dict.fromkeys(word() for _ in range(2 * prompts)))[:prompts]
-    rows = [{"prompt": f"{name}>", "ground_truth": ""} for name in names]
+    rows = [{"prompt": f"{name}>", "ground_truth": LETTERS[:3]} for name in names]
     shown = [{"prompt": f"{rng.choice(names)}>", "completion": word()} for _ in range(512)]
     return Task(
         alphabet=LETTERS + ">",
@@ -102,24 +85,4 @@ def many_answers(prompts: int = 128, length: int = 4, seed: int = 0) -> Task:
         test=rows[:16],
         worked_examples=shown,
         reward="claims_tasks.wanted_letters()",
-    )
-
-
-def sorted_pairs(digits: int = 6, prompts: int = 400, test: int = 64, seed: int = 0) -> Task:
-    """Digits to sort: the chosen response is right, the rejected one has two neighbours swapped.
-    The two have nearly all their tokens in common."""
-    rng = random.Random(seed)
-    rows = []
-    for number in rng.sample(range(10**digits), prompts + test):
-        text = str(number).zfill(digits)
-        right = "".join(sorted(text))
-        places = [i for i in range(digits - 1) if right[i] != right[i + 1]]
-        if not places:
-            continue
-        i = rng.choice(places)
-        wrong = right[:i] + right[i + 1] + right[i] + right[i + 2 :]
-        rows.append({"prompt": f"{text}>", "chosen": right, "rejected": wrong})
-    shown = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in rows[test:]]
-    return dataclasses.replace(
-        Task(alphabet="0123456789>", train=rows[test:], test=rows[:test]), worked_examples=shown
     )

@@ -55,9 +55,8 @@ def test_what_is_cited_exists():
         assert re.search(rf"^ *def {name}\(", (REPO / file).read_text(), re.M), f"{file}::{name}"
     for file in FILES.findall(text):
         assert (REPO / file).is_file(), file
-    known = {command.name for command in COMMANDS}
     for name in CALLED.findall(text):
-        assert name in known, name
+        assert name in COMMANDS, name
     for link in re.findall(r"\]\((?!http)([^)#]+)", text):
         assert (PAGE.parent / link).is_file(), link
     assert set(re.findall(r"\brow (\d{3}-\d\d)", text)) <= set(ROWS)
