@@ -147,9 +147,9 @@ def is_own_code(name: str) -> bool:
 
 # Libraries beside rljax: none of their functions is a component, and some run what they are told.
 _LIBRARIES = {
-    "absl", "flax", "grain", "jax", "jaxlib", "jinja2", "numpy", "orbax", "pip", "pyarrow",
-    "pytest", "rich", "safetensors", "scipy", "setuptools", "starlette", "tokenizers", "torch",
-    "transformers", "uvicorn", "wandb", "yaml",
+    "absl", "flax", "grain", "jax", "jaxlib", "jinja2", "mlflow", "numpy", "orbax", "pip",
+    "pyarrow", "pytest", "rich", "safetensors", "scipy", "setuptools", "starlette", "swanlab",
+    "tensorboardX", "tokenizers", "torch", "trackio", "transformers", "uvicorn", "wandb", "yaml",
 }  # fmt: skip
 
 

@@ -16,8 +16,8 @@ LAUNCHERS = sorted((REPO / "launchers").glob("*.py"))
 # Every room, lowest first: a module may import rooms of the lines before its own, and its own.
 ORDER = [
     ("errors", "beats"),
-    ("tracking", "files", "components", "hosts", "pods"),
-    ("hub",),
+    ("files", "components", "hosts", "pods"),
+    ("hub", "tracking"),
     ("config", "mesh", "keys", "chips"),
     ("arrays", "contracts", "workers"),
     ("kernels", "rewards", "report"),

@@ -17,6 +17,7 @@ from rljax.config.plan_options import PlanOptions
 from rljax.config.play_options import PlayOptions
 from rljax.config.push_options import PushOptions
 from rljax.config.serve_options import ChatOptions, ServeOptions
+from rljax.config.watch_options import WatchOptions
 from rljax.errors import InputError
 from rljax.tracking.signals import quit_now
 
@@ -44,6 +45,8 @@ COMMANDS = {
                 of.EvaluateOptions, one_host=True),
         Command("report", "write the report of a run anew, or compare several", "report",
                 of.ReportOptions),
+        Command("watch", "curves and completions of runs in the terminal, while they go on",
+                "watch", WatchOptions),
         Command("push", "put a run's policy or adapter on the Hugging Face Hub, with a model card",
                 "push", PushOptions, one_host=True),
         Command("replay", "find what made a step's loss or gradient not finite", "replay",

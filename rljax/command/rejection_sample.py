@@ -32,3 +32,4 @@ def _show(metas: list[dict]) -> None:
         for kind in metas[0]["files"]
     ]
     print_table(["metric", *names], rows, metas[-1]["files"]["examples"]["file"])
+    print(metas[-1]["report"])

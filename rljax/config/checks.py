@@ -19,7 +19,6 @@ from rljax.errors import InputError
 from rljax.files import how_to_get_data
 from rljax.hub.names import data_name, is_hub, model_name
 from rljax.tracking.store import is_url
-from rljax.tracking.trackers import NAMES as TRACKERS
 
 _OF_TRAINING = ("data.train", "data.sources", "sft.data", "pretraining.data", "rollouts.replay")
 OF_DATA = (*_OF_TRAINING, "data.test", "evaluate.prompts_from")
@@ -62,6 +61,7 @@ COMPONENTS = {
         for optimizer in ("actor_optimizer", "critic_optimizer", "sft.optimizer")
         for field, home in (("name", "optimizer"), ("schedule", "schedule"))
     },
+    "trackers": "tracker",
 }  # fmt: skip
 
 _POSITIVE = (
@@ -108,6 +108,7 @@ _NOT_NEGATIVE = (
     "report_every_minutes",
     "sft.steps",
     "evaluate.every_steps",
+    "evaluate.samples",
     "evaluate.patience",
     "checkpoint.every_steps",
     "sampler.top_k",
@@ -281,13 +282,12 @@ def _check_on_hub(field: str, spec: str, named: Callable, problems: Problems) ->
 
 
 def check_names(config: Config, problems: Problems) -> None:
-    """Lists of names: trackers, and fields that may change at a resume."""
-    known = {"trackers": TRACKERS, "checkpoint.allow_changed": ("data", *field_names(config))}
-    for field, choices in known.items():
-        for name in value_of(config, field):
-            close = difflib.get_close_matches(name, choices, n=1)
-            fix = f"did you mean {close[0]!r}?" if close else f"such as {choices[0]!r}"
-            problems.check(name in choices, field, name, "no such name", fix)
+    """Fields that may change at a resume."""
+    choices = ("data", *field_names(config))
+    for name in config.checkpoint.allow_changed:
+        close = difflib.get_close_matches(name, choices, n=1)
+        fix = f"did you mean {close[0]!r}?" if close else f"such as {choices[0]!r}"
+        problems.check(name in choices, "checkpoint.allow_changed", name, "no such name", fix)
 
 
 def _check_bare_names(config: Config, problems: Problems) -> None:
@@ -295,7 +295,7 @@ def _check_bare_names(config: Config, problems: Problems) -> None:
     for field, stage in COMPONENTS.items():
         for text in _each(config, field):
             name = text.partition("(")[0].strip()
-            known = functions_of(NAMESPACES[stage])
+            known = functions_of(NAMESPACES[stage]) + ["console"] * (field == "trackers")
             if known and name.isidentifier() and name not in known and not is_path(text):
                 close = difflib.get_close_matches(name, known, n=2)
                 fix = (

@@ -270,6 +270,9 @@ class EvaluateConfig(Settings):
 
     every_steps: int = 0  # 0 = before and after alone
     prompts: int = 256  # the first so many held-out prompts
+    # Drawn responses to each of them at every evaluation, as rollouts are drawn: eval/pass@k for
+    # k = 1, 2, 4, ... up to it; 0 = the greedy one alone.
+    samples: int = 0
     correct_at: float = 1.0  # the least reward that counts as right
     reward: str = ""  # "" = the evaluation of the task, or the training reward
     # Prompts for the greedy accuracy of a dataflow that learns from a file, a path or a task; ""
@@ -318,7 +321,8 @@ class Config(Settings):
     steps: int = 100  # steps of the dataflow, after sft.steps
     seed: int = 0  # of weights, data order and samples
     run_dir: str = ""  # "" = a fresh folder under runs/
-    trackers: tuple[str, ...] = ("console",)  # beside jsonl: console, tensorboard, wandb, mlflow
+    # Beside the jsonl files: console, tensorboard, wandb, mlflow, swanlab, trackio, and your own.
+    trackers: tuple[str, ...] = ("console",)
     samples_every_steps: int = 20  # how often example completions are recorded
     report_every_minutes: float = 5.0  # how often report.html is written meanwhile; 0 = at the end
     # Non-finite optimizer steps in a row before a rollback to the last checkpoint.
@@ -387,4 +391,5 @@ NAMESPACES = {
     "model": "rljax.models.builtin",
     "optimizer": "rljax.learn.update_rules",
     "schedule": "rljax.learn.schedules",
+    "tracker": "rljax.tracking.services",
 }

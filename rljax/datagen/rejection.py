@@ -5,6 +5,7 @@
 import contextlib
 import copy
 import dataclasses
+import html
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,11 +26,14 @@ from rljax.errors import InputError
 from rljax.evaluation.saved import require_named
 from rljax.files import read_json_object, write_json, write_rows
 from rljax.keys import stream
+from rljax.report.page import write_page
+from rljax.report.samples import of_prompts
 from rljax.setup.policies import Sample, SavedPolicy, load_policy, sample_all
 from rljax.training import train
 
 Method = Literal["best", "top_k", "threshold"]
 METHODS = ("best", "top_k", "threshold")
+REPORTED_PROMPTS = 20  # on the page beside the file
 
 # -- selection: the rewards and texts of one prompt's samples --
 
@@ -199,9 +203,36 @@ def rejection_sample(options: RejectionOptions, *, test_fraction: float | None =
         "metrics": metrics,
         "trajectories": counts,
         "files": files,
+        "report": str(_write_report(options.out, prompts, groups, metrics)),
     }
     write_json(meta_path(options.out), meta)
     return meta
+
+
+def _write_report(
+    out: str,
+    prompts: Sequence[PromptRecord],
+    groups: Sequence[Sequence[Sample]],
+    metrics: dict[str, float],
+) -> Path:
+    """Writes a page beside the file: of the prompts whose rewards differ most the best sample, one
+    near the mean and the worst. A look at them says whether the reward is sane."""
+    samples = [
+        {"prompt": prompt.prompt_text, "ground_truth": prompt.ground_truth, "step": None,
+         "response": sample.text, "reward": float(sample.reward)}
+        for prompt, group in zip(prompts, groups, strict=True) for sample in group
+    ]  # fmt: skip
+    title = f"Samples of {Path(out).name}"
+    facts = "".join(
+        f"<span>{html.escape(name.replace('_', ' '))} <b>{value:.4g}</b></span>"
+        for name, value in metrics.items()
+    )
+    shown = of_prompts(samples, REPORTED_PROMPTS) or "<p>All samples of a prompt score alike.</p>"
+    body = (
+        f'<h1>{html.escape(title)}</h1><p class="facts">{facts}</p><section>'
+        f"<h2>Best, mean and worst of a prompt</h2>{shown}</section>"
+    )
+    return write_page(Path(out).with_suffix(".report.html"), title, body)
 
 
 def _opened(options: RejectionOptions) -> SavedPolicy:

@@ -118,18 +118,6 @@ def correct(scores: np.ndarray, correct_at: float) -> np.ndarray:
     return np.where(np.isnan(scores), np.nan, scores >= correct_at)
 
 
-def accuracy_by_source(prompts: Sequence[PromptRecord], right: np.ndarray) -> dict[str, float]:
-    """{"eval/source/NAME": mean of `right` over the prompts of a source}, NaN left out; {} where
-    all prompts are of one source."""
-    sources: dict[str, list[float]] = {}
-    for prompt, value in zip(prompts, right, strict=True):
-        values = sources.setdefault(prompt.source or prompt.data_source, [])
-        values += [] if np.isnan(value) else [float(value)]
-    if len(sources) < 2:
-        return {}
-    return {f"eval/source/{k}": float(np.mean(v)) for k, v in sorted(sources.items()) if v}
-
-
 @dataclasses.dataclass(frozen=True)
 class Answers:
     """The responses to P prompts: the greedy one of each, and n drawn ones of each, prompt after

@@ -28,9 +28,12 @@ from rljax.report.curves import (
     what_it_means,
 )
 from rljax.report.head import listing, title_of
+from rljax.report.kinds import of_runs
 from rljax.report.meanings import meaning
-from rljax.report.page import put_back, shares, shown, write_page, write_report
+from rljax.report.numbers import shares, shown
+from rljax.report.page import put_back, write_page, write_report
 from rljax.report.run_folder import Run, estimate, is_number, read_run
+from rljax.report.targets import expected
 from rljax.tracking.charts import duration, legend, line_chart, short
 from rljax.tracking.mirror import local_copy
 from rljax.tracking.store import Store, is_folder, is_url
@@ -100,18 +103,20 @@ def write_comparison(
         here = copies.enter_context(local_copy(home)) if out is None else home
         path = Path(here, PAGE) if out is None else Path(out)
         title = f"{len(runs)} run{'s' if len(runs) > 1 else ''} compared"
-        names = _names(runs)
+        names = names_of(runs)
         linked = path if not any(map(is_url, (home, *places))) else None
         arms = arms_of(runs)
+        groups = {arm.name: arm.runs for arm in arms} or dict(zip(names, zip(runs), strict=True))
         body = (
             f"<h1>{title}</h1>{_legend(runs, names, linked, arms)}{_of_arms(arms)}"
-            f"{_numbers(runs, names)}{_differences(runs, names)}{_curves(runs, names, arms)}"
+            f"{of_runs(groups)}{expected(groups)}{_numbers(runs, names)}"
+            f"{_differences(runs, names)}{_curves(runs, names, arms)}"
         )
         page = write_page(path, title, body)
         return page if out is not None else put_back(page, home)
 
 
-def _names(runs: Sequence[Run]) -> list[str]:
+def names_of(runs: Sequence[Run]) -> list[str]:
     """The folders' names, with as many folders above them as tell them apart."""
     paths = [run.folder.resolve().parts for run in runs]
     for depth in range(1, max(map(len, paths)) + 1):

@@ -40,7 +40,7 @@ def field(config: Mapping, dotted: str) -> object:
     return None if isinstance(value, list | Mapping) else value
 
 
-def _short_name(value: object) -> str:
+def short_name(value: object) -> str:
     """ "decoder" of "decoder(layers=2, ...)", the last part of a path, NAME of hf://OWNER/NAME."""
     if is_hub(value):
         with contextlib.suppress(InputError):
@@ -57,12 +57,12 @@ def title_of(run: Run) -> str:
         return name
     if not isinstance(dataflow, str) or not dataflow:
         return run.folder.resolve().name
-    what = _short_name(dataflow)
+    what = short_name(dataflow)
     if what == "preference":  # one dataflow of many losses
-        what = _short_name(field(run.config, "algorithm.preference_loss") or what)
+        what = short_name(field(run.config, "algorithm.preference_loss") or what)
     what = what.upper() if len(what) <= 5 else what.replace("_", " ")
     before = "SFT and " if field(run.config, "sft.steps") else ""
-    model, data = (_short_name(field(run.config, f)) for f in ("model", "data.train"))
+    model, data = (short_name(field(run.config, f)) for f in ("model", "data.train"))
     of, on = f" of {model}" if model else "", f" on {data}" if data else ""
     return f"{before}{what}{of}{on}"
 

@@ -15,10 +15,13 @@ import numpy as np
 from rljax.errors import InputError
 from rljax.report.curves import NOT_CHARTED, curves, matches
 from rljax.report.head import head, title_of
+from rljax.report.kinds import of_a_run
 from rljax.report.meanings import meaning
-from rljax.report.run_folder import Estimate, Run, pairs, read_run, verdict
+from rljax.report.numbers import shares, shown
+from rljax.report.run_folder import Run, pairs, read_run, verdict
 from rljax.report.samples import completions
 from rljax.report.style import document
+from rljax.report.targets import expected
 from rljax.report.transcripts import transcripts
 from rljax.tracking.charts import short
 from rljax.tracking.mirror import local_copy
@@ -30,6 +33,7 @@ FAULTS = ("*skipped*", "reward*error*", "*timeout*", "*dropped_overlong*")  # co
 # --- the headline ---
 
 
+<<<<<<< HEAD
 def shares(*estimates: Estimate) -> bool:
     return all(0 <= v <= 1 for e in estimates for v in (e.value, e.low, e.high) if v is not None)
 
@@ -49,6 +53,9 @@ def shown(e: Estimate, as_share: bool, *, signed: bool = False) -> str:
 
 def headline(run: Run) -> str:
     """What the evaluations before and after say, with the interval of the change."""
+=======
+def _headline(run: Run) -> str:
+>>>>>>> 38512ad (Reports: accuracy by difficulty, pass@k in training, expected numbers, completions per prompt; rljax watch; trackers of your own, SwanLab and Trackio in threads of their own)
     measured = [p for p in pairs(run.summary) if p[0] == "accuracy"]
     trained = html.escape(run.trained())
     if not measured:
@@ -168,7 +175,12 @@ def _body(run: Run) -> str:
         else ""
     )
     return (
+<<<<<<< HEAD
         f"{head(run)}{headline(run)}{notes}{_evaluation_table(run)}{_faults(run)}"
+=======
+        f"{head(run)}{_headline(run)}{notes}{_evaluation_table(run)}{of_a_run(run)}"
+        f"{expected({'': [run]})}{_faults(run)}"
+>>>>>>> 38512ad (Reports: accuracy by difficulty, pass@k in training, expected numbers, completions per prompt; rljax watch; trackers of your own, SwanLab and Trackio in threads of their own)
         f"{legend}{curves(run)}{_glossary(run)}{transcripts(run)}{completions(run)}{config}"
     )
 

@@ -1,4 +1,5 @@
-"""The completions of a run as HTML: the best and the worst, and a browser of all steps."""
+"""The completions of a run as HTML: the best and the worst, those of one prompt beside each other,
+and a browser of all steps."""
 
 import html
 import math
@@ -10,6 +11,7 @@ from rljax.report.run_folder import Run, is_number
 from rljax.tracking.charts import short
 
 BEST = 4  # completions shown at each end
+SHOWN_PROMPTS = 4  # prompts whose completions stand side by side
 LAST_PART = 0.25  # of the sampled steps, that completions are shown from
 MOST_STEPS, MOST_A_STEP, MOST_CHARACTERS = 50, 16, 4000  # of the browser: a page, not a database
 
@@ -22,7 +24,9 @@ def completions(run: Run) -> str:
         if rows:
             body = "".join(sample(row) for row in rows)
             out.append(f'<h2>{title} <span class="dim">late in the run</span></h2>{body}')
-    out += [_browser(run.samples), _statuses(run.samples)]
+    prompts = of_prompts(late(run.samples), SHOWN_PROMPTS)
+    title = '<h2>Best, mean and worst of a prompt <span class="dim">late in the run</span></h2>'
+    out += [title + prompts if prompts else "", _browser(run.samples), _statuses(run.samples)]
     return f"<section>{''.join(out)}</section>" if any(out) else ""
 
 
@@ -33,14 +37,58 @@ def _is_scored(row: Mapping) -> bool:
 
 def best_and_worst(samples: Sequence[Mapping]) -> tuple[list[Mapping], list[Mapping]]:
     """The best and the worst distinct completions of the last part of the run; none is in both."""
-    rl = [row for row in samples if row.get("phase") in ("rl", "RL")] or samples
-    steps = sorted({row["step"] for row in rl if is_number(row.get("step"))})
-    first = steps[int(len(steps) * (1 - LAST_PART))] if steps else 0
-    late = [row for row in rl if is_number(row.get("step")) and row["step"] >= first]
-    distinct = {(str(row.get("prompt")), str(row.get("response"))): row for row in late}
+    distinct = {(str(row.get("prompt")), str(row.get("response"))): row for row in late(samples)}
     ranked = sorted(filter(_is_scored, distinct.values()), key=lambda r: (-r["reward"], -r["step"]))
     best = ranked[: min(BEST, (len(ranked) + 1) // 2)]
     return best, sorted(ranked[len(best) :], key=lambda r: (r["reward"], -r["step"]))[:BEST]
+
+
+def late(samples: Sequence[Mapping]) -> list[Mapping]:
+    """The samples of the last part of the run."""
+    rl = [row for row in samples if row.get("phase") in ("rl", "RL")] or samples
+    steps = sorted({row["step"] for row in rl if is_number(row.get("step"))})
+    first = steps[int(len(steps) * (1 - LAST_PART))] if steps else 0
+    return [row for row in rl if is_number(row.get("step")) and row["step"] >= first]
+
+
+def of_prompts(samples: Sequence[Mapping], most: int) -> str:
+    """The best completion, the one nearest to the mean and the worst of each prompt, side by side,
+    of the prompts whose rewards differ most; "" where no prompt has two rewards.
+
+    `prompt_mean` of a row is the mean reward of all samples of its prompt; without it the mean is
+    that of the rows that there are.
+    """
+    groups: dict[tuple, list[Mapping]] = {}
+    for row in filter(_is_scored, samples):
+        groups.setdefault((row.get("step"), str(row.get("prompt"))), []).append(row)
+    found = []
+    for rows in groups.values():
+        ranked = sorted(rows, key=lambda row: -row["reward"])
+        if ranked[0]["reward"] > ranked[-1]["reward"]:
+            found.append((ranked[-1]["reward"] - ranked[0]["reward"], ranked))
+    found.sort(key=lambda one: one[0])
+    return "".join(_of_prompt(rows) for _, rows in found[:most])
+
+
+def _of_prompt(ranked: Sequence[Mapping]) -> str:
+    means = [row["prompt_mean"] for row in ranked if is_number(row.get("prompt_mean"))]
+    mean = means[0] if means else sum(row["reward"] for row in ranked) / len(ranked)
+    middle = min(ranked, key=lambda row: abs(row["reward"] - mean))
+    named = {"best": ranked[0], f"nearest to the mean, {short(mean)}": middle, "worst": ranked[-1]}
+    cells = "".join(
+        f'<div class="sample"><div class="meta">{html.escape(name)}: <b>reward {_reward(row)}</b>'
+        f'</div><div class="text">{_text(row, "response")}</div></div>'
+        for name, row in named.items()
+    )
+    first, at = ranked[0], ""
+    if is_number(first.get("step")):
+        at = f'<span class="dim">step {short(first["step"])}</span>'
+    truth = _text(first, "ground_truth")
+    expected = f' <span class="dim">expected <code>{truth}</code></span>' if truth else ""
+    return (
+        f'<div class="of-prompt">{at}{expected}<div class="text prompt">{_text(first, "prompt")}'
+        f'</div><div class="siblings">{cells}</div></div>'
+    )
 
 
 def _text(row: Mapping, key: str) -> str:

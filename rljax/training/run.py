@@ -21,12 +21,8 @@ from rljax.arrays import fetch
 from rljax.config import fingerprints, is_path
 from rljax.data.online.curriculum import Curriculum
 from rljax.errors import InputError
-from rljax.evaluation.policy import (
-    accuracy_by_source,
-    bootstrap,
-    greedy_accuracy,
-    no_answer,
-)
+from rljax.evaluation.in_training import accuracy_metrics, pass_metrics
+from rljax.evaluation.policy import bootstrap, greedy_accuracy
 from rljax.keys import root_key, stream
 from rljax.learn.optimizers import current_learning_rate
 from rljax.models.adapters import lora
@@ -380,32 +376,22 @@ class Run:
             progress.since_best += 1
 
     def _accuracy(self) -> dict:
-        """Greedy accuracy on the held-out prompts."""
-        data = self.setup.data
-        right, samples = greedy_accuracy(
-            self._policy(),
-            self.eval_reward,
-            data.test_prompts,
-            correct_at=self.config.evaluate.correct_at,
-        )
-        failed = float(np.mean(np.isnan(right)))
-        if failed == 1.0:  # a judge that is down must not end the run
+        """Greedy accuracy on the held-out prompts, and pass@k where samples are drawn."""
+        data, evaluate, policy = self.setup.data, self.config.evaluate, self._policy()
+        asked = (policy, self.eval_reward, data.test_prompts)
+        right, samples = greedy_accuracy(*asked, correct_at=evaluate.correct_at)
+        if np.isnan(right).all():  # a judge that is down must not end the run
             LOG.warning("step %d: every reward of the evaluation failed", self.progress.step)
             self.progress.accuracy = self.progress.right = None
-            return {"eval/failed_fraction": failed}
-        interval = bootstrap(right)
-        self.progress.accuracy = interval
+            return {"eval/failed_fraction": 1.0}
+        self.progress.accuracy = bootstrap(right)
         self.progress.right = [None if np.isnan(r) else float(r) for r in right]
-        truncated = float(np.mean([s.cut_off for s in samples]))
-        return {
-            **accuracy_by_source(data.test_prompts, right),
-            "eval/accuracy": interval["value"],
-            "eval/accuracy_low": interval["low"],
-            "eval/accuracy_high": interval["high"],
-            "eval/truncated_fraction": truncated,
-            "eval/failed_fraction": failed,
-            **no_answer(samples, "eval/"),
-        }
+        metrics = accuracy_metrics(data.test_prompts, right, samples)
+        if n := evaluate.samples:
+            key = stream(self.key, "evaluate", self.progress.step)
+            drawn = sample_all(policy, data.test_prompts, n, self.eval_reward, key=key)
+            metrics |= pass_metrics(drawn, n, evaluate.correct_at)
+        return metrics
 
     def remember_before(self) -> None:
         """The latest evaluation is the one that the dataflow starts from."""

@@ -23,6 +23,7 @@ _UNSCORED_STEPS = 3  # in a row: then the run stops
 _LATE_SAMPLES = 8  # before length is blamed,
 _LONGER = 0.75  # and the share of pairs in which the late response is the longer one
 _SHOWN_CHARACTERS = 200
+SHOWN_PROMPTS = 2  # of a step, of which best, mean and worst are shown
 _TRIAL_S = 30.0  # for a row; a slow reward is no mistake
 # Errors of a server that a reward asks: it may answer later.
 _OF_A_SERVER = re.compile(r"\w*(Connect|Timeout|TimedOut|URL|HTTP|Endpoint|RateLimit|Remote|API)")
@@ -173,16 +174,43 @@ def _warn_of_long_ones(run: Run, metrics: dict) -> None:
         )  # fmt: skip
 
 
+def _of_prompts(rows: Sequence[ScoredRow]) -> list[tuple[float, list[int]]]:
+    """Of the prompts whose scores differ most: the mean of the scores of all its samples, and the
+    places in `rows`, which the best begin, of the best, of the nearest to the mean, of the worst.
+    """
+    groups: dict[int, list[int]] = {}
+    for i, row in enumerate(rows):
+        if row.score.status == "ok":
+            groups.setdefault(row.group, []).append(i)
+    found = []
+    for places in groups.values():
+        scores = np.array([rows[i].score.value for i in places])
+        if len(places) > 1 and scores[0] > scores[-1]:
+            middle = places[int(np.abs(scores - scores.mean()).argmin())]
+            three = list(dict.fromkeys((places[0], middle, places[-1])))
+            found.append((scores[0] - scores[-1], float(scores.mean()), three))
+    found.sort(key=lambda one: -one[0])
+    return [(mean, three) for _, mean, three in found[:SHOWN_PROMPTS]]
+
+
 def examples(run: Run) -> dict[str, list[dict]]:
-    """What of a step is shown: "samples", the best, the worst, and some in between; with an
+    """What of a step is shown: "samples", the best, the worst, and some in between, and of the
+    prompts whose samples differ most the best one, one near the mean and the worst; with an
     environment also "episodes" (rljax.tracking.episodes)."""
     report = run.source.report
     rows = sorted(
         report.rows,
         key=lambda row: -row.score.value if row.score.status == "ok" else np.inf,
     )
-    picks = np.unique(np.linspace(0, len(rows) - 1, min(8, len(rows))).astype(int))
+    picks = np.unique(np.linspace(0, len(rows) - 1, min(8, len(rows))).astype(int)).tolist()
+    means = {}
+    for mean, three in _of_prompts(rows):
+        means |= dict.fromkeys(three, mean)
+        picks += [i for i in three if i not in picks]
+    of_prompt = {i: {"prompt_mean": mean} for i, mean in means.items()}
     return {
-        "samples": [{**rows[i].example(), "phase": "rl"} for i in picks],
+        "samples": [
+            {**rows[i].example(), **of_prompt.get(i, {}), "phase": "rl"} for i in sorted(picks)
+        ],
         "episodes": [episode.record() for episode in shown_episodes(report.episodes)],
     }

@@ -18,6 +18,7 @@ from rljax.validation.fields import (
     check_ranges,
 )
 from rljax.validation.placement import check_placement, devices_left
+from rljax.validation.problems import resolve_field
 from rljax.validation.stages import check_components
 
 
@@ -76,6 +77,7 @@ class _Found:
         check_paths(config, problems)
         check_data_and_model(config, problems)
         check_names(config, problems)
+        _check_trackers(config, problems)
         check_placement(config, problems)
         if check_components(config, problems) in (*SAMPLED, ""):
             check_batch(config, problems)
@@ -83,6 +85,15 @@ class _Found:
     def refuse(self) -> None:
         """Raises InputError that lists everything."""
         Problems([*self.alone, *(p for p in self.others if not self._follows(p))]).refuse()
+
+
+def _check_trackers(config: Config, problems: Problems) -> None:
+    """Each tracker is a service, or a class or function of the user's that takes what one gets."""
+    for text in config.trackers:
+        maker = None if text == "console" else resolve_field(problems, "trackers", text, "tracker")
+        if maker is not None and len(maker.positional) != 2:
+            rule = f"a tracker is made of (run_dir, config), not of {maker.positional}"
+            problems.add("trackers", text, f"{rule}. Fix: def {maker.short_name}(run_dir, config)")
 
 
 def _fields_of(problems: Iterable[str]) -> list[str]:

@@ -162,11 +162,18 @@ def test_many_over_long_prompts_of_a_file_are_a_warning(caplog, tmp_path):
 
 
 def test_accuracy_by_source():
-    from rljax.evaluation.policy import accuracy_by_source
+    from rljax.evaluation.in_training import accuracy_by_kind
 
     ids = np.ones(1, np.int32)
     prompts = [PromptRecord("", ids, "", name, {}, 0) for name in "aabb"]
     prompts.append(PromptRecord("", ids, "", "b", {}, 0, source="c()"))
     right = np.array([1.0, 0.0, np.nan, 1.0, np.nan])
-    assert accuracy_by_source(prompts, right) == {"eval/source/a": 0.5, "eval/source/b": 1.0}
-    assert accuracy_by_source(prompts[:2], right[:2]) == {}
+    found = accuracy_by_kind(prompts, right)
+    assert (found["eval/source/a"], found["eval/source/b"]) == (0.5, 1.0)
+    assert found["eval/source/a_low"] == 0.0 and found["eval/source/a_high"] == 1.0
+    assert len(found) == 6 and accuracy_by_kind(prompts[:2], right[:2]) == {}
+    levels = [{"difficulty": "easy"}, {"level": 5}, {"level": 5}, {"level": ""}]
+    prompts = [PromptRecord("", ids, "", "a", level, 0) for level in levels]
+    found = accuracy_by_kind(prompts, np.array([1.0, 1.0, 0.0, 0.0]))
+    assert (found["eval/difficulty/easy"], found["eval/difficulty/5"]) == (1.0, 0.5)
+    assert len(found) == 6

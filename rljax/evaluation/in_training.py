@@ -1,0 +1,80 @@
+"""What a run logs of an evaluation: accuracy, the same by source and by difficulty, and pass@k of
+drawn responses, each with its interval."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rljax.data.online.prompts import PromptRecord
+from rljax.evaluation.policy import bootstrap, correct, no_answer, pass_at_k, score_table
+from rljax.setup.policies import Sample
+
+DIFFICULTY = ("difficulty", "level")  # columns of a data set that say how hard its row is
+
+
+def accuracy_metrics(
+    prompts: Sequence[PromptRecord], right: np.ndarray, samples: Sequence[Sample]
+) -> dict[str, float]:
+    """eval/accuracy and what belongs to it; `right` [P] is 1, 0, or NaN where a reward failed, and
+    not NaN everywhere."""
+    return {
+        **accuracy_by_kind(prompts, right),
+        **with_interval("eval/accuracy", bootstrap(right)),
+        "eval/truncated_fraction": float(np.mean([s.cut_off for s in samples])),
+        "eval/failed_fraction": float(np.mean(np.isnan(right))),
+        **no_answer(samples, "eval/"),
+    }
+
+
+def with_interval(name: str, found: dict) -> dict[str, float]:
+    """An estimate as three metrics: NAME, NAME_low, NAME_high."""
+    return {name: found["value"], f"{name}_low": found["low"], f"{name}_high": found["high"]}
+
+
+def accuracy_by_kind(prompts: Sequence[PromptRecord], right: np.ndarray) -> dict[str, float]:
+    """{"eval/source/NAME": mean of `right` over the prompts of a source, ..._low, ..._high}, and
+    eval/difficulty/NAME for data whose rows have a column `difficulty` or `level`; NaN left out.
+    Nothing of sources, or of difficulties, where all prompts are of one."""
+    out = {}
+    for kind, kind_of in (("source", _source), ("difficulty", difficulty)):
+        values: dict[str, list[float]] = {}
+        for prompt, value in zip(prompts, right, strict=True):
+            name = kind_of(prompt)
+            if name:
+                values.setdefault(name, []).append(float(value))
+        if len(values) > 1:
+            for name, known in sorted(values.items()):
+                if not np.isnan(known).all():
+                    out |= with_interval(f"eval/{kind}/{name}", bootstrap(known))
+    return out
+
+
+def _source(prompt: PromptRecord) -> str:
+    return prompt.source or prompt.data_source
+
+
+def difficulty(prompt: PromptRecord) -> str:
+    """How hard its row says a prompt is, "" where no column does."""
+    found = (prompt.extra_info.get(column) for column in DIFFICULTY)
+    return next((str(value) for value in found if value not in (None, "")), "")
+
+
+def counts_of(samples: int) -> list[int]:
+    """The k of pass@k of so many samples: 1, 2, 4, ... and all of them."""
+    powers = [2**i for i in range(samples.bit_length()) if 2**i < samples]
+    return [*powers, samples]
+
+
+def pass_metrics(samples: Sequence[Sample], n: int, correct_at: float) -> dict[str, float]:
+    """eval/pass@k of n drawn responses to each prompt, for k = 1, 2, 4, ..., n, with intervals over
+    prompts. A response whose reward failed is left out, and a prompt with fewer than k others."""
+    right = correct(score_table(samples, n), correct_at)
+    known = (~np.isnan(right)).sum(axis=1)
+    hits = np.nansum(right, axis=1)
+    pairs = list(zip(known.tolist(), hits.astype(int).tolist(), strict=True))
+    out = {}
+    for k in counts_of(n):
+        values = [pass_at_k(m, c, k) for m, c in pairs if m >= k]
+        if values:
+            out |= with_interval(f"eval/pass@{k}", bootstrap(values))
+    return out

@@ -1,0 +1,89 @@
+"""Tables of the held-out accuracy by difficulty and by source: easy, medium, hard, overall. Of one
+run before and after, of several runs the mean with an interval over them."""
+
+import html
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from rljax.report.arms import interval
+from rljax.report.numbers import shares, shown, table
+from rljax.report.run_folder import Estimate, Run, estimate
+
+TITLES = {"difficulty": "Accuracy by difficulty", "source": "Accuracy by source"}
+OVERALL = "eval/accuracy"
+_ORDER = {name: at for at, name in enumerate(("easy", "medium", "hard"))}
+
+
+def kinds_of(runs: Sequence[Run], kind: str) -> list[str]:
+    """The names of the difficulties or sources that the runs log: easy, medium and hard first, else
+    in order, "level 2" before "level 10"."""
+    start = f"eval/{kind}/"
+    keys = {key for run in runs for key in run.keys() if key.startswith(start)}
+    bounds = {f"{key}{end}" for key in keys for end in ("_low", "_high")}
+    names = [key.removeprefix(start) for key in keys - bounds]
+    return sorted(names, key=lambda name: (_ORDER.get(name.lower(), 3), _natural(name)))
+
+
+def _natural(name: str) -> list:
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part)
+            for part in re.split(r"(\d+)", name)]  # fmt: skip
+
+
+def of_a_run(run: Run) -> str:
+    """The tables of one run: its first and its last evaluation, with intervals over prompts."""
+    rows = {"first": 0, "last": -1}
+    return _tables([run], [
+        (name, lambda key, at=at: _at(run, key, at)) for name, at in rows.items()
+    ], "", "Intervals are 95 %, over prompts.")  # fmt: skip
+
+
+def of_runs(groups: Mapping[str, Sequence[Run]]) -> str:
+    """The tables of several runs: the last evaluation, the mean of the runs of each group with
+    Student's 95 % interval over them; of a single run with its interval over prompts."""
+    runs = [run for group in groups.values() for run in group]
+    rows = [
+        (f"{name} (n = {len(group)})", lambda key, group=group: _mean(group, key))
+        for name, group in groups.items()
+    ]
+    note = "Means over n runs with 95 % intervals: over runs, or of a single run over prompts."
+    return _tables(runs, rows, ", last evaluation", note)
+
+
+def _tables(
+    runs: Sequence[Run],
+    rows: Sequence[tuple[str, Callable[[str], Estimate | None]]],
+    when: str,
+    note: str,
+) -> str:
+    out = []
+    for kind, title in TITLES.items():
+        names = kinds_of(runs, kind)
+        keys = [*(f"eval/{kind}/{name}" for name in names), OVERALL]
+        cells = [
+            (html.escape(label), *(_cell(value_of(key)) for key in keys))
+            for label, value_of in rows
+        ]
+        if names:
+            out.append(table(f"{title}{when}", ("", *names, "overall"), cells, note))
+    return "".join(out)
+
+
+def _cell(found: Estimate | None) -> str:
+    return "-" if found is None else shown(found, shares(found))
+
+
+def _at(run: Run, key: str, at: int) -> Estimate | None:
+    """The first or the last value of a metric with the interval that was logged beside it."""
+    ends = {name: run.columns(f"{key}{end}")[1]
+            for name, end in (("value", ""), ("low", "_low"), ("high", "_high"))}  # fmt: skip
+    known = {name: float(values[at]) for name, values in ends.items() if len(values)}
+    return estimate(known)
+
+
+def _mean(runs: Sequence[Run], key: str) -> Estimate | None:
+    if len(runs) == 1:
+        return _at(runs[0], key, -1)
+    known = [values[-1] for run in runs if len(values := run.columns(key)[1])]
+    return estimate(interval([float(v) for v in known if np.isfinite(v)]))

@@ -1,0 +1,43 @@
+"""Estimates and tables as HTML, as all pages show them."""
+
+import html
+from collections.abc import Sequence
+
+from rljax.report.run_folder import Estimate
+from rljax.tracking.charts import short
+
+
+def shares(*estimates: Estimate) -> bool:
+    """Whether all values and bounds lie in 0 to 1, so that they are shown in percent."""
+    return all(0 <= v <= 1 for e in estimates for v in (e.value, e.low, e.high) if v is not None)
+
+
+def shown(e: Estimate, as_share: bool, *, signed: bool = False) -> str:
+    """The value and its interval in percent (points for a difference), or as plain numbers."""
+
+    def one(v: float) -> str:
+        text = f"{100 * v:.1f}" if as_share else short(v)
+        return f"+{text}" if signed and v > 0 else text
+
+    unit = "" if not as_share else " points" if signed else " %"
+    if e.low is None:
+        return f"{one(e.value)}{unit}"
+    return f'{one(e.value)}{unit} <span class="interval">[{one(e.low)}, {one(e.high)}]</span>'
+
+
+def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> str:
+    """A section with a table. Cells are HTML, the first of each row is its heading; the title, the
+    headings of columns and the note are plain text."""
+    if not rows:
+        return ""
+    heading = f"<h2>{html.escape(title)}</h2>" if title else ""
+    said = f'<p class="dim">{html.escape(note)}</p>' if note else ""
+    columns = "".join(f"<th>{html.escape(name)}</th>" for name in head)
+    body = "".join(
+        f"<tr><th>{first}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+        for first, *cells in rows
+    )
+    return (
+        f'<section>{heading}{said}<div class="scroll"><table><tr>{columns}</tr>{body}</table></div>'
+        "</section>"
+    )

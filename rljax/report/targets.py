@@ -1,0 +1,167 @@
+"""Published results of what the configs set up, to stand beside what a run has obtained.
+
+A number of a small model on a small task is never called comparable: a run is compared with a
+result only where its model and its data are those of the publication.
+"""
+
+import dataclasses
+import html
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+
+from rljax.report.arms import interval
+from rljax.report.head import field, short_name
+from rljax.report.numbers import shares, shown, table
+from rljax.report.run_folder import Estimate, Run, estimate
+
+MOST = 8  # rows that are not folded
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """One published number, in percent."""
+
+    configs: tuple[str, ...]  # of ours, by the name of the file
+    what: str  # the method, and how it was measured
+    model: str
+    benchmark: str
+    data: str  # what the path or name of such data has in it; "" = nobody else has the data
+    value: float
+    source: str
+
+
+_DQO = "arXiv 2410.09302, table of GSM8K and MATH"
+_PRM = "arXiv 2410.17621, table 1, mean of 10 runs"
+# Method: GSM8K greedy, GSM8K sampled, MATH greedy, MATH sampled.
+_DQO_ROWS = {
+    "Qwen2-7B-Instruct": {
+        "base": (59.06, 53.30, 37.44, 35.42), "SFT": (85.06, 84.15, 44.56, 41.34),
+        "Reject Sampling": (84.15, 83.47, 49.82, 48.02), "DPO": (87.26, 84.23, 51.66, 49.00),
+        "KTO": (86.35, 83.55, 50.32, 46.30), "DRO": (86.73, 83.39, 51.18, 48.40),
+        "DQO": (87.26, 84.69, 51.72, 50.18),
+    },
+    "Gemma-1.1-7B-it": {
+        "base": (39.65, 38.89, 17.04, 16.06), "SFT": (53.45, 45.46, 21.64, 18.00),
+        "Reject Sampling": (53.60, 53.37, 21.74, 20.42), "DPO": (57.85, 59.41, 22.62, 22.66),
+        "KTO": (50.49, 50.19, 18.56, 18.56), "DRO": (60.58, 60.05, 24.56, 23.70),
+        "DQO": (63.91, 64.06, 24.90, 24.68),
+        "DQO w/ process scores": (65.04, 65.35, 25.54, 25.10),
+    },
+}  # fmt: skip
+_DQO_COLUMNS = (("GSM8K", "greedy"), ("GSM8K", "sampled"), ("MATH", "greedy"), ("MATH", "sampled"))
+# Setting: LiveCodeBench easy, medium, hard, overall; in-house contest, NL2Alg, overall.
+_PRM_ROWS = {
+    "SFT": (55.3, 9.3, 0.3, 23.5, 10.4, 41.4, 20.0),
+    "RL baseline": (70.0, 7.2, 1.7, 28.2, 24.4, 48.7, 31.8),
+    "ValueInit": (67.9, 8.9, 1.9, 28.2, 25.0, 45.4, 31.4),
+    "DenseReward": (68.5, 9.9, 2.5, 28.9, 25.2, 48.1, 32.3),
+    "ValueInit and DenseReward": (69.3, 12.0, 1.6, 29.8, 27.9, 53.5, 35.8),
+}
+_PRM_COLUMNS = (
+    "LiveCodeBench easy", "LiveCodeBench medium", "LiveCodeBench hard", "LiveCodeBench overall",
+    "in-house contest", "in-house NL2Alg", "in-house overall",
+)  # fmt: skip
+
+TARGETS = (
+    Target(("ppo_gsm8k",), "PPO, greedy", "Qwen2.5-0.5B-Instruct", "GSM8K", "gsm8k", 56.7,
+           "verl.readthedocs.io, algorithm baselines"),
+    Target(("vapo",), "VAPO, avg@32", "Qwen2.5-32B", "AIME 2024", "aime", 60.4,
+           "arXiv 2504.05118"),
+    Target(("vapo",), "Seed-Thinking-v1.5, another system", "Seed-Thinking-v1.5", "AIME 2024",
+           "aime", 86.7, "arXiv 2504.13914"),
+    Target(("vapo",), "Seed-Thinking-v1.5, another system", "Seed-Thinking-v1.5", "Codeforces",
+           "codeforces", 55.0, "arXiv 2504.13914"),
+    Target(("vapo",), "Seed-Thinking-v1.5, another system", "Seed-Thinking-v1.5", "GPQA diamond",
+           "gpqa", 77.3, "arXiv 2504.13914"),
+    Target(("vapo",), "Doubao-1.5-pro, RL scaling preview, another system", "Doubao-1.5-pro",
+           "AIME", "aime", 70.0, "github.com/volcengine/verl, README"),
+    *(Target(("compare_offline",), f"{method}, {how}", model, benchmark, benchmark.lower(), value,
+             _DQO)
+      for model, methods in _DQO_ROWS.items() for method, values in methods.items()
+      for (benchmark, how), value in zip(_DQO_COLUMNS, values, strict=True)),
+    *(Target(("prm_programs", "sweep_prm_programs"), f"{setting}, pass@1", "an in-house model",
+             benchmark, "", value, _PRM)
+      for setting, values in _PRM_ROWS.items()
+      for benchmark, value in zip(_PRM_COLUMNS, values, strict=True)),
+)  # fmt: skip
+
+
+def config_of(run: Run) -> str:
+    """The name of the config file that a run was started from, "" where its command names none:
+    "vapo" of `rljax train configs/presets/vapo.py:tiny`."""
+    for start in reversed(run.starts):
+        try:
+            words = shlex.split(str(start.get("command", "")))
+        except ValueError:
+            continue
+        named = [w.removeprefix("--config=") for w in words if w.startswith("--config=")]
+        for flag in ("--config", "train"):
+            if not named and flag in words[:-1]:
+                named = [words[words.index(flag) + 1]]
+        if not named and "compare" in words:
+            return "compare_offline"  # its own config
+        if named and not named[-1].startswith("-"):
+            return PurePath(named[-1].partition(":")[0]).stem
+    return ""
+
+
+def targets_of(run: Run) -> list[Target]:
+    """The published results of the config that a run was started from."""
+    name = config_of(run)
+    return [target for target in TARGETS if name in target.configs]
+
+
+def differences(run: Run, target: Target) -> str:
+    """How the setting of a run differs from that of a published result; "" where its model and its
+    held-out data are the same."""
+    model = str(short_name(field(run.config, "model")) or "unknown")
+    if target.model.lower() != model.lower():
+        return f"not comparable: the model is {model}, not {target.model}"
+    data = " ".join(str(field(run.config, name) or "") for name in ("data.test", "data.train"))
+    if not target.data or target.data not in re.sub(r"[\s_-]", "", data.lower()):
+        return f"not comparable: the data is {data.strip() or 'unknown'}, not {target.benchmark}"
+    return ""
+
+
+def obtained(runs: Sequence[Run]) -> str:
+    """The accuracy at the end, or at the last evaluation, as HTML: of a single run with its
+    interval over prompts, of several the mean with Student's interval over them."""
+    known = [found for run in runs if (found := _accuracy(run)) is not None]
+    if len(known) > 1:
+        known = [estimate(interval([found.value for found in known]))]
+    return shown(known[0], shares(known[0])) if known else "not evaluated"
+
+
+def _accuracy(run: Run) -> Estimate | None:
+    values = run.columns("eval/accuracy")[1]
+    last = float(values[-1]) if len(values) else None
+    return estimate(run.summary.get("accuracy_after")) or estimate(last)
+
+
+def expected(groups: Mapping[str, Sequence[Run]]) -> str:
+    """The table of expected and obtained numbers, of runs that were made alike under each name; ""
+    where nothing is published of their config."""
+    every = [run for runs in groups.values() for run in runs]
+    named = {config_of(run) for run in every}
+    got = "<br>".join(
+        (f"{html.escape(name)}: " if name else "") + obtained(runs) for name, runs in groups.items()
+    )
+    rows = []
+    for target in targets_of(every[0]) if len(named) == 1 else ():
+        why = {differences(run, target) or "yes: same model and data" for run in every}
+        what = f"{target.what}, {target.model}, {target.benchmark}"
+        texts = (what, f"{target.value:g} %", "; ".join(sorted(why)), target.source)
+        published, value, same, source = map(html.escape, texts)
+        rows.append((published, value, got, same, source))
+    note = (
+        "What is published of the method of this config, beside the accuracy on the held-out data "
+        "of what ran here."
+    )
+    head = ("published", "expected", "obtained here", "the same setting?", "source")
+    found = table("Expected and obtained", head, rows[:MOST], note)
+    if len(rows) <= MOST:
+        return found
+    more = table("", head, rows[MOST:])
+    return f"{found}<details><summary>{len(rows) - MOST} more of them</summary>{more}</details>"

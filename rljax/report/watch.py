@@ -1,0 +1,264 @@
+"""Run folders in a terminal: curves as charts of text, the newest completions, renewed while the
+runs go on. A folder is only read, so that a run on this machine, on another one that shares the
+disk, or under a URL can be followed, and a finished one looked at.
+
+Where the output is no terminal, each new step is a line of plain text.
+"""
+
+import dataclasses
+import fnmatch
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import rich.console
+import rich.live
+import rich.text
+
+from rljax.errors import InputError
+from rljax.report.comparison import names_of, run_folders
+from rljax.report.head import title_of
+from rljax.report.run_folder import Run, is_number, read_run
+from rljax.tracking.charts import short
+from rljax.tracking.console import one_line
+from rljax.tracking.mirror import local_copy
+from rljax.tracking.store import is_folder
+
+METRICS = (  # what is charted where nothing else is asked for, as far as the runs have it
+    "reward/mean", "eval/accuracy", "loss", "eval/loss", "entropy", "response_tokens/mean",
+)  # fmt: skip
+CHART_ROWS, NARROW, GAP = 6, 36, 2  # lines of a chart; columns that it has at least; between two
+LABEL = 8  # columns of the numbers beside a chart
+SHOWN = 2  # completions of a run
+
+
+@dataclasses.dataclass(frozen=True)
+class Screen:
+    """How much room there is, and whether it shows more than ASCII."""
+
+    width: int
+    height: int
+    ascii_only: bool = False
+
+
+def watch(
+    folders: Sequence[str | os.PathLike],
+    *,
+    metrics: Sequence[str] = (),
+    every_s: float = 2.0,
+    once: bool = False,
+    console: rich.console.Console | None = None,
+) -> None:
+    """Shows the runs until all of them have ended, or `once`. `metrics` are names or patterns of
+    what is charted. A folder that holds runs, such as a sweep's, stands for those in it, also for
+    those that begin later."""
+    console = console or rich.console.Console(highlight=False)
+    for folder in folders:
+        if not is_folder(folder):
+            raise InputError("no such run folder", value=str(folder), fix="name a folder of a run")
+    if once:
+        for line in frame(_read(folders), metrics, _screen(console, endless=True)):
+            _say(console, line)
+    elif console.is_terminal and not console.is_dumb_terminal:
+        _follow_live(console, folders, metrics, every_s)
+    else:
+        for line in new_lines(lambda: _read(folders), metrics, every_s):
+            _say(console, line)
+
+
+def _screen(console: rich.console.Console, *, endless: bool = False) -> Screen:
+    ascii_only = not (console.encoding or "").lower().startswith("utf")
+    return Screen(console.width, 10**6 if endless else console.height, ascii_only)
+
+
+def _say(console: rich.console.Console, line: str) -> None:
+    console.print(rich.text.Text(line), soft_wrap=True)
+    console.file.flush()
+
+
+def _follow_live(
+    console: rich.console.Console, folders: Sequence, metrics: Sequence[str], every_s: float
+) -> None:
+    with rich.live.Live(console=console, auto_refresh=False, transient=False) as live:
+        while True:
+            runs = _read(folders)
+            lines = frame(runs, metrics, _screen(console))
+            live.update(rich.text.Text("\n".join(lines), no_wrap=True), refresh=True)
+            if all_ended(runs):
+                return
+            time.sleep(every_s)
+
+
+def _read(folders: Sequence[str | os.PathLike]) -> dict[str, Run]:
+    """The runs by their names. Of a last line that is being written nothing is read, and of steps
+    that a restart has computed again the later row."""
+    runs = []
+    for place in run_folders(folders):
+        with local_copy(place) as folder:
+            runs.append(read_run(Path(folder)))
+    return dict(zip(names_of(runs), runs, strict=True))
+
+
+def all_ended(runs: Mapping[str, Run]) -> bool:
+    """Whether no process writes any of the folders, and each has begun."""
+    return bool(runs) and all(
+        run.ended() or (bool(run.starts or run.rows) and not run.running()) for run in runs.values()
+    )
+
+
+# -- a frame: what stands on the screen --
+
+
+def frame(runs: Mapping[str, Run], metrics: Sequence[str], screen: Screen) -> list[str]:
+    """The lines of one picture, none wider than the screen and no more than it has: a line for
+    each run, the charts, and with the room that is left the newest completions."""
+    marks = _marks(len(runs), screen.ascii_only)
+    lines = [
+        one_line(f"{mark} {state(name, run)}", screen.width)
+        for mark, (name, run) in zip(marks, runs.items(), strict=True)
+    ]
+    for row in _charts(runs, _keys(runs, metrics), marks, screen):
+        if len(lines) + len(row) >= screen.height:
+            break
+        lines += row
+    for name, run in runs.items():
+        for line in newest(run, screen.width):
+            if len(lines) + 1 < screen.height:
+                lines.append(line if len(runs) == 1 else one_line(f"{name}: {line}", screen.width))
+    if screen.ascii_only:
+        lines = [line.encode("ascii", "replace").decode() for line in lines]
+    return [line.rstrip() for line in lines]
+
+
+def state(name: str, run: Run) -> str:
+    """One line about a run: its name, what it trains, where it stands."""
+    last, total = run.steps()
+    status = run.summary.get("status") if run.ended() else None
+    if status is None:
+        begun = run.rows or run.starts
+        status = "running" if run.running() else "not ended" if begun else "not begun"
+    of = f" of {total}" if total else ""
+    return f"{name}: {title_of(run)}, step {last}{of}, {status}"
+
+
+def _marks(count: int, ascii_only: bool) -> list[str]:
+    if count == 1:
+        return ["*" if ascii_only else "•"]
+    names = "123456789abcdefghijklmnopqrstuvwxyz"
+    return [names[i % len(names)] for i in range(count)]
+
+
+def _keys(runs: Mapping[str, Run], metrics: Sequence[str]) -> list[str]:
+    """The metrics to chart, in the order in which they were asked for."""
+    known = list(dict.fromkeys(key for run in runs.values() for key in run.keys()))
+    found = [k for pattern in metrics or METRICS for k in known if fnmatch.fnmatchcase(k, pattern)]
+    return list(dict.fromkeys(found))
+
+
+def _charts(
+    runs: Mapping[str, Run], keys: Sequence[str], marks: Sequence[str], screen: Screen
+) -> Iterator[list[str]]:
+    """Rows of charts, as many beside each other as fit."""
+    columns = max(1, (screen.width + GAP) // (NARROW + GAP))
+    columns = min(columns, 3, max(len(keys), 1))
+    width = (screen.width - GAP * (columns - 1)) // columns
+    for first in range(0, len(keys), columns):
+        charts = [
+            text_chart(
+                key, [run.columns(key) for run in runs.values()], marks, width, screen.ascii_only
+            )
+            for key in keys[first : first + columns]
+        ]
+        yield [
+            (" " * GAP).join(line.ljust(width) for line in parts)
+            for parts in zip(*charts, strict=True)
+        ]
+
+
+def text_chart(
+    title: str,
+    lines: Sequence[tuple[np.ndarray, np.ndarray]],
+    marks: Sequence[str],
+    width: int,
+    ascii_only: bool = False,
+) -> list[str]:
+    """A chart of CHART_ROWS + 2 lines of `width` columns: title with the last values, the curves as
+    marks, and the first and last step. A column is the mean of the finite values in it."""
+    known = [(x[np.isfinite(y)], y[np.isfinite(y)]) for x, y in lines]
+    lasts = " ".join(short(float(y[-1])) for _, y in known if len(y))
+    head = one_line(f"{title}  {lasts}", width)
+    bar, corner, dash = ("|", "+", "-") if ascii_only else ("┤", "└", "─")
+    room = max(width - LABEL - 1, 1)
+    if not any(len(y) for _, y in known):
+        return [head, *[""] * (CHART_ROWS + 1)]
+    ends = [edge for x, y in known if len(x) for edge in (x[0], x[-1])]
+    first, last = min(ends), max(ends)
+    values = np.clip(np.concatenate([y for _, y in known]), -1e300, 1e300)
+    low, high = float(values.min()), float(values.max())
+    cells = [[" "] * room for _ in range(CHART_ROWS)]
+    for (x, y), mark in zip(known, marks, strict=True):
+        at = np.zeros(len(x), int)
+        if last > first:
+            at = np.round((x - first) / (last - first) * (room - 1)).astype(int)
+        for column in np.unique(at):
+            value = float(np.clip(y[at == column], -1e300, 1e300).mean())
+            share = 0.5 if high <= low else (value / 2 - low / 2) / (high / 2 - low / 2)
+            cells[CHART_ROWS - 1 - round(share * (CHART_ROWS - 1))][column] = mark
+    labels = [""] * CHART_ROWS
+    labels[0], labels[-1] = short(high), short(low)
+    if high <= low:
+        labels[0], labels[CHART_ROWS // 2], labels[-1] = "", short(low), ""
+    body = [
+        f"{label[:LABEL]:>{LABEL}}{bar}{''.join(row)}"
+        for label, row in zip(labels, cells, strict=True)
+    ]
+    steps = [f"{first:g}", f"{last:g}" if last > first else ""]
+    axis = corner + steps[0] + dash * max(room - len(steps[0]) - len(steps[1]), 1) + steps[1]
+    return [head, *(line[:width] for line in body), (" " * LABEL + axis)[:width]]
+
+
+def newest(run: Run, width: int) -> list[str]:
+    """The best and the worst of the completions that were recorded last, a line each."""
+    steps = [row["step"] for row in run.samples if is_number(row.get("step"))]
+    rows = [row for row in run.samples if steps and row.get("step") == steps[-1]]
+    rows = [row for row in rows if is_number(row.get("reward"))]
+    ranked = sorted(rows, key=lambda row: -row["reward"])
+    picks = ranked[:1] + ranked[1:][-(SHOWN - 1) :]
+    return [
+        one_line(
+            f"step {short(row['step'])} reward {short(row['reward'])}: "
+            f"{one_line(row.get('prompt'), width // 3)} -> {one_line(row.get('response'), width)}",
+            width,
+        )
+        for row in picks
+    ]
+
+
+# -- lines: where the output is no terminal --
+
+
+def new_lines(
+    read: Callable[[], Mapping[str, Run]], metrics: Sequence[str], every_s: float
+) -> Iterator[str]:
+    """A line for each step that is new, and one for each run that has ended, until all have."""
+    seen: dict[str, float] = {}
+    ended: set[str] = set()
+    while True:
+        runs = read()
+        over = all_ended(runs)
+        for name, run in runs.items():
+            label = f"{name} " if len(runs) > 1 else ""
+            for row in run.rows:
+                if row["x"] > seen.get(name, -1):
+                    seen[name] = row["x"]
+                    keys = _keys({name: run}, metrics)
+                    values = [f"{k} {short(row[k])}" for k in keys if is_number(row.get(k))]
+                    yield f"{label}step {short(row['step'])}  {'  '.join(values)}".rstrip()
+            if name not in ended and (over or run.ended()):
+                ended.add(name)
+                yield state(name, run)
+        if over:
+            return
+        time.sleep(every_s)

@@ -1,0 +1,243 @@
+"""Trackers of services, by the names that `config.trackers` has: tensorboard, wandb, mlflow,
+swanlab, trackio. A package is imported only when its tracker is chosen.
+
+Each takes the run folder and the config, and options: `trackers=("wandb(project='mine')",)`. The id
+that a service knows the run by lies in the run folder, so a restart continues the same stream.
+"""
+
+import importlib
+import json
+import os
+import re
+import types
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rljax.errors import InputError
+from rljax.tracking.jsonl import encoded, plain
+
+
+def _require(package: str, extra: str) -> types.ModuleType:
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise InputError(
+            f"tracking {extra!r} needs the package {package!r}",
+            rule=str(error),
+            fix=f"pip install 'rljax[{extra}]', or remove {extra!r} from the config's trackers",
+        ) from error
+
+
+def _numeric(metrics: Mapping[str, object]) -> dict[str, float]:
+    return {key: value for key, value in metrics.items() if isinstance(value, int | float)}
+
+
+def _as_text(row: Mapping) -> str:
+    text = json.dumps(encoded(plain(row)), ensure_ascii=False, indent=1)
+    return text.encode("utf-8", "replace").decode()
+
+
+def _as_table(rows: Sequence[Mapping]) -> tuple[list[str], list[list[str]]]:
+    """(columns, rows of texts) of example completions."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    return columns, [
+        ["" if row.get(key) is None else str(row[key]) for key in columns] for row in rows
+    ]
+
+
+class _Id:
+    """The id of a run at a service, in `<run_dir>/<service>_id.txt`; "" before the first start."""
+
+    def __init__(self, run_dir: str | os.PathLike, service: str):
+        self.run_dir = Path(run_dir)
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        self.file = self.run_dir / f"{service}_id.txt"
+        self.known = self.file.read_text().strip() if self.file.exists() else ""
+
+    def keep(self, value: str) -> str:
+        if value != self.known:
+            self.file.write_text(f"{value}\n")
+        return value
+
+
+class TensorBoardTracker:
+    """Event files in `<run_dir>/tensorboard`."""
+
+    def __init__(self, run_dir: str | os.PathLike):
+        self.module = _require("tensorboardX", "tensorboard")
+        self.folder = Path(run_dir) / "tensorboard"
+        self.writer = None
+
+    def _open(self, step: int):
+        # Opened at the first step: a resumed run purges what a killed one wrote past it.
+        if self.writer is None:
+            resumed = self.folder.exists() and any(self.folder.iterdir())
+            self.writer = self.module.SummaryWriter(
+                str(self.folder), purge_step=step if resumed else None, flush_secs=30
+            )
+        return self.writer
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        writer = self._open(step)
+        for key, value in _numeric(metrics).items():
+            writer.add_scalar(key, value, step)
+
+    def samples(self, step: int, rows: Sequence[Mapping]) -> None:
+        writer = self._open(step)
+        for index, row in enumerate(rows):
+            code = "    " + _as_text(row).replace("\n", "\n    ")  # a code block in its markdown
+            writer.add_text(f"samples/{index}", code, step)
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
+
+
+class WandbTracker:
+    """Weights & Biases. Steps sent before a kill are sent again after it; wandb drops them, and the
+    values are equal."""
+
+    def __init__(self, run_dir: str | os.PathLike, config: Mapping, project: str):
+        self.module = _require("wandb", "wandb")
+        own = _Id(run_dir, "wandb")
+        self.run = self.module.init(
+            project=os.environ.get("WANDB_PROJECT") or project,
+            name=own.run_dir.resolve().name,
+            dir=str(own.run_dir),
+            config=encoded(plain(config)),
+            id=own.known or None,
+            resume="allow" if own.known else None,
+        )
+        own.keep(self.run.id)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.run.log(dict(metrics), step=step)
+
+    def samples(self, step: int, rows: Sequence[Mapping]) -> None:
+        columns, data = _as_table(rows)
+        self.run.log({"samples": self.module.Table(columns=columns, data=data)}, step=step)
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+class MlflowTracker:
+    """An MLflow run at MLFLOW_TRACKING_URI."""
+
+    def __init__(self, run_dir: str | os.PathLike, config: Mapping, experiment: str):
+        self.module = _require("mlflow", "mlflow")
+        own = _Id(run_dir, "mlflow")
+        # Not the global "active run", which may be the user's own.
+        self.client = self.module.MlflowClient()
+        if own.known:
+            self.run_id = own.known
+            self.client.update_run(self.run_id, status="RUNNING")
+            return
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or experiment
+        known = self.client.get_experiment_by_name(name)
+        place = known.experiment_id if known else self.client.create_experiment(name)
+        made = self.client.create_run(place, run_name=own.run_dir.resolve().name)
+        self.run_id = made.info.run_id
+        self.client.log_dict(self.run_id, encoded(plain(config)), "config.json")
+        own.keep(self.run_id)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for key, value in _numeric(metrics).items():
+            name = re.sub(r"[^\w\-. /]", "_", key)  # what MLflow allows: not the @ of pass@4
+            self.client.log_metric(self.run_id, name, value, step=step, synchronous=False)
+
+    def samples(self, step: int, rows: Sequence[Mapping]) -> None:
+        data = [encoded(plain(row)) for row in rows]
+        self.client.log_dict(self.run_id, {"step": step, "rows": data}, f"samples/{step}.json")
+
+    def close(self) -> None:
+        self.module.flush_async_logging()
+        self.client.set_terminated(self.run_id)
+
+
+class SwanlabTracker:
+    """A SwanLab run; the files of its offline and local modes lie in `<run_dir>/swanlog`."""
+
+    def __init__(self, run_dir: str | os.PathLike, config: Mapping, project: str):
+        self.module = _require("swanlab", "swanlab")
+        own = _Id(run_dir, "swanlab")
+        run_id = own.known or uuid.uuid4().hex[:21]  # as long as its own
+        self.run = self.module.init(
+            project=os.environ.get("SWANLAB_PROJECT") or project,
+            name=own.run_dir.resolve().name,
+            log_dir=str(own.run_dir / "swanlog"),
+            config=encoded(plain(config)),
+            id=run_id,
+            resume="allow",
+        )
+        own.keep(run_id)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.run.log(_numeric(metrics), step=step)
+
+    def samples(self, step: int, rows: Sequence[Mapping]) -> None:
+        texts = [self.module.Text(_as_text(row)) for row in rows]
+        self.run.log({"samples": texts}, step=step)
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+class TrackioTracker:
+    """A Trackio run in TRACKIO_DIR, or in a Space with TRACKIO_SPACE_ID. It is continued by its
+    name, so the name has a part of its own."""
+
+    def __init__(self, run_dir: str | os.PathLike, config: Mapping, project: str):
+        self.module = _require("trackio", "trackio")
+        own = _Id(run_dir, "trackio")
+        name = own.known or f"{own.run_dir.resolve().name}-{uuid.uuid4().hex[:8]}"
+        self.run = self.module.init(
+            project=project, name=name, config=encoded(plain(config)), resume="allow", embed=False
+        )
+        own.keep(name)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.run.log(dict(metrics), step=step)
+
+    def samples(self, step: int, rows: Sequence[Mapping]) -> None:
+        columns, data = _as_table(rows)
+        table = [dict(zip(columns, row, strict=True)) for row in data]
+        self.run.log({"samples": self.module.Table(data=table)}, step=step)
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+# --- what `config.trackers` names ---
+
+
+def tensorboard(run_dir: str | os.PathLike, config: Mapping) -> TensorBoardTracker:
+    """Writes event files into the folder `tensorboard` of the run."""
+    return TensorBoardTracker(run_dir)
+
+
+def wandb(run_dir: str | os.PathLike, config: Mapping, *, project: str = "rljax") -> WandbTracker:
+    """Logs to Weights & Biases; its own WANDB_MODE, WANDB_PROJECT and WANDB_ENTITY hold."""
+    return WandbTracker(run_dir, config, project)
+
+
+def mlflow(
+    run_dir: str | os.PathLike, config: Mapping, *, experiment: str = "rljax"
+) -> MlflowTracker:
+    """Logs to the MLflow of MLFLOW_TRACKING_URI; MLFLOW_EXPERIMENT_NAME holds."""
+    return MlflowTracker(run_dir, config, experiment)
+
+
+def swanlab(
+    run_dir: str | os.PathLike, config: Mapping, *, project: str = "rljax"
+) -> SwanlabTracker:
+    """Logs to SwanLab; its own SWANLAB_MODE, SWANLAB_PROJECT and SWANLAB_API_KEY hold."""
+    return SwanlabTracker(run_dir, config, project)
+
+
+def trackio(
+    run_dir: str | os.PathLike, config: Mapping, *, project: str = "rljax"
+) -> TrackioTracker:
+    """Logs to Trackio, on this machine in TRACKIO_DIR or to a Space."""
+    return TrackioTracker(run_dir, config, project)
