@@ -33,29 +33,8 @@ FAULTS = ("*skipped*", "reward*error*", "*timeout*", "*dropped_overlong*")  # co
 # --- the headline ---
 
 
-<<<<<<< HEAD
-def shares(*estimates: Estimate) -> bool:
-    return all(0 <= v <= 1 for e in estimates for v in (e.value, e.low, e.high) if v is not None)
-
-
-def shown(e: Estimate, as_share: bool, *, signed: bool = False) -> str:
-    """The value and its interval in percent (points for a difference), or as plain numbers."""
-
-    def one(v: float) -> str:
-        text = f"{100 * v:.1f}" if as_share else short(v)
-        return f"+{text}" if signed and v > 0 else text
-
-    unit = "" if not as_share else " points" if signed else " %"
-    if e.low is None:
-        return f"{one(e.value)}{unit}"
-    return f'{one(e.value)}{unit} <span class="interval">[{one(e.low)}, {one(e.high)}]</span>'
-
-
 def headline(run: Run) -> str:
     """What the evaluations before and after say, with the interval of the change."""
-=======
-def _headline(run: Run) -> str:
->>>>>>> 38512ad (Reports: accuracy by difficulty, pass@k in training, expected numbers, completions per prompt; rljax watch; trackers of your own, SwanLab and Trackio in threads of their own)
     measured = [p for p in pairs(run.summary) if p[0] == "accuracy"]
     trained = html.escape(run.trained())
     if not measured:
@@ -175,12 +154,8 @@ def _body(run: Run) -> str:
         else ""
     )
     return (
-<<<<<<< HEAD
-        f"{head(run)}{headline(run)}{notes}{_evaluation_table(run)}{_faults(run)}"
-=======
-        f"{head(run)}{_headline(run)}{notes}{_evaluation_table(run)}{of_a_run(run)}"
+        f"{head(run)}{headline(run)}{notes}{_evaluation_table(run)}{of_a_run(run)}"
         f"{expected({'': [run]})}{_faults(run)}"
->>>>>>> 38512ad (Reports: accuracy by difficulty, pass@k in training, expected numbers, completions per prompt; rljax watch; trackers of your own, SwanLab and Trackio in threads of their own)
         f"{legend}{curves(run)}{_glossary(run)}{transcripts(run)}{completions(run)}{config}"
     )
 
