@@ -85,6 +85,7 @@ h3 { font-size: .95rem; margin: 16px 0 6px; }
 .bad-call { border-left: 3px solid var(--bad); padding-left: 6px;
   background: color-mix(in srgb, var(--bad) 12%, transparent); }
 details { margin: 12px 0; } summary { cursor: pointer; font-weight: 600; }
+.of-prompt { margin: 0 0 18px; }
 @media (max-width: 560px) { th { overflow-wrap: anywhere; }
   th, td { white-space: normal; padding-right: 8px; font-size: 13px; } }
 pre { overflow-x: auto; background: var(--card); border: 1px solid var(--line); border-radius: 8px;
