@@ -27,10 +27,10 @@ from rljax.report.curves import (
     series_of,
     what_it_means,
 )
+from rljax.report.estimates import shares, shown
 from rljax.report.head import listing, title_of
 from rljax.report.kinds import of_runs
 from rljax.report.meanings import meaning
-from rljax.report.numbers import shares, shown
 from rljax.report.page import put_back, write_page, write_report
 from rljax.report.run_folder import Run, estimate, is_number, read_run
 from rljax.report.targets import expected

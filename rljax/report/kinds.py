@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from rljax.report.arms import interval
-from rljax.report.numbers import shares, shown, table
+from rljax.report.estimates import shares, shown, table
 from rljax.report.run_folder import Estimate, Run, estimate
 
 TITLES = {"difficulty": "Accuracy by difficulty", "source": "Accuracy by source"}
@@ -35,7 +35,7 @@ def of_a_run(run: Run) -> str:
     """The tables of one run: its first and its last evaluation, with intervals over prompts."""
     rows = {"first": 0, "last": -1}
     return _tables([run], [
-        (name, lambda key, at=at: _at(run, key, at)) for name, at in rows.items()
+        (name, lambda key, at=at: value_at(run, key, at)) for name, at in rows.items()
     ], "", "Intervals are 95 %, over prompts.")  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def _cell(found: Estimate | None) -> str:
     return "-" if found is None else shown(found, shares(found))
 
 
-def _at(run: Run, key: str, at: int) -> Estimate | None:
+def value_at(run: Run, key: str, at: int) -> Estimate | None:
     """The first or the last value of a metric with the interval that was logged beside it."""
     ends = {name: run.columns(f"{key}{end}")[1]
             for name, end in (("value", ""), ("low", "_low"), ("high", "_high"))}  # fmt: skip
@@ -84,6 +84,6 @@ def _at(run: Run, key: str, at: int) -> Estimate | None:
 
 def _mean(runs: Sequence[Run], key: str) -> Estimate | None:
     if len(runs) == 1:
-        return _at(runs[0], key, -1)
+        return value_at(runs[0], key, -1)
     known = [values[-1] for run in runs if len(values := run.columns(key)[1])]
     return estimate(interval([float(v) for v in known if np.isfinite(v)]))

@@ -14,10 +14,10 @@ import numpy as np
 
 from rljax.errors import InputError
 from rljax.report.curves import NOT_CHARTED, curves, matches
+from rljax.report.estimates import shares, shown
 from rljax.report.head import head, title_of
 from rljax.report.kinds import of_a_run
 from rljax.report.meanings import meaning
-from rljax.report.numbers import shares, shown
 from rljax.report.run_folder import Run, pairs, read_run, verdict
 from rljax.report.samples import completions
 from rljax.report.style import document

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rljax.report.numbers import shown
+from rljax.report.estimates import shown
 from rljax.report.page import write_page
 from rljax.report.run_folder import estimate, is_number
 from rljax.tracking.charts import Series, duration, line_chart, short

@@ -63,6 +63,7 @@ tr:first-child th { color: var(--dim); font-weight: 400; }
 table.origin th, table.origin td { white-space: normal; vertical-align: top; font-size: 13px;
   overflow-wrap: anywhere; }
 table.origin th { min-width: 8em; }
+table.texts th, table.texts td { white-space: normal; vertical-align: top; min-width: 6em; }
 dt { font-weight: 600; font-size: 13px; overflow-wrap: anywhere; }
 dd { margin: 0 0 8px; font-size: 13px; }
 details.step { margin: 4px 0; } details.step > summary { font-weight: 400; font-size: 14px; }
@@ -86,7 +87,7 @@ h3 { font-size: .95rem; margin: 16px 0 6px; }
   background: color-mix(in srgb, var(--bad) 12%, transparent); }
 details { margin: 12px 0; } summary { cursor: pointer; font-weight: 600; }
 .of-prompt { margin: 0 0 18px; }
-@media (max-width: 560px) { th { overflow-wrap: anywhere; }
+@media (max-width: 560px) { th { overflow-wrap: break-word; }
   th, td { white-space: normal; padding-right: 8px; font-size: 13px; } }
 pre { overflow-x: auto; background: var(--card); border: 1px solid var(--line); border-radius: 8px;
   padding: 10px 12px; }

@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
 from rljax.report.arms import interval
+from rljax.report.estimates import shares, shown, table
 from rljax.report.head import field, short_name
-from rljax.report.numbers import shares, shown, table
+from rljax.report.kinds import OVERALL, value_at
 from rljax.report.run_folder import Estimate, Run, estimate
 
 MOST = 8  # rows that are not folded
@@ -69,13 +70,13 @@ TARGETS = (
            "verl.readthedocs.io, algorithm baselines"),
     Target(("vapo",), "VAPO, avg@32", "Qwen2.5-32B", "AIME 2024", "aime", 60.4,
            "arXiv 2504.05118"),
-    Target(("vapo",), "Seed-Thinking-v1.5, another system", "Seed-Thinking-v1.5", "AIME 2024",
+    Target(("vapo",), "another system", "Seed-Thinking-v1.5", "AIME 2024",
            "aime", 86.7, "arXiv 2504.13914"),
-    Target(("vapo",), "Seed-Thinking-v1.5, another system", "Seed-Thinking-v1.5", "Codeforces",
+    Target(("vapo",), "another system", "Seed-Thinking-v1.5", "Codeforces",
            "codeforces", 55.0, "arXiv 2504.13914"),
-    Target(("vapo",), "Seed-Thinking-v1.5, another system", "Seed-Thinking-v1.5", "GPQA diamond",
+    Target(("vapo",), "another system", "Seed-Thinking-v1.5", "GPQA diamond",
            "gpqa", 77.3, "arXiv 2504.13914"),
-    Target(("vapo",), "Doubao-1.5-pro, RL scaling preview, another system", "Doubao-1.5-pro",
+    Target(("vapo",), "another system, RL scaling preview", "Doubao-1.5-pro",
            "AIME", "aime", 70.0, "github.com/volcengine/verl, README"),
     *(Target(("compare_offline",), f"{method}, {how}", model, benchmark, benchmark.lower(), value,
              _DQO)
@@ -135,9 +136,7 @@ def obtained(runs: Sequence[Run]) -> str:
 
 
 def _accuracy(run: Run) -> Estimate | None:
-    values = run.columns("eval/accuracy")[1]
-    last = float(values[-1]) if len(values) else None
-    return estimate(run.summary.get("accuracy_after")) or estimate(last)
+    return estimate(run.summary.get("accuracy_after")) or value_at(run, OVERALL, -1)
 
 
 def expected(groups: Mapping[str, Sequence[Run]]) -> str:
@@ -160,8 +159,8 @@ def expected(groups: Mapping[str, Sequence[Run]]) -> str:
         "of what ran here."
     )
     head = ("published", "expected", "obtained here", "the same setting?", "source")
-    found = table("Expected and obtained", head, rows[:MOST], note)
+    found = table("Expected and obtained", head, rows[:MOST], note, wraps=True)
     if len(rows) <= MOST:
         return found
-    more = table("", head, rows[MOST:])
+    more = table("", head, rows[MOST:], wraps=True)
     return f"{found}<details><summary>{len(rows) - MOST} more of them</summary>{more}</details>"

@@ -25,9 +25,16 @@ def shown(e: Estimate, as_share: bool, *, signed: bool = False) -> str:
     return f'{one(e.value)}{unit} <span class="interval">[{one(e.low)}, {one(e.high)}]</span>'
 
 
-def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> str:
+def table(
+    title: str,
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    note: str = "",
+    *,
+    wraps: bool = False,
+) -> str:
     """A section with a table. Cells are HTML, the first of each row is its heading; the title, the
-    headings of columns and the note are plain text."""
+    headings of columns and the note are plain text. `wraps`: cells are sentences."""
     if not rows:
         return ""
     heading = f"<h2>{html.escape(title)}</h2>" if title else ""
@@ -37,7 +44,8 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], note: 
         f"<tr><th>{first}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
         for first, *cells in rows
     )
+    kind = ' class="texts"' if wraps else ""
     return (
-        f'<section>{heading}{said}<div class="scroll"><table><tr>{columns}</tr>{body}</table></div>'
-        "</section>"
+        f'<section>{heading}{said}<div class="scroll"><table{kind}><tr>{columns}</tr>'
+        f"{body}</table></div></section>"
     )
