@@ -17,7 +17,6 @@ from rljax.errors import InputError
 from rljax.tracking import trackers
 from rljax.tracking.jsonl import read_jsonl
 from rljax.tracking.trackers import open_tracking
-from rljax.validation import validate
 
 CONFIG = {"name": "toy", "sampler": {"temperature": 1.0}}
 METRICS = {"reward/mean": 0.25, "eval/accuracy": 0.5, "time/learn_s": 2.0, "loss": -1.5}
@@ -78,6 +77,8 @@ def test_a_tracker_of_the_users_own_by_its_dotted_name_and_options(tmp_path):
     ("users_tracker.one_argument", "is made of"), ("wandb(project=3)", "must be str"),
 ])  # fmt: skip
 def test_a_tracker_that_cannot_be_made_is_refused_with_the_config(text, words):
+    from rljax.validation import validate  # imports the models: the other tests need none
+
     config = Config(model="decoder(layers=1)", trackers=("console", text))
     config.data.train = "sort_digits()"
     with pytest.raises(InputError, match="trackers=") as caught:
