@@ -75,46 +75,48 @@ def code_tests(
     if style not in ("words", "short"):
         raise InputError("code_tests(style)", value=style, rule="words or short")
 
+    drawn = _function_problem if style == "short" else _program_problem
+
     def draw(rng: random.Random) -> Problem:
         while True:  # one answer to all tests would need no program that reads its input
-            problem = drawn(rng)
+            problem = drawn(rng, steps, tests, shown)
             if tests == 1 or len(set(json.loads(problem.ground_truth)["outputs"])) > 1:
                 return problem
-
-    def drawn(rng: random.Random) -> Problem:
-        if style == "short":
-            return _function_problem(rng, steps, tests, shown)
-        texts, lines, pipeline = [], ["numbers = [int(word) for word in input().split()]"], []
-        for _ in range(steps):
-            keeps = rng.random() < 0.4
-            text, code, function = rng.choice(_KEEP if keeps else _MAP)
-            k = rng.randint(2, 9)
-            texts.append(text.format(k=k))
-            code = code.format(k=k)
-            items = f"x for x in numbers if {code}" if keeps else f"{code} for x in numbers"
-            lines.append(f"numbers = [{items}]")
-            pipeline.append((keeps, function, k))
-        result, code, reduce = rng.choice(_REDUCE)
-        lines.append(code)
-        inputs = ["\n"] if tests > 1 else []  # an empty list is a test of its own
-        while len(inputs) < tests:
-            count = rng.randint(1, 8)
-            inputs.insert(0, " ".join(str(rng.randint(-20, 20)) for _ in range(count)) + "\n")
-        outputs = [_run(pipeline, reduce, text) + "\n" for text in inputs]
-        prompt = (
-            "Write a Python program. It reads integers, parted by blanks, from one line of "
-            f"standard input, which may be empty. Steps: {', then '.join(texts)}. Print {result}.\n"
-        )
-        for given, wanted in list(zip(inputs, outputs, strict=True))[:shown]:
-            prompt += f"Input: {given}Output: {wanted}"
-        truth = json.dumps({"inputs": inputs, "outputs": outputs})
-        return Problem(prompt, truth, "```python\n" + "\n".join(lines) + "\n```")
 
     return procedural(
         "code_tests", draw, reward="code_tests()",
         alphabet=_SHORT_TEXT if style == "short" else TEXT,
         chat=chat, prompts=prompts, test=test, worked_examples=worked_examples, seed=seed,
     )  # fmt: skip
+
+
+def _program_problem(rng: random.Random, steps: int, tests: int, shown: int) -> Problem:
+    """A list of integers through `steps` operations to one number: a program and its tests."""
+    texts, lines, pipeline = [], ["numbers = [int(word) for word in input().split()]"], []
+    for _ in range(steps):
+        keeps = rng.random() < 0.4
+        text, code, function = rng.choice(_KEEP if keeps else _MAP)
+        k = rng.randint(2, 9)
+        texts.append(text.format(k=k))
+        code = code.format(k=k)
+        items = f"x for x in numbers if {code}" if keeps else f"{code} for x in numbers"
+        lines.append(f"numbers = [{items}]")
+        pipeline.append((keeps, function, k))
+    result, code, reduce = rng.choice(_REDUCE)
+    lines.append(code)
+    inputs = ["\n"] if tests > 1 else []  # an empty list is a test of its own
+    while len(inputs) < tests:
+        count = rng.randint(1, 8)
+        inputs.insert(0, " ".join(str(rng.randint(-20, 20)) for _ in range(count)) + "\n")
+    outputs = [_run(pipeline, reduce, text) + "\n" for text in inputs]
+    prompt = (
+        "Write a Python program. It reads integers, parted by blanks, from one line of "
+        f"standard input, which may be empty. Steps: {', then '.join(texts)}. Print {result}.\n"
+    )
+    for given, wanted in list(zip(inputs, outputs, strict=True))[:shown]:
+        prompt += f"Input: {given}Output: {wanted}"
+    truth = json.dumps({"inputs": inputs, "outputs": outputs})
+    return Problem(prompt, truth, "```python\n" + "\n".join(lines) + "\n```")
 
 
 _OPERATIONS: dict[str, Callable[[int, int], int]] = {
