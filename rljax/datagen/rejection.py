@@ -173,12 +173,7 @@ def rejection_sample(options: RejectionOptions, *, test_fraction: float | None =
                 policy, prompts, reward, samples, stream(key, "pass rates"),
                 process_samples=options.process_samples,
             )  # fmt: skip
-    examples = [
-        example_row(prompts, group[i])
-        for group, picks in zip(groups, kept, strict=True)
-        for i in picks
-        if group[i].text.strip()
-    ]
+    examples = _example_rows(prompts, groups, kept)
     if not examples:
         raise InputError(
             f"none of {len(samples)} samples was selected",
@@ -207,6 +202,17 @@ def rejection_sample(options: RejectionOptions, *, test_fraction: float | None =
     }
     write_json(meta_path(options.out), meta)
     return meta
+
+
+def _example_rows(
+    prompts: Sequence[PromptRecord], groups: Sequence[list[Sample]], kept: Sequence[Sequence[int]]
+) -> list[dict]:
+    return [
+        example_row(prompts, group[i])
+        for group, picks in zip(groups, kept, strict=True)
+        for i in picks
+        if group[i].text.strip()
+    ]
 
 
 def _write_report(
