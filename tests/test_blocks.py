@@ -2,19 +2,23 @@
 the slow lane every block runs, page by page, in a folder with the files of the repository.
 
 A block of python that begins with `# name.py` is that file; others are run. RUN_DIR stands for the
-newest run of the page. A block that cannot run in a test has `<!-- not run: why -->` above it.
+newest run of the page, else for a small one. A block that cannot run in a test has
+`<!-- not run: why -->` above it; one that needs a model and data, or hours, has
+`<!-- dry run: why -->` and runs with --dry_run, on small ones.
 """
 
 import ast
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 
 import pytest
 from absl import flags
 from conftest import REPO, one_device_environment
+from placeholders import write_placeholders
 
 from rljax.command import COMMANDS
 from rljax.config import Config
@@ -34,10 +38,16 @@ ELSEWHERE = {"README.md"}
 
 
 def blocks(path) -> list[tuple[str, str, str]]:
-    """(why it is not run or "", language, text) of every block of a page."""
-    found = BLOCK.findall(path.read_text(encoding="utf-8"))
-    why = [note.removeprefix("not run: ") if "not run: " in note else "" for note, _, _ in found]
-    return [(w, kind, text) for w, (_, kind, text) in zip(why, found, strict=True)]
+    """(why it is not run or "", language, text) of every block of a page; --dry_run is in the text
+    of those that are run dry."""
+    found = []
+    for note, kind, text in BLOCK.findall(path.read_text(encoding="utf-8")):
+        if "dry run: " in note:
+            text = re.sub(
+                r"launchers/(train|sweep)\.py|rljax (train|sweep) \S+", r"\g<0> --dry_run", text
+            )
+        found.append((note.removeprefix("not run: ") if "not run: " in note else "", kind, text))
+    return found
 
 
 def name(path) -> str:
@@ -60,7 +70,9 @@ def commands(text: str) -> list[list[str]]:
             continue
         started = ""
         while words:
-            end = next((i for i, word in enumerate(words) if word in ("&&", "|", ">", ";")), None)
+            end = next(
+                (i for i, word in enumerate(words) if word in ("&&", "&", "|", ">", ";")), None
+            )
             out += _command(words[:end])
             words = [] if end is None else words[end + 1 :]
     return out
@@ -158,6 +170,16 @@ def environment(tmp_path_factory):
     return {**variables, "PATH": f"{bin}{os.pathsep}{variables['PATH']}", "BIN": str(bin)}
 
 
+@pytest.fixture(scope="module")
+def small_run(tmp_path_factory, environment):
+    """The run that RUN_DIR stands for in a block without one of its page before it."""
+    folder = tmp_path_factory.mktemp("small_run") / "small"
+    command = ["rljax", "train", "quickstart:tiny", f"--config.run_dir={folder}"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
 RUN = [
     path
     for path in WITH_BLOCKS
@@ -168,11 +190,13 @@ RUN = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", RUN, ids=name)
-def test_every_block_runs(path, environment, tmp_path):
+def test_every_block_runs(path, environment, tmp_path, request):
     for part in ("configs", "launchers", "examples", "benchmarks", "docs", "pyproject.toml"):
         (tmp_path / part).symlink_to(REPO / part)
     (tmp_path / ".venv").mkdir()
     (tmp_path / ".venv" / "bin").symlink_to(environment["BIN"])
+    if any("_FOLDER" in text for why, _, text in blocks(path) if not why):
+        write_placeholders(tmp_path)
     for why, kind, text in blocks(path):
         own = re.match(r"# (\w+\.py)\n", text)
         if why or (kind == "python" and own):
@@ -180,6 +204,9 @@ def test_every_block_runs(path, environment, tmp_path):
                 (tmp_path / own[1]).write_text(text)
             continue
         runs = sorted((tmp_path / "runs").glob("*/config.json"), key=lambda f: f.stat().st_mtime)
+        if not runs and "RUN_DIR" in text and not re.search(r"rljax train|launchers/train", text):
+            runs = [tmp_path / "runs" / "small" / "config.json"]
+            shutil.copytree(request.getfixturevalue("small_run"), runs[0].parent)
         if runs:
             text = re.sub(r"\bRUN_DIR\b", str(runs[-1].parent), text)
         if kind == "bash":  # a line that needs a run of a line before it finds it
@@ -189,9 +216,10 @@ def test_every_block_runs(path, environment, tmp_path):
                 f"{newest}\n{line.replace('RUN_DIR', '$RUN_DIR')}" if "RUN_DIR" in line else line
                 for line in lines
             )
-        command = ["bash", "-euo", "pipefail", "-c", text]
+        ends = "trap 'kill $(jobs -p) 2> /dev/null || :' EXIT\n"  # of a server, if a line fails
+        command = ["bash", "-euo", "pipefail", "-c", ends + text]
         command = command if kind == "bash" else [sys.executable, "-c", text]
         done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=1200
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=3600
         )
         assert done.returncode == 0, f"{text}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
