@@ -163,8 +163,8 @@ def mixture(folder: Path, seed: int) -> dict[str, float]:
         config = tiny(
             "presets/grpo", data__train=sources[0], data__sources=tuple(sources[1:]),
             data__weights=weights, data__max_prompt_tokens=6, reward__function="exact_match()",
-            sampler__max_response_tokens=1, sft__steps=0, steps=100, evaluate__prompts=64,
-            algorithm__kl_in_loss=0.0, actor_optimizer__lr=1e-2,
+            sampler__max_response_tokens=1, sft__steps=0, steps=150, evaluate__prompts=64,
+            algorithm__kl_in_loss=0.0, actor_optimizer__lr=3e-3,
         )  # fmt: skip
         run = trained(config, folder / name, seed)
         right = [float(curve(run, f"eval/source/{source}")[-1]) for source in sources]
