@@ -50,9 +50,16 @@ class InputError(ValueError):
             text += f": got {shown if len(shown) <= _SHOWN else shown[:_SHOWN] + '...'}"
         if rule:
             text += f"; {rule}"
-        if fix:
-            text += f". Fix: {fix}"
+        if fix:  # of a list, on a line of its own; a question keeps its mark
+            joint = "\n" if "\n" in text else " " if text.endswith("?") else ". "
+            text += f"{joint}Fix: {fix}"
         super().__init__(_readable(text))
+
+    @property
+    def parts(self) -> tuple[str, str]:
+        """What is wrong, and the fix, which may be ""."""
+        what, _, fix = str(self).partition("Fix: ")
+        return what.rstrip(" .\n"), fix
 
     def _render_traceback_(self) -> list[str]:
         """What IPython prints of it: a notebook shows the message, as a launcher does."""

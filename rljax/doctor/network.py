@@ -58,7 +58,7 @@ def hosts_network(
 
 
 def _problem(name: str, error: InputError) -> Finding:
-    what, _, fix = str(error).partition(". Fix: ")
+    what, fix = error.parts
     return broken(name, what, fix or "start the same command on every host")
 
 

@@ -100,7 +100,7 @@ def _hosts() -> Iterator[Finding]:
     try:
         cluster = environment(os.environ)
     except InputError as error:
-        what, _, fix = str(error).partition(". Fix: ")
+        what, fix = error.parts
         yield broken(
             "hosts_variables_wrong", what, fix or "set RLJAX_COORDINATOR, RLJAX_HOSTS and "
             "RLJAX_HOST on every host, or none of them",
@@ -115,7 +115,7 @@ def _sandbox() -> Iterator[Finding]:
     try:
         tier = sandbox_tier()
     except InputError as error:
-        what, _, fix = str(error).partition(". Fix: ")
+        what, fix = error.parts
         yield broken("sandbox_missing", what, fix)
         return
     if tier in LEFT_OPEN:

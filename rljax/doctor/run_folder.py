@@ -86,5 +86,5 @@ def _checkpoints(folder: Path, config) -> Iterator[Finding]:
         try:
             check_fingerprints(kept, {**kept, **fingerprints(config)}, ())
         except InputError as error:
-            what, _, fix = str(error).partition(". Fix: ")
+            what, fix = error.parts
             yield broken("checkpoint_of_other_settings", what, fix)

@@ -188,6 +188,7 @@ def _check_prompt_rules(config: Config, problems: Problems) -> None:
         value = value_of(config, name)
         problems.check(not data.stream or value == off, name, value, rule, fix)
     rule = "no source is a file: tasks are made, not read"
+    files += [s for s in (config.sft.data, config.pretraining.data) if is_path(s)]
     problems.check(not data.stream or bool(files), "data.stream", data.stream, rule, "False")
     sources = 1 + len(data.sources)
     for name in ("weights", "final_weights"):

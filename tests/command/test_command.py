@@ -43,7 +43,7 @@ def test_launchers_are_the_same_commands():
     named = [name for name in COMMANDS if any(f'run("{name}")' in text for text in texts)]
     assert len(launchers) == len(named) and COMMANDS.keys() - named == {
         "demo", "configs", "report", "data inspect", "config show", "config diff",
-        "doctor", "completion",
+        "doctor", "completion", "watch",
     }  # fmt: skip
     assert all(len(text.splitlines()) == 6 for text in texts)
 
@@ -143,7 +143,7 @@ def test_a_mistyped_path_is_answered_before_jax_is_imported(tmp_path):
             text=True, env={**os.environ, "PYTHONPATH": str(REPO)}, timeout=120,
         )  # fmt: skip
         assert done.stdout == "2 False\n" and says in done.stderr, done.stderr
-        assert "consol" not in line or "did you mean 'console'" in done.stderr
+        assert "consol" not in line or "did you mean console" in done.stderr
         assert "steps" not in line or "steps=-1: must be >= 0" in done.stderr
 
 

@@ -4,6 +4,7 @@ resumed run goes on."""
 import collections
 import json
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -113,6 +114,41 @@ def test_every_kind_is_read_so(tmp_path, kind):
         str(x["item"] if kind != "rollouts" else x.token_ids) for x in (plain[0], items[6])
     )
     assert one == other and len(items) == 7
+
+
+def test_demonstrations_beside_prompts_are_read_so(tmp_path):
+    """Those of the supervised phase, of data.train where sft.data is "", and of pretraining.data:
+    examples as of a file that is read whole, in an order that resumes."""
+    rows = [{"prompt": "q" * (i % 9) + ":", "completion": "ab", "answer": "a"} for i in range(40)]
+    config = Config(dataflow="grpo")
+    config.data.train = str(write(tmp_path / "r.jsonl", rows))
+    config.data.max_prompt_tokens, config.sampler.max_response_tokens, config.sft.steps = 4, 3, 2
+    config.reward.function = "exact_match()"
+    ids = lambda items: [(x.ids.tolist(), x.mask.tolist()) for x in items]  # noqa: E731
+    for field in ("data.train", "sft.data", "pretraining.data"):
+        if field != "data.train":
+            own = str(write(tmp_path / f"{field}.parquet", rows[::-1], 10))
+            getattr(config, field.split(".")[0]).data = own
+        config.pretraining.max_tokens = 7
+        config.data.stream = False
+        whole = load_data(config, CHARS)
+        config.data.stream = True
+        drawn, again = load_data(config, CHARS), load_data(config, CHARS)
+        name = "pretraining" if field == "pretraining.data" else "examples"
+        stream, every = getattr(drawn, name), getattr(whole, name)
+        count = len(every)
+        loader = make_loader(stream, batch_size=8, seed=0)
+        taken = ids(loader.take(count))
+        assert sorted(taken) == sorted(ids(every)) and taken != ids(every)
+        assert loader.dropped > 0 and loader.epoch <= 1.0 and loader.dropped <= len(rows) - count
+        assert getattr(drawn, f"{name.removesuffix('s')}_tokens") == 7
+        begun = make_loader(getattr(again, name), batch_size=8, seed=0)
+        first = make_loader(stream, batch_size=8, seed=0)
+        first.take(8)
+        begun.set_state(json.loads(json.dumps(first.get_state())))
+        assert ids(begun.take(count - 8)) == taken[8:]
+    Path(config.sft.data).write_bytes(b"torn")
+    refused(lambda: load_data(config, CHARS), "sft.data.parquet")
 
 
 def test_only_a_window_is_in_memory(tmp_path, monkeypatch):

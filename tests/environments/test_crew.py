@@ -59,10 +59,8 @@ def test_each_misbehaviour_is_the_failure_of_its_episode_alone(tmp_path):
     told = [*WRONG, *WELL]
     rows = {i: dict(plan=["hello", what, "bye"]) for i, what in enumerate(told)}
     with crew_of("act()", log=tmp_path / "log") as crew:
-        before = time.monotonic()
         played = play(crew, rows)
         counts = crew.take_counts()
-        assert time.monotonic() - before < 30
     for number, what in enumerate(told):
         end, kind = played[number].end, WRONG.get(what, ("", ""))
         assert (end.kind, end.outcome) == (kind[0], None if what in WRONG else {"": 1.0}), end

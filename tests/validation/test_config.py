@@ -75,7 +75,7 @@ RULES = [
     ({"run_dir": __file__}, "is a file"),
     ({"trackers": "console"}, "must be a tuple of texts"),
     ({"trackers": (1,)}, "must be a tuple of texts"),
-    ({"trackers": ("wandbb",)}, "did you mean 'wandb'"),
+    ({"trackers": ("wandbb",)}, "did you mean wandb"),
     ({"dataflow": "gpro"}, "did you mean grpo"),
     ({"dataflow": "ppo"}, "gives no returns for the critic"),
     ({"samples_every_steps": 0}, "must be >= 1"),
@@ -381,6 +381,7 @@ def test_unknown_flags_are_all_listed_with_the_nearest_name():
         "  --config.batch.epoch: no such field; did you mean --config.batch.epochs?",
         "  --config.lr: no such field; did you mean --config.sft.optimizer.lr or "
         "--config.actor_optimizer.lr or --config.critic_optimizer.lr?",
+        "Fix: `rljax train --help` lists the fields, their types and defaults",
     ]
 
 

@@ -59,6 +59,7 @@ def test_every_problem_is_listed_in_the_order_of_the_fields():
         "  --count=0: must be >= 1 and <= 8",
         "  --size=(1, 9): at most --count=0",
         "  --kind=c: one of a, b",
+        "Fix: --help lists the flags",
     ]
     check_options(Few(("x",), rate=None))
 

@@ -6,7 +6,6 @@ One record is read by rljax.data.rows.sources and encoded by rljax.data.online.p
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable
 
 import numpy as np
 
@@ -24,16 +23,22 @@ from rljax.data.online.default_rewards import (
     log_rewards_of_file,
     training_text,
 )
+from rljax.data.online.examples import (
+    STREAM_ITEMS,
+    demonstrations_of,
+    digested,
+    in_source,
+    pretraining_of,
+)
 from rljax.data.online.kept import bare_prompts, kept_line, reference_check
 from rljax.data.online.loader import fingerprint
 from rljax.data.online.prompts import (
     PromptRecord,
-    encode_demonstrations,
     encode_prompt,
     encode_prompts,
 )
 from rljax.data.online.stream import Stream
-from rljax.data.rows.sources import load_demonstrations, load_endless_prompts, load_prompts
+from rljax.data.rows.sources import load_endless_prompts, load_prompts
 from rljax.data.rows.split import held_out_fraction
 from rljax.data.text.tokenizer import CharTokenizer, Tokenizer, load_tokenizer
 from rljax.errors import InputError
@@ -41,7 +46,6 @@ from rljax.rewards.pool.calling import wanted_fields
 
 LOG = logging.getLogger("rljax")
 _WARN_ABOVE = 0.1  # share of the prompts that are dropped
-_STREAM_ITEMS = 32  # the first records of a stream, which stand for it in the digest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +57,7 @@ class Data:
     # stream encodes its prompts when they are drawn.
     sources: list[list[PromptRecord] | list[dict] | Stream]
     test_prompts: list[PromptRecord]
-    examples: list
+    examples: list | Stream
     counts: dict[str, float]
     prompt_tokens: int
     example_tokens: int
@@ -61,7 +65,7 @@ class Data:
     kind: str = "rollouts"  # the kind of data in `sources`: rljax.data.kinds
     held_out: list[dict] = dataclasses.field(default_factory=list)  # rows for eval/loss
     notes: tuple[str, ...] = ()  # what is said of it when a run starts
-    pretraining: list = dataclasses.field(default_factory=list)  # examples of pretraining.data
+    pretraining: list | Stream = dataclasses.field(default_factory=list)  # of pretraining.data
     pretraining_tokens: int = 1  # of the longest one
     # The layouts of the images of sources, test_prompts and held_out, of examples, of pretraining;
     # None where none of these rows has an image.
@@ -78,20 +82,12 @@ class Data:
     def first(self) -> PromptRecord | dict | None:
         """A prompt, or row, of the first source; None where it has none."""
         source = self.sources[0] if self.sources else []
-        some = source.first(_STREAM_ITEMS) if isinstance(source, Stream) else source[:1]
+        some = source.first(STREAM_ITEMS) if isinstance(source, Stream) else source[:1]
         return next((one for one in some if one is not None), None)
 
     @property
     def endless(self) -> bool:
         return any(isinstance(source, Stream) for source in self.sources)
-
-
-def _in(spec: str, encode: Callable, *inputs, **options):
-    """encode(*inputs, **options), with the source of the rows in what is wrong with one of them."""
-    try:
-        return encode(*inputs, **options)
-    except InputError as error:
-        raise error if spec in str(error) else InputError(f"{spec}: {error}") from None
 
 
 def load_run_tokenizer(config: Config) -> Tokenizer:
@@ -179,10 +175,10 @@ def load_data(config: Config, tokenizer: Tokenizer, kind: str = "rollouts") -> D
         mixed = spec if config.data.sources else ""
         if isinstance(records, Stream):
             sources.append(_encoded_stream(records, tokenizer, limits, spec, mixed))
-            raw += _of_stream(records)
+            raw += digested(records)
             continue
         log_rewards_of_file(config, spec, (record["data_source"] for record in records))
-        prompts, more = _in(spec, encode_prompts, records, tokenizer, **limits)
+        prompts, more = in_source(spec, encode_prompts, records, tokenizer, **limits)
         sources.append(
             [dataclasses.replace(p, source=mixed, prompt_id=ids + i) for i, p in enumerate(prompts)]
         )
@@ -196,30 +192,29 @@ def load_data(config: Config, tokenizer: Tokenizer, kind: str = "rollouts") -> D
     test_records = _test_records(config, notes)
     test, cut, held = [], {}, config.data.test or "held out"
     if test_records:
-        test, cut = _in(held, encode_prompts, test_records, tokenizer, **limits)
+        test, cut = in_source(held, encode_prompts, test_records, tokenizer, **limits)
         notes.append(kept_line(held, "test prompts", cut, config.data.max_prompt_tokens))
     if cut.get("dropped_overlong"):
         counts["test_dropped_overlong"] = cut["dropped_overlong"]
     spec = config.sft.data or config.data.train
-    demonstrations, examples, more = _demonstrations(config, tokenizer, spec, notes, reader())
-    beside, pretraining, cut = _pretraining(config, tokenizer, notes, reader())
+    examples = demonstrations_of(config, tokenizer, spec, notes, reader())
+    pretraining = pretraining_of(config, tokenizer, notes, reader())
+    raw += [*test_records, *examples.digested, *pretraining.digested]
     data = Data(
         sources=sources,
         test_prompts=test,
-        examples=examples,
-        counts={**counts, **more, **cut},
+        examples=examples.items,
+        counts={**counts, **examples.counts, **pretraining.counts},
         prompt_tokens=config.data.max_prompt_tokens,
-        example_tokens=max((len(one.ids) for one in examples), default=1),
-        digest=fingerprint(
-            [*raw, *test_records, *demonstrations, *beside, {"tokenizer": tokenizer.fingerprint()}]
-        ),
+        example_tokens=examples.tokens,
+        digest=fingerprint([*raw, {"tokenizer": tokenizer.fingerprint()}]),
         kind=kind,
         notes=tuple(dict.fromkeys(notes)),
-        pretraining=pretraining,
-        pretraining_tokens=max((len(one.ids) for one in pretraining), default=1),
+        pretraining=pretraining.items,
+        pretraining_tokens=pretraining.tokens,
         images=_images_of(reader(), [*sources, test], config.data.max_prompt_tokens),
-        example_images=_images_of(reader(), [examples]),
-        pretraining_images=_images_of(reader(), [pretraining]),
+        example_images=_images_of(reader(), [examples.items], examples.tokens),
+        pretraining_images=_images_of(reader(), [pretraining.items], pretraining.tokens),
     )
     if data.endless:  # the length of the longest prompt is not known
         return data
@@ -236,7 +231,7 @@ def _images_of(reader: ImageReader | None, sources: list, most_tokens: int = 0):
     items = [
         item
         for source in sources
-        for item in (source.first(_STREAM_ITEMS) if isinstance(source, Stream) else source)
+        for item in (source.first(STREAM_ITEMS) if isinstance(source, Stream) else source)
     ]
     rows = [item_images(x["item"] if isinstance(x, dict) else x) for x in items if x is not None]
     return layout_of(reader, rows, most_tokens if endless else 0)
@@ -246,15 +241,10 @@ def _encoded_stream(
     records: Stream, tokenizer: Tokenizer, limits: dict, spec: str, mixed: str
 ) -> Stream:
     def encoded(index: int) -> PromptRecord | None:
-        prompt, _ = _in(spec, encode_prompt, records[index], tokenizer, **limits)
+        prompt, _ = in_source(spec, encode_prompt, records[index], tokenizer, **limits)
         return prompt and dataclasses.replace(prompt, source=mixed)
 
     return Stream(encoded, rows=records.rows)
-
-
-def _of_stream(records: Stream) -> list[dict]:
-    """What of a stream is in the digest."""
-    return [*records.first(_STREAM_ITEMS), {"rows": records.rows}]
 
 
 def _stored_items(
@@ -264,10 +254,10 @@ def _stored_items(
     records = load_stored_rows(spec, kind, notes)
 
     def encoded(index: int) -> dict | None:
-        item = _in(spec, encode_row, records[index], tokenizer, kind, **options)
+        item = in_source(spec, encode_row, records[index], tokenizer, kind, **options)
         return item and {"prompt_id": index, "source": spec, "item": item}
 
-    return Stream(encoded, rows=records.rows), _of_stream(records)
+    return Stream(encoded, rows=records.rows), digested(records)
 
 
 def _warn_bare(spec: str, records: list[dict], tokenizer: Tokenizer, kind: str) -> None:
@@ -309,35 +299,6 @@ def _warn_dropped(counts: dict) -> None:
         )
 
 
-def _demonstrations(
-    config: Config, tokenizer: Tokenizer, spec: str, notes: list[str], reader: ImageReader | None
-) -> tuple[list[dict], list, dict]:
-    """Records, encoded examples and counts of the supervised phase; all empty where sft.steps is
-    0."""
-    if not config.sft.steps:
-        return [], [], {}
-    records = load_demonstrations(spec, "train", notes, held_out_fraction(config, spec))
-    total = config.data.max_prompt_tokens + config.sampler.max_response_tokens
-    how = dict(max_tokens=total, images=reader)
-    examples, counts = _in(spec, encode_demonstrations, records, tokenizer, **how)
-    notes.append(kept_line(spec, "demonstrations", counts, total))
-    return records, examples, {f"examples_{k}": v for k, v in counts.items()}
-
-
-def _pretraining(
-    config: Config, tokenizer: Tokenizer, notes: list[str], reader: ImageReader | None
-) -> tuple[list[dict], list, dict]:
-    """Records, encoded examples and counts of pretraining.data; all empty where that is ""."""
-    spec, most = config.pretraining.data, config.pretraining.max_tokens
-    if not spec:
-        return [], [], {}
-    records = load_demonstrations(spec, "train", notes, held_out_fraction(config, spec))
-    how = dict(max_tokens=most, images=reader)
-    examples, counts = _in(spec, encode_demonstrations, records, tokenizer, **how)
-    notes.append(kept_line(spec, "pre-training examples", counts, most))
-    return records, examples, {f"pretraining_{k}": v for k, v in counts.items()}
-
-
 def _held_rows(config: Config, kind: str) -> list[dict]:
     """Rows for eval/loss: of data.test, else what is held out of the training files, in equal
     shares."""
@@ -358,7 +319,7 @@ def _held_out(
     if not rows:
         return [], []
     source = config.data.test or "held-out rows"
-    items, cut = _in(source, encode_rows, rows, tokenizer, kind, **options)
+    items, cut = in_source(source, encode_rows, rows, tokenizer, kind, **options)
     notes.append(
         kept_line(config.data.test or "held out", "held-out rows", cut, config.offline.max_tokens)
     )
@@ -384,7 +345,7 @@ def _offline_data(config: Config, tokenizer: Tokenizer, kind: str) -> Data:
             continue
         rows = load_rows(spec, "train", kind, notes, held_out_fraction(config, spec))
         options["images"] = reader()
-        items, more = _in(spec, encode_rows, rows, tokenizer, kind, **options)
+        items, more = in_source(spec, encode_rows, rows, tokenizer, kind, **options)
         notes.append(kept_line(spec, "rows", more, offline.max_tokens))
         if is_path(spec):
             _warn_bare(spec, rows, tokenizer, kind)
@@ -407,21 +368,19 @@ def _offline_data(config: Config, tokenizer: Tokenizer, kind: str) -> Data:
         test_records = load_prompts(config.evaluate.prompts_from, "test")[: config.evaluate.prompts]
         limit = config.data.max_prompt_tokens
         test, _ = encode_prompts(test_records, tokenizer, max_prompt_tokens=limit, images=reader())
-    demonstrations, examples, more = _demonstrations(
-        config, tokenizer, config.sft.data, notes, reader()
-    )
-    every = [*raw, *held_rows, *test_records, *demonstrations]
+    examples = demonstrations_of(config, tokenizer, config.sft.data, notes, reader())
+    every = [*raw, *held_rows, *test_records, *examples.digested]
     return Data(
         sources=sources,
         test_prompts=test,
-        examples=examples,
-        counts={**counts, **more},
+        examples=examples.items,
+        counts={**counts, **examples.counts},
         prompt_tokens=max((len(p.token_ids) for p in test), default=1),
-        example_tokens=max((len(one.ids) for one in examples), default=1),
+        example_tokens=examples.tokens,
         digest=fingerprint([*every, {"tokenizer": tokenizer.fingerprint()}]),
         kind=kind,
         held_out=held,
         notes=tuple(dict.fromkeys(notes)),
         images=_images_of(reader(), [*sources, held, test], offline.max_tokens),
-        example_images=_images_of(reader(), [examples]),
+        example_images=_images_of(reader(), [examples.items], examples.tokens),
     )

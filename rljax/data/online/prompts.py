@@ -283,23 +283,12 @@ def encode_demonstrations(
     require_positive("max_tokens", max_tokens)
     examples, counts = [], dict(total=len(records), kept=0, dropped_empty=0, truncated=0)
     for record in records:
-        try:
-            made, own, opened = with_image_tokens(record, tokenizer, images)
-            ids, mask = encode_demonstration(made, own)
-            if images is not None:
-                images.check(ids, mask, opened)
-        except InputError as error:
-            raise in_row(record, error) from None
-        counts["truncated"] += len(ids) > max_tokens
-        if opened:
-            ids, mask, opened = cut_example(ids, mask, opened, max_tokens, images)
-        ids = np.array(ids[:max_tokens], np.int32)
-        mask = np.array(mask[:max_tokens], np.float32)
-        mask[:1] = 0  # nothing precedes the first token, so nothing predicts it
-        if mask.any():
-            examples.append(Example(ids, mask).with_images(opened))
-        else:
+        example, tokens = encode_example(record, tokenizer, max_tokens=max_tokens, images=images)
+        counts["truncated"] += tokens > max_tokens
+        if example is None:
             counts["dropped_empty"] += 1
+        else:
+            examples.append(example)
     counts["kept"] = len(examples)
     if not examples:
         raise InputError(
@@ -308,6 +297,27 @@ def encode_demonstrations(
             fix="raise max_tokens",
         )
     return examples, counts
+
+
+def encode_example(
+    record: dict, tokenizer: Tokenizer, *, max_tokens: int, images: ImageReader | None = None
+) -> tuple[Example | None, int]:
+    """A supervised record as an example, None where nothing is left to learn of it, and its tokens
+    before the cut."""
+    try:
+        made, own, opened = with_image_tokens(record, tokenizer, images)
+        ids, mask = encode_demonstration(made, own)
+        if images is not None:
+            images.check(ids, mask, opened)
+    except InputError as error:
+        raise in_row(record, error) from None
+    tokens = len(ids)
+    if opened:
+        ids, mask, opened = cut_example(ids, mask, opened, max_tokens, images)
+    ids = np.array(ids[:max_tokens], np.int32)
+    mask = np.array(mask[:max_tokens], np.float32)
+    mask[:1] = 0  # nothing precedes the first token, so nothing predicts it
+    return (Example(ids, mask).with_images(opened) if mask.any() else None), tokens
 
 
 def encode_demonstration(record: dict, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:

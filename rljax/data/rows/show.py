@@ -64,7 +64,11 @@ def shown_rows(
         shown += [_of_prompt(p) for p in loader.take(enough)]
         if loader.dropped:
             counts["dropped_overlong_of_stream"] = loader.dropped
-    shown += [s for i, e in enumerate(data.examples[:rows]) for s in _of_kind("examples", i, e)]
+    if data.examples:
+        enough = rows if isinstance(data.examples, Stream) else min(rows, len(data.examples))
+        examples = make_loader(data.examples, batch_size=1, seed=config.seed, shuffle=False)
+        taken = enumerate(examples.take(enough))
+        shown += [s for number, example in taken for s in _of_kind("examples", number, example)]
     return shown, counts, data.notes
 
 

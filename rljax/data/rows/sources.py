@@ -83,19 +83,30 @@ def load_endless_prompts(
 
 
 def load_demonstrations(
-    spec: str, split: str, notes: list[str] | None = None, test_fraction: float = 0.0
-) -> list[dict]:
+    spec: str,
+    split: str,
+    notes: list[str] | None = None,
+    test_fraction: float = 0.0,
+    stored: bool = False,
+) -> list[dict] | Stream:
     """Supervised records: `messages`, or `prompt` + `completion`, or `text`; and index.
 
-    A task's demonstrations are its training split. `test_fraction`: see load_prompts.
+    A task's demonstrations are its training split. `test_fraction`: see load_prompts; `stored`: see
+    load_endless_prompts.
     """
+    if stored:
+        rows = read_stored(spec, split, notes)
+        return Stream(lambda index: _demonstration(rows, index), rows=rows.rows.rows)
     rows = read_rows(spec, "train" if test_fraction else split, demonstrations=True, notes=notes)
-    records = []
-    for index, row in enumerate(rows.rows):
-        place = rows.place(index)
-        row = _as_written(with_images(row, place, rows.folder), rows, place)
-        records.append({**demonstration_record(row, place, index), **images_of(row)})
+    records = [_demonstration(rows, index) for index in range(len(rows.rows))]
     return one_side(records, split, test_fraction, spec) if test_fraction else records
+
+
+def _demonstration(rows: Rows, index: int) -> dict:
+    place = rows.place(index)
+    row = rows.rows[index]
+    row = _as_written(with_images(row, place, rows.folder), rows, place)
+    return {**demonstration_record(row, place, index), **images_of(row)}
 
 
 # -- what a row must hold --

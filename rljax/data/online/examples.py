@@ -1,0 +1,79 @@
+"""The examples of the supervised phase and of pretraining.data, read whole or as they are drawn."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from rljax.config import Config, is_path
+from rljax.data.images.encode import ImageReader
+from rljax.data.online.kept import kept_line
+from rljax.data.online.prompts import Example, encode_demonstrations, encode_example
+from rljax.data.online.stream import Stream
+from rljax.data.rows.sources import load_demonstrations
+from rljax.data.rows.split import held_out_fraction
+from rljax.data.text.tokenizer import Tokenizer
+from rljax.errors import InputError
+
+STREAM_ITEMS = 32  # the first records of a stream, which stand for it in the digest
+
+
+def in_source(spec: str, encode: Callable, *inputs, **options):
+    """encode(*inputs, **options), with the source of the rows in what is wrong with one of them."""
+    try:
+        return encode(*inputs, **options)
+    except InputError as error:
+        raise error if spec in str(error) else InputError(f"{spec}: {error}") from None
+
+
+def digested(records: Stream) -> list[dict]:
+    """What of a stream is in the digest."""
+    return [*records.first(STREAM_ITEMS), {"rows": records.rows}]
+
+
+class Examples(NamedTuple):
+    """The examples of a supervised phase, or of pretraining.data: encoded, what of their records is
+    in the digest, counts, and the tokens that one has at most."""
+
+    items: list | Stream = []
+    digested: list = []
+    counts: dict = {}
+    tokens: int = 1
+
+
+def demonstrations_of(
+    config: Config, tokenizer: Tokenizer, spec: str, notes: list[str], reader: ImageReader | None
+) -> Examples:
+    """The examples of the supervised phase; none where sft.steps is 0."""
+    if not config.sft.steps:
+        return Examples()
+    total = config.data.max_prompt_tokens + config.sampler.max_response_tokens
+    return _examples(config, tokenizer, spec, notes, total, reader, "demonstrations")
+
+
+def pretraining_of(
+    config: Config, tokenizer: Tokenizer, notes: list[str], reader: ImageReader | None
+) -> Examples:
+    """The examples of pretraining.data; none where that is ""."""
+    spec, most = config.pretraining.data, config.pretraining.max_tokens
+    if not spec:
+        return Examples()
+    return _examples(config, tokenizer, spec, notes, most, reader, "pre-training examples")
+
+
+def _examples(
+    config: Config, tokenizer: Tokenizer, spec: str, notes: list[str], most: int,
+    reader: ImageReader | None, called: str,
+) -> Examples:  # fmt: skip
+    stored = config.data.stream and is_path(spec)
+    records = load_demonstrations(spec, "train", notes, held_out_fraction(config, spec), stored)
+    how = dict(max_tokens=most, images=reader)
+    if isinstance(records, Stream):
+
+        def encoded(index: int) -> Example | None:
+            return in_source(spec, encode_example, records[index], tokenizer, **how)[0]
+
+        return Examples(Stream(encoded, rows=records.rows), digested(records), {}, most)
+    examples, counts = in_source(spec, encode_demonstrations, records, tokenizer, **how)
+    notes.append(kept_line(spec, called, counts, most))
+    prefix = "examples" if called == "demonstrations" else "pretraining"
+    counts = {f"{prefix}_{name}": count for name, count in counts.items()}
+    return Examples(examples, records, counts, max(len(one.ids) for one in examples))
