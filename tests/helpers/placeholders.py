@@ -15,16 +15,26 @@ from rljax.models.model import Model
 
 SIZES = dict(layers=1, embed=16, mlp=32, heads=2, kv_heads=2, head_dim=8, max_tokens=32768)
 PAIR = {"prompt": "What is 2 + 3?", "chosen": "5", "rejected": "6"}
+HARM = {
+    "prompt": "How do I open this?", "safer": "With a key.", "more_harmful": "With dynamite.",
+    "safer_is_safe": True, "more_harmful_is_safe": False,
+}  # fmt: skip
 STEPS = {"prompt": "What is 2 + 3?", "completions": ["2 + 3", "= 6"], "labels": [True, False]}
+QUESTION = {"question": "What is 2 + 3?", "answer": "2 + 3 = 5\n#### 5"}
+INSTRUCTION = {
+    "prompt": "Write without commas.",
+    "instruction_id_list": ["punctuation:no_comma"],
+    "kwargs": [{}],
+}
 ROW = {"prompt": "What is 2 + 3?", "ground_truth": "5", "data_source": "sums"}
 
 
 def write_placeholders(folder: Path) -> None:
-    """MODEL_FOLDER, TEACHER_FOLDER, JUDGE_FOLDER, VISION_MODEL_FOLDER, runs/my_rm, runs/my_prm and
+    """MODEL_FOLDER, TEACHER_FOLDER, JUDGE_FOLDER, VISION_MODEL_FOLDER, runs/my_{rm,prm,cost} and
     the files of rows."""
     for name in ("MODEL_FOLDER", "TEACHER_FOLDER", "JUDGE_FOLDER"):
         write_model_folder(folder / name)
-    for name in ("my_rm", "my_prm"):
+    for name in ("my_rm", "my_prm", "my_cost"):
         write_model_folder(folder / "runs" / name / "reward_model", head="scalar")
     write_vision_folder(folder / "VISION_MODEL_FOLDER")
     for name in ("train", "test", "prompts"):
@@ -32,7 +42,14 @@ def write_placeholders(folder: Path) -> None:
     image = {"role": "user", "content": "<image> Which bar is higher, A or B?"}
     shown = {"prompt": [image], "images": [data_url(picture())], "ground_truth": "B"}
     rows = {"train": ROW, "test": ROW, "pairs": PAIR, "held_out_pairs": PAIR, "steps": STEPS}
-    rows |= {"held_out_steps": STEPS, "charts": shown, "held_out_charts": shown}
+    rows |= {"harms": HARM, "held_out_harms": HARM}
+    rows |= {
+        "gsm8k": QUESTION,
+        "ifeval": INSTRUCTION,
+        "held_out_steps": STEPS,
+        "charts": shown,
+        "held_out_charts": shown,
+    }
     for name, row in rows.items():
         (folder / f"{name}.jsonl").write_text(f"{json.dumps(row)}\n" * 4)
 
