@@ -308,18 +308,18 @@ def drawn_prompts(config, monkeypatch):
     """The prompt texts of every step of a run."""
     from rljax.data.online.prompts import Prompts
     from rljax.training import train
-    from rljax.training.run import Run
+    from rljax.training.sources import RolloutSource
 
-    seen, draw = [], Run._draw
+    seen, draw = [], RolloutSource.draw
 
     def noted(self, count) -> Prompts:
         prompts = draw(self, count)
         seen.append([record.prompt_text for record in prompts.records])
         return prompts
 
-    monkeypatch.setattr(Run, "_draw", noted)
+    monkeypatch.setattr(RolloutSource, "draw", noted)
     train(config)
-    monkeypatch.setattr(Run, "_draw", draw)
+    monkeypatch.setattr(RolloutSource, "draw", draw)
     return seen
 
 
