@@ -1,9 +1,9 @@
 """The blocks of README and docs/: bash takes every command line, rljax its flags and fields, and in
 the slow lane every block runs, page by page, in a folder with the files of the repository.
 
-A block of python that begins with `# name.py` is that file; others are run. RUN_DIR stands for the
-newest run of the page, else for a small one. A block that cannot run in a test has
-`<!-- not run: why -->` above it; one that needs a model and data, or hours, has
+A block of python that begins with `# name.py` is that file, and is imported; others are run.
+RUN_DIR stands for the newest run of the page, else for a small one. A block that cannot run in a
+test has `<!-- not run: why -->` above it; one that needs a model and data, or hours, has
 `<!-- dry run: why -->` and runs with --dry_run, on small ones.
 """
 
@@ -33,7 +33,7 @@ BLOCK = re.compile(
     r"(?:<!-- ([^\n]*) -->\n)?^```(bash|python)\n(.*?)^```", re.DOTALL | re.MULTILINE
 )
 # Blocks of these pages run elsewhere: README's in .ci/run, test_examples and the pages that it
-# links; the parts of extend/ in test_docs.
+# links. (What the parts of extend/ do is asserted in test_docs.)
 ELSEWHERE = {"README.md"}
 
 
@@ -191,8 +191,7 @@ def small_run(tmp_path_factory, environment):
 RUN = [
     path
     for path in WITH_BLOCKS
-    if name(path) not in ELSEWHERE
-    and any(not why and not text.startswith("# my_") for why, _, text in blocks(path))
+    if name(path) not in ELSEWHERE and not all(why for why, _, _ in blocks(path))
 ]
 
 
@@ -206,11 +205,11 @@ def test_every_block_runs(path, environment, tmp_path, request):
     if any("_FOLDER" in text for why, _, text in blocks(path) if not why):
         write_placeholders(tmp_path)
     for why, kind, text in blocks(path):
-        own = re.match(r"# (\w+\.py)\n", text)
-        if why or (kind == "python" and own):
-            if own and not why:
-                (tmp_path / own[1]).write_text(text)
+        if why:
             continue
+        if kind == "python" and (own := re.match(r"# (\w+)\.py\n", text)):
+            (tmp_path / f"{own[1]}.py").write_text(text)
+            text = f"import {own[1]}"
         runs = sorted((tmp_path / "runs").glob("*/config.json"), key=lambda f: f.stat().st_mtime)
         if not runs and "RUN_DIR" in text and not re.search(r"rljax train|launchers/train", text):
             runs = [tmp_path / "runs" / "small" / "config.json"]
