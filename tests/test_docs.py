@@ -69,6 +69,7 @@ class Trained:
 # -- additions of a user's own file
 
 
+@pytest.mark.slow
 def test_a_loss_and_an_advantage_of_a_users_file(tmp_path):
     config = tiny(
         algorithm__policy_loss="users_formulas.topr(most=1.0)",

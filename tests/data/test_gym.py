@@ -133,6 +133,7 @@ def test_an_answer_that_its_scorer_cannot_parse_is_wrong_and_a_broken_entry_is_a
     assert reasoning_gym_score("<answer>x</answer>", row["ground_truth"])["score"] == 0.0
 
 
+@pytest.mark.slow
 def test_the_pool_scores_in_another_process():
     task = task_of("basic_arithmetic")
     config = Config()

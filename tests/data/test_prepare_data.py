@@ -227,6 +227,7 @@ def test_an_earlier_preparation_survives_a_failure_and_is_not_mixed(tmp_path):
     assert {p.name: p.read_bytes() for p in out.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_the_launcher_and_the_example_of_a_map(tmp_path):
     command = [
         sys.executable, "launchers/prepare_data.py", "--source=examples/limr_sample.jsonl",

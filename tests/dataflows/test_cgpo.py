@@ -286,6 +286,7 @@ def random_batch(
     return batch, told, logp, mask
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("samples", lanes([4], [1, 2, 5]))
 @pytest.mark.parametrize("passing", lanes([0.6], [0.0, 1.0]))
 def test_any_mixture_of_tasks_is_what_the_loops_say(samples, passing):
@@ -499,6 +500,7 @@ def test_the_gradient_norm_of_each_task_is_that_of_the_task_alone(step, together
     assert unexplained(metrics) == set()
 
 
+@pytest.mark.slow
 def test_the_gradient_norm_of_a_single_task_is_that_of_the_step(step):
     _, metrics = paged(step, tasks=both("codpo()")[:1] + (("two*", ""),), gradient_norms=True,
                        task_weights=(0.0, 1.0))  # fmt: skip

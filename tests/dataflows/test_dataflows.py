@@ -62,6 +62,7 @@ def test_vapo_trains_its_critic_alone_first(shared):
     assert moved(actor, numbers(run.roles["actor"])) and "pg_clipfrac" in after
 
 
+@pytest.mark.slow
 def test_remax_takes_the_greedy_score_of_the_same_prompt(shared):
     run = started(shared, "remax")
     metrics = run.step()
@@ -101,6 +102,7 @@ def test_pf_ppo_redraws_within_the_prompt(shared):
     np.testing.assert_allclose(weights, [0.25, 0.5, 0.25, 0.25, 0.25, 0.5])
 
 
+@pytest.mark.slow
 def test_pf_ppo_over_the_whole_batch_learns_from_the_redrawn_rows(shared):
     config = preset_config("pf_ppo")
     config.dataflow = "pf_ppo(scope='batch', method='max_min')"
@@ -124,6 +126,7 @@ def test_the_running_mean_is_the_baseline_of_reinforce(shared):
     assert float(role.value) == pytest.approx(want, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_kl_coefficient_adapts_and_is_checkpointed(shared):
     run = started(shared, "ppo", kl_in_reward=0.05, kl_target=0.5, kl_horizon=1000.0)
     first = run.step()
@@ -164,6 +167,7 @@ def test_bypass_takes_the_samplers_log_probs(shared):
     )
 
 
+@pytest.mark.slow
 def test_correction_weighs_the_policy_loss_and_nothing_else(shared):
     """Sampler log-probs off by 0.5: weights e^0.5, capped; KL and entropy are not weighed."""
     run = started(shared, "olmorl", collect="once", entropy_coef=0.1)
@@ -192,6 +196,7 @@ def test_correction_weighs_the_policy_loss_and_nothing_else(shared):
     assert losses["only the loss"]["loss"] == pytest.approx(weight * plain, rel=1e-3, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_the_correction_is_computed_once_for_all_steps_of_an_update(shared):
     """Its weights are of the policy that sampled: no optimizer step computes them again."""
     run = started(shared, "olmorl", collect="once")

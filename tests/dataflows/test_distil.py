@@ -69,6 +69,7 @@ def rows(count: int, tokens: int, vocab: int, seed: int = 0):
     return batch_from_rows(jnp.asarray(ids), jnp.asarray(lengths), jnp.asarray(mask, jnp.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", lanes([(0.3, 2)], [(0.0, 8), (1.0, 2)]))
 def test_values_and_gradient_are_those_of_the_loss_on_all_logits(case):
     beta, microbatch = case
@@ -110,6 +111,7 @@ def _same(one, other) -> bool:
     return all((np.asarray(a) == np.asarray(b)).all() for a, b in pairs)
 
 
+@pytest.mark.slow
 def test_no_array_of_all_tokens_times_the_vocabulary(monkeypatch):
     """Of the compiled program, backward pass and teacher included."""
     count, tokens, vocab = 8, 96, 2048
@@ -178,11 +180,13 @@ def test_a_student_comes_near_its_teacher_on_its_own_samples(tmp_path, dataflow)
     assert 0 < found[0]["response_tokens/mean"] <= 3
 
 
+@pytest.mark.slow
 def test_with_its_sign_flipped_it_goes_away(tmp_path):
     losses = [float(x["loss"]) for x in steps_of(on_policy(tmp_path), tmp_path, sign=-1.0)]
     assert np.mean(losses[-3:]) > losses[0], losses
 
 
+@pytest.mark.slow
 def test_a_student_comes_near_its_teacher_on_given_completions(tmp_path):
     """Through train(): held-out loss, and a resume that is refused nothing."""
     tokenizer = write_tokenizer(tmp_path / "tokenizer")

@@ -215,6 +215,7 @@ def test_the_mixture_is_geometric(shared):
     assert np.all(np.asarray(batch.policy_version)[np.asarray(batch.mask) > 0] == -1)
 
 
+@pytest.mark.slow
 def test_the_ends_of_the_mixture_are_the_two_models(shared):
     run = started(shared, config_of("nash_md()"))
     actor, reference = run.roles["actor"], run.roles["reference"]
@@ -233,6 +234,7 @@ def test_the_ends_of_the_mixture_are_the_two_models(shared):
         np.testing.assert_array_equal(drawn(reference.params, second), want)
 
 
+@pytest.mark.slow
 def test_two_samplers_take_turns(shared):
     run = started(shared, config_of("xpo()"))
     actor, reference = run.roles["actor"], run.roles["reference"]
@@ -315,6 +317,7 @@ def test_what_does_not_fit_is_said_before_anything_loads(dataflow, changes, word
         validate(config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dataflow", "changes", "said"),
     [
@@ -336,6 +339,7 @@ def test_options_are_checked_like_any_others():
         resolve("online_dpo(rejected='second')", NAMESPACES["dataflow"])
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_bitwise_the_uninterrupted_one(shared):
     """What a checkpoint keeps of the roles, the reference that has moved among them, is all."""
     whole = started(shared, config_of("online_dpo(rejected='random', refresh_every=2)"))

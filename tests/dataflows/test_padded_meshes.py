@@ -45,6 +45,7 @@ def draw(model: Model, seed: int = 3):
 WIDE = dict(fsdp=1, tensor=8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config", [CONFIG, pytest.param(UNTIED, marks=pytest.mark.slow)], ids=["tied", "untied"]
 )

@@ -69,6 +69,7 @@ def test_tokens_are_rewarded_before_or_after_the_models_step(step):
         )
 
 
+@pytest.mark.slow
 def test_the_share_of_the_process_by_hand(step):
     """Distances from the mean of the prompt's samples, of q and of the outcomes."""
     roles, batch, _ = step

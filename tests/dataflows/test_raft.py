@@ -51,6 +51,7 @@ def test_it_keeps_what_rejection_sampling_keeps(keep, truncated, min_score):
     assert metrics["raft/prompts_without_any"] == pytest.approx(none)
 
 
+@pytest.mark.slow
 def test_only_the_best_samples_move_the_policy():
     """The parameters after a step are those of the same step on a batch without the others."""
     cfg = recipe("group_relative", Steps(16, 16)).replace(

@@ -65,6 +65,7 @@ def live_rows(batch):
     return np.asarray(jnp.any(batch.mask > 0, axis=1)).astype(int).tolist()
 
 
+@pytest.mark.slow
 def test_a_filter_takes_rows_out_of_the_loss_only(batch):
     plain, metrics, _ = estimate(batch, recipe(), actor=ACTOR)
     np.testing.assert_allclose(row_advantages(plain), [0.5, -0.5, 0, 0, -0.5, 0.5])
@@ -100,6 +101,7 @@ def test_rejected_tokens_leave_the_loss_and_not_the_baseline(batch):
     assert "mismatch/rollout_is_mean" in metrics
 
 
+@pytest.mark.slow
 def test_any_number_of_weights_of_parts_passes_the_dry_run(tmp_path):
     """Only the running reward knows its parts."""
     config = preset_config("grpo")
@@ -129,6 +131,7 @@ def test_shaping_comes_in_order_and_before_the_kl_penalty(batch):
         assert float(metrics["reward/mean"]) == pytest.approx(4 / 6)
 
 
+@pytest.mark.slow
 def test_the_greedy_score_is_shaped_like_the_sampled_one(batch):
     """A greedy response that is as wrong as the sampled one leaves no advantage (C5)."""
     mesh = make_mesh(devices=jax.devices()[:1])

@@ -82,6 +82,7 @@ def test_a_judge_that_answers_by_position_labels_nothing():
         rlaif.write_pairs(rows, "unused.jsonl")
 
 
+@pytest.mark.slow
 def test_a_failed_judgement_is_no_label():
     items = [
         comparison("a", "b"), comparison("hang", "a"), comparison("raise", "a"),

@@ -479,6 +479,7 @@ def notes(tmp_path, monkeypatch):
     return tmp_path / "notes_server.py"
 
 
+@pytest.mark.slow
 def test_an_mcp_server_that_each_episode_starts(notes):
     text = f"mcp(server='{sys.executable} {notes}')"
     said = [call("write", note="a", times=2) + call("write", note="b"), call("fail"), call("x")]

@@ -74,6 +74,7 @@ def test_each_misbehaviour_is_the_failure_of_its_episode_alone(tmp_path):
     assert crew.take_counts()["failed"] == 0
 
 
+@pytest.mark.slow
 def test_when_a_worker_is_killed_the_others_go_on_word_for_word():
     """200 episodes in one worker, one of which hangs: 199 end as in an undisturbed run."""
     rows = echoes(200)
@@ -92,6 +93,7 @@ def test_when_a_worker_is_killed_the_others_go_on_word_for_word():
                for k in rows if k != 77)  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_hang_ends_soon_after_its_deadline():
     with crew_of("act()", workers=1) as crew:
         crew.admit(3, dict(plan=["hang"]), seed=0, sample_seed=0)
@@ -122,6 +124,7 @@ def test_a_failed_episode_is_played_anew_with_its_seeds(tmp_path):
     assert played[2].end.kind == "killed" and (counts["retried"], counts["failed"]) == (2, 1)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_repeated_fails_with_its_worker():
     rows = echoes(5)
     rows[0] |= dict(guilty_at=2)
@@ -134,6 +137,7 @@ def test_what_cannot_be_repeated_fails_with_its_worker():
     assert counts["failed/killed"] == 4
 
 
+@pytest.mark.slow
 def test_a_reply_to_what_has_failed_meanwhile_is_not_taken_for_another():
     """The driver answers before it has read that the episode is played anew."""
     rows = {0: dict(salt="s", turns=3), 1: dict(salt="t", turns=3)}
@@ -158,6 +162,7 @@ def test_a_reply_to_what_has_failed_meanwhile_is_not_taken_for_another():
     assert seen.restarts == 1 and seen.log == calm[0].log
 
 
+@pytest.mark.slow
 def test_an_environment_that_says_something_else_when_it_is_repeated():
     with crew_of("unsteady()", workers=1) as crew:
         for number, what in enumerate(("exit", "hello", "hello")):
@@ -183,6 +188,7 @@ def steps_of(crew, count: int) -> list:
 AHEAD, BEHIND = range(2**30), range(2**30, 2**31)
 
 
+@pytest.mark.slow
 def test_what_one_driver_is_not_told_waits_for_the_other():
     """Episodes that are played at once, beside others that wait."""
     with crew_of("echo()", workers=1) as crew:
@@ -207,6 +213,7 @@ def played_to(crew, number: int, turns: int, fields: dict) -> tuple[list, list]:
     return steps, replies
 
 
+@pytest.mark.slow
 def test_an_episode_goes_on_in_another_crew_where_it_stood():
     fields = dict(salt="s", turns=4)
     with crew_of("echo()", workers=1) as crew:
@@ -228,6 +235,7 @@ def test_an_episode_goes_on_in_another_crew_where_it_stood():
         assert (step.ids, step.mark) == (steps[3].ids, marks[3])
 
 
+@pytest.mark.slow
 def test_what_goes_on_must_say_what_it_said():
     fields = dict(salt="s", turns=4)
     with crew_of("echo()", workers=1) as crew:
@@ -245,6 +253,7 @@ ASYNC_WRONG = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_asynchronous_environments_wait_together():
     rows = {i: dict(plan=["nap 0.5", "nap 0.3"]) for i in range(200)}
     with crew_of("act_async()", workers=1) as crew:
@@ -257,6 +266,7 @@ def test_asynchronous_environments_wait_together():
     assert [one.end.kind for one in played.values()] == [*ASYNC_WRONG.values(), ""]
 
 
+@pytest.mark.slow
 def test_what_is_dropped_is_closed_and_its_number_is_free(tmp_path):
     told = tmp_path / "told"
     with crew_of("closes()", workers=1) as crew:
@@ -271,6 +281,7 @@ def test_what_is_dropped_is_closed_and_its_number_is_free(tmp_path):
         assert crew.news(0.1) == []
 
 
+@pytest.mark.slow
 def test_a_hang_at_the_end_of_one_is_no_harm_to_others():
     with crew_of("hangs_at_its_end()", workers=1) as crew:
         for number in (0, 1):
@@ -283,6 +294,7 @@ def test_a_hang_at_the_end_of_one_is_no_harm_to_others():
         assert crew.take_counts()["killed"] == 1
 
 
+@pytest.mark.slow
 def test_an_outcome_counts_whatever_comes_behind_it():
     with crew_of("hangs_behind_its_outcome()", workers=1) as crew:
         played = play(crew, {i: {} for i in range(3)})
@@ -290,6 +302,7 @@ def test_an_outcome_counts_whatever_comes_behind_it():
     assert [one.end.outcome for one in played.values()] == [{"": 1.0}] * 3
 
 
+@pytest.mark.slow
 def test_memory_is_limited():
     rows = {0: dict(prompt="a", size=1 << 31), 1: dict(prompt="b", size=1 << 10)}
     with crew_of("remembers()", workers=1, memory_gb=1.0) as crew:
@@ -297,6 +310,7 @@ def test_memory_is_limited():
     assert "MemoryError" in played[0].end.failure and played[1].end.outcome == {"": 1.0}
 
 
+@pytest.mark.slow
 def test_bad_input():
     with pytest.raises(InputError, match="running script"):
         EpisodeCrew("__main__.act", CHARS, LIMITS)
@@ -316,6 +330,7 @@ def test_bad_input():
         crew.news(1.0)
 
 
+@pytest.mark.slow
 def test_a_module_that_only_the_parent_can_import(users, monkeypatch):
     (users / "shy.py").write_text(
         "import os\nif os.environ.get('SHY'): raise OSError('not here')\n"
@@ -327,6 +342,7 @@ def test_a_module_that_only_the_parent_can_import(users, monkeypatch):
         crew.start()
 
 
+@pytest.mark.slow
 def test_no_process_stays():
     before = children(os.getpid())
     with crew_of("act()") as crew:
@@ -338,6 +354,7 @@ def test_no_process_stays():
     assert not any(map(alive, own))
 
 
+@pytest.mark.slow
 def test_workers_end_with_their_parent(users, tmp_path):
     pids = tmp_path / "pids"
     code = f"""
@@ -398,6 +415,7 @@ def storm(crew, count: int, seconds: float, calm: bool = False) -> None:
         assert len(played[i].steps) == 6 or what != "hello"
 
 
+@pytest.mark.slow
 def test_a_storm(monkeypatch):
     monkeypatch.setenv("STORM_SCALE", "0.05")
     with crew_of("storm()") as crew:

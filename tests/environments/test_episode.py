@@ -351,6 +351,7 @@ def test_equal_states_have_equal_hashes():
     assert state_hash(None) == b"" != state_hash((None,))
 
 
+@pytest.mark.slow
 def test_a_state_has_one_hash_in_all_processes():
     state = "{'b': {'x', 'y', 'z'}, 'a': (1, 'two')}"
     code = f"from rljax.environments.yields import state_hash; print(state_hash({state}).hex())"

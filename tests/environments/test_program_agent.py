@@ -79,6 +79,7 @@ def text(step):
     return CHARS.decode(step.ids)
 
 
+@pytest.mark.slow
 def test_an_agent_of_openais_client_is_played_by_the_policy(agent):
     pytest.importorskip("openai")
     call = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>'

@@ -127,6 +127,7 @@ def learns(folder, seed: int) -> dict:
     return found
 
 
+@pytest.mark.slow
 def test_a_reward_model_learns_and_its_report_is_logged(tmp_path):
     found = learns(tmp_path, 0)
     assert {"eval/calibration_error", "eval/score/std", "eval/accuracy/chosen_shorter",

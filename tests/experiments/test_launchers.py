@@ -185,6 +185,7 @@ def test_compare_offline(tmp_path):
     assert other.returncode == 2 and "of other settings" in other.stderr
 
 
+@pytest.mark.slow
 def test_compare_offline_prints_capabilities_and_names_bad_flags():
     done = launch("compare_offline", "--capabilities")
     assert done.returncode == 0, done.stderr

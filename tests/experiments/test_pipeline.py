@@ -237,6 +237,7 @@ def test_a_reward_model_chooses_among_samples_by_its_own_score(whole):
     assert meta["metrics"]["mean_reward_selected"] > meta["metrics"]["mean_reward_all"]
 
 
+@pytest.mark.slow
 def test_the_page_shows_the_same_prompts_answered_by_several_stages(whole):
     (suite,) = json.loads((whole / "lineage.json").read_text())["same_prompts"]
     assert suite["stages"] == ["evaluate_sft", "evaluate_best"] and len(suite["prompts"]) == 16
@@ -310,6 +311,7 @@ def test_what_has_changed_is_refused_by_name(whole, tmp_path):
     assert "policy is gone" in refused()
 
 
+@pytest.mark.slow
 def test_a_stage_is_made_again_with_all_that_reads_it(whole, tmp_path):
     """The same bytes come out; what does not read it is kept."""
     home = shutil.copytree(whole, tmp_path / "p")

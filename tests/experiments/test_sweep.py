@@ -107,6 +107,7 @@ def test_finished_members_are_not_run_again_and_failed_ones_are(tmp_path, launch
     assert members[1].summary()["resumed"]
 
 
+@pytest.mark.slow
 def test_a_stopped_sweep_hands_the_signal_on_and_resumes(tmp_path, launcher):
     script = f"""
 import pathlib, sys

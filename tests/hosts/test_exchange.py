@@ -181,6 +181,7 @@ def test_a_port_that_is_taken_is_named():
             meet(environment(env), 1.0)
 
 
+@pytest.mark.slow
 def test_hosts_that_count_differently_are_refused():
     count = "import os; os.environ['RLJAX_HOSTS'] = str(2 + hosts_more)\n"
     scripts = [start(30), count.replace("hosts_more", "1") + start(30)]

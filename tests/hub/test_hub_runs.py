@@ -53,6 +53,7 @@ def config(run_dir, **fields) -> Config:
     return made
 
 
+@pytest.mark.slow
 def test_a_run_keeps_the_commits_that_it_began_with(server, tmp_path, monkeypatch):
     run_dir, pinned = tmp_path / "run", f"hf://me/tiny@{server.first}"
     asked = config(run_dir)

@@ -135,6 +135,7 @@ def check_packed(batch: Batch, live, packing: Packing, together: int) -> dict:
     return {"count": int(packed.count), "computed": int(used.sum())}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [True, False])
 def test_every_token_is_packed_once_and_a_prompt_once_for_its_rows(shared):
     for seed in range(6):
@@ -297,6 +298,7 @@ def test_rows_that_no_block_holds_are_refused_and_an_example_gets_its_blocks():
         assert_exact(*both(batch, aim, narrow, params))
 
 
+@pytest.mark.slow
 def test_an_empty_batch_computes_nothing():
     with jax.enable_x64(True):
         batch = groups(0)

@@ -115,6 +115,7 @@ def test_the_gradient_changes_by_the_coefficient_times_that_of_the_examples(case
     assert max(np.abs(x).max() for x in jax.tree.leaves(gradient)) > 0.01
 
 
+@pytest.mark.slow
 def test_every_optimizer_step_takes_its_part_of_the_examples():
     """Two steps of a batch are two batches of a step."""
     actor = actor_on(make_mesh(1, 1, 1, devices=jax.devices()[:1]))
@@ -138,6 +139,7 @@ def test_every_optimizer_step_takes_its_part_of_the_examples():
         after(actor, batch, half(beside, 0))
 
 
+@pytest.mark.slow
 def test_a_step_without_policy_tokens_takes_the_gradient_of_the_examples_alone():
     actor = actor_on(make_mesh(1, 1, 1, devices=jax.devices()[:1]))
     batch, beside = groups(0, prompts=4, samples=4, dtype=np.float32), examples()

@@ -64,6 +64,7 @@ def per_device(tree) -> int:
     return sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(tree))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", lanes(["microbatches"], [c for c in CASES if c != "microbatches"]))
 def test_a_sum_after_all_microbatches_is_the_sum_of_each(case):
     want, want_metrics, _ = updated(make_mesh(1, 1, 1, devices=jax.devices()[:1]), case)

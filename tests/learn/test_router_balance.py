@@ -126,6 +126,7 @@ def test_value_and_gradient_are_transformers(mixtral, how):
         np.testing.assert_allclose(got, COEF * want, rtol=1e-3, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_the_bias_counts_and_the_loss_does_not_where_both_are_off():
     """Coefficient 0: neither metric nor gradient, and a smaller program."""
     length = {}
@@ -205,6 +206,7 @@ def test_the_rule_by_hand():
     np.testing.assert_allclose(moved_correction(bias, tokens, 0.1), want, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packed", lanes([False], [True]))
 def test_biases_move_by_the_load_of_every_optimizer_step(packed):
     """Two steps of a batch; the optimizer, of momentum and decay, moves no bias."""
@@ -240,6 +242,7 @@ def test_biases_even_out_the_load():
     assert spread(after) < 0.6 * spread(actor)
 
 
+@pytest.mark.slow
 def test_a_step_that_is_not_taken_moves_no_bias():
     config = dataclasses.replace(SIGMOID, router_bias_update_speed=0.1)
     actor, batch = actor_of(config), rows()
@@ -251,6 +254,7 @@ def test_a_step_that_is_not_taken_moves_no_bias():
         assert not biases(after.state.params).any()
 
 
+@pytest.mark.slow
 def test_biases_are_exported_and_read_again(tmp_path):
     config = dataclasses.replace(
         SIGMOID, router_bias_update_speed=0.1, latent=None, family="glm4_moe"

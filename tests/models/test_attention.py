@@ -363,6 +363,7 @@ def test_a_decode_step_multiplies_as_libraries_do():
     assert products == sorted(want)
 
 
+@pytest.mark.slow
 def test_heads_that_do_not_divide_by_context_are_padded():
     (q, k, v, segments, sinks), options = make_request("sinks")
     how, eight = dict(options, sinks=sinks), spread(dict(data=1, fsdp=1, context=8))

@@ -74,6 +74,7 @@ def test_fresh_adapters_change_nothing_and_merged_ones_are_plain_weights(family)
     np.testing.assert_allclose(jax.jit(plain.logits)(whole, batch), after, atol=2e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", lanes(["deepseek_v3"], ["qwen3", "gemma2"]))
 def test_the_sampler_uses_the_adapters_that_the_trainer_has(family):
     """Decoding takes other paths than training: the latent attention's, one token at a time."""
@@ -265,6 +266,7 @@ def pointers(tree) -> set[int]:
     }
 
 
+@pytest.mark.slow
 def test_actor_critic_and_reference_share_one_base(tmp_path):
     config = with_adapters(tmp_path, sft__steps=0)
     with Run(build_setup(config), tmp_path) as run:

@@ -33,6 +33,7 @@ def parity(got, want, atol=1e-3):
     np.testing.assert_allclose(got, want, atol=atol)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", lanes(["mixtral"], ["deepseek_v3", "gpt_oss", "qwen3_moe"]))
 def test_fresh_ones_change_nothing_and_merged_ones_are_plain_weights(family):
     model, params, plain, base = adapted(golden("hf", family), targets=ROUTED)
@@ -110,6 +111,7 @@ def total(model):
     return jax.jit(jax.value_and_grad(loss))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     lanes(
@@ -136,6 +138,7 @@ def test_a_mesh_changes_nothing(case):
     parity(out.sampler_logprobs[keep], jax.jit(model.logprobs)(params, out)[0][keep])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", lanes(["int8"], ["nf4"]))
 def test_a_base_of_codes_computes_what_its_merged_weights_compute(base):
     model, params, plain, weights = adapted(golden("hf", "mixtral"), targets=BOTH, base=base)
@@ -163,6 +166,7 @@ def test_a_base_of_codes_computes_what_its_merged_weights_compute(base):
         parity(out.sampler_logprobs[keep], jax.jit(model.logprobs)(params, out)[0][keep], 5e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", lanes(["adam"], ["muon"]))
 def test_only_adapters_are_trained_and_they_learn(optimizer):
     model, params, _, _ = adapted(golden("hf", "mixtral"), targets=ROUTED, base="nf4")

@@ -27,6 +27,7 @@ def real(logits, batch):
     return np.asarray(logits)[np.asarray(batch.segment_ids) > 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_peft_computes_the_same_of_images_and_reads_what_we_saved(family, tmp_path):
     peft, torch = pytest.importorskip("peft"), pytest.importorskip("torch")

@@ -161,6 +161,7 @@ SLOW = [(name, mesh, "lm") for name in CONFIGS for mesh in MESHES
 SLOW += [(name, "tensor=8", "scalar") for name in ("qwen2.5", "odd", "lora")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", lanes(FAST, [case for case in SLOW if case not in FAST]), ids=" ".join
 )

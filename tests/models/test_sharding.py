@@ -186,6 +186,7 @@ def test_weight_decay_leaves_norms_biases_sinks_and_corrections_alone():
             assert mask[path] != vector, (name, path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", lanes(["gpt_oss"], ["qwen3", "deepseek_v3"]))
 def test_packed_sequences_are_what_they_are_alone(name):
     _, model, params, _ = loaded(name)

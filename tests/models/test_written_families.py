@@ -71,6 +71,7 @@ def near(got, want, keep, scale=1e-4):
     np.testing.assert_allclose(np.asarray(got)[keep], want[keep], atol=limit)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_padding_on_the_left_and_gradients(written, name):
     torch, theirs, _, model, params = written(name)

@@ -610,6 +610,7 @@ def two_policies(batch, key, cfg, *, actor, second):
     return {"actor": actor, "second": second}, {**metrics, **more}
 
 
+@pytest.mark.slow
 def test_a_role_of_the_users_own_is_counted_and_compiled():
     config = tiny(
         dataflow="test_plan.two_policies", algorithm__kl_in_loss=0.0,
@@ -891,6 +892,7 @@ def test_search_compiles_and_ranks_what_the_local_devices_hold():
     assert "2 compiled, 2 fit" in shown and "learn: " in shown
 
 
+@pytest.mark.slow
 def test_the_launcher_counts_memory_without_compiling(tmp_path):
     file = tmp_path / "config.py"
     file.write_text("from test_plan import tiny as get_config\n")

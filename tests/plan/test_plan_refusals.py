@@ -52,6 +52,7 @@ def test_a_dataflow_that_learns_from_a_file_has_one_program():
     assert "at the peak" in counted(tiny(dataflow="preference")).estimate.line()
 
 
+@pytest.mark.slow
 def test_a_row_of_the_search_is_all_that_has_to_be_set(monkeypatch):
     refused = []
 

@@ -35,6 +35,7 @@ def test_slices_that_are_not(topology):
         stand_ins(topology)
 
 
+@pytest.mark.slow
 def test_plans_without_libtpu(capsys):
     plans = {}
     for config, topology in CONFIGS.items():

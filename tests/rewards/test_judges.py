@@ -382,6 +382,7 @@ def test_a_buffer_that_was_saved_goes_on_as_if_it_had_not_been(buffer):
         resumed.close()
 
 
+@pytest.mark.slow
 def test_a_generator_that_fails_writes_nothing():
     for behaviour in ("raise", "hang", "exit", "nonsense", "nothing"):
         text = f"rubric_generators.broken(how={behaviour!r})"

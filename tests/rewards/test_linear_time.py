@@ -235,6 +235,7 @@ def slowest(length: int, limit_s: float) -> list[tuple[float, str, str]]:
     return sorted(slow, reverse=True)
 
 
+@pytest.mark.slow
 def test_no_parser_is_slow_on_a_short_nasty_text():
     """20,000 characters: a quadratic pattern takes a second and more, a linear one 20 ms."""
     assert slowest(20_000, limit_s=0.25) == []

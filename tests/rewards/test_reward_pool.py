@@ -176,6 +176,7 @@ def test_a_sample_over_a_limit_has_the_score_that_its_reward_declares(act, respo
         assert statuses(pool.score(samples("raise", "os._exit"))) == ["error"] * 2  # its own fault
 
 
+@pytest.mark.slow
 def test_a_limit_that_is_passed_while_the_pool_looks_away_counts_the_same(act):
     """The worker ends its call late, before it is killed: the clock decides, not the look at it."""
     for name, value, status in (("late", -2.0, "ok"), ("act", None, "timeout")):
@@ -185,6 +186,7 @@ def test_a_limit_that_is_passed_while_the_pool_looks_away_counts_the_same(act):
             assert score.status == status and (value is None or score.value == value)
 
 
+@pytest.mark.slow
 def test_in_a_mixture_the_member_that_is_late_decides(act):
     """Each has the whole limit: what the response makes one of them take does not make the next,
     which asks a server, late."""
@@ -239,6 +241,7 @@ def test_mixed_faults_keep_their_places(act):
             assert all(s.value == i for i, s in enumerate(scores) if s.status == "ok")
 
 
+@pytest.mark.slow
 def test_every_sample_may_fail(act):
     with RewardPool(act, workers=2) as pool:
         assert statuses(pool.score(samples(*["os._exit"] * 9))) == ["error"] * 9
@@ -265,6 +268,7 @@ def test_prints_do_not_reach_the_protocol_or_the_parents_stdout(act, capfd):
     assert out == "" and "raw bytes" in err
 
 
+@pytest.mark.slow
 def test_what_a_reward_prints_goes_to_a_file_of_bounded_size_also_from_one_that_is_killed(
     act, tmp_path, capfd, monkeypatch
 ):
@@ -286,6 +290,7 @@ def test_what_a_reward_prints_goes_to_a_file_of_bounded_size_also_from_one_that_
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_a_reward_that_prints_for_ever_is_ended_by_its_clock(act, tmp_path):
     with RewardPool(act, workers=1, timeout_s=0.7, log=tmp_path / "log") as pool:
         assert statuses(pool.score(samples("print for ever", "a"))) == ["timeout", "ok"]
@@ -313,6 +318,7 @@ def test_a_reward_that_forks_does_not_answer_twice(act):
         assert len(pids(pool.score(samples("a", "b")))) == 1
 
 
+@pytest.mark.slow
 def test_workers_are_replaced_after_their_number_of_tasks(act):
     with RewardPool(act, workers=1, max_tasks_per_worker=5) as pool:
         scores = pool.score(samples(*["a"] * 12))
@@ -322,6 +328,7 @@ def test_workers_are_replaced_after_their_number_of_tasks(act):
         assert pids(pool.score(samples("a"))) == pids(pool.score(samples("b")))
 
 
+@pytest.mark.slow
 def test_a_dead_idle_worker_is_replaced_and_nobody_is_blamed(act):
     with RewardPool(act, workers=1) as pool:
         for _ in range(4):
@@ -415,6 +422,7 @@ def test_those_who_wait_are_told_when_the_pool_is_closed(act):
         pool.submit(samples("a"))
 
 
+@pytest.mark.slow
 def test_nobody_waits_behind_a_slow_sample(act):
     with RewardPool(act, workers=2) as pool:
         for _ in range(2):
@@ -423,6 +431,7 @@ def test_nobody_waits_behind_a_slow_sample(act):
             assert slow not in fast
 
 
+@pytest.mark.slow
 def test_the_clock_of_a_worker_is_never_read_half_written():
     write = (
         "import itertools, sys; from rljax.workers.progress import Progress; "

@@ -31,6 +31,7 @@ def errors(verdict: int, right: int) -> str:
     return "right" if verdict == right else "false positive" if verdict else "false negative"
 
 
+@pytest.mark.slow
 def test_the_verdicts_on_answers_that_were_judged_by_hand():
     wrong = []
     for reward, reference, response, right, *_ in rows():

@@ -78,6 +78,7 @@ def test_who_reads_no_costs_gets_none_and_fails_nothing(sampled):
     assert Reward(None, None, None, needs_costs=True).outcome_alone().needs_costs is False
 
 
+@pytest.mark.slow
 def test_a_cost_model_says_what_samples_cost(sampled):
     prompts, raw, cost_model = sampled
     want = np.array([score.value for score in cost_model.score(raw)], np.float32)

@@ -90,6 +90,7 @@ def test_what_is_learned_is_what_was_drawn(actor, tmp_path):
     np.testing.assert_array_equal(batch.group, np.repeat(np.arange(PROMPTS), SAMPLES))
 
 
+@pytest.mark.slow
 def test_turns_are_paid_where_they_end(actor, tmp_path):
     batch, report, _ = played(actor, config_of("tiny_environments.count_letter()"), tmp_path)
     for row, scored in enumerate(report.rows):
@@ -103,6 +104,7 @@ def test_turns_are_paid_where_they_end(actor, tmp_path):
         assert batch.state_ids[row, ends[0]] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how", [dict(slots=3), dict(slots=7), dict(slots=7, page_tokens=4, pages=20)]
 )
@@ -150,6 +152,7 @@ def test_failures_are_masked_and_siblings_stay(actor, tmp_path):
     assert not batch.scores[lost].any() and not batch.rewards[lost].any()
 
 
+@pytest.mark.slow
 def test_too_many_failures_end_the_run_with_their_reasons(actor, tmp_path):
     config = config_of("tiny_environments.fails(share=0.4)", max_failed=0.05, retries=0)
     with pytest.raises(InputError, match="episodes failed, each once.*no such world") as error:
@@ -157,6 +160,7 @@ def test_too_many_failures_end_the_run_with_their_reasons(actor, tmp_path):
     assert "tiny_environments.py" in str(error.value)  # with its traceback
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share, most, ends", [(1.0, 0.05, True), (0.0, 0.0, False)])
 def test_one_failure_of_one_is_too_many(actor, tmp_path, share, most, ends):
     config = config_of(f"tiny_environments.fails(share={share})", max_failed=most, retries=0)
@@ -168,6 +172,7 @@ def test_one_failure_of_one_is_too_many(actor, tmp_path, share, most, ends):
             environment.play(actor, prompts, root_key(0), sampling, n=1)
 
 
+@pytest.mark.slow
 def test_a_failed_episode_keeps_no_reward_of_its_turns(actor, tmp_path):
     config = config_of("tiny_environments.pays_and_fails()", max_failed=1.0, retries=0)
     batch, _, metrics = played(actor, config, tmp_path)
@@ -178,6 +183,7 @@ def test_a_failed_episode_keeps_no_reward_of_its_turns(actor, tmp_path):
 LIMITED = [({"max_calls": 1}, "every()"), ({"on_bad_call": "end"}, "unreadable()")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limits, calls", LIMITED)
 def test_a_limit_of_calls_is_the_reason_of_the_end(actor, tmp_path, limits, calls):
     """The environment is asked once more, without the call, and returns: still the limit ended
@@ -189,6 +195,7 @@ def test_a_limit_of_calls_is_the_reason_of_the_end(actor, tmp_path, limits, call
     assert (batch.finish_reason == FinishReason.TURNS).all() and (batch.scores == 7).all()
 
 
+@pytest.mark.slow
 def test_masked_turns_leave_their_rewards_to_the_rest(actor, tmp_path, monkeypatch):
     """Rewards sum to the return, also where the last row of an episode is not learned from."""
 
@@ -209,6 +216,7 @@ def test_masked_turns_leave_their_rewards_to_the_rest(actor, tmp_path, monkeypat
     assert not batch.mask[1::2].any()
 
 
+@pytest.mark.slow
 def test_an_episode_of_masked_turns_alone_is_in_nobodys_baseline(actor, tmp_path, monkeypatch):
     """It keeps no score, and a group of its own, as a failed one does."""
 
@@ -224,6 +232,7 @@ def test_an_episode_of_masked_turns_alone_is_in_nobodys_baseline(actor, tmp_path
     assert batch.group[1] >= PROMPTS and (batch.group[[0, 2, 3]] == 0).all()
 
 
+@pytest.mark.slow
 def test_each_seat_has_a_row_and_a_return_of_its_own(actor, tmp_path):
     config = config_of("tiny_environments.two_seats()")
     batch, report, metrics = played(actor, config, tmp_path)
@@ -240,6 +249,7 @@ def test_each_seat_has_a_row_and_a_return_of_its_own(actor, tmp_path):
         played(actor, config, tmp_path, n=3)
 
 
+@pytest.mark.slow
 def test_an_episode_without_an_outcome_is_scored_by_its_last_turn(actor, tmp_path):
     config = config_of("tiny_environments.last_turn()")
     config.reward.function = "tiny_environments.first_letter_and_turns()"
@@ -284,6 +294,7 @@ def test_limits_hold(actor, tmp_path, turns, tokens, response, reply):
         assert batch.finish_reason[row] == reason
 
 
+@pytest.mark.slow
 def test_evaluation_plays_episodes(actor, tmp_path):
     with environment_of(config_of("tiny_environments.two_seats()"), tmp_path) as (setup, played):
         policy = Policy(actor, setup.tokenizer, setup.rollouts.sampling, 4)
@@ -292,6 +303,7 @@ def test_evaluation_plays_episodes(actor, tmp_path):
     assert 0 <= found["mean@2"]["value"] <= 1 and found["failed_rewards"] == 0
 
 
+@pytest.mark.slow
 def test_an_episode_over_its_seconds_ends_and_the_others_go_on(actor, tmp_path):
     config = config_of("tiny_environments.slow(seconds=0.2)", episode_timeout_s=0.5)
     batch, _, metrics = played(actor, config, tmp_path, n=1)
@@ -299,6 +311,7 @@ def test_an_episode_over_its_seconds_ends_and_the_others_go_on(actor, tmp_path):
     assert 1 <= metrics["episode/turns"] < 8 and (batch.mask > 0).any(axis=1).all()
 
 
+@pytest.mark.slow
 def test_no_time_passes_for_episodes_while_nothing_is_played(actor, tmp_path):
     """As while the policy learns: the seconds of episodes in flight are those of their driver."""
     with environment_of(config_of("tiny_environments.endless()"), tmp_path) as (setup, environment):
@@ -349,6 +362,7 @@ def test_settings_that_nothing_would_read_are_refused():
         validate(config)
 
 
+@pytest.mark.slow
 def test_a_row_that_lacks_a_field_is_named_before_anything_is_compiled(tmp_path):
     config = config_of("tiny_environments.wants_more()")
     with environment_of(config, tmp_path) as (setup, environment):

@@ -104,6 +104,7 @@ def whole(model):
     return actor
 
 
+@pytest.mark.slow
 @each_loop
 def test_the_first_live_groups_are_used_and_what_still_decodes_is_dropped(model, whole, loop):
     actor = Recorded(policy(model, **LOOPS[loop]))

@@ -83,6 +83,7 @@ def test_the_score_is_the_weighted_sum_with_a_metric_per_part(sampled):
     assert metrics["reward/source/toy"] == pytest.approx(want.mean())
 
 
+@pytest.mark.slow
 def test_a_failure_of_either_masks_the_row(sampled):
     actor, prompts, scorer, batch, _ = sampled
     text = "mixture(rewards=('model_rewards.without_d', 'reward_model()'))"
@@ -114,6 +115,7 @@ def test_a_failure_of_either_masks_the_row(sampled):
     assert set(statuses) == {("a", "ok"), ("b", "error")}
 
 
+@pytest.mark.slow
 def test_functions_of_ones_own_read_the_score(sampled):
     *_, of_model = sampled
     got, report = scored(sampled, "model_rewards.gated")

@@ -41,6 +41,7 @@ def searching(dataflow: str):
     return config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "dataflow", [pytest.param("ppo", marks=pytest.mark.slow), "expert_iteration"]
 )
@@ -128,6 +129,7 @@ def test_the_best_of_n_samples_are_trained_in_slots_that_do_not_divide_the_rows(
     assert metrics["grad_norm"] > 0 and "search/value" not in metrics
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rollout", [pytest.param("critic_search", marks=pytest.mark.slow), "guided_search"]
 )

@@ -94,6 +94,7 @@ def rounds_of(batch, rounds, prompts=4):
     return [jax.tree.map(lambda x, i=i: part(x, i), fetch(batch)) for i in range(rounds)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("train_prefix", [False, True])
 def test_rows_go_on_from_places_of_their_own(run, train_prefix):
     """Ragged prefixes: each row keeps all before its weakest token, and draws that anew; prefix
@@ -143,6 +144,7 @@ def test_shaping_by_length_counts_the_tokens_that_a_row_kept(run, train_prefix):
     np.testing.assert_allclose(shaped, want, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_new_tokens_have_the_policys_log_probs_of_the_whole_row(run):
     done, _ = rolled(run, weakest_at(0))
     batch = done.batch
@@ -175,6 +177,7 @@ def test_the_advantages_are_those_of_the_config_with_the_critics_values(run):
     assert not np.asarray(rounds_of(none.batch, 2)[1].mask).any()
 
 
+@pytest.mark.slow
 def test_samples_are_the_same_with_and_without_the_cache(run):
     one, _ = rolled(run, weakest_at(2), max_rounds=3)
     paged = Decoding(loop="host", slots=4, page_tokens=4)

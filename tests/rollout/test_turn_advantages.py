@@ -95,6 +95,7 @@ def test_rows_are_counted_as_episodes_before_anything_runs():
         validate(config)
 
 
+@pytest.mark.slow
 def test_self_play_takes_off_the_mean_of_the_seat(tmp_path):
     """The baseline of a step is that of the steps before it, and a checkpoint keeps it; the run
     shows its episodes."""

@@ -103,6 +103,7 @@ def test_siblings_share_what_came_before_and_each_token_is_learned_once(actor, l
     assert (batch.finish_reason[:14][inner] == FinishReason.STOP).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", lanes([dict(slots=3)], [dict(slots=5, page_tokens=4, pages=20)]))
 def test_no_draw_of_a_branch_depends_on_slots(actor, letters, tmp_path, how):
     config = config_of("tiny_environments.count_letter()")
@@ -111,6 +112,7 @@ def test_no_draw_of_a_branch_depends_on_slots(actor, letters, tmp_path, how):
         np.testing.assert_array_equal(getattr(few, name), getattr(letters[0], name), err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_branch_that_fails_begins_again_where_it_branched(actor, letters, tmp_path):
     """Every episode fails once behind its second branch: it is called again, given the replies of
     its turns before, and draws what it would have drawn."""
@@ -122,6 +124,7 @@ def test_a_branch_that_fails_begins_again_where_it_branched(actor, letters, tmp_
         np.testing.assert_array_equal(getattr(batch, name), getattr(letters[0], name), err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_failed_leaf_is_masked_and_leaves_its_siblings(actor, tmp_path):
     config = config_of(
         "tiny_environments.fails_by_reply(wrong='abcdefg')", max_failed=1.0, retries=0
@@ -150,6 +153,7 @@ def test_a_failed_leaf_is_masked_and_leaves_its_siblings(actor, tmp_path):
     assert kinds == {0, 1, 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "function, rows, at",
     [

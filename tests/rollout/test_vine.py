@@ -64,6 +64,7 @@ def states_of(batch):
     return np.argwhere(~np.isnan(np.asarray(batch.values)))
 
 
+@pytest.mark.slow
 def test_each_state_gets_its_completions_and_the_advantages_telescope(run):
     done, _ = rolled(run)
     batch = fetch(done.batch)

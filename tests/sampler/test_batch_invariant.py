@@ -86,6 +86,7 @@ def test_without_it_bits_differ():
     assert any(found.any() for found in differences(plain, params, host=False))
 
 
+@pytest.mark.slow
 def test_long_rows_cross_blocks_of_keys():
     """150 tokens, in which a window of 70 begins and ends inside of blocks of 64, against the same
     tokens behind another segment of 37."""

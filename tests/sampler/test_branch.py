@@ -200,6 +200,7 @@ def test_new_parameters_read_the_prefix_of_a_kept_sample_again():
         assert_anew(Engine(model, 4, ROOM), new, source, children, (5,), 2)
 
 
+@pytest.mark.slow
 def test_branches_of_branches_and_of_samples_that_are_gone():
     """A sample that was neither kept nor held is read again, once, whatever the places."""
     model = tiny()

@@ -49,6 +49,7 @@ def assert_equal(one, two):
         np.testing.assert_allclose(ours, theirs, atol=2e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_both_loops_draw_the_same_and_keep_what_was_recorded(model):
     """With the cache, in pages, and with every prefix read anew."""
     batch, starts = rows_of(model)

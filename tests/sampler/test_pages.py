@@ -112,6 +112,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", lanes(CASES[:1], CASES[1:]))
 def test_turns_in_pages_are_those_of_a_fresh_request(case):
     """Held, parked, preempted and read again, on pages that are shared and found again."""
@@ -156,6 +157,7 @@ def run(engine, params, **how):
     return sampler, samples
 
 
+@pytest.mark.slow
 def test_a_full_pool_changes_no_draw():
     model = tiny()
     params = weights(model)

@@ -77,6 +77,7 @@ def test_every_token_that_was_read_has_its_experts(family, slots):
     np.testing.assert_array_equal(off.tokens, batch.tokens)  # recording changes no draw
 
 
+@pytest.mark.slow
 def test_branches_keep_the_routes_of_their_rows():
     model, params = model_of()
     batch = sampled(model, params, n=1)
@@ -104,6 +105,7 @@ def scrambled(batch, count: int) -> Batch:
     return batch.replace(routes=jnp.where(batch.routes >= 0, (batch.routes + 1) % count, -1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", lanes(["packed"], ["microbatches"]))
 def test_every_pass_of_training_reads_them(how):
     """Log-probs and updates, however rows are cut and packed; off-policy epochs, too."""
@@ -176,6 +178,7 @@ def test_models_of_other_sizes_and_other_heads_choose_their_own():
         )
 
 
+@pytest.mark.slow
 def test_on_a_mesh():
     model, params = model_of("mixtral", make_mesh(data=2, fsdp=1, expert=2, tensor=2))
     batch = jax.device_get(sampled(model, params))

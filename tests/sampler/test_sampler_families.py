@@ -80,6 +80,7 @@ def assert_agrees(model, params, limit=1e-5, **how):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", lanes(["gpt_oss"], FAMILIES))
 def test_the_sampler_agrees_with_the_trainer(name):
     _, model, params = family(name)
@@ -113,6 +114,7 @@ def test_adapters_agree_too(name, base):
 
 
 # Mean |dlogp| of the trainer's float32 forward against samples over a smaller cache.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kv_dtype", "limit"),
     [

@@ -392,6 +392,7 @@ def test_aborts_leave_the_others_alone(engine, params):
 # -- forced phrases
 
 
+@pytest.mark.slow
 def test_interruptions_are_those_of_the_device_loop(params, engine):
     """Paused anywhere, also within the phrase, and resumed."""
     asked = dataclasses.replace(
@@ -426,6 +427,7 @@ def test_interruptions_are_those_of_the_device_loop(params, engine):
     assert all(plain.chosen)
 
 
+@pytest.mark.slow
 def test_the_prefix_cache_holds_no_more_than_it_says():
     """What is kept is counted with the room that it takes, not with the tokens in it."""
     import gc

@@ -50,6 +50,7 @@ def test_turns_are_those_of_a_fresh_request(model, slots, parked, reread):
     assert_fresh(other, params, turns)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", WINDOWS)
 def test_a_stop_string_sets_the_slot_back_and_each_turn_thinks_anew(window):
     """Slots go on by 8 tokens at a time; a window that went round is read again."""
@@ -66,6 +67,7 @@ def test_a_stop_string_sets_the_slot_back_and_each_turn_thinks_anew(window):
     assert_fresh(Sampler(engine, chunk_tokens=32, decode=decode), params, turns)
 
 
+@pytest.mark.slow
 def test_new_parameters_read_held_and_parked_samples_again(model):
     """keep_cache=False: each token is what its version says of all tokens before it."""
     versions = [weights(model, seed) for seed in (3, 4, 5)]

@@ -72,6 +72,7 @@ def assert_drawn(sample, t, logits) -> None:
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_read_again_each_token_is_that_of_the_version_it_names(engine, seed):
     versions = [weights(engine.model, key) for key in (3, 4, 5)]
@@ -162,6 +163,7 @@ def test_what_several_versions_read_is_not_offered_to_others(engine):
     assert_drawn(fresh, 0, logits[len(fresh.prompt) - 1])
 
 
+@pytest.mark.slow
 def test_no_parameter_is_copied_or_kept(engine):
     """A trainer may donate what the last step used; nothing of its size outlives a step."""
     model = engine.model

@@ -76,6 +76,7 @@ def test_the_hosts_loop_and_eight_devices_too():
 CASES = [(0, 3, 4, 0), (6, 3, 5, 0), (0, 6, 3, 26), (9, 12, 8, 0)]  # window, slots, drafts, pages
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", lanes(CASES[1:2], [CASES[0], *CASES[2:]]))
 def test_turns_with_drafts_are_those_of_a_fresh_request_without(case):
     """Held, parked, paged, stopped by ids and by strings; drafts come from the whole log."""
@@ -91,6 +92,7 @@ def test_turns_with_drafts_are_those_of_a_fresh_request_without(case):
     assert 1 < sampler.draft_metrics()["drafts/tokens_per_step"] < 1 + drafts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     lanes([("gpt_oss", "")], [("gemma2", ""), ("deepseek_v3", ""), ("qwen3", "int8"),

@@ -90,6 +90,7 @@ def assert_drawn_by_their_versions(model, params_of, rows) -> int:
     return close
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", MANY)
 def test_read_again_every_token_is_that_of_its_version(count):
     engine = engine_of()
@@ -137,6 +138,7 @@ class _Row:
             self.ended.set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", MANY)
 def test_a_server_whose_parameters_another_thread_swaps_at_random_times(count):
     """With what was read read again: every token, as the client is told it, is the version's that

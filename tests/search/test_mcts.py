@@ -67,6 +67,7 @@ def test_a_budget_of_one_is_greedy_decoding(width):
         np.testing.assert_array_equal(getattr(found, name), getattr(greedy, name))
 
 
+@pytest.mark.slow
 def test_one_call_for_all_sentences_whose_rows_are_those_of_each_alone(calls):
     calls.clear()
     options = dict(value=judge(), simulations=12, width=3)
@@ -146,6 +147,7 @@ def test_it_finds_the_planted_leaf_that_greedy_decoding_misses():
     assert (np.asarray(found.finish_reason) == FinishReason.LENGTH).all()
 
 
+@pytest.mark.slow
 def test_the_best_leaf_is_a_complete_response():
     scored, _ = planted(4)
     sampling = Sampling(max_response_tokens=6, allowed_ids=(2, 3))

@@ -206,6 +206,7 @@ def test_random_trees_are_searched_as_mctx_searches_them(count, width, chance):
     np.testing.assert_array_equal(ours.parent, theirs.parents)
 
 
+@pytest.mark.slow
 def test_the_move_of_the_root_keeps_the_subtree():
     tree = searched(jnp.arange(16, dtype=jnp.int32) * 3 + 1, 40, 3)
     edge = jnp.argmax(tree.visits[:, 0], axis=-1).astype(jnp.int32)
@@ -247,6 +248,7 @@ def test_the_move_of_the_root_keeps_the_subtree():
         assert (parents < nodes).all() and (after.children[row, parents, edges] == nodes).all()
 
 
+@pytest.mark.slow
 def test_a_root_moved_to_a_child_without_a_visit_is_a_tree_without_a_node():
     tree = with_children([0.6, 0.4], [3, 0], [1.0, 0.0])
     moved, kept = trees.move_root(tree, jnp.array([1]), jnp.array([True]))

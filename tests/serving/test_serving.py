@@ -743,6 +743,7 @@ def health(port: int) -> tuple[int, dict]:
         return 0, {}
 
 
+@pytest.mark.slow
 def test_the_launcher_serves_a_model_folder(tmp_path):
     """/health says when it is loading; the address is printed once everything answers."""
     from tiny_gsm8k import write_model

@@ -110,6 +110,7 @@ def test_what_load_generators_ask_for(client):
     assert last.usage.completion_tokens == 1
 
 
+@pytest.mark.slow
 def test_swaps_at_random_times_tear_no_weights(served, tokenizer, scores):
     """Six versions, swapped from a thread while eight others ask. Each token's log-prob is that of
     the version that it names after all tokens before it, and of no other version."""

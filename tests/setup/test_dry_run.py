@@ -38,6 +38,7 @@ def test_offline_runs_read_no_rollout_and_no_advantage(tmp_path):
     assert "algorithm.advantage=\"group_relative(std='none')\"" in refused(config)
 
 
+@pytest.mark.slow
 def test_what_the_supervised_steps_read_is_not_read_by_the_dataflow(tmp_path):
     (tmp_path / "page.py").write_text(PAGE)
     config = tiny_config(tmp_path / "run", dataflow=f"{tmp_path / 'page.py'}:reads_nothing")
@@ -49,6 +50,7 @@ def test_what_the_supervised_steps_read_is_not_read_by_the_dataflow(tmp_path):
     assert "algorithm.reduction='seq_mean_token_mean'" in refused(config)
 
 
+@pytest.mark.slow
 def test_the_bounds_of_an_adapted_coefficient_are_read_where_there_is_one(tmp_path):
     config = tiny_config(tmp_path / "run", sft__steps=0, algorithm__kl_in_loss=0.1)
     config.algorithm.kl_target, config.algorithm.kl_horizon = 0.5, 100.0
@@ -57,6 +59,7 @@ def test_the_bounds_of_an_adapted_coefficient_are_read_where_there_is_one(tmp_pa
     assert "algorithm.kl_horizon=100.0" in refused(config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mismatch_metrics()", "bypass_old_logprobs()"])
 def test_a_correction_returns_a_batch_and_metrics(name, tmp_path):
     config = tiny_config(tmp_path / "run", sft__steps=0)

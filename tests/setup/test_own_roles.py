@@ -121,6 +121,7 @@ def test_a_third_trained_model_is_killed_and_resumed_bitwise(parts, tmp_path):
         assert any(path.startswith(f"['{name}']") for path in arrays), name
 
 
+@pytest.mark.slow
 def test_it_is_planned_with_its_own_weights_and_optimizer(parts, tmp_path):
     setup = build(prime_config(tmp_path / "run"), jax.devices()[:1])
     roles = abstract_roles(setup)
@@ -172,6 +173,7 @@ def test_metrics_are_json(parts, tmp_path):
     assert np.isfinite([v for v in row.values() if isinstance(v, float)]).all()
 
 
+@pytest.mark.slow
 def test_a_second_critic_and_a_frozen_policy_start_as_they_say(tmp_path):
     setup = build(tiny_config(tmp_path))
     params = initial_params(setup.config, setup.model)

@@ -152,6 +152,7 @@ def test_a_judge_apart_says_what_one_on_the_mesh_says(on_host, tmp_path):
     assert ("placement/judge/weights_bytes" in rows[0]) == on_host
 
 
+@pytest.mark.slow
 def test_a_reference_apart_says_what_one_on_the_mesh_says(tmp_path):
     """Its log-probs, its arrays in a checkpoint, and that it follows the actor where a program says
     so."""

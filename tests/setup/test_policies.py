@@ -156,6 +156,7 @@ def test_a_policy_samples_as_its_config_says():
         saved(**thinks).sampling(max_response_tokens=8)
 
 
+@pytest.mark.slow
 def test_comparisons_of_a_policy_end_at_its_stop_strings():
     """A run that stops at "a" never answers anything behind it: RLAIF lost that."""
     options = dict(max_response_tokens=6, temperature=1.5)

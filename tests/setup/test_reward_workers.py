@@ -11,6 +11,7 @@ from rljax.setup import text_scorer
 ASKS = "judge(base_url='http://127.0.0.1:9/v1', model='m')"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "reward, workers, of_hosts",
     [("exact_match()", 2, [2, 2, 2]), (ASKS, 4, [2, 1, 1]), (ASKS, 2, [1, 1, 1])],

@@ -366,6 +366,7 @@ def find(row, phrase):
     return [i for i in range(len(row)) if row[i : i + len(phrase)] == list(phrase)]
 
 
+@pytest.mark.slow
 def test_forced_tokens_are_not_the_policys(sampler):
     batch, model, params = sampler(FORCED)
     plain, _, _ = sampler(PLAIN)

@@ -177,6 +177,7 @@ def _until(condition, seconds=60):
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_the_report_is_renewed_while_the_run_goes_on_and_never_after_it(tmp_path):
     folder = _write(tmp_path / "a run, with 'odd' names", _rows(rl=5), config=CONFIG)
     report = folder / "report.html"

@@ -119,6 +119,7 @@ def test_in_a_library_a_second_ctrl_c_is_a_keyboard_interrupt_and_handlers_come_
             signal.signal(number, handler)
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_jax_is_imported_prints_no_traceback(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-m", "rljax", "train", "quickstart"], cwd=tmp_path, text=True,

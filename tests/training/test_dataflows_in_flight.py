@@ -54,6 +54,7 @@ def a_run(tmp_path, dataflow: str, **fields) -> Run:
     return Run(build(config, devices=jax.devices()[:1]), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dataflow", lanes(QUICK, [name for name in FLOWS if name not in QUICK]))
 def test_it_learns_from_tokens_of_the_step_before(dataflow, tmp_path):
     with a_run(tmp_path, dataflow, **FLOWS[dataflow]) as run:

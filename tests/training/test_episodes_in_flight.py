@@ -50,6 +50,7 @@ def batches_of(config, folder, steps: int, between=lambda run: None) -> tuple[li
         return found, jax.tree.map(np.asarray, run.roles["actor"].state.weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", lanes(["two_seats()"], ["count_letter()", "begins_anew()"]))
 def test_without_staleness_tickets_play_what_play_plays(tmp_path, monkeypatch, function):
     """The same tokens, seeds, rewards, rows and groups, step after step."""
@@ -160,6 +161,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, function, fields):
     assert ended or function != "uneven()", "none has ended before its group"
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_in_flight_costs_the_guilty_alone(tmp_path):
     """Its episode fails, is played anew and fails again; neighbours go on, also those of other
     steps."""
@@ -174,6 +176,7 @@ def test_a_worker_that_is_killed_in_flight_costs_the_guilty_alone(tmp_path):
     assert sum(metrics["env/killed"] for _, metrics in found) > 0
 
 
+@pytest.mark.slow
 def test_dead_groups_of_episodes_are_dropped(tmp_path):
     """Some prompts have one outcome for all; what is learned has two."""
     bound = dict(rollouts__max_staleness=2, sampler__slots=8, algorithm__collect="active()")
@@ -185,6 +188,7 @@ def test_dead_groups_of_episodes_are_dropped(tmp_path):
         assert len(pairs) == 2 * 4 and metrics["group/dead"] == 0
 
 
+@pytest.mark.slow
 def test_failures_in_groups_that_were_dropped_are_counted(tmp_path):
     """What fails wherever the policy does badly would else keep its probability."""
     bound = dict(rollouts__max_staleness=2, sampler__slots=8, algorithm__collect="active()")

@@ -176,6 +176,7 @@ def test_the_exported_policy_is_that_of_the_checkpoint(broken):
     assert flat_bytes(exported) == kept
 
 
+@pytest.mark.slow
 def test_the_run_goes_on_when_the_cause_is_gone(broken, tmp_path):
     folder, _ = broken
     allowed = ("algorithm.policy_loss",)
@@ -246,6 +247,7 @@ def judge():
     reward.close()
 
 
+@pytest.mark.slow
 def test_a_failed_reward_leaves_its_group_and_changes_nobody_elses_advantage(judge):
     responses = ["1", "r", "4", "7", "n", "2", "h", "22", "i", "9", "3", "5", "rr", "8", "0", "6"]
     groups = [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 0, 1, 2, 1]
@@ -305,6 +307,7 @@ def test_failed_rewards_are_counted_in_a_run_and_everything_stays_finite(tmp_pat
     assert shown and all(s["reward"] == "nan" and s["message"] for s in shown)
 
 
+@pytest.mark.slow
 def test_a_step_whose_rewards_all_fail_learns_nothing_and_the_third_in_a_row_ends_the_run(
     tmp_path,
 ):

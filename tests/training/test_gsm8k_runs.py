@@ -103,6 +103,7 @@ def test_the_export_is_the_trained_policy(run):
     assert trained.tokenizer.fingerprint() == exported.tokenizer.fingerprint()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", FAST[:1], indirect=True, ids="-".join)
 def test_evaluate_gives_the_same_for_a_run_and_its_export(run):
     shared = dict(samples=1, ks=(1,), prompts=4)

@@ -82,6 +82,7 @@ def test_prompts_with_images_are_sampled_in_flight_and_resumed(tmp_path):
     assert policy_bytes(tmp_path / "half") == policy_bytes(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_frozen_tower_has_no_state(two_steps):
     saved = checkpoint_bytes(two_steps, 4)
     assert len(saved) > 20 and not [name for name in saved if "vision" in name]

@@ -47,6 +47,7 @@ def source_of(tmp_path, **fields):
     return sources.make_source(setup, setup.main, None, root_key(config.seed))
 
 
+@pytest.mark.slow
 def test_each_group_that_began_is_trained_or_in_the_checkpoint(stopped):
     """The line that other frameworks broke: no group is lost or trained twice by a save."""
     samples = []
@@ -150,6 +151,7 @@ BROKEN = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_state_that_no_run_saves_is_an_error_that_names_the_file(stopped):
     """Although every hash is right; the folder stays as it is, and the right state is read."""
     config = tiny_config(stopped, **HOW)

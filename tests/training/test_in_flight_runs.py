@@ -38,6 +38,7 @@ def batches_of(config, tmp_path, steps: int, monkeypatch=None) -> list:
         return found, jax.tree.map(np.asarray, run.roles["actor"].state.weights)
 
 
+@pytest.mark.slow
 def test_without_staleness_tickets_sample_what_the_hosts_loop_samples(tmp_path, monkeypatch):
     """Bit by bit: tokens, log-probs, rewards, weights."""
     config = a_config(tmp_path, "plain")
@@ -56,6 +57,7 @@ def test_without_staleness_tickets_sample_what_the_hosts_loop_samples(tmp_path, 
     jax.tree.map(np.testing.assert_array_equal, weights, others)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [1, 2])
 def test_tokens_are_never_older_than_the_bound(tmp_path, ahead):
     # (While scores are waited for, decoding goes on.)

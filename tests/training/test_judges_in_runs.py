@@ -276,6 +276,7 @@ def by_letter(request, n):
     return 200, {}, completion("?" if digit == 7 else json.dumps({"score": digit % 3}))
 
 
+@pytest.mark.slow
 def test_the_reward_of_a_step_has_rubrics_and_counts_failures_by_kind(parts):
     mesh = make_mesh(1, 1, 1, devices=jax.devices()[:1])
     with serving(by_letter) as server:

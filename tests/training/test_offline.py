@@ -63,6 +63,7 @@ def test_the_loss_on_held_out_rows_falls(dataflow, tmp_path):
     assert unexplained(*rows) == set()  # rljax/report/glossary.py
 
 
+@pytest.mark.slow
 def test_preference_training_lifts_the_chosen_above_the_rejected(tmp_path):
     rows = (
         train_on_one(config_of(tmp_path, "preference", steps=12)),
@@ -77,6 +78,7 @@ def test_a_run_is_on_the_devices_that_it_is_given(tmp_path):
     assert train_on_one(config_of(tmp_path, "preference", steps=1))["device"] == "1 x cpu"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dataflow", ["preference", "bco", "dqo(beta=0.1)"])
 def test_a_resumed_run_is_bitwise_the_whole_one(dataflow, tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
@@ -90,6 +92,7 @@ def test_a_resumed_run_is_bitwise_the_whole_one(dataflow, tmp_path):
     assert_same_run(whole, cut)
 
 
+@pytest.mark.slow
 def test_stored_reference_logprobs_are_computed_once_and_change_nothing(tmp_path, monkeypatch):
     short = {"steps": 3, "evaluate__every_steps": 2}
     stored = {"offline__reference_logprobs": str(tmp_path / "stored")}
@@ -198,6 +201,7 @@ def _variables(jaxpr):
                     yield from _variables(inner.jaxpr)
 
 
+@pytest.mark.slow
 def test_patience_ends_a_run_whose_held_out_loss_rises(tmp_path):
     fields = {"actor_optimizer__lr": 0.0, "evaluate__every_steps": 1, "evaluate__patience": 2}
     summary = train_on_one(config_of(tmp_path, "preference", steps=6, **fields))
@@ -214,6 +218,7 @@ def test_the_best_checkpoint_by_the_lowest_loss_is_kept(tmp_path):
     assert min(losses, key=losses.get) in kept
 
 
+@pytest.mark.slow
 def test_pairs_stay_together_in_microbatches(tmp_path):
     """All 16 pairs at once, and 8 at a time on 8 devices: the same losses and gradients."""
     ends = {}
@@ -227,6 +232,7 @@ def test_pairs_stay_together_in_microbatches(tmp_path):
             assert one[key] == pytest.approx(other[key], rel=2e-4), key
 
 
+@pytest.mark.slow
 def test_packed_and_unpacked_examples_give_the_same_loss_and_gradient(tmp_path):
     """All examples in one step: packing changes which rows they stand in, nothing else."""
     found = []
@@ -259,6 +265,7 @@ def test_sources_are_mixed_by_weight(tmp_path):
     assert 0.68 < drawn.count(config.data.sources[0]) / 400 < 0.82
 
 
+@pytest.mark.slow
 def test_adapters_learn_and_the_reference_shares_their_base(tmp_path):
     config = config_of(tmp_path, "preference", steps=12, actor_optimizer__lr=3e-2)
     config.lora.rank, config.lora.base = 8, "float32"

@@ -26,6 +26,7 @@ def test_its_docstring_says_how_to_run_it_and_its_fields_are_valid(name):
 QUICK = ["kto"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", lanes(QUICK, [n for n in NAMES if n not in QUICK]))
 def test_the_tiny_variant_learns(name, tmp_path):
     config = load_config_file(str(REPO / "configs" / "offline" / f"{name}.py") + ":tiny")

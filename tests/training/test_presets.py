@@ -81,6 +81,7 @@ def learns(shared, name: str, seed: int) -> None:
     assert unexplained(*rows) == set()  # rljax/report/glossary.py
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 def test_it_learns(shared, name):
     learns(shared, name, 0)

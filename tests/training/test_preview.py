@@ -35,6 +35,7 @@ def dry_run(capsys, tmp_path, monkeypatch):
     return call
 
 
+@pytest.mark.slow
 def test_a_dry_run_shows_plan_rows_and_rewards_and_leaves_nothing(dry_run, tmp_path):
     code, out, err = dry_run("quickstart")
     assert (code, err) == (0, "") and list(tmp_path.iterdir()) == []
@@ -71,6 +72,7 @@ def test_a_dry_run_of_rows_of_a_file_has_no_reward(dry_run):
     assert "--- pair 0" in out and "reward " not in out
 
 
+@pytest.mark.slow
 def test_an_attempt_that_fails_leaves_no_run_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text(REWARDS)

@@ -103,6 +103,7 @@ def test_a_process_reward_model_learns_labelled_lines(trained):
     assert len(found["rows"]) == 200
 
 
+@pytest.mark.slow
 def test_a_model_fitted_through_tanh_scores_with_tanh(trained, tmp_path):
     """In evaluation, from its folder, and as the start of a critic: never with the raw s."""
     config = scorer_config(trained[2], seed=1)

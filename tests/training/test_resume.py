@@ -135,6 +135,7 @@ def test_the_comparison_sees_one_changed_digit(whole, tmp_path, name):
         assert_same_run(folder, whole)
 
 
+@pytest.mark.slow
 def test_every_name_in_a_run_folder_is_one_that_is_looked_at_before_a_run(whole):
     assert {path.name for path in whole.iterdir()} <= {*FILES, *FOLDERS}
 
@@ -152,6 +153,7 @@ def test_sigterm_in_mid_step_saves_that_step_and_the_resumed_run_is_the_same(hal
     assert_same_run(half, whole)
 
 
+@pytest.mark.slow
 def test_sigterm_in_the_last_step_ends_a_finished_run(half, whole, parts):
     plan(parts, signal.SIGTERM, 16 * 4 + EVALUATION * 2 + 8)  # steps 8 to 11, and in step 12
     assert train(configured(half)).summary["status"] == "finished"
@@ -176,6 +178,7 @@ def test_sigterm_in_the_supervised_phase(parts, whole, tmp_path):
 # -- what a resume refuses, and what it lets through --
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_refused_and_left_as_it_is(whole, tmp_path):
     folder = shutil.copytree(whole, tmp_path / "copy")
     before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
@@ -184,6 +187,7 @@ def test_a_finished_run_is_refused_and_left_as_it_is(whole, tmp_path):
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
 
 
+@pytest.mark.slow
 def test_a_finished_run_goes_on_with_more_steps(whole, tmp_path):
     """Its learning rate does not depend on their number: the first twelve are those of a longer
     run. Another schedule would be spread over them."""
@@ -216,6 +220,7 @@ def test_what_is_spread_over_the_number_of_steps(fields, spread, tmp_path):
     assert reads_steps(configured(tmp_path, **fields)) == spread
 
 
+@pytest.mark.slow
 def test_a_run_killed_after_its_last_step_is_wrapped_up_by_a_resume(whole, tmp_path):
     folder = shutil.copytree(whole, tmp_path / "copy")
     shutil.rmtree(folder / "policy")
@@ -239,6 +244,7 @@ def test_another_config_is_refused_by_name_and_changes_nothing(half):
         assert {p: p.read_bytes() for p in half.rglob("*") if p.is_file()} == before
 
 
+@pytest.mark.slow
 def test_another_config_is_let_through_by_name(half, whole):
     change = {"evaluate__every_steps": 3, "checkpoint__allow_changed": ("evaluate.every_steps",)}
     assert train(configured(half, **change)).summary["status"] == "finished"
@@ -248,6 +254,7 @@ def test_another_config_is_let_through_by_name(half, whole):
     assert json.loads((half / "config.json").read_text())["evaluate"]["every_steps"] == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", ["2", "1-"], ids=["other", "fewer"])
 def test_other_data_is_refused_and_let_through_by_name(half, whole, parts, seed):
     (parts / "seed").write_text(seed)
@@ -262,6 +269,7 @@ def test_other_data_is_refused_and_let_through_by_name(half, whole, parts, seed)
     assert metrics_rows(half)[7] != metrics_rows(whole)[7]
 
 
+@pytest.mark.slow
 def test_a_change_that_the_arrays_do_not_fit_is_refused_although_allowed(half):
     model = "decoder(layers=2, embed=64, mlp=288, heads=3, kv_heads=3, head_dim=32, init_std=0.05)"
     with pytest.raises(InputError, match="arrays does not fit the model and optimizer"):
@@ -299,6 +307,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_not_started_anew(half):
     assert (half / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path", lanes([("fingerprints",), ("sources", "rl", "position")],
                   [("offsets",), ("progress", "taken", "sft"), ("sources", "sft"), ("progress",)]),
@@ -352,6 +361,7 @@ def test_a_save_that_fails_is_one_line_and_costs_what_came_after_the_last_one(ha
     assert_same_run(half, whole)
 
 
+@pytest.mark.slow
 def test_an_export_that_fails_costs_neither_summary_nor_report(whole, tmp_path):
     folder = shutil.copytree(whole, tmp_path / "copy")
     shutil.rmtree(folder / "policy")
@@ -365,6 +375,7 @@ def test_an_export_that_fails_costs_neither_summary_nor_report(whole, tmp_path):
     assert_same_run(folder, whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", lanes(["metrics.jsonl", ""], ["samples.jsonl", "config.json"]))
 def test_a_run_that_loses_its_files_does_not_end_well(half, whole, parts, name):
     plan(parts, half / name, 16 + EVALUATION + 8)  # after step 8

@@ -157,6 +157,7 @@ def test_the_folder_of_a_cost_model_says_what_samples_cost(tmp_path):
     assert metrics["reward/part/cost"] == pytest.approx(costs.mean(), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_examples_go_on_where_they_were(parts, tmp_path):
     """A source of its own, whose position is in the checkpoint: nothing is drawn twice."""
     plain = dict(reward__function="sequence_match(partial=0.5)", dataflow="ppo()", roles=())
@@ -219,6 +220,7 @@ def test_a_multiplier_that_cannot_be_is_refused(parts, tmp_path, option):
         build.abstract_roles(build.build(config, jax.devices()[:1]))
 
 
+@pytest.mark.slow
 def test_a_reward_without_a_cost_is_named_before_the_first_step(parts, tmp_path):
     config = tiny(tmp_path / "run", reward__function="sequence_match()")
     with pytest.raises(InputError, match="no part 'cost'"):

@@ -39,6 +39,7 @@ def whole(tmp_path_factory):
     return run(tmp_path_factory.mktemp("whole") / "run", mesh__data=1, mesh__fsdp=8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", lanes(["host"], ["device"]))
 def test_a_run_with_few_slots_samples_what_a_run_with_one_per_row_does(whole, loop, tmp_path):
     samples, metrics = run(tmp_path / "run", sampler__slots=8, sampler__loop=loop)
@@ -47,6 +48,7 @@ def test_a_run_with_few_slots_samples_what_a_run_with_one_per_row_does(whole, lo
         np.testing.assert_allclose(ours["loss"], theirs["loss"], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_stop_strings_end_responses_in_a_run(tmp_path):
     samples, _ = run(tmp_path / "run", sampler__stop_strings=("1", "23"))
     texts = [x["response"] for x in samples]

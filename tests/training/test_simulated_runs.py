@@ -54,6 +54,7 @@ def simulated(lengths, eta: int, ahead: int):
     return simulate(load, Seconds(1.0, 1.0, 1.0), eta, ahead, steps=STEPS, warm=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("eta", "ahead"), [(0, 0), (1, 1), (2, 1)])
 def test_a_run_is_counted_as_it_runs(tmp_path, of_keys, eta, ahead):
     lengths, found = of_keys

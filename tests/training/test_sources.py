@@ -114,6 +114,7 @@ def test_the_policy_learns_from_stored_rollouts_alone(shared, stored, correction
     assert "batch/completions" not in rows[0] and rows[0]["replay/reward"] > 0
 
 
+@pytest.mark.slow
 def test_a_share_of_a_step_is_replayed(shared, stored):
     path, _ = stored
     run = begun(shared.run(config_of(path, share=0.25)), shared.start(0))
@@ -220,6 +221,7 @@ def learning(since: int) -> int:
     return sum("grpo" in name for name in compiles.names(since))
 
 
+@pytest.mark.slow
 def test_what_only_sampling_reads_recompiles_no_learning(shared):
     """A curriculum of temperatures, response lengths, collect rules and rewards: one program."""
     run = begun(shared.run(preset_config("grpo")), shared.start(0))

@@ -95,6 +95,7 @@ def decodes_while_learning(timings) -> bool:
     return any(begin < t < end and live > 0 for t, live in timings.live)
 
 
+@pytest.mark.slow
 def test_new_weights_come_as_soon_as_they_are_learned(tmp_path):
     """By the wall's clock, in what is in flight, on meshes of two devices each; no token is older
     than the bound, and weights are whole on each device that samples."""
@@ -169,6 +170,7 @@ def test_what_cannot_be_split_is_refused_by_name(tmp_path, fields, devices, word
         validate(config, devices)
 
 
+@pytest.mark.slow
 def test_sizes_that_do_not_divide_are_refused_with_those_that_do(tmp_path):
     how = ONE_STEP | dict(rollouts__sampler_devices=3)
     with pytest.raises(InputError, match="16 slots.*over 3.*15.*1, 2, 4, 8, 16.*tensor=3"):
