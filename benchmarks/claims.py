@@ -1,6 +1,6 @@
 """Claims about post-training, measured at a size that fits two CPU cores, over seeds.
 
-python benchmarks/claims.py [--experiments=small_sft,kl,format_first,mixture] \\
+python benchmarks/claims.py [--experiments=small_sft,kl,winner,format_first,mixture,answers] \\
     [--seeds=3] [--keep=FOLDER]
 
 Prints one line of JSON an experiment: for every number the mean over seeds with a 95 % interval
@@ -22,6 +22,7 @@ import numpy as np
 from rljax.config import Config
 from rljax.config.flags import load_config_file
 from rljax.report.arms import interval
+from rljax.setup.policies import load_policy, sample_all
 from rljax.training import train
 from rljax.training.result import TrainedRun
 
@@ -118,6 +119,34 @@ def kl(folder: Path, seed: int) -> dict[str, float]:
     return found
 
 
+def winner(folder: Path, seed: int) -> dict[str, float]:
+    """DPO on pairs that differ in two tokens, after SFT on the chosen ones: how the log-prob of the
+    chosen response moves, with the SFT term (RPO) and without."""
+    found = {}
+    for name, loss in (
+        ("dpo", "dpo(beta=0.1)"),
+        ("dpo and sft", "dpo(beta=0.1, losses=('sigmoid', 'rpo'))"),
+    ):
+        config = tiny(
+            "offline/dpo", data__train="claims_tasks.sorted_pairs()",
+            data__test="claims_tasks.sorted_pairs()", sft__data="claims_tasks.sorted_pairs()",
+            offline__max_tokens=16, model=MODEL,
+            algorithm__preference_loss=loss, steps=150, sft__steps=100, evaluate__every_steps=50,
+        )  # fmt: skip
+        config.sft.optimizer.lr = 2e-3
+        config.offline.examples_per_step = 64
+        config.actor_optimizer.lr = 1e-3
+        run = trained(config, folder / name.replace(" ", "_"), seed)
+        for which in ("chosen", "rejected"):
+            logps = curve(run, f"logps/{which}")
+            found[f"log-prob of the {which}, first step, {name}"] = float(logps[0])
+            found[f"log-prob of the {which}, change, {name}"] = float(
+                logps[-LAST:].mean() - logps[0]
+            )
+        found[f"accuracy of the pairs, {name}"] = final(run, "rewards/accuracies")
+    return found
+
+
 def first_step(values: np.ndarray, mark: float) -> float:
     """The first step, from 1 on, at which the mean of five steps has reached the mark; NaN where
     none has."""
@@ -175,8 +204,37 @@ def mixture(folder: Path, seed: int) -> dict[str, float]:
     return found
 
 
+def answers(folder: Path, seed: int) -> dict[str, float | str]:
+    """A base model that was pre-trained on questions which nobody answers, and the same after SFT
+    on sums of two digits: what each says to "2+2=", and how often each is right."""
+    task, found = "addition(digits=1, test=30, worked_examples=70)", {}
+    sizes = dict(
+        model=MODEL, data__test="", data__max_prompt_tokens=8, evaluate__prompts_from=task,
+        evaluate__prompts=30, evaluate__every_steps=0, sampler__max_response_tokens=8,
+        offline__max_tokens=32, offline__examples_per_step=64,
+    )  # fmt: skip
+    texts = f'prompt_texts(of="{task}", texts=512)'
+    for name, data, steps in (("base", texts, 200), ("post-trained", task, 300)):
+        config = tiny("offline/sft", data__train=data, steps=steps, **sizes)
+        config.export, config.actor_optimizer.lr = True, 2e-3
+        run = trained(config, folder / name, seed)
+        found[f"right, {name}"] = float(curve(run, "eval/accuracy")[-1])
+        found[f"2+2= {name}"] = greedy_answer(run, "2+2=")
+        sizes["model"] = str(run.policy)
+    return found
+
+
+def greedy_answer(run: TrainedRun, prompt: str) -> str:
+    saved = load_policy(run.policy)
+    row = dict(prompt=prompt, ground_truth="", data_source="", extra_info={}, index=0)
+    records, _ = saved.encode([row])
+    policy = saved.ready(records, max_response_tokens=8).greedy()
+    return sample_all(policy, records, key=jax.random.key(0))[0].text
+
+
 EXPERIMENTS: dict[str, Callable[[Path, int], dict[str, float]]] = {
-    function.__name__: function for function in (small_sft, kl, format_first, mixture)
+    function.__name__: function
+    for function in (small_sft, kl, winner, format_first, mixture, answers)
 }
 
 
@@ -186,7 +244,8 @@ def measured(name: str, seeds: int, folder: Path) -> dict:
     row = {"experiment": name, "seeds": seeds}
     for metric in runs[0]:
         values = [run[metric] for run in runs]
-        row[metric] = {**interval(values), "of_seeds": values}
+        spread = {} if isinstance(values[0], str) else interval(values)
+        row[metric] = {**spread, "of_seeds": values}
     return row
 
 

@@ -1,5 +1,6 @@
 """Tasks and rewards of the experiments in claims.py, by which a config names them."""
 
+import dataclasses
 import itertools
 import random
 from collections.abc import Callable
@@ -85,4 +86,24 @@ def many_answers(prompts: int = 128, length: int = 4, seed: int = 0) -> Task:
         test=rows[:16],
         worked_examples=shown,
         reward="claims_tasks.wanted_letters()",
+    )
+
+
+def sorted_pairs(digits: int = 6, prompts: int = 400, test: int = 64, seed: int = 0) -> Task:
+    """Digits to sort: the chosen response is right, the rejected one has two neighbours swapped.
+    The two have nearly all their tokens in common."""
+    rng = random.Random(seed)
+    rows = []
+    for number in rng.sample(range(10**digits), prompts + test):
+        text = str(number).zfill(digits)
+        right = "".join(sorted(text))
+        places = [i for i in range(digits - 1) if right[i] != right[i + 1]]
+        if not places:
+            continue
+        i = rng.choice(places)
+        wrong = right[:i] + right[i + 1] + right[i] + right[i + 2 :]
+        rows.append({"prompt": f"{text}>", "chosen": right, "rejected": wrong})
+    shown = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in rows[test:]]
+    return dataclasses.replace(
+        Task(alphabet="0123456789>", train=rows[test:], test=rows[:test]), worked_examples=shown
     )

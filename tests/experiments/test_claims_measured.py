@@ -45,3 +45,19 @@ def test_a_mixture_keeps_a_policy_from_a_constant_answer(tmp_path):
     found = claims.mixture(tmp_path, 0)
     assert found["own source, alone"] > 0.9 and found["others, alone"] < 0.3
     assert found["own source, mixed"] > 0.9 and found["others, mixed"] > 0.9
+
+
+def test_the_chosen_log_prob_falls_without_an_sft_term(tmp_path):
+    """001-39"""
+    found = claims.winner(tmp_path, 0)
+    change = "log-prob of the chosen, change, "
+    assert found[change + "dpo"] < -0.5
+    assert found[change + "dpo and sft"] > found[change + "dpo"] + 0.5
+    assert found[change + "dpo and sft"] > -0.05
+
+
+def test_a_base_model_answers_with_a_question_and_sft_makes_it_add(tmp_path):
+    """004-03"""
+    found = claims.answers(tmp_path, 0)
+    assert found["2+2= base"].strip() != "4" and found["2+2= post-trained"].strip() == "4"
+    assert found["right, base"] < 0.1
