@@ -1,6 +1,7 @@
 """Every function that a config can name is called or named by some test: a new one is noticed."""
 
 import ast
+import functools
 import importlib
 import re
 
@@ -36,7 +37,11 @@ DECLARED = [
     *(REPO / "rljax" / "dataflows").glob("*.py"),
     REPO / "rljax" / "setup" / "role_table.py",
 ]
-TESTED = set().union(*(names(path) for path in [*HERE.glob("*/**/*.py"), *DECLARED]))
+
+
+@functools.cache
+def in_tests() -> set[str]:
+    return set().union(*(names(path) for path in [*HERE.glob("*/**/*.py"), *DECLARED]))
 
 
 def functions(home: str) -> list[str]:
@@ -49,7 +54,7 @@ def functions(home: str) -> list[str]:
 def test_every_function_is_tested(namespace):
     found = functions(NAMESPACES[namespace])
     assert found
-    lacking = [name for name in found if name not in TESTED]
+    lacking = [name for name in found if name not in in_tests()]
     assert not lacking, f"no test calls {lacking} of {NAMESPACES[namespace]}"
 
 
