@@ -23,9 +23,9 @@ from rljax.rewards.unit_tests.code_forms import extract_program, has_fence, same
 
 ENTRY = json.dumps({"dataset": "countdown", "config": {}, "entry": {"answer": "1"}})
 LANGUAGE = truth(("language:response_language", {"language": "de"}))
-INSTRUCTIONS = truth(
-    *((name, case[0]) for name, case in CASES.items() if name != "language:response_language")
-)
+OTHERS = [(name, case[0]) for name, case in CASES.items() if name != "language:response_language"]
+# As many at once as a row of IFEval has.
+INSTRUCTIONS = [truth(*OTHERS[i : i + 3]) for i in range(0, len(OTHERS), 3)]
 SCHEMA = '{"type": "array", "uniqueItems": true}'
 
 
@@ -68,10 +68,13 @@ PARSERS = {
     ),
     "mmlu_pro": (lambda t: rewards.mmlu_pro(t, "A"), ("{}", "Answer: {}", "answer is {}")),
     "integer_answer": (lambda t: rewards.integer_answer(t, "5"), ("{}", r"\boxed{{{}}}")),
-    "instruction_following": (
-        lambda t: rewards.instruction_following(t, INSTRUCTIONS),
-        ("{}", "[<<{}>>"),
-    ),
+    **{
+        f"instruction_following, {i}": (
+            functools.partial(rewards.instruction_following, ground_truth=one),
+            ("{}", "[<<{}>>"),
+        )
+        for i, one in enumerate(INSTRUCTIONS)
+    },
     "the language": (lambda t: rewards.instruction_following(t, LANGUAGE), ("{}",)),
     "has_fence": (has_fence, ("{}", "```python\n{}\n```")),
     "countdown": (

@@ -161,9 +161,11 @@ def _postscript(text, *, postscript_marker: str) -> bool:
     return re.search(rf"{stops}\.", text.lower()) is not None
 
 
+_BULLET = re.compile(r"^[^\S\n]*+(?:\*[^*\n]|-)", re.MULTILINE)
+
+
 def _bullets(text, *, num_bullets: int) -> bool:
-    lines = [line.lstrip() for line in text.split("\n")]
-    return sum(re.match(r"\*[^*]|-", line) is not None for line in lines) == num_bullets
+    return len(_BULLET.findall(text)) == num_bullets
 
 
 def _constrained(text) -> bool:
