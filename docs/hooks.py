@@ -1,14 +1,19 @@
-"""What mkdocs needs beside mkdocs.yml: the order of the pages, and links that leave docs/."""
+"""What mkdocs needs beside mkdocs.yml: the order of the pages, the notebooks as pages, and links
+that leave docs/."""
 
+import json
 import os
 import re
 from pathlib import Path
+
+from mkdocs.structure.files import File
 
 # The order of the site. Pages that are not named follow by name, so a new page needs no line here.
 TABS = (
     ("Home", ("index.md",)),
     ("Start", ("start/install.md", "start/first_run.md", "start/your_model.md",
                "start/your_data.md", "start/your_reward.md", "choose.md")),
+    ("Notebooks", ()),
     ("Guides", ("guides/command.md", "guides/faq.md", "guides/errors.md")),
     ("Methods", ("methods/index.md", "methods/groups.md", "methods/critic.md",
                  "methods/preferences.md", "methods/selection.md", "methods/offline.md",
@@ -30,6 +35,7 @@ def on_config(config):
     """Every page of docs/ in the tab of its folder; pages of no folder in the last one."""
     root = Path(config.docs_dir)
     pages = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.md"))
+    pages += [page for page, _ in _notebooks(root)]
     named = {page for _, first in TABS for page in first}
     nav = []
     for title, first in TABS:
@@ -49,10 +55,30 @@ def _folder(page: str) -> str:
     return head + slash if slash else ""
 
 
+def _notebooks(root: Path) -> list[tuple[str, Path]]:
+    """(page, file) of every notebook beside docs/."""
+    found = sorted((root.parent / "notebooks").glob("*.ipynb"))
+    return [(f"notebooks/{path.stem}.md", path) for path in found]
+
+
+def on_files(files, config):
+    """A page for each notebook: its text and its code. The repository keeps none of the outputs."""
+    for page, path in _notebooks(Path(config.docs_dir).resolve()):
+        parts = [f"*[`notebooks/{path.name}`](../../notebooks/{path.name})*"]
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+            text = "".join(cell["source"])
+            parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
+        # (Its heading is first, as of every page.)
+        parts = [*parts[1:2], parts[0], *parts[2:]]
+        files.append(File.generated(config, page, content="\n\n".join(parts)))
+    return files
+
+
 def on_page_markdown(markdown, page, config, files):
     """Links to files of the repository that are no pages become their text, or addresses below
     repo_url where that is set: the site has no such files."""
-    here, root = Path(page.file.abs_src_path).parent, Path(config.docs_dir).resolve()
+    root = Path(config.docs_dir).resolve()
+    here = (root / page.file.src_uri).parent
 
     def link(match):
         label, target, anchor = match[1], match[2], match[3] or ""

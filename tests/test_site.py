@@ -48,10 +48,17 @@ def site(tmp_path, docs=DOCS):
 def test_the_site_builds_strictly_with_every_page(tmp_path):
     site(tmp_path)
     pages = {path.relative_to(DOCS).with_suffix(".html") for path in DOCS.rglob("*.md")}
+    notebooks = {
+        path.relative_to(REPO).with_suffix(".html") for path in REPO.glob("notebooks/*.ipynb")
+    }
+    assert len(notebooks) > 6
+    pages |= notebooks
     assert {page for page in pages if not (tmp_path / "site" / page).is_file()} == set()
     made = (tmp_path / "site" / "architecture.html").read_text()
     for page in sorted(pages):  # every page is in the navigation, whoever added it
         assert page.name in made, f"{page} is in no tab of docs/hooks.py"
+    ppo = (tmp_path / "site" / "notebooks" / "ppo.html").read_text()
+    assert "rljax" in ppo and "<code>" in ppo
 
 
 def test_links_that_lead_nowhere_end_the_build(tmp_path, caplog):

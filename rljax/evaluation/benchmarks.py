@@ -75,7 +75,8 @@ def suite_records(suite: Suite, prompts: int | None = None) -> list[dict]:
         try:
             made = suite.record(row)
         except InputError as error:
-            raise InputError(f"{read.place(index)} {error}", fix=fix) from None
+            own = "Fix: " in str(error)
+            raise InputError(f"{read.place(index)} {error}", fix="" if own else fix) from None
         if made is None:
             continue
         record = prompt_record(made, index, read, True)
@@ -159,6 +160,8 @@ def suite_metrics(
     groups: dict[str, list[float]] = {}
     for item, value in zip(items, average, strict=True):
         for column, of in item["by"].items():
+            if not of:  # the row does not say
+                continue
             groups.setdefault(f"avg@{n}/{column}={of}", []).append(value)
     out |= {name: bootstrap(v) for name, v in sorted(groups.items()) if not all(map(math.isnan, v))}
     return out | _health(items)

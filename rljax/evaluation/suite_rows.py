@@ -61,6 +61,16 @@ def exemplars(
     return [row for group in taken.values() for row in group]
 
 
+def _require_unseen(row: dict, solved: Solved, columns: Sequence[str]) -> None:
+    """Raises InputError where the row is one of those that are shown with their answers."""
+    asked = [row[name] for name in columns]
+    if any([one[name] for name in columns] == asked for one in solved):
+        raise InputError(
+            "is asked and is shown as an exemplar, too", value=asked[0],
+            fix="exemplars='FILE' with other questions",
+        )  # fmt: skip
+
+
 # -- mathematics --
 
 
@@ -69,6 +79,7 @@ def gsm8k(row: dict, *, instruction: str, solved: Solved) -> dict:
     made = maps.gsm8k(row, 0, instruction=instruction)
     if not solved:
         return {"prompt": _asked(made["prompt"]), "ground_truth": made["ground_truth"]}
+    _require_unseen(row, solved, ("question",))
     shown = [f"Question: {one['question']}\nAnswer: {one['answer']}" for one in solved]
     prompt = "\n\n".join([*shown, f"Question: {row['question']}\nAnswer:"])
     return {"prompt": prompt, "ground_truth": made["ground_truth"]}
@@ -111,6 +122,7 @@ def aime(row: dict, *, instruction: str) -> dict:
 def mmlu_pro(row: dict, *, solved: Solved) -> dict:
     """{"question", "options", "answer": a letter, "answer_index", "category"}."""
     category, letter = maps.column(row, "category"), _choice(row)
+    _require_unseen(row, solved, ("question", "options"))
     instruction = (
         f"The following are multiple choice questions (with answers) about {category}. Think step "
         'by step and then finish your answer with "the answer is (X)" where X is the correct '
@@ -232,7 +244,7 @@ def livecodebench(row: dict, *, start: str, end: str) -> dict | None:
     answer = "### Answer: (use the provided format with backticks)"
     text = f"### Question:\n{question}\n\n{form}\n\n{answer}\n\n"
     prompt = [{"role": "system", "content": _LCB_SYSTEM}, *_asked(text)]
-    others = {"difficulty": row["difficulty"]} if "difficulty" in row else {}
+    others = {"difficulty": row["difficulty"]} if row.get("difficulty") else {}
     return {"prompt": prompt, "ground_truth": truth, **others}
 
 

@@ -75,10 +75,11 @@ def license_of(base: hub.HubName | None) -> str:
 
 def model_card(
     run: Run, part: str, repository: str, *, base: hub.HubName | None, license: str = "",
-    evaluations: Sequence[tuple[str, dict]] = (), report: bool = False,
+    evaluations: Sequence[tuple[str, dict]] = (), report: bool = False, tokenizer: bool = True,
 ) -> str:  # fmt: skip
     """README.md of a repository with the `part` (policy, adapter, reward_model) of a run;
-    `evaluations` are (name, result) of `rljax evaluate --out`."""
+    `evaluations` are (name, result) of `rljax evaluate --out`. `tokenizer`: transformers can read
+    the tokenizer that is beside the weights, which the alphabet of a task is not."""
     head = yaml.safe_dump(_head(run, part, base, license), sort_keys=False, allow_unicode=True)
     name = repository.rpartition("/")[2]
     sections = [
@@ -87,7 +88,7 @@ def model_card(
         _sentence(run, part, base),
         "## Evaluation\n\n" + _evaluation(run, evaluations),
         "## Training\n\n" + _training(run),
-        "## Use\n\n" + _use(part, repository, base),
+        "## Use\n\n" + _use(part, repository, base, tokenizer),
         "## Where it came from\n\n" + _origin(run, base),
     ]
     if report:
@@ -261,7 +262,7 @@ def _training(run: Run) -> str:
     return text
 
 
-def _use(part: str, repository: str, base: hub.HubName | None) -> str:
+def _use(part: str, repository: str, base: hub.HubName | None, tokenizer: bool) -> str:
     if part == "adapter":
         first = base.repository if base else "BASE"
         revision = f', revision="{base.revision}"' if base and base.revision else ""
@@ -273,11 +274,15 @@ def _use(part: str, repository: str, base: hub.HubName | None) -> str:
         flags = f"--config.model={first} --config.lora.adapter={repository}"
     else:
         kind = "CausalLM" if part == "policy" else "SequenceClassification"
-        code = (
-            f"from transformers import AutoModelFor{kind}, AutoTokenizer\n\n"
-            f'model = AutoModelFor{kind}.from_pretrained("{repository}")\n'
-            f'tokenizer = AutoTokenizer.from_pretrained("{repository}")'
-        )
+        names = f"AutoModelFor{kind}, AutoTokenizer" if tokenizer else f"AutoModelFor{kind}"
+        code = f"from transformers import {names}\n\n"
+        code += f'model = AutoModelFor{kind}.from_pretrained("{repository}")'
+        if tokenizer:
+            code += f'\ntokenizer = AutoTokenizer.from_pretrained("{repository}")'
+        else:
+            code += (
+                "\n# Its characters are tokens of their own: rljax alone reads char_tokenizer.json."
+            )
         flags = f"--config.{'model' if part == 'policy' else 'reward.model'}={repository}"
     return f"```python\n{code}\n```\n\nIn rljax: `{flags}`."
 

@@ -56,7 +56,7 @@ def publish(
         _copy(folder / part, stage, part, base_name)
         made = model_card(
             run, part, name.repository, base=base_name, license=license or license_of(base_name),
-            evaluations=results, report=report,
+            evaluations=results, report=report, tokenizer=(stage / "tokenizer.json").is_file(),
         )  # fmt: skip
         write_text(stage / "README.md", made)
         write_json(stage / _CONFIG, redacted_values(run.config))

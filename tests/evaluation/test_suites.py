@@ -93,7 +93,8 @@ def test_gsm8k(tmp_path):
 
 
 def test_gsm8k_with_solved_questions_as_text(tmp_path):
-    train = write_rows(tmp_path / "train.jsonl", [*GSM8K, {"question": "q", "answer": "#### 3"}])
+    others = [{**row, "question": row["question"].replace("?", " in all?")} for row in GSM8K]
+    train = write_rows(tmp_path / "train.jsonl", [*others, {"question": "q", "answer": "#### 3"}])
     suite, records = opened(tmp_path, "gsm8k", None, f", shots=2, exemplars={train!r}")
     prompt = records[0]["prompt"]
     assert prompt.count("Question: ") == 3 and prompt.endswith("How many?\nAnswer:")
@@ -105,6 +106,8 @@ def test_gsm8k_with_solved_questions_as_text(tmp_path):
         make_suite(f"gsm8k(data={str(tmp_path)!r}, shots=4)")
     with pytest.raises(InputError, match="needs solved questions that are not asked.*exemplars="):
         make_suite(f"gsm8k(data={train!r}, shots=2)")
+    with pytest.raises(InputError, match="row 0.* is asked and is shown as an exemplar, too"):
+        opened(tmp_path, "gsm8k", others, f", shots=1, exemplars={train!r}")
     with pytest.raises(InputError, match="exemplars: got .*needs shots"):
         make_suite("gsm8k(exemplars='a.jsonl')")
 
@@ -150,15 +153,18 @@ def test_mmlu_pro(tmp_path):
 
 
 def test_mmlu_pro_with_solved_questions_of_the_category(tmp_path):
-    solved = write_rows(tmp_path / "validation.jsonl", MMLU_PRO)
+    others = [{**row, "question": f"Now: {row['question']}"} for row in MMLU_PRO]
+    solved = write_rows(tmp_path / "validation.jsonl", others)
     _, records = opened(tmp_path, "mmlu_pro", MMLU_PRO[1:], f", shots=1, exemplars={solved!r}")
     prompt = records[0]["prompt"]
     assert prompt.count("Question:") == 2 and prompt.count("about law") == 1
     assert "Answer: Let's think step by step. It is 1. The answer is (B).\n\nQuestion:" in prompt
     assert prompt.endswith("Answer: Let's think step by step.")
-    none = write_rows(tmp_path / "none.jsonl", MMLU_PRO[:1])
+    none = write_rows(tmp_path / "none.jsonl", others[:1])
     with pytest.raises(InputError, match="column 'category': got 'law'; no exemplar"):
         opened(tmp_path, "mmlu_pro", MMLU_PRO[1:], f", shots=1, exemplars={none!r}")
+    with pytest.raises(InputError, match="row 1.* is asked and is shown as an exemplar, too"):
+        opened(tmp_path, "mmlu_pro", [MMLU_PRO[1], others[1]], f", shots=1, exemplars={solved!r}")
 
 
 def test_ifeval_by_prompt_and_by_instruction(tmp_path):

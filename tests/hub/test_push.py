@@ -265,3 +265,13 @@ def test_the_command(server, run, tmp_path, capsys):
     log_in()
     assert launch(COMMANDS["push"], [str(run), "--to=me/new", "--part=policy"], "x") == 0
     assert f"pushed: {server.url}/me/new/commit/" in capsys.readouterr().out
+
+
+def test_a_card_of_an_alphabet_offers_no_tokenizer_of_transformers(tmp_path):
+    run = write_run(tmp_path / "run")
+    with_one = publish(run, "ada/x", part="policy", out=tmp_path / "one")
+    assert "AutoTokenizer" in (tmp_path / "one" / "README.md").read_text() and with_one.files
+    (run / "policy" / "tokenizer.json").rename(run / "policy" / "char_tokenizer.json")
+    publish(run, "ada/x", part="policy", out=tmp_path / "other")
+    card = (tmp_path / "other" / "README.md").read_text()
+    assert "AutoTokenizer" not in card and "rljax alone reads" in card
