@@ -5,8 +5,10 @@ import collections
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 
 import pytest
 from conftest import REPO
@@ -401,3 +403,34 @@ def test_files_of_tests_have_names_of_their_own():
     """pytest imports them by their names alone: of two that are equal it collects one."""
     names = collections.Counter(path.name for path in (REPO / "tests").rglob("test_*.py"))
     assert [name for name, count in names.items() if count > 1] == []
+
+
+# What pip would take from an index: the name, alone or with extras or a version, but not "@ URL".
+BY_NAME = re.compile(
+    r"""pip install\b[^`\n]*?[ '"]rljax(?:\\?\[[^]\n]*\])?(?![\w\-./\[\\]|[ ]*@)"""
+)
+
+
+def installs(text: str) -> list[str]:
+    return [found[0] for found in BY_NAME.finditer(text)]
+
+
+def test_nothing_says_to_install_rljax_by_its_name():
+    """On the public index the name is another project's. The libraries of an extra, which errors
+    and pages name instead, are those of pyproject.toml."""
+    project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
+    known = {one for extra in project["optional-dependencies"].values() for one in extra}
+    pages = [*(REPO / "docs").rglob("*.md"), *(REPO / "notebooks").glob("*.ipynb")]
+    texts = {path: path.read_text() for path in [*FILES, *LAUNCHERS, *pages, REPO / "README.md"]}
+    assert {str(path): found for path, text in texts.items() if (found := installs(text))} == {}
+    named = [one for text in texts.values() for one in re.findall(r"'([\w\[\]-]+>=[\d.]+)'", text)]
+    assert len(named) > 20 and set(named) <= known
+
+
+def test_an_installation_by_name_is_found():
+    for bad in ("pip install rljax", "pip install 'rljax[hub]'", "%pip install -q -c x rljax",
+                'pip install -U "rljax>=0.1"', "pip install rljax\\[tpu,gcs\\]"):  # fmt: skip
+        assert installs(bad), bad
+    for good in ("pip install -e '.[hub]'", "pip install ./rljax-0.1.0-py3-none-any.whl",
+                 "pip install 'rljax[hub] @ git+https://h/o/rljax'"):  # fmt: skip
+        assert not installs(good), good

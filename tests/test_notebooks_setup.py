@@ -69,7 +69,10 @@ sys.exit(0 if result.success else 1)
 """
 
 
-def first_cell(folder, jax: str, rljax: str | None, others: dict[str, str]) -> tuple[str, list]:
+def first_cell(
+    folder, jax: str, rljax: str | None, others: dict[str, str], source: str = "",
+    here: str = ".", code: int = 0, without: str = "",
+) -> tuple[str, list]:  # fmt: skip
     """What the first cell prints and what it asks of pip in an environment that has such versions;
     [] where it asks for nothing."""
     home = folder / "site"
@@ -88,18 +91,21 @@ def first_cell(folder, jax: str, rljax: str | None, others: dict[str, str]) -> t
     hide = (
         "import importlib.metadata as m\n"
         f"m.distributions = lambda: m.Distribution.discover(path=[{str(home)!r}])\n"
+        f"import importlib.util as u; spec = u.find_spec\n"
+        f"u.find_spec = lambda name, *rest: None if name == {without!r} else spec(name, *rest)\n"
         # An editable install would find the repository's own rljax.
         "sys.meta_path = [f for f in sys.meta_path if 'editable' not in repr(f).lower()]\n"
         f"sys.path = [{str(home)!r}] + [p for p in sys.path if p != {str(REPO)!r}]\n"
     )
     env = {**os.environ, "PYTHONPATH": str(home), "IPYTHONDIR": str(folder / "ipython")}
+    env["RLJAX_SOURCE"] = source
     done = subprocess.run(
         [sys.executable, "-c", RUN.replace("result =", f"{hide}result =")],
-        input=setup_of(NOTEBOOKS[0]), cwd=folder, env=env, capture_output=True, text=True,
+        input=setup_of(NOTEBOOKS[0]), cwd=folder / here, env=env, capture_output=True, text=True,
         timeout=120,
     )  # fmt: skip
-    asked = folder / "asked.json"
-    assert done.returncode == 0, done.stdout + done.stderr
+    asked = folder / here / "asked.json"
+    assert done.returncode == code, done.stdout + done.stderr
     return done.stdout, json.loads(asked.read_text()) if asked.exists() else []
 
 
@@ -111,8 +117,8 @@ def test_a_good_rljax_is_left_alone_and_the_machine_is_named(tmp_path):
 def test_a_good_jax_is_kept_as_it_is(tmp_path):
     """As on Colab: a jax of the runtime with its plugins, and no rljax."""
     others = {"jaxlib": "0.12.3", "jax-cuda12-plugin": "0.12.2", "libtpu": "0.0.30", "numpy": "2.1"}
-    _, (arguments, kept) = first_cell(tmp_path, "0.12.3", None, others)
-    assert arguments[0] == "install" and arguments[-1] == "rljax" and "-q" in arguments
+    _, (arguments, kept) = first_cell(tmp_path, "0.12.3", None, others, source="/a clone")
+    assert arguments[0] == "install" and arguments[-1] == "/a clone" and "-q" in arguments
     assert "--upgrade" not in arguments and "-U" not in arguments
     assert sorted(kept.split()) == [
         "jax-cuda12-plugin==0.12.2", "jax==0.12.3", "jaxlib==0.12.3", "libtpu==0.0.30"
@@ -120,8 +126,55 @@ def test_a_good_jax_is_kept_as_it_is(tmp_path):
 
 
 def test_an_old_rljax_is_renewed_and_an_old_jax_may_be(tmp_path):
-    _, (arguments, kept) = first_cell(tmp_path, "0.9.2", "0.0.9", {"jaxlib": "0.9.2"})
+    (tmp_path / "rljax-0.1.0-py3-none-any.whl").touch()
+    out, (arguments, kept) = first_cell(tmp_path, "0.9.2", "0.0.9", {"jaxlib": "0.9.2"})
     assert arguments[0] == "install" and kept == ""
+    assert "rljax 0.1.0" in out  # not the old one, which was imported already
+
+
+WHEEL = "rljax-0.1.0-py3-none-any.whl"
+
+
+@pytest.mark.parametrize(
+    "source, files, installed",
+    [
+        ("", ["clone/rljax/", "clone/pyproject.toml"], "clone"),
+        ("", ["clone/rljax/", "clone/pyproject.toml", f"clone/notebooks/{WHEEL}"],
+         f"clone/notebooks/{WHEEL}"),
+        ("git+https://example.org/me/rljax", ["clone/rljax/", "clone/pyproject.toml"],
+         "git+https://example.org/me/rljax"),
+        ("", ["clone/rljax/"], None),
+    ],
+)  # fmt: skip
+def test_no_index_is_asked_for_the_name_rljax(tmp_path, source, files, installed):
+    """The name belongs to another project there: from what the user names, the wheel beside the
+    notebook or its clone; without one of these the cell ends."""
+    (tmp_path / "clone/notebooks").mkdir(parents=True)
+    for name in files:
+        path = tmp_path / name
+        path.mkdir() if name.endswith("/") else path.touch()
+    out, asked = first_cell(
+        tmp_path, "0.12.3", None, {}, source, "clone/notebooks", code=installed is None
+    )
+    if installed is None:
+        assert asked == [] and "set RLJAX_SOURCE" in out
+    else:
+        wanted = installed if "://" in installed else str(tmp_path / installed)
+        assert asked[0][-1] == wanted and "rljax" not in asked[0]
+
+
+def test_what_the_cells_import_is_installed_too(tmp_path):
+    """A core installation has no matplotlib; beside a good rljax that alone is asked for.
+    google.colab is part of Colab, and imported there alone."""
+    needed = set()
+    for path in NOTEBOOKS:
+        for code in cells(path, "code"):
+            needed |= set(re.findall(r"^\s*(?:import|from) (\w+)", code, re.M))
+    project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
+    core = {re.match(r"[\w]+", one)[0] for one in project["dependencies"]}
+    assert needed - core - set(sys.stdlib_module_names) == {"rljax", "matplotlib", "google"}
+    _, (arguments, kept) = first_cell(tmp_path, "0.12.3", "0.1.0", {}, without="matplotlib")
+    assert arguments[-1] == "matplotlib>=3.9" and kept == "jax==0.12.3\n"
 
 
 @pytest.mark.slow

@@ -1,7 +1,8 @@
 """Serve: rljax serve --model=RUN_OR_MODEL_FOLDER [--port=8000 --slots=16]
 
 An OpenAI-compatible endpoint: POST /v1/completions and /v1/chat/completions (streaming, n, stop,
-seed, logprobs), GET /v1/models, /health, /metrics. Needs `pip install 'rljax[serve]'`.
+seed, logprobs), GET /v1/models, /health, /metrics. Needs
+`pip install 'starlette>=0.40' 'uvicorn>=0.30'`.
 """
 
 from rljax.config.serve_options import ServeOptions

@@ -399,7 +399,9 @@ class PodOptions(Options):
                       "(v5p v6e tpu7x)", choices=("tpu", "compute"))  # fmt: skip
     spot: bool = option(False, "Cheaper, and taken away at any time")
     setup: str = option(
-        "", "Shell command that fills $VENV on a new host; default: pip install rljax[tpu,gcs]"
+        "",
+        "Shell command that fills $VENV on a new host; default: install the folder where it "
+        "is a clone of rljax, else $RLJAX_SOURCE, with the extras tpu and gcs",
     )
     poll_s: float = option(20.0, "Seconds between two questions to the cloud", above=0)
     hosts: int = option(2, "Of local: processes on this machine", low=1)

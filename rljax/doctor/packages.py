@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -196,10 +197,11 @@ def _rljax(found: Mapping[str, list[Distribution]]) -> Iterator[Finding]:
         yield broken(
             "rljax_metadata_stale", f"rljax {rljax.__version__} is imported, and the installed "
             f"metadata is of {installed[0].version}: its dependencies may be, too",
-            "pip install -U rljax, or pip install -e . in the checkout",
+            "pip install -e . in the checkout, or install its newer wheel",
         )  # fmt: skip
     if extras := _missing_extras(found):
-        yield fine("extras", f"not installed: {', '.join(extras)} (pip install 'rljax[NAME]')")
+        said = (f"{name} (pip install {' '.join(needs)})" for name, needs in extras.items())
+        yield fine("extras", f"not installed: {', '.join(said)}")
 
 
 def _editable(one: Distribution) -> Path | None:
@@ -210,20 +212,22 @@ def _editable(one: Distribution) -> Path | None:
     return Path(unquote(urlparse(origin["url"]).path), "rljax").resolve()
 
 
-def _missing_extras(found: Mapping[str, list[Distribution]]) -> list[str]:
-    """The extras of which a package is missing."""
+def _missing_extras(found: Mapping[str, list[Distribution]]) -> dict[str, list[str]]:
+    """The extras of which a package is missing, and what pip installs for each."""
     from packaging.requirements import Requirement
 
     if "rljax" not in found:
-        return []
+        return {}
     about = found["rljax"][0]
     needs = [Requirement(text) for text in about.requires or ()]
-    missing = []
+    missing = {}
     for extra in about.metadata.get_all("Provides-Extra") or ():
-        own = [one.name for one in needs if one.marker and one.marker.evaluate({"extra": extra})
+        own = [one for one in needs if one.marker and one.marker.evaluate({"extra": extra})
                and not one.marker.evaluate({"extra": ""})]  # fmt: skip
-        if any(_normal(name) not in found for name in own) and extra != "test":
-            missing.append(extra)
+        if any(_normal(one.name) not in found for one in own) and extra != "test":
+            for one in own:
+                one.marker = None
+            missing[extra] = [shlex.quote(str(one)) for one in own]
     return missing
 
 

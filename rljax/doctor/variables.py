@@ -67,12 +67,12 @@ def _platforms(env: Variables) -> Iterator[Finding]:
         if name in ("gpu", "cuda") and not cuda and not is_installed("jax_rocm7_plugin"):
             yield broken(
                 "platform_not_installed", f"JAX_PLATFORMS={name}, but JAX has no plugin for GPUs",
-                "pip install 'rljax[cuda]', or unset JAX_PLATFORMS",
+                "pip install 'jax[cuda12]>=0.10', or unset JAX_PLATFORMS",
             )  # fmt: skip
         if name == "tpu" and not (is_installed("libtpu") or env.get("TPU_LIBRARY_PATH")):
             yield broken(
                 "platform_not_installed", "JAX_PLATFORMS=tpu, but libtpu is not installed",
-                "pip install 'rljax[tpu]', or unset JAX_PLATFORMS",
+                "pip install 'jax[tpu]>=0.10', or unset JAX_PLATFORMS",
             )  # fmt: skip
         absent = (name == "tpu" and not has_tpu()) or (name in ("gpu", "cuda") and not has_nvidia())
         if absent:
@@ -84,12 +84,12 @@ def _platforms(env: Variables) -> Iterator[Finding]:
     if not platforms(env) and has_nvidia() and not cuda:
         yield broken(
             "gpu_not_used", "this machine has NVIDIA GPUs, but JAX has no plugin for them",
-            "pip install 'rljax[cuda]'",
+            "pip install 'jax[cuda12]>=0.10'",
         )  # fmt: skip
     if not platforms(env) and has_tpu() and not is_installed("libtpu"):
         yield broken(
             "tpu_not_used", "this machine has TPU chips, but libtpu is not installed",
-            "pip install 'rljax[tpu]'",
+            "pip install 'jax[tpu]>=0.10'",
         )  # fmt: skip
 
 

@@ -55,7 +55,7 @@ def library():
         raise InputError(
             "the package huggingface_hub is not installed",
             rule="it reads and writes hf:// paths",
-            fix="pip install 'rljax[hub]'",
+            fix="pip install 'huggingface_hub>=2.4'",
         ) from None
     return huggingface_hub
 

@@ -12,12 +12,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import rljax
 from rljax.errors import InputError
 from rljax.pods.archive import code_archive
 from rljax.pods.google import ABSENT, ACTIVE, GONE, Cloud, ComputeEngine, Machine
 from rljax.pods.supervise import RESTARTS
-from rljax.pods.templates import host_command
+from rljax.pods.templates import host_command, package
 
 _SCRIPT = Path(__file__).with_name("host.sh")
 _AT_ONCE = 32  # ssh connections that are opened together
@@ -138,13 +137,10 @@ def start(cloud: Cloud, command: Sequence[str], setup: str) -> list[Machine]:
 
 
 def default_setup(folder: Path) -> str:
-    """What fills the environment of a host: the checkout itself where it is rljax's, else the
-    released one, and what the folder's requirements.txt names."""
-    project = folder / "pyproject.toml"
-    ours = project.is_file() and 'name = "rljax"' in project.read_text(encoding="utf-8")
-    package = "'.[tpu,gcs]'" if ours else f"'rljax[tpu,gcs]=={rljax.__version__}'"
+    """What fills the environment of a host: rljax (see `templates.package`), and what the folder's
+    requirements.txt names."""
     more = " -r requirements.txt" if (folder / "requirements.txt").is_file() else ""
-    return f"pip install --quiet {package}{more}"
+    return f"pip install --quiet {package('tpu,gcs', folder)}{more}"
 
 
 def _numbers(cloud: Cloud, machines: list[Machine]) -> dict[Machine, dict[str, str]]:
@@ -238,6 +234,7 @@ def _worst(codes: Sequence[int]) -> int:
 def run(cloud: Cloud, command: Sequence[str], setup: str) -> int:
     """start and logs."""
     host_command(command, supervised=True)  # that there is one, before the cloud is asked
+    setup = setup or default_setup(Path.cwd())
     if cloud.state()[0] != ACTIVE:
         raise InputError(f"{cloud.name} is {cloud.state()[1]}", fix="`rljax pod up` first")
     machines = start(cloud, command, setup)
@@ -256,6 +253,7 @@ def babysit(
     times in a row."""
     starts: collections.Counter = collections.Counter()
     host_command(command, supervised=True)
+    setup = setup or default_setup(Path.cwd())
     again = False
     while True:
         bring_up(cloud, poll_s, again=again)

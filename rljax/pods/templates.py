@@ -3,11 +3,12 @@
 Each starts one process per host, which finds the others by rljax.hosts.cluster.
 """
 
+import os
 import re
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
-import rljax
 from rljax.errors import InputError
 from rljax.pods.pod import Pod
 
@@ -32,6 +33,24 @@ def host_command(words: Sequence[str], *, supervised: bool) -> list[str]:
     if not supervised:
         return command
     return ["python3", "-m", "rljax", "pod", "supervise", "--", *command]
+
+
+def package(extras: str, folder: Path) -> str:
+    """What pip installs on a host, as a word of a shell: rljax with `extras` from $RLJAX_SOURCE (a
+    clone, a wheel or a URL that pip reads on the host), else from the checkout in `folder`. Never
+    by its name alone, which on the public index is another project's."""
+    source, project = os.environ.get("RLJAX_SOURCE", ""), folder / "pyproject.toml"
+    if source:
+        return shlex.quote(
+            f"rljax[{extras}] @ {source}" if "://" in source else f"{source}[{extras}]"
+        )
+    if project.is_file() and 'name = "rljax"' in project.read_text(encoding="utf-8"):
+        return shlex.quote(f".[{extras}]")
+    raise InputError(
+        "what a host installs rljax from is not said", value=str(folder),
+        rule="the folder that is sent is no clone of rljax",
+        fix="export RLJAX_SOURCE=URL of a wheel or of git+https://, which pip reads on the hosts",
+    )  # fmt: skip
 
 
 def slurm(
@@ -132,7 +151,9 @@ def _pod_spec(pod: Pod, command: Sequence[str], image: str, spot: bool) -> dict:
     }
     # An image of the user's has rljax in it; a plain one of Python gets it as the pod starts.
     run = shell_command(command, supervised=True)
-    install = f"pip install --quiet 'rljax[tpu,gcs,s3]=={rljax.__version__}'"
+    install = "{ echo 'the image has no rljax: add it, or set RLJAX_SOURCE' >&2; exit 1; }"
+    if os.environ.get("RLJAX_SOURCE"):
+        install = f"pip install --quiet {package('tpu,gcs,s3', Path())}"
     script = f"python3 -c 'import rljax' 2>/dev/null || {install}\nexec {run}\n"
     container = {
         "name": "rljax", "image": image, "command": ["bash", "-c", script],
@@ -173,7 +194,7 @@ def sky(
     setup = (
         "pip install uv\nuv venv --python 3.12 --allow-existing ~/rljax-venv\n"
         "uv pip install --python ~/rljax-venv/bin/python "
-        f"'rljax[{extra},gcs,s3]=={rljax.__version__}'\n"
+        f"{package(f'{extra},gcs,s3', Path.cwd())}\n"
     )
     run = f"source ~/rljax-venv/bin/activate\nexec {shell_command(command, supervised=True)}\n"
     task = {

@@ -2,5 +2,5 @@
 
 The decode thread (worker), the fields of a request and their bounds (fields), text as tokens come
 (text), the JSON of answers (answers), counters (metrics). The routes (app), who may ask (guard) and
-HTTP (connections) need the extra `rljax[serve]`.
+HTTP (connections) need the extra `serve`: starlette and uvicorn.
 """

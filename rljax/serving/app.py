@@ -1,7 +1,7 @@
 """The routes: POST /v1/completions and /v1/chat/completions, GET /v1/models, /health, /metrics (for
 Prometheus) and /metrics.json.
 
-HTTP, server-sent events, and clients that hang up. Needs the extra `rljax[serve]`.
+HTTP, server-sent events, and clients that hang up. Needs the extra `serve`: starlette and uvicorn.
 """
 
 import asyncio

@@ -343,7 +343,7 @@ def register() -> None:
     try:
         from jetstream.engine import engine_api, tokenizer_api
     except ImportError as error:
-        fix = "pip install 'rljax[jetstream]'"
+        fix = "pip install 'google-jetstream>=0.2.2'"
         raise InputError("JetStream cannot be imported", rule=str(error), fix=fix) from error
     engine_api.Engine.register(JetStreamEngine)
     engine_api.ResultTokens.register(ResultTokens)

@@ -30,7 +30,9 @@ def require_packages() -> None:
     """Raises InputError where the extra of the server is not installed."""
     for package in ("starlette", "uvicorn"):
         if importlib.util.find_spec(package) is None:
-            raise InputError(f"{package} is not installed", fix="pip install 'rljax[serve]'")
+            raise InputError(
+                f"{package} is not installed", fix="pip install 'starlette>=0.40' 'uvicorn>=0.30'"
+            )
 
 
 def make_worker(policy: SavedPolicy, options: ServeOptions) -> Worker:

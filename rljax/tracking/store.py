@@ -16,7 +16,9 @@ from rljax.errors import InputError
 # Seconds before each further try of a request. A service that is down for longer fails a save.
 PAUSES_S = (0.1, 0.5, 2.0, 8.0, 20.0)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3"}  # what pip installs for a scheme
+_NEEDS = {  # what pip installs for a scheme
+    "gs": "gcsfs>=2024.6", "gcs": "gcsfs>=2024.6", "s3": "s3fs>=2024.6", "s3a": "s3fs>=2024.6",
+}  # fmt: skip
 _FINAL = (  # what another try does not mend
     FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, NotImplementedError,
 )  # fmt: skip
@@ -207,8 +209,8 @@ def _opened(url: str):
     try:
         return _file_system(url)
     except ImportError as error:
-        extra = EXTRAS.get(scheme.lower())
-        install = f"pip install 'rljax[{extra}]'" if extra else "install the package that it names"
+        package = _NEEDS.get(scheme.lower())
+        install = f"pip install '{package}'" if package else "install the package that it names"
         raise InputError(
             f"{scheme}:// needs a package that is not installed",
             value=url, rule=str(error), fix=install,

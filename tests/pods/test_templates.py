@@ -15,10 +15,9 @@ import pytest
 import yaml
 from conftest import REPO
 
-import rljax
 from rljax.errors import InputError
 from rljax.hosts.cluster import environment
-from rljax.pods import VERSIONS, read_pod, templates
+from rljax.pods import VERSIONS, read_pod, remote, templates
 from rljax.pods.pod import topologies
 
 TRAIN = ("train", "my config.py", "--config.steps=3")
@@ -160,7 +159,7 @@ def test_the_schema_refuses_what_kubernetes_would():
     assert job["podFailurePolicy"] and job["template"]["spec"]["restartPolicy"] == "Never"
 
 
-def test_the_pods_of_a_jobset_find_each_other():
+def test_the_pods_of_a_jobset_find_each_other(monkeypatch):
     """Its variables, as Kubernetes fills them, are what rljax.hosts.cluster reads."""
     manifest = templates.jobset(
         read_pod("v5litepod-16", 2), TRAIN, name="mine", image="i", queue="", spot=False
@@ -188,7 +187,30 @@ def test_the_pods_of_a_jobset_find_each_other():
     script = container["command"][-1]
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
     assert shlex.split(script.splitlines()[-1])[-3:] == list(TRAIN)
-    assert f"rljax[tpu,gcs,s3]=={rljax.__version__}" in script  # run_dir is a bucket
+    assert "pip install" not in script and "the image has no rljax" in script
+    monkeypatch.setenv("RLJAX_SOURCE", "git+https://example.org/me/rljax@v1")
+    assert "pip install --quiet 'rljax[tpu,gcs,s3] @ git+https://example.org/me/rljax@v1'" in (
+        rendered("jobset", "--type=v5litepod-16")  # run_dir is a bucket: gcs, s3
+    )
+
+
+def test_what_a_host_installs_is_never_a_name_of_the_index(tmp_path, monkeypatch):
+    """The name belongs to another project."""
+    monkeypatch.delenv("RLJAX_SOURCE", raising=False)
+    assert templates.package("tpu", REPO) == "'.[tpu]'"
+    with pytest.raises(InputError, match="RLJAX_SOURCE=URL"):
+        templates.package("tpu", tmp_path)
+    with pytest.raises(InputError, match="RLJAX_SOURCE=URL"):  # before the cloud is asked
+        monkeypatch.chdir(tmp_path)
+        remote.run(None, ["train", "quickstart"], "")
+    monkeypatch.setenv("RLJAX_SOURCE", "my wheels/rljax-0.1.0-py3-none-any.whl")
+    (tmp_path / "requirements.txt").touch()
+    words = shlex.split(remote.default_setup(tmp_path))
+    assert words[3:] == [
+        "my wheels/rljax-0.1.0-py3-none-any.whl[tpu,gcs]",
+        "-r",
+        "requirements.txt",
+    ]
 
 
 # -- SkyPilot --

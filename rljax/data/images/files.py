@@ -190,7 +190,7 @@ def _pillow(place: str):
     except ImportError:
         raise InputError(
             f"{place}: the package pillow, which reads images, is not installed",
-            fix="pip install 'rljax[images]'",
+            fix="pip install 'pillow>=11'",
         ) from None
     return PIL.Image
 

@@ -325,7 +325,7 @@ def _read_tfds(spec: str, split: str) -> Rows:
     except ImportError:
         raise InputError(
             f"{spec}: the package tensorflow_datasets is not installed",
-            fix="pip install 'rljax[tfds]'",
+            fix="pip install 'tensorflow-datasets>=4.9'",
         ) from None
     try:
         if os.path.isdir(name):

@@ -16,7 +16,7 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d{1,3})?")
 
 def gym():
     """The library."""
-    return library("gymnasium", "gymnasium", "'rljax[agents]'")
+    return library("gymnasium", "gymnasium", "'gymnasium>=1.1'")
 
 
 def written(render: str, act: str) -> tuple[Callable, Callable]:

@@ -46,7 +46,7 @@ class _Index:
             import bm25s
         except ImportError:
             raise InputError(
-                "the tool search needs the library bm25s", fix="pip install 'rljax[agents]'"
+                "the tool search needs the library bm25s", fix="pip install 'bm25s>=0.2.14'"
             ) from None
         self.texts = _texts_of(path)
         self._split = functools.partial(

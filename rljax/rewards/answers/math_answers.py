@@ -152,7 +152,7 @@ def _library() -> tuple:
         raise InputError(
             "the reward math_verify needs math-verify, which is not installed",
             rule=str(error),
-            fix="pip install 'rljax[rewards]'",
+            fix="pip install 'math-verify>=0.9'",
         ) from None
     return latex2sympy2_extended, sympy, math_compare
 

@@ -43,7 +43,7 @@ def load_library():
         import reasoning_gym
     except ImportError:
         raise InputError(
-            "the package reasoning_gym is not installed", fix="pip install 'rljax[tasks]'"
+            "the package reasoning_gym is not installed", fix="pip install 'reasoning-gym>=0.1.25'"
         ) from None
     return reasoning_gym
 

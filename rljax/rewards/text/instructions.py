@@ -85,7 +85,7 @@ def _language_of(text: str) -> str:
     except ImportError:
         raise InputError(
             "instructions about the language need langdetect, which is not installed",
-            fix="pip install 'rljax[rewards]'",
+            fix="pip install 'langdetect>=1.0.9'",
         ) from None
     langdetect.DetectorFactory.seed = 0  # it draws
     try:

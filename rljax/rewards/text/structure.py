@@ -155,7 +155,7 @@ def _validator(schema: str):
         raise InputError(
             "the reward json_schema needs jsonschema, which is not installed",
             rule=str(error),
-            fix="pip install 'rljax[rewards]'",
+            fix="pip install 'jsonschema>=4.20'",
         ) from None
     fix = "JSON text of a schema, or the path of a .json file"
     inline = schema.strip().startswith("{") or schema.strip() in ("true", "false")
