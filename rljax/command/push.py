@@ -1,4 +1,4 @@
-"""Push: rljax push RUN --to=OWNER/NAME [--part=policy] [--public] [--evaluations=result.json]
+"""Push: rljax push RUN OWNER/NAME [--part=policy] [--public] [--evaluations=result.json]
 
 Puts the adapter, policy or reward model that a run has exported on the Hugging Face Hub, with a
 model card: base and data with their commits, method, evaluations with 95 % intervals, the command,

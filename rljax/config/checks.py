@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rljax.components import is_own_code, names_of
+from rljax.config.declare import kind_name
 from rljax.config.names import field_names
 from rljax.config.overrides import DATA_FILES, is_path, value_of
 from rljax.config.schema import NAMESPACES, Config
@@ -144,8 +145,10 @@ class Problems(list):
         """Raises InputError that lists all of them, if there are any."""
         if self:
             listed = "\n".join(f"  {i}. {p}" for i, p in enumerate(self, 1))
+            fix = "`rljax train --help` lists the fields, their types and defaults"
             raise InputError(
-                f"the config has {len(self)} problem{'s' * (len(self) > 1)}:\n{listed}"
+                f"the config has {len(self)} problem{'s' * (len(self) > 1)}:\n{listed}",
+                fix="" if all("Fix: " in problem for problem in self) else fix,
             )
 
 
@@ -213,7 +216,7 @@ def check_types(config, problems: Problems, prefix: str = "") -> None:
             problems.check(finite, name, value, "must be a finite number")
         elif kind in (int, bool, str):
             exact = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-            ok = problems.check(exact, name, value, f"must be {kind.__name__}")
+            ok = problems.check(exact, name, value, f"must be {kind_name(kind)}")
             if ok and kind is int:
                 problems.check(abs(value) < 2**31, name, value, f"must be below {2**31}")
         else:
@@ -222,8 +225,7 @@ def check_types(config, problems: Problems, prefix: str = "") -> None:
             fits = isinstance(value, (tuple, list)) and all(
                 isinstance(v, wanted) and not isinstance(v, bool) for v in value
             )
-            what = {str: "texts", int: "whole numbers", float: "numbers"}[item]
-            problems.check(fits, name, value, f"must be a tuple of {what}")
+            problems.check(fits, name, value, f"must be {kind_name(kind)}")
 
 
 def check_bounds(config: Config, problems: Problems) -> None:
@@ -274,7 +276,7 @@ def _check_on_hub(field: str, spec: str, named: Callable, problems: Problems) ->
     fix = "a Hugging Face folder, or a model of the hub: OWNER/NAME or hf://OWNER/NAME@REVISION"
     if problems.check(name is not None, field, spec, "is not a folder", fix):
         there = importlib.util.find_spec("huggingface_hub") is not None
-        fix = "pip install 'rljax[hub]'" + (
+        fix = "pip install 'huggingface_hub>=2.4'" + (
             "" if is_hub(spec) else ", or give the path of a folder"
         )
         rule = "is no folder here, and the hub is read by huggingface_hub, which is not installed"

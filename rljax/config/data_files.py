@@ -14,10 +14,9 @@ scalars are texts, read by the types of the fields as those of flags are. So 1e-
 import json
 from collections.abc import Mapping, Sequence
 
-from rljax.config.checks import Problems, check_types
-from rljax.config.overrides import flat_fields, from_dict, to_dict
+from rljax.config.overrides import flat_fields, to_dict
 from rljax.config.schema import Config
-from rljax.config.texts import kinds, value_of_text, with_texts
+from rljax.config.texts import kinds, value_of_json, value_of_text, with_texts
 from rljax.errors import InputError
 from rljax.files import read_text
 
@@ -32,14 +31,10 @@ def read_config(file: str) -> Config:
     default; every unknown field and wrong type is listed."""
     values = {name: value for name, value in _read(file).items() if name not in LISTS}
     try:
-        if not _is_json(file):
-            return with_texts(Config(), flat_fields(values), file, "")
-        config, problems = from_dict(values, file), Problems()
-        check_types(config, problems)
-        problems.refuse()
+        read = value_of_json if _is_json(file) else value_of_text
+        return with_texts(Config(), flat_fields(values), file, "", read)
     except InputError as error:
         raise error if file in str(error) else InputError(f"{file}: {error}") from None
-    return config
 
 
 def read_entries(file: str, name: str) -> list[dict]:
@@ -51,7 +46,8 @@ def read_entries(file: str, name: str) -> list[dict]:
         raise InputError(f"{file} has no {name}", fix=fix)
     if not isinstance(entries, list) or not all(isinstance(one, Mapping) for one in entries):
         rule = "a list of mappings of fields and their values"
-        raise InputError(f"{file}: {name}", value=entries, rule=rule)
+        fix = f"write {name}: and below it lines such as - {{seed: 1}}"
+        raise InputError(f"{file}: {name}", value=entries, rule=rule, fix=fix)
     return [_entry(one, f"{file}: {name}[{i}]", _is_json(file)) for i, one in enumerate(entries)]
 
 
@@ -73,16 +69,18 @@ def _entry(values: Mapping, place: str, typed: bool) -> dict:
     of_config = values.get("command", "train") == "train"
     for name, value in (flat_fields(values) if of_config else values).items():
         try:
-            if typed:
+            if of_config and name in known:
+                out[name] = (value_of_json if typed else value_of_text)(value, known[name])
+            elif typed:
                 out[name] = tuple(value) if isinstance(value, list) else value
-            elif of_config and name in known:
-                out[name] = value_of_text(value, known[name])
             else:
                 out[name] = _scalar(value)
         except ValueError as error:
-            problems.append(f"{name}={value}: {error}")
+            shown = json.dumps(value) if typed or not isinstance(value, str) else value
+            problems.append(f"{name}={shown}: {error}")
     if problems:
-        raise InputError(f"{place}:\n  " + "\n  ".join(problems))
+        fix = "`rljax train --help` lists the fields, their types and defaults"
+        raise InputError(f"{place}:\n  " + "\n  ".join(problems), fix=fix)
     return out
 
 
@@ -113,12 +111,19 @@ def _read(file: str) -> Mapping:
     except InputError as error:
         raise error if file in str(error) else InputError(f"{file}: {error}") from None
     except (ValueError, RecursionError) as error:
-        rule = f"{type(error).__name__}: {error}"
-        raise InputError(f"{file} cannot be read", rule=rule) from None
+        nested = isinstance(error, RecursionError)
+        rule = "it is nested too deeply" if nested else str(error)
+        raise InputError(f"{file} is not JSON", rule=rule, fix=_example(file)) from None
     if not isinstance(values, Mapping):
-        rule = "the fields of a config and their values"
-        raise InputError(f"{file} holds no config", value=type(values).__name__, rule=rule)
+        got = {list: "a list", str: "a text", type(None): "nothing"}.get(type(values), "a number")
+        rule = f"it holds {got}, not fields of a config and their values"
+        raise InputError(f"{file} is no config", rule=rule, fix=_example(file))
     return values
+
+
+def _example(file: str) -> str:
+    kind = "json" if _is_json(file) else "yaml"
+    return f"`rljax config show quickstart --{kind}` prints a file as it has to be"
 
 
 def _once(pairs: Sequence[tuple[str, object]]) -> dict:
@@ -147,11 +152,22 @@ def _yaml(text: str, file: str) -> object:
             return None if node.style is None and value.lower() in ("null", "~") else value
 
         def construct_mapping(self, node, deep=False):
-            construct = self.construct_object
-            return _once([(construct(key), construct(item, True)) for key, item in node.value])
+            construct, own, merged = self.construct_object, [], {}
+            for key, item in node.value:
+                value = construct(item, True)
+                if key.value != "<<" or key.style is not None:
+                    own.append((construct(key), value))
+                    continue
+                # YAML's merge key: own fields win, then those of the first of several mappings.
+                for one in value if isinstance(value, list) else [value]:
+                    if not isinstance(one, Mapping):
+                        line, fix = key.start_mark.line + 1, "<<: *ANCHOR of a mapping"
+                        raise InputError(f"line {line}: << merges mappings", value=one, fix=fix)
+                    merged = {**one, **merged}
+            return {**merged, **_once(own)}
 
     Loader.add_constructor(f"{_CORE}map", lambda loader, node: loader.construct_mapping(node))
     try:
         return yaml.load(text, Loader)
     except (yaml.YAMLError, TypeError) as error:
-        raise InputError(f"{file} is not YAML", rule=str(error)) from None
+        raise InputError(f"{file} is not YAML", rule=str(error), fix=_example(file)) from None

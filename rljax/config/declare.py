@@ -15,8 +15,15 @@ from rljax.errors import InputError
 
 # What a value of a type is called in an error.
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+_ITEMS = {int: "whole numbers", float: "numbers", str: "texts"}
 _WRONG = r"flag --(\w+)=(.*?): (?:invalid literal|could not convert|value should be|\('Non-)"
 _MOST = 2**31 - 1  # of every whole number
+
+
+def kind_name(kind: type) -> str:
+    """What a value of a config field's type is called: "a whole number", "a list of texts"."""
+    items = typing.get_args(kind)
+    return f"a list of {_ITEMS[items[0]]}" if items else KINDS[kind]
 
 
 @dataclasses.dataclass(frozen=True)

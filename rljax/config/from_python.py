@@ -12,14 +12,18 @@ rows; both are written to files, so that the config stays text and the run can g
 import hashlib
 import json
 import os
+import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from rljax.config.checks import OF_DATA
+from rljax.config.declare import kind_name
 from rljax.config.flags import load_config_file
 from rljax.config.names import field_names, unknown_field
 from rljax.config.overrides import with_overrides
 from rljax.config.own_functions import component_text, write_once
 from rljax.config.schema import Config
+from rljax.config.texts import kinds
 from rljax.errors import InputError
 from rljax.tracking.store import is_url
 
@@ -85,28 +89,39 @@ def _full_name(name: str) -> str:
 
 def _as_text(name: str, value: object, folder: Path) -> object:
     """A value as the config holds it; functions and rows are written to files of `folder`."""
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        value = value.item()  # a number of NumPy or JAX
     if isinstance(value, os.PathLike):
         return str(value)
     if callable(value):
         return component_text(value, folder, name)
+    kind = kinds()[name]
     if isinstance(value, list | tuple):
         if value and all(isinstance(row, Mapping) for row in value):
             return _rows_file(name, value, folder)
-        return tuple(_as_text(name, item, folder) for item in value)
-    return value
+        if typing.get_args(kind):
+            return tuple(_as_text(name, item, folder) for item in value)
+    elif value is None or isinstance(value, str | int | float):
+        return value
+    rows = ", or a list of dicts, one or more" if name in OF_DATA else ""
+    raise InputError(
+        f"{WHERE}: {name}", value=value, rule=f"must be {kind_name(kind)}{rows}",
+        fix="a list: list(rows) of what gives rows one by one" if rows else
+        "`rljax train --help` lists the fields, their types and defaults",
+    )  # fmt: skip
 
 
 def _rows_file(name: str, rows: list[Mapping], folder: Path) -> str:
     """The .jsonl file of rows; its name has a digest of them."""
     try:
         lines = [json.dumps(dict(row), ensure_ascii=False, allow_nan=False) for row in rows]
+        text = "\n".join(lines) + "\n"
+        digest = hashlib.sha256(text.encode()).hexdigest()[:8]  # ValueError: half a character
     except (TypeError, ValueError) as error:
         rule = f"rows become a .jsonl file: {error}"
         raise InputError(
             f"{WHERE}: {name}", rule=rule, fix="text, numbers, lists and dicts"
         ) from None
-    text = "\n".join(lines) + "\n"
-    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     path = folder / f"{name.rpartition('.')[2]}_{digest}.jsonl"
     write_once(path, text)
     return str(path)

@@ -84,9 +84,16 @@ def nearest_fields(name: str, known: Sequence[str]) -> list[str]:
 
 
 def unknown_field(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """What to say of a name that is no field: what replaces it, or the field it resembles."""
+    """What to say of a name that is no field: what replaces it, its fields where it is a section,
+    or the field it resembles."""
     replaced = _ELSEWHERE.get(name.rpartition(".")[2])
     if replaced:
         return f"{prefix}{name}: no such field; use {replaced}"
-    near = " or ".join(prefix + field for field in nearest_fields(name, list(known)))
+    known = list(known)
+    inside = next((field for field in known if field.startswith(f"{name}.")), "")
+    if inside:
+        return (
+            f"{prefix}{name}: a section has no value of its own; set its fields: {prefix}{inside}"
+        )
+    near = " or ".join(prefix + field for field in nearest_fields(name, known))
     return f"{prefix}{name}: no such field" + (f"; did you mean {near}?" if near else "")

@@ -39,7 +39,7 @@ def component_text(function: Callable, folder: Path, what: str = "function") -> 
             rule = "options are keywords"
             raise InputError(f"{what}: a partial with positional arguments", rule=rule)
         function = function.func
-    if not inspect.isfunction(function):
+    if not (inspect.isfunction(function) or what == "trackers" and inspect.isclass(function)):
         fix = "write a function: def my_function(...): ..."
         raise InputError(f"{what} is no plain function", value=function, fix=fix)
     for name, value in options.items():

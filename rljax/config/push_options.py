@@ -10,7 +10,7 @@ class PushOptions(Options):
     """rljax push."""
 
     run: str = option("", "A run folder", required=True, first=True)
-    to: str = option("", "OWNER/NAME, or hf://OWNER/NAME", required=True)
+    to: str = option("", "OWNER/NAME, or hf://OWNER/NAME", required=True, first=True)
     part: str = option(
         "", "policy, adapter or reward_model; default: the adapter, if the run has one",
         choices=("", "policy", "adapter", "reward_model"),

@@ -3,29 +3,38 @@ fields."""
 
 import ast
 import itertools
+import json
+import math
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from rljax.config.declare import KINDS
+from rljax.config.declare import KINDS, kind_name
 from rljax.config.names import field_names, unknown_field
 from rljax.config.overrides import with_overrides
 from rljax.config.schema import Config
 from rljax.errors import InputError
 
+_NO_NULL = 'there is no null; "" is an empty text, [] an empty list, 0 is off'
 
-def with_texts(config: Config, texts: Mapping[str, object], where: str, prefix: str) -> Config:
-    """The config with {field: text} set, each text read by the type of its field. Raises InputError
-    that lists every unknown field and every text that is no such value."""
+
+def with_texts(
+    config: Config, texts: Mapping[str, object], where: str, prefix: str,
+    read: Callable[[object, type], object] | None = None,
+) -> Config:  # fmt: skip
+    """The config with {field: text} set, each text read by the type of its field with `read`, by
+    default `value_of_text`. Raises InputError that lists every unknown field and every text that is
+    no such value."""
+    read = read or value_of_text
     known, values, problems = kinds(), {}, []
     for field, text in texts.items():
         if field not in known:
             problems.append(unknown_field(field, field_names(Config), prefix))
             continue
         try:
-            values[field] = value_of_text(text, known[field])
+            values[field] = read(text, known[field])
         except ValueError as error:
-            shown = "null" if text is None else f"a {type(text).__name__}"
-            shown = text[:200] if isinstance(text, str) else shown
+            shown = text if isinstance(text, str) and read is value_of_text else json.dumps(text)
+            shown = shown if len(shown) <= 200 else shown[:200] + "..."
             problems.append(f"{prefix}{field}={shown}: {error}")
     if problems:
         fix = "`rljax train --help` lists the fields, their types and defaults"
@@ -50,9 +59,9 @@ def value_of_text(text: object, kind: type):
         parts = text if isinstance(text, list) else _parts(text)
         return tuple(value_of_text(part, item) for part in parts)
     if text is None:
-        raise ValueError('there is no null; "" is an empty text, [] an empty list, 0 is off')
+        raise ValueError(_NO_NULL)
     if not isinstance(text, str):
-        raise ValueError(f"must be {KINDS.get(kind, 'a list')}")
+        raise ValueError(f"must be {kind_name(kind)}")
     if kind is str:
         return text
     truths = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
@@ -60,6 +69,23 @@ def value_of_text(text: object, kind: type):
         return truths[text.lower()] if kind is bool else kind(text)
     except (KeyError, ValueError):
         raise ValueError(f"must be {KINDS[kind]}") from None
+
+
+def value_of_json(value: object, kind: type):
+    """A value of JSON, which has types, as one of a field's type; a list as a tuple."""
+    if value is None:
+        raise ValueError(_NO_NULL)
+    items = typing.get_args(kind)
+    if items and isinstance(value, list):
+        return tuple(value_of_json(item, items[0]) for item in value)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if kind is float:
+        fits = number and math.isfinite(value if isinstance(value, float) else 0)
+    else:
+        fits = type(value) is kind
+    if not fits:
+        raise ValueError(f"must be {kind_name(kind)}")
+    return value
 
 
 def _parts(text: str) -> list[str]:

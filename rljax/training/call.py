@@ -3,8 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import jax
+import numpy as np
+
 from rljax.config import Config
 from rljax.config.from_python import config_from
+from rljax.errors import InputError
 from rljax.training import loop
 from rljax.training.result import TrainedRun
 
@@ -32,5 +36,14 @@ def train(
     Raises InputError for anything the user can fix, before the first compile wherever that is
     possible.
     """
+    if devices is not None:
+        _check_devices(devices)
     made = config_from(config, model, data, reward, fields)
     return loop.train(made, on_start=on_start, devices=devices)
+
+
+def _check_devices(devices: object) -> None:
+    listed = isinstance(devices, Sequence | np.ndarray) and len(devices)
+    if not listed or not all(isinstance(device, jax.Device) for device in devices):
+        rule, fix = "a list of JAX's devices, one or more", "devices=jax.devices()[:4]"
+        raise InputError("devices", value=devices, rule=rule, fix=fix)

@@ -60,6 +60,11 @@ PITFALLS = [
     ("roles: ['a=number(initial=1)']", "roles", ("a=number(initial=1)",)),
     ("data: {weights: [1, 2.5]}", "data.weights", (1.0, 2.5)),
     ("steps: !!int 3", "steps", 3),
+    ("<<: {seed: 4, steps: 1}\nsteps: 2", "seed", 4),
+    ("<<: {seed: 4, steps: 1}\nsteps: 2", "steps", 2),
+    ("actor_optimizer: &o {lr: 1e-5, beta2: 0.9}\ncritic_optimizer: {<<: *o, lr: 2}",
+     "critic_optimizer.beta2", 0.9),
+    ("sft: {optimizer: {<<: [{lr: 1}, {lr: 2}]}}", "sft.optimizer.lr", 1.0),
     ("profile_steps: &s [3, 5]\nsampler: {thinking_tokens: *s}", "sampler.thinking_tokens", (3, 5)),
 ]  # fmt: skip
 REFUSED = [
@@ -78,16 +83,29 @@ REFUSED = [
     ("model: !!python/name:os.system x", "line 1 has a tag of YAML"),
     ("model: !x y", "has a tag of YAML"),
     ("steps: 1\n---\nsteps: 2", "is not YAML"),
-    ("<<: {steps: 1}", "<<.steps: no such field"),
+    ("<<: 3", "line 1: << merges mappings"),
+    ("'<<': {steps: 1}", "<<.steps: no such field"),
+    ("", "is no config; it holds nothing"),
+    ("\tsteps: 1", "is not YAML"),
     ("steps: [", "is not YAML"),
 ]  # fmt: skip
 WRONG_JSON = [
-    ('{"steps": "10"}', "steps='10': must be int"),
-    ('{"export": 1}', "export=1: must be bool"),
-    ('{"actor_optimizer": {"lr": "1e-6"}}', "actor_optimizer.lr='1e-6': must be a finite number"),
-    ('{"trackers": "console"}', "trackers='console': must be a tuple of texts"),
-    ('{"model": null}', "model=None: must be str"),
-    ('{"steps": NaN}', "steps=nan: must be int"),
+    ('{"steps": "10"}', 'steps="10": must be a whole number'),
+    ('{"export": 1}', "export=1: must be true or false"),
+    ('{"actor_optimizer": {"lr": "1e-6"}}', 'actor_optimizer.lr="1e-6": must be a number'),
+    ('{"trackers": "console"}', 'trackers="console": must be a list of texts'),
+    ('{"steps": NaN}', "steps=NaN: must be a whole number"),
+    ('{"steps": 1', "is not JSON; Expecting ',' delimiter: line 1"),
+    ("", "is not JSON"),
+]
+WRONG_IN_BOTH = [
+    ('{"model": null}', "model=null: there is no null"),
+    ('{"steps": 3.0}', "steps=3.0: must be a whole number"),
+    ('{"steps": {"a": 1}}', 'steps={"a": '),
+    ('{"trackers": {"a": "b"}}', 'trackers={"a": "b"}: must be a list of texts'),
+    ('{"actor_optimizer": 3}', "actor_optimizer: a section has no value of its own"),
+    ('{"stepps": 3}', "stepps: no such field; did you mean steps?"),
+    ("[]", "is no config; it holds a list"),
 ]
 
 
@@ -101,14 +119,16 @@ def test_yaml_means_what_the_field_is(text, field, value, tmp_path):
 
 @pytest.mark.parametrize(
     ("ending", "text", "says"),
-    [("yaml", *case) for case in REFUSED] + [("json", *case) for case in WRONG_JSON],
+    [("yaml", *case) for case in REFUSED]
+    + [("json", *case) for case in WRONG_JSON]
+    + [(ending, *case) for case in WRONG_IN_BOTH for ending in ("json", "yaml")],
 )
 def test_what_is_no_value_is_refused_with_its_field(ending, text, says, tmp_path, rljax_command):
     file = tmp_path / f"c.{ending}"
     file.write_text(text)
     for command in (["train", str(file)], ["config", "show", str(file)], ["plan", str(file)]):
         code, out, err = rljax_command(*command)
-        assert code == 2 and out == "" and says in err and str(file) in err
+        assert code == 2 and out == "" and says in err and str(file) in err and "Fix: " in err
 
 
 def test_show_says_what_differs_from_the_defaults(rljax_command):

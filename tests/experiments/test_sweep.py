@@ -181,7 +181,7 @@ def test_table_and_json(tmp_path, launcher):
         ([{1: 2}], "member 0 of sweep() is no dict of dotted fields"),
         ([{"seed": 1}, {"sede": 1}], "member 1 of sweep() has unknown fields"),
         ([{"sede": 1}], "sede: no such field; did you mean seed?"),
-        ([{"steps": "many"}], "steps='many': must be int"),
+        ([{"steps": "many"}], "steps='many': must be a whole number"),
         ([{"batch": {"epochs": 2}}], "batch: no such field"),
         ([{"algorithm.advantage": "gae"}], "needs a critic"),
         ([{"run_dir": "x"}], "sets run_dir"),

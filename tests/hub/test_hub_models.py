@@ -332,4 +332,7 @@ def test_without_the_package_it_is_named(tmp_path):
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60,
         env={"PYTHONPATH": f"{tmp_path}:{REPO}"},
     )  # fmt: skip
-    assert "me/tiny is no folder here" in done.stderr and "pip install 'rljax[hub]'" in done.stderr
+    assert (
+        "me/tiny is no folder here" in done.stderr
+        and "pip install 'huggingface_hub>=2.4'" in done.stderr
+    )

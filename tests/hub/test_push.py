@@ -263,7 +263,7 @@ def test_the_command(server, run, tmp_path, capsys):
     assert launch(COMMANDS["push"], [str(run)], "x") == 2
     assert "--to" in capsys.readouterr().err
     log_in()
-    assert launch(COMMANDS["push"], [str(run), "--to=me/new", "--part=policy"], "x") == 0
+    assert launch(COMMANDS["push"], [str(run), "hf://me/new", "--part=policy"], "x") == 0
     assert f"pushed: {server.url}/me/new/commit/" in capsys.readouterr().out
 
 

@@ -9,6 +9,7 @@ import types
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 from tiny_run import tiny_config
 
@@ -226,6 +227,58 @@ def test_rows_become_a_file_of_the_run_folder(tmp_path):
     assert made(data=rows[:1], run_dir=str(tmp_path / "run"))["data.train"] != path
     with pytest.raises(InputError, match="jsonl"):
         made(data=[{"prompt": object()}], run_dir=str(tmp_path))
+
+
+def test_numbers_of_numpy_and_jax_are_numbers(tmp_path):
+    found = made(steps=np.int64(3), kl_in_loss=np.float32(0.5), export=np.bool_(False),
+                 seed=jax.numpy.int32(4), data={"weights": [np.float64(1), 2]})  # fmt: skip
+    assert found == {
+        "steps": 3, "algorithm.kl_in_loss": 0.5, "export": False, "seed": 4,
+        "data.weights": (1.0, 2),
+    }  # fmt: skip
+    assert [type(found[name]) for name in ("steps", "export")] == [int, bool]
+
+
+@pytest.mark.parametrize(
+    "fields, says",
+    [
+        ({"data": (row for row in [{}])}, "Fix: a list: list(rows)"),
+        ({"data": []}, "a list of dicts, one or more"),
+        ({"data": [1, 2]}, "a list of dicts, one or more"),
+        ({"data": [{"prompt": "\ud800"}]}, "surrogates not allowed"),
+        ({"model": json}, "model: got <module 'json'"),
+        ({"model": ["a"]}, "must be a text"),
+        ({"steps": {1}}, "must be a whole number"),
+        ({"steps": np.arange(3)}, "must be a whole number"),
+    ],
+)
+def test_a_value_that_no_config_can_hold_is_refused(fields, says, tmp_path):
+    with pytest.raises(InputError, match="Fix: ") as error:
+        made(run_dir=str(tmp_path), **fields)
+    assert says in str(error.value), str(error.value)
+
+
+class CountingTracker:
+    """Of a notebook."""
+
+    def __init__(self, folder, config):
+        self.count = 0
+
+    def log(self, step, metrics):
+        self.count += 1
+
+
+def test_a_class_is_a_tracker_and_nothing_else(tmp_path):
+    (text,) = made(trackers=(CountingTracker,), run_dir=str(tmp_path))["trackers"]
+    assert text.endswith("CountingTracker")
+    with pytest.raises(InputError, match="is no plain function"):
+        made(reward=CountingTracker)
+
+
+@pytest.mark.parametrize("devices", [[0], [], 3, iter(()), np.array([])])
+def test_what_is_no_device_is_refused(devices):
+    with pytest.raises(InputError, match=r"Fix: devices=jax.devices\(\)"):
+        rljax.train("quickstart:tiny", devices=devices)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def test_a_run_in_flight_is_valid():
     ("overrides", "field", "says"),
     [
         ({"rollouts__max_staleness": -1}, "rollouts.max_staleness", "must be >= 0"),
-        ({"rollouts__max_staleness": 1.5}, "rollouts.max_staleness", "must be int"),
+        ({"rollouts__max_staleness": 1.5}, "rollouts.max_staleness", "must be a whole number"),
         ({"rollouts__ahead": 3}, "rollouts.ahead", "from 0 to max_staleness, 2. Fix: -1"),
         ({"rollouts__ahead": -2}, "rollouts.ahead", "from 0 to max_staleness, 2"),
         ({"rollouts__in_flight_cache": "drop"}, "rollouts.in_flight_cache", "keep, reread"),
