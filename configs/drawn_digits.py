@@ -7,7 +7,8 @@ under noise. Training pictures are endless, and none of them is evaluated. Thirt
 on 512 pictures leave much to learn; GRPO, which is told right or wrong, learns it.
 
 Two shared CPU cores, 2026-11-25, greedy accuracy on 256 held-out pictures after SFT and after GRPO:
-0.58, 0.93; 0.47, 0.91; 0.46, 0.80 (seeds 0 to 2; 2 minutes each at load 3).
+0.58, 0.92; 0.47, 0.86; 0.46, 0.48 (seeds 0 to 2; 4 to 8 minutes each at load 8): on seed 2 sixty
+steps were not enough. An earlier run of seed 2 had reached 0.80.
 """
 
 from rljax.config import Config
