@@ -220,6 +220,10 @@ def _function_of(module: types.ModuleType, attribute: str, where: str) -> Callab
     if isinstance(inner, types.BuiltinFunctionType) or all(map(_is_a_librarys, homes)):
         raise _not_a_component(f"{where}: {attribute!r}", module.__name__)
     if not callable(found):
+        if attribute in vars(module):
+            raise InputError(
+                f"{where}: {attribute!r} is no function", value=found, fix="name a function"
+            )
         close = difflib.get_close_matches(attribute, list(vars(module)), n=1)
         fix = f"did you mean {close[0]!r}?" if close else f"define {attribute} in it"
         hidden = f"{module.__name__.partition('.')[0]}.py"

@@ -83,7 +83,7 @@ def test_a_task_of_a_file_is_no_path_of_rows(file):
     [
         ("nowhere/parts.py:score", "there is no file 'nowhere/parts.py'.*working folder"),
         ("my parts/parts.v2.py:shortr", "has no function 'shortr'.*did you mean 'shorter'"),
-        ("my parts/parts.v2.py:IMPORTS", "has no function 'IMPORTS'"),
+        ("my parts/parts.v2.py:IMPORTS", "'IMPORTS' is no function"),
         ("my parts/parts.v2.py:shorter(wieght=1.0)", "no option 'wieght'.*did you mean 'weight'"),
         ("my parts/parts.v2.py:", "not a valid call"),
         ("my parts/parts.v2.py:shorter(1)", "positional"),

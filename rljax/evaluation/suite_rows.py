@@ -16,6 +16,7 @@ from rljax.data.rows import maps
 from rljax.data.rows.read import read_rows
 from rljax.errors import InputError
 from rljax.files import DATA_FILES
+from rljax.rewards.text.answers import integer_of
 from rljax.rewards.text.instructions import read_instructions
 from rljax.rewards.text.rules import last_boxed
 
@@ -100,20 +101,23 @@ def boxed(row: dict, *, instruction: str) -> dict:
 
 
 def aime(row: dict, *, instruction: str) -> dict:
-    r"""{"problem", "answer"}, also with capitals, or a "solution" that is one `\boxed{}`."""
+    r"""{"problem" or "question", "answer"}, also with capitals, or a "solution" that is one
+    `\boxed{}`."""
     row = {name.lower(): value for name, value in row.items()}
     answer = row.get("answer")
     if "answer" not in row and isinstance(row.get("solution"), str):
         answer = last_boxed(row["solution"]) or row["solution"]
     if isinstance(answer, float) and answer.is_integer():
         answer = int(answer)
-    text = str(answer).strip()
     if "answer" not in row and "solution" not in row:
         raise InputError("lacks the column 'answer'", value=sorted(row))
-    if not re.fullmatch("[0-9]{1,3}", text):
+    number = None if isinstance(answer, bool) else integer_of(str(answer).strip(" \n$"), 0, 999)
+    if number is None:
         raise InputError("column 'answer'", value=answer, rule="an integer from 0 to 999")
-    problem = maps.column(row, "problem")
-    return {"prompt": _asked(f"{problem}\n{instruction}"), "ground_truth": str(int(text))}
+    problem = maps.column(
+        row, "problem" if "problem" in row or "question" not in row else "question"
+    )
+    return {"prompt": _asked(f"{problem}\n{instruction}"), "ground_truth": str(number)}
 
 
 # -- choice --

@@ -29,6 +29,7 @@ FAILURES_UNTIL_OFF = 3
 START_S = 180.0  # for a service to begin: a login, a first answer of a server
 HANG_S = 120.0  # of one call of a service, after which it is off
 CLOSE_S = 300.0  # for what a service still has to send when the run has ended
+METHODS = ("log", "samples", "close")
 
 
 class Tracker(Protocol):
@@ -45,8 +46,18 @@ class Tracker(Protocol):
 # --- the fan-out ---
 
 
+def _reason(error: BaseException) -> str:
+    """The kind and the text of any error, also of one that cannot be printed."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__
+
+
 class _Guarded:
     """One tracker whose failures are counted and reported, never raised."""
+
+    caught: type[BaseException] = Exception
 
     def __init__(self, name: str, tracker: Tracker):
         self.name, self.tracker = name, tracker
@@ -58,12 +69,13 @@ class _Guarded:
         try:
             getattr(self.tracker, what)(*args)
             self.in_a_row = 0
-        except Exception as error:  # a third party's network or disk must not cost a training run
+        except self.caught as error:  # a third party's network or disk must not cost a training run
             self.failures += 1
             self.in_a_row += 1
-            reason = f"{type(error).__name__}: {error}"
             if self.failures == 1:
-                LOG.warning("tracker %r failed in %s (%s); run goes on", self.name, what, reason)
+                LOG.warning(
+                    "tracker %r failed in %s (%s); run goes on", self.name, what, _reason(error)
+                )
             if self.may_go_off and self.on and self.in_a_row >= FAILURES_UNTIL_OFF:
                 self.on = False
                 LOG.warning("tracker %r is off: %d failures in a row", self.name, self.in_a_row)
@@ -74,13 +86,16 @@ class _Guarded:
 
 class _Threaded(_Guarded):
     """A tracker of a service or of the user: made and called in one thread of its own, in order, so
-    that no step waits for it. One whose call does not return is off, and nobody waits for it."""
+    that no step waits for it. One whose call does not return is off, and nobody waits for it.
+    In its thread sys.exit() is a failure as any other: it would end that thread alone."""
+
+    caught = BaseException
 
     def __init__(self, name: str, make: Callable[[], Tracker]):
         super().__init__(name, None)
         self.calls: queue.SimpleQueue = queue.SimpleQueue()
         self.ready, self.done = threading.Event(), threading.Event()
-        self.error: Exception | None = None  # of the start
+        self.error: BaseException | None = None  # of the start
         self.since: float | None = None  # when the call that runs began
         self.thread = threading.Thread(
             target=self._work, args=(make,), daemon=True, name=f"tracker {name}"
@@ -115,7 +130,12 @@ class _Threaded(_Guarded):
     def _work(self, make: Callable[[], Tracker]) -> None:
         try:
             self.tracker = make()
-        except Exception as error:
+            if lacking := [
+                name for name in METHODS if not callable(getattr(self.tracker, name, 0))
+            ]:
+                kind = type(self.tracker).__name__
+                raise TypeError(f"it made a {kind}, which has no {', '.join(lacking)}")
+        except BaseException as error:
             self.error = error
             return
         finally:
@@ -253,13 +273,16 @@ def open_tracking(
         elif isinstance(error, InputError):
             raise error
         elif not resumed:  # the user is still watching: fail before hours go unrecorded
+            network = "check login and network (WANDB_MODE=offline needs none)"
+            own = "make it a class or a function of (run_dir, config) whose result has log, samples"
+            fix = network if maker.function.__module__ == SERVICES else f"{own} and close"
             raise InputError(
-                f"tracker {text!r} does not start",
-                rule=f"{type(error).__name__}: {error}",
-                fix=f"check login and network (WANDB_MODE=offline needs none) or drop {text!r}",
-            ) from error
+                f"tracker {text!r} does not start", rule=_reason(error), fix=f"{fix}, or drop it"
+            ) from None
         else:
-            LOG.warning("tracker %r does not start again (%s); run goes on without", text, error)
+            LOG.warning(
+                "tracker %r does not start again (%s); run goes on without", text, _reason(error)
+            )
     return Tracking(jsonl, others)
 
 

@@ -135,6 +135,16 @@ def test_aime(tmp_path, name):
     assert suite_metrics(items, ())["extraction_failed_fraction"] == pytest.approx(2 / 5)
 
 
+def test_aime_with_units_and_names(tmp_path):
+    """Arcs in degrees, as AIME 2025 asks for, in the columns and the form of another data set."""
+    suite, records = opened(tmp_path, "aime25", [{"question": "p", "answer": r"$336^\circ$"}])
+    assert records[0]["ground_truth"] == "336"
+    right = [r"336^\circ", "336°", "m + n = 336", r"336 \text{ cm}", r"336\%", r"\frac{672}{2}"]
+    wrong = ["n > 336", "n>=336", "n=336 or n=337", "2x=336", "336.5", "-336", "="]
+    boxes = [rf"so \boxed{{{text}}}" for text in (*right, *wrong)]
+    assert scores(scored(suite, records, [boxes])) == [[1] * len(right) + [0] * len(wrong)]
+
+
 def test_mmlu_pro(tmp_path):
     suite, records = opened(tmp_path, "mmlu_pro")
     prompt = said(records[0])
@@ -142,7 +152,7 @@ def test_mmlu_pro(tmp_path):
     assert "Options:\nA. 0\nB. 1\n" in prompt and prompt.endswith("J. 9")
     items = scored(suite, records, [
         ["The answer is (A).", "answer is B", "A or\nAnswer: A", "It is A I think"],
-        ["the answer is (B), not A", "Answer: A", "none", "B"],
+        ["the answer is (B), not A", "Answer: A", "none", "Answer: Answer: B"],
         ["C"] * 4,
     ])  # fmt: skip
     assert scores(items) == [[1, 0, 1, 0], [1, 0, 0, 1], [1, 1, 1, 1]]  # the last letter: I

@@ -42,14 +42,16 @@ CASES = {
     ),
     "length_constraints:nth_paragraph_first_word": (
         {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "president"},
-        ["One.\n\n\"President's men.", "One.\n\n\n\nPRESIDENT, yes."],
-        ["One.\n\nThe president.", "President.\n\nOne.", "a\n\npresident\n\nc", "president"],
+        ["One.\n\n\"President's men.", "One.\n\nPRESIDENT, yes.\n\n\n\n"],
+        ["One.\n\n\n\nPresident", "One.\n\nThe president.", "President.\n\nOne.",
+         "a\n\npresident\n\nc", "president"],
     ),
     "detectable_content:number_placeholders": (
         {"num_placeholders": 2}, ["[name] lives in [town]", "[[a] [b]"], ["[name]", "[ [ ["],
     ),
     "detectable_content:postscript": (
-        {"postscript_marker": "P.P.S"}, ["Bye\nP.P.S. more", "p. p. s. more"], ["P.S. one", "pps"],
+        {"postscript_marker": "P.P.S"}, ["Bye\nP.P.S. more", "p. p. s. more", "a\n\nP.P.S Don't"],
+        ["P.S. one", "pps"],
     ),
     "detectable_format:number_bullet_lists": (
         {"num_bullets": 2}, ["* a\n* b", "- a\n  - b"], ["* a", "* a\n* b\n* c", "**bold**\n* a"],

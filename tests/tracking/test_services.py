@@ -42,6 +42,28 @@ class MyTracker:
 
 def one_argument(run_dir):
     return MyTracker(run_dir, {})
+
+class Mute(Exception):
+    def __str__(self):
+        raise ValueError
+
+class Ends(MyTracker):
+    # Ends by SystemExit, or by an error that cannot be printed.
+    def __init__(self, run_dir, config, *, at_start=False, mute=False):
+        super().__init__(run_dir, config)
+        self.error = Mute() if mute else SystemExit("please log in")
+        if at_start:
+            raise self.error
+    def log(self, step, metrics):
+        raise self.error
+
+def nothing(run_dir, config):
+    pass
+
+def no_close(run_dir, config):
+    return type("Half", (), {"log": print, "samples": print})()
+
+text = "no function"
 """
 
 
@@ -74,6 +96,7 @@ def test_a_tracker_of_the_users_own_by_its_dotted_name_and_options(tmp_path):
 @pytest.mark.parametrize("text, words", [
     ("wandbb", "did you mean wandb"), ("users_tracker.MyTrackr", "did you mean 'MyTracker'"),
     ("users_tracker.MyTracker(projekt='x')", "did you mean 'project'"),
+    ("users_tracker.text", "'text' is no function"),
     ("users_tracker.one_argument", "is made of"), ("wandb(project=3)", "must be str"),
 ])  # fmt: skip
 def test_a_tracker_that_cannot_be_made_is_refused_with_the_config(text, words):
@@ -104,6 +127,25 @@ def test_one_that_raises_costs_nothing_and_is_named_once(tmp_path, caplog):
     assert [text for text in texts if "is off" in text] == texts[1:]
     assert len(read_jsonl(tmp_path / "metrics.jsonl")) == 8
     assert len(read_jsonl(tmp_path / "y.jsonl")) == 10
+
+
+@pytest.mark.parametrize("mute", [False, True])
+def test_one_that_ends_its_thread_is_named_and_off_and_nobody_waits(tmp_path, caplog, mute):
+    text = f"users_tracker.Ends(mute={mute})"
+    assert run(tmp_path, [text], range(1, 9)).failures() == {"jsonl": 0, text: 3}
+    said = "Mute" if mute else "SystemExit: please log in"
+    assert said in caplog.text and "is off: 3 failures in a row" in caplog.text
+
+
+@pytest.mark.parametrize("text, words", [
+    ("Ends(at_start=True)", "SystemExit: please log in"),
+    ("Ends(at_start=True, mute=True)", "Mute"),
+    ("nothing", "made a NoneType, which has no log, samples, close.*class or a function of"),
+    ("no_close", "made a Half, which has no close"),
+])  # fmt: skip
+def test_what_makes_no_tracker_ends_a_new_run(tmp_path, text, words):
+    with pytest.raises(InputError, match=f"does not start; .*{words}"):
+        run(tmp_path, [f"users_tracker.{text}"])
 
 
 def test_one_that_hangs_holds_no_step_up_and_is_named_once(tmp_path, monkeypatch, caplog):

@@ -16,7 +16,7 @@ from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.rewards.answers.answer_text import find_answer, plain_form
 from rljax.rewards.pool.calling import probe_options
-from rljax.rewards.text.rules import check_text, final_part, rational
+from rljax.rewards.text.rules import check_text, final_part, normal_form, rational
 
 prepare_worker = probe_options
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -204,7 +204,7 @@ def _letter(text: str, letters: str, *, after_cue: bool = False) -> str | None:
 
 
 _MMLU_PRO_IS = re.compile(r"answer is \(?([A-J])\)?")
-_MMLU_PRO_MARKED = re.compile(r"[aA]nswer:\s*([A-J])")
+_MMLU_PRO_MARKED = re.compile(r"(?=[aA]nswer:\s*([A-J]))")  # one may begin within another's letter
 _MMLU_PRO_ALONE = re.compile(r"\b[A-J]\b")
 
 
@@ -244,17 +244,25 @@ def integer_answer(response: str, ground_truth: str, *, low: int = 0, high: int 
     math_verify(extraction="last") looks for it.
     """
     check_text(ground_truth)
-    reference = _integer(ground_truth, low, high)
+    reference = integer_of(ground_truth, low, high)
     if reference is None:
         raise ValueError(f"ground_truth {ground_truth!r:.80} is no integer from {low} to {high}")
-    answer = _integer(find_answer(response, "any") or "", low, high)
+    answer = integer_of(find_answer(response, "any") or "", low, high)
     return {"score": float(answer == reference), "extracted": float(answer is not None)}
 
 
-def _integer(text: str, low: int, high: int) -> int | None:
-    value = rational(plain_form(text[:1000]))
-    known = value is not None and value.denominator == 1 and low <= value <= high
-    return int(value) if known else None
+def integer_of(text: str, low: int, high: int) -> int | None:
+    r"""The integer from `low` to `high` that a text is, also with a unit, as a degree or behind a
+    name (`336^\circ`, `m+n = 25`); None of any other."""
+    text = text[:1000].replace("°", "")
+    named, equals, value = text.partition("=")
+    if equals and re.fullmatch(r"[^\d<>!=]*", named):  # no equation, and no bound such as n>=25
+        text = value
+    for form in (plain_form, normal_form):
+        value = rational(form(text))
+        if value is not None:
+            return int(value) if value.denominator == 1 and low <= value <= high else None
+    return None
 
 
 @contract(on_timeout=0.0)

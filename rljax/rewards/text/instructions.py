@@ -137,10 +137,11 @@ def _number_words(text, *, num_words: int, relation: str = "at least") -> bool:
 
 def _first_word(text, *, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
     paragraphs = [part.strip() for part in text.split("\n\n")]
-    paragraphs = [part for part in paragraphs if part]
-    if len(paragraphs) != num_paragraphs or not 1 <= nth_paragraph <= num_paragraphs:
+    if sum(map(bool, paragraphs)) != num_paragraphs or not 1 <= nth_paragraph <= num_paragraphs:
         return False
-    start = paragraphs[nth_paragraph - 1].split()[0].lstrip("\"'")
+    if not (words := paragraphs[nth_paragraph - 1].split()):  # empty ones count as places
+        return False
+    start = words[0].lstrip("\"'")
     return re.split(r"[.,?!'\"]", start)[0].lower() == first_word.lower()
 
 
@@ -158,7 +159,10 @@ def _postscript(text, *, postscript_marker: str) -> bool:
     if letters not in (list("ps"), list("pps")):
         return postscript_marker.lower() in text.lower()
     stops = r"\.\s?".join(letters)  # "P. S." is one, too
-    return re.search(rf"{stops}\.", text.lower()) is not None
+    end = (
+        r"\." if postscript_marker.endswith(".") else ""
+    )  # "P.P.S", as the data set has it, is one
+    return re.search(stops + end, text.lower()) is not None
 
 
 _BULLET = re.compile(r"^[^\S\n]*+(?:\*[^*\n]|-)", re.MULTILINE)

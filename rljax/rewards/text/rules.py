@@ -178,7 +178,7 @@ def boxed(response: str, ground_truth: str) -> float:
 
 
 def _equal_boxes(answer: str, ground_truth: str) -> bool:
-    ours, theirs = _normal_form(answer), _normal_form(ground_truth)
+    ours, theirs = normal_form(answer), normal_form(ground_truth)
     if not ours or not theirs:
         # Nothing but units or spaces is left, and two such texts are not the same answer.
         return bool(answer.strip()) and answer.strip() == ground_truth.strip()
@@ -244,7 +244,7 @@ _NORMALISE = [
 ]
 
 
-def _normal_form(text: str) -> str:
+def normal_form(text: str) -> str:
     """One spelling for the common ways to write the same LaTeX answer."""
     text = plain_signs(text.strip())
     for pattern, replacement in _NORMALISE:
