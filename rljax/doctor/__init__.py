@@ -7,7 +7,6 @@ metadata. Only `probe`, `network` and the checkpoints of a run folder import JAX
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 from rljax.config.doctor_options import DoctorOptions
 from rljax.doctor.finding import Finding
@@ -27,7 +26,7 @@ def examine(options: DoctorOptions) -> Iterator[Finding]:
     yield from variables(os.environ)
     yield from machine(os.environ, options.disk_gb, options.run)
     if options.run:
-        yield from run_folder(Path(options.run))
+        yield from run_folder(options.run)
     if options.jax:
         yield from probe(os.environ, options.timeout_s)
     if options.hosts:

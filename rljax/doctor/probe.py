@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from importlib.metadata import distributions
 
 from rljax.doctor.finding import Finding, broken, fine, warning
 from rljax.errors import InputError
@@ -45,8 +46,22 @@ def probe(env: Mapping[str, str], timeout_s: float) -> Iterator[Finding]:
     elif code:
         yield broken(
             "jax_does_not_start", f"JAX does not start: {_last_line(err) or f'exit code {code}'}",
-            "pip install -U --force-reinstall jax jaxlib numpy, for this Python",
+            _how_to_start(env, err),
         )  # fmt: skip
+
+
+def _how_to_start(env: Mapping[str, str], err: str) -> str:
+    """What mends a JAX that does not start: an import that fails is of the installation, everything
+    else of the variables that JAX reads, where some are set."""
+    names = sorted(name for name in env if name.startswith(("JAX_", "XLA_", "LIBTPU_")))
+    error = _last_line(err)
+    if names and not error.startswith(("ImportError", "ModuleNotFoundError")):
+        return f"unset {' '.join(names)}; the one that the error is about is enough"
+    kept = " ".join(
+        f"{one.name}=={one.version}" for one in distributions()
+        if one.name in ("jax", "jaxlib", "numpy")
+    )  # fmt: skip
+    return f"pip install --force-reinstall {kept or 'jax jaxlib numpy'}, for this Python"
 
 
 def _last_line(text: str) -> str:
@@ -64,9 +79,10 @@ def main() -> None:
 def _devices(jax) -> Iterator[Finding]:
     try:
         devices = jax.local_devices()
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:  # the latter of CUDA's plugin without a GPU
+        said = str(error)[:300] or type(error).__name__
         yield broken(
-            "no_device", f"JAX finds no device: {str(error)[:300]}",
+            "no_device", f"JAX finds no device: {said}",
             "unset JAX_PLATFORMS, or install the plugin of this machine's devices",
         )  # fmt: skip
         return

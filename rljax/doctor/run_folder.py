@@ -8,17 +8,27 @@ from rljax.config.flags import load_config_file
 from rljax.doctor.finding import Finding, broken, fine, warning, why_not_written
 from rljax.errors import InputError
 from rljax.tracking.folder import is_locked, make_folder
+from rljax.tracking.store import is_url
 
 _SKEW_S = 60.0  # that a file may be younger than now
 
 
-def run_folder(folder: Path) -> Iterator[Finding]:
+def run_folder(place: str | Path) -> Iterator[Finding]:
+    """Findings of a run folder on this machine's disk."""
+    if is_url(str(place)):
+        yield warning(
+            "run_folder_of_a_url", f"{place} was not looked at: the doctor reads folders of a disk",
+            "copy the run here, or name a folder",
+        )  # fmt: skip
+        return
+    folder = Path(place)
     if not folder.exists():
         if reason := why_not_written(folder.absolute()):
             yield _unwritable(reason)
         else:
-            yield fine("run_folder", f"{folder} can be made")
+            yield fine("run_folder", f"{folder} is not there, no run was looked at; it can be made")
         return
+    empty = folder.is_dir() and not any(folder.iterdir())  # where a run will be
     try:
         make_folder(folder)
     except InputError as error:
@@ -30,7 +40,12 @@ def run_folder(folder: Path) -> Iterator[Finding]:
             "wait until it ends, end it, or choose another run_dir",
         )  # fmt: skip
     config = None
-    if (folder / "config.json").exists():
+    if not (folder / "config.json").exists() and not empty:
+        yield warning(
+            "run_folder_without_run", f"{folder} has no config.json: no run was looked at",
+            "name the folder of a run, as `rljax train` prints it",
+        )  # fmt: skip
+    elif not empty:
         try:
             config = load_config_file(str(folder / "config.json"))
         except InputError as error:
@@ -69,12 +84,13 @@ def _checkpoints(folder: Path, config) -> Iterator[Finding]:
         )  # fmt: skip
     saved = Checkpoints(folder)
     whole = []
-    for step in saved.steps():
+    for step in sorted(saved.steps()):
         problem = saved.damage(step)
         if problem:
+            then = f"goes on from step {whole[-1]}" if whole else "begins anew"
             yield broken(
                 "checkpoint_torn", f"the checkpoint of step {step} is damaged: {problem}",
-                f"rm -r {saved.path(step)}: the run goes on from the one before; or restore a copy",
+                f"restore a copy, or rm -r {saved.path(step)}: without it the run {then}",
             )  # fmt: skip
         else:
             whole.append(step)

@@ -4,6 +4,7 @@ limits, processes and sockets, and is named with a line that mends it."""
 import ast
 import contextlib
 import fcntl
+import importlib.metadata
 import json
 import os
 import random
@@ -22,6 +23,7 @@ from conftest import REPO
 
 from rljax.config import Config, fingerprints, to_dict
 from rljax.doctor.network import hosts_network
+from rljax.doctor.probe import _how_to_start
 from rljax.doctor.run_folder import run_folder
 from rljax.doctor.variables import variables
 from rljax.hosts.cluster import Cluster
@@ -367,7 +369,12 @@ def unwritable(run):
     (run / "metrics.jsonl").mkdir()
 
 
+def without_a_config(run):
+    (run / "config.json").unlink()
+
+
 RUNS = {
+    "run_folder_without_run": without_a_config,
     "checkpoint_torn": torn,
     "checkpoint_half_written": half_written,
     "run_of_another_version": of_another_version,
@@ -390,6 +397,52 @@ def test_a_run_folder_that_is_used_or_cannot_be_made(run, tmp_path):
     assert named(run_folder(tmp_path / "a_file" / "run")).keys() == {"run_folder_unwritable"}
     new = tmp_path / "new" / "run"
     assert named(run_folder(new)) == {} and not new.parent.exists()
+    new.mkdir(parents=True)
+    assert named(run_folder(new)) == {}
+    assert named(run_folder("gs://me/runs/1")).keys() == {"run_folder_of_a_url"}
+
+
+def test_what_is_left_without_a_torn_checkpoint(run):
+    """Each of several says from where the run goes on; the first has none before it."""
+    state = Checkpoints(run / "checkpoints").read_state(3)
+    Checkpoints(run / "checkpoints").save(5, {"w": np.zeros(4)}, state)
+    fixes = []
+    for step in ("00000005", "00000003"):
+        files = [p for p in (run / "checkpoints" / step / "arrays").rglob("*") if p.is_file()]
+        files[0].write_bytes(files[0].read_bytes()[:-1])
+        fixes = [f.fix for f in run_folder(run) if f.name == "checkpoint_torn"]
+        if step == "00000005":
+            assert len(fixes) == 1 and fixes[0].endswith("the run goes on from step 3")
+    assert [fix.endswith("the run begins anew") for fix in fixes] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("error", "env", "fix"),
+    [
+        ("ValueError: invalid literal for int(): 'abc'", {"JAX_NUM_CPU_DEVICES": "abc", "A": "b"},
+         "unset JAX_NUM_CPU_DEVICES;"),
+        ("ImportError: numpy.core.multiarray", {"JAX_PLATFORMS": "cpu"},
+         f"pip install --force-reinstall jax=={importlib.metadata.version('jax')}"),
+        ("ValueError: x", {}, "pip install --force-reinstall"),
+    ],
+)  # fmt: skip
+def test_what_mends_a_jax_that_does_not_start(error, env, fix):
+    """The versions that are pinned stay, and a variable is no reason to install."""
+    found = _how_to_start(env, f"Traceback\n{error}\n")
+    assert fix.partition("==")[0] in found and " -U" not in found
+    assert fix.partition("==")[2] in found
+
+
+@pytest.mark.parametrize("name", ["random", "logging"])
+def test_a_file_that_hides_a_module_of_python_is_named(name, tmp_path):
+    (tmp_path / f"{name}.py").touch()
+    done = subprocess.run(
+        [sys.executable, "-c", "from rljax.command import main; main()", "doctor"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{REPO}"},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert f"{tmp_path}/{name}.py hides Python's own '{name}'. Fix: rename it" in done.stderr
 
 
 @pytest.mark.slow
