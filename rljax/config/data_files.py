@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 
 from rljax.config.overrides import flat_fields, to_dict
 from rljax.config.schema import Config
-from rljax.config.texts import kinds, value_of_json, value_of_text, with_texts
+from rljax.config.texts import kinds, shown_value, value_of_json, value_of_text, with_texts
 from rljax.errors import InputError
 from rljax.files import read_text
 
@@ -66,18 +66,18 @@ def _is_json(file: str) -> bool:
 def _entry(values: Mapping, place: str, typed: bool) -> dict:
     """A member of a sweep, or a stage of a pipeline."""
     known, out, problems = kinds(), {}, []
+    read = value_of_json if typed else value_of_text
     of_config = values.get("command", "train") == "train"
     for name, value in (flat_fields(values) if of_config else values).items():
         try:
             if of_config and name in known:
-                out[name] = (value_of_json if typed else value_of_text)(value, known[name])
+                out[name] = read(value, known[name])
             elif typed:
                 out[name] = tuple(value) if isinstance(value, list) else value
             else:
                 out[name] = _scalar(value)
         except ValueError as error:
-            shown = json.dumps(value) if typed or not isinstance(value, str) else value
-            problems.append(f"{name}={shown}: {error}")
+            problems.append(f"{name}={shown_value(value, read)}: {error}")
     if problems:
         fix = "`rljax train --help` lists the fields, their types and defaults"
         raise InputError(f"{place}:\n  " + "\n  ".join(problems), fix=fix)

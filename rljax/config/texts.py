@@ -33,13 +33,19 @@ def with_texts(
         try:
             values[field] = read(text, known[field])
         except ValueError as error:
-            shown = text if isinstance(text, str) and read is value_of_text else json.dumps(text)
-            shown = shown if len(shown) <= 200 else shown[:200] + "..."
-            problems.append(f"{prefix}{field}={shown}: {error}")
+            problems.append(f"{prefix}{field}={shown_value(text, read)}: {error}")
     if problems:
         fix = "`rljax train --help` lists the fields, their types and defaults"
         raise InputError(f"{where}:\n  " + "\n  ".join(problems), fix=fix)
     return with_overrides(config, values, where)
+
+
+def shown_value(value: object, read: Callable) -> str:
+    """A value as its file has it. What aliases of YAML nest may be endless: it is named alone."""
+    if isinstance(value, list | Mapping):
+        return "a list" if isinstance(value, list) else "a mapping"
+    text = value if isinstance(value, str) and read is value_of_text else json.dumps(value)
+    return text if len(text) <= 200 else text[:200] + "..."
 
 
 def kinds(kind: type = Config, prefix: str = "") -> dict[str, type]:

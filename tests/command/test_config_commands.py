@@ -101,8 +101,9 @@ WRONG_JSON = [
 WRONG_IN_BOTH = [
     ('{"model": null}', "model=null: there is no null"),
     ('{"steps": 3.0}', "steps=3.0: must be a whole number"),
-    ('{"steps": {"a": 1}}', 'steps={"a": '),
-    ('{"trackers": {"a": "b"}}', 'trackers={"a": "b"}: must be a list of texts'),
+    ('{"steps": {"a": 1}}', "steps=a mapping: must be a whole"),
+    ('{"trackers": {"a": "b"}}', "trackers=a mapping: must be a list of texts"),
+    ('{"steps": [3]}', "steps=a list: must be a whole number"),
     ('{"actor_optimizer": 3}', "actor_optimizer: a section has no value of its own"),
     ('{"stepps": 3}', "stepps: no such field; did you mean steps?"),
     ("[]", "is no config; it holds a list"),
