@@ -537,7 +537,8 @@ def test_hosts_that_are_not_there():
 OTHERS = {
     "rljax_twice", "compilation_cache_open", "tpu_lock", "xla_flags_unknown", "no_device",
     "hosts_variables_wrong", "jax_does_not_start", "jax_hangs", "sandbox_weak",
-    "run_folder_in_use", "hosts_do_not_meet", "hosts_not_named", "host_unknown", "port_taken",
+    "run_folder_in_use", "run_folder_of_a_url",
+    "hosts_do_not_meet", "hosts_not_named", "host_unknown", "port_taken",
     "host_unreachable", "host_does_not_reach_us", "clock_skew",
 }  # fmt: skip
 
