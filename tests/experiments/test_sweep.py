@@ -182,7 +182,7 @@ def test_table_and_json(tmp_path, launcher):
         ([{"seed": 1}, {"sede": 1}], "member 1 of sweep() has unknown fields"),
         ([{"sede": 1}], "sede: no such field; did you mean seed?"),
         ([{"steps": "many"}], "steps='many': must be a whole number"),
-        ([{"batch": {"epochs": 2}}], "batch: no such field"),
+        ([{"batch": {"epochs": 2}}], "batch: a section has no value"),
         ([{"algorithm.advantage": "gae"}], "needs a critic"),
         ([{"run_dir": "x"}], "sets run_dir"),
         ([{"seed": 1}, {"seed": 1}], "2 members are called 'seed=1'"),
