@@ -28,14 +28,41 @@ class Arm:
     runs: tuple[Run, ...]
 
 
+def averaged(runs: Sequence[Run]) -> tuple[list[Run], dict[int, str]]:
+    """The runs that means over seeds are taken of, and {id(run): why it is none} of the others: the
+    last steps of a run that has not finished are not those of its neighbours that have."""
+    left_out = {id(run): "no config.json" for run in runs if not run.config}
+    settings: dict[str, list[Run]] = {}
+    for run in runs:
+        if run.config:
+            settings.setdefault(_setting(listing(run.config)), []).append(run)
+    for group in settings.values():
+        ended = [run for run in group if _finished(run)]
+        if ended:
+            left_out |= {id(run): "not finished" for run in group if not _finished(run)}
+        seen = set()
+        for run in sorted(ended or group, key=lambda run: -run.steps()[0]):
+            if (seed := repr(listing(run.config).get("seed"))) in seen:
+                left_out[id(run)] = f"seed {seed} twice"
+            seen.add(seed)
+    return [run for run in runs if id(run) not in left_out], left_out
+
+
+def _finished(run: Run) -> bool:
+    return run.ended() and run.summary.get("status", "finished") == "finished"
+
+
+def _setting(fields: Mapping[str, object]) -> str:
+    return repr(sorted((name, value) for name, value in fields.items() if name not in OWN))
+
+
 def arms_of(runs: Sequence[Run]) -> list[Arm]:
     """The arms, in the order of their first runs; [] where no two runs differ in the seed alone,
     or two have the same seed, too."""
     fields = [listing(run.config) for run in runs]
     groups: dict[str, list[int]] = {}
     for i, config in enumerate(fields):
-        same = {name: value for name, value in config.items() if name not in OWN}
-        groups.setdefault(repr(sorted(same.items())), []).append(i)
+        groups.setdefault(_setting(config), []).append(i)
     seeds = [config.get("seed") for config in fields]
     members = list(groups.values())
     several = any(len(group) > 1 for group in members)

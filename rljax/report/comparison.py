@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from rljax.errors import InputError
-from rljax.report.arms import Arm, arms_of, interval, mean_series, paired, seeds_needed
+from rljax.report.arms import Arm, arms_of, averaged, interval, mean_series, paired, seeds_needed
 from rljax.report.curves import (
     GROUPS,
     MAX_OTHER,
@@ -105,10 +105,11 @@ def write_comparison(
         title = f"{len(runs)} run{'s' if len(runs) > 1 else ''} compared"
         names = names_of(runs)
         linked = path if not any(map(is_url, (home, *places))) else None
-        arms = arms_of(runs)
+        counted, left_out = averaged(runs)
+        arms = arms_of(counted)
         groups = {arm.name: arm.runs for arm in arms} or dict(zip(names, zip(runs), strict=True))
         body = (
-            f"<h1>{title}</h1>{_legend(runs, names, linked, arms)}{_of_arms(arms)}"
+            f"<h1>{title}</h1>{_legend(runs, names, linked, arms, left_out)}{_of_arms(arms)}"
             f"{of_runs(groups)}{expected(groups)}{_numbers(runs, names)}"
             f"{_differences(runs, names)}{_curves(runs, names, arms)}"
         )
@@ -120,17 +121,19 @@ def names_of(runs: Sequence[Run]) -> list[str]:
     """The folders' names, with as many folders above them as tell them apart."""
     paths = [run.folder.resolve().parts for run in runs]
     for depth in range(1, max(map(len, paths)) + 1):
-        names = ["/".join(parts[-depth:]) for parts in paths]
+        names = [str(Path(*parts[-depth:])) for parts in paths]
         if len(set(names)) == len(names):
             break
     return names
 
 
 def _legend(
-    runs: Sequence[Run], names: Sequence[str], path: Path | None, arms: Sequence[Arm]
-) -> str:
-    """A line per run: its look in the charts, or that of its arm, its report, what it trained and
-    how it ended. `path` is that of the page, None where there is no way from it to the reports."""
+    runs: Sequence[Run], names: Sequence[str], path: Path | None, arms: Sequence[Arm],
+    left_out: Mapping[int, str],
+) -> str:  # fmt: skip
+    """A line per run: its look in the charts, or that of its arm, its report, what it trained, how
+    it ended, and why it is in no mean over seeds, where there are any. `path` is that of the page,
+    None where there is no way from it to the reports."""
     rows, looks = [], {id(run): i for i, arm in enumerate(arms) for run in arm.runs}
     for index, (run, name) in enumerate(zip(runs, names, strict=True)):
         report, shown_name = run.folder / "report.html", html.escape(name)
@@ -143,7 +146,9 @@ def _legend(
         last, total = run.steps()
         cells = (title_of(run), state, f"{last} of {total}" if total else last)
         text = "".join(f"<td>{html.escape(str(cell))}</td>" for cell in cells)
-        look = legend(looks.get(id(run), index))
+        look = legend(looks.get(id(run), index)) if not arms or id(run) in looks else ""
+        if arms and id(run) in left_out:
+            text += f"<td>in no mean over seeds: {html.escape(left_out[id(run)])}</td>"
         rows.append(f"<tr><th>{look} {shown_name}</th>{text}</tr>")
     head = "<tr><th>run</th><th>trained</th><th>status</th><th>steps</th></tr>"
     return _table("", head, rows)
@@ -259,8 +264,9 @@ def _numbers(runs: Sequence[Run], names: Sequence[str]) -> str:
 
 
 def _differences(runs: Sequence[Run], names: Sequence[str]) -> str:
-    """The fields of the configs that are not the same in all runs."""
-    configs = [listing(run.config) for run in runs]
+    """The fields of the configs that are not the same in all runs that have one."""
+    names = [name for name, run in zip(names, runs, strict=True) if run.config]
+    configs = [listing(run.config) for run in runs if run.config]
     fields = dict.fromkeys(field for config in configs for field in config)
     rows = []
     for field in fields:

@@ -3,6 +3,7 @@ settle a difference."""
 
 import json
 import math
+import shutil
 import sys
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from test_report_pages import CONFIG, _figures
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import seeds_figure
 
-from rljax.report.arms import arms_of, interval, mean_series, paired, seeds_needed
+from rljax.report.arms import arms_of, averaged, interval, mean_series, paired, seeds_needed
 from rljax.report.comparison import write_comparison
 from rljax.report.run_folder import read_run
 
@@ -48,6 +49,30 @@ def test_runs_are_put_together_by_what_they_set(tmp_path):
     assert arms_of(runs[:1]) == arms_of([runs[0], runs[3]]) == []  # one, or two settings
     assert arms_of([*runs, runs[0]]) == []  # twice the same seed: a repetition is no seed
     assert len(arms_of(runs[:4])) == 2
+
+
+def test_runs_that_have_not_finished_or_come_twice_are_in_no_mean(tmp_path):
+    sweep(tmp_path, settings=SETTINGS[:1], seeds=(0, 1, 2, 3, 4))
+    (tmp_path / "0-3" / "summary.json").write_text('{"status": "failed"}')
+    for seed in (0, 1, 2):
+        (tmp_path / f"0-{seed}" / "summary.json").write_text('{"status": "finished"}')
+    shutil.copytree(tmp_path / "0-2", tmp_path / "9-again")
+    (tmp_path / "9-lost").mkdir()
+    (tmp_path / "9-lost" / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 9.0}\n')
+    runs = [read_run(path) for path in sorted(tmp_path.iterdir())]
+    counted, why = averaged(runs)
+    assert [run.folder.name for run in counted] == ["0-0", "0-1", "0-2"]
+    assert list(why.values()).count("not finished") == 2 and "seed 2 twice" in why.values()
+    assert (
+        averaged(runs[3:5])[1] == {}
+    )  # none has finished: those that run are compared as they are
+    folders = [run.folder for run in runs]
+    page = write_comparison(folders, tmp_path / "page.html").read_text()
+    table = page.partition("Over seeds")[2].partition("</table>")[0]
+    assert "<td>3</td>" in table and "<td>5</td>" not in table
+    assert page.count("in no mean over seeds: not finished") == 2 and "no config.json" in page
+    differ = page.partition("Settings that differ")[2].partition("</section>")[0]
+    assert "seed" in differ and differ.count("<tr>") == 2 and "9-lost" not in differ
 
 
 def test_arms_whose_short_names_are_equal_are_named_in_full(tmp_path):
