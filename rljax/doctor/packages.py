@@ -193,10 +193,10 @@ def _rljax(found: Mapping[str, list[Distribution]]) -> Iterator[Finding]:
             "rljax_twice", f"{here} hides another rljax in {others[0]}",
             f"pip uninstall rljax until it is gone, or remove {others[0]}, then install it once",
         )  # fmt: skip
-    if installed and installed[0].version != rljax.__version__:
+    if stale := [one.version for one in installed if one.version != rljax.__version__]:
         yield broken(
             "rljax_metadata_stale", f"rljax {rljax.__version__} is imported, and the installed "
-            f"metadata is of {installed[0].version}: its dependencies may be, too",
+            f"metadata is of {stale[0]}: its dependencies may be, too",
             "pip install -e . in the checkout, or install its newer wheel",
         )  # fmt: skip
     if extras := _missing_extras(found):

@@ -639,8 +639,8 @@ def test_a_session_is_left_by_the_task_that_entered_it():
 
 
 @pytest.mark.parametrize("text, library, install", [
-    ("gymnasium(id='x')", "gymnasium", "rljax\\[agents\\]"),
-    ("mcp(server='x')", "mcp", "rljax\\[agents\\]"),
+    ("gymnasium(id='x')", "gymnasium", "pip install 'gymnasium>="),
+    ("mcp(server='x')", "mcp", "pip install 'mcp>="),
     ("openenv(url='http://x')", "openenv.core", "pip install openenv-core"),
     ("textarena(game='x')", "textarena", "pip install textarena"),
     ("tinker(env='x.y')", "tinker_cookbook.renderers.base", "pip install tinker-cookbook"),

@@ -372,5 +372,5 @@ def test_a_corpus_that_is_none(name, content, message, tmp_path):
 def test_search_without_its_library_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "bm25s", None)
     (tmp_path / "a.txt").write_text("a")
-    with pytest.raises(InputError, match="rljax\\[agents\\]"):
+    with pytest.raises(InputError, match="pip install 'bm25s>="):
         toolbox([f"search(corpus='{tmp_path}/a.txt')"])

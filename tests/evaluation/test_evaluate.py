@@ -237,7 +237,7 @@ def test_flags_are_checked_at_once():
         check_options(options)
     lines = str(error.value).splitlines()
     flags = ["--checkpoint=", "--k=0:", "--k=8:", "--length_buckets=0:", "--prompts=0"]
-    flags += ["--temperature=0.0", "--step=newest", "--seed=-1"]
+    flags += ["--temperature=0.0", "--step=newest", "--seed=-1", "Fix:"]
     for line, flag in zip(lines[1:], flags, strict=True):
         assert line.strip().startswith(flag)
     check_options(EvaluateOptions("x", samples=0))

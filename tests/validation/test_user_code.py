@@ -135,7 +135,7 @@ def test_a_reward_and_a_dataflow_of_the_users_own(tmp_path, monkeypatch):
         ("def f(policy, batch, *, width=1): ...", "f(witdh=2)", "did you mean 'width'"),
         ("def f(policy, batch, *, width: float = 1): ...", "f(width='a')", "must be float"),
         ("def f(batch): ...", "f", "it is called with (policy, batch)"),
-        ("f = 3", "f", "has no function 'f'"),
+        ("f = 3", "f", "'f' is no function: got 3"),
         ("def f(:", "f", "SyntaxError"),
         ("x = 1 / 0\ndef f(policy, batch): ...", "f", "ZeroDivisionError: division by zero ("),
         ("import nothing_of_this_name", "f", "No module named 'nothing_of_this_name'"),
