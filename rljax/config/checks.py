@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rljax.components import is_own_code, names_of
 from rljax.config.declare import kind_name
-from rljax.config.names import field_names
+from rljax.config.names import FIELDS_LISTED, field_names
 from rljax.config.overrides import DATA_FILES, is_path, value_of
 from rljax.config.schema import NAMESPACES, Config
 from rljax.errors import InputError
@@ -145,7 +145,7 @@ class Problems(list):
         """Raises InputError that lists all of them, if there are any."""
         if self:
             listed = "\n".join(f"  {i}. {p}" for i, p in enumerate(self, 1))
-            fix = "`rljax train --help` lists the fields, their types and defaults"
+            fix = FIELDS_LISTED
             raise InputError(
                 f"the config has {len(self)} problem{'s' * (len(self) > 1)}:\n{listed}",
                 fix="" if all("Fix: " in problem for problem in self) else fix,

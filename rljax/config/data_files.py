@@ -14,6 +14,7 @@ scalars are texts, read by the types of the fields as those of flags are. So 1e-
 import json
 from collections.abc import Mapping, Sequence
 
+from rljax.config.names import FIELDS_LISTED
 from rljax.config.overrides import flat_fields, to_dict
 from rljax.config.schema import Config
 from rljax.config.texts import kinds, shown_value, value_of_json, value_of_text, with_texts
@@ -79,7 +80,7 @@ def _entry(values: Mapping, place: str, typed: bool) -> dict:
         except ValueError as error:
             problems.append(f"{name}={shown_value(value, read)}: {error}")
     if problems:
-        fix = "`rljax train --help` lists the fields, their types and defaults"
+        fix = FIELDS_LISTED
         raise InputError(f"{place}:\n  " + "\n  ".join(problems), fix=fix)
     return out
 

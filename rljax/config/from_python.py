@@ -19,7 +19,7 @@ from pathlib import Path
 from rljax.config.checks import OF_DATA
 from rljax.config.declare import kind_name
 from rljax.config.flags import load_config_file
-from rljax.config.names import field_names, unknown_field
+from rljax.config.names import FIELDS_LISTED, field_names, unknown_field
 from rljax.config.overrides import with_overrides
 from rljax.config.own_functions import component_text, write_once
 from rljax.config.schema import Config
@@ -107,7 +107,7 @@ def _as_text(name: str, value: object, folder: Path) -> object:
     raise InputError(
         f"{WHERE}: {name}", value=value, rule=f"must be {kind_name(kind)}{rows}",
         fix="a list: list(rows) of what gives rows one by one" if rows else
-        "`rljax train --help` lists the fields, their types and defaults",
+        FIELDS_LISTED,
     )  # fmt: skip
 
 

@@ -28,6 +28,9 @@ _ELSEWHERE = {
     "learning_rate": "lr of an optimizer, such as actor_optimizer.lr",
 }
 
+# The fix of errors about fields.
+FIELDS_LISTED = "`rljax train --help` lists the fields, their types and defaults"
+
 
 class UnknownField(InputError, AttributeError):
     """A config has no such field. An AttributeError too, which is what hasattr and copy expect."""

@@ -9,7 +9,7 @@ import typing
 from collections.abc import Callable, Mapping
 
 from rljax.config.declare import KINDS, kind_name
-from rljax.config.names import field_names, unknown_field
+from rljax.config.names import FIELDS_LISTED, field_names, unknown_field
 from rljax.config.overrides import with_overrides
 from rljax.config.schema import Config
 from rljax.errors import InputError
@@ -35,7 +35,7 @@ def with_texts(
         except ValueError as error:
             problems.append(f"{prefix}{field}={shown_value(text, read)}: {error}")
     if problems:
-        fix = "`rljax train --help` lists the fields, their types and defaults"
+        fix = FIELDS_LISTED
         raise InputError(f"{where}:\n  " + "\n  ".join(problems), fix=fix)
     return with_overrides(config, values, where)
 

@@ -14,6 +14,7 @@ from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
 
 STREAM_ITEMS = 32  # the first records of a stream, which stand for it in the digest
+_CALLED = {"examples": "demonstrations", "pretraining": "pre-training examples"}  # by their counts
 
 
 def in_source(spec: str, encode: Callable, *inputs, **options):
@@ -46,7 +47,7 @@ def demonstrations_of(
     if not config.sft.steps:
         return Examples()
     total = config.data.max_prompt_tokens + config.sampler.max_response_tokens
-    return _examples(config, tokenizer, spec, notes, total, reader, "demonstrations")
+    return _examples(config, tokenizer, spec, notes, total, reader, "examples")
 
 
 def pretraining_of(
@@ -56,12 +57,12 @@ def pretraining_of(
     spec, most = config.pretraining.data, config.pretraining.max_tokens
     if not spec:
         return Examples()
-    return _examples(config, tokenizer, spec, notes, most, reader, "pre-training examples")
+    return _examples(config, tokenizer, spec, notes, most, reader, "pretraining")
 
 
 def _examples(
     config: Config, tokenizer: Tokenizer, spec: str, notes: list[str], most: int,
-    reader: ImageReader | None, called: str,
+    reader: ImageReader | None, name: str,
 ) -> Examples:  # fmt: skip
     stored = config.data.stream and is_path(spec)
     records = load_demonstrations(spec, "train", notes, held_out_fraction(config, spec), stored)
@@ -73,7 +74,6 @@ def _examples(
 
         return Examples(Stream(encoded, rows=records.rows), digested(records), {}, most)
     examples, counts = in_source(spec, encode_demonstrations, records, tokenizer, **how)
-    notes.append(kept_line(spec, called, counts, most))
-    prefix = "examples" if called == "demonstrations" else "pretraining"
-    counts = {f"{prefix}_{name}": count for name, count in counts.items()}
+    notes.append(kept_line(spec, _CALLED[name], counts, most))
+    counts = {f"{name}_{what}": count for what, count in counts.items()}
     return Examples(examples, records, counts, max(len(one.ids) for one in examples))
