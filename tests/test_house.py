@@ -246,21 +246,6 @@ def test_importing_everything_initialises_no_backend(tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def test_sizes():
-    """A file of at most 450 lines, a function of at most 60, a main loop of at most 120."""
-    too_long = []
-    for path in FILES + LAUNCHERS:
-        text = path.read_text()
-        if len(text.splitlines()) > 450:
-            too_long.append(f"{path.name}: {len(text.splitlines())} lines")
-        for node in ast.walk(tree_of(path)):
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                lines = node.end_lineno - node.lineno + 1
-                if lines > (120 if node.name in ("train", "loop") else 60):
-                    too_long.append(f"{path.name}: {node.name} has {lines} lines")
-    assert too_long == []
-
-
 # -- one place for what several devices and hosts must agree on
 
 
