@@ -17,6 +17,7 @@ import numpy as np
 
 from rljax import beats, hosts
 from rljax.config import Config, to_dict
+from rljax.data.rows.show import turn_lines
 from rljax.errors import InputError
 from rljax.evaluation.policy import bootstrap
 from rljax.report import timeline
@@ -40,7 +41,7 @@ from rljax.training.program_cache import ProgramCache, compiled_for
 from rljax.training.progress import bad_steps_in_a_row
 from rljax.training.result import TrainedRun
 from rljax.training.run import Run
-from rljax.training.run_folder import RunFolder, run_folder, write_config
+from rljax.training.run_folder import RunFolder, run_folder, write_config, write_data_page
 from rljax.training.scores import (
     check_scores,
     examples,
@@ -397,7 +398,11 @@ def _train(config: Config, place: RunFolder, devices) -> TrainedRun:
         _new_run(config, devices, place) as run,
     ):  # fmt: skip
         if console:
-            notes = [*run.setup.data.notes, *epoch_notes(run.sources["rl"], config.steps)]
+            notes = [
+                *turn_lines(run.setup.tokenizer),
+                *run.setup.data.notes,
+                *epoch_notes(run.sources["rl"], config.steps),
+            ]
             print("\ndata: ".join([f"plan: {run.memory.line()}", *notes]), flush=True)
         opened = (
             open_tracking(config.trackers, folder, to_dict(config), console) if writes else Silent()
@@ -415,6 +420,7 @@ def _train(config: Config, place: RunFolder, devices) -> TrainedRun:
                 if writes:
                     # Only now: a refused resume leaves the config of the run that refused it.
                     write_config(folder, config, commits)
+                    write_data_page(folder, run.setup)
                     started = dict(memory=run.memory.line(), step=run.progress.step)
                     record_start(folder, device=run.device, compiled_for=compiled_for(), **started)
                 with renewed_report(folder, config.report_every_minutes if writes else 0.0):

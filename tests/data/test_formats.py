@@ -14,7 +14,7 @@ from rljax.config.checks import check_paths
 from rljax.data.offline.rows import load_rows
 from rljax.data.online.encoded import load_data, load_run_tokenizer
 from rljax.data.rows.read import read_rows
-from rljax.data.rows.show import shown_rows
+from rljax.data.rows.show import load_shown
 from rljax.data.rows.sources import load_prompts
 from rljax.data.text.tokenizer import CharTokenizer, load_tokenizer
 
@@ -248,7 +248,7 @@ def test_tasks_say_it_too():
 
 def test_rows_that_are_shown_come_with_what_is_said(tmp_path):
     config = config_of(tmp_path, "sft", [{"conversations": [HUMAN, GPT]}] * 3)
-    _, _, notes = shown_rows(config, rows=1)
+    notes = load_shown(config)[0].notes
     assert (
         len(notes) == 2
         and "3 rows, read as ShareGPT: language" in notes[0]

@@ -234,6 +234,7 @@ class _ImageTokens(Tokenizer):
         )  # fmt: skip
         self.eos_ids, self.special_ids = tokenizer.eos_ids, tokenizer.special_ids
         self.turn_ends, self.image_mark = tokenizer.turn_ends, MARK
+        self.variables = tokenizer.variables
         self.has_chat_template = tokenizer.has_chat_template
         self.context_free = tokenizer.context_free
 

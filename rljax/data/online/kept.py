@@ -31,8 +31,8 @@ def kept_line(source: str, what: str, counts: dict, limit: int) -> str:
     more = f"; {counts['truncated']:,} cut to {limit:,} tokens" if counts.get("truncated") else ""
     if counts.get(SPLIT):
         more += (
-            f"; {counts[SPLIT]:,} conversations are an example of each turn, as the chat template"
-            " rewrites earlier turns (data.turns)"
+            f"; {counts[SPLIT]:,} conversations make an example of each turn, because the chat"
+            " template rewrites earlier turns (data.turns)"
         )
     if counts.get(UNASKED):
         more += (
