@@ -209,7 +209,7 @@ class Reward:
         for all samples of a prompt."""
         said = (record.prompt_text, record.messages)
         text = lambda: response_of(self.tokenizer, ids, *said)  # noqa: E731
-        return sample_of(record, text, len(ids), finish, group, self.rubrics)
+        return sample_of(record, text, ids, finish, group, self.rubrics)
 
     def learn(self, report: RewardReport) -> dict[str, float]:
         """Updates the rubrics by the report of a step. Their metrics, and the `facts`."""
@@ -230,7 +230,7 @@ class Reward:
 
 
 def sample_of(
-    record: PromptRecord, text: Callable[[], str], num_tokens: int, finish: int, group: int,
+    record: PromptRecord, text: Callable[[], str], ids: Sequence[int], finish: int, group: int,
     rubrics: RubricBuffer | None,
 ) -> Sample:  # fmt: skip
     """The fields of a response that a reward may declare; `text` decodes it."""
@@ -241,7 +241,8 @@ def sample_of(
         "ground_truth": record.ground_truth,
         "data_source": record.data_source,
         "extra_info": record.extra_info if rubrics is None else rubrics.extra_info(record),
-        "num_tokens": num_tokens,
+        "num_tokens": len(ids),
+        "token_ids": ids,  # for rewards of TRL's signature, as the messages
         "finish_reason": FinishReason(int(finish)).name.lower(),
         "group": group,
     }
