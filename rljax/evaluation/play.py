@@ -166,7 +166,9 @@ def _score(config: Config, tokenizer, record: PromptRecord, played: Played) -> N
     try:
         score, parts = call_reward(resolve(text, HOME), sample)
     except Abstained as error:
-        raise InputError(f"reward {text!r} has no score for this response", rule=str(error)) from None
+        raise InputError(
+            f"reward {text!r} has no score for this response", rule=str(error)
+        ) from None
     own = {name: value for name, value in parts.items() if name != "score"}
     played.outcome, played.parts = {seat: score}, {**played.parts, **own}
 

@@ -187,7 +187,7 @@ def with_judges(
             value, _ = _scored(text, sample, "with_judges, judge")
             verdicts[f"judge/{name}"] = float(value >= mark)
         except Abstained:
-            silent[f"abstained/{name}"] = 1.0
+            silent[f"abstained/judge/{name}"] = 1.0
     if not verdicts:
         raise Abstained(f"all of the judges {', '.join(_names(judges))} returned None")
     own = {f"reward/{name}": part for name, part in inner.items() if name != "score"}

@@ -362,9 +362,9 @@ def parts_of(scores: list[Score]) -> np.ndarray | None:
     """The named parts of every score, in the order of their names: [B, K]; None if the score has
     none. Parts with a slash in their names are only logged: they may differ from step to step, and
     another K would recompile the learning step."""
-    names = sorted(
-        {name for score in scores for name in score.parts if "/" not in name} - {"score"}
-    )
+    # One that abstains has its place, too: weights go by the order of the names.
+    every = {name.removeprefix("abstained/") for score in scores for name in score.parts}
+    names = sorted({name for name in every if "/" not in name} - {"score"})
     if not names:
         return None
     # A part that a score lacks does not apply to it (rljax.advantages.gdpo); a failed row is

@@ -15,6 +15,7 @@ from rljax.rollout import Reward
 
 MODULE = '''
 import re
+from rljax.contracts import contract
 
 # -- TRL: of its documentation, of open-r1, and what else people write
 
@@ -80,7 +81,18 @@ def lengths(completions, **kwargs):
 
 def siblings(completions, **kwargs): return [float(len(completions))] * len(completions)
 def raises(completions, **kwargs): raise ValueError("no luck")
-def only_digits(response, ground_truth): return float(response == ground_truth) if response.isdigit() else None
+
+@contract(on_timeout=0.0)
+def slow(response):
+    import time
+    time.sleep(600 * (response == "hang"))
+    return 1.0
+
+def memory(response): return float(len("x" * 10**10)) if response == "large" else 1.0
+
+def only_digits(response, ground_truth):
+    return float(response == ground_truth) if response.isdigit() else None
+
 def needs_column(completions, flavour): return [1.0 for _ in completions]
 
 # -- verl
@@ -115,9 +127,9 @@ def score(tmp_path_factory):
         )
         with RewardPool(text, workers=1) as pool:
             reward = Reward(pool, Letters, None)
-            return pool.score([
-                {**reward.sample(record, [0, 1, 2], 0, 7), "response": text} for text in responses
-            ])
+            return pool.score(
+                [{**reward.sample(record, [0, 1, 2], 0, 7), "response": text} for text in responses]
+            )
 
     yield scored
     sys.path.remove(str(folder))
@@ -259,6 +271,22 @@ def score_text(text, *responses):
               "group": 0, "num_tokens": 1, "finish_reason": "stop"}  # fmt: skip
     with RewardPool(text, workers=1) as pool:
         return pool.score([{**sample, "response": response} for response in responses])
+
+
+def test_a_member_over_a_limit_is_no_score_of_its_siblings(score):
+    """What is late takes the group's worker with it: the group is masked, not paid as late. One
+    that runs out of memory is its own."""
+    late = "mixture(rewards=('foreign_rewards.siblings', 'foreign_rewards.slow'))"
+    rows = [
+        {"response": response, "group": group, "prompt": "", "extra_info": {}, "data_source": "toy"}
+        for response, group in (("hang", 0), ("a", 1), ("b", 0))
+    ]
+    with RewardPool(late, workers=1, timeout_s=1.0) as pool:
+        assert [s.status for s in pool.score(rows)] == ["timeout", "ok", "timeout"]
+    full = late.replace("slow", "memory")
+    rows = [row | {"response": r} for row, r in zip(rows, ("large", "a", "b"), strict=True)]
+    with RewardPool(full, workers=1, memory_gb=1.0) as pool:
+        assert [s.status for s in pool.score(rows)] == ["error", "ok", "ok"]
 
 
 def test_a_member_is_asked_once_for_a_group_and_one_sample_is_a_group_of_one(score):

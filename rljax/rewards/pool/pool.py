@@ -77,8 +77,9 @@ class RewardPool:
     once of all samples whose `group` is equal, and of each sample without one alone. The clock of a
     call starts when its worker begins it, and anew for each reward that a mixture asks; after
     `timeout_s`, whether it is about a sample or a group, the worker is killed and replaced, and the
-    rest of its chunk is scored elsewhere. What was over a limit of time or memory is scored as the reward that ran then
-    declares (`on_timeout` of rljax.contracts); where it declares nothing it has no score.
+    rest of its chunk is scored elsewhere. What was over a limit of time or memory is scored as the
+    reward that ran then declares (`on_timeout` of rljax.contracts); where it declares nothing it
+    has no score, nor has a group whose samples are scored one by one and one of which was late.
 
     Not affected by what a reward does: hang, raise, exit, crash, print. What it prints goes to the
     file `log`, of at most 10 MB; without one, to stderr. A worker that asks for more than
