@@ -24,7 +24,8 @@ from rljax.environments.episode import Episode
 from rljax.environments.messages import Limits, Step
 from rljax.errors import InputError
 from rljax.keys import fold_in
-from rljax.rewards.pool.calling import HOME, call_reward
+from rljax.reasoning import response_of
+from rljax.rewards.pool.calling import HOME, Abstained, call_reward
 from rljax.sampler import Sampling
 from rljax.setup.policies import Policy, SavedPolicy, sample_all
 from rljax.setup.scoring import limits_of, turn_sampling
@@ -156,11 +157,18 @@ def _score(config: Config, tokenizer, record: PromptRecord, played: Played) -> N
     while begin and log.mask[begin - 1]:
         begin -= 1
     sample = dict(
-        response=tokenizer.decode(log.ids[begin:]), ground_truth=record.ground_truth,
+        response=response_of(tokenizer, log.ids[begin:], record.prompt_text, record.messages),
+        ground_truth=record.ground_truth,
         data_source=record.data_source, prompt=record.prompt, extra_info=record.extra_info,
-        num_tokens=len(log.ids) - begin, finish_reason="stop",
+        num_tokens=len(log.ids) - begin, finish_reason="stop", messages=record.messages,
+        token_ids=log.ids[begin:],
     )  # fmt: skip
-    score, parts = call_reward(resolve(text, HOME), sample)
+    try:
+        score, parts = call_reward(resolve(text, HOME), sample)
+    except Abstained as error:
+        raise InputError(
+            f"reward {text!r} has no score for this response", rule=str(error)
+        ) from None
     own = {name: value for name, value in parts.items() if name != "score"}
     played.outcome, played.parts = {seat: score}, {**played.parts, **own}
 

@@ -9,9 +9,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from rljax.contracts import contract
 from rljax.data.online.prompts import PromptRecord
 from rljax.errors import InputError
 from rljax.keys import root_key
+from rljax.rewards.answers.letters import labelled_letter
 from rljax.rewards.text.rules import last_boxed
 from rljax.rollout import Environment, Reward, extraction_failed_fraction
 from rljax.setup.policies import Policy, Sample, sample_all
@@ -62,11 +64,14 @@ def majority_at_k(answers: Sequence[str | None], right: Sequence[bool], k: int) 
     return sum(wins) / len(wins)
 
 
+@contract(reads="answer")
 def final_answer(response: str) -> str | None:
     r"""The answer that maj@k votes on: the last `\boxed{...}`, else the text after the last `####`,
     else the whole text."""
     boxed = last_boxed(response)
     text = boxed if boxed is not None else response.rpartition("####")[2]
+    if letter := labelled_letter(text):  # `B: Paris` and `(B)` are one vote
+        return letter
     return text.strip().replace(",", "").removesuffix(".") or None
 
 

@@ -112,16 +112,18 @@ def _count_faults(run: Run, metrics: dict) -> None:
         faults[name] = faults.get(name, 0.0) + 1
         if faults[name] == 1:  # each once, and counted from then on
             LOG.warning("step %d: %s", run.progress.step, text)
-    rewards = ("reward/errors", "reward/timeouts", "reward/timeouts_scored")
+    rewards = ("reward/errors", "reward/timeouts", "reward/timeouts_scored", "reward/abstained")
     for name in ("skipped_steps", "critic/skipped_steps", *rewards):
         if metrics.get(name):
             faults[name] = faults.get(name, 0.0) + metrics[name]
     failed = metrics.get("reward/errors", 0.0) + metrics.get("reward/timeouts", 0.0)
-    if failed and failed >= metrics.get("batch/completions", 1.0):
+    unscored = failed + metrics.get("reward/abstained", 0.0)
+    if unscored and unscored >= metrics.get("batch/completions", 1.0):
         for name in _OF_SCORES:  # a missing score is not a zero reward
             metrics.pop(name, None)
     if failed > MOST_FAILED * metrics.get("batch/completions", 1.0):
-        first = next(row for row in run.source.report.rows if row.score.status != "ok")
+        said = ("ok", "abstained")
+        first = next(row for row in run.source.report.rows if row.score.status not in said)
         text = "step %d: %d rewards failed and are masked out, the first one: %s"
         LOG.warning(text, run.progress.step, failed, shown_sample(first))
     if "reward/all_equal" in metrics:

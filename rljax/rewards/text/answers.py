@@ -15,8 +15,9 @@ from typing import Literal
 from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.rewards.answers.answer_text import find_answer, plain_form
+from rljax.rewards.answers.letters import labelled_letter, letter_of
 from rljax.rewards.pool.calling import probe_options
-from rljax.rewards.text.rules import check_text, final_part, normal_form, rational
+from rljax.rewards.text.rules import answer_unless_whole, check_text, normal_form, rational
 
 prepare_worker = probe_options
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -79,7 +80,7 @@ def _tagged(response: str, tag: str) -> str | None:
     return None if content is None else content.strip()
 
 
-@contract(on_timeout=0.0)
+@contract(reads=answer_unless_whole, on_timeout=0.0)
 def qa_exact_match(
     response: str,
     ground_truth: str | list | dict,
@@ -87,11 +88,13 @@ def qa_exact_match(
     tag: str = "answer",
     score: float = 1.0,
     format_score: float = 0.0,
+    whole_response: bool = False,
 ) -> float:
     """`score` if the last <answer>...</answer> equals a target in SQuAD's normal form (Search-R1,
     arXiv 2503.09516), `format_score` if another answer stands there, 0 if none.
 
-    A quarter of the score if the response has more than 10 such tags. `tag=""`: the whole response.
+    A quarter of the score if the response has more than 10 such tags. `tag=""`: all of its text.
+    `whole_response=True` also looks into the reasoning, as the published rule does.
     """
     accepted = {squad_form(target) for target in targets(ground_truth)}
     answer = _tagged(response, tag)
@@ -103,7 +106,7 @@ def qa_exact_match(
     return score / 4 if many else float(score)
 
 
-@contract(on_timeout=0.0)
+@contract(reads="answer", on_timeout=0.0)
 def token_f1(response: str, ground_truth: str | list | dict, *, tag: str = "") -> dict:
     """SQuAD's F1, the best of the targets: 2 p r / (p + r) over words in normal form.
 
@@ -130,38 +133,19 @@ def _f1(ours: list[str], theirs: list[str]) -> dict:
     return {"score": f1, "precision": precision, "recall": recall, "exact": exact}
 
 
-# `B`, `(B)`, `**B**`, `\text{(B)}`; what follows is no letter.
-_LETTER = re.compile(
-    r"(?:\W{0,6}(?:option|choice|letter)\b)?(?:\\text(?:bf|rm)?\{)?\W{0,6}([A-Za-z])(?![A-Za-z])",
-    re.IGNORECASE,
-)
-_SEVERAL = re.compile(
-    r"[()\[\]{}.:*\s]*+(?:,|/|&|(?:or|and|maybe|perhaps|possibly|oder|und|ou|et|o|y|e|или|и|或|和)\b)\s*"
-    r"(?:(?:or|and|maybe|perhaps|possibly|also|even|else|rather)\b\s*)*\W{0,3}"
-    r"[A-Za-z](?![A-Za-z'])",
-    re.IGNORECASE,
-)
-# `B. No, wait: C`
-_CORRECTED = re.compile(
-    r"(?i:\b(?:no|wait|actually|rather|sorry|correction|hmm)\b)[^A-Za-z0-9]{1,3}"
-    r"(?:[a-z']{1,10}[^A-Za-z0-9]{1,3}){0,4}([A-Z])(?![A-Za-z0-9])"
-)
-# `A;B`, `A|B`, `A-D`, `(A)(B)`: a second letter alone behind signs alone.
-_ANOTHER = re.compile(r"(?:[)}\].:*\s]*[;|\\+–-]\W{0,3}|[)\]}]+\W{0,3}[(\[{])([A-Z])(?!\w|\s+\w)")
 _WIDE_LETTERS = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}
 _ANSWER_IS = re.compile(r"\banswer\b\W{0,4}(?:is|:|=)", re.IGNORECASE)
 
 
-@contract(on_timeout=0.0)
+@contract(reads="answer", on_timeout=0.0)
 def choice(response: str, ground_truth: str, *, letters: str = "ABCD") -> dict:
     r"""1 if the chosen letter is the reference's, else 0. Part: extracted.
 
     The letter stands in the last `\boxed{}`, else in the last <answer>, else after the last "answer
-    is" or "answer:", else the response begins with it: `B`, `(B)`, `B. Paris`. Two are none, and so
-    is what stands in the thinking before `</think>`.
+    is" or "answer:", else the response begins with it: `B`, `(B)`, `B. Paris`. Two are none.
     """
     check_text(ground_truth)
-    reference = _letter(ground_truth, letters)
+    reference = letter_of(ground_truth, letters)
     if reference is None:
         raise ValueError(f"ground_truth {ground_truth!r:.80} is none of the letters {letters!r}")
     chosen = _chosen(response, letters)
@@ -169,58 +153,40 @@ def choice(response: str, ground_truth: str, *, letters: str = "ABCD") -> dict:
 
 
 def _chosen(response: str, letters: str) -> str | None:
-    response = final_part(response).translate(_WIDE_LETTERS)
+    response = response.translate(_WIDE_LETTERS)
     if "\\boxed" in response:
-        return _letter(find_answer(response, "boxed") or "", letters)
+        return letter_of(find_answer(response, "boxed") or "", letters)
     if "<answer>" in response:
-        return _letter(_tagged(response, "answer") or "", letters)
+        return letter_of(_tagged(response, "answer") or "", letters)
     parts = _ANSWER_IS.split(response[-2000:])
     return (
-        _letter(parts[-1][:200], letters, after_cue=True)
+        letter_of(parts[-1][:200], letters, after_cue=True)
         if len(parts) > 1
-        else _letter(response[:2000], letters)
+        else letter_of(response[:2000], letters)
     )
-
-
-def _letter(text: str, letters: str, *, after_cue: bool = False) -> str | None:
-    """The one letter that the text begins with; None for none, for several, for a sentence."""
-    text = text.strip()
-    match = _LETTER.match(text)
-    if match is None or match[1].upper() not in letters.upper():
-        return None
-    letter, rest = match[1], text[match.end() :]
-    # `a dog` and, unless it was called the answer, `A dog` are sentences; `A. a dog` is a choice.
-    sentence = (
-        re.match(r"\s+\w", rest) and text[0].isalpha() and (letter.islower() or not after_cue)
-    )
-    others = set(re.findall(r"(?<![A-Za-z])([A-Z])[.)]\s", text)) & set(letters) - {letter}
-    another = _ANOTHER.match(rest)
-    corrected = _CORRECTED.search(rest[:200])
-    if corrected and corrected[1] in letters and corrected[1] != letter.upper():
-        return None
-    if sentence or _SEVERAL.match(rest) or others or (another and another[1] in letters):
-        return None
-    return letter.upper()
 
 
 _MMLU_PRO_IS = re.compile(r"answer is \(?([A-J])\)?")
 _MMLU_PRO_MARKED = re.compile(r"(?=[aA]nswer:\s*([A-J]))")  # one may begin within another's letter
+_MMLU_PRO_LETTERS = "ABCDEFGHIJ"
 _MMLU_PRO_ALONE = re.compile(r"\b[A-J]\b")
 
 
-@contract(on_timeout=0.0)
-def mmlu_pro(response: str, ground_truth: str) -> dict:
+@contract(reads=answer_unless_whole, on_timeout=0.0)
+def mmlu_pro(response: str, ground_truth: str, *, whole_response: bool = False) -> dict:
     """1 if the letter A to J that MMLU-Pro's evaluation extracts (arXiv 2406.01574) is the
     reference's, else 0. Part: extracted.
 
-    The letter stands behind the first "answer is", else behind "Answer:", else it is the last one
-    that stands alone. The published evaluation guesses where there is none; here that is wrong.
+    The letter stands behind the first "answer is", else behind "Answer:", else it is the box's or
+    labels the last line, `B. Paris`, else it is the last one that stands alone. The published
+    evaluation knows no labels, and guesses where there is no letter; here that is wrong. It also
+    looks into the reasoning: `whole_response=True`.
     """
     check_text(ground_truth)
     reference = ground_truth.strip().strip("().").upper()
     if not re.fullmatch("[A-J]", reference):
         raise ValueError(f"ground_truth {ground_truth!r:.80} is none of the letters A to J")
-    letter = _mmlu_pro_letter(final_part(response))
+    letter = _mmlu_pro_letter(response)
     return {"score": float(letter == reference), "extracted": float(letter is not None)}
 
 
@@ -231,11 +197,14 @@ def _mmlu_pro_letter(text: str) -> str | None:
     if marked:  # the last one of the first line that has any
         end = text.find("\n", marked[0].start())
         return [m for m in marked if end < 0 or m.start() < end][-1][1]
+    last = find_answer(text, "boxed") or (text.strip().splitlines() or [""])[-1]
+    if (letter := labelled_letter(_ANSWER_IS.split(last)[-1])) and letter in _MMLU_PRO_LETTERS:
+        return letter
     alone = _MMLU_PRO_ALONE.findall(text)
     return alone[-1] if alone else None
 
 
-@contract(on_timeout=0.0)
+@contract(reads="answer", on_timeout=0.0)
 def integer_answer(response: str, ground_truth: str, *, low: int = 0, high: int = 999) -> dict:
     r"""1 if the answer is the reference's integer, else 0. Part: extracted, whether the answer is
     an integer from `low` to `high` at all (AIME: 0 to 999, and 025 is 25).
@@ -265,7 +234,7 @@ def integer_of(text: str, low: int, high: int) -> int | None:
     return None
 
 
-@contract(on_timeout=0.0)
+@contract(reads="answer", on_timeout=0.0)
 def contains(
     response: str,
     ground_truth: str | list | dict,
@@ -292,13 +261,14 @@ def _pattern(text: str) -> re.Pattern:
         raise InputError("regex_match: the pattern is none", value=text, rule=str(error)) from None
 
 
-@contract(on_timeout=0.0)
+@contract(reads=lambda o: "response" if o["pattern"] else "answer", on_timeout=0.0)
 def regex_match(
     response: str, ground_truth: str = "", *, pattern: str = "", whole: bool = False
 ) -> float:
     """1 if the pattern is found in the response (or `whole`: is all of it, stripped), else 0.
 
-    Without the option the ground truth is the pattern. `.` also matches a line's end.
+    Without the option the ground truth is the pattern, of an answer: the reasoning is not read. `.`
+    also matches a line's end.
     """
     check_text(ground_truth)
     if not (pattern or ground_truth):
