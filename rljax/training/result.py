@@ -71,9 +71,9 @@ class RunStopped(SystemExit):
     """A signal, or a notice of the cloud, has stopped a run: it has saved what the same call goes
     on from, and exported nothing. `run` is the run so far, `signal` what stopped it.
 
-    A script that does not catch it ends with `code`: 3, or on several hosts 143 after a SIGTERM or a
-    notice. `except Exception` lets it pass: no retry may take it for a fault. Where the signal came
-    too late to stop the run, the run's status is "finished", and what follows is not begun, either.
+    A script that does not catch it ends with `code`: 3, or on several hosts 143 after a SIGTERM or
+    a notice. `except Exception` lets it pass: no retry may take it for a fault. Where the signal
+    came too late to stop the run, its status is "finished", and what follows is not begun, either.
     """
 
     def __init__(self, run: TrainedRun, signal: str = ""):

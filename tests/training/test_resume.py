@@ -26,7 +26,6 @@ from tiny_run import (
     assert_same_run,
     metrics_rows,
     newest_step,
-    policy_bytes,
     summary,
     tiny_config,
 )

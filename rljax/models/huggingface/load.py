@@ -44,8 +44,8 @@ from rljax.models.trees import nested
 
 def load_config(folder: str | Path, **overrides) -> ModelConfig:
     """The ModelConfig of a Hugging Face folder, or of a repository of the hub, of which config.json
-    alone is downloaded. A head that it ties, and that the weights beside it hold apart, is not tied.
-    Raises InputError that names config.json and the key."""
+    alone is downloaded. Where it ties the head, and the weights beside it have another, the head is
+    not tied. Raises InputError that names config.json and the key."""
     path = hub.model_folder(folder, hub.CONFIG) / "config.json"
     try:
         config = from_hf_config(read_json_object(path), **overrides)
