@@ -17,6 +17,7 @@ from tiny_run import checkpoint_bytes, newest_step, policy_bytes, tiny_config, t
 
 from rljax import setup as build
 from rljax.batch import batch_from_rows
+from rljax.data.text.tokenizer import CharTokenizer
 from rljax.errors import InputError
 from rljax.mesh import make_mesh
 from rljax.models.adapters import lora
@@ -454,7 +455,8 @@ def reward_folder(folder, tmp_path, **changes):
 
 def inputs(config, model, params=None) -> build.RoleInputs:
     """What a role of this policy is made of."""
-    return build.RoleInputs("", SimpleNamespace(config=config, model=model), None, params or {})
+    setup = SimpleNamespace(config=config, model=model, tokenizer=CharTokenizer("abc"))
+    return build.RoleInputs("", setup, None, params or {})
 
 
 @pytest.mark.parametrize("rank", [0, 2])
