@@ -259,6 +259,9 @@ class _ImageTokens(Tokenizer):
         moved = lambda at: at + sum(more for place, more in grown if place <= at)  # noqa: E731
         return whole, [(moved(a), moved(b)) for a, b in spans]
 
+    def vocabulary(self):
+        return self._own.vocabulary()
+
     def save(self, folder):
         self._own.save(folder)
 

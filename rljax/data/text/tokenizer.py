@@ -137,6 +137,11 @@ class Tokenizer(abc.ABC):
         return self.encode(text)
 
     @abc.abstractmethod
+    def vocabulary(self) -> dict[int, str]:
+        """The token of every id, added ones too: equal for two tokenizers whose ids mean the
+        same."""
+
+    @abc.abstractmethod
     def save(self, folder: str | Path) -> None:
         """Writes the tokenizer into a model folder, from which `load_tokenizer` reads it."""
 
@@ -230,6 +235,9 @@ class CharTokenizer(Tokenizer):
             "a character tokenizer has no chat template",
             fix="use text prompts, or a tokenizer from a model folder",
         )
+
+    def vocabulary(self):
+        return dict(enumerate(("<pad>", "<eos>", *self.alphabet)))
 
     def save(self, folder):
         Path(folder).mkdir(parents=True, exist_ok=True)
@@ -477,6 +485,9 @@ class HuggingFaceTokenizer(Tokenizer):
             documents=documents,
             variables={**self.variables, **(variables or {})},
         )
+
+    def vocabulary(self):
+        return {i: token for token, i in self._library.get_vocab(with_added_tokens=True).items()}
 
     def save(self, folder):
         folder = Path(folder)
