@@ -189,11 +189,11 @@ def parse_json(text: str, place: str, most_values: int | None = None) -> object:
         raise InputError(
             f"{place} is not usable JSON", rule=str(error), fix="write such values as strings"
         ) from None
-    _require_shallow(value, place)
+    require_shallow(value, place)
     return value
 
 
-def _require_shallow(value: object, place: str) -> None:
+def require_shallow(value: object, place: str) -> None:
     """Raises InputError for a value of more than MOST_LEVELS levels, on which code that follows
     them down would end."""
     level = [value] if isinstance(value, (dict, list)) else []

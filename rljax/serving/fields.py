@@ -8,10 +8,9 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 from rljax.data.images.encode import ImageReader
-from rljax.data.text.messages import check_unicode
+from rljax.data.text.messages import check_unicode, for_template
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.environments.calls import Format
-from rljax.environments.calls.format import read_json
 from rljax.errors import InputError
 from rljax.sampler import Sampling
 from rljax.sampler.prompt_images import PromptImages
@@ -340,43 +339,6 @@ def read_chat(
     read = decoded(images, ids, reader)
     more = dict(calls=form, tools=tools or None, images=read)
     return _parsed(True, [(ids, sampling)], fields, likeliest, [""], **more)
-
-
-def for_template(messages: object) -> object:
-    """Messages as templates want them: arguments of calls are objects, where the API has texts, and
-    a tool's answer has the name of its call. What is no message stays, to be refused by name."""
-    if not isinstance(messages, list):
-        return messages
-    names, seen = {}, []
-    for message in messages:
-        if isinstance(message, dict) and isinstance(message.get("tool_calls"), list):
-            called = [_as_object(call) for call in message["tool_calls"]]
-            names |= {
-                call["id"]: call["function"].get("name")
-                for call in called
-                if isinstance(call, dict) and isinstance(call.get("id"), str)
-                and isinstance(call.get("function"), dict)
-            }  # fmt: skip
-            message = {**message, "tool_calls": called}
-        elif isinstance(message, dict) and message.get("role") == "tool":
-            of_call = names.get(str(message.get("tool_call_id")))
-            message = {"name": of_call, **message} if of_call else message
-        seen.append(message)
-    return seen
-
-
-def _as_object(call: object) -> object:
-    """A call with its arguments as an object, where their text is one."""
-    function = call.get("function") if isinstance(call, dict) else None
-    text = function.get("arguments") if isinstance(function, dict) else None
-    if not isinstance(text, str):
-        return call
-    value, end, problem = read_json(text, 0)
-    if problem or not isinstance(value, dict) or text[end:].strip():
-        return call
-    # The name first, whatever the client's order: some templates write the object as it is.
-    rest = {name: one for name, one in function.items() if name not in ("name", "arguments")}
-    return {**call, "function": {"name": function.get("name"), "arguments": value, **rest}}
 
 
 def _parsed(

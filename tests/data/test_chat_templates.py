@@ -5,6 +5,7 @@ from conversations import ANSWERED, CORPUS, THINK, TOOLS, assistant, system, use
 from family_tokenizers import FAMILIES, write_family
 
 from rljax.data.text.chat import encode_conversation, encode_last_turn
+from rljax.data.text.messages import for_template
 from rljax.data.text.tokenizer import HuggingFaceTokenizer
 from rljax.errors import InputError
 
@@ -50,6 +51,15 @@ def their_text(tokenizer, messages, tools=None, documents=None, variables=None, 
         return error
 
 
+def theirs_of(family, name):
+    """A case as transformers has to be given it, which passes the arguments of a call on as they
+    are: DeepSeek's template writes a text, the others an object."""
+    case = CORPUS[name]
+    if family == "deepseek" or name != "tool_call_text_arguments":
+        return case
+    return {**case, "messages": for_template(case["messages"])}
+
+
 def our_text(tokenizer, messages, **options):
     try:
         return tokenizer.render_chat(messages, **options)
@@ -78,10 +88,13 @@ def test_text_and_ids_are_those_of_transformers(ours, theirs, family, mode):
         if (family, name) in JOINED:
             continue
         mine = our_text(ours[family, True], **case, **mode)
-        other = their_text(theirs[family, True], **case, **mode)
+        other = their_text(theirs[family, True], **theirs_of(family, name), **mode)
         if isinstance(other, Exception):
             refused += 1
             assert isinstance(mine, InputError), (name, other, mine)
+            continue
+        if name == "unknown_role":  # which some templates write and some leave out
+            assert "unknown role: got 'critic'" in str(mine)
             continue
         assert mine == other, name
         ids = theirs[family, True](other, add_special_tokens=False)["input_ids"]
@@ -125,6 +138,7 @@ def test_marked_masks_are_those_of_transformers(ours, theirs, family):
         if (family, name) in JOINED or isinstance(our_text(ours[family, True], **case), InputError):
             continue
         ids, mask = encode_conversation(ours[family, True], **case)
+        case = theirs_of(family, name)
         given = dict(case, **case.get("variables", {}))
         given.pop("variables", None)
         other = theirs[family, True].apply_chat_template(
