@@ -4,7 +4,7 @@ import pytest
 from conversations import ANSWERED, CORPUS, THINK, TOOLS, assistant, system, user
 from family_tokenizers import FAMILIES, write_family
 
-from rljax.data.text.chat import encode_conversation, encode_last_turn
+from rljax.data.text.chat import encode_conversation, encode_last_turn, encode_turns
 from rljax.data.text.messages import for_template
 from rljax.data.text.tokenizer import HuggingFaceTokenizer
 from rljax.errors import InputError
@@ -261,3 +261,24 @@ def test_the_last_turn_must_be_the_assistants(ours):
             [user("a"), assistant(THINK + "b")],
             variables={"thinking": True},
         )
+
+
+@pytest.mark.parametrize("marked", [True, False])
+@pytest.mark.parametrize("family", ["llama3", "qwen2_5", "deepseek"])
+def test_a_turn_that_is_context_has_no_mask(ours, family, marked):
+    tokenizer = ours[family, marked]
+    messages = [user("1"), {**assistant("bad"), "learn": False}, user("2"), assistant("good")]
+    ids, mask = encode_conversation(tokenizer, messages)
+    (learned,) = runs(tokenizer, ids, mask)
+    assert learned.startswith("good") and "bad" in tokenizer.decode(ids)
+    plain = [{n: v for n, v in m.items() if n != "learn"} for m in messages]
+    assert ids == encode_conversation(tokenizer, plain)[0], "no template sees the key"
+    turns = encode_turns(tokenizer, messages, 1)
+    assert runs(tokenizer, turns.ids, turns.mask) == [learned]
+
+
+def test_a_greeting_that_is_context(ours):
+    messages = [{**assistant("hi"), "learn": False}, user("2"), assistant("good")]
+    for marked in (True, False):
+        tokenizer = ours["qwen2_5", marked]
+        assert runs(tokenizer, *encode_conversation(tokenizer, messages)) == ["good<|im_end|>"]

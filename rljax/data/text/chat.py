@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from rljax.data.text.messages import check_unicode, validate_messages
+from rljax.data.text.messages import LEARN, check_unicode, validate_messages
 from rljax.data.text.template import ChatTemplate
 from rljax.errors import InputError
 
@@ -55,10 +55,11 @@ def encode_conversation(
     text, spans = tokenizer.render_marked(messages, **options)
     ids, offsets = tokenizer.encode_with_offsets(text)
     if spans is not None:
+        spans = _learned_spans(tokenizer, messages, spans, text, options)
         return ids, _mask(len(ids), (t for span in spans for t in _tokens_in(span, offsets)))
     learned = []
     for k, message in enumerate(messages):
-        if message["role"] != "assistant":
+        if message["role"] != "assistant" or message.get(LEARN) is False:
             continue
         before, through = _turn(tokenizer, messages, k, options)
         _require_prefix(through, text, f"messages 0..{k}", len(messages) - 1)
@@ -109,12 +110,13 @@ def encode_turns(
     if first == len(messages) - 1:
         learned = _without_tail(range(len(ids)), ids, offsets, rest, tokenizer.special_ids)
     elif spans is not None:
+        spans = _learned_spans(tokenizer, messages, spans, text, options)
         inside = [(a - len(before), b - len(before)) for a, b in spans if b > len(before)]
         learned = [t for span in inside for t in _tokens_in(span, offsets)]
     else:
         learned = []
         for k in range(first, len(messages)):
-            if messages[k]["role"] != "assistant":
+            if messages[k]["role"] != "assistant" or messages[k].get(LEARN) is False:
                 continue
             start, through = _turn(tokenizer, messages, k, options)
             _require_prefix(through, text, f"messages 0..{k}", len(messages) - 1)
@@ -154,6 +156,21 @@ def _turn(tokenizer, messages, k: int, options: Mapping) -> tuple[str, str]:
     through = tokenizer.render_chat(messages[: k + 1], add_generation_prompt=False, **options)
     _require_prefix(before, through, f"messages 0..{k - 1} with the generation prompt", k)
     return before, through
+
+
+def _learned_spans(tokenizer, messages, spans, text: str, options: Mapping) -> list:
+    """The spans that a template marks, without those of turns that are context only."""
+    context = []
+    for k, message in enumerate(messages):
+        if message["role"] == "assistant" and message.get(LEARN) is False:
+            # A greeting, which answers nothing, may be context.
+            before = _turn(tokenizer, messages, k, options)[0] if k else ""
+            through = tokenizer.render_chat(
+                messages[: k + 1], add_generation_prompt=False, **options
+            )
+            _require_prefix(through, text, f"messages 0..{k}", len(messages) - 1)
+            context.append((len(before), len(through)))
+    return [(a, b) for a, b in spans if not any(a < stop and b > start for start, stop in context)]
 
 
 def _mask(length: int, learned) -> list[int]:
