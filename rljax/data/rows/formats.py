@@ -10,14 +10,9 @@ import json
 from collections.abc import Callable
 
 from rljax.data.images.columns import has_images
+from rljax.data.text.messages import SPEAKERS
 from rljax.errors import InputError
 
-# ShareGPT's names of who speaks.
-_SPEAKERS = {
-    "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
-    "chatgpt": "assistant", "model": "assistant", "bot": "assistant", "system": "system",
-    "tool": "tool", "observation": "tool", "function": "function",
-}  # fmt: skip
 # Columns of a table whose cells may be numbers or truth values; all others are texts.
 _TYPED = (
     "label",
@@ -139,15 +134,15 @@ def _message(turn: object, place: str) -> dict:
     if isinstance(turn, dict) and "role" in turn:
         return turn
     speaker = turn.get("from") if isinstance(turn, dict) else None
-    if not isinstance(speaker, str) or speaker.lower() not in _SPEAKERS:
+    if not isinstance(speaker, str) or speaker.lower() not in SPEAKERS:
         raise InputError(
             f"{place}: who speaks is unknown",
             value=speaker if isinstance(turn, dict) else turn,
-            rule=f"'from' is one of {', '.join(_SPEAKERS)}",
+            rule=f"'from' is one of {', '.join(SPEAKERS)}",
             fix='write {"from": "human", "value": "..."}',
         )
     others = {n: v for n, v in turn.items() if n not in ("from", "value")}
-    return {"role": _SPEAKERS[speaker.lower()], "content": turn.get("value"), **others}
+    return {"role": SPEAKERS[speaker.lower()], "content": turn.get("value"), **others}
 
 
 def _alpaca(row: dict, place: str) -> dict:

@@ -13,6 +13,7 @@ rljax.data.offline.rows (offline training). A spec is
 
 import csv
 import dataclasses
+import functools
 import inspect
 import os
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ from rljax.components import resolve
 from rljax.config import is_path
 from rljax.data.online.stream import Stream
 from rljax.data.rows.formats import form_of, table_row, understood
+from rljax.data.rows.nulls import Nulls
 from rljax.data.rows.stored import StoredRows
 from rljax.errors import InputError
 from rljax.files import (
@@ -59,6 +61,13 @@ class Rows:
     # have one list of keys for all rows.
     fills_nulls: bool = False
     folder: Path | None = None  # of the file: what paths of images are relative to
+
+    @functools.cached_property
+    def nulls(self) -> Nulls:
+        """Tells which nulls of tools and calls a table filled in; of stored rows by the first."""
+        if isinstance(self.rows, StoredRows):
+            return Nulls(self.rows.some)
+        return Nulls(tuple if isinstance(self.rows, Stream) else lambda: self.rows)
 
     def place(self, index: int) -> str:
         if isinstance(self.rows, StoredRows):

@@ -65,6 +65,11 @@ class StoredRows(Stream):
         file = int(np.searchsorted(self._file_ends, number, side="right"))
         return f"{self.names[file]}: row {number - int(self._file_ends[file - 1]) * (file > 0)}"
 
+    def some(self) -> list[dict]:
+        """The rows of the first block, as the file has them."""
+        file, number = self._blocks[0]
+        return [row for row in file.read(number) if isinstance(row, dict)]
+
     def _row(self, index: int) -> dict:
         window, place = self._locate(index)
         if self._window is None or self._window[0] != (self._epoch[0], window):
