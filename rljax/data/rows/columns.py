@@ -217,7 +217,7 @@ def demonstration_record(row: dict, place: str, index: int) -> dict:
         completion = completion_of(row[second], f"{place}, column {second!r}")
         if isinstance(prompt, str) and isinstance(completion, str):
             require_no_column_flags(row, place)
-            return dict(prompt=prompt, completion=completion, index=index)
+            return dict(prompt=prompt, completion=completion, **tools, index=index)
         if isinstance(prompt, str):
             raise InputError(
                 f"{place}: column {first!r} is a text while column {second!r} holds messages",
@@ -246,7 +246,7 @@ def demonstration_record(row: dict, place: str, index: int) -> dict:
     if "text" in row:
         require_no_column_flags(row, place)
         require_text(row["text"], f"{place}, column 'text'", _REMOVE)
-        return dict(text=row["text"], index=index)
+        return dict(text=row["text"], **tools, index=index)
     raise InputError(
         f"{place} is no demonstration",
         value=sorted(map(str, row)),

@@ -7,6 +7,7 @@ column must hold is checked where it is used (`sources`, rljax.data.offline.rows
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 
 from rljax.data.images.columns import has_images
@@ -277,18 +278,46 @@ _OPENRLHF = Form("OpenRLHF", _openrlhf)
 _GSM8K = Form("GSM8K, the answer after ####", lambda row, place: row)
 
 
-def table_row(names: list[str], cells: list[str]) -> dict:
+def table_row(names: list[str], cells: list[str], place: str) -> dict:
     """A row of a table of texts: an empty cell is None; numbers and truth values where a column
-    holds such; messages that were written as JSON."""
-    return {name: _cell(name, cell) for name, cell in zip(names, cells, strict=True)}
+    holds such; lists and objects that were written as JSON."""
+    columns = zip(names, cells, strict=True)
+    return {name: _cell(name, cell, f"{place}, column {name!r}") for name, cell in columns}
 
 
-def _cell(name: str, cell: str) -> object:
+def _cell(name: str, cell: str, place: str) -> object:
     if not cell:
         return None if name in (*_TYPED, *_RESPONSES) else ""
-    if name not in _TYPED and not cell.startswith(("[{", '["')):
+    if name in _TYPED:
+        try:
+            return json.loads(cell.lower())
+        except (ValueError, RecursionError):
+            return cell
+    if name in _TRUTHS or not _BRACKETS.fullmatch(cell):
         return cell
     try:
-        return json.loads(cell.lower() if name in _TYPED else cell)
-    except (ValueError, RecursionError):
-        return cell
+        value = json.loads(cell)
+    except (ValueError, RecursionError) as error:
+        if not _QUOTED.match(cell):
+            return cell
+        raise InputError(
+            f"{place} looks like JSON, and is none", value=cell, rule=str(error),
+            fix="write such cells with json.dumps, or the rows as .jsonl or .parquet",
+        ) from None  # fmt: skip
+    if name in _TEXTS and not _turns(value):
+        raise InputError(
+            f"{place} holds JSON, a{'n object' if isinstance(value, dict) else ' list'}",
+            value=cell,
+            rule="the column is of texts, or of messages, [{...}, ...]",
+            fix="if the text itself is JSON, write the rows as .jsonl: it is in quotes there",
+        )
+    return value
+
+
+_BRACKETS = re.compile(r"\s*(\[.*\]|\{.*\})\s*", re.DOTALL)
+_QUOTED = re.compile(r"""\s*(\[\s*)?(\{\s*)?["']""")
+_TRUTHS = ("ground_truth", "answer")  # JSON is a text there, as rewards read it
+_TEXTS = (
+    *_RESPONSES, "prompt", "question", "text", "reference", "instruction", "input", "output",
+    "context", "system", "system_prompt",
+)  # fmt: skip

@@ -13,7 +13,7 @@ import numpy as np
 
 from rljax.data.online.stream import Stream
 from rljax.errors import InputError
-from rljax.files import LONGEST_LINE, open_file, parse_json, read_lines
+from rljax.files import LONGEST_LINE, open_file, parse_row, read_lines
 
 BLOCK_ROWS = 1024  # of a .jsonl file; of a .parquet file a block is a row group, or a part of one
 WINDOW_ROWS = 16_384  # a window is as many blocks as have these, or these bytes; one at least
@@ -153,7 +153,7 @@ class _Lines:
         rows = []
         for number, line in read_lines(self.path, offset=offset):
             if line.strip():
-                rows.append(parse_json(line, f"{self.path}: line {before + number}"))
+                rows.append(parse_row(line, self.path, before + number))
             if len(rows) == self.counts[block]:
                 return rows
         raise InputError(f"{self.path} has become shorter", fix="keep the file while it is read")

@@ -130,6 +130,10 @@ class Tokenizer(abc.ABC):
         )
         return self.encode(text)
 
+    def reads_key(self, name: str) -> bool:
+        """Whether the chat template may read a key of a message: it has the name somewhere."""
+        return False
+
     @abc.abstractmethod
     def save(self, folder: str | Path) -> None:
         """Writes the tokenizer into a model folder, from which `load_tokenizer` reads it."""
@@ -420,6 +424,9 @@ class HuggingFaceTokenizer(Tokenizer):
             documents=documents,
             variables=variables,
         )
+
+    def reads_key(self, name):
+        return any(name in template.text for template in self._templates.values())
 
     def save(self, folder):
         folder = Path(folder)
