@@ -139,13 +139,12 @@ def tools_of(row: dict, place: str) -> dict:
             fix="remove the column 'chat_template_kwargs' or 'enable_thinking', or write the row as"
             " text",
         )  # fmt: skip
-    found: dict[str, list] = {}
-    more = row.get("extra_info")
-    for prefix, columns in (("", row), ("extra_info.", more if isinstance(more, dict) else {})):
-        for name in TOOLS:
-            where = f"{place}, column '{prefix}{name}'"
-            if tools := _tools(name, columns.get(name), where):
-                found[f"{prefix}{name}"] = tools
+    tools = _agreed(_tool_columns(row, place, Nulls()), place)
+    return {"tools": tools} if tools else {}
+
+
+def _agreed(found: dict[str, list[dict]], place: str) -> list[dict]:
+    """The one list of tools in columns that hold some."""
     given = list(found.values())
     if any(tools != given[0] for tools in given):
         raise InputError(
@@ -153,17 +152,31 @@ def tools_of(row: dict, place: str) -> dict:
             rule="a conversation has one list of tools",
             fix="remove one of the columns",
         )
-    return {"tools": given[0]} if given else {}
+    return given[0] if given else []
+
+
+def _tool_columns(row: dict, place: str, nulls: Nulls) -> dict[str, list[dict]]:
+    """{column: the tools that it holds}, of the row and of its extra_info."""
+    found = {}
+    more = row.get("extra_info")
+    for prefix, columns in (("", row), ("extra_info.", more if isinstance(more, dict) else {})):
+        for name in TOOLS:
+            where = f"{place}, column '{prefix}{name}'"
+            if tools := _tools(name, columns.get(name), where):
+                found[f"{prefix}{name}"] = nulls.tools(tools)
+    return found
 
 
 def _tools(name: str, value: object, place: str) -> list[dict] | None:
     """The tools that a column holds; None where there are none. OpenAI's older `functions` are the
     functions of tools."""
-    if isinstance(value, str) and value:
+    older = name == "functions"  # an environment may have a column of that name
+    if isinstance(value, str) and value and (value.lstrip().startswith("[") or not older):
         value = parse_json(value, place)
-    others = not isinstance(value, list) or not all(isinstance(one, dict) for one in value)
-    if value is None or value == "" or (name == "functions" and others):
-        return None  # a column of an environment's may be called so
+    if older and not (_is_objects(value) and all("name" in one for one in value)):
+        return None
+    if value is None or value == "":
+        return None
     tools = validate_objects(value, f"{place}:")
     if name == "tools":
         return tools
@@ -172,26 +185,41 @@ def _tools(name: str, value: object, place: str) -> list[dict] | None:
 
 
 def as_written(row: dict, place: str, nulls: Nulls) -> dict:
-    """The row with texts of messages as messages, its tools in the column `tools` alone, and
-    without the nulls that a table filled in to its messages, calls and tools."""
+    """The row with texts of messages as messages, and without the nulls that a table filled in to
+    its messages, calls and tools. The tools of a conversation are in the column `tools` alone."""
     row = {
         name: messages_in_text(value, f"{place}, column {name!r}") if name in SPOKEN else value
         for name, value in row.items()
     }
-    spoken = [name for name in SPOKEN if isinstance(row.get(name), list)]
-    if not spoken:
+    if isinstance(row.get("extra_info"), dict):
+        row["extra_info"] = dict(row["extra_info"])
+    spoken = [name for name in SPOKEN if _is_conversation(row.get(name))]
+    more = row["extra_info"] if isinstance(row.get("extra_info"), dict) else {}
+    if not spoken:  # what an environment may read
+        for columns in (row, more):
+            for name in TOOLS:
+                if _is_objects(columns.get(name)):
+                    columns[name] = nulls.tools(columns[name])
         return row
-    tools = nulls.tools(tools_of(row, place).get("tools", []))
-    row = _without_tools(row) | ({"tools": tools} if tools else {})
+    found = _tool_columns(row, place, nulls)
+    tools = _agreed(found, place)
+    for prefix, columns in (("", row), ("extra_info.", more)):
+        for name in TOOLS:
+            if f"{prefix}{name}" in found or columns.get(name) in (None, "", []):
+                columns.pop(name, None)
+    if tools:
+        row["tools"] = tools
     return row | {name: nulls.messages(row[name], tools) for name in spoken}
 
 
-def _without_tools(columns: dict) -> dict:
-    return {
-        name: _without_tools(value) if name == "extra_info" and isinstance(value, dict) else value
-        for name, value in columns.items()
-        if name not in TOOLS or not _tools(name, value, name) and value not in (None, "", [])
-    }
+def _is_conversation(value: object) -> bool:
+    return isinstance(value, list) and any(
+        isinstance(one, dict) and ("role" in one or "from" in one) for one in value[:1]
+    )
+
+
+def _is_objects(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(one, dict) for one in value)
 
 
 def demonstration_record(row: dict, place: str, index: int) -> dict:

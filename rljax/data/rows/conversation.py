@@ -11,7 +11,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from rljax.data.text.messages import LEARN, for_template, role_of, validate_messages
+from rljax.data.text.messages import (
+    LEARN,
+    SPEAKERS,
+    for_template,
+    role_of,
+    validate_messages,
+)
 from rljax.errors import InputError
 from rljax.files import parse_json
 
@@ -76,6 +82,7 @@ def _one_form(message: Mapping, place: str) -> dict:
     if isinstance(said.get("tool_calls"), str):
         text = said["tool_calls"]
         said["tool_calls"] = parse_json(text, f"{place}, 'tool_calls'") if text.strip() else None
+    _require_whole(said.get("content"), place)
     flags = {}
     for name, value in message.items():
         if (learned := _flag(name, value, place)) is not None:
@@ -90,6 +97,17 @@ def _one_form(message: Mapping, place: str) -> dict:
     if role == "assistant" and not any(flags.values()):
         said[LEARN] = False
     return said
+
+
+def _require_whole(content: object, place: str) -> None:
+    """Raises InputError for a part of a content that is not learned with the others."""
+    for part in content if isinstance(content, (list, tuple)) else ():
+        for name, value in part.items() if isinstance(part, Mapping) else ():
+            if _flag(name, value, place) is False:
+                raise InputError(
+                    f"{place}: {name!r} leaves out a part of a turn", value=part,
+                    rule="a turn is learned whole, or it is context only", fix=_FIX,
+                )  # fmt: skip
 
 
 def asks_to_learn(messages: object) -> str:
@@ -195,23 +213,22 @@ def column_flags(row: Mapping, place: str) -> dict[str, list]:
         where, known = f"{place}, column {name!r}", letters.removesuffix("s")
         if value is None or not (looks or known in _FLAGS_OF_COLUMNS):
             continue
+        # NeMo's rows name whose turns are left out.
+        speaker = SPEAKERS.get(value.strip().lower()) if isinstance(value, str) else ""
+        if letters == "mask" and speaker in ("user", None):
+            continue
         listed = isinstance(value, (list, tuple, np.ndarray))
         if listed and not len(value):
             continue
         if listed and known in _FLAGS_OF_COLUMNS:
             found[name] = list(value)
-        elif listed and all(_truth(one) is not None for one in value):
+        elif letters == "mask" or listed and all(_truth(one) is not None for one in value):
             raise InputError(
                 f"{where} is not understood", value=value,
                 rule="it looks like a value for each message or token that says what is learned",
                 fix=f"{_FIX}, or rename the column",
             )  # fmt: skip
-        elif not listed and (
-            known in _OF_ROWS
-            and value not in (1, "")
-            or known in _FLAGS_OF_COLUMNS
-            and _truth(value) is False
-        ):
+        elif not listed and known in _FLAGS_OF_COLUMNS and _is_weight(value, known in _OF_ROWS):
             raise InputError(
                 f"{where} is a weight of the whole row",
                 value=value,
@@ -219,6 +236,15 @@ def column_flags(row: Mapping, place: str) -> dict[str, list]:
                 fix="remove the column, and the rows of weight 0",
             )
     return found
+
+
+def _is_weight(value: object, of_rows: bool) -> bool:
+    """Whether it is a weight but 1, also as the text of a table; `of_rows`: and not only 0."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return False
+    return number != 1 if of_rows else _truth(value) is False
 
 
 def require_no_column_flags(row: Mapping, place: str) -> None:

@@ -5,9 +5,11 @@ The form is that of the first row; a later row of another one is an error that n
 column must hold is checked where it is used (`sources`, rljax.data.offline.rows).
 """
 
+import ast
 import dataclasses
 import json
 import re
+import warnings
 from collections.abc import Callable
 
 from rljax.data.images.columns import has_images
@@ -298,7 +300,7 @@ def _cell(name: str, cell: str, place: str) -> object:
     try:
         value = json.loads(cell)
     except (ValueError, RecursionError) as error:
-        if not _QUOTED.match(cell):
+        if not _QUOTED.match(cell) or (name in _TEXTS and not _is_literal(cell)):
             return cell
         raise InputError(
             f"{place} looks like JSON, and is none", value=cell, rule=str(error),
@@ -312,6 +314,15 @@ def _cell(name: str, cell: str, place: str) -> object:
             fix="if the text itself is JSON, write the rows as .jsonl: it is in quotes there",
         )
     return value
+
+
+def _is_literal(cell: str) -> bool:
+    """Whether a text is Python's repr of a list or an object, and not prose with brackets."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of escapes that Python does not know
+            return isinstance(ast.literal_eval(cell.strip()), (list, dict))
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return False
 
 
 _BRACKETS = re.compile(r"\s*(\[.*\]|\{.*\})\s*", re.DOTALL)
