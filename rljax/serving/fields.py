@@ -8,11 +8,10 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 from rljax.data.images.encode import ImageReader
-from rljax.data.text.chat import prompt_text
-from rljax.data.text.messages import check_unicode
+from rljax.data.text.chat import check_prompt, render_prompt
+from rljax.data.text.messages import check_unicode, for_template
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.environments.calls import Format
-from rljax.environments.calls.format import read_json
 from rljax.errors import InputError
 from rljax.sampler import Sampling
 from rljax.sampler.prompt_images import PromptImages
@@ -323,10 +322,13 @@ def read_chat(
     messages, sources = split_images(for_template(fields["messages"]))
     images = opened(sources, reader)
     limits.check_images(sum(reader.tokens(image) for image in images), limit)
-    text = prompt_text(tokenizer, messages, variables=fields["chat_template_kwargs"], **options)
+    options["variables"] = fields["chat_template_kwargs"]
+    text = render_prompt(tokenizer, messages, **options)
     if images:
         text, _ = reader.expanded(text, images)
     limits.check("messages", [text], fields["n"], limit)
+    # A client may tell of its tools in a message where the template tells of none.
+    check_prompt(tokenizer, messages, text, needs_tools=False, **options)
     ids = tokenizer.encode(text)
     if images:  # before their pixels are decoded
         limits.check("messages", [ids], fields["n"], limit)
@@ -341,43 +343,6 @@ def read_chat(
     read = decoded(images, ids, reader)
     more = dict(calls=form, tools=tools or None, images=read)
     return _parsed(True, [(ids, sampling)], fields, likeliest, [""], **more)
-
-
-def for_template(messages: object) -> object:
-    """Messages as templates want them: arguments of calls are objects, where the API has texts, and
-    a tool's answer has the name of its call. What is no message stays, to be refused by name."""
-    if not isinstance(messages, list):
-        return messages
-    names, seen = {}, []
-    for message in messages:
-        if isinstance(message, dict) and isinstance(message.get("tool_calls"), list):
-            called = [_as_object(call) for call in message["tool_calls"]]
-            names |= {
-                call["id"]: call["function"].get("name")
-                for call in called
-                if isinstance(call, dict) and isinstance(call.get("id"), str)
-                and isinstance(call.get("function"), dict)
-            }  # fmt: skip
-            message = {**message, "tool_calls": called}
-        elif isinstance(message, dict) and message.get("role") == "tool":
-            of_call = names.get(str(message.get("tool_call_id")))
-            message = {"name": of_call, **message} if of_call else message
-        seen.append(message)
-    return seen
-
-
-def _as_object(call: object) -> object:
-    """A call with its arguments as an object, where their text is one."""
-    function = call.get("function") if isinstance(call, dict) else None
-    text = function.get("arguments") if isinstance(function, dict) else None
-    if not isinstance(text, str):
-        return call
-    value, end, problem = read_json(text, 0)
-    if problem or not isinstance(value, dict) or text[end:].strip():
-        return call
-    # The name first, whatever the client's order: some templates write the object as it is.
-    rest = {name: one for name, one in function.items() if name not in ("name", "arguments")}
-    return {**call, "function": {"name": function.get("name"), "arguments": value, **rest}}
 
 
 def _parsed(

@@ -136,6 +136,10 @@ class Tokenizer(abc.ABC):
         )
         return self.encode(text)
 
+    def reads_key(self, name: str) -> bool:
+        """Whether the chat template may read a key of a message: it has the name somewhere."""
+        return False
+
     @abc.abstractmethod
     def vocabulary(self) -> dict[int, str]:
         """The token of every id, added ones too: equal for two tokenizers whose ids mean the
@@ -488,6 +492,9 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def vocabulary(self):
         return {i: token for token, i in self._library.get_vocab(with_added_tokens=True).items()}
+
+    def reads_key(self, name):
+        return any(name in template.text for template in self._templates.values())
 
     def save(self, folder):
         folder = Path(folder)
