@@ -203,6 +203,10 @@ def test_arguments_are_an_object_whatever_they_are_written_as(written, read):
     assert messages_of({"messages": [U, asks("f", written)]})[1] == asks("f", read)
     pair = {"prompt": [U], "chosen": [asks("f", written)], "rejected": [A]}
     assert messages_of(pair, "pairs", "chosen") == [asks("f", read)]
+    other = {"function": {"name": "f", "parameters": written}}  # Llama's name of them
+    asked = {"role": "assistant", "content": "", "tool_calls": [other]}
+    (told,) = messages_of({"messages": [U, asked]})[1]["tool_calls"]
+    assert told == {"function": {"name": "f", "arguments": read}}
     older = {"role": "assistant", "content": None, "function_call": call("f", written)["function"]}
     answer = {"role": "function", "name": "f", "content": "5"}
     told = messages_of({"messages": [U, older, answer, A]})
