@@ -96,6 +96,7 @@ REFUSED = [
     ({"messages": [U, {**A, "is_masked": True}]}, "'is_masked' is not understood"),
     ({"messages": [U, {**A, "train_on_turn": 0}]}, "'train_on_turn' is not understood"),
     ({"messages": [U, {**A, "ignore": True}]}, "'ignore' is not understood"),
+    ({"messages": [U, {**A, "is_target": 0}]}, "'is_target' is not understood"),
     ({"messages": [U, {**A, "no_loss": "true"}]}, "'no_loss' is not understood"),
     ({"messages": [U, {**A, "train_detail": [{"begin_offset": 0, "end_offset": 1, "train": 0}]}]},
      "'train_detail' is not understood"),
@@ -447,7 +448,7 @@ def warned(tmp_path, caplog, rows, dataflow="sft"):
 def test_keys_that_the_template_does_not_read_are_warned_of_once(tmp_path, caplog):
     rows = [
         {"messages": [U, A]},
-        {"messages": [U, {**A, "mood": "glad", "id": 4}, V, {**B, "mood": 1}]},
+        {"messages": [U, {**A, "mood": "glad", "id": 4}, V, {**B, "mood": False}]},
     ]
     (said,) = warned(tmp_path, caplog, rows)
     assert "2 messages have the key 'mood'" in said and "in row 1" in said
