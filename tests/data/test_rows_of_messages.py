@@ -96,6 +96,7 @@ REFUSED = [
     ({"messages": [U, {**A, "is_masked": True}]}, "'is_masked' is not understood"),
     ({"messages": [U, {**A, "train_on_turn": 0}]}, "'train_on_turn' is not understood"),
     ({"messages": [U, {**A, "ignore": True}]}, "'ignore' is not understood"),
+    ({"messages": [U, {**A, "is_target": 0}]}, "'is_target' is not understood"),
     ({"messages": [U, {**A, "no_loss": "true"}]}, "'no_loss' is not understood"),
     ({"messages": [U, {**A, "train_detail": [{"begin_offset": 0, "end_offset": 1, "train": 0}]}]},
      "'train_detail' is not understood"),
@@ -203,6 +204,10 @@ def test_arguments_are_an_object_whatever_they_are_written_as(written, read):
     assert messages_of({"messages": [U, asks("f", written)]})[1] == asks("f", read)
     pair = {"prompt": [U], "chosen": [asks("f", written)], "rejected": [A]}
     assert messages_of(pair, "pairs", "chosen") == [asks("f", read)]
+    other = {"function": {"name": "f", "parameters": written}}  # Llama's name of them
+    asked = {"role": "assistant", "content": "", "tool_calls": [other]}
+    (told,) = messages_of({"messages": [U, asked]})[1]["tool_calls"]
+    assert told == {"function": {"name": "f", "arguments": read}}
     older = {"role": "assistant", "content": None, "function_call": call("f", written)["function"]}
     answer = {"role": "function", "name": "f", "content": "5"}
     told = messages_of({"messages": [U, older, answer, A]})
@@ -443,7 +448,7 @@ def warned(tmp_path, caplog, rows, dataflow="sft"):
 def test_keys_that_the_template_does_not_read_are_warned_of_once(tmp_path, caplog):
     rows = [
         {"messages": [U, A]},
-        {"messages": [U, {**A, "mood": "glad", "id": 4}, V, {**B, "mood": 1}]},
+        {"messages": [U, {**A, "mood": "glad", "id": 4}, V, {**B, "mood": False}]},
     ]
     (said,) = warned(tmp_path, caplog, rows)
     assert "2 messages have the key 'mood'" in said and "in row 1" in said

@@ -76,7 +76,8 @@ def warn_unread(source: str, records: Iterable[dict], tokenizer: Tokenizer) -> N
         for name in SPOKEN:
             for message in record[name] if isinstance(record.get(name), list) else ():
                 for key, value in message.items():
-                    if value and key not in _KNOWN_KEYS and not tokenizer.reads_key(str(key)):
+                    empty = value is None or value in ("", [], {})
+                    if not empty and key not in _KNOWN_KEYS and not tokenizer.reads_key(str(key)):
                         found.setdefault(str(key), []).append(record["index"])
     for key, rows in found.items():
         if not key:

@@ -33,7 +33,7 @@ _FLAGS_OF_COLUMNS = tuple(flag.removesuffix("s") for flag in FLAGS)  # weights, 
 _OF_ROWS = ("weight", "lossmask", "lossscale", "lossweight", "steplossmask")
 # How words of other keys begin that look like such, and those that do with a truth value alone.
 _LOOKS = ("train", "loss", "weight", "learn", "mask", "unmask", "supervis")
-_LOOKS_IF_TRUTH = ("ignor", "skip", "exclu", "context")
+_LOOKS_IF_TRUTH = ("ignor", "skip", "exclu", "context", "target", "label")
 _TRUTHS = ("true", "false", "yes", "no", "on", "off", "0", "1")
 _MESSAGES = re.compile(r"""\s*\[\s*\{\s*['"](role|from|content|value)['"]""")
 _FIX = f'write "{LEARN}": false at a turn that is context only, and nothing at the others'
@@ -211,7 +211,7 @@ def column_flags(row: Mapping, place: str) -> dict[str, list]:
     for name, value in row.items():
         letters, looks = _read_name(name) if isinstance(name, str) else ("", "")
         where, known = f"{place}, column {name!r}", letters.removesuffix("s")
-        if value is None or not (looks or known in _FLAGS_OF_COLUMNS):
+        if value is None or not (looks == "always" or known in _FLAGS_OF_COLUMNS):
             continue
         # NeMo's rows name whose turns are left out.
         speaker = SPEAKERS.get(value.strip().lower()) if isinstance(value, str) else ""

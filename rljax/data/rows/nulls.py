@@ -16,6 +16,8 @@ A null elsewhere in a message means that its key is absent.
 import functools
 from collections.abc import Callable, Iterable, Mapping
 
+from rljax.data.text.messages import ARGUMENTS
+
 # Keys of a schema that hold schemas by name: below them a key is a name.
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _VALUES = ("default", "const", "enum", "examples")  # hold values, and not schemas
@@ -50,9 +52,10 @@ class Nulls:
             kept = {name: value for name, value in calls.items() if value is not None}
             if isinstance(kept.get("function"), Mapping):
                 kept["function"] = self._calls(kept["function"], tools)
-            if isinstance(kept.get("arguments"), Mapping):
-                schema = _parameters(kept.get("name"), tools)
-                kept["arguments"] = self._arguments(kept["arguments"], schema, ("arguments",))
+            schema = _parameters(kept.get("name"), tools)
+            for name in ARGUMENTS:
+                if isinstance(kept.get(name), Mapping):
+                    kept[name] = self._arguments(kept[name], schema, ("arguments",))
             return kept
         return [self._calls(call, tools) for call in calls] if isinstance(calls, list) else calls
 
@@ -138,7 +141,8 @@ class Nulls:
                         count(value, ("tools",))
                     for function in _called(value):
                         self._names.add(str(function.get("name")))
-                        count(function.get("arguments"), ("arguments",))
+                        for key in ARGUMENTS:
+                            count(function.get(key), ("arguments",))
         return objects, keys
 
 

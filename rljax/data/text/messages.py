@@ -16,6 +16,7 @@ from rljax.files import require_shallow
 REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one field, the usual first
 LEARN = "learn"  # the key of a turn of the assistant that is context only: False; else it is absent
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
+ARGUMENTS = ("arguments", "parameters", "args", "input")  # of a call, the usual name first
 # Other names of the roles: ShareGPT's and its kin's.
 SPEAKERS = {
     "human": "user", "gpt": "assistant", "chatgpt": "assistant", "model": "assistant",
@@ -135,12 +136,12 @@ def _call(call: object, place: str) -> dict:
             f"{place} names no function", value=call,
             fix='write {"type": "function", "function": {"name": ..., "arguments": {...}}}',
         )  # fmt: skip
-    given = call.get("arguments")
-    arguments = _arguments(given, f"{place} of {name!r}")
-    if arguments is given:
+    key = next((n for n in ARGUMENTS if call.get(n) is not None), "arguments")
+    arguments = _arguments(call.get(key), f"{place} of {name!r}")
+    if arguments is call.get("arguments"):
         return dict(call)
     # The name first, whatever the order was: some templates write the object as it is.
-    rest = {n: v for n, v in call.items() if n not in ("name", "arguments")}
+    rest = {n: v for n, v in call.items() if n not in ("name", "arguments", key) and v is not None}
     return {"name": name, "arguments": arguments, **rest}
 
 
