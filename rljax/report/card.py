@@ -76,19 +76,24 @@ def license_of(base: hub.HubName | None) -> str:
 def model_card(
     run: Run, part: str, repository: str, *, base: hub.HubName | None, license: str = "",
     evaluations: Sequence[tuple[str, dict]] = (), report: bool = False, tokenizer: bool = True,
+    generation: bool = False,
 ) -> str:  # fmt: skip
     """README.md of a repository with the `part` (policy, adapter, reward_model) of a run;
     `evaluations` are (name, result) of `rljax evaluate --out`. `tokenizer`: transformers can read
-    the tokenizer that is beside the weights, which the alphabet of a task is not."""
+    the tokenizer that is beside the weights, which the alphabet of a task is not. `generation`:
+    what ends a response is beside them, in generation_config.json."""
     head = yaml.safe_dump(_head(run, part, base, license), sort_keys=False, allow_unicode=True)
     name = repository.rpartition("/")[2]
+    sampler = run.config.get("sampler")
+    stops = sampler.get("stop_strings") if isinstance(sampler, Mapping) else ()
+    stops = [text for text in stops or () if isinstance(text, str)]
     sections = [
         f"---\n{head}---",
         f"# {name}",
         _sentence(run, part, base),
         "## Evaluation\n\n" + _evaluation(run, evaluations),
         "## Training\n\n" + _training(run),
-        "## Use\n\n" + _use(part, repository, base, tokenizer),
+        "## Use\n\n" + _use(part, repository, base, tokenizer, generation, stops),
         "## Where it came from\n\n" + _origin(run, base),
     ]
     if report:
@@ -262,28 +267,42 @@ def _training(run: Run) -> str:
     return text
 
 
-def _use(part: str, repository: str, base: hub.HubName | None, tokenizer: bool) -> str:
+def _use(
+    part: str, repository: str, base: hub.HubName | None, tokenizer: bool, generation: bool,
+    stops: Sequence[str],
+) -> str:  # fmt: skip
+    """How to load it and, where it generates, to end its responses as the run did: transformers
+    reads stop ids of a model's folder, and stop strings of the call alone."""
+    generates = part != "reward_model" and tokenizer and generation
     if part == "adapter":
         first = base.repository if base else "BASE"
         revision = f', revision="{base.revision}"' if base and base.revision else ""
+        names = "AutoModelForCausalLM" + ", AutoTokenizer, GenerationConfig" * generates
         code = (
-            "from peft import PeftModel\nfrom transformers import AutoModelForCausalLM\n\n"
+            f"from peft import PeftModel\nfrom transformers import {names}\n\n"
             f'model = AutoModelForCausalLM.from_pretrained("{first}"{revision})\n'
             f'model = PeftModel.from_pretrained(model, "{repository}")'
         )
+        if generates:
+            code += f'\nmodel.generation_config = GenerationConfig.from_pretrained("{repository}")'
         flags = f"--config.model={first} --config.lora.adapter={repository}"
     else:
         kind = "CausalLM" if part == "policy" else "SequenceClassification"
         names = f"AutoModelFor{kind}, AutoTokenizer" if tokenizer else f"AutoModelFor{kind}"
         code = f"from transformers import {names}\n\n"
         code += f'model = AutoModelFor{kind}.from_pretrained("{repository}")'
-        if tokenizer:
-            code += f'\ntokenizer = AutoTokenizer.from_pretrained("{repository}")'
-        else:
-            code += (
-                "\n# Its characters are tokens of their own: rljax alone reads char_tokenizer.json."
-            )
         flags = f"--config.{'model' if part == 'policy' else 'reward.model'}={repository}"
+    if not tokenizer and part != "adapter":
+        code += "\n# Its characters are tokens of their own: rljax alone reads char_tokenizer.json."
+    if tokenizer and (part != "adapter" or generates):
+        code += f'\ntokenizer = AutoTokenizer.from_pretrained("{repository}")'
+    if generates:
+        more = f", stop_strings={list(stops)!r}, tokenizer=tokenizer" if stops else ""
+        code += (
+            '\ninputs = tokenizer("What is 2 + 3?", return_tensors="pt")\n'
+            f"ids = model.generate(**inputs, max_new_tokens=512{more})\n"
+            "print(tokenizer.decode(ids[0]))"
+        )
     return f"```python\n{code}\n```\n\nIn rljax: `{flags}`."
 
 

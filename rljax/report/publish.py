@@ -57,6 +57,7 @@ def publish(
         made = model_card(
             run, part, name.repository, base=base_name, license=license or license_of(base_name),
             evaluations=results, report=report, tokenizer=(stage / "tokenizer.json").is_file(),
+            generation=(stage / "generation_config.json").is_file(),
         )  # fmt: skip
         write_text(stage / "README.md", made)
         write_json(stage / _CONFIG, redacted_values(run.config))

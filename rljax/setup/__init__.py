@@ -3,7 +3,7 @@ roles. rewards: what scores samples. dry_run: the programs on shapes alone.
 """
 
 from rljax.setup.from_config import build
-from rljax.setup.images import save_tokenizer
+from rljax.setup.images import save_tokenizer, stop_ids
 from rljax.setup.rewards import abstract_scorers, reward_role, text_scorer
 from rljax.setup.role_table import (
     RoleInputs,
@@ -48,6 +48,7 @@ __all__ = [
     "role_names",
     "role_table",
     "save_tokenizer",
+    "stop_ids",
     "text_scorer",
     "with_arrays",
 ]

@@ -1,20 +1,26 @@
 """Runs whose data have images: what they cannot do is refused with the field that asks for it,
-before anything is compiled; and what an exported model needs to read images."""
+before anything is compiled; and what is written beside an exported model: its tokenizer, what ends
+a response, and how it reads images."""
 
+import contextlib
 from pathlib import Path
 
+from rljax import hub
 from rljax.components import resolve
-from rljax.config import NAMESPACES, Config
+from rljax.config import NAMESPACES, Config, is_path
 from rljax.contracts import spec
 from rljax.data.images.encode import PROCESSOR, image_reader
 from rljax.data.images.patches import to_hf_processor
 from rljax.data.online.encoded import Data
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
-from rljax.files import write_json
+from rljax.files import read_json_object, write_json
+from rljax.setup.scoring import turn_sampling
+from rljax.setup.setup import make_sampling
 
 _BRANCHES = ("vine", "special_token")  # rollouts that continue rows from within
 
+_GENERATION = "generation_config.json"
 _SEARCHES = ("search", "critic_search", "guided_search")
 
 
@@ -39,9 +45,41 @@ def check_images(config: Config, data: Data) -> None:
             raise InputError(f"{field} with images in the data", value=value, rule=rule, fix=fix)
 
 
+def stop_ids(config: Config, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The tokens that end a response of the run, or a turn of its episodes."""
+    sampling = make_sampling(config, tokenizer)
+    if config.environment.function:
+        sampling = turn_sampling(config, sampling, tokenizer)
+    return sampling.stop_ids
+
+
+def _of_model(config: Config) -> dict:
+    """generation_config.json of the model's folder; {} where there is none that can be read: at the
+    end of a run it is no reason to lose the export."""
+    with contextlib.suppress(InputError):
+        if is_path(config.model):
+            path = hub.model_folder(config.model, hub.CONFIG) / _GENERATION
+            return read_json_object(path) if path.exists() else {}
+    return {}
+
+
 def save_tokenizer(folder: Path, config: Config, tokenizer: Tokenizer) -> None:
-    """Writes the tokenizer of a run into a model folder, and how its model reads images."""
-    tokenizer.save(folder)
+    """Writes the tokenizer of a run into the folder of a model or an adapter, what ended its
+    responses, and how its model reads images.
+
+    generation_config.json is the base's, but for what ends a response: the base may name the end of
+    a text where the run has learned the end of a turn.
+    """
+    path = folder / _GENERATION
+    written = read_json_object(path) if path.exists() else {}
+    path.unlink(missing_ok=True)
+    tokenizer.save(folder)  # with the generation_config.json that lies beside it, if there is one
+    kept = read_json_object(path) if path.exists() else _of_model(config)
+    kept.pop("_from_model_config", None)  # transformers would make it anew from config.json
+    ends = list(stop_ids(config, tokenizer))
+    ids = {"bos_token_id": tokenizer.bos_id, "pad_token_id": tokenizer.pad_id}
+    ends = {"eos_token_id": ends if len(ends) > 1 else ends[0]}
+    write_json(path, {**ids, **written, **kept, **ends})
     reader = image_reader(config, tokenizer)
     if reader is not None:
         write_json(folder / PROCESSOR, to_hf_processor(reader.processing))

@@ -405,6 +405,8 @@ class Run:
         base = self.config.model if is_path(self.config.model) else ""
         with self._exporting("adapter") as folder:
             save_adapter(folder, role.model, role.state.weights, base=base)
+            if hosts.first() and self.phase.trains == "actor":
+                build.save_tokenizer(folder, self.config, self.setup.tokenizer)
 
     def export(self) -> None:
         """What was trained as a Hugging Face folder: weights (adapters merged), config,
@@ -421,7 +423,7 @@ class Run:
                 model,
                 params,
                 bos_id=tokenizer.bos_id,
-                eos_ids=tokenizer.eos_ids,
+                eos_ids=build.stop_ids(self.config, tokenizer),
                 pad_id=tokenizer.pad_id,
             )
             if hosts.first():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import huggingface_hub.constants
@@ -16,9 +17,10 @@ from tiny_tokenizer import write_tokenizer
 from rljax.command import COMMANDS
 from rljax.command.launch import launch
 from rljax.config import Config, to_dict
+from rljax.data.text.tokenizer import load_tokenizer
 from rljax.errors import InputError
 from rljax.models.config import LoraConfig
-from rljax.models.huggingface import load_config, load_params
+from rljax.models.huggingface import load_config, load_params, save_params
 from rljax.models.huggingface.peft import load_adapter, save_adapter
 from rljax.models.model import Model
 from rljax.report.card import front_matter
@@ -275,3 +277,31 @@ def test_a_card_of_an_alphabet_offers_no_tokenizer_of_transformers(tmp_path):
     publish(run, "ada/x", part="policy", out=tmp_path / "other")
     card = (tmp_path / "other" / "README.md").read_text()
     assert "AutoTokenizer" not in card and "rljax alone reads" in card
+
+
+@pytest.mark.parametrize("part", ["policy", "adapter"])
+def test_the_example_of_a_card_ends_as_the_run_did(server, tmp_path, part, capsys):
+    """By stop ids of the folder, and by stop strings of the run, which transformers takes from the
+    call alone."""
+    pytest.importorskip("peft")
+    config = to_dict(Config())["sampler"] | {"stop_strings": ["</answer>"]}
+    run = write_run(tmp_path / "run", sampler=config)
+    model = Model(tiny_config(vocab_size=320, layers=1), one_device())
+    save_params(run / "policy", model, model.init(jax.random.key(0)))
+    write_tokenizer(run / part)  # beside an adapter too, as a run exports it
+    told = {"eos_token": "<|im_end|>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    (run / part / "tokenizer_config.json").write_text(json.dumps(told))
+    ends = list(load_tokenizer(run / part).eos_ids)
+    publish(run, "ada/x", part=part, base="Qwen/Tiny", out=tmp_path / "out")
+    code = (tmp_path / "out" / "README.md").read_text()
+    code = code.partition("```python\n")[2].partition("```")[0]
+    assert "stop_strings=['</answer>'], tokenizer=tokenizer" in code
+    code = code.replace('"ada/x"', repr(str(tmp_path / "out")))
+    here = f"from_pretrained({str(run / 'policy')!r})"
+    code = re.sub(r'from_pretrained\("Qwen/Tiny".*\)', here, code)
+    names: dict = {}
+    exec(code.replace("max_new_tokens=512", "max_new_tokens=8"), names)
+    assert names["model"].generation_config.eos_token_id == ends and capsys.readouterr().out
+    (run / part / "generation_config.json").unlink()
+    publish(run, "ada/x", part=part, base="Qwen/Tiny", out=tmp_path / "other")
+    assert "generate" not in (tmp_path / "other" / "README.md").read_text()
