@@ -251,7 +251,8 @@ class _ImageTokens(Tokenizer):
         text = self._own.render_chat(_with_parts(messages), **options)
         return self._reader.expanded(text, self._images)[0]
 
-    def render_marked(self, messages, **options):
+    def render_marked(self, messages, *, text=None, **options):
+        # `text` has the images' tokens already.
         text, spans = self._own.render_marked(_with_parts(messages), **options)
         whole, grown = self._reader.expanded(text, self._images)
         if spans is None:

@@ -234,7 +234,8 @@ class _Turn(NamedTuple):
 
     before: str
     written: str
-    added: int = 0
+    added: int
+    rendered: str  # the conversation up to the turn, as the template writes it
 
 
 def _encoded(tokenizer, messages, learned, options, *, first=None, before=None, more=None) -> Turns:
@@ -244,7 +245,8 @@ def _encoded(tokenizer, messages, learned, options, *, first=None, before=None, 
     last = len(messages) - 1
     turns = {k: _turn(tokenizer, messages, k, options, before if k == first else None)
              for k in learned}  # fmt: skip
-    text, spans = tokenizer.render_marked(messages, **options)
+    known = turns[last].rendered if last in turns else None
+    text, spans = tokenizer.render_marked(messages, text=known, **options)
     for k, turn in turns.items():
         text, spans = _placed(turn, text, spans, k, last)
     for k, turn in turns.items():  # also of what the end of the last turn has changed
@@ -305,8 +307,8 @@ def _turn(tokenizer, messages, k: int, options, before: str | None) -> _Turn:
     ended = _ended(tokenizer, written)
     if ended is None:
         end, written = _with_end(tokenizer, messages, k, options, through, written)
-        return _Turn(before, written + end, len(end))
-    return _Turn(before, ended)
+        return _Turn(before, written + end, len(end), through)
+    return _Turn(before, ended, 0, through)
 
 
 def _ended(tokenizer, written: str) -> str | None:
@@ -321,7 +323,9 @@ def _ended(tokenizer, written: str) -> str | None:
             break
     else:
         return written[:end] if end else None
-    stops = [(i, b) for i, (_, b) in zip(ids, offsets, strict=True) if i in tokenizer.eos_ids]
+    stops = []
+    if not set(ids).isdisjoint(tokenizer.eos_ids):
+        stops = [(i, b) for i, (_, b) in zip(ids, offsets, strict=True) if i in tokenizer.eos_ids]
     if stops and stops[0][1] < (end or len(written)):
         shown = tokenizer.decode([stops[0][0]], skip_special_tokens=False)
         raise InputError(
@@ -419,7 +423,10 @@ def _joined(tokenizer, pieces, prompt_size: int) -> Turns:
             prompt += made
         else:
             ids += made
-            mask += [int(any(a < y and b > x for x, y in learned)) for a, b in places]
+            if learned == [(0, len(text))]:
+                mask += [1] * len(made)
+            else:
+                mask += [int(any(a < y and b > x for x, y in learned)) for a, b in places]
             offsets += [(a + len(texts), b + len(texts)) for a, b in places]
             texts += text
         at += len(text)

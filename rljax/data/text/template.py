@@ -101,11 +101,13 @@ class ChatTemplate:
         tools: Sequence[Mapping] | None = None,
         documents: Sequence[Mapping] | None = None,
         variables: Mapping[str, object] | None = None,
+        text: str | None = None,
     ) -> tuple[str, list[tuple[int, int]]]:
-        """The text of `render`, and where its `{% generation %}` blocks are: characters [a, b)."""
+        """The text of `render`, which may be known already, and where its `{% generation %}` blocks
+        are: characters [a, b)."""
         view = template_view(messages)
         context = _seen(special_tokens, add_generation_prompt, tools, documents, variables)
-        text = self._text_of(view, context)
+        text = self._text_of(view, context) if text is None else text
         first, last = [c for c in map(chr, range(0xE000, 0xF8FF)) if c not in text][:2]
         marked = self._text_of(view, {**context, MARKS: (first, last)})
         spans, start, size = [], None, 0

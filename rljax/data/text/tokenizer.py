@@ -109,11 +109,14 @@ class Tokenizer(abc.ABC):
         tools: Sequence[Mapping] | None = None,
         documents: Sequence[Mapping] | None = None,
         variables: Mapping[str, object] | None = None,
+        text: str | None = None,
     ) -> tuple[str, list[tuple[int, int]] | None]:
         """A finished conversation's text, and the characters [a, b) that its template marks as the
-        assistant's; None where the template marks nothing."""
+        assistant's; None where the template marks nothing. `text`, where it is known already."""
         options = dict(tools=tools, documents=documents, variables=variables)
-        return self.render_chat(messages, add_generation_prompt=False, **options), None
+        if text is None:
+            text = self.render_chat(messages, add_generation_prompt=False, **options)
+        return text, None
 
     def encode_chat(
         self,
@@ -475,11 +478,11 @@ class HuggingFaceTokenizer(Tokenizer):
             continue_final_message=continue_final_message,
         )
 
-    def render_marked(self, messages, *, tools=None, documents=None, variables=None):
+    def render_marked(self, messages, *, tools=None, documents=None, variables=None, text=None):
         template = self._template(tools)
         if not template.marks_assistant:
             return super().render_marked(
-                messages, tools=tools, documents=documents, variables=variables
+                messages, tools=tools, documents=documents, variables=variables, text=text
             )
         return template.render_marked(
             messages,
@@ -488,6 +491,7 @@ class HuggingFaceTokenizer(Tokenizer):
             tools=tools,
             documents=documents,
             variables={**self.variables, **(variables or {})},
+            text=text,
         )
 
     def vocabulary(self):
