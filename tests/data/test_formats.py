@@ -6,14 +6,18 @@ import json
 import logging
 
 import pytest
+from family_tokenizers import write_family
 from test_trl_formats import config_of
 from tiny_refusal import refused
 from tiny_tokenizer import write_tokenizer
 
 from rljax.config import Config
 from rljax.config.checks import check_paths
+from rljax.data.offline.encode import encode_rows
 from rljax.data.offline.rows import load_rows
 from rljax.data.online.encoded import load_data, load_run_tokenizer
+from rljax.data.online.kept import warn_unread
+from rljax.data.online.prompts import encode_prompts
 from rljax.data.rows.read import read_rows
 from rljax.data.rows.show import load_shown
 from rljax.data.rows.sources import load_endless_prompts, load_prompts
@@ -428,15 +432,44 @@ def test_openrlhf_rows_of_kto_and_of_process_rewards(tmp_path):
 
 
 @pytest.mark.parametrize("columns", [
-    {"chat_template_kwargs": {"enable_thinking": False}}, {"enable_thinking": False},
+    {"chat_template_kwargs": {"enable_thinking": False, "other": None}}, {"enable_thinking": False},
+    {"chat_template_kwargs": '{"enable_thinking": false}'}, {"enable_thinking": 0},
 ])  # fmt: skip
-def test_variables_for_the_chat_template_are_not_dropped_in_silence(tmp_path, columns):
-    rows = [{"messages": [U, A], **columns}]
-    path = write(tmp_path / "rows.jsonl", rows)
-    refused(lambda: load_rows(path, "train", "examples"), "row 0", "variables", "enable_thinking")
-    unasked = {"chat_template_kwargs": {"enable_thinking": True, "other": None}}
-    path = write(tmp_path / "rows.jsonl", [{"messages": [U, A], **unasked}])
-    assert load_rows(path, "train", "examples")[0]["messages"] == [U, A]
+def test_variables_of_a_row_reach_the_chat_template(tmp_path, columns):
+    write_family(tmp_path / "qwen3", "qwen3", marked=False)
+    tokenizer, path = load_tokenizer(tmp_path / "qwen3"), tmp_path / "rows.jsonl"
+    begun = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    rows = {
+        "examples": {"messages": [U, A]},
+        "pairs": {"prompt": [U], "chosen": [A], "rejected": [{**A, "content": "no"}]},
+        "unpaired": {"prompt": [U], "completion": [A], "label": True},
+    }
+    for kind, row in rows.items():
+        path = write(tmp_path / "rows.jsonl", [{**row, **columns}])
+        ((item,), _) = encode_rows(load_rows(path, "train", kind), tokenizer, kind, max_tokens=99)
+        ids = item.ids[item.mask == 0] if kind == "examples" else item.prompt_ids
+        assert (
+            tokenizer.decode(ids, skip_special_tokens=False).rstrip("\n").endswith(begun.rstrip())
+        )
+    path = write(tmp_path / "rows.jsonl", [{"prompt": [U], "answer": "4", **columns}])
+    ((prompt,), _) = encode_prompts(load_prompts(path, "train"), tokenizer, max_prompt_tokens=99)
+    assert prompt.prompt_text.endswith(begun)
+    plain = load_tokenizer(tmp_path / "qwen3", variables={"enable_thinking": False})
+    assert plain.render_chat([U]) == prompt.prompt_text, "those of a run do the same"
+    assert plain.fingerprint() != tokenizer.fingerprint()
+
+
+def test_variables_that_contradict_or_that_nothing_reads(tmp_path, caplog):
+    both = {"chat_template_kwargs": {"enable_thinking": True}, "enable_thinking": False}
+    path = write(tmp_path / "rows.jsonl", [{"messages": [U, A], **both}])
+    refused(lambda: load_rows(path, "train", "examples"), "row 0", "disagree")
+    path = write(tmp_path / "rows.jsonl", [{"messages": [U, A], "chat_template_kwargs": [1]}])
+    refused(lambda: load_rows(path, "train", "examples"), "row 0", "not an object")
+    folder = write_tokenizer(tmp_path / "tokenizer")
+    refused(lambda: load_tokenizer(folder, variables={"enable_thinking": True}), "does not read")
+    rows = [{"messages": [U, A], "enable_thinking": True}]
+    warn_unread("rows", load_rows(rows, "train", "examples"), load_tokenizer(folder))
+    assert "1 rows give the chat template a variable 'enable_thinking'" in caplog.text
 
 
 def test_a_row_that_cannot_be_encoded_names_its_file(tmp_path):

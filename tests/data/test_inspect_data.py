@@ -165,7 +165,7 @@ def test_the_kind_of_rows_is_read_off_their_columns(tmp_path, row, dataflow):
 
 def test_a_file_of_rows_and_a_model_are_enough(tmp_path):
     """rljax inspect DATA --model=M: what is learned, what ends a turn, lengths, what was split."""
-    folder = write_tokenizer(tmp_path / "tokenizer", FORGETFUL)
+    folder = write_tokenizer(tmp_path / "tokenizer", FORGETFUL + "{# greeting #}")
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in CONVERSATIONS))
     command = [
         sys.executable, "-m", "rljax", "inspect", str(tmp_path / "rows.jsonl"), f"--model={folder}",

@@ -28,7 +28,7 @@ from rljax.data.online.prompts import (
     encode_demonstration,
     in_row,
     one_of_stream,
-    rendering_of,
+    options_of,
     require_positive,
     with_end_token,
 )
@@ -340,7 +340,7 @@ def _encode_answer(
         return _encode_text(record, completion, tokenizer, ended)
     messages = [*record["prompt"], *completion]
     first = len(record["prompt"])
-    turns = encode_turns(tokenizer, messages, first, **rendering_of(record))
+    turns = encode_turns(tokenizer, messages, first, **options_of(record))
     ids, mask, offsets = list(turns.ids), list(turns.mask), list(turns.offsets)
     # What the template writes after the end token belongs to no turn, and nothing follows it here.
     while mask and not mask[-1]:
@@ -370,7 +370,7 @@ def _encode_prompt(record: dict, tokenizer: Tokenizer) -> list[int]:
     if isinstance(record["prompt"], str):
         ids = tokenizer.encode(record["prompt"], add_special_tokens=True)
     else:
-        ids = encode_prompt_messages(tokenizer, record["prompt"], **rendering_of(record))
+        ids = encode_prompt_messages(tokenizer, record["prompt"], **options_of(record))
     return at_least_bos(ids, tokenizer, record)
 
 

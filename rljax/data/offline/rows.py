@@ -10,6 +10,7 @@ from rljax.data.images.columns import images_of, with_images
 from rljax.data.online.stream import Stream
 from rljax.data.rows.columns import (
     SPOKEN,
+    VARIABLES,
     as_written,
     completion_of,
     decoded,
@@ -19,8 +20,8 @@ from rljax.data.rows.columns import (
     list_of,
     number_of,
     prompt_of,
+    rendering_of,
     require_text,
-    tools_of,
     without_nulls,
 )
 from rljax.data.rows.conversation import context, conversation, require_no_column_flags
@@ -174,7 +175,7 @@ def _pair(row: dict, place: str, index: int) -> dict:
         for name, value in completions.items()
     }
     prompt, completions = _matched(prompt, completions, place)
-    return dict(prompt=prompt, **completions, **_margin(row, place), **tools_of(row, place))
+    return dict(prompt=prompt, **completions, **_margin(row, place), **rendering_of(row, place))
 
 
 def _safety(row: dict, place: str, index: int) -> dict:
@@ -194,7 +195,7 @@ def _safety(row: dict, place: str, index: int) -> dict:
             rule="a safe completion is the safer one",
             fix="swap the completions, or correct the labels",
         )
-    pair |= {name: row[name] for name in ("tools",) if name in row}
+    pair |= {name: row[name] for name in ("tools", *VARIABLES) if name in row}
     return dict(_pair(pair, place, index), unsafe=tuple(not x for x in safe))
 
 
@@ -274,7 +275,7 @@ def _labelled(row: dict, place: str, index: int) -> dict:
     prompt, matched = _matched(prompt, {name: completion}, place)
     first_of(row, ("label",), place, "give each row a 'label', true or false")
     label = flag_of(row["label"], f"{place}, column 'label'")
-    return dict(prompt=prompt, completion=matched[name], label=label, **tools_of(row, place))
+    return dict(prompt=prompt, completion=matched[name], label=label, **rendering_of(row, place))
 
 
 def _step_texts(value: object, place: str, empty: bool = False) -> list[str]:
@@ -316,7 +317,9 @@ def _stepwise(row: dict, place: str, index: int) -> dict:
                 rule="a label is true, false or a number from -1 (wrong) to 1 (right)",
                 fix="rescale the labels",
             )
-    return dict(prompt=prompt, completions=steps, labels=labels, **ended, **tools_of(row, place))
+    return dict(
+        prompt=prompt, completions=steps, labels=labels, **ended, **rendering_of(row, place)
+    )
 
 
 def _trajectory(row: dict, place: str, index: int) -> dict:
@@ -327,7 +330,7 @@ def _trajectory(row: dict, place: str, index: int) -> dict:
         names = ["steps", "completion", "response"]
     given = [name for name in names if row.get(name) is not None] or names
     name = first_of(row, given, place, "give each row a 'completion', or 'steps'")
-    record = dict(prompt=prompt, **tools_of(row, place))
+    record = dict(prompt=prompt, **rendering_of(row, place))
     if name == "steps":
         record["steps"] = _step_texts(row["steps"], f"{place}, column 'steps'")
     else:

@@ -65,33 +65,41 @@ def bare_prompts(records: Sequence[dict], tokenizer: Tokenizer) -> int:
 
 
 def warn_unread(source: str, records: Iterable[dict], tokenizer: Tokenizer) -> None:
-    """Warns, once for each, of keys of messages that the chat template does not read, and of tools
-    that no template writes because the prompt is a text."""
-    found: dict[str, list[int]] = {}  # the rows that have it
+    """Warns, once for each, of keys of messages and variables that the chat template does not read,
+    and of tools and variables that it is not given because the prompt is a text."""
+    found: dict[tuple[str, str], list[int]] = {}  # (what, its name) -> the rows that have it
     for record in records:
-        texts = [name for name in ("text", "prompt") if isinstance(record.get(name), str)]
-        extra = record.get("extra_info") or {}
-        if texts and (record.get("tools") or _tools_in(extra)) and tokenizer.has_chat_template:
-            found.setdefault("", []).append(record["index"])
+        extra, index = record.get("extra_info") or {}, record["index"]
+        variables = record.get("variables") or extra.get("chat_template_kwargs") or {}
+        variables = variables if isinstance(variables, dict) else {}
+        if any(isinstance(record.get(name), str) for name in ("text", "prompt")):
+            if not tokenizer.has_chat_template:
+                continue
+            if record.get("tools") or _tools_in(extra):
+                found.setdefault(("text", "tools"), []).append(index)
+            if variables:
+                found.setdefault(("text", "chat_template_kwargs"), []).append(index)
+            continue
+        for name, value in variables.items():
+            if value is not None and not tokenizer.reads_key(str(name)):
+                found.setdefault(("variable", str(name)), []).append(index)
         for name in SPOKEN:
             for message in record[name] if isinstance(record.get(name), list) else ():
                 for key, value in message.items():
                     empty = value is None or value in ("", [], {})
                     if not empty and key not in _KNOWN_KEYS and not tokenizer.reads_key(str(key)):
-                        found.setdefault(str(key), []).append(record["index"])
-    for key, rows in found.items():
-        if not key:
-            LOG.warning(
-                "%s: %d rows have tools and a text for a prompt, into which no template writes them"
-                " (the first is row %d). Fix: write the prompt as messages",
-                source, len(rows), rows[0],
-            )  # fmt: skip
-            continue
-        LOG.warning(
-            "%s: %d messages have the key %r, which the chat template does not read: the model sees"
-            " nothing of it (the first is in row %d). Fix: write it into 'content', or remove it",
-            source, len(rows), key, rows[0],
-        )  # fmt: skip
+                        found.setdefault(("key", str(key)), []).append(index)
+    for (what, name), rows in found.items():
+        said = {
+            "text": f"{len(rows)} rows have {name} and a text for a prompt, of which no template"
+            " reads them (the first is row %d). Fix: write the prompt as messages",
+            "variable": f"{len(rows)} rows give the chat template a variable {name!r}, which it"
+            " does not read (the first is row %d). Fix: correct the name, or remove it",
+            "key": f"{len(rows)} messages have the key {name!r}, which the chat template does not"
+            " read: the model sees nothing of it (the first is in row %d). Fix: write it into"
+            " 'content', or remove it",
+        }[what]
+        LOG.warning("%s: %s", source, said % rows[0])
 
 
 def _tools_in(extra: dict) -> bool:

@@ -18,7 +18,7 @@ from rljax.data.images.encode import (
     cut_example,
     with_image_tokens,
 )
-from rljax.data.rows.columns import tools_of
+from rljax.data.rows.columns import rendering_of
 from rljax.data.text.chat import (
     RewrittenTurn,
     answered_turns,
@@ -225,8 +225,8 @@ def _encode_prompt(
         if isinstance(prompt, str):
             text, ids = prompt, tokenizer.encode(prompt, add_special_tokens=True)
         else:
-            tools = tools_of(record["extra_info"], f"row {record['index']}")
-            text = prompt_text(tokenizer, prompt, **tools)
+            how = rendering_of(record["extra_info"], f"row {record['index']}")
+            text = prompt_text(tokenizer, prompt, **how)
             ids = tokenizer.encode(text)
         if reader is not None:
             reader.check(ids, None, images)
@@ -394,7 +394,7 @@ def encode_demonstration(
 
 
 def _encode_messages(record, tokenizer, counts, turns) -> list[tuple[list[int], list[int]]]:
-    messages, options = record["messages"], rendering_of(record)
+    messages, options = record["messages"], options_of(record)
     first = record.get("prompt_messages", 0)
     asked, unasked = answered_turns(tokenizer, messages, first, options)
     if not asked:
@@ -428,8 +428,8 @@ def _encode_messages(record, tokenizer, counts, turns) -> list[tuple[list[int], 
     return examples
 
 
-def rendering_of(record: dict) -> dict:
-    """The options by which the chat template renders a record: tools and variables."""
+def options_of(record: dict) -> dict:
+    """The options by which the chat template renders a supervised record: tools and variables."""
     return {name: record[name] for name in ("tools", "variables") if name in record}
 
 

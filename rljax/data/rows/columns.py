@@ -122,25 +122,36 @@ def list_of(value: object, place: str) -> list:
     return value
 
 
-def tools_of(row: dict, place: str) -> dict:
-    """{"tools": the functions that the row's conversation may call}, {} where it has none.
+VARIABLES = ("chat_template_kwargs", "enable_thinking")  # columns with variables of the template
 
-    A list of objects, or the JSON text of one: tables cannot hold objects of different keys.
+
+def rendering_of(row: dict, place: str) -> dict:
+    """How the chat template renders a row: {"tools": the functions that its conversation may call,
+    "variables": further names that the template reads}; without a key where the row has none.
+
+    Tools are a list of objects, or the JSON text of one: tables cannot hold objects of different
+    keys. Variables are an object in the column `chat_template_kwargs`, as TRL has it, or the column
+    `enable_thinking`.
     """
-    given = row.get("chat_template_kwargs") or {}
-    given = given if isinstance(given, dict) else {"chat_template_kwargs": given}
-    asked = {name: value for name, value in given.items() if value is not None}
-    if row.get("enable_thinking") is not None:
-        asked["enable_thinking"] = row["enable_thinking"]
-    if asked not in ({}, {"enable_thinking": True}):  # True is what templates do unasked
-        raise InputError(
-            f"{place} asks the chat template for variables", value=asked,
-            rule="a run renders every row as its template does unasked",
-            fix="remove the column 'chat_template_kwargs' or 'enable_thinking', or write the row as"
-            " text",
-        )  # fmt: skip
     tools = _agreed(_tool_columns(row, place, Nulls()), place)
-    return {"tools": tools} if tools else {}
+    where = f"{place}, column 'chat_template_kwargs'"
+    given = row.get("chat_template_kwargs")
+    if isinstance(given, str) and given:
+        given = parse_json(given, where)
+    if not isinstance(given or {}, dict):
+        raise InputError(f"{where} is not an object", value=given, fix="write {...}")
+    variables = {name: value for name, value in (given or {}).items() if value is not None}
+    own = row.get("enable_thinking")
+    if own is not None:
+        own = flag_of(own, f"{place}, column 'enable_thinking'")
+        if variables.setdefault("enable_thinking", own) != own:
+            raise InputError(
+                f"{where} and the column 'enable_thinking' disagree",
+                value=(variables["enable_thinking"], own), rule="one of them says it",
+                fix="remove one of the columns",
+            )  # fmt: skip
+    made = {"tools": tools} if tools else {}
+    return made | ({"variables": variables} if variables else {})
 
 
 def _agreed(found: dict[str, list[dict]], place: str) -> list[dict]:
@@ -228,12 +239,12 @@ def demonstration_record(row: dict, place: str, index: int) -> dict:
     `prompt_messages`, where it is there, is how many of the messages are a prompt whose own turns
     of the assistant are not learned.
     """
-    tools = tools_of(row, place)
+    how = rendering_of(row, place)
     if row.get("messages") is not None:
         messages = conversation(row["messages"], f"{place}, column 'messages'")
         messages = with_column_flags(row, messages, place)
         _require_answer(messages, f"{place}, column 'messages'")
-        return dict(messages=messages, **tools, index=index)
+        return dict(messages=messages, **how, index=index)
     for first, second in (
         ("prompt", "completion"),
         ("prompt", "response"),
@@ -245,7 +256,7 @@ def demonstration_record(row: dict, place: str, index: int) -> dict:
         completion = completion_of(row[second], f"{place}, column {second!r}")
         if isinstance(prompt, str) and isinstance(completion, str):
             require_no_column_flags(row, place)
-            return dict(prompt=prompt, completion=completion, **tools, index=index)
+            return dict(prompt=prompt, completion=completion, **how, index=index)
         if isinstance(prompt, str):
             raise InputError(
                 f"{place}: column {first!r} is a text while column {second!r} holds messages",
@@ -260,7 +271,7 @@ def demonstration_record(row: dict, place: str, index: int) -> dict:
         spoken = any(message["role"] == "assistant" for message in prompt)
         border = {"prompt_messages": len(prompt)} if spoken else {}
         messages = [*context(messages[: len(prompt)]), *messages[len(prompt) :]]
-        return dict(messages=messages, **border, **tools, index=index)
+        return dict(messages=messages, **border, **how, index=index)
     extra = row.get("extra_info")
     if isinstance(extra, dict) and {"question", "answer"} <= extra.keys():  # verl's own SFT
         prompt, answer = (
@@ -270,11 +281,11 @@ def demonstration_record(row: dict, place: str, index: int) -> dict:
         if isinstance(prompt, str) and isinstance(answer, str):
             turns = [("user", prompt), ("assistant", answer)]
             messages = [{"role": role, "content": content} for role, content in turns]
-            return dict(messages=messages, **tools, index=index)
+            return dict(messages=messages, **how, index=index)
     if "text" in row:
         require_no_column_flags(row, place)
         require_text(row["text"], f"{place}, column 'text'", _REMOVE)
-        return dict(text=row["text"], **tools, index=index)
+        return dict(text=row["text"], **how, index=index)
     raise InputError(
         f"{place} is no demonstration",
         value=sorted(map(str, row)),

@@ -281,11 +281,12 @@ class HuggingFaceTokenizer(Tokenizer):
         self._templates = read_templates(self.folder, now)
         self.has_chat_template = "default" in self._templates
         self.variables = checked_variables(variables)
-        if self.variables and not self._templates:
+        if unread := [name for name in self.variables if not self.reads_key(name)]:
             raise InputError(
-                f"{self.folder} has no chat template that could read variables",
-                value=sorted(self.variables),
-                fix="leave data.template_variables empty, or add chat_template.jinja",
+                f"{self.folder}: the chat template does not read a variable",
+                value=unread,
+                rule="data.template_variables are read by the model's chat template",
+                fix="correct the name, or remove it",
             )
         self._join_turn_ends()
         added = self._library.get_added_tokens_decoder()
