@@ -10,8 +10,12 @@ each worker before the first sample.
 
 A reward that compares the samples of a prompt declares `responses`, a list of their texts, and is
 called once for all of them: also lists are `num_tokens` and `finish_reasons`, and the prompt's own
-are `prompt`, `ground_truth`, `data_source` and `extra_info`. It returns a score for each, or None
-for one that failed.
+are `prompt`, `ground_truth`, `data_source` and `extra_info`. It returns a score for each. So is one
+that names such a reward, a mixture, say.
+
+None abstains: the sample is left to the other rewards of a mixture, and masked where there are
+none. `contract(reads="answer")` of rljax.contracts, which the rewards of an answer here declare,
+hands over responses without their reasoning (rljax.reasoning).
 
 Rewards that were written for TRL (`completions, **kwargs`) or for verl (`data_source, solution_str,
 ground_truth, extra_info=None`) are called as those libraries do (`rewards.pool.foreign`).

@@ -320,7 +320,7 @@ def rewards_tried(tmp_path_factory):
         ("lacks_a_field", "error: KeyError: 'answer'",
          'tried_rewards.py:5, in lacks_a_field: return float(extra_info["answer"] == response)'),
         ("deep", "JSONDecodeError", "tried_rewards.py:8, in deep: return json.loads("),
-        ("none", "NoneType", "tried_rewards.py:10, def none)"),
+        ("none", "abstained: the reward returned None", "tried_rewards.py:10, def none)"),
         ("text", "'yes' (str) as 'score': no number", "tried_rewards.py:11, def text)"),
         ("nan", "not a finite number", "tried_rewards.py:12, def nan)"),
         ("array", "no number", "tried_rewards.py:13, def array)"),
