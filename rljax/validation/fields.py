@@ -6,6 +6,7 @@ import math
 from rljax.components import Component
 from rljax.config import Config, OptimizerConfig, is_path, row_tokens, value_of
 from rljax.config.checks import Problems, check_bounds
+from rljax.data.online.prompts import TURNS
 from rljax.errors import InputError
 from rljax.learn.optimizers import handed, learning_rate, make_optimizer, rule_fields
 from rljax.learn.rounding import HELD
@@ -21,6 +22,7 @@ from rljax.validation.problems import resolve_field
 
 _CHOICES = {
     "data.overlong": ("drop", "error", "left", "right"),
+    "data.turns": TURNS,
     "offline.ties": ("drop", "both_orders"),
     "algorithm.kl_estimator": ("k1", "abs", "k2", "k3", "k1+", "abs+", "k2+", "k3+"),
     "algorithm.kl_reward_estimator": ("k1", "abs", "k2", "k3"),

@@ -5,7 +5,12 @@ import datetime
 import pytest
 from tiny_tokenizer import FORGETFUL, LLAMA_LIKE, QWEN_LIKE, write_tokenizer
 
-from rljax.data.text.chat import ChatTemplate, encode_conversation, validate_messages
+from rljax.data.text.chat import (
+    ChatTemplate,
+    RewrittenTurn,
+    encode_conversation,
+    validate_messages,
+)
 from rljax.data.text.tokenizer import HuggingFaceTokenizer
 from rljax.errors import InputError
 
@@ -107,8 +112,8 @@ def test_mask_token_by_token_with_bos_and_no_newline_after_turns(tmp_path, trim_
 
 @pytest.mark.parametrize("trim_offsets", [False, True])
 @pytest.mark.parametrize("end", ["\n", " "])
-def test_a_turn_without_a_special_end_token_ends_with_its_white_space(tmp_path, trim_offsets, end):
-    # " 4" is one token and spans the border: it is learned, or the 4 would not be.
+def test_a_turn_without_an_end_of_its_own_ends_with_the_end_token(tmp_path, trim_offsets, end):
+    # " 4" would be one token, but the sampler is given a prompt that ends with the space.
     template = (
         f"{{% set end = '{end}' %}}"
         "{% for m in messages %}{{ m.role ~ ': ' ~ m.content ~ end }}{% endfor %}"
@@ -116,9 +121,12 @@ def test_a_turn_without_a_special_end_token_ends_with_its_white_space(tmp_path, 
     )
     folder = write_tokenizer(tmp_path, template, trim_offsets=trim_offsets)
     tokenizer = HuggingFaceTokenizer(folder)
-    ids, mask = encode_conversation(tokenizer, chat(("user", "x"), ("assistant", "42")))
-    learned = [i for i, m in zip(ids, mask, strict=True) if m]
-    assert tokenizer.decode(learned) == " 42" + end
+    messages = chat(("user", "x"), ("assistant", "42"))
+    ids, mask = encode_conversation(tokenizer, messages)
+    prompt = tokenizer.encode_chat(messages[:1])
+    assert (ids, mask) == (prompt + tokenizer.encode("42<|im_end|>"), [0] * len(prompt) + [1, 1, 1])
+    with pytest.raises(RewrittenTurn):  # the first turn has no end at which decoding stops
+        encode_conversation(tokenizer, messages + messages)
 
 
 def test_prompt_of_the_sampler_is_the_prefix_of_the_conversation(tmp_path):
@@ -140,21 +148,65 @@ def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path):
         ("user", "a"), ("assistant", "<think>x</think>1"), ("user", "b"), ("assistant", "2")
     )
     encode_conversation(tokenizer, thinking[:2])
-    with pytest.raises(InputError, match="not append-only: messages 0..1"):
+    with pytest.raises(InputError, match="not append-only: message 1 "):
         encode_conversation(tokenizer, thinking)
 
 
-def test_a_generation_prompt_that_differs_from_the_turn_is_refused(tmp_path):
-    template = QWEN_LIKE.replace("assistant\\n'", "assistant\\n<think>'")
+def learned_text(tokenizer, ids, mask):
+    return tokenizer.decode([i for i, m in zip(ids, mask, strict=True) if m], False)
+
+
+@pytest.mark.parametrize(
+    ("supplied", "said", "learned"),
+    [
+        ("<think>\\n", "1", "\n</think>\n\n1<|im_end|>"),
+        ("<think>\\n", "<think>\nR\n</think>\n\n1", "R\n</think>\n\n1<|im_end|>"),
+        ("<think>\\n", "R\n</think>\n\n1", "R\n</think>\n\n1<|im_end|>"),
+        ("<think>", "<think>R</think>1", "R</think>1<|im_end|>"),
+        ("<think>\\n\\n</think>\\n\\n", "1", "1<|im_end|>"),
+    ],
+)
+def test_what_the_generation_prompt_supplies_is_not_learned(tmp_path, supplied, said, learned):
+    """DeepSeek R1's template: the prompt opens the reasoning, and the history has none."""
+    template = QWEN_LIKE.replace("assistant\\n'", f"assistant\\n{supplied}'").replace(
+        "+ message.content", "+ message.content.split('</think>')[-1].lstrip()"
+    )
+    assert template.count("think") > 1
     tokenizer = HuggingFaceTokenizer(write_tokenizer(tmp_path, template))
-    with pytest.raises(InputError, match="messages 0..0 with the generation prompt"):
+    ids, mask = encode_conversation(tokenizer, chat(("user", "a"), ("assistant", said)))
+    prompt = tokenizer.encode_chat(chat(("user", "a")))
+    assert ids[: len(prompt)] == prompt and not any(mask[: len(prompt)])
+    assert learned_text(tokenizer, ids, mask) == learned
+
+
+def test_reasoning_behind_a_prompt_that_has_closed_it_is_refused(tmp_path):
+    template = QWEN_LIKE.replace(
+        "assistant\\n'", "assistant\\n<think>\\n\\n</think>\\n\\n'"
+    ).replace("+ message.content", "+ message.content.split('</think>')[-1].lstrip()")
+    tokenizer = HuggingFaceTokenizer(write_tokenizer(tmp_path, template))
+    thought = chat(("user", "a"), ("assistant", "<think>because</think>1"))
+    with pytest.raises(InputError, match="leaves out the reasoning of message 1"):
+        encode_conversation(tokenizer, thought)
+
+
+def test_a_turn_that_begins_otherwise_than_its_prompt_is_refused(tmp_path):
+    template = QWEN_LIKE.replace("assistant\\n'", "model\\n'")
+    tokenizer = HuggingFaceTokenizer(write_tokenizer(tmp_path, template))
+    with pytest.raises(InputError, match="otherwise than its generation prompt"):
         encode_conversation(tokenizer, chat(("user", "a"), ("assistant", "1")))
 
 
-def test_the_assistant_may_not_begin(tmp_path):
+def test_a_greeting_before_the_first_question_is_read_only(tmp_path):
     tokenizer = HuggingFaceTokenizer(write_tokenizer(tmp_path))
-    with pytest.raises(InputError, match="begins with the assistant"):
-        encode_conversation(tokenizer, chat(("assistant", "1")))
+    hello = chat(("assistant", "Hello"), ("user", "a"), ("assistant", "1"))
+    assert learned_text(tokenizer, *encode_conversation(tokenizer, hello)) == "1<|im_end|>"
+    assert not any(encode_conversation(tokenizer, hello[:1])[1])
+
+
+def test_a_stop_token_within_a_turn_is_refused(tmp_path):
+    tokenizer = HuggingFaceTokenizer(write_tokenizer(tmp_path))
+    with pytest.raises(InputError, match="holds the stop token '<|im_end|>'"):
+        encode_conversation(tokenizer, chat(("user", "a"), ("assistant", "1<|im_end|>2")))
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,41 @@ import pytest
 from conversations import CORPUS, THINK, assistant, system, tool, user
 from family_tokenizers import NEWER, write_family
 from test_append import text_of
-from test_chat_templates import MODES, our_text, their_text
+from test_chat_templates import MODES, READ_OTHERWISE, our_text, their_text
 
-from rljax.data.text.chat import Rerendering, append_messages, encode_conversation, encode_last_turn
+from rljax.data.text.chat import (
+    Rerendering,
+    RewrittenTurn,
+    append_messages,
+    encode_conversation,
+    encode_last_turn,
+)
 from rljax.data.text.tokenizer import HuggingFaceTokenizer
 from rljax.errors import InputError
 
 FEW = ["two_turns", "system_first", "system_twice", "blanks", "emoji", "tool_call_bare", "parts",
        "special_in_text", "empty_assistant", "user_twice"]  # fmt: skip
+
+
+_NO_CALLS = (
+    "tool_call tool_answer tool_turns tool_call_with_text tool_call_empty_text tool_calls_together"
+    " tool_call_text_arguments tool_call_bare tool_call_nested tool_loop tool_loop_with_reasoning"
+    " tool_by_ipython"
+)
+_NO_TOOLS = f"{_NO_CALLS} tools_unused tools_and_system tools_in_system"
+# Rows of which the template leaves something out, or that hold a stop token within a turn.
+REFUSED_ROWS = {
+    "olmo2": f"assistant_twice unknown_role thinking_field {_NO_TOOLS}",
+    "olmo3": "special_in_text thinking_field tool_loop_with_reasoning",
+    "phi4": f"unknown_role special_in_text thinking_field {_NO_TOOLS}",
+    "phi4_mini": f"thinking_field {_NO_TOOLS}",
+    "smollm3": "system_twice system_late unknown_role special_in_text thinking_field " + _NO_CALLS,
+    "granite": "thinking_field tool_loop_with_reasoning",
+    "glm4": "thinking_field thinking_other_names tool_call_with_text tool_call_bare tool_loop"
+    " tool_loop_with_reasoning",
+    "glm4_5": "thinking_field thinking_other_names thinking_odd tool_loop_with_reasoning",
+    "llama4": "thinking_field tool_loop_with_reasoning",
+}
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +89,29 @@ def compare(ours, theirs, family, names):
         there = theirs[family].apply_chat_template(
             given.pop("messages"), return_assistant_tokens_mask=True, return_dict=True, **given
         )
-        here = encode_conversation(ours[family], **case)
-        assert here == (there["input_ids"], there["assistant_masks"]), name
+        try:
+            ids, mask = encode_conversation(ours[family], **case)
+        except InputError as error:
+            rewritten = isinstance(error, RewrittenTurn)
+            assert rewritten or name in REFUSED_ROWS[family].split(), (name, error)
+            continue
+        assert name not in REFUSED_ROWS[family].split(), name
+        if name in READ_OTHERWISE:
+            continue
+        ids, mask = without_next_roles(ours[family], ids, mask, there["input_ids"])
+        assert (ids, mask) == (there["input_ids"], there["assistant_masks"]), name
     return rendered
+
+
+def without_next_roles(tokenizer, ids, mask, whole):
+    """GLM's turns are learned with the next role's token; the template marks it as no one's, and
+    writes none behind the last turn."""
+    ends = {end.id for end in tokenizer.turn_ends if end.next_role}
+    if ends and len(ids) == len(whole) + 1 and ids[-1] in tokenizer.eos_ids:
+        ids, mask = ids[:-1], mask[:-1]
+    return ids, [
+        m * (not ends or i not in tokenizer.eos_ids) for i, m in zip(ids, mask, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("family", NEWER)
@@ -100,15 +147,9 @@ def test_a_log_grows_to_the_conversation(ours, theirs, family, stops):
         for k, following in zip(turns, [*turns[1:], len(messages)], strict=True):
             ids, mask = encode_last_turn(tokenizer, messages[: k + 1])
             sampled = [i for i, learned in zip(ids, mask, strict=True) if learned]
-            if family.startswith("glm4"):  # a turn ends with the next role's token
-                role = messages[k + 1]["role"]
-                end = tokenizer.encode("<|observation|>" if role == "tool" else "<|user|>")
-                sampled = sampled + (end if stops else [])
-            else:
-                sampled = (
-                    sampled[:-1] if family == "phi4_mini" else sampled
-                )  # behind the stop token
-            if not stops and not family.startswith("glm4"):
+            if family.startswith("glm4") and messages[k + 1]["role"] == "tool":
+                sampled[-1:] = tokenizer.encode("<|observation|>")  # as behind a call
+            if not stops:
                 sampled = sampled[:-1]
             log, new = log + sampled, messages[k + 1 : following]
             log = log + append_messages(tokenizer, log, messages[: k + 1], new).ids

@@ -11,7 +11,12 @@ from rljax.data.offline.batches import batch_arrays, longest_row, mismatched_arr
 from rljax.data.offline.encode import encode_rows
 from rljax.data.offline.rows import load_rows
 from rljax.data.online.prompts import encode_demonstrations
-from rljax.data.text.chat import encode_conversation, encode_last_turn, encode_turns
+from rljax.data.text.chat import (
+    RewrittenTurn,
+    encode_conversation,
+    encode_last_turn,
+    encode_turns,
+)
 from rljax.data.text.tokenizer import CharTokenizer, HuggingFaceTokenizer
 from rljax.errors import InputError
 
@@ -128,17 +133,15 @@ def test_examples_are_the_demonstrations(tokenizer):
         assert item.ids.dtype == np.int32 and item.mask.dtype == np.float32
 
 
-def test_several_turns_need_marks_or_a_template_that_keeps_them(families, unmarked_families):
+def test_several_turns_need_a_template_that_keeps_them(families, unmarked_families):
     messages = [*ASK[:2], assistant("a"), user("b"), assistant("c")]
     for found in (families, unmarked_families):
         turns = encode_turns(found["llama3"], messages, 2)
         assert said(found["llama3"], turns.ids, turns.mask) == "a<|eot_id|>c<|eot_id|>"
         assert turns.prompt == found["llama3"].encode_chat(messages[:2])
-    turns = encode_turns(families["qwen3"], messages, 2)
-    learned = said(families["qwen3"], turns.ids, turns.mask)
-    assert learned == "a<|im_end|><think>\n\n</think>\n\nc<|im_end|>"
-    with pytest.raises(InputError, match="append-only"):
-        encode_turns(unmarked_families["qwen3"], messages, 2)
+    for found in (families, unmarked_families):  # marks do not make it what a policy is asked for
+        with pytest.raises(RewrittenTurn, match="append-only"):
+            encode_turns(found["qwen3"], messages, 2)
 
 
 # -- texts --

@@ -76,7 +76,7 @@ def test_the_stop_set_is_all_of_generation_config_and_pad_may_be_in_it(tmp_path)
     ],
 )
 def test_where_the_stop_set_comes_from(tmp_path, generation, config, own, expected):
-    write_tokenizer(tmp_path)
+    write_tokenizer(tmp_path, "{{ messages[0].content }}")  # which ends no turn
     edit(tmp_path / "tokenizer_config.json", eos_token=own)
     (tmp_path / "generation_config.json").unlink()
     for name, value in (("generation_config.json", generation), ("config.json", config)):

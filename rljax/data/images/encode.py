@@ -112,6 +112,13 @@ class ImageReader:
         """The text with one image token for each image, as templates write it."""
         return re.sub(f"({re.escape(self.pad)})+", lambda found: found[1], text)
 
+    def beginning(self, ids: Sequence[int], mask, images: Sequence[Image]) -> tuple[Image, ...]:
+        """The first images, as many as have their tokens in the ids of a conversation's beginning,
+        where `mask` is 0."""
+        tokens = (np.asarray(ids) == self.vision.image_token_id) & (np.asarray(mask) == 0)
+        ends = np.cumsum([self.tokens(image) for image in images])
+        return tuple(images[: int(np.searchsorted(ends, tokens.sum(), side="right"))])
+
     def check(self, ids: Sequence[int], mask, images: Sequence[Image]) -> None:
         """Raises InputError unless the ids hold the images' tokens and no further one; where `mask`
         is 1 the policy wrote the token, and it is an ordinary one."""
@@ -226,6 +233,7 @@ class _ImageTokens(Tokenizer):
             tokenizer.vocab_size, tokenizer.pad_id, tokenizer.bos_id,
         )  # fmt: skip
         self.eos_ids, self.special_ids = tokenizer.eos_ids, tokenizer.special_ids
+        self.turn_ends, self.image_mark = tokenizer.turn_ends, MARK
         self.has_chat_template = tokenizer.has_chat_template
         self.context_free = tokenizer.context_free
 

@@ -27,10 +27,12 @@ from rljax.data.online.prompts import (
     cut_ids,
     encode_demonstration,
     in_row,
+    one_of_stream,
+    rendering_of,
     require_positive,
     with_end_token,
 )
-from rljax.data.text.chat import Turns, encode_after, encode_turns
+from rljax.data.text.chat import Turns, encode_after, encode_prompt_messages, encode_turns
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
 
@@ -101,6 +103,7 @@ def encode_rows(
     separator: str = "\n",
     ties: Literal["drop", "both_orders"] = "drop",
     images: ImageReader | None = None,
+    turns: str = "auto",
 ) -> tuple[list, dict[str, int]]:
     """Items of one kind (the classes above, by `load_rows`'s kinds), and counts of what happened.
 
@@ -108,13 +111,14 @@ def encode_rows(
     its completion's right end; one with nothing left to learn is dropped. Pairs of equal
     completions are dropped. A tie is dropped, or stands in both orders, which is label smoothing of
     1/2 at twice the weight of one pair. `separator` stands between steps. `images`: how the model
-    reads those of the rows.
+    reads those of the rows. `turns`: of conversations, which turns make an example
+    (rljax.data.online.prompts.encode_demonstration).
     """
     _check_options(kind, overlong, ties, max_tokens)
     counts = dict(total=len(records), kept=0, dropped_overlong=0, dropped_empty=0, truncated=0)
     if kind in PAIRED:
         counts |= dict(dropped_identical=0, dropped_tie=0)
-    items, how = [], (max_tokens, overlong, images)
+    items, how = [], (max_tokens, overlong, images, turns)
     for record in records:
         try:
             items += _encode(record, tokenizer, kind, separator, ties, *how, counts)
@@ -137,11 +141,11 @@ def encode_row(record: dict, tokenizer: Tokenizer, kind: str, **options) -> obje
     counts = collections.Counter()
     separator, most = options["separator"], options["max_tokens"]
     try:
-        how = most, options["overlong"], options.get("images")
+        how = most, options["overlong"], options.get("images"), options.get("turns", "auto")
         made = _encode(record, tokenizer, kind, separator, "drop", *how, counts)
     except InputError as error:
         raise in_row(record, error) from None
-    return made[0] if made else None
+    return one_of_stream(record, made) if made else None
 
 
 def _check_options(kind: str, overlong: str, ties: str, max_tokens: int) -> None:
@@ -153,8 +157,11 @@ def _check_options(kind: str, overlong: str, ties: str, max_tokens: int) -> None
     require_positive("max_tokens", max_tokens)
 
 
-def _encode(record, tokenizer, kind, separator, ties, max_tokens, overlong, reader, counts) -> list:
-    """The items of one record: none where it is dropped, two where a tie stands in both orders."""
+def _encode(
+    record, tokenizer, kind, separator, ties, max_tokens, overlong, reader, turns, counts
+) -> list:
+    """The items of one record: none where it is dropped, two where a tie stands in both orders,
+    several where each turn of a conversation is an example."""
     if kind in PAIRED:
         if record["chosen"] == record["rejected"]:
             counts["dropped_identical"] += 1
@@ -163,10 +170,30 @@ def _encode(record, tokenizer, kind, separator, ties, max_tokens, overlong, read
             counts["dropped_tie"] += 1
             return []
     record, tokenizer, images = with_image_tokens(record, tokenizer, reader)
-    prompt, columns = _columns(record, tokenizer, kind, separator)
-    if reader is not None:
-        _check_images(prompt, columns, images, kind, reader)
-    fitted = _fit(prompt, columns, max_tokens, overlong, tokenizer.bos_id)
+    if kind == "examples":
+        made = _examples(encode_demonstration(record, tokenizer, counts, turns))
+    else:
+        made = [_columns(record, tokenizer, kind, separator)]
+    items = []
+    for prompt, columns in made:
+        shown = images
+        if reader is not None:
+            if images and kind == "examples" and (len(made) > 1 or turns != "auto"):
+                column = columns["all"]
+                shown = reader.beginning(
+                    [*prompt, *column["ids"]], [0] * len(prompt) + column["mask"], images
+                )
+            _check_images(prompt, columns, shown, kind, reader)
+        fit = max_tokens, overlong, tokenizer.bos_id, reader
+        items += _kept(record, kind, prompt, columns, shown, *fit, counts)
+    return items
+
+
+def _kept(
+    record, kind, prompt, columns, images, max_tokens, overlong, bos_id, reader, counts
+) -> list:
+    """The items of encoded columns, within `max_tokens`; none where they are dropped."""
+    fitted = _fit(prompt, columns, max_tokens, overlong, bos_id)
     if fitted is not None and images:
         fitted, images = _whole_images(fitted, images, kind, max_tokens, reader)
     if fitted is None:
@@ -216,14 +243,20 @@ def _whole_images(fitted, images, kind: str, max_tokens: int, reader: ImageReade
     return (prompt[:first], {"all": rest}, cut), images
 
 
+def _examples(encoded) -> list[tuple[list[int], dict[str, dict]]]:
+    """Ids and masks of examples as prompt and columns: what comes before the first learned token
+    is the prompt."""
+    made = []
+    for ids, mask in encoded:
+        mask = [0, *mask[1:]]  # nothing precedes the first token, so nothing predicts it
+        first = mask.index(1) if 1 in mask else len(mask)
+        made.append((ids[:first], {"all": {"ids": ids[first:], "mask": mask[first:]}}))
+    return made
+
+
 def _columns(record, tokenizer, kind, separator) -> tuple[list[int], dict[str, dict]]:
     """The prompt's ids, and the columns of each completion: ids, mask, and the values that the
     data give."""
-    if kind == "examples":
-        ids, mask = encode_demonstration(record, tokenizer)
-        mask = [0, *mask[1:]]  # nothing precedes the first token, so nothing predicts it
-        first = mask.index(1) if 1 in mask else len(mask)
-        return ids[:first], {"all": {"ids": ids[first:], "mask": mask[first:]}}
     if kind == "stepwise":
         prompt = _encode_prompt(record, tokenizer)
         return prompt, {"all": _encode_steps(record, prompt, tokenizer, separator)}
@@ -307,7 +340,7 @@ def _encode_answer(
         return _encode_text(record, completion, tokenizer, ended)
     messages = [*record["prompt"], *completion]
     first = len(record["prompt"])
-    turns = encode_turns(tokenizer, messages, first, tools=record.get("tools"))
+    turns = encode_turns(tokenizer, messages, first, **rendering_of(record))
     ids, mask, offsets = list(turns.ids), list(turns.mask), list(turns.offsets)
     # What the template writes after the end token belongs to no turn, and nothing follows it here.
     while mask and not mask[-1]:
@@ -337,7 +370,7 @@ def _encode_prompt(record: dict, tokenizer: Tokenizer) -> list[int]:
     if isinstance(record["prompt"], str):
         ids = tokenizer.encode(record["prompt"], add_special_tokens=True)
     else:
-        ids = tokenizer.encode_chat(record["prompt"], tools=record.get("tools"))
+        ids = encode_prompt_messages(tokenizer, record["prompt"], **rendering_of(record))
     return at_least_bos(ids, tokenizer, record)
 
 

@@ -5,6 +5,7 @@ One record is read by rljax.data.rows.sources and encoded by rljax.data.online.p
 
 import dataclasses
 import functools
+import json
 import logging
 
 import numpy as np
@@ -93,10 +94,11 @@ class Data:
 def load_run_tokenizer(config: Config) -> Tokenizer:
     """The tokenizer folder of the config, else the model's folder, else the alphabet of the
     task."""
+    variables = template_variables(config)
     if config.tokenizer:
-        return load_tokenizer(config.tokenizer)
+        return load_tokenizer(config.tokenizer, variables=variables)
     if is_path(config.model):
-        return load_tokenizer(config.model)
+        return load_tokenizer(config.model, variables=variables)
     if is_path(config.data.train):
         raise InputError(
             "a built-in model has no tokenizer for a data file",
@@ -113,6 +115,23 @@ def load_run_tokenizer(config: Config) -> Tokenizer:
     return CharTokenizer(alphabet)
 
 
+def template_variables(config: Config) -> dict[str, object]:
+    """Name -> value of data.template_variables: JSON values, or texts."""
+    variables = {}
+    for text in config.data.template_variables:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise InputError(
+                "data.template_variables", value=text, rule="each is NAME=VALUE",
+                fix="write for instance 'enable_thinking=false'",
+            )  # fmt: skip
+        try:
+            variables[name.strip()] = json.loads(value)
+        except ValueError:
+            variables[name.strip()] = {"True": True, "False": False, "None": None}.get(value, value)
+    return variables
+
+
 def with_target_length(record: dict, config: Config, split: str) -> dict:
     """The record with a target length in extra_info, and an instruction to reach it in the prompt
     (L1, ALGORITHMS H3). The length is drawn by (seed, split, index)."""
@@ -124,8 +143,11 @@ def with_target_length(record: dict, config: Config, split: str) -> dict:
     if isinstance(prompt, str):
         prompt = prompt + asked
     else:
-        last = {**prompt[-1], "content": prompt[-1].get("content", "") + asked}
-        prompt = [*prompt[:-1], last]
+        # A turn of the assistant at the end is continued: what asks stands before it.
+        asking = [k for k, m in enumerate(prompt) if m["role"] != "assistant"]
+        at = asking[-1] if asking else len(prompt) - 1
+        told = {**prompt[at], "content": prompt[at].get("content", "") + asked}
+        prompt = [*prompt[:at], told, *prompt[at + 1 :]]
     extra = {**record["extra_info"], "target_tokens": target}
     return {**record, "prompt": prompt, "extra_info": extra}
 
@@ -334,7 +356,7 @@ def _offline_data(config: Config, tokenizer: Tokenizer, kind: str) -> Data:
     reader = functools.cache(lambda: image_reader(config, tokenizer))  # once rows are checked
     options = dict(
         max_tokens=offline.max_tokens, overlong=config.data.overlong, ties=offline.ties,
-        separator=offline.step_separator,
+        separator=offline.step_separator, turns=config.data.turns,
     )  # fmt: skip
     sources, counts, raw, notes = [], {}, [], []
     for spec in (config.data.train, *config.data.sources):

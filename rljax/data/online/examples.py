@@ -66,11 +66,11 @@ def _examples(
 ) -> Examples:  # fmt: skip
     stored = config.data.stream and is_path(spec)
     records = load_demonstrations(spec, "train", notes, held_out_fraction(config, spec), stored)
-    how = dict(max_tokens=most, images=reader)
+    how = dict(max_tokens=most, images=reader, turns=config.data.turns)
     if isinstance(records, Stream):
 
         def encoded(index: int) -> Example | None:
-            return in_source(spec, encode_example, records[index], tokenizer, **how)[0]
+            return in_source(spec, encode_example, records[index], tokenizer, **how)
 
         return Examples(Stream(encoded, rows=records.rows), digested(records), {}, most)
     examples, counts = in_source(spec, encode_demonstrations, records, tokenizer, **how)

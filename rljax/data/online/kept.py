@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from rljax.components import Component, resolve
 from rljax.config import NAMESPACES
+from rljax.data.online.prompts import SPLIT, UNASKED
 from rljax.data.rows.sources import Check
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.rewards.mixing import reward_of_source
@@ -27,8 +28,21 @@ def kept_line(source: str, what: str, counts: dict, limit: int) -> str:
     reasons = [f"{counts[n]:,} {why.format(limit=limit)}" for n, why in _REASONS.items()
                if counts.get(n)]  # fmt: skip
     dropped = f" ({', '.join(reasons)})" if reasons else ""
-    cut = f"; {counts['truncated']:,} cut to {limit:,} tokens" if counts.get("truncated") else ""
-    return f"{source}: {counts['kept']:,} of {counts['total']:,} {what} kept{dropped}{cut}"
+    more = f"; {counts['truncated']:,} cut to {limit:,} tokens" if counts.get("truncated") else ""
+    if counts.get(SPLIT):
+        more += (
+            f"; {counts[SPLIT]:,} conversations are an example of each turn, as the chat template"
+            " rewrites earlier turns (data.turns)"
+        )
+    if counts.get(UNASKED):
+        more += (
+            f"; {counts[UNASKED]:,} turns of the assistant before the first question are read and"
+            " not learned"
+        )
+    rows = f"{counts['kept']:,} of {counts['total']:,} {what} kept"
+    if counts["kept"] > counts["total"]:
+        rows = f"{counts['kept']:,} examples of {counts['total']:,} {what}"
+    return f"{source}: {rows}{dropped}{more}"
 
 
 def bare_prompts(records: Sequence[dict], tokenizer: Tokenizer) -> int:

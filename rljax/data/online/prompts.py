@@ -4,6 +4,7 @@ P prompts, L and S token positions, B rows. Rows are right-padded; lengths, segm
 mark the padding, never a token id. Limits and lengths are in tokens.
 """
 
+import collections
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,11 +19,21 @@ from rljax.data.images.encode import (
     with_image_tokens,
 )
 from rljax.data.rows.columns import tools_of
-from rljax.data.text.chat import encode_conversation, encode_turns
+from rljax.data.text.chat import (
+    RewrittenTurn,
+    answered_turns,
+    encode_conversation,
+    encode_turns,
+    prompt_text,
+)
+from rljax.data.text.messages import LEARN
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
 
 OVERLONG = ("drop", "error", "left", "right")
+TURNS = ("auto", "each", "last")
+SPLIT = "split_conversations"  # a count: conversations of which each turn is an example of its own
+UNASKED = "unasked_turns"  # a count: turns before the first question, which are read only
 
 
 def _joined_images(one: dict | None, other: dict | None) -> dict | None:
@@ -215,7 +226,7 @@ def _encode_prompt(
             text, ids = prompt, tokenizer.encode(prompt, add_special_tokens=True)
         else:
             tools = tools_of(record["extra_info"], f"row {record['index']}")
-            text = tokenizer.render_chat(prompt, **tools)
+            text = prompt_text(tokenizer, prompt, **tools)
             ids = tokenizer.encode(text)
         if reader is not None:
             reader.check(ids, None, images)
@@ -273,22 +284,25 @@ class Example(_Learned):
 
 def encode_demonstrations(
     records: Sequence[dict], tokenizer: Tokenizer, *, max_tokens: int,
-    images: ImageReader | None = None,
+    images: ImageReader | None = None, turns: str = "auto",
 ) -> tuple[list[Example], dict[str, int]]:  # fmt: skip
     """Supervised records as examples, and counts.
 
     The mask is 1 on completion or assistant tokens and the end token after them; `text` is learned
-    whole. Longer examples are cut on the right; one with nothing left to learn is dropped.
+    whole. Longer examples are cut on the right; one with nothing left to learn is dropped. `turns`
+    is that of encode_demonstration.
     """
     require_positive("max_tokens", max_tokens)
-    examples, counts = [], dict(total=len(records), kept=0, dropped_empty=0, truncated=0)
+    examples, counts = [], collections.Counter(total=len(records), dropped_empty=0, truncated=0)
     for record in records:
-        example, tokens = encode_example(record, tokenizer, max_tokens=max_tokens, images=images)
-        counts["truncated"] += tokens > max_tokens
-        if example is None:
-            counts["dropped_empty"] += 1
-        else:
-            examples.append(example)
+        for example, tokens in encode_examples(
+            record, tokenizer, counts, max_tokens=max_tokens, images=images, turns=turns
+        ):
+            counts["truncated"] += tokens > max_tokens
+            if example is None:
+                counts["dropped_empty"] += 1
+            else:
+                examples.append(example)
     counts["kept"] = len(examples)
     if not examples:
         raise InputError(
@@ -296,41 +310,79 @@ def encode_demonstrations(
             rule=f"none has a token to learn within max_tokens={max_tokens}",
             fix="raise max_tokens",
         )
-    return examples, counts
+    return examples, dict(counts)
+
+
+def encode_examples(
+    record: dict, tokenizer: Tokenizer, counts: dict[str, int], *, max_tokens: int,
+    images: ImageReader | None = None, turns: str = "auto",
+) -> list[tuple[Example | None, int]]:  # fmt: skip
+    """The examples of a supervised record, None for one of which nothing is left to learn, each
+    with its tokens before the cut. `counts` grows by what encode_demonstration counts."""
+    try:
+        made, own, opened = with_image_tokens(record, tokenizer, images)
+        encoded = encode_demonstration(made, own, counts, turns)
+        examples = []
+        for ids, mask in encoded:
+            tokens, shown = len(ids), opened
+            if images is not None:
+                if opened and (len(encoded) > 1 or turns != "auto"):  # not the whole conversation
+                    shown = images.beginning(ids, mask, opened)
+                images.check(ids, mask, shown)
+            if shown:
+                ids, mask, shown = cut_example(ids, mask, shown, max_tokens, images)
+            ids = np.array(ids[:max_tokens], np.int32)
+            mask = np.array(mask[:max_tokens], np.float32)
+            mask[:1] = 0  # nothing precedes the first token, so nothing predicts it
+            example = Example(ids, mask).with_images(shown) if mask.any() else None
+            examples.append((example, tokens))
+    except InputError as error:
+        raise in_row(record, error) from None
+    return examples
 
 
 def encode_example(
-    record: dict, tokenizer: Tokenizer, *, max_tokens: int, images: ImageReader | None = None
-) -> tuple[Example | None, int]:
-    """A supervised record as an example, None where nothing is left to learn of it, and its tokens
-    before the cut."""
-    try:
-        made, own, opened = with_image_tokens(record, tokenizer, images)
-        ids, mask = encode_demonstration(made, own)
-        if images is not None:
-            images.check(ids, mask, opened)
-    except InputError as error:
-        raise in_row(record, error) from None
-    tokens = len(ids)
-    if opened:
-        ids, mask, opened = cut_example(ids, mask, opened, max_tokens, images)
-    ids = np.array(ids[:max_tokens], np.int32)
-    mask = np.array(mask[:max_tokens], np.float32)
-    mask[:1] = 0  # nothing precedes the first token, so nothing predicts it
-    return (Example(ids, mask).with_images(opened) if mask.any() else None), tokens
+    record: dict, tokenizer: Tokenizer, *, max_tokens: int, images: ImageReader | None = None,
+    turns: str = "auto",
+) -> Example | None:  # fmt: skip
+    """The example of a record of a stream, whose items are one for each row; None where nothing is
+    left to learn of it."""
+    examples = encode_examples(
+        record, tokenizer, collections.Counter(), max_tokens=max_tokens, images=images, turns=turns
+    )
+    return one_of_stream(record, examples)[0]
 
 
-def encode_demonstration(record: dict, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """Token ids of one supervised record, and its mask."""
+def one_of_stream(record: dict, made: list):
+    """The only item of a record. Raises InputError where there are several: an item of a stream is
+    a function of the number of its row."""
+    if len(made) == 1:
+        return made[0]
+    raise InputError(
+        f"row {record['index']} makes {len(made)} examples, one of each turn",
+        rule="with data.stream a row is one example",
+        fix="data.turns='last', or data.stream=False",
+    )
+
+
+def encode_demonstration(
+    record: dict, tokenizer: Tokenizer, counts: dict[str, int], turns: str = "auto"
+) -> list[tuple[list[int], list[int]]]:
+    """(token ids, mask) of the examples of one supervised record.
+
+    A conversation is one example in which every turn of the assistant is learned; "each" makes an
+    example of each turn, rendered as it is when the policy is asked for it, "last" one of the last
+    turn. "auto" makes one where the chat template renders earlier turns as the policy wrote them,
+    and else one of each turn; `counts` says how many conversations were split, and how many turns
+    are read only, because they stand before the first question.
+    """
+    if turns not in TURNS:
+        raise InputError("unknown 'turns'", value=turns, fix=f"use one of {TURNS}")
     if "messages" in record:
-        messages, tools = record["messages"], record.get("tools")
-        if "prompt_messages" not in record:
-            return encode_conversation(tokenizer, messages, tools=tools)
-        turns = encode_turns(tokenizer, messages, record["prompt_messages"], tools=tools)
-        return turns.prompt + turns.ids, [0] * len(turns.prompt) + turns.mask
+        return _encode_messages(record, tokenizer, counts, turns)
     if "text" in record:
         ids = with_end_token(tokenizer.encode(record["text"], add_special_tokens=True), tokenizer)
-        return ids, [1] * len(ids)
+        return [(ids, [1] * len(ids))]
     prompt = tokenizer.encode(record["prompt"], add_special_tokens=True)
     prompt = at_least_bos(prompt, tokenizer, record)
     whole = tokenizer.encode(record["prompt"] + record["completion"], add_special_tokens=True)
@@ -338,7 +390,47 @@ def encode_demonstration(record: dict, tokenizer: Tokenizer) -> tuple[list[int],
         # A token spans the border. When sampling, the prompt is encoded alone, so it is here too.
         whole = prompt + tokenizer.encode(record["completion"])
     whole = with_end_token(whole, tokenizer)
-    return whole, [0] * len(prompt) + [1] * (len(whole) - len(prompt))
+    return [(whole, [0] * len(prompt) + [1] * (len(whole) - len(prompt)))]
+
+
+def _encode_messages(record, tokenizer, counts, turns) -> list[tuple[list[int], list[int]]]:
+    messages, options = record["messages"], rendering_of(record)
+    first = record.get("prompt_messages", 0)
+    asked, unasked = answered_turns(tokenizer, messages, first, options)
+    if not asked:
+        raise InputError(
+            "no turn of the assistant is learned",
+            value=[(m["role"], m.get(LEARN, True)) for m in messages if m["role"] == "assistant"],
+            rule="each is marked as context, or stands before the first question",
+            fix="remove the row, or correct its weights",
+        )
+    if unasked:
+        counts[UNASKED] = counts.get(UNASKED, 0) + len(unasked)
+
+    def of_turns(learned: list[int]):
+        if first:
+            made = encode_turns(tokenizer, messages[: learned[-1] + 1], first, learned, **options)
+            return made.prompt + made.ids, [0] * len(made.prompt) + made.mask
+        return encode_conversation(tokenizer, messages, learned, **options)
+
+    if turns == "auto":
+        try:
+            return [of_turns(asked)]
+        except RewrittenTurn:
+            if len(asked) > 1 or asked[-1] != len(messages) - 1:
+                counts[SPLIT] = counts.get(SPLIT, 0) + 1
+    alone = asked[-1:] if turns == "last" else asked
+    examples = []
+    for k in alone:
+        prompt = first if k == first else k  # a prefill is continued by the first message
+        made = encode_turns(tokenizer, messages[: k + 1], prompt, [k], **options)
+        examples.append((made.prompt + made.ids, [0] * len(made.prompt) + made.mask))
+    return examples
+
+
+def rendering_of(record: dict) -> dict:
+    """The options by which the chat template renders a record: tools and variables."""
+    return {name: record[name] for name in ("tools", "variables") if name in record}
 
 
 def with_end_token(ids: list[int], tokenizer: Tokenizer) -> list[int]:

@@ -1,17 +1,31 @@
-"""Conversations as token ids: which tokens the assistant wrote, and how a log of ids grows.
+"""Conversations as token ids: which tokens the policy writes, and how a log of ids grows.
 
-A template renders the text (`template`), a tokenizer is an argument. Token indices count from the
-first id of the conversation; a mask is 1 where the assistant chose the token. Tokens are the
-record: what was sampled is never tokenized again.
+One rule for every kind of data: the tokens of a turn that is learned continue the prompt that the
+sampler would be given there, and end in a stop token. What the generation prompt supplies is not
+learned, and neither is what the template writes behind the stop token. A conversation whose
+rendering keeps no such turn raises `RewrittenTurn`: an example of each turn alone always keeps it.
+
+Token indices count from the first id of the conversation; a mask is 1 where the policy chose the
+token. A template renders the text (`template`), a tokenizer is an argument. Tokens are the record:
+what was sampled is never tokenized again.
 """
 
 import dataclasses
 import enum
+import itertools
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from rljax.data.text.messages import check_unicode, validate_messages
+from rljax.data.text.contents import (
+    REASONING_MARKS,
+    check_conversation,
+    check_turn,
+    split_reasoning,
+    without_reasoning,
+)
+from rljax.data.text.messages import LEARN, check_unicode, validate_messages
 from rljax.data.text.template import ChatTemplate
 from rljax.errors import InputError
 
@@ -19,52 +33,33 @@ __all__ = [
     "Appended",
     "ChatTemplate",
     "Rerendering",
+    "RewrittenTurn",
     "Turns",
+    "answered_turns",
     "append_messages",
     "appended_after",
     "check_unicode",
     "compare_log",
+    "encode_after",
     "encode_conversation",
     "encode_last_turn",
+    "encode_prompt_messages",
     "encode_turns",
+    "learned_turns",
+    "prompt_text",
     "validate_messages",
 ]
 _PROBE = "RLJAX-CONTENT-OF-THE-LAST-TURN"
+_EMPTY = "|".join(rf"{re.escape(a)}\s*{re.escape(b)}" for a, b in REASONING_MARKS)
 _END_CHARACTERS = 200  # of a rendering, in which its last token is found, white space aside
 _NO_REASONING = re.compile(r"<think>\s*</think>\s*")  # what templates write for a turn without any
+_TOOL_SAID = {"role": "tool", "content": _PROBE, "name": "f", "tool_call_id": "call00000"}
+_USER_SAID = {"role": "user", "content": _PROBE}
+_OPENED = re.compile(f"({'|'.join(re.escape(opening) for opening, _ in REASONING_MARKS)})\\s*$")
 
 
-def encode_conversation(
-    tokenizer,
-    messages: Sequence[Mapping],
-    *,
-    tools: Sequence[Mapping] | None = None,
-    documents: Sequence[Mapping] | None = None,
-    variables: Mapping[str, object] | None = None,
-) -> tuple[list[int], list[int]]:
-    """Token ids of a finished conversation, and a mask: 1 on what the assistant says.
-
-    That is every assistant turn's content with its end-of-turn token; in a template with
-    `{% generation %}` blocks it is those blocks, to the letter. Otherwise a turn is what its
-    rendering adds to the prompt it answers, so a template that rewrites earlier turns is refused:
-    `encode_last_turn` makes one example of each turn then. The ids are those of the whole text;
-    where a token spans the border into a turn it counts as the assistant's, for else the turn's
-    first characters would never be learned.
-    """
-    options = dict(tools=tools, documents=documents, variables=variables)
-    text, spans = tokenizer.render_marked(messages, **options)
-    ids, offsets = tokenizer.encode_with_offsets(text)
-    if spans is not None:
-        return ids, _mask(len(ids), (t for span in spans for t in _tokens_in(span, offsets)))
-    learned = []
-    for k, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        before, through = _turn(tokenizer, messages, k, options)
-        _require_prefix(through, text, f"messages 0..{k}", len(messages) - 1)
-        turn = _tokens_in((len(before), len(through)), offsets)
-        learned += _without_tail(turn, ids, offsets, text, tokenizer.special_ids)
-    return ids, _mask(len(ids), learned)
+class RewrittenTurn(InputError):
+    """The template renders an earlier turn otherwise than the sampler's prompt continues."""
 
 
 class Turns(NamedTuple):
@@ -78,49 +73,94 @@ class Turns(NamedTuple):
     offsets: list[tuple[int, int]]
 
 
+def prompt_text(
+    tokenizer,
+    messages: Sequence[Mapping],
+    *,
+    tools: Sequence[Mapping] | None = None,
+    documents: Sequence[Mapping] | None = None,
+    variables: Mapping[str, object] | None = None,
+) -> str:
+    """The text that the sampler is given: the messages and the beginning of an assistant's turn.
+
+    Messages that end with a turn of the assistant are continued where it ends (a prefill). Raises
+    InputError where the template leaves out what a message says.
+    """
+    options = dict(tools=tools, documents=documents, variables=variables)
+    begun = bool(messages) and messages[-1].get("role") == "assistant"
+    how = dict(add_generation_prompt=not begun, continue_final_message=begun)
+    text = tokenizer.render_chat(messages, **how, **options)
+    check_conversation(tokenizer, messages, text, options, **how)
+    return text
+
+
+def encode_prompt_messages(tokenizer, messages: Sequence[Mapping], **options) -> list[int]:
+    """The ids of `prompt_text`."""
+    return tokenizer.encode(prompt_text(tokenizer, messages, **options))
+
+
+def encode_conversation(
+    tokenizer,
+    messages: Sequence[Mapping],
+    learned: Sequence[int] | None = None,
+    *,
+    tools: Sequence[Mapping] | None = None,
+    documents: Sequence[Mapping] | None = None,
+    variables: Mapping[str, object] | None = None,
+) -> tuple[list[int], list[int]]:
+    """Token ids of a finished conversation, and a mask: 1 on the turns `learned`, each with its
+    stop token; by default those of `answered_turns`.
+
+    In a template with `{% generation %}` blocks it is what stands in them, and the stop token.
+    Raises RewrittenTurn where the conversation does not hold a turn as the sampler would be asked
+    for it: use `encode_last_turn` for each turn then.
+    """
+    options = dict(tools=tools, documents=documents, variables=variables)
+    if learned is None:
+        learned = answered_turns(tokenizer, messages, 0, options)[0]
+    if not learned:
+        text = tokenizer.render_chat(messages, add_generation_prompt=False, **options)
+        ids = tokenizer.encode(text)
+        return ids, [0] * len(ids)
+    made = _encoded(tokenizer, messages, learned, options)
+    return made.prompt + made.ids, [0] * len(made.prompt) + made.mask
+
+
 def encode_turns(
     tokenizer,
     messages: Sequence[Mapping],
     first: int,
+    learned: Sequence[int] | None = None,
     *,
     tools: Sequence[Mapping] | None = None,
     documents: Sequence[Mapping] | None = None,
     variables: Mapping[str, object] | None = None,
 ) -> Turns:
-    """The prompt `messages[:first]`, and the turns after it: mask 1 on those of the assistant.
+    """The prompt `messages[:first]`, and what follows it: mask 1 on the turns `learned`, by default
+    those of `learned_turns`.
 
-    The prompt is encoded alone, as it is for the sampler: no token spans the border. Where several
-    turns follow they are told apart as in `encode_conversation`.
+    The prompt is encoded alone, as it is for the sampler: no token spans the border. A prompt that
+    ends with a turn of the assistant is continued by the first message of `messages[first:]`.
     """
     options = dict(tools=tools, documents=documents, variables=variables)
-    text, spans = tokenizer.render_marked(messages, **options)
     _require_assistant_last(messages)
-    before, _ = _turn(tokenizer, messages, first, options)
-    _require_prefix(before, text, f"messages 0..{first - 1}", len(messages) - 1)
-    prompt, rest = tokenizer.encode(before), text[len(before) :]
-    if not prompt:
-        raise InputError("the turn answers an empty prompt", fix="use a template that writes one")
-    ids, offsets = tokenizer.encode_with_offsets(text)
-    if ids[: len(prompt)] == prompt:
-        ids = ids[len(prompt) :]
-        offsets = [(max(a - len(before), 0), b - len(before)) for a, b in offsets[len(prompt) :]]
-    else:
-        ids, offsets = encode_after(tokenizer, prompt[-1], rest)
-    if first == len(messages) - 1:
-        learned = _without_tail(range(len(ids)), ids, offsets, rest, tokenizer.special_ids)
-    elif spans is not None:
-        inside = [(a - len(before), b - len(before)) for a, b in spans if b > len(before)]
-        learned = [t for span in inside for t in _tokens_in(span, offsets)]
-    else:
-        learned = []
-        for k in range(first, len(messages)):
-            if messages[k]["role"] != "assistant":
-                continue
-            start, through = _turn(tokenizer, messages, k, options)
-            _require_prefix(through, text, f"messages 0..{k}", len(messages) - 1)
-            turn = _tokens_in((len(start) - len(before), len(through) - len(before)), offsets)
-            learned += _without_tail(turn, ids, offsets, rest, tokenizer.special_ids)
-    return Turns(prompt, ids, _mask(len(ids), learned), rest, offsets)
+    if not first:
+        raise InputError(
+            "a conversation begins with the assistant",
+            value=messages[0].get("content"),
+            rule="a turn that is learned answers something",
+            fix="put a user or system message first",
+        )
+    if learned is None:
+        learned = [k for k in learned_turns(messages) if k >= first]
+    before = None
+    if messages[first - 1].get("role") == "assistant" == messages[first].get("role"):
+        before = prompt_text(tokenizer, messages[:first], **options)
+        begun, more = messages[first - 1], messages[first]
+        whole = {**begun, **more, "content": begun["content"] + (more.get("content") or "")}
+        messages = [*messages[: first - 1], whole, *messages[first + 1 :]]
+        learned, first = [k - 1 for k in learned], first - 1
+    return _encoded(tokenizer, messages, learned, options, first=first, before=before)
 
 
 def encode_last_turn(
@@ -141,61 +181,250 @@ def encode_last_turn(
     return turn.prompt + turn.ids, [0] * len(turn.prompt) + turn.mask
 
 
-def _turn(tokenizer, messages, k: int, options: Mapping) -> tuple[str, str]:
-    """The prompt that assistant turn `k` answers, and that prompt with the turn."""
-    if k == 0:
-        raise InputError(
-            "a conversation begins with the assistant",
-            value=messages[0].get("content"),
-            rule="an assistant's turn answers something",
-            fix="put a user or system message first",
-        )
-    before = tokenizer.render_chat(messages[:k], add_generation_prompt=True, **options)
-    through = tokenizer.render_chat(messages[: k + 1], add_generation_prompt=False, **options)
-    _require_prefix(before, through, f"messages 0..{k - 1} with the generation prompt", k)
-    return before, through
+def learned_turns(messages: Sequence[Mapping]) -> list[int]:
+    """The turns of the assistant that are learned: all but those with `"learn": False`."""
+    return [
+        k for k, m in enumerate(messages) if m["role"] == "assistant" and m.get(LEARN) is not False
+    ]
 
 
-def _mask(length: int, learned) -> list[int]:
-    mask = [0] * length
-    for t in learned:
-        mask[t] = 1
-    return mask
+def answered_turns(
+    tokenizer, messages: Sequence[Mapping], first: int, options: Mapping
+) -> tuple[list[int], list[int]]:
+    """Of the `learned_turns` from message `first` on, those that answer something, and those that
+    do not: a greeting before the first question, to which no prompt can be rendered."""
+    asked, unasked = [], []
+    for k in learned_turns(messages):
+        if k >= first:
+            (asked if _is_asked(tokenizer, messages, k, options) else unasked).append(k)
+    return asked, unasked
 
 
-def _tokens_in(span: tuple[int, int], offsets) -> list[int]:
-    """The tokens that cover a character of the span."""
-    return [t for t, (a, b) in enumerate(offsets) if a < span[1] and b > span[0]]
+def _is_asked(tokenizer, messages, k: int, options: Mapping) -> bool:
+    if any(m["role"] not in ("system", "developer", "assistant") for m in messages[:k]):
+        return True
+    try:
+        return k > 0 and bool(_prompt(tokenizer, messages, k, options))
+    except InputError:  # "No user query found in messages."
+        return False
 
 
-def _without_tail(turn, ids, offsets, text, special_ids) -> list[int]:
-    """A turn's tokens without the white space that the template writes after its end token.
-
-    The sampler stops at the end token, so the policy never writes what follows. A turn that ends
-    without a special token keeps its white space: there it is the end of turn.
-    """
-    end = len(turn)
-    while end and ids[turn[end - 1]] not in special_ids:
-        start, stop = offsets[turn[end - 1]]
-        if text[start:stop].strip():
-            return turn
-        end -= 1
-    return turn[:end] if end else turn
+# -- the text of the turns --
 
 
-def _require_prefix(shorter: str, longer: str, what: str, last: int) -> None:
-    """Raises InputError unless the longer rendering only appends to the shorter one."""
-    if longer.startswith(shorter):
-        return
-    same = next((i for i, (a, b) in enumerate(zip(shorter, longer, strict=False)) if a != b), None)
-    at = min(len(shorter), len(longer)) if same is None else same
-    raise InputError(
-        f"the chat template is not append-only: {what} are not the beginning of messages 0..{last}",
-        value=(shorter[max(0, at - 20) : at + 20], longer[max(0, at - 20) : at + 20]),
-        rule="a template that rewrites earlier turns makes the assistant's tokens ambiguous",
-        fix="use a template that keeps earlier turns or has {% generation %} blocks, or split the "
-        "conversation so that each example ends at its only assistant turn",
+class _Turn(NamedTuple):
+    """The prompt of a turn, what the policy writes to it, and how much of that is an end that the
+    template does not write (GLM's token of the next role, or the end-of-text token)."""
+
+    before: str
+    written: str
+    added: int = 0
+
+
+def _encoded(tokenizer, messages, learned, options, *, first=None, before=None) -> Turns:
+    """The conversation in pieces: what is read, and the turns that are written, each encoded behind
+    the one before it, so that no token spans a border."""
+    last = len(messages) - 1
+    turns = {k: _turn(tokenizer, messages, k, options, before if k == first else None)
+             for k in learned}  # fmt: skip
+    text, spans = tokenizer.render_marked(messages, **options)
+    for k, turn in turns.items():
+        text, spans = _placed(turn, text, spans, k, last)
+    for k, turn in turns.items():  # also of what the end of the last turn has changed
+        _placed(turn, text, spans, k, None)
+        check_turn(tokenizer, k, messages[k], turn.before, turn.written)
+    check_conversation(tokenizer, messages, text, options, add_generation_prompt=False)
+    start = (
+        before
+        if before is not None or first is None
+        else _prompt(tokenizer, messages, first, options)
     )
+    borders = [0, *(() if start is None else (len(start),)), len(text)]
+    inside = {}
+    for turn in turns.values():
+        begin = len(turn.before)
+        inside[begin] = _learned(turn, spans, tokenizer)
+        borders += [begin, begin + len(turn.written)]
+    borders = sorted(set(borders))
+    pieces = [(text[a:b], inside.get(a, [])) for a, b in itertools.pairwise(borders)]
+    return _joined(tokenizer, pieces, borders[1] if start is None else len(start))
+
+
+def _placed(turn: _Turn, text: str, spans, k: int, last: int):
+    """The text of the conversation and its marks, once turn `k` is found in it."""
+    whole = turn.before + turn.written
+    if text.startswith(whole):
+        return text, spans
+    rendered = whole[: len(whole) - turn.added]
+    if k == last:  # the end of the last turn, or all of it, is not as the template writes it
+        return whole, spans if text.startswith(rendered) else None
+    same = len(os.path.commonprefix([whole, text]))
+    raise RewrittenTurn(
+        f"the chat template is not append-only: message {k} is not the same as the last one and "
+        "in the conversation",
+        value=(whole[max(0, same - 20) : same + 20], text[max(0, same - 20) : same + 20]),
+        rule="the policy would learn a turn that it is never asked for",
+        fix="data.turns='each' makes an example of each turn, data.turns='last' of the last one",
+    )
+
+
+def _prompt(tokenizer, messages, k: int, options) -> str:
+    return tokenizer.render_chat(messages[:k], add_generation_prompt=True, **options)
+
+
+def _turn(tokenizer, messages, k: int, options, before: str | None) -> _Turn:
+    """Message `k` as the policy writes it to what comes before, up to its stop token."""
+    if before is None:
+        before = _prompt(tokenizer, messages, k, options)
+    through = tokenizer.render_chat(messages[: k + 1], add_generation_prompt=False, **options)
+    if through.startswith(before):
+        written = through[len(before) :]
+    else:
+        written = _behind_supplied(tokenizer, messages[: k + 1], options, before, through)
+    ended = _ended(tokenizer, written)
+    if ended is None:
+        end, written = _with_end(tokenizer, messages, k, options, through, written)
+        return _Turn(before, written + end, len(end))
+    return _Turn(before, ended)
+
+
+def _ended(tokenizer, written: str) -> str | None:
+    """A turn up to its stop token, the first of those at its end; None where it has none. Raises
+    InputError for a stop token in the middle: the sampler would end there."""
+    ids, offsets = tokenizer.encode_with_offsets(written)
+    end = None
+    for i, (a, b) in zip(reversed(ids), reversed(offsets), strict=True):
+        if i in tokenizer.eos_ids:
+            end = b
+        elif written[a:b].strip():
+            break
+    else:
+        return written[:end] if end else None
+    stops = [(i, b) for i, (_, b) in zip(ids, offsets, strict=True) if i in tokenizer.eos_ids]
+    if stops and stops[0][1] < (end or len(written)):
+        shown = tokenizer.decode([stops[0][0]], skip_special_tokens=False)
+        raise InputError(
+            f"a turn of the assistant holds the stop token {shown!r}",
+            value=written[: stops[0][1]][-60:],
+            rule="decoding ends there, so what follows would never be written",
+            fix="take the token out of the text, or end the turn there",
+        )
+    return written[:end] if end else None
+
+
+def _with_end(tokenizer, messages, k, options, through: str, written: str) -> tuple[str, str]:
+    """(the end of a turn that the template ends with no stop token, the turn): the token of the
+    next message where the template begins each with one, else the end-of-text token."""
+    marks = [end.id for end in tokenizer.turn_ends if end.next_role]
+    called = bool(messages[k].get("tool_calls"))
+    following = [messages[k + 1 : k + 2], [_TOOL_SAID] if called else [], [_USER_SAID]]
+    for new in following if marks else ():
+        try:
+            longer = tokenizer.render_chat([*messages[: k + 1], *new], **options)
+        except InputError:
+            continue
+        rest = longer[len(through) :] if new and longer.startswith(through) else ""
+        ids, offsets = tokenizer.encode_with_offsets(rest)
+        if ids and ids[0] in tokenizer.eos_ids:
+            return rest[slice(*offsets[0])], written
+    # White space at the end is what the template puts between turns: the policy stops before it.
+    end = tokenizer.decode([*marks, *tokenizer.eos_ids][:1], skip_special_tokens=False)
+    return end, written if marks else written.rstrip()
+
+
+def _behind_supplied(tokenizer, messages, options, before: str, through: str) -> str:
+    """What the policy writes where the generation prompt supplies what the template leaves out of a
+    finished turn: <think>, or an empty reasoning.
+
+    The turn is then its reasoning, the end of it, and what the template writes of the rest.
+    """
+    message = messages[-1]
+    reasoning, answer = split_reasoning(message)
+    bare = without_reasoning(message, answer)
+
+    def shown(last):
+        return tokenizer.render_chat([*messages[:-1], last], add_generation_prompt=False, **options)
+
+    header, probe, _ = shown({**bare, "content": _PROBE}).partition(_PROBE)
+    header = re.sub(rf"({_EMPTY})\s*$", "", header)
+    text = shown(bare)
+    if not (probe and before.startswith(header) and text.startswith(header)):
+        same = len(os.path.commonprefix([before, through]))
+        raise InputError(
+            "the chat template begins the assistant's turn otherwise than its generation prompt",
+            value=(before[max(0, same - 20) :][:60], through[max(0, same - 20) :][:60]),
+            rule="what is learned must continue the prompt that the sampler is given",
+            fix="use a template whose generation prompt is the beginning of a turn",
+        )
+    rest = re.sub(rf"^({_EMPTY})\s*", "", text[len(header) :])
+    supplied = before[len(header) :]
+    opened = _OPENED.search(supplied)
+    if opened is None:
+        return rest  # if the row has reasoning, the comparison with the row misses it
+    close = dict(REASONING_MARKS)[opened[1]]
+    apart = "\n" if supplied.endswith("\n") else ""
+    return f"{reasoning}{apart}{close}{2 * apart}{rest}"
+
+
+# -- text to ids --
+
+
+def _learned(turn: _Turn, spans, tokenizer) -> list[tuple[int, int]]:
+    """The characters of a turn that are learned: all, or what the template marks and the end."""
+    size, begin = len(turn.written), len(turn.before)
+    if spans is None:
+        return [(0, size)]
+    inside = [(max(a - begin, 0), min(b - begin, size)) for a, b in spans]
+    inside = [(a, b) for a, b in inside if a < b]
+    if not inside:
+        return []
+    ids, offsets = tokenizer.encode_with_offsets(turn.written)
+    return [*inside, offsets[-1]] if ids and ids[-1] in tokenizer.eos_ids else inside
+
+
+def _joined(tokenizer, pieces, prompt_size: int) -> Turns:
+    """The pieces as ids, of which the first `prompt_size` characters are the prompt."""
+    prompt, ids, mask, offsets, texts, at = [], [], [], [], "", 0
+    for text, learned in pieces:
+        if not text:
+            continue
+        if not (prompt or ids):
+            made, places = tokenizer.encode_with_offsets(text)
+        else:
+            made, places = encode_after(tokenizer, (ids or prompt)[-1], text)
+        if at < prompt_size:
+            prompt += made
+        else:
+            ids += made
+            mask += [int(any(a < y and b > x for x, y in learned)) for a, b in places]
+            offsets += [(a + len(texts), b + len(texts)) for a, b in places]
+            texts += text
+        at += len(text)
+    if not prompt:
+        raise InputError("the turn answers an empty prompt", fix="use a template that writes one")
+    return Turns(prompt, ids, mask, texts, offsets)
+
+
+def encode_after(tokenizer, last: int, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+    """Ids and offsets of a text that stands behind a token, not at the beginning of a text.
+
+    Tokenizers of the sentencepiece kind put a space in front of a text; encoded behind a special
+    token or a newline, the text gets what it has in the middle of a conversation.
+    """
+    if tokenizer.context_free:
+        return tokenizer.encode_with_offsets(text)
+    front = "\n"
+    if last in tokenizer.special_ids:
+        front = tokenizer.decode([last], skip_special_tokens=False)
+    before = tokenizer.encode(front)
+    ids, offsets = tokenizer.encode_with_offsets(front + text)
+    n = len(before)
+    if ids[:n] != before:  # the newline is one token with what follows
+        return tokenizer.encode_with_offsets(text)
+    return ids[n:], [(max(a - len(front), 0), b - len(front)) for a, b in offsets[n:]]
+
+
+# -- a log of ids that only grows --
 
 
 def _require_assistant_last(messages: Sequence[Mapping]) -> None:
@@ -206,9 +435,6 @@ def _require_assistant_last(messages: Sequence[Mapping]) -> None:
             rule="what follows is appended to a turn that the policy wrote",
             fix="pass the messages up to and including the assistant's turn",
         )
-
-
-# -- a log of ids that only grows --
 
 
 class Rerendering(enum.Enum):
@@ -411,22 +637,3 @@ def _without_stop(tokenizer, closing: str) -> str:
 def _stop_texts(tokenizer) -> list[str]:
     texts = {tokenizer.decode([i], skip_special_tokens=False) for i in tokenizer.eos_ids}
     return sorted(texts - {""}, key=len, reverse=True)
-
-
-def encode_after(tokenizer, last: int, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-    """Ids and offsets of a text that stands behind a token, not at the beginning of a text.
-
-    Tokenizers of the sentencepiece kind put a space in front of a text; encoded behind a special
-    token or a newline, the text gets what it has in the middle of a conversation.
-    """
-    if tokenizer.context_free:
-        return tokenizer.encode_with_offsets(text)
-    front = "\n"
-    if last in tokenizer.special_ids:
-        front = tokenizer.decode([last], skip_special_tokens=False)
-    before = tokenizer.encode(front)
-    ids, offsets = tokenizer.encode_with_offsets(front + text)
-    n = len(before)
-    if ids[:n] != before:  # the newline is one token with what follows
-        return tokenizer.encode_with_offsets(text)
-    return ids[n:], [(max(a - len(front), 0), b - len(front)) for a, b in offsets[n:]]

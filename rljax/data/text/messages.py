@@ -11,6 +11,7 @@ import numpy as np
 
 from rljax.errors import InputError
 
+LEARN = "learn"  # a key of an assistant's message; False: it is read only
 REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one field, the usual first
 
 
@@ -47,7 +48,11 @@ def template_view(messages: object) -> list[dict]:
     """
     views = []
     for message, _ in _checked(messages, "chat messages", images=True):
-        view = {name: plain(value) for name, value in message.items() if value is not None}
+        view = {
+            name: plain(value)
+            for name, value in message.items()
+            if value is not None and name != LEARN
+        }
         reasoning = next((view[name] for name in REASONING if name in view), None)
         if reasoning is not None:
             view = {"thinking": reasoning, **view, "reasoning_content": reasoning}

@@ -7,6 +7,7 @@ renders. Messages are checked in `messages`; tokens and masks are in `chat`.
 """
 
 import datetime
+import itertools
 from collections.abc import Mapping, Sequence
 
 from rljax.data.text import guarded
@@ -136,9 +137,12 @@ class ChatTemplate:
         if not any(isinstance(message.get("content"), list) for message in view):
             return self._run(view, context)
         parts = [message["content"] for message in view if isinstance(message.get("content"), list)]
+        said = [part["text"].strip() for part in itertools.chain(*parts) if part["type"] == "text"]
         try:
             text = self._run(view, context)
-            if not any(str(content) in text for content in parts if content):
+            # A template of texts writes the list as Python does, or an empty text in its place.
+            read = all(one in text for one in said)
+            if read and not any(str(content) in text for content in parts if content):
                 return text
         except InputError:
             pass  # the template takes text only, and its message about that is of no use
@@ -201,14 +205,15 @@ def _seen(special_tokens, add_generation_prompt, tools, documents, variables) ->
     """All names that a template sees beside the messages; the user's go before special tokens."""
     return {
         **special_tokens,
-        **_checked_variables(variables),
+        **checked_variables(variables),
         "tools": validate_objects(tools, "tools"),
         "documents": validate_objects(documents, "documents"),
         "add_generation_prompt": add_generation_prompt,
     }
 
 
-def _checked_variables(variables: Mapping[str, object] | None) -> dict[str, object]:
+def checked_variables(variables: Mapping[str, object] | None) -> dict[str, object]:
+    """Further names for a template as plain values. Raises InputError for one that is taken."""
     for name in variables or {}:
         if not isinstance(name, str) or not name.isidentifier() or name in RESERVED:
             raise InputError(

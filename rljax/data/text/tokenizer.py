@@ -19,8 +19,9 @@ from pathlib import Path
 import tokenizers
 
 from rljax import hub
+from rljax.data.text.ends import PROBED_TOOL, EndOfTurn, turn_ends
 from rljax.data.text.messages import check_unicode
-from rljax.data.text.template import ChatTemplate
+from rljax.data.text.template import ChatTemplate, checked_variables
 from rljax.data.text.tokenizer_files import (
     COPY_AGAIN,
     TEMPLATE_FOLDER,
@@ -56,7 +57,8 @@ class Tokenizer(abc.ABC):
     """The interface of a tokenizer.
 
     `eos_ids` is the stop set; its first id is the tokenizer's own end token, which supervised
-    examples get appended. `special_ids` are ids that `decode` leaves out.
+    examples get appended. `turn_ends` are the tokens of it that end a turn in the chat template.
+    `special_ids` are ids that `decode` leaves out.
     """
 
     vocab_size: int
@@ -65,6 +67,8 @@ class Tokenizer(abc.ABC):
     eos_ids: tuple[int, ...]
     special_ids: frozenset[int]
     has_chat_template: bool = False
+    turn_ends: tuple[EndOfTurn, ...] = ()
+    image_mark: str = ""  # what stands in the texts of messages where an image is
     context_free: bool = False  # whether the ids of a text never depend on what stands before it
 
     @abc.abstractmethod
@@ -139,12 +143,21 @@ class Tokenizer(abc.ABC):
         """Equal for two tokenizers that turn all text into the same ids and stop alike."""
 
 
-def load_tokenizer(folder: str | Path, *, now: datetime.datetime | None = None) -> Tokenizer:
-    """The tokenizer of a folder, ours or a Hugging Face one, or of a repository of the hub."""
+def load_tokenizer(
+    folder: str | Path, *, now: datetime.datetime | None = None,
+    variables: Mapping[str, object] | None = None,
+) -> Tokenizer:  # fmt: skip
+    """The tokenizer of a folder, ours or a Hugging Face one, or of a repository of the hub.
+    `variables` are those of a HuggingFaceTokenizer."""
     folder = hub.model_folder(folder, hub.TOKENIZER)
     path = folder / CHAR_FILE
     if not os.path.lexists(path):
-        return HuggingFaceTokenizer(folder, now=now)
+        return HuggingFaceTokenizer(folder, now=now, variables=variables)
+    if variables:
+        raise InputError(
+            f"{folder} has no chat template that could read variables",
+            value=sorted(variables), fix="leave data.template_variables empty",
+        )  # fmt: skip
     alphabet = read_json_object(path).get("alphabet")
     if not isinstance(alphabet, str):
         raise InputError(f"{path}: 'alphabet' is not a text", value=alphabet, fix="export it again")
@@ -226,9 +239,14 @@ class CharTokenizer(Tokenizer):
 
 
 class HuggingFaceTokenizer(Tokenizer):
-    """The tokenizer of a Hugging Face model folder. `now`: the date that its chat template sees."""
+    """The tokenizer of a Hugging Face model folder. `now`: the date that its chat template sees.
+    `variables` reach the template in every rendering, `{"enable_thinking": False}`; those of a call
+    go before them."""
 
-    def __init__(self, folder: str | Path, *, now: datetime.datetime | None = None):
+    def __init__(
+        self, folder: str | Path, *, now: datetime.datetime | None = None,
+        variables: Mapping[str, object] | None = None,
+    ):  # fmt: skip
         self.folder = Path(folder)
         if not os.path.isdir(self.folder):
             raise InputError(
@@ -241,17 +259,25 @@ class HuggingFaceTokenizer(Tokenizer):
             self.folder, self._library, list(self._special_tokens.values()), extra
         )
         self.vocab_size = max(self._library.get_vocab(with_added_tokens=True).values()) + 1
-        added = self._library.get_added_tokens_decoder()
         self.bos_id = self._id_of("bos_token")
         self.eos_ids = self._stop_set()
+        self._templates = read_templates(self.folder, now)
+        self.has_chat_template = "default" in self._templates
+        self._variables = checked_variables(variables)
+        if self._variables and not self._templates:
+            raise InputError(
+                f"{self.folder} has no chat template that could read variables",
+                value=sorted(self._variables),
+                fix="leave data.template_variables empty, or add chat_template.jinja",
+            )
+        self._join_turn_ends()
+        added = self._library.get_added_tokens_decoder()
         pad = self._id_of("pad_token")
         self.pad_id = self.eos_ids[0] if pad is None else pad
         self.special_ids = frozenset(
             {i for i, token in added.items() if token.special} | {self.pad_id, *self.eos_ids}
         )
         self._adds_bos, self._prefix = self._reads_prefix()
-        self._templates = read_templates(self.folder, now)
-        self.has_chat_template = "default" in self._templates
 
     def _id_of(self, field: str) -> int | None:
         text = self._special_tokens.get(field)
@@ -290,6 +316,35 @@ class HuggingFaceTokenizer(Tokenizer):
                 "generation_config.json",
             )
         return tuple(dict.fromkeys(ids))
+
+    def _join_turn_ends(self) -> None:
+        """Adds what ends a turn in the template to the stop set, as a token that `decode` leaves
+        out: else a turn would be learned with an end that no sampler stops at."""
+        added = self._library.get_added_tokens_decoder()
+        special = {i for i, token in added.items() if token.special}
+
+        def added_in(text):
+            ids, offsets = self.encode_with_offsets(text)
+            return [(i, a, b) for i, (a, b) in zip(ids, offsets, strict=True) if i in added]
+
+        ends = []
+        for template in self._templates.values():
+
+            def render(messages, prompt, template=template):
+                tools = [PROBED_TOOL] if any(m.get("tool_calls") for m in messages) else None
+                options = dict(special_tokens=self._special_tokens, variables=self._variables)
+                return template.render(
+                    messages, add_generation_prompt=prompt, tools=tools, **options
+                )
+
+            ends += turn_ends(render, added_in, special, self.eos_ids)
+        self.turn_ends = tuple(dict.fromkeys(ends))
+        plain = [added[end.id] for end in self.turn_ends if end.id not in special]
+        for token in plain:
+            token.special = True
+        self._library.add_special_tokens(plain)
+        self._completed += [repr(token) for token in plain]
+        self.eos_ids = tuple(dict.fromkeys([*self.eos_ids, *(end.id for end in self.turn_ends)]))
 
     def _eos_of(self, name: str, config: dict) -> list[int]:
         value = config.get("eos_token_id")
@@ -402,7 +457,7 @@ class HuggingFaceTokenizer(Tokenizer):
             add_generation_prompt=add_generation_prompt,
             tools=tools,
             documents=documents,
-            variables=variables,
+            variables={**self._variables, **(variables or {})},
             continue_final_message=continue_final_message,
         )
 
@@ -418,7 +473,7 @@ class HuggingFaceTokenizer(Tokenizer):
             add_generation_prompt=False,
             tools=tools,
             documents=documents,
-            variables=variables,
+            variables={**self._variables, **(variables or {})},
         )
 
     def save(self, folder):
@@ -439,6 +494,8 @@ class HuggingFaceTokenizer(Tokenizer):
             rules.append(self._prefix)
         if self._completed:
             rules.append(self._completed)
+        if self._variables:
+            rules.append(self._variables)
         return _digest(self._text, json.dumps(rules, sort_keys=True))
 
 

@@ -1,0 +1,208 @@
+"""What a row says against what the chat template makes of it.
+
+A template may leave out a role that it does not know, reasoning, calls or tools, and says nothing.
+Here the rendered text is compared with the messages, for every kind of data and for the server.
+White space does not count, and a template may write a text as JSON or as HTML.
+"""
+
+import html
+import json
+from collections.abc import Mapping, Sequence
+
+from rljax.data.text.messages import REASONING
+from rljax.errors import InputError
+
+# How families write reasoning: (what begins it, what ends it).
+REASONING_MARKS = (
+    ("<think>", "</think>"),
+    ("<thinking>", "</thinking>"),
+    ("<thought>", "</thought>"),
+    ("<reasoning>", "</reasoning>"),
+    ("<seed:think>", "</seed:think>"),
+    ("[THINK]", "[/THINK]"),
+    ("◁think▷", "◁/think▷"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<|channel>thought", "<channel|>"),
+)
+_SHORT = 16  # characters, of a text that may stand in a template by chance
+_COMMON = ("system", "user", "assistant", "tool")
+_SHOWN = 60  # characters of a text in an error
+
+
+def split_reasoning(message: Mapping) -> tuple[str, str]:
+    """The reasoning of an assistant's message, from its own key or from between tags at the
+    beginning of its content, and the rest of the content. A closing tag alone ends reasoning, too:
+    the generation prompt may have opened it."""
+    content = message.get("content")
+    content = content if isinstance(content, str) else ""
+    own = next((message[n] for n in REASONING if isinstance(message.get(n), str)), "")
+    for opening, closing in REASONING_MARKS:
+        before, mark, answer = content.partition(closing)
+        begun = before.lstrip().removeprefix(opening)
+        if mark and opening not in begun and closing not in answer:
+            inside = begun.strip()
+            return "\n".join(filter(None, (own.strip(), inside))), answer.lstrip("\n")
+    return own.strip(), content
+
+
+def without_reasoning(message: Mapping, answer: str) -> dict:
+    """The message with this content and no reasoning."""
+    return {**{n: v for n, v in message.items() if n not in REASONING}, "content": answer}
+
+
+def check_conversation(
+    tokenizer, messages: Sequence[Mapping], text: str, options: Mapping, **how: bool
+) -> None:
+    """Raises InputError for a message of which the rendered `text` says nothing, or not all; and
+    for tools that it does not name. `how` and `options` are those of the rendering.
+
+    What the assistant reasoned before is no part of this: templates leave it out of a history.
+    """
+    tools = options.get("tools") or ()
+    names = [_function(tool).get("name") for tool in tools]
+    squeezed = _squeezed(text)
+    if missing := [n for n in names if isinstance(n, str) and not _within(n, squeezed)]:
+        raise InputError(
+            "the chat template writes nothing of the tools",
+            value=missing, rule="the model would call what it was never told of",
+            fix="use a chat template that knows tools, or remove the tools of the row",
+        )  # fmt: skip
+    for number, message in enumerate(messages):
+        said = split_reasoning(message)[1] if message["role"] == "assistant" else None
+        for what, piece in _said(tokenizer, message, said):
+            if not _within(piece, squeezed):
+                raise _left_out(number, message, what, piece)
+    for number in _dropped(tokenizer, messages, options, how):
+        raise _left_out(number, messages[number], "content", str(messages[number]["content"]))
+
+
+def check_turn(tokenizer, number: int, message: Mapping, before: str, written: str) -> None:
+    """Raises InputError where `written`, which is learned of a message behind the prompt `before`,
+    lacks reasoning, content or calls of the message."""
+    reasoning, answer = split_reasoning(message)
+    pieces = [("reasoning", reasoning), *_said(tokenizer, message, answer)]
+    for what, piece in pieces:
+        # A prefill is content that stands in the prompt.
+        end = before[len(before) - min(len(before), len(piece) + _SHOWN) :]
+        if not _within(piece, _squeezed(end + written)):
+            raise _left_out(number, message, what, piece)
+
+
+def _left_out(number: int, message: Mapping, what: str, piece: str) -> InputError:
+    role = message["role"]
+    fixes = {
+        "reasoning": "use a template that writes reasoning (or its variable, for instance"
+        " data.template_variables=('enable_thinking=true',)), write it into the content, or remove"
+        " it from the row",
+        "tool_calls": "use a template that writes calls, or write the call into the content",
+    }
+    fix = fixes.get(what, "use a template that writes it, or remove it from the row")
+    if role not in _COMMON:
+        fix = f"rename the role {role!r} to one that the template knows, such as 'system' or 'user'"
+    return InputError(
+        f"the chat template leaves out the {what} of message {number}, of role {role!r}",
+        value=piece[:_SHOWN],
+        rule="what a row says is what is read and learned",
+        fix=fix,
+    )
+
+
+def _said(tokenizer, message: Mapping, answer: str | None) -> list[tuple[str, str]]:
+    """(key, text) of all that a message says beside reasoning; `answer` stands for its content."""
+    content = message.get("content") if answer is None else answer
+    if isinstance(content, (list, tuple)):
+        texts = [part.get("text") for part in content if isinstance(part, Mapping)]
+    else:
+        texts = [content]
+    texts = [text for text in texts if isinstance(text, str)]
+    mark = tokenizer.image_mark
+    pieces = [piece for text in texts for piece in (text.split(mark) if mark else [text])]
+    said = [("content", piece) for piece in pieces]
+    for call in message.get("tool_calls") or ():
+        function = _function(call)
+        said += [("tool_calls", text) for text in (function.get("name"), *_texts(function))]
+    return [(what, text) for what, text in said if isinstance(text, str) and text.strip()]
+
+
+def _function(value: object) -> Mapping:
+    inner = value.get("function") if isinstance(value, Mapping) else None
+    return inner if isinstance(inner, Mapping) else value if isinstance(value, Mapping) else {}
+
+
+def _texts(function: Mapping) -> list[str]:
+    """The texts among a call's arguments."""
+    found, todo = [], [function.get("arguments")]
+    if isinstance(todo[0], str):
+        try:
+            todo = [json.loads(todo[0])]
+        except ValueError:
+            return [todo[0]]
+    while todo:
+        value = todo.pop()
+        if isinstance(value, str):
+            found.append(value)
+        elif isinstance(value, Mapping):
+            todo += value.values()
+        elif isinstance(value, (list, tuple)):
+            todo += value
+    return found
+
+
+def _within(piece: str, squeezed: str) -> bool:
+    """Whether a text stands in another one that was squeezed."""
+    small = _squeezed(piece)
+    if not small or small in squeezed:
+        return True
+    written = (json.dumps(piece, ensure_ascii=ascii_only)[1:-1] for ascii_only in (False, True))
+    twice = json.dumps(json.dumps(piece, ensure_ascii=False), ensure_ascii=False)[3:-3]
+    return any(
+        _squeezed(form.replace("\\n", "\n").replace("\\t", "\t").replace("\\r", "\r"))
+        in squeezed.replace("\\n", "").replace("\\t", "").replace("\\r", "")
+        for form in (*written, html.escape(piece), twice)
+    )
+
+
+def _squeezed(text: str) -> str:
+    return "".join(text.split())
+
+
+# -- roles that a template drops --
+
+_PROBES: dict[tuple, tuple[int, ...]] = {}  # by the roles of a conversation; one template's at most
+_MOST_PROBES = 1_000
+
+
+def _dropped(tokenizer, messages, options: Mapping, how: Mapping) -> tuple[int, ...]:
+    """The messages whose place the template leaves out whatever they say. Asked where a text is so
+    short that it may stand in the rendering by chance, or a role is not one of the usual."""
+    told = [isinstance(m.get("content"), str) and bool(m["content"].strip()) for m in messages]
+    odd = any(
+        said and (m["role"] not in _COMMON or len(m["content"].strip()) < _SHORT)
+        for m, said in zip(messages, told, strict=True)
+    )
+    if not odd or tokenizer.image_mark:
+        return ()
+    roles = tuple(
+        (m["role"], said, "tool_calls" in m) for m, said in zip(messages, told, strict=True)
+    )
+    variables = json.dumps(options.get("variables"), default=str)
+    key = (id(tokenizer), roles, variables, bool(options.get("tools")), tuple(how.items()))
+    if key not in _PROBES:
+        if len(_PROBES) >= _MOST_PROBES:
+            _PROBES.clear()
+        _PROBES[key] = _missing(tokenizer, messages, told, options, how)
+    return _PROBES[key]
+
+
+def _missing(tokenizer, messages, told, options, how) -> tuple[int, ...]:
+    probed = [
+        {**message, "content": f"RLJAX-SAID-{number}-"} if said else dict(message)
+        for number, (message, said) in enumerate(zip(messages, told, strict=True))
+    ]
+    try:
+        text = tokenizer.render_chat(probed, **how, **options)
+    except InputError:  # a template that reads contents; the texts themselves are compared
+        return ()
+    return tuple(
+        number for number, said in enumerate(told) if said and f"RLJAX-SAID-{number}-" not in text
+    )
