@@ -8,6 +8,12 @@ once, beside their definition; validation, the update and the planner read it wi
 
 A value may be a function of the options of the call, defaults included. A function without a
 declaration has the defaults of Contract, so that a user's own function needs none.
+
+A function of a response, such as a reward, may declare reads="answer". Then it is handed what
+stands behind the reasoning (rljax.reasoning), whoever calls it:
+
+    @contract(reads="answer")
+    def my_reward(response, ground_truth): ...
 """
 
 import dataclasses
@@ -16,6 +22,10 @@ import inspect
 from collections.abc import Callable
 
 from rljax.components import Component
+from rljax.reasoning import cut_reasoning
+
+# The parameters of a reward, a judge or an extractor that are responses.
+_RESPONSES = ("response", "responses", "completions", "solution_str", "first", "second")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +34,8 @@ class Contract:
 
     # Batch fields that must be filled before the call, beside tokens, segment_ids, positions and
     # mask. What a function reads only where it is there (batch.weights) does not belong here.
-    reads: tuple[str, ...] = ()
+    # Of a function of a response: "response", all of it, or "answer", what follows the reasoning.
+    reads: tuple[str, ...] | str = ()
     fills: tuple[str, ...] = ()  # batch fields that it fills, or returns values for
     rows: int = 1  # consecutive rows that are one example: 2 for a pair
     # Losses.
@@ -64,7 +75,8 @@ class Contract:
 
     def __post_init__(self):
         for name in ("reads", "fills", "seats"):
-            if isinstance(getattr(self, name), str):
+            value = getattr(self, name)
+            if isinstance(value, str) and (name != "reads" or value not in ("answer", "response")):
                 raise TypeError(f"contract({name}=...) is a tuple of names: ({name!r},)")
 
 
@@ -73,15 +85,41 @@ _NAMES = {field.name for field in dataclasses.fields(Contract)}
 
 def contract(**declared) -> Callable:
     """Declares the contract of a function; see the fields of Contract."""
+    if isinstance(reads := declared.get("reads"), tuple) and {"answer", "response"} & {*reads}:
+        raise TypeError(f"contract(reads={reads!r}) of a response is a text: 'answer', 'response'")
     unknown = declared.keys() - _NAMES
     if unknown:
         raise TypeError(f"contract has no {sorted(unknown)}; its names are {sorted(_NAMES)}")
 
     def declare(function: Callable) -> Callable:
         function.contract = declared
-        return function
+        reads = declared.get("reads")
+        return _reading(function, reads) if reads == "answer" or callable(reads) else function
 
     return declare
+
+
+def _reading(function: Callable, reads: str | Callable[[dict], object]) -> Callable:
+    """The function, handed the answers of responses where it reads the answer. One of a batch,
+    whose fields depend on its options, is returned as it is."""
+    parameters = inspect.signature(function).parameters.values()
+    named = any(p.name in _RESPONSES for p in parameters)
+    if not named and (callable(reads) or all(p.kind is not p.VAR_KEYWORD for p in parameters)):
+        if callable(reads):
+            return function
+        raise TypeError(f"contract(reads='answer') is of a function of one of {_RESPONSES}")
+    order = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+
+    @functools.wraps(function)
+    def reading(*args, **kwargs):
+        if (reads({**defaults, **kwargs}) if callable(reads) else reads) == "answer":
+            responses = [i for i, name in enumerate(order) if name in _RESPONSES]
+            args = [cut_reasoning(x) if i in responses else x for i, x in enumerate(args)]
+            kwargs = {n: cut_reasoning(x) if n in _RESPONSES else x for n, x in kwargs.items()}
+        return function(*args, **kwargs)
+
+    return reading
 
 
 def spec(function: Callable | Component) -> Contract:

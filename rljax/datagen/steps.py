@@ -22,6 +22,7 @@ from rljax.datagen.search import (
     search_labels,
 )
 from rljax.datagen.trajectories import continued
+from rljax.reasoning import response_of
 from rljax.rewards.pool.pool import RewardPool
 from rljax.rollout.process import TokenTexts
 from rljax.setup.policies import Policy, Sample, sample_all
@@ -68,7 +69,9 @@ class Searcher:
         samples = [
             {
                 "prompt": record.prompt_text,
-                "response": self.policy.tokenizer.decode(list(ids)),
+                "response": response_of(
+                    self.policy.tokenizer, ids, record.prompt_text, record.messages
+                ),
                 "ground_truth": record.ground_truth,
                 "data_source": record.data_source,
                 "extra_info": record.extra_info,

@@ -6,6 +6,7 @@ from typing import Literal
 
 from rljax.environments.contract import Turn
 from rljax.errors import InputError
+from rljax.reasoning import answer_of
 from rljax.rewards.unit_tests.code_forms import Tests, extract_program, read_tests
 from rljax.rewards.unit_tests.code_run import run_tests
 
@@ -22,9 +23,10 @@ def repair(
     """1 for a program that passes all unit tests of `ground_truth` (the forms of code_tests) within
     `tries` tries, else 0; part first_try: 1 if the first one did.
 
-    A reply is a program, its last fenced block where it has one; with `around`, such as
-    "def f(x):\\n    return $line", it is what stands at $line. It runs in the sandbox, `timeout_s`
-    seconds for a test. After a try that fails the policy reads the first test that did.
+    A reply is, behind its reasoning, a program, its last fenced block where it has one; with
+    `around`, such as "def f(x):\\n    return $line", it is what stands at $line. It runs in the
+    sandbox, `timeout_s` seconds for a test. After a try that fails the policy reads the first test
+    that did.
     """
     if style not in ("words", "short"):
         raise InputError("repair(style)", value=style, rule="words or short")
@@ -33,7 +35,7 @@ def repair(
     tests, told = read_tests(ground_truth), prompt
     for number in range(tries):
         reply = yield Turn(told, state=told)
-        text = reply.strip()
+        text = answer_of(reply).strip()
         program = string.Template(around).safe_substitute(line=text) if around else None
         program = program or extract_program(text)
         failing = first_failure(program, tests, timeout_s)

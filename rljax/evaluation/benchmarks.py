@@ -28,6 +28,7 @@ from rljax.evaluation.policy import bootstrap, pass_at_k
 from rljax.evaluation.suite_rows import pinned
 from rljax.evaluation.suites import Suite
 from rljax.keys import root_key
+from rljax.reasoning import Response
 from rljax.rewards.pool.pool import RewardPool
 from rljax.rollout import extraction_failed_fraction
 from rljax.setup.policies import Policy, SavedPolicy, load_policy, sample_all
@@ -310,7 +311,8 @@ def _sampling(suite: Suite, policy: Policy) -> Policy:
 
 def _before(text: str, stops: Sequence[str]) -> str:
     """The text up to the first of the stop strings, which does not belong to a response."""
-    return text[: min((text.find(stop) for stop in stops if stop in text), default=len(text))]
+    cut = text[: min((text.find(stop) for stop in stops if stop in text), default=len(text))]
+    return Response(cut, _before(text.answer, stops)) if isinstance(text, Response) else cut
 
 
 def _digest(texts) -> str:

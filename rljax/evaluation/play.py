@@ -24,6 +24,7 @@ from rljax.environments.episode import Episode
 from rljax.environments.messages import Limits, Step
 from rljax.errors import InputError
 from rljax.keys import fold_in
+from rljax.reasoning import response_of
 from rljax.rewards.pool.calling import HOME, call_reward
 from rljax.sampler import Sampling
 from rljax.setup.policies import Policy, SavedPolicy, sample_all
@@ -156,7 +157,8 @@ def _score(config: Config, tokenizer, record: PromptRecord, played: Played) -> N
     while begin and log.mask[begin - 1]:
         begin -= 1
     sample = dict(
-        response=tokenizer.decode(log.ids[begin:]), ground_truth=record.ground_truth,
+        response=response_of(tokenizer, log.ids[begin:], record.prompt_text, record.messages),
+        ground_truth=record.ground_truth,
         data_source=record.data_source, prompt=record.prompt, extra_info=record.extra_info,
         num_tokens=len(log.ids) - begin, finish_reason="stop",
     )  # fmt: skip

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from rljax.contracts import contract
 from rljax.data.online.prompts import PromptRecord
 from rljax.errors import InputError
 from rljax.keys import root_key
@@ -62,6 +63,7 @@ def majority_at_k(answers: Sequence[str | None], right: Sequence[bool], k: int) 
     return sum(wins) / len(wins)
 
 
+@contract(reads="answer")
 def final_answer(response: str) -> str | None:
     r"""The answer that maj@k votes on: the last `\boxed{...}`, else the text after the last `####`,
     else the whole text."""

@@ -22,6 +22,7 @@ from rljax.components import Component
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
 from rljax.models.model import Model
+from rljax.reasoning import answer_of
 from rljax.rewards.judges.judges import message
 from rljax.rewards.judges.rubrics import rubric_message, rubric_parts, rubrics_of
 from rljax.rewards.pool.pool import Score
@@ -75,6 +76,7 @@ class MeshJudge:
     def _questions(self, sample: Mapping) -> tuple[list[list[int]], list[dict]]:
         """(token ids of each question, the rubrics that they ask about)."""
         template, best = self.options["template"], self.grades[-1]
+        sample = {**sample, "response": answer_of(sample["response"])}
         answer = f"Answer with one of {', '.join(self.grades)} and nothing else."
         if self.by_rubrics:
             rubrics = rubrics_of(sample["extra_info"])

@@ -4,6 +4,7 @@ import numpy as np
 
 from rljax import hosts
 from rljax.errors import InputError
+from rljax.reasoning import response_of
 from rljax.rewards.pool.pool import RewardPool, Score
 from rljax.rollout.episode_log import Episode, Rules
 from rljax.rollout.report import Sample
@@ -32,7 +33,8 @@ def episode_sample(episode: Episode, tokenizer, rubrics) -> Sample:
     """What a reward function may read of an episode: its last turn, and the whole of it."""
     log = episode.speaker
     ids = [] if log is None or not log.turns else log.sample.ids[log.turns[-1].start :]
-    text = lambda: tokenizer.decode([int(i) for i in ids])  # noqa: E731
+    said = (episode.record.prompt_text, episode.record.messages)
+    text = lambda: response_of(tokenizer, ids, *said)  # noqa: E731
     sample = sample_of(episode.record, text, len(ids), episode.finish, episode.prompt, rubrics)
     turns = [turn for one in episode.logs for turn in one.turns]
     said = [

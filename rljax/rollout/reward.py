@@ -20,6 +20,7 @@ from rljax.batch import Batch, FinishReason, last_token
 from rljax.data.online.prompts import PromptRecord, Prompts
 from rljax.learn import map_microbatches
 from rljax.models.model import Model
+from rljax.reasoning import response_of
 from rljax.rewards.judges.rubric_buffer import RubricBuffer
 from rljax.rewards.pool.pool import Pending, RewardPool, Score
 from rljax.rewards.sandbox.tiers import ALL_TIERS
@@ -206,7 +207,8 @@ class Reward:
     def sample(self, record: PromptRecord, ids: Sequence[int], finish: int, group: int) -> Sample:
         """What the pool scores: the fields that a reward may declare, and `group`, the same number
         for all samples of a prompt."""
-        text = lambda: self.tokenizer.decode([int(i) for i in ids])  # noqa: E731
+        said = (record.prompt_text, record.messages)
+        text = lambda: response_of(self.tokenizer, ids, *said)  # noqa: E731
         return sample_of(record, text, len(ids), finish, group, self.rubrics)
 
     def learn(self, report: RewardReport) -> dict[str, float]:

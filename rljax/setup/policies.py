@@ -27,6 +27,7 @@ from rljax.learn.state import new_train_state
 from rljax.models.huggingface import load_params
 from rljax.models.model import Model
 from rljax.models.trees import merged
+from rljax.reasoning import response_of
 from rljax.roles import Actor
 from rljax.rollout import Environment, Reward, sample_scored
 from rljax.sampler import Sampling, held_weights
@@ -321,7 +322,8 @@ def sample_all(
             batch, report = sample_scored(policy.actor, reward, part, *draw, n=n)
             scores = [(row.score.value, row.score.parts) for row in report.rows[:live]]
         lengths = np.repeat(part.lengths, n)[:live]
-        rows = zip(_read_rows(batch, lengths, policy.tokenizer), scores, strict=True)
+        records = [prompt for prompt, _ in chunk for _ in range(n)]
+        rows = zip(_read_rows(batch, lengths, policy.tokenizer, records), scores, strict=True)
         for row, (fields, score) in enumerate(rows):
             samples.append(Sample(first + row // n, *fields, *score))
     return samples
@@ -338,7 +340,11 @@ def _episodes(
     starts = np.argmax(one.mask > 0, axis=1)
     samples = []
     for i, (fields, row) in enumerate(
-        zip(_read_rows(one, starts, policy.tokenizer), report.rows[::seats], strict=True)
+        zip(
+            _read_rows(one, starts, policy.tokenizer, np.repeat(part.records, n)),
+            report.rows[::seats],
+            strict=True,
+        )
     ):
         _, *numbers = fields
         score = (row.score.value, row.score.parts, row.sample["turns"], row.sample["calls"])
@@ -346,18 +352,20 @@ def _episodes(
     return samples
 
 
-def _read_rows(batch, lengths: np.ndarray, tokenizer: Tokenizer) -> Iterator[tuple]:
+def _read_rows(
+    batch, lengths: np.ndarray, tokenizer: Tokenizer, records: Sequence[PromptRecord]
+) -> Iterator[tuple]:
     """(text, ids, logprobs, finish_reason) of the responses of the first rows, which begin after
-    `lengths` tokens."""
+    `lengths` tokens and answer `records`."""
     fields = (batch.tokens, batch.mask, batch.segment_ids, batch.finish_reason)
     tokens, mask, segments, finish = fetch(fields)
     logprobs = np.full(tokens.shape, np.nan)
     if batch.sampler_logprobs is not None:
         logprobs = np.where(mask > 0, fetch(batch.sampler_logprobs), np.nan)
-    for row, start in enumerate(lengths):
+    for row, (start, record) in enumerate(zip(lengths, records, strict=False)):
         at = slice(int(start), int(np.sum(segments[row] > 0)))
         ids = tokens[row, at].tolist()
         yield (
-            tokenizer.decode(ids), tuple(ids), tuple(logprobs[row, at].tolist()),
-            FinishReason(int(finish[row])).name.lower(),
+            response_of(tokenizer, ids, record.prompt_text, record.messages), tuple(ids),
+            tuple(logprobs[row, at].tolist()), FinishReason(int(finish[row])).name.lower(),
         )  # fmt: skip

@@ -12,6 +12,8 @@ LETTERS = "abcdefghijklmnopqrstuvwxyzABC"
 
 
 class Letters:
+    special_ids = frozenset()
+
     @staticmethod
     def decode(ids):
         return "".join(LETTERS[i] for i in ids)

@@ -16,6 +16,7 @@ from test_instructions import CASES, truth
 
 import rljax.rewards
 from rljax import rewards
+from rljax.reasoning import answer_of, cut_reasoning
 from rljax.rewards.groups import diversity
 from rljax.rewards.judges import judges, judging, rubrics
 from rljax.rewards.text import gym
@@ -50,6 +51,14 @@ def both_ways(text):
 # name -> (parser of a text, where the text stands in a response). A parser that looks for a box, a
 # mark or a tag gets the text there, too.
 PARSERS = {
+    "reasoning": (
+        answer_of,
+        ("{}", "<think>{}", "<think>{}</think>", "`<think>{}", "<|channel|>final<|message|>{}",
+         "</think><response>{}", "Here is my thought process:{}Here is my response:"),
+    ),
+    "reasoning of TRL's messages": (
+        lambda t: cut_reasoning([[{"role": "assistant", "content": t}]]), ("<think>{}</think>",),
+    ),
     "boxed": (lambda t: rewards.boxed(t, "5"), ("{}", r"\boxed{{{}}}", r"\boxed {}")),
     "boxed, itself": (lambda t: rewards.boxed(t, t), (r"\boxed{{{}}}",)),
     "gsm8k": (lambda t: rewards.gsm8k(t, "5"), ("{}", "#### {}", "#### 5={}")),
@@ -179,6 +188,7 @@ def readers() -> dict[str, list]:
 def reads_text(function) -> bool:
     parameters = inspect.signature(function).parameters.keys()
     names = {"response", "responses", "text", "answer", "completion", "output"}
+    function = inspect.unwrap(function)
     used = {*function.__code__.co_names}
     patterns = {
         name
@@ -209,7 +219,7 @@ def test_every_function_that_reads_a_response_is_among_the_parsers():
     missing = {
         name
         for name, functions in readers().items()
-        if not all(f.__code__ in reached for f in functions)
+        if not all(inspect.unwrap(f).__code__ in reached for f in functions)
     }
     assert missing <= NOT_RUN.keys(), f"no case in PARSERS: {sorted(missing - NOT_RUN.keys())}"
     assert NOT_RUN.keys() <= missing, f"has a case: {sorted(NOT_RUN.keys() - missing)}"

@@ -9,7 +9,6 @@ from typing import Literal
 from rljax.rewards.text.rules import (
     SCALES,
     TAKEN_BACK,
-    final_part,
     last_boxed,
     plain_signs,
 )
@@ -21,9 +20,8 @@ Extraction = Literal["any", "boxed", "marked", "last"]
 
 
 def find_answer(response: str, extraction: Extraction) -> str | None:
-    """The text of the answer, None if there is none where it is looked for: never in the thinking
-    before `</think>`."""
-    response = final_part(response).replace("\\fbox", "\\boxed")
+    """The text of the answer, None if there is none where it is looked for."""
+    response = response.replace("\\fbox", "\\boxed")
     if extraction == "any":
         boxed, marked = "\\boxed" in response, "####" in response
         extraction = "boxed" if boxed else "marked" if marked else "last"

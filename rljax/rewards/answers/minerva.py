@@ -7,7 +7,7 @@ written differently. Minerva: arXiv 2206.14858, appendix D; DAPO: arXiv 2503.144
 import re
 
 from rljax.contracts import contract
-from rljax.rewards.text.rules import check_text
+from rljax.rewards.text.rules import answer_unless_whole, check_text
 
 _WINDOW = 300  # characters of the response that are read; of a strict box the last 100
 _STRICT_WINDOW = 100
@@ -77,13 +77,20 @@ def _braced(text: str) -> str | None:
     return None
 
 
-@contract(on_timeout={"score": -1.0, "acc": 0.0})
-def dapo(response: str, ground_truth: str, *, strict_box_verify: bool = False) -> dict:
+@contract(reads=answer_unless_whole, on_timeout={"score": -1.0, "acc": 0.0})
+def dapo(
+    response: str,
+    ground_truth: str,
+    *,
+    strict_box_verify: bool = False,
+    whole_response: bool = False,
+) -> dict:
     r"""1 if the answer equals the reference as text in Minerva's normal form, else -1.
 
     `strict_box_verify`: the text of the last box equals the reference as they stand. Parts: acc
     (0 or 1), extracted. As verl's math_dapo, but for `pred`, which is text: `dapo_answer`. It stays
-    as published, with what that pays: `7 = 5`, `$5$ or $6$`, `not $5$` and `5,0` are 5.
+    as published, with what that pays: `7 = 5`, `$5$ or $6$`, `not $5$` and `5,0` are 5; but for the
+    reasoning, in which the published rule also looks: `whole_response=True`.
     """
     check_text(ground_truth)
     answer = dapo_answer(response, strict_box_verify=strict_box_verify)

@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Mapping
 
+from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.rewards.judges.endpoint import chat, strict_json
 
@@ -116,6 +117,7 @@ def check_scale(scale: float) -> None:
         raise InputError("scale", value=scale, rule="the highest score: a number above 0")
 
 
+@contract(reads="answer")
 def judge(
     response, prompt, ground_truth=None, *, base_url: str = "", model: str = "",
     template: str = JUDGE_TEMPLATE, scale: float = 10.0, reason: bool = False,

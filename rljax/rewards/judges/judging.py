@@ -9,6 +9,7 @@ rljax.rewards.judges.judges.
 import functools
 
 from rljax.components import Component, resolve
+from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.rewards.judges.endpoint import chat
 from rljax.rewards.judges.judges import message, object_of
@@ -41,6 +42,7 @@ def _read_winner(text: str) -> float:
     return _WINS[better]
 
 
+@contract(reads="answer")
 def ask(
     prompt, first: str, second: str, *, base_url: str, model: str, template: str = PAIR_TEMPLATE,
     structured: bool = True, api_key_env: str = "OPENAI_API_KEY", timeout_s: float = 50.0,

@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import Literal
 
+from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.rewards.judges.endpoint import EndpointError, chat
 from rljax.rewards.judges.judges import (
@@ -179,6 +180,7 @@ def rubric_parts(rubrics: Sequence[dict], values: Sequence[float], normalise: bo
 # -- rewards and generators -----------------------------------------------------------------------
 
 
+@contract(reads="answer")
 def rubric(
     response, prompt, extra_info, *, base_url: str = "", model: str = "",
     template: str = RUBRIC_TEMPLATE, scale: float = 2.0, normalise: bool = True,
@@ -241,6 +243,7 @@ def _read_rubrics(text: str) -> dict:
     return parsed
 
 
+@contract(reads="answer")
 def endpoint_rubrics(
     prompt, responses, rubrics, *, base_url: str, model: str, most: int = 3,
     template: str = GENERATOR_TEMPLATE, structured: bool = True,

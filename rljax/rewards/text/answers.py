@@ -16,7 +16,7 @@ from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.rewards.answers.answer_text import find_answer, plain_form
 from rljax.rewards.pool.calling import probe_options
-from rljax.rewards.text.rules import check_text, final_part, normal_form, rational
+from rljax.rewards.text.rules import answer_unless_whole, check_text, normal_form, rational
 
 prepare_worker = probe_options
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -79,7 +79,7 @@ def _tagged(response: str, tag: str) -> str | None:
     return None if content is None else content.strip()
 
 
-@contract(on_timeout=0.0)
+@contract(reads=answer_unless_whole, on_timeout=0.0)
 def qa_exact_match(
     response: str,
     ground_truth: str | list | dict,
@@ -87,11 +87,13 @@ def qa_exact_match(
     tag: str = "answer",
     score: float = 1.0,
     format_score: float = 0.0,
+    whole_response: bool = False,
 ) -> float:
     """`score` if the last <answer>...</answer> equals a target in SQuAD's normal form (Search-R1,
     arXiv 2503.09516), `format_score` if another answer stands there, 0 if none.
 
-    A quarter of the score if the response has more than 10 such tags. `tag=""`: the whole response.
+    A quarter of the score if the response has more than 10 such tags. `tag=""`: all of its text.
+    `whole_response=True` also looks into the reasoning, as the published rule does.
     """
     accepted = {squad_form(target) for target in targets(ground_truth)}
     answer = _tagged(response, tag)
@@ -103,7 +105,7 @@ def qa_exact_match(
     return score / 4 if many else float(score)
 
 
-@contract(on_timeout=0.0)
+@contract(reads="answer", on_timeout=0.0)
 def token_f1(response: str, ground_truth: str | list | dict, *, tag: str = "") -> dict:
     """SQuAD's F1, the best of the targets: 2 p r / (p + r) over words in normal form.
 
@@ -152,13 +154,12 @@ _WIDE_LETTERS = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}
 _ANSWER_IS = re.compile(r"\banswer\b\W{0,4}(?:is|:|=)", re.IGNORECASE)
 
 
-@contract(on_timeout=0.0)
+@contract(reads="answer", on_timeout=0.0)
 def choice(response: str, ground_truth: str, *, letters: str = "ABCD") -> dict:
     r"""1 if the chosen letter is the reference's, else 0. Part: extracted.
 
     The letter stands in the last `\boxed{}`, else in the last <answer>, else after the last "answer
-    is" or "answer:", else the response begins with it: `B`, `(B)`, `B. Paris`. Two are none, and so
-    is what stands in the thinking before `</think>`.
+    is" or "answer:", else the response begins with it: `B`, `(B)`, `B. Paris`. Two are none.
     """
     check_text(ground_truth)
     reference = _letter(ground_truth, letters)
@@ -169,7 +170,7 @@ def choice(response: str, ground_truth: str, *, letters: str = "ABCD") -> dict:
 
 
 def _chosen(response: str, letters: str) -> str | None:
-    response = final_part(response).translate(_WIDE_LETTERS)
+    response = response.translate(_WIDE_LETTERS)
     if "\\boxed" in response:
         return _letter(find_answer(response, "boxed") or "", letters)
     if "<answer>" in response:
@@ -208,19 +209,20 @@ _MMLU_PRO_MARKED = re.compile(r"(?=[aA]nswer:\s*([A-J]))")  # one may begin with
 _MMLU_PRO_ALONE = re.compile(r"\b[A-J]\b")
 
 
-@contract(on_timeout=0.0)
-def mmlu_pro(response: str, ground_truth: str) -> dict:
+@contract(reads=answer_unless_whole, on_timeout=0.0)
+def mmlu_pro(response: str, ground_truth: str, *, whole_response: bool = False) -> dict:
     """1 if the letter A to J that MMLU-Pro's evaluation extracts (arXiv 2406.01574) is the
     reference's, else 0. Part: extracted.
 
     The letter stands behind the first "answer is", else behind "Answer:", else it is the last one
-    that stands alone. The published evaluation guesses where there is none; here that is wrong.
+    that stands alone. The published evaluation guesses where there is none; here that is wrong. It
+    also looks into the reasoning: `whole_response=True`.
     """
     check_text(ground_truth)
     reference = ground_truth.strip().strip("().").upper()
     if not re.fullmatch("[A-J]", reference):
         raise ValueError(f"ground_truth {ground_truth!r:.80} is none of the letters A to J")
-    letter = _mmlu_pro_letter(final_part(response))
+    letter = _mmlu_pro_letter(response)
     return {"score": float(letter == reference), "extracted": float(letter is not None)}
 
 
@@ -235,7 +237,7 @@ def _mmlu_pro_letter(text: str) -> str | None:
     return alone[-1] if alone else None
 
 
-@contract(on_timeout=0.0)
+@contract(reads="answer", on_timeout=0.0)
 def integer_answer(response: str, ground_truth: str, *, low: int = 0, high: int = 999) -> dict:
     r"""1 if the answer is the reference's integer, else 0. Part: extracted, whether the answer is
     an integer from `low` to `high` at all (AIME: 0 to 999, and 025 is 25).
@@ -265,7 +267,7 @@ def integer_of(text: str, low: int, high: int) -> int | None:
     return None
 
 
-@contract(on_timeout=0.0)
+@contract(reads="answer", on_timeout=0.0)
 def contains(
     response: str,
     ground_truth: str | list | dict,
@@ -292,13 +294,14 @@ def _pattern(text: str) -> re.Pattern:
         raise InputError("regex_match: the pattern is none", value=text, rule=str(error)) from None
 
 
-@contract(on_timeout=0.0)
+@contract(reads=lambda o: "response" if o["pattern"] else "answer", on_timeout=0.0)
 def regex_match(
     response: str, ground_truth: str = "", *, pattern: str = "", whole: bool = False
 ) -> float:
     """1 if the pattern is found in the response (or `whole`: is all of it, stripped), else 0.
 
-    Without the option the ground truth is the pattern. `.` also matches a line's end.
+    Without the option the ground truth is the pattern, of an answer: the reasoning is not read. `.`
+    also matches a line's end.
     """
     check_text(ground_truth)
     if not (pattern or ground_truth):

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 
 from rljax.contracts import contract
 from rljax.errors import InputError
-from rljax.rewards.text.rules import final_part
 
 Kind = Callable[..., bool]
 _LANGUAGE_CHARACTERS = 1000  # of a text that say its language
@@ -330,18 +329,17 @@ def loose_forms(response: str) -> list[str]:
     return list(dict.fromkeys([*cut, *(text.replace("*", "") for text in cut)]))
 
 
-@contract(on_timeout=0.0)
+@contract(reads="answer", on_timeout=0.0)
 def instruction_following(response: str, ground_truth: str | dict) -> dict:
     """1 if the response follows all instructions of the prompt, else 0 (IFEval, arXiv 2311.07911).
 
     `ground_truth`: {"instruction_id_list": [...], "kwargs": [...]} as in google/IFEval, also as
     JSON. Strict: the response as it is. Loose: for each instruction one of its forms without first
     line, last line or asterisks is enough. Parts: prompt_strict, the score, and prompt_loose (0 or
-    1), instruction_strict and instruction_loose (shares), instructions (their number). What stands
-    before `</think>` is not read.
+    1), instruction_strict and instruction_loose (shares), instructions (their number). The
+    reasoning is not read.
     """
     instructions = read_instructions(ground_truth)
-    response = final_part(response)
     strict = [follows(response, *one) for one in instructions]
     forms = loose_forms(response)
     lenient = [any(follows(form, *one) for form in forms) for one in instructions]

@@ -14,12 +14,19 @@ from rljax.contracts import contract
 from rljax.rewards.answers.countdown import ExpressionError, evaluate
 from rljax.rewards.pool.calling import Scored
 
+
+def answer_unless_whole(options: dict) -> str:
+    """What a published rule reads: the answer; with its option whole_response, the reasoning, too,
+    as it was published."""
+    return "response" if options["whole_response"] else "answer"
+
+
 # An answer stands at the end; verl's window of 300 characters also bounds the work on a long
 # response.
 _GSM8K_WINDOW = 300
 
 
-@contract(on_timeout=0.0)
+@contract(reads=answer_unless_whole, on_timeout=0.0)
 def gsm8k(
     response: str,
     ground_truth: str,
@@ -27,11 +34,13 @@ def gsm8k(
     method: Literal["numeric", "strict", "flexible"] = "numeric",
     score: float = 1.0,
     format_score: float = 0.0,
+    whole_response: bool = False,
 ) -> float:
     """GSM8K: `score` for the right answer, `format_score` for another number, 0 for none. Part:
     format/extracted, whether there is a number.
 
-    Only the last 300 characters are read. Where the answer is, and how it is compared:
+    Only the last 300 characters are read, and of the reasoning none: `whole_response=True` looks
+    there, too, as verl's rule does. Where the answer is, and how it is compared:
       strict    last `#### (-?[0-9.,]+)`, commas deleted, as strings: `#### 72.`, `#### $72` fail,
                 and `#### 72 or 73` passes (verl's rule, as published; so is flexible)
       numeric   what the line behind the last `####` says, as an exact number: `$1,234.50`,
@@ -161,17 +170,16 @@ def _reference_number(ground_truth: str) -> Fraction:
     return Fraction(text)
 
 
-@contract(on_timeout=0.0)
+@contract(reads="answer", on_timeout=0.0)
 def boxed(response: str, ground_truth: str) -> float:
     r"""MATH: 1 if the last `\boxed{...}` (brace-matched) equals the reference, else 0.
 
     Equal = the same text after light normalisation (spaces, `\left`, `\dfrac`, units, degrees,
     `x=`), or the same rational number (`.5`, `1/2`, `\frac{1}{2}`). Nothing symbolic: `\sqrt{8}` is
-    not `2\sqrt{2}`. A box in the thinking before `</think>` is none. Part: format/extracted,
-    whether there is a box.
+    not `2\sqrt{2}`. A box in the reasoning is none. Part: format/extracted, whether there is a box.
     """
     check_text(ground_truth)
-    answer = last_boxed(final_part(response))
+    answer = last_boxed(response)
     return _with_format(
         answer is not None and _equal_boxes(answer, ground_truth), answer is not None
     )
@@ -184,11 +192,6 @@ def _equal_boxes(answer: str, ground_truth: str) -> bool:
         return bool(answer.strip()) and answer.strip() == ground_truth.strip()
     number = rational(ours)
     return ours == theirs or (number is not None and number == rational(theirs))
-
-
-def final_part(response: str) -> str:
-    """What stands behind the thinking; all of a response without `</think>`."""
-    return response.rpartition("</think>")[2]
 
 
 def last_boxed(text: str) -> str | None:
@@ -274,14 +277,14 @@ def rational(text: str) -> Fraction | None:
     return (-value if sign == "-" else value) / divisor
 
 
-@contract(on_timeout=0.0)
+@contract(reads="answer", on_timeout=0.0)
 def exact_match(response: str, ground_truth: str) -> float:
     """1 if the texts are equal once stripped of surrounding whitespace, else 0."""
     check_text(ground_truth)
     return float(response.strip() == ground_truth.strip())
 
 
-@contract(on_timeout=0.0)
+@contract(reads="answer", on_timeout=0.0)
 def last_line(response: str, ground_truth: str) -> float:
     """1 if the last line of the response that is not blank is the ground truth, else 0: a solution
     in lines, whose last one is the answer."""
@@ -290,7 +293,7 @@ def last_line(response: str, ground_truth: str) -> float:
     return float(bool(lines) and lines[-1].strip() == ground_truth.strip())
 
 
-@contract(on_timeout=0.0)
+@contract(reads="answer", on_timeout=0.0)
 def sequence_match(response: str, ground_truth: str, *, partial: float = 0.0) -> float:
     """1 if the stripped texts are equal, else `partial * agree / longer`, which is below 1.
 
@@ -312,9 +315,10 @@ def length_under(response: str, num_tokens: int, *, max_tokens: int) -> float:
     return float(num_tokens < max_tokens)
 
 
-@contract(on_timeout=0.0)
+@contract(reads="answer", on_timeout=0.0)
 def valid_json(response: str) -> float:
-    """1 if the response is one JSON value (RFC 8259, so no NaN) not nested ~1000 deep, else 0."""
+    """1 if the response, without its reasoning, is one JSON value (RFC 8259, so no NaN) that is not
+    nested ~1000 deep, else 0."""
     try:
         # Numbers stay text: int() refuses a huge digit string, though it is valid JSON.
         json.loads(response, parse_int=str, parse_float=str, parse_constant=_refuse)

@@ -20,6 +20,7 @@ import secrets
 import time
 from typing import Literal
 
+from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.rewards.judges.endpoint import EndpointError, post_json
 from rljax.rewards.sandbox.values import encode
@@ -163,6 +164,7 @@ def _verdict(program: str, given, expected, tests: Tests, literal: bool, ask, sa
     return Verdict("failed", seconds, f"wrong: {value!r:.200}")
 
 
+@contract(reads="answer")
 def sandbox_fusion(
     response: str,
     ground_truth: str,

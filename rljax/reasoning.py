@@ -1,0 +1,234 @@
+"""Where the reasoning of a response ends: `answer_of` cuts it, by the marks of the model families.
+
+The one function by which rewards, extractors of answers and maj@k tell the answer from the
+reasoning; a function of a response asks for it by its contract, reads="answer" (rljax.contracts).
+Pure functions of strings, linear in their length: a response is untrusted.
+"""
+
+import functools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+# A family's marks: what opens its reasoning and what ends it.
+_TAGS = r"think|thinking|thought|reasoning|seed:think|longcat_think"
+_PAIRS = (
+    (r"◁think▷", r"◁/think▷"),  # Kimi
+    (r"\[THINK\]", r"\[/THINK\]"),  # Magistral
+    (r"<\|channel>thought\b", r"<channel\|>"),  # Gemma 4
+    (r"<\|START_THINKING\|>", r"<\|END_THINKING\|>"),  # Command A
+    (r"<\|begin_of_thought\|>", r"<\|end_of_thought\|>"),  # OpenThinker
+    (r"<\|inner_prefix\|>", r"<\|inner_suffix\|>"),  # Apertus
+)
+_MARK = re.compile(
+    rf"<(?P<ends>/?)(?P<tag>(?i:{_TAGS}))>|"
+    + "|".join(rf"(?P<o{i}>{begin})|(?P<c{i}>{end})" for i, (begin, end) in enumerate(_PAIRS))
+)
+# A message of gpt-oss has a channel, one of Muse a recipient: `analysis` and `self` are reasoning.
+_HEADER = re.compile(
+    r"<\|channel\|>\s{0,5}(?P<channel>\w{1,64})[^<]{0,200}(?:<\|constrain\|>[^<]{0,100})?<\|message\|>"
+    r"|(?:\bassistant\s{0,5}|^\s{0,5})to=(?P<to>\w{1,64})\s{0,5}<\|message\|>"
+)
+_MESSAGE_END = re.compile(r"<\|(?:end|return|call|eom|eot|start|channel)\|>")
+_TO_THE_USER = ("final", "user")
+# Granite 3.2 says it in words, which others may write as well: only both of them count.
+_IN_WORDS = re.compile(r"\s{0,20}Here(?:'s| is) my thought process:")
+_WORDS_END = re.compile(r"Here(?:'s| is) my response:")
+# What some families write around the answer.
+_AROUND = re.compile(
+    r"\s*(?:<response>|<\|START_RESPONSE\|>|<\|begin_of_solution\|>)(.*?)"
+    r"(?:</response>|<\|END_RESPONSE\|>|<\|end_of_solution\|>|\Z)\s*",
+    re.DOTALL,
+)
+_BLANK_LINES = re.compile(r"(?:[ \t\r]*\n)+")
+# A mark in quotes, or in a short text in quotes, is mentioned, not written.
+_QUOTES = {"`": "`", '"': '"', "'": "'", "\u201c": "\u201d", "\u2018": "\u2019", "\u00ab": "\u00bb"}
+_OPENING_QUOTE = re.compile(r"(?:^|[\W_])[rbfRBF]{0,2}([`\"'\u201c\u2018\u00ab])$")
+_LONGEST_QUOTE = 40
+_IN_A_SENTENCE = re.compile(r"(?: [a-z]|[.,;:!?)])")
+
+
+class Response(str):
+    """The text of a response that knows its answer, where that is not to be read from the text:
+    marks that are special tokens are no part of it, and a prompt may have begun the reasoning."""
+
+    answer: str
+
+    def __new__(cls, text: str, answer: str = ""):
+        made = super().__new__(cls, text)
+        made.answer = answer
+        return made
+
+
+def answer_of(response: str, begun: str = "") -> str:
+    """What stands behind the reasoning of a response; all of it where there is no reasoning, "" for
+    reasoning that has not ended.
+
+    Behind several blocks of reasoning it is what follows the last one, or, where nothing does, what
+    stands outside of them. A closing mark alone ends reasoning that the prompt began. A mark that
+    is quoted is text. `begun`: how the prompt begins the response (`beginning_of`).
+    """
+    if isinstance(response, Response):
+        return response.answer
+    text = f"{begun}{response}"
+    visible = _messages_to_the_user(text)
+    if visible is None:
+        visible = _outside(text, len(begun))
+    if visible is None:
+        return response
+    around = _AROUND.fullmatch(visible)
+    visible = around[1] if around else visible
+    start = _BLANK_LINES.match(visible)
+    return visible[start.end() :] if start else visible
+
+
+def cut_reasoning(value: object) -> object:
+    """The same without reasoning: of a response, of a list of them, and of TRL's lists of messages,
+    whose assistant messages get it as `reasoning_content`."""
+    if isinstance(value, str):
+        answer = answer_of(value)
+        return Response(answer, answer)
+    if isinstance(value, list | tuple):
+        return type(value)(map(cut_reasoning, value))
+    if isinstance(value, Mapping) and isinstance(value.get("content"), str):
+        if value.get("role", "assistant") != "assistant":
+            return value
+        answer = cut_reasoning(value["content"])
+        cut = _reasoning_before(value["content"], answer)
+        return {**value, "content": answer, **({"reasoning_content": cut} if cut else {})}
+    return value
+
+
+def _reasoning_before(text: str, answer: str) -> str:
+    """What was cut, without the marks at its ends."""
+    if len(text) == len(answer):
+        return ""
+    cut = str(text).removesuffix(answer) if answer else str(text)
+    marks = list(_MARK.finditer(cut))
+    if marks and not cut[: marks[0].start()].strip():
+        cut = cut[marks[0].end() :]
+        marks = list(_MARK.finditer(cut))
+    if marks and not cut[marks[-1].end() :].strip():
+        cut = cut[: marks[-1].start()]
+    return cut.strip()
+
+
+def _messages_to_the_user(text: str) -> str | None:
+    """The last message to the user of a text in messages; "" where none follows the reasoning. None
+    for a text without any."""
+    answer, headers = None, list(_HEADER.finditer(text))
+    for header in headers:
+        end = _MESSAGE_END.search(text, header.end())
+        said = text[header.end() : end.start() if end else len(text)]
+        answer = said if (header["channel"] or header["to"]) in _TO_THE_USER else ""
+    return answer
+
+
+def _outside(text: str, begin: int) -> str | None:
+    """What stands from `begin` on behind the last block of reasoning, or outside of all; "" where
+    one has not ended. None for a text without reasoning."""
+    words = _IN_WORDS.match(text)
+    ends = words and list(_WORDS_END.finditer(text, words.end()))
+    if ends:
+        return text[ends[-1].end() :]
+    inside, blocks, pieces = "", 0, []  # the kind of mark that opened; blocks; texts between them
+    at = begin
+    for mark in _marks(text):
+        kind, opens = _kind(mark)
+        if opens and not inside:
+            if not _in_a_sentence(text, mark):
+                pieces.append(text[at : max(at, mark.start())])
+                inside, blocks = kind, blocks + 1
+        elif not opens and inside in ("", kind):
+            # What stood before a mark that closes nothing was reasoning, too.
+            pieces, blocks = pieces if inside else [], blocks + (not inside)
+            inside, at = "", max(begin, mark.end())
+    if inside:
+        return ""
+    if not blocks:
+        return None
+    return text[at:] if text[at:].strip() else "".join(pieces)
+
+
+def _kind(mark: re.Match) -> tuple[str, bool]:
+    """(the name of a mark's family, whether it opens)."""
+    if mark["tag"]:
+        return mark["tag"].lower(), not mark["ends"]
+    return mark.lastgroup[1:], mark.lastgroup[0] == "o"
+
+
+def _marks(text: str) -> Iterable[re.Match]:
+    """The marks of a text that are not quoted."""
+    quoted_to = 0
+    for mark in _MARK.finditer(text):
+        if mark.start() < quoted_to:
+            continue
+        opened = _OPENING_QUOTE.search(text[max(0, mark.start() - 4) : mark.start()])
+        if opened:
+            closing = _QUOTES[opened[1]]
+            end = text.find(closing, mark.end(), mark.end() + _LONGEST_QUOTE)
+            if end >= 0 and "\n" not in text[mark.end() : end]:
+                quoted_to = end
+                continue
+        yield mark
+
+
+def _in_a_sentence(text: str, mark: re.Match) -> bool:
+    """Whether an opening mark is a word of a sentence: `Use the <think> tag`."""
+    before = text[max(0, mark.start() - 2) : mark.start()]
+    words = len(before) == 2 and before[0].isalnum() and before[1] == " "
+    return words and _IN_A_SENTENCE.match(text, mark.end()) is not None
+
+
+def beginning_of(prompt: str, messages: Sequence[Mapping] | None = None) -> str:
+    """The end of a rendered prompt that belongs to the response, from the last turn that is not the
+    assistant's on, where it holds marks of reasoning; "" else. Of a prompt without messages, a mark
+    at its very end."""
+    said = [m.get("content") for m in messages or () if m.get("role") != "assistant"]
+    last = _last_text(said[-1]).strip()[-200:] if said else ""
+    at = prompt.rfind(last) if last else -1
+    if at < 0:
+        end = prompt.rstrip()[-40:]
+        marks = [mark for mark in _MARK.finditer(end) if mark.end() == len(end)]
+        return marks[-1][0] if marks and _kind(marks[-1])[1] else ""
+    tail = prompt[at + len(last) :]
+    return tail if _MARK.search(tail) or _HEADER.search(tail) else ""
+
+
+def _last_text(content: object) -> str:
+    """The last text of a message's content, which may be a list of parts."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, Sequence) else ()
+    texts = [part.get("text") for part in parts if isinstance(part, Mapping)]
+    return next((text for text in reversed(texts) if isinstance(text, str)), "")
+
+
+_STRUCTURE = re.compile(
+    r"<\|(?:start|channel|constrain|message|end|return|call|eom|eot)\|>|<\|channel>"
+)
+
+
+@functools.lru_cache(maxsize=8)
+def _mark_ids(tokenizer) -> dict[int, str]:
+    """The special tokens of a vocabulary that are marks, or parts of them: `decode` drops them."""
+    texts = {i: tokenizer.decode([i], skip_special_tokens=False) for i in tokenizer.special_ids}
+    marks = (_MARK.fullmatch, _STRUCTURE.fullmatch)
+    return {i: text for i, text in texts.items() if any(is_mark(text) for is_mark in marks)}
+
+
+def response_of(
+    tokenizer, ids: Iterable[int], prompt: str = "", messages: Sequence[Mapping] | None = None
+) -> str:
+    """The text of sampled ids, without special tokens; a Response where that text does not show
+    where the reasoning ends."""
+    ids = [int(i) for i in ids]
+    text, marks = tokenizer.decode(ids), _mark_ids(tokenizer)
+    begun = beginning_of(prompt, messages)
+    if marks.keys().isdisjoint(ids):
+        return Response(text, answer_of(text, begun)) if begun else text
+    pieces, start = [], 0
+    for at, i in enumerate(ids):
+        if i in marks:
+            pieces += [tokenizer.decode(ids[start:at]), marks[i]]
+            start = at + 1
+    return Response(text, answer_of("".join([*pieces, tokenizer.decode(ids[start:])]), begun))
