@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 from rljax.data.images.encode import ImageReader
+from rljax.data.text.chat import prompt_text
 from rljax.data.text.messages import check_unicode
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.environments.calls import Format
@@ -322,7 +323,7 @@ def read_chat(
     messages, sources = split_images(for_template(fields["messages"]))
     images = opened(sources, reader)
     limits.check_images(sum(reader.tokens(image) for image in images), limit)
-    text = tokenizer.render_chat(messages, variables=fields["chat_template_kwargs"], **options)
+    text = prompt_text(tokenizer, messages, variables=fields["chat_template_kwargs"], **options)
     if images:
         text, _ = reader.expanded(text, images)
     limits.check("messages", [text], fields["n"], limit)

@@ -132,13 +132,14 @@ REWRITTEN = {
     ),
 }
 # Of which the template leaves something out, and which hold a stop token within a turn.
+_NO_REASONING = {"thinking_field", "thinking_other_names"}
 REFUSED_ROWS = {
-    "llama3": {"thinking_field", "tool_call_with_text", "tool_loop", "tool_loop_with_reasoning"},
-    "qwen2_5": {"special_in_text", "thinking_field", "tool_loop_with_reasoning"},
+    "llama3": {*_NO_REASONING, "tool_call_with_text", "tool_loop", "tool_loop_with_reasoning"},
+    "qwen2_5": {*_NO_REASONING, "special_in_text", "tool_loop_with_reasoning"},
     "qwen3": {"assistant_twice", "unknown_role", "special_in_text"},
-    "gemma": {"thinking_field", "tools_unused", "tools_and_system", "tool_call", "tools_in_system"},
+    "gemma": {*_NO_REASONING, "tools_unused", "tools_and_system", "tool_call", "tools_in_system"},
     "deepseek": {
-        "unknown_role", "thinking", "thinking_once", "thinking_field", "thinking_odd", "tool_loop",
+        *_NO_REASONING, "unknown_role", "thinking", "thinking_once", "thinking_odd", "tool_loop",
         "tool_loop_with_reasoning", "tool_by_ipython",
     },
 }  # fmt: skip

@@ -27,19 +27,20 @@ _NO_CALLS = (
     " tool_call_text_arguments tool_call_bare tool_call_nested tool_loop tool_loop_with_reasoning"
     " tool_by_ipython"
 )
+_NO_REASONING = "thinking_field thinking_other_names"
 _NO_TOOLS = f"{_NO_CALLS} tools_unused tools_and_system tools_in_system"
 # Rows of which the template leaves something out, or that hold a stop token within a turn.
 REFUSED_ROWS = {
-    "olmo2": f"assistant_twice unknown_role thinking_field {_NO_TOOLS}",
-    "olmo3": "special_in_text thinking_field tool_loop_with_reasoning",
-    "phi4": f"unknown_role special_in_text thinking_field {_NO_TOOLS}",
-    "phi4_mini": f"thinking_field {_NO_TOOLS}",
-    "smollm3": "system_twice system_late unknown_role special_in_text thinking_field " + _NO_CALLS,
-    "granite": "thinking_field tool_loop_with_reasoning",
-    "glm4": "thinking_field thinking_other_names tool_call_with_text tool_call_bare tool_loop"
+    "olmo2": f"assistant_twice unknown_role {_NO_REASONING} {_NO_TOOLS}",
+    "olmo3": f"special_in_text {_NO_REASONING} tool_loop_with_reasoning",
+    "phi4": f"unknown_role special_in_text {_NO_REASONING} {_NO_TOOLS}",
+    "phi4_mini": f"{_NO_REASONING} {_NO_TOOLS}",
+    "smollm3": f"system_twice system_late unknown_role special_in_text {_NO_REASONING} {_NO_CALLS}",
+    "granite": f"{_NO_REASONING} tool_loop_with_reasoning",
+    "glm4": f"{_NO_REASONING} tool_call_with_text tool_call_bare tool_loop"
     " tool_loop_with_reasoning",
-    "glm4_5": "thinking_field thinking_other_names thinking_odd tool_loop_with_reasoning",
-    "llama4": "thinking_field tool_loop_with_reasoning",
+    "glm4_5": f"{_NO_REASONING} thinking_odd tool_loop_with_reasoning",
+    "llama4": f"{_NO_REASONING} tool_loop_with_reasoning",
 }
 
 

@@ -153,14 +153,15 @@ def encode_turns(
         )
     if learned is None:
         learned = [k for k in learned_turns(messages) if k >= first]
-    before = None
-    if messages[first - 1].get("role") == "assistant" == messages[first].get("role"):
-        before = prompt_text(tokenizer, messages[:first], **options)
-        begun, more = messages[first - 1], messages[first]
-        whole = {**begun, **more, "content": begun["content"] + (more.get("content") or "")}
-        messages = [*messages[: first - 1], whole, *messages[first + 1 :]]
-        learned, first = [k - 1 for k in learned], first - 1
-    return _encoded(tokenizer, messages, learned, options, first=first, before=before)
+    if messages[first - 1].get("role") != "assistant" or messages[first]["role"] != "assistant":
+        return _encoded(tokenizer, messages, learned, options, first=first)
+    before = prompt_text(tokenizer, messages[:first], **options)
+    begun, more = messages[first - 1], messages[first]
+    whole = {**begun, **more, "content": begun["content"] + (more.get("content") or "")}
+    whole.pop(LEARN, None)
+    messages = [*messages[: first - 1], whole, *messages[first + 1 :]]
+    how = dict(first=first - 1, before=before, more=more)
+    return _encoded(tokenizer, messages, [k - 1 for k in learned], options, **how)
 
 
 def encode_last_turn(
@@ -221,9 +222,10 @@ class _Turn(NamedTuple):
     added: int = 0
 
 
-def _encoded(tokenizer, messages, learned, options, *, first=None, before=None) -> Turns:
+def _encoded(tokenizer, messages, learned, options, *, first=None, before=None, more=None) -> Turns:
     """The conversation in pieces: what is read, and the turns that are written, each encoded behind
-    the one before it, so that no token spans a border."""
+    the one before it, so that no token spans a border. `before` is the prompt of message `first`
+    where the message is begun in it, and `more` what is written of the message."""
     last = len(messages) - 1
     turns = {k: _turn(tokenizer, messages, k, options, before if k == first else None)
              for k in learned}  # fmt: skip
@@ -232,7 +234,7 @@ def _encoded(tokenizer, messages, learned, options, *, first=None, before=None) 
         text, spans = _placed(turn, text, spans, k, last)
     for k, turn in turns.items():  # also of what the end of the last turn has changed
         _placed(turn, text, spans, k, None)
-        check_turn(tokenizer, k, messages[k], turn.before, turn.written)
+        check_turn(tokenizer, k, more if more and k == first else messages[k], turn.written)
     check_conversation(tokenizer, messages, text, options, add_generation_prompt=False)
     start = (
         before
@@ -378,6 +380,8 @@ def _learned(turn: _Turn, spans, tokenizer) -> list[tuple[int, int]]:
     inside = [(a, b) for a, b in inside if a < b]
     if not inside:
         return []
+    # Between the prompt and what is marked nothing may stand that no one writes.
+    inside[0] = (0, inside[0][1])
     ids, offsets = tokenizer.encode_with_offsets(turn.written)
     return [*inside, offsets[-1]] if ids and ids[-1] in tokenizer.eos_ids else inside
 

@@ -58,33 +58,30 @@ def check_conversation(
 
     What the assistant reasoned before is no part of this: templates leave it out of a history.
     """
-    tools = options.get("tools") or ()
-    names = [_function(tool).get("name") for tool in tools]
     squeezed = _squeezed(text)
-    if missing := [n for n in names if isinstance(n, str) and not _within(n, squeezed)]:
-        raise InputError(
-            "the chat template writes nothing of the tools",
-            value=missing, rule="the model would call what it was never told of",
-            fix="use a chat template that knows tools, or remove the tools of the row",
-        )  # fmt: skip
     for number, message in enumerate(messages):
         said = split_reasoning(message)[1] if message["role"] == "assistant" else None
         for what, piece in _said(tokenizer, message, said):
             if not _within(piece, squeezed):
                 raise _left_out(number, message, what, piece)
-    for number in _dropped(tokenizer, messages, options, how):
-        raise _left_out(number, messages[number], "content", str(messages[number]["content"]))
+    for number, what in _dropped(tokenizer, messages, options, how):
+        if what != "tools":
+            raise _left_out(number, messages[number], what, str(messages[number].get(what)))
+        raise InputError(
+            "the chat template writes nothing of the tools",
+            value=[_function(tool).get("name") for tool in options["tools"]],
+            rule="the model would call what it was never told of",
+            fix="use a chat template that knows tools, or remove the tools of the row",
+        )
 
 
-def check_turn(tokenizer, number: int, message: Mapping, before: str, written: str) -> None:
-    """Raises InputError where `written`, which is learned of a message behind the prompt `before`,
-    lacks reasoning, content or calls of the message."""
+def check_turn(tokenizer, number: int, message: Mapping, written: str) -> None:
+    """Raises InputError where `written`, which is learned of a message, lacks reasoning, content or
+    calls of it."""
     reasoning, answer = split_reasoning(message)
-    pieces = [("reasoning", reasoning), *_said(tokenizer, message, answer)]
-    for what, piece in pieces:
-        # A prefill is content that stands in the prompt.
-        end = before[len(before) - min(len(before), len(piece) + _SHOWN) :]
-        if not _within(piece, _squeezed(end + written)):
+    squeezed = _squeezed(written)
+    for what, piece in [("reasoning", reasoning), *_said(tokenizer, message, answer)]:
+        if not _within(piece, squeezed):
             raise _left_out(number, message, what, piece)
 
 
@@ -166,43 +163,62 @@ def _squeezed(text: str) -> str:
     return "".join(text.split())
 
 
-# -- roles that a template drops --
+# -- what a template drops whatever it says --
 
-_PROBES: dict[tuple, tuple[int, ...]] = {}  # by the roles of a conversation; one template's at most
+_PROBES: dict[tuple, tuple[tuple[int, str], ...]] = {}  # by the shape of a conversation
 _MOST_PROBES = 1_000
+_PROBED_TOOL = "rljax_probed_tool"
 
 
-def _dropped(tokenizer, messages, options: Mapping, how: Mapping) -> tuple[int, ...]:
-    """The messages whose place the template leaves out whatever they say. Asked where a text is so
-    short that it may stand in the rendering by chance, or a role is not one of the usual."""
+def _dropped(tokenizer, messages, options: Mapping, how: Mapping) -> tuple[tuple[int, str], ...]:
+    """(message, key) of what the template leaves out whatever stands there. Asked where a text may
+    stand in the rendering by chance: a short one, names of calls and tools; or a role is odd."""
     told = [isinstance(m.get("content"), str) and bool(m["content"].strip()) for m in messages]
+    calls = [bool(m.get("tool_calls")) for m in messages]
+    tools = bool(options.get("tools"))
     odd = any(
         said and (m["role"] not in _COMMON or len(m["content"].strip()) < _SHORT)
         for m, said in zip(messages, told, strict=True)
     )
-    if not odd or tokenizer.image_mark:
+    if not (odd or tools or any(calls)) or tokenizer.image_mark:
         return ()
-    roles = tuple(
-        (m["role"], said, "tool_calls" in m) for m, said in zip(messages, told, strict=True)
-    )
+    shape = tuple((m["role"], t, c) for m, t, c in zip(messages, told, calls, strict=True))
     variables = json.dumps(options.get("variables"), default=str)
-    key = (id(tokenizer), roles, variables, bool(options.get("tools")), tuple(how.items()))
+    key = (id(tokenizer), shape, variables, tools, tuple(how.items()))
     if key not in _PROBES:
         if len(_PROBES) >= _MOST_PROBES:
             _PROBES.clear()
-        _PROBES[key] = _missing(tokenizer, messages, told, options, how)
+        _PROBES[key] = _missing(tokenizer, messages, told, calls, options, how)
     return _PROBES[key]
 
 
-def _missing(tokenizer, messages, told, options, how) -> tuple[int, ...]:
-    probed = [
-        {**message, "content": f"RLJAX-SAID-{number}-"} if said else dict(message)
-        for number, (message, said) in enumerate(zip(messages, told, strict=True))
-    ]
+def _missing(tokenizer, messages, told, calls, options, how) -> tuple[tuple[int, str], ...]:
+    probed, marks = [], {}
+    for number, message in enumerate(messages):
+        message = dict(message)
+        if told[number]:
+            message["content"] = marks[number, "content"] = f"RLJAX-SAID-{number}-"
+        if calls[number]:
+            marks[number, "tool_calls"] = f"rljax_called_{number}_"
+            message["tool_calls"] = [
+                _renamed(call, marks[number, "tool_calls"]) for call in message["tool_calls"]
+            ]
+        probed.append(message)
+    if options.get("tools"):
+        marks[len(messages), "tools"] = _PROBED_TOOL
+        renamed = [_renamed(tool, _PROBED_TOOL) for tool in options["tools"]]
+        options = {**options, "tools": renamed}
     try:
         text = tokenizer.render_chat(probed, **how, **options)
     except InputError:  # a template that reads contents; the texts themselves are compared
         return ()
-    return tuple(
-        number for number, said in enumerate(told) if said and f"RLJAX-SAID-{number}-" not in text
-    )
+    return tuple(place for place, mark in marks.items() if mark not in text)
+
+
+def _renamed(value: object, name: str) -> object:
+    """A call, or a tool, of another name."""
+    if not isinstance(value, Mapping):
+        return value
+    if isinstance(value.get("function"), Mapping):
+        return {**value, "function": {**value["function"], "name": name}}
+    return {**value, "name": name}

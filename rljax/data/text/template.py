@@ -6,6 +6,7 @@ process whose processor time and memory are limited (`guarded`), inside jinja's 
 renders. Messages are checked in `messages`; tokens and masks are in `chat`.
 """
 
+import contextlib
 import datetime
 import itertools
 from collections.abc import Mapping, Sequence
@@ -134,19 +135,33 @@ class ChatTemplate:
         return self._text_of_contents(texts, context)
 
     def _text_of_contents(self, view: list[dict], context: Mapping) -> str:
-        if not any(isinstance(message.get("content"), list) for message in view):
-            return self._run(view, context)
-        parts = [message["content"] for message in view if isinstance(message.get("content"), list)]
-        said = [part["text"].strip() for part in itertools.chain(*parts) if part["type"] == "text"]
+        """The text of contents as they are; of lists of parts as texts, or of texts as lists, where
+        the template writes nothing of them otherwise."""
+        contents = [message.get("content") for message in view]
+        lists = [content for content in contents if isinstance(content, list) and content]
+        parts = [part["text"] for part in itertools.chain(*lists) if part["type"] == "text"]
+        texts = [content for content in contents if isinstance(content, str)]
+        said = [text.strip() for text in (*texts, *parts) if text.strip()]
+
+        def is_said(text, enough):  # a template of texts writes a list as Python does
+            return enough(one in text for one in said) and not any(str(x) in text for x in lists)
+
         try:
             text = self._run(view, context)
-            # A template of texts writes the list as Python does, or an empty text in its place.
-            read = all(one in text for one in said)
-            if read and not any(str(content) in text for content in parts if content):
+            if not said or is_said(text, all if lists else any):
                 return text
-        except InputError:
-            pass  # the template takes text only, and its message about that is of no use
-        return self._run(joined_parts(view), context)
+        except InputError as error:
+            text, refusal = None, error
+        if texts:
+            with contextlib.suppress(InputError):
+                in_parts = self._run(_in_parts(view), context)
+                if is_said(in_parts, all):
+                    return in_parts
+        if lists:  # what the template said of them is of no use: it takes texts only
+            return self._run(joined_parts(view), context)
+        if text is None:
+            raise refusal
+        return text
 
     def _continued(self, view: list[dict], context: Mapping) -> str:
         """The text up to the end of the last message's content."""
@@ -190,6 +205,16 @@ class ChatTemplate:
             )
         check_unicode(text, f"{self.source}: the rendered chat")
         return text
+
+
+def _in_parts(view: Sequence[Mapping]) -> list[dict]:
+    """The messages with every text as a list of one part."""
+    return [
+        {**message, "content": [{"type": "text", "text": message["content"]}]}
+        if isinstance(message.get("content"), str)
+        else dict(message)
+        for message in view
+    ]
 
 
 def _characters(value: object) -> int:

@@ -1,0 +1,167 @@
+"""Every published chat template x every kind of data x the shapes that rows have: what is learned
+continues the sampler's prompt, as transformers renders it, and ends in a stop token; or the row is
+refused, in every kind alike."""
+
+import numpy as np
+import pytest
+from conversations import assistant, system, tool, user
+from published_templates import published_templates, write_base_model
+
+from rljax.data.offline.encode import encode_rows
+from rljax.data.offline.rows import load_rows
+from rljax.data.online.prompts import encode_prompts
+from rljax.data.rows.sources import load_prompts
+from rljax.data.text.tokenizer import HuggingFaceTokenizer
+from rljax.errors import InputError
+from rljax.serving.fields import Limits, read_chat
+
+TEMPLATES = published_templates()
+FEW = (
+    "llama3 qwen3 gemma glm4_5 phi4_mini trl-cohere2 trl-deepseek_r1_distill trl-gptoss trl-phi3_5"
+    " trl-idefics3 trl-nemotron_3_nano trl-qwen3_5_think trl-glm4moe_training trl-gemma4_v5"
+).split()
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather_at",
+        "description": "Tells the weather.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "description": "A city."}},
+            "required": ["city"],
+        },
+    },
+}
+ASK, ANSWER = user("What is two plus two?"), assistant("It is four.")
+
+
+def _call(city):
+    function = {"name": "weather_at", "arguments": {"city": city}}
+    return assistant("", tool_calls=[{"id": "abcdefghi", "type": "function", "function": function}])
+
+
+CALL = _call("Ulm")
+SUNNY = tool("sunny today", name="weather_at", tool_call_id="abcdefghi")
+THINK = "<think>\nI count my fingers\n</think>\n\n"
+SHAPES = {
+    "one_turn": [ASK, ANSWER],
+    "two_turns": [ASK, ANSWER, user("And three plus three?"), assistant("It is six.")],
+    "system": [system("Be terse, please."), ASK, ANSWER],
+    "call": [user("Is it nice in Ulm?"), CALL],
+    "tools": [user("Is it nice in Ulm?"), CALL, SUNNY, assistant("It is sunny.")],
+    "reasoning": [ASK, {**ANSWER, "reasoning_content": "I count my fingers"}],
+    "tags": [ASK, assistant(THINK + "It is four.")],
+    "tags_twice": [ASK, assistant(THINK + "It is four."), ASK, assistant(THINK + "It is four.")],
+    "prefill": [ASK, assistant("It is"), assistant(" four.")],
+}
+LANES = [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in TEMPLATES]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root, made = tmp_path_factory.mktemp("published"), {}
+
+    def folder(name):
+        if name not in made:
+            made[name] = write_base_model(root / name, TEMPLATES[name])
+        return made[name]
+
+    return folder
+
+
+def test_the_templates_of_trl_are_there():
+    pytest.importorskip("trl", reason="trl is not installed")
+    assert len(TEMPLATES) > 60 and set(FEW) <= set(TEMPLATES)
+
+
+def spans(ids, mask):
+    """(what comes before, what is learned) of each run of learned ids."""
+    ids, mask = np.asarray(ids), np.asarray(mask)
+    edges = np.flatnonzero(np.diff([0, *mask, 0]))
+    return [(ids[:a].tolist(), ids[a:b].tolist()) for a, b in edges.reshape(-1, 2)]
+
+
+def their_prompt(library, messages, tools):
+    """The prompt as transformers renders it; None where it cannot, or reads no texts."""
+    begun = messages[-1]["role"] == "assistant"
+    how = dict(add_generation_prompt=not begun, continue_final_message=begun, tokenize=False)
+    try:
+        text = library.apply_chat_template(messages, tools=tools, **how)
+    except Exception:
+        return None
+    return text if messages[-1]["content"].strip() in text else None
+
+
+@pytest.mark.parametrize("name", LANES)
+def test_what_is_learned_continues_the_samplers_prompt(folders, name):
+    library = pytest.importorskip("transformers").PreTrainedTokenizerFast
+    ours = HuggingFaceTokenizer(folders(name))
+    theirs, seen = library.from_pretrained(folders(name)), 0
+    text = lambda ids: ours.decode(ids, skip_special_tokens=False)  # noqa: E731
+    for shape, messages in SHAPES.items():
+        tools = [WEATHER] if shape in ("call", "tools") else None
+        prompt, last = messages[:-1], messages[-1]
+        asked = {"prompt": prompt, "tools": tools} if tools else {"prompt": prompt}
+        other = {"role": "assistant", "content": "It is five, or so."}
+        prefill = shape == "prefill"
+        if "reasoning_content" in last:
+            other["reasoning_content"] = last["reasoning_content"]
+        if "tool_calls" in last:
+            other = _call("Rome")
+
+        def items(kind, row):
+            try:
+                made, _ = encode_rows(load_rows([row], "train", kind), ours, kind, max_tokens=9999)
+            except InputError as error:
+                return str(error)
+            return made
+
+        whole = dict(asked, completion=[last]) if prefill else {"messages": messages}
+        if tools and not prefill:
+            whole["tools"] = tools
+        examples = items("examples", whole)
+        pairs = items("pairs", dict(asked, chosen=[last], rejected=[other]))
+        labels = items("unpaired", dict(asked, completion=[last], label=True))
+        refused = [kind for kind in (examples, pairs, labels) if isinstance(kind, str)]
+        if refused:
+            # An earlier turn may be refused, which pairs only read; what is learned is alike.
+            assert isinstance(pairs, str) == isinstance(labels, str), (shape, refused)
+            assert isinstance(examples, str) or isinstance(pairs, list), (shape, refused)
+            if isinstance(pairs, str):
+                continue
+        rows = load_prompts([dict(asked, answer="4")], "train")
+        (record,), _ = encode_prompts(rows, ours, max_prompt_tokens=9999)
+        expected = their_prompt(theirs, prompt, tools)
+        if expected is not None:
+            assert record.prompt_text == expected, shape
+        given = record.token_ids.tolist()
+        assert given == ours.encode(record.prompt_text), shape
+        body = {"model": "m", "messages": prompt}
+        served = read_chat(body, ours, "m", Limits(9999, 1)) if not tools else None
+        if served is not None:
+            assert list(served.requests[0][0]) == given, shape
+        (pair,), (label,) = pairs, labels
+        assert pair.prompt_ids.tolist() == label.prompt_ids.tolist() == given, shape
+        for ids, mask in (
+            (pair.chosen_ids, pair.chosen_mask),
+            (pair.rejected_ids, pair.rejected_mask),
+            (label.completion_ids, label.completion_mask),
+        ):
+            assert mask.all() and int(ids[-1]) in ours.eos_ids, (shape, text(ids))
+            assert not set(ids[:-1].tolist()) & set(ours.eos_ids), (shape, text(ids))
+        if isinstance(examples, str):
+            continue
+        runs = [run for ids, mask in examples for run in spans(ids, mask)]
+        turns = [k for k, m in enumerate(messages) if m["role"] == "assistant"]
+        assert len(runs) == len([last] if prefill else turns), (shape, [text(x) for _, x in runs])
+        for (before, learned), k in zip(runs, turns[-1:] if prefill else turns, strict=True):
+            rows = load_prompts(
+                [dict({"prompt": messages[:k]}, answer="4", **({"tools": tools} if tools else {}))],
+                "train",
+            )
+            (record,), _ = encode_prompts(rows, ours, max_prompt_tokens=9999)
+            assert text(before) == record.prompt_text, (shape, k)
+            assert learned[-1] in ours.eos_ids, (shape, k, text(learned))
+        assert runs[-1] == (given, pair.chosen_ids.tolist()), shape
+        seen += 1
+    assert seen >= 3
