@@ -7,13 +7,12 @@ call, good or bad, ends the reading.
 
 import bisect
 import dataclasses
-import functools
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from rljax.environments.calls.reasoning import TOKENS, Marks
 from rljax.environments.contract import Call
+from rljax.reasoning import cut_marks, is_mark, reasoning_spans
 
 MAX_CALLS = 128  # of a reply
 MAX_READ = 8 * MAX_CALLS  # values of JSON, good or bad
@@ -72,24 +71,20 @@ class Format:
     starts: tuple[str, ...] = ()
     channels: bool = False
 
-    @functools.cached_property
-    def marks(self) -> Marks:
-        """The marks of reasoning in its texts."""
-        return Marks(taken=self.starts)
-
-    def parse(self, text: str, schemas: Sequence[Mapping] = (), *, opened: bool = False) -> Parsed:
+    def parse(self, text: str, schemas: Sequence[Mapping] = (), *, begun: str = "") -> Parsed:
         """The calls in a reply, of what stands outside its reasoning.
 
-        `schemas` are those of the tools: formats that write no types get them from there. `opened`:
-        the prompt ends within reasoning. Never raises, whatever the text.
+        `schemas` are those of the tools: formats that write no types get them from there. `begun`:
+        how the prompt begins the reply (rljax.reasoning.beginning_of). Never raises, whatever the
+        text.
         """
         whole = self.read(text, schemas)
-        if self.channels:
+        if self.channels or any(map(is_mark, self.starts)):  # a tool may be called <think>
             return whole
-        thought = self.marks.spans(text, opened, whole.spans or ())
+        thought = reasoning_spans(text, begun, whole.spans or ())
         if not thought:
             return whole
-        reasoning = self.marks.inside(text, thought)
+        reasoning = "\n".join(filter(None, (cut_marks(text[a:b]) for a, b in thought)))
         if whole.spans is None:  # of a reader that does not say where its calls are
             at = thought[-1][1]
             rest = self.read(text[at:], schemas) if at < len(text) else Parsed("")
@@ -105,11 +100,6 @@ class Format:
         said = without(text, spans)
         return dataclasses.replace(parsed, content=content, reasoning=reasoning, said=said)
 
-    def opened_by(self, tokenizer, ids: Sequence[int]) -> bool:
-        """Whether the last that a log or a prompt says opens the reasoning of the reply."""
-        tail = [int(i) for i in ids[-16:]]
-        return self.marks.ends_open(tokenizer.decode(tail, skip_special_tokens=False))
-
     def stop_ids(self, tokenizer) -> tuple[int, ...]:
         """The ids that end a turn: the tokenizer's own, and `ends` where it has them."""
         return tuple(dict.fromkeys([*tokenizer.eos_ids, *_ids_of(self.ends, tokenizer)]))
@@ -124,7 +114,8 @@ class Format:
 
     def decoder(self, tokenizer) -> Callable[[Sequence[int]], str]:
         """ids -> text, of special tokens with `markers` and marks of reasoning alone."""
-        dropped = tokenizer.special_ids - set(_ids_of((*self.markers, *TOKENS), tokenizer))
+        dropped = tokenizer.special_ids - set(_ids_of(self.markers, tokenizer))
+        dropped = {i for i in dropped if not is_mark(tokenizer.decode([i], False))}
 
         def decode(ids):
             return tokenizer.decode([i for i in ids if i not in dropped], skip_special_tokens=False)
