@@ -23,6 +23,7 @@ _MARK = re.compile(
     rf"<(?P<ends>/?)(?P<tag>(?i:{_TAGS}))>|"
     + "|".join(rf"(?P<o{i}>{begin})|(?P<c{i}>{end})" for i, (begin, end) in enumerate(_PAIRS))
 )
+LONGEST_MARK = 24  # characters
 # A message of gpt-oss has a channel, one of Muse a recipient: `analysis` and `self` are reasoning.
 _HEADER = re.compile(
     r"<\|channel\|>\s{0,5}(?P<channel>\w{1,64})[^<]{0,200}(?:<\|constrain\|>[^<]{0,100})?<\|message\|>"
@@ -153,8 +154,8 @@ def reasoning_spans(
     response: str, begun: str = "", apart: Sequence[tuple[int, int]] = ()
 ) -> list[tuple[int, int]]:
     """The characters [a, b) of a response that are reasoning, with its marks; what is not closed is
-    reasoning to the end. A mark within `apart`, spans in their order, is a text of theirs: of a tool
-    call, say. `begun`: as in `answer_of`."""
+    reasoning to the end. A mark within `apart`, spans in their order, is a text of theirs (a tool
+    call's). `begun`: as in `answer_of`."""
     text, begin = f"{begun}{response}", len(begun)
     spans, inside, start = [], "", begin
     calls = iter([*apart, (len(response), len(response))])
@@ -181,6 +182,12 @@ def reasoning_spans(
 def cut_marks(reasoning: str) -> str:
     """A span of reasoning without the marks at its ends."""
     return _reasoning_before(reasoning, "")
+
+
+def closes_reasoning(text: str, start: int = 0) -> int:
+    """The place behind the first mark from `start` on that closes reasoning; -1 where none does."""
+    ends = (mark.end() for mark in _MARK.finditer(text, start) if not _kind(mark)[1])
+    return next(ends, -1)
 
 
 def begins_reasoning(response: str) -> bool:

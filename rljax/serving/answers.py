@@ -51,7 +51,7 @@ class Answer:
         self._texts = [
             TextStream(tokenizer.decode, stops)
             if form is None
-            else CallStream(tokenizer, form, request.stops, request.tools)
+            else CallStream(tokenizer, form, request.stops, request.tools, request.begun)
             for _ in range(count)
         ]
         self.left = count  # choices that are not finished

@@ -82,6 +82,8 @@ class Format:
         if self.channels or any(map(is_mark, self.starts)):  # a tool may be called <think>
             return whole
         thought = reasoning_spans(text, begun, whole.spans or ())
+        if begun and whole.spans and whole.spans[0][0] == 0 and thought == [(0, len(text))]:
+            return whole  # at once, where the prompt would have it reason: nothing is drafted
         if not thought:
             return whole
         reasoning = "\n".join(filter(None, (cut_marks(text[a:b]) for a, b in thought)))
@@ -280,7 +282,7 @@ def _rstripped(text: str, end: int) -> int:
 def _code_of(text: str, start: int) -> tuple[list[int], list[int]]:
     """Where code begins and ends from `start` on: blocks between fences, and what stands in
     backticks. A text that is nothing but code is no example of anything: it has none."""
-    begins, ends, fence = [], [], ""
+    begins, ends, fence, begin = [], [], "", 0
     if text.find("`", start) < 0 and text.find("~~~", start) < 0:
         return begins, ends
     for found in _CODE.finditer(text, start):
