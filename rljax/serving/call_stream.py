@@ -15,8 +15,8 @@ from rljax.reasoning import (
     closes_reasoning,
     reasoning_spans,
 )
-from rljax.sampler.stop_strings import text_before_stop
-from rljax.serving.text import StopStrings, TextStream
+from rljax.sampler.stop_strings import holds_special, text_before_stop
+from rljax.serving.text import StopStrings, text_stream
 
 
 class CallStream:
@@ -36,7 +36,8 @@ class CallStream:
         self._tokenizer, self._format, self._stops, self._schemas = tokenizer, form, stops, schemas
         self._begun = begun
         self._reasons: bool | None = None  # whether the text stands within reasoning; None: unknown
-        self._text = TextStream(form.decoder(tokenizer), StopStrings(stops))
+        how = dict(decode=form.decoder(tokenizer), shown=form.shown(tokenizer))
+        self._text = text_stream(tokenizer, StopStrings(stops), **how)
         self._tokens: list[int] = []
         self._so_far = ""  # the text but what may become a stop string
         self._looked = 0  # characters of it in which no reasoning ends, and no call begins
@@ -99,8 +100,10 @@ class CallStream:
 
     def finish(self) -> str:
         """Ends the stream; returns the rest of the content."""
-        text = self._format.decode(self._tokenizer, self._tokens)
-        text = text_before_stop(text, self._stops)
+        text = self._so_far + self._text.finish()
+        if not holds_special(self._tokenizer, tuple(self._stops)):  # but end tokens, if it has any
+            text = self._format.decode(self._tokenizer, self._tokens)
+            text = text_before_stop(text, self._stops)
         parsed = self._format.parse(text, self._schemas or (), begun=self._begun)
         self.reasoning = parsed.reasoning if self._format.channels else ""
         if self._schemas is None:

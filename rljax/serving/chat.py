@@ -60,7 +60,9 @@ class Chat:
         )
         self.turn = dataclasses.replace(
             turn,
-            stop_ids=self._format.stop_ids(policy.tokenizer),
+            stop_ids=tuple(
+                dict.fromkeys((*turn.stop_ids, *self._format.stop_ids(policy.tokenizer)))
+            ),
             stop_strings=(*turn.stop_strings, *self._format.stop_strings),
         )
         decoding = decoding_of(policy.config, policy.tokenizer)

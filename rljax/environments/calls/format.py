@@ -7,6 +7,7 @@ call, good or bad, ends the reading.
 
 import bisect
 import dataclasses
+import functools
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -114,15 +115,28 @@ class Format:
             ids.pop()
         return self.decoder(tokenizer)(ids)
 
+    def shown(self, tokenizer) -> set[int]:
+        """The special tokens that `parse` sees: `markers`, and marks of reasoning."""
+        return _marks_of(tokenizer) | set(_ids_of(self.markers, tokenizer))
+
     def decoder(self, tokenizer) -> Callable[[Sequence[int]], str]:
-        """ids -> text, of special tokens with `markers` and marks of reasoning alone."""
-        dropped = tokenizer.special_ids - set(_ids_of(self.markers, tokenizer))
-        dropped = {i for i in dropped if not is_mark(tokenizer.decode([i], False))}
+        """ids -> text, of special tokens with those that are `shown` alone."""
+        dropped = tokenizer.special_ids - self.shown(tokenizer)
 
         def decode(ids):
             return tokenizer.decode([i for i in ids if i not in dropped], skip_special_tokens=False)
 
         return decode
+
+
+@functools.lru_cache(maxsize=8)
+def _marks_of(tokenizer) -> frozenset[int]:
+    """The special tokens that are marks of reasoning."""
+    return frozenset(
+        i
+        for i in tokenizer.special_ids
+        if is_mark(tokenizer.decode([i], skip_special_tokens=False))
+    )
 
 
 def _ids_of(texts: Iterable[str], tokenizer) -> list[int]:
