@@ -34,6 +34,7 @@ _PUBLIC = {
     "Rollout": "rljax.rollout",
     "Sampling": "rljax.sampler",
     "InputError": "rljax.errors",
+    "RunStopped": "rljax.training",
 }
 __all__ = list(_PUBLIC)
 

@@ -177,8 +177,12 @@ def parse_json(text: str, place: str, most_values: int | None = None) -> object:
         cut = error.pos >= len(text.rstrip())
         near = text[max(0, error.pos - 40) : error.pos + 40]
         fix = "the text ends too early: copy or write it again" if cut else "correct the syntax"
-        if error.msg == "Extra data" and text[error.pos] == "{":
-            fix = "one object per line is a .jsonl file: rename it, or write [{...}, {...}]"
+        if error.msg == "Extra data" and text[error.pos] in "{[":
+            fix = "several values are one list: write [{...}, {...}]"
+            if "\n" not in text[: error.pos].strip():
+                fix = "one object per line is a .jsonl file: rename it, or write [{...}, {...}]"
+        elif text.lstrip().startswith(("{'", "[{'", "['")):
+            fix = "this is Python's own repr: write it with json.dumps"
         raise InputError(
             f"{place} is not valid JSON",
             value=near,
@@ -189,11 +193,46 @@ def parse_json(text: str, place: str, most_values: int | None = None) -> object:
         raise InputError(
             f"{place} is not usable JSON", rule=str(error), fix="write such values as strings"
         ) from None
-    _require_shallow(value, place)
+    require_shallow(value, place)
     return value
 
 
-def _require_shallow(value: object, place: str) -> None:
+def parse_row(line: str, path: str | Path, number: int) -> object:
+    """The value of line `number` of a .jsonl file. Raises InputError that says what the line is."""
+    place = f"{path}: line {number}"
+    try:
+        return parse_json(line, place)
+    except InputError as error:
+        if what := _why_no_row(line.strip()):
+            what, fix = what
+            raise InputError(
+                f"{place} {what}", value=line.strip()[:80],
+                rule="a .jsonl file has one object per line", fix=fix,
+            ) from None  # fmt: skip
+        raise error from None
+
+
+def _why_no_row(line: str) -> tuple[str, str] | None:
+    """What a line is that is no JSON, and what to do about it; None where nothing is known."""
+    again = "write each row with json.dumps(row), without indent"
+    if line.startswith("\ufeff"):
+        return "begins with a byte order mark", "take it out: two files were joined"
+    try:
+        _, end = json.JSONDecoder().raw_decode(line)
+    except json.JSONDecodeError:
+        if line[:1] in "{[" and line[-1] in "{[,:":
+            fix = f"{again}; a file that is one list of rows is named .json"
+            return "is the beginning of JSON that goes on over further lines", fix
+        return None
+    except (ValueError, RecursionError):
+        return None
+    if line[end:].strip() in (",", "]", ",]"):
+        fix = f"{again}; a file that is one list of rows is named .json"
+        return "is an element of a list", fix
+    return "holds more than one value", again
+
+
+def require_shallow(value: object, place: str) -> None:
     """Raises InputError for a value of more than MOST_LEVELS levels, on which code that follows
     them down would end."""
     level = [value] if isinstance(value, (dict, list)) else []

@@ -359,12 +359,12 @@ def _apart_from_fsdp(mesh: Mesh, rows: int) -> tuple[str, ...] | None:
     return None if rows % (mesh.shape["data"] * mesh.shape["expert"]) else ("data", "expert")
 
 
-def logits_by_rows(x: jax.Array, mesh: Mesh, vocab: int) -> jax.Array:
-    """Inside a decode step: the logits [B, V] of a head that `head_by_vocab` has split, by rows and
-    without its padding. A draw looks at all of a row: slices of a vocabulary over tensor would each
-    be moved."""
+def logits_by_rows(x: jax.Array, mesh: Mesh, vocab: int, ids: int) -> jax.Array:
+    """Inside a decode step: the logits [B, `ids`] of a head of `vocab` entries that `head_by_vocab`
+    has split, by rows and without its padding. A draw looks at all of a row: slices of a vocabulary
+    over tensor would each be moved."""
     if mesh.size == 1:
-        return x
+        return x if x.shape[1] == ids else x[:, :ids]
     rows = None if x.shape[0] % row_shards(mesh) else BATCH_AXES
     specs = [PartitionSpec(rows, "tensor")]
     if split := _vocab_split(mesh, vocab):
@@ -372,7 +372,7 @@ def logits_by_rows(x: jax.Array, mesh: Mesh, vocab: int) -> jax.Array:
         specs.insert(0, PartitionSpec(_apart_from_fsdp(mesh, x.shape[0]), split))
     for spec in (*specs, PartitionSpec(rows)):
         x = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
-    return x[:, :vocab]
+    return x[:, :ids]
 
 
 def check_products(dtype: str, mesh: Mesh) -> None:

@@ -17,7 +17,7 @@ FILES = sorted((REPO / "rljax").rglob("*.py"))
 LAUNCHERS = sorted((REPO / "launchers").glob("*.py"))
 # Every room, lowest first: a module may import rooms of the lines before its own, and its own.
 ORDER = [
-    ("errors", "beats"),
+    ("errors", "beats", "reasoning"),
     ("files", "components", "hosts", "pods"),
     ("hub", "tracking"),
     ("config", "mesh", "keys", "chips"),

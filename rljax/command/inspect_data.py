@@ -1,22 +1,32 @@
-"""Inspect data: rljax inspect --config=configs/quickstart.py [--rows=5 --ids]
+"""Inspect data: rljax inspect DATA --model=MODEL, or rljax inspect CONFIG [--rows=3 --ids]
 
-Prints the first rows of a config's data as the model reads them, token by token: learned tokens
-green, the others dim, every second token underlined; without colours (NO_COLOR, a pipe) what is
-learned stands in [[ ]]. Prompts, demonstrations, pairs, labelled answers, steps: whatever the
-dataflow reads. Reads a tokenizer and the data, no weights; ends with what was dropped, counted.
+Prints the first rows as the model reads them, token by token: learned tokens green, the others dim,
+every second token underlined; without colours (NO_COLOR, a pipe) what is learned stands in [[ ]].
+Special tokens are shown. Prompts, demonstrations, pairs, labelled answers, steps: whatever the
+dataflow reads, or the columns of DATA say. Behind the rows: what ends a turn and stops decoding,
+the variables of the chat template, lengths in percentiles, and what was dropped, counted. Reads a
+tokenizer and the data, no weights.
 """
 
 from rljax.command.launch import Given
 from rljax.config.checks import refuse_early
 from rljax.config.options import InspectOptions
+from rljax.errors import InputError
 
 
 def main(options: InspectOptions, given: Given) -> None:
-    refuse_early(given.config)  # before JAX is imported
+    if options.kind and not options.model:
+        raise InputError("--kind is of DATA", fix="name a model: rljax inspect DATA --model=MODEL")
+    if not options.model:
+        refuse_early(given.config)  # before JAX is imported
     from rich.console import Console
 
-    from rljax.data.rows.show import show
+    from rljax.data.rows.show import config_of_data, show
     from rljax.validation import validate
 
-    validate(given.config)
-    show(given.config, Console(), rows=options.rows, split=options.split, ids=options.ids)
+    config = given.config
+    if options.model:
+        config = config_of_data(given.data, options.model, options.kind, given.config)
+    else:
+        validate(config)
+    show(config, Console(), rows=options.rows, split=options.split, ids=options.ids)

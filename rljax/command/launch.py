@@ -33,6 +33,7 @@ from rljax.config.texts import with_texts
 from rljax.doctor.packages import hidden_libraries
 from rljax.errors import InputError
 
+_FLAGS = "these flags cannot be used"
 _HELP = ("--help", "-h", "-help", "--helpfull", "--helpshort")
 
 
@@ -49,6 +50,7 @@ class Command:
     config: str = ""
     one_host: bool = False
     prints_config: bool = False
+    data_with: str = ""  # the option with which the argument is data, and no config
 
     def doc(self) -> str:
         """The docstring of its module, which is not imported for it."""
@@ -63,6 +65,7 @@ class Given:
     path: str | None
     fields: Mapping[str, str]  # --config.FIELD=TEXT
     config: Config | None
+    data: str = ""  # the argument of a command that takes data in place of a config
 
     def config_arguments(self, *, trust_code: bool = False) -> list[str]:
         """The arguments that give another process the same config, and the same trust in it."""
@@ -85,9 +88,16 @@ def launch(command: Command, arguments: list[str], program: str) -> int:
         flag_values = flags.FlagValues()
         define_flags(command.options, flag_values)
         positional = parse_flags(command.options, flag_values, [program, *others])[1:]
-        if command.config not in ("", "optional") and positional and not path:
-            path, *positional = positional
-        given = _given(command, path, fields)
+        if command.data_with and flag_values[command.data_with].value:
+            if len(positional) != 1 or path:
+                fix = f"rljax {command.name} DATA --{command.data_with}=..."
+                raise InputError(f"--{command.data_with} is for one file of rows", fix=fix)
+            (data,), positional = positional, []
+            given = Given(None, fields, with_texts(Config(), fields, _FLAGS, "--config."), data)
+        else:
+            if command.config not in ("", "optional") and positional and not path:
+                path, *positional = positional
+            given = _given(command, path, fields)
         if shown is not None and given.config is not None:
             values = config_as_data(given.config, only_changed=shown == "changed")
             print(json.dumps(values, indent=2))
@@ -124,7 +134,7 @@ def _given(command: Command, path: str | None, fields: Mapping[str, str]) -> Giv
         raise InputError("no --config", fix="--config=quickstart; `rljax configs` lists more")
     config = load_config_file(path) if path else None
     if config is not None:
-        config = with_texts(config, fields, "these flags cannot be used", "--config.")
+        config = with_texts(config, fields, _FLAGS, "--config.")
     return Given(path, fields, config)
 
 

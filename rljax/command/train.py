@@ -24,8 +24,9 @@ _OF_SEVERAL = {"RLJAX_HOSTS", "TPU_WORKER_HOSTNAMES", "SLURM_NTASKS", "SKYPILOT_
 def main(options: TrainOptions, given: Given) -> int:
     if not _OF_SEVERAL.intersection(os.environ):
         refuse_early(given.config)
-    from rljax import hosts
-    from rljax.training import train  # only now: a mistyped path is answered without loading JAX
+    # Only now: a mistyped path is answered without loading JAX.
+    from rljax.training import RunStopped
+    from rljax.training.loop import train
 
     if options.dry_run:
         from rich.console import Console
@@ -35,7 +36,11 @@ def main(options: TrainOptions, given: Given) -> int:
         preview(given.config, Console())
         _say("dry run: nothing was trained")
         return 0
-    run = train(given.config, on_start=lambda folder: _say(f"run folder: {folder}"))
+    code = 3  # where not all files could be kept
+    try:
+        run = train(given.config, on_start=lambda folder: _say(f"run folder: {folder}"))
+    except RunStopped as stop:
+        run, code = stop.run, stop.code
     summary = run.summary
     for name in ("accuracy_before", "accuracy_after"):
         if summary[name]:
@@ -46,10 +51,7 @@ def main(options: TrainOptions, given: Given) -> int:
     _say(f"{summary['status']}: {summary['steps']} steps in {summary['wall_s']:.1f} s")
     finished = summary["status"] == "finished"
     _say("\n".join(next_steps(run.folder, given, finished)))
-    if finished:
-        return 0
-    by_notice = "stopped by SIGTERM on", "stopped by the cloud's notice"
-    return hosts.STOPPED if summary["status"].startswith(by_notice) else 3
+    return 0 if finished else code
 
 
 def _say(text: str) -> None:

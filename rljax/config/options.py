@@ -316,7 +316,26 @@ class PrepareOptions(Options):
 class InspectOptions(TrustOptions):
     """rljax inspect."""
 
-    rows: int = option(5, "Rows of each source", low=1)
+    model: str = option(
+        "",
+        "Whose tokenizer reads DATA, the argument, which is then a file of rows or a data set"
+        " and no config: a folder or a name of the hub",
+    )
+    kind: str = option(
+        "",
+        "What the rows of DATA are; by default what their columns say",
+        choices=(
+            "",
+            "rollouts",
+            "examples",
+            "pairs",
+            "safety",
+            "unpaired",
+            "stepwise",
+            "trajectories",
+        ),
+    )
+    rows: int = option(3, "Rows of each source", low=1)
     split: str = option("train", "Which rows: train or test", choices=("train", "test"))
     ids: bool = option(False, "A table of position, id, token and mask instead")
 

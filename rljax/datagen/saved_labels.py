@@ -17,6 +17,7 @@ from rljax.data.online.default_rewards import reward_text
 from rljax.data.online.prompts import PromptRecord
 from rljax.data.rows.sources import load_prompts
 from rljax.data.rows.split import held_out_fraction
+from rljax.data.text.tokenizer import Tokenizer
 from rljax.datagen.steps import Searcher, label_programs
 from rljax.datagen.trees import label_trees
 from rljax.errors import InputError
@@ -25,6 +26,7 @@ from rljax.files import write_json, write_rows
 from rljax.rewards.pool.calling import reads_model
 from rljax.setup import text_scorer
 from rljax.setup.policies import Policy, load_named_policy
+from rljax.setup.same_ids import differing_ids
 
 METRICS = "labels.json"
 
@@ -81,7 +83,7 @@ def _label_checkpoint(options: LabelOptions, name: str, number: int) -> tuple[li
         temperature=options.temperature, max_response_tokens=options.max_response_tokens
     )
     policy = saved.ready(prompts, **sampling)
-    completer = _completer(options, drawn, prompts, sampling)
+    completer = _completer(options, saved.tokenizer, drawn, prompts, sampling)
     pool = text_scorer(config, reward, saved.model.mesh)
     searcher = Searcher(
         policy, pool, config.evaluate.correct_at, options.code_only, options.rows_at_once, completer
@@ -101,14 +103,16 @@ def _label_checkpoint(options: LabelOptions, name: str, number: int) -> tuple[li
 
 
 def _completer(
-    options: LabelOptions, drawn: list[dict], prompts: Sequence[PromptRecord], sampling: dict
-) -> Policy | None:
+    options: LabelOptions, tokenizer: Tokenizer, drawn: list[dict],
+    prompts: Sequence[PromptRecord], sampling: dict,
+) -> Policy | None:  # fmt: skip
     """The policy of options.completer, which has to read prompts as the checkpoint does."""
     if not options.completer:
         return None
     other = load_named_policy(options.completer, trust_code=options.trust_code)
     own, _ = other.encode(drawn, max_tokens=options.max_prompt_tokens)
-    if [list(p.token_ids) for p in own] != [list(p.token_ids) for p in prompts]:
+    same = [list(p.token_ids) for p in own] == [list(p.token_ids) for p in prompts]
+    if not same or differing_ids(tokenizer, other.tokenizer):
         raise InputError(
             "completer", value=options.completer, rule="other token ids than the checkpoint's",
             fix="a policy with the same tokenizer and chat template",

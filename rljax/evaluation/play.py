@@ -25,7 +25,7 @@ from rljax.environments.messages import Limits, Step
 from rljax.errors import InputError
 from rljax.keys import fold_in
 from rljax.reasoning import response_of
-from rljax.rewards.pool.calling import HOME, call_reward
+from rljax.rewards.pool.calling import HOME, Abstained, call_reward
 from rljax.sampler import Sampling
 from rljax.setup.policies import Policy, SavedPolicy, sample_all
 from rljax.setup.scoring import limits_of, turn_sampling
@@ -160,9 +160,15 @@ def _score(config: Config, tokenizer, record: PromptRecord, played: Played) -> N
         response=response_of(tokenizer, log.ids[begin:], record.prompt_text, record.messages),
         ground_truth=record.ground_truth,
         data_source=record.data_source, prompt=record.prompt, extra_info=record.extra_info,
-        num_tokens=len(log.ids) - begin, finish_reason="stop",
+        num_tokens=len(log.ids) - begin, finish_reason="stop", messages=record.messages,
+        token_ids=log.ids[begin:],
     )  # fmt: skip
-    score, parts = call_reward(resolve(text, HOME), sample)
+    try:
+        score, parts = call_reward(resolve(text, HOME), sample)
+    except Abstained as error:
+        raise InputError(
+            f"reward {text!r} has no score for this response", rule=str(error)
+        ) from None
     own = {name: value for name, value in parts.items() if name != "score"}
     played.outcome, played.parts = {seat: score}, {**played.parts, **own}
 

@@ -13,6 +13,7 @@ from rljax.contracts import contract
 from rljax.data.online.prompts import PromptRecord
 from rljax.errors import InputError
 from rljax.keys import root_key
+from rljax.rewards.answers.letters import labelled_letter
 from rljax.rewards.text.rules import last_boxed
 from rljax.rollout import Environment, Reward, extraction_failed_fraction
 from rljax.setup.policies import Policy, Sample, sample_all
@@ -69,6 +70,8 @@ def final_answer(response: str) -> str | None:
     else the whole text."""
     boxed = last_boxed(response)
     text = boxed if boxed is not None else response.rpartition("####")[2]
+    if letter := labelled_letter(text):  # `B: Paris` and `(B)` are one vote
+        return letter
     return text.strip().replace(",", "").removesuffix(".") or None
 
 

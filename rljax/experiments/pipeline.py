@@ -32,7 +32,8 @@ from rljax.report.pipeline import LINEAGE, write_pipeline_page
 from rljax.report.starts import git_state, rljax_version, versions
 from rljax.tracking.folder import locked
 from rljax.tracking.jsonl import read_jsonl
-from rljax.training import train
+from rljax.training import RunStopped
+from rljax.training.loop import train
 
 RECORD = "stage.json"
 # Metrics that differ between two runs of the same numbers.
@@ -196,10 +197,11 @@ def _train(config: Config) -> dict:
     folder = Path(config.run_dir)
     # A run that ended before its record was written is wrapped up again, not refused.
     (folder / "report.html").unlink(missing_ok=True)
-    summary = train(config).summary
+    try:
+        summary = train(config).summary
+    except RunStopped as stop:
+        raise Stopped(stop.signal) from None
     if summary["status"] != "finished":
-        if summary["status"].startswith("stopped by"):
-            raise Stopped(summary["status"].split()[2].rstrip(","))
         raise InputError(f"{folder}: {summary['status']}", fix="the same command goes on")
     rows = read_jsonl(folder / "metrics.jsonl")
     last = {k: v for k, v in rows[-1].items() if not k.startswith(_OF_THE_CLOCK)} if rows else {}

@@ -239,6 +239,9 @@ class ModelConfig:
     vision: VisionConfig | None = None
     freeze_vision: bool = False  # the tower is not trained
     tie_embeddings: bool = False
+    # The ids that the tokenizer has, where the embedding has more rows: those behind them have no
+    # text, and are in no softmax and never drawn. 0 = as many as rows.
+    known_ids: int = 0
     labels: int = 1  # outputs of the scalar head
     head_bias: bool = False  # of the scalar head
     squash: str = "none"  # of what the scalar head gives: "tanh" where tanh(s) was fitted
@@ -266,6 +269,10 @@ class ModelConfig:
             _check(good, f"model.{name}", value, "a whole number >= 1")
             largest = dict(layers=MOST_LAYERS, max_tokens=LARGEST_TOKENS).get(name, LARGEST_SIZE)
             _check(value <= largest, f"model.{name}", value, f"at most {largest}")
+        good = type(self.known_ids) is int and 0 <= self.known_ids <= self.vocab_size
+        _check(good, "model.known_ids", self.known_ids, f"0 to vocab_size={self.vocab_size}")
+        if self.known_ids == self.vocab_size:  # one value for one model
+            object.__setattr__(self, "known_ids", 0)
         _check(self.squash in ("none", "tanh"), "model.squash", self.squash, "none or tanh")
         if self.heads % self.kv_heads:
             raise InputError(
@@ -349,6 +356,11 @@ class ModelConfig:
             _check(good, f"rope {name}", len(value), f"{pairs} numbers, one for each rotary pair")
         good = not rope.sections or sum(rope.sections) == self.rope_dims // 2
         _check(good, "rope mrope_section", rope.sections, f"adds up to {self.rope_dims // 2}")
+
+    @property
+    def ids(self) -> int:
+        """How many ids there are to choose from: V of all log-probs and draws."""
+        return self.known_ids or self.vocab_size
 
     @property
     def has_frozen(self) -> bool:

@@ -231,6 +231,7 @@ class Model:
             vocab_first=self.config.tie_embeddings,
             float32_head=self.config.head_in_float32,
             head_dtype=self.config.head_dtype,
+            entries=self.config.known_ids,
             mesh=self.mesh,
             impl="invariant" if apart else None,
             **wanted,
@@ -241,7 +242,7 @@ class Model:
         embedding [V, D] when tied): what the logits of each choice are made of. Column 0 is 0."""
         decoder = self._bind(params)
         hidden = self._hidden(decoder, batch, hidden)
-        head = decoder.head_weight("lm")
+        head = self._known(decoder.head_weight("lm"))
         return preceding(hidden, batch), head.astype(self.config.head_dtype or head.dtype)
 
     def sum_pi_squared(self, params: dict, batch: Batch, temperature=1.0) -> jax.Array:
@@ -278,12 +279,18 @@ class Model:
         decoder = self._bind(params)
         hidden = self._hidden(decoder, batch)
         hidden = jnp.take_along_axis(hidden, columns[:, None, None], axis=1)[:, 0]
-        return self.head_logits(decoder.head_weight("lm"), hidden)
+        return self.head_logits(self._known(decoder.head_weight("lm")), hidden)
 
     def logits(self, params: dict, batch: Batch) -> jax.Array:
         """[B, S, V] float32: for parity tests and probes only; training never builds it."""
         decoder = self._bind(params)
-        return self.head_logits(decoder.head_weight("lm"), self._hidden(decoder, batch))
+        head = self._known(decoder.head_weight("lm"))
+        return self.head_logits(head, self._hidden(decoder, batch))
+
+    def _known(self, head: jax.Array) -> jax.Array:
+        """The head without the entries behind the known ids."""
+        known = self.config.known_ids
+        return jax.lax.slice_in_dim(head, 0, known, axis=self._vocab_axis) if known else head
 
     def head_logits(self, head, hidden, turned=False):
         """The sampler's head: the same rules of precision and cap as the trainer's. `turned`: it is
@@ -345,6 +352,8 @@ class Model:
         head, config = None, self.config
         if self.head == "lm":
             head = decoder.head_weight("lm")
+            if config.batch_invariant:  # the trainer's product, in which nothing is behind the ids
+                head = self._known(head)
             kinds = (config.head_in_float32, config.head_dtype)
             sent = product_dtypes(jnp.dtype(config.dtype), head.dtype, *kinds)[1]
             head = head_by_vocab(head, self.mesh, self._vocab_axis, sent)
@@ -388,7 +397,7 @@ class Model:
         turned = self._turns_weights and self.config.tie_embeddings
         logits = self.head_logits(unstacked[2], hidden, turned)
         logits = logits.reshape(-1, logits.shape[-1])
-        return logits_by_rows(logits, self.mesh, self.config.vocab_size)
+        return logits_by_rows(logits, self.mesh, self.config.vocab_size, self.config.ids)
 
     def read_nodes(self, unstacked, tokens: jax.Array, nodes: Nodes, caches, shift=0):
         """Read nodes of trees, tokens [B, S], into caches without rings that hold their ancestors

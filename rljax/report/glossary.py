@@ -228,6 +228,10 @@ SAMPLES = {
                         "below 1 % of the samples"),
     "reward/timeouts_scored": ("late rewards that were given a score instead of being masked",
                                "samples", "below 1 % of the samples"),
+    "reward/abstained": ("samples of which every reward returned None: they are masked", "samples",
+                         "few; they teach nothing"),
+    "reward/abstained/*": ("samples of which {} returned None and other rewards did not", "samples",
+                           ""),
     "reward/timeout_longer_fraction": ("chance that a response that was late is longer than one "
                                        "that was not", SHARE,
                                        "near 0.5; far above, length decides what is masked"),

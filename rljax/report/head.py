@@ -15,9 +15,9 @@ from rljax.tracking.charts import duration, short
 
 # What a run may have written, in the order in which it is looked at.
 FILES = (
-    "config.json", "metrics.jsonl", "samples.jsonl", "episodes.jsonl", "rewards.log", "log.txt",
-    "summary.json", "starts.jsonl", "timeline.json", "model.json", "hub.json", "policy", "adapter",
-    "reward_model", "checkpoints", "tensorboard", "profile", "bad",
+    "config.json", "data.json", "metrics.jsonl", "samples.jsonl", "episodes.jsonl", "rewards.log",
+    "log.txt", "summary.json", "starts.jsonl", "timeline.json", "model.json", "hub.json", "policy",
+    "adapter", "reward_model", "checkpoints", "tensorboard", "profile", "bad",
 )  # fmt: skip
 # Fields of the config that are shown above the charts, and their names there.
 FACTS = {

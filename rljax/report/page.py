@@ -14,6 +14,7 @@ import numpy as np
 
 from rljax.errors import InputError
 from rljax.report.curves import NOT_CHARTED, curves, matches
+from rljax.report.data_rows import data_rows
 from rljax.report.estimates import shares, shown
 from rljax.report.head import head, title_of
 from rljax.report.kinds import of_a_run
@@ -156,7 +157,8 @@ def _body(run: Run) -> str:
     return (
         f"{head(run)}{headline(run)}{notes}{_evaluation_table(run)}{of_a_run(run)}"
         f"{expected({'': [run]})}{_faults(run)}"
-        f"{legend}{curves(run)}{_glossary(run)}{transcripts(run)}{completions(run)}{config}"
+        f"{legend}{curves(run)}{_glossary(run)}{transcripts(run)}{completions(run)}"
+        f"{data_rows(run)}{config}"
     )
 
 

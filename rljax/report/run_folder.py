@@ -40,6 +40,7 @@ class Run:
     notes: list[str]
     starts: list[dict] = dataclasses.field(default_factory=list)  # rljax.report.starts
     episodes: list[dict] = dataclasses.field(default_factory=list)  # rljax.tracking.episodes
+    data: dict = dataclasses.field(default_factory=dict)  # rljax.data.rows.show.data_page
 
     @functools.cached_property
     def _numbers(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -174,7 +175,8 @@ def read_run(folder: Path) -> Run:
     summary = _read_json(folder / "summary.json", notes)
     config = _read_json(folder / "config.json", notes)
     episodes = _read_rows(folder / "episodes.jsonl", notes)
-    run = Run(folder, rows, samples, summary, config, notes, read_starts(folder), episodes)
+    data = _read_json(folder / "data.json", notes)
+    run = Run(folder, rows, samples, summary, config, notes, read_starts(folder), episodes, data)
     if (rows or run.starts) and not run.ended():
         notes.insert(0, _unfinished(run))
     notes += reward_warnings(rows)

@@ -15,6 +15,7 @@ from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.rewards.pool.calling import (
     HOME,
+    Abstained,
     Fields,
     RewardText,
     call_reward,
@@ -33,6 +34,8 @@ def _scored(text: str, sample: dict, where: str) -> tuple[float, dict[str, float
     component, fields = _member(text)
     try:
         return call_reward(component, sample, fields)
+    except Abstained:
+        raise
     except Exception as error:
         raise RuntimeError(f"{where} {text!r}: {type(error).__name__}: {error}") from error
 
@@ -84,17 +87,24 @@ def mixture(
     No weights = 1 each. Parts: each r_i by the name of its reward (numbered from the second of a
     name on), and its own parts as name/part. With inner_parts=False those are left out: `gdpo` and
     `mixed_parts`, which read all parts in the order of their names, then see one per reward. A
-    member that raises makes the sample an error.
+    member that raises makes the sample an error. One that returns None abstains: the sample's score
+    is that of the others, and the part abstained/NAME counts it; where all do, there is no score.
     """
     scales = _weights(rewards, weights, normalise)
-    total, parts = 0.0, {}
+    total, said, parts = 0.0, 0.0, {}
     for name, text, scale in zip(_names(rewards), rewards, scales, strict=True):
-        value, inner = _scored(text, sample, "mixture, member")
-        total += scale * value
+        try:
+            value, inner = _scored(text, sample, "mixture, member")
+        except Abstained:
+            parts[f"abstained/{name}"] = 1.0
+            continue
+        total, said = total + scale * value, said + abs(scale)
         parts[name] = value
         if inner_parts:
             parts |= {f"{name}/{key}": part for key, part in inner.items() if key != "score"}
-    return {"score": total, **parts}
+    if not parts.keys() & {*_names(rewards)} or normalise and not said:
+        raise Abstained(f"all of {', '.join(_names(rewards))} returned None for this response")
+    return {"score": total / said if normalise else total, **parts}
 
 
 @functools.lru_cache(maxsize=1024)
@@ -166,16 +176,22 @@ def with_judges(
 
     A judge is any reward; it passes where its score is at least its number of pass_at; none = 1
     each. Further parts: the verdict of each judge as judge/NAME (numbered from the second of a name
-    on), and the reward's own as reward/NAME. A member that raises makes the sample an error.
+    on), and the reward's own as reward/NAME. A member that raises makes the sample an error. A
+    judge that returns None leaves the verdict to the others.
     """
     marks = _pass_marks(judges, pass_at)
     score, inner = _scored(reward, sample, "with_judges, reward")
-    verdicts = {
-        f"judge/{name}": float(_scored(text, sample, "with_judges, judge")[0] >= mark)
-        for name, text, mark in zip(_names(judges), judges, marks, strict=True)
-    }
+    verdicts, silent = {}, {}
+    for name, text, mark in zip(_names(judges), judges, marks, strict=True):
+        try:
+            value, _ = _scored(text, sample, "with_judges, judge")
+            verdicts[f"judge/{name}"] = float(value >= mark)
+        except Abstained:
+            silent[f"abstained/judge/{name}"] = 1.0
+    if not verdicts:
+        raise Abstained(f"all of the judges {', '.join(_names(judges))} returned None")
     own = {f"reward/{name}": part for name, part in inner.items() if name != "score"}
-    return {"score": score, "compliant": min(verdicts.values()), **verdicts, **own}
+    return {"score": score, "compliant": min(verdicts.values()), **verdicts, **silent, **own}
 
 
 @functools.lru_cache(maxsize=1024)

@@ -219,7 +219,7 @@ class Environment:
 
     def refuse_failures(self, episodes: list[Episode]) -> None:
         """Raises InputError, the same on all hosts, where too many episodes have failed."""
-        broken = [episode for episode in episodes if episode.failure]
+        broken = [one for one in episodes if one.failure and one.kind != "abstained"]
         most = self.max_failed * len(episodes)
         one = len(broken) == 1 < len(episodes) and self.max_failed > 0
         if len(broken) <= most or one:  # one of a few is more than any small share
@@ -246,7 +246,8 @@ class Environment:
             for seat, score in enumerate(scores):
                 found.append(ScoredRow(sample, score, episode.record, group * seats + seat))
                 if score.status != "ok" and not episode.failure:
-                    episode.failure, episode.kind = score.message or score.status, "reward"
+                    kind = "abstained" if score.status == "abstained" else "reward"
+                    episode.failure, episode.kind = score.message or score.status, kind
         ok = np.array([[score.status == "ok" for score in scores] for scores in every])
         totals = np.array([[score.value for score in scores] for scores in every])
         parts = parts_of([score for scores in every for score in scores])

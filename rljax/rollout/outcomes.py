@@ -35,7 +35,7 @@ def episode_sample(episode: Episode, tokenizer, rubrics) -> Sample:
     ids = [] if log is None or not log.turns else log.sample.ids[log.turns[-1].start :]
     said = (episode.record.prompt_text, episode.record.messages)
     text = lambda: response_of(tokenizer, ids, *said)  # noqa: E731
-    sample = sample_of(episode.record, text, len(ids), episode.finish, episode.prompt, rubrics)
+    sample = sample_of(episode.record, text, ids, episode.finish, episode.prompt, rubrics)
     turns = [turn for one in episode.logs for turn in one.turns]
     said = [
         message

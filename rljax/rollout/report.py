@@ -88,10 +88,10 @@ class RewardReport:
         ]
 
     def metrics(self) -> dict[str, float]:
-        """Counts of failures, of errors also by kind, and of samples over a limit that have a score
-        for that; whether late samples are the long ones; for each source the share of failures,
-        the mean score and the share of the samples; means of the parts; whether the scores of a
-        prompt are equal, and their highest; metrics of scored lines."""
+        """Counts of failures, of errors also by kind, of samples over a limit that have a score for
+        that, and of rewards that abstain; whether late samples are the long ones; for each source
+        the share of failures, the mean score and the share of the samples; means of the parts;
+        whether the scores of a prompt are equal, and their highest; metrics of scored lines."""
         out = {f"reward/{name}": 0.0 for name in ("errors", "timeouts")}
         means: dict[str, list[float]] = {}
         shares: dict[str, float] = {}
@@ -99,7 +99,10 @@ class RewardReport:
             score, source = row.score, row.record.source or row.record.data_source
             shares[source] = shares.get(source, 0.0) + 1 / len(self.rows)
             failed = means.setdefault(f"reward/failed_fraction/{source}", [])
-            failed.append(float(score.status != "ok"))
+            failed.append(float(score.status not in ("ok", "abstained")))
+            if score.status == "abstained":
+                out["reward/abstained"] = out.get("reward/abstained", 0.0) + 1.0
+                continue
             if score.status != "ok":
                 out[f"reward/{score.status}s"] += 1.0
                 if score.status == "error":
@@ -110,6 +113,10 @@ class RewardReport:
                 out["reward/timeouts_scored"] = out.get("reward/timeouts_scored", 0.0) + 1.0
             means.setdefault(f"reward/source/{source}", []).append(score.value)
             for name, value in score.parts.items():
+                if found := re.fullmatch(r"(.*/)?abstained/(.+)", name):
+                    name = f"reward/abstained/{found[1] or ''}{found[2]}"
+                    out[name] = out.get(name, 0.0) + 1.0
+                    continue
                 means.setdefault(f"reward/part/{name}", []).append(value)
         out |= {name: float(np.mean(values)) for name, values in sorted(means.items())}
         failed = self.extraction_failed_fraction

@@ -209,7 +209,7 @@ class Reward:
         for all samples of a prompt."""
         said = (record.prompt_text, record.messages)
         text = lambda: response_of(self.tokenizer, ids, *said)  # noqa: E731
-        return sample_of(record, text, len(ids), finish, group, self.rubrics)
+        return sample_of(record, text, ids, finish, group, self.rubrics)
 
     def learn(self, report: RewardReport) -> dict[str, float]:
         """Updates the rubrics by the report of a step. Their metrics, and the `facts`."""
@@ -230,7 +230,7 @@ class Reward:
 
 
 def sample_of(
-    record: PromptRecord, text: Callable[[], str], num_tokens: int, finish: int, group: int,
+    record: PromptRecord, text: Callable[[], str], ids: Sequence[int], finish: int, group: int,
     rubrics: RubricBuffer | None,
 ) -> Sample:  # fmt: skip
     """The fields of a response that a reward may declare; `text` decodes it."""
@@ -241,7 +241,8 @@ def sample_of(
         "ground_truth": record.ground_truth,
         "data_source": record.data_source,
         "extra_info": record.extra_info if rubrics is None else rubrics.extra_info(record),
-        "num_tokens": num_tokens,
+        "num_tokens": len(ids),
+        "token_ids": ids,  # for rewards of TRL's signature, as the messages
         "finish_reason": FinishReason(int(finish)).name.lower(),
         "group": group,
     }
@@ -361,9 +362,9 @@ def parts_of(scores: list[Score]) -> np.ndarray | None:
     """The named parts of every score, in the order of their names: [B, K]; None if the score has
     none. Parts with a slash in their names are only logged: they may differ from step to step, and
     another K would recompile the learning step."""
-    names = sorted(
-        {name for score in scores for name in score.parts if "/" not in name} - {"score"}
-    )
+    # One that abstains has its place, too: weights go by the order of the names.
+    every = {name.removeprefix("abstained/") for score in scores for name in score.parts}
+    names = sorted({name for name in every if "/" not in name} - {"score"})
     if not names:
         return None
     # A part that a score lacks does not apply to it (rljax.advantages.gdpo); a failed row is

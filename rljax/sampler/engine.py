@@ -98,7 +98,7 @@ class Engine:
 
     def check(self, one: Sampling) -> None:
         """Raises InputError where this engine cannot serve a request."""
-        one.check_token_ids(self.model.config.vocab_size)
+        one.check_token_ids(self.model.config.ids)
         if len(one.stop_ids) > self.stop_ids:
             raise InputError(
                 "sampler stop_ids",
@@ -117,7 +117,7 @@ class Engine:
         """The rules of M requests; their shapes do not depend on the requests."""
         for one in requests:
             self.check(one)
-        return rules_of(requests, self.model.config.vocab_size, whole=True, room=self.stop_ids)
+        return rules_of(requests, self.model.config.ids, whole=True, room=self.stop_ids)
 
     def forcing(self, requests: list[Sampling], budgets, prompt_tokens):
         """The interruptions of M requests, or None where this engine has no room for any."""

@@ -267,7 +267,7 @@ def _arguments(
     model = of_length(model, columns)
     second = second and dataclasses.replace(second, model=of_length(second.model, columns))
     check_memory(model, slots, columns, decoding.kv_dtype)
-    rules = rules_of([sampling] * rows, model.config.vocab_size)
+    rules = rules_of([sampling] * rows, model.config.ids)
     queue = (prompts, lengths, keys, rules, limits)
     if shard_count(model, prompts.shape[0], slots) > 1:
         placed = place(queue, model.mesh)
@@ -309,9 +309,7 @@ def planned_rollout(
     split = shard_count(model, count, slots) > 1
     layout = (row_sharding if split else replicated)(model.mesh)
     array = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=layout)  # noqa: E731
-    rules = jax.tree.map(
-        lambda x: array(x.shape, x.dtype), rules_of(requests, model.config.vocab_size)
-    )
+    rules = jax.tree.map(lambda x: array(x.shape, x.dtype), rules_of(requests, model.config.ids))
     queue = (array((count, columns), jnp.int32), array((count,), jnp.int32))
     queue += (array((rows, 2), jnp.uint32), rules, np.zeros((), np.int32))
     limits = array((count,), jnp.int32) if branches else None
@@ -391,7 +389,7 @@ def _check(
         raise InputError("prompt", value=int(bad), rule=f"ids from 0 to {vocab_size - 1}")
     if sampling.stop_strings and decoding.decode is None:
         raise InputError("sampler stop_strings need a tokenizer", fix="pass Decoding(decode=)")
-    sampling.check_token_ids(vocab_size)
+    sampling.check_token_ids(model.config.ids)
     speculation.check(model.config, decoding.draft_tokens)
     if decoding.record_routes and model.config.experts is None:
         rule = f"it records the experts of each token, and a {model.config.family} model has none"
@@ -401,11 +399,11 @@ def _check(
             "sampler draft_tokens", value=decoding.draft_tokens,
             rule="0 where two models decode together", fix="sampler.draft_tokens=0",
         )  # fmt: skip
-    if second is not None and second.model.config.vocab_size != vocab_size:
+    if second is not None and second.model.config.ids != model.config.ids:
         raise InputError(
             "vocabulary of the second model",
-            value=second.model.config.vocab_size,
-            rule=f"{vocab_size}, too",
+            value=second.model.config.ids,
+            rule=f"{model.config.ids}, too",
         )
 
 

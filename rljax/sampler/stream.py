@@ -10,6 +10,8 @@ and the request's key alone.
 """
 
 import dataclasses
+import functools
+import inspect
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +23,7 @@ import numpy as np
 from rljax import hosts
 from rljax.arrays import fetch, told_to_stop
 from rljax.batch import FinishReason
+from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
 from rljax.sampler import speculation
 from rljax.sampler.branches import add_branches, check_branch
@@ -41,6 +44,18 @@ from rljax.tracking import timing
 STEPS_BETWEEN_CHUNKS = 8
 
 
+def _of_known_ids(engine: Engine, decode: Callable | None) -> Engine:
+    """The engine, whose model draws no id that the tokenizer of `decode` has not. A model that a
+    config loads knows that already, as training does (ModelConfig.known_ids)."""
+    method = decode.func if isinstance(decode, functools.partial) else decode
+    tokenizer = method.__self__ if inspect.ismethod(method) else None
+    config = engine.model.config
+    if not isinstance(tokenizer, Tokenizer) or tokenizer.vocab_size >= config.ids:
+        return engine
+    config = dataclasses.replace(config, known_ids=tokenizer.vocab_size)
+    return dataclasses.replace(engine, model=dataclasses.replace(engine.model, config=config))
+
+
 class Sampler:
     """Continuous batching over an engine's slots. One thread. On several hosts all of them make the
     same calls on a Sampler of their own; what one of them alone knows, it tells the others first
@@ -59,12 +74,14 @@ class Sampler:
     ):
         """`key` decides the draws of requests without a seed. Prompts are read `chunk_tokens` at a
         time, short ones `prefill_rows` together. `parked_tokens`: room, in tokens, for what was
-        read of held samples whose slots others need. `decode`: ids -> text, for stop strings."""
+        read of held samples whose slots others need. `decode`: ids -> text, for stop strings; of a
+        tokenizer that has fewer ids than the model, the others are never drawn."""
         for name, value, least in (
             ("chunk_tokens", chunk_tokens, 1), ("prefill_rows", prefill_rows, 1),
             ("parked_tokens", parked_tokens, 0), ("prefix_cache_tokens", prefix_cache_tokens, 0),
         ):  # fmt: skip
             check_whole(name, value, least)
+        engine = _of_known_ids(engine, decode)
         self.engine, self.decode = engine, decode
         self._places = Places(engine, parked_tokens)
         self.cache = PrefixCache(engine.model.config, prefix_cache_tokens)

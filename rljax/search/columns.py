@@ -67,7 +67,7 @@ class Columns:
             value is not None and value.reads == "process",
         )  # fmt: skip
         self._weights = (params,) if value is None else (params, value.params)
-        self._why = why_lines_end(value, rules, model.config.vocab_size)
+        self._why = why_lines_end(value, rules, model.config.ids)
 
     def start(self, prompts: np.ndarray, lengths: np.ndarray) -> None:
         counts = np.asarray(lengths, np.int32)

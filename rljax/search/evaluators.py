@@ -88,7 +88,7 @@ class Forked:
         self.value = value
         self.calls = 0  # of the policy and the value model together
         self.value_engine, self.value_params = None, ()
-        self.ends_line = why_lines_end(value, rules, engine.model.config.vocab_size)
+        self.ends_line = why_lines_end(value, rules, engine.model.config.ids)
         if value is not None:
             self.value_engine = dataclasses.replace(engine, model=value.model)
             self.value_params = value.params

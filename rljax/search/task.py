@@ -83,7 +83,7 @@ class Task:
         """An evaluator that has read nothing yet; `params` may be shapes. For trees of at most so
         many nodes it is one by columns, where the models can; for other paths (0) and models it is
         one by copies of the root."""
-        sampling, vocab = sampling or self.sampling, self.model.config.vocab_size
+        sampling, vocab = sampling or self.sampling, self.model.config.ids
         if not 1 <= width <= vocab:
             raise InputError("search width", value=width, rule=f"1 to the {vocab} tokens there are")
         tokens = self.prompts.shape[1] + self.limit

@@ -8,12 +8,11 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 from rljax.data.images.encode import ImageReader
-from rljax.data.text.chat import prompt_text
+from rljax.data.text.chat import check_prompt, render_prompt
 from rljax.data.text.contents import check_conversation
-from rljax.data.text.messages import check_unicode, template_view
+from rljax.data.text.messages import check_unicode, for_template
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.environments.calls import Format
-from rljax.environments.calls.format import read_json
 from rljax.environments.schemas import told_of
 from rljax.errors import InputError
 from rljax.reasoning import beginning_of
@@ -419,10 +418,20 @@ def read_chat(
     messages, sources = split_images(for_template(fields["messages"]))
     images = opened(sources, reader)
     limits.check_images(sum(reader.tokens(image) for image in images), limit)
-    text = _prompt_text(tokenizer, messages, fields, options)
+    options["variables"] = fields["chat_template_kwargs"]
+    turn = _next_turn(fields)
+    if turn:
+        text = tokenizer.render_chat(messages, **turn, **options)
+    else:
+        text = render_prompt(tokenizer, messages, **options)
     if images:
         text, _ = reader.expanded(text, images)
     limits.check("messages", [text], fields["n"], limit)
+    # A client may tell of its tools in a message where the template tells of none.
+    if turn:
+        check_conversation(tokenizer, messages, text, options, needs_tools=False, **turn)
+    else:
+        check_prompt(tokenizer, messages, text, needs_tools=False, **options)
     ids = tokenizer.encode(text)
     if images:  # before their pixels are decoded
         limits.check("messages", [ids], fields["n"], limit)
@@ -440,59 +449,17 @@ def read_chat(
     return _parsed(True, [(ids, sampling)], fields, likeliest, [""], **more)
 
 
-def _prompt_text(tokenizer: Tokenizer, messages: list[dict], fields: dict, options: dict) -> str:
-    """The prompt of a chat. A last message of the assistant is continued, unless the client says by
-    vLLM's fields what it wants."""
-    template_view(messages)  # refuses what is no list of messages
-    options = dict(options, variables=fields["chat_template_kwargs"])
+def _next_turn(fields: dict) -> dict[str, bool]:
+    """How the prompt of a chat ends where the client says it by vLLM's fields; {}: a last message of
+    the assistant is continued, behind any other a turn is begun."""
     begin, go_on = fields["add_generation_prompt"], fields["continue_final_message"]
     if begin and go_on:
         rule = "false beside continue_final_message: a turn is continued, or a new one begun"
         _refuse("add_generation_prompt", True, rule)
     if begin is None and go_on is None:
-        return prompt_text(tokenizer, messages, **options)
+        return {}
     begin = not go_on if begin is None else begin
-    how = dict(add_generation_prompt=begin, continue_final_message=bool(go_on))
-    text = tokenizer.render_chat(messages, **how, **options)
-    check_conversation(tokenizer, messages, text, options, **how)
-    return text
-
-
-def for_template(messages: object) -> object:
-    """Messages as templates want them: arguments of calls are objects, where the API has texts, and
-    a tool's answer has the name of its call. What is no message stays, to be refused by name."""
-    if not isinstance(messages, list):
-        return messages
-    names, seen = {}, []
-    for message in messages:
-        if isinstance(message, dict) and isinstance(message.get("tool_calls"), list):
-            called = [_as_object(call) for call in message["tool_calls"]]
-            names |= {
-                call["id"]: call["function"].get("name")
-                for call in called
-                if isinstance(call, dict) and isinstance(call.get("id"), str)
-                and isinstance(call.get("function"), dict)
-            }  # fmt: skip
-            message = {**message, "tool_calls": called}
-        elif isinstance(message, dict) and message.get("role") == "tool":
-            of_call = names.get(str(message.get("tool_call_id")))
-            message = {"name": of_call, **message} if of_call else message
-        seen.append(message)
-    return seen
-
-
-def _as_object(call: object) -> object:
-    """A call with its arguments as an object, where their text is one."""
-    function = call.get("function") if isinstance(call, dict) else None
-    text = function.get("arguments") if isinstance(function, dict) else None
-    if not isinstance(text, str):
-        return call
-    value, end, problem = read_json(text, 0)
-    if problem or not isinstance(value, dict) or text[end:].strip():
-        return call
-    # The name first, whatever the client's order: some templates write the object as it is.
-    rest = {name: one for name, one in function.items() if name not in ("name", "arguments")}
-    return {**call, "function": {"name": function.get("name"), "arguments": value, **rest}}
+    return dict(add_generation_prompt=begin, continue_final_message=bool(go_on))
 
 
 def _parsed(

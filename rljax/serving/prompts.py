@@ -42,8 +42,8 @@ def likeliest(
 def _one_row(model: Model, ids: Sequence[int], room: int) -> Batch:
     if not len(ids):
         raise InputError("prompt", value=list(ids), rule="at least one token id")
-    if min(ids) < 0 or max(ids) >= model.config.vocab_size:
-        rule = f"ids from 0 to {model.config.vocab_size - 1}"
+    if min(ids) < 0 or max(ids) >= model.config.ids:
+        rule = f"ids from 0 to {model.config.ids - 1}"
         raise InputError("prompt", value=max(ids), rule=rule)
     columns = SHORTEST
     while columns < len(ids):
@@ -79,7 +79,7 @@ def _likeliest(model: Model, params, batch: Batch, temperature):
     def some(part):
         hidden, tokens = part
         logp = jax.nn.log_softmax(model.head_logits(head, hidden) / temperature)
-        best, ids = jax.lax.top_k(logp, min(MOST_LIKELIEST, model.config.vocab_size))
+        best, ids = jax.lax.top_k(logp, min(MOST_LIKELIEST, model.config.ids))
         return ids, best, jnp.take_along_axis(logp, tokens[..., None], axis=-1)[..., 0]
 
     out = jax.lax.map(some, (columns(hidden), columns(tokens)))

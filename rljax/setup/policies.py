@@ -118,7 +118,8 @@ class SavedPolicy:
         mesh = self.model.mesh
 
         def opened() -> Reward:
-            model = model_scorer(self.config, self.model, text, _SCORED_ROWS * mesh.size)
+            rows = _SCORED_ROWS * mesh.size
+            model = model_scorer(self.config, self.model, self.tokenizer, text, rows)
             return Reward(text_scorer(self.config, text, mesh), self.tokenizer, mesh, model=model)
 
         if not self.config.environment.function:

@@ -10,6 +10,7 @@ from rljax.arrays import moved
 from rljax.components import resolve
 from rljax.config import NAMESPACES, Config, microbatch_tokens, model_fields
 from rljax.data.online.encoded import load_run_tokenizer
+from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
 from rljax.mesh import on_host
 from rljax.models.huggingface import load_config, load_params
@@ -31,7 +32,8 @@ def reward_role(setup: Setup, text: str, *, dense: bool = False, log: Path | Non
     to the file `log`."""
     reward, mesh = setup.config.reward, setup.model.mesh
     rows = max(setup.algorithm.steps.microbatch_rows, 1)
-    scorer = model_scorer(setup.config, setup.model_on("reward_model"), text, rows)
+    there = setup.model_on("reward_model")
+    scorer = model_scorer(setup.config, there, setup.tokenizer, text, rows)
     if text:
         evolving = dense and bool(reward.rubrics)
         if resolve(text, NAMESPACES["reward"]).function is rubric and not evolving:
@@ -56,7 +58,8 @@ def _cost_model(setup: Setup, rows: int) -> ModelScorer | None:
     if not folder:
         return None
     policy = setup.model_on("cost_model")
-    model, params = scalar_model(setup.config, policy, field, folder, adapted=False)
+    asked = (setup.config, policy, setup.tokenizer, field, folder)
+    model, params = scalar_model(*asked, adapted=False)
     return ModelScorer(model, _kept(setup.config, params), rows, "cost_model")
 
 
@@ -80,7 +83,9 @@ def _share(workers: int) -> int:
     return max(len(hosts.mine(workers)), 1)
 
 
-def model_scorer(config: Config, policy: Model, text: str, rows: int) -> ModelScorer | None:
+def model_scorer(
+    config: Config, policy: Model, tokenizer: Tokenizer, text: str, rows: int
+) -> ModelScorer | None:
     """reward.model, `rows` rows at once, where the reward `text` is "" or reads its score; else
     None."""
     if text and not reads_model(resolve(text, NAMESPACES["reward"])):
@@ -90,7 +95,8 @@ def model_scorer(config: Config, policy: Model, text: str, rows: int) -> ModelSc
         rule = "it reads the score of a reward model, and reward.model is ''"
         fix = "a run whose config has reward.model, or another reward"
         raise InputError("reward", value=text, rule=rule, fix=fix)
-    model, params = scalar_model(config, policy, "reward.model", folder, adapted=False)
+    asked = (config, policy, tokenizer, "reward.model", folder)
+    model, params = scalar_model(*asked, adapted=False)
     return ModelScorer(model, _kept(config, params), rows)
 
 
@@ -115,7 +121,10 @@ def text_scorer(
         )
     folder = reward.judge_model
     tokenizer = load_run_tokenizer(Config(model=f"{folder.rstrip('/')}/"))  # a slash: it is a path
-    model = Model(load_config(folder, **dataclasses.asdict(config.model_settings)), mesh)
+    facts = load_config(folder, **dataclasses.asdict(config.model_settings))
+    if tokenizer.vocab_size <= facts.vocab_size:
+        facts = dataclasses.replace(facts, known_ids=tokenizer.vocab_size)
+    model = Model(facts, mesh)
     tokens = microbatch_tokens(config)
     return MeshJudge(
         model, _kept(config, load_params(folder, model)), tokenizer, component,
@@ -127,9 +136,8 @@ def _process_scorer(setup: Setup, rows: int) -> ProcessScorer:
     """The model of reward.process_model, which scores lines."""
     wish, home = setup.config.reward, NAMESPACES["process_reward"]
     policy = setup.model_on("process_model")
-    model, params = scalar_model(
-        setup.config, policy, "reward.process_model", wish.process_model, adapted=False
-    )
+    asked = (setup.config, policy, setup.tokenizer, "reward.process_model", wish.process_model)
+    model, params = scalar_model(*asked, adapted=False)
     return ProcessScorer(
         model, _kept(setup.config, params), rows, setup.tokenizer,
         lines=resolve(wish.process_lines, home), reward=resolve(wish.process_reward, home),

@@ -20,7 +20,7 @@ from rljax.search import Value
 from rljax.search.evaluators import Reads
 from rljax.setup.role_table import RoleInputs, frozen_folder, make_reference, scalar_start
 from rljax.setup.search import line_ids_of
-from rljax.setup.weights import check_same_vocabulary, scalar_model
+from rljax.setup.weights import reading_same_ids, scalar_model
 
 
 @jax.tree_util.register_dataclass
@@ -51,7 +51,8 @@ def trained_policy(
     model, params = inputs.setup.model, inputs.params
     if folder:
         wanted = load_config(folder, **model_fields(inputs.config))
-        check_same_vocabulary(f"role {inputs.name}", folder, wanted, model)
+        field, tokenizer = f"role {inputs.name}", inputs.setup.tokenizer
+        wanted = reading_same_ids(field, folder, wanted, model, tokenizer)
         model = Model(wanted, model.mesh)
         params = inputs.loaded(folder, model)
     else:
@@ -131,11 +132,12 @@ def value_model(inputs: RoleInputs, *, folder: str, reads: Reads = "outcome") ->
     setup, field = inputs.setup, f"role {inputs.name}"
     settings = model_fields(inputs.config)
     wanted = dataclasses.replace(load_config(folder, **settings), labels=1)
-    check_same_vocabulary(field, folder, wanted, setup.model)
+    wanted = reading_same_ids(field, folder, wanted, setup.model, setup.tokenizer)
     model = Model(wanted, setup.model.mesh, "scalar")
     params = model.abstract()
     if not inputs.abstract:
-        params = scalar_model(inputs.config, setup.model, field, folder, adapted=False)[1]
+        asked = (inputs.config, setup.model, setup.tokenizer, field, folder)
+        params = scalar_model(*asked, adapted=False)[1]
     lines = line_ids_of(setup.tokenizer, wanted.vocab_size) if reads == "process" else ()
     return Guide(params, model, reads, lines)
 

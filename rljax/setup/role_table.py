@@ -39,7 +39,7 @@ from rljax.roles import (
 )
 from rljax.roles.placed import PlacedReference
 from rljax.setup.setup import Phase, Setup, adapter_fields
-from rljax.setup.weights import check_same_vocabulary, multiplied_in_dtype, scalar_model
+from rljax.setup.weights import multiplied_in_dtype, reading_same_ids, scalar_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,12 +155,14 @@ def scalar_start(
     squashed = {} if squash is None else {"squash": squash}
     if folder := folder or config.critic_model:
         settings = model_fields(config) | adapter_fields(config)
-        wanted = load_config(folder, **settings)
-        wanted = dataclasses.replace(wanted, labels=1, **squashed)  # two logits are one number
-        model = Model(wanted, policy.mesh, "scalar")
+        tokenizer = inputs.setup.tokenizer
         if inputs.abstract:
+            wanted = load_config(folder, **settings)
+            wanted = reading_same_ids(field, folder, wanted, policy, tokenizer)
+            wanted = dataclasses.replace(wanted, labels=1, **squashed)  # two logits are one number
+            model = Model(wanted, policy.mesh, "scalar")
             return model, model.abstract()
-        loaded, params = scalar_model(config, policy, field, folder, adapted=True)
+        loaded, params = scalar_model(config, policy, tokenizer, field, folder, adapted=True)
         own = dataclasses.replace(loaded.config, **squashed)
         return dataclasses.replace(loaded, config=own), params
     own = dataclasses.replace(policy.config, labels=labels, **squashed)
@@ -199,9 +201,10 @@ def make_reference(inputs: RoleInputs) -> Reference:
 
 def frozen_folder(inputs: RoleInputs, field: str, folder: str) -> Reference:
     """A frozen model of another folder, of its own size and family and the policy's vocabulary."""
+    policy, tokenizer = inputs.setup.model, inputs.setup.tokenizer
     wanted = load_config(folder, **model_fields(inputs.config))
-    check_same_vocabulary(field, folder, wanted, inputs.setup.model)
-    model = Model(wanted, inputs.setup.model.mesh)
+    wanted = reading_same_ids(field, folder, wanted, policy, tokenizer)
+    model = Model(wanted, policy.mesh)
     temperature = inputs.config.sampler.temperature
     return Reference(inputs.loaded(folder, model), model, temperature, checkpointed=False)
 

@@ -4,7 +4,8 @@ import dataclasses
 
 from rljax import hub
 from rljax.components import resolve
-from rljax.config import NAMESPACES
+from rljax.config import NAMESPACES, from_dict
+from rljax.data.online.encoded import load_run_tokenizer
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
 from rljax.files import read_json_object
@@ -14,6 +15,7 @@ from rljax.search import Search, Value
 from rljax.search.evaluators import Reads
 from rljax.setup.checkpoint import Checkpoints
 from rljax.setup.policies import Policy, SavedPolicy
+from rljax.setup.same_ids import differing_ids
 from rljax.setup.weights import scalar_model
 from rljax.tracking.mirror import local_copy
 from rljax.tracking.store import is_folder
@@ -41,14 +43,20 @@ def _value(saved: SavedPolicy, folder: str, reads: Reads) -> Value:
             raise InputError("--search_model", value=folder, rule="a folder")
         folder = str(hub.model_folder(folder))
     with local_copy(folder) as here:
-        of_run = "dataflow" in read_json_object(here / "config.json")
+        found = read_json_object(here / "config.json")
+        of_run = "dataflow" in found
     if of_run != (reads == "critic"):
         rule = "critic for a run folder, outcome or process for a reward model's folder"
         raise InputError("--search_reads", value=reads, rule=rule)
     if of_run:
+        own = load_run_tokenizer(from_dict(found, f"{folder}/config.json"))
+        if differ := differing_ids(saved.tokenizer, own):
+            rule = "a critic that reads the ids of the policy's tokenizer"
+            raise InputError(f"--search_model={folder}", value=differ, rule=rule)
         return _critic(saved, folder)
     field = "--search_model"
-    model, params = scalar_model(saved.config, saved.model, field, folder, adapted=False)
+    asked = (saved.config, saved.model, saved.tokenizer, field, folder)
+    model, params = scalar_model(*asked, adapted=False)
     lines = ()
     if reads == "process":
         lines = line_ids_of(saved.tokenizer, model.config.vocab_size)

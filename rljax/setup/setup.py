@@ -29,6 +29,7 @@ from rljax.sampler import Decoding, Sampling
 from rljax.sampler.stop_strings import stop_tokens
 from rljax.setup.decoding import check_slots, decoding_on
 from rljax.setup.placement import Group, dividing, sampler_mesh
+from rljax.setup.same_ids import differing_ids, tokenizer_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,6 +185,9 @@ def load_model(config: Config, tokenizer: Tokenizer, devices=None) -> Model:
                 rule=f"the model's vocab_size is {model_config.vocab_size}",
                 fix="use the tokenizer that came with the model",
             )
+        if config.tokenizer and tokenizer.vocab_size:
+            _check_own_tokenizer(config, tokenizer)
+        model_config = dataclasses.replace(model_config, known_ids=tokenizer.vocab_size)
     else:
         plain = resolve(config.model, NAMESPACES["model"])(tokenizer.vocab_size)
         if vision := plain.vision:
@@ -192,6 +196,20 @@ def load_model(config: Config, tokenizer: Tokenizer, devices=None) -> Model:
         model_config = dataclasses.replace(plain, vision=vision, **settings)
     _check_balance(config, model_config)
     return Model(model_config, mesh)
+
+
+def _check_own_tokenizer(config: Config, tokenizer: Tokenizer) -> None:
+    """Raises InputError where the model's own tokenizer, if its folder has one, has other tokens at
+    the ids of the run's, which may have more: padding of the embedding is there for new tokens."""
+    own = tokenizer_of(config.model)
+    if isinstance(own, str):
+        return
+    if differ := differing_ids(tokenizer, own, may_lack=True):
+        raise InputError(
+            f"the tokenizer of {config.tokenizer} is not that of {config.model}", value=differ,
+            rule="the model would read its ids as other words",
+            fix="tokenizer='' takes the model's own; a copy of it may have another template",
+        )  # fmt: skip
 
 
 def _check_balance(config: Config, model: ModelConfig) -> None:

@@ -2,10 +2,12 @@
 
 import dataclasses
 import json
+import logging
 from pathlib import Path
 
 from rljax import hosts
 from rljax.config import Config, is_path, model_fields
+from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
 from rljax.keys import root_key, stream
 from rljax.models.adapters import lora
@@ -13,7 +15,10 @@ from rljax.models.config import ModelConfig
 from rljax.models.huggingface import load_config, load_params, load_with_report
 from rljax.models.huggingface.peft import load_adapter
 from rljax.models.model import Model
+from rljax.setup.same_ids import differing_ids, tokenizer_of
 from rljax.setup.setup import adapter_fields
+
+LOG = logging.getLogger("rljax")
 
 
 def initial_params(config: Config, model: Model, record: Path | None = None) -> dict:
@@ -60,14 +65,13 @@ def load_scalar(field: str, folder: str, wanted: ModelConfig, mesh) -> tuple[Mod
 
 
 def scalar_model(
-    config: Config, policy: Model, field: str, folder: str, *, adapted: bool
+    config: Config, policy: Model, tokenizer: Tokenizer, field: str, folder: str, *, adapted: bool
 ) -> tuple[Model, dict]:
     """An outcome or process reward model of a folder. Of two labels (wrong, right) the value is the
     difference of the logits, the log-odds of right."""
     settings = model_fields(config)
     settings |= adapter_fields(config) if adapted else {}
-    wanted = load_config(folder, **settings)
-    check_same_vocabulary(field, folder, wanted, policy)
+    wanted = reading_same_ids(field, folder, load_config(folder, **settings), policy, tokenizer)
     params = load_scalar(field, folder, lora.without(wanted), policy.mesh)[1]
     model = Model(dataclasses.replace(wanted, labels=1), policy.mesh, "scalar")
     if wanted.lora:
@@ -76,10 +80,34 @@ def scalar_model(
     return model, params
 
 
-def check_same_vocabulary(field: str, folder: str, wanted: ModelConfig, policy: Model) -> None:
-    if wanted.vocab_size != policy.config.vocab_size:
+def reading_same_ids(
+    field: str, folder: str, wanted: ModelConfig, policy: Model, tokenizer: Tokenizer
+) -> ModelConfig:
+    """The config of another folder's model as it reads the ids of the run's tokenizer. Raises
+    InputError where they mean something else to it."""
+    known = dataclasses.replace(wanted, known_ids=min(policy.config.ids, wanted.vocab_size))
+    if not tokenizer.vocab_size:  # a plan reads no tokenizer
+        return known
+    fix, other = "a model with the run's tokenizer: both read the same ids", tokenizer_of(folder)
+    if isinstance(other, str):
+        if wanted.vocab_size != policy.config.vocab_size:
+            raise InputError(
+                f"{field}={folder} has another vocabulary", value=wanted.vocab_size,
+                rule=f"the policy's has {policy.config.vocab_size} tokens", fix=fix,
+            )  # fmt: skip
+        if hosts.first():
+            LOG.warning(
+                "%s=%s has no tokenizer to compare with the run's (%s): its vocabulary is taken "
+                "for the same, as it has the same size", field, folder, other,
+            )  # fmt: skip
+    elif differ := differing_ids(tokenizer, other):
         raise InputError(
-            f"{field}={folder} has another vocabulary",
-            value=wanted.vocab_size,
-            rule=f"the policy's has {policy.config.vocab_size} tokens: both read the same ids",
-        )
+            f"{field}={folder} has another tokenizer than the run", value=differ,
+            rule="it would read the run's ids as other words", fix=fix,
+        )  # fmt: skip
+    elif wanted.vocab_size < tokenizer.vocab_size:
+        raise InputError(
+            f"{field}={folder} has another vocabulary", value=wanted.vocab_size,
+            rule=f"the run's tokenizer has {tokenizer.vocab_size} ids", fix=fix,
+        )  # fmt: skip
+    return known

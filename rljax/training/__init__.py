@@ -1,6 +1,6 @@
 """The training loop: train(config) runs a config to its end."""
 
 from rljax.training.call import train
-from rljax.training.result import TrainedRun
+from rljax.training.result import RunStopped, TrainedRun
 
-__all__ = ["TrainedRun", "train"]
+__all__ = ["RunStopped", "TrainedRun", "train"]

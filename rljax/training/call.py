@@ -1,16 +1,18 @@
 """rljax.train: a run from Python, by a Config or by the fields of one."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import jax
 import numpy as np
 
+from rljax import hosts
 from rljax.config import Config
 from rljax.config.from_python import config_from
 from rljax.errors import InputError
 from rljax.training import loop
-from rljax.training.result import TrainedRun
+from rljax.training.result import RunStopped, TrainedRun
 
 
 def train(
@@ -34,12 +36,18 @@ def train(
         rljax.train("quickstart", steps=20, samples_per_prompt=16, actor_optimizer={"lr": 1e-3})
 
     Raises InputError for anything the user can fix, before the first compile wherever that is
-    possible.
+    possible. A run that SIGTERM, SIGHUP or Ctrl-C stops saves and raises RunStopped, which ends a
+    script that does not catch it, so that nothing goes on from a half-trained policy.
     """
     if devices is not None:
         _check_devices(devices)
     made = config_from(config, model, data, reward, fields)
-    return loop.train(made, on_start=on_start, devices=devices)
+    try:
+        return loop.train(made, on_start=on_start, devices=devices)
+    except RunStopped as stop:
+        if hosts.first():  # of a SystemExit with a code Python says nothing
+            print(stop, file=sys.stderr, flush=True)
+        raise
 
 
 def _check_devices(devices: object) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 
 from rljax import beats, hosts
 from rljax.config import Config, to_dict
+from rljax.data.rows.show import turn_lines
 from rljax.errors import InputError
 from rljax.evaluation.policy import bootstrap
 from rljax.report import timeline
@@ -38,9 +39,9 @@ from rljax.training.preflight import check_same_data, check_same_start
 from rljax.training.profiling import Profile
 from rljax.training.program_cache import ProgramCache, compiled_for
 from rljax.training.progress import bad_steps_in_a_row
-from rljax.training.result import TrainedRun
+from rljax.training.result import RunStopped, TrainedRun
 from rljax.training.run import Run
-from rljax.training.run_folder import RunFolder, run_folder, write_config
+from rljax.training.run_folder import RunFolder, run_folder, write_config, write_data_page
 from rljax.training.scores import (
     check_scores,
     examples,
@@ -53,6 +54,7 @@ from rljax.validation import validate
 LOG = logging.getLogger("rljax")
 _OF_SCORES = ("reward/mean", "reward/std", "reward/min", "reward/max", "shaped_reward/mean")
 PARTS = ("generate", "reward", "learn", "rest")
+_STOPPED = "stopped by"  # how the status of a run begins that a signal has stopped
 
 
 def one_step(run: Run) -> dict:
@@ -111,16 +113,18 @@ def _count_faults(run: Run, metrics: dict) -> None:
         faults[name] = faults.get(name, 0.0) + 1
         if faults[name] == 1:  # each once, and counted from then on
             LOG.warning("step %d: %s", run.progress.step, text)
-    rewards = ("reward/errors", "reward/timeouts", "reward/timeouts_scored")
+    rewards = ("reward/errors", "reward/timeouts", "reward/timeouts_scored", "reward/abstained")
     for name in ("skipped_steps", "critic/skipped_steps", *rewards):
         if metrics.get(name):
             faults[name] = faults.get(name, 0.0) + metrics[name]
     failed = metrics.get("reward/errors", 0.0) + metrics.get("reward/timeouts", 0.0)
-    if failed and failed >= metrics.get("batch/completions", 1.0):
+    unscored = failed + metrics.get("reward/abstained", 0.0)
+    if unscored and unscored >= metrics.get("batch/completions", 1.0):
         for name in _OF_SCORES:  # a missing score is not a zero reward
             metrics.pop(name, None)
     if failed > MOST_FAILED * metrics.get("batch/completions", 1.0):
-        first = next(row for row in run.source.report.rows if row.score.status != "ok")
+        said = ("ok", "abstained")
+        first = next(row for row in run.source.report.rows if row.score.status not in said)
         text = "step %d: %d rewards failed and are masked out, the first one: %s"
         LOG.warning(text, run.progress.step, failed, shown_sample(first))
     if "reward/all_equal" in metrics:
@@ -306,12 +310,14 @@ def finish(run: Run, status: str, lost: str) -> dict:
     What cannot be written keeps nothing else from being written and is part of the status, as is
     what was `lost` of the metrics.
 
-    Of several hosts the first one writes. All take part in the export, so only a run that has
-    finished makes it: one of them may be gone, and a stopped run goes on and makes it then.
+    A run that a signal has stopped exports nothing: a half-trained policy would stand where a final
+    one does. It goes on and makes it then. Of several hosts the first one writes, and all take part
+    in the export, so only a run that has finished makes it: one of them may be gone.
     """
     folder, faults = run.folder, [lost] if lost else []
     # After a crash the arrays may be gone: donated.
     exports = status != "failed" if hosts.count() == 1 else status == "finished"
+    exports = exports and not status.startswith(_STOPPED)
 
     def attempt(what: str, write: Callable, *arguments) -> None:
         try:
@@ -360,18 +366,24 @@ def train(
     there are); returns the run: its folder, summary, metrics, report and policy.
 
     Raises InputError for anything the user can fix, before the first compile wherever that is
-    possible.
+    possible, and RunStopped where a signal has arrived.
     """
     hosts.start(config.hosts.init_timeout_s, config.hosts.heartbeat_s)
     try:
         check_same_start(config)
-        return _trained(config, on_start, jax.devices() if devices is None else devices)
+        run, signal = _trained(config, on_start, jax.devices() if devices is None else devices)
     except BaseException as error:
         hosts.fail(error)  # the others would wait for this host
         raise
+    if signal or run.summary["status"].startswith(_STOPPED):
+        raise RunStopped(run, signal)
+    return run
 
 
-def _trained(config: Config, on_start: Callable[[Path | str], None] | None, devices) -> TrainedRun:
+def _trained(
+    config: Config, on_start: Callable[[Path | str], None] | None, devices
+) -> tuple[TrainedRun, str]:
+    """The run, and the signal that came too late to stop it, if one did."""
     for warning in validate(config, len(devices)):
         if hosts.first():
             LOG.warning("%s", warning)
@@ -382,7 +394,7 @@ def _trained(config: Config, on_start: Callable[[Path | str], None] | None, devi
         return _train(config, place, devices)
 
 
-def _train(config: Config, place: RunFolder, devices) -> TrainedRun:
+def _train(config: Config, place: RunFolder, devices) -> tuple[TrainedRun, str]:
     folder = place.path
     writes = hosts.first()  # files, trackers and the console
     shows = "console" in config.trackers and writes
@@ -397,7 +409,11 @@ def _train(config: Config, place: RunFolder, devices) -> TrainedRun:
         _new_run(config, devices, place) as run,
     ):  # fmt: skip
         if console:
-            notes = [*run.setup.data.notes, *epoch_notes(run.sources["rl"], config.steps)]
+            notes = [
+                *turn_lines(run.setup.tokenizer),
+                *run.setup.data.notes,
+                *epoch_notes(run.sources["rl"], config.steps),
+            ]
             print("\ndata: ".join([f"plan: {run.memory.line()}", *notes]), flush=True)
         opened = (
             open_tracking(config.trackers, folder, to_dict(config), console) if writes else Silent()
@@ -415,6 +431,7 @@ def _train(config: Config, place: RunFolder, devices) -> TrainedRun:
                 if writes:
                     # Only now: a refused resume leaves the config of the run that refused it.
                     write_config(folder, config, commits)
+                    write_data_page(folder, run.setup)
                     started = dict(memory=run.memory.line(), step=run.progress.step)
                     record_start(folder, device=run.device, compiled_for=compiled_for(), **started)
                 with renewed_report(folder, config.report_every_minutes if writes else 0.0):
@@ -423,7 +440,7 @@ def _train(config: Config, place: RunFolder, devices) -> TrainedRun:
                 status = "finished"
             except hosts.StopAgreed as stop:
                 run.started_training = True  # also if it was stopped in its first evaluation
-                status = f"stopped by {stop} at step {run.progress.step}, " + (
+                status = f"{_STOPPED} {stop} at step {run.progress.step}, " + (
                     "before the first checkpoint"
                     if run.saved_step is None
                     else f"saved at step {run.saved_step}"
@@ -441,7 +458,8 @@ def _train(config: Config, place: RunFolder, devices) -> TrainedRun:
             finally:
                 if run.started_training:
                     summary = finish(run, status, tracking.lost())
-    return TrainedRun(place.url or folder, hosts.share(summary))
+    late = "" if status.startswith(_STOPPED) or hosts.count() > 1 else signals.received or ""
+    return TrainedRun(place.url or folder, hosts.share(summary)), late
 
 
 def _new_run(config: Config, devices, place: RunFolder) -> Run:

@@ -1,10 +1,12 @@
-"""What train(config) returns: the run, as a notebook goes on with it."""
+"""What train(config) returns: the run, as a notebook goes on with it; or raises where a signal has
+stopped it."""
 
 import dataclasses
 from pathlib import Path, PosixPath
 
 import pyarrow as pa
 
+from rljax import hosts
 from rljax.report.inline import framed_report, inline
 from rljax.tracking.jsonl import read_jsonl
 from rljax.tracking.store import is_folder
@@ -63,3 +65,21 @@ class TrainedRun:
 
     def _at(self, name: str) -> Path | str:
         return f"{self.folder}/{name}" if isinstance(self.folder, str) else self.folder / name
+
+
+class RunStopped(SystemExit):
+    """A signal, or a notice of the cloud, has stopped a run: it has saved what the same call goes
+    on from, and exported nothing. `run` is the run so far, `signal` what stopped it.
+
+    A script that does not catch it ends with `code`: 3, or on several hosts 143 after a SIGTERM or
+    a notice. `except Exception` lets it pass: no retry may take it for a fault. Where the signal
+    came too late to stop the run, its status is "finished", and what follows is not begun, either.
+    """
+
+    def __init__(self, run: TrainedRun, signal: str = ""):
+        status = run.summary["status"]
+        said = f"{status}; the same call goes on from there"
+        super().__init__(f"{status}, when {signal} had arrived" if signal else said)
+        self.signal = signal or status.removeprefix("stopped by ").partition(" at step ")[0]
+        by_notice = "stopped by SIGTERM on", "stopped by the cloud's notice"
+        self.run, self.code = run, hosts.STOPPED if status.startswith(by_notice) else 3

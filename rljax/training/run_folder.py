@@ -13,7 +13,9 @@ from pathlib import Path
 
 from rljax import hosts
 from rljax.config import Config, to_dict
+from rljax.data.rows.show import data_page
 from rljax.errors import InputError
+from rljax.setup import Setup
 from rljax.tracking.folder import locked, make_folder, removed_if_empty, write_whole
 from rljax.tracking.mirror import Mirror
 from rljax.tracking.store import Store, StoreError, is_url, local_path
@@ -186,3 +188,9 @@ def write_config(folder: Path, config: Config, commits: Mapping[str, str] | None
     write_whole(folder / "config.json", json.dumps(to_dict(config), indent=2) + "\n")
     if commits:
         write_whole(folder / COMMITS, json.dumps(commits, indent=2) + "\n")
+
+
+def write_data_page(folder: Path, setup: Setup) -> None:
+    """Writes what the report shows of the data: rows as they are learned, what ends a turn."""
+    page = data_page(setup.data, setup.tokenizer, seed=setup.config.seed)
+    write_whole(folder / "data.json", json.dumps(page, indent=1) + "\n")

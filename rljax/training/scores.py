@@ -19,6 +19,7 @@ from rljax.tracking.episodes import shown_episodes
 from rljax.training.run import Run
 
 LOG = logging.getLogger("rljax")
+_UNSCORED = ("errors", "timeouts", "abstained")  # what a sample without a score is counted as
 _UNSCORED_STEPS = 3  # in a row: then the run stops
 _LATE_SAMPLES = 8  # before length is blamed,
 _LONGER = 0.75  # and the share of pairs in which the late response is the longer one
@@ -76,7 +77,7 @@ def _try_reward(reward: Reward, records: Sequence[PromptRecord]) -> None:
     rows: list[ScoredRow] = []
     for record in records:
         tried = scored_responses(reward, record)
-        if any(row.score.status != "error" for row in tried) or not tried:
+        if any(row.score.status in ("ok", "timeout") for row in tried) or not tried:
             return
         rows += tried
     if not rows:
@@ -97,7 +98,7 @@ def _try_reward(reward: Reward, records: Sequence[PromptRecord]) -> None:
 def scored_responses(reward: Reward, record: PromptRecord) -> list[ScoredRow]:
     """The reward of what a policy may answer; [] where it takes longer than a trial may."""
     samples = [
-        {**reward.sample(record, [], 0, 0), "response": text, "num_tokens": len(text.split()) + 1}
+        {**reward.sample(record, [0] * (len(text.split()) + 1), 0, 0), "response": text}
         for text in (str(record.ground_truth), f"The answer is {record.ground_truth}.")
     ]
     pending, deadline = reward.pool.submit(samples), time.monotonic() + _TRIAL_S
@@ -117,7 +118,7 @@ def scored_responses(reward: Reward, record: PromptRecord) -> list[ScoredRow]:
 def check_scores(run: Run, metrics: dict) -> None:
     """After a step: raises InputError where several steps in a row had no score, because none of
     them taught anything; warns where the samples over a time limit are the long ones."""
-    failed = sum(metrics.get(f"reward/{kind}", 0.0) for kind in ("errors", "timeouts"))
+    failed = sum(metrics.get(f"reward/{kind}", 0.0) for kind in _UNSCORED)
     if "reward/errors" not in metrics:
         return
     unscored = 0 < metrics.get("batch/completions", 0.0) <= failed
@@ -132,7 +133,7 @@ def check_scores(run: Run, metrics: dict) -> None:
 
 def require_scores(run: Run) -> None:
     """Raises InputError for a run that ends without one score: it has learned nothing."""
-    failed = sum(run.progress.faults.get(f"reward/{k}", 0.0) for k in ("errors", "timeouts"))
+    failed = sum(run.progress.faults.get(f"reward/{kind}", 0.0) for kind in _UNSCORED)
     if run.setup.needs_reward and 0 < run.progress.completions <= failed:
         raise _no_scores(
             run,

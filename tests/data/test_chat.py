@@ -281,3 +281,10 @@ def test_no_template_at_all(tmp_path):
     tokenizer = HuggingFaceTokenizer(write_tokenizer(tmp_path / "named", named))
     with pytest.raises(InputError, match="only .'rag'"):
         tokenizer.encode_chat(USER)
+
+
+def test_no_template_sees_which_turns_are_learned():
+    messages = [*USER, {"role": "assistant", "content": "b", "learn": False}]
+    text = render("{{ messages | tojson }}", messages)
+    assert text == render("{{ messages | tojson }}", [*USER, {**messages[1]} | {"learn": None}])
+    assert "learn" not in text and '"content": "b"' in text

@@ -4,7 +4,13 @@ import pytest
 from conversations import ANSWERED, CORPUS, TOOLS, assistant, system, user
 from family_tokenizers import FAMILIES, write_family
 
-from rljax.data.text.chat import RewrittenTurn, encode_conversation, encode_last_turn
+from rljax.data.text.chat import (
+    RewrittenTurn,
+    encode_conversation,
+    encode_last_turn,
+    encode_turns,
+)
+from rljax.data.text.messages import for_template
 from rljax.data.text.tokenizer import HuggingFaceTokenizer
 from rljax.errors import InputError
 
@@ -50,6 +56,15 @@ def their_text(tokenizer, messages, tools=None, documents=None, variables=None, 
         return error
 
 
+def theirs_of(family, name):
+    """A case as transformers has to be given it, which passes the arguments of a call on as they
+    are: DeepSeek's template writes a text, the others an object."""
+    case = CORPUS[name]
+    if family == "deepseek" or name != "tool_call_text_arguments":
+        return case
+    return {**case, "messages": for_template(case["messages"])}
+
+
 def our_text(tokenizer, messages, **options):
     try:
         return tokenizer.render_chat(messages, **options)
@@ -78,10 +93,13 @@ def test_text_and_ids_are_those_of_transformers(ours, theirs, family, mode):
         if (family, name) in JOINED:
             continue
         mine = our_text(ours[family, True], **case, **mode)
-        other = their_text(theirs[family, True], **case, **mode)
+        other = their_text(theirs[family, True], **theirs_of(family, name), **mode)
         if isinstance(other, Exception):
             refused += 1
             assert isinstance(mine, InputError), (name, other, mine)
+            continue
+        if name == "unknown_role":  # which some templates write and some leave out
+            assert "unknown role: got 'critic'" in str(mine)
             continue
         assert mine == other, name
         ids = theirs[family, True](other, add_special_tokens=False)["input_ids"]
@@ -136,10 +154,10 @@ _NO_REASONING = {"thinking_field", "thinking_other_names"}
 REFUSED_ROWS = {
     "llama3": {*_NO_REASONING, "tool_call_with_text", "tool_loop", "tool_loop_with_reasoning"},
     "qwen2_5": {*_NO_REASONING, "special_in_text", "tool_loop_with_reasoning"},
-    "qwen3": {"assistant_twice", "unknown_role", "special_in_text"},
+    "qwen3": {"assistant_twice", "special_in_text"},
     "gemma": {*_NO_REASONING, "tools_unused", "tools_and_system", "tool_call", "tools_in_system"},
     "deepseek": {
-        *_NO_REASONING, "unknown_role", "thinking", "thinking_once", "thinking_odd", "tool_loop",
+        *_NO_REASONING, "thinking", "thinking_once", "thinking_odd", "tool_loop",
         "tool_loop_with_reasoning", "tool_by_ipython",
     },
 }  # fmt: skip
@@ -160,6 +178,7 @@ def test_masks_are_those_of_transformers(ours, theirs, family, marked):
         except InputError as error:
             (rewritten if isinstance(error, RewrittenTurn) else refused).add(name)
             continue
+        case = theirs_of(family, name)
         given = dict(case, **case.get("variables", {}))
         given.pop("variables", None)
         other = theirs[family, True].apply_chat_template(
@@ -247,3 +266,24 @@ def test_one_example_of_each_turn_is_what_was_sampled(ours, family):
 def test_the_last_turn_must_be_the_assistants(ours):
     with pytest.raises(InputError, match="not the assistant's"):
         encode_last_turn(ours["qwen3", False], [user("a")])
+
+
+@pytest.mark.parametrize("marked", [True, False])
+@pytest.mark.parametrize("family", ["llama3", "qwen2_5", "deepseek"])
+def test_a_turn_that_is_context_has_no_mask(ours, family, marked):
+    tokenizer = ours[family, marked]
+    messages = [user("1"), {**assistant("bad"), "learn": False}, user("2"), assistant("good")]
+    ids, mask = encode_conversation(tokenizer, messages)
+    (learned,) = runs(tokenizer, ids, mask)
+    assert learned.startswith("good") and "bad" in tokenizer.decode(ids)
+    plain = [{n: v for n, v in m.items() if n != "learn"} for m in messages]
+    assert ids == encode_conversation(tokenizer, plain)[0], "no template sees the key"
+    turns = encode_turns(tokenizer, messages, 1)
+    assert runs(tokenizer, turns.ids, turns.mask) == [learned]
+
+
+def test_a_greeting_that_is_context(ours):
+    messages = [{**assistant("hi"), "learn": False}, user("2"), assistant("good")]
+    for marked in (True, False):
+        tokenizer = ours["qwen2_5", marked]
+        assert runs(tokenizer, *encode_conversation(tokenizer, messages)) == ["good<|im_end|>"]

@@ -1,5 +1,6 @@
 """Rows in the columns of other projects, tables, and what a run says of its data when it starts."""
 
+import csv
 import functools
 import json
 import logging
@@ -14,8 +15,8 @@ from rljax.config.checks import check_paths
 from rljax.data.offline.rows import load_rows
 from rljax.data.online.encoded import load_data, load_run_tokenizer
 from rljax.data.rows.read import read_rows
-from rljax.data.rows.show import shown_rows
-from rljax.data.rows.sources import load_prompts
+from rljax.data.rows.show import load_shown
+from rljax.data.rows.sources import load_endless_prompts, load_prompts
 from rljax.data.text.tokenizer import CharTokenizer, load_tokenizer
 
 U, A = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
@@ -210,6 +211,83 @@ def test_malformed_tables(tmp_path, text, says):
     refused(lambda: load_prompts(str(path), "train"), "rows.csv", says)
 
 
+CELLS = [
+    (["prompt", "answer"], ['{"a": 1}', "1"], "column 'prompt' holds JSON, an object"),
+    (["prompt", "answer"], [" [1, 2] ", "1"], "column 'prompt' holds JSON, a list"),
+    (["prompt", "answer"], [str([U]), "1"], "column 'prompt' looks like JSON, and is none"),
+    (["prompt", "answer"], ['["a", "b"', "1"], ""),
+    (["prompt", "answer"], ['["a"] or [b]', "1"], ""),
+    (["prompt", "answer"], ["[x] + {y}", "1"], ""),
+    (["instruction", "input", "output"], ["sort", "[3, 1]", "1, 3"], "'input' holds JSON, a list"),
+]
+
+
+@pytest.mark.parametrize(("names", "cells", "says"), CELLS)
+def test_cells_that_look_like_json(tmp_path, names, cells, says):
+    load = lambda: load_prompts(written(tmp_path, names, cells), "train")  # noqa: E731
+    if says:
+        refused(load, "rows.csv: row 0 (line 2)", says)
+    else:
+        assert load()[0]["prompt"] == cells[0]
+
+
+def written(tmp_path, names, cells):
+    with open(tmp_path / "rows.csv", "w", newline="") as file:
+        csv.writer(file).writerows([names, cells])
+    return str(tmp_path / "rows.csv")
+
+
+def test_cells_of_json_are_what_they_say(tmp_path):
+    names = ["prompt", "ground_truth", "extra_info", "targets", "tools"]
+    cells = ["q", '{"a":1}', '{"x": 1}', "[1, 2]", "[]"]
+    (record,) = load_prompts(written(tmp_path, names, cells), "train")
+    assert record["ground_truth"] == '{"a":1}'  # a reward reads the text
+    assert record["extra_info"] == {"targets": [1, 2], "tools": [], "x": 1}
+    cells = [json.dumps([U, A, U, A]), "[0, 0, 0, 1]"]
+    path = written(tmp_path, ["messages", "loss_mask"], cells)
+    (record,) = load_rows(path, "train", "examples")
+    assert record["messages"] == [U, {**A, "learn": False}, U, A]
+
+
+ROW = {"prompt": "a", "answer": "1"}
+LINES = [
+    (json.dumps(ROW, indent=1), "line 1 is the beginning of JSON", "one object per line"),
+    (json.dumps([ROW, ROW], indent=1), "line 1 is the beginning of JSON", "is named .json"),
+    ('{"prompt": "a",\n "answer": "1"}', "line 1 is the beginning of JSON", "json.dumps"),
+    ("[" + json.dumps(ROW) + ",\n" + json.dumps(ROW) + "]", "line 1 is the beginning", "per line"),
+    (json.dumps([ROW, ROW]), "row 0 (line 1) is not an object", "is named .json"),
+    (json.dumps(ROW) + ",\n" + json.dumps(ROW), "line 1 is an element of a list", "per line"),
+    (json.dumps(ROW) * 2, "line 1 holds more than one value", "one object per line"),
+    (json.dumps(ROW) + "\n\ufeff" + json.dumps(ROW), "line 2 begins with a byte order", "joined"),
+    (str(ROW), "line 1 is not valid JSON", "Python's own repr"),
+    (json.dumps(ROW) + '\n{"prompt": "a', "line 2 is not valid JSON", ""),
+]
+
+
+@pytest.mark.parametrize(("text", "what", "fix"), LINES)
+def test_lines_that_are_no_rows_are_named_for_what_they_are(tmp_path, text, what, fix):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(text)
+    refused(lambda: load_prompts(str(path), "train"), "rows.jsonl", what, fix)
+    if "row 0" not in what:  # that is said of a row, once it is drawn
+        refused(lambda: load_endless_prompts(str(path), stored=True).first(2), what, fix)
+
+
+@pytest.mark.parametrize(("text", "fix"), [
+    (json.dumps(ROW) + "\n" + json.dumps(ROW), "one object per line is a .jsonl file"),
+    (json.dumps(ROW, indent=1) + "\n" + json.dumps(ROW, indent=1), "write [{...}, {...}]"),
+    (str([ROW]), "Python's own repr"),
+    (json.dumps({"prompt": ["a"], "answer": ["1"]}), "orient='records'"),
+])  # fmt: skip
+def test_json_files_that_are_no_list_of_rows(tmp_path, text, fix):
+    path = tmp_path / "rows.json"
+    path.write_text(text)
+    refused(lambda: load_prompts(str(path), "train"), "rows.json", fix)
+    for name, marked in (("a.json", [ROW]), ("a.jsonl", ROW)):  # a mark at the beginning is none
+        (tmp_path / name).write_text("\ufeff" + json.dumps(marked))
+        assert load_prompts(str(tmp_path / name), "train")[0]["prompt"] == "a"
+
+
 # -- what is said when a run starts --
 
 
@@ -248,7 +326,7 @@ def test_tasks_say_it_too():
 
 def test_rows_that_are_shown_come_with_what_is_said(tmp_path):
     config = config_of(tmp_path, "sft", [{"conversations": [HUMAN, GPT]}] * 3)
-    _, _, notes = shown_rows(config, rows=1)
+    notes = load_shown(config)[0].notes
     assert (
         len(notes) == 2
         and "3 rows, read as ShareGPT: language" in notes[0]

@@ -9,13 +9,15 @@ import sys
 import pytest
 from conftest import REPO
 from rich.console import Console
-from tiny_tokenizer import write_tokenizer
+from tiny_tokenizer import FORGETFUL, write_tokenizer
 
 from rljax.config import Config
 from rljax.config.tiny import tiny_offline
-from rljax.data.rows.show import pieces, show, shown_rows
+from rljax.data.rows.show import config_of_data, data_page, load_shown, pieces, show, shown_rows
 from rljax.data.text.tokenizer import load_tokenizer
 from rljax.errors import InputError
+from rljax.report.data_rows import data_rows
+from rljax.report.run_folder import read_run
 
 GREEN, DIM, LINE = "\x1b[1;32m", "\x1b[2m", "\x1b[2;4m"
 
@@ -85,7 +87,7 @@ def test_ids_are_a_table_and_chat_is_rendered(tmp_path):
     rows.write_text(json.dumps(row) + "\n")
     config = config_of(str(rows))
     config.tokenizer = str(tmp_path / "tokenizer")
-    (found,), counts, _ = shown_rows(config, rows=1)
+    (found,), counts = shown_rows(load_shown(config)[0], rows=1)
     rendered = tokenizer.render_chat(row["prompt"])
     assert tokenizer.decode(list(found.ids), skip_special_tokens=False) == rendered
     assert "".join(pieces(found.ids, tokenizer)) == rendered
@@ -98,7 +100,7 @@ def test_ids_are_a_table_and_chat_is_rendered(tmp_path):
     masks = [row[3].strip() for row in cells if len(row) == 4 and row[0].strip().isdecimal()]
     assert masks == ["0", "0", "0", "0", "1", "1"]
     table = printed(config_of(sft=1), rows=1, ids=True, colours=True).split("--- example 0")[1]
-    styles = [GREEN in line for line in table.splitlines() if "'" in line]
+    styles = [GREEN in line for line in table.splitlines() if "'" in line and "\u2502" in line]
     assert styles == [False] * 4 + [True] * 2
     plain = printed(config, rows=1)
     assert "<|im_start|>user\u21b5\n" in plain and "ground_truth='5'" in plain
@@ -125,3 +127,71 @@ def test_the_launcher_respects_no_color():
     done = subprocess.run(command, cwd=REPO, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "[[" in done.stdout and "32m" not in done.stdout and "counts: total=" in done.stdout
+
+
+CONVERSATIONS = [
+    {"messages": [{"role": "user", "content": "1"}, {"role": "assistant", "content": "42"}]},
+    {
+        "messages": [
+            *(
+                {"role": r, "content": c}
+                for r, c in (("user", "1"), ("assistant", "<think>x</think>2"))
+            ),
+            *({"role": r, "content": c} for r, c in (("user", "3"), ("assistant", "4"))),
+        ]
+    },
+]
+
+
+@pytest.mark.parametrize(
+    ("row", "dataflow"),
+    [
+        (CONVERSATIONS[0], "sft"),
+        ({"prompt": "a", "ground_truth": "b"}, "grpo"),
+        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "preference"),
+        ({"prompt": "a", "completion": "b", "label": True}, "kto"),
+        ({"prompt": "a", "completions": ["b"], "labels": [True]}, "process_reward_model"),
+        ({"prompt": "a", "completion": "b", "reward": 1.0}, "dqo"),
+    ],
+)
+def test_the_kind_of_rows_is_read_off_their_columns(tmp_path, row, dataflow):
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    config = config_of_data(str(tmp_path / "rows.jsonl"), "m", "", Config())
+    assert (config.dataflow, config.tokenizer) == (dataflow, "m")
+    assert (
+        config_of_data(str(tmp_path / "rows.jsonl"), "m", "pairs", config).dataflow == "preference"
+    )
+
+
+def test_a_file_of_rows_and_a_model_are_enough(tmp_path):
+    """rljax inspect DATA --model=M: what is learned, what ends a turn, lengths, what was split."""
+    folder = write_tokenizer(tmp_path / "tokenizer", FORGETFUL)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in CONVERSATIONS))
+    command = [
+        sys.executable, "-m", "rljax", "inspect", str(tmp_path / "rows.jsonl"), f"--model={folder}",
+        "--config.data.template_variables=greeting=true",
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(REPO), "NO_COLOR": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    text = done.stdout
+    assert text.count("--- example") == 3 and "[[42<|im_end|>]]" in text
+    assert "a turn ends with '<|im_end|>' of the chat template, learned last" in text
+    assert "decoding stops at '<|im_end|>' '<|endoftext|>'" in text
+    assert "the chat template is given greeting=True" in text
+    assert "3 examples of 2 rows; 1 conversations make an example of each turn" in text
+    assert "learned tokens of a row, percentiles: 50 %: 3" in text
+
+
+def test_the_report_has_the_page_of_the_data(tmp_path):
+    config = config_of(sft=1)
+    data, tokenizer = load_shown(config)
+    page = data_page(data, tokenizer)
+    assert [row["title"] for row in page["rows"][3:]] == ["example 0", "example 1", "example 2"]
+    answer = page["rows"][3]["pieces"][1]
+    assert answer[1] is True and answer[0].endswith("<eos>")
+    assert page["lengths"]["learned tokens of a demonstration"] == [2, 2, 2, 2]
+    (tmp_path / "data.json").write_text(json.dumps(page))
+    html = data_rows(read_run(tmp_path))
+    assert f"<mark>{answer[0].replace('<', '&lt;').replace('>', '&gt;')}</mark>" in html
+    assert "a response ends with &#x27;&lt;eos&gt;&#x27;, learned last" in html

@@ -31,11 +31,11 @@ _NO_REASONING = "thinking_field thinking_other_names"
 _NO_TOOLS = f"{_NO_CALLS} tools_unused tools_and_system tools_in_system"
 # Rows of which the template leaves something out, or that hold a stop token within a turn.
 REFUSED_ROWS = {
-    "olmo2": f"assistant_twice unknown_role {_NO_REASONING} {_NO_TOOLS}",
+    "olmo2": f"assistant_twice {_NO_REASONING} {_NO_TOOLS}",
     "olmo3": f"special_in_text {_NO_REASONING} tool_loop_with_reasoning",
-    "phi4": f"unknown_role special_in_text {_NO_REASONING} {_NO_TOOLS}",
+    "phi4": f"special_in_text {_NO_REASONING} {_NO_TOOLS}",
     "phi4_mini": f"{_NO_REASONING} {_NO_TOOLS}",
-    "smollm3": f"system_twice system_late unknown_role special_in_text {_NO_REASONING} {_NO_CALLS}",
+    "smollm3": f"system_twice system_late special_in_text {_NO_REASONING} {_NO_CALLS}",
     "granite": f"{_NO_REASONING} tool_loop_with_reasoning",
     "glm4": f"{_NO_REASONING} tool_call_with_text tool_call_bare tool_loop"
     " tool_loop_with_reasoning",

@@ -63,11 +63,11 @@ def config_of(tmp_path, dataflow, rows, suffix=".jsonl"):
 def test_a_form_is_read_and_its_answer_is_what_is_learned(
     tmp_path, kind, form, dataflow, row, suffix
 ):
-    from rljax.data.rows.show import shown_rows
+    from rljax.data.rows.show import load_shown, shown_rows
 
     config = config_of(tmp_path, dataflow, [row, row], suffix)
     tokenizer = load_run_tokenizer(config)
-    found, counts, _ = shown_rows(config, rows=1)
+    found, counts = shown_rows(load_shown(config)[0], rows=1)
     assert counts["total"] == 2 == counts["kept"]
     texts = [tokenizer.decode([i for i, m in zip(s.ids, s.mask, strict=True) if m]) for s in found]
     if kind == "prompt-only":

@@ -22,7 +22,7 @@ STOPS = """
 import json, os, sys, time
 import hosts_run
 from rljax.config.flags import load_config_file
-from rljax.training import train
+from rljax.training import RunStopped, train
 
 config, whole, moments = json.loads(sys.argv[1])
 hosts_run.watch_for_events()
@@ -32,8 +32,11 @@ for n, (phase, step, _) in enumerate(moments):
     due = hosts_run.event(host, phase, step, "SIGTERM")
     hosts_run.TODO[:] = [due] if int(os.environ["RLJAX_HOST"]) == host else []
     begun = time.monotonic()
-    summary = train(load_config_file(config)).summary
-    told.append((summary["status"], bool(hosts_run.TODO), time.monotonic() - begun))
+    try:
+        status = train(load_config_file(config)).summary["status"]
+    except RunStopped as stop:
+        status = stop.run.summary["status"] if stop.code == 143 else f"code {stop.code}"
+    told.append((status, bool(hosts_run.TODO), time.monotonic() - begun))
     print(phase, step, told[-1], file=sys.stderr, flush=True)
 hosts_run.TODO.clear()
 statuses = [train(load_config_file(path)).summary["status"] for path in (config, whole)]

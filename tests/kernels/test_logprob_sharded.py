@@ -129,3 +129,48 @@ def test_the_head_is_never_whole_and_logits_never_move():
     assert sizes and max(sizes) == tile * d
     assert not re.findall(rf"f32\[{b * s // 2},{v // 4}\]", text)
     assert not re.findall(rf"f32\[[\d,]*{v}\]", text)
+
+
+# -- a head with padding behind its vocabulary --
+
+
+@pytest.mark.parametrize("name", ["one device", *MESHES])
+@pytest.mark.parametrize(("shape", "entries"), [("fitting", 250), ("odd", 256), ("odd", 40)])
+def test_what_is_behind_the_vocabulary_is_in_no_softmax_and_gets_no_gradient(
+    name, shape, entries, monkeypatch
+):
+    """As if the head ended there, whatever its padding holds; 40: devices of tensor have none."""
+    vocab_first = name != "fsdp=8"
+    monkeypatch.setattr(sharded, "TILE_BYTES", 1)
+    mesh = None if name == "one device" else make_mesh(**MESHES[name])
+    hidden, head, targets = data(SHAPES[shape], vocab_first, np.float32)
+    targets = targets % entries
+    axis = 0 if vocab_first else 1
+    cut = jnp.take(head, jnp.arange(entries), axis=axis)
+    # Logits that would be nearly all of the softmax.
+    behind = (slice(entries, None),) if vocab_first else (slice(None), slice(entries, None))
+    head = head.at[behind].multiply(50.0)
+    (_, want), want_gradients = program(None, vocab_first, impl="xla")(hidden, cut, targets, 0.7)
+    arrays = (hidden, head, targets)
+    placed = arrays if mesh is None else place(mesh, *arrays, vocab_first)
+    (_, got), gradients = program(mesh, vocab_first, entries=entries)(*placed, 0.7)
+    assert not np.any(np.asarray(gradients[1])[behind])
+    kept = np.take(np.asarray(gradients[1]), np.arange(entries), axis=axis)
+    pairs = zip((*got, gradients[0], kept), (*want, *want_gradients), strict=True)
+    for one, other in pairs:
+        np.testing.assert_allclose(one, other, rtol=0, atol=3e-6 * np.max(np.abs(other)))
+
+
+def test_a_target_behind_the_vocabulary_has_no_log_prob():
+    hidden, head, targets = data(SHAPES["odd"], False, np.float32)
+    (_, found), _ = program(None, False, entries=200)(hidden, head, targets, 1.0)
+    np.testing.assert_array_equal(np.isnan(found[0]), np.asarray(targets) >= 200)
+    assert np.isfinite(found[1]).all() and np.isfinite(found[2]).all()
+
+
+def test_a_head_without_padding_is_the_same_program():
+    arrays = data(SHAPES["odd"], False, np.float32)
+    texts = [
+        program(None, False, entries=entries).lower(*arrays, 1.0).as_text() for entries in (0, 257)
+    ]
+    assert texts[0] == texts[1]

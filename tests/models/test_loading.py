@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from conftest import REPO
 from safetensors import safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from tiny_folders import (
     CONFIGS,
     by_hand,
@@ -29,9 +29,17 @@ from tiny_folders import (
 )
 from tiny_refusal import refused
 
+from rljax.batch import batch_from_rows
 from rljax.config import Config
 from rljax.mesh import make_mesh
-from rljax.models.huggingface import blocks, load_config, load_params, load_with_report, save_params
+from rljax.models.huggingface import (
+    blocks,
+    checkpoint_folder,
+    load_config,
+    load_params,
+    load_with_report,
+    save_params,
+)
 from rljax.models.huggingface.checkpoint_folder import _ignorable
 from rljax.models.model import Model
 from rljax.setup import initial_params
@@ -297,3 +305,100 @@ def test_one_tensor_in_two_files_is_refused(tiny):  # noqa: F811
     (folder / "model.safetensors").rename(folder / "a.safetensors")
     save_file({"model.norm.weight": tensors["model.norm.weight"]}, folder / "b.safetensors")
     refused(lambda: load_params(folder, model), "b.safetensors", "model.norm.weight", "a.safet")
+
+
+# -- a config that ties the head to the embedding, and a file with another head --
+
+
+def tied_folder(folder, head=None, files=1, **changes):
+    """A folder whose config.json ties the head, with `head` of its embedding as lm_head.weight."""
+    model = Model(config(tie_embeddings=True, **changes), one_device())
+    tensors = tensors_of(model)
+    if head is not None:
+        tensors["lm_head.weight"] = head(tensors["model.embed_tokens.weight"])
+    return write_folder(folder, model, tensors, files=files), model, tensors
+
+
+def one_row_changed(embedding):
+    head = embedding.copy()
+    head[-1, -1] += 1
+    return head
+
+
+@pytest.mark.parametrize("files", [1, 3])
+def test_the_head_of_the_file_wins(tmp_path, files, small_blocks, monkeypatch, caplog):
+    monkeypatch.setattr(checkpoint_folder, "_COMPARED", 800)
+    folder, tied, tensors = tied_folder(tmp_path / "m", one_row_changed, files)
+    found = load_config(folder)
+    assert not found.tie_embeddings and "lm_head.weight holds another matrix" in caplog.text
+    params = load_params(folder, Model(found, one_device()))
+    np.testing.assert_array_equal(params["head"], tensors["lm_head.weight"].T)
+    np.testing.assert_array_equal(params["embedding"], tensors["model.embed_tokens.weight"])
+    save_params(tmp_path / "again", Model(found, one_device()), params)
+    assert not json.loads((tmp_path / "again/config.json").read_text())["tie_word_embeddings"]
+    # Where the config was read before the weights were here, as of the hub.
+    text = refused(lambda: load_params(folder, tied), "lm_head.weight is not the embedding")
+    assert "start again" in text
+    # A critic has another head, and reads the body alone.
+    critic = Model(load_config(folder), one_device(), "scalar")
+    assert load_with_report(folder, critic)[1].ignored == ("lm_head.weight",)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        lambda x: x.copy(),
+        lambda x: x.astype(ml_dtypes.bfloat16),
+        lambda x: np.where(x == x[0, 0], -0.0, x).astype(np.float32),
+        None,
+    ],
+    ids=["equal", "rounded", "zero", "none"],
+)
+def test_an_equal_head_stays_tied(tmp_path, head, caplog):
+    folder, tied, tensors = tied_folder(tmp_path)
+    if head is not None:
+        tensors["model.embed_tokens.weight"][0, 0] = 0.0
+        tensors["lm_head.weight"] = head(tensors["model.embed_tokens.weight"])
+        write_folder(folder, tied, tensors)
+    assert load_config(folder).tie_embeddings and caplog.text == ""
+    params, report = load_with_report(folder, tied)
+    assert report.ignored == (() if head is None else ("lm_head.weight",))
+    same(params, by_hand(tied, tensors))
+
+
+def test_a_float32_head_of_which_the_embedding_is_the_rounded_copy_is_tied(tmp_path):
+    folder, tied, tensors = tied_folder(tmp_path)
+    exact = tensors["model.embed_tokens.weight"]
+    tensors |= {"lm_head.weight": exact, "model.embed_tokens.weight": exact.astype(np.float16)}
+    write_folder(folder, tied, tensors)
+    assert load_config(folder).tie_embeddings
+    write_folder(folder, tied, {**tensors, "lm_head.weight": one_row_changed(exact)})
+    assert not load_config(folder).tie_embeddings  # the file is another one now
+
+
+@pytest.mark.parametrize("family", ["Qwen2", "Llama", "Gemma2", "Phi3"])
+def test_logits_of_two_matrices_are_those_of_transformers(tmp_path, family):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    sizes = dict(vocab_size=48, hidden_size=32, intermediate_size=40, num_hidden_layers=2,
+                 num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
+                 pad_token_id=0, tie_word_embeddings=True)  # fmt: skip
+    sizes |= dict(head_dim=8, query_pre_attn_scalar=8) if family == "Gemma2" else {}
+    made = getattr(transformers, f"{family}Config")(**sizes)
+    theirs = getattr(transformers, f"{family}ForCausalLM")
+    theirs(made).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["lm_head.weight"] = one_row_changed(tensors["model.embed_tokens.weight"])
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    model = Model(load_config(tmp_path), one_device())
+    ids = [[3, 5, 7, 47, 11]]
+    batch = batch_from_rows(jnp.array(ids), jnp.array([5]), jnp.ones((1, 5)))
+    params = load_params(tmp_path, model)
+
+    def same_as(folder):
+        with torch.no_grad():
+            want = theirs.from_pretrained(folder).eval()(torch.tensor(ids)).logits.numpy()
+        np.testing.assert_allclose(model.logits(params, batch), want, atol=2e-5)
+
+    same_as(tmp_path)
+    save_params(tmp_path / "again", model, params)
+    same_as(tmp_path / "again")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 from types import SimpleNamespace
 
@@ -11,10 +12,12 @@ import numpy as np
 import optax
 import pytest
 from conftest import golden, lanes
+from safetensors.torch import load_file, save_file
 from tiny_run import checkpoint_bytes, newest_step, policy_bytes, tiny_config, train_on_one
 
 from rljax import setup as build
 from rljax.batch import batch_from_rows
+from rljax.data.text.tokenizer import CharTokenizer
 from rljax.errors import InputError
 from rljax.mesh import make_mesh
 from rljax.models.adapters import lora
@@ -132,24 +135,142 @@ def test_a_small_update_survives_the_merge_into_a_bfloat16_base():
     assert np.mean(np.asarray(before[path]) != np.asarray(after[path])) > 0.95
 
 
-def test_we_compute_the_same_with_what_peft_saved(tmp_path):
+def theirs(family="qwen3", *, folder=None, **wish):
+    """(PEFT's model with random numbers in all that it trains, the folder of its base)."""
     peft, torch = pytest.importorskip("peft"), pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    folder = golden("hf", "qwen3")
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
-    wish = peft.LoraConfig(r=3, lora_alpha=6, target_modules=["q_proj", "down_proj"])
-    theirs = peft.get_peft_model(theirs, wish)
+    folder = folder or golden("hf", family)
     torch.manual_seed(0)
+    base = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    kind = wish.pop("kind", peft.LoraConfig)
+    model = peft.get_peft_model(base, kind(task_type="CAUSAL_LM", **wish))
     with torch.no_grad():
-        for name, parameter in theirs.named_parameters():
-            if "lora_" in name:
-                parameter.normal_(std=0.1)
-    theirs.save_pretrained(tmp_path)
-    model, params, _, _ = adapted(folder, rank=3, alpha=6.0, targets=("q_proj", "down_proj"))
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return model, folder
+
+
+def logits_of(model, batch) -> np.ndarray:
+    import torch
+
+    with torch.no_grad():
+        return model(torch.tensor(np.asarray(batch.tokens))).logits.numpy()
+
+
+def same_weights(ours: dict, plain: Model, theirs, tmp_path) -> None:
+    """Our merged weights are PEFT's, to 1e-6."""
+    theirs.merge_and_unload().save_pretrained(tmp_path / "merged")
+    want = flattened(load_params(tmp_path / "merged", plain))
+    for path, value in flattened(ours).items():
+        np.testing.assert_allclose(value, want[path], atol=1e-6, err_msg=str(path))
+
+
+TWO = dict(target_modules=["q_proj", "down_proj"])
+READ = {
+    "plain": (dict(r=3, lora_alpha=6, **TWO), {}),
+    "rsLoRA": (dict(r=4, lora_alpha=6, use_rslora=True, **TWO), {}),
+    "gaussian": (dict(r=4, lora_alpha=8, init_lora_weights="gaussian", **TWO), {}),
+    "orthogonal": (dict(r=4, lora_alpha=8, init_lora_weights="orthogonal", **TWO), {}),
+    "not initialised": (dict(r=4, lora_alpha=8, init_lora_weights=False, **TWO), {}),
+    "smaller ranks": (dict(r=4, lora_alpha=8, rank_pattern={"down_proj": 2}, **TWO), {}),
+    "larger ranks": (
+        dict(r=2, lora_alpha=8, rank_pattern={r"^model\.layers\.1\..*q_proj": 5}, **TWO),
+        dict(rank=5),
+    ),
+    "alphas": (
+        dict(r=4, lora_alpha=8, alpha_pattern={"model.layers.0.mlp.down_proj": 3}, **TWO), {},
+    ),
+    "all patterns, rsLoRA": (
+        dict(r=4, lora_alpha=8, use_rslora=True, rank_pattern={"q_proj": 3, "down_proj": 2},
+             alpha_pattern={"layers.1.self_attn.q_proj": 5.0}, **TWO),
+        dict(rank=3),
+    ),
+    "excluded": (
+        dict(r=4, lora_alpha=8, target_modules="all-linear", exclude_modules=["k_proj", "up_proj"]),
+        dict(targets=("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj")),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", READ)
+def test_we_compute_the_same_with_what_peft_saved(case, tmp_path):
+    wish, changes = READ[case]
+    peft, folder = theirs(**wish)
+    peft.save_pretrained(tmp_path)
+    rank, alpha = wish["r"], float(wish["lora_alpha"])
+    how = dict(rank=rank, alpha=alpha, targets=("q_proj", "down_proj")) | changes
+    model, params, plain, _ = adapted(folder, **how)
+    fresh = flattened(params)
     params, batch = load_adapter(tmp_path, model, params), tokens()
-    with torch.no_grad():
-        want = theirs(torch.tensor(np.asarray(batch.tokens))).logits.numpy()
-    np.testing.assert_allclose(jax.jit(model.logits)(params, batch), want, atol=1e-3)
+    ours = jax.jit(model.logits)(params, batch)
+    np.testing.assert_allclose(ours, logits_of(peft, batch), atol=1e-3)
+    if "ranks" in case:  # what is beside the file's own ranks can be trained, and changes nothing
+        path = ("layers", "0", "mlp", "down", "lora_a")
+        beside = (Ellipsis, slice(wish.get("rank_pattern", {}).get("down_proj", rank), None))
+        np.testing.assert_array_equal(flattened(params)[path][beside], fresh[path][beside])
+        assert np.all(np.any(np.asarray(fresh[path][beside]) != 0, axis=-2))
+    save_adapter(tmp_path / "again", model, params)
+    again = load_adapter(tmp_path / "again", model, adapted(folder, **how)[1])
+    jax.tree.map(np.testing.assert_array_equal, params, again)
+    same_weights(lora.merge(model, params), plain, peft, tmp_path)
+
+
+def merged_as_told(error: str, folder) -> None:
+    """Does what the fix of an error says, word by word."""
+    import peft
+    import torch
+    import transformers
+
+    lines = re.search(r"start from that: (base = .*?), the tokenizer by ", error)[1]
+    names = {"AutoModelForCausalLM": transformers.AutoModelForCausalLM, "torch": torch}
+    exec(lines.replace("FOLDER", repr(str(folder))), {**names, "PeftModel": peft.PeftModel})
+
+
+TO_MERGE = {
+    "DoRA": (dict(use_dora=True, **TWO), "use_dora"),
+    "PiSSA": (dict(init_lora_weights="pissa", **TWO), "init_lora_weights"),
+    "biases": (dict(bias="all", **TWO), "bias"),
+    "saved head": (dict(modules_to_save=["lm_head"], **TWO), "modules_to_save: got ['lm_head']"),
+    "saved both": (
+        dict(modules_to_save=["embed_tokens", "lm_head"], **TWO),
+        "modules_to_save: got ['embed_tokens', 'lm_head']",
+    ),
+    "tokens": (dict(trainable_token_indices=[5, 7], **TWO), "trainable_token_indices"),
+    "saved embedding": (
+        dict(modules_to_save=["embed_tokens"], **TWO), "modules_to_save: got ['embed_tokens']",
+    ),
+    "head adapted": (dict(target_modules=["q_proj", "lm_head"]), "beside the A and B"),
+    "embedding adapted": (dict(target_modules=["q_proj", "embed_tokens"]), "beside the A and B"),
+    "some layers": (dict(layers_to_transform=[1], **TWO), "the same of all layers"),
+    "some layers left out": (
+        dict(exclude_modules=["model.layers.0.self_attn.q_proj"], **TWO), "the same of all layers",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", lanes(["qwen2"], ["gemma2"]))
+@pytest.mark.parametrize("case", TO_MERGE)
+def test_what_is_more_than_a_and_b_is_refused_and_its_fix_works(case, family, tmp_path):
+    """The base ties its head: a saved head or embedding makes two of the one matrix."""
+    wish, text = TO_MERGE[case]
+    folder = shutil.copytree(golden("hf", family), tmp_path / "base")
+    config = json.loads((folder / "config.json").read_text())
+    tensors = load_file(folder / "model.safetensors")
+    tensors.pop("lm_head.weight", None)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    peft, _ = theirs(folder=folder, r=4, lora_alpha=8, **wish)
+    peft.save_pretrained(tmp_path / "adapter")
+    model, params, plain, _ = adapted(folder, targets=("q_proj", "down_proj"))
+    with pytest.raises(InputError) as refused:
+        load_adapter(tmp_path / "adapter", model, params)
+    assert text in str(refused.value), str(refused.value)
+    merged_as_told(str(refused.value), tmp_path / "whole")
+    batch = tokens()
+    whole = Model(load_config(tmp_path / "whole", remat="none"), plain.mesh)
+    ours = jax.jit(whole.logits)(load_params(tmp_path / "whole", whole), batch)
+    np.testing.assert_allclose(ours, logits_of(peft, batch), atol=1e-3)
 
 
 def test_an_adapter_comes_back_bitwise_also_on_a_mesh(tmp_path):
@@ -185,11 +306,15 @@ def test_adapters_of_another_kind_are_refused(tmp_path):
     good = json.loads(path.read_text())
     for change, text in (
         ({"r": 8}, "lora.rank=4.*--config.lora.rank=8"), ({"lora_alpha": 1}, "lora.alpha=8"),
-        ({"use_dora": True}, "use_dora"), ({"use_rslora": True}, "use_rslora"),
-        ({"peft_type": "IA3"}, "IA3"), ({"bias": "all"}, "bias"),
-        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
-        ({"init_lora_weights": "pissa"}, "init_lora_weights"),
-        ({"exclude_modules": ["q_proj"]}, "exclude_modules"),
+        ({"peft_type": "IA3"}, "IA3.*merge it"),
+        ({"peft_type": "PREFIX_TUNING"}, "no weights of the model can hold it"),
+        ({"alora_invocation_tokens": [1]}, "train an adapter without alora"),
+        ({"a_key_of_tomorrow": 1}, "a_key_of_tomorrow.*merge it"),
+        ({"rank_pattern": {"q_proj": 2}}, "the shape of .*q_proj.*copy both files"),
+        ({"rank_pattern": {"(a*)*": 2}}, "rank_pattern.*names in full"),
+        ({"rank_pattern": {"q_proj": "2"}}, "rank_pattern: q_proj.*a number above 0"),
+        ({"alpha_pattern": {"q_proj": 0}}, "alpha_pattern: q_proj.*a number above 0"),
+        ({"alpha_pattern": {"(q_proj": 1}}, "alpha_pattern"),
     ):  # fmt: skip
         path.write_text(json.dumps({**good, **change}))
         with pytest.raises(InputError, match=text):
@@ -197,7 +322,7 @@ def test_adapters_of_another_kind_are_refused(tmp_path):
     path.write_text(json.dumps(good))
     fewer, start, _, _ = adapted(folder, targets=("q_proj",))
     with pytest.raises(
-        InputError, match="has .* tensors that the model does not have.*lora.targets"
+        InputError, match=r"has .* tensors that the model does not have.*lora.targets=down_proj,"
     ):
         load_adapter(tmp_path, fewer, start)
     (tmp_path / "adapter_model.safetensors").write_bytes(b"\xff" * 9)
@@ -330,7 +455,8 @@ def reward_folder(folder, tmp_path, **changes):
 
 def inputs(config, model, params=None) -> build.RoleInputs:
     """What a role of this policy is made of."""
-    return build.RoleInputs("", SimpleNamespace(config=config, model=model), None, params or {})
+    setup = SimpleNamespace(config=config, model=model, tokenizer=CharTokenizer("abc"))
+    return build.RoleInputs("", setup, None, params or {})
 
 
 @pytest.mark.parametrize("rank", [0, 2])

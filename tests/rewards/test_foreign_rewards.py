@@ -9,12 +9,13 @@ from rollout_cases import Letters
 from rljax.components import resolve
 from rljax.data.online.prompts import PromptRecord
 from rljax.errors import InputError
-from rljax.rewards.pool.calling import HOME, is_group_reward, wanted_fields
+from rljax.rewards.pool.calling import HOME, call_reward, is_group_reward, wanted_fields
 from rljax.rewards.pool.pool import RewardPool
 from rljax.rollout import Reward
 
 MODULE = '''
 import re
+from rljax.contracts import contract
 
 # -- TRL: of its documentation, of open-r1, and what else people write
 
@@ -46,7 +47,52 @@ def several(prompts, completions, completion_ids=None, trainer_state=None, **kwa
     assert prompts == prompts[:1] * len(prompts) and prompts[0][-1]["role"] == "user"
     return [float(len(completions))] * len(completions)
 
-def needs_ids(completions, completion_ids): return [len(ids) for ids in completion_ids]
+def by_ids(completions, completion_ids): return [len(ids) for ids in completion_ids]
+def of_ids_alone(completion_ids, **kwargs): return [-float(len(ids)) for ids in completion_ids]
+
+def logs(completions, log_extra=None, log_metric=None, **kwargs):
+    log_extra("length", [len(c) for c in completions])
+    log_extra("text", completions)
+    log_metric("groups", 1.0)
+    return [1.0] * len(completions)
+
+def by_step(completions, trainer_state=None, **kwargs):
+    late = trainer_state is not None and trainer_state.global_step > 10
+    return [float(late)] * len(completions)
+
+def by_step_of_kwargs(completions, **kwargs): return [kwargs["trainer_state"].epoch]
+def needs_state(completions, trainer_state): return [trainer_state.global_step]
+
+async def is_async(completions, **kwargs):
+    import asyncio
+    await asyncio.sleep(0.001)
+    return [float(len(c)) for c in completions]
+
+class Number:
+    """As a tensor of one element."""
+    def __init__(self, value): self.value = value
+    def item(self): return self.value
+
+def tensors(completions, **kwargs):
+    return [Number(True if c == "4" else float("nan")) for c in completions]
+
+def lengths(completions, **kwargs):
+    return [float(len(c if isinstance(c, str) else c[0]["content"])) for c in completions]
+
+def siblings(completions, **kwargs): return [float(len(completions))] * len(completions)
+def raises(completions, **kwargs): raise ValueError("no luck")
+
+@contract(on_timeout=0.0)
+def slow(response):
+    import time
+    time.sleep(600 * (response == "hang"))
+    return 1.0
+
+def memory(response): return float(len("x" * 10**10)) if response == "large" else 1.0
+
+def only_digits(response, ground_truth):
+    return float(response == ground_truth) if response.isdigit() else None
+
 def needs_column(completions, flavour): return [1.0 for _ in completions]
 
 # -- verl
@@ -82,7 +128,7 @@ def score(tmp_path_factory):
         with RewardPool(text, workers=1) as pool:
             reward = Reward(pool, Letters, None)
             return pool.score(
-                [{**reward.sample(record, [], 0, 7), "response": text} for text in responses]
+                [{**reward.sample(record, [0, 1, 2], 0, 7), "response": text} for text in responses]
             )
 
     yield scored
@@ -122,15 +168,19 @@ def test_it_is_found_by_its_file_and_its_parts_are_the_numbers(score):
 
 def test_one_sample_without_a_score_does_not_concern_the_others(score):
     one, none, other = score("accuracy", "4", "?", "5")
-    assert (one.value, none.status, other.value) == (1.0, "error", 0.0)
+    assert (one.value, none.status, other.value) == (1.0, "abstained", 0.0)
     assert "returned None for this response" in none.message
+    assert [s.status for s in score("tensors", "4", "5")] == ["ok", "abstained"]  # NaN, as TRL
     (bad,) = score("text_score", "4")
     assert bad.status == "error" and "'1' (str) as 'score'" in bad.message
 
 
 def test_what_it_needs_and_nobody_has_is_named(score):
-    with pytest.raises(InputError, match="signature of TRL and needs 'completion_ids'"):
-        score("needs_ids", "4")
+    with pytest.raises(InputError, match="signature of TRL and needs 'trainer_state'"):
+        score("needs_state", "4")
+    for name in ("by_step", "by_step_of_kwargs"):  # not as if there were no state to read
+        (found,) = score(name, "4")
+        assert found.status == "error" and "the reward reads trainer_state." in found.message
     with pytest.raises(InputError, match="signature of verl and needs 'prompt_str'"):
         score("needs_more", "4")
     (found,) = score("needs_column", "4")
@@ -138,12 +188,111 @@ def test_what_it_needs_and_nobody_has_is_named(score):
     assert "'difficulty'" in found.message  # those that there are
 
 
-def test_verls_may_be_a_member_of_a_mixture_and_trls_is_asked_of_a_group(score):
+def test_what_trls_trainer_hands_over_is_handed_over(score, capfd):
+    assert [s.value for s in score("by_ids", "4", "55")] == [3.0, 3.0]
+    assert [s.value for s in score("of_ids_alone", "4")] == [-3.0]
+    assert [s.value for s in score("is_async", "4", "55")] == [1.0, 2.0]
+    one, other = score("logs", "4", "55")
+    assert one.parts == {"score": 1.0, "log/length": 1.0, "log/groups": 1.0}
+    assert other.parts == {"score": 1.0, "log/length": 2.0, "log/groups": 1.0}
+    assert "text: 55" in capfd.readouterr().err
+
+
+def test_verls_may_be_a_member_of_a_mixture(score):
     mixed = resolve("mixture(rewards=('foreign_rewards.compute_score', 'valid_json'))", HOME)
     assert {"response", "ground_truth", "data_source"} <= set(wanted_fields(mixed)[0])
     with RewardPool(mixed.text, workers=1) as pool:
         sample = {"response": "4", "ground_truth": "4", "data_source": "toy", "extra_info": {}}
         assert pool.score([sample])[0].value == 2.0
-    assert is_group_reward(resolve("foreign_rewards.accuracy", HOME))
-    with pytest.raises(InputError, match="compares the samples of a prompt"):
-        wanted_fields(resolve("mixture(rewards=('foreign_rewards.accuracy',))", HOME))
+
+
+# -- several together ------------------------------------------------------------------------------
+
+
+def mixed(score, *names, weights=(), responses=("4", "55", "?"), more="", messages=None):
+    """(value, parts without the score) of each response, None for one without a value."""
+    made = tuple(n if "(" in n else f"foreign_rewards.{n}" for n in names)
+    text = f"mixture(rewards={made!r}, weights={weights!r}{more})"
+    with RewardPool(text, workers=1) as pool:
+        reward = Reward(pool, Letters, None)
+        record = PromptRecord(
+            "2+2", np.ones(1, np.int32), "4", "toy", {"difficulty": 3}, 0, messages=messages
+        )
+        samples = [{**reward.sample(record, [1], 0, 7), "response": r} for r in responses]
+        found = pool.score(samples)
+    assert {s.status for s in found} <= {"ok", "abstained"}, found
+    return [None if s.status != "ok" else (s.value, {**s.parts, "score": 0.0}) for s in found]
+
+
+def test_rewards_of_trls_signature_add_up_with_weights(score):
+    found = mixed(score, "lengths", "accuracy", weights=(0.1, 1.0), responses=("4", "55"))
+    assert [value for value, _ in found] == pytest.approx([1.1, 0.2])
+    assert found[0][1] == {"score": 0.0, "lengths": 1.0, "accuracy": 1.0}
+    found = mixed(score, "siblings", "exact_match()", "compute_score")  # beside ours and verl's
+    assert [value for value, _ in found] == [5.0, 3.0, 3.0]  # asked of all three at once
+    chat = mixed(score, "lengths", "exact_match()", messages=CHAT)
+    assert [value for value, _ in chat] == [2.0, 2.0, 1.0]
+    nested = "mixture(rewards=('foreign_rewards.siblings', 'foreign_rewards.is_async'))"
+    assert [v for v, _ in mixed(score, nested, "exact_match()")] == [5.0, 5.0, 4.0]
+
+
+def test_one_that_abstains_leaves_the_sample_to_the_others(score):
+    """As TRL sums: without the ones that say nothing; nobody speaks for `?` in the second."""
+    for names in (("accuracy", "lengths"), ("lengths", "accuracy")):
+        found = mixed(score, *names, weights=(2.0, 2.0))
+        assert [value for value, _ in found] == [4.0, 4.0, 2.0]
+        assert found[2][1] == {"score": 0.0, "lengths": 1.0, "abstained/accuracy": 1.0}
+        assert "abstained/accuracy" not in found[0][1]
+    found = mixed(score, "accuracy", "tensors")
+    assert [one and one[0] for one in found] == [2.0, 0.0, None]
+    found = mixed(score, "only_digits", "lengths", more=", normalise=True", weights=(3.0, 1.0))
+    assert [value for value, _ in found] == [1.0, 0.5, 1.0]  # the mean of those that speak
+
+
+def test_rewards_that_compare_samples_are_members_of_all_that_name_rewards(score):
+    texts = {
+        "by_source(sources=(('toy', 'foreign_rewards.siblings'),))": [2.0, 2.0],
+        "with_cost(reward='exact_match()', cost='foreign_rewards.lengths')": [1.0, 0.0],
+        "with_judges(reward='foreign_rewards.lengths', judges=('exact_match()',))": [1.0, 2.0],
+        "mixture(rewards=('diversity()', 'foreign_rewards.lengths'))": [2.0, 3.0],
+    }
+    for text, values in texts.items():
+        found = score_text(text, "4", "55")
+        assert [s.value for s in found] == values, text
+    (found,) = score_text("mixture(rewards=('foreign_rewards.raises', 'exact_match()'))", "4")
+    assert found.status == "error"
+    assert "member 'foreign_rewards.raises': ValueError: no luck" in found.message
+    with pytest.raises(InputError, match="both compare the samples.*mixture"):
+        wanted_fields(resolve("diversity(correct='foreign_rewards.accuracy')", HOME))
+
+
+def score_text(text, *responses):
+    sample = {"ground_truth": "4", "data_source": "toy", "extra_info": {}, "prompt": "2+2",
+              "group": 0, "num_tokens": 1, "finish_reason": "stop"}  # fmt: skip
+    with RewardPool(text, workers=1) as pool:
+        return pool.score([{**sample, "response": response} for response in responses])
+
+
+def test_a_member_over_a_limit_is_no_score_of_its_siblings(score):
+    """What is late takes the group's worker with it: the group is masked, not paid as late. One
+    that runs out of memory is its own."""
+    late = "mixture(rewards=('foreign_rewards.siblings', 'foreign_rewards.slow'))"
+    rows = [
+        {"response": response, "group": group, "prompt": "", "extra_info": {}, "data_source": "toy"}
+        for response, group in (("hang", 0), ("a", 1), ("b", 0))
+    ]
+    with RewardPool(late, workers=1, timeout_s=1.0) as pool:
+        assert [s.status for s in pool.score(rows)] == ["timeout", "ok", "timeout"]
+    full = late.replace("slow", "memory")
+    rows = [row | {"response": r} for row, r in zip(rows, ("large", "a", "b"), strict=True)]
+    with RewardPool(full, workers=1, memory_gb=1.0) as pool:
+        assert [s.status for s in pool.score(rows)] == ["error", "ok", "ok"]
+
+
+def test_a_member_is_asked_once_for_a_group_and_one_sample_is_a_group_of_one(score):
+    sample = {"response": "55", "ground_truth": "4", "prompt": "2+2", "data_source": "toy"}
+    for text in ("foreign_rewards.siblings", "mixture(rewards=('foreign_rewards.siblings',))"):
+        assert call_reward(resolve(text, HOME), sample)[0] == 1.0
+    twice = "mixture(rewards=('foreign_rewards.siblings', 'foreign_rewards.siblings'))"
+    assert [s.value for s in score_text(twice, "4", "5", "6")] == [6.0, 6.0, 6.0]
+    assert is_group_reward(resolve(twice, HOME))

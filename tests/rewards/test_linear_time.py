@@ -53,11 +53,19 @@ def both_ways(text):
 PARSERS = {
     "reasoning": (
         answer_of,
-        ("{}", "<think>{}", "<think>{}</think>", "`<think>{}", "<|channel|>final<|message|>{}",
-         "</think><response>{}", "Here is my thought process:{}Here is my response:"),
+        (
+            "{}",
+            "<think>{}",
+            "<think>{}</think>",
+            "`<think>{}",
+            "<|channel|>final<|message|>{}",
+            "</think><response>{}",
+            "Here is my thought process:{}Here is my response:",
+        ),
     ),
     "reasoning of TRL's messages": (
-        lambda t: cut_reasoning([[{"role": "assistant", "content": t}]]), ("<think>{}</think>",),
+        lambda t: cut_reasoning([[{"role": "assistant", "content": t}]]),
+        ("<think>{}</think>",),
     ),
     "boxed": (lambda t: rewards.boxed(t, "5"), ("{}", r"\boxed{{{}}}", r"\boxed {}")),
     "boxed, itself": (lambda t: rewards.boxed(t, t), (r"\boxed{{{}}}",)),

@@ -147,7 +147,7 @@ def test_scores_come_back_in_order():
         ("sys.exit", "error", "SystemExit: bye"),
         ("interrupt", "error", "KeyboardInterrupt"),
         ("recurse", "error", "RecursionError"),
-        ("return None", "error", "None"),
+        ("return None", "abstained", "None"),
         ("return '1'", "error", "str"),
         ("return float('nan')", "error", "nan"),
         ("return {'score': float('inf')}", "error", "inf"),

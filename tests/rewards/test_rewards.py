@@ -1,5 +1,6 @@
 """The rules against the worked examples and verl's own outputs, and what a reward is handed."""
 
+import asyncio
 import json
 import math
 import subprocess
@@ -11,7 +12,7 @@ from conftest import golden, worked_example
 from rljax.components import Component, resolve
 from rljax.errors import InputError
 from rljax.rewards import boxed, exact_match, gsm8k, length_under, sequence_match, valid_json
-from rljax.rewards.pool.calling import call_reward, wanted_fields
+from rljax.rewards.pool.calling import Abstained, call_reward, wanted_fields
 from rljax.rewards.pool.pool import RewardPool
 
 
@@ -199,7 +200,6 @@ def test_parts_are_named_numbers_with_a_score():
 @pytest.mark.parametrize(
     "returned, message",
     [
-        (None, "None .NoneType. as 'score'"),
         ("1.0", "'1.0' .str. as 'score'"),
         ([1.0], "not|no number"),
         (math.nan, "nan as 'score', not a finite"),
@@ -218,6 +218,23 @@ def test_anything_but_finite_numbers_is_refused(returned, message):
         call_reward(component(reward), SAMPLE)
 
 
+@pytest.mark.parametrize("returned", [None, {"score": None, "format": 1.0}])
+def test_none_is_no_number_and_no_error(returned):
+    def reward(response):
+        return returned
+
+    with pytest.raises(Abstained, match="returned None for this response .*test_rewards.py"):
+        call_reward(component(reward), SAMPLE)
+
+
+def test_an_async_reward_is_awaited():
+    async def judge(response):
+        await asyncio.sleep(0)
+        return 0.25
+
+    assert call_reward(component(judge), SAMPLE)[0] == 0.25
+
+
 def test_a_missing_field_is_named_with_what_there_is():
     def judge(response, data_source):
         return 1.0
@@ -233,16 +250,11 @@ def test_a_reward_that_no_sample_can_satisfy_is_refused():
     def positional(response, /):
         return 1.0
 
-    async def judge(response):
-        return 1.0
-
     with pytest.raises(InputError, match="needs 'groundtruth', which no sample has.*ground_truth"):
         wanted_fields(component(typo))
     assert wanted_fields(component(typo, groundtruth="72"))[1] == ("response",)
     with pytest.raises(InputError, match="by position only"):
         wanted_fields(component(positional))
-    with pytest.raises(InputError, match="is async"):
-        wanted_fields(component(judge))
     with pytest.raises(InputError, match="needs 'max_tokens'"):
         RewardPool("length_under")
     with pytest.raises(InputError, match="'method'.*'strct'.*'numeric', 'strict', 'flexible'"):

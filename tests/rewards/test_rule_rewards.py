@@ -21,6 +21,8 @@ from rljax.rewards import (
     l1_max,
     language,
     looping,
+    math_verify,
+    mmlu_pro,
     qa_exact_match,
     regex_match,
     repetition,
@@ -170,6 +172,48 @@ def test_choice_refuses_a_reference_that_is_no_letter():
     with pytest.raises(ValueError, match="none of the letters 'ABCD'"):
         choice("B", "Paris")
     assert choice("E", "E", letters="ABCDE")["score"] == 1.0
+
+
+LABELLED = [
+    r"B: A polygenic score", "B. Paris", "B) Paris", "(B) A cat", "**B**", "B - Paris", r"\text{B}",
+    r"\text{Option B}", r"\mathrm{B}", r"\mathbf{B}", r"\boldsymbol{B}", r"\text{\textbf{B}}",
+    r"\textbf{(B)}", r"\textbf{(B)}\ 12", r"\textbf{(B) }\frac{1}{2}", r"\textbf{(B)}~\frac{1}{2}",
+    r"\mathrm{(B)}\ 12", r"\textbf{B.} Paris", r"\text{B. A cat}", r"\text{B}: A cat",
+    r"B\text{: Paris}", r"\text{B} \text{: a cat}", "$B$", r"\text{ B }", r"\text{Answer: B}",
+]  # fmt: skip
+NO_LETTERS = [
+    "Because", "Bob. Paris", r"\text{Because it is}", "C: text", r"\text{E}", "B or C", "B, C",
+    r"\text{B and C}", r"\text{B} or \text{C}", "(B)(C)", "BC", "A: B", "A. B", "2B",
+    "B. No, wait: C",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("said", [*LABELLED, *NO_LETTERS])
+def test_a_letter_may_carry_the_text_of_its_option(said):
+    response = rf"So it is \boxed{{{said}}}."
+    right = float(said in LABELLED)
+    for reference in ("B", "(B)", r"\text{(B)}"):
+        assert choice(response, reference)["score"] == right
+        assert math_verify(response, reference)["score"] == right
+        assert boxed(response, reference) == right
+    if right:
+        assert mmlu_pro(response, "B")["score"] == 1.0
+
+
+def test_a_sentence_in_a_box_is_no_letter():
+    for said in ("A cat", r"\text{A cat}", r"\mathrm{A cat}", "B cat"):
+        for letter in "AB":
+            response = rf"\boxed{{{said}}}"
+            assert choice(response, letter)["score"] == math_verify(response, letter)["score"] == 0
+
+
+@pytest.mark.parametrize("response", [
+    "B. Paris", "**B. A cat**", "(B) A cat", "B: A polygenic score", "I choose:\n\n**(B) A cat**",
+    "The answer is: B. A cat", "Option B: A cat", r"The answer is $\boxed{\text{B. A cat}}$",
+])  # fmt: skip
+def test_mmlu_pro_reads_a_label_before_a_letter_that_stands_alone(response):
+    assert mmlu_pro(response, "B")["score"] == 1.0
+    assert mmlu_pro(response, "A")["score"] == 0.0
 
 
 def test_contains_whole_words():

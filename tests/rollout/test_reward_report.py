@@ -13,6 +13,7 @@ from sampler_cases import tiny as tiny_model
 from rljax.data.online.prompts import PromptRecord, Prompts
 from rljax.rewards.pool.pool import RewardPool, Score
 from rljax.rollout import Reward, RewardReport, ScoredRow, sample_scored
+from rljax.rollout.reward import parts_of
 from rljax.sampler import Sampling
 
 SHORT = Sampling(max_response_tokens=4, stop_ids=(EOS,))
@@ -65,6 +66,26 @@ def test_metrics_of_a_report():
     mixed = RewardReport((row(1.0, 0, source="a"), row(0.0, 1, data_source="b")))
     metrics = mixed.metrics()
     assert metrics["data/share/a"] == metrics["data/share/b"] == 0.5
+
+
+def test_abstentions_are_counted_and_are_no_failures():
+    silent = row(np.nan, 1)
+    silent = dataclasses.replace(silent, score=Score(np.nan, {}, "abstained", 0.0, "None"))
+    others = {"abstained/a": 1.0, "m/abstained/judge/b": 1.0, "c": 2.0}
+    report = RewardReport((row(1.0, 0, **others), row(0.0, 0, a=3.0, c=0.0), silent))
+    metrics = report.metrics()
+    assert metrics["reward/abstained"] == metrics["reward/abstained/a"] == 1.0
+    assert metrics["reward/abstained/m/judge/b"] == 1.0
+    assert (metrics["reward/errors"], metrics["reward/failed_fraction/toy"]) == (0.0, 0.0)
+    assert (metrics["reward/part/a"], metrics["reward/part/c"]) == (3.0, 1.0)
+    assert not [name for name in metrics if name.startswith("reward/part/abstained")]
+    assert metrics["reward/best_of_k"] == 1.0  # of the known scores
+
+
+def test_a_part_that_all_abstained_from_keeps_its_place_among_the_others():
+    """gdpo and mixed_parts weigh parts in the order of their names."""
+    scores = [r.score for r in (row(1.0, 0, **{"abstained/a": 1.0, "b": 2.0}), row(0.0, 0, b=1.0))]
+    np.testing.assert_array_equal(parts_of(scores), [[np.nan, 2.0], [np.nan, 1.0]])
 
 
 def test_samples_over_a_limit_are_counted_with_and_without_a_score():

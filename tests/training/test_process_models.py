@@ -129,7 +129,9 @@ def test_a_model_fitted_through_tanh_scores_with_tanh(trained, tmp_path):
     np.testing.assert_allclose(role.scores(batch), jnp.tanh(before[:, -1, 0]), atol=1e-6)
     critic = Config(model=TINY, critic_model=str(folder))
     policy = dataclasses.replace(scorer.model, head="lm")
-    inputs = RoleInputs("critic", SimpleNamespace(config=critic, model=policy), None, {})
+    inputs = RoleInputs(
+        "critic", SimpleNamespace(config=critic, model=policy, tokenizer=CHARS), None, {}
+    )
     model, params = scalar_start(inputs)
     np.testing.assert_allclose(
         model.values(params, batch)[:, 1:], jnp.tanh(before[:, :-1, 0]), atol=1e-6

@@ -26,7 +26,6 @@ from tiny_run import (
     assert_same_run,
     metrics_rows,
     newest_step,
-    policy_bytes,
     summary,
     tiny_config,
 )
@@ -35,7 +34,7 @@ from rljax.errors import InputError
 from rljax.setup.checkpoint import Checkpoints, reads_steps
 from rljax.setup.policies import load_policy
 from rljax.tracking.folder import FILES, FOLDERS, locked
-from rljax.training import train
+from rljax.training import RunStopped, train
 
 # A signal is sent from inside the reward, so that it arrives in the middle of a known step.
 PARTS = '''
@@ -96,6 +95,13 @@ def plan(parts: Path, what: signal.Signals | Path, calls: int) -> None:
     (parts / "plan").write_text(f"{what} {calls}")
 
 
+def stopped(config) -> RunStopped:
+    """What `train` raises of a run that a signal stops."""
+    with pytest.raises(RunStopped) as stop:
+        train(config)
+    return stop.value
+
+
 @pytest.fixture(scope="module")
 def whole(parts, tmp_path_factory):
     """The run that nothing stops: 6 supervised steps, 6 of GRPO; checkpoints of 10 and 12 kept."""
@@ -109,7 +115,7 @@ def halfway(parts, whole, tmp_path_factory):
     """The same run stopped by SIGTERM in a step after which no checkpoint was due."""
     folder = tmp_path_factory.mktemp("halfway")
     plan(parts, signal.SIGTERM, EVALUATION + 8)
-    found = train(configured(folder)).summary
+    found = stopped(configured(folder)).run.summary
     assert found["status"] == "stopped by SIGTERM at step 7, saved at step 7"
     return folder
 
@@ -146,9 +152,9 @@ def test_every_name_in_a_run_folder_is_one_that_is_looked_at_before_a_run(whole)
 def test_sigterm_in_mid_step_saves_that_step_and_the_resumed_run_is_the_same(half, whole, parts):
     assert newest_step(half) == 7 and len(metrics_rows(half)) == 7
     assert summary(half)["status"] == "stopped by SIGTERM at step 7, saved at step 7"
-    assert policy_bytes(half)["model.safetensors"] != policy_bytes(whole)["model.safetensors"]
+    assert not (half / "policy").exists()  # what is exported is final
     plan(parts, signal.SIGTERM, 16 + EVALUATION + 8)  # step 8, and in step 9
-    assert train(configured(half)).summary["steps"] == 9 == newest_step(half)
+    assert stopped(configured(half)).run.summary["steps"] == 9 == newest_step(half)
     assert train(configured(half)).summary["status"] == "finished"
     assert_same_run(half, whole)
 
@@ -156,13 +162,15 @@ def test_sigterm_in_mid_step_saves_that_step_and_the_resumed_run_is_the_same(hal
 @pytest.mark.slow
 def test_sigterm_in_the_last_step_ends_a_finished_run(half, whole, parts):
     plan(parts, signal.SIGTERM, 16 * 4 + EVALUATION * 2 + 8)  # steps 8 to 11, and in step 12
-    assert train(configured(half)).summary["status"] == "finished"
+    late = stopped(configured(half))  # a script does not begin what comes next
+    assert str(late) == "finished, when SIGTERM had arrived" and late.code == 3
+    assert late.run.summary["status"] == "finished" and late.run.policy == half / "policy"
     assert_same_run(half, whole)
 
 
 def test_sigterm_before_the_first_step_trains_nothing(parts, tmp_path):
     plan(parts, signal.SIGTERM, 8)  # in the evaluation before the first step
-    found = train(configured(tmp_path, sft__steps=0)).summary
+    found = stopped(configured(tmp_path, sft__steps=0)).run.summary
     assert found["status"] == "stopped by SIGTERM at step 0, before the first checkpoint"
     assert metrics_rows(tmp_path) == [] and not any((tmp_path / "checkpoints").iterdir())
 
@@ -170,7 +178,8 @@ def test_sigterm_before_the_first_step_trains_nothing(parts, tmp_path):
 @pytest.mark.slow
 def test_sigterm_in_the_supervised_phase(parts, whole, tmp_path):
     plan(parts, signal.SIGTERM, EVALUATION - 8)  # the evaluation between the phases
-    assert train(configured(tmp_path)).summary["status"].endswith("saved at step 6")
+    stop = stopped(configured(tmp_path))
+    assert stop.run.summary["status"].endswith("saved at step 6") and stop.signal == "SIGTERM"
     train(configured(tmp_path))
     assert_same_run(tmp_path, whole)
 
@@ -579,8 +588,7 @@ def test_what_outlives_a_step_is_resumed(parts, tmp_path, dataflow):
         fields["algorithm__advantage"] = "reinforce()"
     train(configured(tmp_path / "whole", **fields))
     plan(parts, signal.SIGTERM, EVALUATION + 40)
-    stopped = train(configured(tmp_path / "half", **fields)).summary
-    assert "stopped by SIGTERM" in stopped["status"]
+    assert stopped(configured(tmp_path / "half", **fields)).signal == "SIGTERM"
     train(configured(tmp_path / "half", **fields))
     assert_same_run(tmp_path / "half", tmp_path / "whole")
     last = metrics_rows(tmp_path / "whole")[-1]

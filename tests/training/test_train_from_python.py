@@ -4,6 +4,8 @@ import dataclasses
 import functools
 import json
 import linecache
+import signal
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -11,6 +13,8 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from conftest import one_device_environment
+from processes import wait_until
 from tiny_run import tiny_config
 
 import rljax
@@ -344,3 +348,40 @@ def test_a_run_by_fields_shows_itself_and_its_report(cell, tmp_path, capsys):
     assert shown.startswith('<iframe sandbox="allow-same-origin" ') and shown.count("<iframe") == 1
     for report in (run.report, run.report()):
         assert report == tmp_path / "run/report.html" and "srcdoc=" in report._repr_html_()
+
+
+SCRIPT = """
+import sys
+import rljax
+from tiny_run import tiny_config
+
+config = tiny_config(sys.argv[1], steps=10_000, sft__steps=0)
+config.evaluate.every_steps = config.checkpoint.every_steps = 0
+config.model = "decoder(layers=1, embed=16, mlp=16, heads=1, kv_heads=1, head_dim=16)"
+try:
+    run = rljax.train(config)
+except Exception as error:  # a retry: it must not take the signal for a fault
+    print(error)
+print("the next stage begins")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_what_follows_a_run_that_a_signal_stops_does_not_run(tmp_path, number):
+    """The script ends with the code of a preempted run, and finds nothing that looks final."""
+    environment = one_device_environment()
+    environment["PYTHONPATH"] += f":{Path(__file__).parents[1] / 'helpers'}"
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(tmp_path / "run")], env=environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    rows = tmp_path / "run/metrics.jsonl"
+    begun = lambda: rows.exists() and rows.stat().st_size > 50  # noqa: E731
+    wait_until(lambda: process.poll() is not None or begun(), "a step", 120)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 3 and out == "", (out, err)
+    status = json.loads((tmp_path / "run/summary.json").read_text())["status"]
+    assert status.startswith(f"stopped by {number.name} at step ") and ", saved at step " in status
+    assert f"{status}; the same call goes on from there" in err and "Traceback" not in err
+    assert not (tmp_path / "run/policy").exists()

@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from rljax.data.images.files import FORMATS, Source
+from rljax.data.text.messages import SPEAKERS
 from rljax.errors import InputError
 
 MARK = "<image>"
@@ -65,7 +66,7 @@ def with_images(row: Mapping, place: str, folder: Path | None) -> dict:
         if not isinstance(row.get(key), (list, tuple)) or not _is_conversation(row[key]):
             continue
         # A whole conversation begins with the prompt's images; a completion goes on behind them.
-        whole = row[key][0].get("role") != "assistant"
+        whole = _role(row[key][0]) != "assistant"
         made[key], more = walk.filled(row[key], key, 0 if whole else len(images))
         more = more if whole else [*images, *more]
         longest = max(longest, more, key=len)
@@ -133,6 +134,10 @@ def _is_conversation(value: object) -> bool:
     return isinstance(value, (list, tuple)) and bool(value) and isinstance(value[0], Mapping)
 
 
+def _role(message: Mapping) -> str | None:
+    return SPEAKERS.get(str(message.get("role")).lower())
+
+
 def _parts(value: object) -> list:
     """All parts of the messages of a conversation."""
     if not _is_conversation(value):
@@ -162,7 +167,7 @@ class _Walk:
         if not _is_conversation(value):
             return value, []
         messages = [self._message(m) if isinstance(m, Mapping) else m for m in value]
-        asks = [i for i, m in enumerate(messages) if m.get("role") == "user"]
+        asks = [i for i, m in enumerate(messages) if _role(m) == "user"]
         if not self.images and first == 0 and self.column and asks:
             content = messages[asks[0]].get("content")
             if isinstance(content, str):
@@ -178,7 +183,7 @@ class _Walk:
             self._text(content)
         elif isinstance(content, (list, tuple)) and any(_is_image(p) for p in content):
             content = "".join(self._part(part) for part in content)
-        if message.get("role") == "assistant" and len(self.images) > before:
+        if _role(message) == "assistant" and len(self.images) > before:
             raise InputError(
                 f"{self.where}: a turn of the assistant holds an image",
                 rule="the policy writes text", fix="remove the image, or the row",

@@ -234,6 +234,7 @@ class _ImageTokens(Tokenizer):
         )  # fmt: skip
         self.eos_ids, self.special_ids = tokenizer.eos_ids, tokenizer.special_ids
         self.turn_ends, self.image_mark = tokenizer.turn_ends, MARK
+        self.variables = tokenizer.variables
         self.has_chat_template = tokenizer.has_chat_template
         self.context_free = tokenizer.context_free
 
@@ -257,6 +258,9 @@ class _ImageTokens(Tokenizer):
             return whole, None
         moved = lambda at: at + sum(more for place, more in grown if place <= at)  # noqa: E731
         return whole, [(moved(a), moved(b)) for a, b in spans]
+
+    def vocabulary(self):
+        return self._own.vocabulary()
 
     def save(self, folder):
         self._own.save(folder)

@@ -9,18 +9,21 @@ from collections.abc import Mapping, Sequence
 from rljax.data.images.columns import images_of, with_images
 from rljax.data.online.stream import Stream
 from rljax.data.rows.columns import (
+    SPOKEN,
+    as_written,
     completion_of,
     decoded,
     demonstration_record,
     first_of,
     flag_of,
     list_of,
-    messages_of,
     number_of,
     prompt_of,
     require_text,
     tools_of,
+    without_nulls,
 )
+from rljax.data.rows.conversation import context, conversation, require_no_column_flags
 from rljax.data.rows.read import Rows, read_rows, read_stored
 from rljax.data.rows.split import one_side
 from rljax.errors import InputError
@@ -89,7 +92,7 @@ def load_stored_rows(spec: str, kind: str, notes: list[str] | None = None) -> St
 
 def _record(rows: Rows, index: int, kind: str) -> dict:
     read = dict(
-        examples=_example,
+        examples=demonstration_record,
         pairs=_pair,
         safety=_safety,
         unpaired=_labelled,
@@ -100,10 +103,16 @@ def _record(rows: Rows, index: int, kind: str) -> dict:
     raw = with_images(rows.rows[index], place, rows.folder)
     images = images_of(raw)
     row = {
-        name: decoded(value, f"{place}, column {name!r}", rows.fills_nulls)
+        name: decoded(value, f"{place}, column {name!r}")
         for name, value in raw.items()
         if name not in images
     }
+    row = as_written(row, place, rows.nulls)
+    if rows.fills_nulls:
+        written = (*SPOKEN, "tools")
+        row = {name: v if name in written else without_nulls(v) for name, v in row.items()}
+    if kind != "examples":
+        require_no_column_flags(row, place)
     return dict(read(row, place, index), index=index, **images)
 
 
@@ -116,13 +125,6 @@ def _require_everywhere_or_nowhere(records: list[dict], rows: Rows, name: str) -
             rule="every row has it, or none",
             fix="fill it in, or remove the column",
         )
-
-
-def _example(row: dict, place: str, index: int) -> dict:
-    record = demonstration_record(row, place, index)
-    if "messages" in record:
-        messages_of(record["messages"], f"{place}, messages")
-    return record
 
 
 # -- prompt and completions --
@@ -144,10 +146,7 @@ def _matched(prompt, completions: dict, place: str):
 
 def _prompt_column(row: dict, place: str) -> str | list[dict]:
     name = first_of(row, ("prompt", "question"), place, "give each row a 'prompt'")
-    prompt = prompt_of(row[name], f"{place}, column {name!r}")
-    if isinstance(prompt, list):
-        messages_of(prompt, f"{place}, column {name!r}")
-    return prompt
+    return prompt_of(row[name], f"{place}, column {name!r}")
 
 
 def _pair(row: dict, place: str, index: int) -> dict:
@@ -166,9 +165,9 @@ def _pair(row: dict, place: str, index: int) -> dict:
         prompt = _prompt_column(row, place)
         if isinstance(prompt, list):
             n = len(prompt)
-            whole = {k: messages_of(v, f"{place}, column {k!r}") for k, v in completions.items()
+            whole = {k: conversation(v, f"{place}, column {k!r}") for k, v in completions.items()
                      if isinstance(v, list)}  # fmt: skip
-            if whole and all(value[:n] == prompt for value in whole.values()):
+            if whole and all(context(value[:n]) == prompt for value in whole.values()):
                 completions |= {name: value[n:] for name, value in whole.items()}
     completions = {
         name: completion_of(value, f"{place}, column {name!r}", empty=name != "reference")
@@ -207,12 +206,14 @@ def _split_common_beginning(completions: dict, place: str) -> tuple[str | list, 
     for name, value in completions.items():
         where = f"{place}, column {name!r}"
         if any(as_messages):
-            completions = {**completions, name: messages_of(value, where)}
+            completions = {**completions, name: conversation(value, where)}
         else:
             require_text(value, where, "remove the row or fill it in")
     values = list(completions.values())
+    # (A turn may be context in one of them and learned in the other: what it says is compared.)
+    said = [context(value) if any(as_messages) else value for value in values]
     n = 0
-    while all(len(value) > n for value in values) and all(v[n] == values[0][n] for v in values):
+    while all(len(value) > n for value in said) and all(v[n] == said[0][n] for v in said):
         n += 1
     if all(len(value) == n for value in values):  # identical: dropped, and counted, when encoded
         n = n - 1 if any(as_messages) else 0
@@ -232,7 +233,7 @@ def _split_common_beginning(completions: dict, place: str) -> tuple[str | list, 
             rule="without a 'prompt' their common beginning is the prompt",
             fix="add a 'prompt' column",
         )
-    return values[0][:n], {name: value[n:] for name, value in completions.items()}
+    return said[0][:n], {name: value[n:] for name, value in completions.items()}
 
 
 def _margin(row: dict, place: str) -> dict:

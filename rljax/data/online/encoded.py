@@ -31,7 +31,7 @@ from rljax.data.online.examples import (
     in_source,
     pretraining_of,
 )
-from rljax.data.online.kept import bare_prompts, kept_line, reference_check
+from rljax.data.online.kept import bare_prompts, kept_line, reference_check, warn_unread
 from rljax.data.online.loader import fingerprint
 from rljax.data.online.prompts import (
     PromptRecord,
@@ -198,6 +198,7 @@ def load_data(config: Config, tokenizer: Tokenizer, kind: str = "rollouts") -> D
         if isinstance(records, Stream):
             sources.append(_encoded_stream(records, tokenizer, limits, spec, mixed))
             raw += digested(records)
+            warn_unread(spec, records.first(STREAM_ITEMS), tokenizer)
             continue
         log_rewards_of_file(config, spec, (record["data_source"] for record in records))
         prompts, more = in_source(spec, encode_prompts, records, tokenizer, **limits)
@@ -209,6 +210,7 @@ def load_data(config: Config, tokenizer: Tokenizer, kind: str = "rollouts") -> D
         notes.append(kept_line(spec, "prompts", more, config.data.max_prompt_tokens))
         if is_path(spec):
             _warn_bare(spec, records, tokenizer, kind)
+            warn_unread(spec, records, tokenizer)
         raw += records
     _warn_dropped(counts)
     test_records = _test_records(config, notes)
@@ -274,6 +276,7 @@ def _stored_items(
 ) -> tuple[Stream, list[dict]]:
     """Encoded rows of a file as a stream, and what of them is in the digest."""
     records = load_stored_rows(spec, kind, notes)
+    warn_unread(spec, records.first(STREAM_ITEMS), tokenizer)
 
     def encoded(index: int) -> dict | None:
         item = in_source(spec, encode_row, records[index], tokenizer, kind, **options)
@@ -371,6 +374,7 @@ def _offline_data(config: Config, tokenizer: Tokenizer, kind: str) -> Data:
         notes.append(kept_line(spec, "rows", more, offline.max_tokens))
         if is_path(spec):
             _warn_bare(spec, rows, tokenizer, kind)
+            warn_unread(spec, rows, tokenizer)
         if config.offline.packing:
             tokens = sum(len(item.ids) for item in items)
             items = pack_examples(items, config.offline.max_tokens).rows

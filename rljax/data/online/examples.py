@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from rljax.config import Config, is_path
 from rljax.data.images.encode import ImageReader
-from rljax.data.online.kept import kept_line
+from rljax.data.online.kept import kept_line, warn_unread
 from rljax.data.online.prompts import Example, encode_demonstrations, encode_example
 from rljax.data.online.stream import Stream
 from rljax.data.rows.sources import load_demonstrations
@@ -67,6 +67,8 @@ def _examples(
     stored = config.data.stream and is_path(spec)
     records = load_demonstrations(spec, "train", notes, held_out_fraction(config, spec), stored)
     how = dict(max_tokens=most, images=reader, turns=config.data.turns)
+    some = records.first(STREAM_ITEMS) if isinstance(records, Stream) else records
+    warn_unread(spec, some, tokenizer)
     if isinstance(records, Stream):
 
         def encoded(index: int) -> Example | None:

@@ -3,16 +3,28 @@
 The counts are those of encoding (rljax.data.online.prompts, rljax.data.offline.encode).
 """
 
+import logging
 import re
 from collections.abc import Iterable, Sequence
 
 from rljax.components import Component, resolve
 from rljax.config import NAMESPACES
 from rljax.data.online.prompts import SPLIT, UNASKED
+from rljax.data.rows.columns import SPOKEN
 from rljax.data.rows.sources import Check
+from rljax.data.text.messages import LEARN, REASONING
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.rewards.mixing import reward_of_source
 from rljax.rewards.pool.calling import HOME, asks_nobody, call_reward, members, wanted_fields
+
+LOG = logging.getLogger("rljax")
+# Keys of messages that are read, or that say nothing to be learned or answered.
+_KNOWN_KEYS = (
+    "role", "content", "tool_calls", "tool_call_id", "name", LEARN, *REASONING, "images",
+    "id", "uuid", "message_id", "parent_id", "index", "turn", "timestamp", "created", "created_at",
+    "date", "time", "metadata", "model", "source", "lang", "language", "finish_reason", "usage",
+    "token_count", "num_tokens",
+)  # fmt: skip
 
 # A count of encoding: what it says of rows.
 _REASONS = {
@@ -31,8 +43,8 @@ def kept_line(source: str, what: str, counts: dict, limit: int) -> str:
     more = f"; {counts['truncated']:,} cut to {limit:,} tokens" if counts.get("truncated") else ""
     if counts.get(SPLIT):
         more += (
-            f"; {counts[SPLIT]:,} conversations are an example of each turn, as the chat template"
-            " rewrites earlier turns (data.turns)"
+            f"; {counts[SPLIT]:,} conversations make an example of each turn, because the chat"
+            " template rewrites earlier turns (data.turns)"
         )
     if counts.get(UNASKED):
         more += (
@@ -50,6 +62,40 @@ def bare_prompts(records: Sequence[dict], tokenizer: Tokenizer) -> int:
     if not tokenizer.has_chat_template:
         return 0
     return sum(isinstance(record.get("prompt"), str) for record in records)
+
+
+def warn_unread(source: str, records: Iterable[dict], tokenizer: Tokenizer) -> None:
+    """Warns, once for each, of keys of messages that the chat template does not read, and of tools
+    that no template writes because the prompt is a text."""
+    found: dict[str, list[int]] = {}  # the rows that have it
+    for record in records:
+        texts = [name for name in ("text", "prompt") if isinstance(record.get(name), str)]
+        extra = record.get("extra_info") or {}
+        if texts and (record.get("tools") or _tools_in(extra)) and tokenizer.has_chat_template:
+            found.setdefault("", []).append(record["index"])
+        for name in SPOKEN:
+            for message in record[name] if isinstance(record.get(name), list) else ():
+                for key, value in message.items():
+                    if value and key not in _KNOWN_KEYS and not tokenizer.reads_key(str(key)):
+                        found.setdefault(str(key), []).append(record["index"])
+    for key, rows in found.items():
+        if not key:
+            LOG.warning(
+                "%s: %d rows have tools and a text for a prompt, into which no template writes them"
+                " (the first is row %d). Fix: write the prompt as messages",
+                source, len(rows), rows[0],
+            )  # fmt: skip
+            continue
+        LOG.warning(
+            "%s: %d messages have the key %r, which the chat template does not read: the model sees"
+            " nothing of it (the first is in row %d). Fix: write it into 'content', or remove it",
+            source, len(rows), key, rows[0],
+        )  # fmt: skip
+
+
+def _tools_in(extra: dict) -> bool:
+    tools = extra.get("tools")
+    return isinstance(tools, list) and any(isinstance(tool, dict) for tool in tools)
 
 
 def reference_check(texts: Iterable[str]) -> Check | None:

@@ -9,11 +9,25 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rljax.data.text.messages import check_unicode, validate_messages, validate_objects
+from rljax.data.rows.conversation import (
+    asks_to_learn,
+    context,
+    conversation,
+    messages_in_text,
+    of_prompt,
+    require_no_column_flags,
+    with_column_flags,
+)
+from rljax.data.rows.nulls import TOOLS, Nulls
+from rljax.data.text.messages import LEARN, check_unicode, validate_objects
 from rljax.errors import InputError
 from rljax.files import parse_json
 
-ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
+# Columns of texts or messages.
+SPOKEN = (
+    "prompt", "question", "messages", "completion", "response", "answer", "chosen", "rejected",
+    "reference", "safer", "more_harmful",
+)  # fmt: skip
 _REMOVE = "remove the row or fill it in"
 
 
@@ -38,25 +52,11 @@ def require_text(value: object, place: str, fix: str, empty: bool = False) -> No
 
 
 def prompt_of(value: object, place: str) -> str | list[dict]:
-    """A prompt: a text, or messages."""
+    """A prompt: a text, or messages, of which nothing is learned."""
     if isinstance(value, list):
-        return validate_messages(value, where=place)
+        return context(conversation(value, place))
     require_text(value, place, "write a text or a list of chat messages", empty=True)
     return value
-
-
-def messages_of(value: object, place: str) -> list[dict]:
-    """Messages whose roles are known."""
-    messages = validate_messages(value, where=place)
-    for number, message in enumerate(messages):
-        if message["role"] not in ROLES:
-            raise InputError(
-                f"{place}: message {number} has an unknown role",
-                value=message["role"],
-                rule=f"a role is one of {', '.join(ROLES)}",
-                fix="rename it",
-            )
-    return messages
 
 
 def completion_of(value: object, place: str, empty: bool = False) -> str | list[dict]:
@@ -65,7 +65,7 @@ def completion_of(value: object, place: str, empty: bool = False) -> str | list[
     if not isinstance(value, list):
         require_text(value, place, _REMOVE, empty)
         return value
-    messages = messages_of(value, place)
+    messages = conversation(value, place)
     for position, message in (("first", messages[0]), ("last", messages[-1])):
         if message["role"] != "assistant":
             raise InputError(
@@ -75,15 +75,16 @@ def completion_of(value: object, place: str, empty: bool = False) -> str | list[
                 fix="move what precedes it into 'prompt' and drop what follows it",
             )
     if not any(has_answer(message) for message in messages):
-        raise InputError(f"{place} is empty: the assistant says nothing", fix=_REMOVE)
+        raise InputError(
+            f"{place} is empty: the assistant says nothing that is learned", fix=_REMOVE
+        )
     return messages
 
 
 def has_answer(message: dict) -> bool:
     """Whether a turn of the assistant holds anything to learn."""
-    return message["role"] == "assistant" and bool(
-        message.get("content") or message.get("tool_calls")
-    )
+    said = message.get("content") or message.get("tool_calls")
+    return message["role"] == "assistant" and message.get(LEARN) is not False and bool(said)
 
 
 def number_of(value: object, place: str) -> float:
@@ -138,12 +139,87 @@ def tools_of(row: dict, place: str) -> dict:
             fix="remove the column 'chat_template_kwargs' or 'enable_thinking', or write the row as"
             " text",
         )  # fmt: skip
-    tools = row.get("tools")
-    if tools is None or tools == "":
-        return {}
-    if isinstance(tools, str):
-        tools = parse_json(tools, f"{place}, column 'tools'")
-    return {"tools": validate_objects(tools, f"{place}, column 'tools':")}
+    tools = _agreed(_tool_columns(row, place, Nulls()), place)
+    return {"tools": tools} if tools else {}
+
+
+def _agreed(found: dict[str, list[dict]], place: str) -> list[dict]:
+    """The one list of tools in columns that hold some."""
+    given = list(found.values())
+    if any(tools != given[0] for tools in given):
+        raise InputError(
+            f"{place} has other tools in {' than in '.join(map(repr, found))}",
+            rule="a conversation has one list of tools",
+            fix="remove one of the columns",
+        )
+    return given[0] if given else []
+
+
+def _tool_columns(row: dict, place: str, nulls: Nulls) -> dict[str, list[dict]]:
+    """{column: the tools that it holds}, of the row and of its extra_info."""
+    found = {}
+    more = row.get("extra_info")
+    for prefix, columns in (("", row), ("extra_info.", more if isinstance(more, dict) else {})):
+        for name in TOOLS:
+            where = f"{place}, column '{prefix}{name}'"
+            if tools := _tools(name, columns.get(name), where):
+                found[f"{prefix}{name}"] = nulls.tools(tools)
+    return found
+
+
+def _tools(name: str, value: object, place: str) -> list[dict] | None:
+    """The tools that a column holds; None where there are none. OpenAI's older `functions` are the
+    functions of tools."""
+    older = name == "functions"  # an environment may have a column of that name
+    if isinstance(value, str) and value and (value.lstrip().startswith("[") or not older):
+        value = parse_json(value, place)
+    if older and not (_is_objects(value) and all("name" in one for one in value)):
+        return None
+    if value is None or value == "":
+        return None
+    tools = validate_objects(value, f"{place}:")
+    if name == "tools":
+        return tools
+    wrapped = lambda tool: {"type": "function", "function": tool}  # noqa: E731
+    return [tool if "function" in tool else wrapped(tool) for tool in tools]
+
+
+def as_written(row: dict, place: str, nulls: Nulls) -> dict:
+    """The row with texts of messages as messages, and without the nulls that a table filled in to
+    its messages, calls and tools. The tools of a conversation are in the column `tools` alone."""
+    row = {
+        name: messages_in_text(value, f"{place}, column {name!r}") if name in SPOKEN else value
+        for name, value in row.items()
+    }
+    if isinstance(row.get("extra_info"), dict):
+        row["extra_info"] = dict(row["extra_info"])
+    spoken = [name for name in SPOKEN if _is_conversation(row.get(name))]
+    more = row["extra_info"] if isinstance(row.get("extra_info"), dict) else {}
+    if not spoken:  # what an environment may read
+        for columns in (row, more):
+            for name in TOOLS:
+                if _is_objects(columns.get(name)):
+                    columns[name] = nulls.tools(columns[name])
+        return row
+    found = _tool_columns(row, place, nulls)
+    tools = _agreed(found, place)
+    for prefix, columns in (("", row), ("extra_info.", more)):
+        for name in TOOLS:
+            if f"{prefix}{name}" in found or columns.get(name) in (None, "", []):
+                columns.pop(name, None)
+    if tools:
+        row["tools"] = tools
+    return row | {name: nulls.messages(row[name], tools) for name in spoken}
+
+
+def _is_conversation(value: object) -> bool:
+    return isinstance(value, list) and any(
+        isinstance(one, dict) and ("role" in one or "from" in one) for one in value[:1]
+    )
+
+
+def _is_objects(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(one, dict) for one in value)
 
 
 def demonstration_record(row: dict, place: str, index: int) -> dict:
@@ -154,7 +230,8 @@ def demonstration_record(row: dict, place: str, index: int) -> dict:
     """
     tools = tools_of(row, place)
     if row.get("messages") is not None:
-        messages = validate_messages(row["messages"], where=f"{place}, column 'messages'")
+        messages = conversation(row["messages"], f"{place}, column 'messages'")
+        messages = with_column_flags(row, messages, place)
         _require_answer(messages, f"{place}, column 'messages'")
         return dict(messages=messages, **tools, index=index)
     for first, second in (
@@ -167,7 +244,8 @@ def demonstration_record(row: dict, place: str, index: int) -> dict:
         prompt = prompt_of(row[first], f"{place}, column {first!r}")
         completion = completion_of(row[second], f"{place}, column {second!r}")
         if isinstance(prompt, str) and isinstance(completion, str):
-            return dict(prompt=prompt, completion=completion, index=index)
+            require_no_column_flags(row, place)
+            return dict(prompt=prompt, completion=completion, **tools, index=index)
         if isinstance(prompt, str):
             raise InputError(
                 f"{place}: column {first!r} is a text while column {second!r} holds messages",
@@ -175,9 +253,14 @@ def demonstration_record(row: dict, place: str, index: int) -> dict:
             )
         if isinstance(completion, str):
             completion = [{"role": "assistant", "content": completion}]
+        if asking := asks_to_learn(row[first]):
+            raise of_prompt(asking, f"{place}, column {first!r}")
+        messages = with_column_flags(row, [*prompt, *completion], place, len(prompt))
+        _require_answer(messages[len(prompt) :], f"{place}, column {second!r}")
         spoken = any(message["role"] == "assistant" for message in prompt)
         border = {"prompt_messages": len(prompt)} if spoken else {}
-        return dict(messages=[*prompt, *completion], **border, **tools, index=index)
+        messages = [*context(messages[: len(prompt)]), *messages[len(prompt) :]]
+        return dict(messages=messages, **border, **tools, index=index)
     extra = row.get("extra_info")
     if isinstance(extra, dict) and {"question", "answer"} <= extra.keys():  # verl's own SFT
         prompt, answer = (
@@ -189,8 +272,9 @@ def demonstration_record(row: dict, place: str, index: int) -> dict:
             messages = [{"role": role, "content": content} for role, content in turns]
             return dict(messages=messages, **tools, index=index)
     if "text" in row:
+        require_no_column_flags(row, place)
         require_text(row["text"], f"{place}, column 'text'", _REMOVE)
-        return dict(text=row["text"], index=index)
+        return dict(text=row["text"], **tools, index=index)
     raise InputError(
         f"{place} is no demonstration",
         value=sorted(map(str, row)),
@@ -200,16 +284,19 @@ def demonstration_record(row: dict, place: str, index: int) -> dict:
 
 
 def _require_answer(messages: list[dict], place: str) -> None:
-    if not any(message["role"] == "assistant" for message in messages):
+    spoken = [message for message in messages if message["role"] == "assistant"]
+    if not any(message.get(LEARN) is not False for message in spoken):
+        context_only = ": each is context only" if spoken else ""
         raise InputError(
-            f"{place} has no message of the assistant",
+            f"{place} has no message of the assistant to learn{context_only}",
             value=[message["role"] for message in messages],
             rule="there is nothing to learn from it",
             fix="remove the row or add the answer",
         )
     for number, message in enumerate(messages):
         silent = not message.get("content") and not message.get("tool_calls")
-        if message["role"] == "assistant" and silent:
+        learned = message["role"] == "assistant" and message.get(LEARN) is not False
+        if learned and silent:
             raise InputError(
                 f"{place}: message {number} of the assistant is empty",
                 rule="it would teach to say nothing",
@@ -217,8 +304,8 @@ def _require_answer(messages: list[dict], place: str) -> None:
             )
 
 
-def decoded(value: object, place: str, fills_nulls: bool) -> object:
-    """The value with bytes as texts, and without the keys of objects that a table filled up."""
+def decoded(value: object, place: str) -> object:
+    """The value with bytes as texts, and numpy's numbers and arrays as Python's."""
     if isinstance(value, bytes):
         try:
             return value.decode("utf-8")
@@ -229,14 +316,17 @@ def decoded(value: object, place: str, fills_nulls: bool) -> object:
                 fix="store texts as UTF-8",
             ) from None
     if isinstance(value, dict):
-        return {
-            decoded(name, place, False): decoded(item, place, fills_nulls)
-            for name, item in value.items()
-            if not (fills_nulls and item is None)
-        }
+        return {decoded(name, place): decoded(item, place) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [decoded(item, place, fills_nulls) for item in value]
+        return [decoded(item, place) for item in value]
     return value if value is None or isinstance(value, str) else plain_number(value)
+
+
+def without_nulls(value: object) -> object:
+    """The value without the keys of objects that are null."""
+    if isinstance(value, dict):
+        return {name: without_nulls(item) for name, item in value.items() if item is not None}
+    return [without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def plain_number(value: object) -> object:

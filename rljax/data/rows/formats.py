@@ -5,19 +5,17 @@ The form is that of the first row; a later row of another one is an error that n
 column must hold is checked where it is used (`sources`, rljax.data.offline.rows).
 """
 
+import ast
 import dataclasses
 import json
+import re
+import warnings
 from collections.abc import Callable
 
 from rljax.data.images.columns import has_images
+from rljax.data.text.messages import SPEAKERS
 from rljax.errors import InputError
 
-# ShareGPT's names of who speaks.
-_SPEAKERS = {
-    "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
-    "chatgpt": "assistant", "model": "assistant", "bot": "assistant", "system": "system",
-    "tool": "tool", "observation": "tool", "function": "function",
-}  # fmt: skip
 # Columns of a table whose cells may be numbers or truth values; all others are texts.
 _TYPED = (
     "label",
@@ -139,15 +137,15 @@ def _message(turn: object, place: str) -> dict:
     if isinstance(turn, dict) and "role" in turn:
         return turn
     speaker = turn.get("from") if isinstance(turn, dict) else None
-    if not isinstance(speaker, str) or speaker.lower() not in _SPEAKERS:
+    if not isinstance(speaker, str) or speaker.lower() not in SPEAKERS:
         raise InputError(
             f"{place}: who speaks is unknown",
             value=speaker if isinstance(turn, dict) else turn,
-            rule=f"'from' is one of {', '.join(_SPEAKERS)}",
+            rule=f"'from' is one of {', '.join(SPEAKERS)}",
             fix='write {"from": "human", "value": "..."}',
         )
     others = {n: v for n, v in turn.items() if n not in ("from", "value")}
-    return {"role": _SPEAKERS[speaker.lower()], "content": turn.get("value"), **others}
+    return {"role": SPEAKERS[speaker.lower()], "content": turn.get("value"), **others}
 
 
 def _alpaca(row: dict, place: str) -> dict:
@@ -282,18 +280,55 @@ _OPENRLHF = Form("OpenRLHF", _openrlhf)
 _GSM8K = Form("GSM8K, the answer after ####", lambda row, place: row)
 
 
-def table_row(names: list[str], cells: list[str]) -> dict:
+def table_row(names: list[str], cells: list[str], place: str) -> dict:
     """A row of a table of texts: an empty cell is None; numbers and truth values where a column
-    holds such; messages that were written as JSON."""
-    return {name: _cell(name, cell) for name, cell in zip(names, cells, strict=True)}
+    holds such; lists and objects that were written as JSON."""
+    columns = zip(names, cells, strict=True)
+    return {name: _cell(name, cell, f"{place}, column {name!r}") for name, cell in columns}
 
 
-def _cell(name: str, cell: str) -> object:
+def _cell(name: str, cell: str, place: str) -> object:
     if not cell:
         return None if name in (*_TYPED, *_RESPONSES) else ""
-    if name not in _TYPED and not cell.startswith(("[{", '["')):
+    if name in _TYPED:
+        try:
+            return json.loads(cell.lower())
+        except (ValueError, RecursionError):
+            return cell
+    if name in _TRUTHS or not _BRACKETS.fullmatch(cell):
         return cell
     try:
-        return json.loads(cell.lower() if name in _TYPED else cell)
-    except (ValueError, RecursionError):
-        return cell
+        value = json.loads(cell)
+    except (ValueError, RecursionError) as error:
+        if not _QUOTED.match(cell) or (name in _TEXTS and not _is_literal(cell)):
+            return cell
+        raise InputError(
+            f"{place} looks like JSON, and is none", value=cell, rule=str(error),
+            fix="write such cells with json.dumps, or the rows as .jsonl or .parquet",
+        ) from None  # fmt: skip
+    if name in _TEXTS and not _turns(value):
+        raise InputError(
+            f"{place} holds JSON, a{'n object' if isinstance(value, dict) else ' list'}",
+            value=cell,
+            rule="the column is of texts, or of messages, [{...}, ...]",
+            fix="if the text itself is JSON, write the rows as .jsonl: it is in quotes there",
+        )
+    return value
+
+
+def _is_literal(cell: str) -> bool:
+    """Whether a text is Python's repr of a list or an object, and not prose with brackets."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of escapes that Python does not know
+            return isinstance(ast.literal_eval(cell.strip()), (list, dict))
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return False
+
+
+_BRACKETS = re.compile(r"\s*(\[.*\]|\{.*\})\s*", re.DOTALL)
+_QUOTED = re.compile(r"""\s*(\[\s*)?(\{\s*)?["']""")
+_TRUTHS = ("ground_truth", "answer")  # JSON is a text there, as rewards read it
+_TEXTS = (
+    *_RESPONSES, "prompt", "question", "text", "reference", "instruction", "input", "output",
+    "context", "system", "system_prompt",
+)  # fmt: skip

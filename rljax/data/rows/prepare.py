@@ -198,13 +198,14 @@ def _table(rows: list[dict], split: str):
 
     columns: dict[str, list] = {
         "data_source": [row["data_source"] for row in rows],
-        "prompt": [row["prompt"] for row in rows],
+        "prompt": [_with_text_arguments(row["prompt"]) for row in rows],
         "ability": [str(row["extra_info"].get("ability", "")) for row in rows],
         "reward_model": [
             {"style": "rule", "ground_truth": row["ground_truth"]} for row in rows
         ],
         "extra_info": [
-            {k: v for k, v in row["extra_info"].items() if k not in ("ability", "index", "split")}
+            {k: _tools_text(v) if k == "tools" else v for k, v in row["extra_info"].items()
+             if k not in ("ability", "index", "split")}
             | {"index": row["index"], "split": split}
             for row in rows
         ],
@@ -228,6 +229,33 @@ def _table(rows: list[dict], split: str):
                 fix="let the map leave it out, or write it as a text (json.dumps)",
             )
     return pyarrow.table(arrays)
+
+
+def _with_text_arguments(messages: list[dict]) -> list[dict]:
+    """The messages with the arguments of their calls as JSON texts: a table has one list of keys
+    for all objects, and would fill in nulls."""
+    return [
+        {**m, "tool_calls": [_with_text(call) for call in m["tool_calls"]]}
+        if m.get("tool_calls")
+        else m
+        for m in messages
+    ]
+
+
+def _with_text(call: dict) -> dict:
+    if "function" in call:
+        return {**call, "function": _with_text(call["function"])}
+    return {**call, "arguments": _as_text(call["arguments"])}
+
+
+def _tools_text(tools: object) -> object:
+    """Tools as JSON text; a list of anything else, which an environment may read, as it is."""
+    objects = isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
+    return _as_text(tools) if objects else tools
+
+
+def _as_text(value: object) -> object:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _empty_struct(kind, place: str) -> str:

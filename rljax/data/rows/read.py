@@ -13,6 +13,7 @@ rljax.data.offline.rows (offline training). A spec is
 
 import csv
 import dataclasses
+import functools
 import inspect
 import os
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ from rljax.components import resolve
 from rljax.config import is_path
 from rljax.data.online.stream import Stream
 from rljax.data.rows.formats import form_of, table_row, understood
+from rljax.data.rows.nulls import Nulls
 from rljax.data.rows.stored import StoredRows
 from rljax.errors import InputError
 from rljax.files import (
@@ -34,6 +36,7 @@ from rljax.files import (
     how_to_get_data,
     open_file,
     parse_json,
+    parse_row,
     read_lines,
     read_text,
 )
@@ -59,6 +62,13 @@ class Rows:
     # have one list of keys for all rows.
     fills_nulls: bool = False
     folder: Path | None = None  # of the file: what paths of images are relative to
+
+    @functools.cached_property
+    def nulls(self) -> Nulls:
+        """Tells which nulls of tools and calls a table filled in; of stored rows by the first."""
+        if isinstance(self.rows, StoredRows):
+            return Nulls(self.rows.some)
+        return Nulls(tuple if isinstance(self.rows, Stream) else lambda: self.rows)
 
     def place(self, index: int) -> str:
         if isinstance(self.rows, StoredRows):
@@ -98,11 +108,10 @@ def read_rows(
         raise InputError(f"{rows.source} has no rows", fix="check the file and the split")
     for index, row in enumerate(rows.rows):
         if not isinstance(row, dict):
-            raise InputError(
-                f"{rows.place(index)} is not an object",
-                value=row,
-                fix='each row is one JSON object such as {"prompt": ..., "ground_truth": ...}',
-            )
+            fix = 'each row is one JSON object such as {"prompt": ..., "ground_truth": ...}'
+            if isinstance(row, list) and rows.lines is not None:
+                fix = "one object per line; a file that is one list of rows is named .json"
+            raise InputError(f"{rows.place(index)} is not an object", value=row, fix=fix)
         if len(row) > _MOST_COLUMNS:
             raise InputError(
                 f"{rows.place(index)} has {len(row)} columns", rule=f"at most {_MOST_COLUMNS}"
@@ -203,7 +212,7 @@ def _read_jsonl(path: Path, split: str) -> Rows:
     rows, lines = [], []
     for number, line in read_lines(path):
         if line.strip():
-            rows.append(parse_json(line, f"{path}: line {number}"))
+            rows.append(parse_row(line, path, number))
             lines.append(number)
     return Rows(str(path), path.stem, rows, lines, folder=path.parent)
 
@@ -226,7 +235,9 @@ def _read_table(path: Path, split: str) -> Rows:
                         rule=f"it has {len(cells)} cells, the first line {len(names)} columns",
                         fix="put quotes around texts with a separator or a line break",
                     )
-                rows.append(table_row(names, cells))
+                rows.append(
+                    table_row(names, cells, f"{path}: row {len(rows)} (line {table.line_num})")
+                )
                 numbers.append(table.line_num)
     except csv.Error as error:
         raise InputError(
@@ -251,11 +262,14 @@ def _read_json(path: Path, split: str) -> Rows:
     value = parse_json(read_text(path, LARGEST_DATA), str(path))
     if isinstance(value, dict):
         if split not in value:
+            fix = "correct the split; one object per line is a .jsonl file"
+            if value and all(isinstance(one, (dict, list)) for one in value.values()):
+                fix += "; a table by its columns is written with to_json(orient='records')"
             raise InputError(
                 f"{path} has no split {split!r}",
                 value=sorted(value)[:10],
                 rule="a .json file is a list of rows, or an object {split: list of rows}",
-                fix="correct the split; one object per line is a .jsonl file",
+                fix=fix,
             )
         value = value[split]
     if not isinstance(value, list):

@@ -1,6 +1,8 @@
-"""Shows what a config's data looks like as tokens: each coloured by whether it is learned.
+"""Shows what a config's data looks like as tokens: each coloured by whether it is learned, what
+ends a turn, and how long rows are.
 
-Encoding is rljax.data.online.encoded; no weights are read, a tokenizer is enough.
+Encoding is rljax.data.online.encoded; no weights are read, a tokenizer is enough. The same page is
+in the report of a run (`data_page`).
 
 Learned tokens are green, the others dim; every second token is underlined, so that borders show.
 Where there are no colours, what is learned stands between [[ and ]].
@@ -9,6 +11,7 @@ Where there are no colours, what is learned stands between [[ and ]].
 import copy
 import dataclasses
 import itertools
+import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,13 +20,15 @@ from rich.table import Table
 from rich.text import Text
 
 from rljax.components import resolve
-from rljax.config import NAMESPACES, Config
+from rljax.config import NAMESPACES, Config, is_path
 from rljax.contracts import spec
 from rljax.data.kinds import SAMPLED
-from rljax.data.online.encoded import load_data, load_run_tokenizer
+from rljax.data.online.encoded import Data, load_data, load_run_tokenizer
 from rljax.data.online.loader import make_loader
 from rljax.data.online.prompts import PromptRecord
 from rljax.data.online.stream import Stream
+from rljax.data.rows.formats import understood
+from rljax.data.rows.read import read_rows
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
 
@@ -38,38 +43,129 @@ class Shown:
     metadata: dict[str, object]
 
 
-def shown_rows(
-    config: Config, *, rows: int, split: str = "train"
-) -> tuple[list[Shown], dict, tuple[str, ...]]:
-    """The first rows of the split as the run would read them (training prompts in its order), with
-    the supervised examples of sft.steps behind them; the counts of what was dropped; and what a run
-    would say of the data."""
+def load_shown(config: Config) -> tuple[Data, Tokenizer]:
+    """The data and the tokenizer of a config, with rows of one example each."""
     kind = spec(resolve(config.dataflow, NAMESPACES["dataflow"])).data
     config = copy.deepcopy(config)
-    config.offline.packing = False  # rows of one example each
-    data = load_data(config, load_run_tokenizer(config), kind)
-    if kind not in SAMPLED:
+    config.offline.packing = False
+    tokenizer = load_run_tokenizer(config)
+    return load_data(config, tokenizer, kind), tokenizer
+
+
+def shown_rows(
+    data: Data, *, rows: int, split: str = "train", seed: int = 0
+) -> tuple[list[Shown], dict]:
+    """The first rows of the split as the run would read them (training prompts in its order), with
+    the supervised examples of sft.steps behind them; and the counts of what was dropped."""
+    if data.kind not in SAMPLED:
         items = data.held_out if split == "test" else data.prompts
         if data.endless and split == "train":
-            items = make_loader(data.sources[0], batch_size=1, seed=config.seed).take(rows)
-        shown = [s for i, x in enumerate(items[:rows]) for s in _of_kind(kind, i, x["item"])]
-        return _required(shown, split), data.counts, data.notes
+            items = make_loader(data.sources[0], batch_size=1, seed=seed).take(rows)
+        shown = [s for i, x in enumerate(items[:rows]) for s in _of_kind(data.kind, i, x["item"])]
+        return _required(shown, split), data.counts
     if split == "test":
         shown = [_of_prompt(p) for p in data.test_prompts[:rows]]
-        return _required(shown, split), data.counts, data.notes
+        return _required(shown, split), data.counts
     shown, counts = [], dict(data.counts)
     for source in data.sources:
-        loader = make_loader(source, batch_size=1, seed=config.seed)
+        loader = make_loader(source, batch_size=1, seed=seed)
         enough = rows if isinstance(source, Stream) else min(rows, len(source))
         shown += [_of_prompt(p) for p in loader.take(enough)]
         if loader.dropped:
             counts["dropped_overlong_of_stream"] = loader.dropped
     if data.examples:
         enough = rows if isinstance(data.examples, Stream) else min(rows, len(data.examples))
-        examples = make_loader(data.examples, batch_size=1, seed=config.seed, shuffle=False)
+        examples = make_loader(data.examples, batch_size=1, seed=seed, shuffle=False)
         taken = enumerate(examples.take(enough))
         shown += [s for number, example in taken for s in _of_kind("examples", number, example)]
-    return shown, counts, data.notes
+    return shown, counts
+
+
+def turn_lines(tokenizer: Tokenizer) -> list[str]:
+    """What ends a turn, what stops decoding, and which variables the chat template is given."""
+    text = lambda ids: " ".join(  # noqa: E731
+        repr(tokenizer.decode([i], skip_special_tokens=False)) for i in ids
+    )
+    own = tokenizer.eos_ids[:1]
+    if not tokenizer.has_chat_template:
+        return [f"no chat template; a response ends with {text(own)}, learned last"]
+    ends = [end.id for end in tokenizer.turn_ends]
+    if not ends:
+        how = f"the chat template ends a turn with no token: {text(own)} is learned behind it"
+    elif tokenizer.turn_ends[0].next_role:
+        how = f"a turn ends with the token that begins the next message, learned last: {text(ends)}"
+    else:
+        how = f"a turn ends with {text(ends)} of the chat template, learned last"
+    lines = [f"{how}; decoding stops at {text(tokenizer.eos_ids)}"]
+    if tokenizer.variables:
+        given = ", ".join(f"{name}={value!r}" for name, value in tokenizer.variables.items())
+        lines.append(f"the chat template is given {given}")
+    return lines
+
+
+PERCENTILES = (50, 90, 99, 100)
+MOST_MEASURED = 20_000  # rows
+MOST_TOKENS_SHOWN = 2_000  # of a row in a page
+
+
+def lengths_of(data: Data) -> dict[str, list[int]]:
+    """What is measured -> its percentiles 50, 90, 99 and 100 in tokens, over the rows that are not
+    drawn from a stream; of many over MOST_MEASURED of them, evenly spaced."""
+    found: dict[str, list[int]] = {}
+
+    def add(name, value):
+        found.setdefault(name, []).append(int(value))
+
+    for item in _some(data.prompts):
+        if isinstance(item, PromptRecord):
+            add("prompt tokens", len(item.token_ids))
+            continue
+        for shown in _of_kind(data.kind, 0, item["item"]):
+            add("tokens of a row", len(shown.ids))
+            add("learned tokens of a row", np.sum(np.asarray(shown.mask) > 0))
+    if not isinstance(data.examples, Stream):
+        for example in _some(data.examples):
+            add("tokens of a demonstration", len(example.ids))
+            add("learned tokens of a demonstration", np.sum(example.mask > 0))
+    return {
+        name: [int(np.percentile(values, q, method="higher")) for q in PERCENTILES]
+        for name, values in found.items()
+    }
+
+
+def _some(items: Sequence) -> Sequence:
+    return items[:: max(1, len(items) // MOST_MEASURED)]
+
+
+def data_page(data: Data, tokenizer: Tokenizer, *, rows: int = 3, seed: int = 0) -> dict:
+    """What a page about a run's data shows, as JSON: `notes`, `counts`, `lengths`, and `rows` with
+    a title, fields and pieces [text, whether it is learned]."""
+    shown, counts = shown_rows(data, rows=rows, seed=seed)
+    return {
+        "notes": [*turn_lines(tokenizer), *data.notes],
+        "counts": counts,
+        "lengths": lengths_of(data),
+        "rows": [
+            {
+                "title": one.title,
+                "tokens": len(one.ids),
+                "fields": {name: repr(value)[:1_000] for name, value in one.metadata.items()},
+                "pieces": [
+                    [text, learned] for text, learned in _runs(one, tokenizer, MOST_TOKENS_SHOWN)
+                ],
+            }
+            for one in shown
+        ],
+    }
+
+
+def _runs(shown: Shown, tokenizer: Tokenizer, most: int) -> list[tuple[str, bool]]:
+    """The text of a sequence in runs of what is learned and what is not."""
+    learned = np.asarray(shown.mask)[:most] > 0
+    texts = pieces(shown.ids[:most], tokenizer)
+    runs = itertools.groupby(range(len(texts)), key=lambda t: bool(learned[t]))
+    out = [("".join(texts[t] for t in run), kind) for kind, run in runs]
+    return [*out, (" ...", False)] if len(shown.ids) > most else out
 
 
 def _required(shown: list[Shown], split: str) -> list[Shown]:
@@ -170,10 +266,14 @@ def id_table(shown: Shown, tokenizer: Tokenizer) -> Table:
     return table
 
 
-def show(config: Config, console: Console, *, rows: int, split: str, ids: bool) -> None:
-    """Prints rows and counts."""
-    tokenizer = load_run_tokenizer(config)
-    rows_shown, counts, notes = shown_rows(config, rows=rows, split=split)
+def show(
+    config: Config, console: Console, *, rows: int, split: str, ids: bool,
+    data: Data | None = None, tokenizer: Tokenizer | None = None,
+) -> None:  # fmt: skip
+    """Prints rows, what ends a turn, notes, lengths and counts."""
+    if data is None or tokenizer is None:
+        data, tokenizer = load_shown(config)
+    rows_shown, counts = shown_rows(data, rows=rows, split=split, seed=config.seed)
     colours = console.is_terminal and not console.no_color
     for shown in rows_shown:
         fields = ", ".join(f"{name}={value!r}" for name, value in shown.metadata.items())
@@ -182,7 +282,53 @@ def show(config: Config, console: Console, *, rows: int, split: str, ids: bool) 
         console.print(Text(title + (f"; {fields}" if fields else ""), style="bold"), soft_wrap=True)
         text = id_table(shown, tokenizer) if ids else coloured(shown, tokenizer, colours=colours)
         console.print(text, soft_wrap=not ids)
-    for note in notes:
+    for note in (*turn_lines(tokenizer), *data.notes):
         console.print(Text(f"data: {note}"), soft_wrap=True)
+    for name, values in lengths_of(data).items():
+        shares = ", ".join(f"{q} %: {n:,}" for q, n in zip(PERCENTILES, values, strict=True))
+        console.print(Text(f"data: {name}, percentiles: {shares}"), soft_wrap=True)
     listed = ", ".join(f"{name}={value:g}" for name, value in counts.items())
     console.print(Text(f"counts: {listed or 'an endless stream'}", style="bold"), soft_wrap=True)
+
+
+# -- rows of which nothing else is known --
+
+DATAFLOWS = {  # one that learns from rows of a kind
+    "rollouts": "grpo",
+    "examples": "sft",
+    "pairs": "preference",
+    "safety": "cost_model",
+    "unpaired": "kto",
+    "stepwise": "process_reward_model",
+    "trajectories": "dqo",
+}
+_KINDS = {  # what rows are understood as (rljax.data.rows.formats): their kind
+    "verl's prompts": "rollouts",
+    "prompts": "rollouts",
+    "safety pairs": "safety",
+    "preference": "pairs",
+    "stepwise supervision": "stepwise",
+    "language modeling": "examples",
+    "prompt-completion": "examples",
+    "unpaired preference": "unpaired",
+}
+
+
+def config_of_data(spec: str, model: str, kind: str, config: Config) -> Config:
+    """The config with the rows of `spec` and the tokenizer of `model`, and a dataflow that learns
+    from rows of their kind, which "" reads off their columns."""
+    config = copy.deepcopy(config)
+    config.data.train, config.tokenizer = spec, model
+    only_tokenizer = os.path.isdir(model) and not os.path.exists(os.path.join(model, "config.json"))
+    config.model = "" if only_tokenizer else model  # which says how images are read
+    if not kind and is_path(spec):
+        row = read_rows(spec, "train").rows[0]
+        words = understood(row).partition(",")[0]
+        scored = {"reward", "score"} & row.keys() and {
+            "completion",
+            "response",
+            "steps",
+        } & row.keys()
+        kind = "trajectories" if scored else _KINDS.get(words, "examples")
+    config.dataflow = DATAFLOWS[kind or "rollouts"]
+    return config

@@ -11,21 +11,24 @@ from collections.abc import Callable
 from rljax.data.images.columns import images_of, with_images
 from rljax.data.online.stream import Stream
 from rljax.data.rows.columns import (
+    SPOKEN,
+    as_written,
     decoded,
     demonstration_record,
     first_of,
     prompt_of,
     require_text,
 )
+from rljax.data.rows.conversation import context, conversation
+from rljax.data.rows.nulls import TOOLS
 from rljax.data.rows.read import Rows, read_rows, read_stored
 from rljax.data.rows.split import one_side
-from rljax.data.text.chat import check_unicode, validate_messages
+from rljax.data.text.messages import check_unicode
 from rljax.errors import InputError
 
 _PROMPT_FIX = (
     "give each row a 'prompt' (text, or a list of chat messages), 'question' or 'messages'"
 )
-_CONVERSATIONS = ("prompt", "question", "messages", "completion", "response", "answer", "tools")
 _TRUTH_FIX = "give each row a 'ground_truth', an 'answer' or a reward_model.ground_truth"
 
 
@@ -132,11 +135,14 @@ def prompt_record(
         )
     used = {prompt_column, truth_column, "reward_model", "data_source", "extra_info", "images"}
     others = {name: value for name, value in row.items() if name not in used}
+    others |= more
+    # Tables write null for what one row lacks: it hides no column.
+    own = {name: value for name, value in extra_info.items() if value is not None}
     record = dict(
         prompt=prompt_of(row[prompt_column], f"{place}, column {prompt_column!r}"),
         ground_truth=truth,
         data_source=data_source,
-        extra_info={**others, **more, **extra_info},
+        extra_info={**extra_info, **others, **own},
         index=index,
     )
     record |= images_of(row)
@@ -152,13 +158,20 @@ def prompt_record(
 
 
 def _as_written(row: dict, rows: Rows, place: str) -> dict:
-    """The row without the keys of messages and tools that a table filled up."""
-    spoken = {n: row[n] for n in _CONVERSATIONS if isinstance(row.get(n), (list, tuple))}
-    plain = {
-        name: decoded(value, f"{place}, column {name!r}", rows.fills_nulls)
-        for name, value in spoken.items()
-    }
-    return {**row, **plain}
+    """The row with its messages, tools and calls as they were written."""
+
+    def plain(columns: dict) -> dict:
+        return {
+            name: decoded(value, f"{place}, column {name!r}")
+            if name in (*SPOKEN, *TOOLS) and isinstance(value, (list, tuple))
+            else value
+            for name, value in columns.items()
+        }
+
+    row = plain(row)
+    if isinstance(row.get("extra_info"), dict):
+        row["extra_info"] = plain(row["extra_info"])
+    return as_written(row, place, rows.nulls)
 
 
 def _with_prompt(row: dict, place: str) -> dict:
@@ -166,7 +179,7 @@ def _with_prompt(row: dict, place: str) -> dict:
     ground truth where no column is."""
     if "prompt" in row or "question" in row or not isinstance(row.get("messages"), list):
         return row
-    messages = validate_messages(row["messages"], where=f"{place}, column 'messages'")
+    messages = context(conversation(row["messages"], f"{place}, column 'messages'"))
     rest = {name: value for name, value in row.items() if name != "messages"}
     if messages[-1]["role"] != "assistant":
         return {**rest, "prompt": messages}

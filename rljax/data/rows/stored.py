@@ -13,7 +13,7 @@ import numpy as np
 
 from rljax.data.online.stream import Stream
 from rljax.errors import InputError
-from rljax.files import LONGEST_LINE, open_file, parse_json, read_lines
+from rljax.files import LONGEST_LINE, open_file, parse_row, read_lines
 
 BLOCK_ROWS = 1024  # of a .jsonl file; of a .parquet file a block is a row group, or a part of one
 WINDOW_ROWS = 16_384  # a window is as many blocks as have these, or these bytes; one at least
@@ -64,6 +64,11 @@ class StoredRows(Stream):
         number = self.number(index)
         file = int(np.searchsorted(self._file_ends, number, side="right"))
         return f"{self.names[file]}: row {number - int(self._file_ends[file - 1]) * (file > 0)}"
+
+    def some(self) -> list[dict]:
+        """The rows of the first block, as the file has them."""
+        file, number = self._blocks[0]
+        return [row for row in file.read(number) if isinstance(row, dict)]
 
     def _row(self, index: int) -> dict:
         window, place = self._locate(index)
@@ -148,7 +153,7 @@ class _Lines:
         rows = []
         for number, line in read_lines(self.path, offset=offset):
             if line.strip():
-                rows.append(parse_json(line, f"{self.path}: line {before + number}"))
+                rows.append(parse_row(line, self.path, before + number))
             if len(rows) == self.counts[block]:
                 return rows
         raise InputError(f"{self.path} has become shorter", fix="keep the file while it is read")

@@ -36,6 +36,7 @@ __all__ = [
     "RewrittenTurn",
     "Turns",
     "answered_turns",
+    "check_prompt",
     "append_messages",
     "appended_after",
     "check_unicode",
@@ -47,6 +48,7 @@ __all__ = [
     "encode_turns",
     "learned_turns",
     "prompt_text",
+    "render_prompt",
     "validate_messages",
 ]
 _PROBE = "RLJAX-CONTENT-OF-THE-LAST-TURN"
@@ -73,25 +75,38 @@ class Turns(NamedTuple):
     offsets: list[tuple[int, int]]
 
 
-def prompt_text(
-    tokenizer,
-    messages: Sequence[Mapping],
-    *,
-    tools: Sequence[Mapping] | None = None,
-    documents: Sequence[Mapping] | None = None,
-    variables: Mapping[str, object] | None = None,
-) -> str:
+def prompt_text(tokenizer, messages: Sequence[Mapping], **options) -> str:
     """The text that the sampler is given: the messages and the beginning of an assistant's turn.
 
-    Messages that end with a turn of the assistant are continued where it ends (a prefill). Raises
-    InputError where the template leaves out what a message says.
+    `options` are tools, documents and variables of the template. Messages that end with a turn of
+    the assistant are continued where it ends (a prefill). Raises InputError where the template
+    leaves out what a message says, or the tools.
     """
-    options = dict(tools=tools, documents=documents, variables=variables)
-    begun = bool(messages) and messages[-1].get("role") == "assistant"
-    how = dict(add_generation_prompt=not begun, continue_final_message=begun)
-    text = tokenizer.render_chat(messages, **how, **options)
-    check_conversation(tokenizer, messages, text, options, **how)
+    text = render_prompt(tokenizer, messages, **options)
+    check_prompt(tokenizer, messages, text, **options)
     return text
+
+
+def render_prompt(tokenizer, messages: Sequence[Mapping], **options) -> str:
+    """`prompt_text` without a look at what the template leaves out."""
+    return tokenizer.render_chat(messages, **_beginning(messages), **options)
+
+
+def check_prompt(
+    tokenizer, messages: Sequence[Mapping], text: str, *, needs_tools: bool = True, **options
+) -> None:
+    """Raises InputError where the rendered `text` leaves out what a message says, or, with
+    `needs_tools`, the tools."""
+    how = {"needs_tools": needs_tools, **_beginning(messages)}
+    check_conversation(tokenizer, messages, text, options, **how)
+
+
+def _beginning(messages: object) -> dict[str, bool]:
+    """How a turn of the assistant begins behind the messages: anew, or where the last one ends."""
+    last = messages[-1] if isinstance(messages, (list, tuple)) and messages else None
+    if isinstance(last, Mapping) and last.get("role") == "assistant":
+        return dict(add_generation_prompt=False, continue_final_message=True)
+    return {}
 
 
 def encode_prompt_messages(tokenizer, messages: Sequence[Mapping], **options) -> list[int]:
@@ -236,11 +251,11 @@ def _encoded(tokenizer, messages, learned, options, *, first=None, before=None, 
         _placed(turn, text, spans, k, None)
         check_turn(tokenizer, k, more if more and k == first else messages[k], turn.written)
     check_conversation(tokenizer, messages, text, options, add_generation_prompt=False)
-    start = (
-        before
-        if before is not None or first is None
-        else _prompt(tokenizer, messages, first, options)
-    )
+    start = before
+    if start is None and first is not None:
+        start = _prompt(tokenizer, messages, first, options)
+    if start is not None and not text.startswith(start):
+        raise _rewritten(f"the prompt, messages 0..{first - 1},", start, text)
     borders = [0, *(() if start is None else (len(start),)), len(text)]
     inside = {}
     for turn in turns.values():
@@ -260,11 +275,15 @@ def _placed(turn: _Turn, text: str, spans, k: int, last: int):
     rendered = whole[: len(whole) - turn.added]
     if k == last:  # the end of the last turn, or all of it, is not as the template writes it
         return whole, spans if text.startswith(rendered) else None
-    same = len(os.path.commonprefix([whole, text]))
-    raise RewrittenTurn(
-        f"the chat template is not append-only: message {k} is not the same as the last one and "
-        "in the conversation",
-        value=(whole[max(0, same - 20) : same + 20], text[max(0, same - 20) : same + 20]),
+    raise _rewritten(f"message {k}", whole, text)
+
+
+def _rewritten(what: str, alone: str, text: str) -> RewrittenTurn:
+    same = len(os.path.commonprefix([alone, text]))
+    return RewrittenTurn(
+        f"the chat template is not append-only: {what} is not the same at the end of a conversation"
+        " and within one",
+        value=(alone[max(0, same - 20) : same + 20], text[max(0, same - 20) : same + 20]),
         rule="the policy would learn a turn that it is never asked for",
         fix="data.turns='each' makes an example of each turn, data.turns='last' of the last one",
     )

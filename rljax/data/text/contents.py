@@ -51,10 +51,12 @@ def without_reasoning(message: Mapping, answer: str) -> dict:
 
 
 def check_conversation(
-    tokenizer, messages: Sequence[Mapping], text: str, options: Mapping, **how: bool
-) -> None:
+    tokenizer, messages: Sequence[Mapping], text: str, options: Mapping, *,
+    needs_tools: bool = True, **how: bool,
+) -> None:  # fmt: skip
     """Raises InputError for a message of which the rendered `text` says nothing, or not all; and
-    for tools that it does not name. `how` and `options` are those of the rendering.
+    with `needs_tools` for tools that it does not name. `how` and `options` are those of the
+    rendering.
 
     What the assistant reasoned before is no part of this: templates leave it out of a history.
     """
@@ -65,6 +67,8 @@ def check_conversation(
             if not _within(piece, squeezed):
                 raise _left_out(number, message, what, piece)
     for number, what in _dropped(tokenizer, messages, options, how):
+        if what == "tools" and not needs_tools:
+            continue
         if what != "tools":
             raise _left_out(number, messages[number], what, str(messages[number].get(what)))
         raise InputError(

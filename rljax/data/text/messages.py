@@ -1,7 +1,8 @@
 """Chat messages: what a conversation may hold, and what of it a template sees.
 
 A message is `{"role": str, "content": str}`; other keys (tool_calls, name, reasoning_content, ...)
-reach the template. Rendering is in `template`, tokens and masks are in `chat`. No arrays here.
+reach the template. Roles and calls have one form, whoever wrote them: `for_template`. Rendering is
+in `template`, tokens and masks are in `chat`, the keys of rows in rljax.data.rows. No arrays here.
 """
 
 import json
@@ -10,9 +11,16 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from rljax.errors import InputError
+from rljax.files import require_shallow
 
-LEARN = "learn"  # a key of an assistant's message; False: it is read only
 REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one field, the usual first
+LEARN = "learn"  # the key of a turn of the assistant that is context only: False; else it is absent
+ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
+# Other names of the roles: ShareGPT's and its kin's.
+SPEAKERS = {
+    "human": "user", "gpt": "assistant", "chatgpt": "assistant", "model": "assistant",
+    "bot": "assistant", "ai": "assistant", "observation": "tool",
+} | {role: role for role in ROLES}  # fmt: skip
 
 
 def validate_messages(messages: object, *, where: str = "chat messages") -> list[dict]:
@@ -25,6 +33,24 @@ def validate_messages(messages: object, *, where: str = "chat messages") -> list
         rest = {name: value for name, value in message.items() if name != "content"}
         checked.append(dict(rest) if text is None else {**message, "content": text})
     return checked
+
+
+def role_of(value: object, place: str) -> str:
+    """The role that a message names, in lower case and by its usual name."""
+    if not isinstance(value, str) or not value:
+        raise InputError(
+            f"{place}: 'role' must be a text", value=value,
+            fix='write [{"role": "user", "content": "..."}, ...]',
+        )  # fmt: skip
+    role = SPEAKERS.get(value.strip().lower())
+    if role is None:
+        raise InputError(
+            f"{place} has an unknown role",
+            value=value,
+            rule=f"a role is one of {', '.join(ROLES)}",
+            fix="rename it",
+        )
+    return role
 
 
 def check_unicode(text: str, place: str) -> None:
@@ -40,19 +66,122 @@ def check_unicode(text: str, place: str) -> None:
         ) from None
 
 
+def for_template(messages: object, where: str = "chat messages") -> object:
+    """The messages with their calls as templates want them, which is what is learned, sampled on
+    and served alike: arguments are objects, where OpenAI's API has JSON texts; its older
+    `function_call` is a call of `tool_calls`; a tool's answer has the name of its call; and no list
+    of calls is empty. What is no message stays, to be refused by name."""
+    if not isinstance(messages, (list, tuple)):
+        return messages
+    names, seen, older = {}, [], False
+    for number, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            seen.append(message)
+            continue
+        place = f"{where}: message {number}"
+        if message.get("function_call"):
+            older = True
+            message = _with_older_call(message, place)
+        if "tool_calls" in message:
+            calls = _calls(message["tool_calls"], place)
+            message = {n: calls if n == "tool_calls" else v for n, v in message.items()
+                       if calls or n != "tool_calls"}  # fmt: skip
+            names |= {
+                call["id"]: call.get("function", call)["name"] for call in calls
+                if isinstance(call.get("id"), str)
+            }  # fmt: skip
+        role = SPEAKERS.get(str(message.get("role")).lower())
+        if older and role == "function":
+            message, role = {**message, "role": "tool"}, "tool"
+        if role == "tool" and message.get("name") is None:
+            of_call = names.get(str(message.get("tool_call_id")))
+            message = {**message, "name": of_call} if of_call else message
+        seen.append(message)
+    return seen
+
+
+def _with_older_call(message: Mapping, place: str) -> dict:
+    if message.get("tool_calls"):
+        raise InputError(
+            f"{place} has 'function_call' and 'tool_calls'",
+            rule="the first is the older form of the second",
+            fix="write 'tool_calls' alone",
+        )
+    call = {"type": "function", "function": message["function_call"]}
+    rest = {n: v for n, v in message.items() if n not in ("function_call", "tool_calls")}
+    return {**rest, "tool_calls": [call]}
+
+
+def _calls(calls: object, place: str) -> list[dict]:
+    """The calls of a message, their arguments as objects."""
+    if calls is None:
+        return []
+    if not isinstance(calls, (list, tuple)):
+        raise InputError(
+            f"{place}: 'tool_calls' is not a list", value=calls,
+            fix='write [{"type": "function", "function": {"name": ..., "arguments": {...}}}]',
+        )  # fmt: skip
+    return [_call(call, f"{place}, call {number}") for number, call in enumerate(calls)]
+
+
+def _call(call: object, place: str) -> dict:
+    """A call, or the function in it, with its arguments as an object."""
+    inner = call.get("function") if isinstance(call, Mapping) else None
+    if inner is not None:
+        return {**call, "function": _call(inner, place)}
+    name = call.get("name") if isinstance(call, Mapping) else None
+    if not isinstance(name, str) or not name:
+        raise InputError(
+            f"{place} names no function", value=call,
+            fix='write {"type": "function", "function": {"name": ..., "arguments": {...}}}',
+        )  # fmt: skip
+    given = call.get("arguments")
+    arguments = _arguments(given, f"{place} of {name!r}")
+    if arguments is given:
+        return dict(call)
+    # The name first, whatever the order was: some templates write the object as it is.
+    rest = {n: v for n, v in call.items() if n not in ("name", "arguments")}
+    return {"name": name, "arguments": arguments, **rest}
+
+
+def _arguments(value: object, place: str) -> Mapping:
+    """The arguments of a call: an object, or its JSON text. None and an empty text are none."""
+    if isinstance(value, Mapping):
+        return value
+    rule, made = "they are an object, or the JSON text of one", value
+    if isinstance(value, str):
+        try:
+            written = value if value.strip() else "{}"
+            made = json.loads(written, strict=False, parse_constant=_no_constant)
+            check_unicode(json.dumps(made, ensure_ascii=False), place)
+        except InputError:
+            raise
+        except (ValueError, RecursionError) as error:
+            rule = f"{rule}: {error}"
+    made = {} if made is None else made
+    if not isinstance(made, dict):
+        raise InputError(
+            f"{place}: its arguments are no JSON object", value=value, rule=rule,
+            fix="write them as json.dumps does, or remove the call",
+        )  # fmt: skip
+    require_shallow(made, place)
+    return made
+
+
+def _no_constant(name: str):
+    raise ValueError(f"{name} is no JSON")
+
+
 def template_view(messages: object) -> list[dict]:
-    """The messages as a template sees them: plain values, no key that is None, parts as they are.
+    """The messages as a template sees them: plain values, no key that is None, parts as they are,
+    calls as `for_template` makes them; not what says whether a turn is learned.
 
     Templates ask whether a key is there (`message.tool_calls is defined`), while APIs and parquet
     write None for what is absent. A message's reasoning is given under each of its usual names.
     """
     views = []
-    for message, _ in _checked(messages, "chat messages", images=True):
-        view = {
-            name: plain(value)
-            for name, value in message.items()
-            if value is not None and name != LEARN
-        }
+    for message, _ in _checked(for_template(messages), "chat messages", images=True):
+        view = {n: plain(value) for n, value in message.items() if value is not None and n != LEARN}
         reasoning = next((view[name] for name in REASONING if name in view), None)
         if reasoning is not None:
             view = {"thinking": reasoning, **view, "reasoning_content": reasoning}
@@ -151,9 +280,8 @@ def _checked(
         place = f"{where}: message {number}"
         if not isinstance(message, Mapping):
             raise InputError(f"{place} is not an object", value=message, fix=fix)
-        role = message.get("role")
-        if not isinstance(role, str) or not role:
-            raise InputError(f"{place}: 'role' must be a text", value=role, fix=fix)
+        role = role_of(message.get("role"), place)
+        message = message if message["role"] == role else {**message, "role": role}
         text = _content(message, place, images)
         check_unicode(text or "", f"{place}: 'content'")
         messages_out.append((message, text))

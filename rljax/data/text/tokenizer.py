@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import shutil
+import types
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -68,6 +69,7 @@ class Tokenizer(abc.ABC):
     special_ids: frozenset[int]
     has_chat_template: bool = False
     turn_ends: tuple[EndOfTurn, ...] = ()
+    variables: Mapping[str, object] = types.MappingProxyType({})  # of the chat template
     image_mark: str = ""  # what stands in the texts of messages where an image is
     context_free: bool = False  # whether the ids of a text never depend on what stands before it
 
@@ -133,6 +135,15 @@ class Tokenizer(abc.ABC):
             continue_final_message=continue_final_message,
         )
         return self.encode(text)
+
+    def reads_key(self, name: str) -> bool:
+        """Whether the chat template may read a key of a message: it has the name somewhere."""
+        return False
+
+    @abc.abstractmethod
+    def vocabulary(self) -> dict[int, str]:
+        """The token of every id, added ones too: equal for two tokenizers whose ids mean the
+        same."""
 
     @abc.abstractmethod
     def save(self, folder: str | Path) -> None:
@@ -229,6 +240,9 @@ class CharTokenizer(Tokenizer):
             fix="use text prompts, or a tokenizer from a model folder",
         )
 
+    def vocabulary(self):
+        return dict(enumerate(("<pad>", "<eos>", *self.alphabet)))
+
     def save(self, folder):
         Path(folder).mkdir(parents=True, exist_ok=True)
         saved = json.dumps({"alphabet": self.alphabet})
@@ -263,11 +277,11 @@ class HuggingFaceTokenizer(Tokenizer):
         self.eos_ids = self._stop_set()
         self._templates = read_templates(self.folder, now)
         self.has_chat_template = "default" in self._templates
-        self._variables = checked_variables(variables)
-        if self._variables and not self._templates:
+        self.variables = checked_variables(variables)
+        if self.variables and not self._templates:
             raise InputError(
                 f"{self.folder} has no chat template that could read variables",
-                value=sorted(self._variables),
+                value=sorted(self.variables),
                 fix="leave data.template_variables empty, or add chat_template.jinja",
             )
         self._join_turn_ends()
@@ -332,7 +346,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
             def render(messages, prompt, template=template):
                 tools = [PROBED_TOOL] if any(m.get("tool_calls") for m in messages) else None
-                options = dict(special_tokens=self._special_tokens, variables=self._variables)
+                options = dict(special_tokens=self._special_tokens, variables=self.variables)
                 return template.render(
                     messages, add_generation_prompt=prompt, tools=tools, **options
                 )
@@ -457,7 +471,7 @@ class HuggingFaceTokenizer(Tokenizer):
             add_generation_prompt=add_generation_prompt,
             tools=tools,
             documents=documents,
-            variables={**self._variables, **(variables or {})},
+            variables={**self.variables, **(variables or {})},
             continue_final_message=continue_final_message,
         )
 
@@ -473,8 +487,14 @@ class HuggingFaceTokenizer(Tokenizer):
             add_generation_prompt=False,
             tools=tools,
             documents=documents,
-            variables={**self._variables, **(variables or {})},
+            variables={**self.variables, **(variables or {})},
         )
+
+    def vocabulary(self):
+        return {i: token for token, i in self._library.get_vocab(with_added_tokens=True).items()}
+
+    def reads_key(self, name):
+        return any(name in template.text for template in self._templates.values())
 
     def save(self, folder):
         folder = Path(folder)
@@ -494,8 +514,8 @@ class HuggingFaceTokenizer(Tokenizer):
             rules.append(self._prefix)
         if self._completed:
             rules.append(self._completed)
-        if self._variables:
-            rules.append(self._variables)
+        if self.variables:
+            rules.append(self.variables)
         return _digest(self._text, json.dumps(rules, sort_keys=True))
 
 

@@ -30,6 +30,7 @@ def token_logprobs(
     head_dtype: str = "",
     with_entropy: bool = True,
     with_greedy: bool = False,
+    entries: int = 0,
     mesh: Mesh | None = None,
     impl: str | None = None,
 ):
@@ -46,7 +47,8 @@ def token_logprobs(
     `with_greedy` adds a fourth, without gradient: 1 where the target is the most likely token (the
     first of equals). `float32_head` asks for full float32 products where the hardware has a
     faster, coarser one; `head_dtype` rounds the head first, past which its gradient goes straight
-    through in float32. `mesh`: hidden [B, S, D] and the head are split over it as rljax.mesh says
+    through in float32. `entries`: V, where the head has padding behind it, which gets no gradient;
+    0 = all of the head. `mesh`: hidden [B, S, D] and the head are split over it as rljax.mesh says
     (see sharded). `impl`: None = what suits the platform that the program is lowered for; or a
     name of dispatch.IMPLS.
     """
@@ -55,6 +57,8 @@ def token_logprobs(
     hidden, read_as, precision = hidden.astype(dtypes[0]), jnp.dtype(dtypes[1]).name, dtypes[2]
     what = (float(soft_cap), vocab_first, with_entropy, with_greedy)
     options = Options(*what, precision, read_as, sharded.cores(mesh))
+    if 0 < entries < vocab_size_of(head, options):
+        options = dataclasses.replace(options, entries=entries)
     if hidden.shape[:-1] != targets.shape or hidden.shape[-1] != head.shape[int(vocab_first)]:
         raise InputError(
             "token_logprobs: hidden, head, targets",
@@ -76,7 +80,7 @@ def _described(hidden, head, targets, scale, options: Options, mesh, impl):
 
 def _forward(hidden, head, targets, scale, options: Options, mesh, impl):
     stats = sharded.forward(mesh, impl, hidden, head, targets, scale, options)
-    exists = (targets >= 0) & (targets < vocab_size_of(head, options))
+    exists = (targets >= 0) & (targets < (options.entries or vocab_size_of(head, options)))
     logprob = jnp.where(exists, stats.target - stats.log_sum, jnp.nan)
     entropy = stats.log_sum - stats.expected if options.entropy else None
     out = logprob, entropy, stats.top + stats.log_sum

@@ -25,6 +25,7 @@ class Options:
     head_dtype: str = ""  # in which products read the head; "" = its own
     frozen_head: bool = False  # nobody wants the head's gradient
     cores: int = 1  # of a device that share the rows of one TPU kernel
+    entries: int = 0  # of the head, from its first on, that are the vocabulary; 0 = all
 
 
 class Statistics(NamedTuple):

@@ -9,7 +9,8 @@ Sums over devices are float32.
 
 Where a size does not divide by its mesh axis, that axis is left out: rows, tokens or embed are then
 whole on it, and its devices repeat each other's work. A vocabulary is padded to tensor instead: the
-head gets zeros at its end, and what they would say is masked.
+head gets zeros at its end, and what they would say is masked, as is what the head has behind
+`options.entries`.
 
 Axes: B rows, S tokens, D embed, V vocabulary entries; N rows times tokens of one device, T tiles.
 """
@@ -47,7 +48,7 @@ def forward(
     """Statistics [..., S] of hidden [..., S, D] at targets [..., S]; see options.Statistics."""
     impl = _impl(mesh, impl)
     if mesh is None or mesh.size == 1:
-        w = head.astype(options.head_dtype)
+        w = _known(head, options).astype(options.head_dtype)
         stats = dispatch.forward(impl, _flat(hidden), w, targets.reshape(-1), scale, options)
         return jax.tree.map(lambda x: x.reshape(targets.shape), stats)
     split = _split(mesh, hidden, head, options)
@@ -75,8 +76,11 @@ def backward(
     rows = targets, top, log_sum, a, b, c
     if mesh is None or mesh.size == 1:
         y, *row = (x.reshape(-1) for x in rows)
-        w = head.astype(options.head_dtype)
+        w = _known(head, options).astype(options.head_dtype)
         of_hidden, of_head = dispatch.backward(impl, _flat(hidden), w, y, scale, *row, options)
+        if w.shape != head.shape:
+            more = [(0, n - m) for n, m in zip(head.shape, of_head.shape, strict=True)]
+            of_head = jnp.pad(of_head, more)
         return of_hidden.reshape(hidden.shape).astype(hidden.dtype), of_head.astype(head.dtype)
     split = _split(mesh, hidden, head, options)
     head = _padded(split, head, options)
@@ -94,9 +98,10 @@ def backward(
         out_specs=(tokens, of_head),
         check_vma=False,
     )(hidden, head, scale, *rows)
-    if split.unused:
+    if split.padding:
         whole = jax.lax.with_sharding_constraint(of_head, split.stored)
-        of_head = lax.slice_in_dim(whole, 0, split.entries, axis=0 if options.vocab_first else 1)
+        size, axis = vocab_size_of(of_head, options), 0 if options.vocab_first else 1
+        of_head = lax.slice_in_dim(whole, 0, size - split.padding, axis=axis)
     return of_hidden, of_head
 
 
@@ -111,6 +116,13 @@ def cores(mesh: Mesh | None) -> int:
     """The cores behind one device: those of a v4 or v5p share the rows of a kernel."""
     kind = "" if mesh is None else mesh.devices.flat[0].device_kind
     return 2 if kind in ("TPU v4", "TPU v5", "TPU v5p") else 1
+
+
+def _known(head: jax.Array, options: Options) -> jax.Array:
+    """The head's vocabulary, without what is behind it."""
+    if not options.entries:
+        return head
+    return lax.slice_in_dim(head, 0, options.entries, axis=0 if options.vocab_first else 1)
 
 
 def _flat(hidden: jax.Array) -> jax.Array:
@@ -129,7 +141,8 @@ class _Split:
     embed: str | None
     vocab: str | None
     entries: int  # of the vocabulary
-    unused: int  # added to it, so that it divides
+    padding: int  # added to the head, so that it divides
+    unused: int  # of the padded head, behind the vocabulary
     stored: NamedSharding | None  # of a head whose vocabulary does not divide
 
     def tokens(self, ndim: int) -> PartitionSpec:
@@ -161,15 +174,17 @@ def _split(mesh: Mesh, hidden, head, options: Options) -> _Split:
     names = names if options.vocab_first else names[::-1]
     stored = weight_sharding(mesh, "head", head.shape, names) if vocab % tensor else None
     over = "tensor" if tensor > 1 else None
-    return _Split(tuple(rows), context, embed, over, vocab, -vocab % tensor, stored)
+    entries, padding = options.entries or vocab, -vocab % tensor
+    unused = vocab + padding - entries
+    return _Split(tuple(rows), context, embed, over, entries, padding, unused, stored)
 
 
 def _padded(split: _Split, head: jax.Array, options: Options) -> jax.Array:
     """The head with zeros behind its vocabulary. Along the axes that split it where it is stored it
     goes to tensor by an exchange of parts."""
-    if not split.unused:
+    if not split.padding:
         return head
-    more = [(0, split.unused), (0, 0)] if options.vocab_first else [(0, 0), (0, split.unused)]
+    more = [(0, split.padding), (0, 0)] if options.vocab_first else [(0, 0), (0, split.padding)]
     return jnp.pad(jax.lax.with_sharding_constraint(head, split.stored), more)
 
 
@@ -207,9 +222,9 @@ def _describe(split: _Split, impl, hidden, head, targets, scale, options) -> Sta
 
 
 def _used(split: _Split, vocab: int) -> int:
-    """How many of a device's `vocab` entries are no padding on any device. Padding is at the end of
-    the vocabulary, so it is the last devices that have some; the kernels run on the others' part,
-    and the few entries behind it are masked."""
+    """How many of a device's `vocab` entries are in the vocabulary on every device. What is not is
+    at the end of the head, so it is the last devices that have some; the kernels run on the others'
+    part, and the few entries behind it are masked."""
     return max(vocab - split.unused, 0)
 
 

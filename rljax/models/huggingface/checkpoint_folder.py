@@ -4,8 +4,11 @@ The index, the comparison with a model by name, SHA-256 and revision. Nothing he
 folder says of itself.
 """
 
+import contextlib
 import dataclasses
+import functools
 import hashlib
+import logging
 import os
 import re
 from collections.abc import Iterable
@@ -14,18 +17,23 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
+from rljax import hosts
 from rljax.errors import InputError
 from rljax.files import open_file, read_data, read_json_object
+from rljax.models.config import ModelConfig
 from rljax.models.huggingface import quantised
-from rljax.models.huggingface.safetensors_file import FLOATS, Entry, read_header
+from rljax.models.huggingface.safetensors_file import FLOATS, Entry, read_bytes, read_header
 from rljax.models.model import Model
-from rljax.models.names import disk_pieces, renamed
+from rljax.models.names import disk_pieces, renamed, text_prefix
 
+LOG = logging.getLogger("rljax")
 INDEX = "model.safetensors.index.json"
 WHOLE = "model.safetensors"
 _REVISION = re.compile(r"[0-9a-f]{40}")
 _LONGEST_NOTE = 100_000  # bytes of what a download noted
 _SHOWN = 4  # names of each kind in an error
+_HEAD = "lm_head.weight"
+_COMPARED = 64 << 20  # bytes of a tensor at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,6 +146,65 @@ def find_tensors(folder: Path) -> dict[str, Place]:
     return out
 
 
+# -- a head of its own --
+
+
+def has_own_head(folder: Path, config: ModelConfig) -> bool:
+    """Whether the weights of a folder whose config ties the head to the embedding hold another
+    head, as a merged adapter or a resized vocabulary leaves it; False where no weights are here.
+
+    The file wins then, as in transformers 5: both matrices are read. Files of two dtypes hold the
+    same matrix where they agree in the narrower one.
+    """
+    try:
+        tensors = find_tensors(folder)
+    except InputError:  # whoever reads the weights says what is wrong with them
+        return False
+    embedding = renamed(f"{text_prefix(config)}embed_tokens.weight", tensors)
+    if _HEAD not in tensors or embedding not in tensors:
+        return False
+    return _differ(*((place, _stamp(place.file)) for place in (tensors[_HEAD], tensors[embedding])))
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """Changes with the file."""
+    found = path.stat()
+    return found.st_mtime_ns, found.st_size
+
+
+@functools.lru_cache(maxsize=64)  # a run asks for the config of a folder more than once
+def _differ(head: tuple[Place, tuple], embedding: tuple[Place, tuple]) -> bool:
+    """Whether two tensors, with the stamps of their files, are not the same matrix; says so."""
+    one, other = head[0], embedding[0]
+    if one.entry.shape != other.entry.shape or None in (one.dtype, other.dtype):
+        differ = True
+    else:
+        narrow = min(one.dtype, other.dtype, key=lambda dtype: dtype.itemsize)
+        with contextlib.ExitStack() as stack:
+            blocks = [_blocks_of(place, stack) for place in (one, other)]
+            pairs = ([x.astype(narrow) for x in pair] for pair in zip(*blocks, strict=True))
+            # By bytes a NaN is itself, by values -0 is 0.
+            differ = any(a.tobytes() != b.tobytes() and np.any(a != b) for a, b in pairs)
+    if differ and hosts.first():
+        LOG.warning(
+            "%s: config.json says tie_word_embeddings, and %s holds another matrix than the "
+            "embedding: both are read, and what is exported says tie_word_embeddings=false",
+            one.file.parent, _HEAD,
+        )  # fmt: skip
+    return differ
+
+
+def _blocks_of(place: Place, stack: contextlib.ExitStack):
+    """The elements of a tensor, some at once; of two tensors of one shape as many."""
+    file, count = open_file(place.file), int(np.prod(place.entry.shape))
+    stack.callback(os.close, file)
+    step = _COMPARED // 8
+    for first in range(0, count, step):
+        block = np.empty(min(step, count - first), place.dtype)
+        read_bytes(file, place.file, place.entry.begin + first * block.itemsize, block)
+        yield block
+
+
 # -- against the model --
 
 
@@ -147,7 +214,7 @@ def _ignorable(name: str, model: Model) -> bool:
         return True
     if name.endswith((".input_scale", ".activation_scale")):  # activations are not quantised here
         return True
-    if name == "lm_head.weight":  # else it is a weight of ours
+    if name == _HEAD:  # else it is a weight of ours
         return True
     if name == "score.weight":
         return model.head == "lm" and config.tie_embeddings
@@ -160,6 +227,12 @@ def _ignorable(name: str, model: Model) -> bool:
 def compare(folder: Path, model: Model) -> tuple[LoadReport, dict[str, Place]]:
     """(report, {the model's name of a tensor: Place}), from the headers alone."""
     tensors = quantised.combined(find_tensors(folder), folder)
+    if model.head == "lm" and model.config.tie_embeddings and has_own_head(folder, model.config):
+        raise InputError(
+            f"{folder}: {_HEAD} is not the embedding, to which config.json ties it",
+            rule="the model was planned before its weights were here",
+            fix="start again: the weights are here now, and the head of their own is read",
+        )
     wanted = {name: pieces[0].disk_shape for name, pieces in disk_pieces(model).items()}
     zero = ()
     if model.head == "scalar" and "score.weight" not in tensors:  # a language model

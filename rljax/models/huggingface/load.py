@@ -44,10 +44,14 @@ from rljax.models.trees import nested
 
 def load_config(folder: str | Path, **overrides) -> ModelConfig:
     """The ModelConfig of a Hugging Face folder, or of a repository of the hub, of which config.json
-    alone is downloaded. Raises InputError that names config.json and the key."""
+    alone is downloaded. Where it ties the head, and the weights beside it have another, the head is
+    not tied. Raises InputError that names config.json and the key."""
     path = hub.model_folder(folder, hub.CONFIG) / "config.json"
     try:
-        return from_hf_config(read_json_object(path), **overrides)
+        config = from_hf_config(read_json_object(path), **overrides)
+        if config.tie_embeddings and checkpoint_folder.has_own_head(path.parent, config):
+            config = dataclasses.replace(config, tie_embeddings=False)
+        return config
     except InputError as error:
         text = str(error)
         if str(path) not in text:

@@ -25,12 +25,22 @@ from rljax.models.model import Model
 from rljax.models.names import NAMES, Disk, Fused, block_layers, fused_members
 from rljax.models.trees import flattened, nested
 
-# What a plain adapter's config may say; anything else that is set changes what A and B mean.
+# What an adapter's config may say. Which maps have A and B, and in which layers, its tensors say.
+# Anything else that is set changes what A and B mean.
 _PLAIN = frozenset(
-    """peft_type task_type base_model_name_or_path r lora_alpha target_modules lora_dropout bias
-    modules_to_save inference_mode revision auto_mapping peft_version eva_config loftq_config
-    layers_pattern megatron_core runtime_config qalora_group_size target_parameters""".split()
+    """peft_type task_type base_model_name_or_path r lora_alpha target_modules exclude_modules
+    layers_to_transform lora_dropout bias modules_to_save inference_mode revision auto_mapping
+    peft_version eva_config loftq_config corda_config lora_ga_config layers_pattern megatron_core
+    runtime_config qalora_group_size target_parameters use_rslora rank_pattern alpha_pattern
+    init_lora_weights""".split()
 )
+# Starts of A and B that leave the base as it is; others (pissa, olora, corda, ...) change it, too.
+_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
+# What PEFT itself cannot merge into weights.
+_VIRTUAL_TOKENS = ("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "CPT",
+                   "ADAPTION_PROMPT")  # fmt: skip
+_UNMERGEABLE = ("alora_invocation_tokens", "arrow_config")
+_LONGEST_PATTERN = 500  # characters of a name in rank_pattern
 _HALVES = {"lora_a": "lora_A", "lora_b": "lora_B"}
 
 
@@ -220,36 +230,166 @@ def _targets(names: set[str], tower: set[str], images: bool) -> list[str] | str:
     return ".*" + (parts[0] if len(parts) == 1 else f"({'|'.join(parts)})")
 
 
-def _read_config(folder: Path, model: Model) -> None:
-    """Raises InputError where the adapter is not of the kind and size that `model` has."""
+def _merge_it(folder: str | Path, config: dict, head: str = "lm", *, untie: bool = False) -> str:
+    """The fix for an adapter that is more than A and B. `untie`: the base's embedding and head are
+    one, and PEFT would merge into both what one of them has."""
+    base = config.get("base_model_name_or_path") or "BASE"
+    kind = "AutoModelForCausalLM" if head == "lm" else "AutoModelForSequenceClassification"
+    apart = (
+        "base.lm_head.weight = torch.nn.Parameter(base.lm_head.weight.detach().clone()); "
+        "base.config.tie_word_embeddings = False; "
+    )
+    return (
+        f"merge it with PEFT and start from that: base = {kind}.from_pretrained({base!r}); "
+        f"{apart * untie}PeftModel.from_pretrained(base, {str(folder)!r}).merge_and_unload()."
+        f"save_pretrained(FOLDER), the tokenizer by AutoTokenizer.from_pretrained({base!r})."
+        "save_pretrained(FOLDER); then --config.model=FOLDER and no lora.adapter"
+    )
+
+
+def _read_config(folder: Path, model: Model) -> dict:
+    """adapter_config.json. Raises InputError where `model` has no adapters of its kind."""
     path = folder / "adapter_config.json"
     config = read_json_object(path)
+    merge = _merge_it(folder, config, model.head)
     kind = config.get("peft_type")
     if kind != "LORA":
-        raise InputError(f"{path}: peft_type", value=kind, rule="supported: LORA")
-    rank, alpha, ranks = model.config.lora.rank, model.config.lora.alpha, _ranks(model)
-    ours = {"rank_pattern": ranks, "alpha_pattern": {n: alpha * m / rank for n, m in ranks.items()}}
+        lost = kind in _VIRTUAL_TOKENS
+        rule = "no weights of the model can hold it" if lost else "supported: LORA"
+        fix = "train an adapter of type LORA" if lost else merge
+        raise InputError(f"{path}: peft_type", value=kind, rule=rule, fix=fix)
     for key, value in config.items():
-        plain = key in _PLAIN or not value or (key, value) == ("init_lora_weights", True)
-        if not plain and value != ours.get(key):
-            raise InputError(f"{path}: {key}", value=value, rule="plain LoRA only")
+        if key not in _PLAIN and value:
+            lost = key in _UNMERGEABLE
+            rule = "PEFT does not merge it into weights, either" if lost else "plain A and B only"
+            fix = f"train an adapter without {key}" if lost else merge
+            raise InputError(f"{path}: {key}", value=value, rule=rule, fix=fix)
+    start = config.get("init_lora_weights")
+    if start not in _STARTS:
+        rule = "it changes the base's weights, too: one of gaussian, orthogonal, eva, true, false"
+        raise InputError(f"{path}: init_lora_weights", value=start, rule=rule, fix=merge)
     if config.get("bias", "none") != "none":
-        raise InputError(f"{path}: bias", value=config["bias"], rule="none")
-    for key, name, want in (("r", "rank", rank), ("lora_alpha", "alpha", alpha)):
-        if config.get(key) != want:
-            raise InputError(
-                f"{path}: {key}",
-                value=config.get(key),
-                rule=f"the model has lora.{name}={want}",
-                fix=f"--config.lora.{name}={config.get(key)}",
-            )
+        raise InputError(f"{path}: bias", value=config["bias"], rule="none", fix=merge)
+    saved = config.get("modules_to_save") or ()
+    saved = set(map(str, saved if isinstance(saved, list | tuple) else [saved]))
+    if saved - ({"score", "classifier"} if model.head == "scalar" else set()):
+        rule = "embeddings and heads are a part of the base here, which is not trained"
+        raise InputError(f"{path}: modules_to_save", value=sorted(saved), rule=rule, fix=merge)
+    numbers = {key: config.get(key) for key in ("r", "lora_alpha")}
+    for key in ("rank_pattern", "alpha_pattern"):
+        patterns = config.get(key) or {}
+        if not isinstance(patterns, dict):
+            raise InputError(f"{path}: {key}", value=patterns, rule="{name: number}")
+        numbers |= {f"{key}: {name}": value for name, value in patterns.items()}
+        for name in patterns:
+            _check_pattern(path, key, name)
+    for key, value in numbers.items():
+        kinds = int if key.startswith("r") else int | float
+        if not isinstance(value, kinds) or isinstance(value, bool) or not 0 < value < math.inf:
+            raise InputError(f"{path}: {key}", value=value, rule="a number above 0")
+    return config
+
+
+def _check_pattern(path: Path, key: str, name: str) -> None:
+    """Raises InputError for a pattern that might match for ever: a folder is data."""
+    rest = name.replace(".*", "").replace(r"\d+", "")
+    if len(name) > _LONGEST_PATTERN or not re.fullmatch(r"(\\\.|[\w.|()^$-])*", rest):
+        rule = r"names, and of regular expressions | ( ) ^ $ \. .* \d+ alone"
+        raise InputError(f"{path}: {key}", value=name, rule=rule, fix="write the names in full")
+    try:
+        re.compile(name)
+    except re.error as error:
+        raise InputError(f"{path}: {key}", value=name, rule=str(error)) from None
+
+
+def _scaled(config: dict, key: str, half: Half) -> tuple[int, float]:
+    """(the rank, the factor of B A) that an adapter's config says of a tensor: those of the first
+    pattern that its module's name ends in, else of all."""
+    module = key.removeprefix("base_model.model.").rpartition(".lora_")[0]
+    if half.experts:
+        module = module.removesuffix(".base_layer")
+        module += ".down_proj" if half.path[-2] == "down" else ".gate_up_proj"
+
+    def of(patterns: str, usual: str):
+        listed = (config.get(patterns) or {}).items()
+        found = (v for name, v in listed if re.match(rf"(.*\.)?({name})$", module))
+        return next(found, config[usual])
+
+    rank, alpha = of("rank_pattern", "r"), of("alpha_pattern", "lora_alpha")
+    return rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
+
+def _require_size(path: Path, config: dict, model: Model, ranks: list[int]) -> None:
+    """Raises InputError where the model's adapters have another rank or alpha than the file's:
+    `ranks` of the maps that are one of ours each."""
+    largest, own = max(ranks, default=config["r"]), model.config.lora
+    wanted = {"rank": largest, "alpha": config["lora_alpha"]}
+    if wrong := {name: value for name, value in wanted.items() if vars(own)[name] != value}:
+        raise InputError(
+            f"{path}: " + ", ".join({"rank": "r", "alpha": "lora_alpha"}[name] for name in wrong),
+            value=list(wrong.values()),
+            rule=f"the model has {', '.join(f'lora.{n}={vars(own)[n]}' for n in wrong)}",
+            fix=" ".join(f"--config.lora.{name}={value}" for name, value in wrong.items()),
+        )
+
+
+def _require_tensors(file: Path, config: dict, model: Model, names: set[str]) -> None:
+    """Raises InputError where a file has other tensors than the model has adapters, with the
+    targets that it has, where any pattern says them."""
+    wanted = set(_halves(model))
+    if names == wanted:
+        return
+    extra, missing = sorted(names - wanted), sorted(wanted - names)
+    merge = _merge_it(file.parent, config, model.head)
+    ours = tuple(f".{half}.weight" for half in _HALVES.values())
+    others = [name for name in extra if not name.endswith(ours)]
+    if model.config.tie_embeddings and any(re.search(r"lm_head|embed_tokens", n) for n in extra):
+        merge = _merge_it(file.parent, config, model.head, untie=True)
+    if others:
+        raise InputError(
+            f"{file} has {len(others)} tensors beside the A and B of linear maps",
+            value=others[:4], rule="they are weights of the base, or change what A and B mean",
+            fix=merge,
+        )  # fmt: skip
+    targets = sorted({_target(name) for name in names if ".lora_" in name})
+    own = dataclasses.replace(model.config.lora, targets=tuple(targets or ("*",)))
+    config_there = dataclasses.replace(model.config, lora=own)
+    try:
+        fits = set(_halves(dataclasses.replace(model, config=config_there))) == names
+    except InputError:  # a map that is no layer's, such as the head
+        fits = False
+    raise InputError(
+        f"{file} "
+        + (f"has {len(extra)} tensors that the model does not have" if extra else "")
+        + (" and " if extra and missing else "")
+        + (f"lacks {len(missing)} tensors that the model needs" if missing else ""),
+        value=(extra or missing)[:4],
+        rule=f"lora.targets={','.join(model.config.lora.targets)}"
+        + ("" if fits else "; no targets say which maps it has: the same of all layers"),
+        fix=f"--config.lora.targets={','.join(targets)}" if fits else merge,
+    )
+
+
+def _target(name: str) -> str:
+    """The pattern of lora.targets that a tensor's map matches."""
+    module = name.removeprefix("base_model.model.").rpartition(".lora_")[0]
+    if "visual." in module:
+        return "visual." + re.sub(r"\.\d+(?=\.)", "", module.partition("visual.")[2])
+    if module.endswith((".experts", ".experts.base_layer")):
+        return "*.experts.*"
+    return module.rpartition(".")[2]
 
 
 def load_adapter(folder: str | Path, model: Model, params: dict) -> dict:
     """`params` with its adapters replaced by those of a PEFT folder or of a repository of the hub,
-    which holds exactly those that the model has."""
+    which holds exactly those that the model has.
+
+    What the file says of the factor of each map (rank_pattern, alpha_pattern, use_rslora) goes into
+    B: the model has one alpha and one rank for all. A map of a smaller rank keeps the fresh rows of
+    A beside its own, and zeros in B.
+    """
     folder = hub.model_folder(folder, hub.ADAPTER)
-    _read_config(folder, model)
+    config = _read_config(folder, model)
     file = folder / "adapter_model.safetensors"
     os.close(open_file(file))  # the library would wait for a pipe
     try:
@@ -257,28 +397,44 @@ def load_adapter(folder: str | Path, model: Model, params: dict) -> dict:
     except (SafetensorError, OSError, ValueError) as error:
         raise InputError(f"{file} is not readable", rule=str(error), fix="copy it again") from None
     wanted = _halves(model)
-    for what, names in (("lacks", set(wanted) - set(tensors)), ("has", set(tensors) - set(wanted))):
-        if names:
-            raise InputError(
-                f"{file} {what} {len(names)} tensors that the model "
-                + ("needs" if what == "lacks" else "does not have"),
-                value=sorted(names)[:4],
-                fix="set lora.targets to the adapter's target_modules",
-            )
+    scales = {
+        key: _scaled(config, key, held[0])
+        for key, held in wanted.items()
+        if held[0].path[-1] in _HALVES
+    }
+    plain = {k for k, held in wanted.items() if len(held) == 1 and not held[0].experts} & {*scales}
+    ranks = [scales[key][0] for key in plain if key in tensors]
+    _require_size(folder / "adapter_config.json", config, model, ranks)
+    _require_tensors(file, config, model, set(tensors))
     flat, paths = flattened(params), {half.path for held in wanted.values() for half in held}
-    new = {path: np.empty(flat[path].shape, flat[path].dtype) for path in paths}
+    rank, factor = model.config.lora.rank, model.config.lora.alpha / model.config.lora.rank
+    narrow = {wanted[key][0].path for key in plain if scales[key][0] < rank}
+    fresh = fetch({path: flat[path] for path in narrow if path[-1] == "lora_a"})
+    new = {path: np.zeros(flat[path].shape, flat[path].dtype) for path in paths}
+    new |= {path: np.array(x) for path, x in fresh.items()}
     for key, held in wanted.items():
-        for half, block in _blocks(file, key, tensors[key], held):
-            where = () if half.layer is None else (half.layer,)
-            new[half.path][where] = half.turned(block).reshape(new[half.path][where].shape)
+        own_rank, own_factor = scales.get(key, (rank, factor))
+        tensor = tensors[key]
+        if not held[0].is_a and own_factor != factor:
+            tensor = tensor * np.asarray(own_factor / factor, tensor.dtype)
+        own_rank = own_rank if key in plain else rank
+        for half, block in _blocks(file, key, tensor, held, own_rank, rank):
+            place = new[half.path] if half.layer is None else new[half.path][half.layer]
+            if own_rank < rank:
+                place = place[..., :own_rank] if half.is_a else place[:own_rank]
+            place[...] = half.turned(block).reshape(place.shape)
     layout = flattened(model.shardings())
     return nested(flat | {path: put_whole(x, layout[path]) for path, x in new.items()})
 
 
-def _blocks(file: Path, key: str, tensor: np.ndarray, held: list[Half]):
-    """(half, its block) of a tensor. Of maps that are one on disk an adapter may also be PEFT's
-    own, whose rank is that of one part: its A is that of every part, its B has their rows alone."""
+def _blocks(file: Path, key: str, tensor: np.ndarray, held: list[Half], own_rank: int, rank: int):
+    """(half, its block) of a tensor of `own_rank` of the model's `rank`. Of maps that are one on
+    disk an adapter may also be PEFT's own, whose rank is that of one part: its A is that of every
+    part, its B has their rows alone."""
     whole, parts, every = held[0].shape, len(held), slice(None)
+    if own_rank < rank:
+        whole = (own_rank, whole[1]) if held[0].is_a else (whole[0], own_rank)
+        held = [dataclasses.replace(held[0], rows=every, columns=every)]
     shared = (whole[0] // parts, whole[1]) if held[0].is_a else (whole[0], whole[1] // parts)
     if parts > 1 and tensor.shape == shared:
         for half in held:
@@ -286,7 +442,9 @@ def _blocks(file: Path, key: str, tensor: np.ndarray, held: list[Half]):
             yield half, dataclasses.replace(half, **own).block(tensor)
         return
     if tensor.shape != whole:
-        raise InputError(f"{file}: {key}", value=tensor.shape, rule=f"must be {whole}")
+        rule = f"by adapter_config.json {whole}"
+        fix = "copy both files of the adapter again"
+        raise InputError(f"{file}: the shape of {key}", value=tensor.shape, rule=rule, fix=fix)
     outside = tensor.copy()
     for half in held:
         half.block(outside)[...] = 0
@@ -295,5 +453,5 @@ def _blocks(file: Path, key: str, tensor: np.ndarray, held: list[Half]):
         raise InputError(
             f"{file}: {key} mixes the parts of a map that are apart here",
             rule="zero outside of one block for each part, as save_adapter writes it",
-            fix="merge the adapter into the base with PEFT's merge_and_unload, and start from that",
+            fix=_merge_it(file.parent, {}),
         )

@@ -25,6 +25,7 @@ from rljax.rewards.answers.answer_text import (
     spelled_alike,
     without_base,
 )
+from rljax.rewards.answers.letters import labelled_letter, sole_letter
 from rljax.rewards.text.rules import check_text, rational
 
 _MAX_DIGITS = 20_000  # of a number that is worked out
@@ -85,6 +86,9 @@ def _equal(reference: str, answer: str, strict: bool, decimals: int) -> bool | N
     """None if the answer cannot be read. Raises ValueError for such a reference."""
     if plain_form(reference) == plain_form(answer):
         return True
+    if letter := sole_letter(reference):  # of a multiple choice, where the answer is one, too
+        if chosen := labelled_letter(answer):
+            return chosen == letter
     if without_base(reference) in (None, plain_form(reference).partition("_")[0]):
         # A number of a base is asked for as such: 5 is no answer to 101_2, but 101_2 is one to 5.
         reference, answer = (without_base(text) or text for text in (reference, answer))

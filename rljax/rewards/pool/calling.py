@@ -1,6 +1,7 @@
 """The call of one reward on one sample or on a group of them: the fields that it reads, the rewards
 that it names, the checks before the first sample. Imports nothing heavy."""
 
+import asyncio
 import functools
 import inspect
 import math
@@ -11,7 +12,7 @@ from typing import Literal, NewType, get_args, get_origin
 from rljax.components import Component, resolve
 from rljax.contracts import spec
 from rljax.errors import InputError, place_in, place_of
-from rljax.rewards.pool.foreign import arguments_of, fields_of, library_of, numbers_of
+from rljax.rewards.pool.foreign import Logged, arguments_of, fields_of, library_of, numbers_of
 
 HOME = "rljax.rewards"
 FIELDS = (
@@ -33,8 +34,12 @@ OF_EACH = {
     "num_tokens": "num_tokens",
     "finish_reason": "finish_reasons",
     "model_score": "model_scores",
+    "token_ids": "token_ids",
 }
 OF_A_GROUP = tuple(OF_EACH.get(name, name) for name in FIELDS)
+# Fields of a sample that no reward of rljax's own signature is handed. `group_scores` are those of
+# rewards that compare samples, where a reward of one sample names them.
+PRIVATE = ("group", "messages", "token_ids", "group_scores")
 OWN_LIMIT_MARGIN_S = 1.5
 _MESSAGE_CHARS = 500
 
@@ -51,12 +56,24 @@ Fields = tuple[tuple[str, ...] | None, tuple[str, ...]]
 Outcome = tuple[str, float, dict[str, float], str]  # status, value, parts, message
 
 
-def is_group_reward(component: Component) -> bool:
-    """Whether it is asked of all samples of a prompt at once: it declares `responses`, and no
+class Abstained(Exception):
+    """A reward returned None: it says nothing of this sample, and leaves it to the others."""
+
+
+@functools.lru_cache(maxsize=1024)
+def compares_samples(component: Component) -> bool:
+    """Whether one call is about all samples of a prompt: the reward declares `responses`, and no
     option binds it, or it has TRL's signature."""
     names = inspect.signature(component.function).parameters
     ours = "responses" in names and "responses" not in component.options
     return ours or library_of(component) == "TRL"
+
+
+@functools.lru_cache(maxsize=1024)
+def is_group_reward(component: Component) -> bool:
+    """Whether it is asked of all samples of a prompt at once: it compares them, or one that it
+    names does."""
+    return compares_samples(component) or any(map(is_group_reward, members(component)))
 
 
 def wanted_fields(component: Component) -> Fields:
@@ -67,14 +84,8 @@ def wanted_fields(component: Component) -> Fields:
     InputError for a reward that no sample can satisfy, also among them, and for an option outside a
     `Literal[...]`.
     """
-    grouped = is_group_reward(component)
+    grouped = compares_samples(component)
     known = OF_A_GROUP if grouped else FIELDS
-    if inspect.iscoroutinefunction(component.function):
-        raise InputError(
-            f"reward {component.name!r} is async",
-            rule="a reward is a plain function; the pool runs many at once",
-            fix="wrap it: def reward(...): return asyncio.run(async_reward(...))",
-        )
     if library_of(component):
         return fields_of(component)
     names, required, takes_all = [], [], False
@@ -105,15 +116,25 @@ def wanted_fields(component: Component) -> Fields:
             fix=f"rename it, give it a default, or bind it: '{component.name}({unknown[0]}=...)'",
         )
     named = members(component)
-    if whole := [member.name for member in named if is_group_reward(member)]:
+    whole = [is_group_reward(member) for member in named]
+    if grouped and any(whole):
         raise InputError(
-            f"reward {component.name!r} names {whole[0]!r}",
-            rule="that one compares the samples of a prompt, and this one is asked of each alone",
-            fix=f"use {whole[0]!r} by itself",
+            f"reward {component.name!r} names {named[whole.index(True)].name!r}",
+            rule="both compare the samples of a prompt, and this one asks a reward of each alone",
+            fix="add the two up in a mixture",
         )
     inner = [wanted_fields(member)[0] for member in named]
-    if takes_all and (not inner or None in inner):
+    if takes_all and not any(whole) and (not inner or None in inner):
         return None, tuple(required)
+    if any(whole):  # asked of a group, whose fields have the names of lists
+        names, required = ([OF_EACH.get(n, n) for n in part] for part in (names, required))
+        everything = (*OF_A_GROUP, "messages", "token_ids")
+        inner = [
+            everything if fields is None
+            else fields if of_group else [OF_EACH.get(n, n) for n in fields]
+            for fields, of_group in zip(inner, whole, strict=True)
+        ]  # fmt: skip
+        names.append("responses")
     names += [name for fields in inner for name in fields if name not in component.options]
     return tuple(dict.fromkeys(names)), tuple(required)
 
@@ -249,7 +270,7 @@ def late_score(component: Component, sample: Mapping) -> tuple[float, dict[str, 
     if returned is None:
         return None
     try:
-        return _value_and_parts(returned)
+        return _value_and_parts(component, returned)
     except (TypeError, ValueError, OverflowError) as error:
         raise InputError(
             f"reward {component.name!r} declares on_timeout",
@@ -269,11 +290,27 @@ def call_reward(
 ) -> tuple[float, dict[str, float]]:
     """The reward of one sample -> (value, named parts); `parts["score"] == value` always.
 
-    Raises InputError if the sample lacks a field, TypeError or ValueError if the reward returned
-    anything but a finite number or a dict of finite numbers that contains "score", and whatever the
-    reward raises. `fields`: what `wanted_fields` said, to save the inspection on every call.
+    Raises Abstained if the reward returned None, InputError if the sample lacks a field, TypeError
+    or ValueError if the reward returned anything but a finite number or a dict of finite numbers
+    that contains "score", and whatever the reward raises. `fields`: what `wanted_fields` said, to
+    save the inspection on every call. One of TRL's signature takes a sample without siblings as a
+    group of one.
     """
-    if fields is None and is_group_reward(component):
+    if compares_samples(component):
+        return _of_siblings(component, sample)
+    if _watchers and not _names_others(component):
+        _begin(component)
+    returned = _asked(component, _chosen(component, sample, fields))
+    returned = numbers_of(returned) if library_of(component) == "verl" else returned
+    return _value_and_parts(component, returned)
+
+
+def _of_siblings(component: Component, sample: Mapping) -> tuple[float, dict[str, float]]:
+    """What a reward that compares samples says of one of them, whose siblings are known."""
+    if "group_scores" in sample:
+        scores, place = sample["group_scores"]
+        return _value_and_parts(component, scores.of(component)[place])
+    if library_of(component) != "TRL":
         raise InputError(
             f"reward {component.name!r} compares the samples of a prompt",
             value="one sample",
@@ -281,39 +318,106 @@ def call_reward(
             fix="score a group (rljax.rewards.pool.worker.call_group), "
             "or use a reward of one response",
         )
-    foreign = library_of(component) == "verl"
-    if _watchers and not _names_others(component):
-        for begun in _watchers:
-            begun(component)
-    returned = component(**_chosen(component, sample, fields))
-    return _value_and_parts(numbers_of(returned) if foreign else returned)
+    return _value_and_parts(component, _of_group(component, group_fields([sample]))[0])
 
 
-def call_group(component: Component, group: Mapping, fields: Fields | None = None) -> list[Outcome]:
-    """The reward of G samples of one prompt (`group_fields`) -> an outcome each: "error" for a
-    sample of which the reward returned None, an exception or what `call_reward` would refuse.
+def _begin(component: Component) -> None:
+    for begun in _watchers:
+        begun(component)
+
+
+def _asked(component: Component, arguments: dict) -> object:
+    """What the reward returns; of an async one, once it is done."""
+    returned = component(**arguments)
+    return asyncio.run(_awaited(returned)) if inspect.isawaitable(returned) else returned
+
+
+async def _awaited(returned):
+    return await returned
+
+
+def call_group(
+    component: Component, group: Mapping, fields: Fields | None = None,
+    failed: Callable[[Mapping, Exception], Outcome] | None = None,
+) -> list[Outcome]:  # fmt: skip
+    """The reward of G samples of one prompt (`group_fields`) -> an outcome each, of `failed` where
+    its reward raises or returns what `call_reward` refuses.
 
     Raises like `call_reward` where the group has no rewards at all: nothing of length G returned.
     """
-    count, returned = len(group["responses"]), component(**_chosen(component, group, fields))
+    if not compares_samples(component):  # it names one that does
+        samples = GroupScores(group).samples()
+        return [call_sample(component, sample, failed=failed) for sample in samples]
+    return [_outcome_of(component, one) for one in _of_group(component, group, fields)]
+
+
+def call_sample(
+    component: Component, sample: Mapping, fields: Fields | None = None,
+    failed: Callable[[Mapping, Exception], Outcome] | None = None,
+) -> Outcome:  # fmt: skip
+    """The outcome of one sample, whatever its reward raises."""
+    try:
+        return ("ok", *call_reward(component, sample, fields), "")
+    except Abstained as error:
+        return "abstained", math.nan, {}, str(error)
+    except Exception as error:
+        if failed is not None:
+            return failed(sample, error)
+        return failed_outcome(describe_failure(component, error))
+
+
+def _of_group(component: Component, group: Mapping, fields: Fields | None = None) -> Sequence:
+    """What a reward that compares samples returns of each of them."""
+    count, logged = len(group["responses"]), Logged(len(group["responses"]))
+    returned = _asked(component, _chosen(component, group, fields, logged))
     if isinstance(returned, dict | str | bytes) or not hasattr(returned, "__len__"):
         raise TypeError(
             f"the reward of a group returned {_shown(returned)}: no list of {count} scores"
         )
     if len(returned) != count:
         raise ValueError(f"the reward returned {len(returned)} scores for {count} responses")
-    return [_outcome_of(component, one) for one in returned]
+    return logged.scores(returned) if library_of(component) == "TRL" else returned
+
+
+class GroupScores:
+    """The samples of a group, and what the rewards that compare them say: each is asked once, when
+    the first sample needs it."""
+
+    def __init__(self, group: Mapping):
+        self.group = group
+        self._of: dict[Component, Sequence | Exception] = {}
+
+    def samples(self) -> list[dict]:
+        """The samples one by one, each with these scores."""
+        alone = {many: one for one, many in OF_EACH.items()}
+        shared = {name: value for name, value in self.group.items() if name not in alone}
+        lists = {alone[name]: values for name, values in self.group.items() if name in alone}
+        return [
+            {**shared, **{name: values[i] for name, values in lists.items()},
+             "group_scores": (self, i)}
+            for i in range(len(self.group["responses"]))
+        ]  # fmt: skip
+
+    def of(self, component: Component) -> Sequence:
+        """What the reward returned of each sample. Raises what it raised."""
+        if component not in self._of:
+            _begin(component)
+            try:
+                self._of[component] = _of_group(component, self.group)
+            except Exception as error:
+                self._of[component] = error
+        found = self._of[component]
+        if isinstance(found, Exception):
+            raise found
+        return found
 
 
 def _outcome_of(component: Component, returned: object) -> Outcome:
-    own = component.function
-    if isinstance(returned, Exception):
-        return failed_outcome(describe_failure(component, returned))
-    if returned is None:
-        return failed_outcome(f"the reward returned None for this response{place_of(own)}")
     try:
-        return ("ok", *_value_and_parts(returned), "")
-    except (TypeError, ValueError, OverflowError) as error:
+        return ("ok", *_value_and_parts(component, returned), "")
+    except Abstained as error:
+        return "abstained", math.nan, {}, str(error)
+    except Exception as error:
         return failed_outcome(describe_failure(component, error))
 
 
@@ -342,16 +446,25 @@ def group_fields(samples: Sequence[Mapping]) -> dict:
     return shared | lists
 
 
-def _chosen(component: Component, sample: Mapping, fields: Fields | None) -> dict:
+def _chosen(
+    component: Component, sample: Mapping, fields: Fields | None, logged: Logged | None = None
+) -> dict:
     """What the reward is handed of a sample or of a group."""
+    if not compares_samples(component) and is_group_reward(component):
+        # It hands a sample on, with all that those it names may want.
+        parameters = inspect.signature(component.function).parameters
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        names = sample.keys() - component.options.keys()
+        return {n: sample[n] for n in names if takes_all or n in parameters}
     names, required = fields or wanted_fields(component)
     for name in required:
         if name not in sample:
             raise missing_field(component, name, sample)
     if library_of(component):
-        return arguments_of(component, sample)
+        return arguments_of(component, sample, logged)
+    left_out = {*component.options, *PRIVATE}
     if names is None:
-        return {name: value for name, value in sample.items() if name not in component.options}
+        return {name: value for name, value in sample.items() if name not in left_out}
     return {name: sample[name] for name in names if name in sample}
 
 
@@ -365,7 +478,12 @@ class Scored(float):
         return made
 
 
-def _value_and_parts(returned: object) -> tuple[float, dict[str, float]]:
+def _value_and_parts(component: Component, returned: object) -> tuple[float, dict[str, float]]:
+    if returned is None or isinstance(returned, dict) and returned.get("score", 0) is None:
+        place = place_of(component.function)
+        raise Abstained(f"the reward returned None for this response{place}")
+    if isinstance(returned, Exception):
+        raise returned
     if isinstance(returned, Scored):
         returned = {"score": float(returned), **returned.parts}
     parts = returned if isinstance(returned, dict) else {"score": returned}

@@ -2,7 +2,9 @@
 
   TRL   def f(completions, prompts=..., <column>=..., **kwargs) -> list of a score for each: called
         once for all samples of a prompt. Every argument is a list, of one length; of a row whose
-        prompt is a conversation, prompts and completions are lists of messages.
+        prompt is a conversation, prompts and completions are lists of messages. completion_ids,
+        log_extra and log_metric are handed over; trainer_state, which a worker does not know, is
+        an error where it is read. None or NaN abstains.
   verl  def f(data_source, solution_str, ground_truth, extra_info=None) -> score, or a dict with
         "score", of which the numbers are kept: called for each sample
 
@@ -11,13 +13,17 @@ The columns are those of the row: the ground truth also by the names that data s
 
 import functools
 import inspect
+import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rljax.components import Component
 from rljax.errors import InputError
 
-_TRL_FIELDS = ("responses", "prompt", "messages", "ground_truth", "data_source", "extra_info")
+_TRL_FIELDS = (
+    *("responses", "token_ids", "prompt", "messages"),
+    *("ground_truth", "data_source", "extra_info"),
+)  # fmt: skip
 _VERL_FIELDS = {
     "solution_str": "response",
     "ground_truth": "ground_truth",
@@ -26,14 +32,14 @@ _VERL_FIELDS = {
 }
 _TRUTHS = ("ground_truth", "answer", "solution")
 # What TRL's trainer has and a sample has not.
-_OF_TRL_ALONE = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
+_OF_TRL_ALONE = ("trainer_state", "environments")
 
 
 @functools.lru_cache(maxsize=1024)
 def library_of(component: Component) -> str:
     """ "TRL", "verl", or "" for a reward of rljax's own signature."""
     names = set(component.signature.parameters) - set(component.options)
-    if "completions" in names:
+    if names & {"completions", "completion_ids"}:
         return "TRL"
     return "verl" if "solution_str" in names else ""
 
@@ -62,7 +68,61 @@ def fields_of(component: Component) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return _TRL_FIELDS, ("responses", *(n for n in ("ground_truth",) if n in required))
 
 
-def arguments_of(component: Component, sample: Mapping) -> dict:
+class _NotHanded:
+    """Stands for what TRL's trainer hands to a reward and a worker does not have: a reward that
+    looks at it fails, instead of going on as if there were nothing to see."""
+
+    def __init__(self, name: str):
+        object.__setattr__(self, "name", name)
+
+    def __getattribute__(self, attribute: str):
+        if attribute.startswith("__"):
+            return object.__getattribute__(self, attribute)
+        name = object.__getattribute__(self, "name")
+        raise InputError(
+            f"the reward reads {name}.{attribute}",
+            rule="a reward runs in a worker, apart from the run, and knows no step of it",
+            fix="remove what depends on the step, or let a schedule do it",
+        )
+
+
+class Logged:
+    """What a reward of TRL's logs of its samples: numbers become parts, log/NAME; texts are printed
+    for the file of the workers' prints."""
+
+    def __init__(self, count: int):
+        self.parts: list[dict[str, float]] = [{} for _ in range(count)]
+
+    def extra(self, column: str, values: Sequence) -> None:
+        """TRL's log_extra: a value for each sample."""
+        for parts, value in zip(self.parts, values, strict=True):
+            value = _plain(value)
+            if isinstance(value, numbers.Real) and math.isfinite(value):
+                parts[f"log/{column}"] = float(value)
+            else:
+                print(f"{column}: {value}")
+
+    def metric(self, name: str, value: float) -> None:
+        """TRL's log_metric: a number for all samples."""
+        for parts in self.parts:
+            parts[f"log/{name}"] = float(value)
+
+    def scores(self, returned: Sequence) -> list:
+        """What TRL reads of the returned values, None where one abstains, with what was logged."""
+        plain = map(_plain, returned)
+        abstains = lambda x: x is None or isinstance(x, float) and math.isnan(x)  # noqa: E731
+        return [
+            None if abstains(x) else {"score": x, **parts} if parts else x
+            for x, parts in zip(plain, self.parts, strict=True)
+        ]
+
+
+def _plain(value: object) -> object:
+    """The number that an array or a tensor of one element holds; another value as it is."""
+    return value.item() if callable(getattr(value, "item", None)) else value
+
+
+def arguments_of(component: Component, sample: Mapping, logged: Logged | None = None) -> dict:
     """The keyword arguments of a call, from a sample (verl) or from a group (TRL)."""
     parameters = component.signature.parameters
     takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
@@ -70,6 +130,8 @@ def arguments_of(component: Component, sample: Mapping) -> dict:
         given = {name: sample[field] for name, field in _VERL_FIELDS.items() if field in sample}
     else:
         given = _lists(sample)
+        given |= {"log_extra": logged.extra, "log_metric": logged.metric}
+        given["trainer_state"] = _NotHanded("trainer_state")
     chosen = {
         name: value for name, value in given.items()
         if (takes_all or name in parameters) and name not in component.options
@@ -101,6 +163,8 @@ def _lists(group: Mapping) -> dict[str, list]:
         completions = [[{"role": "assistant", "content": text}] for text in responses]
     else:
         prompts, completions = [group.get("prompt")] * len(responses), list(responses)
+    if "token_ids" in group:
+        lists["completion_ids"] = [[int(i) for i in ids] for ids in group["token_ids"]]
     return {**lists, "prompts": prompts, "completions": completions}
 
 

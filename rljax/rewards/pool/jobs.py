@@ -20,7 +20,7 @@ class Score:
 
     value: float
     parts: dict[str, float]
-    status: str  # "ok" | "timeout" | "error"
+    status: str  # "ok" | "timeout" | "error" | "abstained", by None
     seconds: float
     message: str = ""
     ended_s: float = field(default=math.nan, compare=False)

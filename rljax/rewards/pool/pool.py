@@ -5,7 +5,8 @@ The processes are in `supervisor`, the call of a reward in `worker` and `calling
 A response is untrusted and so is the time that its reward takes: `5**(5**(5**5))` in a verifier
 holds the interpreter lock for ever, so no timeout inside the process can end it. Here the parent
 watches a clock per call and sends SIGKILL. A failure is never a score: it is a `Score` whose
-status is not "ok" and whose value is NaN, for the caller to count and to mask.
+status is not "ok" and whose value is NaN, for the caller to count and to mask; so is None, by which
+a reward abstains.
 """
 
 import contextlib
@@ -22,6 +23,7 @@ from rljax.contracts import spec
 from rljax.errors import InputError
 from rljax.rewards.pool.calling import (
     HOME,
+    PRIVATE,
     call_reward,
     check_own_limit,
     group_fields,
@@ -71,12 +73,13 @@ class RewardPool:
     """Processes that score samples, each call under a deadline that ends in SIGKILL.
 
     `reward` is a component text. A sample is a mapping of plain picklable values; the reward gets
-    those that it declares. A reward that declares `responses` is called once for all samples whose
-    `group` is equal, and for each sample without one alone. The clock of a call starts when its
-    worker begins it, and anew for each reward that a mixture asks; after `timeout_s`, whether it is
-    about a sample or a group, the worker is killed and replaced, and the rest of its chunk is
-    scored elsewhere. What was over a limit of time or memory is scored as the reward that ran then
-    declares (`on_timeout` of rljax.contracts); where it declares nothing it has no score.
+    those that it declares. A reward that declares `responses`, or names one that does, is asked
+    once of all samples whose `group` is equal, and of each sample without one alone. The clock of a
+    call starts when its worker begins it, and anew for each reward that a mixture asks; after
+    `timeout_s`, whether it is about a sample or a group, the worker is killed and replaced, and the
+    rest of its chunk is scored elsewhere. What was over a limit of time or memory is scored as the
+    reward that ran then declares (`on_timeout` of rljax.contracts); where it declares nothing it
+    has no score, nor has a group whose samples are scored one by one and one of which was late.
 
     Not affected by what a reward does: hang, raise, exit, crash, print. What it prints goes to the
     file `log`, of at most 10 MB; without one, to stderr. A worker that asks for more than
@@ -178,7 +181,7 @@ class RewardPool:
         for name in self._required:
             if name not in sample:
                 raise missing_field(self.component, name, sample)
-        names = set(sample) - {"group", "messages"} if self._names is None else self._names
+        names = set(sample) - {*PRIVATE} if self._names is None else self._names
         chosen = {name: sample[name] for name in sample if name in names}
         try:
             return pickle.dumps(chosen, protocol=5)

@@ -13,7 +13,12 @@ import time
 
 from rljax.components import Component
 from rljax.errors import InputError
-from rljax.rewards.pool.calling import failed_outcome, late_outcome
+from rljax.rewards.pool.calling import (
+    compares_samples,
+    failed_outcome,
+    is_group_reward,
+    late_outcome,
+)
 from rljax.rewards.pool.jobs import Job, Score, Task
 from rljax.rewards.pool.process import BEGIN_TIMEOUT_S, RewardWorker
 from rljax.workers.crew import START_TIMEOUT_S, Crew, how_it_ended
@@ -34,6 +39,8 @@ class Supervisor(Crew):
         super().__init__(size, prints, "reward")
         self.component, self.memory_bytes = component, memory_bytes
         self.timeout_s, self.max_tasks = timeout_s, max_tasks
+        # A group whose samples are scored one by one: what is late in one says nothing of others.
+        self.combined = is_group_reward(component) and not compares_samples(component)
         self.notes: dict[str, str] = {}  # what the reward's prepare_worker has said
         self._todo: collections.deque[Task] = collections.deque()
         self._jobs: set[Job] = set()
@@ -187,7 +194,7 @@ class Supervisor(Crew):
     def _timeout(self, task: Task, scored: bool) -> tuple:
         """The outcome of a task over its time."""
         message = f"over the limit of {self.timeout_s} s"
-        if scored:
+        if scored and not self.combined:
             return late_outcome(self.component, pickle.loads(task.blob), message)
         return "timeout", math.nan, {}, message
 
@@ -228,7 +235,7 @@ class Supervisor(Crew):
         if task is not None:
             text = f"the reward ended its worker process ({how})"
             outcome = failed_outcome(text)
-            if scored and (worker.process.returncode or 0) < 0:
+            if scored and not self.combined and (worker.process.returncode or 0) < 0:
                 outcome = late_outcome(self.component, pickle.loads(task.blob), text)
             self._attribute(task, outcome, since)
         elif state != "idle":

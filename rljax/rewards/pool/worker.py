@@ -18,7 +18,7 @@ import functools
 import os
 import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from rljax.components import Component, resolve
 from rljax.rewards.pool.calling import (
@@ -26,7 +26,8 @@ from rljax.rewards.pool.calling import (
     Fields,
     Outcome,
     call_group,
-    call_reward,
+    call_sample,
+    compares_samples,
     describe,
     describe_failure,
     failed_outcome,
@@ -87,7 +88,7 @@ def main(spec_text: str) -> None:
         return
     sock.sendall(frame(("ready", notes)))
     clock = Clock(place.progress, component)
-    if members(component) and not is_group_reward(component):
+    if members(component) and not compares_samples(component):
         watch(clock.begin_member)
     score = functools.partial(_outcomes, clock, fields, is_group_reward(component))
     try:
@@ -127,17 +128,21 @@ def _serve(place: Place, score: Callable, clock: Clock) -> None:
 def _outcomes(clock: Clock, fields: Fields, grouped: bool, blob: bytes) -> list[Outcome]:
     """Of every sample of a task, whatever the reward raises."""
     component, count, sample = clock.component, 1, {}
+
+    def failed(sample: Mapping, error: BaseException) -> Outcome:
+        message = describe_failure(component, error)
+        if _is_over_limit(error) and scores_when_late(clock.running):
+            return late_outcome(component, sample, message)
+        return failed_outcome(message)
+
     try:
         sample = pickle.loads(blob)
         if not grouped:
-            return [("ok", *call_reward(component, sample, fields), "")]
+            return [call_sample(component, sample, fields, failed)]
         count = len(sample["responses"])
-        return call_group(component, sample, fields)
+        return call_group(component, sample, fields, failed)
     except BaseException as error:  # a reward's SystemExit and KeyboardInterrupt are errors too
-        message = describe_failure(component, error)
-        if _is_over_limit(error) and scores_when_late(clock.running):
-            return [late_outcome(component, sample, message)] * count
-        return [failed_outcome(message)] * count
+        return [failed(sample, error)] * count
 
 
 def _is_over_limit(error: BaseException | None) -> bool:

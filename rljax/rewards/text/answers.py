@@ -15,6 +15,7 @@ from typing import Literal
 from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.rewards.answers.answer_text import find_answer, plain_form
+from rljax.rewards.answers.letters import labelled_letter, letter_of
 from rljax.rewards.pool.calling import probe_options
 from rljax.rewards.text.rules import answer_unless_whole, check_text, normal_form, rational
 
@@ -132,24 +133,6 @@ def _f1(ours: list[str], theirs: list[str]) -> dict:
     return {"score": f1, "precision": precision, "recall": recall, "exact": exact}
 
 
-# `B`, `(B)`, `**B**`, `\text{(B)}`; what follows is no letter.
-_LETTER = re.compile(
-    r"(?:\W{0,6}(?:option|choice|letter)\b)?(?:\\text(?:bf|rm)?\{)?\W{0,6}([A-Za-z])(?![A-Za-z])",
-    re.IGNORECASE,
-)
-_SEVERAL = re.compile(
-    r"[()\[\]{}.:*\s]*+(?:,|/|&|(?:or|and|maybe|perhaps|possibly|oder|und|ou|et|o|y|e|или|и|或|和)\b)\s*"
-    r"(?:(?:or|and|maybe|perhaps|possibly|also|even|else|rather)\b\s*)*\W{0,3}"
-    r"[A-Za-z](?![A-Za-z'])",
-    re.IGNORECASE,
-)
-# `B. No, wait: C`
-_CORRECTED = re.compile(
-    r"(?i:\b(?:no|wait|actually|rather|sorry|correction|hmm)\b)[^A-Za-z0-9]{1,3}"
-    r"(?:[a-z']{1,10}[^A-Za-z0-9]{1,3}){0,4}([A-Z])(?![A-Za-z0-9])"
-)
-# `A;B`, `A|B`, `A-D`, `(A)(B)`: a second letter alone behind signs alone.
-_ANOTHER = re.compile(r"(?:[)}\].:*\s]*[;|\\+–-]\W{0,3}|[)\]}]+\W{0,3}[(\[{])([A-Z])(?!\w|\s+\w)")
 _WIDE_LETTERS = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}
 _ANSWER_IS = re.compile(r"\banswer\b\W{0,4}(?:is|:|=)", re.IGNORECASE)
 
@@ -162,7 +145,7 @@ def choice(response: str, ground_truth: str, *, letters: str = "ABCD") -> dict:
     is" or "answer:", else the response begins with it: `B`, `(B)`, `B. Paris`. Two are none.
     """
     check_text(ground_truth)
-    reference = _letter(ground_truth, letters)
+    reference = letter_of(ground_truth, letters)
     if reference is None:
         raise ValueError(f"ground_truth {ground_truth!r:.80} is none of the letters {letters!r}")
     chosen = _chosen(response, letters)
@@ -172,40 +155,20 @@ def choice(response: str, ground_truth: str, *, letters: str = "ABCD") -> dict:
 def _chosen(response: str, letters: str) -> str | None:
     response = response.translate(_WIDE_LETTERS)
     if "\\boxed" in response:
-        return _letter(find_answer(response, "boxed") or "", letters)
+        return letter_of(find_answer(response, "boxed") or "", letters)
     if "<answer>" in response:
-        return _letter(_tagged(response, "answer") or "", letters)
+        return letter_of(_tagged(response, "answer") or "", letters)
     parts = _ANSWER_IS.split(response[-2000:])
     return (
-        _letter(parts[-1][:200], letters, after_cue=True)
+        letter_of(parts[-1][:200], letters, after_cue=True)
         if len(parts) > 1
-        else _letter(response[:2000], letters)
+        else letter_of(response[:2000], letters)
     )
-
-
-def _letter(text: str, letters: str, *, after_cue: bool = False) -> str | None:
-    """The one letter that the text begins with; None for none, for several, for a sentence."""
-    text = text.strip()
-    match = _LETTER.match(text)
-    if match is None or match[1].upper() not in letters.upper():
-        return None
-    letter, rest = match[1], text[match.end() :]
-    # `a dog` and, unless it was called the answer, `A dog` are sentences; `A. a dog` is a choice.
-    sentence = (
-        re.match(r"\s+\w", rest) and text[0].isalpha() and (letter.islower() or not after_cue)
-    )
-    others = set(re.findall(r"(?<![A-Za-z])([A-Z])[.)]\s", text)) & set(letters) - {letter}
-    another = _ANOTHER.match(rest)
-    corrected = _CORRECTED.search(rest[:200])
-    if corrected and corrected[1] in letters and corrected[1] != letter.upper():
-        return None
-    if sentence or _SEVERAL.match(rest) or others or (another and another[1] in letters):
-        return None
-    return letter.upper()
 
 
 _MMLU_PRO_IS = re.compile(r"answer is \(?([A-J])\)?")
 _MMLU_PRO_MARKED = re.compile(r"(?=[aA]nswer:\s*([A-J]))")  # one may begin within another's letter
+_MMLU_PRO_LETTERS = "ABCDEFGHIJ"
 _MMLU_PRO_ALONE = re.compile(r"\b[A-J]\b")
 
 
@@ -214,9 +177,10 @@ def mmlu_pro(response: str, ground_truth: str, *, whole_response: bool = False) 
     """1 if the letter A to J that MMLU-Pro's evaluation extracts (arXiv 2406.01574) is the
     reference's, else 0. Part: extracted.
 
-    The letter stands behind the first "answer is", else behind "Answer:", else it is the last one
-    that stands alone. The published evaluation guesses where there is none; here that is wrong. It
-    also looks into the reasoning: `whole_response=True`.
+    The letter stands behind the first "answer is", else behind "Answer:", else it is the box's or
+    labels the last line, `B. Paris`, else it is the last one that stands alone. The published
+    evaluation knows no labels, and guesses where there is no letter; here that is wrong. It also
+    looks into the reasoning: `whole_response=True`.
     """
     check_text(ground_truth)
     reference = ground_truth.strip().strip("().").upper()
@@ -233,6 +197,9 @@ def _mmlu_pro_letter(text: str) -> str | None:
     if marked:  # the last one of the first line that has any
         end = text.find("\n", marked[0].start())
         return [m for m in marked if end < 0 or m.start() < end][-1][1]
+    last = find_answer(text, "boxed") or (text.strip().splitlines() or [""])[-1]
+    if (letter := labelled_letter(_ANSWER_IS.split(last)[-1])) and letter in _MMLU_PRO_LETTERS:
+        return letter
     alone = _MMLU_PRO_ALONE.findall(text)
     return alone[-1] if alone else None
 

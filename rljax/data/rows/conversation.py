@@ -1,0 +1,275 @@
+"""The messages of a row in one form, whoever wrote it: roles, calls, and which turns are learned.
+
+A turn of the assistant that is context only has `"learn": False` (messages.LEARN); every other one
+is learned. Rows say so in ten ways, of a message or as a column with a value for each; what is none
+of them but looks so is refused, as a turn that should not be learned must not be.
+"""
+
+import functools
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+from rljax.data.text.messages import (
+    LEARN,
+    SPEAKERS,
+    for_template,
+    role_of,
+    validate_messages,
+)
+from rljax.errors import InputError
+from rljax.files import parse_json
+
+# Keys that say whether a turn is learned, true or 1, or is context only, false or 0: in lower case
+# and without what is no letter, so that stepLossMask and step_loss_mask are one. Of OpenAI and
+# Mistral (weight), axolotl (train, training), ms-swift (loss, loss_scale), LLaMA-Factory
+# (loss_mask), slime (step_loss_mask).
+FLAGS = (
+    LEARN, "weight", "train", "training", "trainable", "istrainable", "loss", "lossmask",
+    "lossscale", "lossweight", "computeloss", "steplossmask",
+)  # fmt: skip
+_FLAGS_OF_COLUMNS = tuple(flag.removesuffix("s") for flag in FLAGS)  # weights, loss_masks
+_OF_ROWS = ("weight", "lossmask", "lossscale", "lossweight", "steplossmask")
+# How words of other keys begin that look like such, and those that do with a truth value alone.
+_LOOKS = ("train", "loss", "weight", "learn", "mask", "unmask", "supervis")
+_LOOKS_IF_TRUTH = ("ignor", "skip", "exclu", "context")
+_TRUTHS = ("true", "false", "yes", "no", "on", "off", "0", "1")
+_MESSAGES = re.compile(r"""\s*\[\s*\{\s*['"](role|from|content|value)['"]""")
+_FIX = f'write "{LEARN}": false at a turn that is context only, and nothing at the others'
+
+
+def conversation(value: object, place: str) -> list[dict]:
+    """Messages in one form, checked: a list of them, or the JSON text of one."""
+    value = messages_in_text(value, place)
+    if isinstance(value, (list, tuple)):
+        value = [
+            _one_form(message, f"{place}: message {number}")
+            if isinstance(message, Mapping)
+            else message
+            for number, message in enumerate(value)
+        ]
+    return validate_messages(for_template(value, place), where=place)
+
+
+def context(messages: list[dict]) -> list[dict]:
+    """The messages as a prompt, of which nothing is learned."""
+    return [{n: v for n, v in message.items() if n != LEARN} for message in messages]
+
+
+def messages_in_text(value: object, place: str) -> object:
+    """The messages of which a text is the JSON, which tables hold; any other value as it is."""
+    looks = isinstance(value, str) and _MESSAGES.match(value) and value.rstrip().endswith("]")
+    if not looks:
+        return value
+    try:
+        return parse_json(value, place)
+    except InputError:
+        raise InputError(
+            f"{place} looks like a list of messages, and is no JSON",
+            value=value,
+            rule="Python's own repr of a list is not JSON",
+            fix="write it with json.dumps(messages), or the rows as .jsonl or .parquet",
+        ) from None
+
+
+def _one_form(message: Mapping, place: str) -> dict:
+    said = {name: value for name, value in message.items() if value is not None}
+    if "role" not in said and "from" in said:
+        rest = {name: value for name, value in said.items() if name not in ("from", "value")}
+        said = {"role": said["from"], "content": said.get("value"), **rest}
+    said["role"] = role = role_of(said.get("role"), place)
+    if isinstance(said.get("tool_calls"), str):
+        text = said["tool_calls"]
+        said["tool_calls"] = parse_json(text, f"{place}, 'tool_calls'") if text.strip() else None
+    _require_whole(said.get("content"), place)
+    flags = {}
+    for name, value in message.items():
+        if (learned := _flag(name, value, place)) is not None:
+            flags[name] = learned
+            del said[name]
+    if len(set(flags.values())) > 1:
+        raise InputError(f"{place} contradicts itself", value=flags, fix=_FIX)
+    if not flags:
+        return said
+    if role != "assistant" and any(flags.values()):
+        raise _of_role(next(iter(flags)), role, place)
+    if role == "assistant" and not any(flags.values()):
+        said[LEARN] = False
+    return said
+
+
+def _require_whole(content: object, place: str) -> None:
+    """Raises InputError for a part of a content that is not learned with the others."""
+    for part in content if isinstance(content, (list, tuple)) else ():
+        for name, value in part.items() if isinstance(part, Mapping) else ():
+            if _flag(name, value, place) is False:
+                raise InputError(
+                    f"{place}: {name!r} leaves out a part of a turn", value=part,
+                    rule="a turn is learned whole, or it is context only", fix=_FIX,
+                )  # fmt: skip
+
+
+def asks_to_learn(messages: object) -> str:
+    """The key by which a message asks to be learned; "" where none does."""
+    for message in messages if isinstance(messages, (list, tuple)) else ():
+        for name, value in message.items() if isinstance(message, Mapping) else ():
+            if _flag(name, value, "a message"):
+                return name
+    return ""
+
+
+def _flag(name: object, value: object, place: str) -> bool | None:
+    """Whether the key says that the turn is learned; None where it says nothing of that. Raises
+    InputError where it seems to."""
+    if not isinstance(name, str) or value is None:
+        return None
+    letters, looks = _read_name(name)
+    if letters in FLAGS:
+        return _checked_truth(name, value, place)
+    truth = (
+        value.strip().lower() in _TRUTHS if isinstance(value, str) else _truth(value) is not None
+    )
+    strange = truth if looks == "if truth" else truth or bool(value) and not isinstance(value, str)
+    if not looks or not strange:
+        return None
+    rule = "it looks like a key that says whether a turn is learned, and is none that is read"
+    if letters == "mask":
+        rule = "in some data 1 is what is learned, in others what is left out"
+    if letters == "traindetail":
+        rule = "a turn is learned whole, or it is context only"
+    raise InputError(
+        f"{place}: {name!r} is not understood", value=value, rule=rule, fix=f"{_FIX}, or rename it"
+    )
+
+
+@functools.lru_cache(maxsize=10_000)
+def _read_name(name: str) -> tuple[str, str]:
+    """The letters of a key, and whether it looks like a flag: "always", "if truth" or ""."""
+    words = [word.lower() for word in re.findall("[A-Z]?[a-z]+|[A-Z]+", name)]
+    looks = "if truth" if any(word.startswith(_LOOKS_IF_TRUTH) for word in words) else ""
+    looks = "always" if any(word.startswith(_LOOKS) for word in words) else looks
+    return "".join(words), looks
+
+
+def _truth(value: object) -> bool | None:
+    value = value.item() if isinstance(value, np.generic) else value
+    return bool(value) if isinstance(value, (bool, int, float)) and value in (0, 1) else None
+
+
+def _checked_truth(name: str, value: object, place: str) -> bool:
+    truth = _truth(value)
+    if truth is None:
+        raise InputError(
+            f"{place}: {name!r} is neither 0 nor 1", value=value,
+            rule="a turn is learned, or it is context only", fix=_FIX,
+        )  # fmt: skip
+    return truth
+
+
+# -- columns with a value for each message --
+
+
+def with_column_flags(
+    row: Mapping, messages: list[dict], place: str, prompt: int = 0
+) -> list[dict]:
+    """The messages with what a column of the row (`loss_mask`, `weights`) says of which are
+    learned. It has a value for each message, or for each of the assistant's. The first `prompt` of
+    them are not learned."""
+    messages = list(messages)
+    for name, values in column_flags(row, place).items():
+        where = f"{place}, column {name!r}"
+        spoken = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
+        every = list(range(len(messages)))
+        # (A column `system` stands before the messages that the values are of.)
+        later = every[1:] if messages[0]["role"] == "system" else []
+        of = next((ks for ks in (every, later, spoken) if len(ks) == len(values)), None)
+        if of is None:
+            raise InputError(
+                f"{where} has {len(values)} values for {len(messages)} messages",
+                rule=f"one of each message, or of each of the {len(spoken)} of the assistant",
+                fix=_FIX,
+            )
+        for k, value in zip(of, values, strict=True):
+            learned = None if value is None else _checked_truth(name, value, where)
+            role = messages[k]["role"]
+            if learned and role != "assistant":
+                raise _of_role(name, role, f"{where}, message {k}")
+            if learned and k < prompt:
+                raise of_prompt(name, place)
+            if learned and messages[k].get(LEARN) is False:
+                raise InputError(f"{where} contradicts message {k}", value=value, fix=_FIX)
+            if learned is False and role == "assistant":
+                messages[k] = {**messages[k], LEARN: False}
+    return messages
+
+
+def column_flags(row: Mapping, place: str) -> dict[str, list]:
+    """The columns of a row that have a value for each message. Raises InputError for a column that
+    looks like one, and for a weight of the whole row but 1."""
+    found = {}
+    for name, value in row.items():
+        letters, looks = _read_name(name) if isinstance(name, str) else ("", "")
+        where, known = f"{place}, column {name!r}", letters.removesuffix("s")
+        if value is None or not (looks or known in _FLAGS_OF_COLUMNS):
+            continue
+        # NeMo's rows name whose turns are left out.
+        speaker = SPEAKERS.get(value.strip().lower()) if isinstance(value, str) else ""
+        if letters == "mask" and speaker in ("user", None):
+            continue
+        listed = isinstance(value, (list, tuple, np.ndarray))
+        if listed and not len(value):
+            continue
+        if listed and known in _FLAGS_OF_COLUMNS:
+            found[name] = list(value)
+        elif letters == "mask" or listed and all(_truth(one) is not None for one in value):
+            raise InputError(
+                f"{where} is not understood", value=value,
+                rule="it looks like a value for each message or token that says what is learned",
+                fix=f"{_FIX}, or rename the column",
+            )  # fmt: skip
+        elif not listed and known in _FLAGS_OF_COLUMNS and _is_weight(value, known in _OF_ROWS):
+            raise InputError(
+                f"{where} is a weight of the whole row",
+                value=value,
+                rule="every row is learned with weight 1",
+                fix="remove the column, and the rows of weight 0",
+            )
+    return found
+
+
+def _is_weight(value: object, of_rows: bool) -> bool:
+    """Whether it is a weight but 1, also as the text of a table; `of_rows`: and not only 0."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return False
+    return number != 1 if of_rows else _truth(value) is False
+
+
+def require_no_column_flags(row: Mapping, place: str) -> None:
+    """Raises InputError for a column that says which messages of a conversation are learned, where
+    the row is none."""
+    for name, value in column_flags(row, place).items():
+        raise InputError(
+            f"{place}, column {name!r} has a value for each message", value=value,
+            rule="they are read of a demonstration of messages",
+            fix=f"{_FIX}, or remove the column",
+        )  # fmt: skip
+
+
+def of_prompt(name: str, place: str) -> InputError:
+    """The error of a key or column `name` that asks to learn a turn of a prompt."""
+    return InputError(
+        f"{place}: {name!r} asks to learn a turn of the prompt",
+        rule="of a row with a prompt and a completion the completion is learned",
+        fix="write the whole conversation as 'messages'",
+    )
+
+
+def _of_role(name: str, role: str, place: str) -> InputError:
+    return InputError(
+        f"{place}: {name!r} asks to learn a turn of {role!r}",
+        rule="what the assistant says is learned, and nothing else",
+        fix="set it to 0 there, or remove it",
+    )

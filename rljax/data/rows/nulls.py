@@ -1,0 +1,206 @@
+"""Nulls that a table filled in, told from those that a row wrote, in tools and in calls.
+
+A table has one list of keys for all its objects, so that what one of them lacks is null there: in
+parquet, in what `Dataset.to_json` writes, in lists of rows that went through one. The rules, which
+docs/guides/data_formats.md has in words:
+
+- A null of a tool's schema says nothing and is left out, but for `default` and `const`. Of these it
+  was filled in where the schema takes no null, and either the tools of the row have other nulls or
+  the key has a value in another row.
+- A null argument of a call was filled in where the tool does not declare the argument; or where all
+  calls of the source have the key, one of them has a value there, and the tool does not require it.
+
+A null elsewhere in a message means that its key is absent.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+
+# Keys of a schema that hold schemas by name: below them a key is a name.
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_VALUES = ("default", "const", "enum", "examples")  # hold values, and not schemas
+_NULLABLE = ("default", "const")
+
+
+class Nulls:
+    """Tells which nulls of the rows' tools and calls a table filled in. `rows`: gives the rows, or
+    some of them, once a null is met."""
+
+    def __init__(self, rows: Callable[[], Iterable[Mapping]] = tuple):
+        self._rows = rows
+
+    def tools(self, tools: list[dict]) -> list[dict]:
+        """Tools without the nulls that were filled in."""
+        if not _has_null(tools):
+            return tools
+        return [self._schema(tool, ("tools",), _is_filled(tools)) for tool in tools]
+
+    def messages(self, messages: Iterable, tools: Iterable[Mapping]) -> list:
+        """Messages whose calls are without the nulls that were filled in; `tools` are the row's."""
+        return [
+            {**message, name: self._calls(message[name], tools)}
+            if isinstance(message, Mapping)
+            and (name := next((n for n in _CALLS if _has_null(message.get(n))), None))
+            else message
+            for message in messages
+        ]
+
+    def _calls(self, calls: object, tools: Iterable[Mapping]) -> object:
+        if isinstance(calls, Mapping):
+            kept = {name: value for name, value in calls.items() if value is not None}
+            if isinstance(kept.get("function"), Mapping):
+                kept["function"] = self._calls(kept["function"], tools)
+            if isinstance(kept.get("arguments"), Mapping):
+                schema = _parameters(kept.get("name"), tools)
+                kept["arguments"] = self._arguments(kept["arguments"], schema, ("arguments",))
+            return kept
+        return [self._calls(call, tools) for call in calls] if isinstance(calls, list) else calls
+
+    def _arguments(self, value: object, schema: Mapping | None, path: tuple) -> object:
+        schema = schema if isinstance(schema, Mapping) else None
+        if isinstance(value, list):
+            items = schema and schema.get("items")
+            return [self._arguments(item, items, path) for item in value]
+        if not isinstance(value, Mapping):
+            return value
+        declared = _properties(schema)
+        kept = {}
+        for name, item in value.items():
+            if item is None and self._argument_is_filled(name, schema, declared, path):
+                continue
+            kept[name] = self._arguments(item, (declared or {}).get(name), (*path, name))
+        return kept
+
+    def _argument_is_filled(self, name: str, schema, declared, path: tuple) -> bool:
+        if declared is not None and name not in declared:
+            return not schema.get("additionalProperties")
+        if name in ((schema or {}).get("required") or ()):
+            return False
+        return self._filled(path, name) or (declared is None and self._of_several_tools(path, name))
+
+    def _schema(self, value: object, path: tuple, filled: bool, named: bool = False) -> object:
+        if isinstance(value, list):
+            return [self._schema(item, path, filled) for item in value]
+        if not isinstance(value, Mapping):
+            return value
+        kept = {}
+        for name, item in value.items():
+            is_value = name in _VALUES and not named
+            if item is None:
+                meant = _takes_null(value) or not (filled or self._filled(path, name))
+                if named or name not in _NULLABLE or not meant:
+                    continue
+            if not is_value:
+                inner = name in _NAMED and not named
+                item = self._schema(item, (*path, name), filled, inner)
+            kept[name] = item
+        return kept
+
+    # -- what the rows have --
+
+    def _filled(self, path: tuple, name: str) -> bool:
+        """Whether every object at the path has the key, and one of them a value there."""
+        objects, keys = self._counts
+        there, valued = keys.get((path, name), (0, 0))
+        return there == objects.get(path, 0) and valued > 0
+
+    def _of_several_tools(self, path: tuple, name: str) -> bool:
+        """Whether every call has the key, whichever tool it calls, and there are several."""
+        objects, keys = self._counts
+        return keys.get((path, name), (0, 0))[0] == objects.get(path, 0) and len(self._names) > 1
+
+    @functools.cached_property
+    def _counts(self) -> tuple[dict, dict]:
+        """Objects at each path, and (objects that have a key there, those that have a value)."""
+        objects: dict[tuple, int] = {}
+        keys: dict[tuple, tuple[int, int]] = {}
+        self._names = set()
+
+        def count(value: object, path: tuple) -> None:
+            if isinstance(value, (list, tuple)):
+                for item in value:
+                    count(item, path)
+            if not isinstance(value, Mapping):
+                return
+            objects[path] = objects.get(path, 0) + 1
+            for name, item in value.items():
+                there, valued = keys.get((path, name), (0, 0))
+                keys[path, name] = there + 1, valued + (item is not None)
+                count(item, (*path, name))
+
+        for row in self._rows():
+            more = row.get("extra_info")
+            for columns in (row, more if isinstance(more, Mapping) else {}):
+                for name, value in columns.items():
+                    if not isinstance(value, (list, tuple)):
+                        continue
+                    if name in TOOLS:
+                        count(value, ("tools",))
+                    for function in _called(value):
+                        self._names.add(str(function.get("name")))
+                        count(function.get("arguments"), ("arguments",))
+        return objects, keys
+
+
+TOOLS = ("tools", "tool_defs", "functions")  # columns that hold tools
+_CALLS = ("tool_calls", "function_call")
+
+
+def _called(messages: Iterable) -> Iterable[Mapping]:
+    """The functions of all calls of messages."""
+    for message in messages:
+        for name in _CALLS if isinstance(message, Mapping) else ():
+            calls = message.get(name)
+            for call in calls if isinstance(calls, (list, tuple)) else [calls]:
+                if isinstance(call, Mapping):
+                    inner = call.get("function")
+                    yield inner if isinstance(inner, Mapping) else call
+
+
+def _has_null(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return any(item is None or _has_null(item) for item in value.values())
+    return isinstance(value, (list, tuple)) and any(map(_has_null, value))
+
+
+def _is_filled(value: object, named: bool = False) -> bool:
+    """Whether a schema has a null that says nothing: nobody writes one."""
+    if isinstance(value, list):
+        return any(map(_is_filled, value))
+    if not isinstance(value, Mapping):
+        return False
+    return any(
+        item is None or (named or name not in _VALUES)
+        and _is_filled(item, name in _NAMED and not named)
+        for name, item in value.items()
+        if named or name not in _NULLABLE
+    )  # fmt: skip
+
+
+def _takes_null(schema: Mapping) -> bool:
+    """Whether a schema says itself that null is one of its values."""
+    kinds = schema.get("type")
+    kinds = kinds if isinstance(kinds, (list, tuple)) else [kinds]
+    several = [*(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())]
+    return (
+        "null" in kinds
+        or bool(schema.get("nullable"))
+        or None in (schema.get("enum") or ())
+        or any(_takes_null(one) for one in several if isinstance(one, Mapping))
+    )
+
+
+def _parameters(name: object, tools: Iterable[Mapping]) -> Mapping | None:
+    """The schema of the arguments of the tool `name`; None where no tool has that name."""
+    for tool in tools:
+        inner = tool.get("function")
+        function = inner if isinstance(inner, Mapping) else tool
+        if function.get("name") == name:
+            return function.get("parameters") or {}
+    return None
+
+
+def _properties(schema: Mapping | None) -> Mapping | None:
+    """The schemas of the names that an object may have; None where that is not said."""
+    declared = (schema or {}).get("properties")
+    return declared if isinstance(declared, Mapping) else None

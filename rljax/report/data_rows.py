@@ -1,0 +1,61 @@
+"""The data of a run as the model reads them: rows with what is learned marked, what ends a turn."""
+
+import html
+from collections.abc import Mapping
+
+from rljax.report.run_folder import Run, is_number
+
+_PERCENTILES = ("50 %", "90 %", "99 %", "longest")
+
+
+def data_rows(run: Run) -> str:
+    """The section of the data, by data.json; "" for a run that has none."""
+    notes = [note for note in _list(run.data.get("notes")) if isinstance(note, str)]
+    rows = [row for row in _list(run.data.get("rows")) if isinstance(row, Mapping)]
+    if not notes and not rows:
+        return ""
+    said = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
+    shown = "".join(map(_row, rows))
+    title = "The data as the model reads them"
+    legend = (
+        '<p class="dim">What is learned is marked; special tokens are shown.</p>' if rows else ""
+    )
+    return (
+        f"<details><summary>{title}</summary><ul>{said}</ul>{_lengths(run.data.get('lengths'))}"
+        f"{legend}{shown}</details>"
+    )
+
+
+def _list(value: object) -> list:
+    return value if isinstance(value, list) else []
+
+
+def _row(row: Mapping) -> str:
+    """One row: its title, its fields, and its text with what is learned marked."""
+    parts = []
+    for piece in _list(row.get("pieces")):
+        text, learned = piece if isinstance(piece, list) and len(piece) == 2 else (piece, False)
+        text = html.escape(str(text))
+        parts.append(f"<mark>{text}</mark>" if learned is True else text)
+    title = f"{row.get('title', 'row')}: {row.get('tokens', '?')} tokens"
+    fields = row.get("fields")
+    named = fields.items() if isinstance(fields, Mapping) else ()
+    more = "; ".join(f"{name} = {value}" for name, value in named)
+    return (
+        f'<p class="dim">{html.escape(title)}{html.escape(f"; {more}" if more else "")}</p>'
+        f'<pre class="text">{"".join(parts)}</pre>'
+    )
+
+
+def _lengths(lengths: object) -> str:
+    """A table of lengths in tokens."""
+    if not isinstance(lengths, Mapping) or not lengths:
+        return ""
+    head = "".join(f"<th>{name}</th>" for name in ("", *_PERCENTILES))
+    body = "".join(
+        f"<tr><th>{html.escape(str(name))}</th>"
+        + "".join(f"<td>{value:,}</td>" for value in _list(values) if is_number(value))
+        + "</tr>"
+        for name, values in lengths.items()
+    )
+    return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>'

@@ -1,0 +1,39 @@
+"""Whether the ids of a tokenizer mean the same to a model of another folder.
+
+What reads the ids of a run (reward models, critics, teachers, ...) reads them by its own embedding,
+and would not notice.
+"""
+
+import os
+
+from rljax import hub
+from rljax.data.text.tokenizer import CHAR_FILE, Tokenizer, load_tokenizer
+from rljax.errors import InputError
+
+_SHOWN = 3
+
+
+def tokenizer_of(folder: str) -> Tokenizer | str:
+    """The tokenizer of a model's folder or repository; why there is none to be read."""
+    if hub.model_name(folder) is None:
+        files = ("tokenizer.json", CHAR_FILE)
+        if not any(os.path.lexists(os.path.join(folder, file)) for file in files):
+            return "no tokenizer.json"
+    try:
+        return load_tokenizer(folder)
+    except InputError as error:
+        return error.parts[0]
+
+
+def differing_ids(tokenizer: Tokenizer, other: Tokenizer, *, may_lack: bool = False) -> str:
+    """The first ids of `tokenizer` that are another token to `other`, or none; "" if there are
+    none. Special tokens, templates and ids that `other` alone has may differ: none of them changes
+    what an id means. `may_lack`: so may ids that `tokenizer` alone has."""
+    theirs = other.vocabulary()
+    wrong = [
+        f"id {i} is {token!r}, there {'none' if theirs.get(i) is None else repr(theirs[i])}"
+        for i, token in sorted(tokenizer.vocabulary().items())
+        if token != theirs.get(i) and (i in theirs or not may_lack)
+    ]
+    more = f", and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+    return "; ".join(wrong[:_SHOWN]) + more
