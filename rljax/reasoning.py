@@ -23,6 +23,7 @@ _MARK = re.compile(
     rf"<(?P<ends>/?)(?P<tag>(?i:{_TAGS}))>|"
     + "|".join(rf"(?P<o{i}>{begin})|(?P<c{i}>{end})" for i, (begin, end) in enumerate(_PAIRS))
 )
+LONGEST_MARK = 24  # characters
 # A message of gpt-oss has a channel, one of Muse a recipient: `analysis` and `self` are reasoning.
 _HEADER = re.compile(
     r"<\|channel\|>\s{0,5}(?P<channel>\w{1,64})[^<]{0,200}(?:<\|constrain\|>[^<]{0,100})?<\|message\|>"
@@ -147,6 +148,57 @@ def _outside(text: str, begin: int) -> str | None:
     if not blocks:
         return None
     return text[at:] if text[at:].strip() else "".join(pieces)
+
+
+def reasoning_spans(
+    response: str, begun: str = "", apart: Sequence[tuple[int, int]] = ()
+) -> list[tuple[int, int]]:
+    """The characters [a, b) of a response that are reasoning, with its marks; what is not closed is
+    reasoning to the end. A mark within `apart`, spans in their order, is a text of theirs (a tool
+    call's). `begun`: as in `answer_of`."""
+    text, begin = f"{begun}{response}", len(begun)
+    spans, inside, start = [], "", begin
+    calls = iter([*apart, (len(response), len(response))])
+    first, last = next(calls)
+    for mark in _marks(text):
+        while last <= mark.start() - begin and last < len(response):
+            first, last = next(calls)
+        if first <= mark.start() - begin < last:
+            continue
+        kind, opens = _kind(mark)
+        if opens and not inside:
+            if not _in_a_sentence(text, mark):
+                inside, start = kind, max(begin, mark.start())
+        elif not opens and inside in ("", kind):
+            if not inside:  # what stood before a mark that closes nothing was reasoning, too
+                spans, start = [], begin
+            spans.append((start, max(begin, mark.end())))
+            inside = ""
+    if inside:
+        spans.append((start, len(text)))
+    return [(a - begin, b - begin) for a, b in spans if b > a]
+
+
+def cut_marks(reasoning: str) -> str:
+    """A span of reasoning without the marks at its ends."""
+    return _reasoning_before(reasoning, "")
+
+
+def closes_reasoning(text: str, start: int = 0) -> int:
+    """The place behind the first mark from `start` on that closes reasoning; -1 where none does."""
+    ends = (mark.end() for mark in _MARK.finditer(text, start) if not _kind(mark)[1])
+    return next(ends, -1)
+
+
+def begins_reasoning(response: str) -> bool:
+    """Whether a response, or as much of it as there is, begins with reasoning."""
+    mark = _MARK.match(response.lstrip())
+    return mark is not None and _kind(mark)[1]
+
+
+def is_mark(text: str) -> bool:
+    """Whether the text of a token is a mark of reasoning, or begins one."""
+    return _MARK.fullmatch(text) is not None or text == "<|channel>"
 
 
 def _kind(mark: re.Match) -> tuple[str, bool]:

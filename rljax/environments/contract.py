@@ -27,6 +27,8 @@ which is masked and counted and never scored.
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from rljax.reasoning import Response, answer_of
+
 __all__ = ["Call", "Done", "Opening", "Reply", "Turn"]
 
 
@@ -78,8 +80,10 @@ class Call:
     id: str = ""  # where the format has one
 
 
-class Reply(str):
+class Reply(Response):
     """What the policy wrote, as text without end tokens and without what was parsed as calls.
+
+    answer   what stands behind its reasoning, without calls
 
     calls    the tool calls in it, in their order
     problem  why a call could not be parsed; "" where all is well
@@ -98,8 +102,9 @@ class Reply(str):
     def __new__(
         cls, text: str, *, calls: Sequence[Call] = (), problem: str = "", finish: str = "stop",
         turns_left: int = 0, tokens_left: int = 0, whole: str | None = None,
+        answer: str | None = None,
     ) -> "Reply":  # fmt: skip
-        self = super().__new__(cls, text)
+        self = super().__new__(cls, text, answer_of(text) if answer is None else answer)
         self.calls, self.problem, self.finish = tuple(calls), problem, finish
         self.turns_left, self.tokens_left = turns_left, tokens_left
         self.whole = text if whole is None else whole

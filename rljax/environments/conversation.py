@@ -9,8 +9,11 @@ import re
 from collections.abc import Mapping, Sequence
 
 from rljax.data.text.chat import appended_after, compare_log, encode_after
+from rljax.environments.calls import Parsed, assistant_message
 from rljax.errors import InputError
+from rljax.reasoning import answer_of, beginning_of, response_of
 
+TAIL = 16  # tokens at the end of a log in which its last mark is found
 CHARACTERS_PER_TOKEN = 64  # of a text that is too long: the rest of it is not even tokenized
 
 
@@ -31,7 +34,11 @@ class Conversation:
         self.tools = list(tools) if tools and templated else None
         if templated:
             self.messages = [dict(message) for message in messages]
-            self._rendered = self.tokenizer.render_chat(self.messages, tools=self.tools)
+            begun = self.messages[-1]["role"] == "assistant"  # the policy goes on with that turn
+            self._rendered = self.tokenizer.render_chat(
+                self.messages, tools=self.tools, add_generation_prompt=not begun,
+                continue_final_message=begun,
+            )  # fmt: skip
             if ids is None or self.tools:
                 ids = self.tokenizer.encode(self._rendered)
         elif ids is None:
@@ -40,11 +47,32 @@ class Conversation:
         self.ids = [int(i) for i in ids]
         return self.ids
 
-    def said(self, ids: Sequence[int], message: Mapping, text: str) -> None:
-        """The policy's turn: its ids, the message that was read of it, and its text."""
-        self.ids, self._written = [*self.ids, *ids], text
+    @property
+    def begun(self) -> str:
+        """How the prompt begins the policy's next turn, where it begins its reasoning."""
+        return beginning_of(*self._asked())
+
+    def _asked(self) -> tuple[str, list[dict] | None]:
+        """The prompt of the policy's next turn as text, or the end of it, and its messages."""
         if self.messages is not None:
-            self.messages.append(dict(message))
+            return self._rendered, self.messages
+        return self.tokenizer.decode(self.ids[-TAIL:], skip_special_tokens=False), None
+
+    def answer(self, ids: Sequence[int]) -> str:
+        """What stands behind the reasoning of a turn that the policy has written."""
+        return answer_of(response_of(self.tokenizer, ids, *self._asked()))
+
+    def said(self, ids: Sequence[int], text: str, parsed: Parsed) -> None:
+        """The policy's turn: its ids, its text, and what was read of it."""
+        self.ids, self._written = [*self.ids, *ids], text
+        if self.messages is None:
+            return
+        apart = bool(parsed.reasoning) and _reads_reasoning_apart(self.tokenizer)
+        message = assistant_message(text, parsed, apart=apart)
+        if self.messages[-1]["role"] == "assistant":  # which it has gone on with
+            begun = self.messages.pop()
+            message = {**begun, **message, "content": _joined(begun, message)}
+        self.messages.append(message)
 
     def append(self, new: Sequence[Mapping], *, look: bool) -> tuple[list[int], bool, str]:
         """(ids to append, or a whole prompt; whether it is that; the drift, with `look`)."""
@@ -84,6 +112,31 @@ class Conversation:
         """The messages of an observation with `limit` tokens of content at most: the longest ones
         keep their heads and tails."""
         return shortened(self.tokenizer, messages, self.limit)
+
+
+def _joined(begun: Mapping, message: Mapping) -> str:
+    """The content of a turn that was begun, and of what the policy wrote behind it."""
+    first = begun.get("content") or ""
+    if not isinstance(first, str):
+        first = "".join(part.get("text") or "" for part in first)
+    return first + (message.get("content") or "")
+
+
+@functools.lru_cache(maxsize=8)
+def _reads_reasoning_apart(tokenizer) -> bool:
+    """Whether the chat template writes a turn's reasoning_content, and another text where the
+    reasoning stands in the content, in its marks."""
+    asked = {"role": "user", "content": "Q"}
+    told = {"role": "assistant", "content": "<think>\nWHY\n</think>\n\nANSWER"}
+    apart = {"role": "assistant", "content": "ANSWER", "reasoning_content": "WHY"}
+    try:
+        first, second = (
+            tokenizer.render_chat([asked, message], add_generation_prompt=False)
+            for message in (told, apart)
+        )
+    except InputError:
+        return False
+    return "WHY" in second and first != second
 
 
 def shortened(tokenizer, messages: Sequence[Mapping], limit: int) -> list[dict]:

@@ -15,7 +15,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 
 from rljax.components import Component
 from rljax.contracts import spec
-from rljax.environments.calls import assistant_message, parser
+from rljax.environments.calls import Parsed, parser
 from rljax.environments.contract import Call, Done, Opening, Reply, Turn
 from rljax.environments.conversation import CHARACTERS_PER_TOKEN, Conversation
 from rljax.environments.messages import Limits, Step
@@ -24,6 +24,7 @@ from rljax.errors import InputError, place_in
 from rljax.rewards.pool.calling import describe
 
 LOOKED_AT = 64  # the drift of one turn of so many is looked at, and that of each whole episode
+_UNREADABLE = "The call cannot be read: "
 BAD_CALLS = 3  # in a row that are answered; one more ends the episode
 TRACEBACK_CHARS = 4_000
 DRIFTS = ("", "same", "retokenized", "rewritten")  # the worst last
@@ -84,6 +85,7 @@ class Episode:
         self._schemas: dict[str, Sequence[Mapping]] = {}  # of the tools, by seat
         self._seat, self._state = "", b""
         self._turns = self._calls = self._bad_in_a_row = 0
+        self._untold = ""  # what is wrong with a call whose reply had good ones, too
         self._said: dict = {}  # what the next Step says about the reply before
         self._limit = ""  # which has been passed: the environment is asked for the last time
         self._format = None
@@ -168,8 +170,10 @@ class Episode:
         try:
             left = dict(finish=finish, turns_left=turns_left, tokens_left=tokens_left)
             reply = self._read([int(i) for i in ids], left)
-            if reply.problem and not self._limit:
-                told = [{"role": "user", "content": f"The call cannot be read: {reply.problem}"}]
+            if reply.problem and reply.calls:  # the others are made, and it is told beside them
+                self._untold = f"{_UNREADABLE}{reply.problem}"
+            elif reply.problem and not self._limit:
+                told = [{"role": "user", "content": f"{_UNREADABLE}{reply.problem}"}]
                 try:
                     step = self._step(Turn(told, seat=self._seat))
                     return dataclasses.replace(step, state=self._state)  # the world has not moved
@@ -241,7 +245,8 @@ class Episode:
                     raise BadYield(str(error)) from None
                 return self._end(None, seconds, "tokens")
         else:
-            messages = conversation.shortened(turn.observation or ())
+            observation = self._with_problem(turn.observation or ())
+            messages = conversation.shortened(observation)
             # "failed" or "unknown", by Toolbox.answer: for the counts, not for the template.
             failures = [message.pop("failure", "") for message in messages]
             look = zlib.crc32(b"%d %d" % (self.sample_seed, self._turns)) % LOOKED_AT == 0
@@ -252,6 +257,16 @@ class Episode:
             parts=dict(turn.parts), state=self._state, seconds=seconds, drift=drift,
             failed_calls=failures.count("failed"), messages=tuple(messages), **self._told(),
         )  # fmt: skip
+
+    def _with_problem(self, messages: Sequence[Mapping]) -> list[Mapping]:
+        """An observation that says, too, which call of the reply before could not be read: in its
+        last message, since templates differ in what they let follow it."""
+        problem, self._untold = self._untold, ""
+        if not problem:
+            return list(messages)
+        *others, last = messages or [{"role": "user", "content": ""}]
+        told = "\n".join(filter(None, (last.get("content") or "", problem)))
+        return [*others, {**last, "content": told}]
 
     def _first(self, turn: Turn, tools: Sequence[Mapping]) -> tuple[list[int], list[dict]]:
         """The first prompt of a seat."""
@@ -322,16 +337,18 @@ class Episode:
         self._turns += 1
         ends = ids[-1:] and ids[-1] in self.tokenizer.eos_ids
         written = ids[:-1] if ends else ids
-        text, calls, problem = self.tokenizer.decode(written), (), ""
-        whole, message = text, {"role": "assistant", "content": text}
+        conversation = self._conversations[self._seat]
+        whole, begun = self.tokenizer.decode(written), conversation.begun
+        parsed = Parsed(conversation.answer(written), said=whole)
         if self._format is not None:
             whole = self._format.decode(self.tokenizer, ids)
-            parsed = self._format.parse(whole, self._schemas[self._seat])
-            problem = parsed.problem
-            text = whole if problem else parsed.content
+            parsed = self._format.parse(whole, self._schemas[self._seat], begun=begun)
             calls = tuple(self._with_id(i, call) for i, call in enumerate(parsed.calls))
-            message = assistant_message(whole, dataclasses.replace(parsed, calls=calls))
-        self._conversations[self._seat].said(ids, message, whole)
+            parsed = dataclasses.replace(parsed, calls=calls)
+        text, calls, problem = parsed.said, parsed.calls, parsed.problem
+        if problem and not calls:
+            text = whole
+        conversation.said(ids, whole, parsed)
         names = {schema.get("function", schema).get("name") for schema in
                  self._schemas[self._seat]}  # fmt: skip
         unknown = sum(call.name not in names for call in calls) if names else 0
@@ -339,7 +356,12 @@ class Episode:
             text=text, calls=len(calls), unknown_calls=unknown, bad_turn=bool(problem)
         )
         return Reply(
-            text, calls=self._allowed(calls, bool(problem)), problem=problem, whole=whole, **left
+            text,
+            calls=self._allowed(calls, bool(problem)),
+            problem=problem,
+            whole=whole,
+            answer=parsed.content,
+            **left,
         )
 
     def _with_id(self, place: int, call: Call) -> Call:

@@ -1,6 +1,7 @@
 """Games: guess a number, tic-tac-toe and Kuhn poker, alone or against oneself.
 
-Each takes the text of a move as it comes, white space aside; what is no move loses. Rows are the
+Each takes the text of a move as it comes, reasoning before it and white space aside; what is no
+move loses. Rows are the
 tasks of the same names (rljax.data.tasks.games). `style` "words" explains the game, for models that
 read; "short" writes a position in a few characters, for models of a few layers.
 """
@@ -12,6 +13,7 @@ from rljax.contracts import contract
 from rljax.data.tasks.games import LINES
 from rljax.environments.contract import Turn
 from rljax.errors import InputError
+from rljax.reasoning import answer_of
 
 MARKS = ("x", "o")
 PLAYERS = ("first", "second")
@@ -28,7 +30,7 @@ def guess_number(secret, *, high: int = 16, turns: int = 4, price: float = 0.05)
     told = f"Guess my number, 1 to {high}."
     for turn in range(turns):
         reply = yield told
-        text = reply.strip()
+        text = answer_of(reply).strip()
         guess = int(text) if text.isdecimal() and len(text) < 10 else 0
         if guess == secret:
             return 1.0 - price * turn
@@ -83,7 +85,7 @@ def tic_tac_toe(
 
 def free_cell(reply: str, board: list[str]) -> int | None:
     """The index of the free cell that a reply names; None where it names none."""
-    text = reply.strip()
+    text = answer_of(reply).strip()
     cell = "123456789".find(text) if len(text) == 1 else -1
     return cell if cell >= 0 and board[cell] == "." else None
 
@@ -113,7 +115,7 @@ def kuhn_poker(deal, *, style: Literal["words", "short"] = "words"):
         if style == "words":
             shown = _HELP_KUHN.format(deal[seat], history or "none")
         reply = yield Turn(shown, state=(deal[seat], history), seat=PLAYERS[seat])
-        move = reply.strip()
+        move = answer_of(reply).strip()
         if move not in ("p", "b"):
             won = 2.0 if seat else -2.0
             break

@@ -23,6 +23,29 @@ _FIELD = re.compile(r"^[ \t]*:param (?:[^:\n]* )?(\w+):[ \t]*(.*)$")
 _CHOICES = re.compile(r"\(choices:\s*(\[.*?\])\s*\)\s*$", re.DOTALL)
 
 
+# Keys of a tool that are for a decoder or a provider: a model is not told of them.
+_NOT_TOLD = {
+    "strict", "cache_control", "defer_loading", "allowed_callers", "eager_input_streaming",
+    "input_examples",
+}  # fmt: skip
+
+
+def told_of(tools: Sequence[Mapping]) -> list[dict]:
+    """The tools of a client as a chat template is given them: without flags of a decoder, and
+    without what is null."""
+
+    def told(value: Mapping) -> dict:
+        return {k: v for k, v in value.items() if v is not None and k not in _NOT_TOLD}
+
+    return [
+        {
+            k: told(v) if k == "function" and isinstance(v, Mapping) else v
+            for k, v in told(tool).items()
+        }
+        for tool in tools
+    ]
+
+
 def schema_of(function: Callable, *, hidden: Iterable[str] = ()) -> dict:
     """{"type": "function", "function": {name, description, parameters}}; `hidden` names parameters
     that the policy does not set. Raises InputError for a function that no schema can say."""

@@ -31,6 +31,7 @@ from rljax.keys import root_key
 from rljax.reasoning import Response
 from rljax.rewards.pool.pool import RewardPool
 from rljax.rollout import extraction_failed_fraction
+from rljax.sampler.stop_strings import stop_tokens
 from rljax.setup.policies import Policy, SavedPolicy, load_policy, sample_all
 
 HOME = "rljax.evaluation.suites"
@@ -302,9 +303,11 @@ def _run(suite: Suite, records: list[dict], saved: SavedPolicy, options: Evaluat
 def _sampling(suite: Suite, policy: Policy) -> Policy:
     """The policy as the suite samples, whatever the run sampled with; its own stop strings stay."""
     how = policy.sampling
+    ends = (*how.stop_ids, *stop_tokens(policy.tokenizer, suite.stop))
     how = dataclasses.replace(
         how, temperature=suite.temperature, top_p=suite.top_p, top_k=0, min_p=0.0,
         stop_strings=tuple(dict.fromkeys((*how.stop_strings, *suite.stop))),
+        stop_ids=tuple(dict.fromkeys(ends)),
     )  # fmt: skip
     return dataclasses.replace(policy, sampling=how.greedy() if not suite.temperature else how)
 

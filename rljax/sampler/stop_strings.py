@@ -4,6 +4,8 @@ The response ends with the first token after which its text contains a stop stri
 string is spread over tokens; the text given out ends before the string.
 """
 
+import functools
+import inspect
 import itertools
 from collections.abc import Callable, Sequence
 
@@ -14,9 +16,44 @@ import numpy as np
 from rljax import hosts
 from rljax.arrays import fetch
 from rljax.batch import Batch, FinishReason
+from rljax.data.text.tokenizer import Tokenizer
 
 HALF = "\ufffd"  # what decoders write for bytes that are no character, or not yet one
 EDGE = 4  # characters at the beginning of a window that may be others than in the whole text
+
+
+@functools.lru_cache(maxsize=8)
+def special_texts(tokenizer: Tokenizer) -> dict[str, int]:
+    """The texts of a tokenizer's special tokens, and their ids."""
+    ids = sorted(tokenizer.special_ids)
+    texts = {tokenizer.decode([i], skip_special_tokens=False): i for i in ids}
+    return {text: i for text, i in texts.items() if text}
+
+
+def stop_tokens(tokenizer: Tokenizer, stops: Sequence[str]) -> tuple[int, ...]:
+    """The ids of those stop strings that are one special token: they end a response as other stop
+    ids do, without a look at its text."""
+    known = special_texts(tokenizer) if stops else {}
+    return tuple(known[stop] for stop in stops if stop in known)
+
+
+@functools.lru_cache(maxsize=64)
+def holds_special(tokenizer: Tokenizer, stops: tuple[str, ...]) -> bool:
+    """Whether the text of a special token is a part of a stop string."""
+    return any(text in stop for stop in stops for text in special_texts(tokenizer))
+
+
+def decoder_for(decode: Callable | None, stops: Sequence[str]) -> Callable | None:
+    """ids -> text in which these stop strings are looked for: with special tokens where one of them
+    holds such a token's text, which a tokenizer's `decode` leaves out by itself."""
+    tokenizer = decode.__self__ if inspect.ismethod(decode) else None
+    if (
+        not stops
+        or not isinstance(tokenizer, Tokenizer)
+        or not holds_special(tokenizer, tuple(stops))
+    ):
+        return decode
+    return functools.partial(decode, skip_special_tokens=False)
 
 
 def find_stop(
@@ -24,6 +61,7 @@ def find_stop(
 ) -> int | None:
     """How many of `ids` to keep, or None where no stop string is in their text. The first
     `known_free` of them are known to have none; of these only the last few are decoded."""
+    decode = decoder_for(decode, stops)
     start = _window(ids, decode, known_free, max(map(len, stops), default=0) + 2 * EDGE)
 
     def ended(count: int) -> bool:

@@ -11,7 +11,7 @@ from rljax.sampler import Sampling
 from rljax.sampler.stop_strings import HALF
 from rljax.serving.call_stream import CallStream
 from rljax.serving.fields import ParsedRequest
-from rljax.serving.text import StopStrings, TextStream
+from rljax.serving.text import StopStrings, TextStream, text_stream
 from rljax.serving.worker import TokenChunk
 
 REASONS = {
@@ -49,9 +49,9 @@ class Answer:
         count = len(request.requests) * request.n
         stops, form = StopStrings(request.stops), request.calls
         self._texts = [
-            TextStream(tokenizer.decode, stops)
+            text_stream(tokenizer, stops)
             if form is None
-            else CallStream(tokenizer, form, request.stops, request.tools)
+            else CallStream(tokenizer, form, request.stops, request.tools, request.begun)
             for _ in range(count)
         ]
         self.left = count  # choices that are not finished

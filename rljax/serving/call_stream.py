@@ -9,8 +9,14 @@ from collections.abc import Sequence
 
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.environments.calls import Format
-from rljax.sampler.stop_strings import text_before_stop
-from rljax.serving.text import StopStrings, TextStream
+from rljax.reasoning import (
+    LONGEST_MARK,
+    begins_reasoning,
+    closes_reasoning,
+    reasoning_spans,
+)
+from rljax.sampler.stop_strings import holds_special, text_before_stop
+from rljax.serving.text import StopStrings, text_stream
 
 
 class CallStream:
@@ -23,13 +29,19 @@ class CallStream:
         form: Format,
         stops: Sequence[str],
         schemas: Sequence[dict] | None,
+        begun: str = "",
     ):
-        """`stops`: the client's. `schemas`: its tools; None: calls are not wanted."""
+        """`stops`: the client's. `schemas`: its tools; None: calls are not wanted. `begun`: as in
+        Format.parse."""
         self._tokenizer, self._format, self._stops, self._schemas = tokenizer, form, stops, schemas
-        self._text = TextStream(form.decoder(tokenizer), StopStrings((*stops, *form.starts)))
+        self._begun = begun
+        self._reasons: bool | None = None  # whether the text stands within reasoning; None: unknown
+        how = dict(decode=form.decoder(tokenizer), shown=form.shown(tokenizer))
+        self._text = text_stream(tokenizer, StopStrings(stops), **how)
         self._tokens: list[int] = []
-        self._sent: list[str] = []
-        self._space = ""  # at the end of what was sent: a call may follow, and take it away
+        self._so_far = ""  # the text but what may become a stop string
+        self._looked = 0  # characters of it in which no reasoning ends, and no call begins
+        self._sent = 0  # characters
         self.calls: list[dict] = []
         self.reasoning = ""
 
@@ -40,26 +52,66 @@ class CallStream:
     def push(self, token: int) -> str:
         """Takes one more token; returns the text that can be sent now."""
         self._tokens.append(token)
-        new = self._space + self._text.push(token)
+        self._so_far += self._text.push(token)
         if not self._format.starts:
             return ""
-        sent = new.rstrip()
-        self._space = new[len(sent) :]
-        self._sent.append(sent)
-        return sent
+        text = self._so_far
+        if self._reasons is None:
+            self._reasons = self._begins(text.lstrip())
+        if self._reasons:  # a draft is no call, and is sent as it is
+            closed = closes_reasoning(text, self._looked)
+            self._reasons = closed < 0
+            self._looked = closed if closed > 0 else max(self._looked, len(text) - LONGEST_MARK)
+        return self._send(len(text) if self._reasons else self._before_calls())
+
+    def _begins(self, text: str) -> bool | None:
+        """Whether a text begins with reasoning, or goes on with it; None where more has to come. A
+        call that comes at once is one, whatever the prompt has begun."""
+        if any(text.startswith(start) for start in self._format.starts):
+            return False
+        if any(start.startswith(text) for start in self._format.starts):
+            return None
+        if reasoning_spans("?", self._begun) or begins_reasoning(text):
+            return True
+        return None if len(text) < LONGEST_MARK else False
+
+    def _before_calls(self) -> int:
+        """How many characters of the text stand before what is a call, or may become one."""
+        text, starts = self._so_far, self._format.starts
+        found = [at for at in (text.find(start, self._looked) for start in starts) if at >= 0]
+        if found:
+            self._looked = min(found)
+            return self._looked
+        longest = max(map(len, starts)) - 1
+        held = (
+            size
+            for size in range(min(longest, len(text) - self._looked), 0, -1)
+            if any(start.startswith(text[len(text) - size :]) for start in starts)
+        )
+        self._looked = len(text) - next(held, 0)
+        return self._looked
+
+    def _send(self, end: int) -> str:
+        """What was not sent of the first `end` characters, but for white space at their end: a call
+        may follow, and take it away."""
+        end = self._sent + len(self._so_far[self._sent : end].rstrip())
+        new, self._sent = self._so_far[self._sent : end], end
+        return new
 
     def finish(self) -> str:
         """Ends the stream; returns the rest of the content."""
-        text = self._format.decode(self._tokenizer, self._tokens)
-        text = text_before_stop(text, self._stops)
-        parsed = self._format.parse(text, self._schemas or ())
-        self.reasoning = parsed.reasoning
-        content = parsed.content
-        if parsed.problem and self._schemas is not None:
-            content = text  # the client gets what its calls would have been as they are
-        elif self._schemas is not None:
+        text = self._so_far + self._text.finish()
+        if not holds_special(self._tokenizer, tuple(self._stops)):  # but end tokens, if it has any
+            text = self._format.decode(self._tokenizer, self._tokens)
+            text = text_before_stop(text, self._stops)
+        parsed = self._format.parse(text, self._schemas or (), begun=self._begun)
+        self.reasoning = parsed.reasoning if self._format.channels else ""
+        if self._schemas is None:
+            content = parsed.content if self._format.channels else text
+        else:
+            content = text if parsed.problem and not parsed.calls else parsed.said
             self.calls = [_as_openai(call) for call in parsed.calls]
-        return content[sum(map(len, self._sent)) :]
+        return content[self._sent :]
 
 
 def _as_openai(call) -> dict:

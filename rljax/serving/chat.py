@@ -15,9 +15,11 @@ from rljax.components import resolve
 from rljax.config import NAMESPACES
 from rljax.config.serve_options import ChatOptions
 from rljax.environments.calls import parser
+from rljax.environments.conversation import TAIL
 from rljax.environments.episode import Episode
 from rljax.environments.messages import Limits, Step
 from rljax.errors import InputError
+from rljax.reasoning import beginning_of
 from rljax.sampler import Engine, Sampler
 from rljax.sampler.sample import Sample
 from rljax.serving.call_stream import CallStream
@@ -58,7 +60,9 @@ class Chat:
         )
         self.turn = dataclasses.replace(
             turn,
-            stop_ids=self._format.stop_ids(policy.tokenizer),
+            stop_ids=tuple(
+                dict.fromkeys((*turn.stop_ids, *self._format.stop_ids(policy.tokenizer)))
+            ),
             stop_strings=(*turn.stop_strings, *self._format.stop_strings),
         )
         decoding = decoding_of(policy.config, policy.tokenizer)
@@ -125,7 +129,8 @@ class Chat:
 
     def _written(self, sample: Sample) -> Iterator[tuple[str, str]]:
         """Decodes a turn and yields its text and calls; returns its ids."""
-        text = CallStream(self._policy.tokenizer, self._format, (), ())
+        tail = self._policy.tokenizer.decode(sample.ids[-TAIL:].tolist(), skip_special_tokens=False)
+        text = CallStream(self._policy.tokenizer, self._format, (), (), beginning_of(tail))
         ids: list[int] = []
         ended = False
         while not ended:

@@ -9,12 +9,16 @@ from collections.abc import Callable, Mapping
 
 from rljax.data.images.encode import ImageReader
 from rljax.data.text.chat import check_prompt, render_prompt
+from rljax.data.text.contents import check_conversation
 from rljax.data.text.messages import check_unicode, for_template
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.environments.calls import Format
+from rljax.environments.schemas import told_of
 from rljax.errors import InputError
+from rljax.reasoning import beginning_of
 from rljax.sampler import Sampling
 from rljax.sampler.prompt_images import PromptImages
+from rljax.sampler.stop_strings import stop_tokens
 from rljax.serving.images import decoded, opened, split_images
 from rljax.serving.prompts import MOST_LIKELIEST
 
@@ -26,16 +30,82 @@ TOOLS = 128
 BIASED_TOKENS = 300  # OpenAI's bound
 NAME_CHARACTERS = 64  # of a field's name, as far as an error repeats it
 CHARACTERS_PER_TOKEN = 128  # of a prompt: longer tokens exist, but no text averages more
-# What OpenAI's clients and other tools send with a value that has no effect.
+STOP_TOKENS = 64  # of a request
+# What clients of OpenAI, vLLM and SGLang send, with the values that have no effect; null is absent.
+_ANY = object()  # names and hints for a service: no value has an effect on the answer
 NEUTRAL = {
-    "presence_penalty": (0,),
+    # OpenAI
+    "audio": (),
     "frequency_penalty": (0,),
-    "suffix": ("",),
-    "response_format": ({"type": "text"},),
+    "function_call": ("auto", "none"),
+    "functions": ([],),
+    "metadata": _ANY,
+    "modalities": (["text"], []),
     "parallel_tool_calls": (True,),
-    "store": (False,),
+    "prediction": (),
+    "presence_penalty": (0,),
+    "prompt_cache_key": _ANY,
+    "prompt_cache_options": _ANY,
+    "prompt_cache_retention": _ANY,
+    "reasoning_effort": (),
+    "response_format": ({"type": "text"},),
+    "safety_identifier": _ANY,
     "service_tier": ("auto", "default"),
+    "store": (False,),
+    "suffix": ("",),
+    "user": _ANY,
+    "verbosity": ("medium",),
+    "web_search_options": (),
+    # vLLM
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "cache_salt": _ANY,
+    "chat_template": (),
+    "documents": ([],),
+    "guided_choice": (),
+    "guided_decoding_backend": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_whitespace_pattern": (),
+    "include_reasoning": (True,),
+    "include_stop_str_in_output": (False,),
+    "kv_transfer_params": ({},),
+    "length_penalty": (1,),
+    "logits_processors": ([],),
+    "min_tokens": (0,),
+    "mm_processor_kwargs": ({},),
+    "priority": (0,),
+    "prompt_logprobs": (),
+    "repetition_penalty": (1,),
+    "request_id": _ANY,
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "structural_tag": (),
+    "structured_outputs": ({},),
+    "thinking_token_budget": (),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "early_stopping": (False,),
+    "vllm_xargs": ({},),
+    # SGLang
+    "ebnf": (),
+    "json_schema": (),
+    "lora_path": (),
+    "no_stop_trim": (False,),
+    "regex": (),
+    "return_hidden_states": (False,),
+    "rid": _ANY,
+    "separate_reasoning": (False,),
+}  # fmt: skip
+_NEUTRAL_IN_CHAT = {
+    "add_special_tokens": (False,),  # templates write them
+    "best_of": (1,),
+    "echo": (False,),
 }
+_NEUTRAL_IN_COMPLETIONS = {"logprobs": (False,), "prompt_embeds": (), "top_logprobs": (0,)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +126,7 @@ class ParsedRequest:
     calls: Format | None = None  # how tool calls are read; None: the text is given as it is
     tools: list[dict] | None = None  # of the client; None: it wants no calls
     images: PromptImages | None = None  # of a chat's prompt
+    begun: str = ""  # how the prompt begins the response (rljax.reasoning.beginning_of)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +184,17 @@ def _whole(name, value) -> int:
     return value
 
 
+def _top_k(name, value) -> int:
+    # vLLM's word for all tokens is -1.
+    return 0 if isinstance(value, int) and value == -1 else _whole(name, value)
+
+
+def _stop_token_ids(name, value) -> tuple[int, ...]:
+    if not isinstance(value, list) or len(value) > STOP_TOKENS:
+        _refuse(name, value, f"a list of at most {STOP_TOKENS} token ids")
+    return tuple(_whole(name, token) for token in value)
+
+
 def _seed(name, value) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32:
         _refuse(name, value, "a whole number from 0 to 4294967295")
@@ -152,7 +234,8 @@ def _object(name, value) -> dict:
 
 def _stream_options(name, value) -> str:
     known = ("include_usage", "continuous_usage_stats")
-    unknown = sorted(set(_object(name, value)) - set(known))
+    hidden = {"include_obfuscation"} if _object(name, value).get("include_obfuscation") else set()
+    unknown = sorted(set(value) - {*known, "include_obfuscation"} | hidden)
     if unknown:
         field = unknown[0][:NAME_CHARACTERS]
         _refuse(f"{name}.{field}", value[unknown[0]], f"known are {', '.join(known)}")
@@ -204,7 +287,7 @@ def _messages(name, value) -> object:
 
 
 def _tools(name, value) -> list[dict]:
-    """Schemas of functions; what a chat template reads."""
+    """Schemas of functions, as a chat template reads them."""
     if not isinstance(value, list) or len(value) > TOOLS:
         _refuse(name, value, f"a list of at most {TOOLS} tools")
     for number, tool in enumerate(value):
@@ -216,9 +299,9 @@ def _tools(name, value) -> list[dict]:
             _refuse(f"{place}.name", "", "not empty")
         if not isinstance(function.get("parameters") or {}, dict):
             _refuse(f"{place}.parameters", function["parameters"], "a JSON schema, an object")
-        if function.get("strict"):
+        if function.get("strict") or tool.get("strict"):
             _refuse(f"{place}.strict", True, "false: what the model writes is not constrained")
-    return value
+    return told_of(value)
 
 
 def _tool_choice(name, value) -> str:
@@ -234,21 +317,22 @@ _BOTH: dict[str, tuple[object, Callable]] = {
     "max_tokens": (None, _whole),
     "temperature": (1.0, _number),
     "top_p": (1.0, _number),
-    "top_k": (0, _whole),
+    "top_k": (0, _top_k),
     "min_p": (0.0, _number),
     "seed": (None, _seed),
     "stop": ((), _stops),
+    "stop_token_ids": ((), _stop_token_ids),
     "logit_bias": ((), _bias),
     "stream": (False, _flag),
     "stream_options": ("", _stream_options),
     "ignore_eos": (False, _flag),
-    "user": (None, _text),
 }
 _COMPLETIONS = _BOTH | {
     "prompt": (None, _prompts),
     "echo": (False, _flag),
     "logprobs": (None, _completion_logprobs),
     "best_of": (None, _whole),
+    "add_special_tokens": (True, _flag),
 }
 _CHAT = _BOTH | {
     "messages": (None, _messages),
@@ -258,15 +342,19 @@ _CHAT = _BOTH | {
     "chat_template_kwargs": (None, _object),
     "tools": ([], _tools),
     "tool_choice": ("auto", _tool_choice),
+    "add_generation_prompt": (None, _flag),
+    "continue_final_message": (None, _flag),
 }
 
 
-def _read(body: object, known: dict) -> dict:
+def _read(body: object, known: dict, neutral: dict) -> dict:
     if not isinstance(body, Mapping):
         _refuse("request body", body, "a JSON object")
     present = {name: value for name, value in body.items() if value is not None}
+    for name in [name for name, value in present.items() if _without_effect(name, value, neutral)]:
+        del present[name]
     for name, value in present.items():
-        if name not in known and value not in NEUTRAL.get(name, ()):
+        if name not in known:
             rule = f"not supported; known are {', '.join(sorted(known))}"
             _refuse(f"field {name[:NAME_CHARACTERS]!r}", value, rule, fix="leave it out")
     return {
@@ -275,23 +363,31 @@ def _read(body: object, known: dict) -> dict:
     }
 
 
+def _without_effect(name: str, value: object, neutral: dict) -> bool:
+    """Whether a field has a value that changes nothing. 1 is no true, and 0 no false."""
+    values = neutral.get(name, ())
+    same = lambda one: one == value and isinstance(one, bool) == isinstance(value, bool)  # noqa: E731
+    return values is _ANY or any(map(same, values))
+
+
 # -- requests
 
 
 def read_completion(body: object, tokenizer: Tokenizer, name: str, limits: Limits) -> ParsedRequest:
     """The body of POST /v1/completions for the model that is served as `name`."""
-    fields = _read(body, _COMPLETIONS)
+    fields = _read(body, _COMPLETIONS, NEUTRAL | _NEUTRAL_IN_COMPLETIONS)
     _check_model(fields, name)
     if fields["prompt"] is None:
         _refuse("prompt", None, "the request has none")
     if fields["best_of"] not in (None, fields["n"]):
         _refuse("best_of", fields["best_of"], "n, or absent: no other sample is drawn")
+    special = fields["add_special_tokens"]
     limit = COMPLETION_TOKENS if fields["max_tokens"] is None else fields["max_tokens"]
     limits.check("prompt", fields["prompt"], fields["n"], limit)
     prompts = [p if isinstance(p, str) else _ids(p) for p in fields["prompt"]]
     sampled = limit > 0 or not fields["echo"]
     sampling = _sampling(fields, tokenizer, limit if sampled else 1)
-    requests = [(_encode(tokenizer, prompt), sampling) for prompt in prompts]
+    requests = [(_encode(tokenizer, prompt, special), sampling) for prompt in prompts]
     echo = [""] * len(requests)
     if fields["echo"]:
         echo = [p if isinstance(p, str) else tokenizer.decode(p) for p in prompts]
@@ -307,7 +403,7 @@ def read_chat(
 ) -> ParsedRequest:  # fmt: skip
     """The body of POST /v1/chat/completions. Without a limit the response fills the slot. `calls`:
     how the model writes tool calls. `reader`: how it reads images."""
-    fields = _read(body, _CHAT)
+    fields = _read(body, _CHAT, NEUTRAL | _NEUTRAL_IN_CHAT)
     _check_model(fields, name)
     if fields["messages"] is None:
         _refuse("messages", None, "the request has none")
@@ -323,12 +419,19 @@ def read_chat(
     images = opened(sources, reader)
     limits.check_images(sum(reader.tokens(image) for image in images), limit)
     options["variables"] = fields["chat_template_kwargs"]
-    text = render_prompt(tokenizer, messages, **options)
+    turn = _next_turn(fields)
+    if turn:
+        text = tokenizer.render_chat(messages, **turn, **options)
+    else:
+        text = render_prompt(tokenizer, messages, **options)
     if images:
         text, _ = reader.expanded(text, images)
     limits.check("messages", [text], fields["n"], limit)
     # A client may tell of its tools in a message where the template tells of none.
-    check_prompt(tokenizer, messages, text, needs_tools=False, **options)
+    if turn:
+        check_conversation(tokenizer, messages, text, options, needs_tools=False, **turn)
+    else:
+        check_prompt(tokenizer, messages, text, needs_tools=False, **options)
     ids = tokenizer.encode(text)
     if images:  # before their pixels are decoded
         limits.check("messages", [ids], fields["n"], limit)
@@ -341,8 +444,22 @@ def read_chat(
     if likeliest and images:
         _refuse("top_logprobs", likeliest, "0 beside images: scores are of text", "leave it out")
     read = decoded(images, ids, reader)
-    more = dict(calls=form, tools=tools or None, images=read)
+    begun = beginning_of(text, messages) if form else ""
+    more = dict(calls=form, tools=tools or None, images=read, begun=begun)
     return _parsed(True, [(ids, sampling)], fields, likeliest, [""], **more)
+
+
+def _next_turn(fields: dict) -> dict[str, bool]:
+    """How the prompt of a chat ends where the client says it by vLLM's fields. {}: a last message
+    of the assistant is continued, and behind any other one a turn is begun."""
+    begin, go_on = fields["add_generation_prompt"], fields["continue_final_message"]
+    if begin and go_on:
+        rule = "false beside continue_final_message: a turn is continued, or a new one begun"
+        _refuse("add_generation_prompt", True, rule)
+    if begin is None and go_on is None:
+        return {}
+    begin = not go_on if begin is None else begin
+    return dict(add_generation_prompt=begin, continue_final_message=bool(go_on))
 
 
 def _parsed(
@@ -362,10 +479,10 @@ def _check_model(fields: dict, name: str) -> None:
         raise UnknownModel("model", value=fields["model"], rule=f"only {name!r} is served")
 
 
-def _encode(tokenizer: Tokenizer, prompt: str | list[int]) -> list[int]:
+def _encode(tokenizer: Tokenizer, prompt: str | list[int], special: bool) -> list[int]:
     if not isinstance(prompt, str):
         return prompt
-    ids = tokenizer.encode(prompt, add_special_tokens=True)
+    ids = tokenizer.encode(prompt, add_special_tokens=special)
     return ids or ([] if tokenizer.bos_id is None else [tokenizer.bos_id])
 
 
@@ -374,13 +491,15 @@ def _sampling(
 ) -> Sampling:
     more = calls.stop_strings if calls else ()
     ends = calls.stop_ids(tokenizer) if calls else tuple(tokenizer.eos_ids)
+    ends = () if fields["ignore_eos"] else ends
+    given = (*fields["stop_token_ids"], *stop_tokens(tokenizer, fields["stop"]))
     return Sampling(
         temperature=fields["temperature"],
         top_k=fields["top_k"],
         top_p=fields["top_p"],
         min_p=fields["min_p"],
         max_response_tokens=limit,
-        stop_ids=() if fields["ignore_eos"] else ends,
+        stop_ids=tuple(dict.fromkeys((*ends, *given))),
         stop_strings=(*fields["stop"], *more),
         logit_bias=fields["logit_bias"],
         seed=fields["seed"],

@@ -21,6 +21,7 @@ from rljax.errors import InputError
 from rljax.sampler import Engine, Sampler, Sampling
 from rljax.sampler.layout import AUTO, held_weights, parsed
 from rljax.sampler.memory import check_pages
+from rljax.serving.fields import STOP_TOKENS, STOPS
 from rljax.serving.worker import Worker
 from rljax.setup.decoding import decoding_of
 from rljax.setup.policies import SavedPolicy, load_policy
@@ -56,7 +57,9 @@ def make_worker(policy: SavedPolicy, options: ServeOptions) -> Worker:
         page_tokens=options.page_tokens,
         pages=options.pages,
         draft_tokens=options.draft_tokens,
-        stop_ids=len(parser(options.calls, policy.tokenizer).stop_ids(policy.tokenizer)),
+        stop_ids=len(parser(options.calls, policy.tokenizer).stop_ids(policy.tokenizer))
+        + STOPS
+        + STOP_TOKENS,
     )
     sampler = _sampler(engine, options, policy.tokenizer.decode)
     with held_weights():  # made once

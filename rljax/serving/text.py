@@ -5,9 +5,12 @@ in dispatches, so a streamed text and a whole one are the same. A token costs th
 of a response: the server's event loop does this work for every token of every client.
 """
 
-from collections.abc import Callable, Sequence
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from rljax.sampler.stop_strings import HALF
+from rljax.data.text.tokenizer import Tokenizer
+from rljax.sampler.stop_strings import HALF, holds_special, special_texts
 
 HELD_TOKENS = 16  # after so many without a whole character at their end, there is none to come
 OPEN_TOKENS = 3  # the last ones may begin a character: one has four bytes at most
@@ -57,9 +60,15 @@ def _borders(stop: str) -> list[int]:
 class TextStream:
     """Pieces that can be sent: never half a character, never what may become a stop string."""
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], stops: StopStrings):
-        """`decode`: ids -> text."""
-        self._decode, self._stops = decode, stops
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str],
+        stops: StopStrings,
+        hidden: Mapping[int, str] | None = None,
+    ):
+        """`decode`: ids -> text. `hidden`: the texts of tokens that stop strings see and a reader
+        does not; then `decode` writes them, too."""
+        self._decode, self._stops, self._hidden = decode, stops, hidden or {}
         self._matched = stops.begin()
         # Tokens of a window are decoded together: what one adds may depend on the one before it (a
         # leading space). ids[:read] are in the text; ids[start:read] are there as context.
@@ -67,7 +76,9 @@ class TextStream:
         self._start = self._read = 0
         self._before = ""  # the text of ids[start:read]
         self._held = ""
+        self._shown: list[bool] = []  # of each character that is held, where some may be hidden
         self._ended = False
+        self._new: list[int] = []  # the tokens whose text was read last
         self.characters = 0  # of the text so far, held back or not
 
     def push(self, token: int) -> str:
@@ -96,18 +107,51 @@ class TextStream:
         return self._release(new, final=True)
 
     def _move(self, read: int) -> None:
+        self._new = self._ids[self._read : read]
         self._start, self._read = self._read, read
         self._before = self._decode(self._ids[self._start : read])
 
     def _release(self, new: str, final: bool) -> str:
-        self.characters += len(new)
+        shown = self._visible(new)
+        self.characters += sum(shown) if self._hidden else len(new)
         if self._ended:
             return ""
         self._held += new
+        self._shown += shown
         back = self._stops.advance(self._matched, new)
         self._ended = back is not None
         size = len(self._held) - (0 if final else max(self._matched, default=0))
         if self._ended:
             size = len(self._held) - back
         out, self._held = self._held[:size], self._held[size:]
+        if self._hidden:
+            shown, self._shown = self._shown[:size], self._shown[size:]
+            out = "".join(itertools.compress(out, shown))
         return out
+
+    def _visible(self, new: str) -> list[bool]:
+        """Whether each character of a text, that of the tokens that were read last, is shown."""
+        if not self._hidden:
+            return []
+        shown, at = [True] * len(new), 0
+        for text in (self._hidden[i] for i in self._new if i in self._hidden):
+            at = new.find(text, at)
+            if at < 0:
+                break
+            shown[at : at + len(text)] = [False] * len(text)
+            at += len(text)
+        return shown
+
+
+def text_stream(
+    tokenizer: Tokenizer, stops: StopStrings, decode: Callable | None = None, shown: Iterable = ()
+) -> TextStream:
+    """The stream of a response's text up to its stop strings. `decode`: ids -> text (None: without
+    special tokens), which writes the special tokens `shown`. Where a stop string holds the text of
+    a special token it is found, and no other special token comes to be seen for that."""
+    if not holds_special(tokenizer, stops.stops):
+        return TextStream(decode or tokenizer.decode, stops)
+    texts = special_texts(tokenizer).items()
+    hidden = {i: text for text, i in texts if i not in set(shown)}
+    whole = functools.partial(tokenizer.decode, skip_special_tokens=False)
+    return TextStream(whole, stops, hidden)

@@ -1,7 +1,6 @@
 """How a config decodes: its slots, loop, types, and the layout of its weights."""
 
 import dataclasses
-import functools
 
 from jax.sharding import Mesh
 
@@ -22,13 +21,11 @@ LOOK_EVERY = 16
 def decoding_of(config: Config, tokenizer: Tokenizer, slices: int = 1) -> Decoding:
     """How whole batches are decoded."""
     sampler = config.sampler
-    # A stop string may be a special token's.
-    decode = functools.partial(tokenizer.decode, skip_special_tokens=False)
     return Decoding(
         slots=sampler.slots,
         loop="host" if config.environment.function else sampler.loop,  # turns come one by one
         kv_dtype=sampler.kv_dtype,
-        decode=decode if sampler.stop_strings else None,
+        decode=tokenizer.decode,  # a suite may have stop strings that the config has not
         dtype=sampler.dtype,
         head_in_float32=sampler.head_in_float32,
         look_every=1 if slices == 1 else LOOK_EVERY,

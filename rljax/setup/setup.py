@@ -26,6 +26,7 @@ from rljax.models.huggingface import load_config
 from rljax.models.model import Model
 from rljax.rollout import RolloutConfig
 from rljax.sampler import Decoding, Sampling
+from rljax.sampler.stop_strings import stop_tokens
 from rljax.setup.decoding import check_slots, decoding_on
 from rljax.setup.placement import Group, dividing, sampler_mesh
 from rljax.setup.same_ids import differing_ids, tokenizer_of
@@ -297,7 +298,9 @@ def make_sampling(config: Config, tokenizer: Tokenizer) -> Sampling:
         min_p=sampler.min_p,
         stop_strings=tuple(sampler.stop_strings),
         max_response_tokens=sampler.max_response_tokens,
-        stop_ids=tuple(tokenizer.eos_ids),
+        stop_ids=tuple(
+            dict.fromkeys((*tokenizer.eos_ids, *stop_tokens(tokenizer, sampler.stop_strings)))
+        ),
         **thinking,
     )
 

@@ -88,7 +88,8 @@ def test_content_reasoning_and_ends_are_told_apart(tokenizers):
     ids = qwen.encode('<think>\nx\n</think>\n\nI look.\n<tool_call>\n{"name": "f"}\n</tool_call>')
     text = form.decode(qwen, [*ids, *qwen.eos_ids])
     parsed = form.parse(text)
-    assert parsed.content == "<think>\nx\n</think>\n\nI look." and parsed.calls[0].arguments == {}
+    assert parsed.content == "I look." and parsed.reasoning == "x"
+    assert parsed.said == "<think>\nx\n</think>\n\nI look." and parsed.calls[0].arguments == {}
     assert form.parse("no call\n\n") == form.parse("no call\n\n").__class__("no call\n\n")
     oss = tokenizers["gpt_oss"]
     form = parser("auto", oss)
@@ -173,7 +174,7 @@ WILD = [  # what models write that no template does
     ),
     ("harmony", "<|channel|>commentary<|message|>First I look.<|end|>", [], "First I look."),
     ("harmony", "plain", [], "plain"),
-    ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}] and so', [F], ""),
+    ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}] and so', [F], " and so"),
     ("mistral", 'Hm.[TOOL_CALLS]f{"a": 1}[TOOL_CALLS]g[ARGS]{}', [F, ("g", {})], "Hm."),
     ("deepseek_v3", '<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"a": 1}', [F], ""),
     (
@@ -286,7 +287,8 @@ def test_a_bad_call_is_told_in_words(name, text, words):
     assert parsed.problem.startswith("call ") and len(parsed.problem) < 200
     # A problem goes back to the policy: no token of a format may be in it.
     assert not any(mark in parsed.problem for mark in ("<", "|", "[", "```"))
-    assert assistant_message(text, parsed) == {"role": "assistant", "content": text}
+    if not parsed.calls:
+        assert assistant_message(text, parsed) == {"role": "assistant", "content": text}
 
 
 def test_many_brackets_are_not_depth():

@@ -72,6 +72,7 @@ PIECES = [
     '<｜DSML｜invoke name="f">',
     '<｜DSML｜parameter name="a" string="true">',
     "</｜DSML｜parameter>",
+    "</｜DSML｜invoke>",
     "<|tool_call>call:f{",
     "<tool_call|>",
     '<|"|>',

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from rljax.data.text.messages import template_view, validate_objects
 from rljax.environments.contract import Call, Reply
+from rljax.environments.schemas import told_of
 from rljax.errors import InputError
 
 LARGEST_BODY = 64_000_000  # bytes
@@ -113,7 +114,7 @@ def _read(asked: object) -> Request:
     if asked.get("n") not in (None, 1):
         raise InputError("the policy answers once", value=asked["n"], rule="n is 1")
     messages = template_view(asked.get("messages"))
-    tools = validate_objects(asked.get("tools"), "tools") or []
+    tools = told_of(validate_objects(asked.get("tools"), "tools") or [])
     return Request(messages, tools, asyncio.get_running_loop().create_future())
 
 

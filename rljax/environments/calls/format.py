@@ -1,38 +1,57 @@
 """What a format of tool calls is, and how one call is read: JSON with bounds, and what is wrong
 with it in words that the policy can use.
 
-No function here raises for what a policy wrote, and each costs time linear in the text: the first
-bad call ends the reading, and so does the 129th call.
+No function here raises for what a policy wrote, and each costs time linear in the text: the 129th
+call, good or bad, ends the reading.
 """
 
+import bisect
 import dataclasses
+import functools
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rljax.environments.contract import Call
+from rljax.reasoning import cut_marks, is_mark, reasoning_spans
 
 MAX_CALLS = 128  # of a reply
+MAX_READ = 8 * MAX_CALLS  # values of JSON, good or bad
 MAX_NAME = 256  # characters
 MAX_DEPTH = 64  # of arguments: what reads them later may recurse
 MAX_CONTAINERS = 10_000  # of arguments
+_LINE = 256  # characters before a call in which its line is looked at
 _SPACE = re.compile(r"\s*")
 _FORM = 'a call is {"name": ..., "arguments": {...}}'
+# What is written where a form is only shown: {"name": <function-name>, "arguments": {...}}.
+_PLACEHOLDER = re.compile(r"\.\.\.|…|<(?!tool_call)[A-Za-z][\w -]*+>")
+FORM = "form"
+_OBJECT = re.compile(r"""[\[{]\s*+(?:["'{\[}\]]|\Z)""")
+_CODE = re.compile(r"^[ \t]*+(```+|~~~+)([^\n]*)$|`[^`\n]++`", re.MULTILINE)
+_QUOTES = "\"'`“‘«"
 
 
 @dataclasses.dataclass(frozen=True)
 class Parsed:
     """A reply taken apart.
 
-    `content` is the text without its calls, `problem` says what is wrong with the first call that
-    cannot be read ("" where all is well), and `calls` are those before it. `reasoning` is a text
-    that the format itself keeps apart from the content.
+    `calls` are those that can be read, and `problem` says what is wrong with the first one that
+    cannot ("" where all is well). `content` is the answer: the text without its calls and without
+    the `reasoning` before it. `said` is the text without its calls alone, as it was written; where
+    a format keeps reasoning apart by itself it is the content. `spans` are the characters of the
+    text that are calls; a format of one's own need not say them.
     """
 
     content: str
     calls: tuple[Call, ...] = ()
     problem: str = ""
     reasoning: str = ""
+    said: str | None = None
+    spans: tuple[tuple[int, int], ...] | None = dataclasses.field(default=None, compare=False)
+
+    def __post_init__(self):
+        if self.said is None:
+            object.__setattr__(self, "said", self.content)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +60,8 @@ class Format:
 
     `markers` are special tokens that `parse` has to see, `ends` tokens that end a turn beside the
     tokenizer's own, `stop_strings` texts that end one. What comes before the first of `starts` is
-    content for sure (none: nothing is). `channels`: replies without calls have its markers, too.
+    content for sure (none: nothing is). `channels`: replies without calls have its markers, too,
+    and reasoning is a channel.
     """
 
     name: str
@@ -52,10 +72,36 @@ class Format:
     starts: tuple[str, ...] = ()
     channels: bool = False
 
-    def parse(self, text: str, schemas: Sequence[Mapping] = ()) -> Parsed:
-        """The calls in a reply. `schemas` are those of the tools: formats that write no types get
-        them from there. Never raises, whatever the text."""
-        return self.read(text, schemas)
+    def parse(self, text: str, schemas: Sequence[Mapping] = (), *, begun: str = "") -> Parsed:
+        """The calls in a reply, of what stands outside its reasoning.
+
+        `schemas` are those of the tools: formats that write no types get them from there. `begun`:
+        how the prompt begins the reply (rljax.reasoning.beginning_of). Never raises, whatever the
+        text.
+        """
+        whole = self.read(text, schemas)
+        if self.channels or any(map(is_mark, self.starts)):  # a tool may be called <think>
+            return whole
+        thought = reasoning_spans(text, begun, whole.spans or ())
+        if begun and whole.spans and whole.spans[0][0] == 0 and thought == [(0, len(text))]:
+            return whole  # at once, where the prompt would have it reason: nothing is drafted
+        if not thought:
+            return whole
+        reasoning = "\n".join(filter(None, (cut_marks(text[a:b]) for a, b in thought)))
+        if whole.spans is None:  # of a reader that does not say where its calls are
+            at = thought[-1][1]
+            rest = self.read(text[at:], schemas) if at < len(text) else Parsed("")
+            said = text[:at] + rest.content
+            return dataclasses.replace(rest, reasoning=reasoning, said=said, spans=None)
+        pieces, at = [], 0
+        for a, b in thought:  # as many characters, so that places stay what they are
+            pieces += [text[at:a], " " * (b - a)]
+            at = b
+        parsed = self.read("".join([*pieces, text[at:]]), schemas)
+        spans = parsed.spans or ()
+        content = without(text, sorted([*thought, *spans])).lstrip()
+        said = without(text, spans)
+        return dataclasses.replace(parsed, content=content, reasoning=reasoning, said=said)
 
     def stop_ids(self, tokenizer) -> tuple[int, ...]:
         """The ids that end a turn: the tokenizer's own, and `ends` where it has them."""
@@ -63,20 +109,34 @@ class Format:
 
     def decode(self, tokenizer, ids: Sequence[int]) -> str:
         """The text of a reply as `parse` reads it: without end tokens at its end, and of special
-        tokens with `markers` alone."""
+        tokens with `markers` and marks of reasoning alone."""
         ids, stops = list(ids), set(self.stop_ids(tokenizer))
         while ids and ids[-1] in stops:
             ids.pop()
         return self.decoder(tokenizer)(ids)
 
+    def shown(self, tokenizer) -> set[int]:
+        """The special tokens that `parse` sees: `markers`, and marks of reasoning."""
+        return _marks_of(tokenizer) | set(_ids_of(self.markers, tokenizer))
+
     def decoder(self, tokenizer) -> Callable[[Sequence[int]], str]:
-        """ids -> text, of special tokens with `markers` alone."""
-        dropped = tokenizer.special_ids - set(_ids_of(self.markers, tokenizer))
+        """ids -> text, of special tokens with those that are `shown` alone."""
+        dropped = tokenizer.special_ids - self.shown(tokenizer)
 
         def decode(ids):
             return tokenizer.decode([i for i in ids if i not in dropped], skip_special_tokens=False)
 
         return decode
+
+
+@functools.lru_cache(maxsize=8)
+def _marks_of(tokenizer) -> frozenset[int]:
+    """The special tokens that are marks of reasoning."""
+    return frozenset(
+        i
+        for i in tokenizer.special_ids
+        if is_mark(tokenizer.decode([i], skip_special_tokens=False))
+    )
 
 
 def _ids_of(texts: Iterable[str], tokenizer) -> list[int]:
@@ -87,13 +147,24 @@ def _ids_of(texts: Iterable[str], tokenizer) -> list[int]:
     return [ids[0] for ids in found if len(ids) == 1 and ids[0] in tokenizer.special_ids]
 
 
-def assistant_message(text: str, parsed: Parsed) -> dict:
+def without(text: str, spans: Sequence[tuple[int, int]]) -> str:
+    """The text outside of spans [a, b), which are in order."""
+    kept, at = [], 0
+    for a, b in spans:
+        kept.append(text[at:a])
+        at = max(at, b)
+    return "".join([*kept, text[at:]])
+
+
+def assistant_message(text: str, parsed: Parsed, *, apart: bool = False) -> dict:
     """The reply as a message that chat templates read; `text` is the whole of it. What could not be
-    parsed stays text. A call without an id gets one of nine letters and digits: Mistral's rule."""
-    message = {"role": "assistant", "content": parsed.content}
-    if parsed.problem:
-        return message | {"content": text}
-    if parsed.reasoning:
+    parsed stays text. A call without an id gets one of nine letters and digits: Mistral's rule.
+    `apart`: the template reads reasoning as a field of its own alone."""
+    if parsed.problem and not parsed.calls:
+        return {"role": "assistant", "content": text}
+    apart = apart or parsed.said == parsed.content  # as formats with channels write it
+    message = {"role": "assistant", "content": parsed.content if apart else parsed.said}
+    if parsed.reasoning and apart:
         message["reasoning_content"] = parsed.reasoning
     if parsed.calls:
         message["tool_calls"] = [
@@ -104,74 +175,180 @@ def assistant_message(text: str, parsed: Parsed) -> dict:
             }
             for number, call in enumerate(parsed.calls)
         ]
-        if parsed.reasoning and parsed.content:  # gpt-oss's template takes one of them only
+        channels = parsed.said == parsed.content
+        if channels and parsed.reasoning and parsed.content:  # gpt-oss's template takes one only
             message["reasoning_content"] += "\n" + parsed.content
             message["content"] = ""
     return message
 
 
 class CallReader:
-    """Collects the calls of one text, up to the first bad one. `form` says how one is written."""
+    """Collects the calls of one text. `form` says how one is written.
 
-    def __init__(self, form: str = _FORM):
+    A reader of a format goes through the text, hands each call to `made` or `bad` with the
+    characters [start, end) that it takes, and goes on where that says. What is only shown (in a
+    block of code, in quotes, in the middle of a sentence) is no call, and no bad one.
+    """
+
+    def __init__(self, text: str, form: str = _FORM):
+        self.text = text
         self.calls: list[Call] = []
         self.problem = ""
+        self.spans: list[tuple[int, int]] = []
+        self._bad = self._read = 0
         self._form = form
+        self._resumed = 0  # where the last call ended
+        self._code: tuple[list[int], list[int]] | None = None  # places where code begins, and ends
 
     @property
     def open(self) -> bool:
         """Whether to go on."""
-        return not self.problem
+        return len(self.calls) + self._bad <= MAX_CALLS and self._read < MAX_READ
 
-    def fail(self, what: str) -> None:
-        """Ends the reading with what is wrong with the call that comes next."""
-        self.problem = f"call {len(self.calls) + 1}: {what}; {self._form}"
-
-    def add(self, name: object, arguments: object, call_id: object = "") -> None:
-        """One more call; arguments may be JSON as text."""
-        if not isinstance(name, str) or not name.strip() or len(name) > MAX_NAME:
-            self.fail("it names no tool")
-            return
-        if isinstance(arguments, str):
-            arguments, _, problem = read_json(arguments, 0)
-            if problem:
-                self.fail(problem)
-                return
-        arguments = {} if arguments is None else arguments
-        if not isinstance(arguments, dict):
-            self.fail("its arguments are not an object with a value for each name")
-        elif len(self.calls) >= MAX_CALLS:
-            self.fail(f"a reply has at most {MAX_CALLS} calls")
-        else:
-            given = call_id if isinstance(call_id, str) else ""
-            self.calls.append(Call(name.strip(), arguments, given[:MAX_NAME]))
-
-    def add_object(self, value: object) -> None:
-        """A call written as an object: {"name", "arguments"} or {"function": {...}}."""
-        if not isinstance(value, dict):
-            self.fail("it is not an object")
-            return
-        inner = value.get("function")
-        whole = {**value, **inner} if isinstance(inner, dict) else value
-        name = whole.get("name", inner)
-        arguments = whole.get("arguments", whole.get("parameters"))
-        self.add(name, arguments, value.get("id", ""))
-
-    def add_json(self, text: str, at: int, name: str = "", call_id: str = "") -> int:
-        """The call whose JSON begins at `at`; with a `name` the JSON is its arguments. Returns
-        where it ends."""
-        value, end, problem = read_json(text, at)
-        if problem:
-            self.fail(problem)
-        elif name:
-            self.add(name, value, call_id)
-        else:
-            self.add_object(value)
+    def made(
+        self, start: int, end: int, *calls: Call | str, tight: bool = True, shown: str = "sentence"
+    ) -> int:
+        """Calls that stand at [start, end), or what is wrong with one of them; returns where to go
+        on. `tight`: the white space around them is none of the content. `shown`: where they are
+        only shown, in a "sentence" or code, in "code", or "" = nowhere."""
+        if shown and (past := self._past_code(start, end)):
+            return past
+        if shown == "sentence" and self._in_a_sentence(start, end):
+            return end
+        good = False
+        for call in calls:
+            if isinstance(call, str):
+                self.bad(start, end, call, shown=False)
+            elif len(self.calls) < MAX_CALLS:
+                self.calls.append(call)
+                good = True
+            elif not self.problem:
+                self.bad(start, end, f"a reply has at most {MAX_CALLS} calls", shown=False)
+        self._resumed, self._code = end, None
+        if good:
+            if tight:
+                start = max(self.spans[-1][1] if self.spans else 0, _rstripped(self.text, start))
+                end = len(self.text) if self.text[end:].isspace() else end
+            self.spans.append((start, end))
         return end
 
-    def parsed(self, content: str, reasoning: str = "") -> Parsed:
-        """All that was read."""
-        return Parsed(content, tuple(self.calls), self.problem, reasoning)
+    def bad(self, start: int, end: int, what: str, *, shown: bool = True) -> int:
+        """A call at [start, end) that cannot be read; returns where to go on."""
+        if shown and (past := self._past_code(start, end)):
+            return past
+        self._bad += 1
+        if not self.problem:
+            self.problem = f"call {len(self.calls) + self._bad}: {what}; {self._form}"
+        self._resumed, self._code = end, None
+        return end
+
+    def parsed(self, content: str | None = None, reasoning: str = "") -> Parsed:
+        """All that was read. `content`: where it is not the text without the calls."""
+        if content is None:
+            content = without(self.text, self.spans)
+        return Parsed(content, tuple(self.calls), self.problem, reasoning, spans=tuple(self.spans))
+
+    def json(self, at: int) -> tuple[object, int, str]:
+        """`read_json`, with the problem "form" where dots or a name in brackets stand for what
+        should be there."""
+        self._read += 1
+        value, end, problem, where = _decoded(self.text, at)
+        return value, end, (FORM if problem and _PLACEHOLDER.match(self.text, where) else problem)
+
+    # -- what is only shown
+
+    def alone(self, start: int) -> bool:
+        """Whether nothing of a sentence stands before a place in its line."""
+        return _beside(self.text[max(0, start - _LINE) : start].rstrip(" \t")[-1:])
+
+    def ends_line(self, end: int) -> bool:
+        """Whether nothing of a sentence stands behind a place in its line."""
+        return _beside(self.text[end : end + _LINE].lstrip(" \t")[:1])
+
+    def _in_a_sentence(self, start: int, end: int) -> bool:
+        quoted = self.text[start - 1 : start] in _QUOTES and start > 0
+        if quoted and self.text[end : end + 1] in "\"'`”’»" and end < len(self.text):
+            return True
+        return not self.alone(start) and not self.ends_line(end)
+
+    def _past_code(self, start: int, end: int) -> int:
+        """The end of the block of code, or of the code in a line, that holds [start, end); 0 where
+        none does."""
+        if self._code is None:
+            self._code = _code_of(self.text, self._resumed)
+        begins, ends = self._code
+        at = bisect.bisect_right(begins, start) - 1
+        return ends[at] if at >= 0 and end <= ends[at] and start < ends[at] else 0
+
+
+def _beside(character: str) -> bool:
+    """Whether a character beside a call belongs to no sentence: the end of a line, or a mark."""
+    return not character or character in "\n<>[]{}|;"
+
+
+def _rstripped(text: str, end: int) -> int:
+    """The place behind the last character before `end` that is no white space."""
+    while end and text[end - 1].isspace():
+        end -= 1
+    return end
+
+
+def _code_of(text: str, start: int) -> tuple[list[int], list[int]]:
+    """Where code begins and ends from `start` on: blocks between fences, and what stands in
+    backticks. A text that is nothing but code is no example of anything: it has none."""
+    begins, ends, fence, begin = [], [], "", 0
+    if text.find("`", start) < 0 and text.find("~~~", start) < 0:
+        return begins, ends
+    for found in _CODE.finditer(text, start):
+        mark, rest = found[1], found[2]
+        if fence:
+            if mark and mark[0] == fence[0] and len(mark) >= len(fence) and not rest.strip():
+                begins.append(begin)
+                ends.append(found.end())
+                fence = ""
+        elif mark and mark not in rest:
+            fence, begin = mark, found.start()
+        else:
+            begins.append(found.start())
+            ends.append(found.end())
+    if not start and not without(text, list(zip(begins, ends, strict=True))).strip():
+        return [], []
+    return begins, ends
+
+
+# -- one call
+
+
+def call_of(name: object, arguments: object, call_id: object = "") -> Call | str:
+    """A call, or what is wrong with it; arguments may be JSON as text."""
+    if not isinstance(name, str) or not name.strip() or len(name) > MAX_NAME:
+        return "it names no tool"
+    if isinstance(arguments, str):
+        arguments, _, problem = read_json(arguments, 0)
+        if problem:
+            return problem
+    arguments = {} if arguments is None else arguments
+    if not isinstance(arguments, dict):
+        return "its arguments are not an object with a value for each name"
+    given = call_id if isinstance(call_id, str) else ""
+    return Call(name.strip(), arguments, given[:MAX_NAME])
+
+
+def call_of_object(value: object) -> Call | str:
+    """A call written as an object, {"name", "arguments"} or {"function": {...}}, or what is wrong
+    with it."""
+    if not isinstance(value, dict):
+        return "it is not an object"
+    inner = value.get("function")
+    whole = {**value, **inner} if isinstance(inner, dict) else value
+    name = whole.get("name", inner)
+    arguments = whole.get("arguments", whole.get("parameters"))
+    return call_of(name, arguments, value.get("id", ""))
+
+
+def like_object(text: str, at: int) -> bool:
+    """Whether something begins at `at` that is meant to be JSON."""
+    return bool(_OBJECT.match(text, at))
 
 
 # -- JSON
@@ -186,17 +363,23 @@ _DECODER = json.JSONDecoder(strict=False, parse_constant=_no_constant)
 
 def read_json(text: str, at: int) -> tuple[object, int, str]:
     """The JSON value that begins at `at`, where it ends, and what is wrong with it."""
+    return _decoded(text, at)[:3]
+
+
+def _decoded(text: str, at: int) -> tuple[object, int, str, int]:
+    """`read_json`, and the place at which the JSON is wrong."""
     start = skip_space(text, at)
     try:
         value, end = _DECODER.raw_decode(text, start)
     except json.JSONDecodeError as error:
         what = error.msg[0].lower() + error.msg[1:]
-        return None, start, f"its JSON is wrong at character {error.pos - start + 1}: {what}"
+        what = f"its JSON is wrong at character {error.pos - start + 1}: {what}"
+        return None, start, what, error.pos
     except RecursionError:
-        return None, start, _too_deep()
+        return None, start, _too_deep(), start
     except ValueError:
-        return None, start, "its JSON has a number that is too long, or none"
-    return value, end, _trouble(value, text, start, end)
+        return None, start, "its JSON has a number that is too long, or none", start
+    return value, end, _trouble(value, text, start, end), end
 
 
 def skip_space(text: str, at: int) -> int:

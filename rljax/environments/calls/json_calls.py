@@ -4,72 +4,118 @@ gpt-oss in its harmony format. Pure functions text -> Parsed, linear in the text
 import re
 from collections.abc import Mapping, Sequence
 
-from rljax.environments.calls.format import CallReader, Parsed, read_json, skip_space
-from rljax.environments.calls.literals import read_python_calls
+from rljax.environments.calls.format import (
+    FORM,
+    CallReader,
+    Parsed,
+    call_of,
+    call_of_object,
+    like_object,
+    read_json,
+    skip_space,
+)
+from rljax.environments.calls.literals import python_calls
+from rljax.environments.contract import Call
 
 HERMES = ("<tool_call>", "</tool_call>")
 
 
 def read_hermes(text: str, schemas: Sequence[Mapping]) -> Parsed:
     """<tool_call>{"name": ..., "arguments": {...}}</tool_call>, several times."""
-    reader, (first, last) = CallReader(), HERMES
-    kept, at = [], 0
+    reader, (first, last) = CallReader(text), HERMES
+    at = 0
     while reader.open and (start := text.find(first, at)) >= 0:
-        kept.append(text[at:start].rstrip() if start else "")
-        at = skip_space(text, reader.add_json(text, start + len(first)))
-        if reader.open and not text.startswith(last, at) and at < len(text):
-            if not text.startswith(first, at):  # a model may leave the closing tag out
-                reader.fail("something stands behind its object")
-        elif at < len(text):
-            at += len(last)
-    if reader.open:
-        kept.append(text[at:] if at == 0 or text[at:].strip() else "")
-    return reader.parsed("".join(kept))
+        inside = start + len(first)
+        value, end, problem = reader.json(inside)
+        at, call = skip_space(text, end), problem or call_of_object(value)
+        closed = text.startswith(last, at)
+        # A model may leave the closing tag out.
+        if not problem and not (closed or at == len(text) or text.startswith(first, at)):
+            call = "something stands behind its object"
+        if not isinstance(call, str):
+            at = reader.made(start, at + len(last) * closed, call)
+        elif problem != FORM and like_object(text, inside) or meant(reader, start, inside, last):
+            at = reader.bad(start, end_of_bad(text, inside, HERMES), call)
+        else:
+            at = inside
+    return reader.parsed()
+
+
+def meant(reader: CallReader, start: int, inside: int, last: str) -> bool:
+    """Whether a tag without an object in it is meant to be a call: it stands in a line of its own,
+    and so does its closing tag, or nothing follows it."""
+    if not reader.alone(start) or reader.json(inside)[2] == FORM:
+        return False
+    end = reader.text.find(last, inside)
+    if end >= 0:
+        return reader.ends_line(end + len(last))
+    body = skip_space(reader.text, inside)
+    return body == len(reader.text) or reader.text.startswith("{", body)
+
+
+def end_of_bad(text: str, inside: int, tags: tuple[str, str]) -> int:
+    """Where a call that cannot be read ends: at the closing tag that belongs to it, tags in its own
+    texts aside; without one, before the next tag that begins a line."""
+    first, last = map(re.escape, tags)
+    depth = 1
+    for found in re.compile(f"{first}|{last}").finditer(text, inside):
+        depth += 1 if found[0] == tags[0] else -1
+        if not depth:
+            return found.end()
+    begins = re.compile(rf"\n[ \t]*+(?={first})").search(text, inside)
+    return begins.end() if begins else len(text)
 
 
 # -- Llama 3
 
 PYTHON_TAG = "<|python_tag|>"
-_LLAMA_OBJECT = re.compile(r'\{\s*"(?:name|function|type)"\s*:')
+_NAMED = r'\{\s*+"(?:name|function|type)"\s*+:'
+_LLAMA = re.compile(rf"<\|python_tag\|>\s*+|^[ \t]*+(?=\{{)|(?={_NAMED})", re.MULTILINE)
+_LLAMA_NEXT = re.compile(rf"(?:^[ \t]*+|;\s*+)(?={_NAMED})", re.MULTILINE)
+_LLAMA_NAMED = re.compile(_NAMED)
+_LLAMA_END = re.compile(r"\s*+;\s*+|")
 _BUILT_IN = re.compile(r"\s*([\w.]{1,256})\.call\(")
+_LISTED = re.compile(r"\s*+\[\s*+[A-Za-z_][\w.]*+\s*+\(")
 
 
 def read_llama3(text: str, schemas: Sequence[Mapping]) -> Parsed:
     """{"name": ..., "parameters": {...}}, maybe behind <|python_tag|>, several with a semicolon
     between; `name.call(a="b")` of the built-in tools, and [name(a="b")] of Llama 3.2 and 4."""
-    reader = CallReader('a call is {"name": ..., "parameters": {...}}')
-    content, tag, rest = text.partition(PYTHON_TAG)
-    if tag and (built_in := _BUILT_IN.match(rest)):
-        called = f"{built_in[1]}({rest[built_in.end() :]}"
-        read_python_calls(reader, called)
-        return reader.parsed(content.rstrip())
-    if not tag:
-        rest, listed = text, text.lstrip()
-        if listed.startswith("[") and re.match(r"\[\s*[A-Za-z_][\w.]*\s*\(", listed):
-            read_python_calls(reader, listed)
-            return reader.parsed("")
-        found = _LLAMA_OBJECT.search(text)
-        if not found:
-            return Parsed(text)
-        content, rest = text[: found.start()], text[found.start() :]
+    reader = CallReader(text, 'a call is {"name": ..., "parameters": {...}}')
+    tag = text.find(PYTHON_TAG)
+    if tag >= 0 and (built_in := _BUILT_IN.match(text, tag + len(PYTHON_TAG))):
+        called = f"{built_in[1]}({text[built_in.end() :]}"
+        reader.made(tag, len(text), *python_calls(called), shown="")
+        return reader.parsed()
+    if tag < 0 and _LISTED.match(text):
+        reader.made(0, len(text), *python_calls(text), shown="")
+        return reader.parsed()
     at = 0
-    while reader.open and rest.startswith("{", at := skip_space(rest, at)):
-        value, at, problem = read_json(rest, at)
+    while reader.open and (found := _LLAMA.search(text, at)):
+        start, inside, tagged = found.start(), found.end(), found[0].startswith("<")
+        if tagged and not text.startswith("{", inside):
+            alone = reader.alone(start)
+            at = reader.bad(start, len(text), "there is no object") if alone else inside
+            continue
+        value, end, problem = reader.json(inside)
         if problem:
-            reader.fail(problem)
-        elif isinstance(value, dict) and not tag and not _is_call(value):
-            return Parsed(text)  # an answer that is JSON, not a call
+            named = tagged or (_LLAMA_NAMED.match(text, inside) and reader.alone(start))
+            if not named or problem == FORM:
+                at = inside + 1
+                continue
+            following = _LLAMA_NEXT.search(text, inside + 1)
+            at = reader.bad(start, following.end() if following else len(text), problem)
+        elif tagged or _is_call(value):
+            end = _LLAMA_END.match(text, end).end()
+            at = reader.made(start, end, call_of_object(value))
         else:
-            reader.add_object(value)
-        at = skip_space(rest, at)
-        at += rest.startswith(";", at)
-    if tag and reader.open and not reader.calls:
-        reader.fail("there is no object")
-    return reader.parsed(content.rstrip())
+            at = end  # an answer that is JSON, not a call
+    return reader.parsed()
 
 
-def _is_call(value: dict) -> bool:
-    return bool({"arguments", "parameters", "function"} & value.keys())
+def _is_call(value: Mapping) -> bool:
+    keys = value.keys()
+    return bool({"name", "function"} & keys and {"arguments", "parameters", "function"} & keys)
 
 
 # -- Mistral
@@ -78,29 +124,47 @@ TOOL_CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _MISTRAL_NAME = re.compile(
     r"\s*+([^\s\[\]{}]{1,256})\s*+(?:\[CALL_ID\]\s*+([\w-]{1,64})\s*+)?(?:\[ARGS\]\s*+)?(?=\{)"
 )
+_MISTRAL_NEXT = re.compile(r"[}\]\n][ \t]*+(?=\[TOOL_CALLS\])")
 
 
 def read_mistral(text: str, schemas: Sequence[Mapping]) -> Parsed:
     """[TOOL_CALLS] [{"name", "arguments", "id"}, ...], and as later versions write it
     [TOOL_CALLS]name[CALL_ID]id[ARGS]{...}."""
-    reader = CallReader()
-    at = text.find(TOOL_CALLS)
-    if at < 0:
-        return Parsed(text)
-    content = text[:at].rstrip()
-    while reader.open and at >= 0:
-        at = skip_space(text, at + len(TOOL_CALLS))
-        if named := _MISTRAL_NAME.match(text, at):
-            end = reader.add_json(text, named.end(), named[1], named[2] or "")
-        else:
-            value, end, problem = read_json(text, at)
-            if problem:
-                reader.fail(problem)
-            for one in value if isinstance(value, list) else [value]:
-                if reader.open:
-                    reader.add_object(one)
-        at = text.find(TOOL_CALLS, end)
-    return reader.parsed(content)
+    reader = CallReader(text)
+    at = 0
+    while reader.open and (start := text.find(TOOL_CALLS, at)) >= 0:
+        inside = skip_space(text, start + len(TOOL_CALLS))
+        named = _MISTRAL_NAME.match(text, inside)
+        value, end, problem = reader.json(named.end() if named else inside)
+        if named and not problem:
+            call = call_of(named[1], value, named[2] or "")
+            at = reader.made(start, end, call, shown="code")
+        elif not problem:
+            calls = [call_of_object(one) for one in (value if isinstance(value, list) else [value])]
+            at = reader.made(start, end, *calls, shown="code")
+        elif problem == FORM or not (
+            named or like_object(text, inside) or (reader.alone(start) and inside == len(text))
+        ):
+            at = inside
+        else:  # of a list, what comes before the object that is none
+            calls = _objects(reader, inside + 1) if text.startswith("[", inside) else []
+            following = _MISTRAL_NEXT.search(text, inside)
+            past = following.end() if following else len(text)
+            at = reader.made(start, past, *calls, problem, shown="code")
+    return reader.parsed()
+
+
+def _objects(reader: CallReader, at: int) -> list:
+    """The calls of a list from its first place on, up to the one that is no JSON."""
+    calls, problem = [], ""
+    while reader.open and not problem:
+        value, at, problem = reader.json(at)
+        if not problem:
+            calls.append(call_of_object(value))
+            at = skip_space(reader.text, at)
+            problem = "" if reader.text.startswith(",", at) else "the list goes on otherwise"
+            at += 1
+    return calls
 
 
 # -- DeepSeek
@@ -111,25 +175,41 @@ _DEEPSEEK_HEAD = re.compile(
     re.escape(CALL_BEGIN) + r"\s*+([^<>\s]{0,256})\s*+" + re.escape(SEPARATOR)
     + r"\s*+(?:([^\s`{]{1,256})\s*+)?(?:```(?:json)?\s*+)?(?=\{)"
 )  # fmt: skip
+_DEEPSEEK_END = re.compile(
+    rf"(?:\s*+```)?+(?:\s*+{re.escape(CALL_END)})?+(?:\s*+{re.escape(CALLS_END)})?+"
+)
 
 
 def read_deepseek_v3(text: str, schemas: Sequence[Mapping]) -> Parsed:
     """Between tokens of its own: function, separator, name and a fenced object (V3, R1), or name,
     separator and an object (V3.1)."""
-    reader = CallReader("a call is a name and an object with its arguments")
-    at = text.find(CALL_BEGIN)
-    if at < 0:
-        return Parsed(text)
-    outer = text.find(CALLS_BEGIN)
-    content = text[: at if outer < 0 else min(at, outer)].rstrip()
-    while reader.open and at >= 0:
-        head = _DEEPSEEK_HEAD.match(text, at)
-        if not head:
-            reader.fail("its name or its object is missing")
-            break
-        end = reader.add_json(text, head.end(), head[2] or head[1] or " ")
-        at = text.find(CALL_BEGIN, end)
-    return reader.parsed(content)
+    reader = CallReader(text, "a call is a name and an object with its arguments")
+    at = 0
+    while reader.open and (begin := text.find(CALL_BEGIN, at)) >= 0:
+        start = begin
+        if text[:begin].endswith(CALLS_BEGIN, at):
+            start -= len(CALLS_BEGIN)
+        inside = begin + len(CALL_BEGIN)
+        head = _DEEPSEEK_HEAD.match(text, begin)
+        if head:
+            value, end, problem = reader.json(head.end())
+            call = problem or call_of(head[2] or head[1] or " ", value)
+        else:
+            call = "its name or its object is missing"
+        if not isinstance(call, str):
+            at = reader.made(start, _DEEPSEEK_END.match(text, end).end(), call, shown="code")
+        elif call != FORM and (
+            head or reader.alone(start) or text.startswith(SEPARATOR, _word(text, inside))
+        ):
+            at = reader.bad(start, end_of_bad(text, inside, (CALL_BEGIN, CALL_END)), call)
+        else:
+            at = inside
+    return reader.parsed()
+
+
+def _word(text: str, at: int) -> int:
+    """The end of the word that begins at `at`."""
+    return re.compile(r"[^<\s]{0,256}").match(text, at).end()
 
 
 # -- harmony
@@ -139,6 +219,7 @@ HARMONY = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>"
 _TO = re.compile(r"to\s*=\s*([\w.-]{1,256})")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w{1,64})")
 _HARMONY_END = re.compile(r"<\|(?:end|call|return|start|channel)\|>")
+_HARMONY_MARK = re.compile(r"<\|(?:start|channel|constrain)\|>")
 _PREFIX = "functions."
 
 
@@ -146,7 +227,7 @@ def read_harmony(text: str, schemas: Sequence[Mapping]) -> Parsed:
     """Messages with a header: <|channel|>commentary to=functions.f <|constrain|>json<|message|>
     {...}<|call|>. The recipient may stand before the channel; what the strict library does not
     take and gpt-oss writes is read: a header twice, no <|end|>, no <|start|>, no <|constrain|>."""
-    reader = CallReader("a call is a message to functions.NAME with an object of arguments")
+    reader = CallReader(text, "a call is a message to functions.NAME with an object of arguments")
     said: dict[str, list[str]] = {"content": [], "reasoning": []}
     at = 0
     while reader.open and (begin := text.find("<|message|>", at)) >= 0:
@@ -154,27 +235,29 @@ def read_harmony(text: str, schemas: Sequence[Mapping]) -> Parsed:
         recipient = _TO.search(header)
         channels = _CHANNEL.findall(header)
         if recipient:
-            at = _harmony_call(reader, text, begin, recipient[1])
+            at = _harmony_call(reader, begin, recipient[1])
             continue
         end = _HARMONY_END.search(text, begin)
         at = end.start() if end else len(text)
         kind = "reasoning" if channels and channels[-1] == "analysis" else "content"
         said[kind].append(text[begin:at])
-    if reader.open and _TO.search(text, at):
-        reader.fail("its message is missing")
-    if not at and reader.open:  # no message at all: a text without the format
+    header = text[at:]
+    if reader.open and _HARMONY_MARK.search(header) and _TO.search(header):
+        reader.bad(at, len(text), "its message is missing", shown=False)
+    if not at and not reader.problem:  # no message at all: a text without the format
         return Parsed(text)
     return reader.parsed("\n".join(said["content"]), "\n".join(said["reasoning"]))
 
 
-def _harmony_call(reader: CallReader, text: str, begin: int, name: str) -> int:
+def _harmony_call(reader: CallReader, begin: int, name: str) -> int:
     """Reads the call whose body begins at `begin`; returns where it ends."""
-    name = name.removeprefix(_PREFIX)
+    text, name = reader.text, name.removeprefix(_PREFIX)
     if name == "python" and not text.startswith("{", skip_space(text, begin)):
         end = _HARMONY_END.search(text, begin)  # the built-in tool takes bare code
         stop = end.start() if end else len(text)
-        reader.add(name, {"code": text[begin:stop]})
-        return stop
-    stop = reader.add_json(text, begin, name)
+        return reader.made(begin, stop, Call(name, {"code": text[begin:stop]}), shown="")
+    value, stop, problem = read_json(text, begin)
     end = _HARMONY_END.search(text, stop)
-    return end.start() if end else len(text)
+    return reader.made(
+        begin, end.start() if end else len(text), problem or call_of(name, value), shown=""
+    )

@@ -6,7 +6,8 @@ could not be bounded. Such a call has bounds of its own, MAX_VALUES and MAX_ESCA
 
 import re
 
-from rljax.environments.calls.format import MAX_DEPTH, CallReader
+from rljax.environments.calls.format import MAX_CALLS, MAX_DEPTH, call_of
+from rljax.environments.contract import Call
 
 MAX_VALUES, MAX_ESCAPES = 1000, 10_000
 QUOTE = '<|"|>'  # Gemma 4 writes strings between these
@@ -31,34 +32,34 @@ class _Wrong(Exception):
     """What cannot be read, and why; caught in this file."""
 
 
-def read_python_calls(reader: CallReader, text: str) -> None:
+def python_calls(text: str) -> list[Call | str]:
     """Calls as Python writes them: one to a line or with semicolons between, in a list, or each
-    within print(...)."""
-    scanner = _Scanner(text)
+    within print(...). The last is what is wrong with the first one that cannot be read."""
+    scanner, found = _Scanner(text), []
     try:
         listed = scanner.take("[")
-        while reader.open and not scanner.ended():
+        while len(found) <= MAX_CALLS and not scanner.ended():
             if listed and scanner.take("]"):
                 break
-            name, arguments = scanner.python_call()
-            reader.add(name, arguments)
+            found.append(call_of(*scanner.python_call()))
             while scanner.take(";") or scanner.take(","):
                 pass
     except _Wrong as error:
-        reader.fail(str(error))
+        found.append(str(error))
+    return found
 
 
-def read_gemma_call(reader: CallReader, text: str, at: int) -> int:
-    """The call `call:f{a:<|"|>x<|"|>,b:[1,2]}` that begins at `at`; returns where it ends."""
+def gemma_call(text: str, at: int) -> tuple[Call | str, int]:
+    """The call `call:f{a:<|"|>x<|"|>,b:[1,2]}` that begins at `at`, or what is wrong with it; and
+    where it ends."""
     scanner = _Scanner(text, at)
     try:
         if not scanner.take("call:"):
             raise _Wrong("it does not begin with call:")
         name = scanner.match(_NAME, "its name is missing")
-        reader.add(name, scanner.mapping("{", "}"))
+        return call_of(name, scanner.mapping("{", "}")), scanner.at
     except _Wrong as error:
-        reader.fail(str(error))
-    return scanner.at
+        return str(error), scanner.at
 
 
 class _Scanner:

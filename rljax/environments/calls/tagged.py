@@ -4,88 +4,125 @@ V3.2, Gemma, a block of Python, and a tag of one's own. Pure functions, linear i
 import re
 from collections.abc import Mapping, Sequence
 
-from rljax.environments.calls.format import CallReader, Parsed, read_json
-from rljax.environments.calls.literals import read_gemma_call, read_python_calls
+from rljax.environments.calls.format import (
+    CallReader,
+    Parsed,
+    call_of,
+    like_object,
+    read_json,
+    skip_space,
+)
+from rljax.environments.calls.json_calls import HERMES, end_of_bad, meant
+from rljax.environments.calls.literals import gemma_call, python_calls
 from rljax.environments.contract import Call
 from rljax.environments.schemas import coerced, parameters_of
 
 # -- Qwen3-Coder
 
-_FUNCTION = re.compile(r"<function\s*+=\s*+[\"']?([^\s<>\"']{1,256})[\"']?\s*+>")
+_FUNCTION = re.compile(
+    r"(<tool_call>\s*+)?<function\s*+=\s*+[\"']?([^\s<>\"']{1,256})[\"']?\s*+>|<tool_call>"
+)
 _PARAMETER = re.compile(r"\s*+<parameter\s*+=\s*+[\"']?([^<>\"'\n]{1,256})[\"']?\s*+>")
 _VALUE_END = re.compile(r"</parameter>\s*+(?=<parameter\s*=|</function>|</tool_call>|\Z)")
 _CALL_END = re.compile(r"\s*+(?:</function>)?\s*+(?:</tool_call>)?")
+_WHOLE_END = re.compile(r"</function>\s*+</tool_call>")
+_BAD_END = re.compile(r"</function>\s*+(?:</tool_call>)?|</tool_call>|\n[ \t]*+(?=<tool_call>)")
 
 
 def read_qwen3_coder(text: str, schemas: Sequence[Mapping]) -> Parsed:
     """<tool_call><function=f><parameter=a>value</parameter></function></tool_call>. A value is a
     text; what type it has the schema says. The outer tag may be missing."""
-    reader = CallReader("a call is a function tag with a parameter tag for each argument")
-    kept, at = [], 0
+    reader = CallReader(text, "a call is a function tag with a parameter tag for each argument")
+    at = 0
     while reader.open and (found := _FUNCTION.search(text, at)):
-        kept.append(text[at : found.start()].rstrip().removesuffix("<tool_call>").rstrip())
-        types, arguments = parameters_of(found[1], schemas), {}
-        at = found.end()
-        while parameter := _PARAMETER.match(text, at):
-            end = _VALUE_END.search(text, parameter.end())
-            if not end:
-                reader.fail("a parameter has no closing tag")
-                break
-            name, value = parameter[1].strip(), text[parameter.end() : end.start()]
-            value = value.removeprefix("\n").removesuffix("\n")
-            arguments[name] = _typed(reader, value, types.get(name, {"type": "string"}))
-            at = end.end()
-        if reader.open:
-            reader.add(found[1], arguments)
-        at = _CALL_END.match(text, at).end()
-    if reader.open and "<tool_call>" in text[at:]:
-        reader.fail("there is no function tag in it")
-    if reader.open:
-        kept.append(text[at:] if at == 0 or text[at:].strip() else "")
-    return reader.parsed("".join(kept))
+        start, inside, name = found.start(), found.end(), found[2]
+        if name is None:
+            if like_object(text, inside) or meant(reader, start, inside, HERMES[1]):
+                end = end_of_bad(text, inside, HERMES)
+                at = reader.bad(start, end, "there is no function tag in it")
+            else:
+                at = inside
+            continue
+        arguments, problem, at = _parameters(text, inside, parameters_of(name, schemas))
+        end = _CALL_END.match(text, at).end()
+        bare = not arguments and not text[at:end].strip()  # neither parameter nor closing tag
+        if problem or bare and (found[1] or reader.alone(start) and reader.ends_line(inside)):
+            closing = _BAD_END.search(text, at)
+            at = reader.bad(
+                start, closing.end() if closing else len(text), problem or "it has no closing tag"
+            )
+        elif not bare:
+            at = reader.made(start, end, call_of(name, arguments))
+    return reader.parsed()
 
 
-def _typed(reader: CallReader, text: str, schema: Mapping) -> object:
-    """The value that a text is by its schema; JSON has the bounds that it has elsewhere."""
+def _parameters(text: str, at: int, types: Mapping) -> tuple[dict, str, int]:
+    """The arguments that begin at `at`, what is wrong with them, and where they end."""
+    arguments = {}
+    while parameter := _PARAMETER.match(text, at):
+        end = _VALUE_END.search(text, parameter.end())
+        if not end or _WHOLE_END.search(text, parameter.end(), end.start()):
+            return arguments, "a parameter has no closing tag", parameter.end()
+        name, value = parameter[1].strip(), text[parameter.end() : end.start()]
+        value = value.removeprefix("\n").removesuffix("\n")
+        arguments[name], problem = _typed(value, types.get(name, {"type": "string"}))
+        at = end.end()
+        if problem:
+            return arguments, problem, at
+    return arguments, "", at
+
+
+def _typed(text: str, schema: Mapping) -> tuple[object, str]:
+    """The value that a text is by its schema, and what is wrong with it; JSON has the bounds that
+    it has elsewhere."""
     value = coerced(text, schema)
     if value is not text and isinstance(value, (dict, list, str)):
-        problem = read_json(text, 0)[2]
-        if problem:
-            reader.fail(problem)
-    return value
+        return value, read_json(text, 0)[2]
+    return value, ""
 
 
 # -- DeepSeek V3.2
 
 DSML = "｜DSML｜"
-_INVOKE = re.compile(rf'<{DSML}invoke name="([^"<>]{{1,256}})">')
+_OUTER = rf"<{DSML}(?:function|tool)_calls>\s*+"
+_INVOKE = re.compile(rf'(?:{_OUTER})?<{DSML}invoke name="([^"<>]{{1,256}})">')
 _DSML_PARAMETER = re.compile(
     rf'\s*+<{DSML}parameter name="([^"<>]{{1,256}})"(?: string="(true|false)")?>'
 )
-_DSML_END = f"</{DSML}parameter>"
+_DSML_END, _INVOKE_END = f"</{DSML}parameter>", f"</{DSML}invoke>"
+_DSML_CLOSE = re.compile(rf"\s*+(?:{_INVOKE_END})?(?:\s*+</{DSML}(?:function|tool)_calls>)?")
 
 
 def read_dsml(text: str, schemas: Sequence[Mapping]) -> Parsed:
     """<｜DSML｜invoke name="f"> with parameters that say whether they are texts or JSON."""
-    reader = CallReader("a call is an invoke tag with a parameter tag for each argument")
-    outer, at = text.find(f"<{DSML}"), 0
+    reader = CallReader(text, "a call is an invoke tag with a parameter tag for each argument")
+    at = 0
     while reader.open and (found := _INVOKE.search(text, at)):
-        at, arguments = found.end(), {}
-        types = parameters_of(found[1], schemas)
-        while parameter := _DSML_PARAMETER.match(text, at):
+        start, arguments, problem = found.start(), {}, ""
+        types, at = parameters_of(found[1], schemas), found.end()
+        while not problem and (parameter := _DSML_PARAMETER.match(text, at)):
             end = text.find(_DSML_END, parameter.end())
             if end < 0:
-                reader.fail("a parameter has no closing tag")
+                problem = "a parameter has no closing tag"
                 break
             value = text[parameter.end() : end]
             kind = {"type": "string"} if parameter[2] == "true" else types.get(parameter[1], {})
-            arguments[parameter[1]] = _typed(reader, value, kind)
+            arguments[parameter[1]], problem = _typed(value, kind)
             at = end + len(_DSML_END)
-        if reader.open:
-            reader.add(found[1], arguments)
-    if not at and reader.open:
-        reader.fail("there is no invoke tag in it")
-    return reader.parsed(text[:outer].rstrip())
+        closing = _DSML_CLOSE.match(text, at).end()
+        if not arguments and not problem and not text[at:closing].strip():
+            if not reader.alone(start):
+                continue
+            problem = "it has no closing tag"
+        if problem:
+            end = text.find(_INVOKE_END, at)
+            at = reader.bad(start, end + len(_INVOKE_END) if end >= 0 else len(text), problem)
+        else:
+            at = reader.made(start, closing, call_of(found[1], arguments), shown="code")
+    outer = text.find(f"<{DSML}")
+    if not at and reader.alone(outer):
+        reader.bad(outer, len(text), "there is no invoke tag in it")
+    return reader.parsed()
 
 
 # -- Gemma
@@ -97,23 +134,29 @@ GEMMA_CALLS = (("<|tool_call>", "<tool_call|>"), ("<start_function_call>", "<end
 def read_gemma(text: str, schemas: Sequence[Mapping]) -> Parsed:
     """A block fenced as tool_code with calls in Python (Gemma 2, 3), or the tokens of FunctionGemma
     and Gemma 4 around call:f{a:1}."""
-    reader = CallReader("a call is a function's name with its arguments by name")
-    for first, _ in GEMMA_CALLS:
-        at = text.find(first)
-        if at >= 0:
-            content = text[:at].rstrip()
-            while reader.open and at >= 0:
-                end = read_gemma_call(reader, text, at + len(first))
-                at = text.find(first, end)
-            return reader.parsed(content)
-    begin = text.find(TOOL_CODE)
-    if begin < 0:
-        return Parsed(text)
-    inside, _, after = text[begin + len(TOOL_CODE) :].partition("\n```")
-    read_python_calls(reader, inside)
-    if reader.open and not reader.calls:
-        reader.fail("the block is empty")
-    return reader.parsed(text[:begin].rstrip() + (after if after.strip() else ""))
+    reader = CallReader(text, "a call is a function's name with its arguments by name")
+    for first, last in GEMMA_CALLS:
+        at = 0
+        while reader.open and (start := text.find(first, at)) >= 0:
+            inside = start + len(first)
+            call, end = gemma_call(text, inside)
+            if not isinstance(call, str):
+                end += len(last) * text.startswith(last, end)
+                at = reader.made(start, end, call, shown="code")
+            elif text.startswith("call:", skip_space(text, inside)) or reader.alone(start):
+                at = reader.bad(start, end_of_bad(text, inside, (first, last)), call)
+            else:
+                at = inside
+        if reader.spans or reader.problem:
+            return reader.parsed()
+    at = 0
+    while reader.open and (start := text.find(TOOL_CODE, at)) >= 0:
+        inside = start + len(TOOL_CODE)
+        end = text.find("\n```", inside)
+        block = text[inside:end] if end >= 0 else text[inside:]
+        calls = python_calls(block) or ["the block is empty"]
+        at = reader.made(start, end + 4 if end >= 0 else len(text), *calls, shown="")
+    return reader.parsed()
 
 
 # -- blocks and tags of one's own
@@ -123,18 +166,18 @@ _FENCE = re.compile(r"```(?:python|py)[ \t]*\n")
 
 def read_block(text: str, tool: str, argument: str) -> Parsed:
     """The last block fenced as python is a call of `tool` with the code as its `argument`."""
-    starts = [text.rfind("```python"), text.rfind("```py")]
-    begin = max(starts)
+    begin = max(text.rfind("```python"), text.rfind("```py"))
     found = _FENCE.match(text, begin) if begin >= 0 else None
     if not found:
-        return Parsed(text)
-    code, closed, after = text[found.end() :].partition("\n```")
-    if not closed:
-        reader = CallReader("a block ends with a line of three backticks")
-        reader.fail("its block is not closed")
-        return reader.parsed(text)
-    content = text[:begin].rstrip() + (after if after.strip() else "")
-    return Parsed(content, (Call(tool, {argument: code}),))
+        return Parsed(text, spans=())
+    reader = CallReader(text, "a block ends with a line of three backticks")
+    end = text.find("\n```", found.end())
+    if end < 0:
+        reader.bad(begin, len(text), "its block is not closed", shown=False)
+    else:
+        call = Call(tool, {argument: text[found.end() : end]})
+        reader.made(begin, end + 4, call, shown="")
+    return reader.parsed()
 
 
 def read_tags(
@@ -142,7 +185,7 @@ def read_tags(
 ) -> Parsed:
     """<search>...</search> is a call of `search`. A tag that is not closed is text: a model of a
     few layers could do nothing with what is wrong with it."""
-    reader, kept, at, left = CallReader(), [], 0, list(tools)
+    reader, at, left = CallReader(text), 0, list(tools)
     while reader.open and left:
         found = re.compile(f"<({'|'.join(map(re.escape, left))})>").search(text, at)
         if not found:
@@ -152,13 +195,10 @@ def read_tags(
         if end < 0:
             left.remove(name)
             continue
-        kept.append(text[at : found.start()])
         inside = text[found.end() : end].strip()
         types = parameters_of(name, schemas)
         wanted = argument or next(iter(types), "text")
-        value = _typed(reader, inside, types.get(wanted, {"type": "string"}))
-        if reader.open:
-            reader.add(name, {wanted: value})
-        at = end + len(name) + 3
-    kept.append(text[at:])
-    return reader.parsed("".join(kept))
+        value, problem = _typed(inside, types.get(wanted, {"type": "string"}))
+        call = problem or call_of(name, {wanted: value})
+        at = reader.made(found.start(), end + len(name) + 3, call, tight=False, shown="code")
+    return reader.parsed()
