@@ -9,19 +9,24 @@ import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-# A family's marks: what opens its reasoning and what ends it.
-_TAGS = r"think|thinking|thought|reasoning|seed:think|longcat_think"
+_TAGS = ("think", "thinking", "thought", "reasoning", "seed:think", "longcat_think")
 _PAIRS = (
-    (r"◁think▷", r"◁/think▷"),  # Kimi
-    (r"\[THINK\]", r"\[/THINK\]"),  # Magistral
-    (r"<\|channel>thought\b", r"<channel\|>"),  # Gemma 4
-    (r"<\|START_THINKING\|>", r"<\|END_THINKING\|>"),  # Command A
-    (r"<\|begin_of_thought\|>", r"<\|end_of_thought\|>"),  # OpenThinker
-    (r"<\|inner_prefix\|>", r"<\|inner_suffix\|>"),  # Apertus
+    ("\u25c1think\u25b7", "\u25c1/think\u25b7"),  # Kimi
+    ("[THINK]", "[/THINK]"),  # Magistral
+    ("<|channel>thought", "<channel|>"),  # Gemma 4
+    ("<|START_THINKING|>", "<|END_THINKING|>"),  # Command A
+    ("<|begin_of_thought|>", "<|end_of_thought|>"),  # OpenThinker
+    ("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
 )
+# What opens the reasoning of a family, and what ends it.
+MARKS = (*((f"<{tag}>", f"</{tag}>") for tag in _TAGS), *_PAIRS)
+_WORD_END = {True: r"\b", False: ""}  # behind a mark that ends with a letter
 _MARK = re.compile(
-    rf"<(?P<ends>/?)(?P<tag>(?i:{_TAGS}))>|"
-    + "|".join(rf"(?P<o{i}>{begin})|(?P<c{i}>{end})" for i, (begin, end) in enumerate(_PAIRS))
+    rf"<(?P<ends>/?)(?P<tag>(?i:{'|'.join(_TAGS)}))>|"
+    + "|".join(
+        rf"(?P<o{i}>{re.escape(begin)}{_WORD_END[begin[-1].isalpha()]})|(?P<c{i}>{re.escape(end)})"
+        for i, (begin, end) in enumerate(_PAIRS)
+    )
 )
 LONGEST_MARK = 24  # characters
 # A message of gpt-oss has a channel, one of Muse a recipient: `analysis` and `self` are reasoning.

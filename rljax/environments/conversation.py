@@ -8,7 +8,7 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 
-from rljax.data.text.chat import appended_after, compare_log, encode_after
+from rljax.data.text.chat import appended_after, compare_log, encode_after, prompt_text
 from rljax.environments.calls import Parsed, assistant_message
 from rljax.errors import InputError
 from rljax.reasoning import answer_of, beginning_of, response_of
@@ -20,8 +20,9 @@ CHARACTERS_PER_TOKEN = 64  # of a text that is too long: the rest of it is not e
 class Conversation:
     """Messages, ids and their rendering; `ids` are those of the row that is being written."""
 
-    def __init__(self, tokenizer, limit: int, *, rewrite: bool):
+    def __init__(self, tokenizer, limit: int, *, rewrite: bool, variables=None):
         self.tokenizer, self.limit, self.rewrite = tokenizer, limit, rewrite
+        self.variables: dict = dict(variables or {})  # of the chat template
         self.messages: list[dict] | None = None  # None: plain texts behind one another
         self.tools: list | None = None
         self.ids: list[int] = []
@@ -34,10 +35,11 @@ class Conversation:
         self.tools = list(tools) if tools and templated else None
         if templated:
             self.messages = [dict(message) for message in messages]
-            begun = self.messages[-1]["role"] == "assistant"  # the policy goes on with that turn
-            self._rendered = self.tokenizer.render_chat(
-                self.messages, tools=self.tools, add_generation_prompt=not begun,
-                continue_final_message=begun,
+            # A last turn of the assistant is one that the policy goes on with. A template may write
+            # no tools: an environment may tell of them itself.
+            self._rendered = prompt_text(
+                self.tokenizer, self.messages, tools=self.tools, variables=self.variables,
+                needs_tools=False,
             )  # fmt: skip
             if ids is None or self.tools:
                 ids = self.tokenizer.encode(self._rendered)
@@ -83,7 +85,7 @@ class Conversation:
             return ids, False, ""
         ids, whole, kept = appended_after(
             self.tokenizer, self.ids[-1], self._rendered, self.messages, new,
-            written=self._written, tools=self.tools,
+            written=self._written, tools=self.tools, variables=self.variables,
         )  # fmt: skip
         self.messages += [dict(message) for message in new]
         self._rendered = whole
@@ -102,8 +104,9 @@ class Conversation:
             return ""
         try:
             whole = self.tokenizer.render_chat(
-                self.messages, add_generation_prompt=False, tools=self.tools
-            )
+                self.messages, add_generation_prompt=False, tools=self.tools,
+                variables=self.variables,
+            )  # fmt: skip
         except InputError:  # a template that refuses what the policy wrote
             return "rewritten"
         return compare_log(self.tokenizer, self.ids, whole, complete=False)[0].value

@@ -15,6 +15,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 
 from rljax.components import Component
 from rljax.contracts import spec
+from rljax.data.rows.columns import variables_of
 from rljax.environments.calls import Parsed, parser
 from rljax.environments.contract import Call, Done, Opening, Reply, Turn
 from rljax.environments.conversation import CHARACTERS_PER_TOKEN, Conversation
@@ -78,6 +79,8 @@ class Episode:
         self.seats = spec(component).seats
         self.ended = False
         self._prompt = (prompt_ids, messages)
+        extra = fields.get("extra_info")
+        self._variables = variables_of(extra if isinstance(extra, dict) else {}, "the row")
         self._arguments = chosen_fields(component, fields, seed=seed, sample_seed=sample_seed)
         self._generator = None
         self._loop: asyncio.AbstractEventLoop | None = None  # of a generator that shares none
@@ -280,8 +283,9 @@ class Episode:
         if ids is None and size > CHARACTERS_PER_TOKEN * limit:
             raise _TooLong(f"the first prompt has {size} characters; max_tokens is {limit}")
         conversation = Conversation(
-            self.tokenizer, self.limits.max_reply_tokens, rewrite=self.limits.history == "rewrite"
-        )
+            self.tokenizer, self.limits.max_reply_tokens,
+            rewrite=self.limits.history == "rewrite", variables=self._variables,
+        )  # fmt: skip
         self._schemas[turn.seat] = tools
         if tools and self.limits.calls == "auto" and self._format is None:
             self._format = parser("auto", self.tokenizer)

@@ -127,13 +127,20 @@ VARIABLES = ("chat_template_kwargs", "enable_thinking")  # columns with variable
 
 def rendering_of(row: dict, place: str) -> dict:
     """How the chat template renders a row: {"tools": the functions that its conversation may call,
-    "variables": further names that the template reads}; without a key where the row has none.
+    "variables": those of `variables_of`}; without a key where the row has none.
 
     Tools are a list of objects, or the JSON text of one: tables cannot hold objects of different
-    keys. Variables are an object in the column `chat_template_kwargs`, as TRL has it, or the column
-    `enable_thinking`.
+    keys.
     """
     tools = _agreed(_tool_columns(row, place, Nulls()), place)
+    variables = variables_of(row, place)
+    made = {"tools": tools} if tools else {}
+    return made | ({"variables": variables} if variables else {})
+
+
+def variables_of(row: dict, place: str) -> dict:
+    """Further names that the chat template reads for a row: an object in the column
+    `chat_template_kwargs`, as TRL has it, or the column `enable_thinking`."""
     where = f"{place}, column 'chat_template_kwargs'"
     given = row.get("chat_template_kwargs")
     if isinstance(given, str) and given:
@@ -150,8 +157,7 @@ def rendering_of(row: dict, place: str) -> dict:
                 value=(variables["enable_thinking"], own), rule="one of them says it",
                 fix="remove one of the columns",
             )  # fmt: skip
-    made = {"tools": tools} if tools else {}
-    return made | ({"variables": variables} if variables else {})
+    return variables
 
 
 def _agreed(found: dict[str, list[dict]], place: str) -> list[dict]:

@@ -19,7 +19,6 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from rljax.data.text.contents import (
-    REASONING_MARKS,
     check_conversation,
     check_turn,
     split_reasoning,
@@ -28,6 +27,7 @@ from rljax.data.text.contents import (
 from rljax.data.text.messages import LEARN, check_unicode, validate_messages
 from rljax.data.text.template import ChatTemplate
 from rljax.errors import InputError
+from rljax.reasoning import MARKS
 
 __all__ = [
     "Appended",
@@ -52,12 +52,12 @@ __all__ = [
     "validate_messages",
 ]
 _PROBE = "RLJAX-CONTENT-OF-THE-LAST-TURN"
-_EMPTY = "|".join(rf"{re.escape(a)}\s*{re.escape(b)}" for a, b in REASONING_MARKS)
+_EMPTY = "|".join(rf"{re.escape(a)}\s*{re.escape(b)}" for a, b in MARKS)
 _END_CHARACTERS = 200  # of a rendering, in which its last token is found, white space aside
 _NO_REASONING = re.compile(r"<think>\s*</think>\s*")  # what templates write for a turn without any
 _TOOL_SAID = {"role": "tool", "content": _PROBE, "name": "f", "tool_call_id": "call00000"}
 _USER_SAID = {"role": "user", "content": _PROBE}
-_OPENED = re.compile(f"({'|'.join(re.escape(opening) for opening, _ in REASONING_MARKS)})\\s*$")
+_OPENED = re.compile(f"({'|'.join(re.escape(opening) for opening, _ in MARKS)})\\s*$")
 
 
 class RewrittenTurn(InputError):
@@ -75,15 +75,17 @@ class Turns(NamedTuple):
     offsets: list[tuple[int, int]]
 
 
-def prompt_text(tokenizer, messages: Sequence[Mapping], **options) -> str:
+def prompt_text(
+    tokenizer, messages: Sequence[Mapping], *, needs_tools: bool = True, **options
+) -> str:
     """The text that the sampler is given: the messages and the beginning of an assistant's turn.
 
     `options` are tools, documents and variables of the template. Messages that end with a turn of
     the assistant are continued where it ends (a prefill). Raises InputError where the template
-    leaves out what a message says, or the tools.
+    leaves out what a message says, or, with `needs_tools`, the tools.
     """
     text = render_prompt(tokenizer, messages, **options)
-    check_prompt(tokenizer, messages, text, **options)
+    check_prompt(tokenizer, messages, text, needs_tools=needs_tools, **options)
     return text
 
 
@@ -386,7 +388,7 @@ def _behind_supplied(tokenizer, messages, options, before: str, through: str) ->
     opened = _OPENED.search(supplied)
     if opened is None:
         return rest  # if the row has reasoning, the comparison with the row misses it
-    close = dict(REASONING_MARKS)[opened[1]]
+    close = dict(MARKS)[opened[1]]
     apart = "\n" if supplied.endswith("\n") else ""
     return f"{reasoning}{apart}{close}{2 * apart}{rest}"
 
@@ -545,6 +547,7 @@ def appended_after(
     *,
     written: str = "",
     tools: Sequence[Mapping] | None = None,
+    variables: Mapping[str, object] | None = None,
 ) -> tuple[list[int], str, bool]:
     """The ids of `append_messages`, encoding the new text alone; the rendering of all messages; and
     whether that still begins with what was read and written.
@@ -554,13 +557,14 @@ def appended_after(
     turns is rendered once at each; append_messages also tokenizes all of it.
     """
     _require_assistant_last(messages)
-    whole = tokenizer.render_chat([*messages, *new], add_generation_prompt=True, tools=tools)
+    options = dict(tools=tools, variables=variables)
+    whole = tokenizer.render_chat([*messages, *new], add_generation_prompt=True, **options)
     said = (messages[-1].get("content") or "").strip()
     kept = whole.startswith(before) and whole[len(before) :].lstrip().startswith(said)
     ended = last in tokenizer.eos_ids
     text = _text_after(tokenizer, before, written or said, whole, ended)
     if text is None:
-        text = "".join(_added_text(tokenizer, messages, new, whole, ended, tools=tools))
+        text = "".join(_added_text(tokenizer, messages, new, whole, ended, **options))
     return encode_after(tokenizer, last, text)[0], whole, kept
 
 

@@ -11,19 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from rljax.data.text.messages import REASONING
 from rljax.errors import InputError
+from rljax.reasoning import MARKS
 
-# How families write reasoning: (what begins it, what ends it).
-REASONING_MARKS = (
-    ("<think>", "</think>"),
-    ("<thinking>", "</thinking>"),
-    ("<thought>", "</thought>"),
-    ("<reasoning>", "</reasoning>"),
-    ("<seed:think>", "</seed:think>"),
-    ("[THINK]", "[/THINK]"),
-    ("◁think▷", "◁/think▷"),
-    ("<|START_THINKING|>", "<|END_THINKING|>"),
-    ("<|channel>thought", "<channel|>"),
-)
 _SHORT = 16  # characters, of a text that may stand in a template by chance
 _COMMON = ("system", "user", "assistant", "tool")
 _SHOWN = 60  # characters of a text in an error
@@ -36,7 +25,7 @@ def split_reasoning(message: Mapping) -> tuple[str, str]:
     content = message.get("content")
     content = content if isinstance(content, str) else ""
     own = next((message[n] for n in REASONING if isinstance(message.get(n), str)), "")
-    for opening, closing in REASONING_MARKS:
+    for opening, closing in MARKS:
         before, mark, answer = content.partition(closing)
         begun = before.lstrip().removeprefix(opening)
         if mark and opening not in begun and closing not in answer:
