@@ -249,7 +249,7 @@ TO_MERGE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("family", lanes(["qwen2"], ["gemma2"]))
+@pytest.mark.parametrize("family", lanes(["qwen3"], ["gemma2"]))
 @pytest.mark.parametrize("case", TO_MERGE)
 def test_what_is_more_than_a_and_b_is_refused_and_its_fix_works(case, family, tmp_path):
     """The base ties its head: a saved head or embedding makes two of the one matrix."""
