@@ -15,8 +15,10 @@ class Sample(Mapping):
     """The fields that a reward may declare. The response is decoded when it is first read: with
     several hosts most of them are read by one host alone, or by none."""
 
-    def __init__(self, fields: Mapping, decode: Callable[[], str]):
-        self._fields, self._decode = {**fields}, decode
+    def __init__(
+        self, fields: Mapping, decode: Callable[[], str], shown: Callable[[], str] | None = None
+    ):
+        self._fields, self._decode, self._shown = {**fields}, decode, shown
 
     def __getitem__(self, name: str):
         if name == "response" and self._fields[name] is None:
@@ -31,7 +33,13 @@ class Sample(Mapping):
 
     def adding(self, **fields) -> "Sample":
         """The same sample with these fields, too."""
-        return Sample(self._fields | fields, self._decode)
+        return Sample(self._fields | fields, self._decode, self._shown)
+
+    @property
+    def shown(self) -> str:
+        """The response as people are shown it, with the special tokens that it holds; its stop
+        token, which every response that ended has, is left out."""
+        return self["response"] if self._shown is None else self._shown()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,9 +53,11 @@ class ScoredRow:
 
     def example(self) -> dict:
         """Text, reward and status, as they are shown."""
-        keep = ("prompt", "response", "ground_truth", "finish_reason")
+        keep = ("prompt", "ground_truth", "finish_reason")
+        sample = self.sample
         return {
-            **{name: self.sample[name] for name in keep},
+            **{name: sample[name] for name in keep},
+            "response": sample.shown if isinstance(sample, Sample) else sample["response"],
             "reward": self.score.value,
             "status": self.score.status,
             "message": self.score.message,

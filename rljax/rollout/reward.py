@@ -209,7 +209,8 @@ class Reward:
         for all samples of a prompt."""
         said = (record.prompt_text, record.messages)
         text = lambda: response_of(self.tokenizer, ids, *said)  # noqa: E731
-        return sample_of(record, text, ids, finish, group, self.rubrics)
+        shown = lambda: _shown(self.tokenizer, ids)  # noqa: E731
+        return sample_of(record, text, ids, finish, group, self.rubrics, shown)
 
     def learn(self, report: RewardReport) -> dict[str, float]:
         """Updates the rubrics by the report of a step. Their metrics, and the `facts`."""
@@ -231,9 +232,10 @@ class Reward:
 
 def sample_of(
     record: PromptRecord, text: Callable[[], str], ids: Sequence[int], finish: int, group: int,
-    rubrics: RubricBuffer | None,
+    rubrics: RubricBuffer | None, shown: Callable[[], str] | None = None,
 ) -> Sample:  # fmt: skip
-    """The fields of a response that a reward may declare; `text` decodes it."""
+    """The fields of a response that a reward may declare; `text` decodes it, and `shown` for people
+    (Sample.shown)."""
     fields = {
         "prompt": record.prompt_text,
         "messages": record.messages,  # for rewards of TRL's signature
@@ -246,7 +248,14 @@ def sample_of(
         "finish_reason": FinishReason(int(finish)).name.lower(),
         "group": group,
     }
-    return Sample(fields, text)
+    return Sample(fields, text, shown)
+
+
+def _shown(tokenizer, ids: Sequence[int]) -> str:
+    ids = [int(i) for i in ids]
+    if ids and ids[-1] in tokenizer.eos_ids:
+        ids.pop()
+    return tokenizer.decode(ids, skip_special_tokens=False)
 
 
 class EarlyScores:

@@ -13,9 +13,10 @@ LETTERS = "abcdefghijklmnopqrstuvwxyzABC"
 
 class Letters:
     special_ids = frozenset()
+    eos_ids = ()
 
     @staticmethod
-    def decode(ids):
+    def decode(ids, skip_special_tokens=True):
         return "".join(LETTERS[i] for i in ids)
 
 
