@@ -308,6 +308,11 @@ class PrepareOptions(Options):
     map: str = option("", "Function of (example, index); default: the columns are ours")
     data_source: str = option("", "Name of the data; default: what the map or source says")
     test_fraction: float = option(0.0, "Share held out; 0 = the source's own test split, if any")
+    turns: str = option(
+        "last", "Of conversations in 'messages', which turns of the assistant are asked for: last,"
+        " or each, a prompt with what was said before it and its own text as ground truth",
+        choices=("last", "each"),
+    )  # fmt: skip
     tokenizer: str = option("", "Folder, to drop prompts over --max_prompt_tokens")
     max_prompt_tokens: int = option(0, "Longer prompts are dropped; 0 = no limit")
 
@@ -317,24 +322,14 @@ class InspectOptions(TrustOptions):
     """rljax inspect."""
 
     model: str = option(
-        "",
-        "Whose tokenizer reads DATA, the argument, which is then a file of rows or a data set"
+        "", "Whose tokenizer reads DATA, the argument, which is then a file of rows or a data set"
         " and no config: a folder or a name of the hub",
-    )
+    )  # fmt: skip
     kind: str = option(
-        "",
-        "What the rows of DATA are; by default what their columns say",
-        choices=(
-            "",
-            "rollouts",
-            "examples",
-            "pairs",
-            "safety",
-            "unpaired",
-            "stepwise",
-            "trajectories",
-        ),
-    )
+        "", "What the rows of DATA are; by default what their columns say",
+        choices=("", "rollouts", "examples", "pairs", "safety", "unpaired", "stepwise",
+                 "trajectories"),
+    )  # fmt: skip
     rows: int = option(3, "Rows of each source", low=1)
     split: str = option("train", "Which rows: train or test", choices=("train", "test"))
     ids: bool = option(False, "A table of position, id, token and mask instead")

@@ -250,3 +250,22 @@ def test_the_launcher_and_the_example_of_a_map(tmp_path):
         done.returncode == 2
         and done.stderr == "error: missing.jsonl does not exist. Fix: check the path\n"
     )
+
+
+def test_each_turn_of_a_conversation_is_a_prompt(tmp_path):
+    said = [("user", "a"), ("assistant", "1"), ("user", "b"), ("assistant", "2")]
+    messages = [{"role": role, "content": content} for role, content in said]
+    hello = [{"role": "assistant", "content": "hi"}, *messages[:2]]
+    rows = [{"messages": messages}, {"messages": hello}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = dict(source=str(tmp_path / "rows.jsonl"))
+    for turns, expected in (("each", ["1", "2", "1"]), ("last", ["2", "1"])):
+        out = str(tmp_path / turns)
+        counts = prepare(PrepareOptions(**source, out=out, turns=turns))
+        assert counts["split_conversations"] == (turns == "each")
+        made = load_prompts(out, "train")
+        assert [row["ground_truth"] for row in made] == expected
+        assert made[-2]["prompt"] == messages[:3]
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": messages, "answer": "2"}) + "\n")
+    with pytest.raises(InputError, match="one ground truth, in 'answer', for 2 turns"):
+        prepare(PrepareOptions(**source, out=str(tmp_path / "o"), turns="each"))

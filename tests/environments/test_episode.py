@@ -121,6 +121,9 @@ def talks_on(schemas):
     while True:
         yield "on"
 
+def speaks(lines):
+    yield Opening(lines[0])
+
 def talks(lines, tools=()):
     """Says each line, whatever is answered."""
     yield Opening([{"role": "user", "content": lines[0]}], tools=tools)
@@ -411,6 +414,23 @@ def test_the_log_is_that_of_append_messages(families, users, family):
         assert list(step.ids) == expected.ids and not step.new_row
         log, messages = log + list(step.ids), messages + new
     assert game.reply(written("x", tokenizer)).drift in ("same", "retokenized", "rewritten")
+
+
+def test_variables_of_the_row_hold_for_the_episode(families, users):
+    tokenizer, lines = families["qwen3"], ["What is 2 + 3?", "sure?"]
+    for variables, tail in (({"enable_thinking": False}, "<think>\n\n</think>\n\n"), ({}, "")):
+        extra = {"chat_template_kwargs": variables}
+        game = episode(users("talks"), tokenizer, lines=lines, extra_info=extra)
+        for step in (game.begin(), game.reply(written("5", tokenizer))):
+            text = tokenizer.decode(step.ids, skip_special_tokens=False)
+            assert text.endswith("<|im_start|>assistant\n" + tail)
+
+
+def test_a_message_that_the_template_leaves_out_fails_the_episode(families, users):
+    """Qwen's template writes nothing of a developer's message: no policy may play without it."""
+    lines = [[{"role": "developer", "content": "be brief"}, {"role": "user", "content": "hi"}]]
+    step = episode(users("speaks"), families["qwen3"], lines=lines).begin()
+    assert step.kind == "bad yield" and "leaves out the content of message 0" in step.failure
 
 
 CONVERSATIONS = given(

@@ -9,8 +9,10 @@ import pytest
 from rollout_cases import ASKED, Letters, asked_prompts, policy
 from sampler_cases import EOS
 from sampler_cases import tiny as tiny_model
+from tiny_tokenizer import write_tokenizer
 
 from rljax.data.online.prompts import PromptRecord, Prompts
+from rljax.data.text.tokenizer import HuggingFaceTokenizer
 from rljax.rewards.pool.pool import RewardPool, Score
 from rljax.rollout import Reward, RewardReport, ScoredRow, sample_scored
 from rljax.rollout.reward import parts_of
@@ -217,3 +219,22 @@ def test_a_reward_is_any_function(pool):
         prompts, jax.random.key(0), SHORT, n=2,
     )  # fmt: skip
     assert report is said and not np.asarray(batch.mask).any() and isinstance(prompts, Prompts)
+
+
+def test_samples_are_shown_with_the_special_tokens_within_them(tmp_path, pool):
+    """A reward reads a response without special tokens; people see those that it ran over."""
+    tokenizer = HuggingFaceTokenizer(write_tokenizer(tmp_path))
+    reward = Reward(pool, tokenizer, None)
+    end, start = (tokenizer.encode(text)[0] for text in ("<|im_end|>", "<|im_start|>"))
+    record = PromptRecord("p", np.array([1]), "4", "toy", {}, 0)
+    for ids, shown in (
+        ([*tokenizer.encode("4"), end], "4"),
+        ([*tokenizer.encode("4"), start, *tokenizer.encode("2"), end], "4<|im_start|>2"),
+        (tokenizer.encode("4"), "4"),
+    ):
+        sample = reward.sample(record, ids, 1, 0)
+        assert sample["response"] == shown.replace("<|im_start|>", "")
+        assert (
+            ScoredRow(sample, Score(1.0, {}, "ok", 0.0, ""), record, 0).example()["response"]
+            == shown
+        )

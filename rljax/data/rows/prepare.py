@@ -21,9 +21,11 @@ from rljax.config import is_path
 from rljax.config.options import PrepareOptions
 from rljax.data.images.columns import require_text_alone
 from rljax.data.online.prompts import encode_prompt
+from rljax.data.rows.conversation import conversation
 from rljax.data.rows.read import Rows, make_task, read_rows
 from rljax.data.rows.sources import prompt_record
 from rljax.data.rows.split import is_held_out, messages_text
+from rljax.data.text.chat import learned_turns
 from rljax.data.text.tokenizer import load_tokenizer
 from rljax.errors import InputError
 from rljax.files import DATA_FILES
@@ -103,7 +105,7 @@ def _mapped(options: PrepareOptions, split: str) -> tuple[list[dict], dict[str, 
     rows = read_rows(options.source, split)
     function = _map_function(options.map) if options.map else None
     tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer else None
-    counts = dict(rows=len(rows.rows), dropped_by_map=0, dropped_overlong=0)
+    counts = dict(rows=len(rows.rows), dropped_by_map=0, dropped_overlong=0, split_conversations=0)
     after = dataclasses.replace(rows, source=f"{rows.source}, after the map") if function else rows
     records = []
     for index, row in enumerate(rows.rows):
@@ -113,19 +115,44 @@ def _mapped(options: PrepareOptions, split: str) -> tuple[list[dict], dict[str, 
             continue
         if options.data_source:
             made = {**made, "data_source": options.data_source}
-        record = prompt_record(made, index, after, True)
-        require_text_alone([record], "rljax data prepare")
-        if isinstance(record["prompt"], str):
-            record["prompt"] = [{"role": "user", "content": record["prompt"]}]
-        if tokenizer is not None:
-            encoded, _ = encode_prompt(
-                record, tokenizer, max_prompt_tokens=options.max_prompt_tokens
-            )
-            if encoded is None:
-                counts["dropped_overlong"] += 1
-                continue
-        records.append(record)
+        rows_made = _of_each_turn(made, after.place(index)) if options.turns == "each" else [made]
+        counts["split_conversations"] += len(rows_made) > 1
+        for one in rows_made:
+            record = prompt_record(one, index, after, True)
+            require_text_alone([record], "rljax data prepare")
+            if isinstance(record["prompt"], str):
+                record["prompt"] = [{"role": "user", "content": record["prompt"]}]
+            if tokenizer is not None:
+                encoded, _ = encode_prompt(
+                    record, tokenizer, max_prompt_tokens=options.max_prompt_tokens
+                )
+                if encoded is None:
+                    counts["dropped_overlong"] += 1
+                    continue
+            records.append(record)
     return records, counts
+
+
+def _of_each_turn(row: dict, place: str) -> list[dict]:
+    """A row of each turn of the assistant in `messages` that is learned and answers someone: the
+    messages up to it. A row without `messages` is itself."""
+    if row.get("messages") is None or {"prompt", "question"} & row.keys():
+        return [row]
+    given = {"ground_truth", "answer", "reward_model"} & row.keys()
+    messages = conversation(row["messages"], f"{place}, column 'messages'")
+    turns = [
+        k for k in learned_turns(messages)
+        if messages[k].get("content") and any(m["role"] != "system" for m in messages[:k])
+    ]  # fmt: skip
+    if len(turns) < 2:
+        return [row]
+    if given:
+        raise InputError(
+            f"{place} has one ground truth, in {min(given)!r}, for {len(turns)} turns",
+            rule="with --turns=each the ground truth of a turn is its own text",
+            fix="remove the column with a --map, or use --turns=last",
+        )
+    return [{**row, "messages": messages[: k + 1]} for k in turns]
 
 
 def _map_function(text: str) -> Callable[[dict, int], dict | None]:
