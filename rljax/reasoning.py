@@ -237,17 +237,16 @@ def _in_a_sentence(text: str, mark: re.Match) -> bool:
 
 
 def beginning_of(prompt: str, messages: Sequence[Mapping] | None = None) -> str:
-    """The end of a rendered prompt that belongs to the response, from the last turn that is not the
-    assistant's on, where it holds marks of reasoning; "" else. Of a prompt without messages, a mark
-    at its very end."""
+    """The end of a rendered prompt that belongs to the response: a mark at its very end, or else,
+    where it holds marks of reasoning, what follows the last message that is not the assistant's."""
+    end = prompt.rstrip()[-80:]
+    for mark in (*_MARK.finditer(end), *_HEADER.finditer(end)):
+        if mark.end() == len(end) and (mark.re is _HEADER or _kind(mark)[1]):
+            return mark[0]
     said = [m.get("content") for m in messages or () if m.get("role") != "assistant"]
     last = _last_text(said[-1]).strip()[-200:] if said else ""
     at = prompt.rfind(last) if last else -1
-    if at < 0:
-        end = prompt.rstrip()[-40:]
-        marks = [mark for mark in _MARK.finditer(end) if mark.end() == len(end)]
-        return marks[-1][0] if marks and _kind(marks[-1])[1] else ""
-    tail = prompt[at + len(last) :]
+    tail = prompt[at + len(last) :] if at >= 0 else ""
     return tail if _MARK.search(tail) or _HEADER.search(tail) else ""
 
 

@@ -168,6 +168,7 @@ def test_every_reward_says_what_it_reads():
 
 @pytest.mark.parametrize("text, response", [
     ("gsm8k(method='strict', whole_response=True)", "<think>#### 72</think> no"),
+    ("boxed(whole_response=True)", r"<think>\boxed{72}</think> no"),
     ("dapo(whole_response=True)", "<think>Answer: 72\n</think> no"),
     ("qa_exact_match(whole_response=True)", "<think><answer>72</answer></think> no"),
     ("regex_match(pattern='^<think>.*</think>')", "<think>72</think> no"),
@@ -257,7 +258,14 @@ def test_a_length_is_that_of_the_response_and_votes_are_of_answers():
 
 
 @pytest.mark.parametrize("prompt, messages, begun", [
-    ("<|user|>Hi<|assistant|>\n<think>\n", "Hi", "<|assistant|>\n<think>\n"),
+    ("<|user|>Hi<|assistant|>\n<think>\n", "Hi", "<think>"),
+    ("<|user|>think<|assistant|>\n<think>\n", "think", "<think>"),
+    ("<|user|>Hi<|assistant|>\n<|channel>thought\n", "Hi", "<|channel>thought"),
+    ("<|start|>assistant<|channel|>analysis<|message|>", "Hi",
+     "<|channel|>analysis<|message|>"),
+    ("<|start|>assistant<|channel|>analysis<|message|>So", ("Hi", "So"), ""),
+    ("Hi<|end|><|start|>assistant<|channel|>analysis<|message|>So", ("Hi", "So"),
+     "<|end|><|start|>assistant<|channel|>analysis<|message|>So"),
     ("<|user|>Hi<|assistant|>\n<think>\n\n</think>\n", "Hi",
      "<|assistant|>\n<think>\n\n</think>\n"),
     ("<|user|>Hi<|assistant|>\n", "Hi", ""),

@@ -265,6 +265,16 @@ def test_tags_once_and_in_order(response, score, parts):
     assert format_tags(response)["score"] == float(score == 1.0)
 
 
+def test_a_tag_that_the_prompt_opened_is_open():
+    """As R1-like templates do; without that every response would have the wrong form."""
+    rest = "b</think><answer>a</answer>"
+    assert format_tags(rest)["score"] == 0.0
+    assert format_tags(rest, "<|user|>?<|assistant|>\n<think>\n")["score"] == 1.0
+    assert format_tags(f"<think>{rest}", "<|user|>?<|assistant|>\n")["score"] == 1.0
+    assert format_tags(f"<think>{rest}", "<|user|>?<|assistant|><think>")["score"] == 0.0
+    assert format_tags(rest, "Begin with <think>, please.")["score"] == 0.0
+
+
 def test_tags_of_other_names_and_text_around_them():
     assert format_tags("so <a>x</a> then <b>y</b>.", tags=("a", "b"), only=False)["score"] == 1.0
     with pytest.raises(InputError, match="partial < 1"):

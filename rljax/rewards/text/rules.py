@@ -171,13 +171,14 @@ def _reference_number(ground_truth: str) -> Fraction:
     return Fraction(text)
 
 
-@contract(reads="answer", on_timeout=0.0)
-def boxed(response: str, ground_truth: str) -> float:
+@contract(reads=answer_unless_whole, on_timeout=0.0)
+def boxed(response: str, ground_truth: str, *, whole_response: bool = False) -> float:
     r"""MATH: 1 if the last `\boxed{...}` (brace-matched) equals the reference, else 0.
 
     Equal = the same text after light normalisation (spaces, `\left`, `\dfrac`, units, degrees,
     `x=`), or the same rational number (`.5`, `1/2`, `\frac{1}{2}`). Nothing symbolic: `\sqrt{8}` is
-    not `2\sqrt{2}`. A box in the reasoning is none. Part: format/extracted, whether there is a box.
+    not `2\sqrt{2}`. A box in the reasoning is none, unless `whole_response`, as published. Part:
+    format/extracted, whether there is a box.
     """
     check_text(ground_truth)
     answer = last_boxed(response)

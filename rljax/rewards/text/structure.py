@@ -10,6 +10,7 @@ import unicodedata
 from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.files import read_text
+from rljax.reasoning import beginning_of
 from rljax.rewards.pool.calling import probe_options
 
 prepare_worker = probe_options
@@ -18,6 +19,7 @@ prepare_worker = probe_options
 @contract(on_timeout=0.0)
 def format_tags(
     response: str,
+    prompt: str = "",
     *,
     tags: tuple[str, ...] = ("think", "answer"),
     partial: float = 0.0,
@@ -27,12 +29,15 @@ def format_tags(
     nothing but space around them; else `partial` times the share of tags that stand so alone.
 
     Parts: tag/<name> for each (once, closed after it is opened, not blank), ordered. `partial`
-    below 1 keeps the right form apart.
+    below 1 keeps the right form apart. A <think> with which the prompt ends belongs to the
+    response.
     """
     if not tags or not 0.0 <= partial < 1.0:
         raise InputError(
             "format_tags", value=(tags, partial), rule="at least one tag, and 0 <= partial < 1"
         )
+    if isinstance(prompt, str):
+        response = beginning_of(prompt) + response
     spans = {tag: _span(response, tag) for tag in tags}
     right = [span for span in spans.values() if span is not None]
     share = len(right) / len(tags)
