@@ -450,8 +450,8 @@ def read_chat(
 
 
 def _next_turn(fields: dict) -> dict[str, bool]:
-    """How the prompt of a chat ends where the client says it by vLLM's fields; {}: a last message of
-    the assistant is continued, behind any other a turn is begun."""
+    """How the prompt of a chat ends where the client says it by vLLM's fields; {}: a last message
+    of the assistant is continued, behind any other a turn is begun."""
     begin, go_on = fields["add_generation_prompt"], fields["continue_final_message"]
     if begin and go_on:
         rule = "false beside continue_final_message: a turn is continued, or a new one begun"
