@@ -1,14 +1,23 @@
 """Fields of requests as clients of OpenAI, vLLM and SGLang send them: values without an effect,
 vLLM's ways to continue a turn, and stop strings that are, or hold, special tokens."""
 
+import dataclasses
+
+import jax
+import numpy as np
 import pytest
 from tiny_server import NAME, make_sampler, tiny_server
 from tiny_tokenizer import write_tokenizer
 
 from rljax.batch import FinishReason
+from rljax.config import Config, SamplerConfig
 from rljax.data.text.tokenizer import load_tokenizer
-from rljax.sampler import Sampling
+from rljax.sampler import Sampling, generate
+from rljax.serving.fields import Limits, read_completion
 from rljax.serving.text import StopStrings, text_stream
+from rljax.setup.decoding import decoding_of
+from rljax.setup.scoring import turn_sampling
+from rljax.setup.setup import make_sampling
 
 openai = pytest.importorskip("openai")
 pytest.importorskip("uvicorn")
@@ -155,6 +164,37 @@ def test_a_stop_string_may_be_a_special_token(client, tokenizer, mark):
     assert answer.choices[0].finish_reason == "stop" and answer.usage.completion_tokens == 2
     answer = complete(client, extra_body={"stop_token_ids": [token]}, **sure)
     assert answer.choices[0].finish_reason == "stop" and answer.usage.completion_tokens == 1
+
+
+def test_special_tokens_become_stop_ids(tokenizer, mark):
+    """Of a server's request, of a run and of its turns: they need no look at the text."""
+    token, text = mark
+    body = {"prompt": "hello", "stop": ["x", text], "stop_token_ids": [5], "ignore_eos": True}
+    read = read_completion(body, tokenizer, NAME, Limits(96, 64)).requests[0][1]
+    assert set(read.stop_ids) == {5, token}
+    config = Config(sampler=SamplerConfig(stop_strings=("x", text)))
+    run = make_sampling(config, tokenizer)
+    assert run.stop_ids == (*tokenizer.eos_ids, token)
+    assert token in turn_sampling(config, run, tokenizer).stop_ids
+
+
+def test_a_batch_ends_at_a_special_token(served, tokenizer, mark):
+    """In both loops, by ids and by texts, and with the decoder of a config that names no stops."""
+    engine, params, *_ = served
+    token, text = mark
+    prompt = np.asarray([tokenizer.encode("hello")])
+    for stops, count in [((text,), 1), ((text * 2,), 2)]:
+        sampling = Sampling(
+            temperature=0, max_response_tokens=6, stop_strings=stops, logit_bias=((token, 1e3),)
+        )
+        for loop in ("device", "host"):
+            how = dataclasses.replace(decoding_of(Config(), tokenizer), loop=loop)
+            batch = generate(
+                engine.model, params, prompt, [prompt.shape[1]], jax.random.key(0), sampling,
+                decoding=how,
+            )  # fmt: skip
+            assert int(batch.mask.sum()) == count
+            assert batch.finish_reason[0] == FinishReason.STOP
 
 
 def test_the_sampler_finds_special_tokens_in_its_texts(served, tokenizer, mark):
