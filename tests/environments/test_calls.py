@@ -229,6 +229,7 @@ BAD = [
         "JSON is wrong at character 36",
     ),
     ("hermes", '<tool_call>{"name": "f"} so</tool_call>', "stands behind"),
+    ("hermes", 'I look: <tool_call>\n{"name": "f", }\n</tool_call>', "JSON is wrong"),
     ("hermes", "<tool_call></tool_call>", "JSON is wrong at character 1: expecting value"),
     ("hermes", '<tool_call>{"arguments": {}}</tool_call>', "names no tool"),
     ("hermes", '<tool_call>["f"]</tool_call>', "not an object"),
@@ -301,6 +302,204 @@ def test_calls_before_a_bad_one_are_kept():
     parsed = parser("hermes", None).parse(good * 2 + "<tool_call>{" + good)
     assert [call.name for call in parsed.calls] == ["f", "f"]
     assert parsed.problem.startswith("call 3: ")
+
+
+# -- what is drafted, mentioned or shown
+
+ARGUMENTS = '{"a": 1, "b": 2}'
+CALL = f'<tool_call>\n{{"name": "add", "arguments": {ARGUMENTS}}}\n</tool_call>'
+FENCED = f"function<｜tool▁sep｜>add\n```json\n{ARGUMENTS}\n```"
+INVOKED = (
+    '<｜DSML｜function_calls>\n<｜DSML｜invoke name="add">\n'
+    '<｜DSML｜parameter name="a" string="false">'
+    "1</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>"
+)
+FORMS = [
+    ("hermes", CALL),
+    (
+        "qwen3_coder",
+        "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
+    ),
+    ("llama3", f'{{"name": "add", "parameters": {ARGUMENTS}}}'),
+    ("llama3", f'<|python_tag|>{{"name": "add", "parameters": {ARGUMENTS}}}'),
+    ("mistral", f"[TOOL_CALLS]add[ARGS]{ARGUMENTS}"),
+    ("mistral", f'[TOOL_CALLS] [{{"name": "add", "arguments": {ARGUMENTS}}}]'),
+    (
+        "deepseek_v3",
+        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{FENCED}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    ),
+    ("deepseek_v3", INVOKED),
+    ("gemma", "```tool_code\nadd(a=1, b=2)\n```"),
+    ("gemma", "<|tool_call>call:add{a:1,b:2}<tool_call|>"),
+    ("python(tool='add')", "```python\nadd(1, 2)\n```"),
+    ("tag(name='add')", "<add>1</add>"),
+]
+REASONING = [
+    ("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<thinking>", "</thinking>"),
+    ("<|channel>thought\n", "<channel|>"), ("<seed:think>", "</seed:think>"),
+]  # fmt: skip
+
+
+def names_of(name, text, **how):
+    parsed = parser(name, None).parse(text, [], **how)
+    return [call.name for call in parsed.calls], parsed.problem
+
+
+@pytest.mark.parametrize("first, last", REASONING)
+@pytest.mark.parametrize("name, call", FORMS)
+def test_a_draft_is_no_call(name, call, first, last):
+    made = (["add"], "")
+    for text in (
+        f"{first}\nmaybe {call}, no.\n{last}\n\nThe answer is 3.",
+        f"{first}\nmaybe\n{call}\nno.\n{last}\n\nThe answer is 3.",
+        f"maybe\n{call}\n{last}\n\nThe answer is 3.",  # the prompt has opened it
+        f"{first}\nmaybe\n{call}",  # and has not closed it
+    ):
+        assert names_of(name, text) == ([], ""), text
+    assert names_of(name, f"maybe\n{call}", begun=f"{first}\n") == ([], "")
+    for text in (
+        f"{first}\nplan\n{last}\n\n{call}",
+        f"{first}plan{last}{call}",
+        f"{first}\nmaybe\n{call}\n{last}\n\n{call}",
+        f"maybe\n{call}\n{last}\nI look.\n{call}",
+        f"{first}\n\n{last}\n\n{call}",
+        f"{first}a{last}\n{call}\n{first}\nor {call}?\n{last}\nDone.",
+    ):
+        assert names_of(name, text) == made, text
+    assert names_of(name, f"maybe\n{call}\n{last}\n{call}", begun=f"{first}\n") == made
+    assert names_of(name, call, begun=f"{first}\n") == made  # at once: nothing is drafted
+
+
+@pytest.mark.parametrize("name, call", FORMS)
+def test_what_is_shown_in_code_is_no_call(name, call):
+    if name.startswith("python"):
+        return  # there a block of code is the call
+    if "```" not in call:
+        shown = f"A call looks like this:\n```\n{call}\n```\nbut I need none: 3."
+        assert names_of(name, shown) == ([], "")
+        assert names_of(name, f"{shown}\nNow:\n{call}") == (["add"], "")
+        assert names_of(name, f"```\n{call}\n```") == (["add"], "")  # nothing but code is said
+    if "\n" not in call:
+        assert names_of(name, f"A call looks like `{call}` but I need none: 3.") == ([], "")
+
+
+@pytest.mark.parametrize(
+    "name, tag",
+    [
+        ("hermes", "<tool_call>"), ("qwen3_coder", "<tool_call>"), ("qwen3_coder", "<function=f>"),
+        ("mistral", "[TOOL_CALLS]"), ("llama3", "<|python_tag|>"), ("llama3", '{"name": ...}'),
+        ("deepseek_v3", "<｜tool▁call▁begin｜>"), ("deepseek_v3", "<｜DSML｜function_calls>"),
+        ("deepseek_v3", '<｜DSML｜invoke name="f">'), ("gemma", "<|tool_call>"),
+        ("gemma", "<start_function_call>"), ("harmony", "to=functions.f"),
+        ("tag(name='f')", "<f>"),
+    ],
+)  # fmt: skip
+def test_a_mention_of_a_tag_is_text(name, tag):
+    for text in (
+        f"I would use the {tag} tag for that, but the answer is 3.",
+        f"I would use the `{tag}` tag for that, but the answer is 3.",
+        f"The tag is {tag}.",
+        f"The tag is {tag}",
+    ):
+        assert names_of(name, text) == ([], ""), text
+        assert parser(name, None).parse(text, []).content == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The form is <tool_call>{...}</tool_call>, but the answer is 3.",
+        'The form is\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n'
+        "</tool_call>\nbut the answer is 3.",
+        'It is:\n<tool_call>\n{"name": "f", "arguments": {...}}\n</tool_call>\nThe answer: 3.',
+        "<tool_call>...</tool_call> is the form.",
+        "<tool_call> is the tag.",
+        "I need no <tool_call></tool_call> tags: 3.",
+        'I could write <tool_call>{"name": "f", "arguments": {}}</tool_call>, but 3 it is.',
+        'The call is "<tool_call>{"name": "f", "arguments": {}}</tool_call>".',
+    ],
+)
+def test_a_form_is_text(text):
+    assert names_of("hermes", text) == ([], "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["</think>", "a </think> b", "<think>", "[/THINK]", "<tool_call>", "</tool_call>", "`x", "```",
+     "<tool_call>{}</tool_call>", "```\nx\n```"],
+)  # fmt: skip
+def test_a_tag_in_an_argument_is_text(text):
+    quoted = json.dumps({"text": text})
+    coder = (
+        "<tool_call>\n<function=add>\n<parameter=text>\n%s\n</parameter>\n</function>\n</tool_call>"
+    )
+    for name, call, between in (
+        ("hermes", f'<tool_call>\n{{"name": "add", "arguments": {quoted}}}\n</tool_call>', "\n"),
+        ("mistral", f"[TOOL_CALLS]add[ARGS]{quoted}", ""),
+        ("llama3", f'{{"name": "add", "parameters": {quoted}}}', "; "),
+        ("qwen3_coder", coder % text, "\n"),
+        ("gemma", f'<|tool_call>call:add{{text:<|"|>{text}<|"|>}}<tool_call|>', ""),
+    ):
+        for said in (call, f"<think>\nhm\n</think>\n\n{call}", call + between + call):
+            parsed = parser(name, None).parse(said, [])
+            assert not parsed.problem and parsed.calls, said
+            assert all(one.arguments == {"text": text} for one in parsed.calls), said
+            assert len(parsed.calls) == 1 + (said == call + between + call)
+
+
+BROKEN = '<tool_call>\n{"name": "add", "arguments": {"a": 1,}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    "name, text, calls",
+    [
+        ("hermes", f"{BROKEN}\n{CALL}", 1),
+        ("hermes", f"{CALL}\n{BROKEN}\n{CALL}", 2),
+        ("hermes", f'<tool_call>\n{{"name": "add", "arg\n{CALL}', 1),  # it has no closing tag
+        # A call in the texts of one that cannot be read is none.
+        (
+            "hermes",
+            '<tool_call>{"name": "write", "arguments": {"text": "<tool_call>{"name": "rm", '
+            '"arguments": {}}</tool_call>"}}</tool_call>',
+            0,
+        ),
+        (
+            "qwen3_coder",
+            f"<tool_call>\n<function=add>\n<parameter=a>\n1\n</function>\n</tool_call>\n{FORMS[1][1]}",
+            1,
+        ),
+        ("mistral", f'[TOOL_CALLS]add[ARGS]{{"a": }}[TOOL_CALLS]add[ARGS]{ARGUMENTS}', 1),
+        ("mistral", '[TOOL_CALLS] [{"name": "add", "arguments": {}}, {"name": "add", "a": }]', 1),
+        ("mistral", '[TOOL_CALLS] [{"name": "a"}, {"arguments": {}}, {"name": "b"}]', 2),
+        ("llama3", '{"name": "add", "parameters": {"a": }}; {"name": "add", "parameters": {}}', 1),
+        ("deepseek_v3", FORMS[6][1].replace('"b": 2', '"b": ') + FORMS[6][1], 1),
+        ("gemma", "<|tool_call>call:add{a:<tool_call|><|tool_call>call:add{a:1}<tool_call|>", 1),
+        ("gemma", "```tool_code\nadd(a=1)\nadd(1)\n```", 1),
+        (
+            "harmony",
+            '<|channel|>commentary to=functions.f<|message|>{"a": <|call|><|start|>assistant'
+            '<|channel|>commentary to=functions.f<|message|>{"a": 1}<|call|>',
+            1,
+        ),
+    ],
+)
+def test_a_bad_call_spoils_no_good_one(name, text, calls):
+    parsed = parser(name, None).parse(text, [])
+    assert len(parsed.calls) == calls and parsed.problem.startswith("call ")
+
+
+def test_the_answer_and_the_reasoning_of_a_reply():
+    parsed = parser("hermes", None).parse(f"<think>\nwhy {CALL}\n</think>\n\nI look.\n{CALL}\nSo.")
+    assert (parsed.content, parsed.reasoning) == ("I look.\nSo.", f"why {CALL}")
+    assert parsed.said == f"<think>\nwhy {CALL}\n</think>\n\nI look.\nSo."
+    parsed = parser("hermes", None).parse("why\n</think>\n3", [])
+    assert (parsed.content, parsed.reasoning, parsed.said) == ("3", "why", "why\n</think>\n3")
+    unclosed = parser("hermes", None).parse("<think>\nwhy", [])
+    assert (unclosed.content, unclosed.reasoning) == ("", "why")
+    # A tool may be called by such a tag, and a format of one's own knows no places.
+    assert [c.name for c in parser("tag(name='think')", None).parse("<think>hm</think>").calls] == [
+        "think"
+    ]
 
 
 ALL = [*dict.fromkeys(FORMATS.values()), "python", "tag(name=('search', 'f'))", ""]

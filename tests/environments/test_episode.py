@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import enum
+import json
 import math
 import os
 import subprocess
@@ -123,6 +124,11 @@ def talks_on(schemas):
 
 def speaks(lines):
     yield Opening(lines[0])
+def asks_on(row):
+    """The prompt of the row, and one more question."""
+    yield None
+    yield "and now?"
+    return 1.0
 
 def talks(lines, tools=()):
     """Says each line, whatever is answered."""
@@ -627,3 +633,69 @@ def test_tools_are_shown_and_calls_without_a_format_are_text(families, users):
     tokenizer = families["qwen2_5"]
     game = episode(users("talks"), tokenizer, lines=["go", "x"], extra_info={"tools": TOOLS})
     assert "weather" in tokenizer.decode(game.begin().ids)
+
+
+DRAFT = f"<think>\nI could {CALL}\n</think>\n\n"
+
+
+def test_a_drafted_call_is_not_made(users, qwen):
+    steps = replies_to(users, qwen, [DRAFT + CALL, f"{DRAFT}It is 21."])
+    assert [(step.calls, step.bad_turn) for step in steps] == [(1, False), (0, False)]
+    assert steps[0].text.strip() == DRAFT.strip()  # the reasoning is what was said
+    assert steps[1].ended and steps[1].outcome == {"": 1.0}
+
+
+def test_a_bad_call_is_told_beside_the_answers_to_good_ones(users, qwen):
+    steps = replies_to(users, qwen, [f"{CALL}\n{BAD}", "fine"])
+    assert (steps[0].calls, steps[0].bad_turn, steps[0].failed_calls) == (1, True, 1)
+    (told,) = steps[0].messages
+    assert told["role"] == "tool" and told["content"].startswith("21\nThe call cannot be read: ")
+    assert steps[1].ended and steps[1].outcome == {"": 1.0} and not steps[1].bad_turn
+    # It counts as a bad turn: four in a row end the episode, and so does one where that is asked.
+    steps = replies_to(users, qwen, [f"{CALL}\n{BAD}"] * 4)
+    assert steps[-1].limit == "bad calls" and [step.ended for step in steps] == [False] * 3 + [True]
+    (end,) = replies_to(users, qwen, [f"{CALL}\n{BAD}"], on_bad_call="end")
+    assert end.ended and end.outcome == {"": 0.0}
+
+
+OPENS = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + (m.content or '') }}"
+    "{% for c in m.tool_calls or [] %}{{ '<tool_call>\\n' + (c.function | tojson) + "
+    "'\\n</tool_call>' }}{% endfor %}{{ '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>\\n' }}{% endif %}"
+)
+
+
+def test_the_prompt_may_begin_the_reasoning(tmp_path, users):
+    folder = write_tool_family(tmp_path / "qwen", "qwen2_5")
+    for name in ("chat_template.jinja", "tokenizer_config.json"):
+        path = folder / name
+        if path.exists() and name.endswith("json"):
+            config = json.loads(path.read_text()) | {"chat_template": OPENS}
+            path.write_text(json.dumps(config))
+        elif path.exists():
+            path.write_text(OPENS)
+    tokenizer = HuggingFaceTokenizer(folder)
+    steps = replies_to(users, tokenizer, [f"maybe {CALL}\n</think>\n\n{CALL}", f"maybe\n{CALL}"])
+    assert [step.calls for step in steps] == [1, 0] and steps[1].ended
+    game = episode(
+        resolve("guess_number(high=16)", "rljax.environments"), tokenizer, Limits(), secret=5
+    )
+    game.begin()
+    assert game.reply(written("8? or 4?\n</think>\n\n5", tokenizer)).outcome == {"": 1.0}
+
+
+def test_a_begun_turn_is_gone_on_with(users, qwen):
+    messages = [
+        {"role": "user", "content": "2 + 3?"}, {"role": "assistant", "content": "The answer is"},
+    ]  # fmt: skip
+    game = episode(users("asks_on"), qwen, Limits(), row=1, messages=messages)
+    begun = qwen.decode(game.begin().ids, skip_special_tokens=False)
+    assert begun.endswith("<|im_start|>assistant\nThe answer is")
+    step = game.reply(written(" 5.", qwen))
+    said = qwen.decode(step.ids, skip_special_tokens=False)
+    assert game.messages[1] == {"role": "assistant", "content": "The answer is 5."}
+    assert [m["role"] for m in game.messages] == ["user", "assistant", "user"]
+    assert "and now?" in said and said.endswith("<|im_start|>assistant\n")
+    whole = qwen.render_chat(game.messages)
+    assert begun + " 5.<|im_end|>" + said == whole

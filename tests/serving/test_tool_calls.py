@@ -112,7 +112,8 @@ def test_calls_come_back_whole_and_streamed(served, size):
         assert asked(client, messages=ASK, tools=SCHEMAS) == (content, calls, reason), text
         *whole, pieces = streamed(client, messages=ASK, tools=SCHEMAS)
         assert tuple(whole) == (content, calls, reason), text
-        assert len(pieces) > 1 or size == 999 or len(content) < 10 or content.startswith("<tool")
+        begun = content.lstrip().startswith("<tool")
+        assert len(pieces) > 1 or size == 999 or len(content) < 10 or begun
         # Without tools the text is what it is.
         assert asked(client, messages=ASK) == (text, [], "stop")
         assert asked(client, messages=ASK, tools=SCHEMAS, tool_choice="none")[1:] == ([], "stop")
@@ -143,6 +144,57 @@ def test_a_conversation_with_calls_is_what_the_template_renders(served, family):
     assert tokenizer.decode(worker.asked[-1][0], skip_special_tokens=False) == (
         tokenizer.decode(tokenizer.encode_chat(expected, tools=SCHEMAS), skip_special_tokens=False)
     )
+
+
+DRAFT = f"<think>\nI could {CALL}\n</think>\n\n"
+
+
+@pytest.mark.parametrize("size", [1, 3, 999])
+def test_a_draft_comes_back_as_text(served, size):
+    client, worker, tokenizer = served("qwen2_5")
+    worker.size, made = size, ("weather", {"town": "Ulm", "n": 2})
+    for text, content, calls, reason in [
+        (f"{DRAFT}It is warm.", f"{DRAFT}It is warm.", [], "stop"),
+        (f"{DRAFT}{CALL}", DRAFT.rstrip(), [made], "tool_calls"),
+        (f"{DRAFT}I look.\n{CALL}", f"{DRAFT}I look.", [made], "tool_calls"),
+        ("I use the <tool_call> tag: no.", "I use the <tool_call> tag: no.", [], "stop"),
+    ]:
+        worker.ids = [*tokenizer.encode(text), tokenizer.eos_ids[0]]
+        assert asked(client, messages=ASK, tools=SCHEMAS) == (content, calls, reason), text
+        *whole, pieces = streamed(client, messages=ASK, tools=SCHEMAS)
+        assert tuple(whole) == (content, calls, reason), text
+        if size == 1 and text.startswith(DRAFT):  # reasoning is sent as it comes, drafts and all
+            assert len(pieces) > 10 and "tool" in "".join(pieces[:-1])
+
+
+def test_a_prompt_that_begins_the_reasoning(served):
+    """A call in what the prompt has begun is a draft, for the client that continues a turn, too."""
+    client, worker, tokenizer = served("qwen2_5")
+    begun = [*ASK, {"role": "assistant", "content": "<think>\nhm"}]
+    made = ("weather", {"town": "Ulm", "n": 2})
+    for text, calls in [(f"maybe {CALL}", []), (f"maybe {CALL}\n</think>\n{CALL}", [made])]:
+        worker.ids = [*tokenizer.encode(text), tokenizer.eos_ids[0]]
+        content, got, _ = asked(client, messages=begun, tools=SCHEMAS)
+        assert got == calls and content == text.removesuffix(f"\n{CALL}" if calls else "")
+        assert streamed(client, messages=begun, tools=SCHEMAS)[:2] == (content, calls)
+        prompt = tokenizer.decode(worker.asked[-1][0], skip_special_tokens=False)
+        assert prompt.endswith("<|im_start|>assistant\n<think>\nhm")
+
+
+def test_flags_of_a_decoder_are_not_told(served):
+    client, worker, tokenizer = served("qwen2_5")
+    worker.ids = [tokenizer.eos_ids[0]]
+    plain = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    flags = [
+        {"strict": False}, {"strict": None}, {"description": None},
+        {"cache_control": {"type": "ephemeral"}},
+    ]  # fmt: skip
+    prompts = set()
+    for tool in [plain, *({**plain, "function": {**plain["function"], **more}} for more in flags),
+                 *({**plain, **more} for more in flags)]:  # fmt: skip
+        client.chat.completions.create(model=NAME, messages=ASK, tools=[tool])
+        prompts.add(tuple(worker.asked[-1][0]))
+    assert len(prompts) == 1
 
 
 def test_harmony_is_read_with_and_without_tools(served):

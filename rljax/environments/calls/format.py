@@ -26,7 +26,7 @@ _FORM = 'a call is {"name": ..., "arguments": {...}}'
 # What is written where a form is only shown: {"name": <function-name>, "arguments": {...}}.
 _PLACEHOLDER = re.compile(r"\.\.\.|…|<(?!tool_call)[A-Za-z][\w -]*+>")
 FORM = "form"
-_OBJECT = re.compile(r"""[\[{]\s*+(?:["'{\[}\]]|\Z)""")
+_OBJECT = re.compile(r"""\s*+[\[{]\s*+(?:["'{\[}\]]|\Z)""")
 _CODE = re.compile(r"^[ \t]*+(```+|~~~+)([^\n]*)$|`[^`\n]++`", re.MULTILINE)
 _QUOTES = "\"'`“‘«"
 
@@ -98,10 +98,15 @@ class Format:
             pieces += [text[at:a], " " * (b - a)]
             at = b
         parsed = self.read("".join([*pieces, text[at:]]), schemas)
-        spans = parsed.spans or ()
+        ends = [0, *(end for _, end in thought)]
+        spans = [  # white space before a call is its own, but no reasoning is
+            (max(a, max(end for end in ends if end <= b)), b) for a, b in parsed.spans or ()
+        ]
         content = without(text, sorted([*thought, *spans])).lstrip()
         said = without(text, spans)
-        return dataclasses.replace(parsed, content=content, reasoning=reasoning, said=said)
+        return dataclasses.replace(
+            parsed, content=content, reasoning=reasoning, said=said, spans=tuple(spans)
+        )
 
     def stop_ids(self, tokenizer) -> tuple[int, ...]:
         """The ids that end a turn: the tokenizer's own, and `ends` where it has them."""
