@@ -143,12 +143,14 @@ def _within(piece: str, squeezed: str) -> bool:
     small = _squeezed(piece)
     if not small or small in squeezed:
         return True
+    if small in _squeezed(html.unescape(squeezed)):
+        return True
     written = (json.dumps(piece, ensure_ascii=ascii_only)[1:-1] for ascii_only in (False, True))
     twice = json.dumps(json.dumps(piece, ensure_ascii=False), ensure_ascii=False)[3:-3]
     return any(
         _squeezed(form.replace("\\n", "\n").replace("\\t", "\t").replace("\\r", "\r"))
         in squeezed.replace("\\n", "").replace("\\t", "").replace("\\r", "")
-        for form in (*written, html.escape(piece), twice)
+        for form in (*written, twice)
     )
 
 

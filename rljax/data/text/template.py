@@ -145,7 +145,7 @@ class ChatTemplate:
         texts = [content for content in contents if isinstance(content, str)]
         said = [text.strip() for text in (*texts, *parts) if text.strip()]
 
-        def is_said(text, enough):  # a template of texts writes a list as Python does
+        def is_said(text, enough, lists=lists):  # a template of texts writes a list as Python does
             return enough(one in text for one in said) and not any(str(x) in text for x in lists)
 
         try:
@@ -156,8 +156,9 @@ class ChatTemplate:
             text, refusal = None, error
         if texts:
             with contextlib.suppress(InputError):
-                in_parts = self._run(_in_parts(view), context)
-                if is_said(in_parts, all):
+                parts = _in_parts(view)
+                in_parts = self._run(parts, context)
+                if is_said(in_parts, all, [part for m in parts for part in _listed(m)]):
                     return in_parts
         if lists:  # what the template said of them is of no use: it takes texts only
             return self._run(joined_parts(view), context)
@@ -207,6 +208,11 @@ class ChatTemplate:
             )
         check_unicode(text, f"{self.source}: the rendered chat")
         return text
+
+
+def _listed(message: Mapping) -> list:
+    content = message.get("content")
+    return content if isinstance(content, list) else []
 
 
 def _in_parts(view: Sequence[Mapping]) -> list[dict]:

@@ -1,0 +1,170 @@
+"""Puts the causes of defects back, one at a time, and sees a test fail for each:
+
+    python tests/breaks.py [PART_OF_A_NAME]
+
+Each break is an exact text of a file and what stands in its place; a copy of the last commit is
+changed, never this checkout. Exit code 1 where a break makes no test fail, or is in no file any
+more. Every night, not in the normal lane: each break runs its tests anew.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parent.parent
+CHAT, CONTENTS = "rljax/data/text/chat.py", "rljax/data/text/contents.py"
+PUBLISHED = "tests/data/test_published_templates.py"
+TEMPLATES = "tests/data/test_chat_templates.py"
+# name: (file, the text, what stands in its place, pytest's arguments)
+BREAKS = {
+    "the end of turn is no stop token": (
+        "rljax/data/text/tokenizer.py", "        self._join_turn_ends()\n", "", [PUBLISHED],
+    ),
+    "a stop token of the next role is not learned": (
+        CHAT, "            return rest[slice(*offsets[0])], written\n",
+        "            return '', written\n", [PUBLISHED, "-k", "glm4_5"],
+    ),
+    "what stands behind the stop token is learned": (
+        CHAT, "        return _Turn(before, written + end, len(end), through)\n"
+        "    return _Turn(before, ended, 0, through)\n",
+        "        return _Turn(before, written + end, len(end), through)\n"
+        "    return _Turn(before, written, 0, through)\n", [PUBLISHED, "-k", "phi"],
+    ),
+    "a turn without an end gets none": (
+        CHAT, "    return end, written if marks else written.rstrip()\n",
+        "    return '', written\n", ["tests/data/test_chat.py"],
+    ),
+    "a prefill is closed": (
+        CHAT, "        return dict(add_generation_prompt=False, continue_final_message=True)\n",
+        "        return {}\n", [PUBLISHED, "-k", "qwen3"],
+    ),
+    "templates that open the reasoning are refused": (
+        CHAT, "    header = re.sub(rf\"({_EMPTY})\\s*$\", \"\", header)\n",
+        "    header = through\n", ["tests/data/test_chat.py", "-k", "supplies"],
+    ),
+    "the reasoning of a turn behind <think> is lost": (
+        CHAT, "    return f\"{reasoning}{apart}{close}{2 * apart}{rest}\"\n", "    return rest\n",
+        ["tests/data/test_chat.py", "-k", "supplies"],
+    ),
+    "a rewritten turn is learned": (
+        CHAT, "    raise _rewritten(f\"message {k}\", whole, text)\n", "    return text, spans\n",
+        ["tests/data/test_chat.py", TEMPLATES],
+    ),
+    "a greeting is learned": (
+        CHAT, "        return k > 0 and bool(_prompt(tokenizer, messages, k, options))\n",
+        "        return True\n", ["tests/data/test_chat.py", "-k", "greeting"],
+    ),
+    "a token spans the border of prompt and turn": (
+        CHAT, "            made, places = encode_after(tokenizer, (ids or prompt)[-1], text)\n",
+        "            made, places = tokenizer.encode_with_offsets(text)\n",
+        ["tests/data/test_append.py", TEMPLATES, "-k", "gemma or llama2"],
+    ),
+    "a stop token within a turn is learned": (
+        CHAT, "    if stops and stops[0][1] < (end or len(written)):\n", "    if False:\n",
+        ["tests/data/test_chat.py", "-k", "stop_token_within"],
+    ),
+    "a turn of weight 0 is learned": (
+        CHAT, "m[\"role\"] == \"assistant\" and m.get(LEARN) is not False", "m[\"role\"] == \"assistant\"",
+        ["tests/data/test_rows_of_messages.py", TEMPLATES],
+    ),
+    "what is learned is not compared with the row": (
+        CONTENTS, "    for what, piece in [(\"reasoning\", reasoning), *_said(tokenizer, message, answer)]:\n",
+        "    for what, piece in []:\n", [TEMPLATES],
+    ),
+    "what is read is not compared with the row": (
+        CONTENTS, "            if not _within(piece, squeezed):\n                raise _left_out(number, message, what, piece)\n"
+        "    for number, what in",
+        "            if False:\n                raise _left_out(number, message, what, piece)\n"
+        "    for number, what in", ["tests/data/test_contents.py"],
+    ),
+    "short texts are looked for and not probed": (
+        CONTENTS, "    if not (odd or tools or any(calls)) or tokenizer.image_mark:\n", "    if True:\n",
+        ["tests/data/test_contents.py"],
+    ),
+    "the flags of a message are dropped": (
+        "rljax/data/rows/conversation.py", "        said[LEARN] = False\n", "        pass\n",
+        ["tests/data/test_rows_of_messages.py"],
+    ),
+    "nulls of a table reach calls": (
+        "rljax/data/rows/nulls.py", "{**message, name: self._calls(message[name], tools)}", "message",
+        ["tests/data/test_rows_of_messages.py"],
+    ),
+    "arguments stay JSON text": (
+        "rljax/data/text/messages.py", "for_template(messages), \"chat messages\"",
+        "messages, \"chat messages\"", ["tests/data/test_rows_of_messages.py", "tests/serving/test_tool_calls.py"],
+    ),
+    "variables of a row are dropped": (
+        "rljax/data/rows/columns.py", "    return made | ({\"variables\": variables} if variables else {})\n",
+        "    return made\n", ["tests/data/test_formats.py", "-k", "variables"],
+    ),
+    "rewards read the reasoning": (
+        "rljax/reasoning.py", "    visible = _messages_to_the_user(text)\n", "    return response\n",
+        ["tests/rewards/test_reasoning.py"],
+    ),
+    "an abstention is an error": (
+        "rljax/rewards/pool/foreign.py", "            None if abstains(x) else", "            float(x) if abstains(x) else",
+        ["tests/rewards/test_foreign_rewards.py"],
+    ),
+    "calls in the reasoning are made": (
+        "rljax/environments/calls/format.py", "        thought = reasoning_spans(text, begun, whole.spans or ())\n",
+        "        thought = []\n", ["tests/environments/test_calls.py"],
+    ),
+    "stop strings that are special tokens never match": (
+        "rljax/setup/setup.py", "(*tokenizer.eos_ids, *stop_tokens(tokenizer, sampler.stop_strings))", "tokenizer.eos_ids",
+        ["tests/serving/test_fields.py"],
+    ),
+    "a head beside a tied config is dropped": (
+        "rljax/models/huggingface/load.py",
+        "        if config.tie_embeddings and checkpoint_folder.has_own_head(path.parent, config):\n",
+        "        if False:\n", ["tests/models/test_loading.py", "-k", "tie or tied or head"],
+    ),
+    "tokenizers are compared by their sizes": (
+        "rljax/setup/same_ids.py", "        if token != theirs.get(i) and (i in theirs or not may_lack)\n",
+        "        if False\n", ["tests/setup/test_same_ids.py"],
+    ),
+    "an export stops where the base does": (
+        "rljax/setup/images.py", "{**ids, **written, **kept, **ends}", "{**ids, **written, **ends, **kept}",
+        ["tests/setup/test_exports.py"],
+    ),
+    "a stopped run returns": (
+        "rljax/training/loop.py", "        raise RunStopped(run, signal)\n", "        return run\n",
+        ["tests/training/test_train_from_python.py"],
+    ),
+}  # fmt: skip
+
+
+def main(part: str = "") -> int:
+    survived = []
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "rljax"
+        subprocess.run(["git", "clone", "-q", str(REPO), str(copy)], check=True)
+        environment = {**os.environ, "PYTHONPATH": str(copy)}
+        for name, (file, old, new, arguments) in BREAKS.items():
+            if part not in name:
+                continue
+            path = copy / file
+            whole = path.read_text()
+            if whole.count(old) != 1:
+                print(f"{name}: {file} has the text {whole.count(old)} times", flush=True)
+                survived.append(name)
+                continue
+            path.write_text(whole.replace(old, new))
+            command = [sys.executable, "-m", "pytest", "-n", "0", "-x", "-q", *arguments]
+            done = subprocess.run(
+                command, cwd=copy, env=environment, capture_output=True, text=True
+            )
+            path.write_text(whole)
+            failed = [
+                line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))
+            ]
+            print(f"{name}: {failed[0] if failed else 'NO TEST FAILS'}", flush=True)
+            survived += [] if done.returncode == 1 and failed else [name]
+    print(json.dumps({"breaks": len(BREAKS), "survived": survived}))
+    return bool(survived)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(*sys.argv[1:]))

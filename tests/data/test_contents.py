@@ -1,0 +1,127 @@
+"""What a row says against what the chat template makes of it: what is left out is named, and what a
+template writes in its own way is no difference."""
+
+import pytest
+from family_tokenizers import FAMILIES, write_family
+from tiny_tokenizer import QWEN_LIKE, write_tokenizer
+
+from rljax.data.text.chat import encode_conversation, prompt_text
+from rljax.data.text.contents import split_reasoning
+from rljax.data.text.tokenizer import HuggingFaceTokenizer
+from rljax.errors import InputError
+
+USER = {"role": "user", "content": "What is 2 + 2?"}
+TOOL = {
+    "type": "function",
+    "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}},
+}
+CALL = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"a": "two"}}}],
+}
+KNOWN = "{% if m.role in ('system', 'user', 'assistant') %}"
+
+
+def of(tmp_path, inside, before=""):
+    """A tokenizer whose template writes `inside` of each message m."""
+    template = (
+        f"{before}{{% for m in messages %}}{inside}{{% endfor %}}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    return HuggingFaceTokenizer(write_tokenizer(tmp_path, template))
+
+
+WRITTEN = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+
+
+@pytest.mark.parametrize("text", ["be brief and nothing else, please", "No", "a"])
+def test_a_role_that_the_template_drops(tmp_path, text):
+    """Also of a text so short that it stands in the rendering by chance."""
+    tokenizer = of(tmp_path, KNOWN + WRITTEN + "{% endif %}")
+    messages = [{"role": "developer", "content": text}, USER]
+    with pytest.raises(InputError) as caught:
+        prompt_text(tokenizer, messages)
+    assert "leaves out the content of message 0, of role 'developer'" in str(caught.value)
+    assert "rename the role 'developer'" in str(caught.value)
+    assert prompt_text(tokenizer, [{"role": "system", "content": text}, USER])
+
+
+def test_a_long_text_of_which_a_part_is_dropped(tmp_path):
+    tokenizer = of(tmp_path, "<|im_start|>{{ m.role }}\n{{ m.content[:20] }}<|im_end|>\n")
+    with pytest.raises(InputError, match="content of message 0"):
+        prompt_text(tokenizer, [{"role": "user", "content": "one two three four five six seven"}])
+
+
+def test_tools_and_calls_that_the_template_drops(tmp_path):
+    tokenizer = of(tmp_path, WRITTEN)
+    with pytest.raises(InputError, match="writes nothing of the tools: got .'add'"):
+        prompt_text(tokenizer, [{**USER, "content": "please add them"}], tools=[TOOL])
+    assert prompt_text(tokenizer, [USER], tools=[TOOL], needs_tools=False)
+    asked = [{**USER, "content": "add two, please"}, CALL, {**USER, "content": "and now?"}]
+    with pytest.raises(InputError, match="tool_calls of message 1"):
+        prompt_text(tokenizer, asked)  # the words stand in the question
+    told = of(tmp_path / "told", WRITTEN, "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}")
+    assert "Adds." in prompt_text(told, [USER], tools=[TOOL])
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "{{ m.content | trim }}",
+        "{{ m.content | tojson }}",
+        "{{ m.content | tojson | tojson }}",
+        "{{ m.content | e }}",
+        "{{ m.content | replace('\n', ' ') }}",
+        "{{ m.content | indent(4) }}",
+    ],
+)
+def test_what_a_template_writes_in_its_own_way_is_there(tmp_path, written):
+    tokenizer = of(tmp_path, "<|im_start|>{{ m.role }}\n" + written + "<|im_end|>\n")
+    for text in (
+        "  a \n\n b\t c  ",
+        "say \"é <b> & \\ 'x'\" \U0001f600",
+        "{'a': 1}",
+        "\\n literally",
+    ):
+        assert prompt_text(tokenizer, [{**USER, "content": text}])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_history_may_lose_its_reasoning(tmp_path, family):
+    """Templates leave it out, and so they do where the policy is asked."""
+    tokenizer = HuggingFaceTokenizer(write_family(tmp_path, family, marked=False))
+    answered = {"role": "assistant", "content": "<think>\nadd them up\n</think>\n\n4"}
+    kept = {"role": "assistant", "content": "4", "reasoning_content": "add them up"}
+    for turn in (answered, kept):
+        text = prompt_text(tokenizer, [USER, turn, {**USER, "content": "and 3 + 3?"}])
+        assert "4" in text and "and 3 + 3?" in text
+
+
+def test_reasoning_that_is_learned_is_there_or_named(tmp_path):
+    turn = {"role": "assistant", "content": "4", "reasoning_content": "so"}
+    with pytest.raises(InputError, match="reasoning of message 1") as caught:
+        encode_conversation(HuggingFaceTokenizer(write_tokenizer(tmp_path)), [USER, turn])
+    assert "template_variables" in str(caught.value)
+    written = QWEN_LIKE.replace(
+        "+ message.content", "+ (message.reasoning_content or '') + message.content"
+    )
+    tokenizer = HuggingFaceTokenizer(write_tokenizer(tmp_path / "written", written))
+    assert any(encode_conversation(tokenizer, [USER, turn])[1])
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ({"content": "<think>\na\n</think>\n\nb"}, ("a", "b")),
+        ({"content": "a\n</think>\n\nb"}, ("a", "b")),
+        ({"content": "[THINK]a[/THINK]b"}, ("a", "b")),
+        ({"content": "b", "reasoning_content": "a"}, ("a", "b")),
+        ({"content": "b", "thinking": "a"}, ("a", "b")),
+        ({"content": "no tags"}, ("", "no tags")),
+        ({"content": "<think>never closed"}, ("", "<think>never closed")),
+        ({"content": None, "reasoning": "a"}, ("a", "")),
+    ],
+)
+def test_reasoning_is_told_from_the_answer(message, expected):
+    assert split_reasoning(message) == expected
