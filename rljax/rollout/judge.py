@@ -19,6 +19,7 @@ import numpy as np
 from rljax.arrays import fetch, place, weights_of
 from rljax.batch import Batch
 from rljax.components import Component
+from rljax.data.text.chat import encode_prompt_messages
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
 from rljax.models.model import Model
@@ -51,7 +52,7 @@ class MeshJudge:
         self._encode([{"role": "user", "content": "?"}])  # raises here if there is no template
 
     def _encode(self, conversation: list[dict]) -> list[int]:
-        return self.tokenizer.encode_chat(conversation, variables=_NO_THINKING)
+        return encode_prompt_messages(self.tokenizer, conversation, variables=_NO_THINKING)
 
     def score(self, samples: Sequence[Mapping]) -> list[Score]:
         """One Score per sample. A question longer than the model's context is an error. Part

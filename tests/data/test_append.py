@@ -25,7 +25,13 @@ from family_tokenizers import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljax.data.text.chat import Rerendering, append_messages, encode_after, encode_last_turn
+from rljax.data.text.chat import (
+    Rerendering,
+    append_messages,
+    encode_after,
+    encode_conversation,
+    encode_last_turn,
+)
 from rljax.data.text.tokenizer import HuggingFaceTokenizer
 from rljax.errors import InputError
 
@@ -281,6 +287,11 @@ def test_sentencepiece_puts_no_space_where_turns_meet(tmp_path, llama2):
     for _k, log, appended, so_far in steps:
         assert log + appended.ids == tokenizer.encode_chat(so_far)
         assert (log + appended.ids).count(tokenizer.bos_id) == 1
+    ids, mask = encode_conversation(tokenizer, messages[:-1])
+    assert ids == tokenizer.encode(
+        tokenizer.render_chat(messages[:-1], add_generation_prompt=False)
+    )
+    assert text_of(tokenizer, [i for i, m in zip(ids, mask, strict=True) if m][:3]).strip()
 
 
 @settings(max_examples=60, deadline=None)

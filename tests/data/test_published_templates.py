@@ -74,6 +74,34 @@ def test_the_templates_of_trl_are_there():
     assert len(TEMPLATES) > 60 and set(FEW) <= set(TEMPLATES)
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("llama3", ["<|eot_id|>"]),
+        ("qwen3", ["<|im_end|>"]),
+        ("gemma", ["<end_of_turn>"]),
+        ("glm4_5", ["<|user|>", "<|observation|>"]),
+        ("phi4_mini", ["<|end|>"]),
+        ("trl-cohere2", ["<|END_OF_TURN_TOKEN|>"]),
+        ("trl-deepseek_r1_distill", ["<｜end▁of▁sentence｜>"]),
+        ("trl-gptoss", ["<|return|>", "<|call|>"]),
+        ("trl-phi3_5", ["<|end|>"]),
+        ("trl-idefics3", ["<end_of_utterance>"]),
+        ("trl-nemotron_3_nano", ["<|im_end|>"]),
+        ("trl-glm4moe_training", ["<|user|>", "<|observation|>"]),
+        ("trl-gemma4_v5", ["<turn|>", "<|tool_response>"]),
+    ],
+)
+def test_the_end_of_turn_joins_the_stop_set(folders, name, expected):
+    """Of a base model, of which no file says it."""
+    if name not in TEMPLATES:
+        pytest.skip("trl is not installed")
+    ours = HuggingFaceTokenizer(folders(name))
+    ends = [ours.decode([end.id], skip_special_tokens=False) for end in ours.turn_ends]
+    stops = [ours.decode([i], skip_special_tokens=False) for i in ours.eos_ids]
+    assert ends == expected and stops == ["<|endoftext|>", *expected]
+
+
 def spans(ids, mask):
     """(what comes before, what is learned) of each run of learned ids."""
     ids, mask = np.asarray(ids), np.asarray(mask)

@@ -30,7 +30,10 @@ def write_base_model(folder: Path, template: Path) -> Path:
     """A base model's tokenizer folder: its end-of-text token is none of the template's, and nothing
     else says where a turn ends."""
     text = template.read_text()
-    special = list(dict.fromkeys(["<|endoftext|>", "<s>", *_SPECIAL.findall(text)]))
+    # Some templates put the names of roles into their tokens.
+    roles = ("user", "assistant", "system", "observation") if re.search(r"<\|['\"]", text) else ()
+    named = [f"<|{role}|>" for role in roles]
+    special = list(dict.fromkeys(["<|endoftext|>", "<s>", *_SPECIAL.findall(text), *named]))
     library = tokenizers.Tokenizer(models.BPE())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
