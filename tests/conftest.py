@@ -98,15 +98,20 @@ def pytest_collection_finish():
 
 
 MOST_MAPS = 40_000  # a process has 65,530; past that LLVM crashes
+MOST_BYTES = 5 * 2**30  # of one worker
 
 
 @pytest.fixture(scope="module", autouse=True)
 def forget_programs():
-    """Drops compiled programs when the process holds many memory maps: each program holds some.
-    What took long to compile comes back from the cache on disk."""
+    """Drops compiled programs when the process holds many memory maps, or much memory: each program
+    holds some. What took long to compile comes back from the cache on disk."""
     yield
     maps = Path("/proc/self/maps")
-    if not maps.exists() or len(maps.read_text().splitlines()) > MOST_MAPS:
+    if not maps.exists():
+        jax.clear_caches()
+        return
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    if resident > MOST_BYTES or len(maps.read_text().splitlines()) > MOST_MAPS:
         jax.clear_caches()
 
 
