@@ -50,7 +50,11 @@ _BLANK_LINES = re.compile(r"(?:[ \t\r]*\n)+")
 _QUOTES = {"`": "`", '"': '"', "'": "'", "\u201c": "\u201d", "\u2018": "\u2019", "\u00ab": "\u00bb"}
 _OPENING_QUOTE = re.compile(r"(?:^|[\W_])[rbfRBF]{0,2}([`\"'\u201c\u2018\u00ab])$")
 _LONGEST_QUOTE = 40
-_IN_A_SENTENCE = re.compile(r"(?: [a-z]|[.,;:!?)])")
+_IN_A_SENTENCE = re.compile(r" [a-z]|[.,;:!?)]")
+_WRAPPED = {"*": "*", "_": "_", "(": ")", "[": "]", "{": "}", "|": "|"}  # around a mark
+_COMMENT = re.compile(r"\s*(?:#|//|/\*|--|>|\*\s|\"\"\"|''')")
+_IS_MENTIONED = re.compile(r"[.,;:!?)]")  # behind a mark that closes nothing: a word of a sentence
+_FENCE = re.compile(r"^[ \t>]*(?:```|~~~)", re.MULTILINE)
 
 
 class Response(str):
@@ -136,23 +140,82 @@ def _outside(text: str, begin: int) -> str | None:
     ends = words and list(_WORDS_END.finditer(text, words.end()))
     if ends:
         return text[ends[-1].end() :]
-    inside, blocks, pieces = "", 0, []  # the kind of mark that opened; blocks; texts between them
-    at = begin
+    spans, ended = _blocks(text, begin)
+    if not spans:
+        return None
+    if not ended:
+        return ""
+    last = spans[-1][1]
+    if text[last:].strip():
+        return text[last:]
+    starts = [begin, *(stop for _, stop in spans[:-1])]
+    pieces = zip(starts, (start for start, _ in spans), strict=True)
+    return "".join(text[a:b] for a, b in pieces)
+
+
+def _blocks(
+    text: str, begin: int, apart: Sequence[tuple[int, int]] = ()
+) -> tuple[list[tuple[int, int]], bool]:
+    """(the characters [a, b) from `begin` on that are reasoning, with its marks; whether the last
+    block has ended). A mark within `apart`, spans of `text` in their order, is a text of theirs.
+
+    Of a mark that is a word of the text the one that closes it is a word, too.
+    """
+    spans, inside, start, free = [], "", begin, begin  # free: behind the last block
+    mentioned: dict[str, int] = {}
+    calls = iter([*apart, (len(text), len(text))])
+    first, last = next(calls)
     for mark in _marks(text):
+        while last <= mark.start() and last < len(text):
+            first, last = next(calls)
+        if first <= mark.start() < last:
+            continue
         kind, opens = _kind(mark)
         if opens and not inside:
-            if not _in_a_sentence(text, mark):
-                pieces.append(text[at : max(at, mark.start())])
-                inside, blocks = kind, blocks + 1
-        elif not opens and inside in ("", kind):
-            # What stood before a mark that closes nothing was reasoning, too.
-            pieces, blocks = pieces if inside else [], blocks + (not inside)
-            inside, at = "", max(begin, mark.end())
+            if mark.start() < begin or not _is_mentioned(text, mark, free):
+                inside, start = kind, max(begin, mark.start())
+            else:
+                mentioned[kind] = mentioned.get(kind, 0) + 1
+        elif not opens and inside == kind:
+            spans.append((start, max(begin, mark.end())))
+            inside, free = "", max(begin, mark.end())
+        elif not opens and not inside:
+            if mentioned.get(kind):
+                mentioned[kind] -= 1
+            elif not (
+                _is_fenced(text, free, mark.start()) or _IS_MENTIONED.match(text, mark.end())
+            ):
+                # What stood before a mark that closes nothing was reasoning, too.
+                spans, free = [(begin, max(begin, mark.end()))], max(begin, mark.end())
     if inside:
-        return ""
-    if not blocks:
-        return None
-    return text[at:] if text[at:].strip() else "".join(pieces)
+        spans.append((start, len(text)))
+    return [(a, b) for a, b in spans if b > a], not inside
+
+
+def _is_mentioned(text: str, mark: re.Match, free: int) -> bool:
+    """Whether an opening mark is a word of a text: of a sentence (`Use the <think> tag`), in
+    brackets or emphasis, in a comment, in fenced code that begins behind `free`, or a type
+    (`List<Thought>`)."""
+    line = text[max(free, text.rfind("\n", 0, mark.start()) + 1) : mark.start()]
+    before, after = line[-2:], text[mark.end() : mark.end() + 2]
+    sentence = len(before) == 2 and before[0].isalnum() and before[1] == " "
+    if sentence and _IN_A_SENTENCE.match(after):
+        return True
+    if line.strip() and after.lstrip()[:1] == _WRAPPED.get(line.rstrip()[-1]):
+        return True
+    types = (mark["tag"] or "think").lower() != "think"
+    if types and before[-1:].isalnum() and not _closes_later(text, mark):
+        return True
+    return _COMMENT.match(line) is not None or _is_fenced(text, free, mark.start())
+
+
+def _closes_later(text: str, mark: re.Match) -> bool:
+    return text.find(f"</{mark['tag']}>", mark.end()) >= 0
+
+
+def _is_fenced(text: str, start: int, end: int) -> bool:
+    """Whether a fence of code that begins behind `start` is open at `end`."""
+    return len(_FENCE.findall(text, start, end)) % 2 == 1
 
 
 def reasoning_spans(
@@ -161,27 +224,9 @@ def reasoning_spans(
     """The characters [a, b) of a response that are reasoning, with its marks; what is not closed is
     reasoning to the end. A mark within `apart`, spans in their order, is a text of theirs (a tool
     call's). `begun`: as in `answer_of`."""
-    text, begin = f"{begun}{response}", len(begun)
-    spans, inside, start = [], "", begin
-    calls = iter([*apart, (len(response), len(response))])
-    first, last = next(calls)
-    for mark in _marks(text):
-        while last <= mark.start() - begin and last < len(response):
-            first, last = next(calls)
-        if first <= mark.start() - begin < last:
-            continue
-        kind, opens = _kind(mark)
-        if opens and not inside:
-            if not _in_a_sentence(text, mark):
-                inside, start = kind, max(begin, mark.start())
-        elif not opens and inside in ("", kind):
-            if not inside:  # what stood before a mark that closes nothing was reasoning, too
-                spans, start = [], begin
-            spans.append((start, max(begin, mark.end())))
-            inside = ""
-    if inside:
-        spans.append((start, len(text)))
-    return [(a - begin, b - begin) for a, b in spans if b > a]
+    begin = len(begun)
+    spans, _ = _blocks(f"{begun}{response}", begin, [(a + begin, b + begin) for a, b in apart])
+    return [(a - begin, b - begin) for a, b in spans]
 
 
 def cut_marks(reasoning: str) -> str:
@@ -222,18 +267,13 @@ def _marks(text: str) -> Iterable[re.Match]:
         opened = _OPENING_QUOTE.search(text[max(0, mark.start() - 4) : mark.start()])
         if opened:
             closing = _QUOTES[opened[1]]
-            end = text.find(closing, mark.end(), mark.end() + _LONGEST_QUOTE)
+            # What opens may be quoted with more; before what closes a quotation may have ended.
+            longest = _LONGEST_QUOTE if _kind(mark)[1] else len(closing)
+            end = text.find(closing, mark.end(), mark.end() + longest)
             if end >= 0 and "\n" not in text[mark.end() : end]:
                 quoted_to = end
                 continue
         yield mark
-
-
-def _in_a_sentence(text: str, mark: re.Match) -> bool:
-    """Whether an opening mark is a word of a sentence: `Use the <think> tag`."""
-    before = text[max(0, mark.start() - 2) : mark.start()]
-    words = len(before) == 2 and before[0].isalnum() and before[1] == " "
-    return words and _IN_A_SENTENCE.match(text, mark.end()) is not None
 
 
 def beginning_of(prompt: str, messages: Sequence[Mapping] | None = None) -> str:

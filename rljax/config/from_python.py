@@ -28,6 +28,7 @@ from rljax.errors import InputError
 from rljax.tracking.store import is_url
 
 WHERE = "rljax.train"
+REWARD = "reward.function"
 
 
 def config_from(
@@ -96,6 +97,13 @@ def _as_text(name: str, value: object, folder: Path) -> object:
     if callable(value):
         return component_text(value, folder, name)
     kind = kinds()[name]
+    if name == REWARD and isinstance(value, list | tuple) and len(value):
+        # TRL's reward_funcs=[f, g]: their sum.
+        texts = [_as_text(name, one, folder) for one in value]
+        if not all(isinstance(text, str) and text for text in texts):
+            fix = "reward=[f, 'exact_match()']"
+            raise InputError(f"{WHERE}: {name}", value=value, rule="functions or texts", fix=fix)
+        return f"mixture(rewards=({', '.join(map(repr, texts))},))"
     if isinstance(value, list | tuple):
         if value and all(isinstance(row, Mapping) for row in value):
             return _rows_file(name, value, folder)

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from rljax.data.text.chat import appended_after, compare_log, encode_after, prompt_text
+from rljax.data.text.contents import check_messages
 from rljax.environments.calls import Parsed, assistant_message
 from rljax.errors import InputError
 from rljax.reasoning import answer_of, beginning_of, response_of
@@ -87,6 +88,10 @@ class Conversation:
             self.tokenizer, self.ids[-1], self._rendered, self.messages, new,
             written=self._written, tools=self.tools, variables=self.variables,
         )  # fmt: skip
+        before = self._rendered
+        check_messages(
+            self.tokenizer, new, whole[len(before) :] if whole.startswith(before) else whole
+        )
         self.messages += [dict(message) for message in new]
         self._rendered = whole
         drift = ""

@@ -49,13 +49,14 @@ def make_app(
     hosts: Sequence[str] = (),
     origins: Sequence[str] = (),
     images: ImageReader | None = None,
+    stops: Sequence[str] = (),
 ) -> Starlette:
     """The ASGI application that serves `worker` as the model `name`. `calls`: a format of
     rljax.environments.calls. `hosts` and `origins`: as in Guard. `images`: how the model reads
-    images; None of a model of text."""
+    images; None of a model of text. `stops`: stop strings of every response, those of the run."""
     origins = [origin.lower().rstrip("/") for origin in origins]
     card = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "rljax"}
-    requests = _Requests(worker, tokenizer, name, parser(calls, tokenizer), images)
+    requests = _Requests(worker, tokenizer, name, parser(calls, tokenizer), images, stops)
 
     async def completions(request: Request) -> Response:
         return await requests.respond(request, chat=False)
@@ -151,8 +152,9 @@ class _Requests:
 
     def __init__(
         self, worker: Worker, tokenizer: Tokenizer, name: str, calls: Format,
-        images: ImageReader | None,
+        images: ImageReader | None, stops: Sequence[str],
     ):  # fmt: skip
+        self._stops = tuple(stops)
         self._worker, self._tokenizer, self._name, self._calls = worker, tokenizer, name, calls
         self._images = images
         self._limits = Limits(worker.sampler.engine.request_tokens, worker.room)
@@ -223,9 +225,9 @@ class _Requests:
         served = self._tokenizer, self._name, self._limits
         try:
             if chat:
-                parsed = read_chat(body, *served, self._calls, self._images)
+                parsed = read_chat(body, *served, self._calls, self._images, self._stops)
             else:
-                parsed = read_completion(body, *served)
+                parsed = read_completion(body, *served, self._stops)
         except RecursionError:
             raise InputError("request body", rule="its values are nested too deeply") from None
         return Answer(parsed, self._tokenizer, self._name)

@@ -5,7 +5,7 @@ that it was obeyed.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from rljax.data.images.encode import ImageReader
 from rljax.data.text.chat import check_prompt, render_prompt
@@ -373,9 +373,13 @@ def _without_effect(name: str, value: object, neutral: dict) -> bool:
 # -- requests
 
 
-def read_completion(body: object, tokenizer: Tokenizer, name: str, limits: Limits) -> ParsedRequest:
-    """The body of POST /v1/completions for the model that is served as `name`."""
+def read_completion(
+    body: object, tokenizer: Tokenizer, name: str, limits: Limits, stops: Sequence[str] = (),
+) -> ParsedRequest:  # fmt: skip
+    """The body of POST /v1/completions for the model that is served as `name`. `stops`: the stop
+    strings of the run that is served, beside those of the request."""
     fields = _read(body, _COMPLETIONS, NEUTRAL | _NEUTRAL_IN_COMPLETIONS)
+    fields["stop"] = _with_stops(fields, stops)
     _check_model(fields, name)
     if fields["prompt"] is None:
         _refuse("prompt", None, "the request has none")
@@ -399,11 +403,12 @@ def read_completion(body: object, tokenizer: Tokenizer, name: str, limits: Limit
 
 def read_chat(
     body: object, tokenizer: Tokenizer, name: str, limits: Limits, calls: Format | None = None,
-    reader: ImageReader | None = None,
+    reader: ImageReader | None = None, stops: Sequence[str] = (),
 ) -> ParsedRequest:  # fmt: skip
     """The body of POST /v1/chat/completions. Without a limit the response fills the slot. `calls`:
     how the model writes tool calls. `reader`: how it reads images."""
     fields = _read(body, _CHAT, NEUTRAL | _NEUTRAL_IN_CHAT)
+    fields["stop"] = _with_stops(fields, stops)
     _check_model(fields, name)
     if fields["messages"] is None:
         _refuse("messages", None, "the request has none")
@@ -484,6 +489,11 @@ def _encode(tokenizer: Tokenizer, prompt: str | list[int], special: bool) -> lis
         return prompt
     ids = tokenizer.encode(prompt, add_special_tokens=special)
     return ids or ([] if tokenizer.bos_id is None else [tokenizer.bos_id])
+
+
+def _with_stops(fields: dict, stops: Sequence[str]) -> tuple[str, ...]:
+    """The stop strings of a request and, unless it ignores ends, of the run that is served."""
+    return tuple(dict.fromkeys((*fields["stop"], *(() if fields["ignore_eos"] else stops))))
 
 
 def _sampling(

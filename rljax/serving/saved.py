@@ -59,7 +59,8 @@ def make_worker(policy: SavedPolicy, options: ServeOptions) -> Worker:
         draft_tokens=options.draft_tokens,
         stop_ids=len(parser(options.calls, policy.tokenizer).stop_ids(policy.tokenizer))
         + STOPS
-        + STOP_TOKENS,
+        + STOP_TOKENS
+        + len(policy.config.sampler.stop_strings),
     )
     sampler = _sampler(engine, options, policy.tokenizer.decode)
     with held_weights():  # made once
@@ -126,7 +127,9 @@ def serve(options: ServeOptions) -> None:
             policy = load_policy(options.model, options.step, trust_code=options.trust_code)
             worker = make_worker(policy, options)
             guard = dict(hosts=options.allowed_hosts, origins=options.allowed_origins)
-            how = dict(calls=options.calls, images=policy.images, **guard)
+            # What ends a response of the run ends one of the server.
+            stops = policy.config.sampler.stop_strings
+            how = dict(calls=options.calls, images=policy.images, stops=stops, **guard)
             tokenizer = policy.tokenizer
             del policy  # with its weights, where decoding has others
             loading.app = make_app(worker, tokenizer, name, **how)

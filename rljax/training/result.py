@@ -56,7 +56,10 @@ class TrainedRun:
 
     @property
     def policy(self) -> Path | str | None:
-        """The exported model, a Hugging Face folder; None if the run exports none."""
+        """The exported model, a Hugging Face folder; None if the run exports none, and of a run
+        that was stopped: what lies there is of an earlier end."""
+        if str(self.summary.get("status")).startswith("stopped"):
+            return None
         folders = (self._at(name) for name in ("policy", "reward_model"))
         return next((folder for folder in folders if is_folder(folder)), None)
 

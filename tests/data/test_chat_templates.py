@@ -146,7 +146,8 @@ REWRITTEN = {
         "two_turns system_late many_short long empty_assistant blanks newlines emoji cjk code"
         " thinking thinking_field thinking_other_names thinking_odd date tool_call_with_text"
         " tool_call_empty_text tool_turns tool_calls_together tool_call_text_arguments no_tools"
-        " tool_call_bare tool_call_nested tool_loop tool_by_ipython tool_answer pending".split()
+        " tool_call_bare tool_call_nested tool_loop tool_by_ipython tool_answer pending"
+        " assistant_twice".split()
     ),
 }
 # Of which the template leaves something out, and which hold a stop token within a turn.
@@ -154,7 +155,7 @@ _NO_REASONING = {"thinking_field", "thinking_other_names"}
 REFUSED_ROWS = {
     "llama3": {*_NO_REASONING, "tool_call_with_text", "tool_loop", "tool_loop_with_reasoning"},
     "qwen2_5": {*_NO_REASONING, "special_in_text", "tool_loop_with_reasoning"},
-    "qwen3": {"assistant_twice", "special_in_text"},
+    "qwen3": {"special_in_text"},
     "gemma": {*_NO_REASONING, "tools_unused", "tools_and_system", "tool_call", "tools_in_system"},
     "deepseek": {
         *_NO_REASONING, "thinking", "thinking_once", "thinking_odd", "tool_loop",

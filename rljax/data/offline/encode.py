@@ -32,7 +32,14 @@ from rljax.data.online.prompts import (
     require_positive,
     with_end_token,
 )
-from rljax.data.text.chat import Turns, encode_after, encode_prompt_messages, encode_turns
+from rljax.data.text.chat import (
+    RewrittenTurn,
+    Turns,
+    encode_after,
+    encode_log,
+    encode_prompt_messages,
+    encode_turns,
+)
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
 
@@ -339,8 +346,13 @@ def _encode_answer(
     if isinstance(record["prompt"], str):
         return _encode_text(record, completion, tokenizer, ended)
     messages = [*record["prompt"], *completion]
-    first = len(record["prompt"])
-    turns = encode_turns(tokenizer, messages, first, **options_of(record))
+    first, options = len(record["prompt"]), options_of(record)
+    if not ended and len(completion) == 1 and not completion[0].keys() - {"role", "content"}:
+        return _as_sampled(record, completion[0]["content"], tokenizer)
+    try:
+        turns = encode_turns(tokenizer, messages, first, **options)
+    except RewrittenTurn:  # several turns, as a rollout would have them
+        turns = encode_log(tokenizer, messages, first, **options)
     ids, mask, offsets = list(turns.ids), list(turns.mask), list(turns.offsets)
     # What the template writes after the end token belongs to no turn, and nothing follows it here.
     while mask and not mask[-1]:
@@ -348,6 +360,14 @@ def _encode_answer(
     while ids and not ended and ids[-1] in tokenizer.eos_ids:
         ids.pop(), mask.pop(), offsets.pop()
     return turns._replace(ids=ids, mask=mask, offsets=offsets)
+
+
+def _as_sampled(record: dict, text: str, tokenizer: Tokenizer) -> Turns:
+    """The record's prompt and a turn that was cut: what the policy wrote behind the prompt, to the
+    letter, as no template has finished it."""
+    prompt = _encode_prompt(record, tokenizer)
+    ids, offsets = encode_after(tokenizer, prompt[-1], text)
+    return Turns(prompt, ids, [1] * len(ids), text, offsets)
 
 
 def _encode_text(record: dict, completion: str, tokenizer: Tokenizer, ended: bool) -> Turns:
@@ -385,7 +405,7 @@ def _encode_steps(record: dict, prompt: list[int], tokenizer: Tokenizer, separat
         if not ids and "ended" not in record:
             raise InputError("a step has no tokens", value=step, fix="join it with another step")
         if number == count and record.get("ended"):
-            ids = with_end_token(ids, tokenizer)
+            ids = with_end_token(ids, tokenizer, turn=not isinstance(record["prompt"], str))
         elif separator:
             ids = ids + encode_after(tokenizer, ids[-1] if ids else last, separator)[0]
         if not ids:  # a blank line, and nothing to tell it by

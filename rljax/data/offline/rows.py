@@ -146,7 +146,8 @@ def _matched(prompt, completions: dict, place: str):
 
 
 def _prompt_column(row: dict, place: str) -> str | list[dict]:
-    name = first_of(row, ("prompt", "question"), place, "give each row a 'prompt'")
+    present = {name: value for name, value in row.items() if value is not None}
+    name = first_of(present, ("prompt", "question"), place, "give each row a 'prompt'")
     return prompt_of(row[name], f"{place}, column {name!r}")
 
 
@@ -160,7 +161,8 @@ def _pair(row: dict, place: str, index: int) -> dict:
     # Some data sets write the prompt twice: as a text, and at the beginning of both conversations.
     whole = all(isinstance(value, list) for value in completions.values())
     several = whole and all(len(value) > 1 for value in completions.values())
-    if row.get("prompt") is None or (several and isinstance(row["prompt"], str)):
+    asked = row.get("prompt") if row.get("prompt") is not None else row.get("question")
+    if asked is None or (several and isinstance(asked, str)):
         prompt, completions = _split_common_beginning(completions, place)
     else:
         prompt = _prompt_column(row, place)
@@ -181,7 +183,8 @@ def _pair(row: dict, place: str, index: int) -> dict:
 def _safety(row: dict, place: str, index: int) -> dict:
     for name in ("safer", "more_harmful"):
         first_of(row, (name,), place, f"give each row a {name!r} completion")
-    pair = {"prompt": row.get("prompt"), "chosen": row["safer"], "rejected": row["more_harmful"]}
+    pair = {name: row.get(name) for name in ("prompt", "question")}
+    pair |= {"chosen": row["safer"], "rejected": row["more_harmful"]}
     safe = []
     for name in ("safer_is_safe", "more_harmful_is_safe"):
         first_of(

@@ -433,11 +433,12 @@ def options_of(record: dict) -> dict:
     return {name: record[name] for name in ("tools", "variables") if name in record}
 
 
-def with_end_token(ids: list[int], tokenizer: Tokenizer) -> list[int]:
-    """The ids with an end token, unless the text itself wrote one."""
+def with_end_token(ids: list[int], tokenizer: Tokenizer, *, turn: bool = False) -> list[int]:
+    """The ids with an end token, unless the text itself wrote one; of a `turn` in a conversation
+    the one that the chat template writes."""
     if ids and ids[-1] in tokenizer.eos_ids:
         return ids
-    return [*ids, tokenizer.eos_ids[0]]
+    return [*ids, tokenizer.end_of_turn_id if turn else tokenizer.eos_ids[0]]
 
 
 def pad_examples(

@@ -208,6 +208,7 @@ def as_written(row: dict, place: str, nulls: Nulls) -> dict:
         name: messages_in_text(value, f"{place}, column {name!r}") if name in SPOKEN else value
         for name, value in row.items()
     }
+    row = _with_system(row, place)
     if isinstance(row.get("extra_info"), dict):
         row["extra_info"] = dict(row["extra_info"])
     spoken = [name for name in SPOKEN if _is_conversation(row.get(name))]
@@ -227,6 +228,34 @@ def as_written(row: dict, place: str, nulls: Nulls) -> dict:
     if tools:
         row["tools"] = tools
     return row | {name: nulls.messages(row[name], tools) for name in spoken}
+
+
+def _with_system(row: dict, place: str) -> dict:
+    """The row with what its column `system` or `system_prompt` says as the first message of its
+    conversations; a prompt that is a text becomes one."""
+    name = next((n for n in ("system", "system_prompt") if row.get(n)), None)
+    if name is None or not isinstance(row[name], str):
+        return row
+    said = {"role": "system", "content": row[name]}
+    begun = [n for n in ("messages", "prompt", "question") if row.get(n) is not None][:1]
+    begun = begun or [n for n in ("chosen", "rejected") if _is_conversation(row.get(n))]
+    changed = {}
+    for column in begun:
+        value = row[column]
+        if isinstance(value, str) and column != "messages":
+            changed[column] = [said, {"role": "user", "content": value}]
+        elif _is_conversation(value):
+            first = value[0]
+            role = str(first.get("role", first.get("from"))).lower()
+            if role != "system":
+                changed[column] = [said, *value]
+            elif first.get("content", first.get("value")) != row[name]:
+                raise InputError(
+                    f"{place}: the column {name!r} and the first message of {column!r} are two"
+                    " system messages",
+                    value=row[name], rule="a conversation has one", fix="remove one of them",
+                )  # fmt: skip
+    return row | changed
 
 
 def _is_conversation(value: object) -> bool:

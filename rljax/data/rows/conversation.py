@@ -211,15 +211,24 @@ def column_flags(row: Mapping, place: str) -> dict[str, list]:
     for name, value in row.items():
         letters, looks = _read_name(name) if isinstance(name, str) else ("", "")
         where, known = f"{place}, column {name!r}", letters.removesuffix("s")
-        if value is None or not (looks == "always" or known in _FLAGS_OF_COLUMNS):
+        turns = looks and letters.endswith(("turn", "turns"))
+        if value is None or not (looks == "always" or turns or known in _FLAGS_OF_COLUMNS):
             continue
         # NeMo's rows name whose turns are left out.
         speaker = SPEAKERS.get(value.strip().lower()) if isinstance(value, str) else ""
         if letters == "mask" and speaker in ("user", None):
             continue
+        if isinstance(value, str) and value.lstrip().startswith("[") and known in _FLAGS_OF_COLUMNS:
+            value = parse_json(value, where)
         listed = isinstance(value, (list, tuple, np.ndarray))
         if listed and not len(value):
             continue
+        numbers = isinstance(value, str) and re.fullmatch(r"\s*[01]([\s,;]+[01])+\s*", value)
+        if numbers or listed and letters.endswith(("turn", "turns", "message", "messages")):
+            raise InputError(
+                f"{where} is not understood", value=value,
+                rule="it looks like turns that are learned or left out", fix=_FIX,
+            )  # fmt: skip
         if listed and known in _FLAGS_OF_COLUMNS:
             found[name] = list(value)
         elif letters == "mask" or listed and all(_truth(one) is not None for one in value):

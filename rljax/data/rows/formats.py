@@ -15,6 +15,7 @@ from collections.abc import Callable
 from rljax.data.images.columns import has_images
 from rljax.data.text.messages import SPEAKERS
 from rljax.errors import InputError
+from rljax.files import parse_json
 
 # Columns of a table whose cells may be numbers or truth values; all others are texts.
 _TYPED = (
@@ -137,14 +138,19 @@ def _message(turn: object, place: str) -> dict:
     if isinstance(turn, dict) and "role" in turn:
         return turn
     speaker = turn.get("from") if isinstance(turn, dict) else None
-    if not isinstance(speaker, str) or speaker.lower() not in SPEAKERS:
+    if not isinstance(speaker, str) or speaker.lower() not in (*SPEAKERS, "function_call"):
         raise InputError(
             f"{place}: who speaks is unknown",
             value=speaker if isinstance(turn, dict) else turn,
-            rule=f"'from' is one of {', '.join(SPEAKERS)}",
+            rule=f"'from' is one of {', '.join(SPEAKERS)}, function_call",
             fix='write {"from": "human", "value": "..."}',
         )
     others = {n: v for n, v in turn.items() if n not in ("from", "value")}
+    if speaker.lower() == "function_call":  # LLaMA-Factory's and APIGen's
+        calls = turn.get("value")
+        calls = parse_json(calls, place) if isinstance(calls, str) else calls
+        calls = calls if isinstance(calls, list) else [calls]
+        return {"role": "assistant", "content": "", "tool_calls": calls, **others}
     return {"role": SPEAKERS[speaker.lower()], "content": turn.get("value"), **others}
 
 

@@ -24,7 +24,7 @@ from rljax.data.text.contents import (
     split_reasoning,
     without_reasoning,
 )
-from rljax.data.text.messages import LEARN, check_unicode, validate_messages
+from rljax.data.text.messages import LEARN, REASONING, check_unicode, validate_messages
 from rljax.data.text.template import ChatTemplate
 from rljax.errors import InputError
 from rljax.reasoning import MARKS
@@ -44,6 +44,7 @@ __all__ = [
     "encode_after",
     "encode_conversation",
     "encode_last_turn",
+    "encode_log",
     "encode_prompt_messages",
     "encode_turns",
     "learned_turns",
@@ -197,6 +198,47 @@ def encode_last_turn(
     options = dict(tools=tools, documents=documents, variables=variables)
     turn = encode_turns(tokenizer, messages, len(messages) - 1, **options)
     return turn.prompt + turn.ids, [0] * len(turn.prompt) + turn.mask
+
+
+def encode_log(
+    tokenizer,
+    messages: Sequence[Mapping],
+    first: int,
+    *,
+    tools: Sequence[Mapping] | None = None,
+    documents: Sequence[Mapping] | None = None,
+    variables: Mapping[str, object] | None = None,
+) -> Turns:
+    """`encode_turns` of a conversation whose template rewrites earlier turns, as a rollout of it
+    would have it: each turn as the policy writes it, and behind it what the new messages add."""
+    options = dict(tools=tools, documents=documents, variables=variables)
+    _require_assistant_last(messages)
+    prompt = encode_prompt_messages(tokenizer, messages[:first], **options)
+    check_conversation(
+        tokenizer, messages,
+        tokenizer.render_chat(messages, add_generation_prompt=False, **options), options,
+        add_generation_prompt=False,
+    )  # fmt: skip
+    ids, mask, offsets, texts = [], [], [], ""
+    learned = learned_turns(messages)
+    turns = [k for k in range(first, len(messages)) if messages[k]["role"] == "assistant"]
+    for k, following in zip(turns, [*turns[1:], len(messages)], strict=True):
+        turn = _turn(tokenizer, messages, k, options, None)
+        check_turn(tokenizer, k, messages[k], turn.written)
+        made, places = encode_after(tokenizer, [*prompt, *ids][-1], turn.written)
+        ids += made
+        mask += [int(k in learned)] * len(made)
+        offsets += [(a + len(texts), b + len(texts)) for a, b in places]
+        texts += turn.written
+        if following < len(messages):
+            new = messages[k + 1 : following]
+            added = append_messages(
+                tokenizer, [*prompt, *ids], messages[: k + 1], new, **options
+            ).ids
+            ids += added
+            mask += [0] * len(added)
+            offsets += [(len(texts), len(texts))] * len(added)
+    return Turns(prompt, ids, mask, texts, offsets)
 
 
 def learned_turns(messages: Sequence[Mapping]) -> list[int]:
@@ -354,6 +396,15 @@ def _with_end(tokenizer, messages, k, options, through: str, written: str) -> tu
         ids, offsets = tokenizer.encode_with_offsets(rest)
         if ids and ids[0] in tokenizer.eos_ids:
             return rest[slice(*offsets[0])], written
+    if not tokenizer.turn_ends:
+        ids = tokenizer.encode(written.rstrip())
+        if ids and ids[-1] in tokenizer.special_ids:
+            raise InputError(
+                "the chat template ends a turn with a token that does not stop decoding",
+                value=tokenizer.decode(ids[-1:], skip_special_tokens=False),
+                rule="what a turn is learned to end with is what a response ends with",
+                fix="name the token's id in eos_token_id of the model's generation_config.json",
+            )
     # White space at the end is what the template puts between turns: the policy stops before it.
     end = tokenizer.decode([*marks, *tokenizer.eos_ids][:1], skip_special_tokens=False)
     return end, written if marks else written.rstrip()
@@ -372,6 +423,9 @@ def _behind_supplied(tokenizer, messages, options, before: str, through: str) ->
     def shown(last):
         return tokenizer.render_chat([*messages[:-1], last], add_generation_prompt=False, **options)
 
+    found = _behind_other_history(tokenizer, messages, options, before, through, shown)
+    if found is not None:
+        return found
     header, probe, _ = shown({**bare, "content": _PROBE}).partition(_PROBE)
     header = re.sub(rf"({_EMPTY})\s*$", "", header)
     text = shown(bare)
@@ -391,6 +445,24 @@ def _behind_supplied(tokenizer, messages, options, before: str, through: str) ->
     close = dict(MARKS)[opened[1]]
     apart = "\n" if supplied.endswith("\n") else ""
     return f"{reasoning}{apart}{close}{2 * apart}{rest}"
+
+
+def _behind_other_history(tokenizer, messages, options, before, through, shown) -> str | None:
+    """What the template writes of the last turn behind the generation prompt, where it renders the
+    history otherwise once the turn is there (gpt-oss drops the reasoning of calls); None where the
+    turn does not begin with the generation prompt."""
+    history = tokenizer.render_chat(messages[:-1], add_generation_prompt=False, **options)
+    generation = before[len(history) :] if before.startswith(history) else ""
+    thoughts = [n for n in REASONING if n in messages[-1]]
+    others = [
+        shown({**messages[-1], "content": text, **dict.fromkeys(thoughts, text)})
+        for text in (_PROBE, f"-{_PROBE}")
+    ]
+    same = os.path.commonprefix([*others, through])
+    at = same.rfind(generation) if generation.strip() else -1
+    if at < 0 or through.startswith(history):
+        return None
+    return through[at + len(generation) :]
 
 
 # -- text to ids --

@@ -24,7 +24,8 @@ def split_reasoning(message: Mapping) -> tuple[str, str]:
     the generation prompt may have opened it."""
     content = message.get("content")
     content = content if isinstance(content, str) else ""
-    own = next((message[n] for n in REASONING if isinstance(message.get(n), str)), "")
+    given = (message[n] for n in REASONING if isinstance(message.get(n), str))
+    own = next(filter(str.strip, given), "")
     for opening, closing in MARKS:
         before, mark, answer = content.partition(closing)
         begun = before.lstrip().removeprefix(opening)
@@ -68,14 +69,28 @@ def check_conversation(
         )
 
 
+def check_messages(tokenizer, messages: Sequence[Mapping], text: str) -> None:
+    """Raises InputError for a message of which `text`, what they add to a conversation, says
+    nothing, or not all."""
+    squeezed = _squeezed(text)
+    for number, message in enumerate(messages):
+        for what, piece in _said(tokenizer, message, None):
+            if not _within(piece, squeezed):
+                raise _left_out(number, message, what, piece)
+
+
 def check_turn(tokenizer, number: int, message: Mapping, written: str) -> None:
     """Raises InputError where `written`, which is learned of a message, lacks reasoning, content or
     calls of it."""
     reasoning, answer = split_reasoning(message)
-    squeezed = _squeezed(written)
+    squeezed, thought = _squeezed(written), _squeezed(reasoning)
     for what, piece in [("reasoning", reasoning), *_said(tokenizer, message, answer)]:
         if not _within(piece, squeezed):
             raise _left_out(number, message, what, piece)
+    # The answer, or a call, may say what the reasoning says.
+    others = "".join(_squeezed(piece) for _, piece in _said(tokenizer, message, answer))
+    if thought and thought in squeezed and squeezed.count(thought) <= others.count(thought):
+        raise _left_out(number, message, "reasoning", reasoning)
 
 
 def _left_out(number: int, message: Mapping, what: str, piece: str) -> InputError:
@@ -150,7 +165,7 @@ def _within(piece: str, squeezed: str) -> bool:
     return any(
         _squeezed(form.replace("\\n", "\n").replace("\\t", "\t").replace("\\r", "\r"))
         in squeezed.replace("\\n", "").replace("\\t", "").replace("\\r", "")
-        for form in (*written, twice)
+        for form in (*written, twice, repr(piece)[1:-1], piece.replace("'", "\\'"))
     )
 
 
@@ -179,7 +194,8 @@ def _dropped(tokenizer, messages, options: Mapping, how: Mapping) -> tuple[tuple
         return ()
     shape = tuple((m["role"], t, c) for m, t, c in zip(messages, told, calls, strict=True))
     variables = json.dumps(options.get("variables"), default=str)
-    key = (id(tokenizer), shape, variables, tools, tuple(how.items()))
+    count = len(options.get("tools") or ())
+    key = (id(tokenizer), shape, variables, count, tuple(how.items()))
     if key not in _PROBES:
         if len(_PROBES) >= _MOST_PROBES:
             _PROBES.clear()
@@ -200,9 +216,10 @@ def _missing(tokenizer, messages, told, calls, options, how) -> tuple[tuple[int,
             ]
         probed.append(message)
     if options.get("tools"):
-        marks[len(messages), "tools"] = _PROBED_TOOL
-        renamed = [_renamed(tool, _PROBED_TOOL) for tool in options["tools"]]
-        options = {**options, "tools": renamed}
+        names = [f"{_PROBED_TOOL}_{k}_" for k in range(len(options["tools"]))]
+        marks |= {(len(messages) + k, "tools"): name for k, name in enumerate(names)}
+        tools = zip(options["tools"], names, strict=True)
+        options = {**options, "tools": [_renamed(tool, name) for tool, name in tools]}
     try:
         text = tokenizer.render_chat(probed, **how, **options)
     except InputError:  # a template that reads contents; the texts themselves are compared

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from rljax.errors import InputError
 
 _ANSWER, _NEXT = "RLJAX-ANSWER", "RLJAX-NEXT"  # no template writes these by itself
+_SYSTEM = {"role": "system", "content": "RLJAX-SYSTEM"}
 _ASKED = {"role": "user", "content": "RLJAX-ASKED"}
 _ANSWERED = {"role": "assistant", "content": _ANSWER}
 _CALL = {"name": "rljax_call", "arguments": {"text": _ANSWER}}
@@ -98,9 +99,13 @@ def _call_end(render, added_in, next_role: bool, special_ids) -> EndOfTurn | Non
 
 
 def _after(render, messages: Sequence[dict], prompt: bool) -> str | None:
-    """What the template writes behind the answer; None where it refuses the messages."""
-    try:
-        _, answer, after = render(messages, prompt).partition(_ANSWER)
-    except InputError:
-        return None
-    return after if answer else None
+    """What the template writes behind the answer; None where it refuses the messages, also behind a
+    system message, which some ask for."""
+    for system in ([], [_SYSTEM]):
+        try:
+            _, answer, after = render([*system, *messages], prompt).partition(_ANSWER)
+        except InputError:
+            continue
+        if answer:
+            return after
+    return None

@@ -83,6 +83,8 @@ def for_template(messages: object, where: str = "chat messages") -> object:
         if message.get("function_call"):
             older = True
             message = _with_older_call(message, place)
+        if isinstance(message.get("content"), (list, tuple)):
+            message = _with_usual_parts(message)
         if "tool_calls" in message:
             calls = _calls(message["tool_calls"], place)
             message = {n: calls if n == "tool_calls" else v for n, v in message.items()
@@ -99,6 +101,26 @@ def for_template(messages: object, where: str = "chat messages") -> object:
             message = {**message, "name": of_call} if of_call else message
         seen.append(message)
     return seen
+
+
+def _with_usual_parts(message: Mapping) -> dict:
+    """The message with OpenAI's input_text and output_text as parts of text, and Mistral's parts of
+    thinking as its reasoning."""
+    parts, thoughts = [], []
+    for part in message["content"]:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind in ("input_text", "output_text"):
+            part = {"type": "text", "text": part.get("text")}
+        if kind == "thinking":
+            thought = part.get("thinking")
+            texts = [thought] if isinstance(thought, str) else [
+                one.get("text") for one in thought or () if isinstance(one, Mapping)
+            ]  # fmt: skip
+            thoughts += [text for text in texts if isinstance(text, str)]
+        else:
+            parts.append(part)
+    made = {**message, "content": parts}
+    return made | {REASONING[0]: "".join(thoughts)} if thoughts else made
 
 
 def _with_older_call(message: Mapping, place: str) -> dict:
@@ -183,9 +205,10 @@ def template_view(messages: object) -> list[dict]:
     views = []
     for message, _ in _checked(for_template(messages), "chat messages", images=True):
         view = {n: plain(value) for n, value in message.items() if value is not None and n != LEARN}
-        reasoning = next((view[name] for name in REASONING if name in view), None)
+        given = [view.pop(name) for name in REASONING if name in view]
+        reasoning = next(filter(None, given), next(iter(given), None))  # the first that says any
         if reasoning is not None:
-            view = {"thinking": reasoning, **view, "reasoning_content": reasoning}
+            view |= {"thinking": reasoning, "reasoning_content": reasoning}
         views.append(view)
     return views
 

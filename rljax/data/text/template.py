@@ -6,8 +6,8 @@ process whose processor time and memory are limited (`guarded`), inside jinja's 
 renders. Messages are checked in `messages`; tokens and masks are in `chat`.
 """
 
-import contextlib
 import datetime
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 
@@ -30,6 +30,7 @@ MAX_OUTPUT, MAX_GROWTH = 1_000_000, 8
 RESERVED = (MARKS, "messages", "tools", "documents", "add_generation_prompt", "range")
 _COPY_AGAIN = "copy the template from the model's repository again"
 # Stands at the end of a message that is continued; its space tells whether the template trims.
+_ASKED = "RLJAX-TEXT"
 _END = "RLJAX-END-OF-THE-FINAL-MESSAGE "
 
 
@@ -142,29 +143,33 @@ class ChatTemplate:
         contents = [message.get("content") for message in view]
         lists = [content for content in contents if isinstance(content, list) and content]
         parts = [part["text"] for part in itertools.chain(*lists) if part["type"] == "text"]
-        texts = [content for content in contents if isinstance(content, str)]
-        said = [text.strip() for text in (*texts, *parts) if text.strip()]
-
-        def is_said(text, enough, lists=lists):  # a template of texts writes a list as Python does
-            return enough(one in text for one in said) and not any(str(x) in text for x in lists)
-
-        try:
-            text = self._run(view, context)
-            if not said or is_said(text, all if lists else any):
-                return text
-        except InputError as error:
-            text, refusal = None, error
-        if texts:
-            with contextlib.suppress(InputError):
-                parts = _in_parts(view)
-                in_parts = self._run(parts, context)
-                if is_said(in_parts, all, [part for m in parts for part in _listed(m)]):
-                    return in_parts
-        if lists:  # what the template said of them is of no use: it takes texts only
+        if any(isinstance(content, str) and content for content in contents) and not self._texts:
+            view = _in_parts(view)
+        elif lists:
+            said = [text.strip() for text in parts]
+            try:
+                text = self._run(view, context)
+                # A template of texts writes a list as Python does, or an empty text in its place.
+                if all(one in text for one in said) and not any(str(x) in text for x in lists):
+                    return text
+            except InputError:
+                pass  # it takes texts only, and its message about that is of no use
             return self._run(joined_parts(view), context)
-        if text is None:
-            raise refusal
-        return text
+        return self._run(view, context)
+
+    @functools.cached_property
+    def _texts(self) -> bool:
+        """Whether the template writes contents that are texts: some of models with images read
+        lists of parts alone, and write nothing of a text, or fail on it."""
+        asked = [{"role": "user", "content": _ASKED}, {"role": "assistant", "content": _ASKED}]
+        context = _seen({}, False, None, None, None)
+        written = []
+        for view in (asked, _in_parts(asked)):
+            try:
+                written.append(self._run(view, context).count(_ASKED))
+            except InputError:
+                written.append(0)
+        return written[0] > 0 or not written[1]
 
     def _continued(self, view: list[dict], context: Mapping) -> str:
         """The text up to the end of the last message's content."""
@@ -208,11 +213,6 @@ class ChatTemplate:
             )
         check_unicode(text, f"{self.source}: the rendered chat")
         return text
-
-
-def _listed(message: Mapping) -> list:
-    content = message.get("content")
-    return content if isinstance(content, list) else []
 
 
 def _in_parts(view: Sequence[Mapping]) -> list[dict]:

@@ -73,6 +73,12 @@ class Tokenizer(abc.ABC):
     image_mark: str = ""  # what stands in the texts of messages where an image is
     context_free: bool = False  # whether the ids of a text never depend on what stands before it
 
+    @property
+    def end_of_turn_id(self) -> int:
+        """The token that ends a turn of the assistant: the chat template's, else the tokenizer's
+        own end token."""
+        return self.turn_ends[0].id if self.turn_ends else self.eos_ids[0]
+
     @abc.abstractmethod
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Ids without special tokens added, and for each the characters [start, end) it covers."""
