@@ -33,8 +33,8 @@ def episode_sample(episode: Episode, tokenizer, rubrics) -> Sample:
     """What a reward function may read of an episode: its last turn, and the whole of it."""
     log = episode.speaker
     ids = [] if log is None or not log.turns else log.sample.ids[log.turns[-1].start :]
-    said = (episode.record.prompt_text, episode.record.messages)
-    text = lambda: response_of(tokenizer, ids, *said)  # noqa: E731
+    asked = (episode.record.prompt_text, episode.record.messages)
+    text = lambda: response_of(tokenizer, ids, *asked)  # noqa: E731
     sample = sample_of(episode.record, text, ids, episode.finish, episode.prompt, rubrics)
     turns = [turn for one in episode.logs for turn in one.turns]
     said = [

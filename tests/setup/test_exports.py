@@ -81,14 +81,14 @@ def test_transformers_stops_where_the_run_stopped(family, tmp_path):
     rewritten(base, "generation_config.json", eos_token_id=other, repetition_penalty=1.0,
               pad_token_id=7, transformers_version="4.0", _from_model_config=True)  # fmt: skip
     folder, ends = exported(tmp_path / "policy", model, params, base)
-    assert ends == (end, other)
+    assert ends == (end, other, *(one.id for one in load_tokenizer(base).turn_ends))
     assert written(folder) == free[: free.index(end) + 1]
     told = json.loads((folder / "generation_config.json").read_text())
     assert told == {
-        "eos_token_id": [end, other], "repetition_penalty": 1.0, "pad_token_id": 7,
+        "eos_token_id": list(ends), "repetition_penalty": 1.0, "pad_token_id": 7,
         "bos_token_id": None, "transformers_version": "4.0",
     }  # fmt: skip
-    assert json.loads((folder / "config.json").read_text())["eos_token_id"] == [end, other]
+    assert json.loads((folder / "config.json").read_text())["eos_token_id"] == list(ends)
     assert load_tokenizer(folder).eos_ids == (end, other)
     # And rljax, which a server and an evaluation read the folder by.
     saved = load_policy(folder)
@@ -133,7 +133,7 @@ def test_ends_of_an_episode_s_turns_are_exported(tmp_path):
     tokenizer = load_tokenizer(base)
     ends = tokenizer.encode("<|return|><|call|>")
     config = Config(model="decoder()", tokenizer=str(base))
-    assert build.stop_ids(config, tokenizer) == (ends[0],)
+    assert build.stop_ids(config, tokenizer) == tuple(ends)  # both of the chat template
     config.environment.function, config.environment.calls = "tools()", "harmony"
     build.save_tokenizer(tmp_path / "policy", config, tokenizer)
     told = json.loads((tmp_path / "policy/generation_config.json").read_text())

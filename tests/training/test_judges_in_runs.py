@@ -72,6 +72,7 @@ def by_hand(folder, messages, grades) -> float:
     positions = np.arange(ids.shape[1], dtype=np.int32)[None]
     batch = Batch(ids, ones, positions, ones.astype(np.float32))
     logits = np.asarray(jax.jit(model.logits)(params, batch), np.float64)[0, -1]
+    logits = logits[: tokenizer.vocab_size]  # no other id is ever drawn
     words = [tokenizer.encode(grade)[0] for grade in grades]
     p = np.exp(logits[words] - logits[words].max())
     everything = np.exp(logits - logits.max()).sum()

@@ -196,7 +196,8 @@ def _of_kind(kind: str, index: int, item) -> list[Shown]:
     """The sequences of one item of rljax.data.offline.encode."""
     title = f"{_ONE[kind]} {index}"
     if kind == "examples":
-        return [Shown(title, *item, {})]
+        several = item if isinstance(item, list) else [item]  # of a packed row
+        return [Shown(title, *one, {}) for one in several]
     if kind == "stepwise":
         labels = [float(x) for x, m in zip(item.labels, item.mask, strict=True) if m]
         return [Shown(title, item.ids, item.mask, {"labels": labels})]
