@@ -30,10 +30,10 @@ _CORRECTED = re.compile(
 _ANOTHER = re.compile(
     r"(?:[)}\].:*\s]*[;|\\+–-]\W{0,3}|[)\]}]+\W{0,3}[(\[{]"
     r"|[)}\]*$\s]*(?:\\[A-Za-z]{2,20}|[<>=~\u00d7\u00b7\u2190-\u22ff])\W{0,3}"
-    r"|[)}\]*$]*\s+:\W{0,3}|[)}\]*$]*:|[)}\]*$]*[.:]\s+(?=[A-J]\W*\Z))([A-Z])(?![\w'-]|\s+\w)"
+    r"|[)}\]*$]*\s+:\W{0,3}|[)}\]*$]*:|[)}\]*$]*[.:]\s+(?=[A-J][\s$)}\].*]*\Z))([A-Z])(?![\w'-]|\s+\w)"
 )
-# `B.C.`, `A.M.`
-_ABBREVIATION = re.compile(r"\.[A-Z](?:\.|\W{0,3}\Z)")
+# `B.C.`, `A.M.`; `B (wrong)`
+_NO_CHOICE = re.compile(r"\.[A-Z](?:\.|\W{0,3}\Z)|\s{0,3}[(\[](?:wrong|incorrect|false)\b")
 # `B: 5, C: 6`; `A. x B. y`
 _LATER_LABEL = re.compile(r"(?<![A-Za-z])([A-Z])[.)]\s")
 _LATER_COLON = re.compile(r"(?<![A-Za-z])([A-Z])[\s$)}\]*]{0,5}:")
@@ -123,7 +123,7 @@ def letter_of(text: str, letters: str, *, after_cue: bool = False) -> str | None
     letter, rest = match[1], text[match.end() :]
     # `a dog` and, unless it was called the answer, `A dog` are sentences; `A. a dog` is a choice.
     sentence = re.match(r"\s+\w", rest) and (letter.islower() or not after_cue)
-    if _marked(text, match.end()) or _ABBREVIATION.match(rest):
+    if _marked(text, match.end()) or _NO_CHOICE.match(rest):
         return None
     others = _later_letters(text, rest, after_cue) & set(letters) - {letter}
     another = _ANOTHER.match(rest)
