@@ -138,6 +138,10 @@ def test_targets_that_are_none_are_errors_not_zeros(reward, ground_truth):
         (r"so \boxed{B}", 1),
         (r"so \boxed{\text{(B)}}", 1),
         ("<answer>B</answer>", 1),
+        ("<answer>The answer is B</answer>", 1),
+        ("<answer>The answer is not B</answer>", None),
+        ("Answer: B\n\nA: wrong\nC: wrong", 1),
+        ("A: x\nB: y\nC: z", None),
         ("The answer is B because A is wrong.", 1),
         ("I thought A. The answer is (B).", 1),
         ("Answer: B", 1),
@@ -180,11 +184,22 @@ LABELLED = [
     r"\textbf{(B)}", r"\textbf{(B)}\ 12", r"\textbf{(B) }\frac{1}{2}", r"\textbf{(B)}~\frac{1}{2}",
     r"\mathrm{(B)}\ 12", r"\textbf{B.} Paris", r"\text{B. A cat}", r"\text{B}: A cat",
     r"B\text{: Paris}", r"\text{B} \text{: a cat}", "$B$", r"\text{ B }", r"\text{Answer: B}",
+    "(B)Paris", r"\text{(B)Paris}", "B)Paris", "B (Paris)", r"\text{B (Paris)}", "B [Paris]",
+    "B, Paris", "B\uff1aParis", "B\uff0cParis", r"\text{B }\text{Paris}", r"\text{B}\text{ Paris}",
+    "`B`", '"B"', "'B'", "\u201cB\u201d", "\uff08B\uff09", "\uff22", "__B__", r"\left(B\right)",
+    r"\left(\text{B}\right)", r"\rm B", r"{\bf B}", r"\displaystyle B", r"\color{red}{B}",
+    r"\textcolor{red}{B}", r"\textcolor{blue}{\textbf{B: Paris}}", r"B: $\vec{A}$", "B. x^2",
+    "B: Both A and C", "B. C++", "B: the A-type star", "B: Vitamin C",
 ]  # fmt: skip
 NO_LETTERS = [
     "Because", "Bob. Paris", r"\text{Because it is}", "C: text", r"\text{E}", "B or C", "B, C",
     r"\text{B and C}", r"\text{B} or \text{C}", "(B)(C)", "BC", "A: B", "A. B", "2B",
-    "B. No, wait: C",
+    "B. No, wait: C", "$B$ and $C$", "$B$ or $C$", "`B` or `C`", "B\u3001C", "B\u548cC", "B\u6216C",
+    r"B \lor C", r"B \cup C", r"B \to C", r"B \ne C", "B \u2192 C", "B \u222a C", "B=C", "B vs C",
+    "B: x and C: y", "B: 5, C: 6", "B:5, C:6", "(B): 5, (C): 6", r"\text{B: 5 and C: 6}",
+    "B : C = 2 : 3", "B:C", "B: C", "B. C", "B.C.", "B.C", "B.M.", "B (Paris) or C (Rome)", "B, Paris, C, Rome",
+    "B (or C)", "B (wrong)", "B^2", "B^T", "B'", r"B^\circ", r"\text{B}^\circ", "B_1", "B_{12}",
+    "B2", "B12", "B++", "B#", "B-tree", "B'Artagnan", "B\u2032", "\u00b0B",
 ]  # fmt: skip
 
 
@@ -198,6 +213,12 @@ def test_a_letter_may_carry_the_text_of_its_option(said):
         assert boxed(response, reference) == right
     if right:
         assert mmlu_pro(response, "B")["score"] == 1.0
+
+
+@pytest.mark.parametrize("said", ["B: x and C: y", "B: 5, C: 6", "C: B", "B.C.", "B.C", "B : C"])
+def test_mmlu_pro_takes_no_letter_of_several_labels(said):
+    for letter in "BC":
+        assert mmlu_pro(rf"So it is \boxed{{{said}}}", letter)["score"] == 0.0
 
 
 def test_a_sentence_in_a_box_is_no_letter():

@@ -25,7 +25,7 @@ from rljax.rewards.answers.answer_text import (
     spelled_alike,
     without_base,
 )
-from rljax.rewards.answers.letters import labelled_letter, sole_letter
+from rljax.rewards.answers.letters import formula_of_letter, labelled_letter, sole_letter
 from rljax.rewards.text.rules import check_text, rational
 
 _MAX_DIGITS = 20_000  # of a number that is worked out
@@ -89,6 +89,8 @@ def _equal(reference: str, answer: str, strict: bool, decimals: int) -> bool | N
     if letter := sole_letter(reference):  # of a multiple choice, where the answer is one, too
         if chosen := labelled_letter(answer):
             return chosen == letter
+        if formula_of_letter(answer):  # the parser would drop the sign of A^T
+            return False
     if without_base(reference) in (None, plain_form(reference).partition("_")[0]):
         # A number of a base is asked for as such: 5 is no answer to 101_2, but 101_2 is one to 5.
         reference, answer = (without_base(text) or text for text in (reference, answer))

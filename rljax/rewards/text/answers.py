@@ -15,7 +15,7 @@ from typing import Literal
 from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.rewards.answers.answer_text import find_answer, plain_form
-from rljax.rewards.answers.letters import labelled_letter, letter_of
+from rljax.rewards.answers.letters import is_labelled, labelled_letter, letter_of
 from rljax.rewards.pool.calling import probe_options
 from rljax.rewards.text.rules import answer_unless_whole, check_text, normal_form, rational
 
@@ -155,9 +155,9 @@ def choice(response: str, ground_truth: str, *, letters: str = "ABCD") -> dict:
 def _chosen(response: str, letters: str) -> str | None:
     response = response.translate(_WIDE_LETTERS)
     if "\\boxed" in response:
-        return letter_of(find_answer(response, "boxed") or "", letters)
+        return _stated(find_answer(response, "boxed") or "", letters)
     if "<answer>" in response:
-        return letter_of(_tagged(response, "answer") or "", letters)
+        return _stated(_tagged(response, "answer") or "", letters)
     parts = _ANSWER_IS.split(response[-2000:])
     return (
         letter_of(parts[-1][:200], letters, after_cue=True)
@@ -166,10 +166,15 @@ def _chosen(response: str, letters: str) -> str | None:
     )
 
 
+def _stated(text: str, letters: str) -> str | None:
+    """The letter of a marked answer, which may say `the answer is` itself."""
+    return letter_of(_ANSWER_IS.split(text)[-1], letters)
+
+
 _MMLU_PRO_IS = re.compile(r"answer is \(?([A-J])\)?")
 _MMLU_PRO_MARKED = re.compile(r"(?=[aA]nswer:\s*([A-J]))")  # one may begin within another's letter
 _MMLU_PRO_LETTERS = "ABCDEFGHIJ"
-_MMLU_PRO_ALONE = re.compile(r"\b[A-J]\b")
+_MMLU_PRO_ALONE = re.compile(r"\b(?<![A-Z]\.)[A-J]\b(?!\.[A-Z]\b)")  # in B.C. none does
 
 
 @contract(reads=answer_unless_whole, on_timeout=0.0)
@@ -198,8 +203,11 @@ def _mmlu_pro_letter(text: str) -> str | None:
         end = text.find("\n", marked[0].start())
         return [m for m in marked if end < 0 or m.start() < end][-1][1]
     last = find_answer(text, "boxed") or (text.strip().splitlines() or [""])[-1]
-    if (letter := labelled_letter(_ANSWER_IS.split(last)[-1])) and letter in _MMLU_PRO_LETTERS:
+    last = _ANSWER_IS.split(last)[-1]
+    if (letter := labelled_letter(last)) and letter in _MMLU_PRO_LETTERS:
         return letter
+    if letter is None and is_labelled(last):  # `B: 5, C: 6` chooses none
+        return None
     alone = _MMLU_PRO_ALONE.findall(text)
     return alone[-1] if alone else None
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 from rljax.contracts import contract
 from rljax.rewards.answers.countdown import ExpressionError, evaluate
-from rljax.rewards.answers.letters import labelled_letter, sole_letter
+from rljax.rewards.answers.letters import formula_of_letter, labelled_letter, sole_letter
 from rljax.rewards.pool.calling import Scored
 
 
@@ -191,6 +191,8 @@ def _equal_boxes(answer: str, ground_truth: str) -> bool:
     if letter := sole_letter(ground_truth):
         if chosen := labelled_letter(answer):
             return chosen == letter
+        if formula_of_letter(answer):  # degrees are no unit of a letter
+            return False
     ours, theirs = normal_form(answer), normal_form(ground_truth)
     if not ours or not theirs:
         # Nothing but units or spaces is left, and two such texts are not the same answer.
