@@ -200,8 +200,8 @@ NO_LETTERS = [
     r"B \lor C", r"B \cup C", r"B \to C", r"B \ne C", "B \u2192 C", "B \u222a C", "B=C", "B vs C",
     "B: x and C: y", "B: 5, C: 6", "B:5, C:6", "(B): 5, (C): 6", r"\text{B: 5 and C: 6}",
     "B : C = 2 : 3", "B:C", "B: C", "B. C", "B.C.", "B.C", "B.M.", "B (Paris) or C (Rome)",
-    "B, Paris, C, Rome", "B (or C)", "B (wrong)", "B^2", "B^T", "B'", r"B^\circ", r"\text{B}^\circ", "B_1", "B_{12}",
-    "B2", "B12", "B++", "B#", "B-tree", "B'Artagnan", "B\u2032", "\u00b0B",
+    "B, Paris, C, Rome", "B (or C)", "B (wrong)", "B^2", "B^T", "B'", r"B^\circ", r"\text{B}^\circ",
+    "B_1", "B_{12}", "B2", "B12", "B++", "B#", "B-tree", "B'Artagnan", "B\u2032", "\u00b0B",
 ]  # fmt: skip
 
 
