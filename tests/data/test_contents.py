@@ -1,10 +1,14 @@
 """What a row says against what the chat template makes of it: what is left out is named, and what a
 template writes in its own way is no difference."""
 
+import json
+
 import pytest
 from family_tokenizers import FAMILIES, write_family
 from tiny_tokenizer import QWEN_LIKE, write_tokenizer
 
+from rljax.data.offline.encode import encode_rows
+from rljax.data.offline.rows import load_rows
 from rljax.data.text.chat import encode_conversation, prompt_text
 from rljax.data.text.contents import split_reasoning
 from rljax.data.text.tokenizer import HuggingFaceTokenizer
@@ -125,3 +129,67 @@ def test_reasoning_that_is_learned_is_there_or_named(tmp_path):
 )
 def test_reasoning_is_told_from_the_answer(message, expected):
     assert split_reasoning(message) == expected
+
+
+def test_a_template_that_needs_a_system_message_tells_its_end(tmp_path):
+    refuses = "{% if messages[0].role != 'system' %}{{ raise_exception('no') }}{% endif %}"
+    tokenizer = of(tmp_path, WRITTEN.replace("<|im_end|>", "<|stop|>"), refuses)
+    assert not tokenizer.turn_ends  # <|stop|> is no token
+    write_tokenizer(tmp_path / "base", refuses + QWEN_LIKE)
+    told = json.loads((tmp_path / "base/tokenizer_config.json").read_text())
+    (tmp_path / "base/tokenizer_config.json").write_text(
+        json.dumps({**told, "eos_token": "<|endoftext|>"})
+    )
+    (tmp_path / "base/generation_config.json").unlink()
+    base = HuggingFaceTokenizer(tmp_path / "base")
+    assert base.decode(base.eos_ids, skip_special_tokens=False) == "<|endoftext|><|im_end|>"
+
+
+def test_reasoning_whose_text_stands_in_the_answer_too(tmp_path):
+    turn = {"role": "assistant", "content": "2+2=4, so it is 4.", "reasoning_content": "2+2=4"}
+    with pytest.raises(InputError, match="reasoning of message 1"):
+        encode_conversation(HuggingFaceTokenizer(write_tokenizer(tmp_path)), [USER, turn])
+
+
+def test_the_reasoning_that_says_something_counts(tmp_path):
+    written = QWEN_LIKE.replace("+ message.content", "+ (message.thinking or '') + message.content")
+    tokenizer = HuggingFaceTokenizer(write_tokenizer(tmp_path, written))
+    turn = {"role": "assistant", "content": "4", "reasoning_content": "", "thinking": "I count"}
+    ids, mask = encode_conversation(tokenizer, [USER, turn])
+    assert tokenizer.decode([i for i, m in zip(ids, mask, strict=True) if m]) == "I count4"
+
+
+def test_the_second_of_two_tools(tmp_path):
+    first = "{% if tools %}{{ tools[0] | tojson }}{% endif %}"
+    other = {**TOOL, "function": {**TOOL["function"], "name": "subtract"}}
+    with pytest.raises(InputError, match="nothing of the tools"):
+        prompt_text(of(tmp_path, WRITTEN, first), [USER], tools=[TOOL, other])
+
+
+CALLED = [USER, CALL, {"role": "tool", "content": "22 degrees"}]
+DONE = {"role": "assistant", "content": "done"}
+
+
+def test_several_turns_of_a_pair_are_as_a_rollout_has_them(tmp_path):
+    """Qwen 3 renders the call otherwise once an answer follows."""
+    tokenizer = HuggingFaceTokenizer(write_family(tmp_path, "qwen3", marked=False))
+    row = dict(
+        prompt=[USER], chosen=[*CALLED[1:], DONE], rejected=[CALL, CALLED[2], CALL], tools=[TOOL]
+    )
+    ((item,), _) = encode_rows(
+        load_rows([row], "train", "pairs"), tokenizer, "pairs", max_tokens=999
+    )
+    text = tokenizer.decode(item.chosen_ids, skip_special_tokens=False)
+    assert text.count("<think>") == 2 and "22 degrees" in text and text.endswith("done<|im_end|>")
+    told = tokenizer.decode(item.chosen_ids[item.chosen_mask == 0], skip_special_tokens=False)
+    assert "22 degrees" in told and "done" not in told and "add" not in told
+
+
+def test_a_cut_trajectory_is_what_was_sampled(tmp_path):
+    tokenizer = HuggingFaceTokenizer(write_family(tmp_path, "qwen3", marked=False))
+    row = dict(prompt=[USER], completion="<think>\nI was", reward=0, truncated=True)
+    ((item,), _) = encode_rows(
+        load_rows([row], "train", "trajectories"), tokenizer, "trajectories", max_tokens=999
+    )
+    assert tokenizer.decode(item.completion_ids, skip_special_tokens=False) == "<think>\nI was"
+    assert item.completion_mask.all()

@@ -479,3 +479,43 @@ def test_a_row_that_cannot_be_encoded_names_its_file(tmp_path):
     config.data.train, config.data.max_prompt_tokens, config.data.overlong = path, 8, "error"
     config.reward.function = "exact_match()"
     refused(lambda: load_data(config, CharTokenizer("14")), "rows.jsonl", "row 1", "too long")
+
+
+def test_the_question_and_the_system_of_a_pair(tmp_path):
+    """Orca's pairs: columns system, question, chosen, rejected."""
+    system = {"role": "system", "content": "Be brief."}
+    row = {"system": "Be brief.", "question": "2+2?", "chosen": "4", "rejected": "five"}
+    (record,) = load_rows([row], "train", "pairs")
+    assert record["prompt"] == [system, U] and record["chosen"] == [A]
+    (record,) = load_rows([{**row, "system": ""}], "train", "pairs")
+    assert record["prompt"] == "2+2?"
+    safety = {"question": "2+2?", "safer": "4", "more_harmful": "no"}
+    flags = {"safer_is_safe": True, "more_harmful_is_safe": False}
+    assert load_rows([safety | flags], "train", "safety")[0]["prompt"] == "2+2?"
+    for kind, more in (
+        ("examples", {"messages": [U, A]}),
+        ("unpaired", {"prompt": [U], "completion": [A], "label": True}),
+    ):
+        (record,) = load_rows([{"system_prompt": "Be brief.", **more}], "train", kind)
+        assert (record.get("messages") or record["prompt"])[0] == system
+    two = {"system": "Be brief.", "messages": [{**system, "content": "Be long."}, U, A]}
+    refused(lambda: load_rows([two], "train", "examples"), "two system messages")
+    (prompt,) = load_prompts([{"system": "Be brief.", "prompt": [U], "answer": "4"}], "train")
+    assert prompt["prompt"] == [system, U]
+
+
+def test_calls_of_sharegpt_and_parts_by_other_names():
+    call = {"from": "function_call", "value": '{"name": "add", "arguments": {"a": 1}}'}
+    row = {"conversations": [HUMAN, call, {"from": "observation", "value": "3"}, GPT]}
+    (record,) = load_rows([row], "train", "examples")
+    (made,) = record["messages"][1]["tool_calls"]
+    assert made.get("function", made)["name"] == "add"
+    parts = [
+        {"type": "thinking", "thinking": [{"type": "text", "text": "so"}]},
+        {"type": "output_text", "text": "4"},
+    ]
+    messages = [{"role": "user", "content": [{"type": "input_text", "text": "2+2?"}]}]
+    messages += [{"role": "assistant", "content": parts}]
+    (record,) = load_rows([{"messages": messages}], "train", "examples")
+    assert [m["content"] for m in record["messages"]] == ["2+2?", "4"]
+    assert record["messages"][1]["reasoning_content"] == "so"

@@ -489,3 +489,24 @@ def test_messages_are_refused_before_a_model_is_opened(tmp_path):
     config = config_of(tmp_path, "sft", [{"messages": [U, asks("f", "{")]}])
     with pytest.raises(InputError, match="row 0.*no JSON object"):
         load_data(config, load_run_tokenizer(config), "examples")
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"loss_mask": "0,0,0,1"},
+        {"trainable_turns": [3]},
+        {"ignore_turns": [1]},
+        {"loss_turns": [1]},
+    ],
+)
+def test_columns_that_list_turns_are_refused(columns):
+    with pytest.raises(InputError, match=next(iter(columns))):
+        load_rows([{"messages": [U, A, V, B], **columns}], "train", "examples")
+
+
+def test_a_loss_mask_as_json_text():
+    (record,) = load_rows(
+        [{"messages": [U, A, V, B], "loss_mask": "[0, 0, 0, 1]"}], "train", "examples"
+    )
+    assert [m.get("learn") for m in record["messages"]] == [None, False, None, None]

@@ -16,6 +16,7 @@ from conversations import TOOLS
 from family_tokenizers import FAMILIES, write_family
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_tokenizer import write_tokenizer
 from tool_families import SCHEMAS, write_tool_family
 
 from rljax.components import resolve
@@ -437,6 +438,22 @@ def test_a_message_that_the_template_leaves_out_fails_the_episode(families, user
     lines = [[{"role": "developer", "content": "be brief"}, {"role": "user", "content": "hi"}]]
     step = episode(users("speaks"), families["qwen3"], lines=lines).begin()
     assert step.kind == "bad yield" and "leaves out the content of message 0" in step.failure
+
+
+def test_a_tools_answer_that_the_template_leaves_out_fails_the_episode(tmp_path, users):
+    """ChatML of users and assistants alone: the policy would go on without what it asked for."""
+    template = (
+        "{%- for m in messages %}{%- if m.role in ('user', 'assistant') %}"
+        "{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}"
+        "{%- endif %}{%- endfor %}"
+        "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+    )
+    tokenizer = HuggingFaceTokenizer(write_tokenizer(tmp_path, template))
+    lines = ["What is 2 + 3?", [{"role": "tool", "content": "it is 22 degrees"}]]
+    game = episode(users("talks"), tokenizer, lines=lines)
+    game.begin()
+    step = game.reply(written("5", tokenizer))
+    assert step.ended and "leaves out the content of message 0, of role 'tool'" in step.failure
 
 
 CONVERSATIONS = given(

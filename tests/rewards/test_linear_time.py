@@ -76,6 +76,11 @@ PARSERS = {
         lambda t: rewards.math_verify(t, r"\frac{1}{2}"),
         ("{}", r"\boxed{{{}}}", "#### {}", "the answer is {}", "<think>{}</think> 5"),
     ),
+    "math_verify, a letter": (
+        lambda t: rewards.math_verify(t, "B"),
+        (r"\boxed{{{}}}", r"\boxed{{B{}}}", r"\boxed{{B, {}}}"),
+    ),
+    "boxed, a letter": (lambda t: rewards.boxed(t, "B"), (r"\boxed{{B{}}}", r"\boxed{{B ({})}}")),
     "math_verify, text": (lambda t: rewards.math_verify(t, "Evelyn"), (r"\boxed{{{}}}",)),
     "dapo": (lambda t: rewards.dapo(t, "5"), ("{}", "Answer: {}", r"\boxed{{{}}}")),
     "dapo, strict": (lambda t: rewards.dapo(t, "5", strict_box_verify=True), (r"\boxed{{{}}}",)),

@@ -142,6 +142,7 @@ def test_targets_that_are_none_are_errors_not_zeros(reward, ground_truth):
         ("<answer>The answer is not B</answer>", None),
         ("Answer: B\n\nA: wrong\nC: wrong", 1),
         ("A: x\nB: y\nC: z", None),
+        ("B.\n\nC: wrong", 1),
         ("The answer is B because A is wrong.", 1),
         ("I thought A. The answer is (B).", 1),
         ("Answer: B", 1),
@@ -189,7 +190,8 @@ LABELLED = [
     "`B`", '"B"', "'B'", "\u201cB\u201d", "\uff08B\uff09", "\uff22", "__B__", r"\left(B\right)",
     r"\left(\text{B}\right)", r"\rm B", r"{\bf B}", r"\displaystyle B", r"\color{red}{B}",
     r"\textcolor{red}{B}", r"\textcolor{blue}{\textbf{B: Paris}}", r"B: $\vec{A}$", "B. x^2",
-    "B: Both A and C", "B. C++", "B: the A-type star", "B: Vitamin C",
+    "B: Both A and C", "B. C++", "B: the A-type star", "B: Vitamin C", "B. Type A: blood",
+    r"\textbf{(B)}\ \frac{A}{C}", "B. I", "B. X", "B, since A is wrong", "B (since A is wrong)",
 ]  # fmt: skip
 NO_LETTERS = [
     "Because", "Bob. Paris", r"\text{Because it is}", "C: text", r"\text{E}", "B or C", "B, C",
@@ -197,10 +199,9 @@ NO_LETTERS = [
     "B. No, wait: C", "$B$ and $C$", "$B$ or $C$", "`B` or `C`", "B\u3001C", "B\u548cC", "B\u6216C",
     r"B \lor C", r"B \cup C", r"B \to C", r"B \ne C", "B \u2192 C", "B \u222a C", "B=C", "B vs C",
     "B: x and C: y", "B: 5, C: 6", "B:5, C:6", "(B): 5, (C): 6", r"\text{B: 5 and C: 6}",
-    "B : C = 2 : 3", "B:C", "B: C", "B. C", "B.C.", "B.C", "B.M.",
-    "B (Paris) or C (Rome)", "B, Paris, C, Rome",
-    "B (or C)", "B (wrong)", "B^2", "B^T", "B'", r"B^\circ", r"\text{B}^\circ", "B_1", "B_{12}",
-    "B2", "B12", "B++", "B#", "B-tree", "B'Artagnan", "B\u2032", "\u00b0B",
+    "B : C = 2 : 3", "B:C", "B: C", "B. C", "B.C.", "B.C", "B.M.", "B (Paris) or C (Rome)",
+    "B, Paris, C, Rome", "B (or C)", "B (wrong)", "B^2", "B^T", "B'", r"B^\circ", r"\text{B}^\circ",
+    "B_1", "B_{12}", "B2", "B12", "B++", "B#", "B-tree", "B'Artagnan", "B\u2032", "\u00b0B",
 ]  # fmt: skip
 
 

@@ -29,8 +29,8 @@ _CORRECTED = re.compile(
 # `A;B`, `A|B`, `A-D`, `(A)(B)`, `A \lor B`, `A : B`: a second letter alone behind signs alone.
 _ANOTHER = re.compile(
     r"(?:[)}\].:*\s]*[;|\\+–-]\W{0,3}|[)\]}]+\W{0,3}[(\[{]"
-    r"|[)}\]*$\s]*(?:\\[A-Za-z]{2,20}|[<>=~\u00d7\u00b7\u2190-\u22ff])\W{0,3}"
-    r"|[)}\]*$]*\s+:\W{0,3}|[)}\]*$]*:|[)}\]*$]*[.:]\s+(?=[A-J][\s$)}\].*]*\Z))([A-Z])(?![\w'-]|\s+\w)"
+    r"|[)}\]*$\s]*(?:\\[A-Za-z]{2,20}+(?!\{)|[<>=~\u00d7\u00b7\u2190-\u22ff])\W{0,3}"
+    r"|[)}\]*$]*\s+:\W{0,3}|[)}\]*$]*:|[)}\]*$]*[.:]\s+(?=[A-HJ][\s$)}\].*]*\Z))([A-Z])(?![\w'-]|\s+\w)"
 )
 # `B.C.`, `A.M.`; `B (wrong)`
 _NO_CHOICE = re.compile(r"\.[A-Z](?:\.|\W{0,3}\Z)|\s{0,3}[(\[](?:wrong|incorrect|false)\b")
@@ -139,8 +139,9 @@ def _later_letters(text: str, rest: str, after_cue: bool) -> set[str]:
     """The letters further on that label or are an answer of their own."""
     first_line = rest.split("\n", 1)[0]
     found = set(_LATER_LABEL.findall(text))
-    # Behind an answer that was called one, the lines below may go through the options.
-    found |= set(_LATER_COLON.findall(first_line if after_cue else rest))
+    if re.match(r"[)}\]*$\s]*:", rest):
+        # Behind an answer that was called one, the lines below may go through the options.
+        found |= set(_LATER_COLON.findall(first_line if after_cue else rest))
     if re.match(r"[)}\]*$\s]*[,(]", rest) and not _REFUSED.search(first_line):
         found |= set(_LATER_REMARK.findall(first_line))
     return found
