@@ -193,3 +193,18 @@ def test_a_cut_trajectory_is_what_was_sampled(tmp_path):
     )
     assert tokenizer.decode(item.completion_ids, skip_special_tokens=False) == "<think>\nI was"
     assert item.completion_mask.all()
+
+
+def test_two_turns_of_the_assistant_are_no_prefill(tmp_path):
+    tokenizer = HuggingFaceTokenizer(write_family(tmp_path, "qwen3", marked=False))
+    turns = [{"role": "assistant", "content": text} for text in ("one", "two")]
+    rows = load_rows([{"messages": [USER, *turns]}], "train", "examples")
+    items, _ = encode_rows(rows, tokenizer, "examples", max_tokens=999)
+    whole = [tokenizer.decode(item.ids, skip_special_tokens=False).strip() for item in items]
+    opened = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    assert whole[1].endswith(f"one<|im_end|>\n{opened}two<|im_end|>")
+    row = dict(prompt=[USER, turns[0]], completion=[turns[1]])
+    (prefilled,) = load_rows([row], "train", "examples")
+    ((item,), _) = encode_rows([prefilled], tokenizer, "examples", max_tokens=999)
+    text = tokenizer.decode(item.ids, skip_special_tokens=False).strip()
+    assert text.endswith(f"{opened}onetwo<|im_end|>")

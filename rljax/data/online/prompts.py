@@ -422,8 +422,8 @@ def _encode_messages(record, tokenizer, counts, turns) -> list[tuple[list[int], 
     alone = asked[-1:] if turns == "last" else asked
     examples = []
     for k in alone:
-        prompt = first if k == first else k  # a prefill is continued by the first message
-        made = encode_turns(tokenizer, messages[: k + 1], prompt, [k], **options)
+        begun = bool(first) and k == first  # a prefill is continued by the first message
+        made = encode_turns(tokenizer, messages[: k + 1], k, [k], continues=begun, **options)
         examples.append((made.prompt + made.ids, [0] * len(made.prompt) + made.mask))
     return examples
 

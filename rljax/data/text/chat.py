@@ -153,12 +153,14 @@ def encode_turns(
     tools: Sequence[Mapping] | None = None,
     documents: Sequence[Mapping] | None = None,
     variables: Mapping[str, object] | None = None,
+    continues: bool = True,
 ) -> Turns:
     """The prompt `messages[:first]`, and what follows it: mask 1 on the turns `learned`, by default
     those of `learned_turns`.
 
-    The prompt is encoded alone, as it is for the sampler: no token spans the border. A prompt that
-    ends with a turn of the assistant is continued by the first message of `messages[first:]`.
+    The prompt is encoded alone, as it is for the sampler: no token spans the border. With
+    `continues`, a prompt that ends with a turn of the assistant is continued by the first message
+    of `messages[first:]`; else two turns of the assistant follow each other.
     """
     options = dict(tools=tools, documents=documents, variables=variables)
     _require_assistant_last(messages)
@@ -171,7 +173,8 @@ def encode_turns(
         )
     if learned is None:
         learned = [k for k in learned_turns(messages) if k >= first]
-    if messages[first - 1].get("role") != "assistant" or messages[first]["role"] != "assistant":
+    both = messages[first - 1].get("role") == "assistant" == messages[first]["role"]
+    if not (both and continues):
         return _encoded(tokenizer, messages, learned, options, first=first)
     before = prompt_text(tokenizer, messages[:first], **options)
     begun, more = messages[first - 1], messages[first]
@@ -196,7 +199,7 @@ def encode_last_turn(
     reads and writes at each, whatever the template later makes of its history.
     """
     options = dict(tools=tools, documents=documents, variables=variables)
-    turn = encode_turns(tokenizer, messages, len(messages) - 1, **options)
+    turn = encode_turns(tokenizer, messages, len(messages) - 1, continues=False, **options)
     return turn.prompt + turn.ids, [0] * len(turn.prompt) + turn.mask
 
 
