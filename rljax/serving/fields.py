@@ -61,6 +61,7 @@ NEUTRAL = {
     "bad_words": ([],),
     "cache_salt": _ANY,
     "chat_template": (),
+    "detokenize": (True,),
     "documents": ([],),
     "guided_choice": (),
     "guided_decoding_backend": (),
@@ -73,6 +74,7 @@ NEUTRAL = {
     "kv_transfer_params": ({},),
     "length_penalty": (1,),
     "logits_processors": ([],),
+    "media_io_kwargs": ({},),
     "min_tokens": (0,),
     "mm_processor_kwargs": ({},),
     "priority": (0,),
@@ -86,7 +88,7 @@ NEUTRAL = {
     "structural_tag": (),
     "structured_outputs": ({},),
     "thinking_token_budget": (),
-    "truncate_prompt_tokens": (),
+    "truncate_prompt_tokens": (-1,),
     "use_beam_search": (False,),
     "early_stopping": (False,),
     "vllm_xargs": ({},),
@@ -99,13 +101,23 @@ NEUTRAL = {
     "return_hidden_states": (False,),
     "rid": _ANY,
     "separate_reasoning": (False,),
+    "stop_regex": ([],),
 }  # fmt: skip
 _NEUTRAL_IN_CHAT = {
     "add_special_tokens": (False,),  # templates write them
     "best_of": (1,),
     "echo": (False,),
 }
-_NEUTRAL_IN_COMPLETIONS = {"logprobs": (False,), "prompt_embeds": (), "top_logprobs": (0,)}
+_NEUTRAL_IN_COMPLETIONS = {
+    "add_generation_prompt": (True,),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "logprobs": (False,),
+    "prompt_embeds": (),
+    "tool_choice": ("auto", "none"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+}
 
 
 @dataclasses.dataclass(frozen=True)
