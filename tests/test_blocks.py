@@ -103,7 +103,10 @@ def check(words: list[str]) -> None:
     define_flags(command.options, values)
     others = [word.replace("$SLURM_ARRAY_TASK_ID", "0") for word in others]
     positional = values([called, *others])[1:]
-    if command.config not in ("", "optional") and positional and not path:
+    of_data = command.data_with and values[command.data_with].value
+    if of_data:
+        positional = []
+    elif command.config not in ("", "optional") and positional and not path:
         path, *positional = positional
     options = parsed_options(command.options, positional, values)
     ships = path and (REPO / path.partition(":")[0]).exists() or path and "/" not in path[:3]

@@ -82,13 +82,6 @@ def _try_reward(reward: Reward, records: Sequence[PromptRecord]) -> None:
         rows += tried
     if not rows:
         return
-    if all(row.score.status == "abstained" for row in rows):
-        LOG.warning(
-            "the reward %s was tried on %d rows of the data and abstains on all of them: samples"
-            " of which nothing scores are not learned from",
-            pool.component.text, len(records),
-        )  # fmt: skip
-        return
     if _OF_A_SERVER.match(rows[0].score.message):
         LOG.warning("the reward was tried on a row of the data: %s", shown_sample(rows[0]))
         return
