@@ -227,3 +227,15 @@ def test_text_ends_before_a_stop_string_with_a_special_token(tokenizer, mark):
     assert said(text) == said(f"{text}sat") == "the cat"
     assert said(f"cat{text}") == "the "
     assert said(f"{text}xx", "on") == whole[: whole.index("on")]
+
+
+def test_the_stop_strings_of_the_run_that_is_served(tmp_path):
+    tokenizer = load_tokenizer(write_tokenizer(tmp_path))
+    end = tokenizer.encode("<|im_start|>")[0]
+    stops = ("</answer>", "<|im_start|>")
+    body = {"prompt": "1", "stop": ["x"]}
+    read = read_completion(body, tokenizer, NAME, Limits(96, 64), stops).requests[0][1]
+    assert "</answer>" in read.stop_strings and "x" in read.stop_strings and end in read.stop_ids
+    free = {**body, "ignore_eos": True}
+    read = read_completion(free, tokenizer, NAME, Limits(96, 64), stops).requests[0][1]
+    assert read.stop_strings == ("x",) and end not in read.stop_ids

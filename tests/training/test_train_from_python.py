@@ -385,3 +385,12 @@ def test_what_follows_a_run_that_a_signal_stops_does_not_run(tmp_path, number):
     assert status.startswith(f"stopped by {number.name} at step ") and ", saved at step " in status
     assert f"{status}; the same call goes on from there" in err and "Traceback" not in err
     assert not (tmp_path / "run/policy").exists()
+
+
+def test_several_rewards_are_a_mixture(tmp_path, monkeypatch):
+    """TRL's reward_funcs=[f, g]."""
+    monkeypatch.chdir(tmp_path)
+    config = config_from("quickstart:tiny", None, None, ["exact_match()", "contains()"], {})
+    assert config.reward.function == "mixture(rewards=('exact_match()', 'contains()',))"
+    with pytest.raises(InputError, match="functions or texts"):
+        config_from("quickstart:tiny", None, None, ["exact_match()", 3], {})
