@@ -1,5 +1,7 @@
 """Offline training's rows as tokens: which are learned, what is cut, which row they fill."""
 
+import json
+
 import numpy as np
 import pytest
 from conversations import CALLS, TOOLS, assistant, system, tool, user
@@ -427,3 +429,21 @@ def test_rows_of_steps_and_trajectories():
     assert batch.rewards.tolist() == [[0, 0, 0.5, 0, 0, 1, 0]]
     assert batch.process_rewards.tolist() == batch.rewards.tolist()
     assert batch.scores.tolist() == [3] and batch.sampler_logprobs is None
+
+
+@pytest.mark.parametrize("spoken", [True, False])
+def test_the_last_of_ended_steps_ends_as_a_response_does(tmp_path, spoken):
+    """Of a conversation with the template's end of turn, of a text with the end-of-text token."""
+    folder = write_tokenizer(tmp_path)
+    told = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({**told, "eos_token": "<|endoftext|>"})
+    )
+    (folder / "generation_config.json").unlink()
+    tokenizer = HuggingFaceTokenizer(folder)
+    prompt = [user("q")] if spoken else "q"
+    row = dict(prompt=prompt, completions=["one", "two"], labels=[1, -1], ended=True)
+    ((item,), _) = items_of([row], tokenizer, "stepwise")
+    end = "<|im_end|>" if spoken else "<|endoftext|>"
+    assert item.ids[-1] == tokenizer.encode(end)[0]
+    assert item.labels[-1] == -1 and item.mask[-1] == 1

@@ -193,3 +193,37 @@ def test_what_is_learned_continues_the_samplers_prompt(folders, name):
         assert runs[-1] == (given, pair.chosen_ids.tolist()), shape
         seen += 1
     assert seen >= 3
+
+
+def test_the_calls_of_an_agent_keep_their_reasoning(folders):
+    """gpt-oss renders a call without its reasoning once an answer follows: each turn is an example
+    as the policy is asked for it."""
+    if "trl-gptoss" not in TEMPLATES:
+        pytest.skip("trl is not installed")
+    ours = HuggingFaceTokenizer(folders("trl-gptoss"))
+    row = {
+        "messages": [ASK, {**CALL, "thinking": "look it up"}, SUNNY,
+                     assistant("It is sunny.", thinking="now I know")],
+        "tools": [WEATHER],
+    }  # fmt: skip
+    items, _ = encode_rows(load_rows([row], "train", "examples"), ours, "examples", max_tokens=9999)
+    text = lambda ids: ours.decode(ids, skip_special_tokens=False)  # noqa: E731
+    runs = [text(learned) for ids, mask in items for _, learned in spans(ids, mask)]
+    first, last = runs
+    assert first.startswith("<|channel|>analysis<|message|>look it up<|end|>")
+    assert first.endswith("<|call|>") and '"city": "Ulm"' in first
+    assert last == (
+        "<|channel|>analysis<|message|>now I know<|end|><|start|>assistant"
+        "<|channel|>final<|message|>It is sunny.<|return|>"
+    )
+
+
+def test_short_texts_of_templates_that_read_parts_alone(folders):
+    """SmolVLM's kind: the "A" of "Assistant" is not the answer "A"."""
+    if "trl-idefics3" not in TEMPLATES:
+        pytest.skip("trl is not installed")
+    ours = HuggingFaceTokenizer(folders("trl-idefics3"))
+    text = ours.render_chat([user("A or B?"), assistant("A"), user("x")])
+    assert "Assistant: A<end_of_utterance>" in text
+    mixed = [user([{"type": "text", "text": "A or B?"}]), assistant("A"), user("x")]
+    assert ours.render_chat(mixed) == text

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+import shutil
 
 import jax
 import numpy as np
@@ -184,3 +185,16 @@ def test_a_policy_of_a_folder_writes_what_its_tokenizer_has(folders):
     drawn = sample_all(policy, prompts, 8, key=jax.random.key(0))
     assert max(max(sample.ids) for sample in drawn) >= saved.tokenizer.vocab_size
     assert np.isfinite([x for sample in drawn for x in sample.logprobs]).all()
+
+
+@pytest.mark.parametrize(
+    ("theirs", "differ"), [("<|reserved_special_token_3|>", ""), ("<|x|>", "id")]
+)
+def test_a_reserved_name_is_no_other_token(tmp_path, theirs, differ):
+    """Llama 3.1 has renamed two tokens that Llama 3 reserved."""
+    mine = write_tokenizer(tmp_path / "mine")
+    shutil.copytree(mine, tmp_path / "other")
+    edited(mine, lambda content: add(content, "<|finetune_right_pad_id|>"))
+    other = edited(tmp_path / "other", lambda content: add(content, theirs))
+    assert differing_ids(load_tokenizer(mine), load_tokenizer(other)).startswith(differ)
+    assert bool(differing_ids(load_tokenizer(mine), load_tokenizer(other))) == bool(differ)

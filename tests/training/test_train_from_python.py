@@ -27,6 +27,7 @@ from rljax.errors import InputError
 from rljax.rewards import exact_match
 from rljax.rewards.pool.pool import RewardPool
 from rljax.tracking.notebook import NotebookConsole, in_notebook
+from rljax.training import TrainedRun
 
 CELLS = '''
 import functools
@@ -394,3 +395,19 @@ def test_several_rewards_are_a_mixture(tmp_path, monkeypatch):
     assert config.reward.function == "mixture(rewards=('exact_match()', 'contains()',))"
     with pytest.raises(InputError, match="functions or texts"):
         config_from("quickstart:tiny", None, None, ["exact_match()", 3], {})
+
+
+def test_a_stopped_run_has_no_policy(tmp_path):
+    """What lies in its folder is of an earlier end of the run."""
+    (tmp_path / "policy").mkdir()
+    finished, stopped = {"status": "finished"}, {"status": "stopped by SIGTERM at step 3"}
+    assert TrainedRun(tmp_path, finished).policy == tmp_path / "policy"
+    assert TrainedRun(tmp_path, stopped).policy is None
+
+
+def test_a_run_writes_the_page_of_its_data(tmp_path):
+    run = rljax.train("quickstart:tiny", steps=1, run_dir=str(tmp_path / "run"), trackers=())
+    page = json.loads((tmp_path / "run/data.json").read_text())
+    assert any(learned for row in page["rows"] for _, learned in row["pieces"])
+    assert "a response ends with" in page["notes"][0]
+    assert "The data as the model reads them" in run.report.read_text()
