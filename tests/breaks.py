@@ -1,6 +1,6 @@
 """Puts the causes of defects back, one at a time, and sees a test fail for each:
 
-    python tests/breaks.py [PART_OF_A_NAME]
+    python tests/breaks.py [PART_OF_A_NAME ...]
 
 Each break is an exact text of a file and what stands in its place; a copy of the last commit is
 changed, never this checkout. Exit code 1 where a break makes no test fail, or is in no file any
@@ -129,6 +129,83 @@ BREAKS = {
         "rljax/setup/images.py", "{**ids, **written, **kept, **ends}", "{**ids, **written, **ends, **kept}",
         ["tests/setup/test_exports.py"],
     ),
+    "data.turns is not read by offline rows": (
+        "rljax/data/online/encoded.py", "separator=offline.step_separator, turns=config.data.turns,",
+        "separator=offline.step_separator,", ["tests/data/test_turns_of_runs.py"],
+    ),
+    "data.turns is not read by supervised steps": (
+        "rljax/data/online/examples.py", "images=reader, turns=config.data.turns", "images=reader",
+        ["tests/data/test_turns_of_runs.py"],
+    ),
+    "a run's variables do not reach the template": (
+        "rljax/data/online/encoded.py", "    variables = template_variables(config)\n", "    variables = None\n",
+        ["tests/data/test_turns_of_runs.py"],
+    ),
+    "a stream drops all turns but the first": (
+        "rljax/data/online/prompts.py", "    if len(made) == 1:\n", "    if made:\n", ["tests/data/test_turns_of_runs.py"],
+    ),
+    "images of later turns stay with an earlier one": (
+        "rljax/data/images/encode.py", "side=\"right\"", "side=\"left\"", ["tests/data/test_turns_of_runs.py"],
+    ),
+    "a length is asked for in the begun turn": (
+        "rljax/data/online/encoded.py", "if m[\"role\"] != \"assistant\"]", "]", ["tests/data/test_turns_of_runs.py"],
+    ),
+    "an agent's calls lose their reasoning": (
+        CHAT, "    if found is not None:\n        return found\n", "", [PUBLISHED, "-k", "agent"],
+    ),
+    "a template of parts gets texts": (
+        "rljax/data/text/template.py", "        return written[0] > 0 or not written[1]\n", "        return True\n",
+        [PUBLISHED, "-k", "short_texts or idefics3"],
+    ),
+    "several turns of a pair: a tool's answer is learned": (
+        CHAT, "            mask += [0] * len(added)\n", "            mask += [1] * len(added)\n",
+        ["tests/data/test_contents.py", "-k", "pair"],
+    ),
+    "a cut trajectory is finished by the template": (
+        "rljax/data/offline/encode.py", "    if not ended and len(completion) == 1", "    if False and len(completion) == 1",
+        ["tests/data/test_contents.py", "-k", "cut"],
+    ),
+    "the last of ended steps ends with the end-of-text token": (
+        "rljax/data/online/prompts.py", "tokenizer.end_of_turn_id if turn else tokenizer.eos_ids[0]", "tokenizer.eos_ids[0]",
+        ["tests/data/test_preference_encoding.py", "-k", "ended_steps"],
+    ),
+    "an episode goes on without a tool's answer": (
+        "rljax/environments/conversation.py", "        check_messages(\n", "        (lambda *_: None)(\n",
+        ["tests/environments/test_episode.py", "-k", "leaves_out"],
+    ),
+    "an episode is rendered without the variables of its row": (
+        "rljax/environments/episode.py", "variables=self._variables,", "variables=None,",
+        ["tests/environments/test_episode.py", "-k", "variables"],
+    ),
+    "a system column is dropped": (
+        "rljax/data/rows/columns.py", "    row = _with_system(row, place)\n", "", ["tests/data/test_formats.py", "-k", "system"],
+    ),
+    "a served run has no stop strings": (
+        "rljax/serving/fields.py", "*(() if fields[\"ignore_eos\"] else stops)", "", ["tests/serving/test_fields.py"],
+    ),
+    "the server writes the flags of a decoder into prompts": (
+        "rljax/environments/schemas.py", "def told_of(", "def told_of(tool): return tool\n\n\ndef _told_of(",
+        ["tests/serving/test_tool_calls.py", "-k", "decoder"],
+    ),
+    "ids without a token are drawn": (
+        "rljax/setup/setup.py", "dataclasses.replace(model_config, known_ids=tokenizer.vocab_size)", "model_config",
+        ["tests/sampler/test_known_ids.py", "tests/setup/test_same_ids.py"],
+    ),
+    "rsLoRA is scaled as LoRA": (
+        "rljax/models/huggingface/peft.py", "rank**0.5", "rank", ["tests/models/test_lora.py"],
+    ),
+    "letters keep no labels": (
+        "rljax/rewards/answers/letters.py", "def letter_of(", "def letter_of(*_, **__): return None\n\n\ndef _letter_of(",
+        ["tests/rewards/test_rule_rewards.py"],
+    ),
+    "a stopped run hands out an earlier policy": (
+        "rljax/training/result.py", "            return None\n        folders", "            pass\n        folders",
+        ["tests/training/test_train_from_python.py", "-k", "stopped_run_has"],
+    ),
+    "a run writes no page of its data": (
+        "rljax/training/loop.py", "                    write_data_page(folder, run.setup)\n", "",
+        ["tests/training/test_train_from_python.py", "-k", "page_of_its"],
+    ),
     "a stopped run returns": (
         "rljax/training/loop.py", "        raise RunStopped(run, signal)\n", "        return run\n",
         ["tests/training/test_train_from_python.py"],
@@ -136,14 +213,14 @@ BREAKS = {
 }  # fmt: skip
 
 
-def main(part: str = "") -> int:
+def main(*parts: str) -> int:
     survived = []
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "rljax"
         subprocess.run(["git", "clone", "-q", str(REPO), str(copy)], check=True)
         environment = {**os.environ, "PYTHONPATH": str(copy)}
         for name, (file, old, new, arguments) in BREAKS.items():
-            if part not in name:
+            if parts and not any(part in name for part in parts):
                 continue
             path = copy / file
             whole = path.read_text()
