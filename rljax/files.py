@@ -213,7 +213,7 @@ def parse_row(line: str, path: str | Path, number: int) -> object:
 
 
 def _why_no_row(line: str) -> tuple[str, str] | None:
-    """What a line is that is no JSON, and what to do about it; None where nothing is known."""
+    """Says what a line that is no JSON is, and the fix; None where nothing is known."""
     again = "write each row with json.dumps(row), without indent"
     if line.startswith("\ufeff"):
         return "begins with a byte order mark", "take it out: two files were joined"

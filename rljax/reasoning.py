@@ -1,4 +1,4 @@
-"""Where the reasoning of a response ends: `answer_of` cuts it, by the marks of the model families.
+"""Reasoning and answer of a response: `answer_of` cuts the reasoning, by the families' marks.
 
 The one function by which rewards, extractors of answers and maj@k tell the answer from the
 reasoning; a function of a response asks for it by its contract, reads="answer" (rljax.contracts).
@@ -70,7 +70,7 @@ class Response(str):
 
 
 def answer_of(response: str, begun: str = "") -> str:
-    """What stands behind the reasoning of a response; all of it where there is no reasoning, "" for
+    """Returns what stands behind the reasoning of a response: all of it without reasoning, "" for
     reasoning that has not ended.
 
     Behind several blocks of reasoning it is what follows the last one, or, where nothing does, what
@@ -109,7 +109,7 @@ def cut_reasoning(value: object) -> object:
 
 
 def _reasoning_before(text: str, answer: str) -> str:
-    """What was cut, without the marks at its ends."""
+    """Returns what was cut, without the marks at its ends."""
     if len(text) == len(answer):
         return ""
     cut = str(text).removesuffix(answer) if answer else str(text)
@@ -134,8 +134,8 @@ def _messages_to_the_user(text: str) -> str | None:
 
 
 def _outside(text: str, begin: int) -> str | None:
-    """What stands from `begin` on behind the last block of reasoning, or outside of all; "" where
-    one has not ended. None for a text without reasoning."""
+    """Returns what stands from `begin` on behind the last block of reasoning, or outside of all;
+    "" where one has not ended, None for a text without reasoning."""
     words = _IN_WORDS.match(text)
     ends = words and list(_WORDS_END.finditer(text, words.end()))
     if ends:
@@ -193,7 +193,7 @@ def _blocks(
 
 
 def _is_mentioned(text: str, mark: re.Match, free: int) -> bool:
-    """Whether an opening mark is a word of a text: of a sentence (`Use the <think> tag`), in
+    """Returns whether an opening mark is a word of a text: in a sentence (`Use the <think> tag`),
     brackets or emphasis, in a comment, in fenced code that begins behind `free`, or a type
     (`List<Thought>`)."""
     line = text[max(free, text.rfind("\n", 0, mark.start()) + 1) : mark.start()]
@@ -214,7 +214,7 @@ def _closes_later(text: str, mark: re.Match) -> bool:
 
 
 def _is_fenced(text: str, start: int, end: int) -> bool:
-    """Whether a fence of code that begins behind `start` is open at `end`."""
+    """Returns whether a fence of code that begins behind `start` is open at `end`."""
     return len(_FENCE.findall(text, start, end)) % 2 == 1
 
 
@@ -241,13 +241,13 @@ def closes_reasoning(text: str, start: int = 0) -> int:
 
 
 def begins_reasoning(response: str) -> bool:
-    """Whether a response, or as much of it as there is, begins with reasoning."""
+    """Returns whether a response, or as much of it as there is, begins with reasoning."""
     mark = _MARK.match(response.lstrip())
     return mark is not None and _kind(mark)[1]
 
 
 def is_mark(text: str) -> bool:
-    """Whether the text of a token is a mark of reasoning, or begins one."""
+    """Returns whether the text of a token is a mark of reasoning, or begins one."""
     return _MARK.fullmatch(text) is not None or text == "<|channel>"
 
 

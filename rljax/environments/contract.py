@@ -81,7 +81,7 @@ class Call:
 
 
 class Reply(Response):
-    """What the policy wrote, as text without end tokens and without what was parsed as calls.
+    """A turn of the policy: its text without end tokens and without what was parsed as calls.
 
     answer   what stands behind its reasoning, without calls
 

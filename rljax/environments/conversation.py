@@ -52,7 +52,7 @@ class Conversation:
 
     @property
     def begun(self) -> str:
-        """How the prompt begins the policy's next turn, where it begins its reasoning."""
+        """Returns the text by which the prompt begins the reasoning of the policy's next turn."""
         return beginning_of(*self._asked())
 
     def _asked(self) -> tuple[str, list[dict] | None]:
@@ -62,7 +62,7 @@ class Conversation:
         return self.tokenizer.decode(self.ids[-TAIL:], skip_special_tokens=False), None
 
     def answer(self, ids: Sequence[int]) -> str:
-        """What stands behind the reasoning of a turn that the policy has written."""
+        """Returns what stands behind the reasoning of a turn that the policy has written."""
         return answer_of(response_of(self.tokenizer, ids, *self._asked()))
 
     def said(self, ids: Sequence[int], text: str, parsed: Parsed) -> None:
@@ -132,8 +132,8 @@ def _joined(begun: Mapping, message: Mapping) -> str:
 
 @functools.lru_cache(maxsize=8)
 def _reads_reasoning_apart(tokenizer) -> bool:
-    """Whether the chat template writes a turn's reasoning_content, and another text where the
-    reasoning stands in the content, in its marks."""
+    """Returns whether the chat template writes a turn's reasoning_content, and another text where
+    the reasoning stands in the content, in its marks."""
     asked = {"role": "user", "content": "Q"}
     told = {"role": "assistant", "content": "<think>\nWHY\n</think>\n\nANSWER"}
     apart = {"role": "assistant", "content": "ANSWER", "reasoning_content": "WHY"}

@@ -359,7 +359,7 @@ class ModelConfig:
 
     @property
     def ids(self) -> int:
-        """How many ids there are to choose from: V of all log-probs and draws."""
+        """Number of ids to choose from: V of all log-probs and draws."""
         return self.known_ids or self.vocab_size
 
     @property

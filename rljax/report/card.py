@@ -271,8 +271,8 @@ def _use(
     part: str, repository: str, base: hub.HubName | None, tokenizer: bool, generation: bool,
     stops: Sequence[str],
 ) -> str:  # fmt: skip
-    """How to load it and, where it generates, to end its responses as the run did: transformers
-    reads stop ids of a model's folder, and stop strings of the call alone."""
+    """Writes the code that loads it and, where it generates, ends its responses as the run did:
+    transformers reads stop ids from a model's folder, and stop strings only from the call."""
     generates = part != "reward_model" and tokenizer and generation
     if part == "adapter":
         first = base.repository if base else "BASE"

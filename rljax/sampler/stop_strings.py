@@ -39,7 +39,7 @@ def stop_tokens(tokenizer: Tokenizer, stops: Sequence[str]) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=64)
 def holds_special(tokenizer: Tokenizer, stops: tuple[str, ...]) -> bool:
-    """Whether the text of a special token is a part of a stop string."""
+    """Returns whether the text of a special token is a part of a stop string."""
     return any(text in stop for stop in stops for text in special_texts(tokenizer))
 
 

@@ -65,7 +65,7 @@ class CallStream:
         return self._send(len(text) if self._reasons else self._before_calls())
 
     def _begins(self, text: str) -> bool | None:
-        """Whether a text begins with reasoning, or goes on with it; None where more has to come. A
+        """Returns whether a text begins or goes on with reasoning; None where more has to come. A
         call that comes at once is one, whatever the prompt has begun."""
         if any(text.startswith(start) for start in self._format.starts):
             return False
@@ -76,7 +76,7 @@ class CallStream:
         return None if len(text) < LONGEST_MARK else False
 
     def _before_calls(self) -> int:
-        """How many characters of the text stand before what is a call, or may become one."""
+        """Counts the characters of the text before what is a call, or may become one."""
         text, starts = self._so_far, self._format.starts
         found = [at for at in (text.find(start, self._looked) for start in starts) if at >= 0]
         if found:
@@ -92,8 +92,8 @@ class CallStream:
         return self._looked
 
     def _send(self, end: int) -> str:
-        """What was not sent of the first `end` characters, but for white space at their end: a call
-        may follow, and take it away."""
+        """Returns what was not sent of the first `end` characters, without white space at their
+        end: a call may follow, and take it away."""
         end = self._sent + len(self._so_far[self._sent : end].rstrip())
         new, self._sent = self._so_far[self._sent : end], end
         return new

@@ -376,7 +376,7 @@ def _read(body: object, known: dict, neutral: dict) -> dict:
 
 
 def _without_effect(name: str, value: object, neutral: dict) -> bool:
-    """Whether a field has a value that changes nothing. 1 is no true, and 0 no false."""
+    """Returns whether a field's value changes nothing. 1 is not true, and 0 not false."""
     values = neutral.get(name, ())
     same = lambda one: one == value and isinstance(one, bool) == isinstance(value, bool)  # noqa: E731
     return values is _ANY or any(map(same, values))
@@ -467,7 +467,7 @@ def read_chat(
 
 
 def _next_turn(fields: dict) -> dict[str, bool]:
-    """How the prompt of a chat ends where the client says it by vLLM's fields. {}: a last message
+    """Returns the render arguments that vLLM's fields give a chat's prompt. {}: a last message
     of the assistant is continued, and behind any other one a turn is begun."""
     begin, go_on = fields["add_generation_prompt"], fields["continue_final_message"]
     if begin and go_on:

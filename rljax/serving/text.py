@@ -130,7 +130,7 @@ class TextStream:
         return out
 
     def _visible(self, new: str) -> list[bool]:
-        """Whether each character of a text, that of the tokens that were read last, is shown."""
+        """Returns for each character of the tokens that were read last whether it is shown."""
         if not self._hidden:
             return []
         shown, at = [True] * len(new), 0

@@ -1,4 +1,4 @@
-"""Whether the ids of a tokenizer mean the same to a model of another folder.
+"""Check that the ids of a tokenizer mean the same to a model of another folder.
 
 What reads the ids of a run (reward models, critics, teachers, ...) reads them by its own embedding,
 and would not notice.

@@ -1,4 +1,4 @@
-"""What train(config) returns: the run, as a notebook goes on with it; or raises where a signal has
+"""Result of train(config): the run, as a notebook goes on with it; or raises where a signal has
 stopped it."""
 
 import dataclasses

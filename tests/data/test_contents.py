@@ -1,5 +1,5 @@
-"""What a row says against what the chat template makes of it: what is left out is named, and what a
-template writes in its own way is no difference."""
+"""Messages of a row against what the chat template makes of them: what is left out is named, and
+what a template writes in its own way is no difference."""
 
 import json
 

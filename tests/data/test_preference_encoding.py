@@ -433,7 +433,7 @@ def test_rows_of_steps_and_trajectories():
 
 @pytest.mark.parametrize("spoken", [True, False])
 def test_the_last_of_ended_steps_ends_as_a_response_does(tmp_path, spoken):
-    """Of a conversation with the template's end of turn, of a text with the end-of-text token."""
+    """A conversation ends with the template's end of turn, a text with the end-of-text token."""
     folder = write_tokenizer(tmp_path)
     told = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(

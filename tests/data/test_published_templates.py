@@ -93,7 +93,7 @@ def test_the_templates_of_trl_are_there():
     ],
 )
 def test_the_end_of_turn_joins_the_stop_set(folders, name, expected):
-    """Of a base model, of which no file says it."""
+    """A base model's files do not name it."""
     if name not in TEMPLATES:
         pytest.skip("trl is not installed")
     ours = HuggingFaceTokenizer(folders(name))

@@ -274,7 +274,7 @@ def score_text(text, *responses):
 
 
 def test_a_member_over_a_limit_is_no_score_of_its_siblings(score):
-    """What is late takes the group's worker with it: the group is masked, not paid as late. One
+    """A late member takes the group's worker with it: the group is masked, not paid as late. One
     that runs out of memory is its own."""
     late = "mixture(rewards=('foreign_rewards.siblings', 'foreign_rewards.slow'))"
     rows = [

@@ -133,7 +133,7 @@ def test_a_search_finds_what_it_would_find_there(method, options):
 
 
 def test_a_sampler_takes_them_from_its_tokenizer():
-    """Of a model that no config has loaded: the tokenizer of `decode` says which ids there are."""
+    """The model comes from no config: the tokenizer of `decode` says which ids there are."""
     model = tiny()
     params = model.init(jax.random.key(3))
     tokenizer = CharTokenizer("abcdefghijklmnopq")  # and two ids of its own

@@ -167,7 +167,7 @@ def test_a_stop_string_may_be_a_special_token(client, tokenizer, mark):
 
 
 def test_special_tokens_become_stop_ids(tokenizer, mark):
-    """Of a server's request, of a run and of its turns: they need no look at the text."""
+    """A request, a run and its turns stop by their ids, without a look at the text."""
     token, text = mark
     body = {"prompt": "hello", "stop": ["x", text], "stop_token_ids": [5], "ignore_eos": True}
     read = read_completion(body, tokenizer, NAME, Limits(96, 64)).requests[0][1]

@@ -1,4 +1,4 @@
-"""What ends a response of the run ends one of what it exports: in transformers, as its folder and
+"""Ends of a run's responses are the ends of what it exports: in transformers, as its folder and
 its card say it, and in rljax. What else the base says of generation is kept."""
 
 import dataclasses
@@ -50,7 +50,7 @@ def exported(folder, model, params, tokenizer_folder, **fields):
 
 
 def written(folder, **how) -> list[int]:
-    """What transformers writes from a folder, by nothing but what lies there."""
+    """Generates by transformers from a folder, with nothing but what lies there."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     logging.getLogger("transformers").setLevel(logging.ERROR)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
@@ -127,7 +127,7 @@ def test_of_another_tokenizer_s_folder_the_model_s_settings_are_kept(tmp_path):
 
 
 def test_ends_of_an_episode_s_turns_are_exported(tmp_path):
-    """Where a call ends a turn of the run, it ends what others generate."""
+    """A call that ends a turn of the run ends what others generate, too."""
     base = write_tool_family(tmp_path / "base", "gpt_oss")
     (base / "generation_config.json").unlink()
     tokenizer = load_tokenizer(base)

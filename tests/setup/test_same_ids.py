@@ -1,4 +1,5 @@
-"""What reads the ids of a run has its tokenizer: not as many ids, but the same token at each."""
+"""A model that reads the ids of a run has its tokenizer: the same token at each id, not only as
+many ids."""
 
 import dataclasses
 import json

@@ -96,7 +96,7 @@ def plan(parts: Path, what: signal.Signals | Path, calls: int) -> None:
 
 
 def stopped(config) -> RunStopped:
-    """What `train` raises of a run that a signal stops."""
+    """Returns what `train` raises where a signal stops the run."""
     with pytest.raises(RunStopped) as stop:
         train(config)
     return stop.value

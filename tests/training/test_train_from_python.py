@@ -398,7 +398,7 @@ def test_several_rewards_are_a_mixture(tmp_path, monkeypatch):
 
 
 def test_a_stopped_run_has_no_policy(tmp_path):
-    """What lies in its folder is of an earlier end of the run."""
+    """The policy in its folder is of an earlier end of the run."""
     (tmp_path / "policy").mkdir()
     finished, stopped = {"status": "finished"}, {"status": "stopped by SIGTERM at step 3"}
     assert TrainedRun(tmp_path, finished).policy == tmp_path / "policy"

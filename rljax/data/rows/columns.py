@@ -126,7 +126,7 @@ VARIABLES = ("chat_template_kwargs", "enable_thinking")  # columns with variable
 
 
 def rendering_of(row: dict, place: str) -> dict:
-    """How the chat template renders a row: {"tools": the functions that its conversation may call,
+    """Returns what a row gives the chat template: {"tools": the functions that may be called,
     "variables": those of `variables_of`}; without a key where the row has none.
 
     Tools are a list of objects, or the JSON text of one: tables cannot hold objects of different

@@ -120,8 +120,9 @@ def asks_to_learn(messages: object) -> str:
 
 
 def _flag(name: object, value: object, place: str) -> bool | None:
-    """Whether the key says that the turn is learned; None where it says nothing of that. Raises
-    InputError where it seems to."""
+    """Returns whether the key says that the turn is learned; None where it says nothing of that.
+
+    Raises InputError where it seems to."""
     if not isinstance(name, str) or value is None:
         return None
     letters, looks = _read_name(name)
@@ -248,7 +249,7 @@ def column_flags(row: Mapping, place: str) -> dict[str, list]:
 
 
 def _is_weight(value: object, of_rows: bool) -> bool:
-    """Whether it is a weight but 1, also as the text of a table; `of_rows`: and not only 0."""
+    """Tells a weight other than 1, also as the text of a table; `of_rows`: and not only 0."""
     try:
         number = float(value)
     except (TypeError, ValueError):

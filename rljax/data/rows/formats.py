@@ -323,7 +323,7 @@ def _cell(name: str, cell: str, place: str) -> object:
 
 
 def _is_literal(cell: str) -> bool:
-    """Whether a text is Python's repr of a list or an object, and not prose with brackets."""
+    """Tells Python's repr of a list or an object from prose with brackets."""
     try:
         with warnings.catch_warnings(action="ignore"):  # of escapes that Python does not know
             return isinstance(ast.literal_eval(cell.strip()), (list, dict))

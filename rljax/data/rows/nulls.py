@@ -102,13 +102,13 @@ class Nulls:
     # -- what the rows have --
 
     def _filled(self, path: tuple, name: str) -> bool:
-        """Whether every object at the path has the key, and one of them a value there."""
+        """Returns whether every object at the path has the key, and at least one a value there."""
         objects, keys = self._counts
         there, valued = keys.get((path, name), (0, 0))
         return there == objects.get(path, 0) and valued > 0
 
     def _of_several_tools(self, path: tuple, name: str) -> bool:
-        """Whether every call has the key, whichever tool it calls, and there are several."""
+        """Returns whether calls of several tools are there, and all of them have the key."""
         objects, keys = self._counts
         return keys.get((path, name), (0, 0))[0] == objects.get(path, 0) and len(self._names) > 1
 
@@ -168,7 +168,7 @@ def _has_null(value: object) -> bool:
 
 
 def _is_filled(value: object, named: bool = False) -> bool:
-    """Whether a schema has a null that says nothing: nobody writes one."""
+    """Returns whether a null in the schema says nothing: nobody writes one there."""
     if isinstance(value, list):
         return any(map(_is_filled, value))
     if not isinstance(value, Mapping):
@@ -182,7 +182,7 @@ def _is_filled(value: object, named: bool = False) -> bool:
 
 
 def _takes_null(schema: Mapping) -> bool:
-    """Whether a schema says itself that null is one of its values."""
+    """Returns whether a schema itself says that null is one of its values."""
     kinds = schema.get("type")
     kinds = kinds if isinstance(kinds, (list, tuple)) else [kinds]
     several = [*(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())]

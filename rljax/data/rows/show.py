@@ -82,7 +82,7 @@ def shown_rows(
 
 
 def turn_lines(tokenizer: Tokenizer) -> list[str]:
-    """What ends a turn, what stops decoding, and which variables the chat template is given."""
+    """Lines that name the ends of a turn, the stop tokens and the chat template's variables."""
     text = lambda ids: " ".join(  # noqa: E731
         repr(tokenizer.decode([i], skip_special_tokens=False)) for i in ids
     )
@@ -109,8 +109,10 @@ MOST_TOKENS_SHOWN = 2_000  # of a row in a page
 
 
 def lengths_of(data: Data) -> dict[str, list[int]]:
-    """What is measured -> its percentiles 50, 90, 99 and 100 in tokens, over the rows that are not
-    drawn from a stream; of many over MOST_MEASURED of them, evenly spaced."""
+    """Returns {name: percentiles 50, 90, 99 and 100 in tokens} of the rows' lengths.
+
+    Rows that are drawn from a stream are left out; of many rows, MOST_MEASURED, evenly spaced,
+    are measured."""
     found: dict[str, list[int]] = {}
 
     def add(name, value):
@@ -138,8 +140,8 @@ def _some(items: Sequence) -> Sequence:
 
 
 def data_page(data: Data, tokenizer: Tokenizer, *, rows: int = 3, seed: int = 0) -> dict:
-    """What a page about a run's data shows, as JSON: `notes`, `counts`, `lengths`, and `rows` with
-    a title, fields and pieces [text, whether it is learned]."""
+    """Returns what a page about a run's data shows, as JSON: `notes`, `counts`, `lengths`, and
+    `rows` with a title, fields and pieces [text, whether it is learned]."""
     shown, counts = shown_rows(data, rows=rows, seed=seed)
     return {
         "notes": [*turn_lines(tokenizer), *data.notes],

@@ -105,7 +105,7 @@ def check_prompt(
 
 
 def _beginning(messages: object) -> dict[str, bool]:
-    """How a turn of the assistant begins behind the messages: anew, or where the last one ends."""
+    """Returns the render arguments that begin the assistant's turn: a new one, or the last one."""
     last = messages[-1] if isinstance(messages, (list, tuple)) and messages else None
     if isinstance(last, Mapping) and last.get("role") == "assistant":
         return dict(add_generation_prompt=False, continue_final_message=True)
@@ -254,8 +254,8 @@ def learned_turns(messages: Sequence[Mapping]) -> list[int]:
 def answered_turns(
     tokenizer, messages: Sequence[Mapping], first: int, options: Mapping
 ) -> tuple[list[int], list[int]]:
-    """Of the `learned_turns` from message `first` on, those that answer something, and those that
-    do not: a greeting before the first question, to which no prompt can be rendered."""
+    """Splits the `learned_turns` from message `first` on: those that answer a message, and those
+    that do not, as a greeting before the first question, for which no prompt can be rendered."""
     asked, unasked = [], []
     for k in learned_turns(messages):
         if k >= first:
@@ -414,8 +414,8 @@ def _with_end(tokenizer, messages, k, options, through: str, written: str) -> tu
 
 
 def _behind_supplied(tokenizer, messages, options, before: str, through: str) -> str:
-    """What the policy writes where the generation prompt supplies what the template leaves out of a
-    finished turn: <think>, or an empty reasoning.
+    """Returns what the policy writes where the generation prompt supplies what the template leaves
+    out of a finished turn: <think>, or an empty reasoning.
 
     The turn is then its reasoning, the end of it, and what the template writes of the rest.
     """
@@ -451,7 +451,7 @@ def _behind_supplied(tokenizer, messages, options, before: str, through: str) ->
 
 
 def _behind_other_history(tokenizer, messages, options, before, through, shown) -> str | None:
-    """What the template writes of the last turn behind the generation prompt, where it renders the
+    """Returns the last turn's text behind the generation prompt, where the template renders the
     history otherwise once the turn is there (gpt-oss drops the reasoning of calls); None where the
     turn does not begin with the generation prompt."""
     history = tokenizer.render_chat(messages[:-1], add_generation_prompt=False, **options)

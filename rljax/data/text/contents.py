@@ -1,4 +1,4 @@
-"""What a row says against what the chat template makes of it.
+"""Comparison of a row's messages with what the chat template makes of them.
 
 A template may leave out a role that it does not know, reasoning, calls or tools, and says nothing.
 Here the rendered text is compared with the messages, for every kind of data and for the server.
@@ -154,7 +154,7 @@ def _texts(function: Mapping) -> list[str]:
 
 
 def _within(piece: str, squeezed: str) -> bool:
-    """Whether a text stands in another one that was squeezed."""
+    """Returns whether a text stands in another one, which is squeezed already."""
     small = _squeezed(piece)
     if not small or small in squeezed:
         return True

@@ -1,4 +1,4 @@
-"""What ends a turn of the assistant, read off the chat template.
+"""Tokens that end a turn of the assistant, read off the chat template.
 
 The token that the template writes behind an answer, or behind a call of a tool, joins the
 tokenizer's stop set, so that what supervised training learns last is what decoding stops at. Where
@@ -99,8 +99,8 @@ def _call_end(render, added_in, next_role: bool, special_ids) -> EndOfTurn | Non
 
 
 def _after(render, messages: Sequence[dict], prompt: bool) -> str | None:
-    """What the template writes behind the answer; None where it refuses the messages, also behind a
-    system message, which some ask for."""
+    """Returns what the template writes behind the answer; None where it refuses the messages, also
+    behind a system message, which some ask for."""
     for system in ([], [_SYSTEM]):
         try:
             _, answer, after = render([*system, *messages], prompt).partition(_ANSWER)

@@ -159,8 +159,8 @@ class ChatTemplate:
 
     @functools.cached_property
     def _texts(self) -> bool:
-        """Whether the template writes contents that are texts: some of models with images read
-        lists of parts alone, and write nothing of a text, or fail on it."""
+        """Returns whether the template writes contents that are texts: some of models with images
+        read only lists of parts, and write nothing of a text, or fail on it."""
         asked = [{"role": "user", "content": _ASKED}, {"role": "assistant", "content": _ASKED}]
         context = _seen({}, False, None, None, None)
         written = []

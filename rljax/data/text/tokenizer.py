@@ -146,7 +146,7 @@ class Tokenizer(abc.ABC):
         return self.encode(text)
 
     def reads_key(self, name: str) -> bool:
-        """Whether the chat template may read a key of a message: it has the name somewhere."""
+        """Returns whether the chat template may read a key of a message: its text has the name."""
         return False
 
     @abc.abstractmethod

@@ -1,5 +1,5 @@
-"""What a format of tool calls is, and how one call is read: JSON with bounds, and what is wrong
-with it in words that the policy can use.
+"""The format of tool calls, and the reading of one call: JSON with bounds, and errors in words
+that the policy can use.
 
 No function here raises for what a policy wrote, and each costs time linear in the text: the 129th
 call, good or bad, ends the reading.
@@ -56,7 +56,7 @@ class Parsed:
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """How a family of models writes tool calls; "" is the name of the one without calls.
+    """Form in which a family of models writes tool calls; "" names the one without calls.
 
     `markers` are special tokens that `parse` has to see, `ends` tokens that end a turn beside the
     tokenizer's own, `stop_strings` texts that end one. What comes before the first of `starts` is
@@ -263,11 +263,11 @@ class CallReader:
     # -- what is only shown
 
     def alone(self, start: int) -> bool:
-        """Whether nothing of a sentence stands before a place in its line."""
+        """Returns whether nothing of a sentence stands before a place in its line."""
         return _beside(self.text[max(0, start - _LINE) : start].rstrip(" \t")[-1:])
 
     def ends_line(self, end: int) -> bool:
-        """Whether nothing of a sentence stands behind a place in its line."""
+        """Returns whether nothing of a sentence stands behind a place in its line."""
         return _beside(self.text[end : end + _LINE].lstrip(" \t")[:1])
 
     def _in_a_sentence(self, start: int, end: int) -> bool:
@@ -287,7 +287,7 @@ class CallReader:
 
 
 def _beside(character: str) -> bool:
-    """Whether a character beside a call belongs to no sentence: the end of a line, or a mark."""
+    """Returns whether a character beside a call is of no sentence: a line's end, or a mark."""
     return not character or character in "\n<>[]{}|;"
 
 
@@ -299,7 +299,7 @@ def _rstripped(text: str, end: int) -> int:
 
 
 def _code_of(text: str, start: int) -> tuple[list[int], list[int]]:
-    """Where code begins and ends from `start` on: blocks between fences, and what stands in
+    """Returns (begin, end) of the code from `start` on: fenced blocks, and what stands in
     backticks. A text that is nothing but code is no example of anything: it has none."""
     begins, ends, fence, begin = [], [], "", 0
     if text.find("`", start) < 0 and text.find("~~~", start) < 0:
@@ -352,7 +352,7 @@ def call_of_object(value: object) -> Call | str:
 
 
 def like_object(text: str, at: int) -> bool:
-    """Whether something begins at `at` that is meant to be JSON."""
+    """Returns whether something that is meant to be JSON begins at `at`."""
     return bool(_OBJECT.match(text, at))
 
 

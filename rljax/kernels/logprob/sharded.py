@@ -222,9 +222,11 @@ def _describe(split: _Split, impl, hidden, head, targets, scale, options) -> Sta
 
 
 def _used(split: _Split, vocab: int) -> int:
-    """How many of a device's `vocab` entries are in the vocabulary on every device. What is not is
-    at the end of the head, so it is the last devices that have some; the kernels run on the others'
-    part, and the few entries behind it are masked."""
+    """Counts the entries, of a device's `vocab`, that are in the vocabulary on every device.
+
+    The others are at the end of the head, so only the last devices have some; the kernels run on
+    what all devices have, and the few entries behind it are masked.
+    """
     return max(vocab - split.unused, 0)
 
 

@@ -150,8 +150,8 @@ def find_tensors(folder: Path) -> dict[str, Place]:
 
 
 def has_own_head(folder: Path, config: ModelConfig) -> bool:
-    """Whether the weights of a folder whose config ties the head to the embedding hold another
-    head, as a merged adapter or a resized vocabulary leaves it; False where no weights are here.
+    """Returns whether the weights of a folder whose config ties the head to the embedding hold
+    another head, as a merged adapter or a resized vocabulary leaves it; False without weights.
 
     The file wins then, as in transformers 5: both matrices are read. Files of two dtypes hold the
     same matrix where they agree in the narrower one.
@@ -174,7 +174,7 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=64)  # a run asks for the config of a folder more than once
 def _differ(head: tuple[Place, tuple], embedding: tuple[Place, tuple]) -> bool:
-    """Whether two tensors, with the stamps of their files, are not the same matrix; says so."""
+    """Returns whether two tensors, given with their files' stamps, differ; logs where they do."""
     one, other = head[0], embedding[0]
     if one.entry.shape != other.entry.shape or None in (one.dtype, other.dtype):
         differ = True

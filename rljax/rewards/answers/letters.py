@@ -87,7 +87,7 @@ def labelled_letter(text: str) -> str | None:
 
 
 def is_labelled(text: str) -> bool:
-    """Whether the text begins as a letter and its option do, though it may name several."""
+    """Returns whether the text begins as a letter and its option do, though it may name several."""
     return _LABELLED.match(untyped(text[:2000])) is not None
 
 
@@ -100,14 +100,14 @@ def sole_letter(text: str) -> str | None:
 
 
 def formula_of_letter(text: str) -> bool:
-    r"""Whether the text begins with a letter that a sign makes another thing: `A^T`, `A'`."""
+    r"""Returns whether a formula, not an option's letter, begins the text: `A^T`, `A'`."""
     text = untyped(text[:100])
     match = _LETTER.match(text)
     return match is not None and _marked(text, match.end())
 
 
 def _marked(text: str, end: int) -> bool:
-    """Whether the letter before `end` is part of a formula; in quotes it is none."""
+    """Returns whether the letter before `end` is part of a formula; in quotes it is none."""
     rest = text[end:]
     quoted = any(quote in text[:end] for quote in _APOSTROPHES)
     prime = rest.lstrip(")}]$").startswith(_APOSTROPHES) and not quoted

@@ -62,8 +62,8 @@ class Abstained(Exception):
 
 @functools.lru_cache(maxsize=1024)
 def compares_samples(component: Component) -> bool:
-    """Whether one call is about all samples of a prompt: the reward declares `responses`, and no
-    option binds it, or it has TRL's signature."""
+    """Returns whether one call takes all samples of a prompt: the reward declares `responses`, and
+    no option binds it, or it has TRL's signature."""
     names = inspect.signature(component.function).parameters
     ours = "responses" in names and "responses" not in component.options
     return ours or library_of(component) == "TRL"
@@ -71,8 +71,8 @@ def compares_samples(component: Component) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def is_group_reward(component: Component) -> bool:
-    """Whether it is asked of all samples of a prompt at once: it compares them, or one that it
-    names does."""
+    """Returns whether the reward is called with all samples of a prompt at once: it compares them,
+    or one that it names does."""
     return compares_samples(component) or any(map(is_group_reward, members(component)))
 
 
@@ -306,7 +306,7 @@ def call_reward(
 
 
 def _of_siblings(component: Component, sample: Mapping) -> tuple[float, dict[str, float]]:
-    """What a reward that compares samples says of one of them, whose siblings are known."""
+    """Scores one sample, whose siblings are known, by a reward that compares samples."""
     if "group_scores" in sample:
         scores, place = sample["group_scores"]
         return _value_and_parts(component, scores.of(component)[place])
@@ -327,7 +327,7 @@ def _begin(component: Component) -> None:
 
 
 def _asked(component: Component, arguments: dict) -> object:
-    """What the reward returns; of an async one, once it is done."""
+    """Calls the reward and returns its result; waits for an async one."""
     returned = component(**arguments)
     return asyncio.run(_awaited(returned)) if inspect.isawaitable(returned) else returned
 
@@ -367,7 +367,7 @@ def call_sample(
 
 
 def _of_group(component: Component, group: Mapping, fields: Fields | None = None) -> Sequence:
-    """What a reward that compares samples returns of each of them."""
+    """Returns the value of each sample by a reward that compares samples."""
     count, logged = len(group["responses"]), Logged(len(group["responses"]))
     returned = _asked(component, _chosen(component, group, fields, logged))
     if isinstance(returned, dict | str | bytes) or not hasattr(returned, "__len__"):
@@ -399,7 +399,7 @@ class GroupScores:
         ]  # fmt: skip
 
     def of(self, component: Component) -> Sequence:
-        """What the reward returned of each sample. Raises what it raised."""
+        """Returns the reward's value of each sample. Raises what it raised."""
         if component not in self._of:
             _begin(component)
             try:

@@ -87,7 +87,7 @@ class _NotHanded:
 
 
 class Logged:
-    """What a reward of TRL's logs of its samples: numbers become parts, log/NAME; texts are printed
+    """Log of a reward of TRL's about its samples: numbers become parts, log/NAME; texts are printed
     for the file of the workers' prints."""
 
     def __init__(self, count: int):
@@ -108,7 +108,7 @@ class Logged:
             parts[f"log/{name}"] = float(value)
 
     def scores(self, returned: Sequence) -> list:
-        """What TRL reads of the returned values, None where one abstains, with what was logged."""
+        """Returns the scores as TRL reads them, None where one abstains, with what was logged."""
         plain = map(_plain, returned)
         abstains = lambda x: x is None or isinstance(x, float) and math.isnan(x)  # noqa: E731
         return [

@@ -17,8 +17,8 @@ from rljax.rewards.pool.calling import Scored
 
 
 def answer_unless_whole(options: dict) -> str:
-    """What a published rule reads: the answer; with its option whole_response, the reasoning, too,
-    as it was published."""
+    """Returns what a published rule reads: the answer; with its option whole_response, as it was
+    published, the reasoning, too."""
     return "response" if options["whole_response"] else "answer"
 
 
