@@ -16,7 +16,9 @@ from rljax.errors import InputError
 
 def main(options: InspectOptions, given: Given) -> None:
     if options.kind and not options.model:
-        raise InputError("--kind is of DATA", fix="name a model: rljax inspect DATA --model=MODEL")
+        raise InputError(
+            "--kind is read with --model alone", fix="rljax inspect DATA --model=MODEL"
+        )
     if not options.model:
         refuse_early(given.config)  # before JAX is imported
     from rich.console import Console

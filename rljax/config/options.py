@@ -309,8 +309,8 @@ class PrepareOptions(Options):
     data_source: str = option("", "Name of the data; default: what the map or source says")
     test_fraction: float = option(0.0, "Share held out; 0 = the source's own test split, if any")
     turns: str = option(
-        "last", "Of conversations in 'messages', which turns of the assistant are asked for: last,"
-        " or each, a prompt with what was said before it and its own text as ground truth",
+        "last", "Turns of the assistant in 'messages' that become prompts: the last, or each, with"
+        " what was said before it as the prompt and its own text as the ground truth",
         choices=("last", "each"),
     )  # fmt: skip
     tokenizer: str = option("", "Folder, to drop prompts over --max_prompt_tokens")
@@ -322,11 +322,11 @@ class InspectOptions(TrustOptions):
     """rljax inspect."""
 
     model: str = option(
-        "", "Whose tokenizer reads DATA, the argument, which is then a file of rows or a data set"
-        " and no config: a folder or a name of the hub",
+        "", "Model, a folder or a name of the hub, whose tokenizer reads DATA: the argument is then"
+        " a file of rows or a data set, and no config",
     )  # fmt: skip
     kind: str = option(
-        "", "What the rows of DATA are; by default what their columns say",
+        "", "Kind of the rows of DATA; by default the one that their columns say",
         choices=("", "rollouts", "examples", "pairs", "safety", "unpaired", "stepwise",
                  "trajectories"),
     )  # fmt: skip

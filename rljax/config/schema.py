@@ -62,12 +62,12 @@ class DataConfig(Settings):
     stream: bool = False  # rows of files are read as they are drawn, not all at once
     max_prompt_tokens: int = 512  # longer ones: data.overlong
     overlong: str = "drop"  # prompts over the limit: drop | error | left | right
-    # Of a conversation with several turns of the assistant, what makes a supervised example: auto =
-    # all turns in one, or where the chat template rewrites earlier turns one example of each;
-    # each = one example of each turn, as the policy is asked for it; last = of the last turn.
+    # Supervised examples of a conversation with several turns of the assistant: auto = one with all
+    # turns, or, where the chat template rewrites earlier turns, one for each turn; each = one for
+    # each turn, as the policy is asked for it; last = one, for the last turn.
     turns: str = "auto"
-    # Of the chat template, NAME=VALUE: "enable_thinking=false". They hold in every rendering of the
-    # run; those of a row (chat_template_kwargs) go before them.
+    # Variables of the chat template, NAME=VALUE, as "enable_thinking=false", in every rendering of
+    # the run; a row's own (chat_template_kwargs) override them.
     template_variables: tuple[str, ...] = ()
     # An image of more is scaled down, so that it takes fewer tokens; 0 = as the model's
     # preprocessor_config.json says.
