@@ -41,7 +41,7 @@ def make_worker(policy: SavedPolicy, options: ServeOptions) -> Worker:
     context = policy.model.config.max_tokens
     if options.tokens > context:
         rule = f"the model's context is {context} tokens"
-        raise InputError("--tokens", value=options.tokens, rule=rule)
+        raise InputError("--tokens", value=options.tokens, rule=rule, fix=f"--tokens={context}")
     decoding = decoding_of(policy.config, policy.tokenizer)
     decoding = dataclasses.replace(
         decoding, dtype=options.dtype or decoding.dtype, layout=parsed(options.layout),
