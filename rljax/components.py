@@ -8,6 +8,7 @@ Nothing is registered. This file imports no model code.
 """
 
 import ast
+import dataclasses
 import difflib
 import functools
 import importlib
@@ -26,9 +27,32 @@ from rljax.errors import InputError
 
 _OF_A_FILE = re.compile(r"\s*([^()'\"]+\.py):(.*)", re.DOTALL)
 
+# -- annotations of options --
 
-@functools.cache
-def _parse(text: str) -> tuple[str, tuple[tuple[str, object], ...]]:
+
+@dataclasses.dataclass(frozen=True)
+class Home:
+    """The module in which the bare name of a component is looked up."""
+
+    module: str
+
+
+def component_in(home: str) -> typing.Any:
+    """Returns the annotation of an option that names a component of the module `home`."""
+    return typing.Annotated[str, Home(home)]
+
+
+# A text that is only compared, shown or sampled from: whoever wrote it, nothing else happens.
+PlainText = typing.NewType("PlainText", str)
+# True allows what harms the machine: a config that nobody vouches for may not set it.
+Permission = typing.NewType("Permission", bool)
+
+
+# -- texts --
+
+
+@functools.lru_cache(maxsize=4096)
+def parse_component(text: str) -> tuple[str, tuple[tuple[str, object], ...]]:
     """`"a.b(x=1)"` -> ("a.b", (("x", 1),)), `"a/b.py:c"` -> ("a/b.py:c", ()); a bare name means no
     options."""
     fix = (
@@ -126,7 +150,7 @@ def names_of(text: str) -> tuple[list[str], set[str]]:
     """(the functions that a component text names, the names of its options), those in its options'
     texts included; none for a text that is no component."""
     try:
-        name, options = _parse(text.strip())
+        name, options = parse_component(text.strip())
     except InputError:
         return [], set()
     names, keys, left = [name], {key for key, _ in options}, [value for _, value in options]
@@ -233,8 +257,15 @@ def _function_of(module: types.ModuleType, attribute: str, where: str) -> Callab
     return found
 
 
+def plain_kind(kind: object) -> object:
+    """Returns the type that an annotation stands for: str of PlainText and of `component_in`."""
+    kind = getattr(kind, "__supertype__", kind)
+    return typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
+
+
 def _fits(value: object, kind: object) -> bool:
     """Whether a literal is of an annotated type; an annotation that is not a plain type fits."""
+    kind = plain_kind(kind)
     origin = typing.get_origin(kind)
     if origin in (typing.Union, types.UnionType):
         return any(_fits(value, k) for k in typing.get_args(kind))
@@ -255,6 +286,7 @@ def _check_option(component: str, option: str, value: object, kind: object) -> N
     """The signature is the schema: an annotated option takes values of its type only."""
     if _fits(value, kind):
         return
+    kind = plain_kind(kind)
     if typing.get_origin(kind) is typing.Literal:
         rule = f"it is one of {', '.join(map(repr, typing.get_args(kind)))}"
     else:
@@ -270,7 +302,7 @@ class Component:
     def __init__(self, text: str, home: str):
         self.text = text.strip()
         self.home = home
-        self.name, options = _parse(self.text)
+        self.name, options = parse_component(self.text)
         self.options = dict(options)
         self.function = _import(self.name, home)
         try:

@@ -32,6 +32,9 @@ _RESPONSES = ("response", "responses", "completions", "solution_str", "first", "
 class Contract:
     """The declaration of one function, with its options applied. Field names are those of Batch."""
 
+    # A config that nobody vouches for may name it: with options of harmless types it starts no
+    # process, imports nothing, reaches no network and no file (rljax.config.trust).
+    safe: bool = False
     # Batch fields that must be filled before the call, beside tokens, segment_ids, positions and
     # mask. What a function reads only where it is there (batch.weights) does not belong here.
     # Of a function of a response: "response", all of it, or "answer", what follows the reasoning.

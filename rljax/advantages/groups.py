@@ -48,6 +48,7 @@ def _alone(advantages: jax.Array, scores: jax.Array, groups: Groups, singleton: 
 
 
 @contract(
+    safe=True,
     reads=lambda options: (
         ("rewards", "group", "finish_reason")
         if options["exclude_truncated"]
@@ -84,7 +85,7 @@ def group_relative(
     return batches.whiten(advantages, batch.mask) if whiten else advantages
 
 
-@contract(reads=("rewards", "group"), compares_samples=True)
+@contract(safe=True, reads=("rewards", "group"), compares_samples=True)
 def rloo(batch: Batch, *, singleton: Singleton = "zero") -> jax.Array:
     """A_i = r_i - mean of the other rows of the group = (r_i - mean) k / (k - 1): [B, S].
 
@@ -97,7 +98,7 @@ def rloo(batch: Batch, *, singleton: Singleton = "zero") -> jax.Array:
     return on_policy_tokens(_alone(advantages, scores, groups, singleton, "rloo"), batch)
 
 
-@contract(reads=("rewards", "group"), compares_samples=True)
+@contract(safe=True, reads=("rewards", "group"), compares_samples=True)
 def reinforce_plus_plus_baseline(batch: Batch, *, singleton: Singleton = "zero") -> jax.Array:
     """score - mean of its group, on every policy token, whitened over the batch: [B, S].
 
@@ -111,7 +112,7 @@ def reinforce_plus_plus_baseline(batch: Batch, *, singleton: Singleton = "zero")
     return jax.lax.stop_gradient(batches.whiten(centred, batch.mask))
 
 
-@contract(reads=("rewards", "group"), compares_samples=True)
+@contract(safe=True, reads=("rewards", "group"), compares_samples=True)
 def opo(batch: Batch, *, singleton: Singleton = "zero") -> jax.Array:
     """A_i = r_i - sum_j l_j r_j / sum_j l_j over the group, l = policy tokens: [B, S].
 
@@ -129,7 +130,7 @@ def opo(batch: Batch, *, singleton: Singleton = "zero") -> jax.Array:
     return on_policy_tokens(_alone(advantages, scores, groups, singleton, "opo"), batch)
 
 
-@contract(reads=("rewards", "group"), compares_samples=True)
+@contract(safe=True, reads=("rewards", "group"), compares_samples=True)
 def gpg(
     batch: Batch,
     *,
@@ -157,7 +158,7 @@ def gpg(
     return on_policy_tokens(centred * scale.astype(scores.dtype), batch)
 
 
-@contract(reads=("rewards", "group"), compares_samples=True)
+@contract(safe=True, reads=("rewards", "group"), compares_samples=True)
 def best_of_group(batch: Batch, *, std: Std = "none", eps: float = 1e-6) -> jax.Array:
     """A = best - second best score for the best row of each group, 0 for all others: [B, S].
 
@@ -177,7 +178,7 @@ def best_of_group(batch: Batch, *, std: Std = "none", eps: float = 1e-6) -> jax.
     return on_policy_tokens(jnp.where(only, gain, 0.0), batch)
 
 
-@contract(reads=("rewards", "group"), compares_samples=True)
+@contract(safe=True, reads=("rewards", "group"), compares_samples=True)
 def batch_normalised(batch: Batch, *, eps: float = 1e-8, ddof: int = 0) -> jax.Array:
     """A = (score - mean of its group) / (std of that difference over the batch + eps): [B, S].
 
@@ -194,7 +195,7 @@ def batch_normalised(batch: Batch, *, eps: float = 1e-8, ddof: int = 0) -> jax.A
     return on_policy_tokens(scaled, batch)
 
 
-@contract(reads=("reward_parts", "group"), compares_samples=True)
+@contract(safe=True, reads=("reward_parts", "group"), compares_samples=True)
 def gdpo(
     batch: Batch,
     *,

@@ -53,7 +53,7 @@ def _step_sum(x: jax.Array, steps: jax.Array) -> jax.Array:
     return jnp.where(steps > 0, jax.vmap(one_row)(jnp.where(steps > 0, x, 0.0), steps), 0.0)
 
 
-@contract(reads=("process_rewards", "step_ids", "group"), token_rewards=True)
+@contract(safe=True, reads=("process_rewards", "step_ids", "group"), token_rewards=True)
 def group_process(batch: Batch, *, std: Std = "sample", eps: float = 1e-6) -> jax.Array:
     """A_t = sum of (r_j - mean) / (std + eps) over the steps j that end at t or later: [B, S].
 
@@ -80,7 +80,7 @@ def _next_where(x: jax.Array, keep: jax.Array, batch: Batch) -> jax.Array:
     return discounted_sum(jnp.where(keep, x, 0.0), batch, decay)
 
 
-@contract(reads=("rewards", "values", "step_ids"))
+@contract(safe=True, reads=("rewards", "values", "step_ids"))
 def vineppo(batch: Batch) -> jax.Array:
     """A = r_k + V(s_{k+1}) - V(s_k) on the tokens of step k, gamma = lambda = 1: [B, S].
 
@@ -104,7 +104,7 @@ def vineppo(batch: Batch) -> jax.Array:
     return jax.lax.stop_gradient(advantages)
 
 
-@contract(reads=("rewards", "process_rewards", "group"))
+@contract(safe=True, reads=("rewards", "process_rewards", "group"))
 def prime(
     batch: Batch,
     *,
@@ -148,7 +148,10 @@ def prime(
 
 
 @contract(
-    reads=("rewards", "group", "step_ids", "state_ids"), compares_samples=True, token_rewards=True
+    safe=True,
+    reads=("rewards", "group", "step_ids", "state_ids"),
+    compares_samples=True,
+    token_rewards=True,
 )
 def gigpo(
     batch: Batch,
@@ -193,7 +196,9 @@ def _of_group(batch: Batch, keys: jax.Array) -> jax.Array:
     return dense_ids(keys.ravel(), group.ravel())
 
 
-@contract(reads=("rewards", "group", "step_ids"), compares_samples=True, token_rewards=True)
+@contract(
+    safe=True, reads=("rewards", "group", "step_ids"), compares_samples=True, token_rewards=True
+)
 def turn_leave_one_out(
     batch: Batch, *, gamma: float = 1.0, singleton: Singleton = "zero"
 ) -> jax.Array:
@@ -232,7 +237,9 @@ def turn_leave_one_out(
     return jax.lax.stop_gradient(_step_sum(advantages, steps))
 
 
-@contract(reads=("rewards", "group", "step_ids"), compares_samples=True, token_rewards=True)
+@contract(
+    safe=True, reads=("rewards", "group", "step_ids"), compares_samples=True, token_rewards=True
+)
 def turn_group(
     batch: Batch,
     *,

@@ -28,7 +28,7 @@ from rljax.errors import InputError
 QUANTILES = (25, 50, 75, 95, 99)
 
 
-@contract(reads=("old_logprobs", "sampler_logprobs"), fills=("weights",))
+@contract(safe=True, reads=("old_logprobs", "sampler_logprobs"), fills=("weights",))
 def rollout_correction(
     batch: Batch,
     *,

@@ -30,7 +30,10 @@ def _rollout(options: dict) -> str:
 
 
 @contract(
-    reads=("rewards", "scores", "group", "reward_parts", "task"), rollout=_rollout, one_version=True
+    safe=True,
+    reads=("rewards", "scores", "group", "reward_parts", "task"),
+    rollout=_rollout,
+    one_version=True,
 )
 @program
 def cgpo(

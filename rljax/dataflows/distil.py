@@ -6,7 +6,7 @@ from rljax.learn.metrics import sample_metrics
 from rljax.roles import program
 
 
-@contract(data="examples")
+@contract(safe=True, data="examples")
 @program
 def distil(batch, key, cfg, *, actor, teacher, beta: float = 0.5, temperature: float = 1.0):
     """The mask is 1 on the tokens at which both are compared. beta 0 is KL(teacher || student), 1
@@ -19,7 +19,7 @@ def distil(batch, key, cfg, *, actor, teacher, beta: float = 0.5, temperature: f
     return {"actor": actor}, {**metrics, **sampled}
 
 
-@contract(data="samples")
+@contract(safe=True, data="samples")
 @program
 def on_policy_distil(
     batch, key, cfg, *, actor, teacher, beta: float = 1.0, temperature: float = 1.0

@@ -13,7 +13,7 @@ from rljax.losses.q_function import dqo_policy, dqo_value, dro_policy, dro_value
 from rljax.roles import program
 
 
-@contract(data="trajectories", token_rewards=True)
+@contract(safe=True, data="trajectories", token_rewards=True)
 @program
 def dqo(
     batch, key, cfg, *, actor, critic, reference=None,
@@ -43,7 +43,7 @@ def dqo(
     return _both(batch, cfg, *losses, actor=actor, critic=critic, reference=reference)
 
 
-@contract(data="trajectories")
+@contract(safe=True, data="trajectories")
 @program
 def dro(batch, key, cfg, *, actor, critic, reference=None, tau: float):
     """r = V(prompt) + tau log pi / ref by least squares; tau is the strength of the KL. One value

@@ -16,7 +16,7 @@ def _reads(options: dict) -> tuple[str, ...]:
     return ("rewards", "scores", "group", *visits)
 
 
-@contract(reads=_reads, fills=("values",))
+@contract(safe=True, reads=_reads, fills=("values",))
 @program
 def expert_iteration(
     batch,

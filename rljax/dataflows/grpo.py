@@ -16,7 +16,7 @@ from rljax.dataflows.stages import (
 from rljax.roles import program
 
 
-@contract(reads=("rewards", "scores", "group"))
+@contract(safe=True, reads=("rewards", "scores", "group"))
 @program
 def grpo(batch, key, cfg, *, actor, reference=None, kl_controller=None):
     batch, load = with_logprobs(batch, cfg, actor=actor, reference=reference)

@@ -11,7 +11,7 @@ from rljax.losses.preference.unpaired import mismatched_kl, running_mean
 from rljax.roles import program
 
 
-@contract(data="unpaired", rows=2)
+@contract(safe=True, data="unpaired", rows=2)
 @program
 def kto(batch, key, cfg, *, actor, reference):
     """Rows 2i are completions, scores above 0 for good ones; rows 2i + 1 are the same prompts with
@@ -29,7 +29,7 @@ def kto(batch, key, cfg, *, actor, reference):
     return {"actor": actor}, metrics
 
 
-@contract(data="unpaired", rows=2)
+@contract(safe=True, data="unpaired", rows=2)
 @program
 def bco(batch, key, cfg, *, actor, reference, baseline):
     """The rows of `kto`; algorithm.preference_loss is bco. `baseline` keeps the running mean of the

@@ -25,7 +25,7 @@ from rljax.shaping.pairs import choose_pairs, win_probabilities
 from rljax.shaping.scores import apply_shaping
 
 
-@contract(reads=("rewards", "scores", "group"), rows=2, compares_samples=True)
+@contract(safe=True, reads=("rewards", "scores", "group"), rows=2, compares_samples=True)
 @program(donates=("reference",))
 def online_dpo(
     batch, key, cfg, *, actor, reference,
@@ -42,7 +42,7 @@ def online_dpo(
     return new, {**learned, **chosen}
 
 
-@contract(reads=("rewards", "scores", "group"), rows=2, compares_samples=True)
+@contract(safe=True, reads=("rewards", "scores", "group"), rows=2, compares_samples=True)
 @program(donates=("reference",))
 def sppo(
     batch, key, cfg, *, actor, reference,
@@ -59,7 +59,9 @@ def sppo(
     return new, {**learned, **chosen}
 
 
-@contract(reads=("rewards", "scores", "group", "policy_version"), rows=2, rollout="against()")
+@contract(
+    safe=True, reads=("rewards", "scores", "group", "policy_version"), rows=2, rollout="against()"
+)
 @program
 def xpo(batch, key, cfg, *, actor, reference):
     """A sample of the policy and one of the reference: the better one is chosen, and
@@ -71,6 +73,7 @@ def xpo(batch, key, cfg, *, actor, reference):
 
 
 @contract(
+    safe=True,
     reads=("rewards", "scores", "group", "policy_version"),
     rollout=lambda options: f"against(opponent='mixture', mixture={options['mixture']!r})",
 )

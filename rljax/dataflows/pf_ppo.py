@@ -13,7 +13,7 @@ from rljax.roles import program
 from rljax.shaping.resampling import group_rank_weights, resample, score_weights
 
 
-@contract(reads=("rewards", "scores", "group"), fills=("values",))
+@contract(safe=True, reads=("rewards", "scores", "group"), fills=("values",))
 @program
 def pf_ppo(
     batch, key, cfg, *, actor, critic, reference=None, kl_controller=None,

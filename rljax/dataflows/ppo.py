@@ -6,7 +6,7 @@ from rljax.dataflows.stages import estimate, updated, with_logprobs
 from rljax.roles import program
 
 
-@contract(reads=("rewards", "scores", "group"), fills=("values",))
+@contract(safe=True, reads=("rewards", "scores", "group"), fills=("values",))
 @program
 def ppo(batch, key, cfg, *, actor, critic, reference=None, kl_controller=None, pretraining=None):
     batch, load = with_logprobs(batch, cfg, actor=actor, reference=reference, critic=critic)

@@ -5,7 +5,7 @@ from rljax.contracts import contract, spec
 from rljax.roles import program
 
 
-@contract(data="pairs", rows=2)
+@contract(safe=True, data="pairs", rows=2)
 @program
 def preference(batch, key, cfg, *, actor, reference=None):
     """2 rows per pair (chosen, rejected), or 3 with a reference completion before them. The

@@ -16,7 +16,9 @@ from rljax.losses.implicit_reward import group_accuracy, implicit_reward_classif
 from rljax.roles import program
 
 
-@contract(reads=("rewards", "scores", "group"), fills=("process_rewards",), one_version=True)
+@contract(
+    safe=True, reads=("rewards", "scores", "group"), fills=("process_rewards",), one_version=True
+)
 @program
 def prime(
     batch, key, cfg, *, actor, implicit, reference, kl_controller=None,

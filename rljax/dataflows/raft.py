@@ -13,7 +13,7 @@ from rljax.roles import program
 from rljax.shaping.scores import apply_shaping
 
 
-@contract(reads=("rewards", "scores", "group"), compares_samples=True)
+@contract(safe=True, reads=("rewards", "scores", "group"), compares_samples=True)
 @program
 def raft(
     batch, key, cfg, *, actor, reference=None,

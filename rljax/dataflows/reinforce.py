@@ -12,7 +12,7 @@ from rljax.dataflows.grpo import grpo
 from rljax.roles import program
 
 
-@contract(reads=("rewards", "scores", "group"), fills=("values",))
+@contract(safe=True, reads=("rewards", "scores", "group"), fills=("values",))
 @program
 def reinforce(
     batch, key, cfg, *, actor, baseline, reference=None, kl_controller=None, decay: float = 0.9

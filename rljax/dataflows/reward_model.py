@@ -8,14 +8,14 @@ from rljax.contracts import contract
 from rljax.roles import program
 
 
-@contract(data="pairs", rows=2)
+@contract(safe=True, data="pairs", rows=2)
 @program
 def reward_model(batch, key, cfg, *, reward_model):
     """2 rows per pair; algorithm.reward_loss says how scores are compared."""
     return trained(batch, cfg, reward_model)
 
 
-@contract(data="safety", rows=2)
+@contract(safe=True, data="safety", rows=2)
 @program
 def cost_model(batch, key, cfg, *, reward_model):
     """2 rows per pair, the safer one first, costs +1 (unsafe) or -1 (safe), for
@@ -23,7 +23,7 @@ def cost_model(batch, key, cfg, *, reward_model):
     return trained(batch, cfg, reward_model)
 
 
-@contract(data="stepwise")
+@contract(safe=True, data="stepwise")
 @program
 def process_reward_model(batch, key, cfg, *, reward_model):
     """Mask 1 at the end of each step and process_rewards its label; algorithm.reward_loss is one of

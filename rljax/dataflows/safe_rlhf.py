@@ -6,7 +6,7 @@ from rljax.dataflows.stages import estimate, of_costs, updated, with_lagrangian,
 from rljax.roles import program
 
 
-@contract(reads=("rewards", "scores", "group", "costs"), fills=("values", "cost_values"))
+@contract(safe=True, reads=("rewards", "scores", "group", "costs"), fills=("values", "cost_values"))
 @program
 def safe_rlhf(
     batch, key, cfg, *, actor, critic, cost_critic, multiplier, reference=None, kl_controller=None,

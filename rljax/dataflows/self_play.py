@@ -11,7 +11,7 @@ from rljax.errors import InputError
 from rljax.roles import program
 
 
-@contract(reads=("rewards", "scores", "group"), fills=("values",))
+@contract(safe=True, reads=("rewards", "scores", "group"), fills=("values",))
 @program
 def self_play(
     batch, key, cfg, *, actor, seat_baseline, reference=None, kl_controller=None,

@@ -9,7 +9,7 @@ from rljax.losses.policy import dynamic_fine_tuning, negative_log_likelihood
 from rljax.roles import program
 
 
-@contract(data="examples")
+@contract(safe=True, data="examples")
 @program
 def sft(batch, key, cfg, *, actor, dynamic: bool = False):
     """The mask is 1 on the target tokens. `dynamic`: tokens that the policy finds impossible do not

@@ -10,7 +10,7 @@ from rljax.dataflows.stages import estimate, with_logprobs
 from rljax.roles import program
 
 
-@contract(reads=("rewards", "scores", "group"), fills=("values",))
+@contract(safe=True, reads=("rewards", "scores", "group"), fills=("values",))
 @program
 def vapo(
     batch, key, cfg, *, actor, critic, reference=None, kl_controller=None,

@@ -24,6 +24,7 @@ _HELP_KUHN = (
 )
 
 
+@contract(safe=True)
 def guess_number(secret, *, high: int = 16, turns: int = 4, price: float = 0.05):
     """A number from 1 to `high`, found by halving. 1 - price x (guesses before the right one); 0
     after `turns` wrong ones."""
@@ -46,7 +47,7 @@ def _check_style(game: str, style: str) -> None:
 # -- tic-tac-toe
 
 
-@contract(seats=lambda options: MARKS if options["opponent"] == "self" else ("",))
+@contract(safe=True, seats=lambda options: MARKS if options["opponent"] == "self" else ("",))
 def tic_tac_toe(
     seed,
     sample_seed,
@@ -101,7 +102,7 @@ def _position(board: list[str], mark: str, style: str) -> str:
 # -- Kuhn poker
 
 
-@contract(seats=PLAYERS)
+@contract(safe=True, seats=PLAYERS)
 def kuhn_poker(deal, *, style: Literal["words", "short"] = "words"):
     """Poker with three cards and two moves, p (pass) and b (bet), against oneself: each seat gets
     the chips that it wins, -2 to 2. A move that is none loses 2. `deal`: "KQ", the king is the

@@ -4,6 +4,7 @@ import functools
 import string
 from typing import Literal
 
+from rljax.contracts import contract
 from rljax.environments.contract import Turn
 from rljax.errors import InputError
 from rljax.reasoning import answer_of
@@ -11,6 +12,7 @@ from rljax.rewards.unit_tests.code_forms import Tests, extract_program, read_tes
 from rljax.rewards.unit_tests.code_run import run_tests
 
 
+@contract(safe=True)
 def repair(
     prompt,
     ground_truth,

@@ -48,6 +48,7 @@ _LONGEST_ERROR = 500  # characters
 
 
 @contract(
+    safe=True,
     repeatable=lambda options: all(spec(_component(f)).repeatable for f in options["functions"]),
     on_limit=None,
 )

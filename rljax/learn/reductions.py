@@ -23,32 +23,37 @@ def _positive(name: str, max_tokens: int) -> int:
     return max_tokens
 
 
+@contract(safe=True)
 def token_mean(batch: Batch) -> jax.Array:
     """Every policy token weighs 1/N."""
     return batch.mask / jnp.maximum(jnp.sum(batch.mask), 1)
 
 
+@contract(safe=True)
 def seq_mean_token_sum(batch: Batch) -> jax.Array:
     """Every policy token weighs 1/B+."""
     return batch.mask / jnp.maximum(batches.sequence_count(batch), 1)
 
 
+@contract(safe=True)
 def seq_mean_token_mean(batch: Batch) -> jax.Array:
     """Every policy token weighs 1/(B+ n)."""
     return seq_mean_token_sum(batch) / jnp.maximum(batches.sequence_tokens(batch), 1)
 
 
+@contract(safe=True)
 def seq_mean_token_sum_norm(batch: Batch, *, max_tokens: int) -> jax.Array:
     """Every policy token weighs 1/(B+ max_tokens): Dr. GRPO's constant."""
     return seq_mean_token_sum(batch) / _positive("seq_mean_token_sum_norm", max_tokens)
 
 
+@contract(safe=True)
 def token_sum_norm(batch: Batch, *, max_tokens: int) -> jax.Array:
     """Every policy token weighs 1/max_tokens: grows with the batch."""
     return batch.mask / _positive("token_sum_norm", max_tokens)
 
 
-@contract(reads=("group",))
+@contract(safe=True, reads=("group",))
 def prompt_mean(batch: Batch) -> jax.Array:
     """Every policy token weighs 1/(prompts x policy tokens of its group): ScaleRL; unpacked."""
     batch.require("group", by="prompt_mean")
@@ -60,7 +65,7 @@ def prompt_mean(batch: Batch) -> jax.Array:
     return batch.mask / jnp.maximum(group_tokens, 1)[:, None] / jnp.maximum(groups, 1)
 
 
-@contract(reads=("scores",))
+@contract(safe=True, reads=("scores",))
 def positive_token_mean(batch: Batch, *, correct_at: float = 1.0) -> jax.Array:
     """Every policy token of a correct row (score >= correct_at) weighs 1 / their number, others 0
     (VAPO's positive-example loss, ALGORITHMS C2)."""

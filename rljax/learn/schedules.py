@@ -10,20 +10,24 @@ from typing import Literal
 import jax.numpy as jnp
 import optax
 
+from rljax.contracts import contract
 from rljax.errors import InputError
 
 
+@contract(safe=True)
 def constant(lr: float) -> optax.Schedule:
     """lr."""
     return optax.constant_schedule(lr)
 
 
+@contract(safe=True)
 def linear(lr: float, steps: int, *, final: float = 0.0) -> optax.Schedule:
     """From lr to final x lr on a line."""
     _check_final(final)
     return optax.linear_schedule(lr, final * lr, steps)
 
 
+@contract(safe=True)
 def cosine(lr: float, steps: int, *, final: float = 0.0, cycles: float = 0.5) -> optax.Schedule:
     """final x lr + (1 - final) lr (1 + cos(2 pi cycles t)) / 2, t from 0 to 1 (arXiv 1608.03983);
     half a cycle ends at final x lr."""
@@ -39,6 +43,7 @@ def cosine(lr: float, steps: int, *, final: float = 0.0, cycles: float = 0.5) ->
     return at
 
 
+@contract(safe=True)
 def wsd(
     lr: float,
     steps: int,

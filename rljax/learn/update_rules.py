@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.learn.matrices import decay_matrices, is_hidden, per_matrix
 
@@ -37,6 +38,7 @@ def _descent(learning_rate: optax.Schedule, weight_decay: float, *scaling):
     )
 
 
+@contract(safe=True)
 def adamw(
     learning_rate: optax.Schedule,
     weight_decay: float,
@@ -54,6 +56,7 @@ def adamw(
     return _descent(learning_rate, weight_decay, scale)
 
 
+@contract(safe=True)
 def adafactor(
     learning_rate: optax.Schedule,
     weight_decay: float,
@@ -86,6 +89,7 @@ def adafactor(
     return _descent(learning_rate, weight_decay, *scaling)
 
 
+@contract(safe=True)
 def lion(
     learning_rate: optax.Schedule,
     weight_decay: float,
@@ -101,6 +105,7 @@ def lion(
     return _descent(learning_rate, weight_decay, scale)
 
 
+@contract(safe=True)
 def sgd(
     learning_rate: optax.Schedule,
     weight_decay: float,
@@ -114,6 +119,7 @@ def sgd(
     return _descent(learning_rate, weight_decay, *scaling)
 
 
+@contract(safe=True)
 def muon(
     learning_rate: optax.Schedule,
     weight_decay: float,

@@ -21,7 +21,7 @@ from rljax.losses.preference.common import (
 )
 
 
-@contract(reads=lambda options: ("scores",) if options["margin"] else (), rows=2)
+@contract(safe=True, reads=lambda options: ("scores",) if options["margin"] else (), rows=2)
 def bradley_terry(
     scores: jax.Array,
     batch: Batch,
@@ -63,7 +63,7 @@ def bradley_terry(
     }
 
 
-@contract(reads=("costs",), rows=2)
+@contract(safe=True, reads=("costs",), rows=2)
 def cost_preference(scores: jax.Array, batch: Batch):
     """-log sigmoid(C_w - C_l) - log sigmoid(s_w C_w) - log sigmoid(s_l C_l): [N].
 
@@ -98,7 +98,9 @@ def _labels(batch: Batch, *, by: str) -> jax.Array:
     return jax.lax.stop_gradient(jnp.where(batch.mask > 0, batch.process_rewards, 0.0))
 
 
-@contract(reads=("process_rewards",), per_token=True, squash=lambda options: options["squash"])
+@contract(
+    safe=True, reads=("process_rewards",), per_token=True, squash=lambda options: options["squash"]
+)
 def step_regression(scores: jax.Array, batch: Batch, *, squash: Literal["none", "tanh"] = "none"):
     """(squash(s) - label)^2 at each labelled token: [B, S].
 
@@ -121,7 +123,7 @@ def step_regression(scores: jax.Array, batch: Batch, *, squash: Literal["none", 
     }
 
 
-@contract(reads=("process_rewards",), per_token=True, labels=2)
+@contract(safe=True, reads=("process_rewards",), per_token=True, labels=2)
 def step_classification(logits: jax.Array, batch: Batch):
     """-log softmax(z)[label] at each labelled token, label = process_rewards > 0: [B, S].
 

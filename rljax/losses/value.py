@@ -7,7 +7,7 @@ from rljax.batch import Batch
 from rljax.contracts import contract
 
 
-@contract(reads=lambda o: ("returns",) if o["clip"] is None else ("returns", "values"))
+@contract(safe=True, reads=lambda o: ("returns",) if o["clip"] is None else ("returns", "values"))
 def squared_error(values: jax.Array, batch: Batch, *, clip: float | None = 0.5):
     """1/2 max((V - R)^2, (clip(V, V_old +- clip) - R)^2); clip None = plain: [B, S].
 

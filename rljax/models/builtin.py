@@ -1,10 +1,12 @@
 """Models that need no download: `model="decoder(layers=2, embed=128, ...)"`, random weights."""
 
+from rljax.contracts import contract
 from rljax.models.config import ModelConfig, Rope
 from rljax.models.experts import ExpertsConfig
 from rljax.models.families import from_hf_config
 
 
+@contract(safe=True)
 def decoder(
     vocab_size: int,
     *,
@@ -46,6 +48,7 @@ def decoder(
 IMAGE_CHARACTERS = "\u25a3\u25a4\u27e6\u27e7"
 
 
+@contract(safe=True)
 def vision_decoder(
     vocab_size: int,
     *,

@@ -6,6 +6,7 @@ import random
 from typing import Literal
 
 from rljax.components import Component, resolve
+from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.rewards.judges.judging import judge_of
 from rljax.rewards.pool.calling import HOME, RewardText, call_reward, wanted_fields
@@ -30,6 +31,7 @@ def _check_opponents(opponents: int) -> None:
         raise InputError("pairwise opponents", value=opponents, rule="a whole number; 0 = all")
 
 
+@contract(safe=True)
 def diversity(
     responses, prompt=None, ground_truth=None, data_source=None, extra_info=None, num_tokens=None,
     finish_reasons=None, *, n: int = 3, unit: Literal["words", "characters"] = "words",

@@ -73,7 +73,7 @@ def _late_mixture(options: dict, sample: dict) -> dict:
     return {"score": total, **parts}
 
 
-@contract(on_timeout=lambda options: functools.partial(_late_mixture, options))
+@contract(safe=True, on_timeout=lambda options: functools.partial(_late_mixture, options))
 def mixture(
     *,
     rewards: tuple[RewardText, ...],
@@ -140,7 +140,7 @@ def _late_with_cost(options: dict, sample: dict) -> dict | None:
     return {**parts, "score": value, "cost": options["scale"] * cost + options["shift"]}
 
 
-@contract(on_timeout=lambda options: functools.partial(_late_with_cost, options))
+@contract(safe=True, on_timeout=lambda options: functools.partial(_late_with_cost, options))
 def with_cost(
     *, reward: RewardText, cost: RewardText, scale: float = 1.0, shift: float = 0.0, **sample
 ) -> dict:
@@ -163,7 +163,7 @@ def _late_with_judges(options: dict, sample: dict) -> dict | None:
     return {"score": late[0][0], "compliant": 0.0, **failed}
 
 
-@contract(on_timeout=lambda options: functools.partial(_late_with_judges, options))
+@contract(safe=True, on_timeout=lambda options: functools.partial(_late_with_judges, options))
 def with_judges(
     *,
     reward: RewardText,
@@ -207,6 +207,7 @@ def _pass_marks(judges: tuple, pass_at: tuple[float, ...]) -> tuple[float, ...]:
     return marks
 
 
+@contract(safe=True)
 def reward_model(model_score: float) -> float:
     """The score of the reward model of reward.model, as one of the rewards of a mixture."""
     if not math.isfinite(model_score):
@@ -244,7 +245,7 @@ def _late_of_source(options: dict, sample: dict) -> dict | None:
     return None if found is None else found[1]
 
 
-@contract(on_timeout=lambda options: functools.partial(_late_of_source, options))
+@contract(safe=True, on_timeout=lambda options: functools.partial(_late_of_source, options))
 def by_source(
     data_source: str,
     *,

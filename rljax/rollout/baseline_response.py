@@ -26,7 +26,7 @@ from rljax.rollout.rollout import run_rollout
 COLUMN = "baseline_response"  # of the data
 
 
-@contract(fills=("task",))
+@contract(safe=True, fills=("task",))
 def with_baseline_response(
     prompts, key, cfg, *, actor, reference, reward, draw, tokenizer,
     tasks: tuple[str, ...] = (),

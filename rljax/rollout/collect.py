@@ -26,6 +26,7 @@ from rljax.rollout.rollout import Rollout
 from rljax.rollout.scored import sample_scored
 
 
+@contract(safe=True)
 def once(prompts, key, cfg, *, actor, reward):
     """One round of sampling. Every group is used, whether it is live or not."""
     n = cfg.samples_per_prompt
@@ -34,7 +35,9 @@ def once(prompts, key, cfg, *, actor, reward):
 
 
 @contract(
-    needs_groups=True, drops_dead=lambda o: (o["oversample"] * o["max_rounds"], o["if_short"])
+    safe=True,
+    needs_groups=True,
+    drops_dead=lambda o: (o["oversample"] * o["max_rounds"], o["if_short"]),
 )
 def dynamic(
     prompts, key, cfg, *, actor, reward, draw,
@@ -56,7 +59,9 @@ def dynamic(
 
 
 @contract(
-    needs_groups=True, drops_dead=lambda o: (1 + o["refill"] * o["max_rounds"], o["if_short"])
+    safe=True,
+    needs_groups=True,
+    drops_dead=lambda o: (1 + o["refill"] * o["max_rounds"], o["if_short"]),
 )
 def active(
     prompts, key, cfg, *, actor, reward, draw,
@@ -74,7 +79,7 @@ def active(
     )  # fmt: skip
 
 
-@contract(needs_groups=True, drops_dead=lambda o: (o["oversample"], o["if_short"]))
+@contract(safe=True, needs_groups=True, drops_dead=lambda o: (o["oversample"], o["if_short"]))
 def first_live(
     prompts, key, cfg, *, actor, reward, draw,
     oversample: float = 2.0,

@@ -15,6 +15,7 @@ from rljax.shaping.scores import apply_shaping
 
 
 @contract(
+    safe=True,
     fills=("values",),
     drops_dead=lambda o: spec(resolve(o["inner"], NAMESPACES["collect"])).drops_dead,
 )

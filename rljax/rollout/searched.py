@@ -117,14 +117,14 @@ def _metrics(batch: Batch) -> dict[str, float]:
     return {"search/value": mean(values), "search/agreement": mean(own)}
 
 
-@contract(fills=_fills, targets=_targets)
+@contract(safe=True, fills=_fills, targets=_targets)
 def search(prompts, key, cfg, *, actor, reward, method: str = "mcts()"):
     """Samples by tree search (rljax.search.mcts): a text that has not ended is worth the reward of
     a response that the policy samples from there."""
     return _searched(prompts, key, cfg, actor, reward, method, None)
 
 
-@contract(fills=_fills, targets=_targets)
+@contract(safe=True, fills=_fills, targets=_targets)
 def critic_search(prompts, key, cfg, *, actor, critic, reward, method: str = "mcts()"):
     """Samples by tree search: a text that has not ended is worth what the critic says, one that has
     its reward."""
@@ -132,7 +132,7 @@ def critic_search(prompts, key, cfg, *, actor, critic, reward, method: str = "mc
     return _searched(prompts, key, cfg, actor, reward, method, value)
 
 
-@contract(fills=_fills, targets=_targets)
+@contract(safe=True, fills=_fills, targets=_targets)
 def guided_search(prompts, key, cfg, *, actor, guide, reward, method: str = "mcts()"):
     """Samples by tree search: a text that has not ended is worth what the role `guide` says, a
     reward model of a folder (config.roles = ("guide=value_model(folder=...)",))."""

@@ -24,7 +24,7 @@ from rljax.rollout.scored import sample_scored
 from rljax.shaping.scores import apply_shaping
 
 
-@contract(fills=("kept_tokens",))
+@contract(safe=True, fills=("kept_tokens",))
 def special_token(
     prompts, key, cfg, *, actor, critic, reward,
     max_rounds: int = 2,

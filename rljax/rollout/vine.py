@@ -22,7 +22,7 @@ from rljax.shaping.scores import apply_shaping
 from rljax.shaping.steps import line_ids
 
 
-@contract(fills=("step_ids", "values"))
+@contract(safe=True, fills=("step_ids", "values"))
 def vine(
     prompts, key, cfg, *, actor, reward, tokenizer,
     completions: int = 9,

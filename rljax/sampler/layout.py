@@ -19,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rljax.arrays import moved
 from rljax.components import resolve
+from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.mesh import MESH_AXES
 from rljax.models.adapters.quantise import KINDS, quantise
@@ -74,6 +75,7 @@ class Layout:
         return f"mesh({', '.join(f'{k}={v}' for k, v in named.items())})"
 
 
+@contract(safe=True)
 def mesh(*, data: int | None = None, fsdp: int = 1, tensor: int = 1, expert: int = 0) -> Layout:
     """The layout of a config. Without `data` it is what the other sizes leave."""
     if data is None:

@@ -11,11 +11,13 @@ import numpy as np
 
 from rljax.arrays import fetch
 from rljax.batch import FinishReason
+from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.search.evaluators import Forked, padded_paths
 from rljax.search.task import Response, Task
 
 
+@contract(safe=True)
 def best_of_n(task: Task, *, samples: int = 8, temperature: float = 1.0) -> list[Response]:
     """Of `samples` responses that the policy draws at `temperature`, the one that the reward model
     (or the reward) says is best; of equal ones the first."""
@@ -34,6 +36,7 @@ def best_of_n(task: Task, *, samples: int = 8, temperature: float = 1.0) -> list
     return [_response(task, ids) for _, ids in best]
 
 
+@contract(safe=True)
 def beam(
     task: Task, *, beams: int = 4, width: int = 4, length_penalty: float = 1.0
 ) -> list[Response]:
@@ -75,6 +78,7 @@ def beam(
     return [_response(task, texts[row * beams]) for row in rows]
 
 
+@contract(safe=True)
 def lookahead(
     task: Task, *, beams: int = 1, samples: int = 4, step_tokens: int = 32,
     lookahead_tokens: int = 0, temperature: float = 1.0,

@@ -21,7 +21,11 @@ from rljax.search.task import Response, Task
 from rljax.search.tree import NONE, Selected, Tree
 
 
-@contract(targets=lambda o: o["width"], nodes=lambda o: 0 if o["rollouts"] else o["simulations"])
+@contract(
+    safe=True,
+    targets=lambda o: o["width"],
+    nodes=lambda o: 0 if o["rollouts"] else o["simulations"],
+)
 def mcts(
     task: Task,
     *,

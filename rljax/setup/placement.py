@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from rljax.components import Component, resolve
 from rljax.config import NAMESPACES, Config
+from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.mesh import make_mesh
 
@@ -49,6 +50,7 @@ class Group:
         return "+".join(self.roles)
 
 
+@contract(safe=True)
 def group(
     free: list, *, devices: int, data: int = 1, fsdp: int = -1, tensor: int = 1, context: int = 1,
     expert: int = 1,

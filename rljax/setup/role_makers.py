@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from rljax.config import OptimizerConfig, model_fields
+from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.models.huggingface import load_config
 from rljax.models.model import Model
@@ -35,11 +36,13 @@ class Number(Role):
         return dataclasses.replace(self, state=state)
 
 
+@contract(safe=True)
 def number(inputs: RoleInputs, *, initial: float = 0.0, size: int = 0) -> Number:
     """A role that holds one float32 number, or `size` of them."""
     return Number(inputs.number([initial] * size if size else initial), inputs.name)
 
 
+@contract(safe=True)
 def trained_policy(
     inputs: RoleInputs, *, folder: str = "", lr: float = 1e-6, schedule: str = "constant",
     warmup_steps: int = 0, weight_decay: float = 0.0, clip_norm: float = 1.0,
@@ -68,6 +71,7 @@ def trained_policy(
     return Actor(state, model, made, temperature, inputs.setup.decoding, f"{inputs.name}/")
 
 
+@contract(safe=True)
 def trained_values(
     inputs: RoleInputs, *, lr: float = 1e-5, schedule: str = "constant", warmup_steps: int = 0,
     weight_decay: float = 0.0, clip_norm: float = 1.0, optimizer: str = "adamw", folder: str = "",
@@ -84,6 +88,7 @@ def trained_values(
     return Critic(inputs.training(model, body, made), model, made, f"{inputs.name}/")
 
 
+@contract(safe=True)
 def lagrange_multiplier(
     inputs: RoleInputs, *, initial: float = 1.0, lr: float = 0.1, threshold: float = 0.0,
     maximum: float = 5.0, window: int = 128,
@@ -126,6 +131,7 @@ class Guide(Role):
         return Value(self.model, self.state, self.reads, self.line_ids)
 
 
+@contract(safe=True)
 def value_model(inputs: RoleInputs, *, folder: str, reads: Reads = "outcome") -> Guide:
     """What the rollout guided_search asks: the reward model of a folder, read after the last token
     ("outcome"), or a process reward model, read at the ends of lines ("process")."""
@@ -142,6 +148,7 @@ def value_model(inputs: RoleInputs, *, folder: str, reads: Reads = "outcome") ->
     return Guide(params, model, reads, lines)
 
 
+@contract(safe=True)
 def frozen_policy(inputs: RoleInputs, *, folder: str = "") -> Reference:
     """A frozen policy: the one of `folder`, or the policy as the phase begins."""
     if not folder:

@@ -11,7 +11,7 @@ from rljax.batch import Batch, first_of_sequence, truncated
 from rljax.contracts import contract
 
 
-@contract(reads=("finish_reason",))
+@contract(safe=True, reads=("finish_reason",))
 def overlong(batch: Batch):
     """0 for rows that a limit cut off (DAPO's overlong filter, ALGORITHMS H1): of tokens, or of an
     episode's turns or seconds."""
@@ -26,7 +26,7 @@ def _group_extremes(batch: Batch):
     return low, high, jnp.sum(same & first_of_sequence(batch)[None, :], axis=1)
 
 
-@contract(reads=("scores", "group"))
+@contract(safe=True, reads=("scores", "group"))
 def live_groups(batch: Batch):
     """0 for rows of groups whose scores are all equal: no advantage, only a share of the
     denominator (ALGORITHMS H4). By the reward's own score, before shaping; a group of one stays."""
@@ -35,7 +35,7 @@ def live_groups(batch: Batch):
     return ((low != high) | (size == 1)).astype(batch.mask.dtype)
 
 
-@contract(reads=("scores", "group"))
+@contract(safe=True, reads=("scores", "group"))
 def pass_rate(batch: Batch, *, low: float = 0.2, high: float = 0.8, correct_at: float = 1.0):
     """1 for rows of groups whose share of correct rows is in [low, high]: PRIME's prompt filter."""
     batch.require("scores", "group", by="pass_rate")

@@ -10,9 +10,11 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from rljax.contracts import contract
 from rljax.errors import InputError
 
 
+@contract(safe=True)
 def bradley_terry(first: jax.Array, second: jax.Array, *, scale: float = 1.0) -> jax.Array:
     """sigmoid(scale (first - second)): what a reward model trained on pairs says."""
     if not scale > 0:
@@ -20,6 +22,7 @@ def bradley_terry(first: jax.Array, second: jax.Array, *, scale: float = 1.0) ->
     return jax.nn.sigmoid(scale * (first - second))
 
 
+@contract(safe=True)
 def higher_wins(first: jax.Array, second: jax.Array) -> jax.Array:
     """1 where the first score is higher, 1/2 where both are equal, else 0."""
     return 0.5 * (1 + jnp.sign(first - second))

@@ -43,7 +43,7 @@ def _overlong(batch: Batch, name: str, max_tokens: int, cache_tokens: int):
     return left / cache_tokens if cache_tokens else jnp.maximum(left, -1.0)
 
 
-@contract(reads=("rewards",))
+@contract(safe=True, reads=("rewards",))
 def soft_overlong(
     batch: Batch, *, max_tokens: int, cache_tokens: int, penalty: float = 1.0, floor: bool = True
 ):
@@ -54,7 +54,7 @@ def soft_overlong(
     return batches.row_scores(batch) + penalty * (jnp.maximum(over, -1.0) if floor else over)
 
 
-@contract(reads=("rewards", "scores"))
+@contract(safe=True, reads=("rewards", "scores"))
 def length_penalty_when_right(
     batch: Batch, *, max_tokens: int, cache_tokens: int, correct_at: float = 1.0
 ):
@@ -66,19 +66,19 @@ def length_penalty_when_right(
     return batches.row_scores(batch) + jnp.where(right, jnp.maximum(over, -1.0), 0.0)
 
 
-@contract(reads=("rewards",))
+@contract(safe=True, reads=("rewards",))
 def scaled(batch: Batch, *, scale: float = 1.0, shift: float = 0.0):
     """(score + shift) scale: rewards 0 and 1 become -1 and 1 by scale=2, shift=-0.5."""
     return (batches.row_scores(batch) + shift) * scale
 
 
-@contract(reads=("rewards",))
+@contract(safe=True, reads=("rewards",))
 def clipped(batch: Batch, *, low: float, high: float):
     """The score held between low and high."""
     return jnp.clip(batches.row_scores(batch), low, high)
 
 
-@contract(reads=("rewards",))
+@contract(safe=True, reads=("rewards",))
 def normalised(batch: Batch, *, eps: float = 1e-8):
     """(score - mean) / sqrt(variance + eps) over the rows with policy tokens of the batch, an
     episode counted once."""
@@ -95,7 +95,7 @@ def _whitened(x, keep, batch: Batch, eps: float):
     return batches.over_rows(batches.whiten(x, keep.astype(x.dtype), eps=eps), batch)
 
 
-@contract(reads=("reward_parts",))
+@contract(safe=True, reads=("reward_parts",))
 def mixed_parts(batch: Batch, *, weights: tuple[float, ...] = (), eps: float = 1e-8):
     """sum_k w_k (part_k - mean) / sqrt(variance + eps) over the rows with policy tokens.
 

@@ -28,6 +28,7 @@ def code_region(text: str) -> tuple[int, int]:
     return found[-1] if found else (0, len(text))
 
 
+@contract(safe=True)
 def line_ids(
     token_texts: Sequence[Sequence[str]],
     mask: np.ndarray,
@@ -99,7 +100,7 @@ def _scored_ends(batch: Batch, by: str):
     return last, jnp.where(last, jnp.clip(batch.process_rewards, -1.0, 1.0), 0.0)
 
 
-@contract(reads=("rewards", "scores", "process_rewards", "step_ids"))
+@contract(safe=True, reads=("rewards", "scores", "process_rewards", "step_ids"))
 def dense_step_rewards(
     batch: Batch,
     *,

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.tracking.jsonl import encoded, plain
 
@@ -212,6 +213,7 @@ class TrackioTracker:
 # --- what `config.trackers` names ---
 
 
+@contract(safe=True)
 def tensorboard(run_dir: str | os.PathLike, config: Mapping) -> TensorBoardTracker:
     """Writes event files into the folder `tensorboard` of the run."""
     return TensorBoardTracker(run_dir)

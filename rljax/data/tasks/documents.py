@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable
 from typing import Literal
 
+from rljax.contracts import contract
 from rljax.data.tasks.task import TEXT, Problem, Task, check_range, procedural
 from rljax.errors import InputError
 
@@ -66,6 +67,7 @@ _NOISE = (
 )
 
 
+@contract(safe=True)
 def json_extraction(
     *,
     fields: int = 4,

@@ -7,12 +7,14 @@ a move: positions of random play, each with a random move, but for some of guess
 import itertools
 import random
 
+from rljax.contracts import contract
 from rljax.data.tasks.task import Task, check_range
 
 CELLS = "123456789"
 DEALS = tuple("".join(deal) for deal in itertools.permutations("JQK", 2))
 
 
+@contract(safe=True)
 def guess_number(
     *,
     high: int = 16,
@@ -62,6 +64,7 @@ def _guess(rng: random.Random, log: str, high: int, turns: int, halving_share: f
 LINES = ("012", "345", "678", "036", "147", "258", "048", "246")
 
 
+@contract(safe=True)
 def tic_tac_toe(
     *, games: int = 64, tactics_share: float = 0.2, worked_examples: int = 4096, seed: int = 0
 ) -> Task:
@@ -105,6 +108,7 @@ def _thirds(board: list[str], mark: str) -> list[int]:
     ]  # fmt: skip
 
 
+@contract(safe=True)
 def kuhn_poker() -> Task:
     """The six deals of Kuhn poker: `deal` "KQ" gives the first seat the king. Worked examples pass
     and bet equally often wherever somebody moves."""

@@ -9,6 +9,7 @@ import difflib
 import functools
 import hashlib
 
+from rljax.contracts import contract
 from rljax.data.tasks.task import TEXT, Problem, Task, procedural
 from rljax.errors import InputError
 from rljax.rewards.text.gym import is_answer, load_library, packed
@@ -17,6 +18,7 @@ from rljax.rewards.text.gym import is_answer, load_library, packed
 _CHUNK = 256
 
 
+@contract(safe=True)
 def reasoning_gym(
     *,
     name: str,

@@ -7,6 +7,7 @@ import json
 import random
 from typing import Literal
 
+from rljax.contracts import contract
 from rljax.data.tasks.task import TEXT, Problem, Task, check_range, procedural
 from rljax.errors import InputError
 from rljax.rewards.answers.countdown import evaluate
@@ -26,6 +27,7 @@ def _check_style(task: str, style: str) -> None:
         raise InputError(f"{task}(style)", value=style, rule="words or short")
 
 
+@contract(safe=True)
 def countdown(
     *,
     numbers: int = 4,
@@ -111,6 +113,7 @@ def _bracketed(part: tuple[int, str, int], level: int) -> str:
     return f"({part[1]})" if part[2] < level else part[1]
 
 
+@contract(safe=True)
 def arithmetic(
     *,
     terms: int = 2,
@@ -173,6 +176,7 @@ def _chain(rng: random.Random, numbers: list[int], operations: str) -> tuple[int
     return int(evaluate(text)[0]), text
 
 
+@contract(safe=True)
 def sorting(
     *,
     items: int = 5,

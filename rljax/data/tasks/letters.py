@@ -9,6 +9,7 @@ import itertools
 import random
 from typing import Literal
 
+from rljax.contracts import contract
 from rljax.data.tasks.program_task import problems as program_problems
 from rljax.data.tasks.task import Task
 from rljax.errors import InputError
@@ -47,6 +48,7 @@ def _split(
     return Task(alphabet, train, records[:test], examples, held_out)
 
 
+@contract(safe=True)
 def sort_digits(
     *,
     digits: int = 5,
@@ -68,6 +70,7 @@ def sort_digits(
     return _split("sort_digits", "0123456789>", pairs, test, worked_examples)
 
 
+@contract(safe=True)
 def addition(
     *,
     digits: int = 2,
@@ -87,6 +90,7 @@ def addition(
     return _split("addition", "0123456789+=", pairs, test, worked_examples)
 
 
+@contract(safe=True)
 def letter_count(
     *,
     letters: int = 8,
@@ -120,6 +124,7 @@ def letter_count(
     )
 
 
+@contract(safe=True)
 def first_letter(
     *,
     letters: int = 3,
@@ -146,6 +151,7 @@ def first_letter(
     return dataclasses.replace(task, train=named(task.train), test=named(task.test))
 
 
+@contract(safe=True)
 def letter_feedback(*, letters: int = 3, kinds: int = 4, test: int = 16, seed: int = 0) -> Task:
     """The prompts of first_letter with judged answers: rows that serve as pairs, labelled answers,
     trajectories and steps, for dataflows that learn from a file. Every second answer is wrong."""
@@ -170,6 +176,7 @@ def letter_feedback(*, letters: int = 3, kinds: int = 4, test: int = 16, seed: i
     return dataclasses.replace(task, alphabet=task.alphabet + "\n", train=train, test=held_out)
 
 
+@contract(safe=True)
 def running_sum(
     *,
     terms: int = 4,
@@ -200,6 +207,7 @@ def running_sum(
     )
 
 
+@contract(safe=True)
 def program_synthesis(
     *,
     lines: int = 3,
@@ -262,6 +270,7 @@ def program_synthesis(
     )
 
 
+@contract(safe=True)
 def letter_quota(
     *,
     letters: int = 8,

@@ -4,6 +4,7 @@ import random
 
 import numpy as np
 
+from rljax.contracts import contract
 from rljax.data.images.columns import MARK
 from rljax.data.online.stream import Stream
 from rljax.data.tasks.task import Task, check_range
@@ -21,6 +22,7 @@ _LIT = (
 )  # fmt: skip
 
 
+@contract(safe=True)
 def drawn_digits(
     *,
     digits: int = 1,

@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable
 from typing import Literal
 
+from rljax.contracts import contract
 from rljax.data.tasks.task import TEXT, Problem, Task, check_range, procedural
 from rljax.errors import InputError
 
@@ -48,6 +49,7 @@ _REDUCE: tuple[tuple[str, str, Callable[[list[int]], str]], ...] = (
 )  # fmt: skip
 
 
+@contract(safe=True)
 def code_tests(
     *,
     steps: int = 2,

@@ -5,12 +5,14 @@ Nothing is downloaded but by `path="tfds:gsm8k"`.
 
 from collections.abc import Callable, Sequence
 
+from rljax.contracts import contract
 from rljax.data.rows import maps, offline_samples
 from rljax.data.rows.read import read_rows
 from rljax.data.tasks.task import TEXT, Task
 from rljax.errors import InputError
 
 
+@contract(safe=True)
 def gsm8k(*, path: str = "", instruction: str = maps.GSM8K_INSTRUCTION, chat: bool = False) -> Task:
     """GSM8K: rows of {"question", "answer"}, or verl's columns as they are. Reward: gsm8k().
 
@@ -22,6 +24,7 @@ def gsm8k(*, path: str = "", instruction: str = maps.GSM8K_INSTRUCTION, chat: bo
     return _public("gsm8k", path, offline_samples.GSM8K, mapped, solved, chat, "gsm8k()")
 
 
+@contract(safe=True)
 def math(*, path: str = "", instruction: str = maps.MATH_INSTRUCTION, chat: bool = False) -> Task:
     r"""MATH: rows of {"problem", "solution"} with the answer in \boxed{}, or verl's columns as they
     are. Reward: boxed(). `path` as in gsm8k; "" is a sample of 8 rows of our own."""

@@ -4,11 +4,13 @@ import dataclasses
 import random
 
 from rljax.components import resolve
+from rljax.contracts import contract
 from rljax.data.online.stream import Stream
 from rljax.data.tasks.task import Task, check_range
 from rljax.errors import InputError
 
 
+@contract(safe=True)
 def prompt_texts(
     *, of: str, texts: int = 512, prompts_per_text: int = 3, test: int = 64, seed: int = 0
 ) -> Task:

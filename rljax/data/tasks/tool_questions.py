@@ -9,6 +9,7 @@ import dataclasses
 import json
 import random
 
+from rljax.contracts import contract
 from rljax.data.tasks.task import TEXT, Problem, Task, check_range, procedural
 from rljax.errors import InputError
 
@@ -21,6 +22,7 @@ def _check_share(task: str, share: float) -> None:
         raise InputError(f"{task}(call_share)", value=share, rule="0 to 1")
 
 
+@contract(safe=True)
 def products(
     *,
     call_share: float = 0.2,
@@ -47,6 +49,7 @@ def products(
     return _with_calls(task, call, asked, answers, call_share, seed)
 
 
+@contract(safe=True)
 def expressions(
     *,
     call_share: float = 0.2,
@@ -78,6 +81,7 @@ def expressions(
     return _with_calls(task, call, asked, answers, call_share, seed)
 
 
+@contract(safe=True)
 def facts(
     *,
     lines: int = 500,
@@ -141,6 +145,7 @@ def _with_calls(task: Task, call: str, asked, answers, share: float, seed: int) 
     )
 
 
+@contract(safe=True)
 def broken_lines(
     *, tests: int = 4, test: int = 128, worked_examples: int = 256, seed: int = 0
 ) -> Task:

@@ -9,6 +9,7 @@ yours that returns a `Format`. "auto" asks the chat template.
 import os
 
 from rljax.components import resolve
+from rljax.contracts import contract
 from rljax.environments.calls.format import Format, Parsed, assistant_message
 from rljax.environments.calls.json_calls import (
     ARGS,
@@ -45,16 +46,19 @@ __all__ = ["Format", "Parsed", "assistant_message", "parser"]
 HOME = "rljax.environments.calls"
 
 
+@contract(safe=True)
 def none() -> Format:
     """No calls: every text is content."""
     return Format("", lambda text, schemas: Parsed(text))
 
 
+@contract(safe=True)
 def hermes() -> Format:
     """Hermes, Qwen 2.5 and 3: <tool_call>{"name": ..., "arguments": {...}}</tool_call>."""
     return Format("hermes", read_hermes, markers=HERMES, starts=HERMES[:1])
 
 
+@contract(safe=True)
 def qwen3_coder() -> Format:
     """Qwen3-Coder and 3.5: <function=f><parameter=a>value</parameter></function> in the tags of
     hermes; types come from the schemas."""
@@ -62,6 +66,7 @@ def qwen3_coder() -> Format:
     return Format("qwen3_coder", read_qwen3_coder, markers=HERMES, starts=starts)
 
 
+@contract(safe=True)
 def llama3() -> Format:
     """Llama 3.1 to 4: {"name": ..., "parameters": {...}}, maybe behind <|python_tag|>."""
     ends = ("<|eom_id|>", "<|eot_id|>", "<|eom|>", "<|eot|>")
@@ -69,12 +74,14 @@ def llama3() -> Format:
     return Format("llama3", read_llama3, markers=(PYTHON_TAG,), ends=ends, starts=starts)
 
 
+@contract(safe=True)
 def harmony() -> Format:
     """gpt-oss: messages to functions.f on the channel commentary."""
     ends = ("<|call|>", "<|return|>")
     return Format("harmony", read_harmony, markers=HARMONY, ends=ends, channels=True)
 
 
+@contract(safe=True)
 def deepseek_v3() -> Format:
     """DeepSeek V3, R1 and V3.1, with tokens of their own, and the tags of V3.2."""
     markers = (CALLS_BEGIN, CALLS_END, CALL_BEGIN, CALL_END, SEPARATOR, DSML)
@@ -87,12 +94,14 @@ def _deepseek(text, schemas) -> Parsed:
     return (read_dsml if tagged else read_deepseek_v3)(text, schemas)
 
 
+@contract(safe=True)
 def mistral() -> Format:
     """Mistral: [TOOL_CALLS] and a list of objects, or name[ARGS]{...}."""
     markers = (TOOL_CALLS, CALL_ID, ARGS)
     return Format("mistral", read_mistral, markers=markers, starts=markers[:1])
 
 
+@contract(safe=True)
 def gemma() -> Format:
     """Gemma: a block fenced as tool_code, or the tokens of FunctionGemma and Gemma 4."""
     markers = (*(mark for pair in GEMMA_CALLS for mark in pair), QUOTE, ESCAPE)
@@ -100,6 +109,7 @@ def gemma() -> Format:
     return Format("gemma", read_gemma, markers=markers, ends=ends, starts=starts)
 
 
+@contract(safe=True)
 def python(*, tool: str = "python", argument: str = "code") -> Format:
     """The last block fenced as python is a call of `tool`; a turn ends with the fence."""
     return Format(
@@ -110,6 +120,7 @@ def python(*, tool: str = "python", argument: str = "code") -> Format:
     )
 
 
+@contract(safe=True)
 def tag(*, name: str | tuple, argument: str = "") -> Format:
     """<search>...</search> for name='search', for models of a few layers; several names are several
     tools. What stands inside is the `argument`, by default the tool's first parameter. A turn ends

@@ -3,6 +3,8 @@
 import ast
 import operator
 
+from rljax.contracts import contract
+
 _BINARY = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -13,6 +15,7 @@ _MOST = 10.0**15  # beyond which a float is no longer exact in whole numbers
 _LONGEST = 200  # characters
 
 
+@contract(safe=True)
 def calc(expression: str) -> str:
     """Calculates an expression of numbers with + - * / and brackets.
 

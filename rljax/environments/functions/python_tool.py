@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 
+from rljax.contracts import contract
 from rljax.rewards.sandbox.tiers import Limits, run_program, sandbox_tier
 
 _OUTPUT_BYTES = 1 << 16  # of stdout and stderr, each
@@ -55,6 +56,7 @@ def _run(cells):
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
+@contract(safe=True)
 def python(*, session: bool = False, timeout_s: float = 5.0, memory_mb: int = 512) -> Callable:
     """A tool that runs Python in a sandbox and answers with what it prints, and with the value of
     an expression in the last line.

@@ -109,7 +109,7 @@ def _clip_cov(
     return jnp.where(drawn, 0.0, loss), metrics | drift_metrics(difference), eligible
 
 
-@contract(reads=RATIO, whole_step=True)
+@contract(safe=True, reads=RATIO, whole_step=True)
 def clip_cov(
     policy: Policy,
     batch: Batch,
@@ -159,7 +159,7 @@ def _kl_cov(policy, batch, difference, fraction: float, kl_coef: float):
     return loss, metrics | drift_metrics(difference)
 
 
-@contract(reads=RATIO, whole_step=True)
+@contract(safe=True, reads=RATIO, whole_step=True)
 def kl_cov(policy: Policy, batch: Batch, *, fraction: float = 2e-3, kl_coef: float = 1.0):
     """-A r, plus kl_coef |log r| at the k tokens of largest covariance (KL-Cov, arXiv 2505.22617).
 
@@ -181,7 +181,7 @@ def high_entropy(policy: Policy, batch: Batch, fraction: float) -> jax.Array:
     return indicator(jnp.where(n > 0, entropy >= threshold, False), batch)
 
 
-@contract(reads=RATIO, whole_step=True)
+@contract(safe=True, reads=RATIO, whole_step=True)
 def ppo_high_entropy(
     policy: Policy,
     batch: Batch,

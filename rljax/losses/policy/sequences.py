@@ -38,7 +38,7 @@ def _sequence_metrics(ratio, batch: Batch) -> dict:
     return {"sequence_ratio": row_mean(ratio, batch), "sequence_ratio_max": ratio}
 
 
-@contract(reads=ratio_and_near_sequences, reduction="seq_mean_token_mean")
+@contract(safe=True, reads=ratio_and_near_sequences, reduction="seq_mean_token_mean")
 def gspo(
     policy: Policy,
     batch: Batch,
@@ -72,7 +72,7 @@ def gspo(
     return at_tokens(loss, batch), metrics
 
 
-@contract(reads=RATIO, reduction="seq_mean_token_mean")
+@contract(safe=True, reads=RATIO, reduction="seq_mean_token_mean")
 def gspo_token(policy: Policy, batch: Batch, *, clip_low: float = 3e-4, clip_high: float = 4e-4):
     """gspo with s_t = sg(s) pi / sg(pi): same value, but each token's gradient is its own.
 
@@ -116,6 +116,7 @@ def _gmpo(policy, batch, clip_low: float, clip_high: float, keep, tokens, weight
 
 
 @contract(
+    safe=True,
     reads=RATIO,
     applies_weights=True,
     reduction="seq_mean_token_mean",
@@ -158,7 +159,7 @@ def _vespo_weight(log_weight, advantages, k_positive, lam_positive, k_negative, 
     return jnp.exp(lam + k * log_weight - lam * jnp.exp(log_weight))
 
 
-@contract(reads=RATIO, applies_weights=True)
+@contract(safe=True, reads=RATIO, applies_weights=True)
 def vespo(
     policy: Policy,
     batch: Batch,
@@ -198,7 +199,7 @@ def _group_mean(x: jax.Array, batch: Batch) -> jax.Array:
     return same @ (live * x) / jnp.maximum(same @ live, 1)
 
 
-@contract(reads=(*RATIO, "group"), whole_step=True)
+@contract(safe=True, reads=(*RATIO, "group"), whole_step=True)
 def gvpo(policy: Policy, batch: Batch, *, beta: float = 0.1):
     """n / (2 (n - 1)) (A - beta (R - mean R))^2, R = log pi(y) - log pi_old(y), n the group's size.
 
@@ -224,6 +225,7 @@ def gvpo(policy: Policy, batch: Batch, *, beta: float = 0.1):
 
 
 @contract(
+    safe=True,
     reads=lambda options: (
         (*RATIO, "ref_logprobs", "group") if options["log_z"] is None else (*RATIO, "ref_logprobs")
     ),

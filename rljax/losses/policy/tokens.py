@@ -32,13 +32,13 @@ def _accuracy(policy: Policy) -> dict[str, jax.Array]:
     return {} if policy.greedy is None else {"token_accuracy": policy.greedy}
 
 
-@contract(reads_greedy=True)
+@contract(safe=True, reads_greedy=True)
 def negative_log_likelihood(policy: Policy, batch: Batch):
     """-log pi(token): supervised fine-tuning (ALGORITHMS A1). Metrics: token_accuracy."""
     return -policy_logprobs(policy, batch), _accuracy(policy)
 
 
-@contract(reads_greedy=True)
+@contract(safe=True, reads_greedy=True)
 def dynamic_fine_tuning(policy: Policy, batch: Batch):
     """-sg(pi(token)) log pi(token): supervised fine-tuning without the 1/pi in its gradient.
 
@@ -49,13 +49,13 @@ def dynamic_fine_tuning(policy: Policy, batch: Batch):
     return -jax.lax.stop_gradient(jnp.exp(logprobs)) * logprobs, _accuracy(policy)
 
 
-@contract(reads=("advantages",))
+@contract(safe=True, reads=("advantages",))
 def policy_gradient(policy: Policy, batch: Batch):
     """-A log pi: [B, S] (REINFORCE, ALGORITHMS D1)."""
     return -batch_advantages(batch, by="policy_gradient") * policy_logprobs(policy, batch), {}
 
 
-@contract(reads=("advantages",))
+@contract(safe=True, reads=("advantages",))
 def gpg(policy: Policy, batch: Batch):
     """-A log pi, the loss of GPG (arXiv 2504.02546), which differs in its advantage: [B, S]."""
     return -batch_advantages(batch, by="gpg") * policy_logprobs(policy, batch), {}
@@ -84,7 +84,7 @@ def ppo_loss(advantages, difference, ratio, batch, clip_low, clip_high, dual_cli
     return loss, metrics | drift_metrics(difference)
 
 
-@contract(reads=ratio_and_near_sequences)
+@contract(safe=True, reads=ratio_and_near_sequences)
 def ppo_clip(
     policy: Policy,
     batch: Batch,
@@ -113,7 +113,7 @@ def ppo_clip(
     return loss, metrics
 
 
-@contract(reads=(*RATIO, "sampler_logprobs"))
+@contract(safe=True, reads=(*RATIO, "sampler_logprobs"))
 def decoupled_ppo(
     policy: Policy,
     batch: Batch,
@@ -144,7 +144,7 @@ def decoupled_ppo(
     return jnp.minimum(weight, weight_max) * loss, metrics
 
 
-@contract(reads=lambda options: ("advantages", f"{options['behaviour']}_logprobs"))
+@contract(safe=True, reads=lambda options: ("advantages", f"{options['behaviour']}_logprobs"))
 def cispo(
     policy: Policy,
     batch: Batch,
@@ -172,7 +172,7 @@ def cispo(
     return -weight * advantages * policy_logprobs(policy, batch), metrics
 
 
-@contract(reads=RATIO)
+@contract(safe=True, reads=RATIO)
 def sapo(
     policy: Policy,
     batch: Batch,
@@ -212,7 +212,7 @@ def _probabilities(policy: Policy, batch: Batch):
     return jnp.exp(new), jnp.exp(constant(batch.old_logprobs, batch))
 
 
-@contract(reads=RATIO)
+@contract(safe=True, reads=RATIO)
 def dppo_tv(
     policy: Policy,
     batch: Batch,
@@ -234,7 +234,7 @@ def dppo_tv(
     return _truncated_gradient(policy, batch, advantages, difference, ratio_max, leaves)
 
 
-@contract(reads=RATIO)
+@contract(safe=True, reads=RATIO)
 def dppo_kl(
     policy: Policy,
     batch: Batch,
@@ -261,7 +261,7 @@ def dppo_kl(
     return _truncated_gradient(policy, batch, advantages, difference, ratio_max, leaves)
 
 
-@contract(reads=RATIO)
+@contract(safe=True, reads=RATIO)
 def dro(policy: Policy, batch: Batch, *, beta: float = 0.1):
     """-A log pi + beta / 2 (log pi - log pi_old)^2: policy gradient on a quadratic leash.
 

@@ -96,6 +96,7 @@ def _check(losses, weights, label_smoothing: float, *, by: str) -> None:
 
 
 @contract(
+    safe=True,
     reads=lambda options: (
         ("ref_logprobs", "sum_pi_squared") if options["wpo_weighting"] else ("ref_logprobs",)
     ),
@@ -153,7 +154,7 @@ def dpo(
     return total, pair_metrics(rewards, (pair.chosen_logps, pair.rejected_logps))
 
 
-@contract(reads=("ref_logprobs",), rows=2)
+@contract(safe=True, reads=("ref_logprobs",), rows=2)
 def spin(policy: Policy, batch: Batch, *, lam: float = 0.1):
     """-log sigmoid(lam (Delta_real - Delta_generated)): SPIN, arXiv 2401.01335: [N].
 

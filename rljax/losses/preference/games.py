@@ -26,7 +26,7 @@ from rljax.losses.preference.common import (
 )
 
 
-@contract(reads=("ref_logprobs", "scores"), rows=2, scores_of_samples=True)
+@contract(safe=True, reads=("ref_logprobs", "scores"), rows=2, scores_of_samples=True)
 def sppo(policy: Policy, batch: Batch, *, eta: float = 1e3):
     """[(Delta_w - eta (P_w - 1/2))^2 + (Delta_l - eta (P_l - 1/2))^2] / 2: [N].
 
@@ -57,7 +57,7 @@ def soft_mean(
     return (jax.nn.logsumexp(beta * rewards) - jnp.log(rewards.shape[0])) / beta
 
 
-@contract(reads=("old_logprobs", "scores"), scores_of_samples=True)
+@contract(safe=True, reads=("old_logprobs", "scores"), scores_of_samples=True)
 def sppo_online(policy: Policy, batch: Batch, *, eta: float = 1.0):
     """(Delta - eta R)^2, Delta = log pi(y|x) - log pi_old(y|x), R = batch.scores, centred: [B].
 
@@ -72,7 +72,7 @@ def sppo_online(policy: Policy, batch: Batch, *, eta: float = 1.0):
     return (ratios - target) ** 2, {"log_ratio": ratios, "target": target}
 
 
-@contract(reads=("ref_logprobs",), rows=2)
+@contract(safe=True, reads=("ref_logprobs",), rows=2)
 def xpo(
     policy: Policy,
     batch: Batch,
@@ -107,7 +107,7 @@ def xpo(
     return contrast + bonus, metrics | {"dpo_loss": contrast, "exploration": bonus}
 
 
-@contract(reads=("ref_logprobs", "scores"), scores_of_samples=True)
+@contract(safe=True, reads=("ref_logprobs", "scores"), scores_of_samples=True)
 def nash_md(policy: Policy, batch: Batch, *, beta: float = 0.1):
     """beta sum_t sg(log pi - log ref) log pi - (P - 1/2) log pi(y|x): [B].
 

@@ -52,7 +52,7 @@ def _logps(policy: Policy, batch: Batch, loss: str) -> jax.Array:
     return logps / row_tokens(batch) if loss in LENGTH_MEANS else logps
 
 
-@contract(rows=2)
+@contract(safe=True, rows=2)
 def simpo(
     policy: Policy,
     batch: Batch,
@@ -75,7 +75,7 @@ def simpo(
     return loss, pair_metrics(tuple(beta * x for x in rewards), logps)
 
 
-@contract(rows=2, whole_step=True)
+@contract(safe=True, rows=2, whole_step=True)
 def cpo(
     policy: Policy,
     batch: Batch,
@@ -113,7 +113,7 @@ def _log_odds(mean_logps: jax.Array) -> jax.Array:
     return below - jnp.log(-jnp.expm1(below))
 
 
-@contract(rows=2, whole_step=True)
+@contract(safe=True, rows=2, whole_step=True)
 def orpo(policy: Policy, batch: Batch, *, beta: float = 0.1, prompt_nll: bool = True):
     """-beta log sigmoid(log odds(y_w) - log odds(y_l)) + mean of -log pi over the chosen rows: [N].
 
@@ -138,7 +138,7 @@ def orpo(policy: Policy, batch: Batch, *, beta: float = 0.1, prompt_nll: bool = 
     return nll - beta * ratio, metrics
 
 
-@contract(rows=3, whole_step=True)
+@contract(safe=True, rows=3, whole_step=True)
 def tpo(
     policy: Policy,
     batch: Batch,

@@ -52,7 +52,7 @@ def _weighted(rows: Labelled, loss: jax.Array, desirable_weight: float, undesira
     return jnp.where(rows.desirable, desirable_weight, undesirable_weight) * loss
 
 
-@contract(reads=("ref_logprobs", "scores"))
+@contract(safe=True, reads=("ref_logprobs", "scores"))
 def kto(
     policy: Policy,
     batch: Batch,
@@ -76,7 +76,7 @@ def kto(
     return loss, labelled_metrics(rows) | {"kl": kl}
 
 
-@contract(reads=("ref_logprobs", "scores"))
+@contract(safe=True, reads=("ref_logprobs", "scores"))
 def apo_zero_unpaired(
     policy: Policy,
     batch: Batch,
@@ -96,7 +96,7 @@ def apo_zero_unpaired(
     return loss, {name: value for name, value in metrics.items() if name != "kl"}
 
 
-@contract(reads=("ref_logprobs", "scores"))
+@contract(safe=True, reads=("ref_logprobs", "scores"))
 def bco(
     policy: Policy,
     batch: Batch,

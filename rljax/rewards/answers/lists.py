@@ -11,7 +11,7 @@ from rljax.rewards.answers.countdown import answer_text
 MAX_CHARACTERS = 100_000  # of the text that is parsed
 
 
-@contract(reads="answer", on_timeout=0.0)
+@contract(safe=True, reads="answer", on_timeout=0.0)
 def list_match(response: str, ground_truth: str, *, partial: float = 0.0) -> float:
     """1 if the items are those of the ground truth in its order, else partial * agree / longer.
 

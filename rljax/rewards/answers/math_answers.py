@@ -36,7 +36,7 @@ _MAX_TEXT_CHARACTERS = 200
 _OPEN = re.compile(r"\\(?:i{0,2}int|oint|sum|prod|lim|det)(?![a-z])|\\frac\s*\{d\}\s*\{d[a-z]\}")
 
 
-@contract(reads="answer", on_timeout=0.0)
+@contract(safe=True, reads="answer", on_timeout=0.0)
 def math_verify(
     response: str,
     ground_truth: str,

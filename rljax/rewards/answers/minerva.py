@@ -77,7 +77,7 @@ def _braced(text: str) -> str | None:
     return None
 
 
-@contract(reads=answer_unless_whole, on_timeout={"score": -1.0, "acc": 0.0})
+@contract(safe=True, reads=answer_unless_whole, on_timeout={"score": -1.0, "acc": 0.0})
 def dapo(
     response: str,
     ground_truth: str,

@@ -117,7 +117,7 @@ def check_scale(scale: float) -> None:
         raise InputError("scale", value=scale, rule="the highest score: a number above 0")
 
 
-@contract(reads="answer")
+@contract(safe=True, reads="answer")
 def judge(
     response, prompt, ground_truth=None, *, base_url: str = "", model: str = "",
     template: str = JUDGE_TEMPLATE, scale: float = 10.0, reason: bool = False,

@@ -180,7 +180,7 @@ def rubric_parts(rubrics: Sequence[dict], values: Sequence[float], normalise: bo
 # -- rewards and generators -----------------------------------------------------------------------
 
 
-@contract(reads="answer")
+@contract(safe=True, reads="answer")
 def rubric(
     response, prompt, extra_info, *, base_url: str = "", model: str = "",
     template: str = RUBRIC_TEMPLATE, scale: float = 2.0, normalise: bool = True,

@@ -7,9 +7,9 @@ import inspect
 import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NewType, get_args, get_origin
+from typing import Literal, get_args, get_origin
 
-from rljax.components import Component, resolve
+from rljax.components import Component, component_in, resolve
 from rljax.contracts import spec
 from rljax.errors import InputError, place_in, place_of
 from rljax.rewards.pool.foreign import Logged, arguments_of, fields_of, library_of, numbers_of
@@ -46,7 +46,7 @@ _MESSAGE_CHARS = 500
 
 # The annotation of an option that names another reward, or of a tuple of such: what that one wants
 # is handed on, so the reward takes it as `**sample` and calls `call_reward`.
-RewardText = NewType("RewardText", str)
+RewardText = component_in(HOME)
 
 # What a worker is told as a member of a reward begins: see `watch`.
 _watchers: list[Callable[[Component], None]] = []
@@ -158,7 +158,7 @@ def members(component: Component) -> list[Component]:
 
 def _texts(annotation: object, value: object) -> list[str]:
     """The values that an annotation such as tuple[tuple[str, RewardText], ...] says are rewards."""
-    if annotation is RewardText:
+    if annotation == RewardText:
         return [value]
     inner = get_args(annotation)
     if get_origin(annotation) is not tuple or not isinstance(value, tuple):

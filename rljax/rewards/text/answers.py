@@ -80,7 +80,7 @@ def _tagged(response: str, tag: str) -> str | None:
     return None if content is None else content.strip()
 
 
-@contract(reads=answer_unless_whole, on_timeout=0.0)
+@contract(safe=True, reads=answer_unless_whole, on_timeout=0.0)
 def qa_exact_match(
     response: str,
     ground_truth: str | list | dict,
@@ -106,7 +106,7 @@ def qa_exact_match(
     return score / 4 if many else float(score)
 
 
-@contract(reads="answer", on_timeout=0.0)
+@contract(safe=True, reads="answer", on_timeout=0.0)
 def token_f1(response: str, ground_truth: str | list | dict, *, tag: str = "") -> dict:
     """SQuAD's F1, the best of the targets: 2 p r / (p + r) over words in normal form.
 
@@ -137,7 +137,7 @@ _WIDE_LETTERS = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}
 _ANSWER_IS = re.compile(r"\banswer\b\W{0,4}(?:is|:|=)", re.IGNORECASE)
 
 
-@contract(reads="answer", on_timeout=0.0)
+@contract(safe=True, reads="answer", on_timeout=0.0)
 def choice(response: str, ground_truth: str, *, letters: str = "ABCD") -> dict:
     r"""1 if the chosen letter is the reference's, else 0. Part: extracted.
 
@@ -177,7 +177,7 @@ _MMLU_PRO_LETTERS = "ABCDEFGHIJ"
 _MMLU_PRO_ALONE = re.compile(r"\b(?<![A-Z]\.)[A-J]\b(?!\.[A-Z]\b)")  # in B.C. none does
 
 
-@contract(reads=answer_unless_whole, on_timeout=0.0)
+@contract(safe=True, reads=answer_unless_whole, on_timeout=0.0)
 def mmlu_pro(response: str, ground_truth: str, *, whole_response: bool = False) -> dict:
     """1 if the letter A to J that MMLU-Pro's evaluation extracts (arXiv 2406.01574) is the
     reference's, else 0. Part: extracted.
@@ -212,7 +212,7 @@ def _mmlu_pro_letter(text: str) -> str | None:
     return alone[-1] if alone else None
 
 
-@contract(reads="answer", on_timeout=0.0)
+@contract(safe=True, reads="answer", on_timeout=0.0)
 def integer_answer(response: str, ground_truth: str, *, low: int = 0, high: int = 999) -> dict:
     r"""1 if the answer is the reference's integer, else 0. Part: extracted, whether the answer is
     an integer from `low` to `high` at all (AIME: 0 to 999, and 025 is 25).
@@ -242,7 +242,7 @@ def integer_of(text: str, low: int, high: int) -> int | None:
     return None
 
 
-@contract(reads="answer", on_timeout=0.0)
+@contract(safe=True, reads="answer", on_timeout=0.0)
 def contains(
     response: str,
     ground_truth: str | list | dict,
@@ -269,7 +269,7 @@ def _pattern(text: str) -> re.Pattern:
         raise InputError("regex_match: the pattern is none", value=text, rule=str(error)) from None
 
 
-@contract(reads=lambda o: "response" if o["pattern"] else "answer", on_timeout=0.0)
+@contract(safe=True, reads=lambda o: "response" if o["pattern"] else "answer", on_timeout=0.0)
 def regex_match(
     response: str, ground_truth: str = "", *, pattern: str = "", whole: bool = False
 ) -> float:

@@ -39,7 +39,7 @@ def _late_l1(alpha: float, sample: dict) -> float:
     return -alpha * abs(_target(sample["extra_info"]) - sample["num_tokens"])
 
 
-@contract(on_timeout=lambda options: functools.partial(_late_l1, options["alpha"]))
+@contract(safe=True, on_timeout=lambda options: functools.partial(_late_l1, options["alpha"]))
 def l1_exact(
     num_tokens, extra_info, *, correct: RewardText = "exact_match()", alpha: float = 3e-4,
     correct_at: float = 1.0, **sample,
@@ -51,7 +51,7 @@ def l1_exact(
     return _parts(right - alpha * abs(target - num_tokens), right, num_tokens, target)
 
 
-@contract(on_timeout=0.0)
+@contract(safe=True, on_timeout=0.0)
 def l1_max(
     num_tokens, extra_info, *, correct: RewardText = "exact_match()", alpha: float = 3e-4,
     delta: float = 0.5, correct_at: float = 1.0, form: Literal["paper", "released"] = "paper",
@@ -72,7 +72,7 @@ def l1_max(
     return _parts(right * share, right, num_tokens, target)
 
 
-@contract(on_timeout=lambda options: -options["penalty"])
+@contract(safe=True, on_timeout=lambda options: -options["penalty"])
 def soft_overlong(
     num_tokens: int, *, max_tokens: int, cache_tokens: int, penalty: float = 1.0
 ) -> float:

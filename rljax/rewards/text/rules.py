@@ -27,7 +27,7 @@ def answer_unless_whole(options: dict) -> str:
 _GSM8K_WINDOW = 300
 
 
-@contract(reads=answer_unless_whole, on_timeout=0.0)
+@contract(safe=True, reads=answer_unless_whole, on_timeout=0.0)
 def gsm8k(
     response: str,
     ground_truth: str,
@@ -171,7 +171,7 @@ def _reference_number(ground_truth: str) -> Fraction:
     return Fraction(text)
 
 
-@contract(reads=answer_unless_whole, on_timeout=0.0)
+@contract(safe=True, reads=answer_unless_whole, on_timeout=0.0)
 def boxed(response: str, ground_truth: str, *, whole_response: bool = False) -> float:
     r"""MATH: 1 if the last `\boxed{...}` (brace-matched) equals the reference, else 0.
 
@@ -284,14 +284,14 @@ def rational(text: str) -> Fraction | None:
     return (-value if sign == "-" else value) / divisor
 
 
-@contract(reads="answer", on_timeout=0.0)
+@contract(safe=True, reads="answer", on_timeout=0.0)
 def exact_match(response: str, ground_truth: str) -> float:
     """1 if the texts are equal once stripped of surrounding whitespace, else 0."""
     check_text(ground_truth)
     return float(response.strip() == ground_truth.strip())
 
 
-@contract(reads="answer", on_timeout=0.0)
+@contract(safe=True, reads="answer", on_timeout=0.0)
 def last_line(response: str, ground_truth: str) -> float:
     """1 if the last line of the response that is not blank is the ground truth, else 0: a solution
     in lines, whose last one is the answer."""
@@ -300,7 +300,7 @@ def last_line(response: str, ground_truth: str) -> float:
     return float(bool(lines) and lines[-1].strip() == ground_truth.strip())
 
 
-@contract(reads="answer", on_timeout=0.0)
+@contract(safe=True, reads="answer", on_timeout=0.0)
 def sequence_match(response: str, ground_truth: str, *, partial: float = 0.0) -> float:
     """1 if the stripped texts are equal, else `partial * agree / longer`, which is below 1.
 
@@ -316,13 +316,13 @@ def sequence_match(response: str, ground_truth: str, *, partial: float = 0.0) ->
     return partial * agree / max(len(ours), len(theirs))
 
 
-@contract(on_timeout=0.0)
+@contract(safe=True, on_timeout=0.0)
 def length_under(response: str, num_tokens: int, *, max_tokens: int) -> float:
     """1 if num_tokens < max_tokens, else 0. In the sampler's tokens, never in characters."""
     return float(num_tokens < max_tokens)
 
 
-@contract(reads="answer", on_timeout=0.0)
+@contract(safe=True, reads="answer", on_timeout=0.0)
 def valid_json(response: str) -> float:
     """1 if the response, without its reasoning, is one JSON value (RFC 8259, so no NaN) that is not
     nested ~1000 deep, else 0."""
@@ -346,7 +346,7 @@ def check_text(ground_truth: str) -> None:
         )
 
 
-@contract(on_timeout=0.0)
+@contract(safe=True, on_timeout=0.0)
 def letter_quota(response: str, ground_truth: str, *, quota: int) -> float:
     """max(0, 1 - |n - quota| / quota), n = how often the letter `ground_truth` occurs: 1 at the
     quota, 0 at none and at twice as many."""

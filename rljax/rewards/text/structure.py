@@ -16,7 +16,7 @@ from rljax.rewards.pool.calling import probe_options
 prepare_worker = probe_options
 
 
-@contract(on_timeout=0.0)
+@contract(safe=True, on_timeout=0.0)
 def format_tags(
     response: str,
     prompt: str = "",
@@ -126,7 +126,7 @@ def _once(pairs: list[tuple[str, object]]) -> dict:
     return value
 
 
-@contract(reads="answer", on_timeout=0.0)
+@contract(safe=True, reads="answer", on_timeout=0.0)
 def json_schema(
     response: str, extra_info: dict | None = None, *, schema: str = "", parsed: float = 0.0
 ) -> dict:
@@ -200,7 +200,7 @@ def _canonical(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-@contract(reads="answer", on_timeout=0.0)
+@contract(safe=True, reads="answer", on_timeout=0.0)
 def json_match(response: str, ground_truth: str | dict | list, *, partial: bool = True) -> dict:
     """Values that agree / values in either, over the paths to the leaves of two JSON values.
 

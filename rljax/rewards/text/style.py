@@ -29,7 +29,7 @@ prepare_worker = probe_options
 _MARKUP = re.compile(r"\\[A-Za-z]+|</?[A-Za-z_][A-Za-z_0-9-]*>")
 
 
-@contract(on_timeout=0.0)
+@contract(safe=True, on_timeout=0.0)
 def language(
     response: str, *, scripts: tuple[str, ...] = ("Latin",), at_least: float = 0.0
 ) -> float:
@@ -66,7 +66,7 @@ def _name_of(character: str) -> frozenset[str]:
     return frozenset(re.split("[ -]", unicodedata.name(character, "")))
 
 
-@contract(on_timeout=lambda options: -options["max_penalty"])
+@contract(safe=True, on_timeout=lambda options: -options["max_penalty"])
 def repetition(
     response: str,
     *,
@@ -95,7 +95,7 @@ def repetition(
 _LOOP_WINDOW = 20_000
 
 
-@contract(on_timeout=lambda options: -options["max_penalty"])
+@contract(safe=True, on_timeout=lambda options: -options["max_penalty"])
 def looping(
     response: str, *, min_repeats: int = 5, min_characters: int = 50, max_penalty: float = 1.0
 ) -> dict:
