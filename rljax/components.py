@@ -8,7 +8,6 @@ Nothing is registered. This file imports no model code.
 """
 
 import ast
-import dataclasses
 import difflib
 import functools
 import importlib
@@ -26,29 +25,6 @@ from collections.abc import Callable
 from rljax.errors import InputError
 
 _OF_A_FILE = re.compile(r"\s*([^()'\"]+\.py):(.*)", re.DOTALL)
-
-# -- annotations of options --
-
-
-@dataclasses.dataclass(frozen=True)
-class Home:
-    """The module in which the bare name of a component is looked up."""
-
-    module: str
-
-
-def component_in(home: str) -> typing.Any:
-    """Returns the annotation of an option that names a component of the module `home`."""
-    return typing.Annotated[str, Home(home)]
-
-
-# A text that is only compared, shown or sampled from: whoever wrote it, nothing else happens.
-PlainText = typing.NewType("PlainText", str)
-# True allows what harms the machine: a config that nobody vouches for may not set it.
-Permission = typing.NewType("Permission", bool)
-
-
-# -- texts --
 
 
 @functools.lru_cache(maxsize=4096)
@@ -144,6 +120,11 @@ def _import(name: str, home: str) -> Callable:
     except Exception as error:
         raise _fails_at_import(name, error, f"python -c 'import {module_name}'") from error
     return _function_of(module, attribute, f"module {module_name!r}")
+
+
+def names_file(text: str) -> bool:
+    """Returns whether a text is "path/to/file.py:function", with or without options."""
+    return _OF_A_FILE.fullmatch(text) is not None
 
 
 def names_of(text: str) -> tuple[list[str], set[str]]:

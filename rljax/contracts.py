@@ -19,6 +19,7 @@ stands behind the reasoning (rljax.reasoning), whoever calls it:
 import dataclasses
 import functools
 import inspect
+import typing
 from collections.abc import Callable
 
 from rljax.components import Component
@@ -82,6 +83,29 @@ class Contract:
             if isinstance(value, str) and (name != "reads" or value not in ("answer", "response")):
                 raise TypeError(f"contract({name}=...) is a tuple of names: ({name!r},)")
 
+
+# -- annotations of options --
+
+
+@dataclasses.dataclass(frozen=True)
+class Home:
+    """The module in which the bare name of a component is looked up."""
+
+    module: str
+
+
+def component_in(home: str) -> typing.Any:
+    """Returns the annotation of an option that names a component of the module `home`."""
+    return typing.Annotated[str, Home(home)]
+
+
+# A text that is only compared, shown or sampled from: whoever wrote it, nothing else happens.
+PlainText = typing.NewType("PlainText", str)
+# True allows what harms the machine: a config that nobody vouches for may not set it.
+Permission = typing.NewType("Permission", bool)
+
+
+# -- declaring and reading --
 
 _NAMES = {field.name for field in dataclasses.fields(Contract)}
 

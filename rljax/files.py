@@ -26,6 +26,8 @@ LONGEST_LINE = 64_000_000  # of a .jsonl or .csv file
 MOST_LEVELS = 100
 MOST_VALUES = 1_000_000
 DATA_FILES = (".parquet", ".jsonl", ".json", ".csv", ".tsv")  # endings of files of rows
+# Endings of files that are given as data and cannot be read as rows.
+OTHER_FILES = (".txt", ".arrow", ".gz", ".zst", ".zip", ".yaml", ".pq")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")  # owner/name
 _LFS = b"version https://git-lfs.github.com/spec/"
 _LFS_BYTES = 1024  # a pointer is shorter

@@ -19,9 +19,10 @@ LAUNCHERS = sorted((REPO / "launchers").glob("*.py"))
 ORDER = [
     ("errors", "beats", "reasoning"),
     ("files", "components", "hosts", "pods"),
+    ("contracts",),
     ("hub", "tracking"),
     ("config", "mesh", "keys", "chips"),
-    ("arrays", "contracts", "workers"),
+    ("arrays", "workers"),
     ("kernels", "rewards", "report"),
     ("batch",),
     ("advantages", "losses", "correction", "shaping"),

@@ -18,7 +18,6 @@ from absl import flags
 from absl import logging as absl_logging
 
 from rljax.config import Config, changed_fields, to_dict
-from rljax.config.checks import refuse_own_code
 from rljax.config.declare import (
     define_flags,
     options_help,
@@ -27,9 +26,10 @@ from rljax.config.declare import (
     parsed_options,
 )
 from rljax.config.describe import config_help
-from rljax.config.flags import config_flags, is_data, load_config_file
+from rljax.config.flags import config_flags, load_config_file
 from rljax.config.options import CompilerOptions, TrustOptions
 from rljax.config.texts import with_texts
+from rljax.config.trust import require_trust
 from rljax.doctor.packages import hidden_libraries
 from rljax.errors import InputError
 
@@ -103,13 +103,8 @@ def launch(command: Command, arguments: list[str], program: str) -> int:
             print(json.dumps(values, indent=2))
             return 0
         options = parsed_options(command.options, positional, flag_values)
-        if (
-            path
-            and is_data(path)
-            and not command.prints_config
-            and not (isinstance(options, TrustOptions) and options.trust_code)
-        ):
-            refuse_own_code(load_config_file(path), path)
+        if path and not command.prints_config:
+            require_trust(path, isinstance(options, TrustOptions) and options.trust_code)
         if command.one_host:
             from rljax import hosts  # after the flags: --help answers without JAX
 

@@ -14,8 +14,9 @@ import time
 from pathlib import Path
 
 from rljax.command.launch import Given
-from rljax.config.flags import is_data, listed
+from rljax.config.flags import listed
 from rljax.config.options import PipelineOptions
+from rljax.config.trust import is_trusted
 
 
 def main(options: PipelineOptions, given: Given) -> int:
@@ -28,7 +29,7 @@ def main(options: PipelineOptions, given: Given) -> int:
     file, _, variant = given.path.partition(":")
     fix = 'define pipeline() that yields {"stage": "sft", "command": "train", ...} for each'
     entries = listed(given.path, "pipeline", fix, variant)
-    trusted = options.trust_code or not is_data(given.path)
+    trusted = is_trusted(given.path, options.trust_code)
     arguments = given.config_arguments(trust_code=options.trust_code)
     home = Path(options.out or Path("runs") / Path(file).stem)
     stages = make_stages(given.config, entries, home, given.path, arguments, trusted)

@@ -14,7 +14,10 @@ from pathlib import Path
 
 from rljax.command.launch import Given
 from rljax.config.checks import refuse_early
+from rljax.config.flags import load_config_file
 from rljax.config.options import TrainOptions
+from rljax.config.trust import asks, vouched
+from rljax.tracking.mirror import local_copy
 from rljax.tracking.store import Store, is_url
 
 # Where one host of several may lack a file, all hear of it, from validate, once they are connected.
@@ -80,9 +83,17 @@ def next_steps(folder: Path | str, given: Given, finished: bool) -> Iterator[str
         others = [a for a in given.config_arguments() if not a.startswith("--config.run_dir=")]
         yield f"{'resume:':<14}rljax train {shlex.join([*others, place])}"
     if checkpoints and "policy" in there:
-        quoted = shlex.quote(str(folder))
+        quoted = shlex.quote(str(folder)) + ("" if _needs_no_trust(folder) else " --trust_code")
         yield f"{'evaluate:':<14}rljax evaluate {quoted}"
         yield f"{'serve:':<14}rljax serve {quoted}"
+
+
+def _needs_no_trust(folder: Path | str) -> bool:
+    """Returns whether the run's own folder may be used here: what began it was noted, or it names
+    nothing that asks."""
+    with local_copy(folder) as here:
+        config, place = here / "config.json", f"{folder}/config.json"
+        return vouched(config, place) or not asks(load_config_file(str(config)))
 
 
 def _written(folder: Path | str) -> tuple[set[str], list[str]]:

@@ -11,10 +11,9 @@ import typing
 from collections.abc import Callable
 from pathlib import Path
 
-from rljax.components import is_own_code, names_of
 from rljax.config.declare import kind_name
 from rljax.config.names import FIELDS_LISTED, field_names
-from rljax.config.overrides import DATA_FILES, is_path, value_of
+from rljax.config.overrides import TFDS, is_path, value_of
 from rljax.config.schema import NAMESPACES, Config
 from rljax.errors import InputError
 from rljax.files import how_to_get_data
@@ -28,15 +27,6 @@ FOLDERS = (
     "reward.judge_model", "lora.adapter",
 )  # fmt: skip
 _NEW_FOLDERS = ("run_dir", "offline.reference_logprobs")
-_TFDS = "tfds:"
-# Options of components that send data away, read secrets, or write.
-_OUTWARD = {"base_url", "url", "api_key_env", "cache"}
-# Folders and plain texts: every other text of a config may be resolved to a function.
-_NEVER_CALLED = {
-    "tokenizer", *FOLDERS, *_NEW_FOLDERS, "data.target_instruction", "offline.step_separator",
-    "sampler.stop_strings", "sampler.end_of_thinking", "sampler.interrupt_phrase",
-    "compilation_cache",
-}  # fmt: skip
 # Fields that name a component, and the namespace of bare names.
 COMPONENTS = {
     "dataflow": "dataflow",
@@ -164,45 +154,6 @@ def refuse_early(config: Config) -> None:
     problems.refuse()
 
 
-def refuse_own_code(config: Config, where: str) -> None:
-    """Raises InputError where the config names a function that is not rljax's own, an address or a
-    secret: a config that came in a folder is data, and what it names runs, and is sent to, only
-    where the user has said so."""
-    found = []
-    for field in set(field_names(Config)) - _NEVER_CALLED:
-        value = value_of(config, field)
-        for text in value if isinstance(value, (tuple, list)) else (value,):
-            if isinstance(text, str) and asks_for_trust(field, text):
-                found.append(f"{field}={text!r}")
-    cache = config.compilation_cache  # of programs: not one that came with the folder
-    if cache and not cache.startswith(("~", "/")):
-        found.append(f"compilation_cache={config.compilation_cache!r}")
-    if found:
-        raise InputError(
-            f"{where} names code, addresses or secrets that are not rljax's own",
-            value="; ".join(sorted(found)),
-            rule="a folder is data: they are used only where you trust it",
-            fix="look at them, then --trust_code",
-        )
-
-
-def asks_for_trust(field: str, text: str) -> bool:
-    """Whether the text of a field names code of others, an address or a secret."""
-    # What the hub has is data, and it is asked at the address that this machine is set to.
-    if is_hub(text) and (field in OF_DATA or field == "model"):
-        return False
-    if field in OF_DATA:
-        if text.startswith(_TFDS):  # a folder of TFDS names classes, which are imported
-            return os.path.lexists(text.removeprefix(_TFDS).strip())
-        if Path(text).suffix in DATA_FILES:
-            return False
-    elif field == "model" and is_path(text):
-        return False
-    call = text.partition("=")[2] if field in ("roles", "placement") else text
-    names, options = names_of(call)
-    return any(is_own_code(name) for name in names) or not options.isdisjoint(_OUTWARD)
-
-
 def check_types(config, problems: Problems, prefix: str = "") -> None:
     """Every field holds a value of its annotated type: a typo such as lr="1e-6" is caught here."""
     for field in dataclasses.fields(config):
@@ -252,7 +203,7 @@ def check_paths(config: Config, problems: Problems) -> None:
         for spec in _each(config, field):
             if is_hub(spec):
                 _check_on_hub(field, spec, data_name, problems)
-            elif is_path(spec) and not spec.startswith(_TFDS):
+            elif is_path(spec) and not spec.startswith(TFDS):
                 file = spec.replace("{split}", "train" if field in _OF_TRAINING else "test")
                 fix = how_to_get_data(spec) or "give the path of a file"
                 problems.check(os.path.exists(file), field, spec, "does not exist", fix)

@@ -9,19 +9,40 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from rljax.components import names_file, names_of
 from rljax.config.names import field_names, unknown_field
 from rljax.config.schema import BatchConfig, Config
 from rljax.errors import InputError
-from rljax.files import DATA_FILES
+from rljax.files import DATA_FILES, OTHER_FILES
+from rljax.hub.names import is_hub
+from rljax.tracking.store import is_url
+
+TFDS = "tfds:"
+
+
+def kind_of_text(spec: str) -> str:
+    """Returns what the text of a data or model field names: "tfds", a repository of the "hub", an
+    "url", a "file" or folder here, or a "component", which is a function. Whoever reads such a
+    field, or says whether it may be trusted, asks this function, so that none of them runs what
+    another took for data."""
+    spec = spec.strip()
+    if spec.startswith(TFDS):
+        return "tfds"
+    if is_hub(spec):
+        return "hub"
+    if is_url(spec):
+        return "url"
+    if names_file(spec):  # "file.py:function", whatever its ending looks like
+        return "component"
+    looks = "/" in spec or "\\" in spec or Path(spec).suffix in (*DATA_FILES, *OTHER_FILES)
+    if "(" in spec:
+        looks = os.path.exists(spec) and not names_of(spec)[0]
+    return "file" if looks or ("(" not in spec and os.path.exists(spec)) else "component"
 
 
 def is_path(spec: str) -> bool:
-    """Whether a text names a file or folder rather than a component."""
-    if ".py:" in spec.partition("(")[0]:  # a function of a file: rljax.components
-        return False
-    named = "/" in spec or "\\" in spec or Path(spec).suffix in DATA_FILES
-    from_tfds = spec.startswith("tfds:")
-    return from_tfds or os.path.exists(spec) or ("(" not in spec and named)
+    """Returns whether a text names data or a folder rather than a component."""
+    return kind_of_text(spec) != "component"
 
 
 def value_of(config: Config, name: str):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from rljax.batch import Batch, masked_max, masked_mean, segment_sum
-from rljax.contracts import contract
+from rljax.contracts import PlainText, contract
 from rljax.correction.metrics import mismatch_metrics
 from rljax.correction.ratios import (
     BOUND,
@@ -37,7 +37,7 @@ def rollout_correction(
     upper: float = 2.0,
     lower: float | None = None,
     veto: float | None = 1e-4,
-    reject: tuple = (),
+    reject: tuple[tuple[PlainText | float | None, ...], ...] = (),
     affects_denominator: bool = False,
     batch_normalise: bool = False,
 ) -> tuple[Batch, dict]:

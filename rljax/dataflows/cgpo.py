@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from rljax.batch import Batch, masked_mean
 from rljax.components import resolve
 from rljax.config import NAMESPACES
-from rljax.contracts import contract, spec
+from rljax.contracts import PlainText, component_in, contract, spec
 from rljax.correction import bypass_old_logprobs
 from rljax.dataflows.online_dpo import rows_at, with_reference
 from rljax.dataflows.stages import rescaled_steps
@@ -21,6 +21,8 @@ from rljax.learn.metrics import reference_kl, sample_metrics
 from rljax.losses.constrained import constrained_policy_loss
 from rljax.roles import program
 from rljax.shaping.constrained import Responses, Targets
+
+ConstrainedText = component_in(NAMESPACES["constrained"])
 
 
 def _rollout(options: dict) -> str:
@@ -38,8 +40,8 @@ def _rollout(options: dict) -> str:
 @program
 def cgpo(
     batch, key, cfg, *, actor, reference,
-    optimizer: str = "crpg()",
-    tasks: tuple[tuple[str, str], ...] = (),
+    optimizer: ConstrainedText = "crpg()",
+    tasks: tuple[tuple[PlainText, ConstrainedText], ...] = (),
     task_weights: tuple[float, ...] = (),
     gradient_norms: bool = False,
 ):  # fmt: skip

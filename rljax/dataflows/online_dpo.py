@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from rljax.batch import masked_mean, row_scores, take_rows
 from rljax.components import resolve
 from rljax.config import NAMESPACES
-from rljax.contracts import contract, spec
+from rljax.contracts import component_in, contract, spec
 from rljax.dataflows.preference import with_spread
 from rljax.dataflows.stages import rescaled_steps
 from rljax.learn.metrics import reference_kl, sample_metrics
@@ -23,6 +23,8 @@ from rljax.roles import program
 from rljax.rollout.against import sampled_by_actor
 from rljax.shaping.pairs import choose_pairs, win_probabilities
 from rljax.shaping.scores import apply_shaping
+
+PreferenceText = component_in(NAMESPACES["preference"])
 
 
 @contract(safe=True, reads=("rewards", "scores", "group"), rows=2, compares_samples=True)
@@ -46,7 +48,7 @@ def online_dpo(
 @program(donates=("reference",))
 def sppo(
     batch, key, cfg, *, actor, reference,
-    preference: str = "bradley_terry()",
+    preference: PreferenceText = "bradley_terry()",
     refresh_every: int = 1,
 ):  # fmt: skip
     """The sample that wins most often against its prompt's others, and the one that wins least,
@@ -81,7 +83,7 @@ def xpo(batch, key, cfg, *, actor, reference):
 def nash_md(
     batch, key, cfg, *, actor, reference,
     mixture: float = 0.5,
-    preference: str = "bradley_terry()",
+    preference: PreferenceText = "bradley_terry()",
 ):  # fmt: skip
     """Samples of the policy, each scored by how likely it beats one of the geometric mixture
     pi^(1 - mixture) ref^mixture; algorithm.preference_loss is nash_md. `preference`

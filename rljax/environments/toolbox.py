@@ -33,7 +33,7 @@ import numpy as np
 
 from rljax.components import Component, resolve
 from rljax.config import NAMESPACES
-from rljax.contracts import contract, spec
+from rljax.contracts import component_in, contract, spec
 from rljax.environments.contract import Call, Opening, Reply
 from rljax.environments.schemas import checked_arguments, schema_of
 from rljax.errors import InputError
@@ -42,6 +42,7 @@ from rljax.rewards.sandbox.tiers import SandboxError, sandbox_tier
 __all__ = ["Toolbox", "answered", "described", "prepare_worker", "toolbox", "tools"]
 
 HOME = NAMESPACES["tool"]
+ToolText = component_in(HOME)
 # Of an answer. environment.max_reply_tokens cuts it again, but a tokenizer would read it whole.
 MOST_CHARACTERS = 32_768
 _LONGEST_ERROR = 500  # characters
@@ -52,7 +53,7 @@ _LONGEST_ERROR = 500  # characters
     repeatable=lambda options: all(spec(_component(f)).repeatable for f in options["functions"]),
     on_limit=None,
 )
-def tools(*, functions: tuple[str, ...] = ()) -> Generator[object, Reply, None]:
+def tools(*, functions: tuple[ToolText, ...] = ()) -> Generator[object, Reply, None]:
     """The prompt of the row, and answers to the policy's calls until a reply has none; then
     `reward.function` scores that reply.
 

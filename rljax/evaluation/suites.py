@@ -11,6 +11,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 
+from rljax.contracts import PlainText, contract
 from rljax.data.rows import maps
 from rljax.evaluation import suite_rows as rows
 
@@ -47,9 +48,10 @@ class Suite:
     by: tuple[str, ...] = ()
 
 
+@contract(safe=True)
 def gsm8k(
     *, data: str = "hf://datasets/openai/gsm8k/main", shots: int = 0, exemplars: str = "",
-    instruction: str = maps.GSM8K_INSTRUCTION,
+    instruction: PlainText = maps.GSM8K_INSTRUCTION,
 ) -> Suite:  # fmt: skip
     """GSM8K (Cobbe et al. 2021): the number behind `####`, compared as text without commas.
 
@@ -65,8 +67,9 @@ def gsm8k(
     )
 
 
+@contract(safe=True)
 def math500(
-    *, data: str = "hf://datasets/HuggingFaceH4/MATH-500", instruction: str = BOXED
+    *, data: str = "hf://datasets/HuggingFaceH4/MATH-500", instruction: PlainText = BOXED
 ) -> Suite:
     r"""MATH-500 (Lightman et al. 2023): `\boxed{}`, compared as mathematics. By subject, level."""
     record = functools.partial(rows.boxed, instruction=instruction)
@@ -76,12 +79,14 @@ def math500(
     )  # fmt: skip
 
 
-def aime24(*, data: str = "hf://datasets/math-ai/aime24", instruction: str = BOXED) -> Suite:
+@contract(safe=True)
+def aime24(*, data: str = "hf://datasets/math-ai/aime24", instruction: PlainText = BOXED) -> Suite:
     r"""AIME 2024, 30 problems: an integer from 0 to 999 in `\boxed{}`, avg@32."""
     return _aime(data, instruction)
 
 
-def aime25(*, data: str = "hf://datasets/math-ai/aime25", instruction: str = BOXED) -> Suite:
+@contract(safe=True)
+def aime25(*, data: str = "hf://datasets/math-ai/aime25", instruction: PlainText = BOXED) -> Suite:
     """AIME 2025, 30 problems, as aime24."""
     return _aime(data, instruction)
 
@@ -94,6 +99,7 @@ def _aime(data: str, instruction: str) -> Suite:
     )  # fmt: skip
 
 
+@contract(safe=True)
 def mmlu_pro(
     *, data: str = "hf://datasets/TIGER-Lab/MMLU-Pro", shots: int = 0, exemplars: str = ""
 ) -> Suite:
@@ -111,6 +117,7 @@ def mmlu_pro(
     )  # fmt: skip
 
 
+@contract(safe=True)
 def ifeval(*, data: str = "hf://datasets/google/IFEval/train") -> Suite:
     """IFEval (Zhou et al. 2023): 25 kinds of instructions, strict and loose, by prompt and by
     instruction."""
@@ -121,9 +128,10 @@ def ifeval(*, data: str = "hf://datasets/google/IFEval/train") -> Suite:
     )  # fmt: skip
 
 
+@contract(safe=True)
 def livecodebench(
     *, data: str = "hf://datasets/livecodebench/code_generation_lite/test*.jsonl",
-    start: str = "", end: str = "",
+    start: PlainText = "", end: PlainText = "",
 ) -> Suite:  # fmt: skip
     """LiveCodeBench (Jain et al. 2024): programs run on stdin or as functions against all public
     and private tests; 10 samples at temperature 0.2. By difficulty.

@@ -14,7 +14,8 @@ A stage is a command of rljax with its options, or "train" with fields of the co
 import dataclasses
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+import typing
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rljax import hub
@@ -29,11 +30,13 @@ from rljax.config import (
     with_overrides,
 )
 from rljax.config import options as of
-from rljax.config.checks import asks_for_trust, refuse_own_code
 from rljax.config.declare import Options, option_flags, options_of
 from rljax.config.flags import load_named_config
+from rljax.config.trust import asks_for_trust, is_harmless, refuse_own_code
 from rljax.errors import InputError
+from rljax.evaluation.benchmarks import HOME as SUITES
 from rljax.experiments.sweep import TRAIN, changes_of, flag, without_config
+from rljax.rewards.judges.judging import HOME as JUDGES
 from rljax.rewards.judges.judging import judge_of
 from rljax.tracking.store import is_url
 from rljax.validation import validate
@@ -51,11 +54,19 @@ _KEPT = ("split",)  # {split} is the training or the test split of a path
 # {NAME} at the beginning of a path: of a value, or of a text in quotes inside of one.
 _REFERENCE = re.compile(r"^\{([\w.-]+)\}(?=[/@]|$)|(?<=['\"])\{([\w.-]+)\}(?=/)")
 _POLICIES = ("checkpoint", "checkpoints", "policy")  # options that take a run's folder
-# Options that name functions, and the fields of a config that are read in the same way.
-_NAMING = {
-    "reward": "reward.function", "data": "data.train", "judge": "reward.function",
-    "search": "algorithm.collect",
-}  # fmt: skip
+# Options of texts that a pipeline of data may set, and which of them nobody need vouch for. Folders
+# of policies are looked at when they are opened; numbers and choices are harmless.
+_HARMLESS: dict[str, Callable[[str], bool]] = {
+    "reward": lambda text: is_harmless(text, NAMESPACES["reward"]),
+    "data": lambda text: not asks_for_trust("data.train", text),
+    "judge": lambda text: is_harmless(text, JUDGES),
+    "search": lambda text: is_harmless(text, NAMESPACES["search"]),
+    "suites": lambda text: is_harmless(text, SUITES),
+    **dict.fromkeys(
+        (*_POLICIES, "against", "completer", "search_model", "reward_model"),
+        lambda text: not is_url(text),
+    ),
+}
 _RUNS = (*_POLICIES, "against", "completer", "search_model")  # or may
 
 
@@ -236,12 +247,13 @@ def _stage(
     if not isinstance(command, str) or command not in COMMANDS:
         raise InputError("command", value=command, rule=f"one of train, {', '.join(COMMANDS)}")
     if not trusted:
-        _refuse_own_code(values)
+        _refuse_own_code(values, *COMMANDS[command])
     kind, made = COMMANDS[command]
     known = {field.name for field in dataclasses.fields(kind)}
     defaults = {"seed": base.seed, "compilation_cache": base.compilation_cache}
-    # What the stages before it have trained may run the code of their configs.
-    if any(_references(values.get(option)) for option in _RUNS):
+    # What the stages before it have trained may run the code of their configs. (That of a pipeline
+    # of data is vouched for as each of its runs begins.)
+    if trusted and any(_references(values.get(option)) for option in _RUNS):
         defaults["trust_code"] = True
     values = {k: v for k, v in defaults.items() if k in known} | values
     for option, usual in made.items():
@@ -255,15 +267,20 @@ def _stage(
     return Stage(name, command, values, options_of(kind, values), home)
 
 
-def _refuse_own_code(values: Mapping[str, object]) -> None:
-    """Raises InputError where an option of a stage of a data file names code of others."""
+def _refuse_own_code(values: Mapping[str, object], kind: type, made: Mapping[str, str]) -> None:
+    """Raises InputError where an option of a stage of a data file asks for trust. `made`: the
+    options that name a file of the stage's own folder."""
     if values.get("trust_code"):
         raise InputError("trust_code", value=True, fix="give --trust_code on the command line")
-    for option, field in _NAMING.items():
-        text = values.get(option)
-        if isinstance(text, str) and asks_for_trust(field, text):
+    hints = typing.get_type_hints(kind)
+    for option, value in values.items():
+        texts = value if isinstance(value, tuple | list) else (value,)
+        texts = [text for text in texts if isinstance(text, str) and text]
+        choices = typing.get_args(hints.get(option)) if texts else ()
+        harmless = _HARMLESS.get(option, lambda text, c=choices: text in c)
+        if option not in made and not all(map(harmless, texts)):
             rule = "a file of data runs no code of others, and sends nothing away"
-            raise InputError(option, value=text, rule=rule, fix="look at it, then --trust_code")
+            raise InputError(option, value=value, rule=rule, fix="look at it, then --trust_code")
 
 
 def _is_plain(value: object) -> bool:
@@ -284,7 +301,7 @@ def _train_stage(base, name, values, home, place, arguments, where, trusted) -> 
     fields = {k: v for k, v in values.items() if k != "config"}
     config = with_overrides(start, fields, place)
     if not trusted:
-        refuse_own_code(config, place)
+        refuse_own_code(dataclasses.replace(config, run_dir=""), place)  # it is the stage's
     return Stage(name, "train", values, config, home, tuple(arguments))
 
 

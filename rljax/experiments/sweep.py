@@ -27,8 +27,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rljax.config import Config, field_names, fingerprints, from_dict, value_of, with_overrides
-from rljax.config.checks import refuse_own_code
 from rljax.config.flags import load_config_file, load_named_config
+from rljax.config.trust import refuse_own_code
 from rljax.errors import InputError
 from rljax.files import write_json
 from rljax.validation import validate
@@ -120,7 +120,7 @@ def make_members(
                 )
             config = with_overrides(start, {**fields, "run_dir": str(folder / name)}, place)
             if not trusted:
-                refuse_own_code(config, place)
+                refuse_own_code(dataclasses.replace(config, run_dir=""), place)  # it is the sweep's
             validate(config)
             members.append(Member(name, dict(item), config))
         except InputError as error:

@@ -1,6 +1,6 @@
 """Models that need no download: `model="decoder(layers=2, embed=128, ...)"`, random weights."""
 
-from rljax.contracts import contract
+from rljax.contracts import PlainText, contract
 from rljax.models.config import ModelConfig, Rope
 from rljax.models.experts import ExpertsConfig
 from rljax.models.families import from_hf_config
@@ -52,7 +52,7 @@ IMAGE_CHARACTERS = "\u25a3\u25a4\u27e6\u27e7"
 def vision_decoder(
     vocab_size: int,
     *,
-    family: str = "qwen3_vl",
+    family: PlainText = "qwen3_vl",
     layers: int = 2,
     embed: int = 128,
     mlp: int = 384,

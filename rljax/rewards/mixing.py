@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 from rljax.components import Component, resolve
-from rljax.contracts import contract
+from rljax.contracts import PlainText, contract
 from rljax.errors import InputError
 from rljax.rewards.pool.calling import (
     HOME,
@@ -249,8 +249,8 @@ def _late_of_source(options: dict, sample: dict) -> dict | None:
 def by_source(
     data_source: str,
     *,
-    sources: tuple[tuple[str, RewardText], ...] = (),
-    defaults: tuple[tuple[str, RewardText], ...] = SOURCES,
+    sources: tuple[tuple[PlainText, RewardText], ...] = (),
+    defaults: tuple[tuple[PlainText, RewardText], ...] = SOURCES,
     otherwise: RewardText = "",
     **sample,
 ) -> dict:

@@ -21,7 +21,7 @@ from rljax.keys import stream
 from rljax.mesh import constrain_rows
 from rljax.models.model import Model
 from rljax.roles.models import Actor, Reference
-from rljax.rollout.rollout import run_rollout
+from rljax.rollout.rollout import RolloutText, run_rollout
 from rljax.sampler import Sampling, SecondModel
 
 
@@ -30,7 +30,7 @@ def against(
     prompts, key, cfg, *, actor, reference, reward, draw,
     opponent: Literal["reference", "mixture"] = "reference",
     mixture: float = 0.5,
-    inner: str = "once()",
+    inner: RolloutText = "once()",
 ):  # fmt: skip
     """The rollout `inner` with samples of the policy and of its opponent in turn: the reference
     (XPO, arXiv 2405.21046), or the geometric mixture pi^(1 - mixture) ref^mixture (Nash-MD)."""

@@ -16,12 +16,12 @@ from rljax.arrays import place
 from rljax.batch import Batch, FinishReason, take_rows
 from rljax.components import resolve
 from rljax.config import NAMESPACES
-from rljax.contracts import contract
+from rljax.contracts import PlainText, contract
 from rljax.data.online.prompts import PromptRecord, Prompts, with_end_token
 from rljax.errors import InputError
 from rljax.keys import stream
 from rljax.mesh import constrain_rows
-from rljax.rollout.rollout import run_rollout
+from rljax.rollout.rollout import RolloutText, run_rollout
 
 COLUMN = "baseline_response"  # of the data
 
@@ -29,8 +29,8 @@ COLUMN = "baseline_response"  # of the data
 @contract(safe=True, fills=("task",))
 def with_baseline_response(
     prompts, key, cfg, *, actor, reference, reward, draw, tokenizer,
-    tasks: tuple[str, ...] = (),
-    inner: str = "once()",
+    tasks: tuple[PlainText, ...] = (),
+    inner: RolloutText = "once()",
 ):  # fmt: skip
     """The rollout `inner` of one sample less for each prompt, and as its last row the prompt's
     baseline response: the text in the column baseline_response of its data, or, where it has none,

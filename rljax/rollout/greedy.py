@@ -9,7 +9,7 @@ from rljax.batch import Batch, row_scores
 from rljax.components import resolve
 from rljax.config import NAMESPACES
 from rljax.contracts import contract, spec
-from rljax.rollout.rollout import run_rollout
+from rljax.rollout.rollout import RolloutText, run_rollout
 from rljax.rollout.scored import sample_scored
 from rljax.shaping.scores import apply_shaping
 
@@ -19,7 +19,7 @@ from rljax.shaping.scores import apply_shaping
     fills=("values",),
     drops_dead=lambda o: spec(resolve(o["inner"], NAMESPACES["collect"])).drops_dead,
 )
-def greedy_baseline(prompts, key, cfg, *, actor, reward, draw, inner: str = "once()"):
+def greedy_baseline(prompts, key, cfg, *, actor, reward, draw, inner: RolloutText = "once()"):
     """The rollout `inner` with values: the score of the prompt's greedy response, shaped like those
     of the samples (arXiv 2310.10505)."""
     inner = resolve(inner, NAMESPACES["collect"])

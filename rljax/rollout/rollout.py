@@ -14,12 +14,15 @@ import jax.numpy as jnp
 
 from rljax.batch import Batch
 from rljax.components import Component
-from rljax.contracts import spec
+from rljax.config import NAMESPACES
+from rljax.contracts import component_in, spec
 from rljax.data.online.prompts import Prompts
 from rljax.errors import InputError, place_in, place_of
 from rljax.rollout.ready import Ready
 from rljax.rollout.report import RewardReport
 from rljax.sampler import Sampling, held_weights
+
+RolloutText = component_in(NAMESPACES["collect"])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from rljax.arrays import fetch, place
 from rljax.batch import Batch, batch_from_rows, row_scores
 from rljax.components import Component, resolve
 from rljax.config import NAMESPACES
-from rljax.contracts import contract, spec
+from rljax.contracts import component_in, contract, spec
 from rljax.data.online.prompts import Prompts
 from rljax.models.model import Model
 from rljax.roles.models import Actor
@@ -23,6 +23,8 @@ from rljax.rollout.scored import sample_scored
 from rljax.sampler import Sampling
 from rljax.search import Search, Value
 from rljax.shaping.scores import apply_shaping
+
+SearchText = component_in(NAMESPACES["search"])
 
 _TARGETS = ("target_ids", "target_probs", "search_values")
 
@@ -118,14 +120,14 @@ def _metrics(batch: Batch) -> dict[str, float]:
 
 
 @contract(safe=True, fills=_fills, targets=_targets)
-def search(prompts, key, cfg, *, actor, reward, method: str = "mcts()"):
+def search(prompts, key, cfg, *, actor, reward, method: SearchText = "mcts()"):
     """Samples by tree search (rljax.search.mcts): a text that has not ended is worth the reward of
     a response that the policy samples from there."""
     return _searched(prompts, key, cfg, actor, reward, method, None)
 
 
 @contract(safe=True, fills=_fills, targets=_targets)
-def critic_search(prompts, key, cfg, *, actor, critic, reward, method: str = "mcts()"):
+def critic_search(prompts, key, cfg, *, actor, critic, reward, method: SearchText = "mcts()"):
     """Samples by tree search: a text that has not ended is worth what the critic says, one that has
     its reward."""
     value = Value(critic.model, critic.state.weights, "critic")
@@ -133,7 +135,7 @@ def critic_search(prompts, key, cfg, *, actor, critic, reward, method: str = "mc
 
 
 @contract(safe=True, fills=_fills, targets=_targets)
-def guided_search(prompts, key, cfg, *, actor, guide, reward, method: str = "mcts()"):
+def guided_search(prompts, key, cfg, *, actor, guide, reward, method: SearchText = "mcts()"):
     """Samples by tree search: a text that has not ended is worth what the role `guide` says, a
     reward model of a folder (config.roles = ("guide=value_model(folder=...)",))."""
     return _searched(prompts, key, cfg, actor, reward, method, guide.value)

@@ -15,7 +15,7 @@ from rljax import hub
 from rljax.arrays import fetch
 from rljax.batch import LIMITS, FinishReason
 from rljax.config import Config, MeshConfig, from_dict
-from rljax.config.checks import refuse_own_code
+from rljax.config.trust import refuse_own_code, untrained, vouched
 from rljax.data.images.encode import ImageLayout, ImageReader, image_reader, layout_of
 from rljax.data.online.encoded import load_run_tokenizer
 from rljax.data.online.prompts import PromptRecord, Prompts, encode_prompts
@@ -171,7 +171,8 @@ def _run_policy(
             fix="give a run folder or a Hugging Face folder",
         )
     config = from_dict(saved, str(path))
-    if not trust_code:
+    config = untrained(config)
+    if not (trust_code or vouched(path, f"{checkpoints.removesuffix('checkpoints')}config.json")):
         refuse_own_code(config, str(path))
     # The run's layouts were for its devices.
     sampler = dataclasses.replace(config.sampler, layout="")

@@ -9,8 +9,8 @@ from typing import Any
 
 import jax
 
-from rljax.config import OptimizerConfig, model_fields
-from rljax.contracts import contract
+from rljax.config import NAMESPACES, OptimizerConfig, model_fields
+from rljax.contracts import component_in, contract
 from rljax.errors import InputError
 from rljax.models.huggingface import load_config
 from rljax.models.model import Model
@@ -22,6 +22,9 @@ from rljax.search.evaluators import Reads
 from rljax.setup.role_table import RoleInputs, frozen_folder, make_reference, scalar_start
 from rljax.setup.search import line_ids_of
 from rljax.setup.weights import reading_same_ids, scalar_model
+
+OptimizerText = component_in(NAMESPACES["optimizer"])
+ScheduleText = component_in(NAMESPACES["schedule"])
 
 
 @jax.tree_util.register_dataclass
@@ -44,9 +47,9 @@ def number(inputs: RoleInputs, *, initial: float = 0.0, size: int = 0) -> Number
 
 @contract(safe=True)
 def trained_policy(
-    inputs: RoleInputs, *, folder: str = "", lr: float = 1e-6, schedule: str = "constant",
+    inputs: RoleInputs, *, folder: str = "", lr: float = 1e-6, schedule: ScheduleText = "constant",
     warmup_steps: int = 0, weight_decay: float = 0.0, clip_norm: float = 1.0,
-    optimizer: str = "adamw",
+    optimizer: OptimizerText = "adamw",
 ) -> Actor:  # fmt: skip
     """A second policy that the dataflow trains, with metrics named NAME/...: it starts from the
     weights of `folder`, or from the policy's. The optimizer's options are those of
@@ -73,8 +76,9 @@ def trained_policy(
 
 @contract(safe=True)
 def trained_values(
-    inputs: RoleInputs, *, lr: float = 1e-5, schedule: str = "constant", warmup_steps: int = 0,
-    weight_decay: float = 0.0, clip_norm: float = 1.0, optimizer: str = "adamw", folder: str = "",
+    inputs: RoleInputs, *, lr: float = 1e-5, schedule: ScheduleText = "constant",
+    warmup_steps: int = 0, weight_decay: float = 0.0, clip_norm: float = 1.0,
+    optimizer: OptimizerText = "adamw", folder: str = "",
 ) -> Critic:  # fmt: skip
     """A second critic (of costs, say), with metrics named NAME/...: it starts from the reward model
     or cost model of `folder`, else as `critic` does. The optimizer's options are those of

@@ -10,6 +10,7 @@ import numpy as np
 from rljax import hosts
 from rljax.config import Config
 from rljax.config.from_python import config_from
+from rljax.config.trust import require_trust
 from rljax.errors import InputError
 from rljax.training import loop
 from rljax.training.result import RunStopped, TrainedRun
@@ -23,6 +24,7 @@ def train(
     reward: str | Callable | Mapping | None = None,
     on_start: Callable[[Path | str], None] | None = None,
     devices: Sequence | None = None,
+    trust_code: bool = False,
     **fields,
 ) -> TrainedRun:
     """Runs a config to its end (resuming if run_dir holds checkpoints), on `devices` (default: all
@@ -35,12 +37,17 @@ def train(
 
         rljax.train("quickstart", steps=20, samples_per_prompt=16, actor_optimizer={"lr": 1e-3})
 
+    A config in JSON or YAML, or of a run folder, may be a stranger's: what it names of others runs
+    only with `trust_code`, or where the run began on this machine.
+
     Raises InputError for anything the user can fix, before the first compile wherever that is
     possible. A run that SIGTERM, SIGHUP or Ctrl-C stops saves and raises RunStopped, which ends a
     script that does not catch it, so that nothing goes on from a half-trained policy.
     """
     if devices is not None:
         _check_devices(devices)
+    if not isinstance(config, Config) and str(config):
+        require_trust(str(config), trust_code)
     made = config_from(config, model, data, reward, fields)
     try:
         return loop.train(made, on_start=on_start, devices=devices)

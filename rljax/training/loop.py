@@ -17,6 +17,7 @@ import numpy as np
 
 from rljax import beats, hosts
 from rljax.config import Config, to_dict
+from rljax.config.trust import vouch
 from rljax.data.rows.show import turn_lines
 from rljax.errors import InputError
 from rljax.evaluation.policy import bootstrap
@@ -431,6 +432,7 @@ def _train(config: Config, place: RunFolder, devices) -> tuple[TrainedRun, str]:
                 if writes:
                     # Only now: a refused resume leaves the config of the run that refused it.
                     write_config(folder, config, commits)
+                    vouch(folder / "config.json", place.at("config.json"))
                     write_data_page(folder, run.setup)
                     started = dict(memory=run.memory.line(), step=run.progress.step)
                     record_start(folder, device=run.device, compiled_for=compiled_for(), **started)

@@ -7,7 +7,7 @@ import jax
 
 from rljax import setup as build
 from rljax.config import MeshConfig, from_dict
-from rljax.config.checks import refuse_own_code
+from rljax.config.trust import refuse_own_code, untrained, vouched
 from rljax.errors import InputError
 from rljax.files import read_json_object
 from rljax.keys import root_key, stream
@@ -59,7 +59,8 @@ def _replay(folder: Path, run_dir: str, step: int | None, trust_code: bool, devi
     """The same of a local folder; the checkpoints are in `run_dir`."""
     path = folder / "config.json"
     config = from_dict(read_json_object(path), str(path))
-    if not trust_code:
+    config = untrained(config)
+    if not (trust_code or vouched(path, f"{run_dir}/config.json")):
         refuse_own_code(config, str(path))
     steps = bad_batch.kept_steps(folder)
     if step is None and not steps:

@@ -3,7 +3,8 @@
 import pytest
 
 from rljax.config import Config
-from rljax.config.checks import refuse_early, refuse_own_code
+from rljax.config.checks import refuse_early
+from rljax.config.trust import refuse_own_code
 from rljax.errors import InputError
 from rljax.hub.datasets import _by_names, _matching
 from rljax.hub.names import data_name, model_name, names_in, parse

@@ -10,7 +10,7 @@ from rljax.command.commands import COMMANDS
 from rljax.command.launch import launch
 from rljax.components import resolve
 from rljax.config import Config, field_names, to_dict, with_overrides
-from rljax.config.checks import refuse_own_code
+from rljax.config.trust import refuse_own_code
 from rljax.errors import InputError
 from rljax.setup.policies import load_policy
 

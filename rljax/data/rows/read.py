@@ -25,6 +25,7 @@ import numpy as np
 from rljax import hub
 from rljax.components import resolve
 from rljax.config import is_path
+from rljax.config.overrides import TFDS, kind_of_text
 from rljax.data.online.stream import Stream
 from rljax.data.rows.formats import form_of, table_row, understood
 from rljax.data.rows.nulls import Nulls
@@ -41,10 +42,8 @@ from rljax.files import (
     read_text,
 )
 
-TFDS = "tfds:"
 _MOST_COLUMNS = 10_000
 _LONGEST_CELL = 10_000_000  # characters of a table: an open quote takes all that follows
-_OTHER_FILES = (".txt", ".arrow", ".gz", ".zst", ".zip", ".yaml", ".pq")
 
 
 @dataclass(frozen=True)
@@ -158,25 +157,23 @@ def read_stored(spec: str, split: str, notes: list[str] | None = None) -> Rows:
 
 
 def _read_named(spec: str, split: str, demonstrations: bool, notes: list[str]) -> Rows:
-    if spec.startswith(TFDS):
+    kind = kind_of_text(spec)
+    if kind == "component":
+        return _run_task(spec, split, demonstrations)
+    if kind == "tfds":
         return _read_tfds(spec, split)
-    if hub.is_hub(spec):
+    if kind == "hub":
         return _read_hub(spec, split, notes)
     path = Path(spec.replace("{split}", split))
     if os.path.isdir(path):
         path = _file_of_split(path, split)
     if path.suffix in _READERS:
         return _READERS[path.suffix](path, split)
-    of_a_file = ".py:" in spec  # a task, "path/to/file.py:my_task"
-    if not (spec.endswith(")") or of_a_file) and (
-        "/" in spec or path.suffix in _OTHER_FILES or os.path.lexists(path)
-    ):
-        raise InputError(
-            f"{path} is not a kind of data file that is read",
-            rule=f"the name must end in one of {', '.join(DATA_FILES)}",
-            fix=how_to_get_data(spec) or "convert it, for example with pyarrow, or correct it",
-        )
-    return _run_task(spec, split, demonstrations)
+    raise InputError(
+        f"{path} is not a kind of data file that is read",
+        rule=f"the name must end in one of {', '.join(DATA_FILES)}",
+        fix=how_to_get_data(spec) or "convert it, for example with pyarrow, or correct it",
+    )
 
 
 def _file_of_split(folder: Path, split: str) -> Path:

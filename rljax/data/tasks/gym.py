@@ -9,7 +9,7 @@ import difflib
 import functools
 import hashlib
 
-from rljax.contracts import contract
+from rljax.contracts import PlainText, contract
 from rljax.data.tasks.task import TEXT, Problem, Task, procedural
 from rljax.errors import InputError
 from rljax.rewards.text.gym import is_answer, load_library, packed
@@ -21,7 +21,7 @@ _CHUNK = 256
 @contract(safe=True)
 def reasoning_gym(
     *,
-    name: str,
+    name: PlainText,
     difficulty: int = -1,
     size: int = 0,
     test: int = 32,

@@ -7,7 +7,7 @@ import json
 import random
 from typing import Literal
 
-from rljax.contracts import contract
+from rljax.contracts import PlainText, contract
 from rljax.data.tasks.task import TEXT, Problem, Task, check_range, procedural
 from rljax.errors import InputError
 from rljax.rewards.answers.countdown import evaluate
@@ -33,7 +33,7 @@ def countdown(
     numbers: int = 4,
     max_number: int = 99,
     max_target: int = 99,
-    operations: str = OPERATIONS,
+    operations: PlainText = OPERATIONS,
     style: Literal["words", "short"] = "words",
     chat: bool = False,
     prompts: int = 0,
@@ -118,7 +118,7 @@ def arithmetic(
     *,
     terms: int = 2,
     digits: int = 2,
-    operations: str = "+-*",
+    operations: PlainText = "+-*",
     brackets: bool = False,
     style: Literal["words", "short"] = "words",
     chat: bool = False,

@@ -9,7 +9,7 @@ import itertools
 import random
 from typing import Literal
 
-from rljax.contracts import contract
+from rljax.contracts import PlainText, contract
 from rljax.data.tasks.program_task import problems as program_problems
 from rljax.data.tasks.task import Task
 from rljax.errors import InputError
@@ -131,7 +131,7 @@ def first_letter(
     kinds: int = 4,
     test: int = 16,
     seed: int = 0,
-    data_source: str = "first_letter",
+    data_source: PlainText = "first_letter",
 ) -> Task:
     """ "bca>" -> "b": the first of `letters` letters, each one of `kinds`; all texts, split at
     random. The smallest task with a right answer per prompt. Another `data_source` makes it another
@@ -213,7 +213,7 @@ def program_synthesis(
     lines: int = 3,
     min_lines: int = 1,
     max_constant: int = 5,
-    operations: str = OPERATIONS,
+    operations: PlainText = OPERATIONS,
     with_input: bool = True,
     show: Literal["function", "examples", "trace"] = "function",
     examples: int = 3,

@@ -5,7 +5,7 @@ Nothing is downloaded but by `path="tfds:gsm8k"`.
 
 from collections.abc import Callable, Sequence
 
-from rljax.contracts import contract
+from rljax.contracts import PlainText, contract
 from rljax.data.rows import maps, offline_samples
 from rljax.data.rows.read import read_rows
 from rljax.data.tasks.task import TEXT, Task
@@ -13,7 +13,9 @@ from rljax.errors import InputError
 
 
 @contract(safe=True)
-def gsm8k(*, path: str = "", instruction: str = maps.GSM8K_INSTRUCTION, chat: bool = False) -> Task:
+def gsm8k(
+    *, path: str = "", instruction: PlainText = maps.GSM8K_INSTRUCTION, chat: bool = False
+) -> Task:
     """GSM8K: rows of {"question", "answer"}, or verl's columns as they are. Reward: gsm8k().
 
     `path` is a folder with train and test files, a file name with {split}, or "tfds:gsm8k"; "" is
@@ -25,7 +27,9 @@ def gsm8k(*, path: str = "", instruction: str = maps.GSM8K_INSTRUCTION, chat: bo
 
 
 @contract(safe=True)
-def math(*, path: str = "", instruction: str = maps.MATH_INSTRUCTION, chat: bool = False) -> Task:
+def math(
+    *, path: str = "", instruction: PlainText = maps.MATH_INSTRUCTION, chat: bool = False
+) -> Task:
     r"""MATH: rows of {"problem", "solution"} with the answer in \boxed{}, or verl's columns as they
     are. Reward: boxed(). `path` as in gsm8k; "" is a sample of 8 rows of our own."""
     mapped = lambda row, i: maps.math(row, i, instruction=instruction)  # noqa: E731

@@ -4,15 +4,18 @@ import dataclasses
 import random
 
 from rljax.components import resolve
-from rljax.contracts import contract
+from rljax.config import NAMESPACES
+from rljax.contracts import component_in, contract
 from rljax.data.online.stream import Stream
 from rljax.data.tasks.task import Task, check_range
 from rljax.errors import InputError
 
+TaskText = component_in(NAMESPACES["data"])
+
 
 @contract(safe=True)
 def prompt_texts(
-    *, of: str, texts: int = 512, prompts_per_text: int = 3, test: int = 64, seed: int = 0
+    *, of: TaskText, texts: int = 512, prompts_per_text: int = 3, test: int = 64, seed: int = 0
 ) -> Task:
     """Rows of text that a language model is pre-trained on: prompts of the task `of`, one after
     another, "bca>dab>acc>". Nothing in them answers a prompt, so a base model that has learned them

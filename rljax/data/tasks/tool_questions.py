@@ -9,7 +9,7 @@ import dataclasses
 import json
 import random
 
-from rljax.contracts import contract
+from rljax.contracts import PlainText, contract
 from rljax.data.tasks.task import TEXT, Problem, Task, check_range, procedural
 from rljax.errors import InputError
 
@@ -26,7 +26,7 @@ def _check_share(task: str, share: float) -> None:
 def products(
     *,
     call_share: float = 0.2,
-    call: str = "<calc>{}</calc>",
+    call: PlainText = "<calc>{}</calc>",
     test: int = 256,
     worked_examples: int = 512,
     seed: int = 0,
@@ -53,7 +53,7 @@ def products(
 def expressions(
     *,
     call_share: float = 0.2,
-    call: str = "```python\n{}\n```\n",
+    call: PlainText = "```python\n{}\n```\n",
     test: int = 256,
     worked_examples: int = 512,
     seed: int = 0,
@@ -86,8 +86,8 @@ def facts(
     *,
     lines: int = 500,
     call_share: float = 0.03,
-    call: str = "<search>{}</search>",
-    answer: str = "[1] {}",
+    call: PlainText = "<search>{}</search>",
+    answer: PlainText = "[1] {}",
     test: int = 128,
     worked_examples: int = 512,
     seed: int = 0,

@@ -9,7 +9,7 @@ yours that returns a `Format`. "auto" asks the chat template.
 import os
 
 from rljax.components import resolve
-from rljax.contracts import contract
+from rljax.contracts import PlainText, contract
 from rljax.environments.calls.format import Format, Parsed, assistant_message
 from rljax.environments.calls.json_calls import (
     ARGS,
@@ -110,7 +110,7 @@ def gemma() -> Format:
 
 
 @contract(safe=True)
-def python(*, tool: str = "python", argument: str = "code") -> Format:
+def python(*, tool: PlainText = "python", argument: PlainText = "code") -> Format:
     """The last block fenced as python is a call of `tool`; a turn ends with the fence."""
     return Format(
         "python",

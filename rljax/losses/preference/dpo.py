@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from rljax import batch as batches
 from rljax.batch import Batch
-from rljax.contracts import contract
+from rljax.contracts import PlainText, contract
 from rljax.errors import InputError
 from rljax.losses.policy import Policy
 from rljax.losses.preference import pairwise
@@ -108,12 +108,12 @@ def dpo(
     batch: Batch,
     *,
     beta: float = 0.1,
-    losses: tuple[str, ...] = ("sigmoid",),
+    losses: tuple[PlainText, ...] = ("sigmoid",),
     loss_weights: tuple[float, ...] = (),
     label_smoothing: float = 0.0,
     delta: jax.Array | float = 0.0,
     discopop_tau: float = 0.05,
-    divergence: str = "reverse_kl",
+    divergence: PlainText = "reverse_kl",
     divergence_alpha: float = 0.5,
     ld_alpha: float = 1.0,
     wpo_weighting: bool = False,

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from rljax.batch import Batch
-from rljax.contracts import contract
+from rljax.contracts import PlainText, contract
 from rljax.losses.policy import Policy
 from rljax.losses.preference.common import (
     label_noise,
@@ -81,7 +81,7 @@ def cpo(
     batch: Batch,
     *,
     beta: float = 0.1,
-    loss: str = "sigmoid",
+    loss: PlainText = "sigmoid",
     nll_coef: float = 1.0,
     label_smoothing: float = 0.0,
     gamma: float = 0.5,
@@ -144,7 +144,7 @@ def tpo(
     batch: Batch,
     *,
     beta: float = 0.01,
-    loss: str = "sigmoid",
+    loss: PlainText = "sigmoid",
     nll_coef: float = 1.0,
     label_smoothing: float = 0.0,
     gamma: float = 0.5,

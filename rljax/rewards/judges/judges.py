@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Mapping
 
-from rljax.contracts import contract
+from rljax.contracts import PlainText, contract
 from rljax.errors import InputError
 from rljax.rewards.judges.endpoint import chat, strict_json
 
@@ -119,8 +119,8 @@ def check_scale(scale: float) -> None:
 
 @contract(safe=True, reads="answer")
 def judge(
-    response, prompt, ground_truth=None, *, base_url: str = "", model: str = "",
-    template: str = JUDGE_TEMPLATE, scale: float = 10.0, reason: bool = False,
+    response, prompt, ground_truth=None, *, base_url: str = "", model: PlainText = "",
+    template: PlainText = JUDGE_TEMPLATE, scale: float = 10.0, reason: bool = False,
     structured: bool = True, api_key_env: str = "OPENAI_API_KEY", timeout_s: float = 8.0,
     attempts: int = 4, cache: str = "", body: str = "",
 ) -> dict:  # fmt: skip

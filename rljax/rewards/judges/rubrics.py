@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import Literal
 
-from rljax.contracts import contract
+from rljax.contracts import PlainText, contract
 from rljax.errors import InputError
 from rljax.rewards.judges.endpoint import EndpointError, chat
 from rljax.rewards.judges.judges import (
@@ -182,8 +182,8 @@ def rubric_parts(rubrics: Sequence[dict], values: Sequence[float], normalise: bo
 
 @contract(safe=True, reads="answer")
 def rubric(
-    response, prompt, extra_info, *, base_url: str = "", model: str = "",
-    template: str = RUBRIC_TEMPLATE, scale: float = 2.0, normalise: bool = True,
+    response, prompt, extra_info, *, base_url: str = "", model: PlainText = "",
+    template: PlainText = RUBRIC_TEMPLATE, scale: float = 2.0, normalise: bool = True,
     bad_verdict: Literal["error", "zero"] = "error", structured: bool = True,
     api_key_env: str = "OPENAI_API_KEY", timeout_s: float = 8.0, attempts: int = 4,
     cache: str = "", body: str = "",

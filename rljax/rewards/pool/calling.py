@@ -9,8 +9,8 @@ import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, get_args, get_origin
 
-from rljax.components import Component, component_in, resolve
-from rljax.contracts import spec
+from rljax.components import Component, resolve
+from rljax.contracts import component_in, spec
 from rljax.errors import InputError, place_in, place_of
 from rljax.rewards.pool.foreign import Logged, arguments_of, fields_of, library_of, numbers_of
 

@@ -12,7 +12,7 @@ import string
 from collections import Counter
 from typing import Literal
 
-from rljax.contracts import contract
+from rljax.contracts import PlainText, contract
 from rljax.errors import InputError
 from rljax.rewards.answers.answer_text import find_answer, plain_form
 from rljax.rewards.answers.letters import is_labelled, labelled_letter, letter_of
@@ -85,7 +85,7 @@ def qa_exact_match(
     response: str,
     ground_truth: str | list | dict,
     *,
-    tag: str = "answer",
+    tag: PlainText = "answer",
     score: float = 1.0,
     format_score: float = 0.0,
     whole_response: bool = False,
@@ -107,7 +107,7 @@ def qa_exact_match(
 
 
 @contract(safe=True, reads="answer", on_timeout=0.0)
-def token_f1(response: str, ground_truth: str | list | dict, *, tag: str = "") -> dict:
+def token_f1(response: str, ground_truth: str | list | dict, *, tag: PlainText = "") -> dict:
     """SQuAD's F1, the best of the targets: 2 p r / (p + r) over words in normal form.
 
     p = shared words / words of the answer, r = shared words / words of the target. `tag` as in
@@ -138,7 +138,7 @@ _ANSWER_IS = re.compile(r"\banswer\b\W{0,4}(?:is|:|=)", re.IGNORECASE)
 
 
 @contract(safe=True, reads="answer", on_timeout=0.0)
-def choice(response: str, ground_truth: str, *, letters: str = "ABCD") -> dict:
+def choice(response: str, ground_truth: str, *, letters: PlainText = "ABCD") -> dict:
     r"""1 if the chosen letter is the reference's, else 0. Part: extracted.
 
     The letter stands in the last `\boxed{}`, else in the last <answer>, else after the last "answer
@@ -271,7 +271,7 @@ def _pattern(text: str) -> re.Pattern:
 
 @contract(safe=True, reads=lambda o: "response" if o["pattern"] else "answer", on_timeout=0.0)
 def regex_match(
-    response: str, ground_truth: str = "", *, pattern: str = "", whole: bool = False
+    response: str, ground_truth: str = "", *, pattern: PlainText = "", whole: bool = False
 ) -> float:
     """1 if the pattern is found in the response (or `whole`: is all of it, stripped), else 0.
 

@@ -15,7 +15,7 @@ import math
 import re
 import sys
 
-from rljax.contracts import contract
+from rljax.contracts import PlainText, contract
 from rljax.errors import InputError
 
 # Whose scorers call eval(answer); their modules are given one that reads literals alone.
@@ -157,7 +157,7 @@ def prepare_worker(component) -> None:
 
 
 @contract(safe=True, reads="answer", on_timeout=0.0)
-def reasoning_gym_score(response: str, ground_truth: str, *, tag: str = "answer") -> dict:
+def reasoning_gym_score(response: str, ground_truth: str, *, tag: PlainText = "answer") -> dict:
     """The data set's own score, 0 to 1, of what the last <answer>...</answer> holds (`tag`).
 
     A response without the tag scores what the data set gives for no answer, most often 0. Parts:

@@ -7,7 +7,7 @@ import math
 import re
 import unicodedata
 
-from rljax.contracts import contract
+from rljax.contracts import PlainText, contract
 from rljax.errors import InputError
 from rljax.files import read_text
 from rljax.reasoning import beginning_of
@@ -21,7 +21,7 @@ def format_tags(
     response: str,
     prompt: str = "",
     *,
-    tags: tuple[str, ...] = ("think", "answer"),
+    tags: tuple[PlainText, ...] = ("think", "answer"),
     partial: float = 0.0,
     only: bool = True,
 ) -> dict:

@@ -5,7 +5,7 @@ import re
 import unicodedata
 from typing import Literal
 
-from rljax.contracts import contract
+from rljax.contracts import PlainText, contract
 from rljax.errors import InputError
 from rljax.rewards.pool.calling import probe_options
 
@@ -31,7 +31,7 @@ _MARKUP = re.compile(r"\\[A-Za-z]+|</?[A-Za-z_][A-Za-z_0-9-]*>")
 
 @contract(safe=True, on_timeout=0.0)
 def language(
-    response: str, *, scripts: tuple[str, ...] = ("Latin",), at_least: float = 0.0
+    response: str, *, scripts: tuple[PlainText, ...] = ("Latin",), at_least: float = 0.0
 ) -> float:
     r"""The share of the letters that belong to the wanted scripts (0 without letters); with
     `at_least`, 1 if the share reaches it and 0 below.

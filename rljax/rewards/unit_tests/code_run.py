@@ -32,7 +32,7 @@ import time
 from collections.abc import Sequence
 from typing import Literal
 
-from rljax.contracts import contract
+from rljax.contracts import Permission, contract
 from rljax.errors import InputError
 from rljax.rewards.sandbox.tiers import Limits, Process, sandbox_tier
 from rljax.rewards.sandbox.values import WireError, encode
@@ -68,7 +68,7 @@ def run_tests(
     compare: Compare = "lines",
     float_tolerance: float = 0.0,
     stop_at_failure: bool = False,
-    allow_unsafe_execution: bool = False,
+    allow_unsafe_execution: Permission = False,
 ) -> list[Verdict]:
     """One verdict per test, in order: each within `timeout_s`, all within `total_timeout_s` s.
 
@@ -328,7 +328,7 @@ def code_tests(
     compare: Literal["lines", "tokens", "exact"] = "lines",
     float_tolerance: float = 0.0,
     fenced: bool = False,
-    allow_unsafe_execution: bool = False,
+    allow_unsafe_execution: Permission = False,
 ) -> dict:
     """The unit tests of ground_truth on the program of a response: signed +1 if all pass, else -1;
     binary 1 or 0; fraction the share that passes.

@@ -1,0 +1,274 @@
+"""What of a config is used though nobody vouches for who wrote it.
+
+A run folder, and a config in JSON or YAML, is data: it may be a stranger's. What it may hold is
+listed, and all else asks for `--trust_code`, fields and components to come included:
+
+    numbers, true and false     but for the port of a profiler
+    texts                       by the kind of their field, in the tables below
+    components                  those that declare contract(safe=True), with options whose
+                                annotations are harmless: numbers, choices, PlainText, and
+                                components of the same kind (rljax.components)
+
+What the user began on this machine is no stranger's: `vouch` notes the place and the digest of a
+config in the user's own cache, outside of the folder, and `vouched` finds it again.
+"""
+
+import dataclasses
+import hashlib
+import inspect
+import os
+import re
+import time
+import types
+import typing
+from collections.abc import Callable
+from pathlib import Path
+
+from rljax.components import is_own_code, names_of, parse_component, resolve
+from rljax.config.checks import COMPONENTS, FOLDERS, OF_DATA
+from rljax.config.flags import config_file, is_data, load_config_file
+from rljax.config.names import field_names
+from rljax.config.overrides import TFDS, kind_of_text, value_of
+from rljax.config.schema import NAMESPACES, Config
+from rljax.contracts import Home, PlainText, spec
+from rljax.errors import InputError
+from rljax.files import read_data
+from rljax.tracking.store import is_url
+
+# Texts that are shown, compared or sampled, and names of one of a few choices.
+_PLAIN = {
+    "data.target_instruction", "offline.step_separator", "sampler.stop_strings",
+    "sampler.end_of_thinking", "sampler.interrupt_phrase",
+}  # fmt: skip
+_WORDS = {
+    "model_settings.dtype", "model_settings.weight_dtype", "model_settings.remat",
+    "model_settings.head_dtype", "model_settings.context_attention", "lora.base",
+    "data.overlong", "data.turns", "offline.ties", "sampler.dtype", "sampler.head_in_float32",
+    "sampler.weight_dtype", "sampler.loop", "sampler.kv_dtype", "reward.judge_grades",
+    "environment.on_bad_call", "environment.history", "algorithm.kl_estimator",
+    "algorithm.kl_reward_estimator", "algorithm.old_logprobs", "rollouts.in_flight_cache",
+    "rollouts.partial_mask", "rollouts.clock", "checkpoint.best_metric",
+}  # fmt: skip
+_WORD = re.compile(r"[\w @/+*-]*")  # "-eval/loss"
+_LINEAR_MAPS = re.compile(r"[\w*]*|[*.]*(?:self_attn|mlp|experts|visual)\.[\w.*]*")
+_VARIABLE = re.compile(r"\w+=.*", re.DOTALL)
+# A registered data set: no folder, whose classes would be imported, and no namespace of others.
+_REGISTERED = re.compile(r"\w+(?:/[\w.-]+)?(?::[\d.*]+)?", re.ASCII)
+_ROLES = re.compile(r"[\w+ ]+=(.*)", re.DOTALL)
+_TYPES = (bool, int, float, type(None))
+
+
+# -- what asks --
+
+
+def refuse_own_code(config: Config, where: str, folder: str | os.PathLike = "") -> None:
+    """Raises InputError where the config names what is used only where the user trusts it. `folder`
+    is where the config lies: a run may write there, and nowhere outside of the working folder."""
+    if found := asks(config, folder):
+        raise InputError(
+            f"{where} asks for your trust",
+            value="; ".join(found),
+            rule="a config in a file or a folder may be a stranger's: functions, processes, "
+            "addresses, secrets and places that it names are used only where you say so",
+            fix="look at what is listed, then add --trust_code",
+        )
+
+
+def untrained(config: Config) -> Config:
+    """Returns the config of a run whose policy is loaded and not trained on: what a run writes, and
+    the services that it tells, are never used, so that they need no trust."""
+    own = tuple(text for text in config.trackers if any(map(is_own_code, names_of(text)[0])))
+    return dataclasses.replace(config, run_dir="", profile_port=0, trackers=own)
+
+
+def asks(config: Config, folder: str | os.PathLike = "") -> list[str]:
+    """Returns what of the config asks for trust, as "field=value"."""
+    fields = ((field, value_of(config, field)) for field in field_names(Config))
+    return sorted(
+        f"{field}={value!r}"
+        for field, value in fields
+        if value != value_of(_DEFAULTS, field) and asks_for_trust(field, value, folder)
+    )
+
+
+def asks_for_trust(field: str, value: object, folder: str | os.PathLike = "") -> bool:
+    """Returns whether a value of a field may be used only where the user trusts who wrote it."""
+    if isinstance(value, tuple | list):
+        return any(asks_for_trust(field, item, folder) for item in value)
+    if isinstance(value, _TYPES):
+        return field == "profile_port" and bool(value)
+    if not isinstance(value, str):
+        return True
+    rule = _rules().get(field)
+    return bool(value) and (rule is None or not rule(value, folder))
+
+
+def _rules() -> dict[str, Callable[[str, str | os.PathLike], bool]]:
+    """{field of texts: whether a text of it is used without being asked}. A field that stands in no
+    table is not."""
+    return {
+        **{field: lambda text, folder: True for field in _PLAIN},
+        **{field: lambda text, folder: _WORD.fullmatch(text) is not None for field in _WORDS},
+        **{field: _is_harmless_folder for field in (*FOLDERS, "tokenizer")},
+        **{field: _component_rule(NAMESPACES[stage]) for field, stage in COMPONENTS.items()},
+        **{field: _is_harmless_data for field in OF_DATA},
+        "model": lambda text, folder: (
+            kind_of_text(text) in ("file", "hub")
+            or kind_of_text(text) == "component"
+            and is_harmless(text, NAMESPACES["model"])
+        ),
+        "trackers": lambda text, folder: (
+            text == "console" or is_harmless(text, NAMESPACES["tracker"])
+        ),
+        "roles": lambda text, folder: _of_roles(text, NAMESPACES["role"]),
+        "placement": lambda text, folder: _of_roles(text, NAMESPACES["placement"]),
+        "sampler.layout": _component_rule("rljax.sampler.layout", "auto"),
+        "environment.calls": _component_rule("rljax.environments.calls", "auto"),
+        "lora.targets": lambda text, folder: _LINEAR_MAPS.fullmatch(text) is not None,
+        "data.template_variables": lambda text, folder: _VARIABLE.fullmatch(text) is not None,
+        "checkpoint.allow_changed": lambda text, folder: text in ("data", *field_names(Config)),
+        "run_dir": _is_inside,
+        "offline.reference_logprobs": _is_inside,
+        # Compiled programs are read back and run.
+        "compilation_cache": lambda text, folder: text == _DEFAULTS.compilation_cache,
+    }
+
+
+_DEFAULTS = Config()
+
+
+def _component_rule(home: str, *words: str) -> Callable[[str, str | os.PathLike], bool]:
+    return lambda text, folder: text in words or is_harmless(text, home)
+
+
+def _of_roles(text: str, home: str) -> bool:
+    """Returns whether NAME=component(...) is harmless; what is not of that form is looked at
+    whole."""
+    match = _ROLES.fullmatch(text)
+    return is_harmless(match[1] if match else text, home)
+
+
+def _is_harmless_folder(text: str, folder) -> bool:
+    return not is_url(text)
+
+
+def _is_harmless_data(text: str, folder) -> bool:
+    kind = kind_of_text(text)
+    if kind == "tfds":
+        name = text.strip().removeprefix(TFDS).strip()
+        return _REGISTERED.fullmatch(name) is not None and not os.path.lexists(name)
+    # What the hub has is data, and it is asked at the address that this machine is set to.
+    return kind in ("file", "hub") or kind == "component" and is_harmless(text, NAMESPACES["data"])
+
+
+def _is_inside(text: str, folder: str | os.PathLike) -> bool:
+    """Returns whether what is written there stays in the working folder, or in that of the
+    config."""
+    if is_url(text) or text.startswith("~"):
+        return bool(folder) and str(folder).rstrip("/") == text.rstrip("/")
+    real = Path(os.path.realpath(text))
+    homes = [Path(os.path.realpath(place)) for place in (os.curdir, folder or os.curdir)]
+    return any(real.is_relative_to(home) for home in homes)
+
+
+def is_harmless(text: str, home: str) -> bool:
+    """Returns whether a component of the module `home` may be named by anyone, with these options.
+
+    What is no call, and bare names that are not there, is refused by what reads it: a mistake is
+    answered as one, unless it names code of others somewhere."""
+    try:
+        name, options = parse_component(text.strip())
+    except InputError:
+        return True
+    if is_own_code(name):
+        return False
+    try:
+        component = resolve(name, home)
+    except InputError:
+        return not any(map(is_own_code, names_of(text)[0]))
+    if not spec(component.function).safe:
+        return False
+    parameters = component.signature.parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    for option, value in options:
+        known = parameters.get(option)
+        if known is None or known.kind is known.VAR_KEYWORD:  # a number is a mistake
+            if takes_any or not isinstance(value, _TYPES):
+                return False
+        elif not _is_harmless_value(value, known.annotation):
+            return False
+    return True
+
+
+def _is_harmless_value(value: object, kind: object) -> bool:
+    """Returns whether the annotation of an option says that such a value does nothing but set it.
+    Annotations that say nothing, and those of paths, addresses and commands, do not."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        homes = [note.module for note in inner[1:] if isinstance(note, Home)]
+        if homes and isinstance(value, str):
+            return not value or all(is_harmless(value, home) for home in homes)
+        return _is_harmless_value(value, inner[0])
+    if origin in (typing.Union, types.UnionType):
+        return any(_is_harmless_value(value, one) for one in inner)
+    if origin is typing.Literal:
+        return value in inner
+    if origin is tuple and isinstance(value, tuple):
+        kinds = inner[:1] * len(value) if inner[1:] == (...,) else inner
+        pairs = zip(value, kinds, strict=False)
+        return len(kinds) >= len(value) and all(_is_harmless_value(*pair) for pair in pairs)
+    if isinstance(value, str):
+        return kind is PlainText
+    return isinstance(value, _TYPES) and kind in _TYPES and kind is not inspect.Parameter.empty
+
+
+# -- what the user began --
+
+
+def is_trusted(path: str, trust_code: bool) -> bool:
+    """Returns whether what the config of a path names may be used: the user says so, it is Python,
+    which runs as it is read, or the user began a run of it here."""
+    return trust_code or not is_data(path) or vouched(config_file(path))
+
+
+def require_trust(path: str, trust_code: bool) -> None:
+    """Raises InputError where the config of a path asks for trust and has none. One that is given
+    with --trust_code needs it once."""
+    if trust_code and is_data(path):
+        vouch(config_file(path))
+    elif not is_trusted(path, trust_code):
+        folder = os.path.dirname(config_file(path))
+        refuse_own_code(load_config_file(path), path, folder)
+
+
+def vouch(config_file: str | os.PathLike, place: str | os.PathLike = "") -> bool:
+    """Notes that the user of this machine began a run of this config, so that the run's own folder
+    needs no trust -> whether it could be noted. `place` names it where the file is a copy."""
+    try:
+        note = _note(config_file, place)
+        note.parent.mkdir(parents=True, exist_ok=True)
+        note.write_text(f"{time.strftime('%Y-%m-%d')} {place or config_file}\n", encoding="utf-8")
+    except (OSError, InputError):
+        return False
+    return True
+
+
+def vouched(config_file: str | os.PathLike, place: str | os.PathLike = "") -> bool:
+    """Returns whether the user began a run of this very config at this place."""
+    try:
+        return _note(config_file, place).is_file()
+    except (OSError, InputError):
+        return False
+
+
+def _note(config_file: str | os.PathLike, place: str | os.PathLike) -> Path:
+    """The file that vouches for a config: its name is the digest of the place and of the bytes, of
+    the config and of the functions that were written beside it (rljax.config.own_functions)."""
+    where = str(place) if place and is_url(place) else os.path.realpath(place or config_file)
+    digest = hashlib.sha256(where.encode("utf-8", "surrogateescape"))
+    functions = Path(config_file).parent / "inputs"
+    files = sorted(functions.glob("*.py")) if functions.is_dir() else []
+    for file in (Path(config_file), *files):
+        digest.update(hashlib.sha256(read_data(file)).digest())
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(cache, "rljax", "vouched", digest.hexdigest())
