@@ -1,11 +1,14 @@
 """Strict JAX for every test: eight CPU devices, no silent rank promotion, NaN checks where
 asked."""
 
+import atexit
 import ctypes
 import functools
 import gc
 import json
 import os
+import shutil
+import tempfile
 from importlib.metadata import version
 
 # Before JAX is imported: the device count is fixed when the backend starts. The rest is for compile
@@ -22,6 +25,9 @@ os.environ.setdefault(
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/rljax/tests"))
+if "XDG_CACHE_HOME" not in os.environ:  # runs of tests are noted here, not in the user's own cache
+    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="rljax-tests-")
+    atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 # A program that is lowered keeps ten stack frames of each operation, of pytest's among them.
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 

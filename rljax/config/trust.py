@@ -14,6 +14,7 @@ config in the user's own cache, outside of the folder, and `vouched` finds it ag
 """
 
 import dataclasses
+import functools
 import hashlib
 import inspect
 import os
@@ -83,11 +84,11 @@ def untrained(config: Config) -> Config:
 
 def asks(config: Config, folder: str | os.PathLike = "") -> list[str]:
     """Returns what of the config asks for trust, as "field=value"."""
-    fields = ((field, value_of(config, field)) for field in field_names(Config))
+    fields = ((field, value_of(config, field)) for field in _DEFAULTS)
     return sorted(
         f"{field}={value!r}"
         for field, value in fields
-        if value != value_of(_DEFAULTS, field) and asks_for_trust(field, value, folder)
+        if value != _DEFAULTS[field] and asks_for_trust(field, value, folder)
     )
 
 
@@ -103,6 +104,7 @@ def asks_for_trust(field: str, value: object, folder: str | os.PathLike = "") ->
     return bool(value) and (rule is None or not rule(value, folder))
 
 
+@functools.cache
 def _rules() -> dict[str, Callable[[str, str | os.PathLike], bool]]:
     """{field of texts: whether a text of it is used without being asked}. A field that stands in no
     table is not."""
@@ -130,11 +132,11 @@ def _rules() -> dict[str, Callable[[str, str | os.PathLike], bool]]:
         "run_dir": _is_inside,
         "offline.reference_logprobs": _is_inside,
         # Compiled programs are read back and run.
-        "compilation_cache": lambda text, folder: text == _DEFAULTS.compilation_cache,
+        "compilation_cache": lambda text, folder: text == _DEFAULTS["compilation_cache"],
     }
 
 
-_DEFAULTS = Config()
+_DEFAULTS = {field: value_of(Config(), field) for field in field_names(Config)}
 
 
 def _component_rule(home: str, *words: str) -> Callable[[str, str | os.PathLike], bool]:
@@ -166,7 +168,10 @@ def _is_inside(text: str, folder: str | os.PathLike) -> bool:
     config."""
     if is_url(text) or text.startswith("~"):
         return bool(folder) and str(folder).rstrip("/") == text.rstrip("/")
-    real = Path(os.path.realpath(text))
+    try:
+        real = Path(os.path.realpath(text))
+    except ValueError:  # a zero byte
+        return False
     homes = [Path(os.path.realpath(place)) for place in (os.curdir, folder or os.curdir)]
     return any(real.is_relative_to(home) for home in homes)
 

@@ -1,16 +1,25 @@
 """A folder is data: what a run folder or a JSON config names runs only where the user says so."""
 
 import dataclasses
+import importlib
+import inspect
 import json
+import os
+import shutil
+import subprocess
 import sys
 
 import pytest
+from conftest import REPO
 
+import rljax
 from rljax.command.commands import COMMANDS
 from rljax.command.launch import launch
-from rljax.components import resolve
-from rljax.config import Config, field_names, to_dict, with_overrides
-from rljax.config.trust import refuse_own_code
+from rljax.components import _is_public_function, resolve
+from rljax.config import NAMESPACES, Config, field_names, to_dict, trust, with_overrides
+from rljax.config.texts import kinds
+from rljax.config.trust import asks_for_trust, is_harmless, refuse_own_code, vouch, vouched
+from rljax.contracts import spec
 from rljax.errors import InputError
 from rljax.setup.policies import load_policy
 
@@ -170,3 +179,204 @@ def test_a_module_of_the_working_folder_hides_no_library(here):
     with pytest.raises(InputError, match="hidden by a library"):
         resolve("tokenizers.my_reward", "rljax.rewards")
     assert resolve("tokenizers.py:my_reward", "rljax.rewards")(response="") == 1.0
+
+
+def namespaces() -> dict[str, dict]:
+    """{module: {name: function}} of everything that a bare name can mean."""
+    homes = {*NAMESPACES.values(), "rljax.sampler.layout", "rljax.environments.calls"}
+    out = {}
+    for home in homes:
+        values = vars(importlib.import_module(home)).items()
+        out[home] = {
+            name: value for name, value in values if _is_public_function(name, value, home)
+        }
+    return out
+
+
+def test_every_field_has_a_rule_and_one_to_come_asks():
+    rules = trust._rules()
+    words = {field for field in texts() if kinds()[field] in (str, tuple[str, ...])}
+    assert words <= rules.keys() <= {*field_names(Config)}
+    assert asks_for_trust("a_field.to_come", "anything")
+    assert asks_for_trust("a_field.to_come", {"a": 1}) and asks_for_trust("profile_port", 9999)
+    for field in words:
+        assert not asks_for_trust(field, ""), field
+        for text in ("/evil.py:run()", "a.b.c(x=1)"):
+            assert (field in PLAIN) != asks_for_trust(field, text), (field, text)
+
+
+def test_a_component_that_does_not_declare_it_is_refused():
+    """Of everything that a bare name can mean, those alone that are declared safe, beside their
+    definition, may be named by anyone; and of their options those whose annotation says so."""
+    unsafe, options = [], 0
+    for home, functions in namespaces().items():
+        for name, function in functions.items():
+            safe = spec(function).safe
+            assert is_harmless(name, home) == safe, name
+            assert is_harmless(f" {name} ( ) ", home) == safe, name
+            if not safe:
+                unsafe.append(name)
+                continue
+            for option, parameter in inspect.signature(function).parameters.items():
+                kind, texts = str(parameter.annotation), ["os.system", "./evil.py:run(x=1)"]
+                if "Home(" not in kind:  # there these are names of nothing
+                    texts += ["program(command='x')", "http://a/b", "evil_module:X-v0"]
+                for text in texts:
+                    options += 1
+                    harmless = is_harmless(f"{name}({option}={text!r})", home)
+                    assert not harmless or "PlainText" in kind, (name, option, text)
+    known = {"program", "mcp", "gymnasium", "of_class", "verifiers", "openenv", "tinker", "search"}
+    known |= {"textarena", "pairwise", "wandb", "sandbox_fusion", "evolving_rubrics"}
+    assert known <= set(unsafe) and options > 1000
+
+
+def test_a_new_component_asks(monkeypatch):
+    def to_come(response): ...
+
+    to_come.__module__ = "rljax.rewards.to_come"
+    monkeypatch.setattr("rljax.rewards.to_come", to_come, raising=False)
+    assert not is_harmless("to_come", "rljax.rewards") and is_harmless("nobody", "rljax.rewards")
+
+
+FOLDERS = [
+    {"environment.function": "program(command='touch ran')"},
+    {"environment.function": "mcp(server='touch ran')"},
+    {"environment.function": "gymnasium(id='evil:X-v0')"},
+    {"environment.function": "gymnasium_vector(id='evil:X-v0')"},
+    {"environment.function": "verifiers(id='x', env='evil')"},
+    {"environment.function": "of_class(cls='evil')"},
+    {"environment.function": "textarena(game='evil:X')"},
+    {"environment.function": "openenv(url='http://127.0.0.1:1')"},
+    {"environment.function": "tools(functions=('calc()', 'search(corpus=\\'/etc/passwd\\')'))"},
+    {"data.train": "evil.py:f.jsonl"},
+    {"data.train": "./evil.py:f.jsonl"},
+    {"data.train": "s3://bucket/rows.jsonl"},
+    {"data.test": "HTTP://127.0.0.1:1/rows.jsonl"},
+    {"data.sources": ("sort_digits()", "memory://rows.parquet")},
+    {"data.train": "gsm8k(path='/etc/passwd')"},
+    {"data.train": "prompt_texts(of='evil.run()')"},
+    {"model": "s3://bucket/model"},
+    {"tokenizer": "https://127.0.0.1:1/tokenizer"},
+    {"roles": ("evil.f",)},
+    {"roles": ("guide=value_model(folder='http://127.0.0.1:1')",)},
+    {"roles": ("guide=trained_policy(optimizer='evil.run')",)},
+    {"placement": ("evil.f",)},
+    {"placement": ("reference=evil.f(devices=1)",)},
+    {"reward.function": "by_source(sources=(('a', 'evil.run'),))"},
+    {"reward.function": "code_tests(allow_unsafe_execution=True)"},
+    {"reward.function": "json_schema(schema='/etc/passwd')"},
+    {"reward.rubrics": "evolving_rubrics(generator='evil.run')"},
+    {"algorithm.collect": "critic_search(method='evil.run')"},
+    {"sampler.layout": "evil.mesh()"},
+    {"environment.calls": "evil.run"},
+    {"environment.calls": "./evil.py:run"},
+    {"compilation_cache": "/tmp/of_others"},
+    {"profile_port": 9999},
+    {"run_dir": "s3://bucket/run"},
+    {"run_dir": "../elsewhere"},
+    {"run_dir": "~/.config/autostart"},
+    {"trackers": ("wandb(project='mine')",)},
+    {"trackers": ("evil.Tracker",)},
+    {"offline.reference_logprobs": "/var/somewhere"},
+]
+
+
+@pytest.mark.parametrize("changes", FOLDERS, ids=str)
+def test_no_command_uses_what_a_folder_names_unless_the_user_says_so(here, changes, capsys):
+    saved_run(here / "run", changes)
+    of_a_run = set(changes) & {"run_dir", "trackers", "profile_port"} and "evil" not in str(changes)
+    commands = [["train", "--config=run", "--dry_run"], ["inspect", "--config=run"]]
+    if not of_a_run:  # what nothing is written to, or told, is not looked at
+        commands += [["chat", "run"], ["evaluate", "run"], ["sample", "run", "--out=x.jsonl"]]
+        played = "--config.environment.function=guess_number()"
+        commands += [["play", "--policy=run", "--config=quickstart", played]]
+    for name, *arguments in commands:
+        assert launch(COMMANDS[name], arguments, f"rljax {name}") == 2, name
+        assert "trust_code" in capsys.readouterr().err, name
+        assert nothing_ran(here), name
+    with pytest.raises(InputError, match="trust_code"):
+        rljax.train(here / "run")
+    assert nothing_ran(here)
+
+
+def test_a_server_runs_nothing_that_a_folder_names(here):
+    saved_run(here / "run", FOLDERS[0])
+    command = [sys.executable, "-m", "rljax", "serve", "run", "--port=0"]
+    env = {**os.environ, "PYTHONPATH": str(REPO)}
+    ran = subprocess.run(command, cwd=here, env=env, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 2 and "trust_code" in ran.stderr and nothing_ran(here), ran.stderr
+
+
+STAGES = (
+    {"command": "evaluate", "checkpoint": "model", "suites": ["evil.suite()"]},
+    {"command": "evaluate", "checkpoint": "model", "suites": "gsm8k(data='/etc/passwd')"},
+    {"command": "evaluate", "checkpoint": "model", "search": "evil.run()"},
+    {"command": "evaluate", "checkpoint": "model", "reward": "judge(base_url='http://a')"},
+    {"command": "evaluate", "checkpoint": "s3://bucket/run"},
+    {"command": "evaluate", "checkpoint": "model", "data": "s3://bucket/rows.jsonl"},
+    {"command": "label preferences", "data": "x.jsonl", "judge": "ask(base_url='http://a')"},
+    {"command": "sample", "checkpoint": "model", "compilation_cache": "cache_of_others"},
+    {"command": "train", "environment.function": "program(command='touch ran')"},
+    {"command": "train", "config": "evil.py"},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=str)
+def test_a_pipeline_of_data_is_a_strangers_too(here, stage, capsys):
+    values = {"pipeline": [{"stage": "a", **stage}], "data.train": "sort_digits()"}
+    (here / "model").mkdir()
+    (here / "own.json").write_text(json.dumps(values | {"model": "decoder(layers=1)"}))
+    assert launch(COMMANDS["pipeline"], ["--config=own.json", "--dry_run"], "rljax pipeline") == 2
+    assert "trust_code" in capsys.readouterr().err and nothing_ran(here)
+
+
+def test_what_the_user_began_here_needs_no_trust(here):
+    """A note in the user's own cache tells, which no folder can write: for this place and these
+    bytes, of the config and of the functions that the run was given from a notebook."""
+    saved_run(here / "run", {"reward.function": "evil.run"})
+    config = here / "run" / "config.json"
+    (here / "run" / "inputs").mkdir()
+    function = here / "run" / "inputs" / "mine_1a2b3c4d.py"
+    function.write_text("def mine(response): return 1.0\n")
+    assert not vouched(config) and vouch(config) and vouched(config)
+    with pytest.raises(InputError, match="no checkpoint"):
+        load_policy("run")
+    for file, text in ((config, config.read_text() + " "), (function, "import os\n")):
+        before = file.read_text()
+        file.write_text(text)
+        with pytest.raises(InputError, match="trust_code"):
+            load_policy("run")
+        file.write_text(before)
+    shutil.copytree(here / "run", here / "copy")
+    with pytest.raises(InputError, match="trust_code"):
+        load_policy("copy")
+    assert vouched(config) and vouch(config, "s3://b/run/config.json")
+    assert vouched(config, "s3://b/run/config.json") and not vouched(
+        config, "s3://c/run/config.json"
+    )
+
+
+def test_a_config_that_was_trusted_once_is_not_asked_again(here, capsys):
+    """A YAML file of one's own that names a function beside it is run with --trust_code once."""
+    (here / "reward.py").write_text("def mine(response): return 1.0\n")
+    text = "model: decoder(layers=1)\ndata.train: sort_digits()\nreward.function: reward.mine\n"
+    (here / "own.yaml").write_text(text)
+    arguments = ["--config=own.yaml"]
+    assert launch(COMMANDS["inspect"], arguments, "rljax inspect") == 2
+    err = capsys.readouterr().err
+    assert "reward.function='reward.mine'" in err and "add --trust_code" in err
+    for more in (["--trust_code"], []):
+        assert launch(COMMANDS["inspect"], [*arguments, *more], "rljax inspect") == 0
+    (here / "own.yaml").write_text(text + "seed: 1\n")
+    assert launch(COMMANDS["inspect"], arguments, "rljax inspect") == 2
+
+
+def test_ten_thousand_configs_run_nothing(here):
+    """Audited: no import, no exec, no file, no address and no process, whatever texts are known."""
+    env = {**os.environ, "PYTHONPATH": f"{REPO}{os.pathsep}{here}", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, str(REPO / "tests/setup/fuzz_trust.py"), "0", "10000"]
+    ran = subprocess.run(command, cwd=here, env=env, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    found = json.loads(ran.stdout)
+    assert found["seen"] == [] and not found["evil"] and nothing_ran(here), found
+    assert 300 < found["accepted"] < 7000, found  # both kinds were met

@@ -61,7 +61,7 @@ def mean(rows: list[dict], name: str) -> float:
 
 def accuracy(folder, environment: str) -> float:
     """The greedy success of a run's policy with another environment."""
-    policy = load_policy(folder, trust_code=True)
+    policy = load_policy(folder)  # begun here: it needs no trust_code
     policy.config.environment.function = environment
     prompts = load_data(policy.config, policy.tokenizer).test_prompts
     reward = policy.reward("exact_match()")
