@@ -8,7 +8,6 @@ Nothing is registered. This file imports no model code.
 """
 
 import ast
-import difflib
 import functools
 import importlib
 import importlib.util
@@ -23,6 +22,7 @@ import zlib
 from collections.abc import Callable
 
 from rljax.errors import InputError
+from rljax.suggest import near_names
 
 _OF_A_FILE = re.compile(r"\s*([^()'\"]+\.py):(.*)", re.DOTALL)
 
@@ -95,7 +95,7 @@ def _import(name: str, home: str) -> Callable:
         module = importlib.import_module(home)
         names = [n for n, f in vars(module).items() if _is_public_function(n, f, home)]
         if name not in names:
-            close = difflib.get_close_matches(name, names, n=3)
+            close = near_names(name, names, 3)
             close = close or [known for known in names if name.startswith(f"{known}_")]
             hint = f"did you mean {' or '.join(close)}? " if close else ""
             raise InputError(
@@ -224,7 +224,7 @@ def _function_of(module: types.ModuleType, attribute: str, where: str) -> Callab
             raise InputError(
                 f"{where}: {attribute!r} is no function", value=found, fix="name a function"
             )
-        close = difflib.get_close_matches(attribute, list(vars(module)), n=1)
+        close = near_names(attribute, list(vars(module)), 1)
         fix = f"did you mean {close[0]!r}?" if close else f"define {attribute} in it"
         hidden = f"{module.__name__.partition('.')[0]}.py"
         if os.path.isfile(hidden) and os.path.abspath(hidden) != vars(module).get("__file__"):
@@ -282,7 +282,7 @@ class Component:
         takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
         unknown = [] if takes_any else [o for o in self.options if o not in signature.parameters]
         if unknown:
-            close = difflib.get_close_matches(unknown[0], list(signature.parameters), n=1)
+            close = near_names(unknown[0], list(signature.parameters), 1)
             raise InputError(
                 f"{self.name} has no option {unknown[0]!r}",
                 rule=f"its signature is {self.name}{signature}",

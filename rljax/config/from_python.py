@@ -25,6 +25,7 @@ from rljax.config.own_functions import component_text, write_once
 from rljax.config.schema import Config
 from rljax.config.texts import kinds
 from rljax.errors import InputError
+from rljax.suggest import elsewhere
 from rljax.tracking.store import is_url
 
 WHERE = "rljax.train"
@@ -80,9 +81,9 @@ def _full_name(name: str) -> str:
         fix = f'{name}={{"{inside[0].removeprefix(name + ".")}": ...}}'
         raise InputError(f"{WHERE}: {name} is no field", rule=rule, fix=fix)
     ends = [field for field in known if field.endswith(f".{name}")] if "." not in name else []
-    if len(ends) == 1:
+    if len(ends) == 1 and not elsewhere(name):  # `epochs` of others are not batch.epochs
         return ends[0]
-    if ends:
+    if len(ends) > 1:
         fix = f'name one of them whole: **{{"{ends[0]}": ...}}'
         raise InputError(f"{WHERE}: {name} is any of {', '.join(ends)}", fix=fix)
     raise InputError(f"{WHERE}: {unknown_field(name, known)}")

@@ -5,7 +5,7 @@ import math
 
 from rljax.components import Component
 from rljax.config import Config, OptimizerConfig, is_path, row_tokens, value_of
-from rljax.config.checks import Problems, check_bounds
+from rljax.config.checks import Problems, check_bounds, is_no_component
 from rljax.data.online.prompts import TURNS
 from rljax.errors import InputError
 from rljax.learn.optimizers import handed, learning_rate, make_optimizer, rule_fields
@@ -381,5 +381,7 @@ def check_data_and_model(config: Config, problems: Problems) -> None:
         ("model", (config.model,)),
     ):
         for spec in specs:
+            if field == "model" and is_no_component(spec):  # which check_paths says
+                continue
             if spec and not is_path(spec):
                 resolve_field(problems, field, spec, "model" if field == "model" else "data")
