@@ -19,10 +19,16 @@ stands behind the reasoning (rljax.reasoning), whoever calls it:
 import dataclasses
 import functools
 import inspect
+import typing
 from collections.abc import Callable
 
-from rljax.components import Component
+from rljax.components import Component, Range
 from rljax.reasoning import cut_reasoning
+
+# Annotations of options: a number that a config gives is refused outside of the range.
+AboveZero = typing.Annotated[float, Range(above=0)]
+NotNegative = typing.Annotated[float, Range(low=0)]
+Share = typing.Annotated[float, Range(low=0, high=1)]
 
 # The parameters of a reward, a judge or an extractor that are responses.
 _RESPONSES = ("response", "responses", "completions", "solution_str", "first", "second")

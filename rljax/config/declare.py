@@ -2,13 +2,12 @@
 flag, its line of --help and its check follow from that."""
 
 import dataclasses
-import math
-import operator
 import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from rljax.components import Range
 from rljax.config.describe import flag_lines
 from rljax.errors import InputError
 from rljax.suggest import near_names
@@ -58,14 +57,7 @@ class _Spec:
 
     def _out_of_range(self, value: float) -> str:
         high = _MOST if self.high is None and isinstance(value, int) else self.high
-        bounds = (
-            (">=", self.low, operator.ge), ("<=", high, operator.le),
-            (">", self.above, operator.gt), ("<", self.below, operator.lt),
-        )  # fmt: skip
-        bounds = [bound for bound in bounds if bound[1] is not None]
-        if math.isfinite(value) and all(holds(value, bound) for _, bound, holds in bounds):
-            return ""
-        return f"must be {' and '.join(f'{sign} {bound}' for sign, bound, _ in bounds) or 'finite'}"
+        return Range(self.low, high, self.above, self.below).problem(value)
 
 
 def option(default: object, help: str, **spec) -> typing.Any:

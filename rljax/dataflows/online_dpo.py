@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from rljax.batch import masked_mean, row_scores, take_rows
 from rljax.components import resolve
 from rljax.config import NAMESPACES
-from rljax.contracts import contract, spec
+from rljax.contracts import NotNegative, Share, contract, spec
 from rljax.dataflows.preference import with_spread
 from rljax.dataflows.stages import rescaled_steps
 from rljax.learn.metrics import reference_kl, sample_metrics
@@ -30,7 +30,7 @@ from rljax.shaping.scores import apply_shaping
 def online_dpo(
     batch, key, cfg, *, actor, reference,
     rejected: Literal["worst", "random"] = "worst",
-    min_margin: float = 0.0,
+    min_margin: NotNegative = 0.0,
     refresh_every: int = 0,
 ):  # fmt: skip
     """The best of each prompt's samples against the worst, or another at random; prompts whose best
@@ -77,7 +77,7 @@ def xpo(batch, key, cfg, *, actor, reference):
 @program
 def nash_md(
     batch, key, cfg, *, actor, reference,
-    mixture: float = 0.5,
+    mixture: Share = 0.5,
     preference: str = "bradley_terry()",
 ):  # fmt: skip
     """Samples of the policy, each scored by how likely it beats one of the geometric mixture

@@ -13,6 +13,7 @@ from rljax.config.from_python import config_from
 from rljax.errors import InputError
 from rljax.training import loop
 from rljax.training.result import RunStopped, TrainedRun
+from rljax.validation.unread import unread
 
 
 def train(
@@ -41,7 +42,7 @@ def train(
     """
     if devices is not None:
         _check_devices(devices)
-    made = config_from(config, model, data, reward, fields)
+    made = config_from(config, model, data, reward, fields, unread)
     try:
         return loop.train(made, on_start=on_start, devices=devices)
     except RunStopped as stop:

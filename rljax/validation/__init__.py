@@ -20,6 +20,7 @@ from rljax.validation.fields import (
 from rljax.validation.placement import check_placement, devices_left
 from rljax.validation.problems import resolve_field
 from rljax.validation.stages import check_components
+from rljax.validation.unread import unread_warnings
 
 
 def validate(config: Config, devices: int | None = None) -> list[str]:
@@ -39,7 +40,7 @@ def validate(config: Config, devices: int | None = None) -> list[str]:
         if left:
             check_devices(found.sound, left, found.others, devices - left)
     found.refuse()
-    return _unread_warnings(config) + _warnings(config)
+    return unread_warnings(config) + _warnings(config)
 
 
 def validate_sizes(config: Config) -> None:
@@ -107,39 +108,6 @@ def _with_defaults(config: Config, fields: Iterable[str]) -> Config:
         section, _, name = field.rpartition(".")
         setattr(value_of(out, section), name, value_of(default, field))
     return out
-
-
-# Fields that are read only where another one is on.
-_READ_WITH = {
-    "lora.rank": ("lora.alpha", "lora.targets", "lora.base"),
-    "data.drop_above_pass_rate": ("data.pass_rate_samples",),
-    "data.target_tokens": ("data.target_instruction",),
-    "sampler.thinking_tokens": ("sampler.end_of_thinking", "sampler.interrupt_phrase"),
-    "reward.judge_model": ("reward.judge_grades",),
-    "pretraining.data": (
-        "pretraining.coef",
-        "pretraining.sequences_per_optimizer_step",
-        "pretraining.max_tokens",
-    ),
-    "reward.process_model": ("reward.process_reward", "reward.process_lines"),
-    "rollouts.replay": ("rollouts.replay_share",),
-    "rollouts.max_staleness": (
-        "rollouts.ahead",
-        "rollouts.in_flight_cache",
-        "rollouts.partial_mask",
-        "rollouts.clock",
-    ),
-    "actor_optimizer.warmup_steps": ("actor_optimizer.warmup_from",),
-}
-
-
-def _unread_warnings(config: Config) -> list[str]:
-    default, found = Config(), []
-    for switch, fields in _READ_WITH.items():
-        moved = [f for f in fields if value_of(config, f) != value_of(default, f)]
-        if moved and not value_of(config, switch):
-            found.append(f"{', '.join(moved)}: set, but nothing reads it while {switch} is off")
-    return found
 
 
 def _loss_warnings(algorithm: AlgorithmConfig) -> list[str]:

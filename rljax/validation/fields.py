@@ -93,10 +93,6 @@ def check_ranges(config: Config, problems: Problems) -> None:
         "sampler.page_tokens", paged,
         "pages are given out by the host, between dispatches", "sampler.loop='host'",
     )  # fmt: skip
-    rule, fix = "nothing reads it: sampler.page_tokens is 0", "sampler.page_tokens=128"
-    problems.check(
-        paged or not config.sampler.pages, "sampler.pages", config.sampler.pages, rule, fix
-    )
     temperature = config.sampler.temperature
     problems.check(
         temperature != 0,
@@ -226,9 +222,6 @@ def check_optimizer(optimizer: OptimizerConfig, problems: Problems, prefix: str)
         beta = getattr(optimizer, name)
         problems.check(0 <= beta < 1, f"{prefix}.{name}", beta, "0 <= beta < 1")
     problems.check(optimizer.eps > 0, f"{prefix}.eps", optimizer.eps, "must be > 0")
-    start, warmup = optimizer.warmup_from, optimizer.warmup_steps
-    rule = "without warm-up nothing starts there"
-    problems.check(not start or warmup > 0, f"{prefix}.warmup_from", start, rule, "warmup_steps=1")
     rule = resolve_field(problems, f"{prefix}.name", optimizer.name, "optimizer")
     schedule = resolve_field(problems, f"{prefix}.schedule", optimizer.schedule, "schedule")
     if rule is not None:
