@@ -72,6 +72,11 @@ class Contract:
     # memory; or a function of that sample. None: the sample is masked, because what it asks (a
     # server, a model) may be slow by itself.
     on_timeout: object = None
+    # Rewards: what `ground_truth` is: an "answer", which a right response gives, or a
+    # "specification", by which one is checked (unit tests, a pattern).
+    truth: str = "answer"
+    # Tasks: what a run says at its start of the rows that they give; "" = nothing.
+    caution: str = ""
     # Environments.
     seats: tuple[str, ...] = ("",)  # who plays; a row each
     repeatable: bool = True  # whether the same replies lead to the same observations

@@ -147,7 +147,7 @@ def parse_flags(
         rule = f"one of {', '.join(filter(None, spec.choices))}" if spec.choices else ""
         rule = rule or f"must be {KINDS.get(_without_none(typing.get_type_hints(kind)[name]))}"
         raise InputError(f"--{wrong[1]}={wrong[2]}: {rule}", fix="--help lists the flags") from None
-    twice = [name for name in specs if into[name].present > 1]
+    twice = [name for name in into if into[name].present > 1]
     if twice:
         raise InputError(f"--{twice[0]} is given twice", fix="remove one")
     return rest

@@ -17,6 +17,7 @@ from rljax.setup import build
 from rljax.training.preflight import check_same_data, check_same_start
 from rljax.training.run import Run
 from rljax.training.scores import scored_responses, try_rewards
+from rljax.training.setup_warnings import setup_warnings
 from rljax.validation import validate
 
 
@@ -35,15 +36,19 @@ def preview(config: Config, console: Console, *, rows: int = 2, devices=None) ->
 
 
 def _preview(config: Config, console: Console, rows: int, devices) -> None:
-    for warning in validate(config, len(devices)):
-        console.print(f"warning: {warning}", markup=False, soft_wrap=True)
+    def warn(texts) -> None:
+        for text in texts:
+            console.print(f"warning: {text}", markup=False, soft_wrap=True)
+
+    warn(validate(config, len(devices)))
     setup = build(config, devices)
     check_same_data(setup)
+    warn(setup_warnings(setup))
     with tempfile.TemporaryDirectory() as folder, Run(setup, Path(folder)) as run:
         console.print(f"plan: {run.memory.line()}", markup=False, soft_wrap=True)
         show(config, console, rows=rows, split="train", ids=False)
         if run.setup.needs_reward:
-            try_rewards(run)
+            warn(try_rewards(run))
             _show_rewards(run, console, rows)
 
 

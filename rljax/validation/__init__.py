@@ -40,7 +40,7 @@ def validate(config: Config, devices: int | None = None) -> list[str]:
         if left:
             check_devices(found.sound, left, found.others, devices - left)
     found.refuse()
-    return unread_warnings(config) + _warnings(config)
+    return [*unread_warnings(config), *_cautions(config), *_warnings(config)]
 
 
 def validate_sizes(config: Config) -> None:
@@ -143,6 +143,13 @@ def _offline_warnings(config: Config) -> list[str]:
     return []
 
 
+def _cautions(config: Config) -> list[str]:
+    """What the tasks of a config say of their rows."""
+    named = (config.data.train, *config.data.sources, config.data.test, config.sft.data)
+    tasks = [resolve(t, NAMESPACES["data"]) for t in named if t and not is_path(t)]
+    return list(dict.fromkeys(filter(None, (spec(task).caution for task in tasks))))
+
+
 def _warnings(config: Config) -> list[str]:
     if spec(resolve(config.dataflow, NAMESPACES["dataflow"])).data not in SAMPLED:
         return _offline_warnings(config)
@@ -162,8 +169,6 @@ def _warnings(config: Config) -> list[str]:
     ):
         found.append("memory.reference_on_host does nothing: without a KL there is no reference")
     advantage = resolve(config.algorithm.advantage, NAMESPACES["advantage"])
-    if config.batch.samples_per_prompt == 1 and spec(advantage).compares_samples:
-        found.append("batch.samples_per_prompt=1 with a group advantage: every advantage is 0")
     if advantage.name == "gdpo" and (
         config.algorithm.reward_shaping or config.algorithm.kl_in_reward
     ):

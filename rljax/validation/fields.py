@@ -20,6 +20,7 @@ from rljax.sampler.requests import LOOPS, SWITCHES
 from rljax.validation.asynchrony import check_flight_ranges
 from rljax.validation.problems import resolve_field
 
+MOST_LR = 10.0
 _CHOICES = {
     "data.overlong": ("drop", "error", "left", "right"),
     "data.turns": TURNS,
@@ -215,6 +216,8 @@ def _check_optimizers(config: Config, problems: Problems) -> None:
 def check_optimizer(optimizer: OptimizerConfig, problems: Problems, prefix: str) -> None:
     """Ranges, the two components, and that they read every field that is set."""
     before = len(problems)
+    rule = f"a learning rate is at most {MOST_LR:g}"
+    problems.check(optimizer.lr <= MOST_LR, f"{prefix}.lr", optimizer.lr, rule, f"{prefix}.lr=1e-6")
     for name in ("lr", "warmup_steps", "warmup_from", "weight_decay", "clip_norm"):
         value = getattr(optimizer, name)
         problems.check(value >= 0, f"{prefix}.{name}", value, "must be >= 0")

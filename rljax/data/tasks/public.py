@@ -5,12 +5,27 @@ Nothing is downloaded but by `path="tfds:gsm8k"`.
 
 from collections.abc import Callable, Sequence
 
+from rljax.contracts import contract
 from rljax.data.rows import maps, offline_samples
 from rljax.data.rows.read import read_rows
 from rljax.data.tasks.task import TEXT, Task
 from rljax.errors import InputError
 
+_DATA_SETS = {
+    "gsm8k": "hf://datasets/openai/gsm8k",
+    "math": "hf://datasets/DigitalLearningGmbH/MATH-lighteval",
+}
 
+
+def _caution(name: str, count: int) -> Callable[[dict], str]:
+    """Says of a task without a path that its rows are not the data set."""
+    return lambda options: "" if options["path"] else (
+        f"data {name}() without a path is a sample of {count} rows of our own, to try the pipeline"
+        f" with. The data set is {_DATA_SETS[name]}, or {name}(path='FOLDER')"
+    )  # fmt: skip
+
+
+@contract(caution=_caution("gsm8k", len(offline_samples.GSM8K)))
 def gsm8k(*, path: str = "", instruction: str = maps.GSM8K_INSTRUCTION, chat: bool = False) -> Task:
     """GSM8K: rows of {"question", "answer"}, or verl's columns as they are. Reward: gsm8k().
 
@@ -22,6 +37,7 @@ def gsm8k(*, path: str = "", instruction: str = maps.GSM8K_INSTRUCTION, chat: bo
     return _public("gsm8k", path, offline_samples.GSM8K, mapped, solved, chat, "gsm8k()")
 
 
+@contract(caution=_caution("math", len(offline_samples.MATH)))
 def math(*, path: str = "", instruction: str = maps.MATH_INSTRUCTION, chat: bool = False) -> Task:
     r"""MATH: rows of {"problem", "solution"} with the answer in \boxed{}, or verl's columns as they
     are. Reward: boxed(). `path` as in gsm8k; "" is a sample of 8 rows of our own."""

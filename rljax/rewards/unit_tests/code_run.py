@@ -313,7 +313,11 @@ def prepare_worker(component) -> dict[str, str]:
     return {"sandbox_tier": sandbox_tier(component.options.get("allow_unsafe_execution", False))}
 
 
-@contract(reads="answer", on_timeout=lambda options: score_parts([_LATE], options["scale"]))
+@contract(
+    reads="answer",
+    on_timeout=lambda options: score_parts([_LATE], options["scale"]),
+    truth="specification",
+)
 def code_tests(
     response: str,
     ground_truth: str,

@@ -112,7 +112,7 @@ def verdicts(response: str, ground_truth: str) -> list[bool]:
     return out
 
 
-@contract(reads="answer", on_timeout=lambda options: options["failed"])
+@contract(reads="answer", on_timeout=lambda options: options["failed"], truth="specification")
 def program_tests(
     response: str,
     ground_truth: str,
