@@ -20,7 +20,6 @@ Conventions, stated once:
 """
 
 import dataclasses
-import difflib
 import enum
 import functools
 
@@ -29,6 +28,7 @@ import jax.numpy as jnp
 
 from rljax.errors import InputError
 from rljax.kernels import gae as recurrences
+from rljax.suggest import near_names
 
 
 class FinishReason(enum.IntEnum):
@@ -123,7 +123,7 @@ class Batch:
         known = [f.name for f in dataclasses.fields(self)]
         for name in fields:
             if name not in known:
-                close = difflib.get_close_matches(name, known, n=1)
+                close = near_names(name, known, 1)
                 raise InputError(
                     f"Batch has no field {name!r}",
                     rule=f"its fields are {', '.join(known)}",

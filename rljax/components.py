@@ -8,11 +8,13 @@ Nothing is registered. This file imports no model code.
 """
 
 import ast
-import difflib
+import dataclasses
 import functools
 import importlib
 import importlib.util
 import inspect
+import math
+import operator
 import os
 import re
 import sys
@@ -23,6 +25,31 @@ import zlib
 from collections.abc import Callable
 
 from rljax.errors import InputError
+from rljax.suggest import near_names
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The range of a number: `low` and `high` are included, `above` and `below` are not. Stands in
+    the annotation of an option, `clip_low: Annotated[float, Range(low=0)] = 0.2`."""
+
+    low: float | None = None
+    high: float | None = None
+    above: float | None = None
+    below: float | None = None
+
+    def problem(self, value: float) -> str:
+        """Why a number is out of range, "" where it is not."""
+        bounds = (
+            (">=", self.low, operator.ge), ("<=", self.high, operator.le),
+            (">", self.above, operator.gt), ("<", self.below, operator.lt),
+        )  # fmt: skip
+        bounds = [bound for bound in bounds if bound[1] is not None]
+        if math.isfinite(value) and all(holds(value, bound) for _, bound, holds in bounds):
+            return ""
+        said = " and ".join(f"{sign} {bound}" for sign, bound, _ in bounds)
+        return f"must be {said or 'finite'}"
+
 
 _OF_A_FILE = re.compile(r"\s*([^()'\"]+\.py):(.*)", re.DOTALL)
 
@@ -95,7 +122,7 @@ def _import(name: str, home: str) -> Callable:
         module = importlib.import_module(home)
         names = [n for n, f in vars(module).items() if _is_public_function(n, f, home)]
         if name not in names:
-            close = difflib.get_close_matches(name, names, n=3)
+            close = near_names(name, names, 3)
             close = close or [known for known in names if name.startswith(f"{known}_")]
             hint = f"did you mean {' or '.join(close)}? " if close else ""
             raise InputError(
@@ -229,7 +256,7 @@ def _function_of(module: types.ModuleType, attribute: str, where: str) -> Callab
             raise InputError(
                 f"{where}: {attribute!r} is no function", value=found, fix="name a function"
             )
-        close = difflib.get_close_matches(attribute, list(vars(module)), n=1)
+        close = near_names(attribute, list(vars(module)), 1)
         fix = f"did you mean {close[0]!r}?" if close else f"define {attribute} in it"
         hidden = f"{module.__name__.partition('.')[0]}.py"
         if os.path.isfile(hidden) and os.path.abspath(hidden) != vars(module).get("__file__"):
@@ -248,6 +275,8 @@ def _fits(value: object, kind: object) -> bool:
     """Whether a literal is of an annotated type; an annotation that is not a plain type fits."""
     kind = plain_kind(kind)
     origin = typing.get_origin(kind)
+    if origin is typing.Annotated:
+        return _fits(value, kind.__origin__)
     if origin in (typing.Union, types.UnionType):
         return any(_fits(value, k) for k in typing.get_args(kind))
     if origin is typing.Literal:
@@ -263,9 +292,21 @@ def _fits(value: object, kind: object) -> bool:
     return True
 
 
+def ranges_of(kind: object) -> list[Range]:
+    """The ranges in an annotation, such as Annotated[float, Range(low=0)] | None."""
+    if typing.get_origin(kind) is typing.Annotated:
+        return [one for one in kind.__metadata__ if isinstance(one, Range)]
+    return [range for inner in typing.get_args(kind) for range in ranges_of(inner)]
+
+
 def _check_option(component: str, option: str, value: object, kind: object) -> None:
-    """The signature is the schema: an annotated option takes values of its type only."""
+    """The signature is the schema: an annotated option takes values of its type only, and in its
+    range."""
     if _fits(value, kind):
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        for range in ranges_of(kind) if number else ():
+            if rule := range.problem(value):
+                raise InputError(f"option {option!r} of {component}", value=value, rule=rule)
         return
     kind = plain_kind(kind)
     if typing.get_origin(kind) is typing.Literal:
@@ -295,7 +336,7 @@ class Component:
         takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
         unknown = [] if takes_any else [o for o in self.options if o not in signature.parameters]
         if unknown:
-            close = difflib.get_close_matches(unknown[0], list(signature.parameters), n=1)
+            close = near_names(unknown[0], list(signature.parameters), 1)
             raise InputError(
                 f"{self.name} has no option {unknown[0]!r}",
                 rule=f"its signature is {self.name}{signature}",

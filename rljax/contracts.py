@@ -22,8 +22,13 @@ import inspect
 import typing
 from collections.abc import Callable
 
-from rljax.components import Component
+from rljax.components import Component, Range
 from rljax.reasoning import cut_reasoning
+
+# Annotations of options: a number that a config gives is refused outside of the range.
+AboveZero = typing.Annotated[float, Range(above=0)]
+NotNegative = typing.Annotated[float, Range(low=0)]
+Share = typing.Annotated[float, Range(low=0, high=1)]
 
 # The parameters of a reward, a judge or an extractor that are responses.
 _RESPONSES = ("response", "responses", "completions", "solution_str", "first", "second")
@@ -70,6 +75,11 @@ class Contract:
     # memory; or a function of that sample. None: the sample is masked, because what it asks (a
     # server, a model) may be slow by itself.
     on_timeout: object = None
+    # Rewards: what `ground_truth` is: an "answer", which a right response gives, or a
+    # "specification", by which one is checked (unit tests, a pattern).
+    truth: str = "answer"
+    # Tasks: what a run says at its start of the rows that they give; "" = nothing.
+    caution: str = ""
     # Environments.
     seats: tuple[str, ...] = ("",)  # who plays; a row each
     repeatable: bool = True  # whether the same replies lead to the same observations

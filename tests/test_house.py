@@ -17,7 +17,7 @@ FILES = sorted((REPO / "rljax").rglob("*.py"))
 LAUNCHERS = sorted((REPO / "launchers").glob("*.py"))
 # Every room, lowest first: a module may import rooms of the lines before its own, and its own.
 ORDER = [
-    ("errors", "beats", "reasoning"),
+    ("errors", "beats", "reasoning", "suggest"),
     ("files", "components", "hosts", "pods"),
     ("contracts",),
     ("hub", "tracking"),
@@ -41,9 +41,9 @@ ORDER = [
     ("command",),
 ]
 LEVEL = {name: i for i, rooms in enumerate(ORDER) for name in rooms}
-# What the rooms with the formulas may import at all, beside `batch`, `errors` and their own room.
+# What the rooms with the formulas may import at all, beside those of FREE and their own room.
 PURE = {name: set() for name in ("advantages", "losses", "correction", "shaping")}
-FREE = {"batch", "contracts", "errors", "kernels"}
+FREE = {"batch", "contracts", "errors", "kernels", "suggest"}
 
 
 def room(module: str) -> str:

@@ -45,7 +45,7 @@ def get_config(variant: str = "") -> Config:
     config.data.max_prompt_tokens = 10
     config.sampler.max_response_tokens = 3
     config.offline.max_tokens = 32
-    config.actor_optimizer.beta2 = config.critic_optimizer.beta2 = 0.99
+    config.actor_optimizer.beta2 = 0.99
     config.evaluate.prompts = 64 if tiny else 512
     config.checkpoint.every_steps = 50
     return config
@@ -80,6 +80,7 @@ def pipeline(variant: str = ""):
         "stage": "scorer", "command": "train", "dataflow": "reward_model",
         "model": "{sft}/policy", "data.train": "{pairs}/pairs.jsonl",
         "steps": 100 if tiny else 400, "critic_optimizer.lr": 3e-3 if tiny else 1e-3,
+        "critic_optimizer.beta2": 0.99,
         "algorithm.reward_loss": "bradley_terry(center=0.01)",
     }  # fmt: skip
     yield {

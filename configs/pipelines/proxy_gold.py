@@ -58,7 +58,7 @@ def get_config() -> Config:
     config.data.train, config.data.max_prompt_tokens = TASK, 5
     config.sampler.max_response_tokens = 12
     config.offline.max_tokens = 18
-    config.actor_optimizer.beta2 = config.critic_optimizer.beta2 = 0.99
+    config.actor_optimizer.beta2 = 0.99
     config.checkpoint.every_steps = 50
     return config
 
@@ -76,7 +76,7 @@ def pipeline():
     yield {
         "stage": "scorer", "command": "train", "dataflow": "reward_model",
         "model": "{sft}/policy", "data.train": "{pairs}/pairs.jsonl",
-        "steps": 200, "critic_optimizer.lr": 2e-3,
+        "steps": 200, "critic_optimizer.lr": 2e-3, "critic_optimizer.beta2": 0.99,
     }  # fmt: skip
     yield {
         "stage": "rl", "command": "train", "dataflow": "grpo", "model": "{sft}/policy",

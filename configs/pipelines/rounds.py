@@ -35,7 +35,7 @@ def get_config() -> Config:
     config.sampler.max_response_tokens = 8
     config.offline.max_tokens = 14
     config.offline.examples_per_step = 32
-    config.actor_optimizer.beta2 = config.critic_optimizer.beta2 = 0.99
+    config.actor_optimizer.beta2 = 0.99
     config.checkpoint.every_steps = 25
     return config
 
@@ -58,7 +58,7 @@ def pipeline():
         yield {
             "stage": f"scorer_{r}", "command": "train", "dataflow": "reward_model",
             "model": "{sft}/policy", "data.train": labels[0], "data.sources": labels[1:],
-            "steps": 120, "critic_optimizer.lr": 2e-3,
+            "steps": 120, "critic_optimizer.lr": 2e-3, "critic_optimizer.beta2": 0.99,
         }  # fmt: skip
         scorer = f"{{scorer_{r}}}/reward_model"
         yield {

@@ -7,7 +7,7 @@ from rljax.advantages.grouping import choose, dense_ids, group_range, group_tota
 from rljax.advantages.groups import Singleton
 from rljax.advantages.returns import discounted_sum
 from rljax.batch import Batch
-from rljax.contracts import contract
+from rljax.contracts import NotNegative, contract
 
 
 def _energy(batch: Batch) -> jax.Array:
@@ -35,7 +35,7 @@ def optimal_token_baseline(
     *,
     multi_turn: bool = False,
     zero_tail: bool = True,
-    eps: float = 1e-8,
+    eps: NotNegative = 1e-8,
     singleton: Singleton = "zero",
 ) -> jax.Array:
     """A_t = G_t - b_t, b_t = sum_i W_it G_it / (sum_i W_it + eps) over rows of the group: [B, S].

@@ -25,7 +25,7 @@ from rljax.advantages.grouping import (
     on_policy_tokens,
 )
 from rljax.batch import Batch
-from rljax.contracts import contract
+from rljax.contracts import NotNegative, contract
 from rljax.errors import InputError
 
 Singleton = Literal["zero", "raw"]
@@ -60,7 +60,7 @@ def group_relative(
     batch: Batch,
     *,
     std: Std = "sample",
-    eps: float = 1e-6,
+    eps: NotNegative = 1e-6,
     singleton: Singleton = "zero",
     exclude_truncated: bool = False,
     whiten: bool = False,
@@ -159,7 +159,7 @@ def gpg(
 
 
 @contract(safe=True, reads=("rewards", "group"), compares_samples=True)
-def best_of_group(batch: Batch, *, std: Std = "none", eps: float = 1e-6) -> jax.Array:
+def best_of_group(batch: Batch, *, std: Std = "none", eps: NotNegative = 1e-6) -> jax.Array:
     """A = best - second best score for the best row of each group, 0 for all others: [B, S].
 
     The pass@k variant of GRPO, arXiv 2503.19595; `std` divides by the group's std + eps. A tie for
@@ -179,7 +179,7 @@ def best_of_group(batch: Batch, *, std: Std = "none", eps: float = 1e-6) -> jax.
 
 
 @contract(safe=True, reads=("rewards", "group"), compares_samples=True)
-def batch_normalised(batch: Batch, *, eps: float = 1e-8, ddof: int = 0) -> jax.Array:
+def batch_normalised(batch: Batch, *, eps: NotNegative = 1e-8, ddof: int = 0) -> jax.Array:
     """A = (score - mean of its group) / (std of that difference over the batch + eps): [B, S].
 
     ScaleRL, arXiv 2510.13786. The std runs over the rows (divisor n - ddof) that have policy tokens
@@ -201,7 +201,7 @@ def gdpo(
     *,
     weights: tuple[float, ...] = (),
     std: Std = "sample",
-    eps: float = 1e-6,
+    eps: NotNegative = 1e-6,
     singleton: Singleton = "zero",
     whiten: bool = True,
 ) -> jax.Array:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from rljax import batch as batches
 from rljax.advantages.grouping import choose
 from rljax.batch import Batch, discounted_sum
-from rljax.contracts import contract
+from rljax.contracts import NotNegative, Share, contract
 from rljax.kernels import gae as recurrences
 
 
@@ -61,8 +61,8 @@ def _gae(batch: Batch, rewards, gamma, lam) -> tuple[jax.Array, jax.Array]:
 def gae(
     batch: Batch,
     *,
-    gamma: float = 1.0,
-    lam: float = 1.0,
+    gamma: Share = 1.0,
+    lam: Share = 1.0,
     whiten: bool = True,
     bootstrap_truncated: bool = False,
     time: Literal["token", "turn"] = "token",
@@ -91,10 +91,10 @@ def gae(
 def vapo_gae(
     batch: Batch,
     *,
-    gamma: float = 1.0,
-    alpha: float = 0.05,
-    lam_actor: float | None = None,
-    lam_critic: float = 1.0,
+    gamma: Share = 1.0,
+    alpha: NotNegative = 0.05,
+    lam_actor: Share | None = None,
+    lam_critic: Share = 1.0,
     whiten: bool = True,
     bootstrap_truncated: bool = False,
 ):
@@ -118,7 +118,7 @@ def vapo_gae(
 def reinforce(
     batch: Batch,
     *,
-    gamma: float = 1.0,
+    gamma: Share = 1.0,
     form: Literal["to_go", "sequence"] = "to_go",
     baseline: float | None = None,
 ) -> jax.Array:
@@ -145,7 +145,7 @@ def reinforce(
 
 
 @contract(safe=True, reads=("rewards", "values"), token_rewards=True)
-def remax(batch: Batch, *, gamma: float = 1.0) -> jax.Array:
+def remax(batch: Batch, *, gamma: Share = 1.0) -> jax.Array:
     """A_t = sum of gamma^(s-t) r_s from t on - gamma^(T-t) R(greedy response): [B, S] (ReMax, arXiv
     2310.10505; T is the last policy token of the sequence).
 
@@ -161,7 +161,7 @@ def remax(batch: Batch, *, gamma: float = 1.0) -> jax.Array:
 
 
 @contract(safe=True, reads=("rewards",), token_rewards=True)
-def reinforce_plus_plus(batch: Batch, *, gamma: float = 1.0) -> jax.Array:
+def reinforce_plus_plus(batch: Batch, *, gamma: Share = 1.0) -> jax.Array:
     """G_t = r_t + gamma G_{t+}, whitened over all policy tokens of the batch (arXiv 2501.03262).
 
     The rewards hold the KL penalty already; no groups are needed.

@@ -24,7 +24,7 @@ from rljax.advantages.grouping import (
 from rljax.advantages.groups import STDS, Singleton, Std
 from rljax.advantages.returns import discounted_sum, opens_turn
 from rljax.batch import Batch
-from rljax.contracts import contract
+from rljax.contracts import NotNegative, Share, contract
 
 
 def _step_of(batch: Batch) -> jax.Array:
@@ -54,7 +54,7 @@ def _step_sum(x: jax.Array, steps: jax.Array) -> jax.Array:
 
 
 @contract(safe=True, reads=("process_rewards", "step_ids", "group"), token_rewards=True)
-def group_process(batch: Batch, *, std: Std = "sample", eps: float = 1e-6) -> jax.Array:
+def group_process(batch: Batch, *, std: Std = "sample", eps: NotNegative = 1e-6) -> jax.Array:
     """A_t = sum of (r_j - mean) / (std + eps) over the steps j that end at t or later: [B, S].
 
     GRPO with process supervision, arXiv 2402.03300. The reward of a step is the sum of
@@ -108,8 +108,8 @@ def vineppo(batch: Batch) -> jax.Array:
 def prime(
     batch: Batch,
     *,
-    process_coef: float = 5.0,
-    outcome_coef: float = 5.0,
+    process_coef: NotNegative = 5.0,
+    outcome_coef: NotNegative = 5.0,
     normalise: bool = False,
     whiten: bool = True,
 ) -> jax.Array:
@@ -156,10 +156,10 @@ def prime(
 def gigpo(
     batch: Batch,
     *,
-    gamma: float = 0.95,
-    omega: float = 1.0,
+    gamma: Share = 0.95,
+    omega: NotNegative = 1.0,
     std: Literal["sample", "population", "none"] = "sample",
-    eps: float = 1e-6,
+    eps: NotNegative = 1e-6,
 ) -> jax.Array:
     """A = GRPO(total reward) + omega GRPO(return of the step among its anchor group): [B, S].
 
@@ -200,7 +200,7 @@ def _of_group(batch: Batch, keys: jax.Array) -> jax.Array:
     safe=True, reads=("rewards", "group", "step_ids"), compares_samples=True, token_rewards=True
 )
 def turn_leave_one_out(
-    batch: Batch, *, gamma: float = 1.0, singleton: Singleton = "zero"
+    batch: Batch, *, gamma: Share = 1.0, singleton: Singleton = "zero"
 ) -> jax.Array:
     """A_k = G_k - mean over the siblings of their return from turn k on, on turn k's tokens:
     [B, S].
@@ -243,9 +243,9 @@ def turn_leave_one_out(
 def turn_group(
     batch: Batch,
     *,
-    gamma: float = 1.0,
+    gamma: Share = 1.0,
     std: Std = "sample",
-    eps: float = 1e-6,
+    eps: NotNegative = 1e-6,
     singleton: Singleton = "zero",
 ) -> jax.Array:
     """A_k = sum_l gamma^(l-k) (r_l - mean) / (std + eps) over the turns l >= k: [B, S].

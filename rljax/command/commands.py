@@ -1,6 +1,5 @@
 """Which commands there are, and main(), which finds the one that is meant."""
 
-import difflib
 import os
 import signal
 import sys
@@ -19,6 +18,7 @@ from rljax.config.push_options import PushOptions
 from rljax.config.serve_options import ChatOptions, ServeOptions
 from rljax.config.watch_options import WatchOptions
 from rljax.errors import InputError
+from rljax.suggest import near_names
 from rljax.tracking.signals import quit_now
 
 COMMANDS = {
@@ -122,7 +122,7 @@ def _unknown(arguments: Sequence[str]) -> InputError:
     longer = [name for name in COMMANDS if name.startswith(f"{word} ")]
     said = " ".join(arguments[:2]) if longer else word
     close = (longer if said == word else []) or [n for n in COMMANDS if n.startswith(said)]
-    close = close or difflib.get_close_matches(said, COMMANDS, n=1)
+    close = close or near_names(said, COMMANDS, 1)
     close = close or longer
     close = close or [name for name in COMMANDS if word in name.split()]
     hint = f"did you mean rljax {' or '.join(close)}? " if close else ""

@@ -14,8 +14,11 @@ with options in brackets: --suite="gsm8k(shots=8),ifeval(data='ifeval.jsonl')". 
 prompt, response and score. docs/guides/evaluation.md says where prompts and extractors are from.
 """
 
+import sys
+
 from rljax.command.launch import print_table
 from rljax.config.options import EvaluateOptions
+from rljax.report.run_warnings import MOST_TRUNCATED, too_many_truncated
 
 
 def main(options: EvaluateOptions) -> None:
@@ -55,6 +58,10 @@ def _title(result: dict) -> str:
 def _print(title: str, metrics: dict) -> None:
     rows = [(name, *_cells(value)) for name, value in metrics.items()]
     print_table(("metric", "value", "95 % interval", "prompts"), rows, title)
+    share = metrics.get("truncated_fraction", 0.0)
+    share = share["value"] if isinstance(share, dict) else share
+    if share > MOST_TRUNCATED:
+        print(f"warning: {too_many_truncated(share)}", file=sys.stderr)
 
 
 def _cells(value: dict | float | int) -> tuple[str, str, str]:

@@ -26,7 +26,7 @@ from rljax.config.declare import (
     parsed_options,
 )
 from rljax.config.describe import config_help
-from rljax.config.flags import config_flags, load_config_file
+from rljax.config.flags import config_flag, config_flags, load_config_file
 from rljax.config.options import CompilerOptions, TrustOptions
 from rljax.config.texts import with_texts
 from rljax.config.trust import require_trust
@@ -87,7 +87,12 @@ def launch(command: Command, arguments: list[str], program: str) -> int:
         shown, others = _print_config(others)
         flag_values = flags.FlagValues()
         define_flags(command.options, flag_values)
-        positional = parse_flags(command.options, flag_values, [program, *others])[1:]
+        positional = parse_flags(
+            command.options,
+            flag_values,
+            [program, *others],
+            config_flag if command.config else None,
+        )[1:]
         if command.data_with and flag_values[command.data_with].value:
             if len(positional) != 1 or path:
                 fix = f"rljax {command.name} DATA --{command.data_with}=..."

@@ -28,6 +28,7 @@ def main(options: TrainOptions, given: Given) -> int:
     if not _OF_SEVERAL.intersection(os.environ):
         refuse_early(given.config)
     # Only now: a mistyped path is answered without loading JAX.
+    from rljax.report.run_warnings import fault_lines
     from rljax.training import RunStopped
     from rljax.training.loop import train
 
@@ -51,6 +52,8 @@ def main(options: TrainOptions, given: Given) -> int:
     if "time_split" in summary:
         split = ", ".join(f"{name} {share:.0%}" for name, share in summary["time_split"].items())
         _say(f"steady step {summary['step_s']:.3f} s: {split}")
+    for warning in (*summary["warnings"], *fault_lines(summary["faults"])):
+        _say(f"warning: {warning}")
     _say(f"{summary['status']}: {summary['steps']} steps in {summary['wall_s']:.1f} s")
     finished = summary["status"] == "finished"
     _say("\n".join(next_steps(run.folder, given, finished)))

@@ -3,7 +3,6 @@ types, sizes, paths, and names of trackers and of our functions. rljax.validatio
 
 import ast
 import dataclasses
-import difflib
 import importlib.util
 import os
 import sys
@@ -18,6 +17,7 @@ from rljax.config.schema import NAMESPACES, Config
 from rljax.errors import InputError
 from rljax.files import how_to_get_data
 from rljax.hub.names import data_name, is_hub, model_name
+from rljax.suggest import near_names, other_value
 from rljax.tracking.store import is_url
 
 _OF_TRAINING = ("data.train", "data.sources", "sft.data", "pretraining.data", "rollouts.replay")
@@ -54,6 +54,17 @@ COMPONENTS = {
     },
     "trackers": "tracker",
 }  # fmt: skip
+
+# Fixes of a model that is not there, and of a component that no namespace has.
+MODEL_FIX = (
+    "the path of a Hugging Face folder, or on the hub OWNER/NAME, such as Qwen/Qwen2.5-0.5B, or "
+    "'decoder(layers=2)' for random weights"
+)
+DATA_FIX = (
+    "the path of a file or folder that is there, hf://datasets/OWNER/NAME, or a task "
+    "(`rljax inspect` shows one), such as sort_digits()"
+)
+OWN_NAME = "one of its functions, or a dotted name of your own, such as 'my_module"
 
 _POSITIVE = (
     "batch.prompts_per_step",
@@ -197,8 +208,12 @@ def check_paths(config: Config, problems: Problems) -> None:
     """Data, models and tokenizer that are named by a path exist; what will be written is free."""
     for field in ("model", "tokenizer", *FOLDERS):
         spec = value_of(config, field)
-        if spec and (field != "model" or is_path(spec)) and not os.path.isdir(spec):
+        if not spec or field == "model" and not (is_path(spec) or is_no_component(spec)):
+            continue
+        if not os.path.isdir(spec):
             _check_on_hub(field, spec, model_name, problems)
+        elif field not in ("tokenizer", "lora.adapter"):
+            _check_model_folder(field, spec, problems)
     for field in OF_DATA:
         for spec in _each(config, field):
             if is_hub(spec):
@@ -216,6 +231,37 @@ def check_paths(config: Config, problems: Problems) -> None:
     problems.check(not is_url(stored), "offline.reference_logprobs", stored, rule)
 
 
+def is_no_component(spec: str) -> bool:
+    """Whether the text of a model can be no component: it has no brackets, and is neither a name
+    nor the dotted path of a function, or its module is not there ("Qwen2.5-0.5B", "my.model")."""
+    if "(" in spec or ".py:" in spec:
+        return False
+    parts = spec.split(".")
+    if not all(part.isidentifier() for part in parts):
+        return True
+    if len(parts) == 1:
+        return False
+    here = os.getcwd()
+    try:
+        own = [os.path.join(here, parts[0]), os.path.join(here, f"{parts[0]}.py")]
+        return not any(map(os.path.exists, own)) and importlib.util.find_spec(parts[0]) is None
+    except (ImportError, ValueError):
+        return True
+
+
+def _check_model_folder(field: str, folder: str, problems: Problems) -> None:
+    """A folder that is to hold a model has its config.json, which is not that of a run."""
+    holds = set(os.listdir(folder))
+    if "starts.jsonl" in holds or "checkpoints" in holds:
+        written = [name for name in ("policy", "reward_model") if name in holds]
+        rule, fix = "is a run, not a model", "train it to its end: then it has RUN/policy"
+        fix = f"its model is {os.path.join(folder, written[0])}" if written else fix
+        problems.check(False, field, folder, rule, fix)
+        return
+    rule = "is a folder without a config.json, so no model" if holds else "is an empty folder"
+    problems.check("config.json" in holds, field, folder, rule, MODEL_FIX)
+
+
 def _check_on_hub(field: str, spec: str, named: Callable, problems: Problems) -> None:
     """A text that is no local path names a repository of the hub, and there is the client for it.
     Whether the repository is there is asked when the run begins."""
@@ -224,7 +270,7 @@ def _check_on_hub(field: str, spec: str, named: Callable, problems: Problems) ->
     except InputError as error:
         problems.add(field, spec, error)
         return
-    fix = "a Hugging Face folder, or a model of the hub: OWNER/NAME or hf://OWNER/NAME@REVISION"
+    fix = MODEL_FIX if field != "tokenizer" else "a folder with tokenizer.json, or OWNER/NAME"
     if problems.check(name is not None, field, spec, "is not a folder", fix):
         there = importlib.util.find_spec("huggingface_hub") is not None
         fix = "pip install 'huggingface_hub>=2.4'" + (
@@ -238,23 +284,43 @@ def check_names(config: Config, problems: Problems) -> None:
     """Fields that may change at a resume."""
     choices = ("data", *field_names(config))
     for name in config.checkpoint.allow_changed:
-        close = difflib.get_close_matches(name, choices, n=1)
+        close = near_names(name, choices, 1)
         fix = f"did you mean {close[0]!r}?" if close else f"such as {choices[0]!r}"
         problems.check(name in choices, "checkpoint.allow_changed", name, "no such name", fix)
 
 
 def _check_bare_names(config: Config, problems: Problems) -> None:
     """A component without a dot is a function of its namespace, whose source says which it has."""
-    for field, stage in COMPONENTS.items():
+    for field in COMPONENTS:
         for text in _each(config, field):
-            name = text.partition("(")[0].strip()
-            known = functions_of(NAMESPACES[stage]) + ["console"] * (field == "trackers")
-            if known and name.isidentifier() and name not in known and not is_path(text):
-                close = difflib.get_close_matches(name, known, n=2)
-                fix = (
-                    f"did you mean {' or '.join(close)}?" if close else "a dotted name of your own"
-                )
-                problems.check(False, field, text, f"{NAMESPACES[stage]} has no {name!r}", fix)
+            check_bare_name(field, text, problems)
+
+
+def check_bare_name(field: str, text: str, problems: Problems) -> bool:
+    """Adds a problem, and returns False, where a component of a field is a name without a dot that
+    its namespace has not: another trainer's name, a component of another field, or a misspelling.
+    """
+    if field not in COMPONENTS or is_path(text):
+        return True
+    home, name = NAMESPACES[COMPONENTS[field]], text.partition("(")[0].strip()
+    known = functions_of(home) + ["console"] * (field == "trackers")
+    if not known or not name or name in known or {".", ":"} & set(name):
+        return True
+    if field == "model" and "(" not in text and not near_names(name, known):
+        return problems.check(False, field, text, "is not a folder", MODEL_FIX)
+    others = [
+        other for other, stage in COMPONENTS.items()
+        if NAMESPACES[stage] != home and name in components_of(NAMESPACES[stage])
+    ]  # fmt: skip
+    rule, near = f"{home} has no {name!r}", near_names(name, known, 2)
+    if said := other_value(field, name):
+        fix = f"use {said}"
+    elif others:
+        fix = f"{name} is a value of {others[0]}"
+    else:
+        own = DATA_FIX if field in OF_DATA else f"{OWN_NAME}.{name}'"
+        fix = f"did you mean {' or '.join(near)}?" if near else own
+    return problems.check(False, field, text, rule, fix)
 
 
 def functions_of(module: str) -> list[str]:

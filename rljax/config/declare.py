@@ -2,16 +2,15 @@
 flag, its line of --help and its check follow from that."""
 
 import dataclasses
-import difflib
-import math
-import operator
 import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from rljax.components import Range
 from rljax.config.describe import flag_lines
 from rljax.errors import InputError
+from rljax.suggest import near_names
 
 # What a value of a type is called in an error.
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
@@ -58,14 +57,7 @@ class _Spec:
 
     def _out_of_range(self, value: float) -> str:
         high = _MOST if self.high is None and isinstance(value, int) else self.high
-        bounds = (
-            (">=", self.low, operator.ge), ("<=", high, operator.le),
-            (">", self.above, operator.gt), ("<", self.below, operator.lt),
-        )  # fmt: skip
-        bounds = [bound for bound in bounds if bound[1] is not None]
-        if math.isfinite(value) and all(holds(value, bound) for _, bound, holds in bounds):
-            return ""
-        return f"must be {' and '.join(f'{sign} {bound}' for sign, bound, _ in bounds) or 'finite'}"
+        return Range(self.low, high, self.above, self.below).problem(value)
 
 
 def option(default: object, help: str, **spec) -> typing.Any:
@@ -130,16 +122,21 @@ def define_flags(kind: type, into) -> None:
             define[_without_none(hint)](name, default, spec.help, **main)
 
 
-def parse_flags(kind: type, into, argv: Sequence[str]) -> list[str]:
-    """Parses the flags of a class into absl's FlagValues -> the arguments without a flag."""
+def parse_flags(
+    kind: type, into, argv: Sequence[str], config_flag: Callable[[str], str] | None = None
+) -> list[str]:
+    """Parses the flags of a class into absl's FlagValues -> the arguments without a flag. Of a
+    command that takes a config, `config_flag` says which of its flags another flag means."""
     from absl import flags
 
     specs = {flag: (name, spec) for name, flag, spec in _specs(kind)}
     try:
-        return into(argv)
+        rest = into(argv)
     except flags.UnrecognizedFlagError as error:
-        near = difflib.get_close_matches(error.flagname, specs, n=1)
+        near = near_names(error.flagname, specs, 1)
         hint = f"did you mean --{near[0]}? " if near else ""
+        if not near and config_flag is not None:
+            hint = config_flag(error.flagname)
         fix = f"{hint}--help lists the flags"
         raise InputError("no such flag", value=f"--{error.flagname}", fix=fix) from None
     except (flags.Error, ValueError, TypeError) as error:
@@ -150,6 +147,10 @@ def parse_flags(kind: type, into, argv: Sequence[str]) -> list[str]:
         rule = f"one of {', '.join(filter(None, spec.choices))}" if spec.choices else ""
         rule = rule or f"must be {KINDS.get(_without_none(typing.get_type_hints(kind)[name]))}"
         raise InputError(f"--{wrong[1]}={wrong[2]}: {rule}", fix="--help lists the flags") from None
+    twice = [name for name in into if into[name].present > 1]
+    if twice:
+        raise InputError(f"--{twice[0]} is given twice", fix="remove one")
+    return rest
 
 
 def parsed_options(kind: type, positional: Sequence[str], parsed):
@@ -183,7 +184,7 @@ def option_flags(kind: type, values: Mapping[str, object]) -> list[str]:
     known, out = {name: flag for name, flag, _ in _specs(kind)}, []
     for name, value in values.items():
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
+            near = near_names(name, known, 1)
             fix = f"did you mean {near[0]}?" if near else f"one of {', '.join(known)}"
             raise InputError("no such option", value=name, fix=fix)
         if value is not None:

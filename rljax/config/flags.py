@@ -9,7 +9,6 @@
 Imports no model code, so that a misspelt flag is answered at once.
 """
 
-import difflib
 import importlib.machinery
 import importlib.util
 import inspect
@@ -19,9 +18,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rljax.config.data_files import read_config, read_entries
+from rljax.config.names import elsewhere_text, field_names, nearest_fields
 from rljax.config.schema import Config
 from rljax.config.texts import kinds
 from rljax.errors import InputError
+from rljax.suggest import elsewhere, near_names, plain
 
 # -- files --
 
@@ -48,7 +49,7 @@ def config_file(path: str) -> str:
     if name in shipped:
         return str(shipped[name])
     stem = name.removeprefix("configs/").removesuffix(".py")
-    near = [stem] if stem in shipped else difflib.get_close_matches(stem, shipped, n=1)
+    near = [stem] if stem in shipped else near_names(stem, shipped, 1)
     near = near or [other for other in shipped if other.rpartition("/")[2] == stem]
     hint = f"did you mean {near[0]}? " if near else ""
     raise InputError(
@@ -157,11 +158,19 @@ def config_flags(arguments: Sequence[str]) -> tuple[str | None, dict[str, str], 
     """(the value of --config, {field: text} of --config.FIELD, all other arguments)."""
     path, fields, others = None, {}, []
     rest = iter(arguments)
+
+    def keep(field: str, text: str) -> None:
+        if field in fields:
+            raise InputError(
+                f"--config.{field} is given twice", value=[fields[field], text], fix="remove one"
+            )
+        fields[field] = text
+
     for argument in rest:
         name, equals, text = argument.removeprefix("-").removeprefix("-").partition("=")
         dashed = argument.startswith("-")
         if dashed and name.startswith("noconfig.") and not equals:
-            fields[name.removeprefix("noconfig.")] = "false"
+            keep(name.removeprefix("noconfig."), "false")
         elif dashed and (name == "config" or name.startswith("config.")):
             field = name.removeprefix("config").removeprefix(".")
             if not equals:
@@ -169,7 +178,9 @@ def config_flags(arguments: Sequence[str]) -> tuple[str | None, dict[str, str], 
                 if text is None:
                     raise InputError(f"--{name} has no value", fix=f"--{name}=VALUE")
             if field:
-                fields[field] = text
+                keep(field, text)
+            elif path is not None:
+                raise InputError("--config is given twice", value=[path, text], fix="remove one")
             else:
                 path = text
         else:
@@ -177,3 +188,14 @@ def config_flags(arguments: Sequence[str]) -> tuple[str | None, dict[str, str], 
             if argument == "--":
                 others += rest
     return path, fields, others
+
+
+def config_flag(flag: str) -> str:
+    """What to say of a flag that no command has, where it is a field of the config, or the name of
+    one elsewhere: "fields of the config are written --config.steps=VALUE. "."""
+    known = field_names(Config)
+    if text := elsewhere(flag):
+        return f"use {elsewhere_text(text, '--config.')}. "
+    near = [flag] if flag in known else nearest_fields(plain(flag), known)
+    written = " or ".join(f"--config.{field}=VALUE" for field in near)
+    return f"fields of the config are written {written}. " if near else ""

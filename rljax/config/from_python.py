@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path
 
 from rljax.config.checks import OF_DATA
@@ -25,6 +25,7 @@ from rljax.config.own_functions import component_text, write_once
 from rljax.config.schema import Config
 from rljax.config.texts import kinds
 from rljax.errors import InputError
+from rljax.suggest import elsewhere
 from rljax.tracking.store import is_url
 
 WHERE = "rljax.train"
@@ -32,10 +33,13 @@ REWARD = "reward.function"
 
 
 def config_from(
-    config: Config | str, model: object, data: object, reward: object, fields: Mapping
-) -> Config:
+    config: Config | str, model: object, data: object, reward: object, fields: Mapping,
+    unread: Callable[[Config], Container[str]] = lambda config: (),
+) -> Config:  # fmt: skip
     """The config of a call: `config`, itself or by the name that --config takes ("" = the
-    defaults), with the rest set. None leaves a field as it is. Raises InputError."""
+    defaults), with the rest set. None leaves a field as it is. A last part that several fields have
+    is that of the one that is not among the fields that the config has `unread`. Raises InputError.
+    """
     if not isinstance(config, Config | str | os.PathLike):
         raise InputError(
             f"{WHERE}(config)", value=config,
@@ -50,41 +54,60 @@ def config_from(
     given["reward" if isinstance(reward, Mapping) else "reward.function"] = reward
     given = {name: value for name, value in given.items() if value is not None}
     found: dict[str, object] = {}
-    for name, value in [*_flat(given), *_flat(fields)]:
-        if name in found:
-            raise InputError(f"{WHERE}: {name} is given twice", fix="remove one")
-        found[name] = value
+    ambiguous = []
+    for names, value in [*_flat(given), *_flat(fields)]:
+        if len(names) > 1:
+            ambiguous.append((names, value))
+        elif names[0] in found:
+            raise InputError(f"{WHERE}: {names[0]} is given twice", fix="remove one")
+        else:
+            found[names[0]] = value
+    if ambiguous:
+        plain = {n: v for n, v in found.items() if isinstance(v, str | int | float | tuple)}
+        left_out = unread(with_overrides(base, plain, WHERE))
+        for names, value in ambiguous:
+            name = _the_one_read(names, left_out)
+            if name in found:
+                raise InputError(f"{WHERE}: {name} is given twice", fix="remove one")
+            found[name] = value
     run_dir = str(found.get("run_dir", base.run_dir))
     folder = Path(run_dir if run_dir and not is_url(run_dir) else "runs") / "inputs"
     written = {name: _as_text(name, value, folder) for name, value in found.items()}
     return with_overrides(base, written, WHERE)
 
 
-def _flat(fields: Mapping, prefix: str = "") -> Iterator[tuple[str, object]]:
-    """(dotted name, value) of fields; a dict is a section."""
+def _the_one_read(names: list[str], unread: Container[str]) -> str:
+    """The one of several fields that the config reads. Raises InputError where there are more."""
+    read = [name for name in names if name not in unread] or names
+    if len(read) == 1:
+        return read[0]
+    section, _, last = min(read, key=lambda name: name.count(".")).partition(".")
+    fix = f'name one of them whole, such as {section}={{"{last}": ...}}'
+    raise InputError(f"{WHERE}: {last} is any of {', '.join(read)}", fix=fix)
+
+
+def _flat(fields: Mapping, prefix: str = "") -> Iterator[tuple[list[str], object]]:
+    """(the fields that a name may be, value) of all that is given; a dict is a section."""
     for name, value in fields.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")
         else:
-            yield _full_name(f"{prefix}{name}"), value
+            yield _full_names(f"{prefix}{name}"), value
 
 
-def _full_name(name: str) -> str:
-    """The dotted name of a field that is named whole, or by its last part alone."""
+def _full_names(name: str) -> list[str]:
+    """The dotted names of the fields that a name may be: whole, or their last part alone."""
     known = field_names(Config)
     if name in known:
-        return name
+        return [name]
     inside = [field for field in known if field.startswith(f"{name}.")]
     if inside:
         rule = f"a section, of {', '.join(f.rpartition('.')[2] for f in inside[:4])}, ..."
         fix = f'{name}={{"{inside[0].removeprefix(name + ".")}": ...}}'
         raise InputError(f"{WHERE}: {name} is no field", rule=rule, fix=fix)
     ends = [field for field in known if field.endswith(f".{name}")] if "." not in name else []
-    if len(ends) == 1:
-        return ends[0]
-    if ends:
-        fix = f'name one of them whole: **{{"{ends[0]}": ...}}'
-        raise InputError(f"{WHERE}: {name} is any of {', '.join(ends)}", fix=fix)
+    if ends and not elsewhere(name):  # `epochs` of others are not batch.epochs
+        return ends
     raise InputError(f"{WHERE}: {unknown_field(name, known)}")
 
 

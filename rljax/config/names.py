@@ -1,32 +1,11 @@
 """Names of config fields: the base class that refuses all others, and what to say of those."""
 
 import dataclasses
-import difflib
+import re
 from collections.abc import Iterable, Sequence
 
 from rljax.errors import InputError
-
-# Names by which users of other frameworks know what is spelled otherwise here.
-_ELSEWHERE = {
-    "tis_imp_ratio_cap": "algorithm.correction=\"rollout_correction(level='token', upper=CAP, "
-    'veto=None)"',
-    "rollout_is": "algorithm.correction=\"rollout_correction(...)\", mode='off': metrics only",
-    "rollout_is_threshold": 'algorithm.correction="rollout_correction(upper=...)"',
-    "rollout_is_threshold_lower": 'algorithm.correction="rollout_correction(lower=...)"',
-    "rollout_is_level": 'algorithm.correction="rollout_correction(level=...)"',
-    "rollout_is_mode": 'algorithm.correction="rollout_correction(mode=...)"',
-    "rollout_is_veto_threshold": 'algorithm.correction="rollout_correction(veto=...)"',
-    "calculate_log_probs": "nothing: the sampler always records its log-probs",
-    "adv_estimator": "algorithm.advantage",
-    "loss_agg_mode": "algorithm.reduction",
-    "ppo_mini_batch_size": "batch.sequences_per_optimizer_step (sequences, not prompts)",
-    "use_kl_loss": "algorithm.kl_in_loss (0 = off)",
-    "kl_loss_coef": "algorithm.kl_in_loss",
-    "kl_coef": "algorithm.kl_in_loss or algorithm.kl_in_reward",
-    "use_kl_in_reward": "algorithm.kl_in_reward (0 = off)",
-    "entropy_coeff": "algorithm.entropy_coef",
-    "learning_rate": "lr of an optimizer, such as actor_optimizer.lr",
-}
+from rljax.suggest import FIELDS, elsewhere, near_names
 
 # The fix of errors about fields.
 FIELDS_LISTED = "`rljax train --help` lists the fields, their types and defaults"
@@ -71,32 +50,45 @@ def field_names(config, prefix: str = "") -> list[str]:
 
 
 def nearest_fields(name: str, known: Sequence[str]) -> list[str]:
-    """The fields that a name is likely to mean: those whose last part is the same or begins with
-    it, else the one that it most resembles."""
+    """The fields that a name is likely to mean: those whose last part is the same, else those whose
+    last part it misspells or begins; of these the ones of its section, if there are any.
+    None where it resembles none."""
     last = {field: field.rpartition(".")[2] for field in known}
-    wanted = name.rpartition(".")[2]
-    same = [field for field in known if last[field] == wanted]
-    same = same or [field for field in known if last[field].startswith(f"{wanted}_")]
-    if same:
-        return same[:4]
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    if close:
-        return close
-    parts = difflib.get_close_matches(wanted, [*last.values()], n=1, cutoff=0.7)
-    return [field for field in known if last[field] in parts][:4]
+    section, _, wanted = name.rpartition(".")
+    found = [field for field in known if last[field] == wanted]
+    near = near_names(wanted, last.values(), 1) if not found else []
+    begins = [field for field in known if last[field].startswith(f"{wanted}_")]
+    found = found or begins * (not near or near[0].startswith(f"{wanted}_"))
+    found = found or [field for field in known if last[field] in near]
+    inside = [field for field in found if field.rpartition(".")[0] == section]
+    return (inside or found)[:4]
+
+
+def elsewhere_text(text: str, prefix: str = "") -> str:
+    """A text of the tables of rljax.suggest with `prefix` before its fields, such as --config."""
+    preset = "--config=" if prefix.startswith("--") else ""
+    return re.sub("`([^`]+)`", lambda m: f"`{_written(m[1], prefix, preset)}`", text)
+
+
+def _written(target: str, prefix: str, preset: str) -> str:
+    return (preset if target.startswith("presets/") else prefix) + target
 
 
 def unknown_field(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """What to say of a name that is no field: what replaces it, its fields where it is a section,
-    or the field it resembles."""
-    replaced = _ELSEWHERE.get(name.rpartition(".")[2])
-    if replaced:
-        return f"{prefix}{name}: no such field; use {replaced}"
-    known = list(known)
+    """What to say of a name that is no field: what it is called here where another trainer has it,
+    its fields where it is a section, or the field it resembles."""
+    known, text = list(known), elsewhere(name)
     inside = next((field for field in known if field.startswith(f"{name}.")), "")
     if inside:
         return (
             f"{prefix}{name}: a section has no value of its own; set its fields: {prefix}{inside}"
         )
-    near = " or ".join(prefix + field for field in nearest_fields(name, known))
+    fields = [] if text else nearest_fields(name, known)
+    if not text and not fields:
+        text = "".join(FIELDS[other] for other in near_names(name.rpartition(".")[2], FIELDS, 1))
+    if text:
+        return f"{prefix}{name}: no such field; use {elsewhere_text(text, prefix)}".replace(
+            "; use nothing: ", "; nothing stands for it: "
+        )
+    near = " or ".join(prefix + field for field in fields)
     return f"{prefix}{name}: no such field" + (f"; did you mean {near}?" if near else "")

@@ -4,8 +4,10 @@ The variant changes the model, the data, sizes and learning rates. The algorithm
 says, and so do limits in tokens (TOKENS is the longest response).
 """
 
-from rljax.config import Config
+from rljax.config import Config, OptimizerConfig
 
+_SCORES = ("reward_model", "cost_model", "process_reward_model")  # dataflows without a policy
+_WITH_CRITIC = ("ppo", "pf_ppo", "vapo", "safe_rlhf", "expert_iteration", "dqo", "dro", *_SCORES)
 TOKENS = 3  # an answer is one letter and the end token: there is room to be too long
 
 
@@ -32,7 +34,7 @@ def tiny(config: Config) -> Config:
     config.batch.tokens_per_microbatch = 1024
     config.batch.epochs = 1
     config.steps = 60
-    for optimizer in (config.actor_optimizer, config.critic_optimizer):
+    for optimizer in _optimizers(config):
         optimizer.lr, optimizer.schedule, optimizer.warmup_steps = 3e-3, "constant", 0
         optimizer.weight_decay = 0.0
     config.checkpoint.every_steps = 20
@@ -51,7 +53,7 @@ def tiny_offline(config: Config) -> Config:
     config.offline.examples_per_step, config.offline.max_tokens = 16, 8
     config.batch.tokens_per_microbatch = 1024
     config.steps = 60
-    for optimizer in (config.actor_optimizer, config.critic_optimizer):
+    for optimizer in _optimizers(config):
         optimizer.lr, optimizer.schedule, optimizer.warmup_steps = 3e-3, "constant", 0
         optimizer.weight_decay = 0.0
     config.evaluate.every_steps, config.evaluate.prompts = 20, 16
@@ -78,3 +80,10 @@ def tiny_agent(config: Config) -> Config:
     config.checkpoint.every_steps = 0
     config.samples_every_steps = 10
     return config
+
+
+def _optimizers(config: Config) -> list[OptimizerConfig]:
+    """The optimizers that the dataflow of a config reads."""
+    name = config.dataflow.partition("(")[0]
+    actor = [config.actor_optimizer] * (name not in _SCORES)
+    return actor + [config.critic_optimizer] * (name in _WITH_CRITIC)

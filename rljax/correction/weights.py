@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from rljax.batch import Batch, masked_max, masked_mean, segment_sum
-from rljax.contracts import PlainText, contract
+from rljax.contracts import AboveZero, NotNegative, PlainText, contract
 from rljax.correction.metrics import mismatch_metrics
 from rljax.correction.ratios import (
     BOUND,
@@ -34,9 +34,9 @@ def rollout_correction(
     *,
     level: Literal["token", "sequence", "geometric"] = "token",
     mode: Literal["truncate", "mask", "clip", "off"] = "truncate",
-    upper: float = 2.0,
-    lower: float | None = None,
-    veto: float | None = 1e-4,
+    upper: AboveZero = 2.0,
+    lower: NotNegative | None = None,
+    veto: NotNegative | None = 1e-4,
     reject: tuple[tuple[PlainText | float | None, ...], ...] = (),
     affects_denominator: bool = False,
     batch_normalise: bool = False,

@@ -1,14 +1,14 @@
 """Distillation: the policy learns the teacher's whole next-token distribution, on given completions
 or on its own samples (GKD, arXiv 2306.13649; on-policy distillation)."""
 
-from rljax.contracts import contract
+from rljax.contracts import AboveZero, Share, contract
 from rljax.learn.metrics import sample_metrics
 from rljax.roles import program
 
 
 @contract(safe=True, data="examples")
 @program
-def distil(batch, key, cfg, *, actor, teacher, beta: float = 0.5, temperature: float = 1.0):
+def distil(batch, key, cfg, *, actor, teacher, beta: Share = 0.5, temperature: AboveZero = 1.0):
     """The mask is 1 on the tokens at which both are compared. beta 0 is KL(teacher || student), 1
     the reverse; both are softmax(logits / temperature)."""
     # What comes from a file has not been sampled: there are no metrics of samples.
@@ -22,7 +22,7 @@ def distil(batch, key, cfg, *, actor, teacher, beta: float = 0.5, temperature: f
 @contract(safe=True, data="samples")
 @program
 def on_policy_distil(
-    batch, key, cfg, *, actor, teacher, beta: float = 1.0, temperature: float = 1.0
+    batch, key, cfg, *, actor, teacher, beta: Share = 1.0, temperature: AboveZero = 1.0
 ):
     """`distil` at the tokens of the student's own samples, which need no reward."""
     roles = dict(actor=actor, teacher=teacher)

@@ -7,7 +7,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from rljax.contracts import contract
+from rljax.contracts import AboveZero, Share, contract
 from rljax.errors import InputError
 from rljax.losses.q_function import dqo_policy, dqo_value, dro_policy, dro_value
 from rljax.roles import program
@@ -17,12 +17,12 @@ from rljax.roles import program
 @program
 def dqo(
     batch, key, cfg, *, actor, critic, reference=None,
-    beta: float = 0.03,
-    lam: float = 1.0,
+    beta: AboveZero = 0.03,
+    lam: Share = 1.0,
     one_step: bool = False,
     behaviour: Literal["auto", "sampler", "ref"] = "auto",
     is_level: Literal["trajectory", "suffix", "token", "off"] = "trajectory",
-    is_cap: float = math.e,
+    is_cap: AboveZero = math.e,
     bootstrap_truncated: bool = False,
 ):  # fmt: skip
     """Q = beta log pi + V in the MDP of tokens. behaviour: who wrote the completions, for the

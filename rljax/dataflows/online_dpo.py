@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from rljax.batch import masked_mean, row_scores, take_rows
 from rljax.components import resolve
 from rljax.config import NAMESPACES
-from rljax.contracts import component_in, contract, spec
+from rljax.contracts import NotNegative, Share, component_in, contract, spec
 from rljax.dataflows.preference import with_spread
 from rljax.dataflows.stages import rescaled_steps
 from rljax.learn.metrics import reference_kl, sample_metrics
@@ -32,7 +32,7 @@ PreferenceText = component_in(NAMESPACES["preference"])
 def online_dpo(
     batch, key, cfg, *, actor, reference,
     rejected: Literal["worst", "random"] = "worst",
-    min_margin: float = 0.0,
+    min_margin: NotNegative = 0.0,
     refresh_every: int = 0,
 ):  # fmt: skip
     """The best of each prompt's samples against the worst, or another at random; prompts whose best
@@ -82,7 +82,7 @@ def xpo(batch, key, cfg, *, actor, reference):
 @program
 def nash_md(
     batch, key, cfg, *, actor, reference,
-    mixture: float = 0.5,
+    mixture: Share = 0.5,
     preference: PreferenceText = "bradley_terry()",
 ):  # fmt: skip
     """Samples of the policy, each scored by how likely it beats one of the geometric mixture

@@ -6,7 +6,7 @@ from typing import Literal
 import jax.numpy as jnp
 
 from rljax.batch import masked_mean, take_rows
-from rljax.contracts import contract
+from rljax.contracts import NotNegative, contract
 from rljax.dataflows.ppo import ppo
 from rljax.dataflows.stages import estimate, updated, with_logprobs
 from rljax.roles import program
@@ -20,7 +20,7 @@ def pf_ppo(
     scope: Literal["prompt", "batch"] = "prompt",
     kind: Literal["bon", "br", "bw"] = "br",
     method: Literal["pow", "max_min", "max_random"] = "pow",
-    power: float = 2.0,
+    power: NotNegative = 2.0,
 ):  # fmt: skip
     """scope "prompt": each row is replaced by one of its prompt's, drawn by rank (`kind`), before
     learning. "batch": by one of the whole batch, drawn by score (`method`, `power`), after GAE."""

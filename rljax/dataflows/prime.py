@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from rljax import batch as batches
 from rljax.advantages.grouping import dense_ids, group_statistics
-from rljax.contracts import contract
+from rljax.contracts import AboveZero, contract
 from rljax.dataflows.grpo import grpo
 from rljax.dataflows.stages import baseline_filtered
 from rljax.learn.reductions import seq_mean_token_mean
@@ -22,7 +22,7 @@ from rljax.roles import program
 @program
 def prime(
     batch, key, cfg, *, actor, implicit, reference, kl_controller=None,
-    beta: float = 0.05,
+    beta: AboveZero = 0.05,
     update: Literal["before", "after"] = "before",
 ):  # fmt: skip
     """process_rewards = beta (log pi_implicit - log ref), for algorithm.advantage="prime()".

@@ -7,7 +7,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from rljax.batch import masked_mean
-from rljax.contracts import contract
+from rljax.contracts import Share, contract
 from rljax.dataflows.grpo import grpo
 from rljax.roles import program
 
@@ -15,7 +15,7 @@ from rljax.roles import program
 @contract(safe=True, reads=("rewards", "scores", "group"), fills=("values",))
 @program
 def reinforce(
-    batch, key, cfg, *, actor, baseline, reference=None, kl_controller=None, decay: float = 0.9
+    batch, key, cfg, *, actor, baseline, reference=None, kl_controller=None, decay: Share = 0.9
 ):
     """`decay` is that of the running mean, per step; 0 = the mean of the previous batch."""
     # The mean of earlier steps only: a baseline that has seen the sample is biased.

@@ -1,7 +1,7 @@
 """Safe-RLHF: PPO for a reward under a constraint on a cost, with a critic of each and a Lagrange
 multiplier that learns (arXiv 2310.12773)."""
 
-from rljax.contracts import contract
+from rljax.contracts import NotNegative, Share, contract
 from rljax.dataflows.stages import estimate, of_costs, updated, with_lagrangian, with_logprobs
 from rljax.roles import program
 
@@ -10,7 +10,7 @@ from rljax.roles import program
 @program
 def safe_rlhf(
     batch, key, cfg, *, actor, critic, cost_critic, multiplier, reference=None, kl_controller=None,
-    pretraining=None, kl_split: float = 1.0, clip: float = 50.0,
+    pretraining=None, kl_split: Share = 1.0, clip: NotNegative = 50.0,
 ):  # fmt: skip
     """Costs come from reward.cost_model, or as the reward's part `cost`; above 0 is unsafe.
 

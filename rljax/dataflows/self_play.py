@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from rljax.batch import first_of_sequence
-from rljax.contracts import contract
+from rljax.contracts import Share, contract
 from rljax.dataflows.grpo import grpo
 from rljax.errors import InputError
 from rljax.roles import program
@@ -15,7 +15,7 @@ from rljax.roles import program
 @program
 def self_play(
     batch, key, cfg, *, actor, seat_baseline, reference=None, kl_controller=None,
-    decay: float = 0.95,
+    decay: Share = 0.95,
 ):  # fmt: skip
     """`decay` is that of the running means, per step; 0 = the means of the previous step. An
     advantage that reads `values` takes them off: reinforce()."""

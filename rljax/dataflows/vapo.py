@@ -4,7 +4,7 @@
 import jax
 import jax.numpy as jnp
 
-from rljax.contracts import contract
+from rljax.contracts import NotNegative, contract
 from rljax.dataflows.ppo import ppo
 from rljax.dataflows.stages import estimate, with_logprobs
 from rljax.roles import program
@@ -14,7 +14,7 @@ from rljax.roles import program
 @program
 def vapo(
     batch, key, cfg, *, actor, critic, reference=None, kl_controller=None,
-    value_pretraining_steps: int = 50, positive_nll: float = 0.1,
+    value_pretraining_steps: int = 50, positive_nll: NotNegative = 0.1,
 ):  # fmt: skip
     """`value_pretraining_steps` optimizer steps of the critic, on returns of the fixed policy, come
     before the actor's first; `positive_nll` weighs the NLL of rows with score >= correct_at.

@@ -10,7 +10,7 @@ from typing import Literal
 import jax.numpy as jnp
 import optax
 
-from rljax.contracts import contract
+from rljax.contracts import AboveZero, NotNegative, Share, contract
 from rljax.errors import InputError
 
 
@@ -21,14 +21,16 @@ def constant(lr: float) -> optax.Schedule:
 
 
 @contract(safe=True)
-def linear(lr: float, steps: int, *, final: float = 0.0) -> optax.Schedule:
+def linear(lr: float, steps: int, *, final: NotNegative = 0.0) -> optax.Schedule:
     """From lr to final x lr on a line."""
     _check_final(final)
     return optax.linear_schedule(lr, final * lr, steps)
 
 
 @contract(safe=True)
-def cosine(lr: float, steps: int, *, final: float = 0.0, cycles: float = 0.5) -> optax.Schedule:
+def cosine(
+    lr: float, steps: int, *, final: NotNegative = 0.0, cycles: AboveZero = 0.5
+) -> optax.Schedule:
     """final x lr + (1 - final) lr (1 + cos(2 pi cycles t)) / 2, t from 0 to 1 (arXiv 1608.03983);
     half a cycle ends at final x lr."""
     _check_final(final)
@@ -48,8 +50,8 @@ def wsd(
     lr: float,
     steps: int,
     *,
-    decay: float = 0.1,
-    final: float = 0.0,
+    decay: Share = 0.1,
+    final: NotNegative = 0.0,
     shape: Literal["linear", "cosine"] = "linear",
 ) -> optax.Schedule:
     """Warm-up, stable, decay (arXiv 2404.06395): lr, and over the last `decay` of the steps a

@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 
 from rljax.batch import Batch
-from rljax.contracts import contract
+from rljax.contracts import NotNegative, contract
 
 
 @contract(safe=True, reads=lambda o: ("returns",) if o["clip"] is None else ("returns", "values"))
-def squared_error(values: jax.Array, batch: Batch, *, clip: float | None = 0.5):
+def squared_error(values: jax.Array, batch: Batch, *, clip: NotNegative | None = 0.5):
     """1/2 max((V - R)^2, (clip(V, V_old +- clip) - R)^2); clip None = plain: [B, S].
 
     V_old = batch.values, R = batch.returns: PPO's value loss, arXiv 1707.06347 (ALGORITHMS D4).

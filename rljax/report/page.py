@@ -19,7 +19,7 @@ from rljax.report.estimates import shares, shown
 from rljax.report.head import head, title_of
 from rljax.report.kinds import of_a_run
 from rljax.report.meanings import meaning
-from rljax.report.run_folder import Run, pairs, read_run, verdict
+from rljax.report.run_folder import Run, check_is_run, pairs, read_run, verdict
 from rljax.report.samples import completions
 from rljax.report.style import document
 from rljax.report.targets import expected
@@ -184,6 +184,7 @@ def write_report(run_dir: str | os.PathLike) -> Path | str:
     if not is_folder(run_dir):
         raise InputError("no such run folder", value=str(run_dir), fix="name a folder of a run")
     with local_copy(run_dir) as folder:
+        check_is_run(folder, run_dir)
         run = read_run(folder)
         return put_back(write_page(folder / "report.html", title_of(run), _body(run)), run_dir)
 

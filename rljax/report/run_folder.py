@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import json
 import math
+import os
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -14,13 +15,14 @@ from pathlib import Path
 
 import numpy as np
 
+from rljax.errors import InputError
+from rljax.report.run_warnings import EQUAL_REWARDS, IN_A_ROW, fault_lines
 from rljax.report.starts import read_starts
 from rljax.tracking.folder import is_locked
 from rljax.tracking.jsonl import read_jsonl
 
 MOST_FAILED = 0.01  # of the rewards of a step: above it there is a warning
 MOST_LEVELS = 50  # of a JSON file: no run writes ten
-EQUAL_STEPS = 3  # steps in a row whose rewards are all equal, from which on there is a warning
 
 
 def is_number(value: object) -> bool:
@@ -167,6 +169,21 @@ def _read_json(path: Path, notes: list[str]) -> dict:
     return data if isinstance(data, dict) and not level else {}
 
 
+# What a run writes: a folder without any of them holds none.
+OF_A_RUN = ("config.json", "metrics.jsonl", "summary.json", "starts.jsonl", "samples.jsonl")
+
+
+def check_is_run(folder: str | os.PathLike, shown: str | os.PathLike) -> None:
+    """Raises InputError where no run has begun in the folder, which the user knows as `shown`."""
+    folder = Path(folder)
+    if not any((folder / name).exists() for name in OF_A_RUN) and not is_locked(folder):
+        raise InputError(
+            "no run has begun in this folder", value=str(shown),
+            rule=f"it has none of {', '.join(OF_A_RUN)}",
+            fix="name the folder that `rljax train` printed as its run folder",
+        )  # fmt: skip
+
+
 def read_run(folder: Path) -> Run:
     """Everything that a run folder holds; what cannot be read becomes a note."""
     notes: list[str] = []
@@ -180,7 +197,23 @@ def read_run(folder: Path) -> Run:
     if (rows or run.starts) and not run.ended():
         notes.insert(0, _unfinished(run))
     notes += reward_warnings(rows)
+    notes += [note for note in _warnings(run) if note not in notes]
     return run
+
+
+def _warnings(run: Run) -> list[str]:
+    """The warnings that a run has begun with, and what it has counted but for what
+    `reward_warnings` finds in its rows."""
+    last = run.starts[-1] if run.starts else {}
+    known = run.summary.get("warnings", last.get("warnings"))
+    faults = run.summary.get("faults")
+    counted = {
+        name: value
+        for name, value in (faults.items() if isinstance(faults, Mapping) else ())
+        if is_number(value) and name != EQUAL_REWARDS and not name.startswith("reward/")
+    }
+    known = [text for text in known if isinstance(text, str)] if isinstance(known, list) else []
+    return [f"Warning: {text}." for text in (*known, *fault_lines(counted))]
 
 
 def moment(seconds: float) -> str:
@@ -243,7 +276,7 @@ def reward_warnings(rows: Sequence[Mapping]) -> list[str]:
             f"Rewards failed and were masked out: more than {100 * MOST_FAILED:g} % of them in "
             f"{len(failing)} steps, {count:.0f} at step {step:.0f}."
         )
-    if worst[0] >= EQUAL_STEPS:
+    if worst[0] >= IN_A_ROW:
         text = equal_rewards(worst[0], worst[1])
         notes.append(f"Step {worst[1]['step']:.0f}: {text}.")
     return notes

@@ -66,9 +66,11 @@ def record_start(
     step: int,
     memory: str,
     compiled_for: Mapping[str, str] | None = None,
+    warnings: Sequence[str] = (),
 ) -> None:
     """Adds a line about this start to the folder: `step` steps are done, `device` is "8 x TPU v5e",
-    `memory` the line of the plan, `compiled_for` what programs depend on. Where it cannot be
+    `memory` the line of the plan, `compiled_for` what programs depend on, `warnings` what was said
+    before the first step. Where it cannot be
     written, there is a warning."""
     here = os.path.realpath(".")  # also of a folder that is gone
     row = {
@@ -84,6 +86,7 @@ def record_start(
         "memory": memory,
         "step": step,
         "compiled_for": dict(compiled_for or {}),
+        "warnings": list(warnings),
     }
     try:
         with open(folder / FILE, "a", encoding="utf-8", errors="backslashreplace") as file:

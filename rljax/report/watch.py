@@ -20,11 +20,11 @@ import rich.text
 from rljax.errors import InputError
 from rljax.report.comparison import names_of, run_folders
 from rljax.report.head import title_of
-from rljax.report.run_folder import Run, is_number, read_run
+from rljax.report.run_folder import Run, check_is_run, is_number, read_run
 from rljax.tracking.charts import short
 from rljax.tracking.console import one_line
 from rljax.tracking.mirror import local_copy
-from rljax.tracking.store import is_folder
+from rljax.tracking.store import is_folder, is_url
 
 METRICS = (  # what is charted where nothing else is asked for, as far as the runs have it
     "reward/mean", "eval/accuracy", "loss", "eval/loss", "entropy", "response_tokens/mean",
@@ -58,6 +58,9 @@ def watch(
     for folder in folders:
         if not is_folder(folder):
             raise InputError("no such run folder", value=str(folder), fix="name a folder of a run")
+    for place in run_folders(folders):
+        if not is_url(place):
+            check_is_run(place, place)
     if once:
         for line in frame(_read(folders), metrics, _screen(console, endless=True)):
             _say(console, line)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from rljax.batch import Batch
 from rljax.components import resolve
 from rljax.config import NAMESPACES
-from rljax.contracts import contract
+from rljax.contracts import Share, contract
 from rljax.errors import InputError
 from rljax.keys import stream
 from rljax.mesh import constrain_rows
@@ -29,7 +29,7 @@ from rljax.sampler import Sampling, SecondModel
 def against(
     prompts, key, cfg, *, actor, reference, reward, draw,
     opponent: Literal["reference", "mixture"] = "reference",
-    mixture: float = 0.5,
+    mixture: Share = 0.5,
     inner: RolloutText = "once()",
 ):  # fmt: skip
     """The rollout `inner` with samples of the policy and of its opponent in turn: the reference

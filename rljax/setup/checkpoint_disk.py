@@ -66,7 +66,9 @@ class DiskFolder:
         """Raises InputError unless the disk has room for two checkpoints of `needed` bytes, those
         that are there among them, and for one beside them."""
         there = sum(p.stat().st_size for step in self.steps() for p in _files(self.at(step)))
-        free = free_bytes(self.folder)
+        # Of a folder that is not made yet: of the one that it will be made in.
+        folder = next(p for p in (self.folder, *self.folder.absolute().parents) if p.exists())
+        free = free_bytes(folder)
         if free is not None and free < max(needed, 2 * needed - there):
             raise InputError(
                 "the disk has no room for the checkpoints of this run",

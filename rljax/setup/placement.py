@@ -6,7 +6,6 @@ what samples, beside what trains.
 """
 
 import dataclasses
-import difflib
 import math
 
 from jax.sharding import Mesh
@@ -16,6 +15,7 @@ from rljax.config import NAMESPACES, Config
 from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.mesh import make_mesh
+from rljax.suggest import near_names
 
 # Role -> the config field that brings it; "": the dataflow asks for it.
 PLACED = {
@@ -108,7 +108,7 @@ def _check_role(role: str, text: str, own_roles) -> None:
         raise InputError(
             f"placement={text!r}: {role} cannot be placed", rule=f"{reason}; {rule} can"
         )
-    close = difflib.get_close_matches(role, PLACED, n=1)
+    close = near_names(role, PLACED, 1)
     fix = f"did you mean {close[0]!r}?" if close else ""
     raise InputError(f"placement={text!r}: no such role", value=role, rule=rule, fix=fix)
 

@@ -195,6 +195,10 @@ def load_model(config: Config, tokenizer: Tokenizer, devices=None) -> Model:
             vision = dataclasses.replace(vision, dtype=settings["dtype"], remat=remat)
         model_config = dataclasses.replace(plain, vision=vision, **settings)
     _check_balance(config, model_config)
+    rank, width = config.lora.rank, model_config.embed
+    if rank > width:
+        rule = f"the model is {width} wide: adapters of that rank are all of it"
+        raise InputError("lora.rank", value=rank, rule=rule, fix=f"lora.rank={min(16, width)}")
     return Model(model_config, mesh)
 
 

@@ -3,17 +3,22 @@
 import dataclasses
 import json
 import logging
+import os
 from pathlib import Path
 
 from rljax import hosts
-from rljax.config import Config, is_path, model_fields
+from rljax.config import Config, is_path, model_fields, value_of
+from rljax.config.checks import FOLDERS
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
+from rljax.files import open_file
 from rljax.keys import root_key, stream
 from rljax.models.adapters import lora
 from rljax.models.config import ModelConfig
 from rljax.models.huggingface import load_config, load_params, load_with_report
+from rljax.models.huggingface.checkpoint_folder import compare, find_tensors
 from rljax.models.huggingface.peft import load_adapter
+from rljax.models.huggingface.safetensors_file import read_header
 from rljax.models.model import Model
 from rljax.setup.same_ids import differing_ids, tokenizer_of
 from rljax.setup.setup import adapter_fields
@@ -39,6 +44,25 @@ def initial_params(config: Config, model: Model, record: Path | None = None) -> 
         return params
     params = lora.attach(model, params, stream(key, "adapters"))
     return load_adapter(config.lora.adapter, model, params) if config.lora.adapter else params
+
+
+def check_weights(config: Config, model: Model) -> None:
+    """Raises InputError where a folder of this machine that a run would read weights from has none,
+    or files that are cut short, or lacks a tensor of the policy, or has one of another shape: by
+    the files' headers and sizes. What is on the hub is not asked for."""
+    if config.model and os.path.isdir(config.model):
+        plain = dataclasses.replace(model, config=lora.without(model.config))
+        compare(Path(config.model), plain)
+    for field in FOLDERS:
+        folder = value_of(config, field)
+        if not folder or not os.path.isdir(folder):
+            continue
+        if field == "lora.adapter":
+            file = Path(folder, "adapter_model.safetensors")
+            with os.fdopen(open_file(file), "rb") as opened:
+                read_header(opened.fileno(), file)
+        else:
+            find_tensors(Path(folder))
 
 
 def multiplied_in_dtype(path: tuple[str, ...], config: ModelConfig) -> bool:

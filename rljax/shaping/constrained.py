@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from rljax.batch import masked_mean
-from rljax.contracts import contract
+from rljax.contracts import AboveZero, NotNegative, contract
 from rljax.errors import InputError
 
 
@@ -78,7 +78,7 @@ def constrained_rewards(calibrated: jax.Array, compliant: jax.Array) -> jax.Arra
 
 
 @contract(safe=True)
-def crpg(responses: Responses, *, kl_max: float = 10.0, cap_kl_factor: bool = False) -> Targets:
+def crpg(responses: Responses, *, kl_max: AboveZero = 10.0, cap_kl_factor: bool = False) -> Targets:
     """Every sample, weighted by R~ - mean R~, R~ = max(1 - log_ratio / kl_max, 0) R_cal 1[all
     judges pass]: calibrated-regularised policy gradient.
 
@@ -99,7 +99,7 @@ def crpg(responses: Responses, *, kl_max: float = 10.0, cap_kl_factor: bool = Fa
 
 
 @contract(safe=True)
-def codpo(responses: Responses, *, beta: float = 0.1, nll_coef: float = 1.0) -> Targets:
+def codpo(responses: Responses, *, beta: AboveZero = 0.1, nll_coef: NotNegative = 1.0) -> Targets:
     """Pairs: the best compliant sample against the worst violating one, and nll_coef / tokens of
     -log pi(chosen): constrained online DPO.
 
@@ -127,7 +127,7 @@ def codpo(responses: Responses, *, beta: float = 0.1, nll_coef: float = 1.0) -> 
 
 
 @contract(safe=True)
-def crraft(responses: Responses, *, kl_max: float = 10.0) -> Targets:
+def crraft(responses: Responses, *, kl_max: AboveZero = 10.0) -> Targets:
     """The compliant sample of the best R_cal among those with log_ratio <= kl_max, weighted by
     R_cal: calibrated-regularised reward ranking fine-tuning.
 

@@ -8,7 +8,7 @@ it still has its place in the group's baseline (`algorithm.filters`); before the
 import jax.numpy as jnp
 
 from rljax.batch import Batch, first_of_sequence, truncated
-from rljax.contracts import contract
+from rljax.contracts import Share, contract
 
 
 @contract(safe=True, reads=("finish_reason",))
@@ -36,7 +36,7 @@ def live_groups(batch: Batch):
 
 
 @contract(safe=True, reads=("scores", "group"))
-def pass_rate(batch: Batch, *, low: float = 0.2, high: float = 0.8, correct_at: float = 1.0):
+def pass_rate(batch: Batch, *, low: Share = 0.2, high: Share = 0.8, correct_at: float = 1.0):
     """1 for rows of groups whose share of correct rows is in [low, high]: PRIME's prompt filter."""
     batch.require("scores", "group", by="pass_rate")
     same = batch.group[:, None] == batch.group[None, :]

@@ -10,12 +10,12 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rljax.contracts import contract
+from rljax.contracts import AboveZero, NotNegative, contract
 from rljax.errors import InputError
 
 
 @contract(safe=True)
-def bradley_terry(first: jax.Array, second: jax.Array, *, scale: float = 1.0) -> jax.Array:
+def bradley_terry(first: jax.Array, second: jax.Array, *, scale: AboveZero = 1.0) -> jax.Array:
     """sigmoid(scale (first - second)): what a reward model trained on pairs says."""
     if not scale > 0:
         raise InputError("bradley_terry(scale)", value=scale, rule="> 0")
@@ -59,7 +59,7 @@ def choose_pairs(
     key: jax.Array,
     *,
     rejected: Literal["worst", "random"] = "worst",
-    min_margin: float = 0.0,
+    min_margin: NotNegative = 0.0,
 ) -> Pairs:
     """The best sample of each prompt against its worst, or against another one at random.
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from rljax import batch as batches
 from rljax.batch import Batch
-from rljax.contracts import contract
+from rljax.contracts import NotNegative, contract
 from rljax.errors import InputError
 
 
@@ -45,7 +45,12 @@ def _overlong(batch: Batch, name: str, max_tokens: int, cache_tokens: int):
 
 @contract(safe=True, reads=("rewards",))
 def soft_overlong(
-    batch: Batch, *, max_tokens: int, cache_tokens: int, penalty: float = 1.0, floor: bool = True
+    batch: Batch,
+    *,
+    max_tokens: int,
+    cache_tokens: int,
+    penalty: NotNegative = 1.0,
+    floor: bool = True,
 ):
     """score + penalty * clip((max_tokens - cache_tokens - n) / cache_tokens, -1, 0), n response
     tokens (DAPO, arXiv 2503.14476). Without `floor` it goes on falling beyond max_tokens.
@@ -79,7 +84,7 @@ def clipped(batch: Batch, *, low: float, high: float):
 
 
 @contract(safe=True, reads=("rewards",))
-def normalised(batch: Batch, *, eps: float = 1e-8):
+def normalised(batch: Batch, *, eps: NotNegative = 1e-8):
     """(score - mean) / sqrt(variance + eps) over the rows with policy tokens of the batch, an
     episode counted once."""
     return _whitened(batches.row_scores(batch), _counted(batch), batch, eps)
@@ -96,7 +101,7 @@ def _whitened(x, keep, batch: Batch, eps: float):
 
 
 @contract(safe=True, reads=("reward_parts",))
-def mixed_parts(batch: Batch, *, weights: tuple[float, ...] = (), eps: float = 1e-8):
+def mixed_parts(batch: Batch, *, weights: tuple[float, ...] = (), eps: NotNegative = 1e-8):
     """sum_k w_k (part_k - mean) / sqrt(variance + eps) over the rows with policy tokens.
 
     Each of the K named parts of the reward, in the order of their names, is normalised over the

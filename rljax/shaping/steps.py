@@ -16,7 +16,7 @@ import numpy as np
 
 from rljax import batch as batches
 from rljax.batch import Batch
-from rljax.contracts import contract
+from rljax.contracts import NotNegative, contract
 from rljax.errors import InputError
 
 _FENCE = re.compile(r"^```[^\n]*\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULTILINE)
@@ -104,8 +104,8 @@ def _scored_ends(batch: Batch, by: str):
 def dense_step_rewards(
     batch: Batch,
     *,
-    lambda_fail: float = 0.25,
-    lambda_pass: float = 0.025,
+    lambda_fail: NotNegative = 0.25,
+    lambda_pass: NotNegative = 0.025,
     pass_above: float = 0.0,
 ) -> jax.Array:
     """rewards + lambda s_j / N at the last token of each of the row's N steps: [B, S].

@@ -48,6 +48,7 @@ SPEED_WINDOW = (
 )
 REFRESH_PER_S = 4
 BUSY_S, BUSY_AGAIN_S = 3.0, 60.0  # a plain console says what takes longer, and says so again
+SHOWN_WARNINGS = 3
 QUIET_S = 10.0  # after which a live one says how long ago the last step was
 
 
@@ -106,6 +107,7 @@ class Console:
         self.lock = threading.Lock()  # the drawing thread reads what log writes
         self.display: Live | None = None
         self.busy, self.closed = busy, threading.Event()
+        self.warnings: Callable[[], Sequence[str]] = tuple  # of the run so far, a line each
 
     # --- the tracker ---
 
@@ -231,17 +233,25 @@ class Console:
             latest = {key: values[-1] for key, values in self.history.items()}
             trends = {key: list(self.history[key]) for key, *_ in NUMBERS if key in self.history}
             rows, left = list(self.rows), self._time_left()
-        plain = self.console.options.ascii_only
+        plain, width = self.console.options.ascii_only, max(self.console.width - 4, 20)
         halves = Columns(
             [self._numbers(latest, trends, plain), self._times(latest)], padding=(0, 3)
         )
         waiting = self._waiting()
         parts = [self._progress(math.nan if waiting else left), Text(waiting, "yellow"), halves]
+        parts += [Text(one_line(f"! {text}", width), "yellow") for text in self._latest_warnings()]
         room = (self.console.height - 22) // 2  # the completions get what the screen has left
         if rows:
             parts.append(Text())
             parts.append(self._completions(rows[-max(1, min(4, room)) :], plain))
         return Panel(Group(*parts), title=Text("rljax"), title_align="left", border_style="dim")
+
+    def _latest_warnings(self) -> list[str]:
+        """The last warnings, and how many more there are."""
+        texts = list(self.warnings())
+        more = len(texts) - SHOWN_WARNINGS
+        first = [f"{more} earlier warnings: see the report"] if more > 0 else []
+        return first + texts[-SHOWN_WARNINGS:]
 
     def _waiting(self) -> str:
         """What the run does between two steps when that takes long: compiling, or what else."""

@@ -122,6 +122,7 @@ class NotebookConsole(Console):
             for key, name, _ in NUMBERS
             if key in latest
         ]
+        notes += [f"! {text}" for text in self._latest_warnings()]
         said = "".join(f'<div class="dim">{html.escape(one_line(n, 300))}</div>' for n in notes)
         return (
             f'<style>{CSS}</style><div class="rljax"><div>{" · ".join(head)}</div>'

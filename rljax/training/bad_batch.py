@@ -31,6 +31,21 @@ def is_bad(metrics: dict) -> bool:
     return any(value > 0 for name, value in metrics.items() if name.endswith(_SKIPPED))
 
 
+def of_taken_steps(metrics: dict) -> dict:
+    """The metrics of a step with the loss and the gradient norm of the optimizer steps that were
+    taken, as means; NaN where all of them were skipped. A skipped one counts as 0 in the program,
+    so that the sums over steps stay finite."""
+    out = dict(metrics)
+    for name in [name for name in metrics if name.endswith(_SKIPPED)]:
+        prefix, skipped = name.removesuffix(_SKIPPED), float(metrics[name])
+        total = float(metrics.get(f"{prefix}optimizer_steps", skipped))
+        scale = total / (total - skipped) if total > skipped else np.nan
+        for part in ("loss", "vf_loss", "grad_norm", "perplexity") if skipped else ():
+            if (found := f"{prefix}{part}") in out:
+                out[found] = out[found] * scale
+    return out
+
+
 def keep(run: RunFolder, batch: Batch, progress: Progress, arrays: dict) -> None:
     """Writes the batch of the step before `progress`, and what a checkpoint keeps of the roles
     after it. A disk without room for them does not end a run that goes on without."""

@@ -14,6 +14,7 @@ from rljax.config.trust import require_trust
 from rljax.errors import InputError
 from rljax.training import loop
 from rljax.training.result import RunStopped, TrainedRun
+from rljax.validation.unread import unread
 
 
 def train(
@@ -48,7 +49,7 @@ def train(
         _check_devices(devices)
     if not isinstance(config, Config) and str(config):
         require_trust(str(config), trust_code)
-    made = config_from(config, model, data, reward, fields)
+    made = config_from(config, model, data, reward, fields, unread)
     try:
         return loop.train(made, on_start=on_start, devices=devices)
     except RunStopped as stop:

@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
@@ -25,7 +25,18 @@ from rljax.report import timeline
 from rljax.report.live import renewed_report
 from rljax.report.meanings import health_warnings, narrowest_numbers
 from rljax.report.page import write_report
-from rljax.report.run_folder import EQUAL_STEPS, MOST_FAILED, equal_rewards
+from rljax.report.run_folder import MOST_FAILED, equal_rewards
+from rljax.report.run_warnings import (
+    COMPILED_AGAIN,
+    EQUAL_REWARDS,
+    IN_A_ROW,
+    MOST_TRUNCATED,
+    NO_GRADIENT,
+    REWARDS_FAILING,
+    TRUNCATED,
+    UNHEALTHY,
+    too_many_truncated,
+)
 from rljax.report.starts import last_start, peak_memory, record_start, versions
 from rljax.setup import Setup, build
 from rljax.tracking import compiles
@@ -50,6 +61,7 @@ from rljax.training.scores import (
     shown_sample,
     try_rewards,
 )
+from rljax.training.setup_warnings import setup_warnings
 from rljax.validation import validate
 
 LOG = logging.getLogger("rljax")
@@ -85,7 +97,7 @@ def one_step(run: Run) -> dict:
     run.learning_programs += compiles.names(compiled).count(learning)
     if here > 3 and compiles.count() > compiled:
         names = "; ".join(compiles.names(compiled))
-        LOG.warning("step %d compiled again: %s", run.progress.step, names)
+        run.warn(COMPILED_AGAIN, f"compiled again: {names}")
     if phase is run.setup.main and compiles.count() == compiled:
         run.steady.append([metrics[f"time/{name}_s"] for name in PARTS])
         # Of the first such step, and of the last.
@@ -108,12 +120,9 @@ def _scoring_times(timings: Timings) -> dict:
 
 
 def _count_faults(run: Run, metrics: dict) -> None:
-    faults = run.progress.faults
     for text in health_warnings(metrics, narrowest_numbers(run.config, run.setup.model.mesh)):
-        name = f"unhealthy/{text.split()[0]}"
-        faults[name] = faults.get(name, 0.0) + 1
-        if faults[name] == 1:  # each once, and counted from then on
-            LOG.warning("step %d: %s", run.progress.step, text)
+        run.warn(f"{UNHEALTHY}{text.split()[0]}", text)
+    faults = run.progress.faults
     rewards = ("reward/errors", "reward/timeouts", "reward/timeouts_scored", "reward/abstained")
     for name in ("skipped_steps", "critic/skipped_steps", *rewards):
         if metrics.get(name):
@@ -126,23 +135,27 @@ def _count_faults(run: Run, metrics: dict) -> None:
     if failed > MOST_FAILED * metrics.get("batch/completions", 1.0):
         said = ("ok", "abstained")
         first = next(row for row in run.source.report.rows if row.score.status not in said)
-        text = "step %d: %d rewards failed and are masked out, the first one: %s"
-        LOG.warning(text, run.progress.step, failed, shown_sample(first))
+        text = f"{failed:.0f} rewards failed and are masked out, the first one: "
+        run.warn(REWARDS_FAILING, text + shown_sample(first))
+    equal = metrics.get("reward/all_equal") or metrics.get("reward/equal_groups", 0.0) == 1.0
     if "reward/all_equal" in metrics:
-        _count_equal_rewards(run, metrics)
+        run.warn_in_a_row(EQUAL_REWARDS, equal, lambda steps: equal_rewards(steps, metrics))
+    if (share := metrics.get("response/truncated_fraction")) is not None:
+        text = f"for {IN_A_ROW} steps in a row many responses are too long. Of this one "
+        text += too_many_truncated(share)
+        run.warn_in_a_row(TRUNCATED, share > MOST_TRUNCATED, lambda steps: text)
+    if (norm := metrics.get("grad_norm")) is not None and not equal:
+        run.warn_in_a_row(NO_GRADIENT, norm == 0, lambda steps: _without_gradient(steps, metrics))
 
 
-def _count_equal_rewards(run: Run, metrics: dict) -> None:
-    """Several steps without any two rewards that differ, where they are compared, are a fault."""
-    progress = run.progress
-    equal = metrics["reward/all_equal"] or metrics.get("reward/equal_groups", 0.0) == 1.0
-    progress.equal_rewards_in_a_row = progress.equal_rewards_in_a_row + 1 if equal else 0
-    steps = progress.equal_rewards_in_a_row
-    if steps >= EQUAL_STEPS:
-        new = 1 if steps > EQUAL_STEPS else EQUAL_STEPS
-        progress.faults["equal_rewards"] = progress.faults.get("equal_rewards", 0.0) + new
-    if steps == EQUAL_STEPS or steps and steps % (20 * EQUAL_STEPS) == 0:
-        LOG.warning("step %d: %s", progress.step, equal_rewards(steps, metrics))
+def _without_gradient(steps: int, metrics: dict) -> str:
+    entropy = metrics.get("entropy")
+    at = f", the entropy {entropy:.4g}" if entropy is not None else ""
+    return (
+        f"for {steps} steps in a row the gradient is 0{at}: nothing is learned. Likely causes: a "
+        "learning rate that has destroyed the weights, a filter that leaves no row, a clip that "
+        "leaves no gradient"
+    )
 
 
 def after_step(run: Run, metrics: dict) -> bool:
@@ -292,6 +305,7 @@ def summarise(run: Run, status: str) -> dict:
         "compiles": compiles.count(),
         "data": run.setup.data.counts,
         "faults": progress.faults,
+        "warnings": run.warnings,
     }
     if run.steady:  # steps of the dataflow that compiled nothing
         means = np.mean(run.steady, axis=0)
@@ -385,17 +399,17 @@ def _trained(
     config: Config, on_start: Callable[[Path | str], None] | None, devices
 ) -> tuple[TrainedRun, str]:
     """The run, and the signal that came too late to stop it, if one did."""
-    for warning in validate(config, len(devices)):
-        if hosts.first():
-            LOG.warning("%s", warning)
+    warnings = validate(config, len(devices))
     name = hosts.share(time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}")
     with run_folder(config.run_dir, name) as place:
         if on_start:
             on_start(place.url or place.path)
-        return _train(config, place, devices)
+        return _train(config, place, devices, warnings)
 
 
-def _train(config: Config, place: RunFolder, devices) -> tuple[TrainedRun, str]:
+def _train(
+    config: Config, place: RunFolder, devices, warnings: Sequence[str]
+) -> tuple[TrainedRun, str]:
     folder = place.path
     writes = hosts.first()  # files, trackers and the console
     shows = "console" in config.trackers and writes
@@ -409,7 +423,11 @@ def _train(config: Config, place: RunFolder, devices) -> tuple[TrainedRun, str]:
         Profile(config, folder, cache.after_step) as profile,
         _new_run(config, devices, place) as run,
     ):  # fmt: skip
+        run.warnings = [*warnings, *setup_warnings(run.setup)]
+        for warning in run.warnings if writes else ():
+            LOG.warning("%s", warning)
         if console:
+            console.warnings = run.all_warnings
             notes = [
                 *turn_lines(run.setup.tokenizer),
                 *run.setup.data.notes,
@@ -421,7 +439,10 @@ def _train(config: Config, place: RunFolder, devices) -> tuple[TrainedRun, str]:
         )
         with opened as tracking, hosts.telling():
             try:
-                try_rewards(run)
+                for warning in try_rewards(run):
+                    run.warnings.append(warning)
+                    if writes:
+                        LOG.warning("%s", warning)
                 compiles.expect(programs(run.setup))
                 if console:
                     console.begin()
@@ -435,6 +456,7 @@ def _train(config: Config, place: RunFolder, devices) -> tuple[TrainedRun, str]:
                     vouch(folder / "config.json", place.at("config.json"))
                     write_data_page(folder, run.setup)
                     started = dict(memory=run.memory.line(), step=run.progress.step)
+                    started["warnings"] = run.warnings
                     record_start(folder, device=run.device, compiled_for=compiled_for(), **started)
                 with renewed_report(folder, config.report_every_minutes if writes else 0.0):
                     loop(run, tracking, signals, profile)

@@ -14,9 +14,13 @@ from rljax.rewards.pool.calling import asks_nobody
 from rljax.rewards.pool.pool import RewardPool
 from rljax.rollout import Environment, Reward
 from rljax.setup import build
+from rljax.setup.checkpoint import Checkpoints
+from rljax.setup.weights import check_weights
+from rljax.tracking.services import require_packages
 from rljax.training.preflight import check_same_data, check_same_start
-from rljax.training.run import Run
+from rljax.training.run import Run, checkpoint_bytes
 from rljax.training.scores import scored_responses, try_rewards
+from rljax.training.setup_warnings import setup_warnings
 from rljax.validation import validate
 
 
@@ -35,15 +39,25 @@ def preview(config: Config, console: Console, *, rows: int = 2, devices=None) ->
 
 
 def _preview(config: Config, console: Console, rows: int, devices) -> None:
-    for warning in validate(config, len(devices)):
-        console.print(f"warning: {warning}", markup=False, soft_wrap=True)
+    def warn(texts) -> None:
+        for text in texts:
+            console.print(f"warning: {text}", markup=False, soft_wrap=True)
+
+    warn(validate(config, len(devices)))
+    if hosts.first():  # which alone speaks to them
+        require_packages(config.trackers)
     setup = build(config, devices)
     check_same_data(setup)
+    warn(setup_warnings(setup))
+    if setup.starts_from_policy:
+        check_weights(config, setup.model)
+    place = f"{config.run_dir or 'runs'}/checkpoints"
+    Checkpoints(place).check_room(checkpoint_bytes(setup))
     with tempfile.TemporaryDirectory() as folder, Run(setup, Path(folder)) as run:
         console.print(f"plan: {run.memory.line()}", markup=False, soft_wrap=True)
         show(config, console, rows=rows, split="train", ids=False)
         if run.setup.needs_reward:
-            try_rewards(run)
+            warn(try_rewards(run))
             _show_rewards(run, console, rows)
 
 

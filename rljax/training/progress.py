@@ -25,7 +25,7 @@ class Progress:
     prompts: int = 0
     completions: int = 0
     faults: dict[str, float] = dataclasses.field(default_factory=dict)
-    equal_rewards_in_a_row: int = 0  # steps of which no reward differed from its siblings'
+    in_a_row: dict[str, int] = dataclasses.field(default_factory=dict)  # steps, by their warning
     elapsed_s: float = 0.0
 
     @property
@@ -56,8 +56,8 @@ class Progress:
         hints = typing.get_type_hints(cls)
         wrong = sorted(name for name, value in saved.items() if not _is_a(value, hints[name]))
         if not wrong:
-            wrong = [n for n in ("taken", "faults") for value in saved[n].values()
-                     if not _is_a(value, int if n == "taken" else float)]  # fmt: skip
+            wrong = [n for n in ("taken", "in_a_row", "faults") for value in saved[n].values()
+                     if not _is_a(value, float if n == "faults" else int)]  # fmt: skip
         if wrong:
             raise InputError(
                 "a checkpoint's progress has values of other types than a run writes",

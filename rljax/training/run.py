@@ -9,7 +9,7 @@ import copy
 import dataclasses
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
@@ -30,6 +30,7 @@ from rljax.models.huggingface import save_params
 from rljax.models.huggingface.peft import save_adapter
 from rljax.plan.chips import local_devices
 from rljax.plan.memory import check_fits, fewest_microbatches
+from rljax.report.run_warnings import IN_A_ROW, fault_lines, is_said
 from rljax.roles.placed import run_dataflow
 from rljax.rollout import Environment, Reward
 from rljax.setup import Phase, Setup
@@ -44,7 +45,7 @@ from rljax.setup.dry_run import check_fields_read
 from rljax.setup.policies import Policy, sample_all
 from rljax.tracking.folder import whole_export
 from rljax.tracking.timing import timed
-from rljax.training.bad_batch import is_bad, keep
+from rljax.training.bad_batch import is_bad, keep, of_taken_steps
 from rljax.training.offline import (
     held_out_step,
     read_reference_logprobs,
@@ -92,6 +93,7 @@ class Run:
         self.progress = Progress(phase=setup.phases[0].name)
         self.roles: dict = {}
         self.metrics: dict[str, float] = {}
+        self.warnings: list[str] = []  # that were known before the first step
         self.steady: list[list[float]] = []  # seconds of generate, reward, learn, rest of each step
         self.timelines: list[dict] = []  # rljax.report.timeline: of two steps at most
         self.unscored_steps = 0  # in a row
@@ -310,9 +312,32 @@ class Run:
         if phase is self.setup.main:
             self.progress.prompts += int(drawn)
             self.progress.completions += int(metrics.get("batch/completions", 0.0))
+        learned = of_taken_steps(learned)
         metrics = {**learned, **metrics, "lr": self._learning_rate(phase)}
         # NaN says that nothing was measured: a step that is not finite is counted as skipped.
         return {k: v for k, v in metrics.items() if not np.isnan(v)}
+
+    # -- warnings --
+
+    def warn(self, name: str, text: str, count: float = 1.0) -> None:
+        """Counts a warning of a step, and says it the first time, and at 10, 100, 1000 ..."""
+        before = self.progress.faults.get(name, 0.0)
+        after = self.progress.faults[name] = before + count
+        if is_said(before, after):
+            times = f" (so far {after:.0f} times)" if before else ""
+            LOG.warning("step %d: %s%s", self.progress.step, text, times)
+
+    def warn_in_a_row(self, name: str, holds: bool, text: Callable[[int], str]) -> None:
+        """Counts a warning about something that has held for IN_A_ROW steps in a row or more;
+        `text` says it of so many steps."""
+        steps = self.progress.in_a_row.get(name, 0) + 1 if holds else 0
+        self.progress.in_a_row[name] = steps
+        if steps >= IN_A_ROW:
+            self.warn(name, text(steps), IN_A_ROW if steps == IN_A_ROW else 1)
+
+    def all_warnings(self) -> list[str]:
+        """The warnings so far, a line each."""
+        return [*self.warnings, *fault_lines(self.progress.faults)]
 
     def _roles_of(self, phase: Phase) -> dict:
         return {k: v for k, v in self.roles.items() if k in phase.dataflow.parameters}

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rljax.components import Component
+from rljax.contracts import spec
 from rljax.data.online.prompts import PromptRecord
 from rljax.data.online.stream import Stream
 from rljax.errors import InputError
-from rljax.rewards.pool.calling import asks_nobody
+from rljax.rewards.pool.calling import asks_nobody, members, wanted_fields
 from rljax.rewards.pool.pool import RewardPool
 from rljax.rollout import Environment, Reward, ScoredRow
 from rljax.rollout.reward import with_cost_or_error
@@ -43,22 +45,25 @@ def _shortened(value: object) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:half]} ... {text[-half:]}"
 
 
-def try_rewards(run: Run) -> None:
-    """Scores an ordinary response to a row of each source of the data, before anything is compiled.
+def try_rewards(run: Run) -> list[str]:
+    """Scores ordinary responses to a row of each source of the data, before anything is compiled,
+    and right answers to it in the usual formats; returns warnings.
 
     Raises InputError where the reward has a score for none of them, whatever the score: it raises,
-    or returns no number. Rewards that ask a server or a model are not tried. An environment plays
-    one exchange on the first row.
+    returns no number, or takes longer than it may. Rewards that ask a server or a model are not
+    tried. An environment plays one exchange on the first row.
     """
     data, trains = run.setup.data, run.setup.needs_reward
     if isinstance(run.reward, Environment):
         for record in _some_rows(data.sources[0])[:1]:
             run.reward.first_exchange(record)
-        return
+        return []
+    warnings = []
     for source in data.sources if trains else ():
-        _try_reward(run.reward, _some_rows(source))
+        warnings += _try_reward(run.reward, _some_rows(source))
     if run.eval_reward is not None and not (trains and run.eval_reward.pool is run.reward.pool):
-        _try_reward(run.eval_reward, _some_rows(data.test_prompts))
+        warnings += _try_reward(run.eval_reward, _some_rows(data.test_prompts))
+    return list(dict.fromkeys(warnings))
 
 
 def _some_rows(source: Sequence[PromptRecord] | Stream) -> list[PromptRecord]:
@@ -68,23 +73,32 @@ def _some_rows(source: Sequence[PromptRecord] | Stream) -> list[PromptRecord]:
     return [source[i] for i in sorted({0, len(source) // 2, len(source) - 1}) if source]
 
 
-def _try_reward(reward: Reward, records: Sequence[PromptRecord]) -> None:
+def _try_reward(reward: Reward, records: Sequence[PromptRecord]) -> list[str]:
     pool = reward.pool
     if not isinstance(pool, RewardPool) or reward.model is not None or reward.rubrics is not None:
-        return
+        return []
     if not asks_nobody(pool.component):
-        return
+        return []
     rows: list[ScoredRow] = []
     for record in records:
         tried = scored_responses(reward, record)
-        if any(row.score.status in ("ok", "timeout") for row in tried) or not tried:
-            return
+        if any(row.score.status == "ok" for row in tried):
+            return _try_formats(reward, record)
+        if not tried:
+            return []
         rows += tried
     if not rows:
-        return
+        return []
+    if all(row.score.status == "timeout" for row in rows):
+        limit = reward.pool.timeout_s
+        raise InputError(
+            f"reward {pool.component.text!r} took longer than reward.timeout_s={limit:g} for each "
+            f"of {len(rows)} responses to {len(records)} rows of the data",
+            rule="such samples have no score, and nothing is learned from them",
+            fix=f"make it faster, or reward.timeout_s={10 * limit:g}",
+        )
     if _OF_A_SERVER.match(rows[0].score.message):
-        LOG.warning("the reward was tried on a row of the data: %s", shown_sample(rows[0]))
-        return
+        return [f"the reward was tried on a row of the data: {shown_sample(rows[0])}"]
     raise InputError(
         f"reward {pool.component.text!r} was tried on {len(records)} rows of the data and has no "
         "score for an ordinary response",
@@ -95,11 +109,64 @@ def _try_reward(reward: Reward, records: Sequence[PromptRecord]) -> None:
     )
 
 
-def scored_responses(reward: Reward, record: PromptRecord) -> list[ScoredRow]:
-    """The reward of what a policy may answer; [] where it takes longer than a trial may."""
+# How a right answer may be written, and what of it a prompt that asks for it names.
+_PLAIN = ("{}", "The answer is {}.")
+_FORMATS = (
+    ("#### {}", "####"), ("\\boxed{{{}}}", "boxed"), ("<answer>{}</answer>", "<answer>"),
+    ("<think>...</think>\n<answer>{}</answer>", "<answer>"), ("```\n{}\n```", "```"),
+    ("Answer: {}", "Answer:"),
+)  # fmt: skip
+
+
+def _try_formats(reward: Reward, record: PromptRecord) -> list[str]:
+    """A warning where the ground truth of a row, as the response, is worth nothing in any usual
+    format, or only in formats that the prompt does not ask for."""
+    truth, names = str(record.ground_truth), wanted_fields(reward.pool.component)[0]
+    compares = names is None or "ground_truth" in names
+    if not compares or not truth.strip() or _is_specification(reward.pool.component, truth):
+        return []
+    every = (*_PLAIN, *(form for form, _ in _FORMATS))
+    rows = scored_responses(reward, record, [form.format(truth) for form in every])
+    if not rows or any(row.score.status != "ok" for row in rows):
+        return []
+    worth = {form: row.score.value for form, row in zip(every, rows, strict=True)}
+    if any(worth[form] > 0 for form in _PLAIN):
+        return []
+    scored = [(form, sign) for form, sign in _FORMATS if worth[form] > 0]
+    if any(sign in record.prompt_text for _, sign in scored):
+        return []
+    text = reward.pool.component.text
+    if not scored:
+        return [
+            f"the reward {text!r} gives a right answer {max(worth.values()):g} at most: the ground "
+            f"truth {_shortened(truth)} of row {record.index} was tried as the response, by itself "
+            "and in the usual formats. Fix: a reward that fits the column"
+        ]
+    shown = ", ".join(repr(form.format(truth)) for form, _ in scored[:2])
+    return [
+        f"the reward {text!r} gives the right answer {_shortened(truth)} of row {record.index} "
+        f"{worth['{}']:g}, and {worth[scored[0][0]]:g} where it is written {shown}, which the "
+        "prompt does not ask for. Fix: a prompt that says the format, or another reward"
+    ]
+
+
+def _is_specification(component: Component, truth: str) -> bool:
+    """Whether a ground truth says how a response is checked, and is no response itself."""
+    if truth.lstrip()[:1] in ("{", "["):
+        return True
+    named = members(component) or [component]
+    return any(spec(member).truth != "answer" for member in named)
+
+
+def scored_responses(
+    reward: Reward, record: PromptRecord, texts: Sequence[str] = ()
+) -> list[ScoredRow]:
+    """The reward of these responses, or of what a policy may answer; [] where it takes longer than
+    a trial may."""
+    texts = texts or [form.format(record.ground_truth) for form in _PLAIN]
     samples = [
         {**reward.sample(record, [0] * (len(text.split()) + 1), 0, 0), "response": text}
-        for text in (str(record.ground_truth), f"The answer is {record.ground_truth}.")
+        for text in texts
     ]
     pending, deadline = reward.pool.submit(samples), time.monotonic() + _TRIAL_S
     while not pending.done():

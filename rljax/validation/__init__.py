@@ -20,6 +20,7 @@ from rljax.validation.fields import (
 from rljax.validation.placement import check_placement, devices_left
 from rljax.validation.problems import resolve_field
 from rljax.validation.stages import check_components
+from rljax.validation.unread import unread_warnings
 
 
 def validate(config: Config, devices: int | None = None) -> list[str]:
@@ -39,7 +40,7 @@ def validate(config: Config, devices: int | None = None) -> list[str]:
         if left:
             check_devices(found.sound, left, found.others, devices - left)
     found.refuse()
-    return _unread_warnings(config) + _warnings(config)
+    return [*unread_warnings(config), *_cautions(config), *_warnings(config)]
 
 
 def validate_sizes(config: Config) -> None:
@@ -109,39 +110,6 @@ def _with_defaults(config: Config, fields: Iterable[str]) -> Config:
     return out
 
 
-# Fields that are read only where another one is on.
-_READ_WITH = {
-    "lora.rank": ("lora.alpha", "lora.targets", "lora.base"),
-    "data.drop_above_pass_rate": ("data.pass_rate_samples",),
-    "data.target_tokens": ("data.target_instruction",),
-    "sampler.thinking_tokens": ("sampler.end_of_thinking", "sampler.interrupt_phrase"),
-    "reward.judge_model": ("reward.judge_grades",),
-    "pretraining.data": (
-        "pretraining.coef",
-        "pretraining.sequences_per_optimizer_step",
-        "pretraining.max_tokens",
-    ),
-    "reward.process_model": ("reward.process_reward", "reward.process_lines"),
-    "rollouts.replay": ("rollouts.replay_share",),
-    "rollouts.max_staleness": (
-        "rollouts.ahead",
-        "rollouts.in_flight_cache",
-        "rollouts.partial_mask",
-        "rollouts.clock",
-    ),
-    "actor_optimizer.warmup_steps": ("actor_optimizer.warmup_from",),
-}
-
-
-def _unread_warnings(config: Config) -> list[str]:
-    default, found = Config(), []
-    for switch, fields in _READ_WITH.items():
-        moved = [f for f in fields if value_of(config, f) != value_of(default, f)]
-        if moved and not value_of(config, switch):
-            found.append(f"{', '.join(moved)}: set, but nothing reads it while {switch} is off")
-    return found
-
-
 def _loss_warnings(algorithm: AlgorithmConfig) -> list[str]:
     found, loss = [], resolve(algorithm.policy_loss, NAMESPACES["policy_loss"])
     reduction, usual = (
@@ -175,6 +143,13 @@ def _offline_warnings(config: Config) -> list[str]:
     return []
 
 
+def _cautions(config: Config) -> list[str]:
+    """What the tasks of a config say of their rows."""
+    named = (config.data.train, *config.data.sources, config.data.test, config.sft.data)
+    tasks = [resolve(t, NAMESPACES["data"]) for t in named if t and not is_path(t)]
+    return list(dict.fromkeys(filter(None, (spec(task).caution for task in tasks))))
+
+
 def _warnings(config: Config) -> list[str]:
     if spec(resolve(config.dataflow, NAMESPACES["dataflow"])).data not in SAMPLED:
         return _offline_warnings(config)
@@ -194,8 +169,6 @@ def _warnings(config: Config) -> list[str]:
     ):
         found.append("memory.reference_on_host does nothing: without a KL there is no reference")
     advantage = resolve(config.algorithm.advantage, NAMESPACES["advantage"])
-    if config.batch.samples_per_prompt == 1 and spec(advantage).compares_samples:
-        found.append("batch.samples_per_prompt=1 with a group advantage: every advantage is 0")
     if advantage.name == "gdpo" and (
         config.algorithm.reward_shaping or config.algorithm.kl_in_reward
     ):

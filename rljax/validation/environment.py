@@ -3,7 +3,7 @@
 import inspect
 
 from rljax.components import resolve
-from rljax.config import NAMESPACES, Config, EnvironmentConfig, row_tokens
+from rljax.config import NAMESPACES, Config, row_tokens
 from rljax.config.checks import Problems
 from rljax.contracts import spec
 from rljax.errors import InputError
@@ -19,7 +19,6 @@ def check_environment(config: Config, problems: Problems, kind: str) -> None:
     own, text = config.environment, config.environment.function
     _check_tree(config, problems)
     if not text:
-        _check_unread(own, problems)
         return
     component = resolve_field(problems, "environment.function", text, "environment")
     if component is None:
@@ -105,12 +104,3 @@ def _check_tree(config: Config, problems: Problems) -> None:
     samples, unit = config.batch.samples_per_prompt, tree.nodes * len(played.seats) * own.max_rows
     rule = f"a multiple of {unit}: a root of a turn_tree has {tree.nodes} nodes"
     problems.check(samples % unit == 0, "batch.samples_per_prompt", samples, rule)
-
-
-def _check_unread(own: EnvironmentConfig, problems: Problems) -> None:
-    """Without a function nothing reads the other settings."""
-    plain = EnvironmentConfig()
-    for name, value in vars(own).items():
-        rule = "nothing reads it: environment.function is ''"
-        unset = value == getattr(plain, name)
-        problems.check(unset, f"environment.{name}", value, rule, "set environment.function")

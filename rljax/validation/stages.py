@@ -86,6 +86,7 @@ def check_components(config: Config, problems: Problems) -> str:
         return kind
     if "advantage" in components and kind == "rollouts":
         _check_advantage(config, problems, dataflow, components["advantage"])
+        _check_group_of_one(config, problems, components["advantage"])
         _check_process(config, problems, components["advantage"])
     _check_kl(config, problems, dataflow)
     if "collect" in components:
@@ -308,6 +309,16 @@ def _check_advantage(
         names = ", ".join(missing)
         rule = f"reads batch field {names}, which dataflow={config.dataflow!r} does not fill"
         problems.check(False, field, text, rule, fix)
+
+
+def _check_group_of_one(config: Config, problems: Problems, advantage: Component) -> None:
+    """An advantage that compares the samples of a prompt has several."""
+    samples = config.batch.samples_per_prompt
+    alone = spec(advantage).compares_samples and advantage.options.get("singleton") != "raw"
+    rule = f"algorithm.advantage={advantage.text!r} compares the samples of a prompt: "
+    rule += "of one alone every advantage is 0"
+    fix = "2 or more; or an advantage of single samples, such as reinforce_plus_plus()"
+    problems.check(samples > 1 or not alone, "batch.samples_per_prompt", samples, rule, fix)
 
 
 def _fills(config: Config, name: str, fields: list[str]) -> bool:

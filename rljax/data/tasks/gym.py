@@ -5,7 +5,6 @@ The library takes seconds to import, so it is imported only when the task is nam
 """
 
 import dataclasses
-import difflib
 import functools
 import hashlib
 
@@ -13,6 +12,7 @@ from rljax.contracts import PlainText, contract
 from rljax.data.tasks.task import TEXT, Problem, Task, procedural
 from rljax.errors import InputError
 from rljax.rewards.text.gym import is_answer, load_library, packed
+from rljax.suggest import near_names
 
 # Items that share one of the library's data sets: some of them are drawn when it is built.
 _CHUNK = 256
@@ -88,7 +88,7 @@ def _config(name: str, difficulty: int, options: dict) -> dict:
             fix="mix tasks with data.sources and data.weights",
         )  # fmt: skip
     if name not in DATASETS:
-        close = difflib.get_close_matches(name, DATASETS, n=3, cutoff=0.4)
+        close = near_names(name, DATASETS, 3)
         raise InputError(
             "reasoning-gym has no such data set", value=name,
             fix=f"did you mean {' or '.join(close)}?" if close
@@ -98,7 +98,7 @@ def _config(name: str, difficulty: int, options: dict) -> dict:
     fields = [f.name for f in dataclasses.fields(kind) if f.name not in ("seed", "size")]
     for option in options:
         if option not in fields:
-            close = difflib.get_close_matches(option, fields, n=1)
+            close = near_names(option, fields, 1)
             raise InputError(
                 f"reasoning_gym(name={name!r}) has no option {option!r}",
                 rule=f"its config has {', '.join(fields)}",

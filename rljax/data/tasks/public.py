@@ -11,8 +11,21 @@ from rljax.data.rows.read import read_rows
 from rljax.data.tasks.task import TEXT, Task
 from rljax.errors import InputError
 
+_DATA_SETS = {
+    "gsm8k": "hf://datasets/openai/gsm8k",
+    "math": "hf://datasets/DigitalLearningGmbH/MATH-lighteval",
+}
 
-@contract(safe=True)
+
+def _caution(name: str, count: int) -> Callable[[dict], str]:
+    """Says of a task without a path that its rows are not the data set."""
+    return lambda options: "" if options["path"] else (
+        f"data {name}() without a path is a sample of {count} rows of our own, to try the pipeline"
+        f" with. The data set is {_DATA_SETS[name]}, or {name}(path='FOLDER')"
+    )  # fmt: skip
+
+
+@contract(safe=True, caution=_caution("gsm8k", len(offline_samples.GSM8K)))
 def gsm8k(
     *, path: str = "", instruction: PlainText = maps.GSM8K_INSTRUCTION, chat: bool = False
 ) -> Task:
@@ -26,7 +39,7 @@ def gsm8k(
     return _public("gsm8k", path, offline_samples.GSM8K, mapped, solved, chat, "gsm8k()")
 
 
-@contract(safe=True)
+@contract(safe=True, caution=_caution("math", len(offline_samples.MATH)))
 def math(
     *, path: str = "", instruction: PlainText = maps.MATH_INSTRUCTION, chat: bool = False
 ) -> Task:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from rljax import batch as batches
 from rljax.batch import Batch
-from rljax.contracts import contract
+from rljax.contracts import AboveZero, NotNegative, Share, contract
 from rljax.losses.policy.common import (
     RATIO,
     Policy,
@@ -114,11 +114,11 @@ def clip_cov(
     policy: Policy,
     batch: Batch,
     *,
-    clip_low: float = 1.0,
-    clip_high: float = 1.0,
-    cov_low: float = 1.0,
-    cov_high: float = 5.0,
-    fraction: float = 2e-4,
+    clip_low: NotNegative = 1.0,
+    clip_high: NotNegative = 1.0,
+    cov_low: NotNegative = 1.0,
+    cov_high: NotNegative = 5.0,
+    fraction: Share = 2e-4,
     seed: int = 0,
 ):
     """PPO clip without the gradient of k random tokens whose covariance is in (cov_low, cov_high).
@@ -160,7 +160,7 @@ def _kl_cov(policy, batch, difference, fraction: float, kl_coef: float):
 
 
 @contract(safe=True, reads=RATIO, whole_step=True)
-def kl_cov(policy: Policy, batch: Batch, *, fraction: float = 2e-3, kl_coef: float = 1.0):
+def kl_cov(policy: Policy, batch: Batch, *, fraction: Share = 2e-3, kl_coef: NotNegative = 1.0):
     """-A r, plus kl_coef |log r| at the k tokens of largest covariance (KL-Cov, arXiv 2505.22617).
 
     cov and k = max(1, floor(fraction N)) as in clip_cov, ties by lower flat index; no clip.
@@ -186,10 +186,10 @@ def ppo_high_entropy(
     policy: Policy,
     batch: Batch,
     *,
-    fraction: float = 0.2,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    dual_clip: float | None = 3.0,
+    fraction: Share = 0.2,
+    clip_low: NotNegative = 0.2,
+    clip_high: NotNegative = 0.2,
+    dual_clip: AboveZero | None = 3.0,
 ):
     """ppo_clip on the `fraction` of tokens with the highest entropy; the others give 0.
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from rljax import batch as batches
 from rljax.batch import Batch
-from rljax.contracts import contract
+from rljax.contracts import AboveZero, NotNegative, Share, contract
 from rljax.losses.policy.common import (
     RATIO,
     Policy,
@@ -43,10 +43,10 @@ def gspo(
     policy: Policy,
     batch: Batch,
     *,
-    clip_low: float = 3e-4,
-    clip_high: float = 4e-4,
-    dual_clip: float | None = None,
-    max_sequence_kl: float | None = None,
+    clip_low: NotNegative = 3e-4,
+    clip_high: NotNegative = 4e-4,
+    dual_clip: AboveZero | None = None,
+    max_sequence_kl: AboveZero | None = None,
     length_normalized: bool = True,
 ):
     """max(-A s, -A clip(s, 1 - clip_low, 1 + clip_high)), s = exp(mean over the sequence of log r).
@@ -73,7 +73,9 @@ def gspo(
 
 
 @contract(safe=True, reads=RATIO, reduction="seq_mean_token_mean")
-def gspo_token(policy: Policy, batch: Batch, *, clip_low: float = 3e-4, clip_high: float = 4e-4):
+def gspo_token(
+    policy: Policy, batch: Batch, *, clip_low: NotNegative = 3e-4, clip_high: NotNegative = 4e-4
+):
     """gspo with s_t = sg(s) pi / sg(pi): same value, but each token's gradient is its own.
 
     With an advantage that is constant in the sequence the gradient equals gspo's as well; it allows
@@ -126,9 +128,9 @@ def gmpo(
     policy: Policy,
     batch: Batch,
     *,
-    clip_low: float = 0.4,
-    clip_high: float = 0.4,
-    fraction: float = 1.0,
+    clip_low: NotNegative = 0.4,
+    clip_high: NotNegative = 0.4,
+    fraction: Share = 1.0,
 ):
     """-A exp(mean over the sequence of d'), d' = log r clipped to [-clip_low, clip_high] one-sided.
 
@@ -164,10 +166,10 @@ def vespo(
     policy: Policy,
     batch: Batch,
     *,
-    k_positive: float = 2.0,
-    lam_positive: float = 3.0,
-    k_negative: float = 3.0,
-    lam_negative: float = 2.0,
+    k_positive: NotNegative = 2.0,
+    lam_positive: NotNegative = 3.0,
+    k_negative: NotNegative = 3.0,
+    lam_negative: NotNegative = 2.0,
 ):
     """-sg(phi(w)) A log pi, phi(w) = exp(lam (1 - w)) w^k, w = the sequence's product of ratios.
 
@@ -200,7 +202,7 @@ def _group_mean(x: jax.Array, batch: Batch) -> jax.Array:
 
 
 @contract(safe=True, reads=(*RATIO, "group"), whole_step=True)
-def gvpo(policy: Policy, batch: Batch, *, beta: float = 0.1):
+def gvpo(policy: Policy, batch: Batch, *, beta: AboveZero = 0.1):
     """n / (2 (n - 1)) (A - beta (R - mean R))^2, R = log pi(y) - log pi_old(y), n the group's size.
 
     GVPO, arXiv 2504.19599: the advantage is the target of a regression on the centred log-ratio of
@@ -236,8 +238,8 @@ def trajectory_balance(
     batch: Batch,
     log_z: jax.Array | None = None,
     *,
-    beta: float = 15.0,
-    weight_max: float = 10.0,
+    beta: AboveZero = 15.0,
+    weight_max: AboveZero = 10.0,
 ):
     """w (log Z + mean log pi - beta mean A - mean log ref)^2, w = min(prod r, weight_max): [B, S].
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from rljax.batch import Batch, behaviour_logprobs
-from rljax.contracts import contract
+from rljax.contracts import AboveZero, NotNegative, contract
 from rljax.losses.policy.common import (
     RATIO,
     Behaviour,
@@ -89,10 +89,10 @@ def ppo_clip(
     policy: Policy,
     batch: Batch,
     *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    dual_clip: float | None = 3.0,
-    max_sequence_kl: float | None = None,
+    clip_low: NotNegative = 0.2,
+    clip_high: NotNegative = 0.2,
+    dual_clip: AboveZero | None = 3.0,
+    max_sequence_kl: AboveZero | None = None,
 ):
     """max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)); where A < 0 at most -A dual_clip.
 
@@ -118,10 +118,10 @@ def decoupled_ppo(
     policy: Policy,
     batch: Batch,
     *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    dual_clip: float | None = None,
-    weight_max: float = 5.0,
+    clip_low: NotNegative = 0.2,
+    clip_high: NotNegative = 0.2,
+    dual_clip: AboveZero | None = None,
+    weight_max: AboveZero = 5.0,
 ):
     """w ppo_clip(pi / pi_old, A) with w = min(pi_old / pi_sampler, weight_max) (AReaL, 2505.24298).
 
@@ -149,9 +149,9 @@ def cispo(
     policy: Policy,
     batch: Batch,
     *,
-    clip_low: float | None = None,
-    clip_high: float = 0.28,
-    ratio_max: float | None = None,
+    clip_low: NotNegative | None = None,
+    clip_high: NotNegative = 0.28,
+    ratio_max: AboveZero | None = None,
     behaviour: Behaviour = "old",
     level: Level = "token",
 ):
@@ -177,8 +177,8 @@ def sapo(
     policy: Policy,
     batch: Batch,
     *,
-    tau_positive: float = 1.0,
-    tau_negative: float = 1.05,
+    tau_positive: AboveZero = 1.0,
+    tau_negative: AboveZero = 1.05,
     level: Level = "token",
 ):
     """-A (4 / tau) sigmoid(tau (r - 1)), tau by the sign of A: a soft gate in place of the clip.
@@ -217,9 +217,9 @@ def dppo_tv(
     policy: Policy,
     batch: Batch,
     *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    ratio_max: float = 20.0,
+    clip_low: NotNegative = 0.2,
+    clip_high: NotNegative = 0.2,
+    ratio_max: AboveZero = 20.0,
 ):
     """-sg(min(r, ratio_max)) A log pi, and 0 where pi has left the region |pi - pi_old| already.
 
@@ -239,9 +239,9 @@ def dppo_kl(
     policy: Policy,
     batch: Batch,
     *,
-    clip_low: float = 0.05,
-    clip_high: float = 0.05,
-    ratio_max: float = 20.0,
+    clip_low: NotNegative = 0.05,
+    clip_high: NotNegative = 0.05,
+    ratio_max: AboveZero = 20.0,
 ):
     """As dppo_tv, by KL(pi_old || pi) of the two-way choice "this token or another".
 
@@ -262,7 +262,7 @@ def dppo_kl(
 
 
 @contract(safe=True, reads=RATIO)
-def dro(policy: Policy, batch: Batch, *, beta: float = 0.1):
+def dro(policy: Policy, batch: Batch, *, beta: AboveZero = 0.1):
     """-A log pi + beta / 2 (log pi - log pi_old)^2: policy gradient on a quadratic leash.
 
     The per-token form of direct reward optimisation (arXiv 2405.19107). The difference is not

@@ -6,7 +6,6 @@ included, meets neither exp nor a gradient. Axes: B rows, S tokens, K rows per e
 examples.
 """
 
-import difflib
 from typing import NamedTuple
 
 import jax
@@ -16,6 +15,7 @@ from rljax import batch as batches
 from rljax.batch import Batch
 from rljax.errors import InputError
 from rljax.losses.policy import Policy
+from rljax.suggest import near_names
 
 
 def positive(name: str, value, *, by: str):
@@ -35,7 +35,7 @@ def label_noise(value: float, *, by: str, below: float = 0.5) -> float:
 def one_of(name: str, value: str, known, *, by: str) -> str:
     """value, refused with the nearest name unless it is known."""
     if value not in known:
-        close = difflib.get_close_matches(str(value), known, n=1)
+        close = near_names(str(value), known, 1)
         raise InputError(
             f"{by}({name})",
             value=value,

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from rljax import batch as batches
 from rljax.batch import Batch
-from rljax.contracts import PlainText, contract
+from rljax.contracts import AboveZero, PlainText, Share, contract
 from rljax.errors import InputError
 from rljax.losses.policy import Policy
 from rljax.losses.preference import pairwise
@@ -112,10 +112,10 @@ def dpo(
     loss_weights: tuple[float, ...] = (),
     label_smoothing: float = 0.0,
     delta: jax.Array | float = 0.0,
-    discopop_tau: float = 0.05,
+    discopop_tau: AboveZero = 0.05,
     divergence: PlainText = "reverse_kl",
     divergence_alpha: float = 0.5,
-    ld_alpha: float = 1.0,
+    ld_alpha: Share = 1.0,
     wpo_weighting: bool = False,
 ):
     """sum_i w_i L_i(beta, Delta_w, Delta_l), Delta = log pi(y|x) - log ref(y|x): [N].
@@ -155,7 +155,7 @@ def dpo(
 
 
 @contract(safe=True, reads=("ref_logprobs",), rows=2)
-def spin(policy: Policy, batch: Batch, *, lam: float = 0.1):
+def spin(policy: Policy, batch: Batch, *, lam: AboveZero = 0.1):
     """-log sigmoid(lam (Delta_real - Delta_generated)): SPIN, arXiv 2401.01335: [N].
 
     The reference is the previous iterate, which wrote the rejected rows; the chosen ones are the

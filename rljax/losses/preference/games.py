@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from rljax import batch as batches
 from rljax.batch import Batch
-from rljax.contracts import contract
+from rljax.contracts import AboveZero, NotNegative, contract
 from rljax.errors import InputError
 from rljax.losses.policy import Policy
 from rljax.losses.preference.common import (
@@ -27,7 +27,7 @@ from rljax.losses.preference.common import (
 
 
 @contract(safe=True, reads=("ref_logprobs", "scores"), rows=2, scores_of_samples=True)
-def sppo(policy: Policy, batch: Batch, *, eta: float = 1e3):
+def sppo(policy: Policy, batch: Batch, *, eta: AboveZero = 1e3):
     """[(Delta_w - eta (P_w - 1/2))^2 + (Delta_l - eta (P_l - 1/2))^2] / 2: [N].
 
     SPPO, arXiv 2405.00675. P = batch.scores: the row's probability of winning against the policy.
@@ -58,7 +58,7 @@ def soft_mean(
 
 
 @contract(safe=True, reads=("old_logprobs", "scores"), scores_of_samples=True)
-def sppo_online(policy: Policy, batch: Batch, *, eta: float = 1.0):
+def sppo_online(policy: Policy, batch: Batch, *, eta: AboveZero = 1.0):
     """(Delta - eta R)^2, Delta = log pi(y|x) - log pi_old(y|x), R = batch.scores, centred: [B].
 
     SPPO on every sample of a rollout (arXiv 2405.00675): R is the reward less soft_mean of all, or
@@ -79,7 +79,7 @@ def xpo(
     chosen_is_policy: jax.Array,
     *,
     beta: float = 0.1,
-    alpha: float = 1e-5,
+    alpha: NotNegative = 1e-5,
     loss: Literal["sigmoid", "ipo"] = "sigmoid",
 ):
     """-log sigmoid(beta (Delta_w - Delta_l)) + alpha log pi(y_ref): [N].

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from rljax.batch import Batch
-from rljax.contracts import PlainText, contract
+from rljax.contracts import NotNegative, PlainText, contract
 from rljax.losses.policy import Policy
 from rljax.losses.preference.common import (
     label_noise,
@@ -58,9 +58,9 @@ def simpo(
     batch: Batch,
     *,
     beta: float = 2.0,
-    gamma: float = 1.0,
+    gamma: NotNegative = 1.0,
     label_smoothing: float = 0.0,
-    alpha: float = 0.0,
+    alpha: NotNegative = 0.0,
 ):
     """-log sigmoid(beta (log pi(y_w)/|y_w| - log pi(y_l)/|y_l|) - gamma): [N].
 
@@ -82,10 +82,10 @@ def cpo(
     *,
     beta: float = 0.1,
     loss: PlainText = "sigmoid",
-    nll_coef: float = 1.0,
+    nll_coef: NotNegative = 1.0,
     label_smoothing: float = 0.0,
-    gamma: float = 0.5,
-    alpha: float = 0.0,
+    gamma: NotNegative = 0.5,
+    alpha: NotNegative = 0.0,
 ):
     """-log sigmoid(beta (log pi(y_w) - log pi(y_l))) + nll_coef nll: [N].
 
@@ -145,9 +145,9 @@ def tpo(
     *,
     beta: float = 0.01,
     loss: PlainText = "sigmoid",
-    nll_coef: float = 1.0,
+    nll_coef: NotNegative = 1.0,
     label_smoothing: float = 0.0,
-    gamma: float = 0.5,
+    gamma: NotNegative = 0.5,
 ):
     """-log sigmoid(beta (log pi(y_w) - log pi(y_l))) + nll_coef nll: [N].
 

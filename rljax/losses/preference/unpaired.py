@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from rljax.batch import Batch
-from rljax.contracts import contract
+from rljax.contracts import AboveZero, NotNegative, contract
 from rljax.errors import InputError
 from rljax.losses.policy import Policy
 from rljax.losses.preference.common import (
@@ -59,8 +59,8 @@ def kto(
     kl: jax.Array | float,
     *,
     beta: float = 0.1,
-    desirable_weight: float = 1.0,
-    undesirable_weight: float = 1.0,
+    desirable_weight: NotNegative = 1.0,
+    undesirable_weight: NotNegative = 1.0,
 ):
     """w_D sigmoid(beta (kl - Delta)) at desirable rows, w_U sigmoid(beta (Delta - kl)) at others.
 
@@ -82,8 +82,8 @@ def apo_zero_unpaired(
     batch: Batch,
     *,
     beta: float = 0.1,
-    desirable_weight: float = 1.0,
-    undesirable_weight: float = 1.0,
+    desirable_weight: NotNegative = 1.0,
+    undesirable_weight: NotNegative = 1.0,
 ):
     """w_D sigmoid(-beta Delta) at desirable rows, w_U sigmoid(beta Delta) at the others: [B].
 
@@ -104,8 +104,8 @@ def bco(
     desirable_probability: jax.Array | None = None,
     *,
     beta: float = 0.1,
-    min_density_ratio: float = 0.5,
-    max_density_ratio: float = 10.0,
+    min_density_ratio: NotNegative = 0.5,
+    max_density_ratio: AboveZero = 10.0,
 ):
     """-log sigmoid(+-(beta Delta - delta)), + at desirable rows: [B].
 

@@ -127,7 +127,7 @@ def _problem(ground_truth: str) -> tuple[list[int], Fraction]:
         ) from error
 
 
-@contract(safe=True, reads="answer", on_timeout=0.0)
+@contract(safe=True, reads="answer", on_timeout=0.0, truth="specification")
 def countdown(response: str, ground_truth: str, *, format_score: float = 0.0) -> dict:
     """1 for an expression that uses each number exactly once and equals the target,
     `format_score` for one that uses them and does not, 0 for anything else.

@@ -269,7 +269,12 @@ def _pattern(text: str) -> re.Pattern:
         raise InputError("regex_match: the pattern is none", value=text, rule=str(error)) from None
 
 
-@contract(safe=True, reads=lambda o: "response" if o["pattern"] else "answer", on_timeout=0.0)
+@contract(
+    safe=True,
+    reads=lambda o: "response" if o["pattern"] else "answer",
+    on_timeout=0.0,
+    truth="specification",
+)
 def regex_match(
     response: str, ground_truth: str = "", *, pattern: PlainText = "", whole: bool = False
 ) -> float:

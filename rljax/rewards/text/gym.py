@@ -156,7 +156,7 @@ def prepare_worker(component) -> None:
     load_library()
 
 
-@contract(safe=True, reads="answer", on_timeout=0.0)
+@contract(safe=True, reads="answer", on_timeout=0.0, truth="specification")
 def reasoning_gym_score(response: str, ground_truth: str, *, tag: PlainText = "answer") -> dict:
     """The data set's own score, 0 to 1, of what the last <answer>...</answer> holds (`tag`).
 

@@ -329,7 +329,7 @@ def loose_forms(response: str) -> list[str]:
     return list(dict.fromkeys([*cut, *(text.replace("*", "") for text in cut)]))
 
 
-@contract(safe=True, reads="answer", on_timeout=0.0)
+@contract(safe=True, reads="answer", on_timeout=0.0, truth="specification")
 def instruction_following(response: str, ground_truth: str | dict) -> dict:
     """1 if the response follows all instructions of the prompt, else 0 (IFEval, arXiv 2311.07911).
 

@@ -346,7 +346,7 @@ def check_text(ground_truth: str) -> None:
         )
 
 
-@contract(safe=True, on_timeout=0.0)
+@contract(safe=True, on_timeout=0.0, truth="specification")
 def letter_quota(response: str, ground_truth: str, *, quota: int) -> float:
     """max(0, 1 - |n - quota| / quota), n = how often the letter `ground_truth` occurs: 1 at the
     quota, 0 at none and at twice as many."""

@@ -314,7 +314,10 @@ def prepare_worker(component) -> dict[str, str]:
 
 
 @contract(
-    safe=True, reads="answer", on_timeout=lambda options: score_parts([_LATE], options["scale"])
+    safe=True,
+    reads="answer",
+    on_timeout=lambda options: score_parts([_LATE], options["scale"]),
+    truth="specification",
 )
 def code_tests(
     response: str,

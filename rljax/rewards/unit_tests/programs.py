@@ -112,7 +112,9 @@ def verdicts(response: str, ground_truth: str) -> list[bool]:
     return out
 
 
-@contract(safe=True, reads="answer", on_timeout=lambda options: options["failed"])
+@contract(
+    safe=True, reads="answer", on_timeout=lambda options: options["failed"], truth="specification"
+)
 def program_tests(
     response: str,
     ground_truth: str,

@@ -1,0 +1,54 @@
+"""Warnings of a run, in words: what its counted faults mean, and when one is said again."""
+
+import math
+from collections.abc import Mapping
+
+EQUAL_REWARDS, TRUNCATED, NO_GRADIENT = "equal_rewards", "truncated", "no_gradient"
+REWARDS_FAILING, COMPILED_AGAIN = "reward/failing_steps", "compiled_again"
+UNHEALTHY = "unhealthy/"  # and the metric
+IN_A_ROW = 3  # steps, from which on what may happen once is a warning
+MOST_TRUNCATED = 0.5  # share of the responses of a step
+
+# Faults that are counted -> what of the run there were so many.
+_MEANINGS = {
+    EQUAL_REWARDS: "steps whose rewards were all equal: nothing was learned from them",
+    TRUNCATED: f"steps in which more than {MOST_TRUNCATED:.0%} of the responses were cut off at "
+    "sampler.max_response_tokens",
+    NO_GRADIENT: "steps whose gradient was 0 although rewards differed: nothing was learned",
+    REWARDS_FAILING: "steps in which more than 1 % of the rewards failed",
+    COMPILED_AGAIN: "steps that compiled a program again",
+    "skipped_steps": "optimizer steps whose loss or gradient was not finite, left out",
+    "critic/skipped_steps": "optimizer steps of the critic that were not finite, left out",
+    "reward/errors": "rewards that failed; their samples were left out",
+    "reward/timeouts": "rewards over reward.timeout_s; their samples were left out",
+    "reward/timeouts_scored": "rewards over reward.timeout_s, scored as the reward declares",
+    "rollbacks": "returns to an earlier checkpoint",
+}
+
+
+def fault_lines(faults: Mapping[str, float]) -> list[str]:
+    """A line for each counted fault of a run: "12 steps whose rewards were all equal: ..."."""
+    lines = []
+    for name, count in list(faults.items()):  # a run may add to them
+        meaning = _MEANINGS.get(name)
+        if name.startswith(UNHEALTHY):
+            meaning = f"steps with {name.removeprefix(UNHEALTHY)} outside of its healthy range"
+        if meaning and count:
+            lines.append(f"{count:g} {meaning}")
+    return lines
+
+
+def is_said(before: float, after: float) -> bool:
+    """Whether a warning that was counted from `before` to `after` is said: the first time, and at
+    10, 100, 1000 ..."""
+    if before < 1 or after < 1:
+        return after > before
+    return math.floor(math.log10(after)) > math.floor(math.log10(before))
+
+
+def too_many_truncated(share: float) -> str:
+    """The warning about a share of responses that were cut off."""
+    return (
+        f"{share:.0%} of the responses were cut off at sampler.max_response_tokens: what stands at "
+        "their end was not scored. Raise it, or ask for shorter answers"
+    )

@@ -1,0 +1,103 @@
+"""Warnings that follow from a run's data and numbers of steps, before the first of them."""
+
+from collections.abc import Iterable, Iterator
+
+from rljax.config import OptimizerConfig, is_path, value_of
+from rljax.data.online.prompts import PromptRecord
+from rljax.setup import Phase, Setup
+
+_LARGE = 0.1  # learning rate of optimizers whose steps have the size of it
+_OF_ONE_SIZE = ("adamw", "lion", "muon")
+
+
+def setup_warnings(setup: Setup) -> list[str]:
+    """What of a run's data and optimizers is surely not meant, a line each."""
+    found = [*_of_optimizers(setup), *_of_held_out_rows(setup), *_of_few_rows(setup)]
+    return list(dict.fromkeys(found))
+
+
+def _of_optimizers(setup: Setup) -> Iterator[str]:
+    for phase in setup.phases:
+        for field in _optimizers(phase):
+            optimizer: OptimizerConfig = value_of(setup.config, field)
+            lr, warmup, total = optimizer.lr, optimizer.warmup_steps, phase.optimizer_steps
+            if phase.steps and lr == 0:
+                yield f"{field}.lr=0: nothing is learned by it"
+            if lr > _LARGE and optimizer.name.partition("(")[0] in _OF_ONE_SIZE:
+                yield (
+                    f"{field}.lr={lr:g}: a step of {optimizer.name} changes every weight by about "
+                    f"as much; usual are 1e-7 to 1e-2"
+                )
+            if phase.steps and warmup >= total:
+                yield (
+                    f"{field}.warmup_steps={warmup}: {phase.label} has {total} optimizer steps, so "
+                    f"the learning rate {lr:g} is never reached"
+                )
+
+
+def _optimizers(phase: Phase) -> list[str]:
+    """The fields of the config with the optimizers of a phase."""
+    if phase.name == "sft":
+        return ["sft.optimizer"]
+    roles = phase.dataflow.parameters
+    actor = ["actor_optimizer"] * ("actor" in roles)
+    scalar = any(name in roles for name in ("reward_model", "cost_critic"))
+    needed = "critic" in roles and phase.dataflow.signature.parameters["critic"].default is not None
+    return actor + ["critic_optimizer"] * (scalar or needed)
+
+
+def _of_held_out_rows(setup: Setup) -> Iterator[str]:
+    """Of a file of held-out rows: how many of them are trained on."""
+    config, data = setup.config, setup.data
+    test, trains = config.data.test, (config.data.train, *config.data.sources)
+    if not is_path(test) or not any(map(is_path, trains)):
+        return
+    if test in trains and "{split}" not in test and data.endless:
+        yield f"data.test={test!r} is data.train, too: what is evaluated is trained on"
+        return
+    held_out = [_key(row) for row in data.test_prompts or data.held_out]
+    trained = {_key(row) for row in data.prompts}
+    both = sum(key in trained for key in held_out)
+    if both:
+        yield (
+            f"{both} of {len(held_out)} held-out rows ({both / len(held_out):.0%}) of data.test "
+            "are rows of data.train, too: the accuracy is partly that of trained rows. "
+            "data.test_fraction=0.05 with data.test='' holds rows out"
+        )
+
+
+def _of_few_rows(setup: Setup) -> Iterator[str]:
+    """Of files: fewer rows than a step draws."""
+    config, data = setup.config, setup.data
+    specs = (config.data.train, *config.data.sources)
+    if data.endless or not all(map(is_path, specs)):
+        return
+    sampled = setup.main.samples
+    field = "batch.prompts_per_step" if sampled else "offline.examples_per_step"
+    rows, drawn = len({_key(row) for row in data.prompts}), value_of(config, field)
+    if rows < drawn:
+        kind = "prompt" if sampled else "row"
+        yield (
+            f"{field}={drawn}: the data has {rows} {kind}{'s' * (rows != 1)} that differ, so every "
+            "step repeats them"
+        )
+
+
+def _key(row: PromptRecord | dict) -> int:
+    """A number that rows with the same content share."""
+    if isinstance(row, PromptRecord):
+        return hash((row.prompt_text, tuple(str(image.source) for image in row.images)))
+    return hash(_content(row["item"]))
+
+
+def _content(value: object) -> object:
+    """Arrays and the objects around them as tuples of bytes and plain values."""
+    if hasattr(value, "tobytes"):
+        return value.tobytes()
+    if isinstance(value, str | int | float | bytes) or value is None:
+        return value
+    if isinstance(value, dict):
+        return tuple((key, _content(value[key])) for key in sorted(value))
+    if isinstance(value, Iterable):
+        return tuple(map(_content, value))
+    return tuple((name, _content(inner)) for name, inner in sorted(vars(value).items()))
