@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import shutil
 import sys
 import time
 import zlib
@@ -106,7 +107,8 @@ def test_a_header_names_no_file(server, outside, tmp_path, header, when):
     """Of every answer, of every kind of file, at any time: a client that asks twice and trusts the
     second answer falls for the third case."""
     counts: dict = {}
-    for tag in tags(tmp_path):
+    believed = when in ("always", "to HEAD", "the second time")
+    for tag in tags(tmp_path) if believed else tags(tmp_path)[:4]:
 
         def lie(answer: Answer, tag=tag):
             counts[answer.method, answer.path] = seen = counts.get((answer.method, answer.path), 0)
@@ -272,15 +274,13 @@ def test_a_listing_of_another_kind_is_refused(server, outside, name):
 
 @pytest.mark.parametrize("what", ["bytes", "entries", "values"])
 def test_a_listing_without_end_is_refused(server, outside, what):
-    one = json.dumps(ENTRY).encode()
+    begins, many = b'{"sha": "%b", "siblings": [' % COMMIT.encode(), [b"{}"] * 100_001
+    values = b",".join([b"[]"] * 4_000_000)
     body = {
-        "bytes": lambda: itertools.chain([b'{"sha": "'], endless()),
-        "entries": lambda: iter(
-            [b'{"sha": "%b", "siblings": [' % COMMIT.encode(), b",".join([b"{}"] * 100_001), b"]}"]
-        ),
-        "values": lambda: iter([b'{"sha": [', b",".join([b"[]"] * 4_000_000), b"]}"]),
+        "bytes": lambda: itertools.chain([begins], endless(b" " * 65536)),
+        "entries": lambda: iter([begins, b",".join(many), b"]}"]),
+        "values": lambda: iter([begins, values, b"]}"]),
     }[what]
-    assert one
 
     def lie(answer: Answer):
         answer.body = body()
@@ -347,7 +347,7 @@ def test_a_chain_of_redirects_ends(server, outside):
 
     server.lie = lie
     assert "without end" in refused(READS["its config"])
-    assert len(server.requests) <= 7 and server.sent < 20_000_000
+    assert len(server.requests) <= 7 and server.sent < 100_000_000  # what waits in sockets
 
 
 def test_the_token_stays_with_the_hub(server, outside):
@@ -363,6 +363,7 @@ def test_the_token_stays_with_the_hub(server, outside):
 
             server.lie = lie
             forget()
+            shutil.rmtree(huggingface_hub.constants.HF_HUB_CACHE, ignore_errors=True)
             with contextlib.suppress(InputError):  # some of them are asked for nothing
                 READS["its config"]()
         assert len(thief.requests) > 2
