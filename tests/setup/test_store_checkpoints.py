@@ -353,7 +353,7 @@ def test_forged_indices_are_damage_and_no_crash(bucket):
     checkpoints = Checkpoints(URL)
     save(checkpoints, 1)
     save(checkpoints, 2)
-    like, passed_over = arrays(0), 0
+    like, passed_over = arrays(0, mesh(2, 1)), 0
     whole = {p: p.read_bytes() for p in objects(bucket) if p.suffix == ".json"}
     for what, name, change in forgeries():
         for path, data in whole.items():
@@ -361,7 +361,9 @@ def test_forged_indices_are_damage_and_no_crash(bucket):
         forged(bucket, name, change)
         begun = time.monotonic()
         try:
-            passed_over += newest(Checkpoints(URL), like)[0] == 1
+            step, _ = newest(Checkpoints(URL), like)
+            passed_over += step == 1
+            assert step == 1 or "part" not in what or "[4]" in what, what  # an offset may be right
         except InputError as error:
             # Of an index alone nothing says that it is not of another model.
             assert "does not fit" in str(error) and name == INDEX, what
