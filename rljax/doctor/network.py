@@ -5,8 +5,10 @@ They meet at the coordinator's port, as a run does. Then each listens at every p
 at, calls all others there, and counts who has called it.
 """
 
+import concurrent.futures
 import contextlib
 import json
+import math
 import socket
 import threading
 import time
@@ -14,9 +16,12 @@ from collections.abc import Iterator, MutableMapping, Sequence
 
 from rljax.doctor.finding import Finding, broken, fine
 from rljax.errors import InputError
+from rljax.files import json_object
 
 _SKEW_S = 5.0
 _CALL_S = 3.0  # for one call
+_LONGEST = 4096  # bytes that a host says
+_AT_ONCE = 16  # callers
 _OPEN = "open the port between the hosts in both directions (firewall, security group)"
 
 
@@ -41,7 +46,7 @@ def hosts_network(
     name, _, port = cluster.coordinator.rpartition(":")
     try:
         own = socket.getaddrinfo(name.strip("[]"), int(port), proto=socket.IPPROTO_TCP)[0][4][0]
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a name that no server can be asked for
         yield broken(
             "host_unknown", f"the coordinator's name {name} is not known here: {error}",
             "give its address, or an entry in DNS or /etc/hosts",
@@ -78,7 +83,9 @@ def _both_ways(
         return
     callers: set[int] = set()
     deadline = time.monotonic() + timeout_s
-    answering = threading.Thread(target=_answer, args=(server, callers, here), daemon=True)
+    answering = threading.Thread(
+        target=_answer, args=(server, callers, here, set(others)), daemon=True
+    )
     answering.start()
     skews, problems = {}, {}
     while time.monotonic() < deadline and (len(skews) < len(others) or len(callers) < len(others)):
@@ -115,27 +122,36 @@ def _both_ways(
 
 def _call(address: str, port: int, here: int) -> float:
     """Says to a host that this one reaches it -> how far its clock is ahead, in seconds."""
+    from rljax.hosts.meeting import lines
+
     before = time.time()
     with socket.create_connection((address, port), timeout=_CALL_S) as other:
         other.sendall(json.dumps({"rljax": here}).encode() + b"\n")
-        other.settimeout(_CALL_S)
-        with other.makefile() as lines:
-            reply = json.loads(lines.readline() or "null")
-    if not isinstance(reply, dict) or not isinstance(reply.get("time"), float):
+        line = next(lines(other, _LONGEST, time.monotonic() + _CALL_S), b"null")
+    there = json_object(line.decode(), "its answer").get("time")
+    if not isinstance(there, float) or not math.isfinite(there):
         raise ValueError("something else answers there")
-    return reply["time"] - (before + time.time()) / 2
+    return there - (before + time.time()) / 2
 
 
-def _answer(server: socket.socket, callers: set[int], here: int) -> None:
-    """Notes who calls, and tells the time, until the server is closed."""
-    while True:
-        try:
-            caller, _ = server.accept()
-        except OSError:
-            return
-        with caller, contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            caller.settimeout(_CALL_S)
-            with caller.makefile() as lines:
-                number = int(json.loads(lines.readline(4096))["rljax"])
+def _answer(server: socket.socket, callers: set[int], here: int, others: set[int]) -> None:
+    """Notes which of the others call, and tells them the time, until the server is closed."""
+    with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
+        while True:
+            try:
+                caller, _ = server.accept()
+            except OSError:
+                return
+            pool.submit(_hear, caller, callers, here, others)
+
+
+def _hear(caller: socket.socket, callers: set[int], here: int, others: set[int]) -> None:
+    """Answers one caller; whoever is none of the others is passed over."""
+    from rljax.hosts.meeting import lines
+
+    with caller, contextlib.suppress(OSError, ValueError):
+        line = next(lines(caller, _LONGEST, time.monotonic() + _CALL_S), b"null")
+        number = json_object(line.decode(), "a caller's word").get("rljax")
+        if type(number) is int and number in others:
             caller.sendall(json.dumps({"rljax": here, "time": time.time()}).encode() + b"\n")
             callers.add(number)

@@ -6,6 +6,7 @@ so that recorded environments are its tests.
 
 import dataclasses
 import glob
+import http.client
 import importlib.util
 import re
 import time
@@ -23,6 +24,13 @@ _SLICES = (
     "MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID",
 )  # fmt: skip
 Metadata = Callable[[str], str | None]
+MOST_HOSTS = 100_000
+_MOST_GPUS = 10_000  # of a node
+_LARGEST_ATTRIBUTE = 1_000_000  # bytes: of a slice of 100,000 workers it has so many
+# SLURM's way to list nodes: a[1-3,07],b. A number has at most 18 digits.
+_NUMBERS = "[0-9]{1,18}(?:-[0-9]{1,18})?"
+_NODE = re.compile(rf"(?:[A-Za-z0-9_.-]|\[{_NUMBERS}(?:,{_NUMBERS})*\])+")
+_NODES = re.compile(rf"{_NODE.pattern}(?:,{_NODE.pattern})*")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +61,9 @@ def environment(env: Mapping[str, str], metadata: Metadata | None = None) -> Clu
     """
     for find in (_ours, _tpu_of_variables, lambda env: _tpu_vm(env, metadata), _slurm, _skypilot):
         cluster = find(env)
+        if cluster is not None and cluster.hosts > MOST_HOSTS:
+            what = f"the number of hosts by {cluster.found_by}"
+            raise InputError(what, value=cluster.hosts, rule=f"at most {MOST_HOSTS}")
         if cluster is not None:
             return cluster if cluster.hosts > 1 else None
     return None
@@ -248,7 +259,7 @@ def _slurm(env: Mapping[str, str]) -> Cluster | None:
     _check_host("SLURM_PROCID", host, "SLURM_STEP_NUM_TASKS", hosts)
     # Above Linux's ephemeral ports; another one for each job and step of a shared node.
     job, step = (_number(env, f"SLURM_{name}_ID", low=0, default=0) for name in ("JOB", "STEP"))
-    port = env.get("JAX_COORDINATOR_PORT") or 61_440 + (job + 17 * step) % 4096
+    port = _given_port(env) or 61_440 + (job + 17 * step) % 4096
     return Cluster(
         f"{node_names(nodes)[0]}:{port}", hosts, host, "SLURM", _gpus_of_task(env)
     )  # fmt: skip
@@ -256,16 +267,24 @@ def _slurm(env: Mapping[str, str]) -> Cluster | None:
 
 def node_names(listed: str) -> list[str]:
     """ "a[1-3,07],b" -> a1 a2 a3 a07 b."""
-    if not re.fullmatch(r"(?:[^\[\],\s]|,|\[[\d,-]+\])+", listed.strip()):
+    listed = listed.strip()
+    if not _NODES.fullmatch(listed):
         raise InputError("SLURM_STEP_NODELIST", value=listed, rule="NAME or NAME[1-3,7], ...")
-    names = []
-    for item in re.findall(r"(?:[^\[\],]|\[[^\]]*\])+", listed.strip()):
+    names: list[str] = []
+    for item in _NODE.findall(listed):
         parts = re.split(r"\[([^\]]*)\]", item)  # text, numbers, text, ...
         made = [parts[0]]
         for numbers, text in zip(parts[1::2], parts[2::2], strict=True):
-            made = [f"{name}{n}{text}" for name in made for n in _ranges(numbers)]
+            ranges = _ranges(numbers)
+            _check_nodes(len(names) + len(made) * len(ranges))
+            made = [f"{name}{n}{text}" for name in made for n in ranges]
         names += made
     return names
+
+
+def _check_nodes(count: int) -> None:
+    if count > MOST_HOSTS:
+        raise InputError("SLURM_STEP_NODELIST", value=count, rule=f"at most {MOST_HOSTS} nodes")
 
 
 def _ranges(text: str) -> list[str]:
@@ -273,7 +292,11 @@ def _ranges(text: str) -> list[str]:
     out = []
     for part in text.split(","):
         low, _, high = part.partition("-")
-        out += [f"{n:0{len(low)}d}" for n in range(int(low), int(high or low) + 1)]
+        first, last = int(low), int(high or low)
+        if last < first:
+            raise InputError("SLURM_STEP_NODELIST", value=part, rule="a range goes up")
+        _check_nodes(len(out) + last - first + 1)
+        out += [f"{n:0{len(low)}d}" for n in range(first, last + 1)]
     return out
 
 
@@ -286,7 +309,7 @@ def _gpus_of_task(env: Mapping[str, str]) -> tuple[int, ...] | None:
     tasks = _tasks_here(env)
     visible = env.get("CUDA_VISIBLE_DEVICES", env.get("ROCR_VISIBLE_DEVICES"))
     if visible is None:
-        seen = _number(env, "SLURM_GPUS_ON_NODE", low=0, default=0)
+        seen = _number(env, "SLURM_GPUS_ON_NODE", low=0, high=_MOST_GPUS, default=0)
     else:
         seen = len([part for part in visible.split(",") if part.strip()])
     of_step = env.get("SLURM_STEP_GPUS", "").split(",") if env.get("SLURM_STEP_GPUS") else []
@@ -305,14 +328,15 @@ def _gpus_of_task(env: Mapping[str, str]) -> tuple[int, ...] | None:
 
 def _tasks_here(env: Mapping[str, str]) -> int:
     """Tasks of the step on this node: SLURM_STEP_TASKS_PER_NODE is such as "2(x3),1"."""
-    counts = []
+    node, begin = _number(env, "SLURM_NODEID", low=0, default=0), 0
     for part in env.get("SLURM_STEP_TASKS_PER_NODE", "1").split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
-        if match is None:
+        match = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", part.strip())
+        if match is None or not int(match[1]):
             raise InputError("SLURM_STEP_TASKS_PER_NODE", value=part, rule="such as 2(x3),1")
-        counts += [int(match[1])] * int(match[2] or 1)
-    node = _number(env, "SLURM_NODEID", low=0, default=0)
-    return counts[min(node, len(counts) - 1)]
+        tasks, begin = int(match[1]), begin + int(match[2] or 1)
+        if node < begin:
+            break
+    return tasks
 
 
 # -- SkyPilot --
@@ -338,13 +362,18 @@ def _skypilot(env: Mapping[str, str]) -> Cluster | None:
 # -- shared --
 
 
-def _number(env: Mapping[str, str], name: str, *, low: int, default: int | None = None) -> int:
+def _number(
+    env: Mapping[str, str], name: str, *, low: int, high: int = 999_999_999,
+    default: int | None = None,
+) -> int:  # fmt: skip
     text = (env.get(name) or "").strip()
     if not text and default is not None:
         return default
-    if not re.fullmatch(r"\d{1,9}", text) or int(text) < low:
+    if not re.fullmatch("[0-9]{1,9}", text) or not low <= int(text) <= high:
         what = f"{name}" if text else f"{name} is not set"
-        raise InputError(what, value=text or None, rule=f"a whole number of {low} or more")
+        raise InputError(
+            what, value=text or None, rule=f"a whole number of {low} or more, at most {high}"
+        )
     return int(text)
 
 
@@ -359,10 +388,14 @@ def _check_host(name: str, index: int, of: str, count: int) -> None:
 def _port(env: Mapping[str, str]) -> int:
     """JAX_COORDINATOR_PORT, which JAX knows, too; else the one that clouds leave open and libtpu
     does not use itself."""
-    if env.get("JAX_COORDINATOR_PORT"):
-        return _number(env, "JAX_COORDINATOR_PORT", low=1)
+    if port := _given_port(env):
+        return port
     taken = env.get("TPU_PROCESS_PORT", "") + env.get("TPU_PROCESS_ADDRESSES", "")
     return OTHER_PORT if str(PORT) in taken else PORT
+
+
+def _given_port(env: Mapping[str, str]) -> int:
+    return _number(env, "JAX_COORDINATOR_PORT", low=1, high=65_535, default=0)
 
 
 def _with_port(address: str, port: int) -> str:
@@ -394,13 +427,13 @@ def tpu_vm_metadata(env: Mapping[str, str]) -> Metadata | None:
         for wait_s in (0.5, 2.0, 0.0):
             try:
                 with opener.open(request, timeout=5) as answer:
-                    return answer.read().decode()
+                    return answer.read(_LARGEST_ATTRIBUTE).decode(errors="replace")
             except urllib.error.HTTPError as error:
                 if error.code == 404:  # no such attribute
                     return None
                 problem = f"answers {error.code}"
-            except TimeoutError as error:
-                problem = str(error)
+            except (TimeoutError, http.client.HTTPException) as error:
+                problem = f"{type(error).__name__}: {error}"
             except OSError:  # not on Google Cloud, or the container hides the server
                 return None
             time.sleep(wait_s)

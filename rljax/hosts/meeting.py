@@ -3,20 +3,31 @@ address is named after seconds; JAX's own start waits, and then names nobody.
 
 The first host listens at the coordinator's port; every other one says who it is, and all hear at
 once that everybody is there, or what is wrong. Then the port is free again, for JAX.
+
+Whoever else calls or answers, such as a scanner of ports, is passed over: what it says is read up
+to a limit, in bytes and in time, and is nothing unless it has the form of what a host says.
 """
 
 import contextlib
+import dataclasses
 import json
+import re
 import selectors
 import socket
 import sys
 import time
+from collections.abc import Iterator
 
 from rljax.errors import InputError
-from rljax.hosts.cluster import Cluster
+from rljax.files import json_object
+from rljax.hosts.cluster import MOST_HOSTS, Cluster
 
 PATIENCE_S = 30.0  # then it is said who is missing
 ANSWER_S = 10.0  # a caller that says nothing for so long is no host of ours
+MOST_CALLERS = 128  # that have not said who they are; the longest silent one goes first
+_LONGEST_HELLO = 4096  # bytes
+_LONGEST_NAME = 400  # bytes, with the address, in JSON
+_NO_NAME = re.compile(r"[^\w.-]", re.ASCII)
 _SAME = "start the same command on every host (of a TPU VM: --worker=all)"
 
 
@@ -37,8 +48,30 @@ def meet(cluster: Cluster, timeout_s: float) -> list[str]:
     return reply["addresses"]
 
 
+def lines(connection: socket.socket, most: int, deadline: float) -> Iterator[bytes]:
+    """The lines that the other side sends, each of at most `most` bytes. Raises TimeoutError at the
+    deadline, a moment of time.monotonic, ValueError for a longer line."""
+    held = b""
+    while True:
+        connection.settimeout(max(0.001, deadline - time.monotonic()))
+        data = connection.recv(65_536)
+        if not data:
+            return
+        *whole, held = (held + data).split(b"\n")
+        if max(map(len, [held, *whole])) > most:
+            raise ValueError(f"a line has more than {most} bytes")
+        yield from whole
+        if time.monotonic() > deadline:
+            raise TimeoutError("it says no end")
+
+
 def say(text: str) -> None:
     print(f"hosts: {text}", file=sys.stderr, flush=True)
+
+
+def _plain(name: str) -> str:
+    """The name of a machine as a line of text can hold it."""
+    return _NO_NAME.sub("_", name[:255])
 
 
 def _port(cluster: Cluster) -> tuple[str, int]:
@@ -72,12 +105,8 @@ def _listen(cluster: Cluster, timeout_s: float) -> dict:
                         _notice_a_dead_machine(caller)
                         selector.register(caller, selectors.EVENT_READ, (place, time.monotonic()))
                 elif not guests.hear(key.fileobj, key.data[0]):
-                    selector.unregister(key.fileobj)
-                    key.fileobj.close()
-            for key in [k for k in selector.get_map().values() if k.fileobj is not server]:
-                if key.fileobj not in guests.numbers and time.monotonic() > key.data[1] + ANSWER_S:
-                    selector.unregister(key.fileobj)
-                    key.fileobj.close()
+                    _hang_up(selector, key.fileobj)
+            _hang_up_on_strangers(selector, {server, *guests.numbers})
             if not guests.missing() and not guests.reply:
                 guests.reply = {"addresses": [guests.places[k] for k in range(cluster.hosts)]}
             elif time.monotonic() > deadline:
@@ -88,8 +117,25 @@ def _listen(cluster: Cluster, timeout_s: float) -> dict:
             elif time.monotonic() > named:
                 guests.tell_missing()
                 named += PATIENCE_S
+        _hang_up_on_strangers(selector, {server, *guests.numbers}, most=0)
         guests.answer()
         return guests.reply
+
+
+def _hang_up(selector: selectors.BaseSelector, caller: socket.socket) -> None:
+    selector.unregister(caller)
+    caller.close()
+
+
+def _hang_up_on_strangers(
+    selector: selectors.BaseSelector, known: set[socket.socket], most: int = MOST_CALLERS
+) -> None:
+    """Of those who have not said who they are, the silent ones and all above a number of them."""
+    strangers = [key for key in selector.get_map().values() if key.fileobj not in known]
+    strangers.sort(key=lambda key: key.data[1], reverse=True)
+    for number, key in enumerate(strangers):
+        if number >= most or time.monotonic() > key.data[1] + ANSWER_S:
+            _hang_up(selector, key.fileobj)
 
 
 def _notice_a_dead_machine(caller: socket.socket) -> None:
@@ -98,6 +144,27 @@ def _notice_a_dead_machine(caller: socket.socket) -> None:
     for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, name):
             caller.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Hello:
+    """What a host says of itself."""
+
+    host: int
+    hosts: int
+    name: str
+
+    @classmethod
+    def read(cls, data: bytes) -> "_Hello":
+        """Raises ValueError for what no host says."""
+        said = json_object(data.decode(), "a caller's word")
+        hello = cls(said.get("host"), said.get("hosts"), said.get("name", ""))
+        numbers = type(hello.host) is int and type(hello.hosts) is int
+        if not numbers or not 0 <= hello.host < hello.hosts <= MOST_HOSTS:
+            raise ValueError("it numbers no host")
+        if not isinstance(hello.name, str) or hello.name != _plain(hello.name):
+            raise ValueError("its name is none of a machine")
+        return hello
 
 
 class _Guests:
@@ -122,19 +189,18 @@ class _Guests:
         does not; a host that has ended loses its place, and may come again."""
         try:
             caller.settimeout(ANSWER_S)
-            text = caller.recv(4096)
+            data = caller.recv(_LONGEST_HELLO)
             if caller in self.numbers:
-                if not text:
+                if not data:
                     self._forget(caller)
-                return bool(text)
-            said = json.loads(text)
-            host, hosts = int(said["host"]), int(said["hosts"])
+                return bool(data)
+            hello = _Hello.read(data)
         except OSError:
             self._forget(caller)
             return False
-        except (ValueError, KeyError, TypeError):
+        except ValueError:
             return False
-        self._come(caller, place, host, hosts, said)
+        self._come(caller, place, hello)
         return True
 
     def _forget(self, caller: socket.socket) -> None:
@@ -142,9 +208,10 @@ class _Guests:
         if host is not None:
             say(f"host {host} ({self.places.pop(host)}) has gone again; waiting for it")
 
-    def _come(self, caller: socket.socket, place: str, host: int, hosts: int, said: dict) -> None:
+    def _come(self, caller: socket.socket, place: str, hello: _Hello) -> None:
         self.numbers[caller] = None
-        place = f"{said.get('name', '')} {place}".strip()
+        host, hosts = hello.host, hello.hosts
+        place = f"{hello.name} {place}".strip()
         if hosts != self.cluster.hosts:
             what = "the hosts do not agree on how many there are"
             value = f"host 0 says {self.cluster.hosts}, host {host} at {place} says {hosts}"
@@ -184,21 +251,36 @@ class _Guests:
 # -- the others --
 
 
+def _checked(message: dict, hosts: int) -> dict:
+    """What the first host says. Raises ValueError for what it never does."""
+    error, addresses = message.get("error"), message.get("addresses")
+    if isinstance(message.get("say"), str) and message["say"].isprintable():
+        return {"say": message["say"]}
+    if isinstance(error, dict) and set(error) == {"what", "value", "fix"}:
+        if all(isinstance(text, str) for text in error.values()):
+            return {"error": error, "late": message.get("late") is True}
+    if isinstance(addresses, list) and len(addresses) == hosts:
+        if all(isinstance(text, str) for text in addresses):
+            return {"addresses": addresses}
+    raise ValueError("something else answers there")
+
+
 def _call(cluster: Cluster, timeout_s: float) -> dict:
     begun, named, last = time.monotonic(), time.monotonic() + PATIENCE_S, ""
-    hello = {"host": cluster.host, "hosts": cluster.hosts, "name": socket.gethostname()}
-    while time.monotonic() < begun + timeout_s + PATIENCE_S:
+    deadline = begun + timeout_s + PATIENCE_S
+    hello = {"host": cluster.host, "hosts": cluster.hosts, "name": _plain(socket.gethostname())}
+    while time.monotonic() < deadline:
         try:
             with socket.create_connection(_port(cluster), timeout=5.0) as server:
-                server.settimeout(timeout_s + PATIENCE_S)
                 # A machine that vanishes hangs up on nobody: after about 30 s it is asked anew.
                 server.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 for name, value in (("IDLE", 15), ("INTVL", 5), ("CNT", 3)):
                     if option := getattr(socket, f"TCP_KEEP{name}", None):  # not on every system
                         server.setsockopt(socket.IPPROTO_TCP, option, value)
                 server.sendall(json.dumps(hello).encode())
-                for line in server.makefile():
-                    message = json.loads(line)
+                longest = _LONGEST_HELLO + _LONGEST_NAME * cluster.hosts
+                for line in lines(server, longest, deadline):
+                    message = _checked(json_object(line.decode(), "its answer"), cluster.hosts)
                     if "say" not in message:
                         return message
                     say(message["say"])

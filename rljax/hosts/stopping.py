@@ -5,10 +5,10 @@ it at the same place of the program, whichever of them was told.
 """
 
 import contextlib
+import http.client
 import os
 import sys
 import threading
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -58,7 +58,7 @@ def metadata_server() -> str:
 def _metadata(url: str, name: str) -> str:
     request = urllib.request.Request(url + name, headers={"Metadata-Flavor": "Google"})
     past_proxies = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with contextlib.suppress(OSError, urllib.error.URLError):
+    with contextlib.suppress(OSError, http.client.HTTPException):
         with past_proxies.open(request, timeout=5.0) as answer:
             return answer.read(1024).decode(errors="replace").strip()
     return ""

@@ -1,4 +1,8 @@
-"""Asks the hub through `huggingface_hub`, and keeps what it answers in that library's own cache.
+"""Asks the hub over the session of `huggingface_hub`, and keeps the files in that library's cache.
+
+Whoever answers at HF_ENDPOINT may lie. So an answer is read up to a limit, a file gets its name in
+the cache from the digest that the hub lists, once its bytes have that digest, and nothing that an
+answer says becomes a path before it was looked at.
 
 Beside a repository's snapshots lies rljax/COMMIT.json: which files the commit has, their SHA-256
 (of small files git's own digest), and which of them were compared with it here. So a commit that
@@ -12,15 +16,26 @@ import functools
 import hashlib
 import logging
 import os
+import re
 import shutil
 import time
-from collections.abc import Callable, Iterable
+import uuid
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from urllib.parse import quote, urljoin, urlsplit
 
 from rljax import beats
 from rljax.errors import InputError
-from rljax.files import open_file, read_data, read_json_object, write_json, write_text
-from rljax.hub.names import COMMIT, HubName
+from rljax.files import (
+    LARGEST_OBJECT,
+    open_file,
+    parse_json,
+    read_data,
+    read_json_object,
+    write_json,
+    write_text,
+)
+from rljax.hub.names import COMMIT, HubName, is_path
 
 LOG = logging.getLogger("rljax")
 LOG_IN = "hf auth login, or HF_TOKEN=... of an account that may read it"
@@ -29,6 +44,15 @@ _AT_ONCE = 4  # files
 _LOOK_S = 5.0  # between two looks at whether they grow
 _DEFAULT = "main"
 _LONGEST_REF = 200  # bytes
+_MOST_REDIRECTS = 5
+_LARGEST_REFUSAL = 100_000  # bytes of the text of one
+_LARGEST_LISTING = LARGEST_OBJECT
+_MOST_FILES = 100_000
+_LARGEST_FILE = 1 << 50  # bytes
+_SLOW_S, _SLOW_BYTES = 60.0, 10_000  # an answer that brings less in that time is given up
+_PROGRESS = 1 << 20  # bytes after which a connection that breaks again is taken up anew
+_SHA256 = re.compile("[0-9a-f]{64}")
+_DIGEST = re.compile("[0-9a-fA-F]{40}|[0-9a-fA-F]{64}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,16 +119,11 @@ def ask(name: HubName, question: Callable):
             problem = f"it answers with status {status}"
         except errors.OfflineModeIsEnabled:
             raise Unreachable("HF_HUB_OFFLINE is set") from None
-        except errors.LocalEntryNotFoundError as error:  # it has tried again by itself
-            cause = error.__cause__ or error
-            offline = isinstance(cause, errors.OfflineModeIsEnabled)
-            told = "HF_HUB_OFFLINE is set" if offline else f"{type(cause).__name__}: {cause}"
-            raise Unreachable(told.split("\n")[0]) from None
         except (errors.HTTPError, OSError) as error:  # no network, no such host, no answer in time
             problem = f"{type(error).__name__}: {error}"
             if not _may_pass(error):
                 break
-        except (ValueError, KeyError, TypeError, AssertionError) as error:
+        except Exception as error:  # whatever a client makes of an answer that is no hub's
             told = f"{type(error).__name__}: {error}"
             raise Unreachable(f"its answer cannot be used ({told})") from None
         if tried < _TRIES:
@@ -116,6 +135,92 @@ def _may_pass(error: Exception) -> bool:
     """Whether the next try may find another state: a connection that broke, not one that is never
     answered, which would be waited for again."""
     return "Timeout" not in type(error).__name__ and "ConnectError" not in type(error).__name__
+
+
+@contextlib.contextmanager
+def _opened(method: str, url: str, timeout_s: float, start: int = 0) -> Iterator:
+    """The answer to a request for what follows the byte `start`, its body unread.
+
+    Redirects are followed, of a HEAD on the same server alone: what the hub says of a file stands
+    in its own last answer. The token goes to the hub's own address and nowhere else.
+    """
+    from huggingface_hub.utils import build_hf_headers, get_session
+
+    endpoint, session, asked = library().constants.ENDPOINT, get_session(), set()
+    while True:
+        if url in asked or len(asked) > _MOST_REDIRECTS:
+            raise ValueError("it redirects in a circle, or without end")
+        asked.add(url)
+        # Not packed: a kilobyte could become a gigabyte.
+        headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
+        token = None if _server(url) == _server(endpoint) else False
+        request = session.build_request(
+            method, url, headers=build_hf_headers(token=token, headers=headers), timeout=timeout_s
+        )
+        answer = session.send(request, stream=True, follow_redirects=False)
+        with contextlib.closing(answer):
+            if answer.headers.get("Content-Encoding", "identity") != "identity":
+                raise ValueError("it packs an answer that was to be plain bytes")
+            target = answer.headers.get("Location") if answer.is_redirect else None
+            target = None if target is None else urljoin(url, target)
+            if target is None or (method == "HEAD" and _server(target) != _server(url)):
+                _raise_for_status(answer)
+                yield answer
+                return
+            if urlsplit(target).scheme not in ("https", urlsplit(url).scheme):
+                raise ValueError(f"it redirects to {target[:100]!r}")
+        url = target
+
+
+def _server(url: str) -> tuple[str, str]:
+    return urlsplit(url)[:2]
+
+
+def _raise_for_status(answer) -> None:
+    """Raises the error that `huggingface_hub` has for a status, with the beginning of its text."""
+    from huggingface_hub.utils import hf_raise_for_status
+
+    said = b""
+    with contextlib.suppress(ValueError):  # its beginning will do
+        for data in _body(answer, _LARGEST_REFUSAL) if answer.is_error else ():
+            said += data
+    # A copy with that text alone: the library would read all of it.
+    read = {"headers": answer.headers, "content": said, "request": answer.request}
+    hf_raise_for_status(type(answer)(answer.status_code, **read))
+
+
+def _body(answer, most: int) -> Iterator[bytes]:
+    """The bytes of an answer as they come. Raises ValueError for more than `most` of them,
+    TimeoutError where they drip."""
+    begun, come, left = time.monotonic(), 0, most
+    announced = answer.headers.get("Content-Length", "")
+    too_long = ValueError(f"it sends more than {most} bytes")
+    if announced.isdecimal() and int(announced) > most:
+        raise too_long
+    for data in answer.iter_raw():
+        left -= len(data)
+        if left < 0:
+            raise too_long
+        yield data
+        come += len(data)
+        if (waited := time.monotonic() - begun) > _SLOW_S:
+            if come < _SLOW_BYTES:
+                raise TimeoutError(f"{come} bytes have come in {waited:.0f} s")
+            begun, come = time.monotonic(), 0
+
+
+def information(name: HubName) -> dict:
+    """The object by which the hub answers for a repository at a revision: nothing in it is checked
+    but its size. A question for `ask`."""
+    revision = f"/revision/{quote(name.revision, safe='')}" if name.revision else ""
+    constants = library().constants
+    url = f"{constants.ENDPOINT}/api/{name.kind}s/{name.repository}{revision}?blobs=true"
+    with _opened("GET", url, constants.HF_HUB_ETAG_TIMEOUT) as answer:
+        text = b"".join(_body(answer, _LARGEST_LISTING)).decode()
+    value = parse_json(text, "its listing", _MOST_FILES * 32)
+    if not isinstance(value, dict):
+        raise ValueError("its listing is no object")
+    return value
 
 
 def _refused(name: HubName, error, status: int) -> InputError:
@@ -178,6 +283,8 @@ def commit_of(name: HubName) -> str:
     except Unreachable as problem:
         with contextlib.suppress(InputError):
             commit = read_data(ref, _LONGEST_REF).decode("ascii", errors="replace").strip()
+            if not COMMIT.fullmatch(commit):
+                raise InputError(f"{ref} holds no commit") from None
             LOG.warning(
                 "%s: the hub is not asked (%s): the copy of %s is used", name, problem, commit
             )
@@ -190,25 +297,43 @@ def commit_of(name: HubName) -> str:
 
 def _information(name: HubName) -> tuple[str, dict[str, Entry]]:
     """(commit, the files) of a revision; both are written into the cache."""
-    hub = library()
-    info = ask(
-        name,
-        lambda: hub.HfApi().repo_info(
-            name.repository, repo_type=name.kind, revision=name.revision or None,
-            files_metadata=True, timeout=hub.constants.HF_HUB_ETAG_TIMEOUT,
-        ),
-    )  # fmt: skip
-    entries = {
-        one.rfilename: Entry(
-            one.size or 0, one.lfs.sha256 if one.lfs else "", "" if one.lfs else one.blob_id or ""
-        )
-        for one in info.siblings or ()
-        if not {"", ".", ".."} & {*one.rfilename.split("/")} and "\\" not in one.rfilename
-    }
-    if not COMMIT.fullmatch(str(info.sha)):
-        raise Unreachable("its answer cannot be used: it names no commit")
-    _write_record(name.at(info.sha), entries, _record(name.at(info.sha))[1])
-    return info.sha, entries
+    commit, entries = ask(name, lambda: _checked(name, information(name)))
+    _write_record(name.at(commit), entries, _record(name.at(commit))[1])
+    return commit, entries
+
+
+def _checked(name: HubName, value: dict) -> tuple[str, dict[str, Entry]]:
+    """The same out of the hub's answer. Raises ValueError for one that is not of a hub."""
+    commit, siblings = value.get("sha"), value.get("siblings")
+    if not isinstance(commit, str) or not COMMIT.fullmatch(commit):
+        raise ValueError("it names no commit")
+    if name.pinned and commit != name.revision:
+        raise ValueError(f"it answers for the commit {commit}")
+    if not isinstance(siblings, list) or len(siblings) > _MOST_FILES:
+        raise ValueError(f"it lists no files, or more than {_MOST_FILES}")
+    entries = {}
+    for one in siblings:
+        if not isinstance(one, dict):
+            raise ValueError("it lists what is no file")
+        if is_path(path := one.get("rfilename")):
+            entries[path] = _entry(path, one)
+    return commit, entries
+
+
+def _entry(path: str, said: dict) -> Entry:
+    """A file as the hub lists it: its digest becomes its name in the cache."""
+    size, large, git = said.get("size"), said.get("lfs"), said.get("blobId")
+    sha256 = large.get("sha256") if isinstance(large, dict) else ""
+    entry = Entry(size, sha256, "" if sha256 else git)
+    if not _is_entry(entry):
+        raise ValueError(f"it lists {path} without a size, a SHA-256 or git's SHA-1")
+    return entry
+
+
+def _is_entry(entry: Entry) -> bool:
+    texts = isinstance(entry.sha256, str) and isinstance(entry.git, str)
+    known = texts and (_SHA256.fullmatch(entry.sha256) or COMMIT.fullmatch(entry.git))
+    return bool(known) and type(entry.size) is int and 0 <= entry.size <= _LARGEST_FILE
 
 
 def _not_here(name: HubName, problem: str) -> InputError:
@@ -240,6 +365,8 @@ def _record(name: HubName) -> tuple[dict[str, Entry], set[str]]:
     try:
         value = read_json_object(_record_file(name))
         entries = {path: Entry(**entry) for path, entry in value["files"].items()}
+        if not all(map(is_path, entries)) or not all(map(_is_entry, entries.values())):
+            return {}, set()
         return entries, set(value["compared"])
     except (InputError, KeyError, TypeError, AttributeError):
         return {}, set()
@@ -307,32 +434,122 @@ def _status(path: Path) -> os.stat_result | None:
 
 def _file(name: HubName, path: str, entry: Entry) -> None:
     """Downloads a file, if it is not there, and compares it."""
-    hub = library()
+    link = home(name) / "snapshots" / name.revision / path
+    blob = home(name) / "blobs" / entry.digest
     try:
-        here = ask(
-            name,
-            lambda: hub.hf_hub_download(
-                name.repository, path, repo_type=name.kind, revision=name.revision,
-                etag_timeout=hub.constants.HF_HUB_ETAG_TIMEOUT,
-            ),
-        )  # fmt: skip
-    except Unreachable as problem:
+        link.parent.mkdir(parents=True, exist_ok=True)
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        inside = link.parent.resolve().is_relative_to(home(name).resolve() / "snapshots")
+        if not inside:  # by a link that another program was made to leave there
+            raise OSError(0, "a link leads out of the cache")
+        if not link.exists():
+            _into_the_cache(name, path, entry, blob)
+            _point(link, blob)
+        elif (digest := file_digest(link, entry)) != entry.digest:
+            if link.resolve().parent == blob.parent.resolve():
+                link.resolve().unlink(missing_ok=True)
+            link.unlink(missing_ok=True)
+            raise _other_file(name, path, entry, digest)
+    except OSError as error:
         raise InputError(
-            f"{name.repository}: {path} could not be downloaded",
-            rule=str(problem),
-            fix="start again: files that are complete are kept",
+            f"{link} cannot be written",
+            rule=error.strerror or str(error),
+            fix="make room or give permissions; HF_HOME names another folder",
         ) from None
-    digest = file_digest(here, entry)
-    if digest != entry.digest:
-        for place in {Path(here).resolve(), Path(here)}:
-            place.unlink(missing_ok=True)
-        raise InputError(
-            f"{name.repository}: {path} is not the file that the hub lists",
-            value=digest,
-            rule=f"its {'SHA-256' if entry.sha256 else 'git SHA-1'} is {entry.digest}",
-            fix="the copy is removed: start again; if it stays, what is between you and the hub "
-            "changes files",
-        )
+
+
+def _into_the_cache(name: HubName, path: str, entry: Entry, blob: Path) -> None:
+    """Downloads the content of a file, unless another commit had it."""
+    from huggingface_hub.utils import WeakFileLock
+
+    lock = home(name).parent / ".locks" / home(name).name / f"{blob.name}.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    part = blob.with_name(f"{blob.name}.{uuid.uuid4().hex[:8]}.incomplete")
+    with WeakFileLock(lock):  # other programs take the same one
+        if blob.is_file() and file_digest(blob, entry) == entry.digest:
+            return
+        try:
+            _download(name, path, entry, part)
+            digest = file_digest(part, entry)
+            if digest != entry.digest:
+                raise _other_file(name, path, entry, digest)
+            os.replace(part, blob)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def _download(name: HubName, path: str, entry: Entry, part: Path) -> None:
+    """Writes what the hub sends as a file. It goes on where the connection broke."""
+    from huggingface_hub.utils import tqdm
+
+    url = library().hf_hub_url(name.repository, path, repo_type=name.kind, revision=name.revision)
+    part.touch()
+    with tqdm(total=entry.size, unit="B", unit_scale=True, desc=path[-40:]) as bar:
+        while True:
+            before = part.stat().st_size
+            try:
+                return ask(name, lambda: _go_on(name, url, entry, part, bar))
+            except Unreachable as problem:
+                if part.stat().st_size < before + _PROGRESS:
+                    raise InputError(
+                        f"{name.repository}: {path} could not be downloaded",
+                        rule=str(problem),
+                        fix="start again: files that are complete are kept",
+                    ) from None
+
+
+def _go_on(name: HubName, url: str, entry: Entry, part: Path, bar) -> None:
+    """Appends to a file what it still lacks. A question for `ask`."""
+    constants = library().constants
+    with _opened("HEAD", url, constants.HF_HUB_ETAG_TIMEOUT) as answer:
+        _check_metadata(name, entry, answer.headers)
+        redirect = answer.headers.get("Location", "") if answer.is_redirect else ""
+        source = urljoin(str(answer.url), redirect)
+    with open(part, "ab") as file:
+        have = file.tell()
+        with _opened("GET", source, constants.HF_HUB_DOWNLOAD_TIMEOUT, have) as answer:
+            if have and answer.status_code != 206:  # it begins anew
+                file.truncate(0)
+                have = 0
+            bar.update(have - bar.n)
+            for data in _body(answer, entry.size - have):
+                file.write(data)
+                bar.update(len(data))
+        if file.tell() < entry.size:
+            raise OSError(f"the connection ended after {file.tell()} of {entry.size} bytes")
+
+
+def _check_metadata(name: HubName, entry: Entry, headers) -> None:
+    """Raises ValueError for a file of another commit, or one that no hub has."""
+    commit = headers.get("X-Repo-Commit")
+    if commit != name.revision:
+        raise ValueError(f"it answers for the commit {commit!r:.80}")
+    etag = (headers.get("X-Linked-Etag") or headers.get("ETag") or "").removeprefix("W/")
+    if not _DIGEST.fullmatch(etag.strip('"')):
+        raise ValueError(f"its ETag {etag!r:.80} is no digest")
+    size = headers.get("X-Linked-Size")
+    if size is not None and size != str(entry.size):
+        raise ValueError(f"it says {size!r:.40} bytes of a file that it lists with {entry.size}")
+
+
+def _point(link: Path, blob: Path) -> None:
+    """Lets a name in a snapshot lead to its content."""
+    hidden = link.with_name(f".{uuid.uuid4().hex[:8]}.link")
+    try:
+        os.symlink(os.path.relpath(blob.resolve(), link.parent.resolve()), hidden)
+    except OSError:  # a file system without links
+        hidden = blob
+    os.replace(hidden, link)
+
+
+def _other_file(name: HubName, path: str, entry: Entry, digest: str) -> InputError:
+    return InputError(
+        f"{name.repository}: {path} is not the file that the hub lists",
+        value=digest,
+        rule=f"its {'SHA-256' if entry.sha256 else 'git SHA-1'} is {entry.digest}",
+        fix="the copy is removed: start again; if it stays, what is between you and the hub "
+        "changes files",
+    )
 
 
 def file_digest(path: str | Path, entry: Entry) -> str:

@@ -25,6 +25,9 @@ _SPECIAL = re.compile(r"refs/pr/\d+|refs/convert/\w+", re.ASCII)
 _REVISION = rf"(?:{_SPECIAL.pattern}|[^/@]+)"
 _REPOSITORY = re.compile(rf"({_PART}/{_PART})(?:@({_REVISION}))?(?:/+(.*))?", re.ASCII)
 _BARE = re.compile(rf"{_PART}/{_PART}(?:@{_REVISION})?/?", re.ASCII)
+_LONGEST_PATH, _LONGEST_STEP = 1000, 255  # bytes
+# Control characters, halves of characters, and what parts folders on another system.
+_NO_PATH = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\\]")
 # Of another text: up to what ends a text in quotes or an option.
 _INSIDE = re.compile(r"hf://[^\s'\"(),]+")
 
@@ -54,6 +57,21 @@ class HubName:
         return bool(COMMIT.fullmatch(self.revision))
 
 
+def is_path(text: object) -> bool:
+    """Whether a value is a path in a repository that any file system takes, and that stays inside
+    of the folder it is put in."""
+    return (
+        isinstance(text, str)
+        and len(text) <= _LONGEST_PATH
+        and not _NO_PATH.search(text)
+        and len(text.encode()) <= _LONGEST_PATH
+        and all(
+            step not in ("", ".", "..") and len(step.encode()) <= _LONGEST_STEP
+            for step in text.split("/")
+        )
+    )
+
+
 def is_hub(text: object) -> bool:
     """Whether a text begins with hf://."""
     return str(text).startswith("hf:/")  # pathlib makes one slash of two
@@ -66,8 +84,7 @@ def parse(text: str | Path) -> HubName:
         rest, kind = rest.removeprefix(DATASETS), "dataset"
     match = _REPOSITORY.fullmatch(rest.rstrip("/"))
     path, revision = (match[3] or "", unquote(match[2] or "")) if match else ("", "")
-    steps = [*path.split("/")] * bool(path) + [*revision.split("/")] * bool(revision)
-    if match is None or {"", ".", ".."} & {*steps} or "\\" in f"{path}{revision}":
+    if match is None or not all(is_path(part) for part in (path, revision) if part):
         raise InputError(
             "an hf:// path",
             value=str(text),

@@ -1,5 +1,8 @@
 """Writes a folder as the state of a model repository of the hub."""
 
+import contextlib
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from rljax.errors import InputError
@@ -8,6 +11,9 @@ from rljax.hub.names import HubName
 
 # What an earlier push may have left: shards of another number.
 _REPLACED = ["*.safetensors", "*.safetensors.index.json"]
+# Bytes of all answers to a push. Each counts for a thousand at least, so that pages end as well.
+_MOST_SAID, _LEAST = 64_000_000, 1000
+_ADDRESS = re.compile("https?://[!-~]{1,1000}")
 
 
 def upload(name: HubName, folder: Path, *, private: bool, message: str) -> str:
@@ -23,15 +29,57 @@ def upload(name: HubName, folder: Path, *, private: bool, message: str) -> str:
         )
     api = hub.HfApi()
     try:
-        client.ask(name, lambda: _make(api, name, private))
-        done = client.ask(name, lambda: _push(api, name, folder, message))
+        with _bounded_answers():
+            client.ask(name, lambda: _make(api, name, private))
+            done = client.ask(name, lambda: _push(api, name, folder, message))
     except client.Unreachable as problem:
         raise InputError(
             f"{name.repository} could not be pushed",
             rule=str(problem),
             fix="start again; --out=FOLDER writes the folder without the hub",
         ) from None
-    return str(done.commit_url)
+    address = str(done.commit_url)
+    return address if _ADDRESS.fullmatch(address) else client.page(name)
+
+
+@contextlib.contextmanager
+def _bounded_answers() -> Iterator[None]:
+    """Inside, the library's session gives up what answers without end: a push asks through the
+    library, which reads each answer whole."""
+    from huggingface_hub.utils import get_session
+
+    session, left = get_session(), _MOST_SAID
+    before = session.event_hooks
+
+    def plain(request) -> None:
+        request.headers["Accept-Encoding"] = "identity"
+
+    def count(size: int) -> None:
+        nonlocal left
+        left -= size
+        if left < 0:
+            raise ValueError(f"its answers have more than {_MOST_SAID} bytes")
+
+    def look(answer) -> None:
+        count(_LEAST)
+        if answer.headers.get("Content-Encoding", "identity") != "identity":
+            raise ValueError("it packs an answer that was to be plain bytes")
+        read = answer.iter_raw
+
+        def counted(chunk_size=None) -> Iterator[bytes]:
+            for data in read(chunk_size):
+                count(len(data))
+                yield data
+
+        answer.iter_raw = counted
+
+    try:
+        session.event_hooks = {
+            "request": [*before["request"], plain], "response": [*before["response"], look],
+        }  # fmt: skip
+        yield
+    finally:
+        session.event_hooks = before
 
 
 def _push(api, name: HubName, folder: Path, message: str):
@@ -47,9 +95,9 @@ def _push(api, name: HubName, folder: Path, message: str):
 
 def _make(api, name: HubName, private: bool) -> None:
     """Makes the repository, if it is not there. That is asked first, within a limit of time."""
-    from huggingface_hub import constants, errors
+    from huggingface_hub import errors
 
     try:
-        api.repo_info(name.repository, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+        client.information(name)
     except errors.RepositoryNotFoundError:
         api.create_repo(name.repository, private=private, exist_ok=True)

@@ -216,7 +216,7 @@ class Checkpoints:
                 scored.append((sign * float(value), -step))
             except Unreadable:
                 raise
-            except (FileNotFoundError, ValueError, KeyError, TypeError):
+            except (FileNotFoundError, ValueError, KeyError, TypeError, OverflowError):
                 continue  # not measured at that step, or damaged: never the best
         return -max(scored)[1] if scored else None
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from rljax import hosts
 from rljax.errors import InputError
+from rljax.files import MOST_VALUES, json_object
 from rljax.tracking.store import Store
 
 ARRAYS = "arrays"  # the folder of a checkpoint that they are in
@@ -26,6 +27,12 @@ PIECE_BYTES = 64 << 20
 SPLIT_BYTES = 1 << 20  # smaller parts of an array are written by one of the hosts that hold them
 AT_ONCE = 8  # requests
 KEPT = 4  # pieces that are kept for what is read next: small arrays share one
+# Of an index that somebody else may have written.
+MOST_INDEX_VALUES = 10 * MOST_VALUES
+LARGEST_PIECE = 1 << 30  # bytes
+LARGEST_ARRAY = 1 << 50  # values
+MOST_DIMENSIONS = 32
+MOST_CELLS = 4096  # of the grid of the edges of an array's parts, for each part
 
 Index = tuple[slice, ...]
 
@@ -181,6 +188,9 @@ class Reader:
     its manifest."""
 
     def __init__(self, store: Store, files: Mapping[str, dict]):
+        for name, facts in files.items():
+            if type(facts["bytes"]) is not int or not isinstance(facts["sha256"], str):
+                raise ValueError(f"bytes and SHA-256 of {name:.100}")
         self.store, self.files = store, files
         self.kept: collections.OrderedDict[str, bytes] = collections.OrderedDict()
         self.places: dict[str, list[_Place]] = collections.defaultdict(list)
@@ -190,13 +200,31 @@ class Reader:
 
     def _read_index(self, name: str) -> None:
         try:
-            index = json.loads(self.read(name))
+            index = json_object(self.read(name).decode(), name, MOST_INDEX_VALUES)
             for leaf, dtype, start, shape, offset in index["parts"]:
                 place = (tuple(start), tuple(shape), name.removesuffix(".json"), offset)
-                self.places[leaf].append(_Place(*place, index["piece_bytes"]))
-                self.dtypes[leaf] = dtype
+                self._add(leaf, dtype, _Place(*place, index["piece_bytes"]))
         except (ValueError, KeyError, TypeError) as error:
+            if isinstance(error, Damaged):
+                raise
             raise Damaged(f"{self.store.at(name)} is not an index of arrays ({error})") from None
+
+    def _add(self, leaf: str, dtype: str, place: _Place) -> None:
+        """Notes where a part lies. Raises ValueError for a place that no part has."""
+        if not isinstance(leaf, str) or not isinstance(dtype, str):
+            raise ValueError("a part has no name or no dtype")
+        numbers = (*place.start, *place.shape, place.offset, place.piece_bytes)
+        if not all(type(n) is int and 0 <= n <= LARGEST_ARRAY for n in numbers):
+            raise ValueError(f"a part of {leaf:.100} is not at whole numbers")
+        if not len(place.start) == len(place.shape) <= MOST_DIMENSIONS:
+            raise ValueError(f"a part of {leaf:.100} has {len(place.shape)} dimensions")
+        if not 0 < place.piece_bytes <= LARGEST_PIECE:
+            raise ValueError(f"its pieces have {place.piece_bytes} bytes")
+        others = self.places[leaf]
+        if others and (self.dtypes[leaf], len(others[0].shape)) != (dtype, len(place.shape)):
+            raise ValueError(f"the parts of {leaf:.100} are of several kinds")
+        self.dtypes[leaf] = dtype
+        others.append(place)
 
     def read(self, name: str) -> bytes:
         """A file whose bytes are those that were saved; read once more where they are not."""
@@ -236,7 +264,7 @@ class Reader:
     def _fill(self, name: str, wanted: dict[tuple, np.ndarray]) -> None:
         """Fills the arrays, {bounds: array}. The rows of a part that any of them takes are read
         once for all."""
-        filled = dict.fromkeys(wanted, 0)
+        filled: dict[tuple, list] = {bounds: [] for bounds in wanted}
         for place in self.places[name]:
             common = {}
             for bounds in wanted:
@@ -257,14 +285,17 @@ class Reader:
             for bounds, both in common.items():
                 target = _moved(both, [low for low, _ in bounds])
                 wanted[bounds][target] = part[_moved(both, place.start)]
-                filled[bounds] += math.prod(b - a for a, b in both)
+                filled[bounds].append(both)
         for bounds, out in wanted.items():
-            if filled[bounds] != out.size:
-                what = f"holds {filled[bounds]} of {out.size} values of {name}"
-                raise Damaged(f"{self.store.at(ARRAYS)} {what}")
+            count = sum(math.prod(b - a for a, b in both) for both in filled[bounds])
+            if count != out.size or _overlap(filled[bounds]):
+                what = f"holds {count} of {out.size} values of {name}"
+                raise Damaged(f"{self.store.at(ARRAYS)} {what}, or some twice")
 
     def _part(self, place: _Place, dtype: np.dtype) -> np.ndarray:
         size = math.prod(place.shape) * dtype.itemsize
+        if size // place.piece_bytes > len(self.files):
+            raise Damaged(f"{self.store.at(place.head)}.json names more pieces than there are")
         names = place.pieces(size)
         missing = [name for name in names if name not in self.kept]
         with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
@@ -276,6 +307,28 @@ class Reader:
         if len(data) < begin + size:
             raise Damaged(f"{self.store.at(names[-1])} is too short for what its index says")
         return np.frombuffer(data, dtype, math.prod(place.shape), begin).reshape(place.shape)
+
+
+def _overlap(boxes: list[list[tuple[int, int]]]) -> bool:
+    """Whether any value lies in two of the boxes, each (begin, end) of every dimension."""
+    if len(boxes) < 2:
+        return False
+    ends = np.array(boxes, np.int64).reshape(len(boxes), -1, 2)
+    # The grid of all their edges: a box covers whole cells of it.
+    edges = [np.unique(ends[:, d]) for d in range(ends.shape[1])]
+    cells = math.prod(len(each) - 1 for each in edges)
+    if cells > MOST_CELLS * len(boxes):  # parts of a mesh lie in rows
+        return True
+    covered = np.zeros([len(each) - 1 for each in edges], bool)
+    for box in ends:
+        cell = tuple(
+            slice(*np.searchsorted(each, low_high))
+            for each, low_high in zip(edges, box, strict=True)
+        )
+        if covered[cell].any():
+            return True
+        covered[cell] = True
+    return False
 
 
 def read(reader: Reader, like, fits: Callable[[str], InputError]):

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rljax.errors import InputError
+from rljax.files import json_object, read_json_object
 from rljax.tracking.folder import (
     HEARTBEAT_S,
     LOCK,
@@ -64,10 +65,10 @@ class StoreLock:
 
     def _holder(self) -> dict:
         try:
-            holder = json.loads(self.store.read(LOCK))
-        except (FileNotFoundError, ValueError, RecursionError):
+            holder = json_object(self.store.read(LOCK).decode(), LOCK)
+        except (FileNotFoundError, ValueError):
             return {}
-        return holder if isinstance(holder, dict) and isinstance(holder.get("pid"), int) else {}
+        return holder if isinstance(holder.get("pid"), int) else {}
 
     def _wait_for_the_dead(self) -> None:
         holder, deadline = self._holder(), time.monotonic() + STALE_S
@@ -106,11 +107,11 @@ def _is_dead(holder: dict) -> bool:
     if holder.get("boot") == describe_process()["boot"]:
         return not is_running(holder)
     last = holder.get("time")
-    return isinstance(last, int | float) and time.time() - last > LONG_DEAD_S
+    return isinstance(last, float) and time.time() - last > LONG_DEAD_S
 
 
 def as_lock_file(path: Path) -> None:
     """Gives a copy of the lock the time of its last heartbeat, as that of a local folder has it."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        last = json.loads(path.read_text())["time"]
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError):
+        last = read_json_object(path)["time"]
         os.utime(path, (last, last))

@@ -14,7 +14,7 @@ import json
 import re
 import threading
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import huggingface_hub.constants
 import pytest
@@ -55,12 +55,29 @@ class Fault:
     times: int = 1
 
 
+@dataclasses.dataclass
+class Answer:
+    """What the server is about to send. A body that is no bytes is sent in chunks, without a
+    length."""
+
+    method: str
+    path: str
+    status: int
+    headers: dict[str, str]
+    body: bytes | Iterable[bytes]
+
+
+Lie = Callable[[Answer], None]  # changes an answer
+
+
 class HubServer:
     def __init__(self):
         self.repositories: dict[tuple[str, str], Repository] = {}
         self.large: dict[str, bytes] = {}  # of the LFS store, by SHA-256
         self.requests: list[Request] = []
         self.faults: list[Fault] = []
+        self.lie: Lie | None = None
+        self.sent = 0  # bytes of bodies without a length
         self.ended = threading.Event()
         handler = type("Handler", (_Handler,), {"hub": self})
         self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -149,11 +166,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             headers["Content_Range"] = f"bytes {begin}-{total - 1}/{total}"
         if self.fault == "changed" and body:
             body = bytes([body[0] ^ 1]) + body[1:]
-        self.send_response(status)
         headers.setdefault("Content_Length", str(len(body)))
-        for name, value in headers.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.end_headers()
+        headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        answer = Answer(self.command, self.path, status, headers, body)
+        if self.hub.lie is not None:
+            self.hub.lie(answer)
+        if not isinstance(answer.body, bytes):
+            return self._chunks(answer)
+        self._head(answer)
+        body = answer.body
         if self.command == "HEAD":
             return
         if self.fault == "cut":
@@ -161,6 +182,27 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
             return
         self.wfile.write(body)
+
+    def _head(self, answer: Answer):
+        self.send_response(answer.status)
+        for name, value in answer.headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def _chunks(self, answer: Answer):
+        answer.headers.pop("Content-Length", None)
+        answer.headers["Transfer-Encoding"] = "chunked"
+        self._head(answer)
+        if self.command == "HEAD":
+            return
+        self.close_connection = True
+        with contextlib.suppress(OSError):  # whoever has heard enough hangs up
+            for data in answer.body:
+                if self.hub.ended.is_set():
+                    return
+                self.hub.sent += len(data)
+                self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
+            self.wfile.write(b"0\r\n\r\n")
 
     def _json(self, value, **headers):
         self._answer(json.dumps(value).encode(), Content_Type="application/json", **headers)

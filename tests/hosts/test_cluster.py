@@ -234,6 +234,35 @@ BAD = {
         SLURM_EIGHT | {"SLURM_STEP_TASKS_PER_NODE": "3(x2)"}, "3 tasks on this node see 8 GPUs",
     ),
     "SLURM node list": (SLURM | {"SLURM_STEP_NODELIST": "a[1-"}, "SLURM_STEP_NODELIST"),
+    **{
+        f"SLURM nodes {nodes!r:.24}": (SLURM | {"SLURM_STEP_NODELIST": nodes}, "STEP_NODELIST")
+        for nodes in (
+            ",", ",,", "a,", ",a", "[", "]", "n[]", "n[,]", "n[1-2-3]", "n[1-]", "n[-3]", "n[3-1]",
+            "n[1,]", "n[[1-2]]", "n[1-2", "n[1]]", "n[x]", "n[1-2]n[", "a b", "a\nb", "a;b", "a/b",
+            "n[" + "9" * 5000 + "]", "n[1-" + "9" * 5000 + "]", "n[1-999999999]", "n[0-100000]",
+            "n[1-400]m[1-400]", "n[1-9]" * 40, ",".join(["n[1-60000]"] * 2), "n[\u0661-\u0663]",
+            "[" * 5000, "n[1" + ",1-50000" * 3 + "]", "\x1b[2J", "n\u202e", "(1)" * 3, "n[1.5]",
+        )
+    },
+    **{
+        f"{name} {value!r:.24}": (SLURM_EIGHT | {name: value}, name)
+        for name, value in (
+            ("SLURM_STEP_TASKS_PER_NODE", "0"), ("SLURM_STEP_TASKS_PER_NODE", "0(x2)"),
+            ("SLURM_STEP_TASKS_PER_NODE", "2(x"), ("SLURM_STEP_TASKS_PER_NODE", ","),
+            ("SLURM_STEP_TASKS_PER_NODE", "9" * 5000), ("SLURM_STEP_TASKS_PER_NODE", "\u0662"),
+            ("SLURM_STEP_NUM_TASKS", "9" * 5000), ("SLURM_STEP_NUM_TASKS", "1e400"),
+            ("SLURM_PROCID", "-1"), ("SLURM_PROCID", "\u0661"), ("SLURM_JOB_ID", "x"),
+            ("SLURM_STEP_ID", "4" * 5000), ("JAX_COORDINATOR_PORT", "x"),
+            ("JAX_COORDINATOR_PORT", "70000"), ("JAX_COORDINATOR_PORT", "9" * 5000),
+        )
+    },
+    "more hosts than any": (OURS | {"RLJAX_HOSTS": "999999999"}, "number of hosts.*at most"),
+    "more tasks than any": (SLURM | {"SLURM_STEP_NUM_TASKS": "999999999"}, "number of hosts"),
+    "more GPUs than any": (
+        {k: v for k, v in SLURM_EIGHT.items() if k not in ("CUDA_VISIBLE_DEVICES",)}
+        | {"SLURM_GPUS_ON_NODE": "999999999"}, "SLURM_GPUS_ON_NODE",
+    ),
+    "more slices than any": (GKE_SLICES | {"MEGASCALE_NUM_SLICES": "999999999"}, "number of hosts"),
     "SkyPilot of another size": (SKY | {"SKYPILOT_NUM_NODES": "2"}, "SKYPILOT_NODE_IPS lists 3"),
     "SkyPilot rank": (SKY | {"SKYPILOT_NODE_RANK": "3"}, "SKYPILOT_NODE_RANK.*from 0 to 2"),
 }  # fmt: skip
@@ -257,7 +286,13 @@ def test_node_lists():
     assert node_names("a") == ["a"]
     assert node_names("a1,b2") == ["a1", "b2"]
     assert node_names("node[008-010,7],x") == ["node008", "node009", "node010", "node7", "x"]
+    assert len(node_names("n[1-100000]")) == 100_000
     assert node_names("r[1-2]n[1,3]-ib") == ["r1n1-ib", "r1n3-ib", "r2n1-ib", "r2n3-ib"]
+
+
+def test_many_nodes_with_the_same_tasks_are_not_written_out():
+    env = SLURM_EIGHT | {"SLURM_STEP_TASKS_PER_NODE": "8(x999999999)", "SLURM_NODEID": "77777"}
+    assert environment(env) == environment(SLURM_EIGHT)
 
 
 def test_stale_slices_are_dropped_or_set_anew():

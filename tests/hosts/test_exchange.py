@@ -203,5 +203,5 @@ def test_a_first_host_that_vanishes_is_missed():
             rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
             timer, when = next(row[5] for row in rows if row[2].endswith(f":{port:04X}")).split(":")
             assert timer == "02" and int(when, 16) <= 3000  # keepalive, in 1/100 s
-            caller.sendall(b'{"addresses": []}\n')
+            caller.sendall(b'{"addresses": ["one", "two"]}\n')
             called.join(30)

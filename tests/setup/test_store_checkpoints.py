@@ -1,11 +1,14 @@
 """Checkpoints under a URL: what a store that fails, truncates, is slow or alters bytes makes of
 them."""
 
+import hashlib
+import json
 import os
 import random
 import shutil
 import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -232,14 +235,15 @@ def test_of_200_corruptions_none_is_loaded_silently(bucket, tmp_path, monkeypatc
     assert outcomes["fell back"] > 150, outcomes
 
 
-def newest(checkpoints):
+def newest(checkpoints, like=None):
     """What a run that starts does: the newest step whose arrays can be read."""
+    like = like or arrays(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         while True:
             step = checkpoints.latest()
             try:
-                return step, checkpoints.read_arrays(step, arrays(0))
+                return step, checkpoints.read_arrays(step, like)
             except pieces.Damaged:
                 continue
 
@@ -255,6 +259,128 @@ def test_damage_of_arrays_is_named_when_they_are_read(bucket):
         checkpoints.read_arrays(2, arrays(0))
     with pytest.warns(UserWarning, match="step 2 is damaged.*SHA-256"):
         assert checkpoints.latest() == 1
+
+
+# -- indices that somebody has written on purpose: their digests are right --
+
+INDEX, MANIFEST = "arrays/0000.json", "manifest.json"
+OTHER = [
+    0, -1, 7, 2**62, 10**300, 1.5, None, True, "", "8", [], [1], {"a": 1}, [None], ["1"], [0, 0],
+    [2**40, 2**40], [-1, 8], [0] * 40, [1.0, 0.0],
+]  # fmt: skip
+TEXTS = [
+    b"", b"null", b"[]", b"5", b'"x"', b"{}", b"[" * 100_000, b'{"a":' * 5000, b"\xff", b"1e400",
+    b'{"parts": 5}', b'{"parts": {}}', b'{"parts": [5]}', b'{"parts": [[]], "piece_bytes": 1}',
+    b'{"parts": [["w", "float32", [0, 0], [16, 8], 0]]}', b'{"piece_bytes": 64}',
+    b'{"files": 5}', b'{"files": []}', b'{"files": {"a": 5}}', b'{"files": {"a": {"bytes": 1}}}',
+    b'{"files": {"a": {"bytes": "1", "sha256": 5}}}', b'{"step": 2, "files": {"state.json": 1}}',
+]  # fmt: skip
+
+
+def forged(bucket: Path, name: str, change) -> None:
+    """Changes a file of step 2 by `change`, and the manifest so that it fits."""
+    folder = next(p.parent for p in objects(bucket) if str(p).endswith("00000002/manifest.json"))
+    data = change((folder / name).read_bytes())
+    (folder / name).write_bytes(data)
+    if name != MANIFEST:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        facts = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        manifest["files"][name] = facts
+        (folder / MANIFEST).write_text(json.dumps(manifest))
+
+
+def forgeries():
+    """(name, file, its new bytes) of indices and manifests that no run writes."""
+    for text in TEXTS:
+        for name in (INDEX, MANIFEST):
+            yield f"{name} {text[:40]!r}", name, lambda data, text=text: text
+    for field in range(5):
+        for value in OTHER:
+
+            def part(index, field=field, value=value):
+                index["parts"][0][field] = value
+
+            yield f"part[{field}] = {value!r:.40}", INDEX, changed(part)
+    for value in OTHER:
+        yield (
+            f"piece_bytes = {value!r:.40}",
+            INDEX,
+            changed(lambda i, v=value: i.update(piece_bytes=v)),
+        )
+        yield f"parts = {value!r:.40}", INDEX, changed(lambda i, v=value: i.update(parts=v))
+        for field in ("bytes", "sha256"):
+
+            def fact(manifest, field=field, value=value):
+                piece = next(n for n in manifest["files"] if n.endswith(".bin"))
+                manifest["files"][piece][field] = value
+
+            yield f"{field} = {value!r:.40}", MANIFEST, changed(fact)
+    for what, change in {
+        "a part twice": lambda i: i["parts"].append(i["parts"][0]),
+        "parts that overlap": overlapping,
+        "a part of more dimensions": lambda i: i["parts"].append(
+            ["w", "float32", [0] * 3, [1] * 3, 0]
+        ),
+        "a part of none": lambda i: i["parts"].append(["w", "float32", [], [], 0]),
+        "parts without end": lambda i: i["parts"].extend(
+            ["w", "float32", [k % 16, 0], [1, 8], 0] for k in range(10_000)
+        ),
+        "another dtype": lambda i: i["parts"].append(["w", "int32", [0, 0], [1, 1], 0]),
+        "fields that are missing": lambda i: i["parts"][0].pop(),
+        "too many fields": lambda i: i["parts"][0].append(1),
+    }.items():
+        yield what, INDEX, changed(change)
+
+
+def changed(change):
+    def apply(data: bytes) -> bytes:
+        value = json.loads(data)
+        change(value)
+        return json.dumps(value).encode()
+
+    return apply
+
+
+def overlapping(index) -> None:
+    """As many values as the array has, half of them twice, the others nowhere."""
+    parts = [p for p in index["parts"] if p[0] == "w"]
+    for one, other in zip(parts[::2], parts[1::2], strict=True):
+        other[2:] = one[2:]
+
+
+def test_forged_indices_are_damage_and_no_crash(bucket):
+    """A run passes over them, in bounded time, to the step before."""
+    checkpoints = Checkpoints(URL)
+    save(checkpoints, 1)
+    save(checkpoints, 2)
+    like, passed_over = arrays(0, mesh(2, 1)), 0
+    whole = {p: p.read_bytes() for p in objects(bucket) if p.suffix == ".json"}
+    for what, name, change in forgeries():
+        for path, data in whole.items():
+            path.write_bytes(data)
+        forged(bucket, name, change)
+        begun = time.monotonic()
+        try:
+            step, _ = newest(Checkpoints(URL), like)
+            passed_over += step == 1
+            assert step == 1 or "part" not in what or "[4]" in what, what  # an offset may be right
+        except InputError as error:
+            # Of an index alone nothing says that it is not of another model.
+            assert "does not fit" in str(error) and name == INDEX, what
+        assert time.monotonic() - begun < 10, what
+        Checkpoints(URL, best_metric="at").best()
+    assert passed_over > 150, passed_over
+
+
+def test_parts_of_a_large_mesh_do_not_overlap():
+    """8,192 parts in rows, and a grid; of either one moved by one."""
+    for rows, columns in ((8192, 1), (96, 64)):
+        boxes = [
+            [(4 * r, 4 * r + 4), (2 * c, 2 * c + 2)] for r in range(rows) for c in range(columns)
+        ]
+        assert not pieces._overlap(boxes)
+        boxes[200][0] = (boxes[200][0][0] - 1, boxes[200][0][1])
+        assert pieces._overlap(boxes)
 
 
 # -- what cannot be read now --
