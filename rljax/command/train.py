@@ -29,11 +29,10 @@ def main(options: TrainOptions, given: Given) -> int:
     from rljax.training.loop import train
 
     if options.dry_run:
-        from rich.console import Console
-
+        from rljax.tracking.screen import Terminal
         from rljax.training.preview import preview
 
-        preview(given.config, Console())
+        preview(given.config, Terminal())
         _say("dry run: nothing was trained")
         return 0
     code = 3  # where not all files could be kept
