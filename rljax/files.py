@@ -35,7 +35,6 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")  # ow
 _LFS = b"version https://git-lfs.github.com/spec/"
 _LFS_BYTES = 1024  # a pointer is shorter
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")  # as JSON writes it, or as it is
-_DIGITS = re.compile("[0-9]+")
 
 
 def leads_nowhere(error: Exception) -> bool:
@@ -252,10 +251,18 @@ def parse_toml(text: str, place: str) -> dict:
         raise _unparsed(f"{place} is not TOML", error, "correct the syntax") from None
 
 
-def parse_number(text: str, most_digits: int = 18) -> int | None:
-    """The whole number written in ASCII digits; None where the text is anything else, or longer
-    than `most_digits`. (`int` takes the digits of every script, blanks and underscores.)"""
-    return int(text) if len(text) <= most_digits and _DIGITS.fullmatch(text) else None
+def parse_number(text: str, kind: type = int) -> int | float | None:
+    """The number of a kind, int or float, that is written in ASCII; None of any other text. Python
+    alone reads the digits of every script, and raises of more than 4,300."""
+    try:
+        return kind(text) if text.isascii() else None
+    except (ValueError, OverflowError):
+        return None
+
+
+def is_whole_number(text: str) -> bool:
+    """Whether a text is a number of a step, an index or a count, as `int` reads it for sure."""
+    return text.isascii() and text.isdecimal() and len(text) <= 18
 
 
 def once(pairs: Sequence[tuple[str, object]], place: str) -> dict:

@@ -15,6 +15,7 @@ from pathlib import Path
 from rljax.command.launch import Given
 from rljax.config.checks import refuse_early
 from rljax.config.options import TrainOptions
+from rljax.files import is_whole_number
 from rljax.tracking.store import Store, is_url
 
 # Where one host of several may lack a file, all hear of it, from validate, once they are connected.
@@ -89,6 +90,6 @@ def _written(folder: Path | str) -> tuple[set[str], list[str]]:
     if is_url(folder):
         store = Store(str(folder))
         there = {name.partition("/")[0] for name in store.sizes()}
-        return there, [name for name in store.folders("checkpoints") if name.isdecimal()]
+        return there, [name for name in store.folders("checkpoints") if is_whole_number(name)]
     there = {path.name for path in Path(folder).iterdir()}
     return there, sorted(p.name for p in Path(folder, "checkpoints").glob("[0-9]*"))

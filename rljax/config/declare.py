@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from rljax.config.describe import flag_lines
 from rljax.errors import InputError
+from rljax.files import is_whole_number
 
 # What a value of a type is called in an error.
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
@@ -264,7 +265,7 @@ def split_at_commas(text: str) -> list[str]:
 def whole_numbers(text: str, flag: str) -> tuple[int, ...]:
     """ "4,1,4" -> (1, 4). Raises InputError that names the flag."""
     parts = text.split(",")
-    if not all(part.strip().isdecimal() for part in parts):
+    if not all(is_whole_number(part.strip()) for part in parts):
         raise InputError(
             f"--{flag}", value=text, rule="whole numbers", fix=f"such as --{flag}=1,4,8"
         )

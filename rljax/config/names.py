@@ -2,7 +2,7 @@
 
 import dataclasses
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rljax.errors import InputError
 
@@ -27,6 +27,9 @@ _ELSEWHERE = {
     "entropy_coeff": "algorithm.entropy_coef",
     "learning_rate": "lr of an optimizer, such as actor_optimizer.lr",
 }
+
+MOST_PROBLEMS = 20  # that an error lists: near names of a hundred thousand would take a minute
+_LONGEST_NAME = 100  # characters, above which no near name is looked for
 
 # The fix of errors about fields.
 FIELDS_LISTED = "`rljax train --help` lists the fields, their types and defaults"
@@ -86,9 +89,24 @@ def nearest_fields(name: str, known: Sequence[str]) -> list[str]:
     return [field for field in known if last[field] in parts][:4]
 
 
+def unknown_fields(names: Iterable[str], known: Sequence[str], prefix: str = "") -> Iterator[str]:
+    """What to say of names that are no fields: of each of the first MOST_PROBLEMS, then of how many
+    more there are."""
+    more = 0
+    for number, name in enumerate(names):
+        if number < MOST_PROBLEMS:
+            yield unknown_field(name, known, prefix)
+        else:
+            more += 1
+    if more:
+        yield f"and {more} more names that are no fields"
+
+
 def unknown_field(name: str, known: Iterable[str], prefix: str = "") -> str:
     """What to say of a name that is no field: what replaces it, its fields where it is a section,
     or the field it resembles."""
+    if len(name) > _LONGEST_NAME:
+        return f"{prefix}{name[:_LONGEST_NAME]}...: no such field"
     replaced = _ELSEWHERE.get(name.rpartition(".")[2])
     if replaced:
         return f"{prefix}{name}: no such field; use {replaced}"

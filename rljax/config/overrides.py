@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from rljax.config.names import field_names, unknown_field
+from rljax.config.names import field_names, unknown_fields
 from rljax.config.schema import BatchConfig, Config
 from rljax.errors import InputError
 from rljax.files import DATA_FILES
@@ -32,9 +32,9 @@ def value_of(config: Config, name: str):
 
 
 def _check_known(names: Iterable[str], where: str) -> None:
-    known = field_names(Config)
-    problems = [unknown_field(str(name), known) for name in names if name not in known]
-    if problems:
+    known = dict.fromkeys(field_names(Config))
+    strange = (str(name) for name in names if name not in known)
+    if problems := list(unknown_fields(strange, list(known))):
         raise InputError(f"{where} has unknown fields:\n  " + "\n  ".join(problems))
 
 

@@ -16,6 +16,7 @@ from rljax import hosts
 from rljax.arrays import fetch, place
 from rljax.batch import Batch
 from rljax.errors import InputError
+from rljax.files import is_whole_number
 from rljax.setup.checkpoint import Checkpoints
 from rljax.tracking.folder import disk_fault
 from rljax.training.progress import Progress
@@ -67,7 +68,7 @@ def path_of(folder: Path, step: int) -> Path:
 def kept_steps(run_dir: Path) -> list[int]:
     """The steps of which a run folder has kept the batch."""
     files = (run_dir / FOLDER).glob("[0-9]*.npz")
-    return sorted(int(file.stem) for file in files if file.stem.isdecimal())
+    return sorted(int(file.stem) for file in files if is_whole_number(file.stem))
 
 
 def read(run_dir: Path, step: int, mesh) -> Batch:
