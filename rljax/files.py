@@ -140,6 +140,15 @@ def read_lines(path: str | Path, offset: int = 0) -> Iterator[tuple[int, str]]:
 
     Not as splitlines() parts them: U+2028 and its kin may stand inside a line.
     """
+    for number, data in enumerate(raw_lines(path, offset), start=1):
+        try:
+            yield number, data.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\n")
+        except UnicodeDecodeError as error:
+            raise _not_utf8(path, number, error) from None
+
+
+def raw_lines(path: str | Path, offset: int = 0) -> Iterator[bytes]:
+    """The bytes of every line, with its end, from the byte `offset` on."""
     with os.fdopen(open_file(path), "rb") as stream:
         stream.seek(offset)
         number = 0
@@ -156,10 +165,7 @@ def read_lines(path: str | Path, offset: int = 0) -> Iterator[tuple[int, str]]:
                     f"{path}: line {number} has more than {LONGEST_LINE} bytes",
                     fix="write one row per line",
                 )
-            try:
-                yield number, data.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\n")
-            except UnicodeDecodeError as error:
-                raise _not_utf8(path, number, error) from None
+            yield data
 
 
 def _not_utf8(path: str | Path, line: int, error: UnicodeDecodeError) -> InputError:
@@ -171,12 +177,18 @@ def _not_utf8(path: str | Path, line: int, error: UnicodeDecodeError) -> InputEr
 
 
 def parse_json(
-    text: str | bytes, place: str, most_values: int | None = None, *, unique: bool = False
+    text: str | bytes,
+    place: str,
+    most_values: int | None = None,
+    *,
+    unique: bool = False,
+    mends: bool = False,
 ) -> object:
     """The value written in `text`, of at most MOST_LEVELS levels, whose texts UTF-8 can encode.
 
     `place` is the file, or the file and the line. `unique`: a name that stands twice in an object,
-    of which one value would be lost, is refused.
+    of which one value would be lost, is refused. `mends`: half a surrogate pair becomes U+FFFD, for
+    what is only shown; by default it is refused.
     """
     if not isinstance(text, str):
         text = _decoded(text, place)
@@ -212,8 +224,19 @@ def parse_json(
         raise _unparsed(f"{place} is not usable JSON", error, fix) from None
     require_shallow(value, place)
     if _SURROGATE.search(text):
+        if mends:
+            return _mended(value)
         require_whole(value, place)
     return value
+
+
+def _mended(value: object) -> object:
+    """The value with half surrogate pairs as U+FFFD."""
+    if isinstance(value, str):
+        return re.sub("[\ud800-\udfff]", "\ufffd", value)
+    if isinstance(value, dict):
+        return {_mended(name): _mended(item) for name, item in value.items()}
+    return [_mended(item) for item in value] if isinstance(value, list) else value
 
 
 def parse_yaml(text: str | bytes, place: str, loader: type | None = None) -> object:
@@ -302,7 +325,7 @@ def first_line(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def strangers_bytes(place: str, fix: str) -> Iterator[None]:
+def strangers_bytes(place: str, fix: str = "") -> Iterator[None]:
     """Makes an InputError of whatever a parser of a stranger's bytes raises in the block: such a
     parser has an exception for each way in which they may be wrong, MemoryError among them."""
     try:
@@ -404,6 +427,8 @@ def _why_no_row(line: str) -> tuple[str, str] | None:
         return None
     except (ValueError, RecursionError):
         return None
+    if not line[end:].strip():
+        return None
     if line[end:].strip() in (",", "]", ",]"):
         fix = f"{again}; a file that is one list of rows is named .json"
         return "is an element of a list", fix
@@ -424,9 +449,9 @@ def require_shallow(value: object, place: str) -> None:
     )
 
 
-def read_json(path: str | Path) -> object:
-    """The JSON value that the file holds."""
-    return parse_json(read_text(path, LARGEST_OBJECT), str(path), MOST_VALUES)
+def read_json(path: str | Path, *, mends: bool = False) -> object:
+    """The JSON value that the file holds; `mends` as parse_json has it."""
+    return parse_json(read_text(path, LARGEST_OBJECT), str(path), MOST_VALUES, mends=mends)
 
 
 def read_json_object(path: str | Path) -> dict:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, MutableMapping, Sequence
 
 from rljax.doctor.finding import Finding, broken, fine
 from rljax.errors import InputError
+from rljax.files import parse_json
 
 _SKEW_S = 5.0
 _CALL_S = 3.0  # for one call
@@ -120,7 +121,7 @@ def _call(address: str, port: int, here: int) -> float:
         other.sendall(json.dumps({"rljax": here}).encode() + b"\n")
         other.settimeout(_CALL_S)
         with other.makefile() as lines:
-            reply = json.loads(lines.readline() or "null")
+            reply = parse_json(lines.readline(4096) or "null", "the answer")
     if not isinstance(reply, dict) or not isinstance(reply.get("time"), float):
         raise ValueError("something else answers there")
     return reply["time"] - (before + time.time()) / 2
@@ -133,9 +134,9 @@ def _answer(server: socket.socket, callers: set[int], here: int) -> None:
             caller, _ = server.accept()
         except OSError:
             return
-        with caller, contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with caller, contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError):
             caller.settimeout(_CALL_S)
             with caller.makefile() as lines:
-                number = int(json.loads(lines.readline(4096))["rljax"])
+                number = int(parse_json(lines.readline(4096), "a call")["rljax"])
             caller.sendall(json.dumps({"rljax": here, "time": time.time()}).encode() + b"\n")
             callers.add(number)

@@ -15,10 +15,8 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import yaml
-
 from rljax.errors import InputError
-from rljax.files import DATA_FILES, read_text
+from rljax.files import DATA_FILES, parse_yaml, read_text
 from rljax.hub import client
 from rljax.hub.names import HubName, data_name
 
@@ -174,8 +172,8 @@ def _configs(name: HubName) -> list[dict]:
     path = client.fetch(name, [_README]) / _README
     try:
         match = _FRONT_MATTER.match(read_text(path, _MOST_README))
-        value = yaml.safe_load(match[1]) if match else None
-    except (yaml.YAMLError, RecursionError, ValueError):  # an InputError is one: not UTF-8
+        value = parse_yaml(match[1], str(path)) if match else None
+    except InputError:
         return []
     listed = value.get("configs") if isinstance(value, dict) else None
     return (

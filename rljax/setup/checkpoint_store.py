@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 
 from rljax.errors import InputError
+from rljax.files import json_object
 from rljax.setup.checkpoint_disk import MANIFEST, STATE, STEP
 from rljax.setup.pieces import Damaged, Reader, read, snapshot, write
 from rljax.tracking.store import Store
@@ -112,7 +113,8 @@ class StoreFolder:
 
     def _reader(self, step: int, *, only_state: bool = False) -> Reader:
         try:
-            files: Mapping = json.loads(self.read(step, MANIFEST))["files"]
+            manifest = self.at(step, MANIFEST)
+            files: Mapping = json_object(self.read(step, MANIFEST), manifest)["files"]
             if only_state:
                 files = {STATE: files[STATE]}
             return Reader(self._store(step), files)

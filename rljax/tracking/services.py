@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rljax.errors import InputError
+from rljax.files import read_text
 from rljax.tracking.jsonl import encoded, plain
 
 
@@ -53,7 +54,7 @@ class _Id:
         self.run_dir = Path(run_dir)
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self.file = self.run_dir / f"{service}_id.txt"
-        self.known = self.file.read_text().strip() if self.file.exists() else ""
+        self.known = read_text(self.file, 4096).strip() if self.file.exists() else ""
 
     def keep(self, value: str) -> str:
         if value != self.known:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rljax.errors import InputError
+from rljax.files import parse_json, read_json_object
 from rljax.tracking.folder import (
     HEARTBEAT_S,
     LOCK,
@@ -64,8 +65,8 @@ class StoreLock:
 
     def _holder(self) -> dict:
         try:
-            holder = json.loads(self.store.read(LOCK))
-        except (FileNotFoundError, ValueError, RecursionError):
+            holder = parse_json(self.store.read(LOCK), self.store.at(LOCK))
+        except (FileNotFoundError, InputError):
             return {}
         return holder if isinstance(holder, dict) and isinstance(holder.get("pid"), int) else {}
 
@@ -111,6 +112,6 @@ def _is_dead(holder: dict) -> bool:
 
 def as_lock_file(path: Path) -> None:
     """Gives a copy of the lock the time of its last heartbeat, as that of a local folder has it."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        last = json.loads(path.read_text())["time"]
+    with contextlib.suppress(OSError, InputError, OverflowError, TypeError, ValueError):
+        last = read_json_object(path).get("time")
         os.utime(path, (last, last))
