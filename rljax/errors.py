@@ -16,12 +16,22 @@ _SHOWN = 200  # characters of a value
 _LONGEST_WORD, _LONGEST_TEXT = 1_000, 20_000  # characters: a name may have a million
 
 
+# What moves the cursor, colours, hides or turns round the text around it, ends lines that it should
+# not, or has no bytes in UTF-8.
+_UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def printable(text: str) -> str:
+    """The text as any terminal can print it: control characters, of which a response or the name of
+    a file may be full, are shown as escapes, not sent. Line breaks and tabs stay."""
+    return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
 def _readable(text: str) -> str:
-    """The text as any terminal can print it, without its endless parts. A file's name need not be
-    UTF-8."""
-    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
-    # Escape codes of a terminal, which a response may hold, are shown, not sent.
-    text = re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda m: repr(m[0])[1:-1], text)
+    """The text as any terminal can print it, without its endless parts."""
+    text = printable(text)
     cut = re.sub(rf"\S{{{_LONGEST_WORD},}}+", lambda m: f"{m[0][:200]}...{m[0][-50:]}", text)
     return cut if len(cut) <= _LONGEST_TEXT else f"{cut[:_LONGEST_TEXT]}..."
 

@@ -1,16 +1,19 @@
-"""Reading and writing files: bytes, text and JSON, with errors that name the file and the place.
+"""Reading and writing files: bytes, text, JSON, YAML and arrays, with errors that name the file and
+the place.
 
 Every file that a stranger may have written is opened here and nowhere else: a regular file, of a
-bounded size, and no git-lfs pointer. What a field must hold is decided where it is used.
+bounded size, and no git-lfs pointer. Whatever a parser of a stranger's bytes may raise becomes an
+InputError here, too. What a field must hold is decided where it is used.
 """
 
+import contextlib
 import errno
 import hashlib
 import json
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rljax.errors import InputError
@@ -25,12 +28,15 @@ LONGEST_LINE = 64_000_000  # of a .jsonl or .csv file
 # memory.
 MOST_LEVELS = 100
 MOST_VALUES = 1_000_000
+LARGEST_YAML = 1_000_000  # bytes: its parser is written in Python, and a megabyte takes it seconds
+LARGEST_ARRAYS = 64_000_000_000  # bytes of the arrays of an .npz file, unpacked
 DATA_FILES = (".parquet", ".jsonl", ".json", ".csv", ".tsv")  # endings of files of rows
 # Endings of files that are given as data and cannot be read as rows.
 OTHER_FILES = (".txt", ".arrow", ".gz", ".zst", ".zip", ".yaml", ".pq")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")  # owner/name
 _LFS = b"version https://git-lfs.github.com/spec/"
 _LFS_BYTES = 1024  # a pointer is shorter
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")  # as JSON writes it, or as it is
 
 
 def leads_nowhere(error: Exception) -> bool:
@@ -136,6 +142,15 @@ def read_lines(path: str | Path, offset: int = 0) -> Iterator[tuple[int, str]]:
 
     Not as splitlines() parts them: U+2028 and its kin may stand inside a line.
     """
+    for number, data in enumerate(raw_lines(path, offset), start=1):
+        try:
+            yield number, data.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\n")
+        except UnicodeDecodeError as error:
+            raise _not_utf8(path, number, error) from None
+
+
+def raw_lines(path: str | Path, offset: int = 0) -> Iterator[bytes]:
+    """The bytes of every line, with its end, from the byte `offset` on."""
     with os.fdopen(open_file(path), "rb") as stream:
         stream.seek(offset)
         number = 0
@@ -152,10 +167,7 @@ def read_lines(path: str | Path, offset: int = 0) -> Iterator[tuple[int, str]]:
                     f"{path}: line {number} has more than {LONGEST_LINE} bytes",
                     fix="write one row per line",
                 )
-            try:
-                yield number, data.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\n")
-            except UnicodeDecodeError as error:
-                raise _not_utf8(path, number, error) from None
+            yield data
 
 
 def _not_utf8(path: str | Path, line: int, error: UnicodeDecodeError) -> InputError:
@@ -166,15 +178,33 @@ def _not_utf8(path: str | Path, line: int, error: UnicodeDecodeError) -> InputEr
     )
 
 
-def parse_json(text: str, place: str, most_values: int | None = None) -> object:
-    """The value written in `text`, of at most MOST_LEVELS levels; `place` is the file, or the file
-    and the line."""
+def parse_json(
+    text: str | bytes,
+    place: str,
+    most_values: int | None = None,
+    *,
+    unique: bool = False,
+    mends: bool = False,
+) -> object:
+    """The value written in `text`, of at most MOST_LEVELS levels, whose texts UTF-8 can encode.
+
+    `place` is the file, or the file and the line. `unique`: a name that stands twice in an object,
+    of which one value would be lost, is refused. `mends`: half a surrogate pair becomes U+FFFD, for
+    what is only shown; by default it is refused.
+    """
+    if not isinstance(text, str):
+        text = _decoded(text, place)
     if most_values is not None:
         values = sum(map(text.count, ",[{"))
         if values > most_values:
-            raise InputError(f"{place} holds {values} values", rule=f"at most {most_values}")
+            raise InputError(
+                f"{place} holds {values} values", rule=f"at most {most_values}",
+                fix="check that it is the right file",
+            )  # fmt: skip
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=(lambda p: once(p, place)) if unique else None)
+    except InputError:
+        raise
     except json.JSONDecodeError as error:
         cut = error.pos >= len(text.rstrip())
         near = text[max(0, error.pos - 40) : error.pos + 40]
@@ -191,12 +221,183 @@ def parse_json(text: str, place: str, most_values: int | None = None) -> object:
             rule=f"{error.msg} at line {error.lineno}, column {error.colno}",
             fix=fix,
         ) from None
-    except (ValueError, RecursionError) as error:  # a number of 5000 digits; nesting without end
-        raise InputError(
-            f"{place} is not usable JSON", rule=str(error), fix="write such values as strings"
-        ) from None
+    except Exception as error:  # a number of 5000 digits; nesting without end; no memory
+        fix = "write such values as strings"
+        raise _unparsed(f"{place} is not usable JSON", error, fix) from None
     require_shallow(value, place)
+    if _SURROGATE.search(text):
+        if mends:
+            return _mended(value)
+        require_whole(value, place)
     return value
+
+
+def _mended(value: object) -> object:
+    """The value with half surrogate pairs as U+FFFD."""
+    if isinstance(value, str):
+        return re.sub("[\ud800-\udfff]", "\ufffd", value)
+    if isinstance(value, dict):
+        return {_mended(name): _mended(item) for name, item in value.items()}
+    return [_mended(item) for item in value] if isinstance(value, list) else value
+
+
+def parse_yaml(text: str | bytes, place: str, loader: type | None = None) -> object:
+    """The value written in YAML, of at most MOST_LEVELS levels and MOST_VALUES values where all
+    that aliases repeat is counted. By default with `yaml.SafeLoader`, which runs nothing."""
+    import yaml
+
+    if not isinstance(text, str):
+        text = _decoded(text, place)
+    if len(text) > LARGEST_YAML:
+        raise InputError(
+            f"{place} has {len(text)} characters of YAML", rule=f"at most {LARGEST_YAML}",
+            fix="write it as JSON, which is read faster",
+        )  # fmt: skip
+    try:
+        # The parser follows each bracket by several calls, so the stack would end it later.
+        value = yaml.load(text, loader or yaml.SafeLoader)
+    except InputError:
+        raise
+    except Exception as error:  # its constructors raise KeyError, AttributeError and more
+        raise _unparsed(f"{place} is not YAML", error, "correct the syntax") from None
+    _require_bounded(value, place)
+    if _SURROGATE.search(text):
+        require_whole(value, place)
+    return value
+
+
+def parse_toml(text: str, place: str) -> dict:
+    """The tables written in TOML."""
+    import tomllib
+
+    try:
+        return tomllib.loads(text)
+    except Exception as error:
+        raise _unparsed(f"{place} is not TOML", error, "correct the syntax") from None
+
+
+def parse_number(text: str, kind: type = int) -> int | float | None:
+    """The number of a kind, int or float, that is written in ASCII; None of any other text. Python
+    alone reads the digits of every script, and raises of more than 4,300."""
+    try:
+        return kind(text) if text.isascii() else None
+    except (ValueError, OverflowError):
+        return None
+
+
+def is_whole_number(text: str) -> bool:
+    """Whether a text is a number of a step, an index or a count, as `int` reads it for sure."""
+    return text.isascii() and text.isdecimal() and len(text) <= 18
+
+
+def once(pairs: Sequence[tuple[str, object]], place: str) -> dict:
+    """The dict of a mapping as it is written. Raises InputError where a name stands twice."""
+    out = dict(pairs)
+    if len(out) < len(pairs):
+        seen = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
+        raise InputError(f"{place}: field {twice!r} stands twice", fix="remove one")
+    return out
+
+
+def read_arrays(path: str | Path) -> dict:
+    """{name: array} of an .npz file; nothing in it is unpickled."""
+    import zipfile
+
+    import numpy as np
+
+    try:
+        with os.fdopen(open_file(path), "rb") as file, np.load(file, allow_pickle=False) as arrays:
+            size = sum(entry.file_size for entry in arrays.zip.infolist())
+            if size > LARGEST_ARRAYS:
+                raise InputError(f"{path} unpacks to {size} bytes", fix="remove the file")
+            return {name: arrays[name] for name in arrays.files}
+    except InputError:
+        raise
+    except Exception as error:
+        # What numpy reads of a file that is no archive has no entries either.
+        kind = "" if isinstance(error, zipfile.BadZipFile) else f"{type(error).__name__}: "
+        rule = f"{kind}{first_line(error)}"
+        raise InputError(f"{path} is no readable .npz file", rule=rule, fix="remove it") from None
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says."""
+    return next(iter(str(error).split("\n")), "")[:300]
+
+
+@contextlib.contextmanager
+def strangers_bytes(place: str, fix: str = "") -> Iterator[None]:
+    """Makes an InputError of whatever a parser of a stranger's bytes raises in the block: such a
+    parser has an exception for each way in which they may be wrong, MemoryError among them."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        raise _unparsed(f"{place} cannot be read", error, fix) from None
+
+
+def _unparsed(what: str, error: Exception, fix: str) -> InputError:
+    rule = f"{type(error).__name__}: {first_line(error)}"
+    if isinstance(error, RecursionError):
+        rule = "it is nested too deeply"
+    elif (mark := getattr(error, "problem_mark", None)) is not None:  # of YAML
+        rule = f"{error.problem} at line {mark.line + 1}, column {mark.column + 1}"
+    return InputError(what, rule=rule, fix=fix)
+
+
+def _decoded(data: bytes, place: str) -> str:
+    try:
+        return bytes(data).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _not_utf8(place, data.count(b"\n", 0, error.start) + 1, error) from None
+
+
+def require_whole(value: object, place: str) -> None:
+    """Raises InputError for a text in a value with half a surrogate pair: JSON can write it, and no
+    file and no tokenizer can hold it."""
+    todo = [value]
+    while todo:
+        one = todo.pop()
+        if isinstance(one, dict):
+            todo += [*one, *one.values()]
+        elif isinstance(one, list):
+            todo += one
+        elif isinstance(one, str) and not one.isascii():
+            try:
+                one.encode()
+            except UnicodeEncodeError as error:
+                near = one[max(0, error.start - 20) : error.end + 20]
+                raise InputError(
+                    f"{place} has half a surrogate pair", value=near,
+                    rule="no text can hold it", fix="write the whole character",
+                ) from None  # fmt: skip
+
+
+def _require_bounded(value: object, place: str) -> None:
+    """Raises InputError for a value that aliases make too deep, too large or endless."""
+    known: dict[int, tuple[int, int]] = {}  # of a list or dict: its levels, its values
+
+    def measure(item: object, above: int) -> tuple[int, int]:
+        if not isinstance(item, (dict, list)):
+            return 0, 1
+        if id(item) in known:
+            return known[id(item)]
+        if above == MOST_LEVELS:  # where something holds itself, too
+            fix = "write it flatter"
+            raise InputError(f"{place} nests more than {MOST_LEVELS} lists or mappings", fix=fix)
+        inside = [*item, *item.values()] if isinstance(item, dict) else item
+        sizes = [measure(one, above + 1) for one in inside]
+        levels = 1 + max((levels for levels, _ in sizes), default=0)
+        known[id(item)] = levels, 1 + sum(values for _, values in sizes)
+        return known[id(item)]
+
+    levels, values = measure(value, 0)
+    if levels > MOST_LEVELS or values > MOST_VALUES:
+        what = f"{place} holds {levels} levels and {values} values where its aliases stand"
+        rule = f"at most {MOST_LEVELS} and {MOST_VALUES}"
+        raise InputError(what, rule=rule, fix="write fewer aliases")
 
 
 def parse_row(line: str, path: str | Path, number: int) -> object:
@@ -228,6 +429,8 @@ def _why_no_row(line: str) -> tuple[str, str] | None:
         return None
     except (ValueError, RecursionError):
         return None
+    if not line[end:].strip():
+        return None
     if line[end:].strip() in (",", "]", ",]"):
         fix = f"{again}; a file that is one list of rows is named .json"
         return "is an element of a list", fix
@@ -246,6 +449,11 @@ def require_shallow(value: object, place: str) -> None:
     raise InputError(
         f"{place} nests more than {MOST_LEVELS} lists or objects", fix="write it flatter"
     )
+
+
+def read_json(path: str | Path, *, mends: bool = False) -> object:
+    """The JSON value that the file holds; `mends` as parse_json has it."""
+    return parse_json(read_text(path, LARGEST_OBJECT), str(path), MOST_VALUES, mends=mends)
 
 
 def read_json_object(path: str | Path) -> dict:

@@ -13,13 +13,12 @@ SHOWN = 600  # characters of what a tool answers
 
 
 def main(options: ChatOptions) -> None:
-    from rich.console import Console
-
     from rljax.serving.chat import Chat
     from rljax.setup.policies import load_policy
+    from rljax.tracking.screen import Terminal
 
     chat = Chat(load_policy(options.model, options.step, trust_code=options.trust_code), options)
-    console = Console(highlight=False)
+    console = Terminal(highlight=False)
     for question in [options.question] if options.question else _lines():
         if question == "/new":
             chat.forget()

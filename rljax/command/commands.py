@@ -19,6 +19,7 @@ from rljax.config.serve_options import ChatOptions, ServeOptions
 from rljax.config.watch_options import WatchOptions
 from rljax.errors import InputError
 from rljax.suggest import near_names
+from rljax.tracking.screen import printable_streams
 from rljax.tracking.signals import quit_now
 
 COMMANDS = {
@@ -82,6 +83,7 @@ COMMANDS = {
 }  # fmt: skip
 
 
+@printable_streams()
 def main(arguments: Sequence[str] | None = None) -> None:
     """`rljax COMMAND ...` -> never: ends the process with the command's exit code."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
@@ -102,6 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(complain(_unknown(arguments)))
 
 
+@printable_streams()
 def run(name: str, arguments: Sequence[str] | None = None, program: str = "") -> None:
     """Runs a command and ends the process with its exit code; so does a Ctrl-C, without a
     traceback, at any moment that the command does not answer it itself."""

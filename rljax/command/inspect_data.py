@@ -21,9 +21,8 @@ def main(options: InspectOptions, given: Given) -> None:
         )
     if not options.model:
         refuse_early(given.config)  # before JAX is imported
-    from rich.console import Console
-
     from rljax.data.rows.show import config_of_data, show
+    from rljax.tracking.screen import Terminal
     from rljax.validation import validate
 
     config = given.config
@@ -31,4 +30,4 @@ def main(options: InspectOptions, given: Given) -> None:
         config = config_of_data(given.data, options.model, options.kind, given.config)
     else:
         validate(config)
-    show(config, Console(), rows=options.rows, split=options.split, ids=options.ids)
+    show(config, Terminal(), rows=options.rows, split=options.split, ids=options.ids)

@@ -214,13 +214,14 @@ def _help(command: Command, program: str) -> str:
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> None:
     """Prints a table: the first column to the left, numbers in the others to the right."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from rljax.tracking.screen import Terminal
 
     table = Table(title=title or None, title_justify="left")
     for i, column in enumerate(columns):
         table.add_column(column, justify="right" if i else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(str(cell)) for cell in row))
-    Console().print(table)
+    Terminal().print(table)

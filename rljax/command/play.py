@@ -20,16 +20,15 @@ def main(options: PlayOptions, given: Given) -> None:
             "the config has no environment to play",
             fix='set environment.function, such as --config.environment.function="guess_number()"',
         )
-    from rich.console import Console
-
     from rljax.data.online.encoded import load_run_tokenizer
     from rljax.evaluation import play as of
     from rljax.files import read_text
     from rljax.setup.policies import load_named_policy
+    from rljax.tracking.screen import Terminal
     from rljax.validation import validate
 
     validate(config)
-    console = Console()
+    console = Terminal()
     if options.policy:
         saved = load_named_policy(options.policy, trust_code=options.trust_code)
         tokenizer = saved.tokenizer

@@ -8,15 +8,14 @@ from rljax.config.options import ScoreOptions
 
 
 def main(options: ScoreOptions) -> None:
-    from rich.console import Console
-
     from rljax.evaluation.process_models import evaluate_scorer, score_table
     from rljax.files import write_json
+    from rljax.tracking.screen import Terminal
 
     result = evaluate_scorer(options.reward_model, options.data, split=options.split)
     for row in result["rows"][: options.show]:
         print(row["prompt"])
-        Console().print(score_table(row["lines"], row["scores"], row["labels"]))
+        Terminal().print(score_table(row["lines"], row["scores"], row["labels"]))
     for name, value in result["metrics"].items():
         print(f"{name}: {value:.4g}")
     if options.out:

@@ -24,11 +24,10 @@ from rljax.pods.supervise import INPUT, LAST_WORDS, RESTARTS, code_of_the_failur
 
 
 def main(options: SweepOptions, given: Given) -> int:
-    from rich.console import Console
-
     from rljax.experiments import sweep
     from rljax.hosts.cluster import find
     from rljax.report.comparison import write_pages
+    from rljax.tracking.screen import Terminal
 
     path, arguments = given.path, given.config_arguments(trust_code=options.trust_code)
     fix = "define sweep() that yields {'dotted.field': value, ...} for each run"
@@ -63,7 +62,7 @@ def main(options: SweepOptions, given: Given) -> int:
     rows = sweep.result_rows(members)
     if not host:
         print(f"{sweep.write_result(rows, folder, writer)}:")
-        Console().print(sweep.table(rows))
+        Terminal().print(sweep.table(rows))
     begun = [member.folder for member in members if member.folder.is_dir()]
     if begun and not host and not writer:
         print(write_pages(begun, folder / "comparison.html"))

@@ -17,6 +17,7 @@ from rljax.config.checks import refuse_early
 from rljax.config.flags import load_config_file
 from rljax.config.options import TrainOptions
 from rljax.config.trust import asks, vouched
+from rljax.files import is_whole_number
 from rljax.tracking.mirror import local_copy
 from rljax.tracking.store import Store, is_url
 
@@ -33,11 +34,10 @@ def main(options: TrainOptions, given: Given) -> int:
     from rljax.training.loop import train
 
     if options.dry_run:
-        from rich.console import Console
-
+        from rljax.tracking.screen import Terminal
         from rljax.training.preview import preview
 
-        preview(given.config, Console())
+        preview(given.config, Terminal())
         _say("dry run: nothing was trained")
         return 0
     code = 3  # where not all files could be kept
@@ -104,6 +104,6 @@ def _written(folder: Path | str) -> tuple[set[str], list[str]]:
     if is_url(folder):
         store = Store(str(folder))
         there = {name.partition("/")[0] for name in store.sizes()}
-        return there, [name for name in store.folders("checkpoints") if name.isdecimal()]
+        return there, [name for name in store.folders("checkpoints") if is_whole_number(name)]
     there = {path.name for path in Path(folder).iterdir()}
     return there, sorted(p.name for p in Path(folder, "checkpoints").glob("[0-9]*"))

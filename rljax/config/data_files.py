@@ -11,15 +11,14 @@ scalars are texts, read by the types of the fields as those of flags are. So 1e-
 "no" a text, whatever YAML itself makes of them.
 """
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from rljax.config.names import FIELDS_LISTED
 from rljax.config.overrides import flat_fields, to_dict
 from rljax.config.schema import Config
 from rljax.config.texts import kinds, shown_value, value_of_json, value_of_text, with_texts
 from rljax.errors import InputError
-from rljax.files import read_text
+from rljax.files import once, parse_json, parse_number, parse_yaml, read_text
 
 LISTS = ("sweep", "pipeline")  # beside the fields of a config
 _LARGEST = 10**7  # bytes of a file
@@ -93,12 +92,9 @@ def _scalar(value: object) -> object:
         return value
     if value in ("true", "false"):
         return value == "true"
-    for kind in (int, float):
-        try:
-            return kind(value)
-        except ValueError:
-            pass
-    return value
+    number = parse_number(value, int)
+    number = parse_number(value, float) if number is None else number
+    return value if number is None else number
 
 
 # -- reading --
@@ -106,15 +102,12 @@ def _scalar(value: object) -> object:
 
 def _read(file: str) -> Mapping:
     """The mapping of a file. In YAML every scalar is a text, or None where it is null."""
+    text = read_text(file, _LARGEST)
     try:
-        text = read_text(file, _LARGEST)
-        values = json.loads(text, object_pairs_hook=_once) if _is_json(file) else _yaml(text, file)
+        values = parse_json(text, file, unique=True) if _is_json(file) else _yaml(text, file)
     except InputError as error:
-        raise error if file in str(error) else InputError(f"{file}: {error}") from None
-    except (ValueError, RecursionError) as error:
-        nested = isinstance(error, RecursionError)
-        rule = "it is nested too deeply" if nested else str(error)
-        raise InputError(f"{file} is not JSON", rule=rule, fix=_example(file)) from None
+        what, fix = error.parts
+        raise InputError(what, fix="; ".join(filter(None, (fix, _example(file))))) from None
     if not isinstance(values, Mapping):
         got = {list: "a list", str: "a text", type(None): "nothing"}.get(type(values), "a number")
         rule = f"it holds {got}, not fields of a config and their values"
@@ -127,25 +120,15 @@ def _example(file: str) -> str:
     return f"`rljax config show quickstart --{kind}` prints a file as it has to be"
 
 
-def _once(pairs: Sequence[tuple[str, object]]) -> dict:
-    """The dict of a JSON or YAML mapping, where a field that stands twice would lose a value."""
-    out = dict(pairs)
-    if len(out) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InputError(f"field {twice!r} stands twice", fix="remove one")
-    return out
-
-
 def _yaml(text: str, file: str) -> object:
     import yaml
 
     class Loader(yaml.BaseLoader):  # makes texts, lists and dicts alone
         def construct_object(self, node, deep=False):
             if node.tag not in _TAGS:
-                line = node.start_mark.line + 1
+                place = f"{file}: line {node.start_mark.line + 1}"
                 fix = "remove the tag: a config holds texts, numbers, lists and mappings"
-                raise InputError(f"line {line} has a tag of YAML", value=node.tag, fix=fix)
+                raise InputError(f"{place} has a tag of YAML", value=node.tag, fix=fix)
             return super().construct_object(node, deep)
 
         def construct_scalar(self, node):
@@ -162,13 +145,11 @@ def _yaml(text: str, file: str) -> object:
                 # YAML's merge key: own fields win, then those of the first of several mappings.
                 for one in value if isinstance(value, list) else [value]:
                     if not isinstance(one, Mapping):
-                        line, fix = key.start_mark.line + 1, "<<: *ANCHOR of a mapping"
-                        raise InputError(f"line {line}: << merges mappings", value=one, fix=fix)
+                        place = f"{file}: line {key.start_mark.line + 1}"
+                        fix = "<<: *ANCHOR of a mapping"
+                        raise InputError(f"{place}: << merges mappings", value=one, fix=fix)
                     merged = {**one, **merged}
-            return {**merged, **_once(own)}
+            return {**merged, **once(own, file)}
 
     Loader.add_constructor(f"{_CORE}map", lambda loader, node: loader.construct_mapping(node))
-    try:
-        return yaml.load(text, Loader)
-    except (yaml.YAMLError, TypeError) as error:
-        raise InputError(f"{file} is not YAML", rule=str(error), fix=_example(file)) from None
+    return parse_yaml(text, file, Loader)

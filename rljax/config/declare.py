@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from rljax.components import Range
 from rljax.config.describe import flag_lines
 from rljax.errors import InputError
+from rljax.files import is_whole_number
 from rljax.suggest import near_names
 
 # What a value of a type is called in an error.
@@ -265,7 +266,7 @@ def split_at_commas(text: str) -> list[str]:
 def whole_numbers(text: str, flag: str) -> tuple[int, ...]:
     """ "4,1,4" -> (1, 4). Raises InputError that names the flag."""
     parts = text.split(",")
-    if not all(part.strip().isdecimal() for part in parts):
+    if not all(is_whole_number(part.strip()) for part in parts):
         raise InputError(
             f"--{flag}", value=text, rule="whole numbers", fix=f"such as --{flag}=1,4,8"
         )

@@ -2,10 +2,13 @@
 
 import dataclasses
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rljax.errors import InputError
 from rljax.suggest import FIELDS, elsewhere, near_names
+
+MOST_PROBLEMS = 20  # that an error lists: near names of a hundred thousand would take a minute
+_LONGEST_NAME = 100  # characters, above which no near name is looked for
 
 # The fix of errors about fields.
 FIELDS_LISTED = "`rljax train --help` lists the fields, their types and defaults"
@@ -74,9 +77,24 @@ def _written(target: str, prefix: str, preset: str) -> str:
     return (preset if target.startswith("presets/") else prefix) + target
 
 
+def unknown_fields(names: Iterable[str], known: Sequence[str], prefix: str = "") -> Iterator[str]:
+    """What to say of names that are no fields: of each of the first MOST_PROBLEMS, then of how many
+    more there are."""
+    more = 0
+    for number, name in enumerate(names):
+        if number < MOST_PROBLEMS:
+            yield unknown_field(name, known, prefix)
+        else:
+            more += 1
+    if more:
+        yield f"and {more} more names that are no fields"
+
+
 def unknown_field(name: str, known: Iterable[str], prefix: str = "") -> str:
     """What to say of a name that is no field: what it is called here where another trainer has it,
     its fields where it is a section, or the field it resembles."""
+    if len(name) > _LONGEST_NAME:
+        return f"{prefix}{name[:_LONGEST_NAME]}...: no such field"
     known, text = list(known), elsewhere(name)
     inside = next((field for field in known if field.startswith(f"{name}.")), "")
     if inside:

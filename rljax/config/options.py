@@ -6,6 +6,7 @@ import typing
 
 from rljax.config.declare import Options, check_options, option, whole_numbers
 from rljax.config.schema import Config
+from rljax.files import is_whole_number
 
 __all__ = ["check_options", "whole_numbers"]
 
@@ -15,7 +16,7 @@ __all__ = ["check_options", "whole_numbers"]
 def step_option():
     return option(
         "latest", "Of a run: latest, best, or the number of a checkpoint",
-        fits=lambda step: step in ("latest", "best") or step.isdecimal(),
+        fits=lambda step: step in ("latest", "best") or is_whole_number(step),
         rule="latest, best, or the number of a step",
     )  # fmt: skip
 
@@ -355,7 +356,7 @@ class SweepOptions(TrustOptions):
 
 def _share(text: str) -> tuple[int, int] | None:
     index, _, count = text.partition("/")
-    known = index.isdecimal() and count.isdecimal() and int(index) < int(count)
+    known = is_whole_number(index) and is_whole_number(count) and int(index) < int(count)
     return (int(index), int(count)) if known else None
 
 
@@ -386,7 +387,7 @@ class ReplayOptions(CompilerOptions, TrustOptions):
     run: str = option("", "A run folder", required=True, first=True)
     step: str = option(
         "first", "Whose batch was kept: RUN_DIR/bad/STEP.npz",
-        fits=lambda step: step == "first" or step.isdecimal(),
+        fits=lambda step: step == "first" or is_whole_number(step),
         rule="first, or the number of a step",
     )  # fmt: skip
 

@@ -4,16 +4,18 @@ fields."""
 import ast
 import itertools
 import json
-import math
+import sys
 import typing
 from collections.abc import Callable, Mapping
 
 from rljax.config.declare import KINDS, kind_name
-from rljax.config.names import FIELDS_LISTED, field_names, unknown_field
+from rljax.config.names import FIELDS_LISTED, unknown_fields
 from rljax.config.overrides import with_overrides
 from rljax.config.schema import Config
 from rljax.errors import InputError
+from rljax.files import parse_number
 
+_TOO_LARGE = 2**63  # for a whole number: arrays have no larger ones
 _NO_NULL = 'there is no null; "" is an empty text, [] an empty list, 0 is off'
 
 
@@ -26,14 +28,16 @@ def with_texts(
     no such value."""
     read = read or value_of_text
     known, values, problems = kinds(), {}, []
+    names = unknown_fields((field for field in texts if field not in known), list(known), prefix)
     for field, text in texts.items():
         if field not in known:
-            problems.append(unknown_field(field, field_names(Config), prefix))
+            problems += itertools.islice(names, 1)
             continue
         try:
             values[field] = read(text, known[field])
         except ValueError as error:
             problems.append(f"{prefix}{field}={shown_value(text, read)}: {error}")
+    problems += names  # how many more there are
     if problems:
         fix = FIELDS_LISTED
         raise InputError(f"{where}:\n  " + "\n  ".join(problems), fix=fix)
@@ -71,10 +75,10 @@ def value_of_text(text: object, kind: type):
     if kind is str:
         return text
     truths = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
-    try:
-        return truths[text.lower()] if kind is bool else kind(text)
-    except (KeyError, ValueError):
-        raise ValueError(f"must be {KINDS[kind]}") from None
+    value = truths.get(text.lower()) if kind is bool else parse_number(text, kind)
+    if value is None or kind is int and abs(value) >= _TOO_LARGE:
+        raise ValueError(f"must be {KINDS[kind]}")
+    return value
 
 
 def value_of_json(value: object, kind: type):
@@ -86,9 +90,9 @@ def value_of_json(value: object, kind: type):
         return tuple(value_of_json(item, items[0]) for item in value)
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if kind is float:
-        fits = number and math.isfinite(value if isinstance(value, float) else 0)
+        fits = number and abs(value) <= sys.float_info.max  # not of NaN either
     else:
-        fits = type(value) is kind
+        fits = type(value) is kind and not (number and abs(value) >= _TOO_LARGE)
     if not fits:
         raise ValueError(f"must be {kind_name(kind)}")
     return value

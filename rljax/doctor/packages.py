@@ -1,7 +1,6 @@
 """Installed packages, by their metadata alone: what is missing, too old, there twice, or hides
 another one. Nothing of them is imported."""
 
-import json
 import os
 import platform
 import re
@@ -15,6 +14,8 @@ from urllib.parse import unquote, urlparse
 
 import rljax
 from rljax.doctor.finding import Finding, broken, fine, warning
+from rljax.errors import InputError
+from rljax.files import json_object, open_file, parse_toml, read_text
 
 SHOWN = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "libtpu")
 # What a file of the same name on PYTHONPATH would break without a word.
@@ -130,9 +131,8 @@ def _required_by_us(found: Mapping[str, list[Distribution]]) -> list[str]:
     """The requirements of rljax: of the checkout that is imported, else of what is installed."""
     project = _checkout()
     if project is not None:
-        import tomllib
-
-        return tomllib.loads(project.read_text(encoding="utf-8"))["project"]["dependencies"]
+        tables = parse_toml(read_text(project), str(project))
+        return tables["project"]["dependencies"]
     return found["rljax"][0].requires or [] if "rljax" in found else []
 
 
@@ -206,10 +206,13 @@ def _rljax(found: Mapping[str, list[Distribution]]) -> Iterator[Finding]:
 
 def _editable(one: Distribution) -> Path | None:
     """The package in the checkout that an editable install stands for; None of another install."""
-    origin = json.loads(one.read_text("direct_url.json") or "{}")
-    if not origin.get("dir_info", {}).get("editable"):
+    try:
+        origin = json_object(one.read_text("direct_url.json") or "{}", "direct_url.json")
+        if not origin.get("dir_info", {}).get("editable"):
+            return None
+        return Path(unquote(urlparse(origin["url"]).path), "rljax").resolve()
+    except (AttributeError, KeyError, TypeError, ValueError):  # of another tool
         return None
-    return Path(unquote(urlparse(origin["url"]).path), "rljax").resolve()
 
 
 def _missing_extras(found: Mapping[str, list[Distribution]]) -> dict[str, list[str]]:
@@ -237,9 +240,9 @@ def _command_on_path(env: Mapping[str, str]) -> Iterator[Finding]:
     if script is None:
         return
     try:
-        with open(script, "rb") as file:
+        with os.fdopen(open_file(script), "rb") as file:
             first = file.readline(4096).decode("utf-8", "replace").strip()
-    except OSError:
+    except (OSError, InputError):
         return
     python = first.removeprefix("#!").strip().strip('"')
     own = {sys.executable, os.path.realpath(sys.executable)}

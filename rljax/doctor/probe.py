@@ -11,6 +11,7 @@ from importlib.metadata import distributions
 
 from rljax.doctor.finding import Finding, broken, fine, warning
 from rljax.errors import InputError
+from rljax.files import is_whole_number
 from rljax.tracking.units import human_bytes
 
 
@@ -105,7 +106,7 @@ def _gpu_memory() -> Iterator[Finding]:
         return
     for number, line in enumerate(out.splitlines()):
         free, _, total = line.partition(",")
-        if free.strip().isdecimal() and total.strip().isdecimal():
+        if is_whole_number(free.strip()) and is_whole_number(total.strip()):
             yield fine("gpu_memory", f"GPU {number}: {free.strip()} of {total.strip()} MiB free, "
                        "what JAX has set aside here not counted")  # fmt: skip
 

@@ -18,6 +18,7 @@ from rljax.doctor.finding import (
     platforms,
     warning,
 )
+from rljax.files import is_whole_number
 
 Variables = Mapping[str, str]
 _KNOWN = ("cpu", "gpu", "cuda", "rocm", "tpu", "proxy")
@@ -247,7 +248,7 @@ def _gpu(env: Variables) -> Iterator[Finding]:
 
 def _schedulers(env: Variables) -> Iterator[Finding]:
     tasks = env.get("SLURM_NTASKS", "")
-    if env.get("SLURM_JOB_ID") and tasks.isdecimal() and int(tasks) > 1:
+    if env.get("SLURM_JOB_ID") and is_whole_number(tasks) and int(tasks) > 1:
         if not env.get("SLURM_PROCID") or not env.get("SLURM_STEP_NODELIST"):
             yield warning(
                 "slurm_without_srun", f"a SLURM job of {tasks} tasks, and this process is none of "

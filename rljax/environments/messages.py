@@ -54,3 +54,25 @@ class Step:
     messages: tuple[dict, ...] = ()  # the messages behind `ids`, for transcripts and rewards
     text: str = ""  # the reply before, as it was parsed
     mark: bytes = b""  # equal for steps that say the same: compared where it is played again
+
+
+_OTHER_KINDS = {  # of fields of a Step whose values are not all of the class of their default
+    "episode": (int,), "reward": (int, float), "seconds": (int, float),
+    "outcome": (dict, type(None)), "parts": (dict,), "outcome_parts": (dict,),
+}  # fmt: skip
+
+
+def is_step(value: object) -> bool:
+    """Whether a value that has come from a worker is a Step whose fields hold what they should."""
+    fields = Step.__dataclass_fields__
+    if type(value) is not Step or vars(value).keys() != fields.keys():
+        return False
+    for name, field in fields.items():
+        if type(vars(value)[name]) not in _OTHER_KINDS.get(name, (type(field.default),)):
+            return False
+    numbers = (*value.parts.items(), *(value.outcome or {}).items(), *value.outcome_parts.items())
+    return (
+        all(type(i) is int and 0 <= i < 2**31 for i in value.ids)
+        and all(type(message) is dict for message in value.messages)
+        and all(type(name) is str and type(number) in (int, float) for name, number in numbers)
+    )

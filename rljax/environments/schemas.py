@@ -13,6 +13,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rljax.errors import InputError
+from rljax.files import parse_json
 
 _NAMES = {int: "integer", float: "number", str: "string", bool: "boolean", type(None): "null"}
 _SECTION = re.compile(
@@ -229,8 +230,8 @@ def _choices(text: str) -> list | None:
     if not found:
         return None
     try:
-        return json.loads(found[1])
-    except json.JSONDecodeError:
+        return parse_json(found[1], "choices")
+    except InputError:
         return None
 
 

@@ -14,7 +14,7 @@ import time
 
 from rljax.components import Component
 from rljax.contracts import spec
-from rljax.environments.messages import Limits, Step
+from rljax.environments.messages import Limits, Step, is_step
 from rljax.environments.play_worker import ON_LOOP, Reply
 from rljax.errors import InputError
 from rljax.workers.crew import START_TIMEOUT_S, Crew, how_it_ended
@@ -59,6 +59,8 @@ class PlayWorker(WorkerProcess):
 class Supervisor(Crew):
     """`size` workers and the thread that owns them, from `start` until `stop`. `news` has
     (episode, attempt, Step) of all steps, and an exception where the workers cannot be kept."""
+
+    sends = (Step,)
 
     def __init__(
         self, component: Component, tokenizer: bytes, limits: Limits, size: int, retries: int,
@@ -142,6 +144,20 @@ class Supervisor(Crew):
         """The limit of a step, while any may begin."""
         return self.timeout_s if any(worker.played for worker in self.workers) else math.inf
 
+    def are_results(self, worker: PlayWorker, kind: str, content: object) -> bool:
+        """Whether they are steps of episodes that it plays, or has played."""
+        return (
+            (kind, worker.state, type(content)) == ("steps", "ready", list)
+            and all(type(said) is tuple and len(said) == 3 for said in content)
+            and all(self._is_told(worker, *said) for said in content)
+        )
+
+    def _is_told(self, worker: PlayWorker, ticket: object, step: object, mark: object) -> bool:
+        if not (type(ticket) is int and is_step(step) and type(mark) is bytes):
+            return False
+        played = worker.played.get(ticket)
+        return played is None or played.number == step.episode
+
     def heard(self, worker: PlayWorker, kind: str, content: object) -> None:
         """Steps, that it is ready, or why it cannot be."""
         if kind == "steps":
@@ -208,13 +224,13 @@ class Supervisor(Crew):
             return
         self._lose(worker, "timeout", f"over environment.turn_timeout_s={self.timeout_s}")
 
-    def reap(self, worker: PlayWorker) -> None:
-        """A worker has ended by itself."""
+    def reap(self, worker: PlayWorker, why: str = "") -> None:
+        """A worker has ended by itself, or there is a reason to end it."""
         if worker.state == "starting":
             self._scatter(worker, [])
-            self.count_failed_start("episode", how_it_ended(worker.process))
+            self.count_failed_start("episode", why or how_it_ended(worker.process))
             return
-        self._lose(worker, "killed", "it ended its worker process")
+        self._lose(worker, "killed", why or "it ended its worker process")
 
     def _lose(self, worker: PlayWorker, kind: str, why: str) -> None:
         """Blames the episode whose code ran, and plays the others again."""

@@ -40,6 +40,7 @@ def turn_of(yielded: object) -> Turn:
         raise BadYield(f"the parts of a turn are named numbers, not {shown(parts)}")
     return dataclasses.replace(
         turn,
+        seat=str(turn.seat),
         observation=_messages(turn.observation),
         reward=finite(turn.reward, "the reward of a turn"),
         parts=_parts(parts),
@@ -61,9 +62,25 @@ def _messages(observation: object) -> list[dict] | None:
     if not observation:
         raise BadYield("it yielded an empty list of messages; Turn(None) is: nothing new to read")
     try:
-        return validate_messages(list(observation), where="what it yielded")
+        return _plain(validate_messages(list(observation), where="what it yielded"))
     except InputError as error:
         raise BadYield(str(error)) from None
+
+
+def _plain(value: object) -> object:
+    """A copy of plain values, which alone another process takes; texts of a class of their own,
+    such as the members of an enumeration, as texts."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, Mapping):
+        return {_plain(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, bool | np.ndarray | np.generic):
+        return value
+    if type(value) in (int, float, bytes):
+        return value
+    raise BadYield(f"a message holds {shown(value)} ({type(value).__name__}): no plain value")
 
 
 def outcome_of(returned: object, seats: Sequence[str]) -> tuple[dict | None, dict[str, float]]:

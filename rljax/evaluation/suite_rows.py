@@ -5,7 +5,6 @@ evaluations. What a row lacks is an InputError that names the column.
 import base64
 import datetime
 import io
-import json
 import pickle
 import re
 import zlib
@@ -15,7 +14,7 @@ from rljax import hub
 from rljax.data.rows import maps
 from rljax.data.rows.read import read_rows
 from rljax.errors import InputError
-from rljax.files import DATA_FILES
+from rljax.files import DATA_FILES, parse_json, strangers_bytes
 from rljax.rewards.text.answers import integer_of
 from rljax.rewards.text.instructions import read_instructions
 from rljax.rewards.text.rules import last_boxed
@@ -259,9 +258,9 @@ def _function_name(row: dict) -> str:
     """func_name of the metadata, else the method of the starter code."""
     said = row.get("metadata") or {}
     try:
-        said = json.loads(said) if isinstance(said, str) else said
-    except ValueError as error:
-        raise InputError("column 'metadata' is no JSON", rule=str(error)) from None
+        said = parse_json(said, "column 'metadata'") if isinstance(said, str) else said
+    except InputError as error:
+        raise InputError(error.parts[0]) from None
     name = said.get("func_name") if isinstance(said, Mapping) else None
     found = re.findall(r"def\s+(\w+)\s*\(\s*self", row.get("starter_code") or "")
     if not (name or found):
@@ -284,17 +283,18 @@ def _test_cases(row: dict, name: str) -> list[dict]:
             return []
         raise InputError(f"lacks the column {name!r}", value=sorted(map(str, row)))
     value = row[name] or []
+    place = f"column {name!r}"
     try:
         if isinstance(value, str) and not value.lstrip().startswith("["):
-            unpacker = zlib.decompressobj()
-            raw = unpacker.decompress(base64.b64decode(value, validate=True), _MOST_TESTS)
-            if unpacker.unconsumed_tail:
-                raise ValueError(f"more than {_MOST_TESTS} bytes")
-            value = _Plain(io.BytesIO(raw)).load()
-        value = json.loads(value) if isinstance(value, str | bytes) else value
-    except (ValueError, zlib.error, pickle.UnpicklingError, EOFError, RecursionError) as error:
-        rule = f"{type(error).__name__}: {error}"
-        raise InputError(f"column {name!r} cannot be read", rule=rule) from None
+            with strangers_bytes(place):
+                unpacker = zlib.decompressobj()
+                raw = unpacker.decompress(base64.b64decode(value, validate=True), _MOST_TESTS)
+                if unpacker.unconsumed_tail:
+                    raise ValueError(f"more than {_MOST_TESTS} bytes")
+                value = _Plain(io.BytesIO(raw)).load()
+        value = parse_json(value, place) if isinstance(value, str | bytes) else value
+    except InputError as error:
+        raise InputError(f"{place} cannot be read", rule=error.parts[0]) from None
     good = isinstance(value, list) and all(
         isinstance(test, dict)
         and all(isinstance(test.get(key), str) for key in ("input", "output", "testtype"))

@@ -17,7 +17,6 @@ A member may start from another config file: {"config": "configs/presets/dapo.py
 
 import dataclasses
 import hashlib
-import json
 import os
 import re
 import signal
@@ -30,7 +29,7 @@ from rljax.config import Config, field_names, fingerprints, from_dict, value_of,
 from rljax.config.flags import load_config_file, load_named_config
 from rljax.config.trust import refuse_own_code
 from rljax.errors import InputError
-from rljax.files import write_json
+from rljax.files import read_json_object, write_json
 from rljax.validation import validate
 
 RESULT = "sweep.json"
@@ -54,10 +53,9 @@ class Member:
     def summary(self) -> dict:
         """summary.json of the run; {} while there is none."""
         try:
-            value = json.loads((self.folder / "summary.json").read_text())
-        except (OSError, ValueError):
+            return read_json_object(self.folder / "summary.json")
+        except InputError:
             return {}
-        return value if isinstance(value, dict) else {}
 
     def finished(self) -> bool:
         return self.summary().get("status") == "finished"
@@ -148,7 +146,7 @@ def _check_same_run(member: Member) -> None:
     if not path.exists():
         return
     try:
-        saved = fingerprints(from_dict(json.loads(path.read_text()), str(path)))
+        saved = fingerprints(from_dict(read_json_object(path), str(path)))
     except ValueError as error:
         raise InputError(f"{path} is not a run's config", rule=str(error), fix="move it") from None
     now = fingerprints(from_dict(dataclasses.asdict(member.config), member.name))

@@ -10,16 +10,14 @@ are found by the names of files and folders (train-00000-of-00002.parquet, data/
 """
 
 import dataclasses
-import functools
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import yaml
-
 from rljax.errors import InputError
-from rljax.files import DATA_FILES, read_text
+from rljax.files import DATA_FILES, parse_yaml, read_text
 from rljax.hub import client
+from rljax.hub.globs import Files, is_glob
 from rljax.hub.names import HubName, data_name
 
 _README = "README.md"
@@ -34,7 +32,6 @@ _WORDS = {
     "test": ("test", "testing", "eval", "evaluation"),
 }
 _SHARD = re.compile(r"(?:^|/)([A-Za-z]\w*(?:\.\w+)*)-\d{5}-of-\d{5}[^/]*$")
-_GLOB = re.compile(r"[*?\[]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,8 +74,8 @@ def _chosen(name: HubName, path: str, split: str) -> tuple[str, list[str]]:
     data = [p for p in paths if not p.startswith(".") and Path(p).name not in _NO_ROWS]
     if path in data:
         return path, [path]
-    if _GLOB.search(path):
-        return path, _matching(path, data) or _none(name, path, data)
+    if is_glob(path):
+        return path, Files(data).matching(path) or _none(name, path, data)
     subsets = _subsets(name, paths, data)
     first, *rest = path.split("/") if path else [""]
     if first in subsets and len(rest) <= 1:
@@ -141,24 +138,28 @@ def _default(subsets: Mapping[str, Mapping]) -> str:
 def _subsets(name: HubName, paths: list[str], data: list[str]) -> dict[str, dict[str, list[str]]]:
     """{subset: {split: files}}, first the default one: the one that README marks, else the one
     called default, else the first that it lists."""
-    listed = _configs(name) if _README in paths else []
+    listed, files = _configs(name) if _README in paths else [], Files(data)
     marked = [_text(e.get("config_name")) for e in listed if e.get("default") is True]
     found: dict[str, dict[str, list[str]]] = {}
+    by_names: dict[str, dict[str, list[str]]] = {}  # of the folders of subsets
     for entry in listed:
         subset = _text(entry.get("config_name"))
         inside = _text(entry.get("data_dir"), "").strip("/")
         inside = f"{inside}/" if inside else ""
         if entry.get("data_files") is None:
-            splits = _by_names(p.removeprefix(inside) for p in data if p.startswith(inside))
-            splits = {key: [inside + p for p in files] for key, files in splits.items()}
+            if inside not in by_names:
+                by_names[inside] = _by_names(
+                    p.removeprefix(inside) for p in data if p.startswith(inside)
+                )
+            splits = {key: [inside + p for p in own] for key, own in by_names[inside].items()}
         else:
-            splits = {}
+            chosen: dict[str, dict[str, None]] = {}
             for split, patterns in _patterns(entry["data_files"]):
-                files = [
-                    f for p in patterns for f in _matching(inside + p.removeprefix("./"), data)
-                ]
-                splits[split] = list(dict.fromkeys([*splits.get(split, ()), *files]))
-        if splits := {key: files for key, files in splits.items() if files}:
+                own = chosen.setdefault(split, {})
+                for pattern in patterns:
+                    own |= dict.fromkeys(files.matching(inside + pattern.removeprefix("./")))
+            splits = {split: list(own) for split, own in chosen.items()}
+        if splits := {split: own for split, own in splits.items() if own}:
             found[subset] = splits
     first = sorted(found, key=lambda subset: (subset not in marked, subset != "default"))
     return {subset: found[subset] for subset in first} or {"default": _by_names(data)}
@@ -174,8 +175,8 @@ def _configs(name: HubName) -> list[dict]:
     path = client.fetch(name, [_README]) / _README
     try:
         match = _FRONT_MATTER.match(read_text(path, _MOST_README))
-        value = yaml.safe_load(match[1]) if match else None
-    except (yaml.YAMLError, RecursionError, ValueError):  # an InputError is one: not UTF-8
+        value = parse_yaml(match[1], str(path)) if match else None
+    except InputError:
         return []
     listed = value.get("configs") if isinstance(value, dict) else None
     return (
@@ -232,31 +233,3 @@ def _of_one_format(names: list[str]) -> list[str]:
         if found := [n for n in names if n.endswith(suffix)]:
             return found
     return []
-
-
-def _matching(pattern: str, paths: list[str]) -> list[str]:
-    """The paths that a pattern fits, as fsspec reads it: * stays in a folder, ** does not; a
-    folder means what is in it."""
-    if pattern in paths:
-        return [pattern]
-    if not _GLOB.search(pattern):
-        return [p for p in paths if p.startswith(f"{pattern.rstrip('/')}/")]
-    expression = _expression(pattern)
-    return [p for p in paths if expression.fullmatch(p)]
-
-
-@functools.cache
-def _expression(pattern: str) -> re.Pattern:
-    out, at = "", 0
-    for match in re.finditer(r"\*\*/?|\*|\?|\[[^\]]+\]", pattern):
-        out += re.escape(pattern[at : match.start()])
-        at, token = match.end(), match[0]
-        if token.startswith("["):
-            inner = token[1:-1].replace("\\", "\\\\")
-            out += f"[{'^' + inner[1:] if inner[0] == '!' else inner}]"
-        else:
-            out += {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}[token]
-    try:
-        return re.compile(out + re.escape(pattern[at:]))
-    except re.error:
-        return re.compile(re.escape(pattern))

@@ -3,7 +3,6 @@
 It says what was measured and how, and nothing that was not.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ import yaml
 
 from rljax import hub
 from rljax.errors import InputError
-from rljax.files import read_text
+from rljax.files import parse_yaml, read_json_object, read_text
 from rljax.report.head import field, title_of
 from rljax.report.redacted import redacted
 from rljax.report.run_folder import Estimate, Run, estimate, moment, pairs, verdict
@@ -43,8 +42,8 @@ def front_matter(text: str) -> dict:
     """The front matter of a README.md; {} where it has none that can be read."""
     match = _FRONT_MATTER.match(text)
     try:
-        value = yaml.safe_load(match[1]) if match else {}
-    except (yaml.YAMLError, RecursionError, ValueError):
+        value = parse_yaml(match[1], "README.md") if match else {}
+    except InputError:
         value = {}
     return value if isinstance(value, dict) else {}
 
@@ -215,14 +214,8 @@ def _separate(name: str, result: dict) -> str:
 
 def read_evaluation(path: str | Path) -> tuple[str, dict]:
     """(its name, the result) of a file that `rljax evaluate --out` wrote."""
-    try:
-        result = json.loads(read_text(path))
-        known = isinstance(result["metrics"], dict) and "checkpoint" in result
-    except (ValueError, KeyError, TypeError) as error:
-        if isinstance(error, InputError):
-            raise
-        known = False
-    if not known:
+    result = read_json_object(path)
+    if not isinstance(result.get("metrics"), dict) or "checkpoint" not in result:
         raise InputError(
             "--evaluations", value=str(path), rule="a file that rljax evaluate --out=FILE wrote"
         )
@@ -326,7 +319,8 @@ def _origin(run: Run, base: hub.HubName | None) -> str:
 def _files(run: Run) -> list[tuple[str, Mapping]]:
     """The weights that the run began with, of its model.json."""
     try:
-        files = json.loads(read_text(run.folder / "model.json")).get("files", {})
-    except (InputError, ValueError, AttributeError):
+        files = read_json_object(run.folder / "model.json").get("files")
+    except InputError:
         return []
+    files = files if isinstance(files, Mapping) else {}
     return [(f, facts) for f, facts in files.items() if isinstance(facts, Mapping)]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from rljax.files import is_whole_number
 from rljax.report.arms import interval
 from rljax.report.estimates import shares, shown, table
 from rljax.report.run_folder import Estimate, Run, estimate
@@ -27,7 +28,7 @@ def kinds_of(runs: Sequence[Run], kind: str) -> list[str]:
 
 
 def _natural(name: str) -> list:
-    return [(0, int(part), "") if part.isdecimal() else (1, 0, part)
+    return [(0, int(part), "") if is_whole_number(part) else (1, 0, part)
             for part in re.split(r"(\d+)", name)]  # fmt: skip
 
 

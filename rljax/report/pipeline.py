@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rljax.files import read_json_object
 from rljax.report.estimates import shown
 from rljax.report.page import write_page
 from rljax.report.run_folder import estimate, is_number
@@ -24,7 +25,7 @@ LAST = ("reward/mean", "ref_kl/k1", "accuracy", "loss")  # of the last step of a
 
 def write_pipeline_page(folder: Path) -> Path:
     """Writes pipeline.html from the lineage.json in a folder, and returns its path."""
-    lineage = json.loads((folder / LINEAGE).read_text(encoding="utf-8"))
+    lineage = read_json_object(folder / LINEAGE)
     records, suites = lineage["stages"], lineage["same_prompts"]
     title = f"Pipeline {folder.resolve().name}"
     body = (

@@ -5,7 +5,6 @@ samples, episodes, summary and config may each be missing or cut short. A change
 
 import dataclasses
 import functools
-import json
 import math
 import os
 import re
@@ -16,13 +15,13 @@ from pathlib import Path
 import numpy as np
 
 from rljax.errors import InputError
+from rljax.files import read_json
 from rljax.report.run_warnings import EQUAL_REWARDS, IN_A_ROW, fault_lines
 from rljax.report.starts import read_starts
 from rljax.tracking.folder import is_locked
 from rljax.tracking.jsonl import read_jsonl
 
 MOST_FAILED = 0.01  # of the rewards of a step: above it there is a warning
-MOST_LEVELS = 50  # of a JSON file: no run writes ten
 
 
 def is_number(value: object) -> bool:
@@ -147,26 +146,20 @@ def _read_rows(path: Path, notes: list[str]) -> list[dict]:
         return read_jsonl(path)
     except FileNotFoundError:
         return []
-    except OSError as error:
+    except (OSError, InputError) as error:
         notes.append(f"{path.name} could not be read: {error}")
         return []
 
 
 def _read_json(path: Path, notes: list[str]) -> dict:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not os.path.lexists(path):
         return {}
-    except (OSError, ValueError, RecursionError) as error:
+    try:
+        data = read_json(path, mends=True)
+    except InputError as error:
         notes.append(f"{path.name} could not be read: {error}")
         return {}
-    level = [data] if isinstance(data, dict | list) else []
-    for _ in range(MOST_LEVELS):
-        inside = [v.values() if isinstance(v, dict) else v for v in level if v]
-        level = [v for values in inside for v in values if isinstance(v, dict | list)]
-    if level:
-        notes.append(f"{path.name} could not be read: it is nested deeper than {MOST_LEVELS}")
-    return data if isinstance(data, dict) and not level else {}
+    return data if isinstance(data, dict) else {}
 
 
 # What a run writes: a folder without any of them holds none.

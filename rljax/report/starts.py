@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from rljax.errors import InputError
 from rljax.tracking.jsonl import read_jsonl
 
 LOG = logging.getLogger("rljax")
@@ -99,7 +100,7 @@ def read_starts(folder: Path) -> list[dict]:
     """The lines of `starts.jsonl`; none where there is no such file."""
     try:
         rows = read_jsonl(folder / FILE)
-    except OSError:
+    except (OSError, InputError):
         return []
     return [row for row in rows if isinstance(row.get("time"), int | float)]
 

@@ -11,6 +11,8 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rljax.errors import InputError
+from rljax.files import read_json
 from rljax.report.run_folder import is_number
 from rljax.tracking.charts import DIGIT, short, tick_label, ticks
 from rljax.tracking.timing import Timings
@@ -79,8 +81,8 @@ def write(folder: Path, records: Sequence[Mapping]) -> None:
 def read(folder: Path) -> list[dict]:
     """The records that `write` wrote; none where there is no file, or it was cut short."""
     try:
-        records = json.loads((folder / FILE).read_text())
-    except (OSError, ValueError, RecursionError):
+        records = read_json(folder / FILE)
+    except InputError:
         return []
     return [one for one in records if _is_record(one)] if isinstance(records, list) else []
 

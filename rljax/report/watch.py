@@ -24,6 +24,7 @@ from rljax.report.run_folder import Run, check_is_run, is_number, read_run
 from rljax.tracking.charts import short
 from rljax.tracking.console import one_line
 from rljax.tracking.mirror import local_copy
+from rljax.tracking.screen import Terminal
 from rljax.tracking.store import is_folder, is_url
 
 METRICS = (  # what is charted where nothing else is asked for, as far as the runs have it
@@ -54,7 +55,7 @@ def watch(
     """Shows the runs until all of them have ended, or `once`. `metrics` are names or patterns of
     what is charted. A folder that holds runs, such as a sweep's, stands for those in it, also for
     those that begin later."""
-    console = console or rich.console.Console(highlight=False)
+    console = console or Terminal(highlight=False)
     for folder in folders:
         if not is_folder(folder):
             raise InputError("no such run folder", value=str(folder), fix="name a folder of a run")

@@ -26,6 +26,7 @@ from rljax.data.images.encode import ImageReader
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.environments.calls import Format, parser
 from rljax.errors import InputError
+from rljax.files import parse_json
 from rljax.serving.answers import Answer, error_body
 from rljax.serving.connections import LIMITS, ConnectionLimits, http_server, listen
 from rljax.serving.fields import Limits, UnknownModel, read_chat, read_completion
@@ -219,11 +220,8 @@ class _Requests:
         """The answer to a body, still empty. On a thread: a large body takes a while."""
         try:
             with self._loading:  # other threads wait for the end of each call, so one at a time
-                body = json.loads(raw)
-        except (ValueError, RecursionError) as error:
-            raise InputError("the body is not JSON", rule=str(error)) from None
-        served = self._tokenizer, self._name, self._limits
-        try:
+                body = parse_json(raw, "the body")
+            served = self._tokenizer, self._name, self._limits
             if chat:
                 parsed = read_chat(body, *served, self._calls, self._images, self._stops)
             else:

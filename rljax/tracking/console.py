@@ -24,6 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rljax.tracking.charts import duration, short, sparkline
+from rljax.tracking.screen import Terminal
 
 # (metric, name in the live table, name in a plain line)
 NUMBERS = (
@@ -96,7 +97,7 @@ class Console:
         busy: Callable[[], tuple[str, float] | None] | None = None,
     ):
         self.total, self.every = max(1, int(total_steps)), max(1, int(every))
-        self.console = console or rich.console.Console()
+        self.console = console or Terminal()
         self.live = self.console.is_terminal if live is None else live
         self.step, self.first_step, self.phase = 0, None, ""
         self.started = time.monotonic()

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rljax.errors import InputError
+from rljax.files import parse_json
 from rljax.tracking.units import human_bytes
 
 LOG = logging.getLogger("rljax")
@@ -289,8 +290,8 @@ def describe_process() -> dict:
 def _holder(file: int) -> dict:
     """What the holder has written into the lock file; {} if it says nothing."""
     try:
-        holder = json.loads(os.pread(file, 4096, 0))
-    except (ValueError, RecursionError):
+        holder = parse_json(os.pread(file, 4096, 0), LOCK)
+    except InputError:
         return {}
     return holder if isinstance(holder, dict) and isinstance(holder.get("pid"), int) else {}
 

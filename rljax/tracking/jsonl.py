@@ -5,17 +5,19 @@ Strict JSON has no NaN, so non-finite numbers are the strings "nan", "inf", "-in
 `read_jsonl` (and any `float(...)`) turns back into numbers.
 """
 
+import io
 import json
 import logging
 import math
 import numbers
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rljax.errors import InputError
+from rljax.files import parse_json, raw_lines
 from rljax.tracking.folder import is_open_at
-from rljax.tracking.store import read_bytes
+from rljax.tracking.store import Store, is_url, local_path
 
 LOG = logging.getLogger("rljax.tracking.trackers")
 FILES = ("metrics.jsonl", "samples.jsonl")
@@ -68,21 +70,29 @@ def _decode(value: object, key: str = "") -> object:
 
 def read_jsonl(path: str | os.PathLike) -> list[dict]:
     """The rows of a jsonl file, of a URL too; a line torn by a kill in mid-write is left out."""
-    lines = read_bytes(path).split(b"\n")
-    last = len(lines) if lines[-1] else len(lines) - 1
     rows = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(_lines(path), start=1):
         if not line.strip():
             continue
         try:
-            row = _decode(json.loads(line))
-        except (ValueError, RecursionError):
+            row = _decode(parse_json(line, "", mends=True))
+        except InputError:
             row = None
         if isinstance(row, dict):
             rows.append(row)
-        elif number < last:  # a torn last line is expected, one in the middle is damage
+        elif line[-1:] == b"\n":  # a torn last line is expected, one in the middle is damage
             LOG.warning("%s line %d is not a JSON object and was left out", path, number)
     return rows
+
+
+def _lines(path: str | os.PathLike) -> Iterable[bytes]:
+    """The lines of a file, with their ends. Raises FileNotFoundError where there is none."""
+    if is_url(path):
+        folder, _, name = str(path).rpartition("/")
+        return io.BytesIO(Store(folder).read(name))
+    path = local_path(path)
+    path.lstat()
+    return raw_lines(path)
 
 
 # --- jsonl ---

@@ -92,7 +92,8 @@ class Mirror:
                 if name[0] == "." or name.endswith(".tmp"):  # a draft
                     continue
                 with contextlib.suppress(OSError):
-                    found[str(path.relative_to(self.folder))] = _signature(path)
+                    if path.is_file():  # a pipe would never end
+                        found[str(path.relative_to(self.folder))] = _signature(path)
         return found
 
     def _keeps(self, folder: str) -> bool:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rljax.contracts import contract
 from rljax.errors import InputError
+from rljax.files import read_text
 from rljax.tracking.jsonl import encoded, plain
 
 # Service -> the module that it is imported as, and what pip installs.
@@ -72,7 +73,7 @@ class _Id:
         self.run_dir = Path(run_dir)
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self.file = self.run_dir / f"{service}_id.txt"
-        self.known = self.file.read_text().strip() if self.file.exists() else ""
+        self.known = read_text(self.file, 4096).strip() if self.file.exists() else ""
 
     def keep(self, value: str) -> str:
         if value != self.known:

@@ -40,14 +40,6 @@ def local_path(path: str | os.PathLike) -> Path:
     return Path(str(path)[found.end() :]) if found else Path(path)
 
 
-def read_bytes(path: str | os.PathLike) -> bytes:
-    """The bytes of a file, of a URL too."""
-    if not is_url(path):
-        return local_path(path).read_bytes()
-    folder, _, name = str(path).rpartition("/")
-    return Store(folder).read(name)
-
-
 def is_folder(path: str | os.PathLike) -> bool:
     """Whether there is a folder, which under a URL is there when a file is in it."""
     return bool(Store(str(path)).sizes()) if is_url(path) else local_path(path).is_dir()

@@ -65,8 +65,8 @@ class StoreLock:
 
     def _holder(self) -> dict:
         try:
-            holder = json_object(self.store.read(LOCK).decode(), LOCK)
-        except (FileNotFoundError, ValueError):
+            holder = json_object(self.store.read(LOCK), LOCK)
+        except (FileNotFoundError, InputError):
             return {}
         return holder if isinstance(holder.get("pid"), int) else {}
 

@@ -6,7 +6,6 @@ RUN_DIR/bad/STEP.npz has the fields of the Batch, RUN_DIR/bad/STEP/ is a checkpo
 
 import dataclasses
 import logging
-import zipfile
 from pathlib import Path
 
 import jax
@@ -16,6 +15,7 @@ from rljax import hosts
 from rljax.arrays import fetch, place
 from rljax.batch import Batch
 from rljax.errors import InputError
+from rljax.files import is_whole_number, read_arrays
 from rljax.setup.checkpoint import Checkpoints
 from rljax.tracking.folder import disk_fault
 from rljax.training.progress import Progress
@@ -82,27 +82,27 @@ def path_of(folder: Path, step: int) -> Path:
 def kept_steps(run_dir: Path) -> list[int]:
     """The steps of which a run folder has kept the batch."""
     files = (run_dir / FOLDER).glob("[0-9]*.npz")
-    return sorted(int(file.stem) for file in files if file.stem.isdecimal())
+    return sorted(int(file.stem) for file in files if is_whole_number(file.stem))
 
 
 def read(run_dir: Path, step: int, mesh) -> Batch:
     """The batch of a step, on the mesh. Raises InputError where it is not there or not whole."""
     path = path_of(run_dir / FOLDER, step)
     known = {field.name for field in dataclasses.fields(Batch)}
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            fields = {name: file[name] for name in file.files}
-        if strange := sorted(fields.keys() - known):
-            raise ValueError(f"a Batch has no {', '.join(strange)}")
-        return place(Batch(**fields), mesh)
-    except FileNotFoundError:
+    if not path.exists():
         steps = kept_steps(run_dir)
         raise InputError(
             f"{run_dir} has kept no batch of step {step}",
             rule="the first batch whose loss or gradient is not finite is kept",
             fix=f"--step={steps[0]}" if steps else "a run that skipped no step needs no replay",
-        ) from None
-    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        )
+    try:
+        fields = read_arrays(path)
+        if strange := sorted(fields.keys() - known):
+            raise ValueError(f"a Batch has no {', '.join(strange)}")
+        return place(Batch(**fields), mesh)
+    except (ValueError, TypeError) as error:
         raise InputError(
-            f"{path} cannot be read as a batch", rule=f"{type(error).__name__}: {error}"
-        ) from None
+            f"{path} cannot be read as a batch", rule=f"{type(error).__name__}: {error}",
+            fix="restore the file, or replay another step",
+        ) from None  # fmt: skip

@@ -5,7 +5,6 @@ import functools
 import hashlib
 import math
 import os
-import zipfile
 from pathlib import Path
 
 import jax
@@ -17,6 +16,7 @@ from rljax.arrays import fetch, place
 from rljax.data.offline.batches import batch_arrays, item_images
 from rljax.errors import InputError
 from rljax.evaluation.reward_models import evaluate_pairs
+from rljax.files import read_arrays
 from rljax.models.trees import flattened
 from rljax.roles import Reference
 from rljax.roles.placed import run_dataflow
@@ -80,9 +80,9 @@ def store_reference_logprobs(setup: Setup, params: dict, folder: Path) -> str:
 def read_reference_logprobs(setup: Setup, path: Path) -> None:
     """Gives every record of the data the stored log-probs of its rows, `ref_logprobs`."""
     try:
-        with np.load(path) as stored:
-            rows = np.split(stored["values"], np.cumsum(stored["lengths"])[:-1])
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        stored = read_arrays(path)
+        rows = np.split(stored["values"], np.cumsum(stored["lengths"])[:-1])
+    except (ValueError, KeyError, TypeError) as error:
         shared = "; offline.reference_logprobs is a folder that all hosts see"
         raise InputError(
             f"{path} cannot be read",

@@ -15,6 +15,7 @@ from rljax import hosts
 from rljax.config import Config, to_dict
 from rljax.data.rows.show import data_page
 from rljax.errors import InputError
+from rljax.files import read_json_object
 from rljax.setup import Setup
 from rljax.tracking.folder import locked, make_folder, removed_if_empty, write_whole
 from rljax.tracking.mirror import Mirror
@@ -85,10 +86,10 @@ class RunFolder:
         """Whether the last of `steps` steps was followed by export, summary and report: the report
         is the last file."""
         try:
-            summary = json.loads((self.path / "summary.json").read_text())
-            ended = (summary["status"], summary["steps"]) == ("finished", steps)
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            summary = read_json_object(self.path / "summary.json")
+        except InputError:
             return False
+        ended = (summary.get("status"), summary.get("steps")) == ("finished", steps)
         return ended and (self.path / "report.html").exists()
 
 

@@ -20,16 +20,19 @@ import time
 
 from rljax.workers.prints import Prints
 from rljax.workers.process import WorkerProcess
-from rljax.workers.wire import take_frame
+from rljax.workers.wire import BrokenFrame, take_frame
 
 START_TIMEOUT_S = 120.0  # a worker imports a user's module: slow on a network disk
 REAP_TIMEOUT_S = 5.0
+FRAME_TIMEOUT_S = 60.0  # from the first byte of a message to its last
 START_ATTEMPTS = 3
 
 
 class Crew(abc.ABC):
     """`size` workers and the thread that owns them, until `stop`. Only the thread calls what is
     below `run`; others leave `orders` in a queue that a signal handler may use as well."""
+
+    sends: tuple[type, ...] = ()  # the classes in messages of its workers
 
     def __init__(self, size: int, prints: Prints | None, name: str):
         self.size, self.prints, self.name = size, prints, name
@@ -73,6 +76,10 @@ class Crew(abc.ABC):
         """Seconds after which what began meanwhile may be near its deadline."""
 
     @abc.abstractmethod
+    def are_results(self, worker, kind: str, content: object) -> bool:
+        """Whether that is what a worker may send in this state, beside "ready" and "failed"."""
+
+    @abc.abstractmethod
     def heard(self, worker, kind: str, content: object) -> None:
         """Act on one message of a worker."""
 
@@ -81,8 +88,8 @@ class Crew(abc.ABC):
         """A deadline has passed: `discard` the worker."""
 
     @abc.abstractmethod
-    def reap(self, worker) -> None:
-        """A worker has ended by itself: `discard` it."""
+    def reap(self, worker, why: str = "") -> None:
+        """A worker has ended by itself, or there is a reason to end it: `discard` it."""
 
     @abc.abstractmethod
     def fail(self, error: Exception) -> None:
@@ -146,7 +153,7 @@ class Crew(abc.ABC):
                 selector.register(worker.socket, events, worker)
                 if worker.printed >= 0:
                     selector.register(worker.printed, selectors.EVENT_READ, worker)
-            deadline = min((self.deadline(worker) for worker in self.workers), default=math.inf)
+            deadline = min(map(self._deadline, self.workers), default=math.inf)
             # A task that begins after this look at the clocks says nothing: look again before it
             # can be over time. (The hour: poll() takes no timeout above 2**31 ms.)
             wait = min(deadline - time.monotonic(), self.look_again_s(), 3600.0)
@@ -161,11 +168,18 @@ class Crew(abc.ABC):
             if worker.state != "dead" and worker.has_unsent:
                 with contextlib.suppress(OSError):  # its end is read, too
                     worker.send_on()
-            if worker.state != "dead" and time.monotonic() > self.deadline(worker):
+            if worker.state != "dead" and time.monotonic() > self._deadline(worker):
                 # We may have been asleep: what arrived meanwhile counts before the clock does.
                 self._read(worker)
-                if worker.state != "dead" and time.monotonic() > self.deadline(worker):
-                    self.expire(worker)
+                if worker.state != "dead" and time.monotonic() > self._deadline(worker):
+                    if time.monotonic() > self.deadline(worker):
+                        self.expire(worker)
+                    else:
+                        self.reap(worker, "it began a message and did not end it")
+
+    def _deadline(self, worker) -> float:
+        """When a worker is over its time, or over that of a message."""
+        return min(self.deadline(worker), worker.unfinished_since + FRAME_TIMEOUT_S)
 
     def _keep_prints(self, worker) -> None:
         if worker.printed >= 0 and not self.prints.read_from(worker.printed):
@@ -173,11 +187,33 @@ class Crew(abc.ABC):
 
     def _read(self, worker) -> None:
         """Act on all that a worker has sent, and on its end."""
-        still_open = worker.receive()
-        while worker.state != "dead" and (message := take_frame(worker.received)) is not None:
-            self.heard(worker, *message)
+        still_open, before = worker.receive(), len(worker.received)
+        try:
+            while worker.state != "dead":
+                message = take_frame(worker.received, self.sends)
+                if message is None:
+                    break
+                if not self._is_message(worker, message):
+                    raise BrokenFrame(f"{message!r:.100}")
+                self.heard(worker, *message)
+        except BrokenFrame as error:
+            self.reap(worker, f"it sent what is no message: {error}")
+        if not worker.received:
+            worker.unfinished_since = math.inf
+        elif worker.unfinished_since == math.inf or len(worker.received) < before:
+            worker.unfinished_since = time.monotonic()
         if not still_open and worker.state != "dead":
             self.reap(worker)
+
+    def _is_message(self, worker, message: object) -> bool:
+        if not (type(message) is tuple and len(message) == 2 and type(message[0]) is str):
+            return False
+        kind, content = message
+        if kind == "ready":
+            return worker.state == "starting" and type(content) is dict
+        if kind == "failed":
+            return worker.state == "starting" and type(content) is str
+        return self.are_results(worker, kind, content)
 
     def discard(self, worker) -> None:
         """Kill a worker."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import signal
 import socket
@@ -18,6 +19,7 @@ import importlib, sys
 module, spec, *sys.path = sys.argv[1:]
 importlib.import_module(module).main(spec)
 """
+_READS = 1024  # of 64 KiB: who writes without end is not read without end
 # A worker is one of many: no thread pools, and never the parent's accelerator.
 _WORKER_ENV = {
     "OMP_NUM_THREADS": "1",
@@ -38,6 +40,7 @@ class WorkerProcess:
         self.state = "starting"  # then what its crew calls it; "dead" at the end
         self.since = time.monotonic()  # when that state began
         self.received, self._unsent = bytearray(), bytearray()
+        self.unfinished_since = math.inf  # when the message began of which a part has come
         self.socket, theirs = socket.socketpair()
         read_end, self.lifeline = os.pipe()
         shared = tempfile.TemporaryFile()
@@ -101,11 +104,14 @@ class WorkerProcess:
         self.close_stream()
 
     def receive(self) -> bool:
-        """Move what has arrived into the buffer, without waiting; False at the stream's end."""
+        """Move what has arrived into the buffer, a part of what is much, without waiting; False at
+        the stream's end."""
         try:
-            while data := self.socket.recv(1 << 16):
+            for _ in range(_READS):
+                if not (data := self.socket.recv(1 << 16)):
+                    return False
                 self.received += data
-            return False
+            return True
         except BlockingIOError:
             return True
         except ConnectionResetError:

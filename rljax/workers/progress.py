@@ -3,8 +3,10 @@ call per task, and the parent can read it even while the worker is stuck."""
 
 import mmap
 import struct
+import time
 
 PROGRESS_BYTES = 24
+_LOOKS = 1000
 _BETWEEN = struct.pack("q", -2)
 
 
@@ -28,8 +30,11 @@ class Progress:
         self._map[0:8] = struct.pack("q", number)
 
     def read(self) -> tuple[int, float, bool]:
-        while True:  # the other side may be half-way through a write
+        for _ in range(_LOOKS):  # the other side may be half-way through a write
             before, content, after = self._map[0:8], self._map[8:24], self._map[0:8]
             if before == after:
-                clock, flag = struct.unpack("dq", content)
-                return struct.unpack("q", after)[0], clock, bool(flag)
+                break
+        clock, flag = struct.unpack("dq", content)
+        # A clock that cannot be, which code of others has written, is a deadline long past.
+        clock = clock if 0.0 <= clock <= time.monotonic() else 0.0
+        return struct.unpack("q", after)[0], clock, bool(flag)

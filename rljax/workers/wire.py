@@ -1,10 +1,30 @@
-"""Frames on a stream socket between a worker and its parent: an 8-byte length and a pickle."""
+"""Frames on a stream socket between a worker and its parent: an 8-byte length and a pickle.
 
+A worker runs code of others, which can write anything to its stream: its parent builds nothing of a
+frame but plain values, arrays of numpy and the classes that it names.
+"""
+
+import io
 import pickle
 import socket
 import struct
+from collections.abc import Collection
 
+LARGEST_FRAME = 2**30  # bytes
 _HEADER = struct.Struct("!Q")
+# What numpy's scalars and arrays are made by.
+_NUMPY = {
+    (module, name)
+    for core in ("numpy.core", "numpy._core")
+    for module, name in (
+        (f"{core}.multiarray", "scalar"), (f"{core}.multiarray", "_reconstruct"),
+        (f"{core}.numeric", "_frombuffer"),
+    )
+} | {("numpy", "dtype"), ("numpy", "ndarray")}  # fmt: skip
+
+
+class BrokenFrame(ValueError):
+    """What was sent is no message."""
 
 
 def read_frame(sock: socket.socket) -> bytes | None:
@@ -30,13 +50,33 @@ def frame(message: object) -> bytes:
     return _HEADER.pack(len(payload)) + payload
 
 
-def take_frame(buffer: bytearray) -> object | None:
-    """Remove the first whole frame from the buffer and return its message; None if none yet."""
+def take_frame(buffer: bytearray, classes: Collection[type] = ()) -> object | None:
+    """Removes the first whole frame from the buffer and returns its message, of plain values and of
+    these classes; None if there is none yet. Raises BrokenFrame for what is no such message."""
     if len(buffer) < _HEADER.size:
         return None
-    end = _HEADER.size + _HEADER.unpack_from(buffer)[0]
+    (size,) = _HEADER.unpack_from(buffer)
+    if size > LARGEST_FRAME:
+        raise BrokenFrame(f"a message of {size} bytes")
+    end = _HEADER.size + size
     if len(buffer) < end:
         return None
-    message = pickle.loads(memoryview(buffer)[_HEADER.size : end].tobytes())
+    payload = memoryview(buffer)[_HEADER.size : end].tobytes()
     del buffer[:end]
-    return message
+    try:
+        return _Plain(payload, classes).load()
+    except Exception as error:  # of bytes that are no pickle it raises what it likes
+        raise BrokenFrame(f"{type(error).__name__}: {error}"[:300]) from None
+
+
+class _Plain(pickle.Unpickler):
+    def __init__(self, payload: bytes, classes: Collection[type]):
+        super().__init__(io.BytesIO(payload))
+        self._classes = {(one.__module__, one.__qualname__): one for one in classes}
+
+    def find_class(self, module: str, name: str):
+        if (module, name) in _NUMPY:
+            return super().find_class(module, name)
+        if (module, name) in self._classes:
+            return self._classes[module, name]
+        raise pickle.UnpicklingError(f"it holds {module}.{name}, which is no plain value")

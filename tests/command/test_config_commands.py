@@ -95,8 +95,8 @@ WRONG_JSON = [
     ('{"actor_optimizer": {"lr": "1e-6"}}', 'actor_optimizer.lr="1e-6": must be a number'),
     ('{"trackers": "console"}', 'trackers="console": must be a list of texts'),
     ('{"steps": NaN}', "steps=NaN: must be a whole number"),
-    ('{"steps": 1', "is not JSON; Expecting ',' delimiter: line 1"),
-    ("", "is not JSON"),
+    ('{"steps": 1', "Expecting ',' delimiter at line 1"),
+    ("", "is not valid JSON"),
 ]
 WRONG_IN_BOTH = [
     ('{"model": null}', "model=null: there is no null"),

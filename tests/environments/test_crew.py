@@ -74,6 +74,22 @@ def test_each_misbehaviour_is_the_failure_of_its_episode_alone(tmp_path):
     assert crew.take_counts()["failed"] == 0
 
 
+def test_what_a_worker_sends_may_be_anything(monkeypatch):
+    """The episode whose code wrote to its parent's stream has failed; the others go on."""
+    monkeypatch.setattr("rljax.workers.crew.FRAME_TIMEOUT_S", 1.0)
+    told = ["garbage", "no pickle", "a huge length", "other values", "a failed start",
+            "half a message"]  # fmt: skip
+    rows = {i: dict(plan=["hello", f"send {what}", "bye"]) for i, what in enumerate(told)}
+    rows[len(told)] = dict(plan=["hello"] * 5)
+    with crew_of("act()") as crew:
+        played = play(crew, rows)
+    assert played[len(told)].end.outcome == {"": 1.0}
+    for number, what in enumerate(told):
+        end = played[number].end
+        assert end.kind == "killed", (what, end)
+        assert "is no message" in end.failure or "did not end it" in end.failure, (what, end)
+
+
 @pytest.mark.slow
 def test_when_a_worker_is_killed_the_others_go_on_word_for_word():
     """200 episodes in one worker, one of which hangs: 199 end as in an undisturbed run."""

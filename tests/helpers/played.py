@@ -12,9 +12,21 @@ CHARS = CharTokenizer("".join(map(chr, range(32, 127))) + "\n")
 LIMITS = Limits(calls="", max_tokens=1 << 20, max_reply_tokens=4096, turn_timeout_s=1.0)
 
 SOURCE = '''
-import asyncio, ctypes, os, random, signal, sys, time
+import asyncio, ctypes, os, pickle, random, signal, socket, struct, sys, time
 from rljax.contracts import contract
 from rljax.environments import Done, Turn
+
+def write_to_streams(data):
+    """Writes to every socket of this process, that of its parent among them."""
+    for fd in range(3, 100):
+        try:
+            with socket.socket(fileno=os.dup(fd)) as stream:
+                stream.sendall(data)
+        except OSError:
+            pass
+
+def framed(payload):
+    return struct.pack("!Q", len(payload)) + payload
 
 def misbehave(what):
     """Does what it is told; what it is not is said."""
@@ -41,6 +53,18 @@ def misbehave(what):
         return "x" * (1 << 40)
     if what == "close":
         os.closerange(3, 100)
+    if what == "send garbage":
+        write_to_streams(os.urandom(100))
+    if what == "send no pickle":
+        write_to_streams(framed(b"hello"))
+    if what == "send a huge length":
+        write_to_streams(struct.pack("!Q", 2**62))
+    if what == "send other values":
+        write_to_streams(framed(pickle.dumps(("steps", [(0, None, b"")]))))
+    if what == "send a failed start":
+        write_to_streams(framed(pickle.dumps(("failed", "on purpose"))))
+    if what == "send half a message":
+        write_to_streams(struct.pack("!Q", 1000) + b"half")
     if what == "fork" and os.fork() == 0:
         return "the child is here"
     if what == "fork and exit" and os.fork() == 0:

@@ -89,7 +89,9 @@ def test_jsonl_round_trip_is_strict_json_and_keeps_text(tmp_path):
     }
     first, second = read_jsonl(tmp_path / "samples.jsonl")
     assert first == {"step": 3, **SAMPLE}  # the texts "nan" and "inf" stay texts
-    assert second["response"] == odd["response"]
+    assert second["response"] == odd["response"].replace(
+        "\udc80", "\ufffd"
+    )  # no page can hold half a pair
     assert second["reward"] == -math.inf and math.isnan(second["parts"]["x"])
 
 

@@ -148,7 +148,7 @@ def test_yaml_is_read_by_the_types_of_the_fields(tmp_path):
 
 FILES = {
     "x.json": [
-        ("{", "is not JSON"),
+        ("{", "is not valid JSON"),
         ("[]", "is no config; it holds"),
         ('{"steps": 1, "steps": 2}', "'steps' stands twice"),
         ('{"batch": {"epochs": 1}, "batch.epochs": 2}', "'batch.epochs' stands twice"),
@@ -173,7 +173,7 @@ FILES = {
         ("{" * 20_000, "x.yaml"),
         ("b: &b [x, x]\n" + "".join(f"{c}: &{c} [*{p}, *{p}]\n" for p, c in
          zip("bcdefghijklmnopqrstuvw", "cdefghijklmnopqrstuvwx", strict=True)) + "steps: *x",
-         "no such field"),
+         "values where its aliases stand"),
     ],
 }  # fmt: skip
 

@@ -32,6 +32,7 @@ _ANSWERS = ("completion", "response", "chosen", "rejected", "reference", "safer"
 _PARTS = ("image", "image_url")  # types of the parts of a message
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _BASE64 = re.compile(r"[A-Za-z0-9+/\s]+={0,2}\s*")
+_COLUMNS = (str, bytes, list, tuple, Mapping, np.ndarray)  # what a column of images may be
 _SHORTEST = 64  # characters of base64: no image has fewer
 
 
@@ -49,8 +50,14 @@ def with_images(row: Mapping, place: str, folder: Path | None) -> dict:
             f"{place}, column 'videos' is not read", value=str(row["videos"][0])[:80],
             rule="a model reads images and text", fix="write frames of it into 'images'",
         )  # fmt: skip
+    column = row.get("images")
+    if column is not None and not isinstance(column, _COLUMNS):
+        raise InputError(
+            f"{place}, column 'images' is no list", value=column,
+            fix="write a list of paths, bytes or data URLs, or remove the column",
+        )  # fmt: skip
     if not has_images(row):  # a row without any, among others that have some
-        return {k: v for k, v in row.items() if k != "images" or v is not None and len(v)}
+        return {k: v for k, v in row.items() if k != "images"}
     name, values = _column(row)
     column = [
         source_of(value, f"{place}, image {number}", folder) for number, value in enumerate(values)
@@ -111,7 +118,10 @@ def _column(row: Mapping) -> tuple[str, list]:
     single = isinstance(values, (str, bytes, Mapping)) or (
         isinstance(values, np.ndarray) and values.dtype != object
     )
-    return "images", [values] if single else [value for value in values if value is not None]
+    if single:
+        return "images", [values]
+    values = values if isinstance(values, (list, tuple, np.ndarray)) else []
+    return "images", [value for value in values if value is not None]
 
 
 def _names_image(text: str, row: Mapping) -> bool:
@@ -134,8 +144,9 @@ def _is_conversation(value: object) -> bool:
     return isinstance(value, (list, tuple)) and bool(value) and isinstance(value[0], Mapping)
 
 
-def _role(message: Mapping) -> str | None:
-    return SPEAKERS.get(str(message.get("role")).lower())
+def _role(message: object) -> str | None:
+    role = message.get("role") if isinstance(message, Mapping) else None
+    return SPEAKERS.get(str(role).lower())
 
 
 def _parts(value: object) -> list:

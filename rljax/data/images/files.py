@@ -44,7 +44,7 @@ class Source:
     def __repr__(self) -> str:
         """What tells it from other images, wherever it lies: part of a data set's fingerprint."""
         if isinstance(self.data, str):
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):  # a zero byte
                 return f"image {os.path.basename(self.data)}, {os.path.getsize(self.data)} bytes"
             return f"image {os.path.basename(self.data)}"
         whole = self.data if isinstance(self.data, bytes) else self.data.tobytes()

@@ -5,7 +5,6 @@ One record is read by rljax.data.rows.sources and encoded by rljax.data.online.p
 
 import dataclasses
 import functools
-import json
 import logging
 
 import numpy as np
@@ -43,6 +42,7 @@ from rljax.data.rows.sources import load_endless_prompts, load_prompts
 from rljax.data.rows.split import held_out_fraction
 from rljax.data.text.tokenizer import CharTokenizer, Tokenizer, load_tokenizer
 from rljax.errors import InputError
+from rljax.files import parse_json
 from rljax.rewards.pool.calling import wanted_fields
 
 LOG = logging.getLogger("rljax")
@@ -126,8 +126,8 @@ def template_variables(config: Config) -> dict[str, object]:
                 fix="write for instance 'enable_thinking=false'",
             )  # fmt: skip
         try:
-            variables[name.strip()] = json.loads(value)
-        except ValueError:
+            variables[name.strip()] = parse_json(value, "data.template_variables")
+        except InputError:
             variables[name.strip()] = {"True": True, "False": False, "None": None}.get(value, value)
     return variables
 

@@ -7,7 +7,6 @@ column must hold is checked where it is used (`sources`, rljax.data.offline.rows
 
 import ast
 import dataclasses
-import json
 import re
 import warnings
 from collections.abc import Callable
@@ -298,14 +297,14 @@ def _cell(name: str, cell: str, place: str) -> object:
         return None if name in (*_TYPED, *_RESPONSES) else ""
     if name in _TYPED:
         try:
-            return json.loads(cell.lower())
-        except (ValueError, RecursionError):
+            return parse_json(cell.lower(), place)
+        except InputError:
             return cell
     if name in _TRUTHS or not _BRACKETS.fullmatch(cell):
         return cell
     try:
-        value = json.loads(cell)
-    except (ValueError, RecursionError) as error:
+        value = parse_json(cell, place)
+    except InputError as error:
         if not _QUOTED.match(cell) or (name in _TEXTS and not _is_literal(cell)):
             return cell
         raise InputError(

@@ -179,7 +179,10 @@ class _RowGroups:
 
         self.path = path
         try:
-            meta = pyarrow.parquet.read_metadata(path)
+            with os.fdopen(open_file(path), "rb") as file:
+                meta = pyarrow.parquet.read_metadata(file)
+        except InputError:
+            raise
         except Exception as error:  # truncated, foreign: the library has a class for each
             raise _unreadable(path, error) from None
         self._parts, self.counts, self.bytes = [], [], 0  # (row group, number of the part there)
@@ -216,7 +219,10 @@ class _RowGroups:
 
         # Page by page: what is read ahead would be the whole row group.
         how = dict(buffer_size=2**20, pre_buffer=False)
-        with pyarrow.parquet.ParquetFile(self.path, **how) as file:
+        with (
+            os.fdopen(open_file(self.path), "rb") as stream,
+            pyarrow.parquet.ParquetFile(stream, **how) as file,
+        ):
             yield from file.iter_batches(self._part_rows[group], row_groups=[group])
 
 

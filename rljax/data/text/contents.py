@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from rljax.data.text.messages import REASONING
 from rljax.errors import InputError
+from rljax.files import parse_json
 from rljax.reasoning import MARKS
 
 _SHORT = 16  # characters, of a text that may stand in a template by chance
@@ -139,8 +140,8 @@ def _texts(function: Mapping) -> list[str]:
     found, todo = [], [function.get("arguments")]
     if isinstance(todo[0], str):
         try:
-            todo = [json.loads(todo[0])]
-        except ValueError:
+            todo = [parse_json(todo[0], "arguments")]
+        except InputError:
             return [todo[0]]
     while todo:
         value = todo.pop()

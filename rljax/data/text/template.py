@@ -34,6 +34,24 @@ _ASKED = "RLJAX-TEXT"
 _END = "RLJAX-END-OF-THE-FINAL-MESSAGE "
 
 
+# Characters that no script has: of the private use areas, and above the last plane that is used.
+_UNUSED = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+
+
+def _two_unused(text: str) -> tuple[str, str]:
+    """Two characters that do not stand in a text."""
+    there = set(text)
+    unused = (c for c in map(chr, itertools.chain(*_UNUSED)) if c not in there)
+    first, last = next(unused, ""), next(unused, "")
+    if not last:
+        raise InputError(
+            "a chat holds all characters of the private use areas",
+            rule="two that it does not hold mark what the assistant has written",
+            fix="remove them",
+        )
+    return first, last
+
+
 class ChatTemplate:
     """A compiled chat template. `now` is the date that `strftime_now` tells, for all renderings."""
 
@@ -51,7 +69,7 @@ class ChatTemplate:
         kind, said = guarded.call("compile", text, self._now)
         if kind == SYNTAX:
             line, _, rule = said.partition(" ")
-            lines = text.splitlines() or [""]
+            lines = text.split("\n")
             raise InputError(
                 f"{source}: the chat template has a syntax error in line {line}",
                 value=lines[min(int(line), len(lines)) - 1],
@@ -109,7 +127,7 @@ class ChatTemplate:
         view = template_view(messages)
         context = _seen(special_tokens, add_generation_prompt, tools, documents, variables)
         text = self._text_of(view, context) if text is None else text
-        first, last = [c for c in map(chr, range(0xE000, 0xF8FF)) if c not in text][:2]
+        first, last = _two_unused(text)
         marked = self._text_of(view, {**context, MARKS: (first, last)})
         spans, start, size = [], None, 0
         for character in marked:

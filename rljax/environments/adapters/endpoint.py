@@ -11,6 +11,7 @@ from rljax.data.text.messages import template_view, validate_objects
 from rljax.environments.contract import Call, Reply
 from rljax.environments.schemas import told_of
 from rljax.errors import InputError
+from rljax.files import parse_json
 
 LARGEST_BODY = 64_000_000  # bytes
 _HEAD = 1 << 16  # bytes of a request's headers, at most
@@ -97,9 +98,9 @@ class Endpoint:
         if method != "POST" or not route.endswith("/chat/completions"):
             return _refused(f"{method} {path}: only POST /v1/chat/completions is served")
         try:
-            asked = json.loads(body)
+            asked = parse_json(body, "the body")
             request = _read(asked)
-        except (InputError, ValueError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             return _refused(str(error))
         self.requests.put_nowait(request)
         message, finish = await request.answered

@@ -11,6 +11,8 @@ from rljax.environments.adapters.endpoint import Endpoint, Request
 from rljax.environments.adapters.guard import Guarded
 from rljax.environments.adapters.shared import followed
 from rljax.environments.contract import Done, Opening, Reply, Turn
+from rljax.errors import InputError
+from rljax.files import parse_json
 
 
 @contract(repeatable=False, on_limit=None)
@@ -75,8 +77,8 @@ async def first_of(endpoint: Endpoint, ended: asyncio.Future) -> Request | None:
 def _outcome(said: str) -> float | Mapping | None:
     lines = said.strip().splitlines()
     try:
-        outcome = json.loads(lines[-1]) if lines else None
-    except ValueError:
+        outcome = parse_json(lines[-1], "outcome") if lines else None
+    except InputError:
         return None
     if isinstance(outcome, Mapping):
         return outcome if "score" in outcome else None

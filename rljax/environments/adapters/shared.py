@@ -3,12 +3,12 @@
 import asyncio
 import importlib
 import inspect
-import json
 import types
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 
 from rljax.errors import InputError
+from rljax.files import parse_json
 
 
 def library(name: str, by: str, install: str) -> types.ModuleType:
@@ -61,8 +61,8 @@ def essence(message: Mapping) -> tuple:
 
 def _arguments(written: object) -> object:
     try:
-        return json.loads(written) if isinstance(written, str) else written
-    except ValueError:
+        return parse_json(written, "arguments") if isinstance(written, str) else written
+    except InputError:
         return written
 
 

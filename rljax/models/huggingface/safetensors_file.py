@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from rljax.errors import InputError
+from rljax.files import parse_json
 
 # What we read: dtype in a header -> numpy's.
 FLOATS: dict[str, np.dtype] = {
@@ -61,24 +62,8 @@ def read_bytes(file: int, path: Path, begin: int, out: np.ndarray) -> None:
         view, begin = view[count:], begin + count
 
 
-def _no_duplicates(pairs: list[tuple]) -> dict:
-    out = {}
-    for name, value in pairs:
-        if name in out:
-            raise ValueError(f"{name[:200]!r} is there twice")
-        out[name] = value
-    return out
-
-
 def _parse(text: bytes, path: Path) -> dict:
-    if sum(map(text.count, (b",", b"[", b"{"))) > _MOST_VALUES:
-        raise InputError(f"{path}: the header holds more than {_MOST_VALUES} values")
-    try:
-        header = json.loads(text.decode("utf-8"), object_pairs_hook=_no_duplicates)
-    except (ValueError, RecursionError) as error:  # bad UTF-8, bad JSON, huge numbers, depth
-        raise InputError(
-            f"{path}: the header is not readable JSON", rule=str(error)[:300], fix=_COPY_AGAIN
-        ) from None
+    header = parse_json(text, f"{path}: the header", _MOST_VALUES, unique=True)
     if not isinstance(header, dict):
         raise InputError(f"{path}: the header is no JSON object", value=type(header).__name__)
     return header

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rljax.errors import InputError
+from rljax.files import read_json_object
 
 
 def answer_place(folder: str, url: str, payload: bytes) -> Path | None:
@@ -26,8 +27,8 @@ def answer_place(folder: str, url: str, payload: bytes) -> Path | None:
 def read_answer(place: Path | None, parse: Callable) -> tuple | None:
     """(parse(text),) of a kept answer; what cannot be read, or is damaged, is not there."""
     try:
-        return None if place is None else (parse(json.loads(place.read_text())["text"]),)
-    except (OSError, ValueError, KeyError, TypeError):
+        return None if place is None else (parse(read_json_object(place)["text"]),)
+    except (ValueError, KeyError, TypeError):
         return None
 
 

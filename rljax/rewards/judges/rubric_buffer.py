@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rljax.components import Component, resolve
 from rljax.errors import InputError
+from rljax.files import read_json
 from rljax.rewards.judges.rubrics import (
     checked_rubric,
     checked_rubrics,
@@ -169,7 +170,7 @@ class RubricBuffer:
                 ]
             )  # fmt: skip
             return [
-                json.loads(place.read_text()) if score.status == "ok" else None
+                read_json(place) if score.status == "ok" else None
                 for score, place in zip(results, places, strict=True)
             ]
 

@@ -26,6 +26,7 @@ from rljax.workers.prints import Prints
 
 _CHUNK = 256  # tasks at most that a worker is handed at once,
 _CHUNK_S = 0.01  # and seconds of work: one wake-up of the thread costs a hundredth of it
+_STATUSES = ("ok", "over limit", "error", "abstained", "timeout")
 _RECENT = 0.1  # weight of a task in the running mean of their seconds
 
 
@@ -159,6 +160,16 @@ class Supervisor(Crew):
         busy = any(worker.state == "busy" for worker in self.workers)
         return self.timeout_s if busy else math.inf
 
+    def are_results(self, worker: RewardWorker, kind: str, content: object) -> bool:
+        """Whether they are the scores of the tasks that it was handed, in their order."""
+        return (
+            (kind, worker.state, type(content)) == ("scored", "busy", list)
+            and len(content) <= len(worker.chunk)
+            and all(
+                _is_result(found, task) for found, task in zip(content, worker.chunk, strict=False)
+            )
+        )
+
     def heard(self, worker: RewardWorker, kind: str, content: object) -> None:
         """Scores, that it is ready, or why it cannot be."""
         if kind == "scored":
@@ -177,9 +188,8 @@ class Supervisor(Crew):
             self.discard(worker)
 
     def _record(self, worker: RewardWorker, found: list[tuple]) -> None:
-        for number, outcomes, seconds, longest in found:
+        for _, outcomes, seconds, longest in found:
             task = worker.chunk.popleft()
-            assert task.number == number, "a worker answered out of order"
             before = seconds if self._typical_s is None else self._typical_s
             self._typical_s = before + _RECENT * (seconds - before)
             late, scored = longest[0] > self.timeout_s, longest[1]
@@ -224,18 +234,18 @@ class Supervisor(Crew):
         self._typical_s = max(self._typical_s or 0.0, self.timeout_s * _RECENT)
         self.discard(worker)
 
-    def reap(self, worker: RewardWorker) -> None:
-        """A worker has ended by itself: the task it was on is an error, the rest is requeued. One
-        that a signal ended was out of memory or stack."""
+    def reap(self, worker: RewardWorker, why: str = "") -> None:
+        """A worker has ended by itself, or there is a reason to end it: the task it was on is an
+        error, the rest is requeued. One that a signal ended was out of memory or stack."""
         state, (task, since, scored) = worker.state, worker.running()
         if task is not None:
             worker.chunk.remove(task)
         self.discard(worker)
-        how = how_it_ended(worker.process)
+        how = why or how_it_ended(worker.process)
         if task is not None:
             text = f"the reward ended its worker process ({how})"
             outcome = failed_outcome(text)
-            if scored and not self.combined and (worker.process.returncode or 0) < 0:
+            if scored and not why and not self.combined and (worker.process.returncode or 0) < 0:
                 outcome = late_outcome(self.component, pickle.loads(task.blob), text)
             self._attribute(task, outcome, since)
         elif state != "idle":
@@ -251,3 +261,32 @@ class Supervisor(Crew):
         self.listen()  # what came too late is told, too
         for job in [*self._jobs, *self._waiting]:
             job.end(RuntimeError("this RewardPool is closed"))
+
+
+def _is_result(found: object, task: Task) -> bool:
+    """Whether a worker has sent what it found of a task: (its number, an outcome for each sample,
+    seconds, (those of the longest piece, whether that has a score when it is late))."""
+    if not (type(found) is tuple and len(found) == 4 and found[0] == task.number):
+        return False
+    _, outcomes, seconds, longest = found
+    return (
+        type(outcomes) is list
+        and len(outcomes) == len(task.places)
+        and all(map(_is_outcome, outcomes))
+        and isinstance(seconds, float)
+        and type(longest) is tuple
+        and len(longest) == 2
+        and isinstance(longest[0], float)
+    )
+
+
+def _is_outcome(outcome: object) -> bool:
+    if not (type(outcome) is tuple and len(outcome) == 4):
+        return False
+    status, value, parts, message = outcome
+    return (
+        status in _STATUSES
+        and isinstance(value, int | float)
+        and (type(parts), type(message)) == (dict, str)
+        and all(type(name) is str and isinstance(x, int | float) for name, x in parts.items())
+    )

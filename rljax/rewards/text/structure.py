@@ -9,7 +9,7 @@ import unicodedata
 
 from rljax.contracts import PlainText, contract
 from rljax.errors import InputError
-from rljax.files import read_text
+from rljax.files import parse_json, read_text
 from rljax.reasoning import beginning_of
 from rljax.rewards.pool.calling import probe_options
 
@@ -169,7 +169,7 @@ def _validator(schema: str):
     except InputError as error:
         raise InputError("json_schema(schema)", rule=str(error), fix=fix) from None
     try:
-        loaded = json.loads(text)
+        loaded = parse_json(text, "the schema")
         kind = jsonschema.validators.validator_for(loaded, jsonschema.Draft202012Validator)
         kind.check_schema(loaded)
     except (ValueError, jsonschema.SchemaError) as error:

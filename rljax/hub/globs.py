@@ -1,0 +1,130 @@
+"""Patterns of files as fsspec reads them, matched in time that is linear in the path.
+
+`*` stays in a folder, `**` does not, `**/` may be no folder at all, `?` and `[a-z]` are one
+character. A regular expression would try all ways to share a path among the stars of a stranger's
+pattern.
+"""
+
+import bisect
+import functools
+import re
+from collections.abc import Callable, Sequence
+
+from rljax.errors import InputError
+
+LONGEST = 1_000  # characters of a pattern
+MOST_LOOKS = 20_000_000  # files that the patterns of a data set are compared with, in all
+_MOST_MOVES = 100_000  # that are kept of a pattern
+_TOKEN = re.compile(r"\*\*/?|\*|\?|\[[^\]]+\]")
+_GLOB = re.compile(r"[*?\[]")
+
+
+def is_glob(pattern: str) -> bool:
+    """Whether a pattern is more than a path."""
+    return bool(_GLOB.search(pattern))
+
+
+class Files:
+    """The files of a data set, in which patterns are looked up."""
+
+    def __init__(self, paths: Sequence[str]):
+        self.paths = sorted(paths)
+        self._known = set(paths)
+        self._looks = 0
+
+    def matching(self, pattern: str) -> list[str]:
+        """The paths that a pattern fits, in order; a folder means what is in it."""
+        if pattern in self._known:
+            return [pattern]
+        if not is_glob(pattern):
+            return self._below(f"{pattern.rstrip('/')}/")
+        if len(pattern) > LONGEST:
+            raise InputError("a pattern of files", value=pattern, rule=f"at most {LONGEST} letters")
+        begun = self._below(pattern[: _GLOB.search(pattern).start()])
+        self._looks += len(begun)
+        if self._looks > MOST_LOOKS:
+            raise InputError(
+                f"patterns are compared with more than {MOST_LOOKS} names of files",
+                rule="a data set has so many patterns or files", fix="name the files themselves",
+            )  # fmt: skip
+        return list(filter(matcher(pattern), begun))
+
+    def _below(self, beginning: str) -> list[str]:
+        """The paths with this beginning, which is followed by something."""
+        first = bisect.bisect_left(self.paths, beginning)
+        ends = lambda path: not path.startswith(beginning)  # noqa: E731
+        return self.paths[first : bisect.bisect_left(self.paths, True, lo=first, key=ends)]
+
+
+@functools.lru_cache(maxsize=256)
+def matcher(pattern: str) -> Callable[[str], bool]:
+    """Whether a path fits a pattern, as a function of the path.
+
+    Walks through the path with all places of the pattern that it may be at, as the bits of a
+    number; where a character leads is kept, so that most are one look into a dictionary.
+    """
+    steps = _steps(pattern)
+    moves: dict[tuple[int, str], int] = {}
+
+    def closed(places: int) -> int:
+        for place, (kind, _) in enumerate(steps):
+            if places >> place & 1:
+                # A star may stand for nothing, and **/ for no folder.
+                places |= {"star": 2, "folders": 6}.get(kind, 0) << place
+        return places
+
+    def moved(places: int, character: str) -> int:
+        out = 0
+        for place, (kind, fits) in enumerate(steps):
+            if places >> place & 1 and fits(character):
+                stays = kind in ("star", "through")
+                goes = kind == "one" or (kind == "through" and character == "/")
+                out |= stays << place | goes << place + 1
+        return closed(out)
+
+    begin, end = closed(1), len(steps)
+
+    def fits(path: str) -> bool:
+        places = begin
+        for character in path:
+            move = places, character
+            if move not in moves:
+                if len(moves) >= _MOST_MOVES:
+                    moves.clear()
+                moves[move] = moved(*move)
+            places = moves[move]
+        return bool(places >> end & 1)
+
+    return fits
+
+
+def _steps(pattern: str) -> list[tuple[str, Callable[[str], bool]]]:
+    """[(kind, whether it fits a character)]: "one" takes a character, "star" any number of them;
+    "folders" none, before "through", which takes them up to a slash."""
+    steps, at = [], 0
+    for match in [*_TOKEN.finditer(pattern), None]:
+        until = match.start() if match else len(pattern)
+        steps += [("one", letter.__eq__) for letter in pattern[at:until]]
+        if match is None:
+            return steps
+        at, token = match.end(), match[0]
+        if token == "**/":
+            steps += [("folders", lambda _: False), ("through", lambda _: True)]
+        elif token == "**":
+            steps.append(("star", lambda _: True))
+        elif token == "*":
+            steps.append(("star", lambda letter: letter != "/"))
+        elif token == "?":
+            steps.append(("one", lambda letter: letter != "/"))
+        else:
+            steps += _class(token)
+
+
+def _class(token: str) -> list[tuple[str, Callable[[str], bool]]]:
+    """One character of those in brackets; as they are written where that is no range."""
+    inner = token[1:-1].replace("\\", "\\\\").replace("[", "\\[")
+    try:
+        found = re.compile(f"[{'^' + inner[1:] if inner[0] == '!' else inner}]", re.DOTALL)
+    except re.error:
+        return [("one", letter.__eq__) for letter in token]
+    return [("one", lambda letter: found.fullmatch(letter) is not None)]
