@@ -54,12 +54,14 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
 
 def golden(*parts: str) -> Path:
-    """A file or folder of the golden vectors: of tests/golden, else of the further ones.
+    """A file or folder of the golden vectors: of tests/golden, else of the further ones; those that
+    RLJAX_GOLDEN names come first.
 
     One that is missing fails the test, but for model folders: tests/golden holds few of them
     (they are large), and the rest are further cases, for those who have them.
     """
-    places = [folder.joinpath(*parts) for folder in (GOLDEN, FURTHER)]
+    folders = (FURTHER, GOLDEN) if "RLJAX_GOLDEN" in os.environ else (GOLDEN, FURTHER)
+    places = [folder.joinpath(*parts) for folder in folders]
     path = next((p for p in places if p.exists()), None)
     if path is None and parts[0] == "hf":
         pytest.skip(f"a further model folder: no {FURTHER.joinpath(*parts)}")

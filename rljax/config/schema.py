@@ -212,6 +212,9 @@ class EnvironmentConfig(Settings):
     # data.max_prompt_tokens, max_turns replies and the observations between them may take.
     max_tokens: int = 0
     max_reply_tokens: int = 1024  # of an observation; a longer one keeps its head and its tail
+    # Whether a text that the environment yields may hold a control token, such as <|im_end|>. Else
+    # such a text gets a space and is read as ordinary tokens. Answers of tools never hold one.
+    control_tokens: bool = False
     turn_timeout_s: float = 10.0  # of one step of the environment
     episode_timeout_s: float = 0.0  # of a whole episode, decoding included; 0 = no limit
     # How tool calls are written: a format of rljax.environments.calls; "auto" = as the chat

@@ -5,11 +5,11 @@ without a chat template puts texts behind one another as they are. Lengths are i
 """
 
 import functools
-import re
 from collections.abc import Mapping, Sequence
 
 from rljax.data.text.chat import appended_after, compare_log, encode_after, prompt_text
 from rljax.data.text.contents import check_messages
+from rljax.data.text.control_tokens import parted_messages, parted_pieces
 from rljax.environments.calls import Parsed, assistant_message
 from rljax.errors import InputError
 from rljax.reasoning import answer_of, beginning_of, response_of
@@ -148,8 +148,9 @@ def _reads_reasoning_apart(tokenizer) -> bool:
 
 
 def shortened(tokenizer, messages: Sequence[Mapping], limit: int) -> list[dict]:
-    """Messages whose contents have `limit` tokens together at most."""
-    messages = [_without_control_tokens(tokenizer, message) for message in messages]
+    """Messages whose contents have `limit` tokens together at most, and answers of tools in which
+    no token of the chat template stands."""
+    messages = parted_messages(tokenizer, messages, tokenizer.template_ids)
     texts = [message.get("content") or "" for message in messages]
     if sum(map(len, texts)) * 4 <= limit:  # no tokenizer makes more than four tokens of a character
         return [dict(message) for message in messages]
@@ -160,26 +161,16 @@ def shortened(tokenizer, messages: Sequence[Mapping], limit: int) -> list[dict]:
     ]
     share = _share(sizes, limit)
     return [
-        dict(message) if size <= share else {**message, "content": _cut(tokenizer, text, share)}
+        dict(message)
+        if size <= share
+        else {**message, "content": _cut(tokenizer, text, share, _control(tokenizer, message))}
         for message, text, size in zip(messages, texts, sizes, strict=True)
     ]
 
 
-def _without_control_tokens(tokenizer, message: Mapping) -> dict:
-    """A tool's message whose text cannot end a turn, or begin one: what would be read as a special
-    token gets a space behind its first letter. A search may find any text."""
-    content = message.get("content")
-    if message.get("role") != "tool" or not content or tokenizer.context_free:
-        return dict(message)
-    told = _special_texts(tokenizer).sub(lambda found: f"{found[0][0]} {found[0][1:]}", content)
-    return {**message, "content": told}
-
-
-@functools.lru_cache(maxsize=8)
-def _special_texts(tokenizer) -> re.Pattern:
-    texts = {tokenizer.decode([i], skip_special_tokens=False) for i in tokenizer.special_ids}
-    longest = sorted((text for text in texts if len(text) > 1), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest)) or r"(?!)")
+def _control(tokenizer, message: Mapping) -> frozenset[int]:
+    """The tokens that a cut may not bring together in a message's text."""
+    return tokenizer.template_ids if message.get("role") == "tool" else tokenizer.special_ids
 
 
 def _share(sizes: Sequence[int], limit: int) -> int:
@@ -192,7 +183,7 @@ def _share(sizes: Sequence[int], limit: int) -> int:
     return limit
 
 
-def _cut(tokenizer, text: str, limit: int) -> str:
+def _cut(tokenizer, text: str, limit: int, control: frozenset[int]) -> str:
     """Head and tail of a text, with how much was left out between them."""
     most = CHARACTERS_PER_TOKEN * limit
     whole = len(text) <= most
@@ -209,8 +200,8 @@ def _cut(tokenizer, text: str, limit: int) -> str:
             left_out = f"[{len(text) - len(first) - len(last)} characters cut]"
         over = 1
         for between in (left_out, ""):  # an alphabet may not have these characters
-            made = f"{first}{between}{last}"
             try:
+                made = "".join(parted_pieces(tokenizer, [first, between, last], control))
                 over = len(tokenizer.encode(made)) - limit
             except InputError:
                 continue

@@ -16,6 +16,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from rljax.components import Component
 from rljax.contracts import spec
 from rljax.data.rows.columns import variables_of
+from rljax.data.text.control_tokens import parted_messages
 from rljax.environments.calls import Parsed, parser
 from rljax.environments.contract import Call, Done, Opening, Reply, Turn
 from rljax.environments.conversation import CHARACTERS_PER_TOKEN, Conversation
@@ -248,7 +249,7 @@ class Episode:
                     raise BadYield(str(error)) from None
                 return self._end(None, seconds, "tokens")
         else:
-            observation = self._with_problem(turn.observation or ())
+            observation = self._without_control(self._with_problem(turn.observation or ()))
             messages = conversation.shortened(observation)
             # "failed" or "unknown", by Toolbox.answer: for the counts, not for the template.
             failures = [message.pop("failure", "") for message in messages]
@@ -271,10 +272,21 @@ class Episode:
         told = "\n".join(filter(None, (last.get("content") or "", problem)))
         return [*others, {**last, "content": told}]
 
+    def _without_control(self, messages: Sequence[Mapping]) -> list[dict]:
+        """What the environment yielded, without control tokens in texts that are not the
+        assistant's, unless they are meant."""
+        if self.limits.control_tokens:
+            return [dict(message) for message in messages]
+        roles = {message["role"] for message in messages} - {"assistant"}
+        ids = self.tokenizer.special_ids
+        return parted_messages(self.tokenizer, messages, ids, roles)
+
     def _first(self, turn: Turn, tools: Sequence[Mapping]) -> tuple[list[int], list[dict]]:
         """The first prompt of a seat."""
         ids, messages = None, turn.observation
-        if messages is None:
+        if messages is not None:
+            messages = self._without_control(messages)
+        else:
             ids, messages = self._prompt
             if ids is None and messages is None:
                 raise BadYield("it first yielded None, the prompt of the row, which has none")

@@ -16,6 +16,7 @@ class Limits:
     max_calls: int = 0  # tool calls; 0 = no limit
     turn_timeout_s: float = 10.0  # of one step of the environment
     calls: str = "auto"  # how tool calls are written (rljax.environments.calls), "" = none
+    control_tokens: bool = False  # whether texts of the environment may hold control tokens
     on_bad_call: str = "reply"  # what a call that cannot be parsed gets; or "end"
     history: str = "append"  # "rewrite": where the template rewrites history, a new row begins
 

@@ -53,6 +53,7 @@ class Chat:
             max_calls=settings.max_calls,
             calls=options.calls or settings.calls,
             on_bad_call=settings.on_bad_call,
+            control_tokens=settings.control_tokens,
         )
         self._format = parser(self.limits.calls if function else "", policy.tokenizer)
         turn = policy.sampling(

@@ -85,6 +85,14 @@ REFUSED = dict(
 )  # fmt: skip
 
 
+# A tool's answer may hold no token of the template: such a text gets a space here.
+PARTED = {
+    ("qwen3", "tool_call_nested"): (
+        "<tool_response>\nx\n</tool_response>", "< tool_response>\nx\n< /tool_response>"
+    ),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("mode", MODES, ids=["finished", "prompt", "continued"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_text_and_ids_are_those_of_transformers(ours, theirs, family, mode):
@@ -101,6 +109,7 @@ def test_text_and_ids_are_those_of_transformers(ours, theirs, family, mode):
         if name == "unknown_role":  # which some templates write and some leave out
             assert "unknown role: got 'critic'" in str(mine)
             continue
+        other = other.replace(*PARTED.get((family, name), ("", "")))
         assert mine == other, name
         ids = theirs[family, True](other, add_special_tokens=False)["input_ids"]
         assert ours[family, True].encode(mine) == ids, name

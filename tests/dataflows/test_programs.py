@@ -1,5 +1,4 @@
-"""The learning phases: one program over a mesh, equal verb by verb, on 1 and 8 devices, and to
-TRL's trainers."""
+"""The learning phases: one program over a mesh, equal verb by verb, on 1 and 8 devices."""
 
 import dataclasses
 import glob
@@ -10,11 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import golden, golden_cases
-from toy import objective
-from trl_runs import assert_final, trl_optimizer
 
-from rljax import learn as update
 from rljax.arrays import place
 from rljax.batch import batch_from_rows
 from rljax.components import resolve
@@ -24,11 +19,8 @@ from rljax.dataflows.grpo import grpo
 from rljax.dataflows.ppo import ppo
 from rljax.learn import Steps
 from rljax.learn.optimizers import make_optimizer
-from rljax.losses import policy
-from rljax.losses.kl import importance_corrected_kl
 from rljax.mesh import make_mesh
 from rljax.models.builtin import decoder
-from rljax.models.huggingface import load_config, load_params
 from rljax.models.model import Model
 from rljax.roles import Actor, Critic, Reference, start_training
 
@@ -179,128 +171,3 @@ def test_trained_roles_are_donated_and_frozen_ones_kept(one_device):
     grpo(host_batch(), KEY, recipe("group_relative", STEPS), **roles)
     assert old.is_deleted()
     assert_close(roles["reference"].params, frozen, atol=0)
-
-
-# -- six steps of TRL's trainers
-# ---------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def trl_model(one_device):
-    folder = golden("trl_traj", "model")
-    return folder, Model(load_config(folder, remat="none"), one_device)
-
-
-def follow(model, folder, meta, cases, to_batch, loss, reduction=update.token_mean):
-    """Every recorded micro-batch through our update; compares losses, gradient norms and final
-    weights."""
-    optimizer = trl_optimizer(meta)
-    state = start_training(model, load_params(folder, model), optimizer)
-    step = jax.jit(
-        lambda s, b: update.fit(
-            s,
-            b,
-            objective(model, loss, reduction),
-            optimizer=optimizer,
-            steps=Steps(b.rows, b.rows),
-        )
-    )
-    losses, norms = [], []
-    for case in cases:
-        state, metrics, _ = step(state, to_batch(case.inputs))
-        losses.append(float(metrics["loss"]))
-        norms.append(float(metrics["grad_norm"]))
-    np.testing.assert_allclose(
-        losses, [float(c.outputs["loss"]) for c in cases], rtol=1e-4, atol=1e-5
-    )
-    return state, norms
-
-
-def test_six_sft_steps_equal_trl(trl_model):
-    folder, model = trl_model
-    meta, cases = golden_cases("trl_traj", "sft.npz")
-
-    def to_batch(x):
-        labels, lengths = x["labels"], x["attention_mask"].sum(axis=1)
-        mask = np.where(labels != -100, 1.0, 0.0).astype(np.float32)
-        mask[:, 0] = 0
-        mask = np.pad(mask, ((0, 0), (0, 16 - mask.shape[1])))  # one shape, one compile
-        tokens = np.pad(x["input_ids"], ((0, 0), (0, 16 - labels.shape[1])))
-        return batch_from_rows(
-            jnp.asarray(tokens, jnp.int32), jnp.asarray(lengths), jnp.asarray(mask)
-        )
-
-    loss = policy.negative_log_likelihood
-    state, norms = follow(model, folder, meta, cases, to_batch, loss)
-    assert_final("sft", model, state, norms)
-
-
-def test_six_grpo_steps_equal_trl(trl_model):
-    """TRL's "dapo" loss: clip 0.2/0.28, token mean, 0.04 k3, two passes over each batch."""
-    folder, model = trl_model
-    meta, cases = golden_cases("trl_traj", "grpo.npz")
-
-    def to_batch(x):
-        prompt, completion = x["prompt_mask"].sum(axis=1), x["completion_mask"].sum(axis=1)
-        rows, columns = len(prompt), 24
-        tokens = np.zeros((rows, columns), np.int32)
-        fields = {k: np.zeros((rows, columns), np.float32) for k in ("mask", "old", "ref", "adv")}
-        for i, (p, c) in enumerate(zip(prompt.astype(int), completion.astype(int), strict=True)):
-            tokens[i, :p] = x["prompt_ids"][i][x["prompt_mask"][i] > 0]
-            tokens[i, p : p + c] = x["completion_ids"][i, :c]
-            fields["mask"][i, p : p + c] = 1
-            fields["old"][i, p : p + c] = x["old_per_token_logps"][i, :c]
-            fields["ref"][i, p : p + c] = x["ref_per_token_logps"][i, :c]
-            fields["adv"][i, p : p + c] = x["advantages"][i]
-        return batch_from_rows(
-            jnp.asarray(tokens),
-            jnp.asarray(prompt + completion),
-            jnp.asarray(fields["mask"]),
-            old_logprobs=jnp.asarray(fields["old"]),
-            ref_logprobs=jnp.asarray(fields["ref"]),
-            advantages=jnp.asarray(fields["adv"]),
-        )
-
-    def with_kl(now, b):
-        loss, metrics = policy.ppo_clip(
-            now, b, clip_low=meta["epsilon"], clip_high=meta["epsilon_high"], dual_clip=None
-        )
-        # TRL 1.16 weighs its KL by the ratio: algorithm.kl_importance here.
-        kl = importance_corrected_kl(now.logprobs, b.ref_logprobs, b.old_logprobs, "k3")
-        return loss + meta["beta"] * kl, metrics
-
-    state, norms = follow(model, folder, meta, cases, to_batch, with_kl)
-    assert_final("grpo", model, state, norms)
-
-
-def test_six_rloo_steps_equal_trl(trl_model):
-    """TRL's RLOO: PPO's clip on the product of a response's ratios, two passes over each batch."""
-    folder, model = trl_model
-    meta, cases = golden_cases("trl_traj", "rloo.npz")
-
-    def to_batch(x):
-        prompt, completion = x["prompt_mask"].sum(axis=1), x["completion_mask"].sum(axis=1)
-        rows, columns = len(prompt), 24
-        tokens = np.zeros((rows, columns), np.int32)
-        fields = {k: np.zeros((rows, columns), np.float32) for k in ("mask", "old", "adv")}
-        for i, (p, c) in enumerate(zip(prompt.astype(int), completion.astype(int), strict=True)):
-            tokens[i, :p] = x["prompt_ids"][i][x["prompt_mask"][i] > 0]
-            tokens[i, p : p + c] = x["completion_ids"][i, :c]
-            fields["mask"][i, p : p + c] = 1
-            fields["old"][i, p] = x["old_logps"][i]  # of the whole response: only the sum counts
-            fields["adv"][i, p : p + c] = x["advantages"][i]
-        return batch_from_rows(
-            jnp.asarray(tokens),
-            jnp.asarray(prompt + completion),
-            jnp.asarray(fields["mask"]),
-            old_logprobs=jnp.asarray(fields["old"]),
-            advantages=jnp.asarray(fields["adv"]),
-        )
-
-    def loss(now, b):
-        e = meta["epsilon"]
-        return policy.gspo(now, b, clip_low=e, clip_high=e, length_normalized=False)
-
-    reduction = update.seq_mean_token_mean
-    state, norms = follow(model, folder, meta, cases, to_batch, loss, reduction)
-    assert_final("rloo", model, state, norms)

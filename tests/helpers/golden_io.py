@@ -23,6 +23,7 @@ class Case:
     grads: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
     edge: bool = False
+    optional: bool = False  # whether agreement is: a degenerate input of a further folder
 
 
 PARTS = {"input": "inputs", "output": "outputs", "grad": "grads"}

@@ -74,7 +74,10 @@ PARSERS = {
     "gsm8k flexible": (lambda t: rewards.gsm8k(t, "5", method="flexible"), ("{}",)),
     "math_verify": (
         lambda t: rewards.math_verify(t, r"\frac{1}{2}"),
-        ("{}", r"\boxed{{{}}}", "#### {}", "the answer is {}", "<think>{}</think> 5"),
+        (
+            *("{}", r"\boxed{{{}}}", "#### {}", "the answer is {}", "<think>{}</think> 5"),
+            *(r"\boxed{{\gcd({},2)}}", r"\boxed{{5\ \mathrm{{{}}}}}"),
+        ),
     ),
     "math_verify, a letter": (
         lambda t: rewards.math_verify(t, "B"),
@@ -224,6 +227,7 @@ def test_every_function_that_reads_a_response_is_among_the_parsers():
                 r"0.\overline{3} apples",
                 "3*5, x",
                 r"5\text{ cm}",
+                r"\gcd(4,2+4) \text{ or } 7",
             ):
                 for place in places:
                     parse(place.format(text))

@@ -102,6 +102,121 @@ UNEQUAL = [
     ("5", r"\text{5 or 6, I cannot tell}"),
 ]
 
+# Both ways: either of the two may be the reference. Units are not compared, numbers are.
+UNITS_AND_FUNCTIONS = [
+    ("5", r"5\ \mathrm{m/s^2}"),
+    ("5", r"5\,\mathrm{m/s^2}"),
+    ("5", r"5 \mathrm{m/s}^2"),
+    ("5", r"5\text{ m/s}^2"),
+    ("5", r"5\text{ m/s^2}"),
+    ("5", r"5~\text{m}/\text{s}^2"),
+    ("5", r"5\ \mathrm{m\,s^{-2}}"),
+    ("5", r"5\ \mathrm{m \cdot s^{-2}}"),
+    ("5", r"5\ \mathrm{m}\cdot\mathrm{s}^{-2}"),
+    ("5", r"5\ \frac{\mathrm{m}}{\mathrm{s}^2}"),
+    ("5", r"5\ \mathrm{\frac{m}{s^2}}"),
+    ("5", "5 m/s^2"),
+    ("5", r"5\ \text{km/h}"),
+    ("5", r"5\ \mathrm{kg\cdot m^2/s^2}"),
+    ("5", r"5\ \mathrm{N}"),
+    ("5", r"5\ \mathrm{J/(kg\cdot K)}"),
+    ("5", r"5\text{ square units}"),
+    ("5", r"5\text{ units}^2"),
+    ("5", r"5\ \text{meters per second}"),
+    ("5", r"5\ \text{meters/second}"),
+    ("5", r"5\ \text{mi/h}"),
+    (r"\frac{1}{2}", r"\frac{1}{2}\ \mathrm{m/s^2}"),
+    (r"\sqrt{2}", r"\sqrt{2}\ \mathrm{m/s}"),
+    (r"3\times 10^8", r"3.0\times 10^8\ \mathrm{m/s}"),
+    ("9.8", r"9.8\ \mathrm{m/s^2}"),
+    (r"5\ \mathrm{m/s^2}", r"5\text{ m/s}^2"),
+    ("6", r"\gcd(12,18)"),
+    ("6", r"\gcd(12, 18)"),
+    ("6", r"\gcd\left(12,18\right)"),
+    ("36", r"\lcm(12,18)"),
+    ("36", r"\operatorname{lcm}(12,18)"),
+    ("36", r"\mathrm{lcm}(12,18)"),
+    ("36", r"\text{lcm}(12,18)"),
+    ("6", r"\operatorname{gcd}(12,18)"),
+    ("6", r"\mathrm{gcd}(12,18)"),
+    ("6", "gcd(12,18)"),
+    ("2", r"\min(2,5,7)"),
+    ("7", r"\max(2,5,7)"),
+    ("7", r"\max\{2,5,7\}"),
+    ("2", r"\gcd(12,18,4)"),
+    ("3", r"\gcd(12,\lcm(3,1))"),
+    ("6", r"\max(\gcd(12,18),\min(7,3))"),
+    ("6", r"2\gcd(12,9)"),
+    ("7", r"\gcd(12,18)+1"),
+    ("2", r"\frac{\gcd(12,18)}{3}"),
+    (r"\gcd(12,18)", "6"),
+    (r"\max(a,b)", r"\max(b,a)"),
+    (r"\max(x,1)", r"\max(1,x)"),
+    ("5e", r"5\mathrm{e}"),
+    ("5", "5m"),
+    ("0.5", r"\min(0.5,1)"),
+    (r"\frac{1}{3}", r"\min(\frac{1}{2},\frac{1}{3})"),
+    (r"\sqrt{2}", r"\max(1,\sqrt{2})"),
+    ("5", r"5/\mathrm{s}"),
+    ("5", r"5\ \mathrm{s^{-1}}"),
+    ("5", r"5\ \Omega"),
+    ("5", r"5\ \mathrm{\mu m}"),
+    ("5", r"5\ \mu\mathrm{m}"),
+    ("5", r"5\ ^\circ\mathrm{C}"),
+    ("5", r"5\,{}^{\circ}\text{C}"),
+    ("5", r"5\ \mathrm{rad/s}"),
+    ("5", r"5\ \mathrm{mol\,L^{-1}}"),
+    (r"50\%", r"50\text{ percent}"),
+    ("6", r"\mathrm{GCD}(12,18)"),
+    ("x=5", r"x=5\ \mathrm{m/s^2}"),
+    ("5", r"v=5\ \mathrm{m/s}"),
+    ("5", r"5\ \mathrm{k}\Omega"),
+    ("6", r"\frac{1}{2}\gcd(12,24)"),
+    ("6", r"\gcd(2\cdot 6, 18)"),
+    ("64", r"\gcd(2^{10},2^6)"),
+    ("24", r"\operatorname{lcm}(1,2,3,4,8,6)"),
+    ("36", r"\gcd(12,18)^2"),
+    ("8", r"\gcd(2^{3},4!)"),
+    ("-2", r"\min(-2,5)"),
+    ("3", r"\min(-2,5)+5"),
+    ("10", r"5\min(2,3)"),
+    ("5", r"\{5\}"),
+    (r"\gcd(12,18)", r"\gcd(18,30)"),
+    ("x^2", r"x^2\ \mathrm{m}"),
+    (r"5\text{ cm}", r"5\ \mathrm{m^3\,kg^{-1}\,s^{-2}}"),
+    (r"6.67\times10^{-11}", r"6.67 \times 10^{-11}\ \mathrm{N\,m^2/kg^2}"),
+    (r"5\mathrm{y}", "5y"),
+    ("12", r"12\text{ cm}^2"),
+    ("(3,4)", r"(3,4)\ \mathrm{m/s^2}"),
+    ("6", r"\gcd [12,18]"),
+]
+UNLIKE_UNITS_AND_FUNCTIONS = [
+    ("9.8", r"9.81\ \mathrm{m/s^2}"),
+    ("6", r"5\ \mathrm{m/s^2}"),
+    ("25", r"5\ \mathrm{m/s^2}"),
+    ("12", r"\gcd(12,18)"),
+    ("1218", r"\gcd(12,18)"),
+    ("(12,18)", r"\gcd(12,18)"),
+    (r"\max(a,b)", r"\min(a,b)"),
+    (r"\max(a,b)", "a"),
+    ("5", r"5\mathrm{x}"),
+    ("5", r"5\mathrm{i}"),
+    ("5", r"5\mathrm{e}"),
+    ("5", "5x"),
+    ("5", r"5\text{ or }6"),
+    ("5", r"5\ \mathrm{m^2/s^2}+1"),
+    ("2", r"2\mu"),
+    ("7", r"\gcd(12,18)=6"),
+    ("6", r"\gcd(12,18)=7"),
+    ("1", r"\gcd(10^{9999},3)"),
+    (r"\gcd(12,18)", r"\gcd(18,27)"),
+    ("32", r"3\ \mathrm{m}^2"),
+    ("9", r"3\ \mathrm{m}^2"),
+    ("5", r"5\ \mathrm{m/s^2} \text{ or } 6"),
+    ("2.5", r"5\ \mathrm{m}/2"),
+    (r"\max(a,b)", "a"),
+]
+
 
 @pytest.mark.parametrize("reference, answer", EQUAL)
 def test_equal_answers(reference, answer):
@@ -112,6 +227,28 @@ def test_equal_answers(reference, answer):
 @pytest.mark.parametrize("reference, answer", UNEQUAL)
 def test_answers_that_only_look_equal(reference, answer):
     assert math_verify(rf"So it is \boxed{{{answer}}}.", reference)["score"] == 0.0
+
+
+@pytest.mark.parametrize("one, other", UNITS_AND_FUNCTIONS)
+def test_units_and_functions_of_whole_numbers(one, other):
+    for reference, answer in ((one, other), (other, one)):
+        assert math_verify(rf"\boxed{{{answer}}}", reference) == {"score": 1.0, "extracted": 1.0}
+
+
+@pytest.mark.parametrize("one, other", UNLIKE_UNITS_AND_FUNCTIONS)
+def test_units_and_functions_make_nothing_unlike_equal(one, other):
+    assert math_verify(rf"\boxed{{{other}}}", one)["score"] == 0.0
+
+
+def test_functions_of_large_numbers_are_bounded():
+    """Neither a size nor a number of arguments, nor a depth, takes long or raises."""
+    many = ",".join(str(10**90 + k) for k in range(200))
+    for answer in (
+        r"\operatorname{lcm}(10^{400},3^{900})", rf"\operatorname{{lcm}}({many[:900]})",
+        r"\gcd(" * 60 + "1,2" + ")" * 60, r"\gcd(9!!!,4)", r"\gcd(,)", r"\gcd()", r"\gcd(1,",
+        r"\max\{", r"\lcm(0,0)", r"\gcd(2^{2^{2^{2^{9}}}},3)",
+    ):  # fmt: skip
+        assert math_verify(rf"\boxed{{{answer}}}", "6")["score"] == 0.0
 
 
 @pytest.mark.parametrize(

@@ -233,6 +233,7 @@ class _ImageTokens(Tokenizer):
             tokenizer.vocab_size, tokenizer.pad_id, tokenizer.bos_id,
         )  # fmt: skip
         self.eos_ids, self.special_ids = tokenizer.eos_ids, tokenizer.special_ids
+        self.template_ids = tokenizer.template_ids
         self.turn_ends, self.image_mark = tokenizer.turn_ends, MARK
         self.variables = tokenizer.variables
         self.has_chat_template = tokenizer.has_chat_template
@@ -246,6 +247,9 @@ class _ImageTokens(Tokenizer):
 
     def decode(self, ids, skip_special_tokens=True):
         return self._own.decode(ids, skip_special_tokens)
+
+    def reads_as_written(self, ids):
+        return self._own.reads_as_written(ids)
 
     def render_chat(self, messages, **options):
         text = self._own.render_chat(_with_parts(messages), **options)

@@ -14,12 +14,13 @@ import json
 import os
 import shutil
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import tokenizers
 
 from rljax import hub
+from rljax.data.text.control_tokens import parted_messages, parted_texts
 from rljax.data.text.ends import PROBED_TOOL, EndOfTurn, turn_ends
 from rljax.data.text.messages import check_unicode
 from rljax.data.text.template import ChatTemplate, checked_variables
@@ -34,6 +35,7 @@ from rljax.data.text.tokenizer_files import (
 )
 from rljax.errors import InputError
 from rljax.files import read_json_object
+from rljax.reasoning import MARKS
 
 MOST_CHARACTERS = 200_000  # of an alphabet; Unicode has 150,000
 LONG_TEXT = 10_000  # characters
@@ -59,7 +61,8 @@ class Tokenizer(abc.ABC):
 
     `eos_ids` is the stop set; its first id is the tokenizer's own end token, which supervised
     examples get appended. `turn_ends` are the tokens of it that end a turn in the chat template.
-    `special_ids` are ids that `decode` leaves out.
+    `special_ids` are ids that `decode` leaves out. `template_ids` are these and the other added
+    tokens that the chat template writes, such as </tool_response> and <think>.
     """
 
     vocab_size: int
@@ -67,6 +70,7 @@ class Tokenizer(abc.ABC):
     bos_id: int | None
     eos_ids: tuple[int, ...]
     special_ids: frozenset[int]
+    template_ids: frozenset[int]
     has_chat_template: bool = False
     turn_ends: tuple[EndOfTurn, ...] = ()
     variables: Mapping[str, object] = types.MappingProxyType({})  # of the chat template
@@ -149,6 +153,10 @@ class Tokenizer(abc.ABC):
         """Returns whether the chat template may read a key of a message: its text has the name."""
         return False
 
+    def reads_as_written(self, ids: Collection[int]) -> bool:
+        """Returns whether these tokens are found in a text only where their own text stands."""
+        return True
+
     @abc.abstractmethod
     def vocabulary(self) -> dict[int, str]:
         """The token of every id, added ones too: equal for two tokenizers whose ids mean the
@@ -190,7 +198,7 @@ class CharTokenizer(Tokenizer):
     pad_id = 0
     bos_id = None
     eos_ids = (1,)
-    special_ids = frozenset({0, 1})
+    special_ids = template_ids = frozenset({0, 1})
     context_free = True
 
     def __init__(self, alphabet: str):
@@ -301,6 +309,7 @@ class HuggingFaceTokenizer(Tokenizer):
         self.special_ids = frozenset(
             {i for i, token in added.items() if token.special} | {self.pad_id, *self.eos_ids}
         )
+        self.template_ids = self.special_ids | self._written_by_templates()
         self._adds_bos, self._prefix = self._reads_prefix()
 
     def _id_of(self, field: str) -> int | None:
@@ -351,15 +360,17 @@ class HuggingFaceTokenizer(Tokenizer):
             ids, offsets = self.encode_with_offsets(text)
             return [(i, a, b) for i, (a, b) in zip(ids, offsets, strict=True) if i in added]
 
-        ends = []
+        ends, written = [], set()
         for template in self._templates.values():
 
             def render(messages, prompt, template=template):
                 tools = [PROBED_TOOL] if any(m.get("tool_calls") for m in messages) else None
                 options = dict(special_tokens=self._special_tokens, variables=self.variables)
-                return template.render(
+                text = template.render(
                     messages, add_generation_prompt=prompt, tools=tools, **options
                 )
+                written.update(i for i, _, _ in added_in(text))
+                return text
 
             ends += turn_ends(render, added_in, special, self.eos_ids)
         self.turn_ends = tuple(dict.fromkeys(ends))
@@ -369,6 +380,19 @@ class HuggingFaceTokenizer(Tokenizer):
         self._library.add_special_tokens(plain)
         self._completed += [repr(token) for token in plain]
         self.eos_ids = tuple(dict.fromkeys([*self.eos_ids, *(end.id for end in self.turn_ends)]))
+        self._written = frozenset(written)
+
+    def _written_by_templates(self) -> set[int]:
+        """The added tokens whose text stands in a chat template, or marks reasoning. One that is a
+        word or white space is part of any text: it closes nothing."""
+        sources = [template.text for template in self._templates.values()]
+        sources += [mark for pair in MARKS for mark in pair] if sources else []
+        return {
+            i
+            for i, token in self._library.get_added_tokens_decoder().items()
+            if any(not (c.isalnum() or c.isspace()) for c in token.content)
+            and (i in self._written or any(token.content.strip() in text for text in sources))
+        }
 
     def _eos_of(self, name: str, config: dict) -> list[int]:
         value = config.get("eos_token_id")
@@ -475,6 +499,7 @@ class HuggingFaceTokenizer(Tokenizer):
         variables=None,
         continue_final_message=False,
     ):
+        messages, tools, documents = self._parted(messages, tools, documents)
         return self._template(tools).render(
             messages,
             special_tokens=self._special_tokens,
@@ -485,12 +510,23 @@ class HuggingFaceTokenizer(Tokenizer):
             continue_final_message=continue_final_message,
         )
 
+    def _parted(self, messages, tools, documents) -> tuple:
+        """Answers of tools, their descriptions and documents, as texts that hold no token of the
+        template: whoever wrote them could end a turn, or the block that they stand in."""
+        if isinstance(messages, (list, tuple)) and all(isinstance(m, Mapping) for m in messages):
+            messages = parted_messages(self, messages, self.template_ids)
+        tools, documents = (
+            parted_texts(self, value, self.template_ids) for value in (tools, documents)
+        )
+        return messages, tools, documents
+
     def render_marked(self, messages, *, tools=None, documents=None, variables=None, text=None):
         template = self._template(tools)
         if not template.marks_assistant:
             return super().render_marked(
                 messages, tools=tools, documents=documents, variables=variables, text=text
             )
+        messages, tools, documents = self._parted(messages, tools, documents)
         return template.render_marked(
             messages,
             special_tokens=self._special_tokens,
@@ -503,6 +539,12 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def vocabulary(self):
         return {i: token for token, i in self._library.get_vocab(with_added_tokens=True).items()}
+
+    def reads_as_written(self, ids):
+        added = self._library.get_added_tokens_decoder()
+        return self._library.normalizer is None or not any(
+            added[i].normalized for i in ids if i in added
+        )
 
     def reads_key(self, name):
         return any(name in template.text for template in self._templates.values())

@@ -90,8 +90,11 @@ def deepseek_v3() -> Format:
 
 
 def _deepseek(text, schemas) -> Parsed:
-    tagged = CALL_BEGIN not in text and f"<{DSML}" in text
-    return (read_dsml if tagged else read_deepseek_v3)(text, schemas)
+    # An argument may hold the marks of the other form: what stands first is what is written.
+    places = {text.find(CALL_BEGIN): read_deepseek_v3, text.find(f"<{DSML}"): read_dsml}
+    readers = [places[at] for at in sorted(places) if at >= 0] or [read_deepseek_v3]
+    parsed = [reader(text, schemas) for reader in readers]
+    return next((one for one in parsed if one.calls or one.problem), parsed[0])
 
 
 @contract(safe=True)

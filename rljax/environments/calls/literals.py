@@ -28,6 +28,23 @@ _ESCAPED = re.compile(r"\\(\n|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)
 _SIMPLE = {"n": "\n", "t": "\t", "r": "\r", "\n": "", "\\": "\\", "'": "'", '"': '"', "0": "\0"}
 
 
+# Where a string between marks may end: a text may hold the mark. By what the string is: a key, a
+# value of an object, an item of a list, or an argument at the top, which is a value, too.
+_ANOTHER_KEY = (
+    r"(?:<\|\"\|>|<escape>|[\"'])?[^:,{}\[\]<>\"'\n]{1,256}(?:<\|\"\|>|<escape>|[\"'])?\s{0,9}:"
+)
+_ANOTHER_ITEM = r"(?:<\|\"\|>|<escape>|[-\"'{\[0-9]|true|false|null|None|True|False)"
+_CLOSED = r"\s{0,9}[}\]](?=\s{0,9}(?:[,}\]]|<tool_call\||<end_function_call|<\|tool_call>|\Z))"
+_STRING_ENDS = {
+    kind: {mark: re.compile(f"{re.escape(mark)}(?={follows})") for mark in (QUOTE, ESCAPE)}
+    for kind, follows in (
+        ("key", r"\s{0,9}:"),
+        ("}", rf"\s{{0,9}},\s{{0,9}}{_ANOTHER_KEY}|{_CLOSED}"),
+        ("]", rf"\s{{0,9}},\s{{0,9}}{_ANOTHER_ITEM}|{_CLOSED}"),
+    )
+}
+
+
 class _Wrong(Exception):
     """What cannot be read, and why; caught in this file."""
 
@@ -67,6 +84,7 @@ class _Scanner:
 
     def __init__(self, text: str, at: int = 0):
         self.text, self.at, self._values, self._escapes = text, at, 0, 0
+        self._endless: set[tuple[str, str]] = set()  # marks that end no string from here on
 
     def ended(self) -> bool:
         self.at = _SPACE.match(self.text, self.at).end()
@@ -111,23 +129,24 @@ class _Scanner:
         self._require(first)
         found = {}
         while not self.take(last):
-            key = self._string()
+            key = self._string("key")
             if key is None:
                 key = self.match(_KEY, "an object has a key that is none").rstrip()
             self._require(":")
-            found[key] = self.value(depth)
+            found[key] = self.value(depth, "}")
             if not self.take(","):
                 self._require(last)
                 break
         return found
 
-    def value(self, depth: int) -> object:
+    def value(self, depth: int, within: str = "") -> object:
+        """What comes next, within an object ("}") or a list ("]")."""
         self._values += 1
         if self._values > MAX_VALUES:
             raise _Wrong(f"it has more than {MAX_VALUES} values")
         if depth > MAX_DEPTH:
             raise _Wrong(f"its arguments are nested deeper than {MAX_DEPTH}")
-        string = self._string()
+        string = self._string(within)
         if string is not None:
             return string
         if self.text.startswith("{", self.at):
@@ -146,19 +165,19 @@ class _Scanner:
     def _items(self, last: str, depth: int) -> list:
         found = []
         while not self.take(last):
-            found.append(self.value(depth))
+            found.append(self.value(depth, last))
             if not self.take(","):
                 self._require(last)
                 break
         return found
 
-    def _string(self) -> str | None:
+    def _string(self, kind: str = "") -> str | None:
         """The string that comes next, None where something else does."""
         self.at = _SPACE.match(self.text, self.at).end()
         for mark in (QUOTE, ESCAPE):
             if self.text.startswith(mark, self.at):
                 begin = self.at + len(mark)
-                end = self.text.find(mark, begin)
+                end = self._string_end(mark, kind, begin)
                 if end < 0:
                     raise _Wrong("a string has no end")
                 self.at = end + len(mark)
@@ -176,6 +195,16 @@ class _Scanner:
         if self._escapes > MAX_ESCAPES:
             raise _Wrong(f"it has more than {MAX_ESCAPES} backslashes")
         return _ESCAPED.sub(_unescaped, inside[0])
+
+    def _string_end(self, mark: str, kind: str, begin: int) -> int:
+        """Where a string ends: at the first mark behind which goes on what it stands in, else at
+        the first one; -1 without any."""
+        ends = _STRING_ENDS.get(kind)
+        if ends and (mark, kind) not in self._endless:
+            if found := ends[mark].search(self.text, begin):
+                return found.start()
+            self._endless.add((mark, kind))
+        return self.text.find(mark, begin)
 
     def _require(self, mark: str) -> None:
         if not self.take(mark):

@@ -23,9 +23,12 @@ _FUNCTION = re.compile(
     r"(<tool_call>\s*+)?<function\s*+=\s*+[\"']?([^\s<>\"']{1,256})[\"']?\s*+>|<tool_call>"
 )
 _PARAMETER = re.compile(r"\s*+<parameter\s*+=\s*+[\"']?([^<>\"'\n]{1,256})[\"']?\s*+>")
-_VALUE_END = re.compile(r"</parameter>\s*+(?=<parameter\s*=|</function>|</tool_call>|\Z)")
+_VALUE_END = re.compile(
+    r"</parameter>\s*+(?:(?=<parameter\s*+=\s*+[\"']?([^<>\"'\n]{1,256}))|(?=</function>|</tool_call>|\Z))"
+)
+_NEXT_TAG = re.compile(r"<parameter\s*+=|<function\s*+=|(</parameter>)")
 _CALL_END = re.compile(r"\s*+(?:</function>)?\s*+(?:</tool_call>)?")
-_WHOLE_END = re.compile(r"</function>\s*+</tool_call>")
+_WHOLE_END = re.compile(r"</function>\s*+</tool_call>(?=\s*+(?:<tool_call>|<function|\Z))")
 _BAD_END = re.compile(r"</function>\s*+(?:</tool_call>)?|</tool_call>|\n[ \t]*+(?=<tool_call>)")
 
 
@@ -60,7 +63,7 @@ def _parameters(text: str, at: int, types: Mapping) -> tuple[dict, str, int]:
     """The arguments that begin at `at`, what is wrong with them, and where they end."""
     arguments = {}
     while parameter := _PARAMETER.match(text, at):
-        end = _VALUE_END.search(text, parameter.end())
+        end = _value_end(text, parameter.end(), types, {*arguments, parameter[1].strip()})
         if not end or _WHOLE_END.search(text, parameter.end(), end.start()):
             return arguments, "a parameter has no closing tag", parameter.end()
         name, value = parameter[1].strip(), text[parameter.end() : end.start()]
@@ -70,6 +73,21 @@ def _parameters(text: str, at: int, types: Mapping) -> tuple[dict, str, int]:
         if problem:
             return arguments, problem, at
     return arguments, "", at
+
+
+def _value_end(text: str, at: int, types: Mapping, given: set[str]) -> re.Match | None:
+    """The closing tag of the value that begins at `at`, which may hold such tags: what follows is
+    a parameter that the tool has and that is not given yet, or the end of the call, behind which no
+    value ends."""
+    while end := _VALUE_END.search(text, at):
+        name = (end[1] or "").strip()
+        if name:
+            if name not in given and (name in types or not types):
+                return end
+        elif not ((tag := _NEXT_TAG.search(text, end.end())) and tag[1]):
+            return end
+        at = end.end()
+    return None
 
 
 def _typed(text: str, schema: Mapping) -> tuple[object, str]:
@@ -90,6 +108,10 @@ _DSML_PARAMETER = re.compile(
     rf'\s*+<{DSML}parameter name="([^"<>]{{1,256}})"(?: string="(true|false)")?>'
 )
 _DSML_END, _INVOKE_END = f"</{DSML}parameter>", f"</{DSML}invoke>"
+_DSML_VALUE_END = re.compile(  # a value may hold the tag: behind its own one the call goes on
+    rf'{_DSML_END}(?=\s*+(?:<{DSML}parameter name="|{_INVOKE_END}|<{DSML}invoke|\Z'
+    rf"|</{DSML}(?:function|tool)_calls>))"
+)
 _DSML_CLOSE = re.compile(rf"\s*+(?:{_INVOKE_END})?(?:\s*+</{DSML}(?:function|tool)_calls>)?")
 
 
@@ -101,7 +123,8 @@ def read_dsml(text: str, schemas: Sequence[Mapping]) -> Parsed:
         start, arguments, problem = found.start(), {}, ""
         types, at = parameters_of(found[1], schemas), found.end()
         while not problem and (parameter := _DSML_PARAMETER.match(text, at)):
-            end = text.find(_DSML_END, parameter.end())
+            closing = _DSML_VALUE_END.search(text, parameter.end())
+            end = closing.start() if closing else text.find(_DSML_END, parameter.end())
             if end < 0:
                 problem = "a parameter has no closing tag"
                 break
@@ -135,8 +158,13 @@ def read_gemma(text: str, schemas: Sequence[Mapping]) -> Parsed:
     """A block fenced as tool_code with calls in Python (Gemma 2, 3), or the tokens of FunctionGemma
     and Gemma 4 around call:f{a:1}."""
     reader = CallReader(text, "a call is a function's name with its arguments by name")
-    for first, last in GEMMA_CALLS:
-        at = 0
+    # An argument may hold the marks of another form: what stands first is what is written.
+    code = text.find(TOOL_CODE)
+    places = sorted((text.find(pair[0]), pair) for pair in GEMMA_CALLS)
+    for begin, (first, last) in places:
+        if begin < 0 or 0 <= code < begin:
+            continue
+        at = begin
         while reader.open and (start := text.find(first, at)) >= 0:
             inside = start + len(first)
             call, end = gemma_call(text, inside)
@@ -152,31 +180,66 @@ def read_gemma(text: str, schemas: Sequence[Mapping]) -> Parsed:
     at = 0
     while reader.open and (start := text.find(TOOL_CODE, at)) >= 0:
         inside = start + len(TOOL_CODE)
-        end = text.find("\n```", inside)
-        block = text[inside:end] if end >= 0 else text[inside:]
+        fence = _fence(text, inside)
+        block = text[inside : fence.start() if fence else len(text)]
         calls = python_calls(block) or ["the block is empty"]
-        at = reader.made(start, end + 4 if end >= 0 else len(text), *calls, shown="")
+        at = reader.made(start, fence.end() if fence else len(text), *calls, shown="")
     return reader.parsed()
 
 
 # -- blocks and tags of one's own
 
 _FENCE = re.compile(r"```(?:python|py)[ \t]*\n")
+# What ends a block, or begins another one; and what hides that: comments and strings.
+_PIECE = re.compile(
+    r"\n[ \t]*+```(?:(?![\w`])|(?P<opens>(?:python|py)[ \t]*+\n))|#[^\n]*+|\"{3}|'{3}|[\"']"
+)
+_STRING_REST = {
+    quote: re.compile(pattern, re.DOTALL)
+    for quote, pattern in (
+        ('"""', r'(?:[^\\"]++|\\.|"(?!""))*+"""'), ("'''", r"(?:[^\\']++|\\.|'(?!''))*+'''"),
+        ('"', r'(?:[^"\\\n]++|\\.)*+"'), ("'", r"(?:[^'\\\n]++|\\.)*+'"),
+    )
+}  # fmt: skip
+
+
+def _fence(text: str, at: int) -> re.Match | None:
+    """The line of backticks that ends the block of code whose text goes on at `at`, or the one that
+    begins another block; those in strings are text. A string without an end hides nothing."""
+    endless: dict[str, int] = {}  # quote -> up to where it ends no string
+    while piece := _PIECE.search(text, at):
+        quote = piece[0]
+        if quote not in _STRING_REST:
+            if not quote.startswith("#"):
+                return piece
+        elif piece.start() >= endless.get(quote, 0):
+            if rest := _STRING_REST[quote].match(text, piece.end()):
+                at = rest.end()
+                continue
+            line_end = text.find("\n", piece.end()) if len(quote) == 1 else -1
+            endless[quote] = len(text) if line_end < 0 else line_end
+        at = piece.end()
+    return None
 
 
 def read_block(text: str, tool: str, argument: str) -> Parsed:
     """The last block fenced as python is a call of `tool` with the code as its `argument`."""
-    begin = max(text.rfind("```python"), text.rfind("```py"))
-    found = _FENCE.match(text, begin) if begin >= 0 else None
-    if not found:
+    begins = end = None
+    at = 0
+    while found := _FENCE.search(text, at):
+        begins = found
+        end = _fence(text, found.end() - 1)  # from its newline on: the block may be empty
+        if end is None:
+            break
+        at = end.start() + 1 if end["opens"] else end.end()
+    if begins is None:
         return Parsed(text, spans=())
     reader = CallReader(text, "a block ends with a line of three backticks")
-    end = text.find("\n```", found.end())
-    if end < 0:
-        reader.bad(begin, len(text), "its block is not closed", shown=False)
+    if end is None:
+        reader.bad(begins.start(), len(text), "its block is not closed", shown=False)
     else:
-        call = Call(tool, {argument: text[found.end() : end]})
-        reader.made(begin, end + 4, call, shown="")
+        call = Call(tool, {argument: text[begins.end() : max(begins.end(), end.start())]})
+        reader.made(begins.start(), end.end(), call, shown="")
     return reader.parsed()
 
 

@@ -178,6 +178,32 @@ _MEASURED = re.compile(
 )
 
 
+# Units with powers, written upright: \mathrm{m/s^2}, \text{ kg}\cdot\text{m}^2, /\mathrm{s}.
+_SYMBOL = (
+    r"(?:(?:[kMGTPhcdmnpf\u00b5\u03bc]|da|\\mu\s?)?(?:mol|cal|rad|bar|Pa|Hz|eV|Wh|Bq|Sv|lm|lx|cd|"
+    r"\\Omega|\\ohm|[mgsAKNJWVCFHTLlt]|Wb)|min|hr?|days?|d|in|ft|yd|mi|lbs?|oz|gal|sr|atm|mmHg|ppm|amu|"
+    r"u|ha|ac|mph|kph|kmh|rpm|knots?|deg|au|AU|ly|pc|units?|square|sq|cubic|per|"
+    r"(?:kilo|centi|milli|nano|micro)?(?:met(?:er|re)|gram|lit(?:er|re)|second|joule|watt|newton|"
+    r"volt|pascal)s?|inch(?:es)?|feet|foot|yards?|miles?|minutes?|hours?|weeks?|months?|years?|"
+    r"pounds?|ounces?)"
+)
+_GAP_OR_TIMES = r"(?:\s|~|\\[,;:! ]|\\cdot(?![a-z])|\\times(?![a-z])|[/.*\u00b7()-]){0,6}+"
+_UNIT_POWER = r"(?:\s?\^\s?(?:[+-]?[0-9]|\{\s?[+-]?[0-9](?:/[0-9])?\s?\}))?"
+_UNITS_INSIDE = rf"{_GAP_OR_TIMES}(?:{_SYMBOL}(?![A-Za-z]){_UNIT_POWER}{_GAP_OR_TIMES}){{1,8}}"
+_UPRIGHT = rf"\\(?:text(?:rm|up)?|mbox|mathrm|rm)\s?\{{{_UNITS_INSIDE}\}}{_UNIT_POWER}"
+_UPRIGHT_UNITS = rf"(?:\\mu\s?)?{_UPRIGHT}(?:\s?\\(?:Omega|ohm)(?![A-Za-z]))?"
+_UPRIGHT_PRODUCT = rf"{_UPRIGHT_UNITS}(?:{_GAP_OR_TIMES}{_UPRIGHT_UNITS}){{0,7}}"
+_UNIT = re.compile(
+    rf"(?<=[0-9}})%A-Za-z])(?:\s|~|\\[,;:! ]|\\cdot(?![a-z])|[/*]){{0,6}}+(?:{_UPRIGHT_PRODUCT}"
+    rf"|\\[dt]?frac\s?\{{{_UPRIGHT_PRODUCT}\s?\}}\s?\{{\s?{_UPRIGHT_PRODUCT}\s?\}}"
+    rf"|\\(?:mathrm|text|rm)\s?\{{\s?\\[dt]?frac\s?\{{{_UNITS_INSIDE}\}}\s?\{{{_UNITS_INSIDE}\}}\s?\}})"
+    r"\s{0,9}\.?\Z"
+    r"|(?<=[0-9])(?:~|\\[,;:! ])\s?(?:\\(?:mathrm|text)\s?\{\s?[kMGm]\s?\}\s?)?\\Omega\s{0,9}\Z"
+)
+# Upright letters that are a constant or a variable are no unit.
+_UPRIGHT_LETTER = re.compile(r"\\(?:mathrm|text)\s?\{\s?([einxyz])\s?\}")
+
+
 def is_text(text: str) -> bool:
     r"""Whether the answer is text, not a formula: `\text{Evelyn}`, `no solution`, `March 5`. A
     formula's letters commute (dog is god), so text must be compared as text."""
@@ -230,6 +256,7 @@ _READABLE = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
         (r"\*\*", "^"),
+        (r"\{\}(?=\s?\^\s?\{?\s?\\circ)", ""),
         (r"\\varnothing(?![A-Za-z])", r"\\emptyset "),
         (r"\\[dtc]?frac\s*([0-9])\s+([0-9])(?![0-9])", r"\\frac{\1}{\2}"),
         (r"(?<=[0-9])[eE]([-+]?[0-9]{1,4})(?![0-9.A-Za-z])", r"\\times 10^{\1}"),
@@ -269,6 +296,8 @@ def latex_form(text: str) -> str | None:
         return None
     text = _bare(text)
     text = (_name(text) or text).translate(_SYMBOLS)
+    text = _UPRIGHT_LETTER.sub(r" \1 ", text)
+    text = _UNIT.sub("", text)
     if any(_taken_back(remark[1]) for remark in _REMARK.finditer(text)):
         return None
     repeating = _REPEATING.fullmatch(text) or _ELLIPSIS.fullmatch(text)

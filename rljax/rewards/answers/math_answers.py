@@ -176,7 +176,96 @@ def _read(text: str):
         raise _Unreadable("it is not a formula, or is too long")
     if _depth(latex) > _MAX_DEPTH:
         raise _Unreadable("its brackets are nested too deep")
-    return _parsed(latex)
+    return _parsed(_with_numbers(latex))
+
+
+_FUNCTIONS = {"gcd": math.gcd, "lcm": math.lcm, "min": min, "max": max}
+_INNERMOST = (
+    re.compile(  # gcd(12,18), \\operatorname{lcm}(4,6), \\max\\{1,2\\}, of no further function
+        r"(?:\\(?:operatorname|mathrm|text|mathop)\s?\{\s?(gcd|GCD|lcm|LCM|min|max)\s?\}"
+        r"|\\(gcd|lcm|min|max)(?![A-Za-z])|(?<![\\A-Za-z])(gcd|GCD|lcm|LCM|min|max))"
+        r"\s{0,9}(?:\\left\s?|\\big\s?)?(?:(\()|(\[)|(\\\{))"
+    )
+)
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
+_MOST_FUNCTIONS = 20  # and arguments of one
+_MOST_BITS = 500  # of an argument: lcm multiplies them
+
+
+def _with_numbers(latex: str) -> str:
+    r"""The text with the value in place of each `\gcd`, `\lcm`, `\min` and `\max` of whole numbers.
+
+    The inner ones come first, so that they may be nested. What has other arguments stays.
+    """
+    calls = list(_INNERMOST.finditer(latex))
+    for call in reversed(calls[:_MOST_FUNCTIONS]):
+        end = _closed(latex, call.end(), call[0][-1])
+        if end is None:
+            continue
+        inside = latex[call.end() : end].removesuffix("\\").rstrip()
+        inside = re.sub(r"\\(?:right|big)\s?\Z", "", inside)
+        parts = _parts(inside)
+        if not 1 < len(parts) <= _MOST_FUNCTIONS:
+            continue
+        numbers = [_whole(part) for part in parts]
+        if None in numbers or max(number.bit_length() for number in numbers) > _MOST_BITS:
+            continue
+        before = latex[: call.start()].rstrip()
+        times = r"\cdot " if before[-1:] in (*"0123456789)}]",) else ""
+        value = _FUNCTIONS[(call[1] or call[2] or call[3]).lower()](*numbers)
+        latex = f"{before}{times}({value}){latex[end + 1 :]}"
+    return latex
+
+
+def _closed(text: str, start: int, opening: str) -> int | None:
+    """The place of the bracket that closes the one that ends at `start`."""
+    depth = 1
+    for at in range(start, len(text)):
+        depth += (text[at] == opening) - (text[at] == _CLOSING[opening])
+        if not depth:
+            return at
+    return None
+
+
+def _parts(text: str) -> list[str]:
+    """The arguments between commas that stand in no further brackets."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
+
+
+def _whole(text: str) -> int | None:
+    """The whole number that an argument is; None for anything else."""
+    number = rational(plain_form(text))
+    if number is None:
+        try:
+            return _integer(_parsed(text.strip()), _library()[1])
+        except (_Unreadable, ValueError, OverflowError):
+            return None
+    return int(number) if number.denominator == 1 else None
+
+
+def _integer(node, sympy) -> int | None:
+    """The value of sums, products and powers of whole numbers, the size of which was checked."""
+    if isinstance(node, sympy.Integer):
+        return int(node)
+    if not isinstance(node, sympy.Add | sympy.Mul | sympy.Pow | sympy.factorial):
+        return None
+    values = [_integer(child, sympy) for child in node.args]
+    if None in values:
+        return None
+    if isinstance(node, sympy.Add):
+        return sum(values)
+    if isinstance(node, sympy.Mul):
+        return math.prod(values)
+    if values[-1] < 0:
+        return None
+    return math.factorial(values[0]) if len(values) == 1 else values[0] ** values[1]
 
 
 @functools.lru_cache(maxsize=1024)  # the samples of a group share the reference, and often answers

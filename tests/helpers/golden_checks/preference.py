@@ -35,14 +35,10 @@ def dpo_options(p, names):
     return out
 
 
-def run_dpo(x, batch, dtype, options):
-    return mean_loss(preference.dpo, x, batch, dtype, **options)
-
-
-def dpo(case, dtype):
-    """TRL 1.x, which ignores label smoothing for the plain sigmoid."""
-    x, p = case.inputs, case.params
-    names = p["loss_type"].split("+")
+def dpo_arguments(p) -> dict:
+    """TRL 1.x's arguments as those of our dpo; its plain sigmoid ignores label smoothing."""
+    names = p["loss_type"]
+    names = names.split("+") if isinstance(names, str) else list(names)
     options = dpo_options(p, names)
     if set(names) & {"sigmoid", "sigmoid_norm"}:
         options["label_smoothing"] = 0.0
@@ -53,6 +49,16 @@ def dpo(case, dtype):
     options["divergence_alpha"] = p.get("f_alpha_divergence_coef", 0.5)
     options["ld_alpha"] = p.get("ld_alpha", 1.0)
     options["wpo_weighting"] = bool(p.get("use_weighting", False))
+    return options
+
+
+def run_dpo(x, batch, dtype, options):
+    return mean_loss(preference.dpo, x, batch, dtype, **options)
+
+
+def dpo(case, dtype):
+    """TRL 1.x."""
+    x, options = case.inputs, dpo_arguments(case.params)
     fields = {"ref_logprobs": stacked(x["ref_per_token_logps"])}
     if "log_sum_sq_probs" in x:
         fields["sum_pi_squared"] = np.exp(np.float64(stacked(x["log_sum_sq_probs"])))

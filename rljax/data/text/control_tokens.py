@@ -1,0 +1,135 @@
+"""Texts that others have written (tools, environments), in which nothing is read as a token of the
+chat template.
+
+A token there would end a turn, begin one, or close the block that a tool's answer stands in. Its
+text gets a space: `<|im_end|>` is read as `< |im_end|>`, in ordinary tokens. The tokenizer itself
+says what it would read as a token, so flags of a token (normalized, lstrip, single_word) need no
+rules here.
+"""
+
+import functools
+import re
+from collections.abc import Collection, Mapping, Sequence
+
+_MOST_PASSES = 8  # a space may make another token of what is beside it
+
+
+def parted(tokenizer, text: str, ids: Collection[int]) -> str:
+    """The text without any of the tokens `ids` in it."""
+    return parted_pieces(tokenizer, [text], ids)[0]
+
+
+def parted_pieces(tokenizer, pieces: Sequence[str], ids: Collection[int]) -> list[str]:
+    """Texts that follow each other, without any of the tokens `ids` in one of them or across their
+    borders, white space there aside: a template may trim them and write nothing in between."""
+    pieces = list(pieces)
+    if tokenizer.context_free or not ids:
+        return pieces
+    for _ in range(_MOST_PASSES):
+        within = [_split(tokenizer, piece, frozenset(ids)) for piece in pieces]
+        joined = _split_across(tokenizer, within, frozenset(ids)) if len(pieces) > 1 else within
+        if joined == pieces:
+            return pieces
+        pieces = joined
+    return [_without(tokenizer, piece, frozenset(ids)) for piece in pieces]
+
+
+def parted_messages(
+    tokenizer, messages: Sequence[Mapping], ids: Collection[int], roles: Collection[str] = ("tool",)
+) -> list[dict]:
+    """The messages, in which texts of those `roles` hold none of the tokens `ids`. Contents that
+    follow each other are looked at together."""
+    messages = [dict(message) for message in messages]
+    run: list[tuple[dict, str | int]] = []  # what holds a text, and where in it
+    for message in [*messages, {"role": None}]:
+        if message.get("role") not in roles:
+            _part_places(tokenizer, run, ids)
+            run = []
+            continue
+        for name in message.keys() - {"role", "content"}:
+            message[name] = parted_texts(tokenizer, message[name], ids)
+        content = message.get("content")
+        if isinstance(content, str):
+            run.append((message, "content"))
+        elif isinstance(content, (list, tuple)):
+            parts = [dict(part) if isinstance(part, Mapping) else part for part in content]
+            message["content"] = parts
+            of_text = [part for part in parts if isinstance(part, dict)]
+            run += [(part, "text") for part in of_text if isinstance(part.get("text"), str)]
+    return messages
+
+
+def parted_texts(tokenizer, value: object, ids: Collection[int]) -> object:
+    """A value of lists and objects, in whose texts stand none of the tokens `ids`."""
+    if isinstance(value, str):
+        return parted(tokenizer, value, ids)
+    if isinstance(value, Mapping):
+        each = {n: parted_texts(tokenizer, item, ids) for n, item in value.items()}
+        return {parted(tokenizer, n, ids) if isinstance(n, str) else n: v for n, v in each.items()}
+    if isinstance(value, (list, tuple)):
+        return [parted_texts(tokenizer, item, ids) for item in value]
+    return value
+
+
+def _part_places(tokenizer, places: Sequence[tuple[dict, str]], ids: Collection[int]) -> None:
+    texts = parted_pieces(tokenizer, [holder[name] for holder, name in places], ids)
+    for (holder, name), text in zip(places, texts, strict=True):
+        holder[name] = text
+
+
+@functools.lru_cache(maxsize=16)
+def _pattern(tokenizer, ids: frozenset[int]) -> re.Pattern | None:
+    """What a text has to hold to hold one of the tokens; None where only the tokenizer can tell."""
+    if not tokenizer.reads_as_written(ids):
+        return None
+    texts = {tokenizer.decode([i], skip_special_tokens=False).strip() for i in ids}
+    longest = sorted((text for text in texts if len(text) > 1), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest)) or r"(?!)")
+
+
+def _found(tokenizer, text: str, ids: frozenset[int]) -> list[tuple[int, int]]:
+    """Where the tokens stand in a text: characters [a, b), white space aside. One of a single
+    character cannot be parted and is left alone."""
+    pattern = _pattern(tokenizer, ids)
+    if len(text) < 2 or (pattern is not None and not pattern.search(text)):
+        return []
+    found = []
+    for i, (a, b) in zip(*tokenizer.encode_with_offsets(text), strict=True):
+        if i in ids:
+            inside = text[a:b]
+            a, b = a + len(inside) - len(inside.lstrip()), b - len(inside) + len(inside.rstrip())
+            if b - a > 1:
+                found.append((a, b))
+    return found
+
+
+def _split(tokenizer, text: str, ids: frozenset[int]) -> str:
+    """The text with a space behind the first character of each token."""
+    for a, _ in reversed(_found(tokenizer, text, ids)):
+        text = f"{text[: a + 1]} {text[a + 1 :]}"
+    return text
+
+
+def _split_across(tokenizer, pieces: list[str], ids: frozenset[int]) -> list[str]:
+    """The pieces with a space in each token that stands in their sum: within a piece, for a
+    template may trim its ends."""
+    characters, places = [], []  # of the sum, and (piece, place in it) of each
+    for number, piece in enumerate(pieces):
+        start, end = len(piece) - len(piece.lstrip()), len(piece.rstrip())
+        characters.append(piece[start:end])
+        places += [(number, at) for at in range(start, end)]
+    pieces, cuts = list(pieces), set()
+    for a, b in _found(tokenizer, "".join(characters), ids):
+        inside = [k for k in range(a + 1, b) if places[k - 1][0] == places[k][0]]
+        cuts.add(places[inside[0] if inside else a + 1])
+    for number, at in sorted(cuts, reverse=True):
+        pieces[number] = f"{pieces[number][:at]} {pieces[number][at:]}"
+    return pieces
+
+
+def _without(tokenizer, text: str, ids: frozenset[int]) -> str:
+    """The text with nothing in place of what still is a token after many spaces."""
+    while spans := _found(tokenizer, text, ids):
+        for a, b in reversed(spans):
+            text = text[:a] + text[b:]
+    return text
