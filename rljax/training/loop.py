@@ -242,6 +242,10 @@ def _steps(run: Run, tracking: Tracking, signals: Signals, profile: Profile) -> 
             run.save(tracking)
         if stop and not run.finished():
             raise hosts.StopAgreed(stop)
+    # A run that was stopped at a step which fewer steps make its last one is evaluated there.
+    if not run.progress.measured and (metrics := run.evaluate()):
+        with beats.phase("tracking"):
+            tracking.log(run.progress.step, {"phase": run.phase.label, **metrics})
 
 
 def whole_step(run: Run, profile: Profile) -> tuple[dict, dict, bool]:
@@ -273,9 +277,9 @@ def summarise(run: Run, status: str) -> dict:
     out = {
         "status": status,
         "accuracy_before": progress.accuracy_before,
-        "accuracy_after": progress.accuracy if progress.rl_steps else None,
+        "accuracy_after": progress.accuracy if progress.measured else None,
         "eval_before": progress.held_out_before,
-        "eval_after": progress.held_out if progress.rl_steps else None,
+        "eval_after": progress.held_out if progress.measured else None,
         "stopped_early": run.stopped_early,
         "wall_s": time.monotonic() - run.started,
         "steps": progress.step,
@@ -296,7 +300,7 @@ def summarise(run: Run, status: str) -> dict:
         means = np.mean(run.steady, axis=0)
         out["step_s"] = float(means.sum())
         out["time_split"] = {n: float(m / means.sum()) for n, m in zip(PARTS, means, strict=True)}
-    if progress.right_before and progress.right and progress.rl_steps:
+    if progress.right_before and progress.right and progress.measured:
         pairs = zip(progress.right_before, progress.right, strict=True)
         changes = [b - a for a, b in pairs if a is not None and b is not None]
         if changes:

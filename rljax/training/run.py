@@ -350,6 +350,7 @@ class Run:
         are any, remembered in progress."""
         with hosts.may_stop(), beats.phase("evaluate"):
             metrics = self._evaluated()
+        self.progress.evaluated_step = self.progress.step
         self._count_patience(metrics)
         return metrics
 
