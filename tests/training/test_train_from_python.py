@@ -247,10 +247,6 @@ def test_numbers_of_numpy_and_jax_are_numbers(tmp_path):
 @pytest.mark.parametrize(
     "fields, says",
     [
-        ({"data": (row for row in [{}])}, "Fix: a list: list(rows)"),
-        ({"data": []}, "a list of dicts, one or more"),
-        ({"data": [1, 2]}, "a list of dicts, one or more"),
-        ({"data": [{"prompt": "\ud800"}]}, "surrogates not allowed"),
         ({"model": json}, "model: got <module 'json'"),
         ({"model": ["a"]}, "must be a text"),
         ({"steps": {1}}, "must be a whole number"),
