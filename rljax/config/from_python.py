@@ -56,7 +56,7 @@ def config_from(
     given["reward" if isinstance(reward, Mapping) else "reward.function"] = reward
     given = {name: value for name, value in given.items() if value is not None}
     found: dict[str, object] = {}
-    for name, value in [*_flat(given), *_flat(fields)]:
+    for name, value in [*named(given), *named(fields)]:
         if name in found:
             raise InputError(f"{WHERE}: {name} is given twice", fix="remove one")
         found[name] = value
@@ -66,11 +66,11 @@ def config_from(
     return with_overrides(base, written, WHERE)
 
 
-def _flat(fields: Mapping, prefix: str = "") -> Iterator[tuple[str, object]]:
-    """(dotted name, value) of fields; a dict is a section."""
+def named(fields: Mapping, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """(dotted name, value) of the fields of a call; a dict is a section."""
     for name, value in fields.items():
         if isinstance(value, Mapping) and not (is_columns(value) and _is_of_data(prefix + name)):
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from named(value, f"{prefix}{name}.")
         else:
             yield _full_name(f"{prefix}{name}"), value
 

@@ -9,9 +9,10 @@ import numpy as np
 
 from rljax import hosts
 from rljax.config import Config
-from rljax.config.from_python import config_from
+from rljax.config.from_python import config_from, named
 from rljax.config.python_words import in_python
 from rljax.errors import InputError
+from rljax.setup.default_batch import FIELDS
 from rljax.training import loop
 from rljax.training.result import RunStopped, TrainedRun
 
@@ -55,7 +56,9 @@ def train(
             if devices is not None:
                 _check_devices(devices)
             made = config_from(config, model, data, reward, fields)
-            return loop.train(made, on_start=on_start, devices=devices)
+            given = {name for name, _ in named(fields)}
+            unset = [name for name in FIELDS if not config and f"batch.{name}" not in given]
+            return loop.train(made, on_start=on_start, devices=devices, unset=unset)
     except RunStopped as stop:
         if hosts.first():  # of a SystemExit with a code Python says nothing
             print(stop, file=sys.stderr, flush=True)

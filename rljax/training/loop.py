@@ -5,11 +5,12 @@ rljax.training.run, every algorithm a page of rljax.dataflows.
 """
 
 import contextlib
+import functools
 import json
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import jax
@@ -27,6 +28,7 @@ from rljax.report.page import write_report
 from rljax.report.run_folder import EQUAL_STEPS, MOST_FAILED, equal_rewards
 from rljax.report.starts import last_start, peak_memory, record_start, versions
 from rljax.setup import Setup, build
+from rljax.setup.default_batch import with_default_batch
 from rljax.tracking import compiles
 from rljax.tracking.folder import concerns, disk_fault, not_written, write_whole
 from rljax.tracking.notebook import make_console
@@ -364,10 +366,15 @@ def programs(setup: Setup) -> list[tuple[str, str]]:
 
 
 def train(
-    config: Config, *, on_start: Callable[[Path | str], None] | None = None, devices=None
+    config: Config,
+    *,
+    on_start: Callable[[Path | str], None] | None = None,
+    devices=None,
+    unset: Collection[str] = (),
 ) -> TrainedRun:
     """Run a config to its end (resuming if run_dir holds checkpoints), on `devices` (default: all
-    there are); returns the run: its folder, summary, metrics, report and policy.
+    there are); returns the run: its folder, summary, metrics, report and policy. The fields of
+    config.batch that are `unset` are chosen for the model and the devices.
 
     Raises InputError for anything the user can fix, before the first compile wherever that is
     possible, and RunStopped where a signal has arrived.
@@ -375,7 +382,12 @@ def train(
     hosts.start(config.hosts.init_timeout_s, config.hosts.heartbeat_s)
     try:
         check_same_start(config)
-        run, signal = _trained(config, on_start, jax.devices() if devices is None else devices)
+        devices = jax.devices() if devices is None else devices
+        check = functools.partial(validate, devices=len(devices))
+        config, said = with_default_batch(config, unset, devices, check)
+        if said and "console" in config.trackers and hosts.first():
+            print(said, flush=True)
+        run, signal = _trained(config, on_start, devices)
     except BaseException as error:
         hosts.fail(error)  # the others would wait for this host
         raise

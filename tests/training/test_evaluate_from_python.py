@@ -86,9 +86,7 @@ def test_metrics_are_arrays_and_the_run_is_one_short_line(run):
 def test_fixes_of_a_run_are_arguments(run):
     config = tiny_config(run.folder, steps=2, evaluate__every_steps=0)
     same = dict(reward=digits_in_order, devices=jax.devices()[:1], correct_at=0.3)
-    with pytest.raises(
-        InputError, match="Fix: use a new run_dir, or train on: steps=4"
-    ):
+    with pytest.raises(InputError, match="Fix: use a new run_dir, or train on: steps=4"):
         rljax.train(config, **same)
     with pytest.raises(InputError, match="checkpoint={\"allow_changed\": .*'actor_optimizer.lr'"):
         rljax.train(config, **same, actor_optimizer={"lr": 1e-2})
