@@ -332,6 +332,7 @@ READS_ITSELF = {
     "command": "sources of this package",
     "config/checks.py": "sources of this package",
     "config/describe.py": "sources of this package",
+    "config/from_python.py": "writes",
     "tracking": "files of the run that this process writes",
     "report": "files of a finished run, each of which may be missing or cut",
     "setup/checkpoint_disk.py": "checked by the manifest's hashes",

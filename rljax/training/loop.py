@@ -414,9 +414,13 @@ def _train(config: Config, place: RunFolder, devices) -> tuple[TrainedRun, str]:
     folder = place.path
     writes = hosts.first()  # files, trackers and the console
     shows = "console" in config.trackers and writes
-    console = make_console(config.sft.steps + config.steps, compiles.running) if shows else None
+    steps = (config.sft.steps + config.steps, config.sft.steps)
+    console = make_console(*steps, compiles.doing) if shows else None
+    if console:
+        console.begin()
     summary, status = {}, "failed"
     with (
+        contextlib.closing(console) if console else contextlib.nullcontext(),
         Signals(abandons=hosts.count() > 1) as signals,
         place.watched(config, lambda: signals.received), place.locked(),
         contextlib.nullcontext(with_commits(config, folder)) as (config, commits),
@@ -439,10 +443,11 @@ def _train(config: Config, place: RunFolder, devices) -> tuple[TrainedRun, str]:
                 try_rewards(run)
                 compiles.expect(programs(run.setup))
                 if console:
-                    console.begin()
+                    console.show()
                 with beats.phase("load"):
                     run.start(tracking)
                 if console and run.progress.step:
+                    console.goes_on(run.progress.step, run.total_steps)
                     print(f"resumed {place} at step {run.progress.step}", flush=True)
                 if writes:
                     # Only now: a refused resume leaves the config of the run that refused it.
@@ -454,6 +459,8 @@ def _train(config: Config, place: RunFolder, devices) -> tuple[TrainedRun, str]:
                     loop(run, tracking, signals, profile)
                 require_scores(run)
                 status = "finished"
+                if console:
+                    console.finished()
             except hosts.StopAgreed as stop:
                 run.started_training = True  # also if it was stopped in its first evaluation
                 status = f"{_STOPPED} {stop} at step {run.progress.step}, " + (

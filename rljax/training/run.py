@@ -282,6 +282,12 @@ class Run:
         """evaluate.patience evaluations in a row were no better than the best before them."""
         return 0 < self.config.evaluate.patience <= self.progress.since_best
 
+    @property
+    def total_steps(self) -> int:
+        """Steps of all phases; supervised ones that have ended early count as many as they were."""
+        ended = self.phase is self.setup.main
+        return self.config.steps + (self.progress.sft_steps if ended else self.config.sft.steps)
+
     def finished(self) -> bool:
         over = self.progress.rl_steps >= self.config.steps or self.stopped_early
         return self.phase is self.setup.main and over

@@ -363,6 +363,18 @@ print("the next stage begins")
 """
 
 
+def test_the_steps_of_a_run_whose_sft_ends_early_are_counted_anew(tmp_path, capsys):
+    """Also by a console that begins at a resume."""
+    base = dataclasses.replace(tiny_config(tmp_path), trackers=("console",))
+    how = dict(sft={"stop_at_accuracy": 0.01, "check_every_steps": 2}, correct_at=0.01,
+               devices=jax.devices()[:1])  # fmt: skip
+    run = rljax.train(base, **how, steps=2)
+    sft = run.summary["sft_steps"]
+    assert sft < 6 and f"step {sft + 2}/{sft + 2} | rl" in capsys.readouterr().out
+    rljax.train(base, **how, steps=3, checkpoint={"allow_changed": ("steps",)})
+    assert f"step {sft + 3}/{sft + 3} | rl" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_what_follows_a_run_that_a_signal_stops_does_not_run(tmp_path, number):
     """The script ends with the code of a preempted run, and finds nothing that looks final."""
