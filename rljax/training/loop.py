@@ -20,7 +20,7 @@ from rljax import beats, hosts
 from rljax.config import Config, to_dict
 from rljax.data.rows.show import turn_lines
 from rljax.errors import InputError
-from rljax.evaluation.policy import bootstrap
+from rljax.evaluation.policy import GAIN, bootstrap
 from rljax.report import timeline
 from rljax.report.live import renewed_report
 from rljax.report.meanings import health_warnings, narrowest_numbers
@@ -306,7 +306,7 @@ def summarise(run: Run, status: str) -> dict:
         pairs = zip(progress.right_before, progress.right, strict=True)
         changes = [b - a for a, b in pairs if a is not None and b is not None]
         if changes:
-            out["difference"] = bootstrap(changes)
+            out["difference"] = bootstrap(changes, within=GAIN)
     return out
 
 

@@ -22,7 +22,7 @@ from rljax.config import fingerprints, is_path
 from rljax.data.online.curriculum import Curriculum
 from rljax.errors import InputError
 from rljax.evaluation.in_training import accuracy_metrics, pass_metrics
-from rljax.evaluation.policy import bootstrap, greedy_accuracy
+from rljax.evaluation.policy import SHARE, bootstrap, greedy_accuracy
 from rljax.keys import root_key, stream
 from rljax.learn.optimizers import current_learning_rate
 from rljax.models.adapters import lora
@@ -391,7 +391,7 @@ class Run:
             LOG.warning("step %d: every reward of the evaluation failed", self.progress.step)
             self.progress.accuracy = self.progress.right = None
             return {"eval/failed_fraction": 1.0}
-        self.progress.accuracy = bootstrap(right)
+        self.progress.accuracy = bootstrap(right, within=SHARE)
         self.progress.right = [None if np.isnan(r) else float(r) for r in right]
         metrics = accuracy_metrics(data.test_prompts, right, samples)
         if n := evaluate.samples:
