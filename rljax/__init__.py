@@ -22,7 +22,7 @@ _PUBLIC = {
     "Config": "rljax.config",
     "validate": "rljax.validation",
     "train": "rljax.training",
-    "evaluate": "rljax.evaluation.policy",
+    "evaluate": "rljax.training.evaluation",
     "contract": "rljax.contracts",
     "Batch": "rljax.batch",
     "Actor": "rljax.roles",

@@ -38,6 +38,7 @@ class _Beats:
     compiling: bool = False
     compiled: bool = False  # since the last sign of life
     last_s: float = dataclasses.field(default_factory=time.monotonic)
+    begun_s: float = dataclasses.field(default_factory=time.monotonic)  # the step, the start or end
     died_in: str = ""  # the phase that the last exception came out of
     slowest: dict[str, float] = dataclasses.field(default_factory=dict)  # s between two, by phase
 
@@ -89,20 +90,26 @@ def waiting() -> Iterator[None]:
 def at_start() -> None:
     """A run begins; another one may have ended in this process."""
     beat()
-    _beats.phases[0], _beats.step = "start", 0
+    _beats.phases[0], _beats.step, _beats.begun_s = "start", 0, time.monotonic()
 
 
 def at_step(step: int) -> None:
     """The step that has been begun."""
     beat()
-    _beats.phases[0], _beats.step = "rest", step
+    _beats.phases[0], _beats.step, _beats.begun_s = "rest", step, time.monotonic()
 
 
 def at_end() -> None:
     """No step is left to do: what follows wraps the run up."""
     beat()
-    _beats.phases[0], _beats.died_in = "finish", ""
+    _beats.phases[0], _beats.died_in, _beats.begun_s = "finish", "", time.monotonic()
     _beats.entered += 1
+
+
+def doing() -> tuple[list[str], int, float]:
+    """The phases that this process is in, outermost first, its step, and the seconds since the
+    step, the start or the end of the run has begun."""
+    return list(_beats.phases), _beats.step, time.monotonic() - _beats.begun_s
 
 
 def died_in() -> str:

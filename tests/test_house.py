@@ -18,7 +18,8 @@ LAUNCHERS = sorted((REPO / "launchers").glob("*.py"))
 # Every room, lowest first: a module may import rooms of the lines before its own, and its own.
 ORDER = [
     ("errors", "beats", "reasoning", "suggest"),
-    ("files", "components", "hosts", "pods"),
+    ("files",),
+    ("components", "hosts", "pods"),
     ("contracts",),
     ("hub", "tracking"),
     ("config", "mesh", "keys", "chips"),
@@ -333,6 +334,7 @@ READS_ITSELF = {
     "command": "sources of this package",
     "config/checks.py": "sources of this package",
     "config/describe.py": "sources of this package",
+    "config/from_python.py": "writes",
     "tracking": "files of the run that this process writes",
     "report": "files of a finished run, each of which may be missing or cut",
     "setup/checkpoint_disk.py": "checked by the manifest's hashes",
@@ -344,6 +346,7 @@ READS_ITSELF = {
     "rewards/sandbox": "what the sandbox itself wrote, and /proc",
     "rewards/judges": "a cache of its own",
     "workers/prints.py": "writes",
+    "hub/client.py": "appends to a download of its own",
     "doctor": "metadata of this Python's packages, and the lock of the TPU's driver",
     "sampler/memory.py": "/proc/meminfo",
     "data/images/files.py": "given to Pillow by open_file, or bytes",

@@ -7,6 +7,10 @@ To change one for good, copy the file whose path `rljax configs` prints at the e
 """
 
 import ast
+import re
+import shutil
+import sys
+import textwrap
 
 from rljax.config.declare import Options
 from rljax.config.flags import shipped_configs
@@ -17,8 +21,17 @@ def main(_: Options) -> None:
     rows = []
     for name, file in files.items():
         doc = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
-        rows.append((name, doc.partition("\n")[0]))
-    wide = max(len(name) for name, _ in rows)
+        rows.append((name, first_sentence(doc)))
+    wide = max(len(name) for name, _ in rows) + 2
+    width = max(shutil.get_terminal_size().columns, wide + 40)
+    width = width if sys.stdout.isatty() else 10_000  # a line each, for grep
     for name, text in rows:
-        print(f"{name:<{wide}}  {text}")
+        print(f"{name:<{wide}}" + ("\n" + " " * wide).join(textwrap.wrap(text, width - wide)))
     print(f"\nThe files are in {files['quickstart'].parent}")
+
+
+def first_sentence(doc: str) -> str:
+    """The first sentence of a docstring, whole, however many lines it has."""
+    paragraph = " ".join(doc.partition("\n\n")[0].split())
+    end = re.search(r"(?<!\b\w)(?<!vs)(?<! al)\.(?= |$)|:$", paragraph)
+    return paragraph[: end.start()] + "." if end else paragraph

@@ -13,4 +13,13 @@ from rljax.config.options import TrainOptions
 
 
 def main(_: Options, given: Given) -> int:
+    from rljax.data.rows.sources import load_prompts  # with JAX: --help answers without it
+
+    row = load_prompts(given.config.data.train, "test")[0]
+    print(
+        f'The task: how often is there an "a"? {row["prompt"]!r} is answered by '
+        f"{row['ground_truth']!r}. A small model is shown some examples (SFT), then learns from "
+        "its own answers by a reward for the right ones (GRPO).",
+        flush=True,
+    )
     return train.main(TrainOptions(), given)

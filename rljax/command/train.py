@@ -80,7 +80,8 @@ def next_steps(folder: Path | str, given: Given, finished: bool) -> Iterator[str
         ("rewards said", "rewards.log"),
     ):
         if path.partition("/")[0] in there:
-            yield f"{name + ':':<14}{folder}/{path}"
+            look = "  (open it in a browser)" if name == "report" else ""
+            yield f"{name + ':':<14}{folder}/{path}{look}"
     if not finished:
         place = f"--config.run_dir={folder}"
         others = [a for a in given.config_arguments() if not a.startswith("--config.run_dir=")]

@@ -5,12 +5,13 @@ its last part alone where no other field ends in it:
 
     {"actor_optimizer.lr": 1e-5}    actor_optimizer={"lr": 1e-5}    samples_per_prompt=8
 
-A function stands where a config has the name of one, and a list of dicts where it has a file of
-rows; both are written to files, so that the config stays text and the run can go on elsewhere.
+A function stands where a config has the name of one, and rows (rljax.config.python_rows) where it
+has a file of them; both are written to files, so that the config stays text and the run can go on
+elsewhere.
 """
 
+import contextlib
 import hashlib
-import json
 import os
 import typing
 from collections.abc import Callable, Container, Iterator, Mapping
@@ -21,11 +22,13 @@ from rljax.config.declare import kind_name
 from rljax.config.flags import load_config_file
 from rljax.config.names import FIELDS_LISTED, field_names, unknown_field
 from rljax.config.overrides import with_overrides
-from rljax.config.own_functions import component_text, write_once
+from rljax.config.own_functions import component_text, not_written
+from rljax.config.python_rows import KINDS, is_columns, is_section, lines_of, splits_of
 from rljax.config.schema import Config
 from rljax.config.texts import kinds
 from rljax.errors import InputError
 from rljax.suggest import elsewhere
+from rljax.tracking.folder import removed_if_empty
 from rljax.tracking.store import is_url
 
 WHERE = "rljax.train"
@@ -50,12 +53,15 @@ def config_from(
     if not isinstance(config, Config) and str(config):
         base = load_config_file(str(config))
     given = {"model": model}
-    given["data" if isinstance(data, Mapping) else "data.train"] = data
+    if isinstance(data, Mapping) and not is_section(data):
+        data = splits_of(data) or data
+    section = is_section(data) or isinstance(data, Mapping) and not is_columns(data)
+    given["data" if section else "data.train"] = data
     given["reward" if isinstance(reward, Mapping) else "reward.function"] = reward
     given = {name: value for name, value in given.items() if value is not None}
     found: dict[str, object] = {}
     ambiguous = []
-    for names, value in [*_flat(given), *_flat(fields)]:
+    for names, value in [*named(given), *named(fields)]:
         if len(names) > 1:
             ambiguous.append((names, value))
         elif names[0] in found:
@@ -72,7 +78,7 @@ def config_from(
             found[name] = value
     run_dir = str(found.get("run_dir", base.run_dir))
     folder = Path(run_dir if run_dir and not is_url(run_dir) else "runs") / "inputs"
-    written = {name: _as_text(name, value, folder) for name, value in found.items()}
+    written = {name: as_text(name, value, folder) for name, value in found.items()}
     return with_overrides(base, written, WHERE)
 
 
@@ -86,13 +92,19 @@ def _the_one_read(names: list[str], unread: Container[str]) -> str:
     raise InputError(f"{WHERE}: {last} is any of {', '.join(read)}", fix=fix)
 
 
-def _flat(fields: Mapping, prefix: str = "") -> Iterator[tuple[list[str], object]]:
+def named(fields: Mapping, prefix: str = "") -> Iterator[tuple[list[str], object]]:
     """(the fields that a name may be, value) of all that is given; a dict is a section."""
     for name, value in fields.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
+        if isinstance(value, Mapping) and not (is_columns(value) and _is_of_data(prefix + name)):
+            yield from named(value, f"{prefix}{name}.")
         else:
             yield _full_names(f"{prefix}{name}"), value
+
+
+def _is_of_data(name: str) -> bool:
+    """Whether a name, whole or the last part of one, is that of a field that holds rows."""
+    section = any(field.startswith(f"{name}.") for field in kinds())
+    return not section and any(f".{field}".endswith(f".{name}") for field in OF_DATA)
 
 
 def _full_names(name: str) -> list[str]:
@@ -111,48 +123,55 @@ def _full_names(name: str) -> list[str]:
     raise InputError(f"{WHERE}: {unknown_field(name, known)}")
 
 
-def _as_text(name: str, value: object, folder: Path) -> object:
-    """A value as the config holds it; functions and rows are written to files of `folder`."""
+def as_text(
+    name: str, value: object, folder: Path, kind: type | None = None, *, where: str = WHERE
+) -> object:
+    """A value as the config holds it; functions and rows are written to files of `folder`. `kind`:
+    of an item of a list. Raises InputError that begins with `where`."""
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         value = value.item()  # a number of NumPy or JAX
     if isinstance(value, os.PathLike):
         return str(value)
     if callable(value):
         return component_text(value, folder, name)
-    kind = kinds()[name]
+    kind = kind or kinds()[name]
     if name == REWARD and isinstance(value, list | tuple) and len(value):
         # TRL's reward_funcs=[f, g]: their sum.
-        texts = [_as_text(name, one, folder) for one in value]
+        texts = [as_text(name, one, folder, where=where) for one in value]
         if not all(isinstance(text, str) and text for text in texts):
             fix = "reward=[f, 'exact_match()']"
-            raise InputError(f"{WHERE}: {name}", value=value, rule="functions or texts", fix=fix)
+            raise InputError(f"{where}: {name}", value=value, rule="functions or texts", fix=fix)
         return f"mixture(rewards=({', '.join(map(repr, texts))},))"
-    if isinstance(value, list | tuple):
-        if value and all(isinstance(row, Mapping) for row in value):
-            return _rows_file(name, value, folder)
-        if typing.get_args(kind):
-            return tuple(_as_text(name, item, folder) for item in value)
-    elif value is None or isinstance(value, str | int | float):
+    items = typing.get_args(kind)
+    if name in OF_DATA and not items and not isinstance(value, str | int | float | None):
+        return _rows_file(name, value, folder, where)
+    if items and isinstance(value, list | tuple):
+        if name in OF_DATA and value and all(isinstance(row, Mapping) for row in value):
+            return (_rows_file(name, value, folder, where),)
+        return tuple(as_text(name, item, folder, items[0], where=where) for item in value)
+    if value is None or isinstance(value, str | int | float):
         return value
-    rows = ", or a list of dicts, one or more" if name in OF_DATA else ""
+    rows = f", or {KINDS}" if name in OF_DATA else ""
     raise InputError(
-        f"{WHERE}: {name}", value=value, rule=f"must be {kind_name(kind)}{rows}",
-        fix="a list: list(rows) of what gives rows one by one" if rows else
-        FIELDS_LISTED,
-    )  # fmt: skip
+        f"{where}: {name}", value=value, rule=f"must be {kind_name(kind)}{rows}", fix=FIELDS_LISTED
+    )
 
 
-def _rows_file(name: str, rows: list[Mapping], folder: Path) -> str:
+def _rows_file(name: str, rows: object, folder: Path, where: str) -> str:
     """The .jsonl file of rows; its name has a digest of them."""
-    try:
-        lines = [json.dumps(dict(row), ensure_ascii=False, allow_nan=False) for row in rows]
-        text = "\n".join(lines) + "\n"
-        digest = hashlib.sha256(text.encode()).hexdigest()[:8]  # ValueError: half a character
-    except (TypeError, ValueError) as error:
-        rule = f"rows become a .jsonl file: {error}"
-        raise InputError(
-            f"{WHERE}: {name}", rule=rule, fix="text, numbers, lists and dicts"
-        ) from None
-    path = folder / f"{name.rpartition('.')[2]}_{digest}.jsonl"
-    write_once(path, text)
+    stem, digest = name.rpartition(".")[2], hashlib.sha256()
+    draft = folder / f"{stem}.{os.getpid()}.tmp"
+    with removed_if_empty(folder), contextlib.ExitStack() as closing:
+        closing.callback(draft.unlink, missing_ok=True)
+        with not_written(draft):
+            folder.mkdir(parents=True, exist_ok=True)
+            file = closing.enter_context(draft.open("w", encoding="utf-8"))
+        for line in lines_of(rows, f"{where}: {name}"):
+            digest.update(line.encode())
+            with not_written(draft):
+                file.write(line)
+        path = folder / f"{stem}_{digest.hexdigest()[:8]}.jsonl"
+        with not_written(path):
+            file.close()
+            os.replace(draft, path)
     return str(path)

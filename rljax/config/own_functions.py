@@ -9,6 +9,7 @@ another version of the function is another component, in this process and to a r
 
 import ast
 import builtins
+import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -21,7 +22,7 @@ import sys
 import textwrap
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rljax.errors import InputError
@@ -62,10 +63,17 @@ def write_once(path: Path, text: str) -> None:
     if path.is_file():
         return
     draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
+    with not_written(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         draft.write_text(text, encoding="utf-8")
         os.replace(draft, path)
+
+
+@contextlib.contextmanager
+def not_written(path: Path) -> Iterator[None]:
+    """Raises InputError where a file of what the run was given cannot be written."""
+    try:
+        yield
     except OSError as error:
         raise InputError(
             "what the run was given cannot be written", value=str(path), rule=str(error),

@@ -24,7 +24,7 @@ from rljax.config.options import EvaluateOptions, check_options
 from rljax.data.rows.read import read_rows
 from rljax.data.rows.sources import prompt_record
 from rljax.errors import InputError
-from rljax.evaluation.policy import bootstrap, pass_at_k
+from rljax.evaluation.policy import SHARE, bootstrap, pass_at_k
 from rljax.evaluation.suite_rows import pinned
 from rljax.evaluation.suites import Suite
 from rljax.keys import root_key
@@ -153,10 +153,10 @@ def suite_metrics(
     if all(map(math.isnan, average)):
         errors = [s["error"] for item in items for s in item["samples"]]
         raise InputError("every reward of the suite failed", value=errors[0])
-    out = {f"avg@{n}": bootstrap(average)}
+    out = {f"avg@{n}": bootstrap(average, within=SHARE)}
     for k in sorted(set(ks)):
         values = [pass_at_k(len(r), sum(r), k) if len(r) >= k else math.nan for r in right]
-        out[f"pass@{k}"] = bootstrap(values)
+        out[f"pass@{k}"] = bootstrap(values, within=SHARE)
     for name, weight in (parts or {}).items():
         out[name] = _part(known, name, weight)
     groups: dict[str, list[float]] = {}
@@ -165,7 +165,9 @@ def suite_metrics(
             if not of:  # the row does not say
                 continue
             groups.setdefault(f"avg@{n}/{column}={of}", []).append(value)
-    out |= {name: bootstrap(v) for name, v in sorted(groups.items()) if not all(map(math.isnan, v))}
+    for name, values in sorted(groups.items()):
+        if not all(map(math.isnan, values)):
+            out[name] = bootstrap(values, within=SHARE)
     return out | _health(items)
 
 

@@ -6,7 +6,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from rljax.data.online.prompts import PromptRecord
-from rljax.evaluation.policy import bootstrap, correct, no_answer, pass_at_k, score_table
+from rljax.evaluation.policy import (
+    SHARE,
+    bootstrap,
+    correct,
+    no_answer,
+    pass_at_k,
+    score_table,
+)
 from rljax.setup.policies import Sample
 
 DIFFICULTY = ("difficulty", "level")  # columns of a data set that say how hard its row is
@@ -19,7 +26,7 @@ def accuracy_metrics(
     not NaN everywhere."""
     return {
         **accuracy_by_kind(prompts, right),
-        **with_interval("eval/accuracy", bootstrap(right)),
+        **with_interval("eval/accuracy", bootstrap(right, within=SHARE)),
         "eval/truncated_fraction": float(np.mean([s.cut_off for s in samples])),
         "eval/failed_fraction": float(np.mean(np.isnan(right))),
         **no_answer(samples, "eval/"),
@@ -45,7 +52,7 @@ def accuracy_by_kind(prompts: Sequence[PromptRecord], right: np.ndarray) -> dict
         if len(values) > 1:
             for name, known in sorted(values.items()):
                 if not np.isnan(known).all():
-                    out |= with_interval(f"eval/{kind}/{name}", bootstrap(known))
+                    out |= with_interval(f"eval/{kind}/{name}", bootstrap(known, within=SHARE))
     return out
 
 
@@ -76,5 +83,5 @@ def pass_metrics(samples: Sequence[Sample], n: int, correct_at: float) -> dict[s
     for k in counts_of(n):
         values = [pass_at_k(m, c, k) for m, c in pairs if m >= k]
         if values:
-            out |= with_interval(f"eval/pass@{k}", bootstrap(values))
+            out |= with_interval(f"eval/pass@{k}", bootstrap(values, within=SHARE))
     return out

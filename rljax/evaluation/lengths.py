@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rljax.evaluation.policy import bootstrap
+from rljax.evaluation.policy import SHARE, bootstrap
 
 Bucket = tuple[str, float, float]  # name, tokens above which and up to which it reaches
 
@@ -30,7 +30,11 @@ def buckets(bounds: Sequence[int]) -> list[Bucket]:
 
 
 def by_length(
-    name: str, values: np.ndarray, tokens: np.ndarray, bounds: Sequence[int]
+    name: str,
+    values: np.ndarray,
+    tokens: np.ndarray,
+    bounds: Sequence[int],
+    within: tuple[float, float] = SHARE,
 ) -> dict[str, dict]:
     """{"NAME/tokens<=100": mean and interval of `values` [P] over the prompts whose `tokens` [P],
     the mean length of their responses, lie in the bucket, ...}. A bucket without a known value is
@@ -39,5 +43,5 @@ def by_length(
     for bucket, above, upto in buckets(bounds):
         inside = values[(tokens > above) & (tokens <= upto)]
         if np.any(~np.isnan(inside)):
-            out[f"{name}/{bucket}"] = bootstrap(inside)
+            out[f"{name}/{bucket}"] = bootstrap(inside, within=within)
     return out

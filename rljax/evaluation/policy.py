@@ -75,12 +75,20 @@ def final_answer(response: str) -> str | None:
     return text.strip().replace(",", "").removesuffix(".") or None
 
 
+SHARE, GAIN = (0.0, 1.0), (-1.0, 1.0)  # between which shares lie, and differences of two
+_Z2 = 1.959964**2  # of a 95 % interval
+
+
 def bootstrap(
     values: Sequence[float], *, weights: Sequence[float] | None = None, resamples: int = 2000,
-    seed: int = 0,
+    seed: int = 0, within: tuple[float, float] | None = None,
 ) -> dict:  # fmt: skip
     """Mean of per-prompt values with a 95 % percentile-bootstrap interval over prompts. `weights`:
-    of each prompt in the mean, sum w x / sum w; None: all the same."""
+    of each prompt in the mean, sum w x / sum w; None: all the same.
+
+    `within`: the bounds of such values. Where all n are equal and at a bound, or all 0, drawing
+    from them again says nothing, and the interval is Wilson's: z^2 / (n + z^2) wide (Wilson 1927).
+    """
     values = np.asarray(values, np.float64)
     weights = np.ones(len(values)) if weights is None else np.asarray(weights, np.float64)
     known = ~np.isnan(values)  # a failed reward says nothing about its prompt
@@ -94,6 +102,10 @@ def bootstrap(
     means = (values * weights)[drawn].sum(axis=1) / weights[drawn].sum(axis=1)
     low, high = np.quantile(means, [0.025, 0.975])
     mean = float((values * weights).sum() / weights.sum())
+    if within is not None and np.ptp(values) == 0 and values[0] in (*within, 0.0):
+        n = weights.sum() ** 2 / (weights**2).sum()
+        spread = _Z2 / (n + _Z2)
+        low, high = max(mean - spread, within[0]), min(mean + spread, within[1])
     return {"value": mean, "low": float(low), "high": float(high), "n": len(values)}
 
 
@@ -175,7 +187,7 @@ def answer_metrics(
     intervals. `episodes` adds their turns and calls."""
     right = correct(score_table(answers.greedy, 1)[:, 0], correct_at)
     out = {
-        "greedy_accuracy": bootstrap(right),
+        "greedy_accuracy": bootstrap(right, within=SHARE),
         "truncated_fraction": float(np.mean([r.cut_off for r in answers.greedy])),
         "failed_rewards": int(np.sum(np.isnan(right))),
         **no_answer(answers.greedy),
@@ -227,8 +239,9 @@ def sampled_metrics(
         live = [i for i, score in enumerate(row) if not np.isnan(score)]
         kept.append(([float(row[i]) for i in live], [texts[i] for i in live]))
 
-    def mean_of(value: Callable, k: int) -> dict:
-        return bootstrap([value(s, a) if len(s) >= k else math.nan for s, a in kept])
+    def mean_of(value: Callable, k: int, within: tuple | None = SHARE) -> dict:
+        values = [value(s, a) if len(s) >= k else math.nan for s, a in kept]
+        return bootstrap(values, within=within)
 
     def right(s):
         return [x >= correct_at for x in s]
@@ -236,6 +249,6 @@ def sampled_metrics(
     out = {f"mean@{len(answers[0])}": mean_of(lambda s, a: sum(right(s)) / len(s), 1)}
     for k in ks:
         out[f"pass@{k}"] = mean_of(lambda s, a, k=k: pass_at_k(len(s), sum(right(s)), k), k)
-        out[f"best_of@{k}"] = mean_of(lambda s, a, k=k: best_of_k(s, k), k)
+        out[f"best_of@{k}"] = mean_of(lambda s, a, k=k: best_of_k(s, k), k, None)
         out[f"maj@{k}"] = mean_of(lambda s, a, k=k: majority_at_k(a, right(s), k), k)
     return out

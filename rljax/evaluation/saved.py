@@ -19,6 +19,7 @@ from rljax.data.rows.split import held_out_fraction
 from rljax.errors import InputError
 from rljax.evaluation.lengths import by_length
 from rljax.evaluation.policy import (
+    GAIN,
     Answers,
     answer_metrics,
     answer_prompts,
@@ -178,4 +179,7 @@ def _compared(ours: _Asked, ask: Callable[[SavedPolicy], _Asked], options: Evalu
     theirs.metrics.update(by(theirs.right))
     gain = ours.right - theirs.right
     named = {"checkpoint": options.against, "step": saved.step, "metrics": theirs.metrics}
-    return {"against": named, "difference": {"pass@1": bootstrap(gain), **by(gain)}}
+    return {
+        "against": named,
+        "difference": {"pass@1": bootstrap(gain, within=GAIN), **by(gain, within=GAIN)},
+    }

@@ -22,7 +22,7 @@ from rljax.datagen.preferences import label_preferences
 from rljax.datagen.rejection import rejection_sample
 from rljax.datagen.saved_labels import label_saved
 from rljax.errors import InputError
-from rljax.evaluation.policy import bootstrap
+from rljax.evaluation.policy import GAIN, SHARE, bootstrap
 from rljax.evaluation.saved import evaluate_saved
 from rljax.experiments.lineage import digest, inputs_of
 from rljax.experiments.stages import Stage
@@ -274,14 +274,15 @@ def _suite(group: list[tuple[str, list[dict]]]) -> dict:
              for name, rows in group}  # fmt: skip
     first = next(iter(right.values()))
 
-    def interval(values: list[float]) -> dict | None:
-        return bootstrap(values) if any(not math.isnan(x) for x in values) else None
+    def interval(values: list[float], within: tuple[float, float]) -> dict | None:
+        known = any(not math.isnan(x) for x in values)
+        return bootstrap(values, within=within) if known else None
 
     return {
         "stages": list(right),
-        "accuracy": {name: interval(values) for name, values in right.items()},
+        "accuracy": {name: interval(values, SHARE) for name, values in right.items()},
         "difference": {
-            name: interval([b - a for a, b in zip(first, values, strict=True)])
+            name: interval([b - a for a, b in zip(first, values, strict=True)], GAIN)
             for name, values in list(right.items())[1:]
         },
         "prompts": [

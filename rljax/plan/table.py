@@ -11,7 +11,7 @@ from rljax.plan.programs import RESHARD
 from rljax.plan.search import Candidate
 from rljax.sampler.layout_cost import LATENCY_S, LayoutCost
 from rljax.setup.placement import SAMPLER
-from rljax.tracking.units import human_bytes
+from rljax.tracking.units import human_bytes, human_count
 
 GIB = 2**30
 LAYOUTS = 6  # of decoding that are shown, beside training's own and the chosen one
@@ -99,7 +99,10 @@ def _training(plan: Plan) -> list[str]:
     for name, x in named.items():
         sizes = (x.weights, x.gradients, x.optimizer, x.total)
         rows.append([name, *(f"{size / 1e9:.4g}" for size in sizes)])
-    return [f"GB per device to train {plan.weights:.4g} weights on all devices", *rows_text(rows)]
+    return [
+        f"GB per device to train {human_count(plan.weights)} weights on all devices",
+        *rows_text(rows),
+    ]
 
 
 def _resharding(plan: Plan) -> list[str]:

@@ -11,7 +11,7 @@ import numpy as np
 from rljax.report import timeline
 from rljax.report.meanings import meaning
 from rljax.report.run_folder import Run
-from rljax.tracking.charts import Series, Span, line_chart, share_bar
+from rljax.tracking.charts import Series, Span, line_chart, share_bar, short
 
 WITHIN = ("time/reward_hidden_s", "time/reward_sample_*_s")  # lie within the other times
 TIME_ORDER = ("time/generate_s", "time/reward_s", "time/learn_s", "time/rest_s")
@@ -119,6 +119,10 @@ GROUPS = (
 NOT_CHARTED = ("step", "x", "phase_rl", "eval/*_low", "eval/*_high")
 MAX_OTHER = 60
 FEWEST = 5  # points of a curve that is drawn against a metric
+# Lines that move less than this, or than that share of their values, are flat; a flat reward or
+# accuracy is what a reader looks for.
+NOISE, ROUNDING = 1e-10, 1e-6
+_NEVER_FLAT = ("reward/mean", "eval/accuracy", "eval/loss")
 
 
 def matches(key: str, patterns: Sequence[str]) -> bool:
@@ -130,21 +134,28 @@ def curves(run: Run) -> str:
     free = [key for key in run.keys() if not matches(key, NOT_CHARTED) and not repeats(run, key)]
     out, used = [], set()
     for name, charts in GROUPS:
-        shown, folded = [], []
+        shown, folded, flat = [], [], []
         for chart in charts:
             keys = [k for p in chart.patterns for k in free if fnmatch.fnmatchcase(k, p)]
             keys = [k for k in dict.fromkeys(keys) if k not in used][: chart.most]
             used |= set(keys)
-            (folded if chart.folded else shown).extend(_draw(run, chart, keys) if keys else [])
+            for title, lines, figure in _draw(run, chart, keys) if keys else []:
+                constant = None if chart.patterns[0] in _NEVER_FLAT else flat_value(lines)
+                if constant is not None and not chart.folded:
+                    flat.append((f"{title} {short(constant)}", figure))
+                else:
+                    (folded if chart.folded else shown).append(figure)
         before = time_split(run) + _timelines(run) if name == "Speed" else ""
         shown += cost(run) if name == "Speed" else []
         shown += rewards_by_distance(run) if name == "The policy" else []
-        if shown or folded or before:
+        if shown or folded or before or flat:
             more = _folded(f"{len(folded)} more of them", folded)
+            names = ", ".join(name for name, _ in flat)
+            more = _folded(f"Flat: {names}", [figure for _, figure in flat]) + more
             grid = f'<div class="grid">{"".join(shown)}</div>'
             out.append(f"<section><h2>{html.escape(name)}</h2>{before}{grid}{more}</section>")
     others = [key for key in free if key not in used]
-    figures = [_alone(run, key) for key in others[:MAX_OTHER]]
+    figures = [_alone(run, key)[-1] for key in others[:MAX_OTHER]]
     left = len(others) - len(figures)
     more = f"<p>{left} more are in metrics.jsonl.</p>" if left else ""
     return "".join(out) + _folded(f"All other metrics ({len(others)})", figures, more)
@@ -206,8 +217,9 @@ def what_it_means(run: Run | None, key: str) -> str:
     if known.healthy:
         text += f". Healthy: {html.escape(known.healthy)}"
     values = run.columns(key)[1] if run is not None else ()
-    if len(values) and not known.is_healthy(float(values[-1])):
-        text += f'. <b class="unhealthy">Outside: {html.escape(known.advice)}</b>'
+    if len(values) and known.outside(float(values[-1])):
+        advice = f": {html.escape(known.advice)}" if known.advice else ""
+        text += f'. <b class="unhealthy">Outside{advice}</b>'
     return f'<span class="what">{text}.</span>'
 
 
@@ -231,14 +243,30 @@ def _figure(run: Run, chart: Chart, lines: Sequence[Series], phase: str | None =
     return line_chart(title, unit, lines, spans=shaded, note=note, from_zero=chart.from_zero)
 
 
-def _alone(run: Run, key: str) -> str:
+def flat_value(lines: Sequence[Series]) -> float | None:
+    """The value of lines of three points or more that all stay at it, but for rounding; None where
+    any moves, or they are at different values."""
+    every = [line.y[np.isfinite(line.y)] for line in lines if line.x.size]
+    if not every or min(map(len, every)) < 3:
+        return None
+    values = np.concatenate(every)
+    if np.ptp(values) > max(NOISE, ROUNDING * float(np.abs(values).max())):
+        return None
+    middle = float(np.median(values))
+    return 0.0 if abs(middle) <= NOISE else middle
+
+
+def _alone(run: Run, key: str) -> tuple[str, list[Series], str]:
     known = meaning(key)
     title, unit = MISMATCH.get(key, key), known.unit if known else ""
-    return _figure(run, Chart(title, unit, (key,)), [series_of(run, key)])
+    lines = [series_of(run, key)]
+    return title, lines, _figure(run, Chart(title, unit, (key,)), lines)
 
 
-def _draw(run: Run, chart: Chart, keys: Sequence[str]) -> Iterator[str]:
-    """The figures of one `Chart`: usually one, or one a phase, or one a metric."""
+def _draw(
+    run: Run, chart: Chart, keys: Sequence[str]
+) -> Iterator[tuple[str, Sequence[Series], str]]:
+    """(title, lines, figure) of one `Chart`: usually one, or one a phase, or one a metric."""
     if not chart.title:
         for key in keys:
             yield _alone(run, key)
@@ -247,7 +275,8 @@ def _draw(run: Run, chart: Chart, keys: Sequence[str]) -> Iterator[str]:
     split = chart.by_phase and len(phases) > 1
     for phase in phases if split else [None]:
         lines = [series_of(run, key, phase) for key in keys]
-        yield _figure(run, chart, lines, phase)
+        title = f"{chart.title} ({phase.upper()})" if phase else chart.title
+        yield title, lines, _figure(run, chart, lines, phase)
 
 
 def _times(run: Run) -> list[str]:
@@ -334,4 +363,5 @@ def _series(run: Run, key: str, at: dict[float, float]) -> Series | None:
     if len(known) < FEWEST:
         return None
     x, y = np.array(known).T
-    return Series(key, x, y, dots=key.startswith("eval/"))
+    # The number beside the name is that of the last step, as in all charts.
+    return Series(key, x, y, dots=key.startswith("eval/"), last=float(values[-1]))

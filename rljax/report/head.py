@@ -67,13 +67,15 @@ def title_of(run: Run) -> str:
     return f"{before}{what}{of}{on}"
 
 
-def head(run: Run) -> str:
-    """Title, facts of the config, and folded: the command, the code, the machine; the files."""
+def title(run: Run) -> str:
+    """The title of the page, and the name of the run folder."""
     name = html.escape(run.folder.resolve().name)
-    return (
-        f'<h1>{html.escape(title_of(run))}</h1><p class="dim">run folder <b>{name}</b></p>'
-        f"{_facts(run)}{_files(run.folder)}{_origin(run)}"
-    )
+    return f'<h1>{html.escape(title_of(run))}</h1><p class="dim">run folder <b>{name}</b></p>'
+
+
+def facts(run: Run) -> str:
+    """Facts of the config, the files, and folded: the command, the code, the machine."""
+    return f"{_facts(run)}{_files(run.folder)}{_origin(run)}"
 
 
 def _facts(run: Run) -> str:

@@ -3,6 +3,7 @@ rljax.report.glossary, looked up. A metric that is the user's own has no meaning
 
 import dataclasses
 import functools
+import math
 import re
 from collections.abc import Mapping
 
@@ -14,6 +15,12 @@ from rljax.report.mismatch_glossary import LARGEST_DIFFERENCE, MISMATCH, OTHER_P
 # size says whether too little is left to learn from.
 OF_ONE_POLICY = ("mismatch_kl", "mismatch_k3_kl", "probability_correlation")
 SLACK = 1e-6  # a correlation of 1 may be rounded to a little more
+_NUMBER = r"-?\d+(?:\.\d+)?"
+# How a text begins that names a range: "below 0.1", "0.3 to 0.7", "0", before a comma or its end.
+_RANGE = re.compile(
+    rf"(?:(?P<word>below|above|at most|at least) (?P<bound>{_NUMBER})|"
+    rf"(?P<low>{_NUMBER})(?: to (?P<high>{_NUMBER}))?)(?=$|[,;:])"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +40,22 @@ class Meaning:
             return True
         low, high = self.limits
         return low - SLACK <= value <= high + SLACK
+
+    def outside(self, value: float) -> bool:
+        """Whether a value is outside of the range that `healthy` begins with, such as "below 0.1;
+        more: ..."; False where it names none. Of such a range no run warns."""
+        if self.limits is not None:
+            return not self.is_healthy(value)
+        found = _RANGE.match(self.healthy)
+        if found is None or math.isnan(value):
+            return False
+        if found["word"] in ("below", "at most"):
+            return value > float(found["bound"]) + SLACK
+        if found["word"]:
+            bound = float(found["bound"])
+            return value < bound - SLACK or found["word"] == "above" and value <= bound + SLACK
+        low, high = float(found["low"]), float(found["high"] or found["low"])
+        return not low - SLACK <= value <= high + SLACK
 
     def line(self) -> str:
         """One line: meaning, unit, what is healthy."""

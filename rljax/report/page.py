@@ -16,10 +16,10 @@ from rljax.errors import InputError
 from rljax.report.curves import NOT_CHARTED, curves, matches
 from rljax.report.data_rows import data_rows
 from rljax.report.estimates import shares, shown
-from rljax.report.head import head, title_of
+from rljax.report.head import facts, title, title_of
 from rljax.report.kinds import of_a_run
 from rljax.report.meanings import meaning
-from rljax.report.run_folder import Run, check_is_run, pairs, read_run, verdict
+from rljax.report.run_folder import Run, check_is_run, estimate, pairs, read_run, verdict
 from rljax.report.samples import completions
 from rljax.report.style import document
 from rljax.report.targets import expected
@@ -45,6 +45,12 @@ def headline(run: Run) -> str:
                 "<p>Write the report again once <code>metrics.jsonl</code> has rows.</p>"
                 "</section>"
             )
+        if estimate(run.summary.get("accuracy_before")) is not None:
+            return (
+                f'<section class="headline"><h2>No evaluation after the last step of {trained}</h2>'
+                "<p>So no change of the accuracy is claimed. Where the run goes on to its end, it "
+                "is evaluated there.</p></section>"
+            )
         return (
             f'<section class="headline"><h2>No evaluation before and after {trained}</h2><p>'
             "So no change of the accuracy is claimed. The rewards and losses below are those of "
@@ -68,8 +74,10 @@ def headline(run: Run) -> str:
 
 
 def _evaluation_table(run: Run) -> str:
-    rows = []
-    for name, before, after, change in pairs(run.summary):
+    rows, measured = [], pairs(run.summary)
+    if [name for name, *_ in measured] == ["accuracy"]:
+        return ""  # the headline says it
+    for name, before, after, change in measured:
         s = shares(before, after)
         cells = (
             shown(before, s),
@@ -89,6 +97,28 @@ def _evaluation_table(run: Run) -> str:
     return (
         f'<section><h2>Before and after</h2><div class="scroll"><table><tr>{head}</tr>'
         f"{''.join(rows)}</table></div></section>"
+    )
+
+
+def _outside(run: Run) -> str:
+    """The metrics of the last phase that ended outside of their healthy range."""
+    phase, found = (run.phases() or [None])[-1], []
+    for key in run.keys():
+        values, known = run.columns(key, phase)[1], meaning(key)
+        if matches(key, NOT_CHARTED) or known is None or not len(values):
+            continue
+        if known.outside(float(values[-1])):
+            what = html.escape(known.line(), quote=True)
+            value, healthy = html.escape(short(float(values[-1]))), html.escape(known.healthy)
+            found.append(
+                f'<li title="{what}"><code>{html.escape(key)}</code> <b>{value}</b> '
+                f'<span class="dim">healthy: {healthy}</span></li>'
+            )
+    if not found:
+        return ""
+    return (
+        '<section class="outside"><p><b>Outside their healthy range</b> at the last step:</p>'
+        f"<ul>{''.join(found)}</ul></section>"
     )
 
 
@@ -155,10 +185,9 @@ def _body(run: Run) -> str:
         else ""
     )
     return (
-        f"{head(run)}{headline(run)}{notes}{_evaluation_table(run)}{of_a_run(run)}"
-        f"{expected({'': [run]})}{_faults(run)}"
-        f"{legend}{curves(run)}{_glossary(run)}{transcripts(run)}{completions(run)}"
-        f"{data_rows(run)}{config}"
+        f"{title(run)}{headline(run)}{_outside(run)}{notes}{facts(run)}{_evaluation_table(run)}"
+        f"{of_a_run(run)}{expected({'': [run]})}{_faults(run)}{transcripts(run)}{completions(run)}"
+        f"{legend}{curves(run)}{_glossary(run)}{data_rows(run)}{config}"
     )
 
 

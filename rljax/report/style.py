@@ -24,6 +24,7 @@ p { margin: 4px 0; } .dim { color: var(--dim); } code, pre, .text { font-family:
 .headline.bad { border-left-color: var(--bad); } .good .verdict { color: var(--good); }
 .bad .verdict { color: var(--bad); } .interval { font-size: .8em; color: var(--dim);
   font-weight: 400; white-space: nowrap; }
+.outside { font-size: 14px; } .outside ul { margin: 4px 0 14px; padding-left: 20px; }
 .note { border-left: 3px solid var(--s1); padding-left: 10px; margin: 10px 0; }
 .grid { display: grid; gap: 14px;
   grid-template-columns: repeat(auto-fill, minmax(min(100%, 340px), 1fr)); }
@@ -88,6 +89,7 @@ h3 { font-size: .95rem; margin: 16px 0 6px; }
 details { margin: 12px 0; } summary { cursor: pointer; font-weight: 600; }
 .of-prompt { margin: 0 0 18px; }
 @media (max-width: 560px) { th { overflow-wrap: break-word; }
+  table .interval { white-space: normal; display: block; }
   th, td { white-space: normal; padding-right: 8px; font-size: 13px; } }
 pre { overflow-x: auto; background: var(--card); border: 1px solid var(--line); border-radius: 8px;
   padding: 10px 12px; }

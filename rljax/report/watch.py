@@ -6,8 +6,10 @@ Where the output is no terminal, each new step is a line of plain text.
 """
 
 import dataclasses
+import difflib
 import fnmatch
 import os
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -123,6 +125,8 @@ def frame(runs: Mapping[str, Run], metrics: Sequence[str], screen: Screen) -> li
         one_line(f"{mark} {state(name, run)}", screen.width)
         for mark, (name, run) in zip(marks, runs.items(), strict=True)
     ]
+    for line in missing(runs, metrics):
+        lines += textwrap.wrap(one_line(line, 3 * screen.width), screen.width)
     for row in _charts(runs, _keys(runs, metrics), marks, screen):
         if len(lines) + len(row) >= screen.height:
             break
@@ -156,9 +160,32 @@ def _marks(count: int, ascii_only: bool) -> list[str]:
 
 def _keys(runs: Mapping[str, Run], metrics: Sequence[str]) -> list[str]:
     """The metrics to chart, in the order in which they were asked for."""
-    known = list(dict.fromkeys(key for run in runs.values() for key in run.keys()))
-    found = [k for pattern in metrics or METRICS for k in known if fnmatch.fnmatchcase(k, pattern)]
+    known = _known(runs)
+    found = [key for pattern in metrics or METRICS for key in _matching(pattern, known)]
     return list(dict.fromkeys(found))
+
+
+def _known(runs: Mapping[str, Run]) -> list[str]:
+    names = dict.fromkeys(key for run in runs.values() for key in run.keys())
+    return [name for name in names if name not in ("step", "x")]  # the axis itself
+
+
+def _matching(pattern: str, known: Sequence[str]) -> list[str]:
+    """The metrics that a name or pattern stands for: "reward" for all that begin with reward/,
+    where none has that name itself."""
+    found = [key for key in known if fnmatch.fnmatchcase(key, pattern)]
+    return found or [key for key in known if key.startswith(f"{pattern.rstrip('/')}/")]
+
+
+def missing(runs: Mapping[str, Run], metrics: Sequence[str]) -> list[str]:
+    """A line for each pattern that no metric of the runs matches, with the names that there are."""
+    known, lines = _known(runs), []
+    for pattern in metrics if known else ():
+        if not _matching(pattern, known):
+            near = [key for key in known if pattern.strip("*/") in key]
+            near = near or difflib.get_close_matches(pattern, known, n=5, cutoff=0.5) or known
+            lines.append(f"no metric matches {pattern!r}; there are {', '.join(near[:20])}")
+    return lines
 
 
 def _charts(
@@ -249,9 +276,14 @@ def new_lines(
     """A line for each step that is new, and one for each run that has ended, until all have."""
     seen: dict[str, float] = {}
     ended: set[str] = set()
+    said: set[str] = set()
     while True:
         runs = read()
         over = all_ended(runs)
+        for line in missing(runs, metrics):
+            if line.partition(";")[0] not in said:  # the names that there are may become more
+                said.add(line.partition(";")[0])
+                yield line
         for name, run in runs.items():
             label = f"{name} " if len(runs) > 1 else ""
             for row in run.rows:

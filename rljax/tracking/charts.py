@@ -91,6 +91,7 @@ class Series:
     high: np.ndarray | None = None
     dots: bool = False
     title: str = ""
+    last: float | None = None  # what the legend says; None: y of the largest x
 
 
 @dataclasses.dataclass(frozen=True)
@@ -355,7 +356,7 @@ def _key(s: Series, index: int) -> str:
     another phase."""
     if not s.x.size:
         return ""
-    finite = s.y[np.isfinite(s.y)]
+    finite = s.y[np.isfinite(s.y)] if s.last is None else np.array([s.last])
     last = short(float(finite[-1])) if finite.size else "no finite value"
     title = f' title="{html.escape(s.title, quote=True)}"' if s.title else ""
     return f'<span class="key"{title}>{legend(index)}{html.escape(s.name)} <b>{last}</b></span>'

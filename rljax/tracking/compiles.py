@@ -5,7 +5,6 @@ Counts every backend compile of the process, those that the persistent cache ans
 """
 
 import os
-import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -19,7 +18,7 @@ _LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"  # what comes next 
 _names: list[str] = []
 _seconds: list[float] = []  # of each of them
 _hits: list[int] = []  # how many programs had been named when the cache had one
-_now: list[tuple[str, float]] = []  # name and start of the program that is being compiled
+_now: list[str] = []  # the name of the program that is being compiled
 _expected: dict[str, str] = {}
 _watching = False
 
@@ -43,7 +42,7 @@ def watch() -> None:
 def _note(event: str, seconds: float, **details) -> None:
     name = str(details.get("fun_name", "a program"))
     if event == _LOWERED:
-        _now[:] = [(name, time.monotonic())]
+        _now[:] = [name]
         beats.compiling(True)
     if event == _EVENT:
         _now.clear()
@@ -63,16 +62,32 @@ def expect(programs: Iterable[tuple[str, str]]) -> None:
     _expected.update((f"jit({name})", what) for name, what in programs)
 
 
-def running() -> tuple[str, float] | None:
-    """("compiling learn (2 of 3)", seconds so far), None while nothing is compiled."""
+# Phases of rljax.beats in the words of whoever waits for them.
+_WORDS = {
+    "start": "preparing the run", "load": "loading the model", "begin": "setting up the next phase",
+    "data": "drawing rows of the data", "generate": "sampling responses",
+    "reward": "scoring responses", "learn": "learning", "evaluate": "evaluating", "rest": "working",
+    "save": "saving a checkpoint", "tracking": "writing metrics", "finish": "wrapping the run up",
+    "export": "exporting the policy", "programs": "copying compiled programs",
+    "download": "downloading", "reference_logprobs": "computing log-probs of the reference",
+}  # fmt: skip
+
+
+def doing() -> tuple[str, float]:
+    """("step 12: evaluating, sampling responses", seconds since the step began): what this process
+    does now. Of what is compiled the large programs are named, by what they are for."""
+    phases, step, seconds = beats.doing()
+    words = [_WORDS.get(name, name) for name in phases[1:] or phases[:1]]
+    words = [word for word in words if word != _WORDS["data"]] or words  # what it draws them for
     now = next(iter(_now), None)  # one read: another thread writes it
-    if now is None:
-        return None
-    name, begun = now
-    what = _expected.get(name, name.removeprefix("jit(").removesuffix(")"))
-    place = list(_expected).index(name) + 1 if name in _expected else 0
-    number = f" ({place} of {len(_expected)})" if place else ""
-    return f"compiling {what}{number}", time.monotonic() - begun
+    if now is not None and now in _expected:
+        words.append(
+            f"compiling {_expected[now]} ({[*_expected].index(now) + 1} of {len(_expected)})"
+        )
+    elif now is not None:
+        words.append("compiling")
+    at = f"step {step}: " if phases[0] == "rest" else ""
+    return at + ", ".join(dict.fromkeys(words)), seconds
 
 
 class Compiled(NamedTuple):

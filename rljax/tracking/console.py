@@ -30,6 +30,8 @@ from rljax.tracking.screen import Terminal
 NUMBERS = (
     ("reward/mean", "reward", "reward"),
     ("eval/accuracy", "eval accuracy", "accuracy"),
+    ("rewards/accuracies", "right pairs", "right pairs"),
+    ("rewards/margins", "margin of pairs", "margin"),
     ("ref_kl/k3", "KL to reference", "kl"),
     ("entropy", "entropy", "entropy"),
     ("response_tokens/mean", "response tokens", "len"),
@@ -48,8 +50,10 @@ SPEED_WINDOW = (
     20  # steps that the time left is extrapolated from: SFT and RL steps differ in length
 )
 REFRESH_PER_S = 4
-BUSY_S, BUSY_AGAIN_S = 3.0, 60.0  # a plain console says what takes longer, and says so again
 SHOWN_WARNINGS = 3
+# A plain console names a program that compiles longer than this, once, and what goes on where it
+# has printed nothing for that long.
+BUSY_S, SILENT_S = 3.0, 20.0
 QUIET_S = 10.0  # after which a live one says how long ago the last step was
 
 
@@ -74,14 +78,22 @@ def _number(value: object) -> float | None:
         return None
 
 
-def busy_line(busy: tuple[str, float] | None, said: str, due: float) -> tuple[str, str, float]:
-    """(line to print or "", what was looked at, seconds from which on the next line is due)."""
-    what, seconds = busy or ("", 0.0)
-    if what != said or seconds < BUSY_S:
-        due = BUSY_S
-    if seconds < due:
-        return "", what, due
-    return f"{what}, {duration(seconds)}", what, seconds + BUSY_AGAIN_S
+class Waiting:
+    """When a plain console says what a run is at: `line(what, seconds of the step, now)` is the
+    text to print, or ""."""
+
+    def __init__(self, now: float):
+        self.printed_s = self.since_s = now
+        self.what, self.named = "", set()
+
+    def line(self, what: str, seconds: float, now: float) -> str:
+        if what != self.what:
+            self.what, self.since_s = what, now
+        compiles = "compiling " in what and what not in self.named
+        if not (compiles and now - self.since_s >= BUSY_S or now - self.printed_s >= SILENT_S):
+            return ""
+        self.named.add(what)
+        return f"{what}, {duration(seconds)} so far"
 
 
 class Console:
@@ -94,8 +106,10 @@ class Console:
         live: bool | None = None,
         every: int = 10,
         console: rich.console.Console | None = None,
-        busy: Callable[[], tuple[str, float] | None] | None = None,
+        busy: Callable[[], tuple[str, float]] | None = None,
+        sft_steps: int = 0,
     ):
+        self.sft_steps = sft_steps  # of total_steps; they may end early
         self.total, self.every = max(1, int(total_steps)), max(1, int(every))
         self.console = console or Terminal()
         self.live = self.console.is_terminal if live is None else live
@@ -109,22 +123,36 @@ class Console:
         self.display: Live | None = None
         self.busy, self.closed = busy, threading.Event()
         self.warnings: Callable[[], Sequence[str]] = tuple  # of the run so far, a line each
+        self.waiting = Waiting(self.started)
 
     # --- the tracker ---
 
     def begin(self) -> None:
-        """Shows what goes on before the first step."""
-        if self.live:
-            self._start()
-        elif self.busy is not None:
+        """Says from now on what goes on before the first step, and between steps."""
+        if self.busy is not None:
             threading.Thread(target=self._say_busy, daemon=True).start()
 
+    def show(self) -> None:
+        """Draws from now on where the output is a terminal."""
+        if self.live:
+            self._start()
+
+    def goes_on(self, step: int, total_steps: int) -> None:
+        """A resumed run is at `step` of so many."""
+        with self.lock:
+            self.step, self.total = step, max(1, total_steps)
+
+    def finished(self) -> None:
+        """No step is left: the bar is full, also where the run ended early."""
+        with self.lock:
+            self.total = max(1, self.step)
+
     def _say_busy(self) -> None:
-        said, due = "", BUSY_S
         while not self.closed.wait(1.0):
-            line, said, due = busy_line(self.busy(), said, due)
-            if line:
-                self.say(line)
+            if self.display is None:
+                what, seconds = self.busy()
+                if line := self.waiting.line(what, seconds, time.monotonic()):
+                    self.say(line)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         values = {key: number for key, v in metrics.items() if (number := _number(v)) is not None}
@@ -132,14 +160,20 @@ class Console:
             first = self.first_step is None
             self.first_step = step if first else self.first_step
             self.step = max(self.step, step)
-            self._set_phase(metrics, values)
+            self._set_phase(step, metrics, values)
             for key, value in values.items():
                 self.history.setdefault(key, collections.deque(maxlen=HISTORY)).append(value)
             if not self.clock or step > self.clock[-1][0]:
                 self.clock.append((step, time.monotonic()))
         if self.live:
             self._start()
-        elif first or step % self.every == 0 or step >= self.total or "eval/accuracy" in values:
+        elif (
+            first
+            or step % self.every == 0
+            or step >= self.total
+            or "eval/accuracy" in values
+            or time.monotonic() - self.waiting.printed_s >= SILENT_S
+        ):
             self.say(self._plain_line(step, values))
 
     def samples(self, step: int, rows: Sequence[Mapping]) -> None:
@@ -184,7 +218,7 @@ class Console:
         )  # an exception that nobody catches must not leave a hidden cursor
         self.display.start()
 
-    def _set_phase(self, metrics: Mapping, values: Mapping[str, float]) -> None:
+    def _set_phase(self, step: int, metrics: Mapping, values: Mapping[str, float]) -> None:
         phase = self.phase
         if isinstance(metrics.get("phase"), str):
             phase = one_line(metrics["phase"], 12)
@@ -194,6 +228,8 @@ class Console:
             # An SFT loss or pace says nothing about RL's: only the evaluations are one trend.
             self.history = {k: v for k, v in self.history.items() if k.startswith("eval/")}
             self.clock.clear()
+            if self.phase == "sft":  # it may have ended early
+                self.total += min(0, step - 1 - self.sft_steps)
         self.phase = phase
 
     def _time_left(self) -> float:
@@ -205,7 +241,7 @@ class Console:
 
     def _shares(self, values: Mapping[str, float]) -> list[tuple[str, float]]:
         known = [(name, values.get(key, math.nan)) for key, name in TIMES]
-        known = [(name, seconds) for name, seconds in known if 0 <= seconds < math.inf]
+        known = [(name, seconds) for name, seconds in known if 0 < seconds < math.inf]
         total = sum(seconds for _, seconds in known)
         return [(name, seconds / total) for name, seconds in known] if total > 0 else []
 
@@ -224,6 +260,7 @@ class Console:
 
     def say(self, line: str) -> None:
         """Prints a line with the time of day, above what is drawn."""
+        self.waiting.printed_s = time.monotonic()
         encoding = self.console.encoding or "utf-8"
         line = f"{time.strftime('%H:%M:%S')} {line}"
         line = line.encode(encoding, "replace").decode(encoding)  # a C locale must not raise
@@ -256,9 +293,11 @@ class Console:
 
     def _waiting(self) -> str:
         """What the run does between two steps when that takes long: compiling, or what else."""
-        what, seconds = (self.busy() if self.busy is not None else None) or ("", 0.0)
-        if what and seconds >= 1:
-            return f"{what}, {duration(seconds)}"
+        if self.closed.is_set():
+            return ""
+        what, seconds = self.busy() if self.busy is not None else ("", 0.0)
+        if what and seconds >= BUSY_S:
+            return f"{what}, {duration(seconds)} so far"
         since = time.monotonic() - (self.clock[-1][1] if self.clock else self.started)
         return f"last step {duration(since)} ago" if self.clock and since > QUIET_S else ""
 
@@ -266,10 +305,16 @@ class Console:
         grid = Table.grid(padding=(0, 1), expand=True)
         for ratio in (None, 1, None):
             grid.add_column(ratio=ratio, no_wrap=True)
+        goes_on = "" if self.closed.is_set() else f", left {duration(left)}"
         grid.add_row(
             Text(f"{self.phase or 'run'} step {self.step}/{self.total}", style="bold"),
-            ProgressBar(total=self.total, completed=min(self.step, self.total)),
-            Text(f"{duration(time.monotonic() - self.started)}, left {duration(left)}"),
+            ProgressBar(
+                total=self.total,
+                completed=min(self.step, self.total),
+                complete_style="cyan",
+                finished_style="green",
+            ),
+            Text(duration(time.monotonic() - self.started) + goes_on),
         )
         return grid
 

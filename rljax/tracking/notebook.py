@@ -55,17 +55,22 @@ def in_notebook() -> bool:
     return isinstance(shell, sys.modules["ipykernel.zmqshell"].ZMQInteractiveShell)
 
 
-def make_console(total_steps: int, busy: Callable[[], tuple[str, float] | None]) -> Console:
-    """What shows a run where it is watched: in a notebook, on a terminal, or in a log."""
+def make_console(
+    total_steps: int, sft_steps: int, busy: Callable[[], tuple[str, float]]
+) -> Console:
+    """What shows a run where it is watched: in a notebook, on a terminal, or in a log. `sft_steps`:
+    of the total, which may end early."""
     kind = NotebookConsole if in_notebook() else Console
-    return kind(total_steps, busy=busy)
+    return kind(total_steps, sft_steps=sft_steps, busy=busy)
 
 
 class NotebookConsole(Console):
     """Draws the run in the output of a notebook's cell; a `Tracker`."""
 
-    def __init__(self, total_steps: int, *, busy: Callable[[], tuple[str, float] | None]):
-        super().__init__(total_steps, live=True, busy=busy)
+    def __init__(
+        self, total_steps: int, *, busy: Callable[[], tuple[str, float]], sft_steps: int = 0
+    ):
+        super().__init__(total_steps, live=True, busy=busy, sft_steps=sft_steps)
         self.curves: dict[str, dict[int, float]] = {key: {} for key, *_ in CHARTS}
         self.notes: list[str] = []
         self.drawing: threading.Thread | None = None
@@ -77,6 +82,9 @@ class NotebookConsole(Console):
                 if isinstance(metrics.get(key), int | float):
                     curve[step] = float(metrics[key])
         super().log(step, metrics)
+
+    def begin(self) -> None:
+        self.show()  # what goes on is a part of the output
 
     def say(self, line: str) -> None:
         with self.lock:

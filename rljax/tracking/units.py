@@ -7,3 +7,8 @@ def human_bytes(count: float) -> str:
         if count >= unit:
             return f"{count / max(unit, 1e6):.3g} {name}"
     return f"{count / 1e3:.3g} kB" if count >= 1e3 else f"{count:.0f} B"
+
+
+def human_count(count: float) -> str:
+    """A number of things for people, to four digits: 109,400, 7,242,000,000."""
+    return f"{float(f'{count:.4g}'):,.0f}"

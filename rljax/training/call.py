@@ -9,9 +9,11 @@ import numpy as np
 
 from rljax import hosts
 from rljax.config import Config
-from rljax.config.from_python import config_from
+from rljax.config.from_python import config_from, named
+from rljax.config.python_words import in_python
 from rljax.config.trust import require_trust
 from rljax.errors import InputError
+from rljax.setup.default_batch import FIELDS
 from rljax.training import loop
 from rljax.training.result import RunStopped, TrainedRun
 from rljax.validation.unread import unread
@@ -21,7 +23,7 @@ def train(
     config: Config | str = "",
     *,
     model: str | Path | None = None,
-    data: str | Path | Callable | Sequence[Mapping] | Mapping | None = None,
+    data: object = None,
     reward: str | Callable | Mapping | None = None,
     on_start: Callable[[Path | str], None] | None = None,
     devices: Sequence | None = None,
@@ -31,27 +33,39 @@ def train(
     """Runs a config to its end (resuming if run_dir holds checkpoints), on `devices` (default: all
     there are); returns the run: its folder, summary, metrics, report and policy.
 
-    `config` is a Config or the name of one, as --config takes it; without it the rest is set on the
-    defaults. `model` is a folder, a name of the hub or "decoder(layers=2)". `data` is a file, a
-    name of the hub, a task, a function that returns one, or a list of rows. `reward` is the name of
-    a function or a function, of a notebook's cell, too. `fields` are fields of the config:
-
+        run = rljax.train(model="Qwen/Qwen2.5-0.5B-Instruct", data=dataset, reward=my_reward)
         rljax.train("quickstart", steps=20, samples_per_prompt=16, actor_optimizer={"lr": 1e-3})
 
-    A config in JSON or YAML, or of a run folder, may be a stranger's: what it names of others runs
-    only with `trust_code`, or where the run began on this machine.
+    Args:
+      config: a Config, or the name or file of one, as --config takes it; without it the rest is set
+        on the defaults, and the sizes of a batch are chosen for the model and the devices.
+      model: a folder, a name of the hub or "decoder(layers=2)".
+      data: rows, as a datasets.Dataset, IterableDataset or DatasetDict (its splits train and test),
+        a DataFrame of pandas or polars, a pyarrow Table, a dict of columns, a list of dicts, or an
+        iterator of dicts; or a file, a name of the hub, a task, or a function that returns one.
+        `test` takes the same, for held-out prompts.
+      reward: a function, also of a notebook's cell, the name of one, or a list of them.
+      on_start: is called with the run folder.
+      devices: such as jax.devices()[:4].
+      trust_code: says that a config in JSON or YAML, or of a run folder, may run what it names of
+        others. A run that began on this machine needs it not.
+      fields: fields of rljax.Config: by name, by the dict of a section, or by the last part of a
+        name alone. print(rljax.Config()) shows all of them with their defaults.
 
     Raises InputError for anything the user can fix, before the first compile wherever that is
     possible. A run that SIGTERM, SIGHUP or Ctrl-C stops saves and raises RunStopped, which ends a
     script that does not catch it, so that nothing goes on from a half-trained policy.
     """
-    if devices is not None:
-        _check_devices(devices)
-    if not isinstance(config, Config) and str(config):
-        require_trust(str(config), trust_code)
-    made = config_from(config, model, data, reward, fields, unread)
     try:
-        return loop.train(made, on_start=on_start, devices=devices)
+        with in_python("rljax.train"):
+            if devices is not None:
+                _check_devices(devices)
+            if not isinstance(config, Config) and str(config):
+                require_trust(str(config), trust_code)
+            made = config_from(config, model, data, reward, fields, unread)
+            given = {name for names, _ in named(fields) for name in names}
+            unset = [name for name in FIELDS if not config and f"batch.{name}" not in given]
+            return loop.train(made, on_start=on_start, devices=devices, unset=unset)
     except RunStopped as stop:
         if hosts.first():  # of a SystemExit with a code Python says nothing
             print(stop, file=sys.stderr, flush=True)

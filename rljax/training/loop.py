@@ -5,11 +5,12 @@ rljax.training.run, every algorithm a page of rljax.dataflows.
 """
 
 import contextlib
+import functools
 import json
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import jax
@@ -20,7 +21,7 @@ from rljax.config import Config, to_dict
 from rljax.config.trust import vouch
 from rljax.data.rows.show import turn_lines
 from rljax.errors import InputError
-from rljax.evaluation.policy import bootstrap
+from rljax.evaluation.policy import GAIN, bootstrap
 from rljax.report import timeline
 from rljax.report.live import renewed_report
 from rljax.report.meanings import health_warnings, narrowest_numbers
@@ -39,6 +40,7 @@ from rljax.report.run_warnings import (
 )
 from rljax.report.starts import last_start, peak_memory, record_start, versions
 from rljax.setup import Setup, build
+from rljax.setup.default_batch import with_default_batch
 from rljax.tracking import compiles
 from rljax.tracking.folder import concerns, disk_fault, not_written, write_whole
 from rljax.tracking.notebook import make_console
@@ -256,6 +258,10 @@ def _steps(run: Run, tracking: Tracking, signals: Signals, profile: Profile) -> 
             run.save(tracking)
         if stop and not run.finished():
             raise hosts.StopAgreed(stop)
+    # A run that was stopped at a step which fewer steps make its last one is evaluated there.
+    if not run.progress.measured and (metrics := run.evaluate()):
+        with beats.phase("tracking"):
+            tracking.log(run.progress.step, {"phase": run.phase.label, **metrics})
 
 
 def whole_step(run: Run, profile: Profile) -> tuple[dict, dict, bool]:
@@ -287,9 +293,9 @@ def summarise(run: Run, status: str) -> dict:
     out = {
         "status": status,
         "accuracy_before": progress.accuracy_before,
-        "accuracy_after": progress.accuracy if progress.rl_steps else None,
+        "accuracy_after": progress.accuracy if progress.measured else None,
         "eval_before": progress.held_out_before,
-        "eval_after": progress.held_out if progress.rl_steps else None,
+        "eval_after": progress.held_out if progress.measured else None,
         "stopped_early": run.stopped_early,
         "wall_s": time.monotonic() - run.started,
         "steps": progress.step,
@@ -311,11 +317,11 @@ def summarise(run: Run, status: str) -> dict:
         means = np.mean(run.steady, axis=0)
         out["step_s"] = float(means.sum())
         out["time_split"] = {n: float(m / means.sum()) for n, m in zip(PARTS, means, strict=True)}
-    if progress.right_before and progress.right and progress.rl_steps:
+    if progress.right_before and progress.right and progress.measured:
         pairs = zip(progress.right_before, progress.right, strict=True)
         changes = [b - a for a, b in pairs if a is not None and b is not None]
         if changes:
-            out["difference"] = bootstrap(changes)
+            out["difference"] = bootstrap(changes, within=GAIN)
     return out
 
 
@@ -375,10 +381,15 @@ def programs(setup: Setup) -> list[tuple[str, str]]:
 
 
 def train(
-    config: Config, *, on_start: Callable[[Path | str], None] | None = None, devices=None
+    config: Config,
+    *,
+    on_start: Callable[[Path | str], None] | None = None,
+    devices=None,
+    unset: Collection[str] = (),
 ) -> TrainedRun:
     """Run a config to its end (resuming if run_dir holds checkpoints), on `devices` (default: all
-    there are); returns the run: its folder, summary, metrics, report and policy.
+    there are); returns the run: its folder, summary, metrics, report and policy. The fields of
+    config.batch that are `unset` are chosen for the model and the devices.
 
     Raises InputError for anything the user can fix, before the first compile wherever that is
     possible, and RunStopped where a signal has arrived.
@@ -386,7 +397,12 @@ def train(
     hosts.start(config.hosts.init_timeout_s, config.hosts.heartbeat_s)
     try:
         check_same_start(config)
-        run, signal = _trained(config, on_start, jax.devices() if devices is None else devices)
+        devices = jax.devices() if devices is None else devices
+        check = functools.partial(validate, devices=len(devices))
+        config, said = with_default_batch(config, unset, devices, check)
+        if said and "console" in config.trackers and hosts.first():
+            print(said, flush=True)
+        run, signal = _trained(config, on_start, devices)
     except BaseException as error:
         hosts.fail(error)  # the others would wait for this host
         raise
@@ -413,9 +429,13 @@ def _train(
     folder = place.path
     writes = hosts.first()  # files, trackers and the console
     shows = "console" in config.trackers and writes
-    console = make_console(config.sft.steps + config.steps, compiles.running) if shows else None
+    steps = (config.sft.steps + config.steps, config.sft.steps)
+    console = make_console(*steps, compiles.doing) if shows else None
+    if console:
+        console.begin()
     summary, status = {}, "failed"
     with (
+        contextlib.closing(console) if console else contextlib.nullcontext(),
         Signals(abandons=hosts.count() > 1) as signals,
         place.watched(config, lambda: signals.received), place.locked(),
         contextlib.nullcontext(with_commits(config, folder)) as (config, commits),
@@ -445,10 +465,11 @@ def _train(
                         LOG.warning("%s", warning)
                 compiles.expect(programs(run.setup))
                 if console:
-                    console.begin()
+                    console.show()
                 with beats.phase("load"):
                     run.start(tracking)
                 if console and run.progress.step:
+                    console.goes_on(run.progress.step, run.total_steps)
                     print(f"resumed {place} at step {run.progress.step}", flush=True)
                 if writes:
                     # Only now: a refused resume leaves the config of the run that refused it.
@@ -462,6 +483,8 @@ def _train(
                     loop(run, tracking, signals, profile)
                 require_scores(run)
                 status = "finished"
+                if console:
+                    console.finished()
             except hosts.StopAgreed as stop:
                 run.started_training = True  # also if it was stopped in its first evaluation
                 status = f"{_STOPPED} {stop} at step {run.progress.step}, " + (

@@ -19,6 +19,7 @@ class Progress:
     right: list | None = None
     held_out_before: dict | None = None  # eval/... of runs that learn from a file
     held_out: dict | None = None
+    evaluated_step: int | None = None  # after which `accuracy` and `held_out` were measured
     reference_file: str = ""  # stored log-probs of the reference, in offline.reference_logprobs
     best: float | None = None  # of the evaluations so far, for evaluate.patience
     since_best: int = 0  # evaluations
@@ -41,6 +42,12 @@ class Progress:
     def rl_steps(self) -> int:
         """Steps of the last phase, whatever its dataflow."""
         return self.taken.get("rl", 0)
+
+    @property
+    def measured(self) -> bool:
+        """True if the last evaluation came after the last step of the dataflow, so that it is of
+        the policy as it is now."""
+        return self.rl_steps > 0 and self.evaluated_step == self.step
 
     @classmethod
     def from_dict(cls, saved: dict) -> "Progress":

@@ -2,8 +2,11 @@
 stopped it."""
 
 import dataclasses
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PosixPath
 
+import numpy as np
 import pyarrow as pa
 
 from rljax import hosts
@@ -32,7 +35,45 @@ class _ReportURL(str):
         return self
 
 
-@dataclasses.dataclass(frozen=True)
+class Metrics(Mapping):
+    """The rows of metrics.jsonl as arrays over the logged steps: float64, NaN at a step without
+    the metric; an array of objects for texts such as the phase. `metrics.to_pandas()` is a
+    DataFrame, `metrics.to_pylist()` the rows."""
+
+    def __init__(self, rows: Sequence[Mapping]):
+        self._rows = list(rows)
+        self._names = dict.fromkeys(name for row in self._rows for name in row)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._names:
+            near = difflib.get_close_matches(str(name), self._names, n=3)
+            raise KeyError(
+                f"no metric {name!r}; " + (f"near: {near}" if near else f"there are {[*self]}")
+            )
+        values = [row.get(name) for row in self._rows]
+        if any(isinstance(value, str) for value in values):
+            return np.array(values, object)
+        return np.array([np.nan if value is None else value for value in values], np.float64)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} metrics of {len(self._rows)} steps: {', '.join(self)}>"
+
+    def to_pylist(self) -> list[dict]:
+        """The rows, each with the metrics that its step has."""
+        return [dict(row) for row in self._rows]
+
+    def to_pandas(self):
+        """A pandas.DataFrame with a column for each metric; needs pandas."""
+        return pa.table({name: [row.get(name) for row in self._rows] for name in self}).to_pandas()
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
 class TrainedRun:
     """A run that has ended, in its folder (or URL); `summary` is what summary.json holds. As the
     last line of a notebook's cell it shows its curves and completions, `run.report` the page."""
@@ -40,13 +81,17 @@ class TrainedRun:
     folder: Path | str
     summary: dict
 
+    def __repr__(self) -> str:
+        accuracy = [self.summary.get(f"accuracy_{when}") for when in ("before", "after")]
+        values = [f"{a['value']:.3f}" for a in accuracy if isinstance(a, Mapping)]
+        gain = f", accuracy {' -> '.join(values)}" if len(values) == 2 else ""
+        ended = f"{self.summary.get('status')}, step {self.summary.get('steps')}{gain}"
+        return f"<run {str(self.folder)!r}: {ended}>"
+
     @property
-    def metrics(self) -> pa.Table:
-        """The rows of metrics.jsonl: a column for each metric, null in rows without it.
-        `run.metrics["reward/mean"]`, `run.metrics.to_pandas()`."""
-        rows = read_jsonl(self._at("metrics.jsonl"))
-        names = dict.fromkeys(name for row in rows for name in row)
-        return pa.table({name: [row.get(name) for row in rows] for name in names})
+    def metrics(self) -> "Metrics":
+        """The metrics of every step: run.metrics["reward/mean"] is an array."""
+        return Metrics(read_jsonl(self._at("metrics.jsonl")))
 
     @property
     def report(self) -> Path | str:

@@ -22,7 +22,7 @@ from rljax.config import fingerprints, is_path
 from rljax.data.online.curriculum import Curriculum
 from rljax.errors import InputError
 from rljax.evaluation.in_training import accuracy_metrics, pass_metrics
-from rljax.evaluation.policy import bootstrap, greedy_accuracy
+from rljax.evaluation.policy import SHARE, bootstrap, greedy_accuracy
 from rljax.keys import root_key, stream
 from rljax.learn.optimizers import current_learning_rate
 from rljax.models.adapters import lora
@@ -284,6 +284,12 @@ class Run:
         """evaluate.patience evaluations in a row were no better than the best before them."""
         return 0 < self.config.evaluate.patience <= self.progress.since_best
 
+    @property
+    def total_steps(self) -> int:
+        """Steps of all phases; supervised ones that have ended early count as many as they were."""
+        ended = self.phase is self.setup.main
+        return self.config.steps + (self.progress.sft_steps if ended else self.config.sft.steps)
+
     def finished(self) -> bool:
         over = self.progress.rl_steps >= self.config.steps or self.stopped_early
         return self.phase is self.setup.main and over
@@ -375,6 +381,7 @@ class Run:
         are any, remembered in progress."""
         with hosts.may_stop(), beats.phase("evaluate"):
             metrics = self._evaluated()
+        self.progress.evaluated_step = self.progress.step
         self._count_patience(metrics)
         return metrics
 
@@ -409,7 +416,7 @@ class Run:
             LOG.warning("step %d: every reward of the evaluation failed", self.progress.step)
             self.progress.accuracy = self.progress.right = None
             return {"eval/failed_fraction": 1.0}
-        self.progress.accuracy = bootstrap(right)
+        self.progress.accuracy = bootstrap(right, within=SHARE)
         self.progress.right = [None if np.isnan(r) else float(r) for r in right]
         metrics = accuracy_metrics(data.test_prompts, right, samples)
         if n := evaluate.samples:

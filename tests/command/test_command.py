@@ -7,6 +7,7 @@ import importlib.metadata
 import inspect
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -80,14 +81,15 @@ def test_mistakes_end_with_2_and_a_fix(line, says, rljax_command, tmp_path, monk
     assert list(tmp_path.iterdir()) == []
 
 
-def test_configs_are_listed_with_their_first_line(rljax_command):
+def test_configs_are_listed_with_their_first_sentence(rljax_command):
     code, out, _ = rljax_command("configs")
     listed = dict(line.split(maxsplit=1) for line in out.splitlines()[: len(shipped_configs())])
     files = sorted((REPO / "configs").rglob("*.py"))
     assert code == 0 and len(files) == len(listed) > 30
     for file in files:
         name = file.relative_to(REPO / "configs").with_suffix("").as_posix()
-        assert file.read_text().startswith('"""' + listed[name])
+        text = " ".join(file.read_text().removeprefix('"""').split())
+        assert listed[name].endswith(".") and text.startswith(listed[name][:-1])
 
 
 def test_print_config_prints_what_config_reads(rljax_command, tmp_path):
@@ -228,7 +230,10 @@ def test_the_demo_trains_in_an_empty_folder_and_ends_on_a_report(wheel, tmp_path
     )
     assert done.returncode == 0, done.stderr
     (run,) = (tmp_path / "runs").iterdir()
-    assert f"report:       runs/{run.name}/report.html" in done.stdout
+    assert f"report:       runs/{run.name}/report.html  (open it in a browser)" in done.stdout
+    assert re.match(r"The task: how often is there an \"a\"\? '[a-f]{8}>' is answered by '[0-4]'\.",
+                    done.stdout)  # fmt: skip
+    assert "| rl | " in done.stdout and " step 4/4 | " in done.stdout
     assert json.loads((run / "summary.json").read_text())["status"] == "finished"
     assert (run / "policy" / "model.safetensors").is_file() and (run / "report.html").is_file()
 

@@ -20,6 +20,8 @@ from rljax.config.options import EvaluateOptions, check_options, whole_numbers
 from rljax.errors import InputError
 from rljax.evaluation.lengths import by_length
 from rljax.evaluation.policy import (
+    GAIN,
+    SHARE,
     Answers,
     best_of_k,
     bootstrap,
@@ -122,7 +124,8 @@ def test_a_failed_reward_is_left_out():
     assert found["mean@4"]["value"] == pytest.approx(0.5) and found["mean@4"]["n"] == 2
     assert found["pass@2"]["value"] == pytest.approx((1.0 + pass_at_k(4, 2, 2)) / 2)
     assert found["best_of@2"]["n"] == 2
-    assert found["maj@4"] == {"value": 1.0, "low": 1.0, "high": 1.0, "n": 1}
+    assert found["maj@4"] == {"value": 1.0, "low": pytest.approx(0.2065, abs=1e-4), "high": 1.0,
+                              "n": 1}  # fmt: skip
 
 
 def test_bootstrap():
@@ -134,6 +137,31 @@ def test_bootstrap():
     for nothing in ([], [math.nan]):
         with pytest.raises(InputError, match="no values"):
             bootstrap(nothing)
+
+
+@pytest.mark.parametrize("n, z_of_n", [(1, 0.7935), (16, 0.1936), (100, 0.0370), (512, 0.00745)])
+def test_all_right_or_all_wrong_has_wilsons_interval(n, z_of_n):
+    """scipy: binomtest(0, n).proportion_ci(method="wilson"), and of its mirror image."""
+    width = pytest.approx(z_of_n, abs=1e-4)
+    for value in (0.0, 1.0):
+        found = bootstrap([value] * n + [math.nan], within=SHARE)
+        assert found["value"] == value and found["high"] - found["low"] == width
+        assert {found["low"], found["high"]} & {value}
+    found = bootstrap([0.0] * n, within=GAIN)  # a difference of two
+    assert found["high"] == -found["low"] == width
+    assert bootstrap([1.0] * n, within=GAIN)["low"] == pytest.approx(1 - z_of_n, abs=1e-4)
+    weighted = bootstrap([1.0] * n, weights=[2.0] * n, within=SHARE)
+    assert weighted == pytest.approx(bootstrap([1.0] * n, within=SHARE))
+    assert bootstrap([0.25] * n, within=SHARE)["low"] == 0.25  # no share of yes and no
+    assert bootstrap([3.0] * n)["high"] == 3.0  # turns: no share at all
+
+
+def test_every_share_of_an_evaluation_has_an_interval_that_says_how_few_there_are():
+    scores, texts = np.ones((5, 4)), [["a"] * 4] * 5
+    found = sampled_metrics(scores, texts, ks=(1, 4))
+    shares = [found[name] for name in ("mean@4", "pass@1", "pass@4", "maj@4")]
+    assert all(share["low"] < 0.6 and share["high"] == 1.0 for share in shares)
+    assert found["best_of@4"]["low"] == 1.0  # rewards have no bounds
 
 
 def test_bootstrap_interval_covers_as_often_as_it_says():
@@ -318,7 +346,8 @@ def test_the_launcher_prints_a_table_and_writes_json(model, tmp_path):
     assert "extraction_failed_fraction" in done.stdout
     assert result["prompts"]["kept"] == 3 and result["step"] is None
     assert done.stdout.count("pass@1/tokens>3") == 3  # of each policy, and of the difference
-    assert result["difference"]["pass@1"] == {"value": 0.0, "low": 0.0, "high": 0.0, "n": 3}
+    bound = pytest.approx(0.5615, abs=1e-4)  # of three differences that are all 0
+    assert result["difference"]["pass@1"] == {"value": 0.0, "low": -bound, "high": bound, "n": 3}
 
     done = subprocess.run([*command, f"--checkpoint={model}/nope", "--k=9"], **options)
     assert done.returncode == 2 and done.stderr.startswith("error: these flags cannot be used")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from rljax.errors import InputError
+from rljax.report.meanings import Meaning
 from rljax.report.page import write_report
 from rljax.report.run_folder import Estimate, difference, estimate, read_run, verdict
 from rljax.report.samples import best_and_worst
@@ -186,6 +187,107 @@ def test_headline_states_both_values_with_intervals(tmp_path):
     }
     down = _text(_write(tmp_path / "down", _rows(), summary=swapped))
     assert "Accuracy fell after RL" in down and "improved" not in down
+
+
+def test_a_run_that_was_stopped_has_no_evaluation_of_its_end(tmp_path):
+    summary = {"accuracy_before": _interval(0.3, 0.02), "accuracy_after": None}
+    text = _text(_write(tmp_path / "run", _rows(), summary=summary))
+    assert "No evaluation after the last step of RL" in text and "30.0" not in text
+
+
+def test_the_order_is_headline_completions_charts_and_the_facts_are_after_the_headline(tmp_path):
+    summary = {"accuracy_before": _interval(0.3, 0.02), "accuracy_after": _interval(0.6, 0.02)}
+    config = {"model": "decoder(layers=2)", "dataflow": "grpo"}
+    folder = _write(tmp_path, _rows(), [(5, _sample(1.0)), (5, _sample(0.0))], summary=summary,
+                    config=config)  # fmt: skip
+    text = _text(folder)
+    places = [
+        text.index(part)
+        for part in (
+            "Accuracy 30.0",
+            "model decoder",
+            "Best completions",
+            "Does it learn?",
+            "What the metrics",
+        )
+    ]
+    assert places == sorted(places)
+    assert "Before and after" not in text  # the headline says it
+    summary |= {"win_rate_before": 0.4, "win_rate_after": 0.5}
+    both = _text(_write(tmp_path / "both", _rows(), summary=summary))
+    assert "Before and after" in both and "win rate" in both
+
+
+def test_flat_charts_are_folded_and_named_with_their_value(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = [
+        (i, {"phase": "rl", "reward/mean": 0.25, "entropy": 1.0 / i, "pg_clipfrac": 0.0,
+             "ppo_kl": 1e-14 * rng.normal(), "lr": 1e-6, "loss": 1e-6 * rng.normal(),
+             "response/truncated_fraction": 1.0, "grad_norm": 1.0 + 1e-3 * (i == 7)})
+        for i in range(1, 21)
+    ]  # fmt: skip
+    _write(tmp_path, rows)
+    page = write_report(tmp_path).read_text()
+    folds = re.findall(r"<summary>(Flat: [^<]*)</summary>(.*?)</details>", page, re.S)
+    assert [title for title, _ in folds] == [
+        "Flat: KL of the update 0, Clipped 0, Truncated 1", "Flat: Learning rate 1.0e-06",
+    ]  # fmt: skip
+    assert [inside.count("<figure>") for _, inside in folds] == [3, 1]  # none is lost
+    shown = re.sub(r"<details>.*?</details>", "", page, flags=re.S)
+    for title in ("Reward", "Entropy", "Loss", "Gradient norm"):  # a flat reward is looked for
+        assert f'class="name">{title} ' in shown, title
+    short = _write(tmp_path / "short", rows[:2])
+    assert "Flat: " not in write_report(short).read_text()
+
+
+def test_what_ended_outside_of_its_healthy_range_is_listed_under_the_headline(tmp_path):
+    sft = [(i, {"phase": "sft", "token_accuracy": 0.1, "positions_filled": 0.2}) for i in (1, 2)]
+    rows = [
+        (i, {"phase": "rl", "reward/mean": 0.5, "reward/std": 0.4, "ppo_k3": 0.5 / i,
+             "response/truncated_fraction": i / 6, "my/metric": 9.0,
+             "mismatch/probability_correlation": 0.1})
+        for i in range(3, 7)
+    ]  # fmt: skip
+    _write(tmp_path, [*sft, *rows])
+    page = write_report(tmp_path).read_text()
+    listed = re.search(r'<section class="outside">(.*?)</section>', page)[1]
+    found = re.findall(r"<code>([^<]*)</code> <b>([^<]*)</b>", listed)
+    assert dict(found) == {
+        "ppo_k3": "0.08333", "response/truncated_fraction": "1",
+        "mismatch/probability_correlation": "0.1",
+    }  # fmt: skip
+    assert (
+        page.index('class="headline') < page.index('class="outside"') < page.index("Does it learn?")
+    )
+    # The charts mark the same, and what was outside at the end of its own phase.
+    assert page.count('<b class="unhealthy">Outside') == 3 + 1
+    healthy = _write(tmp_path / "healthy", [(1, {"reward/mean": 0.5, "ppo_k3": 0.01})])
+    assert "outside" not in _text(healthy).lower()
+
+
+@pytest.mark.parametrize(
+    "healthy, inside, outside",
+    [
+        ("below 0.1; more: a higher limit", (0.0, 0.1), (0.11, 1.0, math.inf)),
+        ("above 0, or nothing is learned", (0.01, 5.0), (0.0, -1.0)),
+        ("above -10", (-9.0, 0.0), (-10.0, -11.0)),
+        ("0.3 to 0.7, or weigh the kinds", (0.3, 0.5, 0.7), (0.2, 0.8)),
+        ("0", (0.0,), (1.0, -1.0)),
+        ("0; more: filters leave nothing", (0.0,), (3.0,)),
+        ("below 1 % of the samples", (0.0, 50.0), ()),  # a share of what it does not say
+        ("below 0.1 with a KL term; above 1 it is another model", (0.0, 0.5, 2.0), ()),
+        ("at most rollouts.ahead steps of groups", (0.0, 1e9), ()),
+        ("below a third of slots/live", (1e9,), ()),
+        ("1 is fully on-policy", (8.0,), ()),
+        ("rises", (-1.0, 1.0), ()),
+        ("", (1.0,), ()),
+    ],
+)
+def test_a_text_of_what_is_healthy_is_read_as_a_range_where_it_is_one(healthy, inside, outside):
+    known = Meaning("", "", healthy)
+    assert [known.outside(value) for value in inside] == [False] * len(inside)
+    assert [known.outside(value) for value in outside] == [True] * len(outside)
+    assert not known.outside(math.nan)
 
 
 @pytest.mark.parametrize(

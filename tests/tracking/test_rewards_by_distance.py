@@ -55,6 +55,10 @@ def test_one_chart_rises_and_the_other_falls(tmp_path):
     assert len(set(ticks)) >= 3 and any("." in tick for tick in ticks)  # not whole numbers alone
     page = write_report(tmp_path / "r").read_text()
     assert trained in page and others in page
+    # One number for a name: that of the last step, also where the distance was largest before.
+    numbers = re.findall(r'<span class="key"[^>]*>(?:<i[^>]*></i>)?([^<]*) <b>([^<]*)</b>', page)
+    of = {name: {value for other, value in numbers if other == name} for name, _ in numbers}
+    assert of["reward/mean"] == {"0"} and all(len(values) == 1 for values in of.values())
 
 
 def test_a_run_without_a_reference_or_with_one_reward_has_none(tmp_path):

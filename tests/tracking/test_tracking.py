@@ -2,6 +2,7 @@
 
 import functools
 import io
+import itertools
 import json
 import logging
 import math
@@ -19,8 +20,10 @@ import pytest
 import rich.console
 from processes import wait_until
 
+from rljax import beats
 from rljax.errors import InputError
-from rljax.tracking.console import Console, busy_line, one_line
+from rljax.tracking import compiles
+from rljax.tracking.console import Console, Waiting, one_line
 from rljax.tracking.jsonl import JsonlTracker, read_jsonl
 from rljax.tracking.trackers import open_tracking
 
@@ -479,27 +482,103 @@ def test_plain_console_prints_one_line_every_so_often():
     assert "\x1b" not in plain.file.getvalue()
 
 
-def test_what_takes_long_is_said_once_a_minute_on_a_plain_console():
-    moments = [None, ("a", 1.0), ("a", 4.0), ("a", 30.0), ("b", 2.0), ("b", 3.0), None,
-               ("b", 1.0), ("b", 5.0), ("b", 60.0), ("b", 66.0), ("b", 90.0), ("b", 0.5),
-               ("b", 4.0)]  # fmt: skip
-    lines, said, due = [], "", 3.0
-    for moment in moments:
-        line, said, due = busy_line(moment, said, due)
-        lines += [line] if line else []
-    assert lines == ["a, 4 s", "b, 3 s", "b, 5 s", "b, 1 min 06 s", "b, 4 s"]
+def test_a_plain_console_is_never_silent_for_half_a_minute_and_names_what_compiles():
+    """A step of 90 s: sampling and small programs, the large one, learning; then nothing new."""
+    waiting, lines = Waiting(0.0), {}
+    for now in range(1, 91):
+        at = "sampling responses" + ", compiling" * (now % 3 == 0)
+        at = (
+            at
+            if now < 32
+            else "learning, compiling learn grpo (2 of 3)"
+            if now < 50
+            else "learning"
+        )
+        if line := waiting.line(f"step 1: {at}", float(now), float(now)):
+            lines[now] = line
+            waiting.printed_s = now
+    assert max(b - a for a, b in itertools.pairwise([0, *lines, 90])) <= 20
+    assert lines[35] == "step 1: learning, compiling learn grpo (2 of 3), 35 s so far"
+    assert len(lines) == 4 and sum("grpo" in line for line in lines.values()) == 1
+
+
+def test_a_step_is_a_line_after_a_silence():
+    plain = rich.console.Console(file=io.StringIO(), width=60, _environ={})
+    console = Console(100, console=plain, every=10)
+    for step in (1, 2, 3):
+        console.log(step, {"loss": 1.0})
+        console.waiting.printed_s -= 30 * (step == 2)
+    assert [line[9:17] for line in plain.file.getvalue().splitlines()] == ["step 1/1", "step 3/1"]
+
+
+def test_what_goes_on_is_said_in_the_words_of_who_waits():
+    beats.at_start()
+    assert compiles.doing()[0] == "preparing the run"
+    compiles.expect([("grpo", "learn grpo"), ("rollout", "generate")])
+    beats.at_step(7)
+    with beats.phase("data"), beats.phase("generate"):
+        assert compiles.doing()[0] == "step 7: sampling responses"
+        compiles._note(compiles._LOWERED, 0.1, fun_name="jit(_extend)")
+        assert compiles.doing()[0] == "step 7: sampling responses, compiling"
+        compiles._note(compiles._LOWERED, 0.1, fun_name="jit(rollout)")
+        assert compiles.doing()[0] == "step 7: sampling responses, compiling generate (2 of 2)"
+        first = compiles.doing()[1]
+        compiles._note(compiles._EVENT, 0.1, fun_name="jit(rollout)")
+    with beats.phase("evaluate"), beats.phase("generate"):
+        assert compiles.doing()[0] == "step 7: evaluating, sampling responses"
+        assert compiles.doing()[1] >= first  # of the step: they never go back
+    beats.at_end()
+    with beats.phase("export"):
+        assert compiles.doing()[0] == "exporting the policy"
 
 
 def test_a_live_console_says_what_it_waits_for_from_the_start():
     terminal, now = _terminal(), [("compiling learn grpo (2 of 3)", 41.2)]
     console = Console(12, console=terminal, live=True, busy=lambda: now[0])
     console.begin()
-    wait_until(lambda: "compiling learn grpo (2 of 3), 41 s" in terminal.file.getvalue(), "it")
-    now[0] = None
+    console.show()
+    shown = "compiling learn grpo (2 of 3), 41 s so far"
+    wait_until(lambda: shown in terminal.file.getvalue(), "it")
+    now[0] = ("", 0.0)
     console.log(1, {"loss": 1.0, "phase": "sft"})
     console.clock[-1] = (1, time.monotonic() - 75)
     wait_until(lambda: "last step 1 min 15 s ago" in terminal.file.getvalue(), "the pause")
     console.close()
+
+
+def test_the_bar_is_full_at_the_end_of_a_run_whose_sft_ended_early():
+    terminal = _terminal()
+    console = Console(220, console=terminal, sft_steps=60)
+    for step in range(1, 11):
+        console.log(step, {"phase": "sft", "loss": 1.0})
+    for step in range(11, 171):
+        console.log(step, {"phase": "rl", "reward/mean": 0.5})
+    assert console.total == 170
+    console.finished()
+    console.close()
+    last = terminal.file.getvalue().rpartition("rl step ")[2]
+    assert last.startswith("170/170") and "left" not in last
+    bars = last.partition("170/170")[2].splitlines()[0]
+    assert "━" in bars and "╸" not in bars  # the whole of it
+    assert not re.search(r"38;5;197|249;38;114", terminal.file.getvalue())  # never in red
+    early = Console(100, console=_terminal(), live=False)  # by evaluate.patience
+    early.log(40, {"phase": "rl"})
+    early.finished()
+    assert early.total == 40
+    resumed = Console(220, console=_terminal(), live=False, sft_steps=60)
+    resumed.goes_on(100, 170)
+    resumed.log(101, {"phase": "rl"})
+    assert resumed.total == 170
+
+
+def test_the_line_of_pairs_shows_their_accuracy_and_no_empty_times():
+    plain = rich.console.Console(file=io.StringIO(), width=60, _environ={})
+    console = Console(3, console=plain)
+    times = {"time/generate_s": 0.0, "time/reward_s": 0.0, "time/learn_s": 3.0, "time/rest_s": 1.0}
+    console.log(1, {"phase": "preference", "rewards/accuracies": 0.75, "rewards/margins": 1.5,
+                    "loss": 0.5, **times})  # fmt: skip
+    line = plain.file.getvalue()
+    assert "right pairs 0.75 | margin 1.5 | loss 0.5 | time learn 75% rest 25%" in line
 
 
 def test_a_new_phase_starts_its_trends_anew():

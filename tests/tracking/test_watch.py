@@ -125,6 +125,19 @@ def test_a_run_that_goes_on_is_followed_to_its_end(tmp_path):
             assert seen.wait(30) == 0
 
 
+@pytest.mark.parametrize("once", [True, False])
+def test_a_name_stands_for_what_begins_with_it_and_one_of_none_says_which_there_are(tmp_path, once):
+    folder = made(tmp_path / "a")
+    for name in ("reward", "reward/", "reward/*", "reward/mean"):
+        out = printed([folder], metrics=(name,), once=once)
+        assert "reward/mean " in out and "no metric" not in out and "loss" not in out
+    out = printed([folder], metrics=("rewerd/mean", "loss"), once=once)
+    assert out.count("no metric matches 'rewerd/mean'; there are reward/mean") == 1
+    assert "loss " in out
+    out = " ".join(printed([folder], metrics=("zzz",), once=once).split())
+    assert out.count("no metric matches 'zzz'; there are reward/mean, entropy, loss") == 1
+
+
 def test_a_killed_run_ends_the_watch_and_a_terminal_keeps_the_last_picture(tmp_path):
     out = printed([made(tmp_path / "a", summary=False)], terminal=True, width=60)
     assert "not ended" in out and "reward/mean" in out and "\x1b[?25h" in out

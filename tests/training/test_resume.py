@@ -17,6 +17,7 @@ import time
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import lanes
 from processes import alive, children, wait_until
@@ -30,7 +31,9 @@ from tiny_run import (
     tiny_config,
 )
 
+from rljax.config.options import EvaluateOptions
 from rljax.errors import InputError
+from rljax.evaluation.saved import evaluate_saved
 from rljax.setup.checkpoint import Checkpoints, reads_steps
 from rljax.setup.policies import load_policy
 from rljax.tracking.folder import FILES, FOLDERS, locked
@@ -175,6 +178,33 @@ def test_sigterm_before_the_first_step_trains_nothing(parts, tmp_path):
     assert metrics_rows(tmp_path) == [] and not any((tmp_path / "checkpoints").iterdir())
 
 
+def test_the_accuracy_after_is_of_the_policy_at_the_end(parts, tmp_path):
+    """Of a run that is stopped there is none; the resumed one has that of a fresh evaluation, also
+    where fewer steps make the step at which it stopped the last one."""
+    fields = dict(evaluate__every_steps=0, evaluate__correct_at=0.1, actor_optimizer__lr=5e-3)
+    plan(parts, signal.SIGTERM, EVALUATION + 3 * 16 - 8)  # in step 9, the third after SFT
+    found = stopped(configured(tmp_path / "one", **fields)).run.summary
+    before = found["accuracy_before"]
+    assert found["rl_steps"] == 3 and before["n"] == 16
+    assert found["accuracy_after"] is None and "difference" not in found
+    shutil.copytree(tmp_path / "one", tmp_path / "other")
+    for name, steps in (("one", 3), ("other", 5)):
+        run = train(configured(tmp_path / name, **fields, steps=steps))
+        assert run.summary["status"] == "finished" and run.summary["rl_steps"] == steps
+        fresh = evaluate_saved(EvaluateOptions(str(run.folder), samples=0, trust_code=True))[
+            "metrics"
+        ]
+        assert (
+            run.summary["accuracy_after"]
+            == fresh["greedy_accuracy"]
+            == summary(run.folder)["accuracy_after"]
+        )
+        assert run.summary["accuracy_before"] == before != run.summary["accuracy_after"]
+        assert run.summary["difference"]["n"] == 16
+        evaluated = [row["step"] for row in metrics_rows(run.folder) if "eval/accuracy" in row]
+        assert evaluated == [6, 6 + steps]
+
+
 @pytest.mark.slow
 def test_sigterm_in_the_supervised_phase(parts, whole, tmp_path):
     plan(parts, signal.SIGTERM, EVALUATION - 8)  # the evaluation between the phases
@@ -207,8 +237,8 @@ def test_a_finished_run_goes_on_with_more_steps(whole, tmp_path):
     assert metrics_rows(folder)[:12] == metrics_rows(whole) and len(metrics_rows(folder)) == 14
     # What train returns is the run.
     assert run.folder == folder and run.summary == summary(folder)
-    assert run.metrics["step"].to_pylist() == list(range(1, 15))
-    assert run.metrics["reward/mean"].null_count == 6  # the supervised steps have none
+    assert run.metrics["step"].tolist() == list(range(1, 15))
+    assert np.isnan(run.metrics["reward/mean"]).sum() == 6  # the supervised steps have none
     assert run.report.read_text().startswith("<!doctype html>")
     assert load_policy(run.policy).model.config.embed == 96
 

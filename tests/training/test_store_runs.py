@@ -73,7 +73,7 @@ def test_a_run_under_a_url_is_that_of_a_folder_also_when_it_is_stopped(whole, bu
     run = train(config(URL), devices=ONE)
     assert run.folder == URL and run.summary["status"] == "finished"
     assert_same(bucket, whole)
-    assert run.metrics.num_rows == 4 and run.report == f"{URL}/report.html"
+    assert len(run.metrics["step"]) == 4 and run.report == f"{URL}/report.html"
     assert run.policy == f"{URL}/policy" and not (bucket / ".lock").exists()
     assert sorted(p.name for p in (bucket / "checkpoints").iterdir()) == ["00000003", "00000004"]
     assert len((bucket / "starts.jsonl").read_text().splitlines()) == 2

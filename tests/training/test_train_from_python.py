@@ -248,10 +248,6 @@ def test_numbers_of_numpy_and_jax_are_numbers(tmp_path):
 @pytest.mark.parametrize(
     "fields, says",
     [
-        ({"data": (row for row in [{}])}, "Fix: a list: list(rows)"),
-        ({"data": []}, "a list of dicts, one or more"),
-        ({"data": [1, 2]}, "a list of dicts, one or more"),
-        ({"data": [{"prompt": "\ud800"}]}, "surrogates not allowed"),
         ({"model": json}, "model: got <module 'json'"),
         ({"model": ["a"]}, "must be a text"),
         ({"steps": {1}}, "must be a whole number"),
@@ -375,6 +371,18 @@ except Exception as error:  # a retry: it must not take the signal for a fault
     print(error)
 print("the next stage begins")
 """
+
+
+def test_the_steps_of_a_run_whose_sft_ends_early_are_counted_anew(tmp_path, capsys):
+    """Also by a console that begins at a resume."""
+    base = dataclasses.replace(tiny_config(tmp_path), trackers=("console",))
+    how = dict(sft={"stop_at_accuracy": 0.01, "check_every_steps": 2}, correct_at=0.01,
+               devices=jax.devices()[:1])  # fmt: skip
+    run = rljax.train(base, **how, steps=2)
+    sft = run.summary["sft_steps"]
+    assert sft < 6 and f"step {sft + 2}/{sft + 2} | rl" in capsys.readouterr().out
+    rljax.train(base, **how, steps=3, checkpoint={"allow_changed": ("steps",)})
+    assert f"step {sft + 3}/{sft + 3} | rl" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -1,0 +1,277 @@
+"""Rows that a Python program holds -> the lines of a .jsonl file.
+
+A `datasets.Dataset` or `IterableDataset`, a DataFrame of pandas or polars, a Table of pyarrow, a
+dict of columns, a list of dicts, or whatever gives dicts one by one. None of these libraries is
+imported: each is known by the method that turns it into dicts. A missing cell of a table (None,
+NaN, NA, NaT) is absent from its row; a value that JSON has no type for is refused with its place.
+"""
+
+import datetime
+import inspect
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sized
+
+from rljax.config.schema import DataConfig
+from rljax.errors import InputError
+
+# The most of what gives rows one by one and does not say how many.
+MOST_ROWS, MOST_BYTES = 1_000_000, 4 * 2**30
+SPLITS = ("train", "test")  # of a dict of splits, that are fields of the section data
+_OTHER_SPLITS = ("validation", "valid", "val", "dev", "eval", "unsupervised")  # are not read
+_MISSING = ("NAType", "NaTType")  # types of pandas that stand for no value
+MOST_LEVELS = 50  # of lists and dicts in a cell
+DATES = (datetime.date, datetime.time, datetime.timedelta)
+KINDS = (
+    "a datasets.Dataset, a DataFrame, a pyarrow Table, a dict of columns, a list of dicts, or an "
+    "iterator of dicts"
+)
+
+
+def is_section(value: object) -> bool:
+    """Whether a value of the argument `data` names fields of the section: data={"train": ...}."""
+    fields = DataConfig.__dataclass_fields__
+    return isinstance(value, Mapping) and bool(value) and all(name in fields for name in value)
+
+
+def is_columns(value: object) -> bool:
+    """Whether a value is a dict of columns, lists or arrays of cells, and none of tables."""
+    if not isinstance(value, Mapping) or not all(map(_is_column, value.values())):
+        return False
+    return any(not _is_rows(column) for column in value.values())
+
+
+def _is_column(value: object) -> bool:
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sized):
+        return False
+    return hasattr(value, "__getitem__") and not _names_of_columns(value)
+
+
+def _is_rows(column: object) -> bool:
+    """Whether all of a column's cells, of which there are some, are dicts: rows of a split."""
+    return bool(len(column)) and all(isinstance(cell, Mapping) for cell in column)
+
+
+def splits_of(value: Mapping) -> dict[str, object] | None:
+    """The fields `train` and `test` of a DatasetDict, or of any dict of tables by split; None for
+    another dict. Raises InputError where no split is called train."""
+    if not value or any(isinstance(table, str | Mapping) for table in value.values()):
+        return None
+    if is_columns(value) or not all(hasattr(table, "__iter__") for table in value.values()):
+        return None
+    if "train" in value and {*value} <= {*SPLITS, *_OTHER_SPLITS}:
+        return {name: value[name] for name in SPLITS if name in value}
+    named = next((name for name in value if "train" in str(name)), next(iter(value)))
+    raise InputError(
+        "rljax.train: data", value=list(value),
+        rule="one split is called train, and test may be another", fix=f"data=splits[{named!r}]",
+    )  # fmt: skip
+
+
+def rows_of(value: object, what: str) -> Iterator[dict]:
+    """The rows of a value as dicts of values that JSON has. Raises InputError that names row and
+    column of what it has not, and where there are no rows, or no end of them."""
+    count = 0
+    for count, (row, of_table) in enumerate(_dicts(value, what), 1):
+        yield _plain_row(row, what, count, of_table)
+    if not count:
+        raise InputError(
+            f"{what} holds no rows", rule=KINDS, fix=f"{_argument(what)}=rows, one or more"
+        )
+
+
+def _argument(what: str) -> str:
+    return {"data.train": "data"}.get(what.removeprefix("rljax.train: "), what.rpartition(".")[2])
+
+
+def _dicts(value: object, what: str) -> Iterator[tuple[Mapping, bool]]:
+    """(row, True where missing cells of a table are absent) of everything that holds rows."""
+    if isinstance(value, Mapping):
+        yield from ((row, True) for row in _of_columns(value, what))
+        return
+    if hasattr(value, "collect") and not hasattr(value, "__iter__"):  # a lazy frame
+        rule, fix = f"it holds no rows yet; {KINDS}", f"{_argument(what)}=frame.collect()"
+        raise InputError(what, value=type(value).__name__, rule=rule, fix=fix)
+    table = _table_rows(value, what)
+    if table is not None:
+        yield from ((row, True) for row in table)
+        return
+    # A datasets.Dataset is a table, too: the cells that a row lacks come as None.
+    of_table = hasattr(value, "features") and hasattr(value, "map")
+    endless = not isinstance(value, Sized)
+    if not hasattr(value, "__iter__") and (endless or not hasattr(value, "__getitem__")):
+        rule, fix = f"no rows come from it; {KINDS}", f"{_argument(what)}=list(rows)"
+        raise InputError(what, value=type(value).__name__, rule=rule, fix=fix)
+    for number, item in enumerate(_given_one_by_one(value, what), 1):
+        if endless and number > MOST_ROWS:
+            raise _endless(what, f"more than {MOST_ROWS:,} rows")
+        if isinstance(item, Mapping):
+            yield item, of_table
+            continue
+        inside = None if isinstance(item, str) else _table_rows(item, what)
+        if inside is None:  # neither a row nor a batch of rows
+            raise _no_row(what, number, item)
+        yield from ((row, True) for row in inside)
+
+
+def _given_one_by_one(value: Iterable, what: str) -> Iterator:
+    """What an iterator of the user gives. What it raises is an InputError that names the row."""
+    given = 0
+    try:
+        for item in value:
+            given += 1
+            yield item
+    except Exception as error:
+        raise InputError(
+            f"{what}: row {given + 1} was not given", rule=f"{type(error).__name__}: {error}",
+            fix="list(rows) alone raises the same: mend what gives the rows",
+        ) from error  # fmt: skip
+
+
+def _endless(what: str, how_many: str) -> InputError:
+    name = _argument(what)
+    return InputError(
+        f"{what} gives {how_many} and does not say how many there are",
+        rule="all rows are written to a file before the first step",
+        fix=f"{name}=itertools.islice(rows, 10_000), {name}=dataset.take(10_000), or a .jsonl file "
+        "with data={'train': FILE, 'stream': True}",
+    )
+
+
+def _no_row(what: str, number: int, item: object) -> InputError:
+    shown = item if isinstance(item, str | int | float) or item is None else type(item).__name__
+    fix = "a list of dicts: [{'prompt': ..., 'ground_truth': ...}, ...]"
+    if isinstance(item, str) and item.endswith((".jsonl", ".parquet", ".csv", ".json", ".arrow")):
+        fix = f"data={{'train': {item!r}, 'sources': [...]}} mixes several files"
+    return InputError(
+        f"{what}: row {number} is no dict", value=shown, rule=f"must be a text, or {KINDS}", fix=fix
+    )
+
+
+def _of_columns(columns: Mapping, what: str) -> Iterator[dict]:
+    lengths = {str(name): len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) > 1:
+        rule = "the columns of a table are equally long"
+        raise InputError(f"{what}: columns", value=lengths, rule=rule, fix="drop what has no row")
+    for cells in zip(*(_cells(column) for column in columns.values()), strict=True):
+        yield dict(zip(columns, cells, strict=True))
+
+
+def _cells(column: object) -> Iterable:
+    for name in ("to_pylist", "to_list", "tolist"):
+        if hasattr(column, name):
+            return getattr(column, name)()
+    return column
+
+
+def _table_rows(value: object, what: str) -> Iterable[Mapping] | None:
+    """The rows of a DataFrame or a Table by its own method, None for what is neither."""
+    names = _names_of_columns(value)
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InputError(f"{what}: two columns are called {twice!r}", fix="rename one of them")
+    if hasattr(value, "to_dicts"):  # polars
+        return value.to_dicts()
+    if hasattr(value, "to_pylist"):  # pyarrow: a Table, a RecordBatch, an Array of structs
+        rows = value.to_pylist()
+        wrong = next((i for i, row in enumerate(rows, 1) if not isinstance(row, Mapping)), 0)
+        if wrong:
+            raise _no_row(what, wrong, rows[wrong - 1])
+        return rows
+    if names and "orient" in _parameters(getattr(value, "to_dict", None)):  # pandas
+        return value.to_dict(orient="records")
+    if hasattr(value, "to_table"):  # a dataset of pyarrow
+        return _table_rows(value.to_table(), what)
+    return None
+
+
+def _names_of_columns(value: object) -> list:
+    """The names of the columns of a table, [] of what is none."""
+    for name in ("column_names", "columns"):  # of datasets and pyarrow, of pandas and polars
+        names = getattr(value, name, None)
+        if names is not None:
+            return list(names)
+    return []
+
+
+def _parameters(function: object) -> Iterable[str]:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return ()
+
+
+def _plain_row(row: Mapping, what: str, number: int, of_table: bool) -> dict:
+    out = {}
+    for name, value in row.items():
+        if not isinstance(name, str):
+            raise InputError(
+                f"{what}: row {number}: the name of a column", value=name, rule="must be a text",
+                fix="rename it: frame.columns = ['prompt', 'ground_truth', ...]",
+            )  # fmt: skip
+        if of_table and _is_missing(value):
+            continue
+        out[name] = _plain(value, f"{what}: row {number}, column {name!r}")
+    return out
+
+
+def _is_missing(value: object) -> bool:
+    if value is None or type(value).__name__ in _MISSING:
+        return True
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        value = value.item()  # of float32, which is no float of Python
+    return isinstance(value, float) and math.isnan(value)
+
+
+def _plain(value: object, where: str, depth: int = 0) -> object:
+    """A value as JSON has it: numbers and arrays of NumPy, JAX or torch as numbers and lists."""
+    if depth > MOST_LEVELS:
+        raise InputError(where, rule=f"is nested deeper than {MOST_LEVELS}", fix="a flatter value")
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(
+                where, rule=f"{error}", fix="valid text, without halves of characters"
+            ) from None
+        return str(value)
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            fix = "leave the cell out (a table's missing cells are absent), or give a number"
+            raise InputError(where, value=value, rule="JSON has no NaN and no infinity", fix=fix)
+        return float(value)
+    if isinstance(value, Mapping):
+        wrong = next((name for name in value if not isinstance(name, str)), None)
+        if wrong is not None:
+            raise InputError(
+                where, value=wrong, rule="names in a dict are texts", fix=f"{str(wrong)!r}"
+            )
+        return {name: _plain(item, where, depth + 1) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, where, depth + 1) for item in value]
+    if hasattr(value, "dtype") and hasattr(value, "tolist"):  # an array, or a number of NumPy
+        if getattr(value.dtype, "kind", "") not in "mM":  # dates: nanoseconds would be numbers
+            return _plain(value.tolist(), where, depth + 1)
+    kind = type(value).__name__
+    if hasattr(value, "dtype") or isinstance(value, DATES):
+        fix = "make it a text before: value.isoformat(), or str(value)"
+    elif isinstance(value, bytes) or "image" in type(value).__module__.lower():
+        fix = "dataset.to_parquet('rows.parquet') first, then data='rows.parquet'"
+    else:
+        fix = "text, numbers, lists and dicts; str(value) or float(value) make one of it"
+    raise InputError(
+        where, value=value, rule=f"JSON has no {kind}: rows become a .jsonl file", fix=fix
+    )
+
+
+def lines_of(value: object, what: str) -> Iterator[str]:
+    """The lines of the .jsonl file of a value's rows."""
+    size = 0
+    for row in rows_of(value, what):
+        line = json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
+        size += len(line)
+        if size > MOST_BYTES and not isinstance(value, Sized):
+            raise _endless(what, f"more than {MOST_BYTES / 2**30:.0f} GiB of rows")
+        yield line

@@ -1,0 +1,88 @@
+"""rljax.evaluate: a policy on held-out prompts, from Python."""
+
+import dataclasses
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from rljax.config.from_python import as_text
+from rljax.config.names import nearest_fields
+from rljax.config.options import EvaluateOptions
+from rljax.config.python_words import in_python
+from rljax.data.online.prompts import PromptRecord
+from rljax.errors import InputError
+from rljax.evaluation import policy as policies
+from rljax.evaluation.saved import evaluate_saved
+from rljax.rollout import Environment, Reward
+from rljax.setup.policies import Policy
+from rljax.training.result import TrainedRun
+
+_KS = (1, 4, 8)
+
+
+def evaluate(
+    policy: TrainedRun | str | Path | Policy,
+    reward: str | Callable | Reward | Environment | None = None,
+    prompts: int | Sequence[PromptRecord] | None = None,
+    *,
+    data: object = None,
+    samples: int = 8,
+    ks: Sequence[int] | None = None,
+    answer: Callable[[str], str | None] = policies.final_answer,
+    **options,
+) -> dict:
+    """Greedy accuracy, mean@n, pass@k, best_of@k and maj@k of a policy, with 95 % intervals.
+
+    `policy` is the run that `rljax.train` returned, a run folder, a model folder or a name of the
+    hub:
+
+        rljax.evaluate(run)["metrics"]["greedy_accuracy"]
+        rljax.evaluate("runs/mine", samples=16, prompts=100)
+
+    Args:
+      reward: a function or the name of one; default: the run's.
+      prompts: how many of the held-out prompts, the first ones; default: as many as the run's.
+      data: rows, a file or a task, as `rljax.train` takes them; default: what the run held out.
+      samples: drawn responses to each prompt; 0 = the greedy one alone.
+      ks: of pass@k, best_of@k and maj@k; default: those of 1, 4 and 8 that `samples` allows.
+      answer: extracts from a response what maj@k votes on.
+      options: what else `rljax evaluate` takes, by the names of its flags: temperature=0.8,
+        step="best", trust_code=True (a folder whose config names functions of other files).
+
+    A `Policy` of `rljax.setup.policies` is evaluated with its `reward` and its `prompts`, both
+    objects of the library; then the metrics alone are returned, and `options` are correct_at and
+    seed. Raises InputError for anything the user can fix.
+    """
+    with in_python("rljax.evaluate"), tempfile.TemporaryDirectory() as inputs:
+        ks = tuple(k for k in _KS if k <= samples) if ks is None else tuple(ks)
+        if isinstance(policy, Policy):
+            how = dict(samples=samples, ks=ks, answer=answer, **options)
+            return policies.evaluate(policy, reward, prompts, **how)
+        given = {"data": ("data.train", data), "reward": ("reward.function", reward)}
+        texts = {
+            name: as_text(field, value, Path(inputs), where="rljax.evaluate")
+            for name, (field, value) in given.items()
+            if value is not None
+        }
+        made = _options(policy, {**texts, **options, "prompts": prompts})
+        return evaluate_saved(dataclasses.replace(made, samples=samples, ks=ks), answer=answer)
+
+
+def _options(policy: object, given: Mapping) -> EvaluateOptions:
+    if isinstance(policy, TrainedRun):  # it was made by this program, with functions of its own
+        given = {"trust_code": True, **given}
+        policy = policy.folder
+    if not isinstance(policy, str | os.PathLike):
+        raise InputError(
+            "rljax.evaluate", value=type(policy).__name__,
+            rule="a run that rljax.train returned, a folder, or a name of the hub",
+            fix="rljax.evaluate(run), or rljax.evaluate('runs/mine')",
+        )  # fmt: skip
+    names = [field.name for field in dataclasses.fields(EvaluateOptions)]
+    for name in given:
+        if name not in names or name in ("checkpoint", "suites"):
+            near = " or ".join(nearest_fields(name, names))
+            fix = f"did you mean {near}?" if near else "help(rljax.evaluate) lists the arguments"
+            raise InputError(f"rljax.evaluate takes no {name}", fix=fix)
+    return EvaluateOptions(str(policy), **given)
