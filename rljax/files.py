@@ -170,7 +170,11 @@ def parse_json(text: str, place: str, most_values: int | None = None) -> object:
     if most_values is not None:
         values = sum(map(text.count, ",[{"))
         if values > most_values:
-            raise InputError(f"{place} holds {values} values", rule=f"at most {most_values}")
+            raise InputError(
+                f"{place} holds {values} values",
+                rule=f"at most {most_values}",
+                fix="split it into several files, or use .jsonl: one object per line",
+            )
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
@@ -280,7 +284,11 @@ def write_text(path: str | Path, text: str) -> None:
         hidden.write_text(text, encoding="utf-8")
         os.replace(hidden, path)
     except OSError as error:
-        raise InputError(f"{path} cannot be written", rule=str(error)) from None
+        raise InputError(
+            f"{path} cannot be written",
+            rule=str(error),
+            fix="write to a folder of yours, on a disk with room",
+        ) from None
 
 
 def write_json(path: str | Path, value: object) -> None:

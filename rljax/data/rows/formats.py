@@ -268,7 +268,12 @@ def _pku(row: dict, place: str) -> dict:
         if row.get(column) is None:
             continue
         if row[column] not in (0, 1):
-            raise InputError(f"{place}, column {column!r}", value=row[column], rule="0 or 1")
+            raise InputError(
+                f"{place}, column {column!r}",
+                value=row[column],
+                rule="0 or 1",
+                fix=f"write 0 or 1 in {column!r}, or drop the row",
+            )
         for name, which in ((first, int(row[column])), (second, 1 - int(row[column]))):
             made[name] = row.get(f"response_{which}")
             label = row.get(f"is_response_{which}_safe")

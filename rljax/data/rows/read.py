@@ -114,7 +114,9 @@ def read_rows(
             raise InputError(f"{rows.place(index)} is not an object", value=row, fix=fix)
         if len(row) > _MOST_COLUMNS:
             raise InputError(
-                f"{rows.place(index)} has {len(row)} columns", rule=f"at most {_MOST_COLUMNS}"
+                f"{rows.place(index)} has {len(row)} columns",
+                rule=f"at most {_MOST_COLUMNS}",
+                fix="drop the columns that the run does not read",
             )
     form = form_of(rows.rows[0])
     if form is not None:
@@ -355,7 +357,12 @@ def _read_tfds(spec: str, split: str) -> Rows:
             fix="write tfds:name or tfds:name/config, or tfds:/folder of a prepared data set",
         ) from None
     if split not in builder.info.splits:
-        raise InputError(f"{spec} has no split {split!r}", value=sorted(builder.info.splits))
+        raise InputError(
+            f"{spec} has no split {split!r}",
+            value=sorted(builder.info.splits),
+            fix="name one of these in brackets: "
+            f"{spec}[{min(builder.info.splits, default='train')}]",
+        )
     try:
         source = builder.as_data_source(split=split)
         rows = [_plain_feature(source[i], builder.info.features) for i in range(len(source))]

@@ -221,7 +221,11 @@ def _ground_truth(row: dict, place: str, needed: bool) -> tuple[str, str, dict]:
     if column == "answer" and mark:
         final = final.strip().replace(",", "")
         if not final:
-            raise InputError(f"{place}, column 'answer' is empty after ####", value=text)
+            raise InputError(
+                f"{place}, column 'answer' is empty after ####",
+                value=text,
+                fix="write the final answer behind '####', or drop the row",
+            )
         return final, column, {"solution": solution}
     return text, column, {}
 
