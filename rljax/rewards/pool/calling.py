@@ -220,7 +220,7 @@ def _check_literal(component: Component, name: str, annotation: object) -> None:
         raise InputError(
             f"option {name!r} of reward {component.name!r}",
             value=value,
-            rule=f"it is one of {', '.join(map(repr, get_args(annotation)))}",
+            fix=f"write {name}= one of {', '.join(map(repr, get_args(annotation)))}",
         )
 
 
