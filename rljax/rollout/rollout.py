@@ -76,7 +76,9 @@ def run_rollout(rollout, prompts: Prompts, key, cfg: RolloutConfig, **available)
         if not (place := place_in(error, [function], innermost=True)):
             raise  # a fault of ours, with its traceback
         raise InputError(
-            f"{named} fails when it is called", rule=f"{type(error).__name__}: {error}{place}"
+            f"{named} fails when it is called",
+            rule=f"{type(error).__name__}: {error}{place}",
+            fix="correct that line of your rollout",
         ) from error
     if not isinstance(done, Rollout):
         raise InputError(
@@ -84,6 +86,7 @@ def run_rollout(rollout, prompts: Prompts, key, cfg: RolloutConfig, **available)
             value=type(done).__name__,
             rule="it returns rljax.rollout.Rollout(batch, prompts, report, metrics)"
             f"{place_of(function)}",
+            fix="return Rollout(batch, prompts, report, metrics)",
         )
     return done
 
