@@ -43,7 +43,7 @@ class InputError(ValueError):
 
     exit_code = 2  # of a command that ends by it
 
-    def __init__(self, what: str, *, value: object = None, rule: str = "", fix: str = ""):
+    def __init__(self, what: str, *, value: object = None, rule: str = "", fix: str):
         text = what
         if value is not None:
             shown = repr(_beginning(value))
@@ -54,6 +54,18 @@ class InputError(ValueError):
             joint = "\n" if "\n" in text else " " if text.endswith("?") else ". "
             text += f"{joint}Fix: {fix}"
         super().__init__(_readable(text))
+
+    @classmethod
+    def of_text(cls, text: str) -> "InputError":
+        """The error of a message that is whole: another process's, or one of several problems."""
+        return cls.__new__(cls, _readable(text))
+
+    def within(self, place: str) -> "InputError":
+        """The same message behind its place, such as "data.jsonl: "."""
+        return InputError.of_text(f"{place}{self}")
+
+    def __reduce__(self):  # a copy is made of the text: what went into it may be large
+        return self.of_text, self.args
 
     @property
     def parts(self) -> tuple[str, str]:

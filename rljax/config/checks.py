@@ -128,12 +128,15 @@ _NOT_NEGATIVE = (
 )
 
 
+_EXAMPLES = {bool: "True", int: "1", float: "0.5", str: "'text'"}
+
+
 class Problems(list):
     """Collects what is wrong; each entry names the field, the value, the rule and the fix."""
 
-    def check(self, ok: bool, field: str, value, rule: str, fix: str = "") -> bool:
+    def check(self, ok: bool, field: str, value, rule: str, fix: str) -> bool:
         if not ok:
-            self.add(field, value, rule + (f". Fix: {fix}" if fix else ""))
+            self.add(field, value, f"{rule}. Fix: {fix}")
         return ok
 
     def add(self, field: str, value, text: object) -> None:
@@ -145,11 +148,9 @@ class Problems(list):
         """Raises InputError that lists all of them, if there are any."""
         if self:
             listed = "\n".join(f"  {i}. {p}" for i, p in enumerate(self, 1))
-            fix = FIELDS_LISTED
-            raise InputError(
-                f"the config has {len(self)} problem{'s' * (len(self) > 1)}:\n{listed}",
-                fix="" if all("Fix: " in problem for problem in self) else fix,
-            )
+            text = f"the config has {len(self)} problem{'s' * (len(self) > 1)}:\n{listed}"
+            fixed = all("Fix: " in problem for problem in self)
+            raise InputError.of_text(text) if fixed else InputError(text, fix=FIELDS_LISTED)
 
 
 def refuse_early(config: Config) -> None:
@@ -208,24 +209,50 @@ def check_types(config, problems: Problems, prefix: str = "") -> None:
     for field in dataclasses.fields(config):
         value, name, kind = getattr(config, field.name), prefix + field.name, field.type
         if dataclasses.is_dataclass(kind):
-            if problems.check(isinstance(value, kind), name, value, f"must be a {kind.__name__}"):
+            if problems.check(
+                isinstance(value, kind),
+                name,
+                value,
+                f"must be a {kind.__name__}",
+                fix=f"set {name} to a {kind.__name__}(), or its fields one by one",
+            ):
                 check_types(value, problems, name + ".")
         elif kind is float:
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
             finite = number and abs(value) <= sys.float_info.max  # false for NaN
-            problems.check(finite, name, value, "must be a finite number")
+            problems.check(
+                finite, name, value, "must be a finite number", fix="write a number, such as 0.5"
+            )
         elif kind in (int, bool, str):
             exact = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-            ok = problems.check(exact, name, value, f"must be {kind_name(kind)}")
+            ok = problems.check(
+                exact,
+                name,
+                value,
+                f"must be {kind_name(kind)}",
+                fix=f"write {kind_name(kind)}, such as {_EXAMPLES[kind]}",
+            )
             if ok and kind is int:
-                problems.check(abs(value) < 2**31, name, value, f"must be below {2**31}")
+                problems.check(
+                    abs(value) < 2**31,
+                    name,
+                    value,
+                    f"must be below {2**31}",
+                    fix=f"write {2**31 - 1} or less",
+                )
         else:
             item = typing.get_args(kind)[0]
             wanted = (int, float) if item is float else item
             fits = isinstance(value, (tuple, list)) and all(
                 isinstance(v, wanted) and not isinstance(v, bool) for v in value
             )
-            problems.check(fits, name, value, f"must be {kind_name(kind)}")
+            problems.check(
+                fits,
+                name,
+                value,
+                f"must be {kind_name(kind)}",
+                fix=f"write {kind_name(kind)}, such as ({_EXAMPLES[item]},)",
+            )
 
 
 def check_bounds(config: Config, problems: Problems) -> None:
@@ -233,7 +260,9 @@ def check_bounds(config: Config, problems: Problems) -> None:
     for names, least in ((_POSITIVE, 1), (_NOT_NEGATIVE, 0)):
         for name in names:
             value = value_of(config, name)
-            problems.check(value >= least, name, value, f"must be >= {least}")
+            problems.check(
+                value >= least, name, value, f"must be >= {least}", fix=f"write {least} or more"
+            )
 
 
 def _each(config: Config, field: str) -> tuple[str, ...]:
@@ -262,7 +291,13 @@ def check_paths(config: Config, problems: Problems) -> None:
         problems.check(free, field, path, "is a file", "name a folder")
     stored = config.offline.reference_logprobs
     rule = "must be a folder of a disk; under a URL there are run_dir and what lies in it"
-    problems.check(not is_url(stored), "offline.reference_logprobs", stored, rule)
+    problems.check(
+        not is_url(stored),
+        "offline.reference_logprobs",
+        stored,
+        rule,
+        fix="name a folder of the machine, or '' to compute them in the run",
+    )
 
 
 def _check_on_hub(field: str, spec: str, named: Callable, problems: Problems) -> None:

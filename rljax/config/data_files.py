@@ -35,7 +35,7 @@ def read_config(file: str) -> Config:
         read = value_of_json if _is_json(file) else value_of_text
         return with_texts(Config(), flat_fields(values), file, "", read)
     except InputError as error:
-        raise error if file in str(error) else InputError(f"{file}: {error}") from None
+        raise error if file in str(error) else error.within(f"{file}: ") from None
 
 
 def read_entries(file: str, name: str) -> list[dict]:
@@ -110,7 +110,7 @@ def _read(file: str) -> Mapping:
         text = read_text(file, _LARGEST)
         values = json.loads(text, object_pairs_hook=_once) if _is_json(file) else _yaml(text, file)
     except InputError as error:
-        raise error if file in str(error) else InputError(f"{file}: {error}") from None
+        raise error if file in str(error) else error.within(f"{file}: ") from None
     except (ValueError, RecursionError) as error:
         nested = isinstance(error, RecursionError)
         rule = "it is nested too deeply" if nested else str(error)

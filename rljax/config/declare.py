@@ -163,7 +163,11 @@ def parsed_options(kind: type, positional: Sequence[str], parsed):
         value = parsed[flag].value
         if spec.first and rest:
             if value:
-                raise InputError(f"--{flag} is given twice", value=[value, rest[0]])
+                raise InputError(
+                    f"--{flag} is given twice",
+                    value=[value, rest[0]],
+                    fix=f"write it once: leave --{flag} or the name in front out",
+                )
             value, rest = rest[0], rest[1:]
         if typing.get_origin(hints[name]) is tuple:
             numbers = typing.get_args(hints[name])[0] is int

@@ -85,7 +85,7 @@ def _full_name(name: str) -> str:
     if ends:
         fix = f'name one of them whole: **{{"{ends[0]}": ...}}'
         raise InputError(f"{WHERE}: {name} is any of {', '.join(ends)}", fix=fix)
-    raise InputError(f"{WHERE}: {unknown_field(name, known)}")
+    raise InputError(f"{WHERE}: {unknown_field(name, known)}", fix=FIELDS_LISTED)
 
 
 def _as_text(name: str, value: object, folder: Path) -> object:

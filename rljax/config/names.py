@@ -58,7 +58,8 @@ class Settings:
     def _check(cls, name: str) -> None:
         if name not in cls.__dataclass_fields__:
             known = [*cls.__dataclass_fields__, *field_names(cls)]
-            raise UnknownField(unknown_field(name, dict.fromkeys(known), cls.__name__ + "."))
+            what = unknown_field(name, dict.fromkeys(known), cls.__name__ + ".")
+            raise UnknownField(what, fix=FIELDS_LISTED)
 
 
 def field_names(config, prefix: str = "") -> list[str]:

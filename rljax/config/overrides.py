@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from rljax.config.names import field_names, unknown_field
+from rljax.config.names import FIELDS_LISTED, field_names, unknown_field
 from rljax.config.schema import BatchConfig, Config
 from rljax.errors import InputError
 from rljax.files import DATA_FILES
@@ -35,7 +35,8 @@ def _check_known(names: Iterable[str], where: str) -> None:
     known = field_names(Config)
     problems = [unknown_field(str(name), known) for name in names if name not in known]
     if problems:
-        raise InputError(f"{where} has unknown fields:\n  " + "\n  ".join(problems))
+        text = f"{where} has unknown fields:\n  " + "\n  ".join(problems)
+        raise InputError(text, fix=FIELDS_LISTED)
 
 
 def with_overrides(config: Config, overrides: Mapping[str, object], where: str) -> Config:

@@ -168,16 +168,32 @@ def _check_page(dataflow: Component, returned: object, roles: dict[str, Role]) -
     pair = isinstance(returned, tuple) and len(returned) == 2
     if not pair or not all(isinstance(one, dict) for one in returned):
         rule = f"(new roles by name, metrics by name){place}"
-        raise InputError(what, value=_kind(returned), rule=rule)
+        raise InputError(
+            what,
+            value=_kind(returned),
+            rule=rule,
+            fix='return ({"actor": new_actor}, {"loss": ...}) from the dataflow',
+        )
     new, metrics = returned
     for name, role in new.items():
         if role is not None and type(role) is not type(roles.get(name)):
             rule = f"the roles that it was given, by name: {', '.join(sorted(roles))}{place}"
-            raise InputError(f"{what}: role {name!r}", value=_kind(role), rule=rule)
+            raise InputError(
+                f"{what}: role {name!r}",
+                value=_kind(role),
+                rule=rule,
+                fix=f"return what {name!r} makes of itself, such as the first value of "
+                f"{name}.update(...)",
+            )
     for name, value in metrics.items():
         if not _is_array(value) or jnp.shape(value) != ():
             rule = f"a metric is one number{place}"
-            raise InputError(f"{what}: metric {name!r}", value=_kind(value), rule=rule)
+            raise InputError(
+                f"{what}: metric {name!r}",
+                value=_kind(value),
+                rule=rule,
+                fix="reduce it, such as by jnp.mean(x), and call lists by several names",
+            )
 
 
 def _is_array(value: object) -> bool:
@@ -212,6 +228,7 @@ def _check_process_reward(text: str) -> None:
         raise InputError(
             f"reward.process_reward={text!r} returns the wrong shape",
             value=rewards.shape, rule="rewards [B, S]",
+            fix="return one number for each token, of the shape of batch.rewards",
         )  # fmt: skip
 
 
@@ -341,6 +358,8 @@ class _Checked(Component):
                     value=jnp.shape(value),
                     rule=f"one of {wanted} for a batch of [{rows}, {columns}], which learning "
                     f"averages: no mean or sum of your own{place_of(self.function)}",
+                    fix="return the array as it is, one value for each row or token, and take the "
+                    "mean or sum out",
                 )
         return result
 
@@ -361,12 +380,13 @@ class _Checked(Component):
                 value=_kind(result),
                 rule=f"{rule}{place_of(self.function)}",
                 fix="algorithm.correction='rollout_correction()', which measures as well"
-                if self.stage == "correction" else "",
+                if self.stage == "correction" else f"return {forms[0]}",
             )  # fmt: skip
         if names[0] == "loss" and not jnp.issubdtype(jnp.result_type(parts[0]), jnp.floating):
             raise InputError(
                 f"{named} returns {_kind(parts[0])}",
                 rule="a loss has a gradient: it is an array of floating-point numbers"
                 f"{place_of(self.function)}",
+                fix="return floats, such as x.astype(jnp.float32)",
             )
         return parts[0]

@@ -30,6 +30,9 @@ KEPT = 4  # pieces that are kept for what is read next: small arrays share one
 Index = tuple[slice, ...]
 
 
+RESTORE = "restore the file, or use another step"  # of what is damaged
+
+
 class Damaged(InputError):
     """What was read is not what was saved."""
 
@@ -196,20 +199,24 @@ class Reader:
                 self.places[leaf].append(_Place(*place, index["piece_bytes"]))
                 self.dtypes[leaf] = dtype
         except (ValueError, KeyError, TypeError) as error:
-            raise Damaged(f"{self.store.at(name)} is not an index of arrays ({error})") from None
+            raise Damaged(
+                f"{self.store.at(name)} is not an index of arrays ({error})", fix=RESTORE
+            ) from None
 
     def read(self, name: str) -> bytes:
         """A file whose bytes are those that were saved; read once more where they are not."""
         if name not in self.files:
-            raise Damaged(f"{self.store.at(name)} is not in the manifest")
+            raise Damaged(f"{self.store.at(name)} is not in the manifest", fix=RESTORE)
         for _ in range(2):
             try:
                 data = self.store.read(name)
             except FileNotFoundError:
-                raise Damaged(f"{self.store.at(name)} is missing") from None
+                raise Damaged(f"{self.store.at(name)} is missing", fix=RESTORE) from None
             if hashlib.sha256(data).hexdigest() == self.files[name]["sha256"]:
                 return data
-        raise Damaged(f"{self.store.at(name)} has another SHA-256 than when it was saved")
+        raise Damaged(
+            f"{self.store.at(name)} has another SHA-256 than when it was saved", fix=RESTORE
+        )
 
     def array(self, name: str, like) -> jax.Array:
         """The array with the shape, dtype and sharding of `like`: the parts of this host's own
@@ -261,7 +268,7 @@ class Reader:
         for bounds, out in wanted.items():
             if filled[bounds] != out.size:
                 what = f"holds {filled[bounds]} of {out.size} values of {name}"
-                raise Damaged(f"{self.store.at(ARRAYS)} {what}")
+                raise Damaged(f"{self.store.at(ARRAYS)} {what}", fix=RESTORE)
 
     def _part(self, place: _Place, dtype: np.dtype) -> np.ndarray:
         size = math.prod(place.shape) * dtype.itemsize
@@ -274,7 +281,9 @@ class Reader:
             self.kept.popitem(last=False)
         begin = place.offset % place.piece_bytes
         if len(data) < begin + size:
-            raise Damaged(f"{self.store.at(names[-1])} is too short for what its index says")
+            raise Damaged(
+                f"{self.store.at(names[-1])} is too short for what its index says", fix=RESTORE
+            )
         return np.frombuffer(data, dtype, math.prod(place.shape), begin).reshape(place.shape)
 
 

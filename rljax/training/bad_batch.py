@@ -89,5 +89,7 @@ def read(run_dir: Path, step: int, mesh) -> Batch:
         ) from None
     except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise InputError(
-            f"{path} cannot be read as a batch", rule=f"{type(error).__name__}: {error}"
+            f"{path} cannot be read as a batch",
+            rule=f"{type(error).__name__}: {error}",
+            fix="copy bad/ of the run folder again, or replay another step",
         ) from None

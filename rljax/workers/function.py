@@ -1,6 +1,6 @@
 """The function of a user's that workers run, as their parent resolves it."""
 
-from rljax.components import Component, resolve
+from rljax.components import Component, fails_at_import, resolve
 from rljax.errors import InputError
 
 
@@ -19,6 +19,4 @@ def resolve_for_workers(kind: str, text: str, home: str) -> Component:
     except InputError:
         raise
     except Exception as error:  # the user's module ran and raised
-        raise InputError(
-            f"{kind} {text!r} cannot be imported", rule=f"{type(error).__name__}: {error}"
-        ) from error
+        raise fails_at_import(f"{kind} {text!r}", error) from error
