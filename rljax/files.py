@@ -5,6 +5,7 @@ bounded size, and no git-lfs pointer. What a field must hold is decided where it
 """
 
 import errno
+import fnmatch
 import hashlib
 import json
 import os
@@ -273,6 +274,33 @@ def how_to_get_data(name: str) -> str:
     if not _HUB_NAME.fullmatch(name) or Path(name).suffix in DATA_FILES:
         return ""
     return f"check the path; a data set of the Hugging Face Hub is hf://datasets/{name}"
+
+
+def data_files(spec: str) -> list[str]:
+    """The files of rows that a text names: one, several with commas between them, or a pattern of
+    a file's name such as "rows/part_*.jsonl", which are taken in the order of their names.
+
+    Raises InputError for a pattern that fits no file; a file that is named may be missing."""
+    parts = [part.strip() for part in spec.split(",")]
+    if os.path.lexists(spec) or not all(part.endswith(DATA_FILES) for part in parts):
+        parts = [spec]
+    files = []
+    for part in map(os.path.expanduser, parts):
+        folder, pattern = os.path.split(part)
+        if os.path.lexists(part) or not set(pattern) & set("*?["):
+            files.append(part)
+            continue
+        names = sorted(os.listdir(folder or ".")) if os.path.isdir(folder or ".") else []
+        shown = [name for name in names if name.endswith(DATA_FILES) and name[0] != "."]
+        found = [os.path.join(folder, name) for name in fnmatch.filter(shown, pattern)]
+        if not found:
+            raise InputError(
+                f"no file fits the pattern {part!r}",
+                rule=f"{folder or os.getcwd()} holds {', '.join(shown[:8]) or 'no file of rows'}",
+                fix="correct the pattern, whose stars stand for parts of a file's name alone",
+            )
+        files += found
+    return files
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -17,7 +17,7 @@ from rljax.config.names import FIELDS_LISTED, field_names
 from rljax.config.overrides import DATA_FILES, is_path, value_of
 from rljax.config.schema import NAMESPACES, Config
 from rljax.errors import InputError
-from rljax.files import how_to_get_data
+from rljax.files import data_files, how_to_get_data
 from rljax.hub.names import data_name, is_hub, model_name
 from rljax.tracking.store import is_url
 
@@ -283,8 +283,7 @@ def check_paths(config: Config, problems: Problems) -> None:
                 _check_on_hub(field, spec, data_name, problems)
             elif is_path(spec) and not spec.startswith(_TFDS):
                 file = spec.replace("{split}", "train" if field in _OF_TRAINING else "test")
-                fix = how_to_get_data(spec) or "give the path of a file"
-                problems.check(os.path.exists(file), field, spec, "does not exist", fix)
+                _check_files(field, spec, file, problems)
     for field in _NEW_FOLDERS:
         path = value_of(config, field)
         free = not os.path.exists(path) or os.path.isdir(path)
@@ -298,6 +297,19 @@ def check_paths(config: Config, problems: Problems) -> None:
         rule,
         fix="name a folder of the machine, or '' to compute them in the run",
     )
+
+
+def _check_files(field: str, spec: str, named: str, problems: Problems) -> None:
+    try:
+        files = data_files(named)
+    except InputError as error:
+        problems.add(field, spec, error)
+        return
+    missing = [file for file in files if not os.path.exists(file)]
+    fix = how_to_get_data(spec) or "give the path of a file"
+    if missing and len(files) > 1:
+        fix = f"correct {missing[0]!r}, or leave it out"
+    problems.check(not missing, field, spec, "does not exist", fix)
 
 
 def _check_on_hub(field: str, spec: str, named: Callable, problems: Problems) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import os
 from collections.abc import Iterable, Sequence
 
 from rljax.errors import InputError
@@ -36,6 +37,14 @@ class UnknownField(InputError, AttributeError):
     """A config has no such field. An AttributeError too, which is what hasattr and copy expect."""
 
 
+def _with_home(value: object) -> object:
+    """The value with the user's folder for "~/", which no shell puts behind an equals sign."""
+    if isinstance(value, tuple | list):
+        return type(value)(map(_with_home, value))
+    home = isinstance(value, str) and value.startswith("~/")
+    return os.path.expanduser(value) if home else value
+
+
 class Settings:
     """Base of the config's dataclasses: a name that is no field is refused where it is written."""
 
@@ -46,7 +55,7 @@ class Settings:
 
     def __setattr__(self, name: str, value: object) -> None:
         self._check(name)
-        object.__setattr__(self, name, value)
+        object.__setattr__(self, name, _with_home(value))
 
     def __getattr__(self, name: str):  # called for what is no field and no method
         if name.startswith("_"):  # a protocol that is asked for: copy, pickle, a notebook's display

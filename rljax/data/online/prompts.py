@@ -308,7 +308,9 @@ def encode_demonstrations(
         raise InputError(
             f"no demonstration is left of {len(records)}",
             rule=f"none has a token to learn within max_tokens={max_tokens}",
-            fix="raise max_tokens",
+            fix="raise max_tokens"
+            if counts["truncated"]
+            else "write what the assistant answers into each row",
         )
     return examples, dict(counts)
 

@@ -112,7 +112,9 @@ def _check_counts(name: str, prompts: int, test: int, worked_examples: int) -> N
     wanted = (("prompts", prompts, 0), ("test", test, 1), ("worked_examples", worked_examples, 0))
     for option, value, low in wanted:
         if value < low:
-            raise InputError(f"{name}({option})", value=value, fix=f"set {option} to {low} or more")
+            raise InputError(
+                f"{name}({option})", value=value, fix=f"set {option} to at least {low}"
+            )
 
 
 def _fresh(name: str, make: Callable, split: str, index: int, taken: dict) -> Problem:
