@@ -4,6 +4,7 @@ Launchers print an `InputError` as plain text without a traceback; every other e
 of ours.
 """
 
+import difflib
 import inspect
 import itertools
 import os
@@ -94,6 +95,43 @@ def place_in(
     if not own:
         return ""
     return f" ({own[-1].filename}:{own[-1].lineno}, in {own[-1].name}: {own[-1].line})"
+
+
+# Errors of JAX by their names -> what mends them: this module imports no JAX.
+_OF_TRACING = {
+    "TracerBoolConversionError": "choose by jnp.where(condition, a, b), not by `if` or `and`",
+    "TracerArrayConversionError": "use jax.numpy in place of numpy",
+    "TracerIntegerConversionError": "index with arrays of jax.numpy, not with lists and ranges",
+    "ConcretizationTypeError": "keep values in arrays: float(), int() and .item() cannot be called",
+    "NonConcreteBooleanIndexError": "select by jnp.where(mask, x, 0.0), not by x[mask]",
+}
+
+
+def mending(error: BaseException) -> str:
+    """What mends an exception of a user's function: the name that was meant and those that there
+    are, where it says so, else the line to correct."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    if known := _OF_TRACING.get(type(error).__name__):
+        return known
+    line = "correct that line"
+    if isinstance(error, NameError) and error.name:
+        return f"import or define {error.name!r}"
+    if isinstance(error, AttributeError) and error.name:
+        if isinstance(error.obj, dict):
+            there = error.name in error.obj
+            return f"write [{error.name!r}]" if there else f"read {_named(error.obj)}"
+        near = difflib.get_close_matches(error.name.lower(), dir(error.obj), n=1, cutoff=0.5)
+        fields = getattr(type(error.obj), "__dataclass_fields__", ())
+        fields = getattr(type(error.obj), "_fields", fields)
+        meant = f"did you mean {near[0]!r}? " if near else ""
+        return f"{meant}The fields are {', '.join(fields)}" if fields else meant.strip() or line
+    return line
+
+
+def _named(names: Iterable[object]) -> str:
+    shown = [repr(name) for name in itertools.islice(names, 12)]
+    return f"one of {', '.join(shown)}" if shown else "nothing: there is nothing in it"
 
 
 def place_of(function: Callable) -> str:

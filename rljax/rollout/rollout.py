@@ -16,7 +16,7 @@ from rljax.batch import Batch
 from rljax.components import Component
 from rljax.contracts import spec
 from rljax.data.online.prompts import Prompts
-from rljax.errors import InputError, place_in, place_of
+from rljax.errors import InputError, mending, place_in, place_of
 from rljax.rollout.ready import Ready
 from rljax.rollout.report import RewardReport
 from rljax.sampler import Sampling, held_weights
@@ -78,7 +78,7 @@ def run_rollout(rollout, prompts: Prompts, key, cfg: RolloutConfig, **available)
         raise InputError(
             f"{named} fails when it is called",
             rule=f"{type(error).__name__}: {error}{place}",
-            fix="correct that line of your rollout",
+            fix=mending(error),
         ) from error
     if not isinstance(done, Rollout):
         raise InputError(

@@ -17,7 +17,7 @@ from rljax.config import NAMESPACES, AlgorithmConfig
 from rljax.contracts import spec
 from rljax.data.images.encode import ImageLayout
 from rljax.dataflows.algorithm import FIELDS, Algorithm
-from rljax.errors import InputError, place_in, place_of
+from rljax.errors import InputError, mending, place_in, place_of
 from rljax.mesh import replicated, row_sharding, row_shards
 from rljax.models.scan import routes_shape
 from rljax.roles import Role
@@ -153,11 +153,10 @@ def _traced(dataflow: Component, algorithm: Algorithm, leaves: tuple, tree):
 def _fails(what: str, error: Exception, component: Component) -> InputError:
     """The exception of a component in one line, with its place in the user's file."""
     first = next(iter(str(error).splitlines()), "")
-    return InputError(
-        what,
-        rule=f"{type(error).__name__}: {first}{place_in(error, [component.function])}",
-        fix="see its docstring for what it takes and returns",
-    )
+    place = place_in(error, [component.function])
+    signature = f"{component.short_name}{component.signature}"
+    fix = mending(error) if place else f"correct its options: its signature is {signature}"
+    return InputError(what, rule=f"{type(error).__name__}: {first}{place}", fix=fix)
 
 
 def _check_page(dataflow: Component, returned: object, roles: dict[str, Role]) -> None:

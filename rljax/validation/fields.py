@@ -408,6 +408,14 @@ def _divisors_near(n: int, wanted: int) -> str:
     return " or ".join(str(d) for d in sorted(near))
 
 
+def _longest_part(config: Config) -> str:
+    """The field that most of the tokens of a row come from, with its value."""
+    fields = ("data.max_prompt_tokens", "sampler.max_response_tokens")
+    fields = ("environment.max_tokens",) if config.environment.function else fields
+    longest = max(fields, key=lambda field: value_of(config, field))
+    return f"{longest}={value_of(config, longest)}"
+
+
 def _row_of(config: Config) -> str:
     """What the tokens of a row are."""
     if config.environment.function:
@@ -438,7 +446,8 @@ def check_batch(config: Config, problems: Problems) -> None:
         "batch.tokens_per_microbatch",
         batch.tokens_per_microbatch,
         f"must hold one row: {_row_of(config)} = {row_tokens(config)} tokens",
-        f"batch.tokens_per_microbatch={row_tokens(config)} or more, or 0: chosen by the plan",
+        f"lower {_longest_part(config)}, or set batch.tokens_per_microbatch to "
+        f"{row_tokens(config)} or more, or to 0: chosen by the plan",
     )
     sizes = (config.mesh.data, config.mesh.fsdp, config.mesh.expert)
     shards = math.prod(sizes) if min(sizes) > 0 else 1

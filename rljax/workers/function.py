@@ -20,3 +20,13 @@ def resolve_for_workers(kind: str, text: str, home: str) -> Component:
         raise
     except Exception as error:  # the user's module ran and raised
         raise fails_at_import(f"{kind} {text!r}", error) from error
+
+
+def worker_failed(what: str, told: tuple[bool, str]) -> InputError:
+    """The error of a worker that could not begin, which `told` (whether its message has a fix, the
+    message)."""
+    known, message = told
+    if known:
+        return InputError.of_text(f"{what}: {message}")
+    fix = "make its module work where it is imported anew, without what this process has set"
+    return InputError(what, rule=message, fix=fix)

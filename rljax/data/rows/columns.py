@@ -63,14 +63,12 @@ def first_of(row: dict, names: Sequence[str], place: str, fix: str) -> str:
         if name in row:
             return name
     columns = sorted(map(str, row))
-    rule, other = other_kind(row, names)
-    if other:
-        what = f"{place} lacks the column {names[0]!r}"
-        raise InputError(what, value=columns, rule=rule, fix=other + fix)
+    what, (rule, other) = f"{place} lacks the column {names[0]!r}", other_kind(row, names)
     close = [c for name in names for c in difflib.get_close_matches(name, columns, n=1)]
     if close:
         fix = f"rename {close[0]!r}, if that is what it holds, or {fix}"
-    raise InputError(f"{place} lacks the column {names[0]!r}", value=columns, fix=fix)
+        raise InputError(what, value=columns, fix=fix)
+    raise InputError(what, value=columns, rule=rule, fix=other + fix)
 
 
 def require_text(value: object, place: str, fix: str, empty: bool = False) -> None:

@@ -96,7 +96,7 @@ class Rows:
             raise InputError(
                 error.parts[0],
                 rule=f"the first line, {self.header[:80]!r}, was read as names of columns",
-                fix="name them, such as prompt,answer; where that line is a row, write the names above it",
+                fix="name them, such as prompt,answer, above that line if it is a row",
             ) from None
 
 
