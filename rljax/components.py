@@ -314,6 +314,7 @@ def _function_of(module: types.ModuleType, attribute: str, where: str) -> Callab
         names = _functions_in(getattr(module, "__file__", None) or "")
         rule = f"it defines {', '.join(names)}" if names else ""
         fix = f"did you mean {close[0]!r}?" if close else f"define {attribute} in it"
+        fix = f"name one of these, or {fix}" if names and not close else fix
         hidden = f"{module.__name__.partition('.')[0]}.py"
         if os.path.isfile(hidden) and os.path.abspath(hidden) != vars(module).get("__file__"):
             fix = f"{hidden} of the working folder is hidden by a library of that name: rename it"

@@ -88,13 +88,15 @@ def place_in(
     `innermost`: only where that frame itself raised.
     """
     files = {file for file, _, _ in map(_definition, functions)} - {""}
-    while error.__cause__ is not None:
-        error = error.__cause__
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames[-1 if innermost else 0 :] if frame.filename in files]
-    if not own:
-        return ""
-    return f" ({own[-1].filename}:{own[-1].lineno}, in {own[-1].name}: {own[-1].line})"
+    chain = [error]
+    while chain[-1].__cause__ is not None:
+        chain.append(chain[-1].__cause__)
+    for one in chain[-1:] if innermost else reversed(chain):
+        frames = traceback.extract_tb(one.__traceback__)
+        own = [frame for frame in frames[-1 if innermost else 0 :] if frame.filename in files]
+        if own:
+            return f" ({own[-1].filename}:{own[-1].lineno}, in {own[-1].name}: {own[-1].line})"
+    return ""
 
 
 # Errors of JAX by their names -> what mends them: this module imports no JAX.

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rljax.components import is_own_code, names_of
-from rljax.config.declare import kind_name
+from rljax.config.declare import EXAMPLES, kind_name
 from rljax.config.names import FIELDS_LISTED, field_names
 from rljax.config.overrides import DATA_FILES, is_path, value_of
 from rljax.config.schema import NAMESPACES, Config
@@ -128,9 +128,6 @@ _NOT_NEGATIVE = (
 )
 
 
-_EXAMPLES = {bool: "True", int: "1", float: "0.5", str: "'text'"}
-
-
 class Problems(list):
     """Collects what is wrong; each entry names the field, the value, the rule and the fix."""
 
@@ -230,7 +227,7 @@ def check_types(config, problems: Problems, prefix: str = "") -> None:
                 name,
                 value,
                 f"must be {kind_name(kind)}",
-                fix=f"write {kind_name(kind)}, such as {_EXAMPLES[kind]}",
+                fix=f"write {kind_name(kind)}, such as {EXAMPLES[kind]}",
             )
             if ok and kind is int:
                 problems.check(
@@ -251,7 +248,7 @@ def check_types(config, problems: Problems, prefix: str = "") -> None:
                 name,
                 value,
                 f"must be {kind_name(kind)}",
-                fix=f"write {kind_name(kind)}, such as ({_EXAMPLES[item]},)",
+                fix=f"write {kind_name(kind)}, such as ({EXAMPLES[item]},)",
             )
 
 

@@ -15,6 +15,7 @@ from rljax.errors import InputError
 
 # What a value of a type is called in an error.
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+EXAMPLES = {bool: "True", int: "1", float: "0.5", str: "'text'"}
 _ITEMS = {int: "whole numbers", float: "numbers", str: "texts"}
 _WRONG = r"flag --(\w+)=(.*?): (?:invalid literal|could not convert|value should be|\('Non-)"
 _MOST = 2**31 - 1  # of every whole number
@@ -149,7 +150,10 @@ def parse_flags(kind: type, into, argv: Sequence[str]) -> list[str]:
         name, spec = specs[wrong[1]]
         rule = f"one of {', '.join(filter(None, spec.choices))}" if spec.choices else ""
         rule = rule or f"must be {KINDS.get(_without_none(typing.get_type_hints(kind)[name]))}"
-        raise InputError(f"--{wrong[1]}={wrong[2]}: {rule}", fix="--help lists the flags") from None
+        example = next(filter(None, spec.choices), "") if spec.choices else ""
+        example = example or EXAMPLES[_without_none(typing.get_type_hints(kind)[name])].lower()
+        what, fix = f"--{wrong[1]}={wrong[2]}: {rule}", f"such as --{wrong[1]}={example}"
+        raise InputError(what, fix=fix) from None
 
 
 def parsed_options(kind: type, positional: Sequence[str], parsed):

@@ -8,7 +8,7 @@ import math
 import typing
 from collections.abc import Callable, Mapping
 
-from rljax.config.declare import KINDS, kind_name
+from rljax.config.declare import EXAMPLES, kind_name
 from rljax.config.names import FIELDS_LISTED, field_names, unknown_field
 from rljax.config.overrides import with_overrides
 from rljax.config.schema import Config
@@ -67,14 +67,14 @@ def value_of_text(text: object, kind: type):
     if text is None:
         raise ValueError(_NO_NULL)
     if not isinstance(text, str):
-        raise ValueError(f"must be {kind_name(kind)}")
+        raise ValueError(_must_be(kind))
     if kind is str:
         return text
     truths = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
     try:
         return truths[text.lower()] if kind is bool else kind(text)
     except (KeyError, ValueError):
-        raise ValueError(f"must be {KINDS[kind]}") from None
+        raise ValueError(_must_be(kind)) from None
 
 
 def value_of_json(value: object, kind: type):
@@ -90,8 +90,14 @@ def value_of_json(value: object, kind: type):
     else:
         fits = type(value) is kind
     if not fits:
-        raise ValueError(f"must be {kind_name(kind)}")
+        raise ValueError(_must_be(kind))
     return value
+
+
+def _must_be(kind: type) -> str:
+    items = typing.get_args(kind)
+    example = f"[{EXAMPLES[items[0]]}]" if items else EXAMPLES[kind]
+    return f"must be {kind_name(kind)}, such as {example}"
 
 
 def _parts(text: str) -> list[str]:

@@ -106,7 +106,7 @@ def _checked_bounds(level, mode, upper, lower, veto) -> tuple[float, float]:
             raise InputError(
                 f"rollout_correction {name}",
                 value=value,
-                fix=f"write one of {', '.join(map(repr, known))}",
+                fix=f"write one of {', '.join(known)}",
             )
     if not upper > 0:
         raise InputError(

@@ -132,7 +132,7 @@ def label(
     disagreements in which the position decided.
     """
     if ties not in ("drop", "keep"):
-        raise InputError("ties", value=ties, fix="--ties=drop or --ties=keep")
+        raise InputError("ties", value=ties, fix="write drop or keep")
     judged = [c for c in comparisons if c["first"] != c["second"]]
     swapped = [{**c, "first": c["second"], "second": c["first"]} for c in judged]
     scores = judge([*judged, *swapped])

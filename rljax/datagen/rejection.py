@@ -70,9 +70,7 @@ def select(
     `dedup` keeps one of equal texts, and at most `per_prompt` are kept (0 = no cap).
     """
     if method not in METHODS:
-        raise InputError(
-            "select(method)", value=method, fix=f"write one of {', '.join(map(repr, METHODS))}"
-        )
+        raise InputError("select(method)", value=method, fix=f"write one of {', '.join(METHODS)}")
     if method == "threshold" and min_reward is None:
         raise InputError(
             "select(method='threshold')",

@@ -91,9 +91,7 @@ def search_labels(
     "asked"}): asked is what was left to the completer.
     """
     if neutral not in ("zero", "drop", "inherit"):
-        raise InputError(
-            "search_labels(neutral)", value=neutral, fix="write 'zero', 'drop' or 'inherit'"
-        )
+        raise InputError("search_labels(neutral)", value=neutral, fix="write zero, drop or inherit")
     for name, given in (("passes", passes), ("tasks", tasks)):
         if given is not None and len(given) != len(programs):
             raise InputError(
@@ -168,7 +166,7 @@ def best_of(
     together. The function's `counts` adds up "prefixes", "completions" and "accepted".
     """
     if k < 1:
-        raise InputError("best_of(k)", value=k, fix="set k to 1 or more")
+        raise InputError("best_of(k)", value=k, fix="set k to at least 1")
     counts = {"prefixes": 0, "completions": 0, "accepted": 0}
 
     def accepts(prefixes: list[Prefix]) -> list[bool]:

@@ -204,7 +204,7 @@ def _check_options(workers: int, retries: int, memory_gb: float, turn_timeout_s:
             raise InputError(
                 f"environment.{name}",
                 value=value,
-                fix=f"--config.environment.{name}={least} or a greater whole number",
+                fix=f"--config.environment.{name}={least}, or a whole number of at least {least}",
             )
     if not isinstance(memory_gb, int | float) or not 0 <= memory_gb < math.inf:
         raise InputError(

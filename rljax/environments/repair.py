@@ -29,7 +29,7 @@ def repair(
     that did.
     """
     if style not in ("words", "short"):
-        raise InputError("repair(style)", value=style, fix="style='words' or style='short'")
+        raise InputError("repair(style)", value=style, fix="write words or short")
     if around and "$line" not in around:
         raise InputError(
             "repair(around)",

@@ -184,7 +184,7 @@ def distillation(
         raise InputError(
             "distillation(top_k_of)",
             value=top_k_of,
-            fix="distillation(top_k_of='student') or distillation(top_k_of='teacher')",
+            fix="write student or teacher for top_k_of",
         )
     teacher = jax.lax.stop_gradient(teacher)
 

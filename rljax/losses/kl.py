@@ -22,7 +22,7 @@ def kl_estimate(logprobs: jax.Array, ref_logprobs: jax.Array, estimator: str = "
     """
     if estimator not in ESTIMATORS:
         raise InputError(
-            "KL estimator", value=estimator, fix=f"write one of {', '.join(map(repr, ESTIMATORS))}"
+            "KL estimator", value=estimator, fix=f"write one of {', '.join(ESTIMATORS)}"
         )
     if estimator.endswith("+"):
         value = kl_estimate(logprobs, ref_logprobs, estimator[:-1])

@@ -32,7 +32,7 @@ Source = Literal["sampler", "ref", "old"]
 
 def _choose(what: str, value, allowed: tuple) -> None:
     if value not in allowed:
-        raise InputError(what, value=value, fix=f"write one of {', '.join(map(repr, allowed))}")
+        raise InputError(what, value=value, fix=f"write one of {', '.join(map(str, allowed))}")
 
 
 def _positive(what: str, value: float) -> None:

@@ -199,9 +199,7 @@ def _choose(device, q, v, soft_cap, sinks, prefix) -> str:
 
 def _path(impl: str, device):
     if impl not in IMPLS:
-        raise InputError(
-            "attention impl", value=impl, fix=f"write one of {', '.join(map(repr, IMPLS))}"
-        )
+        raise InputError("attention impl", value=impl, fix=f"write one of {', '.join(IMPLS)}")
     if impl == "splash":
         return functools.partial(splash, interpret=device.platform != "tpu")
     if impl == "xla":

@@ -76,7 +76,7 @@ class ExpertsConfig:
                 raise InputError(
                     f"experts.{name}",
                     value=getattr(self, name),
-                    fix=f"write one of {', '.join(map(repr, known))}",
+                    fix=f"write one of {', '.join(known)}",
                 )
         if not 0 <= self.shared_mlp <= _LARGEST_SIZE:
             rule = f"0 to {_LARGEST_SIZE}"

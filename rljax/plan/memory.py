@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from rljax import hosts
-from rljax.config import Config, splits, value_of, with_overrides
+from rljax.config import Config, row_tokens, splits, value_of, with_overrides
 from rljax.errors import InputError
 from rljax.kernels.logprob.options import CHUNK_LOGITS
 from rljax.mesh import HOST_MEMORY, row_shards
@@ -459,7 +459,7 @@ def nearest_fit(setup: Setup, have: float) -> tuple[dict[str, object], int]:
 
 def _least_changes(setup: Setup, changes: dict, have: float) -> tuple[dict[str, object], int]:
     """Changes that fit, with what later ones made needless taken back, and the estimate then."""
-    for name in list(changes):
+    for name in reversed(list(changes)):  # the most harmful first
         others = {field: value for field, value in changes.items() if field != name}
         milder = [{**others, name: value} for field, value in _changes(setup) if field == name]
         for fewer in (others, *milder):
@@ -473,8 +473,18 @@ def changed(setup: Setup, config: Config) -> Setup:
     """The setup of another config of the same data, model and dataflow."""
     devices = list(setup.model.mesh.devices.flat)
     model = load_model(config, setup.tokenizer, devices)
-    inputs = (config, setup.tokenizer, setup.data, model, setup.row_tokens, setup.groups)
+    inputs = (config, setup.tokenizer, setup.data, model, _row_tokens(setup, config), setup.groups)
     return with_decode_layout(assemble(*inputs))
+
+
+def _row_tokens(setup: Setup, config: Config) -> int:
+    """Columns of a batch with the limits of another config."""
+    if setup.learns_offline:
+        return min(setup.row_tokens, config.offline.max_tokens)
+    if config.environment.function:
+        return row_tokens(config)
+    shorter = setup.config.sampler.max_response_tokens - config.sampler.max_response_tokens
+    return setup.row_tokens - shorter
 
 
 def fewest_microbatches(setup: Setup, hbm_bytes: float | None, roles: dict | None = None) -> Setup:

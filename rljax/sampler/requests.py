@@ -155,7 +155,7 @@ class Decoding:
             )
         if self.loop not in LOOPS:
             raise InputError(
-                "sampler loop", value=self.loop, fix=f"write one of {', '.join(map(repr, LOOPS))}"
+                "sampler loop", value=self.loop, fix=f"write one of {', '.join(LOOPS)}"
             )
         if self.page_tokens and self.loop != "host":
             raise InputError(

@@ -151,7 +151,7 @@ class Limits:
     def check(self, name: str, prompts: list, n: int, response_tokens: int | None) -> None:
         """Raises InputError for prompts (texts, or lists of ids) that can never be served."""
         if n < 1:
-            _refuse("n", n, fix="send 1 or more")
+            _refuse("n", n, fix="send at least 1")
         if len(prompts) * n > self.samples:
             fix = "send a lower n, or several requests"
             _refuse("samples of one request", len(prompts) * n, f"at most {self.samples}", fix=fix)

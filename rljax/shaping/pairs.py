@@ -68,9 +68,7 @@ def choose_pairs(
     scores and live [P, K]; `key` is read by "random" alone.
     """
     if rejected not in ("worst", "random"):
-        raise InputError(
-            "choose_pairs(rejected)", value=rejected, fix="rejected='worst' or rejected='random'"
-        )
+        raise InputError("choose_pairs(rejected)", value=rejected, fix="write worst or random")
     if min_margin < 0:
         raise InputError(
             "choose_pairs(min_margin)", value=min_margin, fix="set min_margin to 0 or more"

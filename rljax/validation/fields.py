@@ -80,7 +80,7 @@ def check_ranges(config: Config, problems: Problems) -> None:
             name,
             value_of(config, name),
             f"one of {', '.join(choices)}",
-            fix=f"{name}={(near or choices)[0]!r}",
+            fix=f"did you mean {near[0]!r}?" if near else f"{name}={choices[0]!r}, or another one",
         )
     for name in ("reward.timeout_s", "environment.turn_timeout_s"):
         seconds = value_of(config, name)
@@ -366,7 +366,7 @@ def _check_mesh(config: Config, problems: Problems) -> None:
         "mesh",
         sizes,
         "at most one size may be -1",
-        f"set mesh.{unset[0]}=1" if unset else "",
+        f"set mesh.{next(iter(unset), 'data')}=1",
     )
     problems.check(
         slices >= 1 or slices == -1,

@@ -350,12 +350,16 @@ def demonstration_record(row: dict, place: str, index: int) -> dict:
         require_text(row["text"], f"{place}, column 'text'", _REMOVE)
         return dict(text=row["text"], **how, index=index)
     rule, other = other_kind(row, ("completion", "response"))
+    wanted = ("messages", "prompt", "completion", "response", "text")
+    unknown = [name for name in row if name not in wanted]
+    found = (difflib.get_close_matches(name, unknown, n=1) for name in wanted)
+    near = next((close[0] for close in found if close), "")
     needs = "it needs 'messages', or 'prompt' and 'completion' (or 'response'), or 'text'"
     raise InputError(
         f"{place} is no demonstration",
         value=sorted(map(str, row)),
         rule=f"{rule}; {needs}" if rule else needs,
-        fix=f"{other}rename the columns",
+        fix=f"{other}rename {near!r}" if near else f"{other}rename the columns",
     )
 
 

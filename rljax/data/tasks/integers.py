@@ -26,7 +26,7 @@ def _check_operations(task: str, operations: str) -> None:
 
 def _check_style(task: str, style: str) -> None:
     if style not in ("words", "short"):
-        raise InputError(f"{task}(style)", value=style, fix="style='words' or style='short'")
+        raise InputError(f"{task}(style)", value=style, fix="write words or short")
 
 
 def countdown(

@@ -291,7 +291,7 @@ def program_synthesis(
         raise InputError(
             "program_synthesis(show)",
             value=show,
-            fix="show='function', show='examples' or show='trace'",
+            fix="write function, examples or trace",
         )
     if show == "trace" and (with_input or set(operations) != {"+", "-"}):
         raise InputError(

@@ -26,7 +26,7 @@ def search(*, corpus: str, k: int = 3) -> Callable:
             "search: k is the number of texts of an answer",
             value=k,
             rule="above 0",
-            fix="set k to 1 or more",
+            fix="set k to at least 1",
         )
     index = _index(os.path.abspath(corpus))
 

@@ -22,7 +22,10 @@ def positive(name: str, value, *, by: str):
     """value, refused where it is a number that is not above 0."""
     if isinstance(value, int | float) and not value > 0:
         raise InputError(
-            f"{by}({name})", value=value, fix=f"{by}({name}=0.1), or another number above 0"
+            f"{by}({name})",
+            value=value,
+            rule="> 0",
+            fix=f"{by}({name}=0.1), or another positive number",
         )
     return value
 

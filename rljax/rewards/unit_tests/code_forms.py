@@ -61,7 +61,7 @@ def unit_test_score(passed: Sequence[bool], scale: Scale = "signed") -> float:
         raise InputError(
             "unit tests: scale",
             value=scale,
-            fix="scale='signed', scale='binary' or scale='fraction'",
+            fix="write signed, binary or fraction",
         )
     if len(passed) == 0:
         raise InputError(

@@ -93,7 +93,7 @@ def run_tests(
         raise InputError(
             "code tests: compare",
             value=compare,
-            fix="compare='lines', compare='tokens' or compare='exact'",
+            fix="write lines, tokens or exact",
         )
     tier = sandbox_tier(allow_unsafe_execution)  # before the clock: the first call tries them
     session = _Session(program, tests, tier, timeout_s, total_timeout_s, memory_mb << 20)
