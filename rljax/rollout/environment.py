@@ -35,7 +35,7 @@ from rljax.tracking.timing import timed
 _PREFILL_TOKENS, _PREFILL_ROWS = 256, 16  # of a prompt, and prompts, that are read at once
 _TRIED = AT_ONCE.stop  # the number of an episode that is played before a run
 _SHOWN = 3  # failures in an error
-_MENDING = {  # kind of a failure -> what mends the environment
+MENDING = {  # kind of a failure -> what mends the environment
     "raised": "correct that line of the environment",
     "unreadable": "correct that line of the parser of calls",
     "not a generator": "yield what the policy reads: reply = yield observation",
@@ -148,7 +148,7 @@ class Environment:
                     raise InputError(
                         f"environment.function={self.crew.text!r} was tried on row "
                         f"{record.index} and failed", value=step.kind, rule=step.failure,
-                        fix=_MENDING.get(step.kind, "try it by hand: rljax play"),
+                        fix=MENDING.get(step.kind, "try it by hand: rljax play"),
                     )  # fmt: skip
                 steps = [step] if step.restart else [*steps, step]
                 if step.ended or len(steps) == 2:
@@ -239,7 +239,7 @@ class Environment:
             f"{len(broken)} of {len(episodes)} episodes failed, each "
             f"{'once' if not self.crew.retries else f'{1 + self.crew.retries} times'}",
             rule="\n".join(sorted(reasons)[:_SHOWN]),
-            fix=f"{_MENDING.get(broken[0].kind, 'try it by hand: rljax play')}; or raise "
+            fix=f"{MENDING.get(broken[0].kind, 'try it by hand: rljax play')}; or raise "
             "environment.max_failed",
         )
 
