@@ -36,12 +36,15 @@ _PUBLIC = {
     "InputError": "rljax.errors",
     "RunStopped": "rljax.training",
 }
+_WITHOUT_JAX = ("Config", "InputError", "contract")
 __all__ = list(_PUBLIC)
 
 
 def __getattr__(name: str):
     if name not in _PUBLIC:
         raise AttributeError(f"module 'rljax' has no attribute {name!r}")
+    if name not in _WITHOUT_JAX:
+        importlib.import_module("rljax.doctor.before_jax").refuse_what_ends_jax()
     return vars(importlib.import_module(_PUBLIC[name]))[name]
 
 

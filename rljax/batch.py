@@ -127,7 +127,7 @@ class Batch:
                 raise InputError(
                     f"Batch has no field {name!r}",
                     rule=f"its fields are {', '.join(known)}",
-                    fix=f"did you mean {close[0]!r}?" if close else "",
+                    fix=f"did you mean {close[0]!r}?" if close else "name one of these",
                 )
         return dataclasses.replace(self, **fields).check()
 
@@ -139,13 +139,18 @@ class Batch:
             value, axes = self.__dict__[field.name], field.metadata["axes"]
             if value is None:
                 if field.default is dataclasses.MISSING:
-                    raise InputError(f"Batch.{field.name} is required", value=None)
+                    raise InputError(
+                        f"Batch.{field.name} is required",
+                        value=None,
+                        fix=f"give it an array: Batch({field.name}=...)",
+                    )
                 continue
             if len(value.shape) != len(axes):
                 raise InputError(
                     f"Batch.{field.name} has the wrong number of axes",
                     value=tuple(value.shape),
                     rule=f"its axes are [{', '.join(axes)}]",
+                    fix=f"reshape it to one axis for each of {', '.join(axes)}",
                 )
             for axis, size in zip(axes, value.shape, strict=True):
                 if sizes.setdefault(axis, size) != size:
@@ -153,6 +158,7 @@ class Batch:
                         f"Batch.{field.name} disagrees about axis {axis}",
                         value=tuple(value.shape),
                         rule=f"{axis} is {sizes[axis]} in the fields before it",
+                        fix="make all fields of a batch from the same rows and columns",
                     )
             wanted = field.metadata["dtype"]  # wider ones are let through: tests run in float64
             if jnp.dtype(value.dtype).kind != wanted.kind or value.dtype.itemsize < wanted.itemsize:
@@ -160,6 +166,7 @@ class Batch:
                     f"Batch.{field.name} has the wrong dtype",
                     value=str(value.dtype),
                     rule=f"it is {wanted}",
+                    fix=f"x.astype({str(wanted)!r})",
                 )
         return self
 

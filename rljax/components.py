@@ -13,11 +13,13 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import linecache
 import math
 import operator
 import os
 import re
 import sys
+import sysconfig
 import traceback
 import types
 import typing
@@ -52,6 +54,7 @@ class Range:
 
 
 _OF_A_FILE = re.compile(r"\s*([^()'\"]+\.py):(.*)", re.DOTALL)
+_WHOLE_FILE = re.compile(r"\s*([^()'\"]+\.py)\s*:?\s*(\(.*\))?\s*", re.DOTALL)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -62,13 +65,18 @@ def parse_component(text: str) -> tuple[str, tuple[tuple[str, object], ...]]:
         'write it as "name(option=value)", "package.module.function(option=value)" or '
         '"path/to/file.py:function(option=value)"; without options the brackets may be left out'
     )
+    if whole_file := _WHOLE_FILE.fullmatch(text):
+        raise _needs_a_function(whole_file[1])
     of_a_file = _OF_A_FILE.fullmatch(text)
     written = of_a_file[2] if of_a_file else text
     try:
         node = ast.parse(written.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise InputError(
-            "a component is not a valid call", value=text, rule=str(error), fix=fix
+            "a component is not a valid call",
+            value=text,
+            rule=error.msg if isinstance(error, SyntaxError) else str(error),
+            fix=fix,
         ) from None
     call = node if isinstance(node, ast.Call) else ast.Call(func=node, args=[], keywords=[])
     parts, target = [], call.func
@@ -100,9 +108,15 @@ def parse_component(text: str) -> tuple[str, tuple[tuple[str, object], ...]]:
                 f"option {keyword.arg!r} of component {name!r} is not a literal",
                 value=ast.unparse(keyword.value),
                 rule="options are numbers, strings, booleans, None or tuples of them",
+                fix=f"write the value itself, such as {keyword.arg}=0.5, {keyword.arg}=True or "
+                f"{keyword.arg}='text'",
             ) from None
         if keyword.arg in dict(options):
-            raise InputError(f"component {name!r} sets option {keyword.arg!r} twice", value=text)
+            raise InputError(
+                f"component {name!r} sets option {keyword.arg!r} twice",
+                value=text,
+                fix=f"leave one {keyword.arg}= out",
+            )
         options.append((keyword.arg, value))
     return name, tuple(options)
 
@@ -138,14 +152,15 @@ def _import(name: str, home: str) -> Callable:
         raise _not_a_component(f"component {name!r}", module_name)
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise InputError(
-            f"component {name!r} cannot be imported",
-            rule=str(error),
-            fix=f"put {module_name!r} on PYTHONPATH or in the working folder",
-        ) from error
-    except Exception as error:
-        raise _fails_at_import(name, error, f"python -c 'import {module_name}'") from error
+    except (Exception, SystemExit) as error:
+        missing = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
+        if missing and f"{module_name}.".startswith(f"{missing}."):
+            raise InputError(
+                f"component {name!r} cannot be imported",
+                rule=str(error),
+                fix=f"put {module_name!r} on PYTHONPATH or in the working folder",
+            ) from error
+        raise fails_at_import(f"component {name!r}", error) from error
     return _function_of(module, attribute, f"module {module_name!r}")
 
 
@@ -207,11 +222,7 @@ def _of_file(name: str) -> Callable:
     """The function of "path/to/file.py:function". A file is run once in a process."""
     path, _, attribute = name.rpartition(":")
     if not os.path.isfile(path):
-        raise InputError(
-            f"component {name!r}: there is no file {path!r}",
-            rule=f"a path is absolute or starts at the working folder, {os.getcwd()}",
-            fix="correct the path",
-        )
+        raise _no_file(name, path)
     whole = os.path.abspath(path)
     module_name = f"file_{zlib.crc32(whole.encode()):08x}"
     module = sys.modules.get(module_name)
@@ -220,24 +231,99 @@ def _of_file(name: str) -> Callable:
         module = sys.modules[module_name] = importlib.util.module_from_spec(found)
         try:
             found.loader.exec_module(module)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             del sys.modules[module_name]
-            raise _fails_at_import(name, error, f"python {path}") from error
+            raise fails_at_import(f"component {name!r}", error) from error
     return _function_of(module, attribute, f"file {path!r}")
 
 
-def _fails_at_import(name: str, error: Exception, command: str) -> InputError:
-    """The user's module itself is at fault: says where."""
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    if isinstance(error, SyntaxError):
-        where = f"{error.filename}:{error.lineno}"
-    else:
-        where = f"{place.filename}:{place.lineno}"
+def _no_file(name: str, path: str) -> InputError:
+    folder, file = os.path.split(path)
+    there = [one.name for one in os.scandir(folder or ".")] if os.path.isdir(folder or ".") else []
+    close = near_names(file, [one for one in there if one.endswith(".py")], 1)
     return InputError(
-        f"component {name!r}: its module fails at import",
-        rule=f"{type(error).__name__}: {error} ({where})",
-        fix=f"make `{command}` work",
+        f"component {name!r}: there is no file {path!r}",
+        rule=f"a path is absolute or starts at the working folder, {os.getcwd()}",
+        fix=f"did you mean {os.path.join(folder, close[0])!r}?" if close else "correct the path",
     )
+
+
+def _needs_a_function(path: str) -> InputError:
+    """The error of a component that names a Python file alone. The file is read, and not run."""
+    if not os.path.isfile(path):
+        return _no_file(path, path)
+    names = _functions_in(path)
+    return InputError(
+        f"component {path!r} is a file, and a function of it is needed",
+        rule=f"it defines {', '.join(names)}" if names else "it defines none",
+        fix=f"{path}:{names[0]}" if names else f"define one, and name it {path}:my_function",
+    )
+
+
+def _functions_in(path: str) -> list[str]:
+    """The public functions at the top of a Python file; [] where it has none or is not readable."""
+    linecache.checkcache(path)
+    try:
+        body = ast.parse("".join(linecache.getlines(path))).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    names = [node.name for node in body if isinstance(node, functions)]
+    return [name for name in names if not name.startswith("_")][:8]
+
+
+# Packages that are called otherwise than what they are imported by.
+_PACKAGES = {
+    "bs4": "beautifulsoup4", "cv2": "opencv-python", "Crypto": "pycryptodome",
+    "dateutil": "python-dateutil", "dotenv": "python-dotenv", "fitz": "pymupdf", "PIL": "pillow",
+    "skimage": "scikit-image", "sklearn": "scikit-learn", "yaml": "pyyaml",
+}  # fmt: skip
+
+
+_PATHS = sysconfig.get_paths()
+_INSTALLED = (os.path.dirname(__file__), *(_PATHS[one] for one in ("stdlib", "purelib", "platlib")))
+
+
+def fails_at_import(what: str, error: BaseException) -> InputError:
+    """The error of a user's module that raises when it is imported."""
+    where, fix = place_and_fix(error)
+    if isinstance(error, InputError):
+        return error.within(f"{what}: its module fails at import ({where}): ")
+    rule = f"{type(error).__name__}: {error} ({where})"
+    return InputError(f"{what}: its module fails at import", rule=rule, fix=fix)
+
+
+def place_and_fix(error: BaseException) -> tuple[str, str]:
+    """("file:line", what mends it) of what a user's module raised: the last line of a file that is
+    neither Python's, nor a library's, nor ours."""
+    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    of_users = [frame for frame in frames if not frame[0].startswith(("<frozen", *_INSTALLED))]
+    file, line = (of_users or frames or [("", 0)])[-1]
+    if isinstance(error, SyntaxError):
+        file, line = error.filename or file, error.lineno or line
+    fix = f"correct line {line} of {file}"
+    if isinstance(error, SystemExit):
+        fix = "move what the file does when it is run below `if __name__ == '__main__':`"
+    elif "circular import" in str(error):
+        fix = f"move the import of line {line} of {file} into the function that uses it, or what "
+        fix += "both files need into a third one"
+    elif "relative import" in str(error):
+        fix = f"write the whole name of the module in line {line} of {file}, without a leading dot"
+    elif isinstance(error, ModuleNotFoundError) and error.name:
+        root, folder = error.name.partition(".")[0], os.path.dirname(os.path.abspath(file))
+        fix = f"pip install {_PACKAGES.get(root, root)}"
+        if any(os.path.exists(f"{folder}/{root}{end}") for end in (".py", "/")):
+            fix = f"put {folder} on PYTHONPATH: {root} lies there"
+        elif root in sys.modules or importlib.util.find_spec(root) is not None:
+            fix = f"correct line {line} of {file}: {root} has no part of that name"
+    elif isinstance(error, ImportError) and error.name in sys.modules:
+        wanted = re.match(r"cannot import name '(\w+)'", str(error))
+        known = vars(sys.modules[error.name])
+        close = near_names(wanted[1], list(known), 1) if wanted else []
+        fix += f": did you mean {close[0]!r}?" if close else f": {error.name} has no such name"
+    elif isinstance(error, NameError) and error.name:
+        fix = f"import or define {error.name!r} above line {line} of {file}"
+    return f"{file}:{line}", fix
 
 
 def _function_of(module: types.ModuleType, attribute: str, where: str) -> Callable:
@@ -257,11 +343,14 @@ def _function_of(module: types.ModuleType, attribute: str, where: str) -> Callab
                 f"{where}: {attribute!r} is no function", value=found, fix="name a function"
             )
         close = near_names(attribute, list(vars(module)), 1)
+        names = _functions_in(getattr(module, "__file__", None) or "")
+        rule = f"it defines {', '.join(names)}" if names else ""
         fix = f"did you mean {close[0]!r}?" if close else f"define {attribute} in it"
+        fix = f"name one of these, or {fix}" if names and not close else fix
         hidden = f"{module.__name__.partition('.')[0]}.py"
         if os.path.isfile(hidden) and os.path.abspath(hidden) != vars(module).get("__file__"):
             fix = f"{hidden} of the working folder is hidden by a library of that name: rename it"
-        raise InputError(f"{where} has no function {attribute!r}", fix=fix)
+        raise InputError(f"{where} has no function {attribute!r}", rule=rule, fix=fix)
     return found
 
 
@@ -299,6 +388,9 @@ def ranges_of(kind: object) -> list[Range]:
     return [range for inner in typing.get_args(kind) for range in ranges_of(inner)]
 
 
+_EXAMPLES = {bool: "True", int: "1", float: "0.5", str: "'text'", tuple: "(1, 2)"}
+
+
 def _check_option(component: str, option: str, value: object, kind: object) -> None:
     """The signature is the schema: an annotated option takes values of its type only, and in its
     range."""
@@ -310,11 +402,15 @@ def _check_option(component: str, option: str, value: object, kind: object) -> N
         return
     kind = plain_kind(kind)
     if typing.get_origin(kind) is typing.Literal:
-        rule = f"it is one of {', '.join(map(repr, typing.get_args(kind)))}"
+        choices = list(map(repr, typing.get_args(kind)))
+        rule, example = f"it is one of {', '.join(choices)}", choices[0]
     else:
         name = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
         rule = f"must be {name}"
-    raise InputError(f"option {option!r} of {component}", value=value, rule=rule)
+        kinds = [kind, typing.get_origin(kind), *typing.get_args(kind)]
+        example = next((text for one, text in _EXAMPLES.items() if one in kinds), "None")
+    fix = f"{option}={example}, or another such value"
+    raise InputError(f"option {option!r} of {component}", value=value, rule=rule, fix=fix)
 
 
 class Component:

@@ -4,6 +4,7 @@ Launchers print an `InputError` as plain text without a traceback; every other e
 of ours.
 """
 
+import difflib
 import inspect
 import itertools
 import os
@@ -53,7 +54,7 @@ class InputError(ValueError):
 
     exit_code = 2  # of a command that ends by it
 
-    def __init__(self, what: str, *, value: object = None, rule: str = "", fix: str = ""):
+    def __init__(self, what: str, *, value: object = None, rule: str = "", fix: str):
         text = what
         if value is not None:
             shown = repr(_beginning(value))
@@ -64,6 +65,18 @@ class InputError(ValueError):
             joint = "\n" if "\n" in text else " " if text.endswith("?") else ". "
             text += f"{joint}Fix: {fix}"
         super().__init__(_readable(text))
+
+    @classmethod
+    def of_text(cls, text: str) -> "InputError":
+        """The error of a message that is whole: another process's, or one of several problems."""
+        return cls.__new__(cls, _readable(text))
+
+    def within(self, place: str) -> "InputError":
+        """The same message behind its place, such as "data.jsonl: "."""
+        return InputError.of_text(f"{place}{self}")
+
+    def __reduce__(self):  # a copy is made of the text: what went into it may be large
+        return self.of_text, self.args
 
     @property
     def parts(self) -> tuple[str, str]:
@@ -85,13 +98,52 @@ def place_in(
     `innermost`: only where that frame itself raised.
     """
     files = {file for file, _, _ in map(_definition, functions)} - {""}
+    chain = [error]
+    while chain[-1].__cause__ is not None:
+        chain.append(chain[-1].__cause__)
+    for one in chain[-1:] if innermost else reversed(chain):
+        frames = traceback.extract_tb(one.__traceback__)
+        own = [frame for frame in frames[-1 if innermost else 0 :] if frame.filename in files]
+        if own:
+            return f" ({own[-1].filename}:{own[-1].lineno}, in {own[-1].name}: {own[-1].line})"
+    return ""
+
+
+# Errors of JAX by their names -> what mends them: this module imports no JAX.
+_OF_TRACING = {
+    "TracerBoolConversionError": "choose by jnp.where(condition, a, b), not by `if` or `and`",
+    "TracerArrayConversionError": "use jax.numpy in place of numpy",
+    "TracerIntegerConversionError": "index with arrays of jax.numpy, not with lists and ranges",
+    "ConcretizationTypeError": "keep values in arrays: float(), int() and .item() cannot be called",
+    "NonConcreteBooleanIndexError": "select by jnp.where(mask, x, 0.0), not by x[mask]",
+}
+
+
+def mending(error: BaseException) -> str:
+    """What mends an exception of a user's function: the name that was meant and those that there
+    are, where it says so, else the line to correct."""
     while error.__cause__ is not None:
         error = error.__cause__
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames[-1 if innermost else 0 :] if frame.filename in files]
-    if not own:
-        return ""
-    return f" ({own[-1].filename}:{own[-1].lineno}, in {own[-1].name}: {own[-1].line})"
+    if known := _OF_TRACING.get(type(error).__name__):
+        return known
+    line = "correct that line"
+    if isinstance(error, NameError) and error.name:
+        return f"import or define {error.name!r}"
+    if isinstance(error, AttributeError) and error.name:
+        if isinstance(error.obj, dict):
+            there = error.name in error.obj
+            return f"write [{error.name!r}]" if there else f"read {_named(error.obj)}"
+        near = difflib.get_close_matches(error.name.lower(), dir(error.obj), n=1, cutoff=0.5)
+        fields = getattr(type(error.obj), "__dataclass_fields__", ())
+        fields = getattr(type(error.obj), "_fields", fields)
+        meant = f"did you mean {near[0]!r}? " if near else ""
+        return f"{meant}The fields are {', '.join(fields)}" if fields else meant.strip() or line
+    return line
+
+
+def _named(names: Iterable[object]) -> str:
+    shown = [repr(name) for name in itertools.islice(names, 12)]
+    return f"one of {', '.join(shown)}" if shown else "nothing: there is nothing in it"
 
 
 def place_of(function: Callable) -> str:

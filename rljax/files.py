@@ -8,6 +8,7 @@ InputError here, too. What a field must hold is decided where it is used.
 
 import contextlib
 import errno
+import fnmatch
 import hashlib
 import json
 import os
@@ -198,9 +199,11 @@ def parse_json(
         values = sum(map(text.count, ",[{"))
         if values > most_values:
             raise InputError(
-                f"{place} holds {values} values", rule=f"at most {most_values}",
-                fix="check that it is the right file",
-            )  # fmt: skip
+                f"{place} holds {values} values",
+                rule=f"at most {most_values}",
+                fix="check that it is the right file; split it into several, or use .jsonl: one "
+                "object per line",
+            )
     try:
         value = json.loads(text, object_pairs_hook=(lambda p: once(p, place)) if unique else None)
     except InputError:
@@ -481,6 +484,33 @@ def how_to_get_data(name: str) -> str:
     return f"check the path; a data set of the Hugging Face Hub is hf://datasets/{name}"
 
 
+def data_files(spec: str) -> list[str]:
+    """The files of rows that a text names: one, several with commas between them, or a pattern of
+    a file's name such as "rows/part_*.jsonl", which are taken in the order of their names.
+
+    Raises InputError for a pattern that fits no file; a file that is named may be missing."""
+    parts = [part.strip() for part in spec.split(",")]
+    if os.path.lexists(spec) or not all(part.endswith(DATA_FILES) for part in parts):
+        parts = [spec]
+    files = []
+    for part in map(os.path.expanduser, parts):
+        folder, pattern = os.path.split(part)
+        if os.path.lexists(part) or not set(pattern) & set("*?["):
+            files.append(part)
+            continue
+        names = sorted(os.listdir(folder or ".")) if os.path.isdir(folder or ".") else []
+        shown = [name for name in names if name.endswith(DATA_FILES) and name[0] != "."]
+        found = [os.path.join(folder, name) for name in fnmatch.filter(shown, pattern)]
+        if not found:
+            raise InputError(
+                f"no file fits the pattern {part!r}",
+                rule=f"{folder or os.getcwd()} holds {', '.join(shown[:8]) or 'no file of rows'}",
+                fix="correct the pattern, whose stars stand for parts of a file's name alone",
+            )
+        files += found
+    return files
+
+
 def write_text(path: str | Path, text: str) -> None:
     """Writes a whole file or none: what was there before stays until the new text is complete."""
     path = Path(path)
@@ -490,7 +520,11 @@ def write_text(path: str | Path, text: str) -> None:
         hidden.write_text(text, encoding="utf-8")
         os.replace(hidden, path)
     except OSError as error:
-        raise InputError(f"{path} cannot be written", rule=str(error)) from None
+        raise InputError(
+            f"{path} cannot be written",
+            rule=str(error),
+            fix="write to a folder of yours, on a disk with room",
+        ) from None
 
 
 def write_json(path: str | Path, value: object) -> None:

@@ -66,7 +66,11 @@ def make_mesh(
     sizes = dict(data=data, fsdp=fsdp, expert=expert, context=context, tensor=tensor)
     shown = ", ".join(f"mesh.{k}={v}" for k, v in sizes.items())
     if any(v == 0 or v < -1 for v in sizes.values()) or list(sizes.values()).count(-1) > 1:
-        raise InputError(f"bad mesh sizes {shown}", rule="each is >= 1, and at most one is -1")
+        raise InputError(
+            f"bad mesh sizes {shown}",
+            rule="each is >= 1, and at most one is -1",
+            fix="--config.mesh.fsdp=-1 and 1 for the other axes: all devices split the weights",
+        )
     known = math.prod(v for v in sizes.values() if v > 0)
     if -1 in sizes.values():
         if len(devices) % known:
@@ -112,7 +116,10 @@ def _slices(devices: list, slices: int) -> list[list]:
             )  # fmt: skip
         if len({len(part) for part in parts}) > 1:
             raise InputError(
-                "slices of several sizes", value=[len(part) for part in parts], rule="all alike"
+                "slices of several sizes",
+                value=[len(part) for part in parts],
+                rule="all alike",
+                fix="leave the devices of incomplete slices out, or start the run on whole slices",
             )
         return parts
     slices = max(slices, 1)
@@ -125,6 +132,7 @@ def _slices(devices: list, slices: int) -> list[list]:
             "mesh.slices", value=slices,
             rule=f"cuts {len(devices)} devices of {len(set.union(*hosts))} hosts into equal parts "
             "of whole hosts",
+            fix="--config.mesh.slices=-1, which takes the slices of the devices",
         )  # fmt: skip
     return parts
 
@@ -175,6 +183,7 @@ def weight_sharding(
             raise InputError(
                 f"weight {name!r} names logical axis {axis!r}",
                 rule=f"known: {', '.join(filter(None, RULES))}",
+                fix=f"name one of these, or None, for each axis of {name!r}",
             )
         target = RULES[axis]
         fits = target is not None and size % mesh.shape[target] == 0

@@ -210,6 +210,58 @@ BREAKS = {
         "rljax/training/loop.py", "        raise RunStopped(run, signal)\n", "        return run\n",
         ["tests/training/test_train_from_python.py"],
     ),
+    "a package that is missing is looked for in the user's folder": (
+        "rljax/components.py", "        fix = f\"pip install {_PACKAGES.get(root, root)}\"\n",
+        "        fix = f\"put {folder} on PYTHONPATH\"\n", ["tests/test_components.py"],
+    ),
+    "the file of a component is run to list its functions": (
+        "rljax/components.py", "        raise _needs_a_function(whole_file[1])\n",
+        "        _of_file(f\"{whole_file[1]}:x\")\n", ["tests/test_components.py", "-k", "lists"],
+    ),
+    "the fix of dropped rows is always of their length": (
+        "rljax/data/offline/encode.py", "max(_WHY_DROPPED, key=lambda name: counts.get(name, 0))",
+        "'dropped_overlong'", ["tests/data/test_own_files.py"],
+    ),
+    "a table is always separated by commas": (
+        "rljax/data/rows/read.py", "if one in first), own)", "if one in 'a,'), own)",
+        ["tests/data/test_own_files.py"],
+    ),
+    "rows of another kind lead nowhere": (
+        "rljax/data/rows/columns.py", "        if columns <= has and not columns & set(lacking):\n",
+        "        if False:\n", ["tests/data/test_own_files.py"],
+    ),
+    "a solution is the answer whole": (
+        "rljax/data/rows/sources.py", "    marked = last_boxed(solution) or ",
+        "    marked = solution or ", ["tests/data/test_own_files.py"],
+    ),
+    "the parts of an estimate are of other programs": (
+        "rljax/plan/memory.py", "        return self._held() | peak\n",
+        "        return self._held() | self.learn\n",
+        ["tests/plan/test_plan.py", "-k", "printed_are"],
+    ),
+    "a refusal of memory forgets the largest part": (
+        "rljax/plan/memory.py", "        if not more:\n            break\n        changes = ",
+        "        break\n        changes = ", ["tests/plan/test_plan.py", "-k", "largest"],
+    ),
+    "a worker's error has two fixes": (
+        "rljax/workers/function.py", "    if known:\n", "    if False:\n",
+        ["tests/rewards/test_reward_pool.py", "-k", "cannot_be_loaded"],
+    ),
+    "a field that is not there leads to a docstring": (
+        "rljax/setup/dry_run.py", "mending(error) if place else", "'see its docstring' if place else",
+        ["tests/validation/test_user_code.py", "-k", "inside"],
+    ),
+    "JAX is started without a look": (
+        "rljax/command/launch.py", "            refuse_what_ends_jax()\n", "            pass\n",
+        ["tests/doctor/test_doctor.py", "-k", "needs_jax"],
+    ),
+    "rljax.train starts JAX without a look": (
+        "rljax/__init__.py", ".refuse_what_ends_jax()", "", ["tests/doctor/test_doctor.py", "-k", "old_jax"],
+    ),
+    "an error is made without a fix": (
+        "rljax/data/tasks/task.py", ", fix=f\"set {option} to at least {low}\"", "",
+        ["tests/test_house.py", "-k", "fix"],
+    ),
 }  # fmt: skip
 
 

@@ -1,6 +1,8 @@
 """A component named by its file: its function and options, in workers too, and what is refused."""
 
 import os
+import pickle
+import sys
 
 import pytest
 
@@ -9,6 +11,7 @@ from rljax.config import Config, is_path
 from rljax.contracts import spec
 from rljax.data.online.encoded import load_data, load_run_tokenizer
 from rljax.errors import InputError
+from rljax.files import Unreadable
 from rljax.rewards.mixing import mixture
 from rljax.rewards.pool.calling import HOME
 from rljax.rewards.pool.pool import RewardPool
@@ -85,9 +88,12 @@ def test_a_task_of_a_file_is_no_path_of_rows(file):
         ("my parts/parts.v2.py:shortr", "has no function 'shortr'.*did you mean 'shorter'"),
         ("my parts/parts.v2.py:IMPORTS", "'IMPORTS' is no function"),
         ("my parts/parts.v2.py:shorter(wieght=1.0)", "no option 'wieght'.*did you mean 'weight'"),
-        ("my parts/parts.v2.py:", "not a valid call"),
+        ("my parts/parts.v2.py:", "a function of it is needed; it defines .*shorter"),
         ("my parts/parts.v2.py:shorter(1)", "positional"),
-        ("broken.py:score", r"fails at import; .*ZeroDivisionError.*broken.py:3.*python broken.py"),
+        (
+            "broken.py:score",
+            r"fails at import; ZeroDivisionError.*Fix: correct line 3 of .*broken.py",
+        ),
         ("unwritten.py:score", r"fails at import; SyntaxError.*unwritten.py:2"),
     ],
 )
@@ -97,6 +103,86 @@ def test_what_is_refused(file, tmp_path, text, message):
     for _ in range(2):  # a file that failed is not taken for one that was imported
         with pytest.raises(InputError, match=message):
             resolve(text, HOME)
+
+
+# A module -> what mends it. `{here}` is its folder.
+MODULES = {
+    "absent": ("import no_such_package.sub", "pip install no_such_package"),
+    "renamed": ("from sklearn_ import x\nimport os", "pip install sklearn_"),
+    "inside": ("import absent", "pip install no_such_package"),
+    "circle_a": ("from circle_b import g", "move the import of line 1 of {here}/circle_"),
+    "circle_b": ("from circle_a import f\ng = f", "into the function that uses it"),
+    "syntax": ("x = (1", "correct line 1 of {here}/syntax.py"),
+    "syntax_inside": ("import os\nimport syntax", "correct line 1 of {here}/syntax.py"),
+    "name": ("\nx = nothing_of_this_name", "import or define 'nothing_of_this_name' above line 2"),
+    "ends": ("import sys\nsys.exit(0)", "below `if __name__ == '__main__':`"),
+    "relative": ("from . import other", "without a leading dot"),
+    "from_module": ("from json import dump, laods", "did you mean 'loads'?"),
+    "part": ("import json.nothing", "correct line 1 of {here}/part.py: json has no part"),
+    "file": ("\nopen('not_there.txt')", "correct line 2 of {here}/file.py"),
+    "in_a_library": ("import json\n\njson.loads('{')", "correct line 3 of {here}/in_a_library.py"),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("form", ["{name}.f", "{name}.py:f"])
+def test_a_module_that_fails_at_import_says_what_mends_it(tmp_path, monkeypatch, name, form):
+    for other, (body, _) in MODULES.items():
+        (tmp_path / f"{other}.py").write_text(f"{body}\n\ndef f(response):\n    return 1.0\n")
+        monkeypatch.delitem(sys.modules, other, raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InputError) as error:
+        resolve(form.format(name=name), HOME)
+    what, fix = error.value.parts
+    assert MODULES[name][1].format(here=tmp_path) in fix and "fails at import" in what
+    assert "PYTHONPATH" not in fix and str(error.value).count("Fix: ") == 1
+
+
+def test_a_module_beside_the_file_is_no_package(tmp_path, monkeypatch):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "own_helper.py").write_text("x = 1")
+    (tmp_path / "sub" / "mine.py").write_text("import own_helper\ndef f(response): return 1.0")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=f"Fix: put {tmp_path}/sub on PYTHONPATH"):
+        resolve("sub/mine.py:f", HOME)
+    with pytest.raises(InputError, match="Fix: put 'own_helper' on PYTHONPATH or in the working"):
+        resolve("own_helper.f", HOME)
+
+
+@pytest.mark.parametrize(
+    "text", ["mine.py", "./mine.py", "{here}/mine.py", "mine.py:", "mine.py()"]
+)
+def test_a_file_without_a_function_lists_those_that_it_has(tmp_path, monkeypatch, text):
+    body = (
+        "import nothing\ndef score(r): ...\ndef _own(): ...\nasync def other(r): ...\nclass A: ..."
+    )
+    (tmp_path / "mine.py").write_text(f"open('ran', 'w')\n{body}")
+    monkeypatch.chdir(tmp_path)
+    text = text.format(here=tmp_path)
+    with pytest.raises(InputError) as error:
+        resolve(text, HOME)
+    path = text.rstrip(":()")
+    assert f"'{path}' is a file" in str(error.value) and "defines score, other" in str(error.value)
+    assert error.value.parts[1] == f"{path}:score" and not (tmp_path / "ran").exists()  # only read
+    (tmp_path / "mine.py").write_text("x = 1")
+    with pytest.raises(InputError, match="it defines none. Fix: define one"):
+        resolve(text, HOME)
+    with pytest.raises(InputError, match="no file 'mien.py'.*Fix: did you mean 'mine.py'"):
+        resolve("mien.py", HOME)
+
+
+def test_errors_are_pickled_and_placed():
+    error = InputError("a is wrong", value="x", rule="b", fix="c")
+    for copy in (pickle.loads(pickle.dumps(error)), error.within("")):
+        assert isinstance(copy, InputError) and copy.parts == error.parts == (
+            "a is wrong: got 'x'; b",
+            "c",
+        )
+    assert str(error.within("f.py:3: ")) == "f.py:3: a is wrong: got 'x'; b. Fix: c"
+    assert type(pickle.loads(pickle.dumps(Unreadable("a", fix="b")))) is Unreadable
+    with pytest.raises(TypeError, match="fix"):
+        InputError("a is wrong")
 
 
 def test_a_file_that_fails_only_in_a_worker_is_named(file):

@@ -423,3 +423,95 @@ def test_an_installation_by_name_is_found():
     for good in ("pip install -e '.[hub]'", "pip install ./rljax-0.1.0-py3-none-any.whl",
                  "pip install 'rljax[hub] @ git+https://h/o/rljax'"):  # fmt: skip
         assert not installs(good), good
+
+
+# -- each error says what mends it
+
+ERRORS = ("InputError", "UnknownField", "Unreadable", "HostsLate", "UnknownModel", "Damaged")
+
+
+def without_fix(tree) -> list[str]:
+    """The calls that make an error without a fix, or with one that may be empty."""
+    wrong = []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        called = node.func
+        checked = isinstance(called, ast.Attribute) and called.attr == "check"
+        checked = checked and isinstance(called.value, ast.Attribute | ast.Name)
+        checked = checked and ast.unparse(called.value).rpartition(".")[2] in ("problems", "others")
+        if not checked and not (isinstance(called, ast.Name) and called.id in ERRORS):
+            continue
+        fixes = [word.value for word in node.keywords if word.arg == "fix"]
+        fixes = fixes or (node.args[4:5] if checked else [])
+        whole = any(word.arg is None for word in node.keywords)  # **{...}, of a message
+        nothing = [one for fix in fixes for one in ast.walk(fix)
+                   if isinstance(fix, ast.Constant | ast.IfExp) and one in parts_of(fix)
+                   and isinstance(one, ast.Constant) and one.value == ""]  # fmt: skip
+        if not whole and (not fixes or nothing):
+            wrong.append(f"{node.lineno}: {ast.unparse(node)[:80]}")
+    return wrong
+
+
+def parts_of(fix) -> list:
+    """What a fix may be: itself, or the sides of a choice."""
+    if isinstance(fix, ast.IfExp):
+        return [*parts_of(fix.body), *parts_of(fix.orelse)]
+    return [fix]
+
+
+def test_every_error_has_a_fix():
+    files = [*FILES, *(REPO / "configs").rglob("*.py"), *(REPO / "examples").rglob("*.py")]
+    wrong = [
+        f"{path.relative_to(REPO)}:{one}" for path in files for one in without_fix(tree_of(path))
+    ]
+    assert wrong == []
+
+
+def test_an_error_without_a_fix_is_found():
+    for code in (
+        "raise InputError('a', value=1, rule='b')", "InputError('a', fix='')",
+        "Damaged(f'{a} is gone')", "problems.check(a > 0, 'field', a, 'above 0')",
+        "InputError('a', fix='b' if c else '')", "problems.check(a, 'field', a, 'rule', '')",
+    ):  # fmt: skip
+        assert len(without_fix(ast.parse(code))) == 1, code
+    for code in (
+        "InputError('a', fix=f'write {b}')",
+        "InputError('a', fix='b' if c else 'd')",
+        "reader.check(ids, mask, images)",
+        "problems.check(a, 'f', a, 'rule', 'fix')",
+    ):
+        assert without_fix(ast.parse(code)) == [], code
+
+
+def test_flags_fields_and_commands_of_fixes_are_there():
+    sys.path.insert(0, str(REPO / "docs"))
+    try:
+        from error_list import listed_errors
+    finally:
+        sys.path.pop(0)
+    from rljax.command.commands import COMMANDS
+    from rljax.config import Config
+    from rljax.config.declare import _specs
+    from rljax.config.names import field_names
+
+    fields = set(field_names(Config))
+    flags = {flag for command in COMMANDS.values() for _, flag, _ in _specs(command.options)}
+    flags |= {f"no{flag}" for flag in flags}  # off
+    flags |= {"config", "help", "print_config", "FLAG"}
+    flags |= {"ntasks-per-node", "worker"}  # of srun and gcloud
+    wrong, seen = [], 0
+    for room, errors in listed_errors(REPO / "rljax").items():
+        for error in errors:
+            for name in re.findall(r"--config\.([a-z_0-9.]+[a-z0-9])(?=[=\s,:)`'\"]|$)", error.fix):
+                seen += 1
+                wrong += [] if name in fields else [f"{room}: --config.{name}: {error.fix}"]
+            for name in re.findall(r"(?<![\w-])--([A-Za-z][\w-]*)(?=[=\s,:)`'\"]|$)", error.fix):
+                seen += 1
+                wrong += [] if name in flags else [f"{room}: --{name}: {error.fix}"]
+            for words in re.findall(r"`?rljax ([a-z]+(?: [a-z]+)?)(?= [A-Z-]|`|$)", error.fix):
+                seen += 1
+                known = words in COMMANDS or words.split()[0] in COMMANDS
+                wrong += [] if known else [f"{room}: rljax {words}: {error.fix}"]
+    assert seen > 60
+    assert not wrong, "\n".join(wrong)

@@ -42,7 +42,7 @@ EXPERIMENTS = {
 def get_config(variant: str = "") -> Config:
     """What all stages share. A variant is the name of one of the experiments: that one alone."""
     if variant and variant not in EXPERIMENTS:
-        raise InputError("variant", value=variant, rule=f"one of {', '.join(EXPERIMENTS)}")
+        raise InputError("variant", value=variant, fix=f"write one of {', '.join(EXPERIMENTS)}")
     config = Config(dataflow="sft", trackers=(), steps=1)
     config.model = (
         "decoder(layers=1, embed=32, mlp=64, heads=2, kv_heads=2, head_dim=16, init_std=0.1)"

@@ -36,7 +36,7 @@ class Groups(NamedTuple):
 def choose(what: str, value: str, allowed: tuple[str, ...]) -> str:
     """`value` if it is allowed; an option that is text has few of them."""
     if value not in allowed:
-        raise InputError(what, value=value, rule=f"one of {', '.join(map(repr, allowed))}")
+        raise InputError(what, value=value, fix=f"write one of {', '.join(map(repr, allowed))}")
     return value
 
 

@@ -216,7 +216,12 @@ def gdpo(
     count = batch.reward_parts.shape[1]
     if weights and len(weights) != count:
         rule = f"one number for each of the {count} parts of the reward"
-        raise InputError("gdpo(weights)", value=weights, rule=rule)
+        raise InputError(
+            "gdpo(weights)",
+            value=weights,
+            rule=rule,
+            fix=f"weights=({'1.0, ' * count}), or leave weights out: all parts count alike",
+        )
     ids, counted = dense_ids(batch.group), batches.first_of_sequence(batch)
     total = jnp.zeros((batch.rows,), batch.reward_parts.dtype)
     for k in range(count):

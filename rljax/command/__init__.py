@@ -6,9 +6,12 @@ Each module of this folder is one command: its docstring is its help, main(optio
 import os
 import sys
 
+_NAMES = {"absl": "absl-py", "yaml": "pyyaml"}  # of packages, by what is imported
+
 try:
     from rljax.command.commands import COMMANDS, main, run
-except (ImportError, AttributeError):
+except (ImportError, AttributeError) as _error:
+    _LACKS = (_error.name or "").partition(".")[0] if isinstance(_error, ImportError) else ""
     # A file named as a module of Python itself, before which PYTHONPATH puts it, breaks libraries.
     _FILES = [
         os.path.join(folder, name)
@@ -16,6 +19,16 @@ except (ImportError, AttributeError):
         for name in sorted(os.listdir(folder))
         if name.endswith(".py") and name[:-3] in sys.stdlib_module_names
     ]  # fmt: skip
+    if not _FILES and isinstance(_error, ModuleNotFoundError) and _LACKS not in ("", "rljax"):
+        _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        _OWN = os.path.join(_ROOT, ".venv", "bin", "python")
+        _FIX = f"{sys.executable} -m pip install {_NAMES.get(_LACKS, _LACKS)}"
+        if os.path.isfile(os.path.join(_ROOT, "pyproject.toml")):
+            _FIX = f"{sys.executable} -m pip install -e {_ROOT}"
+        if os.path.isfile(_OWN) and _OWN != sys.executable:
+            _FIX = f"start with {_OWN}, or {_FIX}"
+        sys.stderr.write(f"error: {sys.executable} has no package {_LACKS!r}. Fix: {_FIX}\n")
+        sys.exit(2)
     if not _FILES:
         raise
     _MODULES = ", ".join(repr(os.path.basename(file)[:-3]) for file in _FILES)

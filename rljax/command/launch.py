@@ -30,6 +30,7 @@ from rljax.config.flags import config_flag, config_flags, load_config_file
 from rljax.config.options import CompilerOptions, TrustOptions
 from rljax.config.texts import with_texts
 from rljax.config.trust import require_trust
+from rljax.doctor.before_jax import no_device, refuse_what_ends_jax
 from rljax.doctor.packages import hidden_libraries
 from rljax.errors import InputError
 
@@ -50,6 +51,7 @@ class Command:
     config: str = ""
     one_host: bool = False
     prints_config: bool = False
+    jax: bool = True  # whether it needs JAX, whose installation and variables are checked first
     data_with: str = ""  # the option with which the argument is data, and no config
 
     def doc(self) -> str:
@@ -110,6 +112,8 @@ def launch(command: Command, arguments: list[str], program: str) -> int:
         options = parsed_options(command.options, positional, flag_values)
         if path and not command.prints_config:
             require_trust(path, isinstance(options, TrustOptions) and options.trust_code)
+        if command.jax:
+            refuse_what_ends_jax()
         if command.one_host:
             from rljax import hosts  # after the flags: --help answers without JAX
 
@@ -123,6 +127,10 @@ def launch(command: Command, arguments: list[str], program: str) -> int:
         return (main(options, given) if command.config else main(options)) or 0
     except InputError as error:
         return complain(error)
+    except (RuntimeError, AssertionError) as error:
+        if (known := no_device(error)) is None:
+            raise
+        return complain(known)
 
 
 def _given(command: Command, path: str | None, fields: Mapping[str, str]) -> Given:

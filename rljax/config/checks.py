@@ -10,12 +10,12 @@ import typing
 from collections.abc import Callable
 from pathlib import Path
 
-from rljax.config.declare import kind_name
+from rljax.config.declare import EXAMPLES, kind_name
 from rljax.config.names import FIELDS_LISTED, field_names
 from rljax.config.overrides import TFDS, is_path, value_of
 from rljax.config.schema import NAMESPACES, Config
 from rljax.errors import InputError
-from rljax.files import how_to_get_data
+from rljax.files import data_files, how_to_get_data
 from rljax.hub.names import data_name, is_hub, model_name
 from rljax.suggest import near_names, other_value
 from rljax.tracking.store import is_url
@@ -132,9 +132,9 @@ _NOT_NEGATIVE = (
 class Problems(list):
     """Collects what is wrong; each entry names the field, the value, the rule and the fix."""
 
-    def check(self, ok: bool, field: str, value, rule: str, fix: str = "") -> bool:
+    def check(self, ok: bool, field: str, value, rule: str, fix: str) -> bool:
         if not ok:
-            self.add(field, value, rule + (f". Fix: {fix}" if fix else ""))
+            self.add(field, value, f"{rule}. Fix: {fix}")
         return ok
 
     def add(self, field: str, value, text: object) -> None:
@@ -146,11 +146,9 @@ class Problems(list):
         """Raises InputError that lists all of them, if there are any."""
         if self:
             listed = "\n".join(f"  {i}. {p}" for i, p in enumerate(self, 1))
-            fix = FIELDS_LISTED
-            raise InputError(
-                f"the config has {len(self)} problem{'s' * (len(self) > 1)}:\n{listed}",
-                fix="" if all("Fix: " in problem for problem in self) else fix,
-            )
+            text = f"the config has {len(self)} problem{'s' * (len(self) > 1)}:\n{listed}"
+            fixed = all("Fix: " in problem for problem in self)
+            raise InputError.of_text(text) if fixed else InputError(text, fix=FIELDS_LISTED)
 
 
 def refuse_early(config: Config) -> None:
@@ -170,24 +168,50 @@ def check_types(config, problems: Problems, prefix: str = "") -> None:
     for field in dataclasses.fields(config):
         value, name, kind = getattr(config, field.name), prefix + field.name, field.type
         if dataclasses.is_dataclass(kind):
-            if problems.check(isinstance(value, kind), name, value, f"must be a {kind.__name__}"):
+            if problems.check(
+                isinstance(value, kind),
+                name,
+                value,
+                f"must be a {kind.__name__}",
+                fix=f"set {name} to a {kind.__name__}(), or its fields one by one",
+            ):
                 check_types(value, problems, name + ".")
         elif kind is float:
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
             finite = number and abs(value) <= sys.float_info.max  # false for NaN
-            problems.check(finite, name, value, "must be a finite number")
+            problems.check(
+                finite, name, value, "must be a finite number", fix="write a number, such as 0.5"
+            )
         elif kind in (int, bool, str):
             exact = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-            ok = problems.check(exact, name, value, f"must be {kind_name(kind)}")
+            ok = problems.check(
+                exact,
+                name,
+                value,
+                f"must be {kind_name(kind)}",
+                fix=f"write {kind_name(kind)}, such as {EXAMPLES[kind]}",
+            )
             if ok and kind is int:
-                problems.check(abs(value) < 2**31, name, value, f"must be below {2**31}")
+                problems.check(
+                    abs(value) < 2**31,
+                    name,
+                    value,
+                    f"must be below {2**31}",
+                    fix=f"write {2**31 - 1} or less",
+                )
         else:
             item = typing.get_args(kind)[0]
             wanted = (int, float) if item is float else item
             fits = isinstance(value, (tuple, list)) and all(
                 isinstance(v, wanted) and not isinstance(v, bool) for v in value
             )
-            problems.check(fits, name, value, f"must be {kind_name(kind)}")
+            problems.check(
+                fits,
+                name,
+                value,
+                f"must be {kind_name(kind)}",
+                fix=f"write {kind_name(kind)}, such as ({EXAMPLES[item]},)",
+            )
 
 
 def check_bounds(config: Config, problems: Problems) -> None:
@@ -195,7 +219,9 @@ def check_bounds(config: Config, problems: Problems) -> None:
     for names, least in ((_POSITIVE, 1), (_NOT_NEGATIVE, 0)):
         for name in names:
             value = value_of(config, name)
-            problems.check(value >= least, name, value, f"must be >= {least}")
+            problems.check(
+                value >= least, name, value, f"must be >= {least}", fix=f"write {least} or more"
+            )
 
 
 def _each(config: Config, field: str) -> tuple[str, ...]:
@@ -220,15 +246,33 @@ def check_paths(config: Config, problems: Problems) -> None:
                 _check_on_hub(field, spec, data_name, problems)
             elif is_path(spec) and not spec.startswith(TFDS):
                 file = spec.replace("{split}", "train" if field in _OF_TRAINING else "test")
-                fix = how_to_get_data(spec) or "give the path of a file"
-                problems.check(os.path.exists(file), field, spec, "does not exist", fix)
+                _check_files(field, spec, file, problems)
     for field in _NEW_FOLDERS:
         path = value_of(config, field)
         free = not os.path.exists(path) or os.path.isdir(path)
         problems.check(free, field, path, "is a file", "name a folder")
     stored = config.offline.reference_logprobs
     rule = "must be a folder of a disk; under a URL there are run_dir and what lies in it"
-    problems.check(not is_url(stored), "offline.reference_logprobs", stored, rule)
+    problems.check(
+        not is_url(stored),
+        "offline.reference_logprobs",
+        stored,
+        rule,
+        fix="name a folder of the machine, or '' to compute them in the run",
+    )
+
+
+def _check_files(field: str, spec: str, named: str, problems: Problems) -> None:
+    try:
+        files = data_files(named)
+    except InputError as error:
+        problems.add(field, spec, error)
+        return
+    missing = [file for file in files if not os.path.exists(file)]
+    fix = how_to_get_data(spec) or "give the path of a file"
+    if missing and len(files) > 1:
+        fix = f"correct {missing[0]!r}, or leave it out"
+    problems.check(not missing, field, spec, "does not exist", fix)
 
 
 def is_no_component(spec: str) -> bool:

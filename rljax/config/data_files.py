@@ -34,7 +34,7 @@ def read_config(file: str) -> Config:
         read = value_of_json if _is_json(file) else value_of_text
         return with_texts(Config(), flat_fields(values), file, "", read)
     except InputError as error:
-        raise error if file in str(error) else InputError(f"{file}: {error}") from None
+        raise error if file in str(error) else error.within(f"{file}: ") from None
 
 
 def read_entries(file: str, name: str) -> list[dict]:

@@ -15,6 +15,7 @@ from rljax.suggest import near_names
 
 # What a value of a type is called in an error.
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+EXAMPLES = {bool: "True", int: "1", float: "0.5", str: "'text'"}
 _ITEMS = {int: "whole numbers", float: "numbers", str: "texts"}
 _WRONG = r"flag --(\w+)=(.*?): (?:invalid literal|could not convert|value should be|\('Non-)"
 _MOST = 2**31 - 1  # of every whole number
@@ -147,7 +148,10 @@ def parse_flags(
         name, spec = specs[wrong[1]]
         rule = f"one of {', '.join(filter(None, spec.choices))}" if spec.choices else ""
         rule = rule or f"must be {KINDS.get(_without_none(typing.get_type_hints(kind)[name]))}"
-        raise InputError(f"--{wrong[1]}={wrong[2]}: {rule}", fix="--help lists the flags") from None
+        example = next(filter(None, spec.choices), "") if spec.choices else ""
+        example = example or EXAMPLES[_without_none(typing.get_type_hints(kind)[name])].lower()
+        what, fix = f"--{wrong[1]}={wrong[2]}: {rule}", f"such as --{wrong[1]}={example}"
+        raise InputError(what, fix=fix) from None
     twice = [name for name in into if into[name].present > 1]
     if twice:
         raise InputError(f"--{twice[0]} is given twice", fix="remove one")
@@ -165,7 +169,11 @@ def parsed_options(kind: type, positional: Sequence[str], parsed):
         value = parsed[flag].value
         if spec.first and rest:
             if value:
-                raise InputError(f"--{flag} is given twice", value=[value, rest[0]])
+                raise InputError(
+                    f"--{flag} is given twice",
+                    value=[value, rest[0]],
+                    fix=f"write it once: leave --{flag} or the name in front out",
+                )
             value, rest = rest[0], rest[1:]
         if typing.get_origin(hints[name]) is tuple:
             numbers = typing.get_args(hints[name])[0] is int

@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from rljax.components import place_and_fix
 from rljax.config.data_files import read_config, read_entries
 from rljax.config.names import elsewhere_text, field_names, nearest_fields
 from rljax.config.schema import Config
@@ -90,7 +91,9 @@ def load_config_file(path: str) -> Config:
         )  # fmt: skip
     if not isinstance(config, Config):
         raise InputError(
-            f"{name}: get_config() must return rljax.config.Config", value=type(config).__name__
+            f"{name}: get_config() must return rljax.config.Config",
+            value=type(config).__name__,
+            fix="build it by `config = Config()`, set its fields, and `return config`",
         )
     return config
 
@@ -147,8 +150,9 @@ def _failed(what: str, file: str, error: BaseException) -> InputError:
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
     place = f"{file}:{lines[-1]}" if lines else file
     if isinstance(error, InputError):  # a field that is not there, or another file's fault
-        return InputError(f"{place}: {error}")
-    return InputError(f"{place}: {what}", rule=f"{type(error).__name__}: {error}")
+        return error.within(f"{place}: ")
+    fix = place_and_fix(error)[1]
+    return InputError(f"{place}: {what}", rule=f"{type(error).__name__}: {error}", fix=fix)
 
 
 # -- flags --

@@ -120,7 +120,7 @@ def _full_names(name: str) -> list[str]:
     ends = [field for field in known if field.endswith(f".{name}")] if "." not in name else []
     if ends and not elsewhere(name):  # `epochs` of others are not batch.epochs
         return ends
-    raise InputError(f"{WHERE}: {unknown_field(name, known)}")
+    raise InputError(f"{WHERE}: {unknown_field(name, known)}", fix=FIELDS_LISTED)
 
 
 def as_text(

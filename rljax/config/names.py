@@ -1,6 +1,7 @@
 """Names of config fields: the base class that refuses all others, and what to say of those."""
 
 import dataclasses
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -18,6 +19,14 @@ class UnknownField(InputError, AttributeError):
     """A config has no such field. An AttributeError too, which is what hasattr and copy expect."""
 
 
+def _with_home(value: object) -> object:
+    """The value with the user's folder for "~/", which no shell puts behind an equals sign."""
+    if isinstance(value, tuple | list):
+        return type(value)(map(_with_home, value))
+    home = isinstance(value, str) and value.startswith("~/")
+    return os.path.expanduser(value) if home else value
+
+
 class Settings:
     """Base of the config's dataclasses: a name that is no field is refused where it is written."""
 
@@ -28,7 +37,7 @@ class Settings:
 
     def __setattr__(self, name: str, value: object) -> None:
         self._check(name)
-        object.__setattr__(self, name, value)
+        object.__setattr__(self, name, _with_home(value))
 
     def __getattr__(self, name: str):  # called for what is no field and no method
         if name.startswith("_"):  # a protocol that is asked for: copy, pickle, a notebook's display
@@ -40,7 +49,8 @@ class Settings:
     def _check(cls, name: str) -> None:
         if name not in cls.__dataclass_fields__:
             known = [*cls.__dataclass_fields__, *field_names(cls)]
-            raise UnknownField(unknown_field(name, dict.fromkeys(known), cls.__name__ + "."))
+            what = unknown_field(name, dict.fromkeys(known), cls.__name__ + ".")
+            raise UnknownField(what, fix=FIELDS_LISTED)
 
 
 def field_names(config, prefix: str = "") -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from rljax.components import names_file, names_of
-from rljax.config.names import field_names, unknown_fields
+from rljax.config.names import FIELDS_LISTED, field_names, unknown_fields
 from rljax.config.schema import BatchConfig, Config
 from rljax.errors import InputError
 from rljax.files import DATA_FILES, OTHER_FILES
@@ -56,7 +56,8 @@ def _check_known(names: Iterable[str], where: str) -> None:
     known = dict.fromkeys(field_names(Config))
     strange = (str(name) for name in names if name not in known)
     if problems := list(unknown_fields(strange, list(known))):
-        raise InputError(f"{where} has unknown fields:\n  " + "\n  ".join(problems))
+        text = f"{where} has unknown fields:\n  " + "\n  ".join(problems)
+        raise InputError(text, fix=FIELDS_LISTED)
 
 
 def with_overrides(config: Config, overrides: Mapping[str, object], where: str) -> Config:

@@ -38,7 +38,11 @@ def component_text(function: Callable, folder: Path, what: str = "function") -> 
         options = {**function.keywords, **options}
         if function.args:
             rule = "options are keywords"
-            raise InputError(f"{what}: a partial with positional arguments", rule=rule)
+            raise InputError(
+                f"{what}: a partial with positional arguments",
+                rule=rule,
+                fix="give the options by name: functools.partial(f, option=value)",
+            )
         function = function.func
     if not (inspect.isfunction(function) or what == "trackers" and inspect.isclass(function)):
         fix = "write a function: def my_function(...): ..."
@@ -46,7 +50,12 @@ def component_text(function: Callable, folder: Path, what: str = "function") -> 
     for name, value in options.items():
         if not _is_literal(value):
             rule = "options are numbers, strings, booleans, None or tuples of them"
-            raise InputError(f"{what}: option {name!r} of a partial", value=value, rule=rule)
+            raise InputError(
+                f"{what}: option {name!r} of a partial",
+                value=value,
+                rule=rule,
+                fix="pass a literal, or write a function that sets the option itself",
+            )
     text = f"{function.__module__}.{function.__name__}"
     if not _is_importable(function):
         carried = _Carried(what).text(function)

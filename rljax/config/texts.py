@@ -8,7 +8,7 @@ import sys
 import typing
 from collections.abc import Callable, Mapping
 
-from rljax.config.declare import KINDS, kind_name
+from rljax.config.declare import EXAMPLES, kind_name
 from rljax.config.names import FIELDS_LISTED, unknown_fields
 from rljax.config.overrides import with_overrides
 from rljax.config.schema import Config
@@ -71,13 +71,13 @@ def value_of_text(text: object, kind: type):
     if text is None:
         raise ValueError(_NO_NULL)
     if not isinstance(text, str):
-        raise ValueError(f"must be {kind_name(kind)}")
+        raise ValueError(_must_be(kind))
     if kind is str:
         return text
     truths = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
     value = truths.get(text.lower()) if kind is bool else parse_number(text, kind)
     if value is None or kind is int and abs(value) >= _TOO_LARGE:
-        raise ValueError(f"must be {KINDS[kind]}")
+        raise ValueError(_must_be(kind))
     return value
 
 
@@ -94,8 +94,14 @@ def value_of_json(value: object, kind: type):
     else:
         fits = type(value) is kind and not (number and abs(value) >= _TOO_LARGE)
     if not fits:
-        raise ValueError(f"must be {kind_name(kind)}")
+        raise ValueError(_must_be(kind))
     return value
+
+
+def _must_be(kind: type) -> str:
+    items = typing.get_args(kind)
+    example = f"[{EXAMPLES[items[0]]}]" if items else EXAMPLES[kind]
+    return f"must be {kind_name(kind)}, such as {example}"
 
 
 def _parts(text: str) -> list[str]:

@@ -47,14 +47,24 @@ def checked_rules(reject: tuple) -> tuple[tuple[str, float, float], ...]:
                 "rejection statistic", value=name, rule=f"one of {', '.join(STATISTICS)}", fix=fix
             )
         if upper is not None and name in RATIOS and upper <= 0:
-            raise InputError(f"upper bound of {name}", value=upper, rule="ratios are positive")
+            raise InputError(
+                f"upper bound of {name}",
+                value=upper,
+                rule="ratios are positive",
+                fix=f"an upper bound above 0, such as ('{name}', 0.5, 2.0), or None for none",
+            )
         if lower is None:
             lower = 1 / upper if name in RATIOS and upper is not None else -math.inf
         upper = math.inf if upper is None else upper
         if lower > upper:
             raise InputError(f"bounds of {name}", value=rule, rule="lower <= upper", fix=fix)
         if name in (n for n, *_ in rules):
-            raise InputError("rejection statistic", value=name, rule="each stands once")
+            raise InputError(
+                "rejection statistic",
+                value=name,
+                rule="each stands once",
+                fix=f"leave all but one {name} out",
+            )
         rules.append((name, float(lower), float(upper)))
     return tuple(rules)
 

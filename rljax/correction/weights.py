@@ -103,9 +103,18 @@ def _checked_bounds(level, mode, upper, lower, veto) -> tuple[float, float]:
         ("mode", mode, ("truncate", "mask", "clip", "off")),
     ):
         if value not in known:
-            raise InputError(f"rollout_correction {name}", value=value, rule=f"one of {known}")
+            raise InputError(
+                f"rollout_correction {name}",
+                value=value,
+                fix=f"write one of {', '.join(known)}",
+            )
     if not upper > 0:
-        raise InputError("rollout_correction upper", value=upper, rule="weights are positive")
+        raise InputError(
+            "rollout_correction upper",
+            value=upper,
+            rule="weights are positive",
+            fix="set upper to a number above 0, such as 2.0",
+        )
     lower = 1 / upper if lower is None else lower
     if not 0 <= lower <= upper:
         raise InputError(

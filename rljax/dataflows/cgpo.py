@@ -84,7 +84,12 @@ def _tasks(optimizer: str, tasks, task_weights):
     numbers = all(isinstance(w, int | float) and w >= 0 for w in weights)
     if len(weights) != len(pairs) or not numbers or not sum(weights):
         rule = f"one number of at least 0 for each of the {len(pairs)} tasks, one of them above"
-        raise InputError("cgpo(task_weights)", value=task_weights, rule=rule)
+        raise InputError(
+            "cgpo(task_weights)",
+            value=task_weights,
+            rule=rule,
+            fix=f"task_weights=({'1.0, ' * len(pairs)}), or leave it out: all tasks count alike",
+        )
     home = NAMESPACES["constrained"]
     return [n for n, _ in pairs], [resolve(own or optimizer, home) for _, own in pairs], weights
 
@@ -108,7 +113,11 @@ def responses_of(batch, rows: int):
     task of each prompt [P]. Prompts whose baseline has no known reward are not live."""
     batch.require("reward_parts", "task", "ref_logprobs", "old_logprobs", by="cgpo")
     if batch.episode is not None:
-        raise InputError("cgpo of an environment", rule="it learns from single responses")
+        raise InputError(
+            "cgpo of an environment",
+            rule="it learns from single responses",
+            fix="clear environment.function, or use dataflow=grpo, which learns from episodes",
+        )
     of = lambda x: x.reshape(-1, rows)  # noqa: E731
     policy = batch.mask > 0
     parts = batch.reward_parts

@@ -26,7 +26,9 @@ def raft(
     ended at the token limit."""
     if not 1 <= keep <= cfg.samples_per_prompt:
         rule = f"1 to batch.samples_per_prompt = {cfg.samples_per_prompt}"
-        raise InputError("raft(keep)", value=keep, rule=rule)
+        raise InputError(
+            "raft(keep)", value=keep, rule=rule, fix="lower keep, or raise batch.samples_per_prompt"
+        )
     batch = apply_shaping(batch, cfg.reward_shaping)
     batch = batch.replace(scores=row_scores(batch))
     if reference is not None:

@@ -20,7 +20,12 @@ def self_play(
     """`decay` is that of the running means, per step; 0 = the means of the previous step. An
     advantage that reads `values` takes them off: reinforce()."""
     if not 0 <= decay < 1:
-        raise InputError("self_play(decay)", value=decay, rule="0 <= decay < 1")
+        raise InputError(
+            "self_play(decay)",
+            value=decay,
+            rule="0 <= decay < 1",
+            fix="set decay to a number of this range, such as 0.9",
+        )
     seats = len(seat_baseline.state)
     seat = jnp.zeros((batch.rows,), jnp.int32) if batch.seat is None else batch.seat
     # The means of earlier steps only: a baseline that has seen the episode is biased.

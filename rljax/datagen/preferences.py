@@ -132,7 +132,7 @@ def label(
     disagreements in which the position decided.
     """
     if ties not in ("drop", "keep"):
-        raise InputError("ties", value=ties, rule="drop or keep")
+        raise InputError("ties", value=ties, fix="write drop or keep")
     judged = [c for c in comparisons if c["first"] != c["second"]]
     swapped = [{**c, "first": c["second"], "second": c["first"]} for c in judged]
     scores = judge([*judged, *swapped])
@@ -217,7 +217,11 @@ def sample_comparisons(
     ones: a policy that is trained on the labels may write them. `sampling`: temperature and
     max_response_tokens, where they are not the policy's."""
     if samples < 2:
-        raise InputError("samples", value=samples, rule=">= 2: they are compared")
+        raise InputError(
+            "samples",
+            value=samples,
+            fix="--samples=2 or more: the samples of a prompt are compared with one another",
+        )
     records = load_prompts(data, "train", test_fraction=held_out_fraction(saved.config, data))
     require_text_alone(records, "this command")
     prompts, _ = saved.encode(records, max_tokens=max_prompt_tokens)

@@ -42,7 +42,12 @@ def _candidates(rewards: Sequence[float], eligible: Sequence[bool] | None) -> li
     """Eligible samples whose reward is known, the best first; equal rewards in their order."""
     eligible = [True] * len(rewards) if eligible is None else eligible
     if len(eligible) != len(rewards):
-        raise InputError("eligible", value=len(eligible), rule=f"one per reward: {len(rewards)}")
+        raise InputError(
+            "eligible",
+            value=len(eligible),
+            rule=f"one per reward: {len(rewards)}",
+            fix="give one bool for each reward, or None: all are eligible",
+        )
     live = [i for i, r in enumerate(rewards) if eligible[i] and not math.isnan(r)]
     return sorted(live, key=lambda i: (-rewards[i], i))
 
@@ -65,14 +70,24 @@ def select(
     `dedup` keeps one of equal texts, and at most `per_prompt` are kept (0 = no cap).
     """
     if method not in METHODS:
-        raise InputError("select(method)", value=method, rule=f"one of {', '.join(METHODS)}")
+        raise InputError("select(method)", value=method, fix=f"write one of {', '.join(METHODS)}")
     if method == "threshold" and min_reward is None:
-        raise InputError("select(method='threshold')", value=None, rule="min_reward is the bound")
+        raise InputError(
+            "select(method='threshold')",
+            value=None,
+            rule="min_reward is the bound",
+            fix="give min_reward, the bound, such as --min_reward=0.5",
+        )
     for name, value, least in (("top_k", top_k, 1), ("per_prompt", per_prompt, 0)):
         if value < least:
-            raise InputError(f"select({name})", value=value, rule=f"at least {least}")
+            raise InputError(f"select({name})", value=value, fix=f"set {name} to {least} or more")
     if len(texts) != len(rewards):
-        raise InputError("select(texts)", value=len(texts), rule=f"one per reward: {len(rewards)}")
+        raise InputError(
+            "select(texts)",
+            value=len(texts),
+            rule=f"one per reward: {len(rewards)}",
+            fix="give the texts in the order of the rewards, one each",
+        )
     kept, seen = [], set()
     for i in _candidates(rewards, eligible):
         if min_reward is not None and not rewards[i] > min_reward:
@@ -100,7 +115,11 @@ def best_and_worst(
 def best_of_n_kl(n: int) -> float:
     """log n - (n - 1) / n: an upper bound on KL(best-of-n || the policy sampled from), in nats."""
     if n < 1:
-        raise InputError("best_of_n_kl(n)", value=n, rule="at least 1")
+        raise InputError(
+            "best_of_n_kl(n)",
+            value=n,
+            fix="give the number of samples that the best is taken of, 1 or more",
+        )
     return math.log(n) - (n - 1) / n
 
 
@@ -311,9 +330,19 @@ def raft(config: Config, options: RejectionOptions, folder: str | Path) -> list[
     """
     if options.iterations < 1 or options.epochs < 1:
         value = (options.iterations, options.epochs)
-        raise InputError("raft", value=value, rule="iterations and epochs >= 1")
+        raise InputError(
+            "raft",
+            value=value,
+            rule="iterations and epochs >= 1",
+            fix="--iterations=1 --epochs=1, or more",
+        )
     if options.step != "latest":
-        raise InputError("raft(step)", value=options.step, rule="latest: SFT goes on from its end")
+        raise InputError(
+            "raft(step)",
+            value=options.step,
+            rule="latest: SFT goes on from its end",
+            fix="leave --step out",
+        )
     saved = load_policy(options.checkpoint, trust_code=options.trust_code)
     data, reward = _data_and_reward(options, saved)
     checkpoint, metas, limits = hub.model_folder(options.checkpoint), [], saved.config

@@ -91,12 +91,13 @@ def search_labels(
     "asked"}): asked is what was left to the completer.
     """
     if neutral not in ("zero", "drop", "inherit"):
-        raise InputError("search_labels(neutral)", value=neutral, rule="zero, drop or inherit")
+        raise InputError("search_labels(neutral)", value=neutral, fix="write zero, drop or inherit")
     for name, given in (("passes", passes), ("tasks", tasks)):
         if given is not None and len(given) != len(programs):
             raise InputError(
                 f"search_labels({name})", value=len(given),
                 rule=f"one per program, of which there are {len(programs)}",
+                fix=f"give {name} in the order of the programs, one each, or leave it out",
             )  # fmt: skip
     cache = {} if cache is None else cache
     searches = []
@@ -134,6 +135,7 @@ def _answers(accepts: Accepts, requests: list[Prefix]) -> list[bool]:
         raise InputError(
             "accepts returned the wrong number of answers", value=len(answers),
             rule=f"one per prefix, of which there were {len(requests)}",
+            fix="return one bool for each prefix, in their order",
         )  # fmt: skip
     return answers
 
@@ -164,7 +166,7 @@ def best_of(
     together. The function's `counts` adds up "prefixes", "completions" and "accepted".
     """
     if k < 1:
-        raise InputError("best_of(k)", value=k, rule="at least 1")
+        raise InputError("best_of(k)", value=k, fix="set k to at least 1")
     counts = {"prefixes": 0, "completions": 0, "accepted": 0}
 
     def accepts(prefixes: list[Prefix]) -> list[bool]:

@@ -1,6 +1,7 @@
 """Installed packages, by their metadata alone: what is missing, too old, there twice, or hides
 another one. Nothing of them is imported."""
 
+import contextlib
 import os
 import platform
 import re
@@ -8,7 +9,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from importlib.metadata import Distribution, distributions
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
@@ -85,18 +86,7 @@ def _requirements(
 ) -> Iterator[Finding]:
     """What rljax requires, and what those packages require of each other."""
     ours = [_parsed(text) for text in _required_by_us(found)]
-    for one in filter(None, ours):
-        name, have = _normal(one.name), versions.get(_normal(one.name))
-        if have is None:
-            yield broken(
-                "package_missing", f"{name} is not installed, and rljax needs it",
-                f"pip install '{one}'",
-            )  # fmt: skip
-        elif not one.specifier.contains(have, prereleases=True):
-            yield broken(
-                "package_too_old", f"{name} {have} is installed, and rljax needs {one.specifier}",
-                f"pip install -U '{one}'",
-            )  # fmt: skip
+    yield from _unmet(ours, versions)
     looked, open_ = set(), [_normal(one.name) for one in ours if one]
     while open_:
         name = open_.pop()
@@ -114,6 +104,37 @@ def _requirements(
                     "packages_disagree", f"{name} {versions[name]} needs {str(one)[:_NEAR]}, and "
                     f"{one.name} {have} is installed", f"pip install -U {name} {one.name}",
                 )  # fmt: skip
+
+
+def unmet_requirements() -> Iterator[Finding]:
+    """The packages that rljax requires and that are missing or too old, each looked up by its own
+    name, in milliseconds."""
+    ours = [_parsed(text) for text in _required_by_us(_installed(["rljax"]))]
+    found = _installed([one.name for one in ours if one])
+    yield from _unmet(ours, {name: several[0].version for name, several in found.items()})
+
+
+def _installed(names: Iterable[str]) -> dict[str, list[Distribution]]:
+    out = {}
+    for name in names:
+        with contextlib.suppress(PackageNotFoundError):
+            out[_normal(name)] = [distribution(name)]
+    return out
+
+
+def _unmet(ours: Iterable, versions: Mapping[str, str]) -> Iterator[Finding]:
+    for one in filter(None, ours):
+        name, have = _normal(one.name), versions.get(_normal(one.name))
+        if have is None:
+            yield broken(
+                "package_missing", f"{name} is not installed, and rljax needs it",
+                f"pip install '{one}'",
+            )  # fmt: skip
+        elif not one.specifier.contains(have, prereleases=True):
+            yield broken(
+                "package_too_old", f"{name} {have} is installed, and rljax needs {one.specifier}",
+                f"pip install -U '{one}'",
+            )  # fmt: skip
 
 
 def _parsed(text: str):

@@ -38,17 +38,24 @@ def probe(env: Mapping[str, str], timeout_s: float) -> Iterator[Finding]:
             "the devices, or the driver does not answer", "end the process that has the devices "
             "(nvidia-smi, lsof /dev/accel0), or restart the machine",
         )  # fmt: skip
-    elif code and "Unknown flag" in err:
-        flags = err.partition("Unknown flag")[2].partition(":")[2].splitlines()[0].strip()
-        yield broken(
-            "xla_flags_unknown", f"XLA_FLAGS holds {flags}, which this jaxlib does not know: the "
-            "process ends at it", "take it out of XLA_FLAGS",
-        )  # fmt: skip
+    elif code and (unknown := unknown_xla_flag(err)):
+        yield unknown
     elif code:
         yield broken(
             "jax_does_not_start", f"JAX does not start: {_last_line(err) or f'exit code {code}'}",
             _how_to_start(env, err),
         )  # fmt: skip
+
+
+def unknown_xla_flag(err: str) -> Finding | None:
+    """The finding of a process that ended at XLA_FLAGS, by what it printed; None of another."""
+    if "Unknown flag" not in err:
+        return None
+    flags = err.partition("Unknown flag")[2].partition(":")[2].splitlines()[0].strip()
+    return broken(
+        "xla_flags_unknown", f"XLA_FLAGS holds {flags}, which this jaxlib does not know: the "
+        "process ends at it", "take it out of XLA_FLAGS",
+    )  # fmt: skip
 
 
 def _how_to_start(env: Mapping[str, str], err: str) -> str:

@@ -55,12 +55,14 @@ def variables(env: Variables) -> Iterator[Finding]:
 
 
 def _platforms(env: Variables) -> Iterator[Finding]:
-    plugins = {point.name for point in entry_points(group="jax_plugins")}
+    others = not set(platforms(env)).issubset(_KNOWN)
+    plugins = {point.name for point in entry_points(group="jax_plugins")} if others else set()
+    plugins = {name for name in plugins if not name.startswith(("xla_cuda", "xla_rocm"))}
     plugins |= {part.partition(":")[0] for part in _parts(env, "PJRT_NAMES_AND_LIBRARY_PATHS")}
     cuda = is_installed("jax_cuda12_plugin") or is_installed("jax_cuda13_plugin")
     for name in platforms(env):
-        if name not in (*_KNOWN, *plugins):
-            near = name.lower() if name.lower() in _KNOWN else "cpu, cuda or tpu"
+        if name not in _KNOWN and not plugins:  # a plugin may register any name
+            near = name.lower() if name.lower() in _KNOWN else "cpu (or cuda, tpu)"
             yield broken(
                 "platform_unknown", f"JAX_PLATFORMS names {name!r}, which JAX does not know",
                 f"export JAX_PLATFORMS={near}, or unset it",

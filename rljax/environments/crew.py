@@ -202,11 +202,21 @@ def _check_options(workers: int, retries: int, memory_gb: float, turn_timeout_s:
     for name, value, least in (("workers", workers, 1), ("retries", retries, 0)):
         if not isinstance(value, int) or value < least:
             raise InputError(
-                f"environment.{name}", value=value, rule=f"a whole number, at least {least}"
+                f"environment.{name}",
+                value=value,
+                fix=f"--config.environment.{name}={least}, or a whole number of at least {least}",
             )
     if not isinstance(memory_gb, int | float) or not 0 <= memory_gb < math.inf:
-        raise InputError("environment.memory_gb", value=memory_gb, rule="at least 0; 0 = no limit")
+        raise InputError(
+            "environment.memory_gb",
+            value=memory_gb,
+            rule="at least 0; 0 = no limit",
+            fix="--config.environment.memory_gb=0, or the GB that a worker may hold",
+        )
     if not isinstance(turn_timeout_s, int | float) or not 0 < turn_timeout_s < math.inf:
         raise InputError(
-            "environment.turn_timeout_s", value=turn_timeout_s, rule="a positive number of seconds"
+            "environment.turn_timeout_s",
+            value=turn_timeout_s,
+            rule="a positive number of seconds",
+            fix="--config.environment.turn_timeout_s=10, or as long as a turn takes at most",
         )

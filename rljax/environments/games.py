@@ -41,7 +41,7 @@ def guess_number(secret, *, high: int = 16, turns: int = 4, price: float = 0.05)
 
 def _check_style(game: str, style: str) -> None:
     if style not in ("words", "short"):
-        raise InputError(f"{game}(style)", value=style, rule="words or short")
+        raise InputError(f"{game}(style)", value=style, fix="write words or short")
 
 
 # -- tic-tac-toe
@@ -63,7 +63,7 @@ def tic_tac_toe(
     """
     _check_style("tic_tac_toe", style)
     if opponent not in ("self", "random"):
-        raise InputError("tic_tac_toe(opponent)", value=opponent, rule="self or random")
+        raise InputError("tic_tac_toe(opponent)", value=opponent, fix="write self or random")
     board, rng = ["."] * 9, random.Random(sample_seed)
     ours = MARKS[random.Random(seed).randrange(2)] if opponent == "random" else ""
     for number in range(9):

@@ -6,7 +6,7 @@ parent can tell whose code hangs. Frames are those of rljax.workers, tickets nam
   parent -> worker   (environment, tokenizer, limits) once; then lists of
                      ("open", ticket, number, start, marks, replies), ("reply", ticket, reply) and
                      ("drop", ticket)
-  worker -> parent   ("ready", notes) or ("failed", message) once; then
+  worker -> parent   ("ready", notes) or ("failed", (has a fix, message)) once; then
                      ("steps", [(ticket, Step, mark), ...])
 An episode that is opened with marks is played again: its Steps up to there are not told once more,
 but must have these marks.
@@ -31,6 +31,7 @@ import numpy as np
 from rljax.components import resolve
 from rljax.environments.episode import Episode
 from rljax.environments.messages import Limits, Step
+from rljax.errors import InputError
 from rljax.rewards.pool.calling import describe, prepare
 from rljax.workers.beginning import ORPHAN_POLL_S, Place, begin, readable
 from rljax.workers.progress import Progress
@@ -55,7 +56,9 @@ def main(spec_text: str) -> None:
             Episode, component=component, tokenizer=pickle.loads(tokenizer), limits=limits
         )
     except BaseException as error:
-        place.socket.sendall(frame(("failed", describe(error))))
+        known = isinstance(error, InputError)
+        said = known, str(error) if known else describe(error)
+        place.socket.sendall(frame(("failed", said)))
         return
     place.socket.sendall(frame(("ready", notes)))
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent has closed it

@@ -31,9 +31,14 @@ def repair(
     that did.
     """
     if style not in ("words", "short"):
-        raise InputError("repair(style)", value=style, rule="words or short")
+        raise InputError("repair(style)", value=style, fix="write words or short")
     if around and "$line" not in around:
-        raise InputError("repair(around)", value=around, rule="it says where $line stands")
+        raise InputError(
+            "repair(around)",
+            value=around,
+            rule="it says where $line stands",
+            fix="put $line where the line of the program belongs, or leave around out",
+        )
     tests, told = read_tests(ground_truth), prompt
     for number in range(tries):
         reply = yield Turn(told, state=told)

@@ -16,8 +16,8 @@ from rljax.components import Component
 from rljax.contracts import spec
 from rljax.environments.messages import Limits, Step, is_step
 from rljax.environments.play_worker import ON_LOOP, Reply
-from rljax.errors import InputError
 from rljax.workers.crew import START_TIMEOUT_S, Crew, how_it_ended
+from rljax.workers.function import worker_failed
 from rljax.workers.prints import Prints
 from rljax.workers.process import WorkerProcess
 from rljax.workers.wire import frame
@@ -169,11 +169,8 @@ class Supervisor(Crew):
             self.notes |= content
         else:
             self.discard(worker)
-            raise InputError(
-                f"a worker could not load environment {self.component.text!r}",
-                rule=content,
-                fix="the environment must be importable in a fresh Python process",
-            )
+            what = f"a worker could not load environment {self.component.text!r}"
+            raise worker_failed(what, content)
 
     def _say(self, played: Played, step: Step, mark: bytes) -> None:
         self._count("seconds", step.seconds)

@@ -88,7 +88,11 @@ def toolbox(functions: Sequence[str | Callable]) -> "Toolbox":
         tool = _tool(function)
         name = tool.schema["function"]["name"]
         if name in found:
-            raise InputError(f"two tools are called {name!r}", rule="the policy calls them by name")
+            raise InputError(
+                f"two tools are called {name!r}",
+                rule="the policy calls them by name",
+                fix="rename one of the functions, or leave it out",
+            )
         found[name] = tool
     return Toolbox(found)
 

@@ -44,7 +44,12 @@ def make_suite(text: str, data: str | None = None) -> Suite:
     made = resolve(f"{text}", HOME)
     if data is not None and "data" in made.signature.parameters:
         if "data" in made.options:
-            raise InputError("--data", value=data, rule=f"{text} names its data already")
+            raise InputError(
+                "--data",
+                value=data,
+                rule=f"{text} names its data already",
+                fix=f"leave --data out, or data= of --suite={text}",
+            )
         made = resolve(_with_data(text, data), HOME)
     suite = made()
     if not isinstance(suite, Suite):
@@ -52,7 +57,12 @@ def make_suite(text: str, data: str | None = None) -> Suite:
         raise InputError(f"{text} returned no suite", value=suite, fix=fix)
     if suite.samples < 1 or (suite.temperature == 0 and suite.samples > 1):
         rule = "at least 1, and 1 at temperature 0: the greedy response is always the same"
-        raise InputError(f"{text}: samples", value=suite.samples, rule=rule)
+        raise InputError(
+            f"{text}: samples",
+            value=suite.samples,
+            rule=rule,
+            fix="--samples=1, or --temperature=0.6 for several",
+        )
     return (
         suite if data is None or "data" in made.options else dataclasses.replace(suite, data=data)
     )
@@ -77,8 +87,8 @@ def suite_records(suite: Suite, prompts: int | None = None) -> list[dict]:
         try:
             made = suite.record(row)
         except InputError as error:
-            own = "Fix: " in str(error)
-            raise InputError(f"{read.place(index)} {error}", fix="" if own else fix) from None
+            what, own = error.parts
+            raise InputError(f"{read.place(index)} {what}", fix=f"{fix}; {own}") from None
         if made is None:
             continue
         record = prompt_record(made, index, read, True)
@@ -152,7 +162,11 @@ def suite_metrics(
     average = [sum(row) / len(row) if row else math.nan for row in right]
     if all(map(math.isnan, average)):
         errors = [s["error"] for item in items for s in item["samples"]]
-        raise InputError("every reward of the suite failed", value=errors[0])
+        raise InputError(
+            "every reward of the suite failed",
+            value=errors[0],
+            fix="make the reward of the suite work on one row and one response",
+        )
     out = {f"avg@{n}": bootstrap(average, within=SHARE)}
     for k in sorted(set(ks)):
         values = [pass_at_k(len(r), sum(r), k) if len(r) >= k else math.nan for r in right]
@@ -175,7 +189,11 @@ def _part(known: Sequence[Sequence[dict]], name: str, weight: str) -> dict:
     """The mean of a part, responses weighed by another; the interval over prompts."""
     if any(name not in s["parts"] or (weight and weight not in s["parts"]) for s in sum(known, [])):
         given = sorted(next(s for s in sum(known, []))["parts"])
-        raise InputError(f"the reward has no part {name!r} or {weight!r}", value=given)
+        raise InputError(
+            f"the reward has no part {name!r} or {weight!r}",
+            value=given,
+            fix="return it in the dict of the suite's reward, or name one of these",
+        )
     weights = [[s["parts"][weight] if weight else 1.0 for s in row] for row in known]
     sums = [
         sum(w * s["parts"][name] for w, s in zip(ws, row, strict=True))
@@ -257,7 +275,12 @@ def _settled(suite: Suite, text: str, options: EvaluateOptions) -> Suite:
         )  # fmt: skip
     own = EvaluateOptions.__dataclass_fields__["ks"].default
     if over := [k for k in options.ks if k > suite.samples and options.ks != own]:
-        raise InputError("--k", value=over, rule=f"{text} draws {suite.samples} samples")
+        raise InputError(
+            "--k",
+            value=over,
+            rule=f"{text} draws {suite.samples} samples",
+            fix=f"--samples={max(over)}, or smaller numbers in --k",
+        )
     return dataclasses.replace(suite, data=pinned(suite.data))
 
 

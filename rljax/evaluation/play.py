@@ -167,7 +167,9 @@ def _score(config: Config, tokenizer, record: PromptRecord, played: Played) -> N
         score, parts = call_reward(resolve(text, HOME), sample)
     except Abstained as error:
         raise InputError(
-            f"reward {text!r} has no score for this response", rule=str(error)
+            f"reward {text!r} has no score for this response",
+            rule=str(error),
+            fix="write a response that the reward can read, or name another reward",
         ) from None
     own = {name: value for name, value in parts.items() if name != "score"}
     played.outcome, played.parts = {seat: score}, {**played.parts, **own}
@@ -195,7 +197,12 @@ def row_of(config: Config, tokenizer: Tokenizer, number: int, split: str) -> Pro
         endless = not isinstance(data.sources[0], list)
         rows = loader.take(number + 1 if endless else min(number + 1, len(data.sources[0])))
     if len(rows) <= number:
-        raise InputError(f"--row of the {split} rows", value=number, rule=f"below {len(rows)}")
+        raise InputError(
+            f"--row of the {split} rows",
+            value=number,
+            rule=f"below {len(rows)}",
+            fix="--row=0, or another number below that",
+        )
     return rows[number]
 
 
@@ -241,6 +248,7 @@ def scripted(replies: Sequence[str], tokenizer: Tokenizer) -> Player:
             raise InputError(
                 "the script has too few replies", value=len(replies),
                 rule="one for each turn, parted by lines of ---",
+                fix="add the missing replies to the script, each behind a line of ---",
             )  # fmt: skip
         return turn_ids(left.pop(0), sampling, tokenizer)
 
@@ -257,7 +265,10 @@ def by_hand(tokenizer: Tokenizer, ask: Callable[[str], str], console: Console) -
                 while text.endswith("\\"):
                     text = text[:-1] + "\n" + ask(". ")
             except EOFError:
-                raise InputError("the episode was left before its end") from None
+                raise InputError(
+                    "the episode was left before its end",
+                    fix="reply until it ends, or give all replies in a file: --script=FILE",
+                ) from None
             try:
                 return turn_ids(text, sampling, tokenizer)
             except InputError as error:

@@ -23,7 +23,12 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     """1 - C(n - c, k) / C(n, k): the chance that k of n samples, c of them right, include a right
     one."""
     if not 1 <= k <= n:
-        raise InputError("pass@k", value=k, rule=f"1 <= k <= {n}, the samples of each prompt")
+        raise InputError(
+            "pass@k",
+            value=k,
+            rule=f"1 <= k <= {n}, the samples of each prompt",
+            fix=f"k={n} or lower, or draw more samples of each prompt",
+        )
     if n - c < k:
         return 1.0
     return 1.0 - math.prod(1.0 - k / i for i in range(n - c + 1, n + 1))
@@ -37,7 +42,12 @@ def best_of_k(scores: Sequence[float], k: int) -> float:
     if any(math.isnan(s) for s in ordered):
         raise InputError("best-of-k of NaN", fix="leave out the samples whose reward failed")
     if not 1 <= k <= n:
-        raise InputError("best-of-k", value=k, rule=f"1 <= k <= {n}, the samples of each prompt")
+        raise InputError(
+            "best-of-k",
+            value=k,
+            rule=f"1 <= k <= {n}, the samples of each prompt",
+            fix=f"k={n} or lower, or draw more samples of each prompt",
+        )
     ways = math.comb(n, k)
     return sum(s * (math.comb(i, k - 1) / ways) for i, s in enumerate(ordered) if i >= k - 1)
 
@@ -55,7 +65,12 @@ def majority_at_k(answers: Sequence[str | None], right: Sequence[bool], k: int) 
     """
     n = len(answers)
     if not 1 <= k <= n:
-        raise InputError("maj@k", value=k, rule=f"1 <= k <= {n}, the samples of each prompt")
+        raise InputError(
+            "maj@k",
+            value=k,
+            rule=f"1 <= k <= {n}, the samples of each prompt",
+            fix=f"k={n} or lower, or draw more samples of each prompt",
+        )
     wins = []
     for start in range(0, n - k + 1, k):
         part = list(answers[start : start + k])

@@ -28,13 +28,20 @@ def pair_report(scores, lengths, live=None, *, bins: int = 5) -> dict[str, float
         raise InputError(
             "pair_report(scores, lengths)", value=(scores.shape, lengths.shape),
             rule="both [2N]: chosen and rejected in turns",
+            fix="give the score and the length of chosen, rejected, chosen, rejected, ... in two "
+            "flat arrays",
         )  # fmt: skip
     if bins < 1:
-        raise InputError("pair_report(bins)", value=bins, rule="at least 1")
+        raise InputError("pair_report(bins)", value=bins, fix="set bins to 1 or more")
     live = np.ones(len(scores) // 2, bool) if live is None else np.asarray(live, bool)
     scores, lengths = scores.reshape(-1, 2)[live], lengths.reshape(-1, 2)[live]
     if not np.isfinite(scores).all():
-        raise InputError("pair_report(scores)", value=float(scores.min()), rule="finite")
+        raise InputError(
+            "pair_report(scores)",
+            value=float(scores.min()),
+            rule="finite",
+            fix="leave pairs without a score out by `live`",
+        )
     if not len(scores):
         return {}
     margin = scores[:, 0] - scores[:, 1]

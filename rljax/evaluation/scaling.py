@@ -33,6 +33,7 @@ def fit_sigmoid(
         raise InputError(
             "fit_sigmoid", value=f"{x.size} and {y.size} points",
             rule="at least 4 pairs after `skip`, compute > 0, all finite",
+            fix="fit more evaluations, or lower --skip",
         )  # fmt: skip
 
     def unpack(p):  # logarithms keep midpoint and steepness positive

@@ -34,10 +34,15 @@ def exemplars(
     """The first `shots` rows of the file `given`, else of the `split` of the data; with `by` the
     first of each value of that column. None where shots is 0."""
     if shots < 0:
-        raise InputError("shots", value=shots, rule="at least 0")
+        raise InputError("shots", value=shots, fix="shots=0 for none, or the number of exemplars")
     if not shots:
         if given:
-            raise InputError("exemplars", value=given, rule="needs shots above 0")
+            raise InputError(
+                "exemplars",
+                value=given,
+                rule="needs shots above 0",
+                fix="shots=4, or leave exemplars out",
+            )
         return ()
     one_file = data.endswith(DATA_FILES) and "{split}" not in data
     if not given and (one_file or "*" in data):
@@ -57,7 +62,10 @@ def exemplars(
     for value, group in taken.items():
         if len(group) < shots:
             of = f" of {by} {value!r}" if by else ""
-            raise InputError(f"shots={shots}, and {read.source} has {len(group)} rows{of}")
+            raise InputError(
+                f"shots={shots}, and {read.source} has {len(group)} rows{of}",
+                fix=f"shots={len(group)} or fewer, or a file with more rows",
+            )
     return [row for group in taken.values() for row in group]
 
 
@@ -109,10 +117,19 @@ def aime(row: dict, *, instruction: str) -> dict:
     if isinstance(answer, float) and answer.is_integer():
         answer = int(answer)
     if "answer" not in row and "solution" not in row:
-        raise InputError("lacks the column 'answer'", value=sorted(row))
+        raise InputError(
+            "lacks the column 'answer'",
+            value=sorted(row),
+            fix="rename the column that holds the answer to 'answer'",
+        )
     number = None if isinstance(answer, bool) else integer_of(str(answer).strip(" \n$"), 0, 999)
     if number is None:
-        raise InputError("column 'answer'", value=answer, rule="an integer from 0 to 999")
+        raise InputError(
+            "column 'answer'",
+            value=answer,
+            rule="an integer from 0 to 999",
+            fix="write the number alone in the column, or drop the row",
+        )
     problem = maps.column(
         row, "problem" if "problem" in row or "question" not in row else "question"
     )
@@ -135,7 +152,12 @@ def mmlu_pro(row: dict, *, solved: Solved) -> dict:
         f"{_question(one)}{_worked(one)}" for one in solved if str(one["category"]) == category
     ]
     if solved and not shown:
-        raise InputError("column 'category'", value=category, rule="no exemplar is of it")
+        raise InputError(
+            "column 'category'",
+            value=category,
+            rule="no exemplar is of it",
+            fix=f"add an exemplar of {category!r} to the validation rows, or set shots=0",
+        )
     last = "Answer: Let's think step by step." if solved else "Answer:"
     text = "\n\n".join([instruction, *shown, f"{_question(row)}{last}"])
     prompt = text if solved else _asked(text.removesuffix("\nAnswer:"))
@@ -160,20 +182,39 @@ def _choice(row: dict) -> str:
     """The letter of the right option. Raises InputError."""
     maps.column(row, "question")
     if "options" not in row:
-        raise InputError("lacks the column 'options'", value=sorted(map(str, row)))
+        raise InputError(
+            "lacks the column 'options'",
+            value=sorted(map(str, row)),
+            fix="give each row its options, a list of texts, in a column 'options'",
+        )
     options = row["options"]
     texts = isinstance(options, list) and all(isinstance(text, str) for text in options)
     if not texts or not 2 <= len(options) <= len(LETTERS):
-        raise InputError("column 'options'", value=options, rule="a list of 2 to 10 texts")
+        raise InputError(
+            "column 'options'",
+            value=options,
+            rule="a list of 2 to 10 texts",
+            fix="give each row its options, a list of texts, in a column 'options'",
+        )
     known = LETTERS[: len(options)]
     letter, index = row.get("answer"), row.get("answer_index")
     if letter is None and isinstance(index, int) and 0 <= index < len(options):
         letter = LETTERS[index]
     if not isinstance(letter, str) or letter not in known or len(letter) != 1:
-        raise InputError("column 'answer'", value=letter, rule=f"one of the letters {known}")
+        raise InputError(
+            "column 'answer'",
+            value=letter,
+            rule=f"one of the letters {known}",
+            fix="write the letter of the right option in 'answer', or its place in 'answer_index'",
+        )
     if index is not None and index != known.index(letter):
         rule = f"the place of the answer {letter}, {known.index(letter)}"
-        raise InputError("column 'answer_index'", value=index, rule=rule)
+        raise InputError(
+            "column 'answer_index'",
+            value=index,
+            rule=rule,
+            fix="correct one of the two columns, or leave 'answer_index' out",
+        )
     return letter
 
 
@@ -185,11 +226,19 @@ def ifeval(row: dict) -> dict:
     prompt = maps.column(row, "prompt")
     truth = {name: row.get(name) for name in ("instruction_id_list", "kwargs")}
     if missing := [name for name in truth if name not in row]:
-        raise InputError(f"lacks the column {missing[0]!r}", value=sorted(map(str, row)))
+        raise InputError(
+            f"lacks the column {missing[0]!r}",
+            value=sorted(map(str, row)),
+            fix="give the rows of google/IFEval, with their instruction_id_list and kwargs",
+        )
     try:
         read = read_instructions(truth)
     except ValueError as error:
-        raise InputError("columns 'instruction_id_list' and 'kwargs'", rule=str(error)) from None
+        raise InputError(
+            "columns 'instruction_id_list' and 'kwargs'",
+            rule=str(error),
+            fix="correct the two columns of this row, or drop it",
+        ) from None
     names, arguments = zip(*read, strict=True)
     truth = {"instruction_id_list": list(names), "kwargs": list(arguments)}
     return {"prompt": _asked(prompt), "ground_truth": truth}
@@ -230,15 +279,28 @@ def livecodebench(row: dict, *, start: str, end: str) -> dict | None:
         day = str(row.get("contest_date") or "")[:10]
         check_day("column 'contest_date'", day)
         if not day:
-            raise InputError("lacks a contest_date", rule="start and end compare it")
+            raise InputError(
+                "lacks a contest_date",
+                rule="start and end compare it",
+                fix="leave start and end out, or drop the rows without a date",
+            )
         if (start and day < start) or (end and day > end):
             return None
     tests = _test_cases(row, "public_test_cases") + _test_cases(row, "private_test_cases")
     if not tests:
-        raise InputError("column 'public_test_cases' holds no test", value=row["public_test_cases"])
+        raise InputError(
+            "column 'public_test_cases' holds no test",
+            value=row["public_test_cases"],
+            fix="drop the row, or give it a test",
+        )
     kinds = {test["testtype"] for test in tests}
     if len(kinds) != 1 or not kinds <= {"stdin", "functional"}:
-        raise InputError("testtype", value=sorted(kinds), rule="all stdin, or all functional")
+        raise InputError(
+            "testtype",
+            value=sorted(kinds),
+            rule="all stdin, or all functional",
+            fix="drop the row, or give all its tests one testtype",
+        )
     truth = {name: [test[key] for test in tests] for name, key in _LCB_TESTS}
     if kinds == {"functional"}:
         truth |= {"fn_name": _function_name(row), "wrapped": False}
@@ -260,11 +322,16 @@ def _function_name(row: dict) -> str:
     try:
         said = parse_json(said, "column 'metadata'") if isinstance(said, str) else said
     except InputError as error:
-        raise InputError(error.parts[0]) from None
+        fix = 'write a JSON object in the column, such as {"func_name": "solve"}'
+        raise InputError(error.parts[0], fix=fix) from None
     name = said.get("func_name") if isinstance(said, Mapping) else None
     found = re.findall(r"def\s+(\w+)\s*\(\s*self", row.get("starter_code") or "")
     if not (name or found):
-        raise InputError("column 'metadata' has no func_name", value=said)
+        raise InputError(
+            "column 'metadata' has no func_name",
+            value=said,
+            fix='write the name that tests call, such as {"func_name": "solve"}',
+        )
     return name or found[-1]
 
 
@@ -281,7 +348,11 @@ def _test_cases(row: dict, name: str) -> list[dict]:
     if name not in row:
         if name == "private_test_cases":
             return []
-        raise InputError(f"lacks the column {name!r}", value=sorted(map(str, row)))
+        raise InputError(
+            f"lacks the column {name!r}",
+            value=sorted(map(str, row)),
+            fix="give the rows of livecodebench/code_generation_lite, with their test cases",
+        )
     value = row[name] or []
     place = f"column {name!r}"
     try:
@@ -294,7 +365,10 @@ def _test_cases(row: dict, name: str) -> list[dict]:
                 value = _Plain(io.BytesIO(raw)).load()
         value = parse_json(value, place) if isinstance(value, str | bytes) else value
     except InputError as error:
-        raise InputError(f"{place} cannot be read", rule=error.parts[0]) from None
+        raise InputError(
+            f"{place} cannot be read", rule=error.parts[0],
+            fix="download the file again, or write the tests as JSON text",
+        ) from None  # fmt: skip
     good = isinstance(value, list) and all(
         isinstance(test, dict)
         and all(isinstance(test.get(key), str) for key in ("input", "output", "testtype"))
@@ -302,7 +376,12 @@ def _test_cases(row: dict, name: str) -> list[dict]:
     )
     if not good:
         rule = 'a list of {"input": text, "output": text, "testtype": "stdin" or "functional"}'
-        raise InputError(f"column {name!r}", value=row[name], rule=rule)
+        raise InputError(
+            f"column {name!r}",
+            value=row[name],
+            rule=rule,
+            fix="correct the tests of this row, or drop it",
+        )
     return value
 
 

@@ -39,7 +39,9 @@ class Stage:
 def accept_here(hosts: int, devices: int, out: Path) -> dict:
     """Runs it with processes of this machine, and returns the manifest, which it writes, too."""
     if hosts < 2:
-        raise InputError("--hosts", value=hosts, rule="2 or more, since half of them go on")
+        raise InputError(
+            "--hosts", value=hosts, fix="--hosts=2 or more: half of them go on after the kill"
+        )
     if (out / "whole").exists():
         raise InputError(f"{out} holds an earlier one", fix="another --out, or remove it")
     stages = []
@@ -86,7 +88,12 @@ def accept_on(cloud: Cloud, setup: str, poll_s: float, out: str) -> dict:
     from rljax.tracking.store import Store, is_url
 
     if not is_url(out):
-        raise InputError("--out", value=out, rule="a bucket, which all hosts see: gs://...")
+        raise InputError(
+            "--out",
+            value=out,
+            rule="a bucket, which all hosts see: gs://...",
+            fix="--out=gs://BUCKET/accept",
+        )
     store, stages = Store(out), []
 
     def run(name: str, folder: str, kill: bool = False) -> Stage:
@@ -98,7 +105,12 @@ def accept_on(cloud: Cloud, setup: str, poll_s: float, out: str) -> dict:
             deadline = begin + FIRST_STEP_S
             while not store.folders(f"{folder}/checkpoints"):
                 if time.monotonic() > deadline:
-                    raise InputError("no checkpoint", value=out, rule=f"for {FIRST_STEP_S:g} s")
+                    raise InputError(
+                        "no checkpoint",
+                        value=out,
+                        rule=f"for {FIRST_STEP_S:g} s",
+                        fix="read the log of the hosts: rljax pod logs",
+                    )
                 time.sleep(poll_s)
             remote.kill_one(cloud)
         code = remote.babysit(cloud, command, setup, poll_s)
@@ -129,7 +141,9 @@ def _wait_for_steps(run: Path, steps: int, alive: Callable[[], bool]) -> None:
     while len([p for p in checkpoints.glob("[0-9]*")]) < steps:
         if time.monotonic() > deadline or not alive():
             raise InputError(
-                f"{run} has no checkpoint", rule=f"within {FIRST_STEP_S:g} s, of a run that goes on"
+                f"{run} has no checkpoint",
+                rule=f"within {FIRST_STEP_S:g} s, of a run that goes on",
+                fix=f"read {run}/log.txt: it says how the run ended",
             )
         time.sleep(0.2)
 
@@ -142,7 +156,11 @@ def _child(parent: int, host: str) -> int:
             variables = (entry / "environ").read_bytes().split(b"\0")
             if int(stat[1]) == parent and f"RLJAX_HOST={host}".encode() in variables:
                 return int(entry.name)
-    raise InputError("no process of the host", value=host)
+    raise InputError(
+        "no process of the host",
+        value=host,
+        fix="run it on Linux, where /proc lists processes, and again if the host had ended already",
+    )
 
 
 def _written(stages: list[Stage], checks: dict[str, bool], out: Path, what: str) -> dict:

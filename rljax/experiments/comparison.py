@@ -137,7 +137,10 @@ def read_methods(items: Iterable[Mapping[str, object]], where: str) -> list[Meth
     problems += [f"{f!r} names two methods" for f in sorted(set(folders)) if folders.count(f) > 1]
     if problems or not methods:
         text = "\n  ".join(problems or ["methods() yields nothing"])
-        raise InputError(f"{where} cannot be compared:\n  {text}")
+        raise InputError(
+            f"{where} cannot be compared:\n  {text}",
+            fix=f"correct these entries of methods() in {where}",
+        )
     return methods
 
 
@@ -233,7 +236,12 @@ def _held_out(config: Config) -> str:
     if not data and (config.data.test_fraction or not is_path(config.data.train)):
         data = config.data.train  # a task has a test split of its own, a file what was held out
     if not data:
-        raise InputError("evaluate.prompts_from", value="", rule="held-out prompts are needed")
+        raise InputError(
+            "evaluate.prompts_from",
+            value="",
+            rule="held-out prompts are needed",
+            fix="--config.evaluate.prompts_from=FILE, or --config.data.test_fraction=0.05",
+        )
     return data
 
 
@@ -335,7 +343,12 @@ def interval(values: np.ndarray, *, resamples: int = 2000, seed: int = 0) -> dic
     prompts of each: both vary. NaN = unknown."""
     values = np.asarray(values, np.float64)
     if values.ndim != 2 or np.all(np.isnan(values)):
-        raise InputError("interval", value=values.shape, rule="[seeds, prompts], some known")
+        raise InputError(
+            "interval",
+            value=values.shape,
+            rule="[seeds, prompts], some known",
+            fix="give one row of values for each seed, and leave out methods without a known value",
+        )
     rng, (seeds, prompts) = np.random.default_rng(seed), values.shape
     means = np.empty(resamples)
     for i in range(resamples):

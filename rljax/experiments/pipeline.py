@@ -83,7 +83,12 @@ def run_stages(
 def _check_redo(stages: Sequence[Stage], redo: Sequence[str]) -> None:
     known = [stage.name for stage in stages]
     if unknown := [name for name in redo if name not in known]:
-        raise InputError("--redo", value=unknown, rule=f"stages: {', '.join(known)}")
+        raise InputError(
+            "--redo",
+            value=unknown,
+            rule=f"stages: {', '.join(known)}",
+            fix="name a stage of these, or leave --redo out",
+        )
 
 
 def _to_redo(stages: Sequence[Stage], redo: Sequence[str]) -> list[Stage]:

@@ -203,7 +203,11 @@ def make_stages(
         raise
     except Exception as error:  # a generator runs the user's code here
         rule = f"{type(error).__name__}: {error}"
-        raise InputError(f"{where}: pipeline() failed", rule=rule) from error
+        raise InputError(
+            f"{where}: pipeline() failed",
+            rule=rule,
+            fix=f"correct pipeline() in {where} so that it yields its stages",
+        ) from error
     if not items:
         raise InputError(f"{where}: pipeline() yields nothing", fix="yield a stage")
     stages, problems = [], []
@@ -224,7 +228,10 @@ def make_stages(
                     text = text.replace(f"{{home}}/{earlier.name}", f"{{{earlier.name}}}")
                 problems.append(f"{place}: {text}")
     if problems:
-        raise InputError("the pipeline cannot run:\n" + "\n".join(problems))
+        raise InputError(
+            "the pipeline cannot run:\n" + "\n".join(problems),
+            fix=f"correct these stages of {where}",
+        )
     return stages
 
 
@@ -232,20 +239,37 @@ def _stage(
     base: Config, item, home: Path, place: str, arguments, where: str, trusted: bool
 ) -> Stage:
     if not isinstance(item, Mapping) or not all(isinstance(k, str) for k in item):
-        raise InputError("a stage is a dict of names and values", value=item)
+        raise InputError(
+            "a stage is a dict of names and values",
+            value=item,
+            fix='write {"stage": NAME, "command": "train", FIELD: VALUE, ...}',
+        )
     name, command = item.get("stage"), item.get("command")
     if not isinstance(name, str) or not _NAME.fullmatch(name) or name in (*_KEPT, *_TAKEN):
         rule = f"letters, digits and . _ -: it is the name of a folder, not {', '.join(_TAKEN)}"
-        raise InputError("stage", value=name, rule=rule)
+        raise InputError(
+            "stage", value=name, rule=rule, fix='"stage": "sft", or another name of this form'
+        )
     values = {k: v for k, v in item.items() if k not in ("stage", "command")}
     for field, value in values.items():
         if not _is_plain(value):
             rule = "a text, a number, True, False, None, or a list of these"
-            raise InputError(field, value=value, rule=rule)
+            raise InputError(
+                field,
+                value=value,
+                rule=rule,
+                fix=f"write {field!r} as one of these; a function is named by a text, "
+                "'my_file.py:function'",
+            )
     if command == "train":
         return _train_stage(base, name, values, home, place, arguments, where, trusted)
     if not isinstance(command, str) or command not in COMMANDS:
-        raise InputError("command", value=command, rule=f"one of train, {', '.join(COMMANDS)}")
+        raise InputError(
+            "command",
+            value=command,
+            rule=f"one of train, {', '.join(COMMANDS)}",
+            fix='"command": "train", or another of these',
+        )
     if not trusted:
         _refuse_own_code(values, *COMMANDS[command])
     kind, made = COMMANDS[command]
@@ -259,7 +283,13 @@ def _stage(
     for option, usual in made.items():
         file = values.get(option, usual)
         if file and (not isinstance(file, str) or Path(file).name != file):
-            raise InputError(option, value=file, rule="a name: it is made in the stage's folder")
+            raise InputError(
+                option,
+                value=file,
+                rule="a name: it is made in the stage's folder",
+                fix=f"{option}={Path(str(file)).name!r}; later stages read it as "
+                f"{{STAGE}}/{Path(str(file)).name}",
+            )
         values[option] = f"{{{name}}}/{file}" if file else ""
     if values.get("iterations"):
         raise InputError("iterations", value=values["iterations"], fix="yield a stage for each")
@@ -345,7 +375,12 @@ def _check_options(fields: Mapping[str, object]) -> None:
             named = (folder and Path(folder).exists()) or hub.model_name(text)
             if not is_url(text) and not named:
                 rule = "a folder that is there, a model of the hub, or {NAME} of an earlier stage"
-                raise InputError(option, value=text, rule=rule)
+                raise InputError(
+                    option,
+                    value=text,
+                    rule=rule,
+                    fix="correct the path, or put the stage that makes it in front of this one",
+                )
 
 
 def _check_reference(field: str, text: str, name: str, made: Mapping[str, Stage]) -> None:
@@ -355,7 +390,12 @@ def _check_reference(field: str, text: str, name: str, made: Mapping[str, Stage]
     one = made[name]
     inside = re.search(rf"{{{re.escape(name)}}}/?([^@,'\"]*)", text)[1]
     if ".." in inside.split("/"):
-        raise InputError(field, value=text, rule=f"inside of the folder of {name!r}")
+        raise InputError(
+            field,
+            value=text,
+            rule=f"inside of the folder of {name!r}",
+            fix=f"leave '..' out: {{{name}}} is the folder of the stage {name!r}",
+        )
     if not inside and one.config is not None and field in _RUNS:
         return
     outputs = one.outputs()

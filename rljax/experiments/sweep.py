@@ -94,10 +94,16 @@ def make_members(
     try:
         overrides = list(listed)
     except TypeError:
-        raise InputError(f"{where}: sweep() must yield dicts", value=listed) from None
+        raise InputError(
+            f"{where}: sweep() must yield dicts",
+            value=listed,
+            fix='write `yield {"run_dir": ..., FIELD: VALUE}` for each member',
+        ) from None
     except Exception as error:  # a generator runs the user's code here
         raise InputError(
-            f"{where}: sweep() failed", rule=f"{type(error).__name__}: {error}"
+            f"{where}: sweep() failed",
+            rule=f"{type(error).__name__}: {error}",
+            fix=f"correct sweep() in {where} so that it yields its members",
         ) from error
     if not overrides:
         raise InputError(f"{where}: sweep() yields nothing", fix="yield {'seed': 0}, for example")
@@ -106,7 +112,11 @@ def make_members(
         place = f"{where}: member {i} of sweep()"
         try:
             if not isinstance(item, Mapping) or not all(isinstance(k, str) for k in item):
-                raise InputError(f"{place} is no dict of dotted fields", value=item)
+                raise InputError(
+                    f"{place} is no dict of dotted fields",
+                    value=item,
+                    fix='write {"actor_optimizer.lr": 1e-5}: fields with their section, and values',
+                )
             if "run_dir" in item:
                 raise InputError(f"{place} sets run_dir", fix="leave it out: the sweep sets it")
             name, start = member_name(item), base
@@ -134,7 +144,9 @@ def make_members(
     for double in sorted({n for n in names if names.count(n) > 1}):
         problems.append(f"{where}: {names.count(double)} members are called {double!r}")
     if problems:
-        raise InputError("the sweep cannot run:\n" + "\n".join(problems))
+        raise InputError(
+            "the sweep cannot run:\n" + "\n".join(problems), fix=f"correct these members of {where}"
+        )
     for member in members:
         _check_same_run(member)
     return members

@@ -106,7 +106,13 @@ def _jobset(env: Mapping[str, str], hosts: int) -> Cluster:
     index = _number(env, "JOB_COMPLETION_INDEX", low=0)
     _check_host("JOB_INDEX", job, "REPLICATED_JOB_REPLICAS", jobs)
     if hosts % jobs:
-        raise InputError("RLJAX_HOSTS", value=hosts, rule=f"a multiple of the {jobs} jobs")
+        raise InputError(
+            "RLJAX_HOSTS",
+            value=hosts,
+            rule=f"a multiple of the {jobs} jobs",
+            fix=f"RLJAX_HOSTS={max(1, hosts // jobs) * jobs}, or as many as the jobs have pods in "
+            "all",
+        )
     each = hosts // jobs
     _check_host("JOB_COMPLETION_INDEX", index, "pods of a job", each)
     name, job_name = env["JOBSET_NAME"], env.get("REPLICATED_JOB_NAME", "slice")
@@ -120,7 +126,12 @@ def _our_slices(env: Mapping[str, str], hosts: int) -> int:
     """How many slices the hosts are. RLJAX_* are trusted; MEGASCALE_NUM_SLICES may be stale."""
     slices = _number(env, "RLJAX_SLICES", low=1, default=0)
     if slices and hosts % slices:
-        raise InputError("RLJAX_SLICES", value=slices, rule=f"a divisor of RLJAX_HOSTS={hosts}")
+        raise InputError(
+            "RLJAX_SLICES",
+            value=slices,
+            rule=f"a divisor of RLJAX_HOSTS={hosts}",
+            fix="RLJAX_SLICES=1, or the number of slices of equal size",
+        )
     workers = len(_workers(env) or ())
     if not slices and workers:
         slices = hosts // workers if hosts % workers == 0 else 1
@@ -269,7 +280,13 @@ def node_names(listed: str) -> list[str]:
     """ "a[1-3,07],b" -> a1 a2 a3 a07 b."""
     listed = listed.strip()
     if not _NODES.fullmatch(listed):
-        raise InputError("SLURM_STEP_NODELIST", value=listed, rule="NAME or NAME[1-3,7], ...")
+        raise InputError(
+            "SLURM_STEP_NODELIST",
+            value=listed,
+            rule="NAME or NAME[1-3,7], ...",
+            fix="start by srun, which sets it, or set RLJAX_COORDINATOR, RLJAX_HOSTS and "
+            "RLJAX_HOST yourself",
+        )
     names: list[str] = []
     for item in _NODE.findall(listed):
         parts = re.split(r"\[([^\]]*)\]", item)  # text, numbers, text, ...
@@ -332,7 +349,13 @@ def _tasks_here(env: Mapping[str, str]) -> int:
     for part in env.get("SLURM_STEP_TASKS_PER_NODE", "1").split(","):
         match = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", part.strip())
         if match is None or not int(match[1]):
-            raise InputError("SLURM_STEP_TASKS_PER_NODE", value=part, rule="such as 2(x3),1")
+            raise InputError(
+                "SLURM_STEP_TASKS_PER_NODE",
+                value=part,
+                rule="such as 2(x3),1",
+                fix="start by srun, which sets it, or set RLJAX_COORDINATOR, RLJAX_HOSTS and "
+                "RLJAX_HOST yourself",
+            )
         tasks, begin = int(match[1]), begin + int(match[2] or 1)
         if node < begin:
             break
@@ -372,7 +395,11 @@ def _number(
     if not re.fullmatch("[0-9]{1,9}", text) or not low <= int(text) <= high:
         what = f"{name}" if text else f"{name} is not set"
         raise InputError(
-            what, value=text or None, rule=f"a whole number of {low} or more, at most {high}"
+            what,
+            value=text or None,
+            rule=f"a whole number of {low} or more, at most {high}",
+            fix=f"export {name}=..., as the launcher of the hosts sets it; without any of these "
+            "variables the run has one host",
         )
     return int(text)
 
@@ -404,7 +431,12 @@ def _with_port(address: str, port: int) -> str:
     if not colon or address.endswith("]"):
         return f"{address}:{port}"
     if not name or not re.fullmatch(r"\d{1,5}", given) or not 0 < int(given) < 65_536:
-        raise InputError("RLJAX_COORDINATOR", value=address, rule="HOST:PORT, a port below 65536")
+        raise InputError(
+            "RLJAX_COORDINATOR",
+            value=address,
+            rule="HOST:PORT, a port below 65536",
+            fix="RLJAX_COORDINATOR=HOST:8476, with the name or address of host 0",
+        )
     return address
 
 

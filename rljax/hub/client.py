@@ -242,7 +242,12 @@ def _refused(name: HubName, error, status: int) -> InputError:
             fix=f"accept them at {where}" + ("" if known else f", then {LOG_IN}"),
         )
     if isinstance(error, errors.EntryNotFoundError):
-        return InputError(f"{name} is not there", rule=str(error.args[0]).split("\n")[0])
+        return InputError(
+            f"{name} is not there",
+            rule=str(error.args[0]).split("\n")[0],
+            fix=f"look at https://huggingface.co/{name.repository} for the spelling and the "
+            "revision",
+        )
     missing = isinstance(error, errors.RepositoryNotFoundError) or status in (401, 404)
     if missing and not (status == 401 and known):
         rule = "it does not exist, or it is private and " + (
@@ -261,7 +266,11 @@ def _refused(name: HubName, error, status: int) -> InputError:
             fix="hf auth login anew, or another HF_TOKEN",
         )
     said = error.server_message or str(error).strip().split("\n")[0]
-    return InputError(f"the hub refuses {name.repository} (status {status})", rule=said)
+    return InputError(
+        f"the hub refuses {name.repository} (status {status})",
+        rule=said,
+        fix="run it again later; `rljax doctor` says whether the hub and your token work from here",
+    )
 
 
 # -- which commit, and what it holds --

@@ -52,7 +52,7 @@ def _at_its_commit(spec: str | Path, name: HubName) -> HubName:
     except InputError as error:
         if is_hub(spec):
             raise
-        raise InputError(f"{spec} is no folder here, and as a name on the hub: {error}") from None
+        raise error.within(f"{spec} is no folder here, and as a name on the hub: ") from None
 
 
 def _files(name: HubName, part: str, entries: dict) -> list[str]:

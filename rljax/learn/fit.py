@@ -37,7 +37,12 @@ def fit(
     `beside`: a second objective, whose gradient on an equal part of its rows every step adds.
     """
     if batch.rows % steps.rows:
-        raise InputError("rows of a step", value=steps.rows, rule=f"must divide {batch.rows} rows")
+        raise InputError(
+            "rows of a step",
+            value=steps.rows,
+            rule=f"must divide {batch.rows} rows",
+            fix=f"--config.batch.sequences_per_optimizer_step={batch.rows}, or a divisor of it",
+        )
     frozen, count = state.frozen, batch.rows // steps.rows  # not in the carry of the loop below
     objective = _with_frozen(objective, frozen)
     beside = beside and beside.of_steps(count, frozen)
@@ -104,6 +109,7 @@ class Beside:
             raise InputError(
                 f"rows of {self.name}", value=self.batch.rows,
                 rule=f"{count} optimizer steps of {self.steps.rows} rows",
+                fix=f"give {self.name} {count * self.steps.rows} rows",
             )  # fmt: skip
         return dataclasses.replace(self, objective=_with_frozen(self.objective, frozen))
 

@@ -59,6 +59,8 @@ def split_microbatches(tree, rows: int, microbatch_rows: int, rows_per_example: 
             "rows of a microbatch",
             value=microbatch_rows,
             rule=f"must divide the {rows} of a step, and hold whole examples of {rows_per_example}",
+            fix=f"microbatch_rows={rows}, or a divisor of it that is a multiple of "
+            f"{rows_per_example}",
         )
     parts, examples = rows // microbatch_rows, microbatch_rows // rows_per_example
 

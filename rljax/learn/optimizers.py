@@ -52,7 +52,12 @@ def _make(key: tuple, total_steps: int) -> optax.GradientTransformation:
     made = rule(learning_rate(config, total_steps), **handed(rule, rule_fields(config)))
     if not isinstance(made, optax.GradientTransformation):
         what = f"an optimizer, {config.name}"
-        raise InputError(what, value=made, rule="returns an optax.GradientTransformation")
+        raise InputError(
+            what,
+            value=made,
+            rule="returns an optax.GradientTransformation",
+            fix="return one from the function, such as optax.adam(lr)",
+        )
     clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
     return optax.chain(clip, made)
 

@@ -19,7 +19,11 @@ from rljax.errors import InputError
 
 def _positive(name: str, max_tokens: int) -> int:
     if max_tokens < 1:
-        raise InputError(f"{name}(max_tokens)", value=max_tokens, rule=">= 1 tokens")
+        raise InputError(
+            f"{name}(max_tokens)",
+            value=max_tokens,
+            fix=f"{name}(max_tokens=1024), or another number of 1 or more",
+        )
     return max_tokens
 
 

@@ -35,7 +35,11 @@ def cosine(
     half a cycle ends at final x lr."""
     _check_final(final)
     if cycles <= 0:
-        raise InputError("option 'cycles' of cosine", value=cycles, rule="must be > 0")
+        raise InputError(
+            "option 'cycles' of cosine",
+            value=cycles,
+            fix="cosine(cycles=0.5), or another number above 0",
+        )
 
     def at(step):
         step = jnp.minimum(step, steps)
@@ -57,7 +61,12 @@ def wsd(
     """Warm-up, stable, decay (arXiv 2404.06395): lr, and over the last `decay` of the steps a
     `shape` down to final x lr."""
     if not 0 < decay <= 1:
-        raise InputError("option 'decay' of wsd", value=decay, rule="above 0, at most 1")
+        raise InputError(
+            "option 'decay' of wsd",
+            value=decay,
+            rule="above 0, at most 1",
+            fix="wsd(decay=0.1), or another share",
+        )
     stable = int(steps * (1 - decay))
     fall = {"linear": linear, "cosine": cosine}[shape](lr, steps - stable, final=final)
     return optax.join_schedules([constant(lr), fall], [stable])
@@ -65,4 +74,9 @@ def wsd(
 
 def _check_final(final: float) -> None:
     if not 0 <= final <= 1:
-        raise InputError("option 'final' of a schedule", value=final, rule="from 0 to 1, of lr")
+        raise InputError(
+            "option 'final' of a schedule",
+            value=final,
+            rule="from 0 to 1, of lr",
+            fix="final=0.1, or another share of the learning rate",
+        )

@@ -22,13 +22,18 @@ Moments = Literal["", "float32", "bfloat16"]  # dtype of first moments; "" = the
 def _fractions(**options: float) -> None:
     for name, value in options.items():
         if not 0 <= value < 1:
-            raise InputError(f"option {name!r}", value=value, rule=f"0 <= {name} < 1")
+            raise InputError(
+                f"option {name!r}",
+                value=value,
+                rule=f"0 <= {name} < 1",
+                fix=f"{name}=0.9, or another number of this range",
+            )
 
 
 def _positive(**options: float) -> None:
     for name, value in options.items():
         if not value > 0:
-            raise InputError(f"option {name!r}", value=value, rule="must be > 0")
+            raise InputError(f"option {name!r}", value=value, fix=f"set {name} to a number above 0")
 
 
 def _descent(learning_rate: optax.Schedule, weight_decay: float, *scaling):

@@ -80,7 +80,11 @@ def jsd_terms(student: jax.Array, teacher: jax.Array, *, beta: float) -> jax.Arr
     is KL(S || T) (GKD, arXiv 2306.13649). -inf, a probability of 0, is allowed.
     """
     if not 0.0 <= beta <= 1.0:
-        raise InputError("distillation(beta)", value=beta, rule="between 0 and 1")
+        raise InputError(
+            "distillation(beta)",
+            value=beta,
+            fix="distillation(beta=0.5), or another number from 0 to 1",
+        )
     student, teacher = (jnp.maximum(x, _LOG_ZERO) for x in (student, teacher))
     if beta == 0.0:
         return jnp.exp(teacher) * (teacher - student)
@@ -137,11 +141,16 @@ def _selected(x: jax.Array, mask: jax.Array | None) -> jax.Array:
 
 def _check(student: Readout, temperature: float, top_k: int) -> None:
     if not temperature > 0:
-        raise InputError("distillation(temperature)", value=temperature, rule="above 0")
+        raise InputError(
+            "distillation(temperature)",
+            value=temperature,
+            fix="distillation(temperature=1.0), or another number above 0",
+        )
     if not 0 <= top_k <= student.vocabulary:
         raise InputError(
             "distillation(top_k)", value=top_k,
             rule=f"0 (all) to {student.vocabulary}, the size of the vocabulary",
+            fix="distillation(top_k=0), or a number of this range",
         )  # fmt: skip
 
 
@@ -168,9 +177,15 @@ def distillation(
         raise InputError(
             "distillation: the two heads", value=(student.head.shape, teacher.head.shape),
             rule="the same vocabulary: student and teacher share a tokenizer",
+            fix="take a teacher of the student's family, or distil by text: dataflow=sft on its "
+            "responses",
         )  # fmt: skip
     if top_k_of not in ("student", "teacher"):
-        raise InputError("distillation(top_k_of)", value=top_k_of, rule="student or teacher")
+        raise InputError(
+            "distillation(top_k_of)",
+            value=top_k_of,
+            fix="write student or teacher for top_k_of",
+        )
     teacher = jax.lax.stop_gradient(teacher)
 
     def one(hidden):

@@ -21,7 +21,9 @@ def kl_estimate(logprobs: jax.Array, ref_logprobs: jax.Array, estimator: str = "
     A trailing "+" keeps the value and takes k2's gradient, whose expectation is that of the KL.
     """
     if estimator not in ESTIMATORS:
-        raise InputError("KL estimator", value=estimator, rule=f"one of {', '.join(ESTIMATORS)}")
+        raise InputError(
+            "KL estimator", value=estimator, fix=f"write one of {', '.join(ESTIMATORS)}"
+        )
     if estimator.endswith("+"):
         value = kl_estimate(logprobs, ref_logprobs, estimator[:-1])
         carrier = kl_estimate(logprobs, ref_logprobs, "k2")

@@ -32,12 +32,12 @@ Source = Literal["sampler", "ref", "old"]
 
 def _choose(what: str, value, allowed: tuple) -> None:
     if value not in allowed:
-        raise InputError(what, value=value, rule=f"one of {', '.join(map(str, allowed))}")
+        raise InputError(what, value=value, fix=f"write one of {', '.join(map(str, allowed))}")
 
 
 def _positive(what: str, value: float) -> None:
     if not value > 0:
-        raise InputError(what, value=value, rule="above 0")
+        raise InputError(what, value=value, fix="set it to a number above 0, such as 1.0")
 
 
 # -- DQO: targets
@@ -79,7 +79,12 @@ def lambda_returns(
     4.2: [B, S].
     """
     if not 0.0 <= lam <= 1.0:
-        raise InputError("lambda_returns(lam)", value=lam, rule="between 0 and 1")
+        raise InputError(
+            "lambda_returns(lam)",
+            value=lam,
+            rule="between 0 and 1",
+            fix="lam=0.95, or another number of this range",
+        )
     values = constant(values, batch)
     # At the last token (1 - lam) V + lam G of what is behind it is that value itself.
     end = _behind(batch, values, bootstrap_truncated)

@@ -42,7 +42,12 @@ def bradley_terry(
     by = "bradley_terry"
     label_noise(label_smoothing, by=by)
     if scores.shape != (batch.rows,):
-        raise InputError(f"{by}(scores)", value=scores.shape, rule=f"({batch.rows},): one per row")
+        raise InputError(
+            f"{by}(scores)",
+            value=scores.shape,
+            rule=f"({batch.rows},): one per row",
+            fix="give one score for each row of the batch, [B]",
+        )
     chosen, rejected = rows_of(scores, 2, by=by)
     logit = chosen - rejected
     if margin:
@@ -75,7 +80,12 @@ def cost_preference(scores: jax.Array, batch: Batch):
     by = "cost_preference"
     batch.require("costs", by=by)
     if scores.shape != (batch.rows,):
-        raise InputError(f"{by}(scores)", value=scores.shape, rule=f"({batch.rows},): one per row")
+        raise InputError(
+            f"{by}(scores)",
+            value=scores.shape,
+            rule=f"({batch.rows},): one per row",
+            fix="give one score for each row of the batch, [B]",
+        )
     signs = jax.lax.stop_gradient(jnp.sign(row_sum(batch.costs, batch)))
     safer, harmful = rows_of(scores, 2, by=by)
     right = [s * c for s, c in zip(rows_of(signs, 2, by=by), (safer, harmful), strict=True)]

@@ -74,7 +74,13 @@ def attention(
     _check(q, k, v, segments, sinks, window)
     if context_attention not in CONTEXT_ATTENTION:
         rule = f"one of {', '.join(CONTEXT_ATTENTION)}"
-        raise InputError("model_settings.context_attention", value=context_attention, rule=rule)
+        raise InputError(
+            "model_settings.context_attention",
+            value=context_attention,
+            rule=rule,
+            fix=f"--config.model_settings.context_attention={CONTEXT_ATTENTION[0]}, or another of "
+            "these",
+        )
     device = mesh.devices.flat[0]
     if impl == "auto":
         impl = _choose(device, q, v, soft_cap, sinks, prefix)
@@ -180,7 +186,9 @@ def _check(q, k, v, segments, sinks, window) -> None:
     assert segments.shape == (b, s) and h % kv_heads == 0, (segments.shape, h, kv_heads)
     assert sinks is None or sinks.shape == (h,), sinks.shape
     if window < 0:
-        raise InputError("attention window", value=window, rule="0 (off) or a number of tokens")
+        raise InputError(
+            "attention window", value=window, fix="give window=0 (off) or a number of tokens"
+        )
 
 
 def _choose(device, q, v, soft_cap, sinks, prefix) -> str:
@@ -191,7 +199,7 @@ def _choose(device, q, v, soft_cap, sinks, prefix) -> str:
 
 def _path(impl: str, device):
     if impl not in IMPLS:
-        raise InputError("attention impl", value=impl, rule=f"one of {', '.join(IMPLS)}")
+        raise InputError("attention impl", value=impl, fix=f"write one of {', '.join(IMPLS)}")
     if impl == "splash":
         return functools.partial(splash, interpret=device.platform != "tpu")
     if impl == "xla":

@@ -220,7 +220,12 @@ def check_dtype(config: ModelConfig, dtype: str) -> None:
         known, where = ("", "float32"), ", with model_settings.batch_invariant"
     if dtype not in known:
         rule = f"one of {', '.join(known)}{where}"
-        raise InputError("sampler kv_dtype", value=dtype, rule=rule)
+        raise InputError(
+            "sampler kv_dtype",
+            value=dtype,
+            rule=rule,
+            fix="--config.sampler.kv_dtype='', the dtype of the model, or another of these",
+        )
 
 
 def _encode(parts, dtype: str, order: str, window: int) -> Cache:
@@ -294,7 +299,12 @@ def from_prompt(
         room = [(0, held - tokens if i == axis else 0) for i in range(4)]
         return jax.tree.map(lambda x: jnp.pad(x, room[: x.ndim]), cache)
     if not window:
-        raise InputError("prompt columns", value=tokens, rule=f"at most the {columns} of the cache")
+        raise InputError(
+            "prompt columns",
+            value=tokens,
+            rule=f"at most the {columns} of the cache",
+            fix=f"make the cache with {tokens} columns or more",
+        )
     kept = jnp.maximum(newest(lengths, held), 0)
     return jax.tree.map(lambda x: take(x, kept, axis), cache)
 

@@ -23,7 +23,12 @@ LARGEST_THETA = 1e15
 
 def _check(good: bool, name: str, value, rule: str) -> None:
     if not good:
-        raise InputError(name, value=value, rule=rule)
+        raise InputError(
+            name,
+            value=value,
+            rule=rule,
+            fix=f"set {name.rpartition('.')[2]} of the model to such a value",
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -276,7 +281,9 @@ class ModelConfig:
         _check(self.squash in ("none", "tanh"), "model.squash", self.squash, "none or tanh")
         if self.heads % self.kv_heads:
             raise InputError(
-                "model.kv_heads does not divide model.heads", value=(self.kv_heads, self.heads)
+                "model.kv_heads does not divide model.heads",
+                value=(self.kv_heads, self.heads),
+                fix="set kv_heads to a divisor of heads, such as heads itself",
             )
         _check(self.rope_dims % 2 == 0, "model.head_dim", self.rope_dims, "even: rotary pairs")
         good = type(self.rope_tokens) is int and 0 <= self.rope_tokens <= LARGEST_TOKENS

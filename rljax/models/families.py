@@ -258,7 +258,10 @@ def from_hf_config(config: Mapping, **overrides) -> ModelConfig:
     name = Keys(config).get("model_type", str)
     if name not in FAMILIES:
         raise InputError(
-            "config.json: model_type", value=name, rule=f"supported: {', '.join(FAMILIES)}"
+            "config.json: model_type",
+            value=name,
+            rule=f"supported: {', '.join(FAMILIES)}",
+            fix="take a model of one of these families",
         )
     family = FAMILIES[name]
     hf_keys.check_quantisation(Keys(config).get("quantization_config", dict, {}))
@@ -280,14 +283,22 @@ def from_hf_config(config: Mapping, **overrides) -> ModelConfig:
     fields = {"family": name, **keys.fields(COMMON, ModelConfig), **family.fixed}
     layers = fields["layers"]
     if not 1 <= layers <= MOST_LAYERS:  # before a list of them is made
-        raise InputError("config.json: num_hidden_layers", value=layers, rule=f"1 to {MOST_LAYERS}")
+        raise InputError(
+            "config.json: num_hidden_layers",
+            value=layers,
+            rule=f"1 to {MOST_LAYERS}",
+            fix="correct num_hidden_layers, or download config.json again",
+        )
     if config.get("num_key_value_heads", 0) is None:
         fields["kv_heads"] = heads
     activation = keys.get("hidden_activation|hidden_act", str, family.defaults.get("hidden_act"))
     activation = activation or "silu"
     if activation not in ACTIVATIONS:
         raise InputError(
-            "config.json: hidden_act", value=activation, rule=f"supported: {', '.join(ACTIVATIONS)}"
+            "config.json: hidden_act",
+            value=activation,
+            rule=f"supported: {', '.join(ACTIVATIONS)}",
+            fix="take a model with one of these activations",
         )
     fields["activation"] = ACTIVATIONS[activation]
     theta = float(family.defaults.get("rope_theta", 10_000.0))

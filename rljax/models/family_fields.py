@@ -55,7 +55,12 @@ def mixtral(keys: Keys, fields: dict) -> dict:
 def qwen3_moe(keys: Keys, fields: dict) -> dict:
     listed = keys.get("mlp_only_layers", list, None) or []
     if any(type(i) is not int or not 0 <= i < fields["layers"] for i in listed):
-        raise InputError("config.json: mlp_only_layers", value=listed, rule="numbers of layers")
+        raise InputError(
+            "config.json: mlp_only_layers",
+            value=listed,
+            rule="numbers of layers",
+            fix=f"number the layers from 0 to {fields['layers'] - 1}",
+        )
     dense = set(listed)
     step = keys.get("decoder_sparse_step", int, 1)
     layers = range(fields["layers"])
@@ -89,7 +94,12 @@ def deepseek_experts(keys: Keys, fields: dict) -> dict:
                        ("moe_layer_freq", 1)):  # fmt: skip
         given = keys.get(key, (str, int), value)
         if given != value:
-            raise InputError(f"config.json: {key}", value=given, rule=f"supported: {value}")
+            raise InputError(
+                f"config.json: {key}",
+                value=given,
+                rule=f"supported: {value}",
+                fix="take a DeepSeek-V3 model, whose config.json says so",
+            )
     first = keys.get("first_k_dense_replace", int, 3)
     shared = keys.get("n_shared_experts", int, 1) * keys.get("moe_intermediate_size", int)
     fixed = dict(scores="sigmoid", correction_bias=True, shared_mlp=shared)
@@ -172,6 +182,7 @@ def gemma3(keys: Keys, fields: dict) -> dict:
             "config.json: attn_logit_softcapping",
             value=fields_read["attention_soft_cap"],
             rule="a gemma3_text model has none",
+            fix="remove attn_logit_softcapping from config.json, or set it to null",
         )
     return fields_read
 
@@ -239,12 +250,22 @@ def llama4(keys: Keys, fields: dict) -> dict:
     good = len(types) == layers and all(isinstance(t, str) and t in known for t in types)
     if not good or chunk < 0 or ("chunked_attention" in types and not chunk):
         rule = f"one of {', '.join(known)} (with attention_chunk_size) for each of {layers} layers"
-        raise InputError("config.json: layer_types", value=types[:4], rule=rule)
+        raise InputError(
+            "config.json: layer_types",
+            value=types[:4],
+            rule=rule,
+            fix="correct layer_types, or leave it out: every fourth layer attends to all",
+        )
     step = keys.positive("interleave_moe_layer_step", int, 1)
     sparse = keys.get("moe_layers", list, None)
     sparse = list(range(step - 1, layers, step)) if sparse is None else sparse
     if any(type(i) is not int or not 0 <= i < layers for i in sparse):
-        raise InputError("config.json: moe_layers", value=sparse, rule="numbers of layers")
+        raise InputError(
+            "config.json: moe_layers",
+            value=sparse,
+            rule="numbers of layers",
+            fix=f"number the layers from 0 to {layers - 1}",
+        )
     small = fields["mlp"]
     how = dict(mlp=small, shared_mlp=small, scores="sigmoid", normalise=False, scale_input=True)
     tuned = keys.get("attn_temperature_tuning", bool, True)
@@ -285,7 +306,13 @@ def phi3(keys: Keys, fields: dict) -> dict:
     for key in ("full_attn_mod", "interpolate_factor"):  # as Phi-4-mini's config.json has them
         if (given := keys.get(key, int, 1)) != 1:
             rule = "supported: 1; transformers' Phi3 has nothing else, either"
-            raise InputError(f"config.json: {key}", value=given, rule=rule)
+            raise InputError(
+                f"config.json: {key}",
+                value=given,
+                rule=rule,
+                fix=f"remove {key} from config.json if the model works without it, or take another "
+                "model",
+            )
     return {}
 
 

@@ -57,17 +57,32 @@ class Keys:
             return value
         if isinstance(value, bool) and kind is not bool or not isinstance(value, kind):
             name = kind.__name__ if isinstance(kind, type) else "number"
-            raise InputError(f"config.json: {names[0]}", value=value, rule=f"must be a {name}")
+            raise InputError(
+                f"config.json: {names[0]}",
+                value=value,
+                rule=f"must be a {name}",
+                fix=f"correct {names[0]}, or download config.json again",
+            )
         if type(value) in NUMBER and abs(value) > LARGEST_NUMBER:
             rule = f"a number of at most {LARGEST_NUMBER:g}"
-            raise InputError(f"config.json: {names[0]}", value=value, rule=rule)
+            raise InputError(
+                f"config.json: {names[0]}",
+                value=value,
+                rule=rule,
+                fix=f"correct {names[0]}, or download config.json again",
+            )
         return float(value) if kind == NUMBER else value
 
     def positive(self, key: str, kind: type | tuple, default: object = MISSING):
         """The value, above 0."""
         value = self.get(key, kind, default)
         if not value > 0:
-            raise InputError(f"config.json: {key.split('|')[0]}", value=value, rule="above 0")
+            raise InputError(
+                f"config.json: {key.split('|')[0]}",
+                value=value,
+                rule="above 0",
+                fix="correct it, or download config.json again",
+            )
         return value
 
     def check_all_read(self, family: str) -> None:
@@ -80,6 +95,7 @@ class Keys:
                 f"config.json of a {family} model sets {unknown[0]!r}",
                 value=self.config[unknown[0]],
                 rule="the decoder does not implement it, and would silently ignore it",
+                fix=f"remove {unknown[0]!r} if the model works without it, or take another model",
             )
 
 
@@ -104,13 +120,19 @@ def check_quantisation(settings: Mapping) -> None:
 def _layer_types(keys: Keys, layers: int) -> list | None:
     types = keys.get("layer_types", list, None)
     if types is not None and len(types) != layers:
-        raise InputError("config.json: layer_types", value=len(types), rule=f"{layers}, one each")
+        raise InputError(
+            "config.json: layer_types",
+            value=len(types),
+            rule=f"{layers}, one each",
+            fix="name one type for each layer, or leave layer_types out",
+        )
     other = [t for t in types or () if t not in ("full_attention", "sliding_attention")]
     if other:
         raise InputError(
             "config.json: layer_types",
             value=other[0],
             rule="supported: full_attention, sliding_attention",
+            fix="take a model whose layers are of these types",
         )
     return types
 
@@ -125,7 +147,12 @@ def windows(keys: Keys, layers: int, default: Callable[[int], bool] | None) -> l
                  for i in range(layers)]  # fmt: skip
     slides = [t == "sliding_attention" for t in types]
     if any(slides) and window is not None and window < 1:
-        raise InputError("config.json: sliding_window", value=window, rule="above 0 where it is on")
+        raise InputError(
+            "config.json: sliding_window",
+            value=window,
+            rule="above 0 where it is on",
+            fix="set sliding_window to the tokens that a layer sees, or to null",
+        )
     return [(window or 0) if s else 0 for s in slides]
 
 
@@ -133,7 +160,12 @@ def every(keys: Keys, layers: int) -> list[int]:
     """Mistral's windows: one, if there is any, on every layer."""
     window = keys.get("sliding_window", int, None)
     if window is not None and window < 0:
-        raise InputError("config.json: sliding_window", value=window, rule="0 or above")
+        raise InputError(
+            "config.json: sliding_window",
+            value=window,
+            rule="0 or above",
+            fix="set sliding_window to the tokens that a layer sees, or to null",
+        )
     return [window or 0] * layers
 
 
@@ -175,7 +207,12 @@ def rotated(keys: Keys, layers: int) -> list[bool]:
     good = len(given) >= layers and all(type(x) in (int, bool) and x in (0, 1) for x in given)
     if not good:
         rule = f"a 1 (rotated) or a 0 for each of {layers} layers"
-        raise InputError("config.json: no_rope_layers", value=given, rule=rule)
+        raise InputError(
+            "config.json: no_rope_layers",
+            value=given,
+            rule=rule,
+            fix="write one number for each layer, or leave no_rope_layers out",
+        )
     return [bool(x) for x in given[:layers]]
 
 
@@ -230,10 +267,20 @@ def labels(config: Mapping) -> tuple[int, bool]:
     # transformers leaves 2 labels unsaid.
     count = len(named) if isinstance(named, Mapping) and named else config.get("num_labels") or 2
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise InputError("config.json: num_labels", value=count, rule="a whole number >= 1")
+        raise InputError(
+            "config.json: num_labels",
+            value=count,
+            rule="a whole number >= 1",
+            fix="correct num_labels, or name the labels in id2label",
+        )
     architectures = config.get("architectures") or []
     if not isinstance(architectures, list):
-        raise InputError("config.json: architectures", value=architectures, rule="a list")
+        raise InputError(
+            "config.json: architectures",
+            value=architectures,
+            rule="a list",
+            fix='"architectures": ["Qwen3ForCausalLM"], or another list of one name',
+        )
     per_token = any("ForTokenClassification" in str(a) for a in architectures)
     whole = any("ForSequenceClassification" in str(a) for a in architectures)
     return (count if whole or per_token else 1), per_token

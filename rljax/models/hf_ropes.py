@@ -59,6 +59,7 @@ def _rope(
             "config.json: rope scaling type",
             value=kind,
             rule=f"supported: {', '.join(_ROPE_OF_KIND)}",
+            fix="take a model whose rotary positions are of one of these types",
         )
     keys = Keys(parameters)
     fields = dict(theta=keys.get("rope_theta", NUMBER, float(theta)), kind=kind)
@@ -78,6 +79,7 @@ def _rope(
             f"config.json: the rope parameters set {unknown[0]!r}",
             value=parameters[unknown[0]],
             rule="the decoder does not implement it, and would silently ignore it",
+            fix=f"remove {unknown[0]!r} if the model works without it, or take another model",
         )
     defaults = {f.name: f.default for f in dataclasses.fields(Rope)}
     defaults["original_max_tokens"] = max_tokens
@@ -101,7 +103,12 @@ def _rope(
 def _numbers(key: str, values: list) -> tuple:
     """A list of numbers of the rope parameters, as a tuple."""
     if not all(type(x) in NUMBER and abs(x) <= LARGEST_NUMBER for x in values):
-        raise InputError(f"config.json: {key}", value=values[:4], rule="a list of numbers")
+        raise InputError(
+            f"config.json: {key}",
+            value=values[:4],
+            rule="a list of numbers",
+            fix=f"correct {key}, or download config.json again",
+        )
     return tuple(values)
 
 
@@ -152,6 +159,7 @@ def gemma3_ropes(
         raise InputError(
             f"config.json: rope_parameters sets {unknown[0]!r}",
             rule="one set for full_attention, one for sliding_attention",
+            fix="move the parameters below full_attention and sliding_attention",
         )
     theta = keys.get("rope_theta", NUMBER, theta)
     local = keys.get("rope_local_base_freq", NUMBER, silent)
@@ -168,7 +176,12 @@ def mrope(
     """The rope of a model with images, whose family decides how the sections lie."""
     (rope,) = ropes(keys, theta, max_tokens, sections=True)
     if rope.interleaved_sections and not interleaved:
-        raise InputError("config.json: mrope_interleaved", value=True, rule="not of this family")
+        raise InputError(
+            "config.json: mrope_interleaved",
+            value=True,
+            rule="not of this family",
+            fix="set mrope_interleaved to false, or correct model_type",
+        )
     return (
         dataclasses.replace(
             rope, sections=rope.sections or sections, interleaved_sections=interleaved

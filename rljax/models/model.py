@@ -146,7 +146,11 @@ class Model:
             return x, call
         vision = self.config.vision
         if vision is None:
-            raise InputError(f"a {self.config.family} model cannot read images", value="pixels")
+            raise InputError(
+                f"a {self.config.family} model cannot read images",
+                value="pixels",
+                fix="take a model that reads images, or rows without them",
+            )
         features, levels = decoder.vision(batch.pixels, batch.patch_coords, self.mesh)
         where = vision_tokens(batch.tokens, batch.segment_ids, batch.mask, vision)
         return place_features(x, where, features), dataclasses.replace(

@@ -21,7 +21,12 @@ def mrope_axes(section: tuple[int, int, int], interleaved: bool) -> np.ndarray:
     (Qwen3-VL): t h w t h w ..., and the rest t.
     """
     if len(section) != 3 or min(section) < 0:
-        raise InputError("mrope_section", value=section, rule="three whole numbers of 0 or more")
+        raise InputError(
+            "mrope_section",
+            value=section,
+            rule="three whole numbers of 0 or more",
+            fix="give the number of frequencies of time, height and width",
+        )
     size = sum(section)
     if not interleaved:
         return np.repeat(np.arange(3), section)
@@ -33,6 +38,7 @@ def mrope_axes(section: tuple[int, int, int], interleaved: bool) -> np.ndarray:
                 "mrope_section",
                 value=section,
                 rule=f"interleaved, entry {axis} reaches frequency {places[-1]} of {size}",
+                fix="lower the second and third entry, or raise the first",
             )
         axes[places] = axis
     return axes
@@ -49,6 +55,7 @@ def mrope_angles(
             "mrope_section",
             value=section,
             rule=f"adds up to half of head_dim, {frequency.shape[0]}",
+            fix="change the entries so that they add up to that",
         )
     angles = positions.astype(jnp.float32)[..., axes] * frequency[None, None, :]
     return jnp.cos(angles), jnp.sin(angles)

@@ -89,7 +89,13 @@ def stand_ins(topology: str) -> tuple[list[StandIn], Chip]:
     if not known or len(shape) != (2 if name in _FLAT else 3) or chips > _MOST_CHIPS[name]:
         rule = f"sizes of 1, 2, 4 or multiples of 4, at most {_MOST_CHIPS[name]} chips"
         rule = f"{'two' if name in _FLAT else 'three'} {rule}"
-        raise InputError(f"{name} has no such slice", value=topology, rule=rule)
+        raise InputError(
+            f"{name} has no such slice",
+            value=topology,
+            rule=rule,
+            fix=f"--topology={name}:{'4x4' if name in _FLAT else '4x4x4'}, or other sizes of this "
+            "form",
+        )
     # z, y, x, core from the outermost on, as JAX lists them.
     places = itertools.product(range(slices), *map(range, (shape + [1])[2::-1]), range(each))
     devices = [

@@ -166,7 +166,12 @@ def make_plan(
         calls, held = programs_of(setup, roles), of_mesh(mesh, held_parts(setup, roles))
         known, in_flight = [call.name for call in calls], in_flight_parts(setup, roles)
         if unknown := set(only) - set(known):
-            raise InputError("no such program", value=sorted(unknown), rule=", ".join(known))
+            raise InputError(
+                "no such program",
+                value=sorted(unknown),
+                rule=", ".join(known),
+                fix="name programs of these, or leave the option out",
+            )
         alone = sampler_mesh(setup.groups) is not None
         for call in calls:
             if not only or call.name in only:

@@ -12,7 +12,12 @@ def lognormal(rng, count: int, *, mean: float, sigma: float, cap: float = math.i
     """exp(N(ln(mean) - sigma^2 / 2, sigma)), at most `cap`."""
     _check("lognormal", mean=mean, cap=cap)
     if not 0 <= sigma < math.inf:
-        raise InputError("sigma of lognormal", value=sigma, rule=">= 0")
+        raise InputError(
+            "sigma of lognormal",
+            value=sigma,
+            rule=">= 0",
+            fix="sigma=0.9, or another number of 0 or more",
+        )
     return np.minimum(rng.lognormal(math.log(mean) - sigma**2 / 2, sigma, count), cap)
 
 
@@ -20,7 +25,7 @@ def geometric(rng, count: int, *, mean: float, cap: float = math.inf) -> np.ndar
     """Of a policy that stops at every token with a chance of 1 / mean; at most `cap`."""
     _check("geometric", mean=mean, cap=cap)
     if mean < 1:
-        raise InputError("mean of geometric", value=mean, rule=">= 1")
+        raise InputError("mean of geometric", value=mean, rule=">= 1", fix="set mean to 1 or more")
     return np.minimum(rng.geometric(1 / mean, count), cap)
 
 
@@ -28,7 +33,12 @@ def uniform(rng, count: int, *, low: float, high: float) -> np.ndarray:
     """From `low` to `high`, each number as likely as the others."""
     _check("uniform", low=low, high=high)
     if high < low:
-        raise InputError("high of uniform", value=high, rule=f"at least low, {low}")
+        raise InputError(
+            "high of uniform",
+            value=high,
+            rule=f"at least low, {low}",
+            fix=f"set high to {low} or more",
+        )
     return rng.uniform(low, high, count)
 
 
@@ -41,4 +51,6 @@ def fixed(rng, count: int, *, value: float) -> np.ndarray:
 def _check(name: str, **positive: float) -> None:
     for option, value in positive.items():
         if not value > 0:
-            raise InputError(f"{option} of {name}", value=value, rule="above 0")
+            raise InputError(
+                f"{option} of {name}", value=value, fix=f"set {option} to a number above 0"
+            )

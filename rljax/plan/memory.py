@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from rljax import hosts
-from rljax.config import Config, splits, with_overrides
+from rljax.config import Config, row_tokens, splits, value_of, with_overrides
 from rljax.errors import InputError
 from rljax.kernels.logprob.options import CHUNK_LOGITS
 from rljax.mesh import HOST_MEMORY, row_shards
@@ -54,7 +54,12 @@ def split_bytes(
     of its own.
     """
     if stage not in (0, 1, 2, 3) or shards < 1:
-        raise InputError("ZeRO stage, shards", value=(stage, shards), rule="0 to 3, and >= 1")
+        raise InputError(
+            "ZeRO stage, shards",
+            value=(stage, shards),
+            rule="0 to 3, and >= 1",
+            fix="stage=3 and the number of devices that share the weights",
+        )
     parts = ((optimizer_bytes, 1), (gradient_bytes, 2), (weight_bytes, 3))
     return weights * sum(size / (shards if stage >= first else 1) for size, first in parts)
 
@@ -146,25 +151,44 @@ class Estimate:
         """The highest that the peak of learning can be."""
         return self.resident + int(FACTOR * sum(self.learn.values()))
 
-    def line(self) -> str:
-        """The estimate in one sentence."""
+    @property
+    def parts(self) -> dict[str, int]:
+        """What takes the bytes of `total`, which is their sum."""
+        peak = max((self.generate, self.learn, self.score), key=lambda use: sum(use.values()))
+        return self._held() | peak
+
+    def _held(self) -> dict[str, int]:
         groups = {"weights": 0, "optimizer": 0}
         for name, count in self.held.items():
             kind = "optimizer" if name.endswith("optimizer") else "weights"
             kind = name if name == IN_FLIGHT else kind
             groups[kind] = groups.get(kind, 0) + count
-        groups[KV] = self.generate.get(KV, 0)
-        groups["weights while decoding"] = self.generate.get(COPY, 0)
-        groups["gradients"] = self.learn.get("gradients", 0)
-        groups["activations"] = sum(self.learn.values()) - groups["gradients"]
-        shown = ", ".join(f"{name} {human_bytes(count)}" for name, count in groups.items() if count)
-        host = f"; {human_bytes(self.waiting)} on the host" if self.waiting else ""
+        return groups
+
+    def line(self) -> str:
+        """The estimate in one sentence: what is held, and what each program needs in addition."""
+        uses = {"sampling": self.generate, "learning": self.learn, "scoring": self.score}
+        shown = [_listed(self._held())]
+        shown += [f"{use} {_listed(parts)}" for use, parts in uses.items() if sum(parts.values())]
+        shown += [f"{human_bytes(self.waiting)} on the host"] if self.waiting else []
         has = f" of {human_bytes(self.available)}" if self.available else ""
         apart = "".join(
             f"; {human_bytes(sum(parts.values()))} per device of {name}"
             for name, parts in self.groups.items()
         )
-        return f"{human_bytes(self.total)} per device{has} at the peak ({shown}{host}){apart}"
+        return f"{human_bytes(self.total)} per device{has} at the peak ({'; '.join(shown)}){apart}"
+
+
+_ACTIVATIONS = ("weights as used", "layers", "one layer", "logits")
+
+
+def _listed(parts: dict[str, int]) -> str:
+    """ "weights 4 GB, optimizer 8 GB", small parts of a pass as one."""
+    groups: dict[str, int] = {}
+    for name, count in parts.items():
+        name = "activations" if name in _ACTIVATIONS else name
+        groups[name] = groups.get(name, 0) + count
+    return ", ".join(f"{name} {human_bytes(count)}" for name, count in groups.items() if count)
 
 
 def estimate(setup: Setup, roles: dict | None = None) -> Estimate:
@@ -357,19 +381,61 @@ def check_fits(setup: Setup) -> Estimate:
         check_groups_fit(needs.groups, have)
     if have is None or needs.least <= have:
         return dataclasses.replace(needs, available=have)
-    changes, total = nearest_fit(setup, have)
-    fix = as_flags(changes)
-    if total > have:
-        least = f"with {fix} it still needs {human_bytes(total)}: " if fix else ""
-        rank = "" if setup.config.lora.rank else ", adapters (--config.lora.rank=16)"
-        devices = setup.model.mesh.size * math.ceil(total / have)
-        fix = f"{least}about {devices} such devices{rank}, or a smaller model"
     raise InputError(
         f"this run needs {needs.line()}",
         value=f"{human_bytes(have)} left, less than the least it can do with, "
         f"{human_bytes(needs.least)}",
-        fix=fix,
+        fix=_how_to_fit(setup, have),
     )
+
+
+def _how_to_fit(setup: Setup, have: float) -> str:
+    """The changes with which a run fits, or else what its largest part asks for."""
+    changes, total = nearest_fit(setup, have)
+    if total <= have:
+        return as_flags(changes)
+    tried = as_flags(changes)
+    for _ in range(8):  # one part after the other, each cut to the room that the others leave
+        needs = _estimate_with(setup, changes, have)
+        if needs.total <= have:
+            return f"{as_flags(_least_changes(setup, changes, have)[0])}: a smaller step"
+        parts = needs.parts
+        largest = max(parts, key=parts.get)
+        room = (have - needs.total + parts[largest]) / parts[largest]
+        more = _smaller_step(setup, changes, largest, room)
+        if not more:
+            break
+        changes = {**changes, **more}
+    rank = "" if setup.config.lora.rank else ", adapters (--config.lora.rank=16)"
+    devices = setup.model.mesh.size * math.ceil(total / have)
+    least = f"with {tried} it still needs {human_bytes(total)}: " if tried else ""
+    return f"{least}about {devices} such devices{rank}, or a smaller model"
+
+
+def _estimate_with(setup: Setup, changes: dict[str, object], have: float) -> Estimate:
+    config = with_overrides(setup.config, changes, "plan")
+    return estimate(fewest_microbatches(changed(setup, config), have))
+
+
+def _smaller_step(setup: Setup, changes: dict, largest: str, room: float) -> dict[str, object]:
+    """Changes that cut the largest part to the share `room` of it, at most to half; {} where a step
+    of this model has no smaller one."""
+    config, share = with_overrides(setup.config, changes, "plan"), min(room * 0.9, 0.5)
+    if largest in ("prompts", "batch") and not setup.learns_offline:
+        batch, field = config.batch, "batch.prompts_per_step"
+        unit = row_shards(setup.model.mesh)
+        prompts = int(batch.prompts_per_step * share) // unit * unit
+        if prompts < 1:
+            return {}
+        rows = prompts * batch.samples_per_prompt
+        step = batch.sequences_per_optimizer_step
+        learned = {} if rows % step == 0 else {"batch.sequences_per_optimizer_step": rows}
+        return {field: prompts, **learned}
+    if largest in (KV, IN_FLIGHT, "prompts", "batch", "layers", "one layer", "logits"):
+        field = "offline.max_tokens" if setup.learns_offline else "sampler.max_response_tokens"
+        tokens = int(value_of(config, field) * share)
+        return {field: tokens} if tokens >= 1 else {}
+    return {}
 
 
 def as_flags(changes: dict[str, object]) -> str:
@@ -383,21 +449,42 @@ def nearest_fit(setup: Setup, have: float) -> tuple[dict[str, object], int]:
     changes: dict[str, object] = {}
     best = estimate(setup).total
     for name, value in _changes(setup):
-        config = with_overrides(setup.config, {**changes, name: value}, "plan")
-        total = estimate(fewest_microbatches(changed(setup, config), have)).total
+        total = _estimate_with(setup, {**changes, name: value}, have).total
         if total < best:
             best, changes = total, {**changes, name: value}
         if best <= have:
-            break
+            return _least_changes(setup, changes, have)
     return changes, best
+
+
+def _least_changes(setup: Setup, changes: dict, have: float) -> tuple[dict[str, object], int]:
+    """Changes that fit, with what later ones made needless taken back, and the estimate then."""
+    for name in reversed(list(changes)):  # the most harmful first
+        others = {field: value for field, value in changes.items() if field != name}
+        milder = [{**others, name: value} for field, value in _changes(setup) if field == name]
+        for fewer in (others, *milder):
+            if _estimate_with(setup, fewer, have).total <= have:
+                changes = fewer
+                break
+    return changes, _estimate_with(setup, changes, have).total
 
 
 def changed(setup: Setup, config: Config) -> Setup:
     """The setup of another config of the same data, model and dataflow."""
     devices = list(setup.model.mesh.devices.flat)
     model = load_model(config, setup.tokenizer, devices)
-    inputs = (config, setup.tokenizer, setup.data, model, setup.row_tokens, setup.groups)
+    inputs = (config, setup.tokenizer, setup.data, model, _row_tokens(setup, config), setup.groups)
     return with_decode_layout(assemble(*inputs))
+
+
+def _row_tokens(setup: Setup, config: Config) -> int:
+    """Columns of a batch with the limits of another config."""
+    if setup.learns_offline:
+        return min(setup.row_tokens, config.offline.max_tokens)
+    if config.environment.function:
+        return row_tokens(config)
+    shorter = setup.config.sampler.max_response_tokens - config.sampler.max_response_tokens
+    return setup.row_tokens - shorter
 
 
 def fewest_microbatches(setup: Setup, hbm_bytes: float | None, roles: dict | None = None) -> Setup:

@@ -64,7 +64,10 @@ def candidates(config: Config, devices) -> Iterator[tuple[dict[str, object], Set
     count = len(devices) - devices_apart(config)
     if count % kept:
         raise InputError(
-            "mesh.expert x mesh.context", value=kept, rule=f"divides the {count} devices"
+            "mesh.expert x mesh.context",
+            value=kept,
+            rule=f"divides the {count} devices",
+            fix="change mesh.expert and mesh.context so that their product divides the devices",
         )
     for mesh in meshes(count // kept):
         try:

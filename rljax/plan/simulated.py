@@ -36,7 +36,12 @@ def draw_of(text: str, flag: str) -> Draw:
             "cap=128)', 'uniform(low=1, high=4)', 'fixed(value=100)'",
         ) from None  # fmt: skip
     if numbers.shape != (8,) or not np.isfinite(numbers).all() or numbers.min() <= 0:
-        raise InputError(f"--{flag}", value=text, rule="draws that are finite and above 0")
+        raise InputError(
+            f"--{flag}",
+            value=text,
+            rule="draws that are finite and above 0",
+            fix=f"--{flag}='lognormal(mean=2500, sigma=0.9, cap=8192)', or other positive numbers",
+        )
     return component
 
 
@@ -46,7 +51,12 @@ def simulated(
     """The run of `config` on `devices` at the bounds of --etas, on one mesh and split."""
     setup = abstract_setup(config, devices)
     if not samples(setup):
-        raise InputError("--simulate", value=config.dataflow, rule="a dataflow that samples")
+        raise InputError(
+            "--simulate",
+            value=config.dataflow,
+            rule="a dataflow that samples",
+            fix="--config.dataflow=grpo, or leave --simulate out",
+        )
     load, shown = _load(setup, options)
     lengths = drawn_lengths(load.lengths) if load.turns is None else _whole(load)
     seconds, source = _given(options, len(devices))

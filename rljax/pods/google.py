@@ -46,6 +46,8 @@ class Cloud:
             raise InputError(
                 f"gcloud {' '.join(words[:4])} failed with exit code {done.returncode}",
                 rule=done.stderr.strip()[-2000:],
+                fix=f"make `gcloud {' '.join(words[:4])} ...` work by itself: project, zone, quota "
+                "and login",
             )
         return done
 
@@ -68,6 +70,7 @@ class Cloud:
         raise InputError(
             f"gcloud {' '.join(words[:4])} failed with exit code {done.returncode}",
             rule=done.stderr.strip()[-2000:],
+            fix=f"make `gcloud {' '.join(words[:4])} ...` work by itself: project, zone and login",
         )
 
     def ssh(self, machine: Machine, command: str) -> list[str]:
@@ -117,7 +120,11 @@ class CloudTpu(Cloud):
         words = (*self._resource, "delete", self.name, f"--zone={self.zone}", "--force")
         done = self.gcloud(*words, check=False)
         if done.returncode and self.state()[0] != ABSENT:
-            raise InputError(f"{self.name} cannot be deleted", rule=done.stderr.strip()[-2000:])
+            raise InputError(
+                f"{self.name} cannot be deleted",
+                rule=done.stderr.strip()[-2000:],
+                fix=f"delete it by hand, since it costs money: gcloud {' '.join(words)}",
+            )
 
     def machines(self) -> list[Machine]:
         several = self.pod.slices > 1
@@ -174,7 +181,12 @@ class ComputeEngine(Cloud):
         done = self.gcloud(*words, check=False)
         if done.returncode and "already exists" not in done.stderr:
             what = f"gcloud {' '.join(words[:4])} failed with exit code {done.returncode}"
-            raise InputError(what, rule=done.stderr.strip()[-2000:])
+            raise InputError(
+                what,
+                rule=done.stderr.strip()[-2000:],
+                fix=f"make `gcloud {' '.join(words[:4])} ...` work by itself: project, zone, quota "
+                "and login",
+            )
 
     def state(self) -> tuple[str, str]:
         counts = {ACTIVE: 0, WAITING: 0, GONE: 0}
@@ -214,7 +226,11 @@ class ComputeEngine(Cloud):
         for words in parts:
             done = self.gcloud(*words, check=False)
             if done.returncode and "not found" not in done.stderr:
-                raise InputError(f"{words[-2]} cannot be deleted", rule=done.stderr.strip()[-2000:])
+                raise InputError(
+                    f"{words[-2]} cannot be deleted",
+                    rule=done.stderr.strip()[-2000:],
+                    fix=f"delete it by hand, since it costs money: gcloud {' '.join(words)}",
+                )
 
     def machines(self) -> list[Machine]:
         found = []

@@ -104,7 +104,12 @@ def read_pod(text: str, slices: int = 1) -> Pod:
     "v5p:4x4x4" -> the pod, of so many slices; "2xv5e:16x16" says them itself."""
     if several := re.fullmatch(r"([1-9]\d{0,2})x(?=[a-z])(.*)", text):
         if slices != 1 and slices != int(several[1]):
-            raise InputError("--slices", value=slices, rule=f"--type={text} says {several[1]}")
+            raise InputError(
+                "--slices",
+                value=slices,
+                rule=f"--type={text} says {several[1]}",
+                fix="leave --slices out",
+            )
         text, slices = several[2], int(several[1])
     name, _, rest = text.partition(":") if ":" in text else text.partition("-")
     version = _ALIASES.get(name, name)

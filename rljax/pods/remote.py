@@ -91,6 +91,7 @@ def everywhere(cloud: Cloud, machines: Sequence[Machine], command: Callable) -> 
                 raise InputError(
                     f"{machine.place}: exit code {done.returncode}",
                     rule=done.stderr.strip()[-2000:] or "nothing was said",
+                    fix=f"run the command there by hand: {shlex.join(words)[:300]}",
                 )
             time.sleep(wait_s)
         raise AssertionError

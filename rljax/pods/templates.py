@@ -209,7 +209,12 @@ def sky(
 def _check_dns(name: str) -> None:
     """Pods are named NAME-slice-0-0-xxxxx, which is a name of DNS."""
     if not re.fullmatch(r"[a-z]([a-z0-9-]{0,36}[a-z0-9])?", name):
-        raise InputError("name", value=name, rule="at most 38 of a-z, 0-9 and -, from a letter on")
+        raise InputError(
+            "name",
+            value=name,
+            rule="at most 38 of a-z, 0-9 and -, from a letter on",
+            fix="--name=my-run, or another name of these characters",
+        )
 
 
 def yaml_text(value: dict) -> str:

@@ -54,7 +54,12 @@ def base_of(run: Run, told: str = "") -> hub.HubName | None:
     if told:
         name = hub.model_name(told)
         if name is None:
-            raise InputError("--base", value=told, rule="OWNER/NAME of a model of the hub")
+            raise InputError(
+                "--base",
+                value=told,
+                rule="OWNER/NAME of a model of the hub",
+                fix="--base=Qwen/Qwen3-0.6B, or the name of the model that you began with",
+            )
         return name
     text = field(run.config, "model")  # a run writes what it read of the hub as hf://
     return hub.parse(text) if isinstance(text, str) and hub.is_hub(text) else None
@@ -217,7 +222,10 @@ def read_evaluation(path: str | Path) -> tuple[str, dict]:
     result = read_json_object(path)
     if not isinstance(result.get("metrics"), dict) or "checkpoint" not in result:
         raise InputError(
-            "--evaluations", value=str(path), rule="a file that rljax evaluate --out=FILE wrote"
+            "--evaluations",
+            value=str(path),
+            rule="a file that rljax evaluate --out=FILE wrote",
+            fix="rljax evaluate RUN_DIR --out=evaluation.json writes one",
         )
     return Path(path).name, result
 

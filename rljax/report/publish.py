@@ -45,7 +45,12 @@ def publish(
     folder is written there and nothing is pushed."""
     name = hub.parse(repository if hub.is_hub(repository) else f"hf://{repository}")
     if name.kind != "model" or name.revision or name.path:
-        raise InputError("--to", value=repository, rule="OWNER/NAME of a model, without a revision")
+        raise InputError(
+            "--to",
+            value=repository,
+            rule="OWNER/NAME of a model, without a revision",
+            fix=f"--to={name.repository}",
+        )
     if not is_folder(run_dir):
         raise InputError("no such run folder", value=run_dir, fix="name a folder of a run")
     results = [read_evaluation(path) for path in evaluations]
@@ -83,7 +88,12 @@ def _staged(out: str) -> Iterator[Path]:
         return
     path = Path(out)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise InputError("--out", value=out, rule="an empty folder, or one that is not there yet")
+        raise InputError(
+            "--out",
+            value=out,
+            rule="an empty folder, or one that is not there yet",
+            fix="name another folder, or empty this one",
+        )
     path.mkdir(parents=True, exist_ok=True)
     yield path
 

@@ -23,12 +23,17 @@ def prepare_worker(component: Component) -> None:
 
 def _check_n(n: int) -> None:
     if not isinstance(n, int) or n < 1:
-        raise InputError("diversity n", value=n, rule="a whole number, at least 1")
+        raise InputError("diversity n", value=n, fix="set n to a whole number of 1 or more")
 
 
 def _check_opponents(opponents: int) -> None:
     if not isinstance(opponents, int) or opponents < 0:
-        raise InputError("pairwise opponents", value=opponents, rule="a whole number; 0 = all")
+        raise InputError(
+            "pairwise opponents",
+            value=opponents,
+            rule="a whole number; 0 = all",
+            fix="set opponents to 0 or more",
+        )
 
 
 @contract(safe=True)

@@ -122,11 +122,15 @@ def _weights(rewards: tuple, weights: tuple, normalise: bool) -> tuple[float, ..
         raise InputError(
             "mixture(weights)", value=weights,
             rule=f"one finite number for each of the {len(rewards)} rewards, at least one",
+            fix=f"weights=({'1.0, ' * len(rewards)})",
         )  # fmt: skip
     size = sum(abs(w) for w in weights)
     if normalise and size == 0:
         raise InputError(
-            "mixture(weights)", value=weights, rule="normalise=True divides by sum |w|"
+            "mixture(weights)",
+            value=weights,
+            rule="normalise=True divides by sum |w|",
+            fix="set a weight that is not 0, or normalise=False",
         )
     return tuple(w / size if normalise else float(w) for w in weights)
 

@@ -35,7 +35,12 @@ def against(
     """The rollout `inner` with samples of the policy and of its opponent in turn: the reference
     (XPO, arXiv 2405.21046), or the geometric mixture pi^(1 - mixture) ref^mixture (Nash-MD)."""
     if not 0 <= mixture <= 1:
-        raise InputError("against(mixture)", value=mixture, rule="0 (the policy) to 1")
+        raise InputError(
+            "against(mixture)",
+            value=mixture,
+            rule="0 (the policy) to 1",
+            fix="mixture=0.125, or another number of this range",
+        )
     other = reference if opponent == "reference" else GeometricMixture(actor, reference, mixture)
     both = AgainstOpponent(actor, other)
     inner = resolve(inner, NAMESPACES["collect"])
@@ -81,7 +86,12 @@ class AgainstOpponent:
     ) -> Batch:  # fmt: skip
         """n trajectories per prompt, n even (host verb)."""
         if n % 2:
-            raise InputError("samples per prompt against an opponent", value=n, rule="even")
+            raise InputError(
+                "samples per prompt against an opponent",
+                value=n,
+                rule="even",
+                fix=f"--config.batch.samples_per_prompt={n + 1}, or another even number",
+            )
 
         def turn(first: int) -> Callable | None:
             """`finished`, called with the rows' places in the joint batch."""

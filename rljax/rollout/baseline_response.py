@@ -43,6 +43,7 @@ def with_baseline_response(
         raise InputError(
             "batch.samples_per_prompt", value=cfg.samples_per_prompt,
             rule="at least 2: one of them is the baseline response",
+            fix="--config.batch.samples_per_prompt=2, or more",
         )  # fmt: skip
     for record in prompts.records:  # before anything is sampled
         task_of(record, tasks)
@@ -81,7 +82,13 @@ def _baseline_rows(done, key, sampling, reference, tokenizer, samples: int) -> B
     texts = [record.extra_info.get(COLUMN) for record in done.prompts.records]
     bad = next((text for text in texts if not isinstance(text, str | None)), "")
     if bad:
-        raise InputError(f"a {COLUMN} of the data", value=bad, rule="a text, or none")
+        raise InputError(
+            f"a {COLUMN} of the data",
+            value=bad,
+            rule="a text, or none",
+            fix=f"write a text in {COLUMN!r}, or leave the column out: the baselines are sampled "
+            "then",
+        )
     if all(text is not None for text in texts):
         rows = take_rows(done.batch, slice(0, None, samples))
     else:
@@ -91,7 +98,9 @@ def _baseline_rows(done, key, sampling, reference, tokenizer, samples: int) -> B
         return rows
     if done.prompts.images is not None:
         raise InputError(
-            f"{COLUMN} beside images", rule="baselines of prompts with images are sampled"
+            f"{COLUMN} beside images",
+            rule="baselines of prompts with images are sampled",
+            fix=f"leave {COLUMN!r} out of the rows",
         )
     limit, columns = sampling.max_response_tokens, rows.tokens.shape[1]
     written = _written(done.prompts, texts, tokenizer, limit, columns)

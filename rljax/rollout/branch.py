@@ -27,7 +27,11 @@ def branch_scored(
     known = group < len(prompts.records)
     if not known[np.asarray(rows)].all():
         row = np.asarray(rows)[~known[np.asarray(rows)]].tolist()[:8]
-        raise InputError("branches of rows whose prompt is not known", value=row)
+        raise InputError(
+            "branches of rows whose prompt is not known",
+            value=row,
+            fix="continue rows of this step's own prompts alone",
+        )
     starts = np.asarray(prompts.response_starts)[np.where(known, group, 0)]
     out = actor.branch(batch, rows, at, starts, key, sampling, n=n)
     return reward(out, prompts)

@@ -27,7 +27,9 @@ class Clock:
         found = re.fullmatch(r"logical\((\d{1,6})\)", text)
         if not found or int(found[1]) < 1:
             rule = "'wall', or 'logical(2)': what comes counts from the second dispatch on"
-            raise InputError("rollouts.clock", value=text, rule=rule)
+            raise InputError(
+                "rollouts.clock", value=text, rule=rule, fix="--config.rollouts.clock=wall"
+            )
         return cls(int(found[1]))
 
     def tick(self) -> None:

@@ -35,6 +35,16 @@ from rljax.tracking.timing import timed
 _PREFILL_TOKENS, _PREFILL_ROWS = 256, 16  # of a prompt, and prompts, that are read at once
 _TRIED = AT_ONCE.stop  # the number of an episode that is played before a run
 _SHOWN = 3  # failures in an error
+MENDING = {  # kind of a failure -> what mends the environment
+    "raised": "correct that line of the environment",
+    "unreadable": "correct that line of the parser of calls",
+    "not a generator": "yield what the policy reads: reply = yield observation",
+    "bad yield": "yield a text, a message, a list of messages, or a Turn",
+    "bad outcome": "return a number, a dict of numbers with 'score', or None",
+    "timeout": "make the step faster, or raise environment.turn_timeout_s",
+    "killed": "raise environment.memory_gb, or leave out what ends the process (os._exit, a crash)",
+    "not repeatable": "draw from the seeds that it is given alone, or declare repeatable=False",
+}
 
 
 class Environment:
@@ -138,7 +148,7 @@ class Environment:
                     raise InputError(
                         f"environment.function={self.crew.text!r} was tried on row "
                         f"{record.index} and failed", value=step.kind, rule=step.failure,
-                        fix="rljax play plays it alone, by hand",
+                        fix=MENDING.get(step.kind, "try it by hand: rljax play"),
                     )  # fmt: skip
                 steps = [step] if step.restart else [*steps, step]
                 if step.ended or len(steps) == 2:
@@ -229,7 +239,8 @@ class Environment:
             f"{len(broken)} of {len(episodes)} episodes failed, each "
             f"{'once' if not self.crew.retries else f'{1 + self.crew.retries} times'}",
             rule="\n".join(sorted(reasons)[:_SHOWN]),
-            fix="mend the environment (rljax play plays it alone), or raise environment.max_failed",
+            fix=f"{MENDING.get(broken[0].kind, 'try it by hand: rljax play')}; or raise "
+            "environment.max_failed",
         )
 
     def reported(

@@ -42,7 +42,10 @@ class Tree:
     def __post_init__(self):
         if not isinstance(self.branches, int) or self.branches < 2:
             raise InputError(
-                "turn_tree(branches)", value=self.branches, rule="a whole number, at least 2"
+                "turn_tree(branches)",
+                value=self.branches,
+                rule="a whole number, at least 2",
+                fix="branches=2, or more",
             )
         whole = isinstance(self.at, tuple) and all(isinstance(k, int) for k in self.at)
         if not whole or not self.at or self.at[0] < 1 or list(self.at) != sorted({*self.at}):

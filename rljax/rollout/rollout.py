@@ -17,7 +17,7 @@ from rljax.components import Component
 from rljax.config import NAMESPACES
 from rljax.contracts import component_in, spec
 from rljax.data.online.prompts import Prompts
-from rljax.errors import InputError, place_in, place_of
+from rljax.errors import InputError, mending, place_in, place_of
 from rljax.rollout.ready import Ready
 from rljax.rollout.report import RewardReport
 from rljax.sampler import Sampling, held_weights
@@ -79,7 +79,9 @@ def run_rollout(rollout, prompts: Prompts, key, cfg: RolloutConfig, **available)
         if not (place := place_in(error, [function], innermost=True)):
             raise  # a fault of ours, with its traceback
         raise InputError(
-            f"{named} fails when it is called", rule=f"{type(error).__name__}: {error}{place}"
+            f"{named} fails when it is called",
+            rule=f"{type(error).__name__}: {error}{place}",
+            fix=mending(error),
         ) from error
     if not isinstance(done, Rollout):
         raise InputError(
@@ -87,6 +89,7 @@ def run_rollout(rollout, prompts: Prompts, key, cfg: RolloutConfig, **available)
             value=type(done).__name__,
             rule="it returns rljax.rollout.Rollout(batch, prompts, report, metrics)"
             f"{place_of(function)}",
+            fix="return Rollout(batch, prompts, report, metrics)",
         )
     return done
 

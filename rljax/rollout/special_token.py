@@ -93,7 +93,12 @@ def check_rounds(samples_per_prompt: int, max_rounds: int = 2, **_) -> None:
     if not whole or samples_per_prompt % max_rounds:
         rule = "at least 1, and divides batch.samples_per_prompt, the rows of a prompt, which the "
         rule += f"rounds share: {samples_per_prompt}"
-        raise InputError("special_token(max_rounds)", value=max_rounds, rule=rule)
+        raise InputError(
+            "special_token(max_rounds)",
+            value=max_rounds,
+            rule=rule,
+            fix="max_rounds=1, or a divisor of that",
+        )
 
 
 def smallest_advantage(advantages: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -79,7 +79,12 @@ def check_vine(completions: int = 9, most_states: int = 20, step_tokens: int = 0
         ("step_tokens", step_tokens, 0),
     ):  # fmt: skip
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise InputError(f"vine({name})", value=value, rule=f"a whole number >= {least}")
+            raise InputError(
+                f"vine({name})",
+                value=value,
+                rule=f"a whole number >= {least}",
+                fix=f"set {name} to {least} or more",
+            )
 
 
 def _steps(tokens, mask, finish, tokenizer, step_tokens: int) -> np.ndarray:

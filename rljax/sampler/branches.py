@@ -22,7 +22,9 @@ def check_branch(
     if sample.images is not None:
         raise InputError("branches of samples with images", fix="prompts of text")
     if both:
-        raise InputError("keep and hold", value=(True, True), rule="one of both")
+        raise InputError(
+            "keep and hold", value=(True, True), rule="one of both", fix="set one of the two"
+        )
     if sample.finish_reason is None:
         rule, fix = "a finished sample", "submit(hold=True), and branch when it has ended"
         raise InputError("branch", value=f"sample {sample.id}", rule=rule, fix=fix)
@@ -33,7 +35,7 @@ def check_branch(
         rule = f"tokens of the response, {low} to {high}"
         if sampling is None:
             rule += ": inside of its last turn, whose limits go on"
-        fix = "" if sampling is not None else "sampling= begins a new turn there"
+        fix = "sampling= begins a new turn there" if sampling is None else "name such a token"
         raise InputError("branch at", value=places[:8], rule=rule, fix=fix)
     if len(more) and sampling is None:
         rule = "a new turn begins behind them"

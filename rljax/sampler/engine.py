@@ -111,6 +111,7 @@ class Engine:
                 "this engine has no room for interruptions",
                 value=slot.forcing_room([one]),
                 rule=f"at most its forcing_tokens, {self.forcing_tokens}",
+                fix="Engine(forcing_tokens=...) of at least that many, or a shorter interrupt text",
             )
 
     def rules(self, requests: list[Sampling]):
@@ -169,6 +170,7 @@ class Engine:
                 "columns of prompts",
                 value=tokens.shape[1],
                 rule=f"at most the {self.tokens} tokens of a slot",
+                fix="shorten the prompts, or make the engine with more tokens to a slot",
             )
         return _prefill(self, params, tokens, true_lengths, images)
 
@@ -227,7 +229,12 @@ class Engine:
         else:
             held = np.asarray(entry.length)
         if (most := int(np.max((held + 1 + np.asarray(counts))[inside], initial=0))) > self.tokens:
-            raise InputError("tokens behind a slot", value=most, rule=f"at most {self.tokens}")
+            raise InputError(
+                "tokens behind a slot",
+                value=most,
+                rule=f"at most {self.tokens}",
+                fix="shorten the continuation, or make the engine with more tokens to a slot",
+            )
         return _extend(self, params, state, slots, tokens, counts, entry, live)
 
     def park(self, state: Slots, beside: Prefix, slots, rows) -> Prefix:

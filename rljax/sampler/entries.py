@@ -26,17 +26,37 @@ def checked(
     try:
         ids = np.asarray(prompt)
     except ValueError:
-        raise InputError("prompt", value=type(prompt), rule="one list of token ids") from None
+        raise InputError(
+            "prompt",
+            value=type(prompt),
+            rule="one list of token ids",
+            fix="give one prompt at a time: [1, 2, 3]",
+        ) from None
     vocab_size, room = engine.model.config.vocab_size, engine.tokens
     if n < 1:
-        raise InputError("samples per prompt", value=n, rule=">= 1")
+        raise InputError("samples per prompt", value=n, fix="give n=1 or more")
     if ids.ndim != 1 or not len(ids):
-        raise InputError("prompt", value=ids.shape, rule="at least one token id")
+        raise InputError(
+            "prompt",
+            value=ids.shape,
+            rule="at least one token id",
+            fix="give a prompt of one token or more, without further axes",
+        )
     if not np.issubdtype(ids.dtype, np.integer):
-        raise InputError("prompt", value=ids.dtype, rule="token ids, which are integers")
+        raise InputError(
+            "prompt",
+            value=ids.dtype,
+            rule="token ids, which are integers",
+            fix="encode the text by the tokenizer of the model",
+        )
     if ids.min() < 0 or ids.max() >= vocab_size:
         bad = ids[(ids < 0) | (ids >= vocab_size)][0]
-        raise InputError("prompt", value=int(bad), rule=f"ids from 0 to {vocab_size - 1}")
+        raise InputError(
+            "prompt",
+            value=int(bad),
+            rule=f"ids from 0 to {vocab_size - 1}",
+            fix="encode the text by the tokenizer of the model",
+        )
     if len(ids) + sampling.max_response_tokens > room:
         raise InputError(
             "a prompt and its response do not fit a slot",

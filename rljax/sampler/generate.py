@@ -74,7 +74,8 @@ def generate(
     prompts, rows = prompts.astype(np.int32), prompts.shape[0] * n
     if search is not None:
         key = key if sampling.seed is None else jax.random.key(sampling.seed)
-        _refuse_on_host(images, second, "by a search", fix="", routes=decoding.record_routes)
+        routes, fix = decoding.record_routes, "algorithm.collect='once()'"
+        _refuse_on_host(images, second, "by a search", fix=fix, routes=routes)
         inputs = (model, params, prompts, lengths, key, sampling)
         return _at_home(search(*inputs, n=n, version=version, decoding=decoding), model, home)
     if decoding.loop == "host":
@@ -168,9 +169,19 @@ def _sources(batch: Batch, rows, at, starts, key, sampling: Sampling) -> dict[in
         raise InputError("branches of samples with images", fix="prompts of text")
     if rows.ndim != 1 or not len(rows) or at.shape != rows.shape or starts.shape != (batch.rows,):
         value, rule = (rows.shape, at.shape, starts.shape), f"[M], [M] and [{batch.rows}]"
-        raise InputError("rows, at and starts of a branch", value=value, rule=rule)
+        raise InputError(
+            "rows, at and starts of a branch",
+            value=value,
+            rule=rule,
+            fix="give flat arrays: one row and one place for each branch, one start for each row",
+        )
     if rows.min() < 0 or rows.max() >= batch.rows:
-        raise InputError("rows of a branch", value=rows.tolist()[:8], rule=f"below {batch.rows}")
+        raise InputError(
+            "rows of a branch",
+            value=rows.tolist()[:8],
+            rule=f"below {batch.rows}",
+            fix="continue rows of this batch alone",
+        )
     names = ("sampler_logprobs", "sampler_log_kept", "entropy", "policy_version")
     read = {name: getattr(batch, name) for name in ("tokens", "mask", "finish_reason", *names)}
     sizes = jnp.sum(batch.segment_ids > 0, axis=1)
@@ -178,10 +189,17 @@ def _sources(batch: Batch, rows, at, starts, key, sampling: Sampling) -> dict[in
     most = sampling.max_response_tokens
     if int((starts[rows] + most).max()) > batch.tokens.shape[1]:
         rule = f"a prompt and its response fit the batch's {batch.tokens.shape[1]} columns"
-        raise InputError("sampler max_response_tokens", value=most, rule=rule)
+        raise InputError(
+            "sampler max_response_tokens",
+            value=most,
+            rule=rule,
+            fix="lower --config.sampler.max_response_tokens",
+        )
     if np.any((at < 0) | (at >= np.minimum(sizes[rows] - starts[rows], most))):
         rule = f"within the row's response, and below max_response_tokens={most}"
-        raise InputError("branch at", value=at.tolist()[:8], rule=rule)
+        raise InputError(
+            "branch at", value=at.tolist()[:8], rule=rule, fix="branch at a token of the response"
+        )
     key = key if sampling.seed is None else jax.random.key(sampling.seed)
     keys = fetch(request_keys(key, batch.rows))
     sources = {}
@@ -369,31 +387,43 @@ def _check(
     model, prompts, lengths, sampling: Sampling, n, decoding: Decoding, second: SecondModel | None
 ) -> None:
     if n < 1:
-        raise InputError("samples per prompt", value=n, rule=">= 1")
+        raise InputError("samples per prompt", value=n, fix="give n=1 or more")
     if prompts.ndim != 2 or lengths.shape != prompts.shape[:1] or not prompts.size:
         raise InputError(
             "prompts and lengths",
             value=(prompts.shape, lengths.shape),
             rule="[P, L] and [P], at least one prompt",
+            fix="pad the prompts on the right to one width, and give the length of each",
         )
     if lengths.min() < 1 or lengths.max() > prompts.shape[1]:
         raise InputError(
             "prompt lengths",
             value=lengths.tolist(),
             rule=f"between 1 and the {prompts.shape[1]} columns",
+            fix="give the number of tokens of each prompt, 1 or more",
         )
     vocab_size = model.config.vocab_size
     real = prompts[np.arange(prompts.shape[1])[None, :] < lengths[:, None]]
     if real.min() < 0 or real.max() >= vocab_size:
         bad = real[(real < 0) | (real >= vocab_size)][0]
-        raise InputError("prompt", value=int(bad), rule=f"ids from 0 to {vocab_size - 1}")
+        raise InputError(
+            "prompt",
+            value=int(bad),
+            rule=f"ids from 0 to {vocab_size - 1}",
+            fix="encode the prompts by the tokenizer of the model",
+        )
     if sampling.stop_strings and decoding.decode is None:
         raise InputError("sampler stop_strings need a tokenizer", fix="pass Decoding(decode=)")
     sampling.check_token_ids(model.config.ids)
     speculation.check(model.config, decoding.draft_tokens)
     if decoding.record_routes and model.config.experts is None:
         rule = f"it records the experts of each token, and a {model.config.family} model has none"
-        raise InputError("sampler.router_replay", value=True, rule=rule)
+        raise InputError(
+            "sampler.router_replay",
+            value=True,
+            rule=rule,
+            fix="--config.sampler.router_replay=False",
+        )
     if second is not None and decoding.draft_tokens:
         raise InputError(
             "sampler draft_tokens", value=decoding.draft_tokens,
@@ -404,6 +434,7 @@ def _check(
             "vocabulary of the second model",
             value=second.model.config.ids,
             rule=f"{model.config.ids}, too",
+            fix="take a second model with the same tokenizer",
         )
 
 

@@ -48,9 +48,19 @@ class Layout:
         sizes = dataclasses.asdict(self)
         for name, size in sizes.items():
             if type(size) is not int or size < -1 or size == 0 and name != "expert":
-                raise InputError(f"sampler.layout: {name}", value=size, rule="a size >= 1, or -1")
+                raise InputError(
+                    f"sampler.layout: {name}",
+                    value=size,
+                    rule="a size >= 1, or -1",
+                    fix=f"{name}=-1, which takes the devices that are left, or a size of 1 or more",
+                )
         if list(sizes.values()).count(-1) > 1:
-            raise InputError("sampler.layout", value=sizes, rule="at most one size is -1")
+            raise InputError(
+                "sampler.layout",
+                value=sizes,
+                rule="at most one size is -1",
+                fix="keep one -1, and write the other sizes",
+            )
 
     def mesh(self, training: Mesh) -> Mesh:
         """The mesh, over the devices of `training` in their order. Raises InputError where the
@@ -65,6 +75,7 @@ class Layout:
                 "sampler.layout does not fit the devices", value=str(self),
                 rule=f"its sizes divide the {training.size} devices of the mesh, and one of them "
                 "may be -1: what is left",
+                fix="--config.sampler.layout='mesh(tensor=-1)', or sizes that multiply to them",
             )  # fmt: skip
         sizes |= {name: training.size // known for name in free}
         grid = training.devices.reshape([sizes[name] for name in MESH_AXES])
@@ -89,7 +100,12 @@ def parsed(text: str) -> Layout | None:
     if text in ("", AUTO):
         return None
     if not re.fullmatch(r"mesh *\(.*\)", text.strip(), re.DOTALL):
-        raise InputError("sampler.layout", value=text, rule=f"one of {_FORM}")
+        raise InputError(
+            "sampler.layout",
+            value=text,
+            rule=f"one of {_FORM}",
+            fix="--config.sampler.layout=auto, or '' to decode as the mesh trains",
+        )
     return resolve(text.strip(), __name__)()
 
 
@@ -99,6 +115,7 @@ def check_slices(mesh: Mesh, slices: int) -> None:
         raise InputError(
             "sampler.layout: data", value=mesh.shape["data"],
             rule=f"a multiple of the {slices} slices: data alone reaches from one to another",
+            fix=f"data={slices} in sampler.layout, or a multiple of it",
         )  # fmt: skip
 
 
@@ -112,7 +129,12 @@ def decode_model(model: Model, layout: Layout | None, weight_dtype: str) -> Mode
     config, target = model.config, layout.mesh(model.mesh) if layout else model.mesh
     if config.batch_invariant and weight_dtype:
         rule = "'' with model_settings.batch_invariant: the trainer's own weights"
-        raise InputError("sampler.weight_dtype", value=weight_dtype, rule=rule)
+        raise InputError(
+            "sampler.weight_dtype",
+            value=weight_dtype,
+            rule=rule,
+            fix="--config.sampler.weight_dtype=''",
+        )
     held = config.lora.base if config.lora else ""
     if weight_dtype == "int8" and held not in KINDS:
         lora = config.lora or LoraConfig(rank=0)

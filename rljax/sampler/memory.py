@@ -58,7 +58,9 @@ def check_whole(name: str, value: int, least: int = 0) -> None:
     """Raises InputError where a setting of the sampler is no number of things."""
     if not isinstance(value, (int, np.integer)) or not least <= value < 2**31:
         rule = f"a whole number >= {least}, below 2**31"
-        raise InputError(f"sampler {name}", value=value, rule=rule)
+        raise InputError(
+            f"sampler {name}", value=value, rule=rule, fix=f"set {name} to such a number"
+        )
 
 
 def check_pages(page_tokens: int, pages: int) -> None:
@@ -78,7 +80,12 @@ def pool_for(model: Model, slots: int, columns: int, page_tokens: int, pages: in
     shards = 1 if slots % shards else shards
     if pages and pages < shards:
         rule = f"at least one for each of the {shards} devices that slots are split over"
-        raise InputError("sampler pages", value=pages, rule=rule)
+        raise InputError(
+            "sampler pages",
+            value=pages,
+            rule=rule,
+            fix=f"--config.sampler.pages={shards}, or more; 0 makes as many as the slots need",
+        )
     count = pages // shards * shards or slots * -(-columns // page_tokens)
     return Pool(page_tokens, count, shards, model.mesh)
 
@@ -87,7 +94,12 @@ def check_whole_rows(pool: Pool | None, tokens: int) -> None:
     """Raises InputError where a row of so many tokens needs more pages than there are."""
     if pool and pool.count < (least := pool.pages_for(tokens - 1) * pool.shards):
         rule = f"at least {least}: {pool.shards} x those of one row of {tokens} tokens"
-        raise InputError("sampler pages", value=pool.count, rule=rule)
+        raise InputError(
+            "sampler pages",
+            value=pool.count,
+            rule=rule,
+            fix=f"--config.sampler.pages={least}, or more; 0 makes as many as the slots need",
+        )
 
 
 def slots_bytes(
@@ -160,5 +172,10 @@ def model_of_slots(model: Model, tokens: int) -> Model:
     """`of_length` of a model whose context has room for so many tokens."""
     if tokens > model.config.max_tokens:
         rule = f"at most the model's context, {model.config.max_tokens}"
-        raise InputError("sampler tokens", value=tokens, rule=rule)
+        raise InputError(
+            "sampler tokens",
+            value=tokens,
+            rule=rule,
+            fix="lower sampler.max_response_tokens, or data.max_prompt_tokens",
+        )
     return of_length(model, tokens)

@@ -54,7 +54,12 @@ class PromptImages:
         wanted = (count, vision.patch_values), (count, 4), (len(ids), 3)
         if shapes != wanted:
             rule = f"pixels, patch_coords and rope_positions are {wanted}"
-            raise InputError("arrays of a prompt's images", value=shapes, rule=rule)
+            raise InputError(
+                "arrays of a prompt's images",
+                value=shapes,
+                rule=rule,
+                fix="make the arrays by the ImageReader of this model",
+            )
         given = int(np.count_nonzero(self.patch_coords[:, 0] > 0)) // vision.merge_area
         special = (ids == vision.image_token_id) | (ids == vision.video_token_id)
         if int(np.count_nonzero(special)) != given:

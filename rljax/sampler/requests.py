@@ -54,7 +54,12 @@ class Sampling:
     def __post_init__(self):
         def check(good, name, rule):
             if not good:
-                raise InputError(f"sampler {name}", value=getattr(self, name), rule=rule)
+                raise InputError(
+                    f"sampler {name}",
+                    value=getattr(self, name),
+                    rule=rule,
+                    fix=f"set {name} to such a value",
+                )
 
         for name in ("top_k", "max_response_tokens"):
             whole = isinstance(getattr(self, name), (int, np.integer))
@@ -101,6 +106,7 @@ class Sampling:
                     f"sampler {name}",
                     value=bad[0],
                     rule=f"an id of the model, 0 to {vocab_size - 1}",
+                    fix="take the id from the tokenizer of the model",
                 )
 
 
@@ -141,9 +147,16 @@ class Decoding:
         check_pages(self.page_tokens, self.pages)
         if not isinstance(self.layout, Layout | None):
             rule = "a Layout: rljax.sampler.layout.parsed makes one of a config's text"
-            raise InputError("sampler layout", value=self.layout, rule=rule)
+            raise InputError(
+                "sampler layout",
+                value=self.layout,
+                rule=rule,
+                fix="layout=parsed('mesh(tensor=-1)'), or None",
+            )
         if self.loop not in LOOPS:
-            raise InputError("sampler loop", value=self.loop, rule=f"one of {', '.join(LOOPS)}")
+            raise InputError(
+                "sampler loop", value=self.loop, fix=f"write one of {', '.join(LOOPS)}"
+            )
         if self.page_tokens and self.loop != "host":
             raise InputError(
                 "sampler page_tokens", value=self.page_tokens,
@@ -151,14 +164,28 @@ class Decoding:
             )  # fmt: skip
         if self.dtype not in DTYPES:
             known = ", ".join(DTYPES[1:])
-            raise InputError("sampler dtype", value=self.dtype, rule=f"one of {known}, or ''")
+            raise InputError(
+                "sampler dtype",
+                value=self.dtype,
+                rule=f"one of {known}, or ''",
+                fix="--config.sampler.dtype='', the dtype of the model",
+            )
         if self.head_in_float32 not in SWITCHES:
             value = self.head_in_float32
-            raise InputError("sampler head_in_float32", value=value, rule="on, off, or ''")
+            raise InputError(
+                "sampler head_in_float32",
+                value=value,
+                fix="--config.sampler.head_in_float32=on, off, or '' for the model's own",
+            )
         if self.weight_dtype not in WEIGHT_DTYPES:
             known = ", ".join(WEIGHT_DTYPES[1:])
             value, rule = self.weight_dtype, f"one of {known}, or ''"
-            raise InputError("sampler weight_dtype", value=value, rule=rule)
+            raise InputError(
+                "sampler weight_dtype",
+                value=value,
+                rule=rule,
+                fix="--config.sampler.weight_dtype='', the weights as they are",
+            )
 
     def of(self, model: Model) -> Model:
         """The model as it decodes: on the mesh of decoding, in its dtype, with the weights that

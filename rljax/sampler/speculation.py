@@ -37,7 +37,10 @@ def check(config: ModelConfig, draft_tokens: int) -> None:
     """Raises InputError where so long a draft cannot be read at once."""
     if not isinstance(draft_tokens, (int, np.integer)) or not 0 <= draft_tokens <= MOST_TOKENS:
         raise InputError(
-            "sampler draft_tokens", value=draft_tokens, rule=f"from 0 (off) to {MOST_TOKENS}"
+            "sampler draft_tokens",
+            value=draft_tokens,
+            rule=f"from 0 (off) to {MOST_TOKENS}",
+            fix="--config.sampler.draft_tokens=0, or a number of this range",
         )
     windows = [kind.window for kind in config.kinds if kind.window]
     if draft_tokens and draft_tokens >= min(windows, default=draft_tokens + 1):
@@ -45,6 +48,7 @@ def check(config: ModelConfig, draft_tokens: int) -> None:
             "sampler draft_tokens",
             value=draft_tokens,
             rule=f"below the model's smallest sliding window, {min(windows)}",
+            fix=f"--config.sampler.draft_tokens={min(windows) - 1}, or fewer",
         )
 
 

@@ -130,7 +130,9 @@ class Sampler:
         if images is not None:
             images.check(self.engine.model.config, ids)
         if keep and hold:
-            raise InputError("keep and hold", value=(keep, hold), rule="one of both")
+            raise InputError(
+                "keep and hold", value=(keep, hold), rule="one of both", fix="set one of the two"
+            )
         if request_ids is None and sampling.seed is not None:
             request_ids = range(n)
         request_ids = self._numbers(request_ids, n)
@@ -150,7 +152,12 @@ class Sampler:
             return list(itertools.islice(self._ids, n))
         if len(request_ids) != n or not all(0 <= i < 2**31 for i in request_ids):
             rule = f"one per sample, {n}, from 0 to 2**31 - 1"
-            raise InputError("request_ids", value=list(request_ids)[:8], rule=rule)
+            raise InputError(
+                "request_ids",
+                value=list(request_ids)[:8],
+                rule=rule,
+                fix="give a different number for each sample, or None",
+            )
         return list(request_ids)
 
     def _key(self, request_id: int, seed: int | None) -> np.ndarray:
@@ -256,7 +263,13 @@ class Sampler:
         for sample, more, sampling in replies:
             if sample in given or sample not in places.held and sample not in places.beside:
                 rule = "samples that are held, once each"
-                raise InputError("deliver", value=f"sample {sample.id}", rule=rule)
+                raise InputError(
+                    "deliver",
+                    value=f"sample {sample.id}",
+                    rule=rule,
+                    fix="deliver to samples that were submitted with hold=True and have ended "
+                    "their turn",
+                )
             given.add(sample)
             self._checked(np.concatenate([sample.ids, np.asarray(more, np.int32)]), sampling, 1)
         for sample, more, sampling in replies:
@@ -321,7 +334,11 @@ class Sampler:
 
     def _remove(self, sample: Sample) -> None:
         if not self._places.remove(sample) and not self._prompts.remove(sample):
-            raise InputError("this sample is not in the sampler", value=sample.id)
+            raise InputError(
+                "this sample is not in the sampler",
+                value=sample.id,
+                fix="cancel samples that are not finished",
+            )
 
     # -- steps
 

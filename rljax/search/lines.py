@@ -90,7 +90,12 @@ def lookahead(
         "lookahead", task, needs_value=False, beams=beams, samples=samples, step_tokens=step_tokens
     )
     if task.value is None:
-        raise InputError("lookahead", value="no value model", rule="it compares unfinished texts")
+        raise InputError(
+            "lookahead",
+            value="no value model",
+            rule="it compares unfinished texts",
+            fix="give a reward model by --search_model=FOLDER, or search with best_of_n()",
+        )
     many = _repeated(task, beams)
     evaluator = many.evaluator(1, dataclasses.replace(task.sampling, temperature=temperature))
     limit = many.lengths + task.limit
@@ -139,12 +144,21 @@ def lookahead(
 def _check(name: str, task: Task, *, needs_value: bool = True, **at_least_one: int) -> None:
     for option, value in at_least_one.items():
         if value < 1:
-            raise InputError(f"{name}({option})", value=value, rule=">= 1")
+            raise InputError(f"{name}({option})", value=value, fix=f"{name}({option}=1), or more")
     if needs_value and task.value is None and task.scored is None:
         rule = "it compares texts by a reward model, or by a reward"
-        raise InputError(name, value="no value model, no reward", rule=rule)
+        raise InputError(
+            name,
+            value="no value model, no reward",
+            rule=rule,
+            fix="give a reward model by --search_model=FOLDER, or a config with a reward",
+        )
     if needs_value and task.scored is None and task.value.reads == "critic":
-        raise InputError(f"{name} by a critic", rule="it compares texts that have ended")
+        raise InputError(
+            f"{name} by a critic",
+            rule="it compares texts that have ended",
+            fix="search with mcts(), or give the folder of a reward model",
+        )
 
 
 def _repeated(task: Task, beams: int) -> Task:

@@ -73,10 +73,16 @@ def _check(
         raise InputError(
             "mcts", value="no value model, no reward",
             rule="it compares texts by a critic, a reward model or a reward",
+            fix="give a value model by --search_model=FOLDER, or a config with a reward",
         )  # fmt: skip
     if rollouts and task.scored is None and task.value.reads == "critic":
         rule = "the end of a rollout is scored by a reward model or a reward: a critic has no score"
-        raise InputError("mcts(rollouts)", value=rollouts, rule=rule)
+        raise InputError(
+            "mcts(rollouts)",
+            value=rollouts,
+            rule=rule,
+            fix="mcts(rollouts=0), or a reward model in place of the critic",
+        )
     for name, value, good, rule in (
         ("simulations", simulations, simulations >= 1, ">= 1"),
         ("visit_temperature", visit_temperature, visit_temperature >= 0, ">= 0 (0: most visits)"),
@@ -84,7 +90,9 @@ def _check(
         ("noise_concentration", noise_concentration, noise_concentration > 0, "above 0"),
     ):
         if not good:
-            raise InputError(f"mcts({name})", value=value, rule=rule)
+            raise InputError(
+                f"mcts({name})", value=value, rule=rule, fix=f"mcts({name}=...) of this range"
+            )
 
 
 def _next(tree: Tree, exploration):

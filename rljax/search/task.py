@@ -85,7 +85,12 @@ class Task:
         one by copies of the root."""
         sampling, vocab = sampling or self.sampling, self.model.config.ids
         if not 1 <= width <= vocab:
-            raise InputError("search width", value=width, rule=f"1 to the {vocab} tokens there are")
+            raise InputError(
+                "search width",
+                value=width,
+                rule=f"1 to the {vocab} tokens there are",
+                fix="lower the width of the search",
+            )
         tokens = self.prompts.shape[1] + self.limit
         rules = rules_of([sampling] * self.rows, vocab, whole=True, room=stop_room([sampling]))
         models = [self.model] if self.value is None else [self.model, self.value.model]
@@ -124,7 +129,12 @@ class Search:
         _check(sampling)
         if self.value is not None and self.value.model.mesh != model.mesh:
             rule = "none with a search, whose value model lies where training does"
-            raise InputError("a mesh of decoding of its own", value=model.mesh.shape, rule=rule)
+            raise InputError(
+                "a mesh of decoding of its own",
+                value=model.mesh.shape,
+                rule=rule,
+                fix="clear sampler.layout and rollouts.sampler_devices",
+            )
         rows = len(lengths) * n
         keys, row = fetch(request_keys(key, rows)), np.arange(rows)
         size, responses = min(decoding.slots or rows, rows), []
@@ -169,7 +179,12 @@ def _check(sampling: Sampling) -> None:
     for name in ("stop_strings", "thinking_tokens"):
         if value := getattr(sampling, name):
             rule = "none with a search, which ends a response at stop ids and its limit alone"
-            raise InputError(f"sampler {name}", value=value, rule=rule)
+            raise InputError(
+                f"sampler {name}",
+                value=value,
+                rule=rule,
+                fix=f"clear sampler.{name}, or sample without a search",
+            )
 
 
 def _batch(responses: list[Response], prompts, lengths, columns: int, n: int, version) -> Batch:

@@ -68,7 +68,8 @@ def make_app(
     async def models(request: Request) -> Response:
         wanted = request.path_params.get("model")
         if wanted not in (None, name):
-            raise UnknownModel("model", value=wanted, rule=f"only {name!r} is served")
+            rule, fix = f"only {name!r} is served", f"ask for /v1/models/{name}"
+            raise UnknownModel("model", value=wanted, rule=rule, fix=fix)
         return JSONResponse(card if wanted else {"object": "list", "data": [card]})
 
     async def health(request: Request) -> Response:
@@ -227,7 +228,11 @@ class _Requests:
             else:
                 parsed = read_completion(body, *served, self._stops)
         except RecursionError:
-            raise InputError("request body", rule="its values are nested too deeply") from None
+            raise InputError(
+                "request body",
+                rule="its values are nested too deeply",
+                fix="send values of few levels",
+            ) from None
         return Answer(parsed, self._tokenizer, self._name)
 
 

@@ -143,7 +143,11 @@ class Chat:
                         yield TEXT, piece
                 ended = event.sample.finish_reason is not None
         if sample.error:
-            raise InputError("the policy's turn has no end", value=sample.error)
+            raise InputError(
+                "the policy's turn has no end",
+                value=sample.error,
+                fix="ask again with fewer tokens, or restart rljax chat",
+            )
         if rest := text.finish():
             yield TEXT, rest
         for call in text.calls:

@@ -151,25 +151,26 @@ class Limits:
     def check(self, name: str, prompts: list, n: int, response_tokens: int | None) -> None:
         """Raises InputError for prompts (texts, or lists of ids) that can never be served."""
         if n < 1:
-            _refuse("n", n, "at least 1")
+            _refuse("n", n, fix="send at least 1")
         if len(prompts) * n > self.samples:
-            _refuse("samples of one request", len(prompts) * n, f"at most {self.samples}")
+            fix = "send a lower n, or several requests"
+            _refuse("samples of one request", len(prompts) * n, f"at most {self.samples}", fix=fix)
         fix = "a shorter prompt, a lower max_tokens, or longer slots"
         for prompt in prompts:
             ids = not isinstance(prompt, str)
             tokens = (len(prompt) if ids else 1) + (response_tokens or 1)
             rule = f"prompt and response do not fit a slot, which has {self.tokens} tokens"
             if tokens > self.tokens:
-                _refuse("tokens", f"{tokens} or more", rule, fix)
+                _refuse("tokens", f"{tokens} or more", rule, fix=fix)
             if not ids and len(prompt) > CHARACTERS_PER_TOKEN * self.tokens:
-                _refuse(name, f"{len(prompt)} characters", rule, fix)
+                _refuse(name, f"{len(prompt)} characters", rule, fix=fix)
 
     def check_images(self, tokens: int, response_tokens: int | None) -> None:
         """Raises InputError where the images alone do not fit; before they become text."""
         if tokens + (response_tokens or 1) > self.tokens:
             rule = f"images and response do not fit a slot, which has {self.tokens} tokens"
             fix = "fewer or smaller images, a lower max_tokens, or longer slots"
-            _refuse("tokens of images", tokens, rule, fix)
+            _refuse("tokens of images", tokens, rule, fix=fix)
 
 
 class UnknownModel(InputError):
@@ -179,20 +180,21 @@ class UnknownModel(InputError):
 # -- types
 
 
-def _refuse(name: str, value, rule: str, fix: str = ""):
+def _refuse(name: str, value, rule: str = "", *, fix: str):
     raise InputError(name, value=value, rule=rule, fix=fix)
 
 
 def _number(name, value) -> float:
     real = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not real or not abs(value) <= 1e30:  # false for NaN, too; an int may be too large to convert
-        _refuse(name, value if real and isinstance(value, float) else "this", "a finite number")
+        shown = value if real and isinstance(value, float) else "this"
+        _refuse(name, shown, fix="send a finite number")
     return float(value)
 
 
 def _whole(name, value) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
-        _refuse(name, value, "a whole number from 0 to 2147483647")
+        _refuse(name, value, fix="send a whole number from 0 to 2147483647")
     return value
 
 
@@ -203,44 +205,44 @@ def _top_k(name, value) -> int:
 
 def _stop_token_ids(name, value) -> tuple[int, ...]:
     if not isinstance(value, list) or len(value) > STOP_TOKENS:
-        _refuse(name, value, f"a list of at most {STOP_TOKENS} token ids")
+        _refuse(name, value, fix=f"send a list of at most {STOP_TOKENS} token ids")
     return tuple(_whole(name, token) for token in value)
 
 
 def _seed(name, value) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32:
-        _refuse(name, value, "a whole number from 0 to 4294967295")
+        _refuse(name, value, fix="send a whole number from 0 to 4294967295")
     return value
 
 
 def _flag(name, value) -> bool:
     if not isinstance(value, bool):
-        _refuse(name, value, "true or false")
+        _refuse(name, value, fix="send true or false")
     return value
 
 
 def _text(name, value) -> str:
     if not isinstance(value, str):
-        _refuse(name, value, "a string")
+        _refuse(name, value, fix="send a string")
     check_unicode(value, name)
     return value
 
 
 def _stops(name, value) -> tuple[str, ...]:
     if not isinstance(value, (str, list)):
-        _refuse(name, value, "a string or a list of strings")
+        _refuse(name, value, fix="send a string or a list of strings")
     texts = [value] if isinstance(value, str) else value
     if len(texts) > STOPS:
-        _refuse(name, f"{len(texts)} strings", f"at most {STOPS}")
+        _refuse(name, f"{len(texts)} strings", fix=f"send at most {STOPS}")
     for text in texts:
         if len(_text(name, text)) > STOP_CHARACTERS:
-            _refuse(name, f"{len(text)} characters", f"at most {STOP_CHARACTERS} in each")
+            _refuse(name, f"{len(text)} characters", fix=f"send at most {STOP_CHARACTERS} in each")
     return tuple(texts)
 
 
 def _object(name, value) -> dict:
     if not isinstance(value, dict):
-        _refuse(name, value, "an object")
+        _refuse(name, value, fix="send an object")
     return value
 
 
@@ -250,29 +252,30 @@ def _stream_options(name, value) -> str:
     unknown = sorted(set(value) - {*known, "include_obfuscation"} | hidden)
     if unknown:
         field = unknown[0][:NAME_CHARACTERS]
-        _refuse(f"{name}.{field}", value[unknown[0]], f"known are {', '.join(known)}")
+        rule = f"known are {', '.join(known)}"
+        _refuse(f"{name}.{field}", value[unknown[0]], rule, fix="leave it out")
     last, each = (_flag(f"{name}.{field}", value.get(field, False)) for field in known)
     return ("each" if each else "last") if last else ""
 
 
 def _bias(name, value) -> tuple[tuple[int, float], ...]:
     if len(_object(name, value)) > BIASED_TOKENS:
-        _refuse(name, f"{len(value)} tokens", f"at most {BIASED_TOKENS}")
+        _refuse(name, f"{len(value)} tokens", fix=f"send at most {BIASED_TOKENS}")
     for token in value:
         if not (token.isdecimal() and len(token) < 12):
-            _refuse(name, token, "an object of token ids and numbers")
+            _refuse(name, token, fix="send an object of token ids and numbers")
     return tuple((int(token), _number(name, bias)) for token, bias in value.items())
 
 
 def _completion_logprobs(name, value) -> int:
     if not 0 <= _whole(name, value) <= COMPLETION_LIKELIEST:
-        _refuse(name, value, f"from 0 (the sampled tokens' own) to {COMPLETION_LIKELIEST}")
+        _refuse(name, value, fix=f"send 0 (the sampled tokens' own) to {COMPLETION_LIKELIEST}")
     return value
 
 
 def _top_logprobs(name, value) -> int:
     if not 0 <= _whole(name, value) <= MOST_LIKELIEST:
-        _refuse(name, value, f"from 0 to {MOST_LIKELIEST}")
+        _refuse(name, value, fix=f"send a number from 0 to {MOST_LIKELIEST}")
     return value
 
 
@@ -285,7 +288,8 @@ def _prompts(name, value) -> list[str | list]:
     if isinstance(value, str):
         return [_text(name, value)]
     if not isinstance(value, list) or not value:
-        _refuse(name, value, "a string, a list of strings, token ids, or lists of token ids")
+        fix = "send a string, a list of strings, token ids, or lists of token ids"
+        _refuse(name, value, fix=fix)
     if all(isinstance(one, str) for one in value):
         return [_text(name, one) for one in value]
     return value if all(isinstance(one, list) for one in value) else [value]
@@ -294,31 +298,33 @@ def _prompts(name, value) -> list[str | list]:
 def _messages(name, value) -> object:
     """Checked in full by the tokenizer, but for their number."""
     if isinstance(value, list) and len(value) > MESSAGES:
-        _refuse(name, f"{len(value)} messages", f"at most {MESSAGES}")
+        _refuse(name, f"{len(value)} messages", fix=f"send at most {MESSAGES}")
     return value
 
 
 def _tools(name, value) -> list[dict]:
     """Schemas of functions, as a chat template reads them."""
     if not isinstance(value, list) or len(value) > TOOLS:
-        _refuse(name, value, f"a list of at most {TOOLS} tools")
+        _refuse(name, value, fix=f"send a list of at most {TOOLS} tools")
     for number, tool in enumerate(value):
-        place, rule = f"{name}[{number}]", 'like {"type": "function", "function": {"name": ...}}'
+        place, fix = f"{name}[{number}]", 'send {"type": "function", "function": {"name": ...}}'
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or tool.get("type") != "function":
-            _refuse(place, tool, rule)
+            _refuse(place, tool, fix=fix)
         if not _text(f"{place}.name", function.get("name")):
-            _refuse(f"{place}.name", "", "not empty")
+            _refuse(f"{place}.name", "", fix="send the name of the function")
         if not isinstance(function.get("parameters") or {}, dict):
-            _refuse(f"{place}.parameters", function["parameters"], "a JSON schema, an object")
+            fix = "send a JSON schema, an object"
+            _refuse(f"{place}.parameters", function["parameters"], fix=fix)
         if function.get("strict") or tool.get("strict"):
-            _refuse(f"{place}.strict", True, "false: what the model writes is not constrained")
+            rule = "what the model writes is not constrained"
+            _refuse(f"{place}.strict", True, rule, fix="send false, or leave it out")
     return told_of(value)
 
 
 def _tool_choice(name, value) -> str:
     if value not in ("auto", "none"):
-        _refuse(name, value, "'auto' or 'none': no call can be forced")
+        _refuse(name, value, "no call can be forced", fix="send 'auto' or 'none'")
     return value
 
 
@@ -361,7 +367,7 @@ _CHAT = _BOTH | {
 
 def _read(body: object, known: dict, neutral: dict) -> dict:
     if not isinstance(body, Mapping):
-        _refuse("request body", body, "a JSON object")
+        _refuse("request body", body, fix="send a JSON object")
     present = {name: value for name, value in body.items() if value is not None}
     for name in [name for name, value in present.items() if _without_effect(name, value, neutral)]:
         del present[name]
@@ -394,9 +400,10 @@ def read_completion(
     fields["stop"] = _with_stops(fields, stops)
     _check_model(fields, name)
     if fields["prompt"] is None:
-        _refuse("prompt", None, "the request has none")
+        _refuse("prompt", None, "the request has none", fix='send "prompt": "...", a text')
     if fields["best_of"] not in (None, fields["n"]):
-        _refuse("best_of", fields["best_of"], "n, or absent: no other sample is drawn")
+        rule = "no other samples than n are drawn"
+        _refuse("best_of", fields["best_of"], rule, fix="leave it out, or send n")
     special = fields["add_special_tokens"]
     limit = COMPLETION_TOKENS if fields["max_tokens"] is None else fields["max_tokens"]
     limits.check("prompt", fields["prompt"], fields["n"], limit)
@@ -423,7 +430,8 @@ def read_chat(
     fields["stop"] = _with_stops(fields, stops)
     _check_model(fields, name)
     if fields["messages"] is None:
-        _refuse("messages", None, "the request has none")
+        fix = 'send "messages": [{"role": "user", "content": "..."}]'
+        _refuse("messages", None, "the request has none", fix=fix)
     given = [fields[n] for n in ("max_completion_tokens", "max_tokens") if fields[n] is not None]
     limit = given[0] if given else None
     limits.check("messages", [""], fields["n"], limit)
@@ -457,9 +465,10 @@ def read_chat(
     sampling = _sampling(fields, tokenizer, limit, form)
     likeliest = fields["top_logprobs"]
     if likeliest and not fields["logprobs"]:
-        _refuse("top_logprobs", likeliest, "beside logprobs=true")
+        _refuse("top_logprobs", likeliest, fix="send logprobs=true, too, or leave it out")
     if likeliest and images:
-        _refuse("top_logprobs", likeliest, "0 beside images: scores are of text", "leave it out")
+        rule = "0 beside images: scores are of text"
+        _refuse("top_logprobs", likeliest, rule, fix="leave it out")
     read = decoded(images, ids, reader)
     begun = beginning_of(text, messages) if form else ""
     more = dict(calls=form, tools=tools or None, images=read, begun=begun)
@@ -472,7 +481,7 @@ def _next_turn(fields: dict) -> dict[str, bool]:
     begin, go_on = fields["add_generation_prompt"], fields["continue_final_message"]
     if begin and go_on:
         rule = "false beside continue_final_message: a turn is continued, or a new one begun"
-        _refuse("add_generation_prompt", True, rule)
+        _refuse("add_generation_prompt", True, rule, fix="send one of the two")
     if begin is None and go_on is None:
         return {}
     begin = not go_on if begin is None else begin
@@ -484,7 +493,8 @@ def _parsed(
 ) -> ParsedRequest:
     if likeliest and fields["stream"]:
         rule = "0 in a stream: others than the sampled tokens are scored when a response is whole"
-        _refuse("top_logprobs" if chat else "logprobs", likeliest, rule)
+        name = "top_logprobs" if chat else "logprobs"
+        _refuse(name, likeliest, rule, fix="send 0, or stream=false")
     return ParsedRequest(
         chat, requests, fields["n"], fields["stream"], fields["stream_options"],
         fields["logprobs"], likeliest, echo, fields["stop"], **more,
@@ -493,7 +503,8 @@ def _parsed(
 
 def _check_model(fields: dict, name: str) -> None:
     if fields["model"] not in (None, name):
-        raise UnknownModel("model", value=fields["model"], rule=f"only {name!r} is served")
+        rule, fix = f"only {name!r} is served", f"send model={name!r}, or none"
+        raise UnknownModel("model", value=fields["model"], rule=rule, fix=fix)
 
 
 def _encode(tokenizer: Tokenizer, prompt: str | list[int], special: bool) -> list[int]:

@@ -133,22 +133,37 @@ class JetStreamEngine:
         if engine.page_tokens:
             rule = "0: JetStream's orchestrator says nothing of pages"
             raise InputError(
-                "page_tokens of JetStream's engine", value=engine.page_tokens, rule=rule
+                "page_tokens of JetStream's engine",
+                value=engine.page_tokens,
+                rule=rule,
+                fix="make the engine with page_tokens=0",
             )
         if engine.draft_tokens:
             rule = "0: JetStream's orchestrator takes one token a step"
             raise InputError(
-                "draft_tokens of JetStream's engine", value=engine.draft_tokens, rule=rule
+                "draft_tokens of JetStream's engine",
+                value=engine.draft_tokens,
+                rule=rule,
+                fix="make the engine with draft_tokens=0",
             )
         fits = [bucket for bucket in BUCKETS if bucket < engine.tokens]
         if not fits:
             rule = f"more than {BUCKETS[0]}, the shortest prompt that JetStream pads to"
-            raise InputError("tokens of a slot", value=engine.tokens, rule=rule)
+            raise InputError(
+                "tokens of a slot",
+                value=engine.tokens,
+                rule=rule,
+                fix=f"make the engine with {BUCKETS[0] + 1} tokens to a slot, or more",
+            )
         self.engine, self._load, self._tokenizer = engine, load, tokenizer
         self.max_prefill_length = fits[-1]
         self.sampling = sampling or Sampling(temperature=0.0)
         if self.sampling.stop_strings or self.sampling.thinking_tokens:
-            raise InputError("JetStream knows no stop strings and no interruptions")
+            raise InputError(
+                "JetStream knows no stop strings and no interruptions",
+                fix="leave stop_strings and thinking_tokens of the sampling out, or serve by "
+                "`rljax serve`",
+            )
         self._rules = engine.rules([self.sampling])
         self._root, self._numbers = jax.random.key(seed), itertools.count()
 
@@ -203,7 +218,12 @@ class JetStreamEngine:
         cache, count = prefix["cache"], self.engine.slots
         rows = cache.length.shape[0]
         if rows not in (1, len(slots)):
-            raise InputError("slots", value=list(slots), rule=f"one per row of the prefix, {rows}")
+            raise InputError(
+                "slots",
+                value=list(slots),
+                rule=f"one per row of the prefix, {rows}",
+                fix="give one slot for each row",
+            )
         # Always as many pairs as slots, so that this compiles once; beyond the last is dropped.
         at, source = np.full(count, count, np.int32), np.zeros(count, np.int32)
         at[: len(slots)] = slots
@@ -235,7 +255,12 @@ class JetStreamEngine:
         # Of a prompt that is too long JetStream keeps the last tokens and reports all of them.
         count = np.array([min(int(true_length), tokens.shape[1])], np.int32)
         if count[0] < 1:
-            raise InputError("true_length", value=int(true_length), rule="at least one token")
+            raise InputError(
+                "true_length",
+                value=int(true_length),
+                rule="at least one token",
+                fix="give a prompt of one token or more",
+            )
         if existing is None:
             before = self.engine.empty_prefix()
         else:  # a copy: append writes in place, and others may go on from the same prefix
@@ -246,7 +271,12 @@ class JetStreamEngine:
         held = int(before.length[0]) + int(before.token[0] >= 0)
         if held + int(count[0]) >= self.engine.tokens:
             room = self.engine.tokens
-            raise InputError("tokens of a prompt", value=held + int(count[0]), rule=f"below {room}")
+            raise InputError(
+                "tokens of a prompt",
+                value=held + int(count[0]),
+                rule=f"below {room}",
+                fix="shorten the prompt, or make the engine with more tokens to a slot",
+            )
         return self.engine.append(params, before, tokens, count)
 
     def _keys(self, request_id, count: int) -> np.ndarray:
@@ -286,7 +316,7 @@ class JetStreamHeadEngine(JetStreamEngine):
     ) -> tuple[dict, ResultTokens]:  # fmt: skip
         """One prompt, num_samples first tokens: rows for bulk_insert."""
         if num_samples < 1:
-            raise InputError("num_samples", value=num_samples, rule=">= 1")
+            raise InputError("num_samples", value=num_samples, fix="give num_samples=1 or more")
         keys = self._keys(request_id, num_samples)
         if rng is not None:
             root = jax.random.wrap_key_data(rng) if rng.dtype == jnp.uint32 else rng
@@ -332,7 +362,12 @@ class JetStreamHeadEngine(JetStreamEngine):
         windows = any(kind.window for kind in self.engine.model.config.kinds)
         if shared > read or (shared < read and windows):
             rule = f"the {read} tokens that its cache has read"
-            raise InputError("common_prefix_tokens", value=shared, rule=rule)
+            raise InputError(
+                "common_prefix_tokens",
+                value=shared,
+                rule=rule,
+                fix="lower common_prefix_tokens to that, or leave it out",
+            )
         before = self.engine.widen(existing.cache, 0, shared)
         return self._append(params, before, tokens, count)
 

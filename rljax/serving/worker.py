@@ -60,7 +60,7 @@ class Worker:
         """At most `max_waiting` samples wait beyond those that the slots hold. `weights` makes of
         the parameters of training those that the sampler reads (rljax.sampler.layout)."""
         if max_waiting < 0:
-            raise InputError("max_waiting", value=max_waiting, rule=">= 0")
+            raise InputError("max_waiting", value=max_waiting, fix="give max_waiting=0 or more")
         self.sampler, self.version = sampler, version
         self.room = sampler.engine.slots + max_waiting
         self.failure: Exception | None = None
@@ -199,7 +199,12 @@ class Worker:
     def _submit(self, ticket: Ticket, requests, n: int, images: PromptImages | None) -> None:
         count = len(requests) * max(1, n)
         if count > self.room:
-            raise InputError("samples of one request", value=count, rule=f"at most {self.room}")
+            raise InputError(
+                "samples of one request",
+                value=count,
+                rule=f"at most {self.room}",
+                fix="lower n, or send several requests",
+            )
         if self.sampler.pending + count > self.room:
             raise Overloaded(f"{self.room} samples are decoding or waiting already; try again")
         try:
@@ -222,7 +227,12 @@ class Worker:
         version = self.version + 1 if version is None else version
         if version == self.version:
             # What was read under this name would pass for what the new parameters read.
-            raise InputError("version of the new parameters", value=version, rule="a new number")
+            raise InputError(
+                "version of the new parameters",
+                value=version,
+                rule="a new number",
+                fix="give a version that was not used before, or None",
+            )
         self._params, self.version = params, version
         self._keep_cache &= keep_cache  # what an earlier swap asked before any dispatch stands
         return version

@@ -137,7 +137,7 @@ class Checkpoints:
         try:
             told = self._meeting(number, step, files, fault, state)
             if told and fault is None:
-                fault = InputError(told)
+                fault = InputError.of_text(told)
         except Exception as error:
             fault = error
         if fault is None:
@@ -246,7 +246,7 @@ class Checkpoints:
         everyone = zip(*hosts.gather([problem, unread]), strict=True)
         problem, unread = (next(filter(None, told), "") for told in everyone)
         if unread and not problem:
-            raise Unreadable(unread)
+            raise Unreadable.of_text(unread)
         return problem
 
     @contextlib.contextmanager
@@ -363,7 +363,9 @@ class Checkpoints:
             nonlocal arrays
             try:
                 arrays = read(step, like, misfit)
-            except (Damaged, FileNotFoundError) as error:
+            except Damaged as error:
+                return error.parts[0]
+            except FileNotFoundError as error:
                 return str(error)
             return ""
 
@@ -406,13 +408,13 @@ def _on_first(look: Callable):
             problem, unread = str(_unreadable("the folder of checkpoints", error)), True
     found, problem, unread = hosts.share([found, problem, unread])
     if problem:
-        raise (Unreadable if unread else InputError)(problem)
+        raise (Unreadable if unread else InputError).of_text(problem)
     return found
 
 
-def _unreadable(what: str, error: BaseException, fix: str = "") -> Unreadable:
+def _unreadable(what: str, error: BaseException, more: str = "") -> Unreadable:
     rule = str(error).partition("\n")[0][:300]
-    fix = f"try again; this machine's account needs the rights to read, write and list{fix}"
+    fix = f"try again; this machine's account needs the rights to read, write and list{more}"
     return Unreadable(f"{what} cannot be read now", rule=rule, fix=fix)
 
 

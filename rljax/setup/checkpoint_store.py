@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from rljax.errors import InputError
 from rljax.files import json_object
 from rljax.setup.checkpoint_disk import MANIFEST, STATE, STEP
-from rljax.setup.pieces import Damaged, Reader, read, snapshot, write
+from rljax.setup.pieces import RESTORE, Damaged, Reader, read, snapshot, write
 from rljax.tracking.store import Store
 
 
@@ -123,7 +123,9 @@ class StoreFolder:
         ) as error:  # fmt: skip
             if isinstance(error, Damaged):
                 raise
-            raise Damaged(f"{self.at(step, MANIFEST)} is not readable ({error})") from None
+            raise Damaged(
+                f"{self.at(step, MANIFEST)} is not readable ({error})", fix=RESTORE
+            ) from None
 
     def read_arrays(self, step: int, like, fits: Callable[[str], InputError]):
         """The arrays of `step` that `like` holds, with its shapes, dtypes and shardings."""

@@ -17,7 +17,7 @@ from rljax.config import NAMESPACES, AlgorithmConfig
 from rljax.contracts import spec
 from rljax.data.images.encode import ImageLayout
 from rljax.dataflows.algorithm import FIELDS, Algorithm
-from rljax.errors import InputError, place_in, place_of
+from rljax.errors import InputError, mending, place_in, place_of
 from rljax.mesh import replicated, row_sharding, row_shards
 from rljax.models.scan import routes_shape
 from rljax.roles import Role
@@ -153,11 +153,10 @@ def _traced(dataflow: Component, algorithm: Algorithm, leaves: tuple, tree):
 def _fails(what: str, error: Exception, component: Component) -> InputError:
     """The exception of a component in one line, with its place in the user's file."""
     first = next(iter(str(error).splitlines()), "")
-    return InputError(
-        what,
-        rule=f"{type(error).__name__}: {first}{place_in(error, [component.function])}",
-        fix="see its docstring for what it takes and returns",
-    )
+    place = place_in(error, [component.function])
+    signature = f"{component.short_name}{component.signature}"
+    fix = mending(error) if place else f"correct its options: its signature is {signature}"
+    return InputError(what, rule=f"{type(error).__name__}: {first}{place}", fix=fix)
 
 
 def _check_page(dataflow: Component, returned: object, roles: dict[str, Role]) -> None:
@@ -168,16 +167,32 @@ def _check_page(dataflow: Component, returned: object, roles: dict[str, Role]) -
     pair = isinstance(returned, tuple) and len(returned) == 2
     if not pair or not all(isinstance(one, dict) for one in returned):
         rule = f"(new roles by name, metrics by name){place}"
-        raise InputError(what, value=_kind(returned), rule=rule)
+        raise InputError(
+            what,
+            value=_kind(returned),
+            rule=rule,
+            fix='return ({"actor": new_actor}, {"loss": ...}) from the dataflow',
+        )
     new, metrics = returned
     for name, role in new.items():
         if role is not None and type(role) is not type(roles.get(name)):
             rule = f"the roles that it was given, by name: {', '.join(sorted(roles))}{place}"
-            raise InputError(f"{what}: role {name!r}", value=_kind(role), rule=rule)
+            raise InputError(
+                f"{what}: role {name!r}",
+                value=_kind(role),
+                rule=rule,
+                fix=f"return what {name!r} makes of itself, such as the first value of "
+                f"{name}.update(...)",
+            )
     for name, value in metrics.items():
         if not _is_array(value) or jnp.shape(value) != ():
             rule = f"a metric is one number{place}"
-            raise InputError(f"{what}: metric {name!r}", value=_kind(value), rule=rule)
+            raise InputError(
+                f"{what}: metric {name!r}",
+                value=_kind(value),
+                rule=rule,
+                fix="reduce it, such as by jnp.mean(x), and call lists by several names",
+            )
 
 
 def _is_array(value: object) -> bool:
@@ -212,6 +227,7 @@ def _check_process_reward(text: str) -> None:
         raise InputError(
             f"reward.process_reward={text!r} returns the wrong shape",
             value=rewards.shape, rule="rewards [B, S]",
+            fix="return one number for each token, of the shape of batch.rewards",
         )  # fmt: skip
 
 
@@ -341,6 +357,8 @@ class _Checked(Component):
                     value=jnp.shape(value),
                     rule=f"one of {wanted} for a batch of [{rows}, {columns}], which learning "
                     f"averages: no mean or sum of your own{place_of(self.function)}",
+                    fix="return the array as it is, one value for each row or token, and take the "
+                    "mean or sum out",
                 )
         return result
 
@@ -361,12 +379,13 @@ class _Checked(Component):
                 value=_kind(result),
                 rule=f"{rule}{place_of(self.function)}",
                 fix="algorithm.correction='rollout_correction()', which measures as well"
-                if self.stage == "correction" else "",
+                if self.stage == "correction" else f"return {forms[0]}",
             )  # fmt: skip
         if names[0] == "loss" and not jnp.issubdtype(jnp.result_type(parts[0]), jnp.floating):
             raise InputError(
                 f"{named} returns {_kind(parts[0])}",
                 rule="a loss has a gradient: it is an array of floating-point numbers"
                 f"{place_of(self.function)}",
+                fix="return floats, such as x.astype(jnp.float32)",
             )
         return parts[0]

@@ -37,6 +37,9 @@ MOST_CELLS = 4096  # of the grid of the edges of an array's parts, for each part
 Index = tuple[slice, ...]
 
 
+RESTORE = "restore the file, or use another step"  # of what is damaged
+
+
 class Damaged(InputError):
     """What was read is not what was saved."""
 
@@ -207,7 +210,9 @@ class Reader:
         except (ValueError, KeyError, TypeError) as error:
             if isinstance(error, Damaged):
                 raise
-            raise Damaged(f"{self.store.at(name)} is not an index of arrays ({error})") from None
+            raise Damaged(
+                f"{self.store.at(name)} is not an index of arrays ({error})", fix=RESTORE
+            ) from None
 
     def _add(self, leaf: str, dtype: str, place: _Place) -> None:
         """Notes where a part lies. Raises ValueError for a place that no part has."""
@@ -229,15 +234,17 @@ class Reader:
     def read(self, name: str) -> bytes:
         """A file whose bytes are those that were saved; read once more where they are not."""
         if name not in self.files:
-            raise Damaged(f"{self.store.at(name)} is not in the manifest")
+            raise Damaged(f"{self.store.at(name)} is not in the manifest", fix=RESTORE)
         for _ in range(2):
             try:
                 data = self.store.read(name)
             except FileNotFoundError:
-                raise Damaged(f"{self.store.at(name)} is missing") from None
+                raise Damaged(f"{self.store.at(name)} is missing", fix=RESTORE) from None
             if hashlib.sha256(data).hexdigest() == self.files[name]["sha256"]:
                 return data
-        raise Damaged(f"{self.store.at(name)} has another SHA-256 than when it was saved")
+        raise Damaged(
+            f"{self.store.at(name)} has another SHA-256 than when it was saved", fix=RESTORE
+        )
 
     def array(self, name: str, like) -> jax.Array:
         """The array with the shape, dtype and sharding of `like`: the parts of this host's own
@@ -290,7 +297,7 @@ class Reader:
             count = sum(math.prod(b - a for a, b in both) for both in filled[bounds])
             if count != out.size or _overlap(filled[bounds]):
                 what = f"holds {count} of {out.size} values of {name}"
-                raise Damaged(f"{self.store.at(ARRAYS)} {what}, or some twice")
+                raise Damaged(f"{self.store.at(ARRAYS)} {what}, or some twice", fix=RESTORE)
 
     def _part(self, place: _Place, dtype: np.dtype) -> np.ndarray:
         size = math.prod(place.shape) * dtype.itemsize
@@ -305,7 +312,9 @@ class Reader:
             self.kept.popitem(last=False)
         begin = place.offset % place.piece_bytes
         if len(data) < begin + size:
-            raise Damaged(f"{self.store.at(names[-1])} is too short for what its index says")
+            raise Damaged(
+                f"{self.store.at(names[-1])} is too short for what its index says", fix=RESTORE
+            )
         return np.frombuffer(data, dtype, math.prod(place.shape), begin).reshape(place.shape)
 
 

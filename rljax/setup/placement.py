@@ -65,12 +65,22 @@ def parsed(text: str, own_roles=()) -> tuple[tuple[str, ...], Component]:
     names, equals, call = text.partition("=")
     roles = tuple(name.strip() for name in names.split("+"))
     if not equals or not all(roles) or not call.strip():
-        raise InputError("a group of config.placement", value=text, rule=_FORM)
+        raise InputError(
+            "a group of config.placement",
+            value=text,
+            rule=_FORM,
+            fix='write such as "reference=group(devices=2)"',
+        )
     for role in roles:
         _check_role(role, text, own_roles)
     made = resolve(call.strip(), NAMESPACES["placement"])
     if made.function is not group:
-        raise InputError(f"placement={text!r}", value=made.name, rule=_FORM)
+        raise InputError(
+            f"placement={text!r}",
+            value=made.name,
+            rule=_FORM,
+            fix='write such as "reference=group(devices=2)"',
+        )
     if "devices" not in made.options:
         raise InputError(
             f"placement={text!r}", rule="a group says how many devices it has", fix=_FORM
@@ -83,7 +93,11 @@ def parsed(text: str, own_roles=()) -> tuple[tuple[str, ...], Component]:
             fix=f"devices=1 or more, or leave {names.strip()} out of it: on the mesh of the others",
         )  # fmt: skip
     if any(size == 0 or size < -1 for size in sizes.values()):
-        raise InputError(f"placement={text!r}", rule="each size is >= 1, or -1 = what is left")
+        raise InputError(
+            f"placement={text!r}",
+            rule="each size is >= 1, or -1 = what is left",
+            fix="write sizes of 1 or more, or -1 for one of them",
+        )
     if list(sizes.values()).count(-1) > 1:
         fix = "fsdp=1 beside the other"
         raise InputError(f"placement={text!r}", rule="at most one size is -1, as fsdp is", fix=fix)
@@ -106,10 +120,12 @@ def _check_role(role: str, text: str, own_roles) -> None:
     if role in FIXED or role in own_roles:
         reason = FIXED.get(role, _INSIDE)
         raise InputError(
-            f"placement={text!r}: {role} cannot be placed", rule=f"{reason}; {rule} can"
+            f"placement={text!r}: {role} cannot be placed",
+            rule=f"{reason}; {rule} can",
+            fix=f"leave {role} out of placement",
         )
     close = near_names(role, PLACED, 1)
-    fix = f"did you mean {close[0]!r}?" if close else ""
+    fix = f"did you mean {close[0]!r}?" if close else "name one of these"
     raise InputError(f"placement={text!r}: no such role", value=role, rule=rule, fix=fix)
 
 

@@ -108,7 +108,12 @@ def lagrange_multiplier(
         ("threshold", threshold, math.isfinite(threshold), "a finite cost"),
     ):
         if not fits:
-            raise InputError(f"lagrange_multiplier({name})", value=value, rule=rule)
+            raise InputError(
+                f"lagrange_multiplier({name})",
+                value=value,
+                rule=rule,
+                fix=f"set {name} to such a value, or leave it out",
+            )
     state = {
         "log": inputs.number(math.log(initial) if initial else -math.inf),
         "costs": inputs.number([0.0] * window), "seen": inputs.number(0.0),

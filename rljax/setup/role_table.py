@@ -282,9 +282,16 @@ def own_roles(config: Config) -> dict[str, Component]:
         name = name.strip()
         rule = 'name=maker(...), such as "implicit=trained_policy(lr=1e-6)"'
         if not equals or not name.isidentifier():
-            raise InputError("a role of config.roles", value=text, rule=rule)
+            raise InputError(
+                "a role of config.roles", value=text, rule=rule, fix="write it in this form"
+            )
         if name in ROLES or name in makers or name == "reward":
-            raise InputError("a role of config.roles", value=name, rule="a name of its own")
+            raise InputError(
+                "a role of config.roles",
+                value=name,
+                rule="a name of its own",
+                fix="choose a name that no other role has",
+            )
         makers[name] = resolve(maker.strip(), NAMESPACES["role"])
     return makers
 

@@ -31,7 +31,7 @@ def searching(policy: Policy, saved: SavedPolicy, method: str, folder: str, read
     none): a Hugging Face folder with a scalar head, or a run whose critic it is."""
     if saved.config.environment.function:
         rule = "a search continues one response; episodes are sampled"
-        raise InputError("--search", value=method, rule=rule)
+        raise InputError("--search", value=method, rule=rule, fix="leave --search out")
     value = _value(saved, folder, reads) if folder else None
     search = Search(resolve(method, NAMESPACES["search"]), value)
     return dataclasses.replace(policy, actor=Searching(policy.actor, lambda prompts, n: search))
@@ -40,19 +40,34 @@ def searching(policy: Policy, saved: SavedPolicy, method: str, folder: str, read
 def _value(saved: SavedPolicy, folder: str, reads: Reads) -> Value:
     if not is_folder(folder):
         if hub.model_name(folder) is None:
-            raise InputError("--search_model", value=folder, rule="a folder")
+            raise InputError(
+                "--search_model",
+                value=folder,
+                rule="a folder",
+                fix="--search_model=RUN_DIR with a critic, or the folder of a reward model",
+            )
         folder = str(hub.model_folder(folder))
     with local_copy(folder) as here:
         found = read_json_object(here / "config.json")
         of_run = "dataflow" in found
     if of_run != (reads == "critic"):
         rule = "critic for a run folder, outcome or process for a reward model's folder"
-        raise InputError("--search_reads", value=reads, rule=rule)
+        raise InputError(
+            "--search_reads",
+            value=reads,
+            rule=rule,
+            fix=f"--search_reads={'critic' if of_run else 'outcome'}",
+        )
     if of_run:
         own = load_run_tokenizer(from_dict(found, f"{folder}/config.json"))
         if differ := differing_ids(saved.tokenizer, own):
             rule = "a critic that reads the ids of the policy's tokenizer"
-            raise InputError(f"--search_model={folder}", value=differ, rule=rule)
+            raise InputError(
+                f"--search_model={folder}",
+                value=differ,
+                rule=rule,
+                fix="take the critic of a run with the policy's tokenizer",
+            )
         return _critic(saved, folder)
     field = "--search_model"
     asked = (saved.config, saved.model, saved.tokenizer, field, folder)
@@ -67,7 +82,9 @@ def _critic(saved: SavedPolicy, folder: str) -> Value:
     """The critic of a run's newest checkpoint, which has the shape of the policy."""
     if saved.model.config.lora or saved.config.critic_model:
         rule = "a critic of the policy's own shape: no adapters, no critic_model"
-        raise InputError("--search_model", value=folder, rule=rule)
+        raise InputError(
+            "--search_model", value=folder, rule=rule, fix="--search_model=FOLDER of a reward model"
+        )
     config = dataclasses.replace(saved.model.config, labels=1)
     model = Model(config, saved.model.mesh, "scalar")
     checkpoints = Checkpoints(f"{folder}/checkpoints")

@@ -79,7 +79,12 @@ def load_scalar(field: str, folder: str, wanted: ModelConfig, mesh) -> tuple[Mod
     """A reward model as one with a single label: of two (wrong, right) the value is the difference
     of the logits."""
     if wanted.labels > 2:
-        raise InputError(f"{field}={folder}", value=wanted.labels, rule="1 or 2 labels")
+        raise InputError(
+            f"{field}={folder}",
+            value=wanted.labels,
+            rule="1 or 2 labels",
+            fix=f"--config.{field}=FOLDER of a model that gives one score",
+        )
     params = load_params(folder, Model(wanted, mesh, "scalar"))
     if wanted.labels == 2:
         for name in ("head", "head_bias"):

@@ -108,7 +108,11 @@ def codpo(responses: Responses, *, beta: AboveZero = 0.1, nll_coef: NotNegative 
     """
     _positive("codpo(beta)", beta)
     if nll_coef < 0:
-        raise InputError("codpo(nll_coef)", value=nll_coef, rule="at least 0")
+        raise InputError(
+            "codpo(nll_coef)",
+            value=nll_coef,
+            fix="codpo(nll_coef=1.0), or another number of 0 or more",
+        )
     live, passing = responses.live, responses.passing
     violating = live & ~responses.compliant
     some = jnp.any(violating, axis=1, keepdims=True)
@@ -153,7 +157,7 @@ def crraft(responses: Responses, *, kl_max: AboveZero = 10.0) -> Targets:
 
 def _positive(name: str, value: float) -> None:
     if not value > 0:
-        raise InputError(name, value=value, rule="> 0")
+        raise InputError(name, value=value, fix=f"set {name} to a number above 0")
 
 
 def _all_samples(live: jax.Array) -> jax.Array:

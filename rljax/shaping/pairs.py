@@ -18,7 +18,11 @@ from rljax.errors import InputError
 def bradley_terry(first: jax.Array, second: jax.Array, *, scale: AboveZero = 1.0) -> jax.Array:
     """sigmoid(scale (first - second)): what a reward model trained on pairs says."""
     if not scale > 0:
-        raise InputError("bradley_terry(scale)", value=scale, rule="> 0")
+        raise InputError(
+            "bradley_terry(scale)",
+            value=scale,
+            fix="bradley_terry(scale=1.0), or another number above 0",
+        )
     return jax.nn.sigmoid(scale * (first - second))
 
 
@@ -67,9 +71,11 @@ def choose_pairs(
     scores and live [P, K]; `key` is read by "random" alone.
     """
     if rejected not in ("worst", "random"):
-        raise InputError("choose_pairs(rejected)", value=rejected, rule="worst or random")
+        raise InputError("choose_pairs(rejected)", value=rejected, fix="write worst or random")
     if min_margin < 0:
-        raise InputError("choose_pairs(min_margin)", value=min_margin, rule=">= 0")
+        raise InputError(
+            "choose_pairs(min_margin)", value=min_margin, fix="set min_margin to 0 or more"
+        )
     best = jnp.argmax(jnp.where(live, scores, -jnp.inf), axis=1)
     if rejected == "worst":
         other = jnp.argmin(jnp.where(live, scores, jnp.inf), axis=1)

@@ -16,7 +16,7 @@ METHODS = ("pow", "max_min", "max_random")
 def _weight_of_rank(rank: jax.Array, size: jax.Array, kind: str) -> jax.Array:
     """Probability of the sample with this rank (0 = best) among `size`; 1 if it is alone."""
     if kind not in KINDS:
-        raise InputError("kind of rank weights", value=kind, rule=f"one of {', '.join(KINDS)}")
+        raise InputError("kind of rank weights", value=kind, fix=f"write one of {', '.join(KINDS)}")
     best, worst = rank == 0, rank == size - 1
     if kind == "bon":
         weight = jnp.where(best, 1.0, 0.0)
@@ -56,7 +56,11 @@ def score_weights(scores: jax.Array, *, method: str = "pow", power: float = 2.0)
     uniformly.
     """
     if method not in METHODS:
-        raise InputError("method of score weights", value=method, rule=f"one of {METHODS}")
+        raise InputError(
+            "method of score weights",
+            value=method,
+            fix=f"write one of {', '.join(METHODS)}",
+        )
     best = scores == jnp.max(scores)
     if method == "pow":
         weights = jnp.abs(scores) ** power

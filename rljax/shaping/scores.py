@@ -38,6 +38,7 @@ def _overlong(batch: Batch, name: str, max_tokens: int, cache_tokens: int):
         raise InputError(
             f"{name}(cache_tokens)", value=cache_tokens,
             rule=f"0 <= cache_tokens <= max_tokens, which is {max_tokens}",
+            fix="lower cache_tokens, or raise max_tokens",
         )  # fmt: skip
     left = jnp.minimum(max_tokens - cache_tokens - response_tokens(batch), 0.0)
     return left / cache_tokens if cache_tokens else jnp.maximum(left, -1.0)
@@ -112,7 +113,9 @@ def mixed_parts(batch: Batch, *, weights: tuple[float, ...] = (), eps: NotNegati
     count = batch.reward_parts.shape[1]
     if weights and len(weights) != count:
         rule = f"one number for each of the {count} parts of the reward"
-        raise InputError("mixed_parts(weights)", value=weights, rule=rule)
+        raise InputError(
+            "mixed_parts(weights)", value=weights, rule=rule, fix=f"weights=({'1.0, ' * count})"
+        )
     counted = _counted(batch)
     total = jnp.zeros((batch.rows,), batch.reward_parts.dtype)
     for k in range(count):

@@ -48,7 +48,10 @@ def line_ids(
     out = np.zeros(mask.shape, np.int32)
     if len(token_texts) != len(mask) or len(truncated) != len(mask):
         raise InputError(
-            "line_ids: rows", value=(len(token_texts), len(truncated)), rule=f"{len(mask)}, as mask"
+            "line_ids: rows",
+            value=(len(token_texts), len(truncated)),
+            rule=f"{len(mask)}, as mask",
+            fix="give the texts and the end of each row of the mask",
         )
     for b, texts in enumerate(token_texts):
         tokens = [t for t in range(mask.shape[1]) if mask[b, t] > 0]
@@ -56,6 +59,7 @@ def line_ids(
             raise InputError(
                 f"line_ids: texts of row {b}", value=len(texts),
                 rule=f"at least {tokens[-1] + 1}, up to its last policy token",
+                fix="give a text for each token of the row",
             )  # fmt: skip
         _mark_lines(out[b], tokens, texts, bool(truncated[b]) and not score_partial_line, code_only)
     return out
@@ -118,7 +122,7 @@ def dense_step_rewards(
     by = "dense_step_rewards"
     for name, value in (("lambda_fail", lambda_fail), ("lambda_pass", lambda_pass)):
         if value < 0:
-            raise InputError(f"{by}({name})", value=value, rule="at least 0")
+            raise InputError(f"{by}({name})", value=value, fix=f"set {name} to 0 or more")
     batch.require("rewards", "scores", by=by)
     last, score = _scored_ends(batch, by)
     count = jnp.maximum(jnp.sum(last, axis=1), 1)

@@ -103,6 +103,7 @@ def read(run_dir: Path, step: int, mesh) -> Batch:
         return place(Batch(**fields), mesh)
     except (ValueError, TypeError) as error:
         raise InputError(
-            f"{path} cannot be read as a batch", rule=f"{type(error).__name__}: {error}",
-            fix="restore the file, or replay another step",
-        ) from None  # fmt: skip
+            f"{path} cannot be read as a batch",
+            rule=f"{type(error).__name__}: {error}",
+            fix="copy bad/ of the run folder again, or replay another step",
+        ) from None

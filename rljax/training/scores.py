@@ -13,7 +13,7 @@ from rljax.contracts import spec
 from rljax.data.online.prompts import PromptRecord
 from rljax.data.online.stream import Stream
 from rljax.errors import InputError
-from rljax.rewards.pool.calling import asks_nobody, members, wanted_fields
+from rljax.rewards.pool.calling import FIELDS, asks_nobody, members, wanted_fields
 from rljax.rewards.pool.pool import RewardPool
 from rljax.rollout import Environment, Reward, ScoredRow
 from rljax.rollout.reward import with_cost_or_error
@@ -103,9 +103,7 @@ def _try_reward(reward: Reward, records: Sequence[PromptRecord]) -> list[str]:
         f"reward {pool.component.text!r} was tried on {len(records)} rows of the data and has no "
         "score for an ordinary response",
         rule=shown_sample(rows[0]),
-        fix="a reward returns a number, or a dict of numbers with 'score'"
-        + " and 'cost'" * reward.needs_costs
-        + ", for any text",
+        fix=_mending(rows[0], reward.needs_costs),
     )
 
 
@@ -156,6 +154,29 @@ def _is_specification(component: Component, truth: str) -> bool:
         return True
     named = members(component) or [component]
     return any(spec(member).truth != "answer" for member in named)
+
+
+def _mending(row: ScoredRow, costs: bool = False) -> str:
+    """What mends a reward that had no score for a sample, by what it raised or returned."""
+    message, sample = row.score.message, row.sample
+    extra = sample.get("extra_info") or {}
+    if found := re.match(r"KeyError: (['\"])(.*?)\1", message):
+        fix = f"add {found[2]!r} to the rows, or read one of the fields of this one: "
+        fields = [name for name in FIELDS if name in sample and name != "extra_info"]
+        own = f", and in extra_info {', '.join(map(str, extra))}" if extra else ""
+        return f"{fix}{', '.join(fields)}{own}"
+    if "no number" in message:
+        return "return float(...) of one number, or a dict of numbers with 'score'"
+    if row.score.status == "timeout":
+        return "raise reward.timeout_s, or make the reward faster"
+    if message.startswith("MemoryError"):
+        return "raise reward.memory_gb, or make the reward hold less"
+    if found := re.match(r"NameError: name '(\w+)'", message):
+        return f"import or define {found[1]!r} in the file of the reward"
+    if found := re.match(r"ModuleNotFoundError: No module named '(\w+)", message):
+        return f"pip install {found[1]}"
+    cost = " and 'cost'" * costs
+    return f"correct it: it returns a number, or a dict of numbers with 'score'{cost}, for any text"
 
 
 def scored_responses(
@@ -214,7 +235,9 @@ def _no_scores(run: Run, what: str) -> InputError:
     return InputError(
         what,
         rule=f"the first one of the last step: {shown_sample(row)}" if row else "",
-        fix="look at the reward, its options, or the server that it asks",
+        fix=_mending(row, run.reward.needs_costs)
+        if row
+        else "look at the samples of the last step in the report",
     )
 
 

@@ -255,6 +255,7 @@ def record_finder(sources: Sequence) -> Callable[[dict], PromptRecord]:
         raise InputError(
             "a prompt in flight is not in the data", value=saved,
             rule="a run goes on with the data that it began with",
+            fix="set data.train and data.sources as they were, or begin a new run_dir",
         )  # fmt: skip
 
     return find

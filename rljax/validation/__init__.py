@@ -33,7 +33,9 @@ def validate(config: Config, devices: int | None = None) -> list[str]:
     train, steps = found.sound.data.train, found.sound.steps
     found.others.check(bool(train), "data.train", train, "is not set", "a path, or a task")
     rule = "nothing to train: sft.steps is 0 too"
-    found.others.check(steps + found.sound.sft.steps > 0, "steps", steps, rule)
+    found.others.check(
+        steps + found.sound.sft.steps > 0, "steps", steps, rule, fix="steps=100, or sft.steps=100"
+    )
     found.check_parts()
     if devices is not None:
         left = devices_left(found.sound, devices, found.others)

@@ -28,7 +28,13 @@ def check_environment(config: Config, problems: Problems, kind: str) -> None:
     rule = "an environment is a generator function: it yields what the policy reads next"
     problems.check(plays, "environment.function", text, rule, "reply = yield observation")
     rule = f"dataflow={config.dataflow!r} learns from {kind}, and episodes are rollouts"
-    problems.check(kind == "rollouts", "environment.function", text, rule)
+    problems.check(
+        kind == "rollouts",
+        "environment.function",
+        text,
+        rule,
+        fix="dataflow='grpo', or environment.function=''",
+    )
     _check_rows(config, problems, spec(component).seats)
     name = config.algorithm.collect.partition("(")[0]
     rule = "it continues single responses, and an environment plays episodes of several turns"
@@ -36,7 +42,13 @@ def check_environment(config: Config, problems: Problems, kind: str) -> None:
     problems.check(fits, "algorithm.collect", config.algorithm.collect, rule, "turn_tree()")
     prompt, columns = config.data.max_prompt_tokens, row_tokens(config)
     rule = f"an episode begins with up to data.max_prompt_tokens={prompt} tokens"
-    problems.check(columns > prompt, "environment.max_tokens", own.max_tokens, rule)
+    problems.check(
+        columns > prompt,
+        "environment.max_tokens",
+        own.max_tokens,
+        rule,
+        fix=f"environment.max_tokens={2 * prompt}, or a smaller data.max_prompt_tokens",
+    )
     for field, value in (
         ("reward.process_model", config.reward.process_model),
         ("reward.model", config.reward.model),
@@ -100,7 +112,19 @@ def _check_tree(config: Config, problems: Problems) -> None:
     rule += "begin at different turns"
     problems.check(not spec(dataflow).compares_samples, field, text, rule, "once()")
     rule = f"episodes branch after turn {tree.at[-1]}, and end after {own.max_turns} turns"
-    problems.check(tree.at[-1] < own.max_turns, "environment.max_turns", own.max_turns, rule)
+    problems.check(
+        tree.at[-1] < own.max_turns,
+        "environment.max_turns",
+        own.max_turns,
+        rule,
+        fix=f"environment.max_turns={tree.at[-1] + 1}, or an earlier turn in turn_tree(at=...)",
+    )
     samples, unit = config.batch.samples_per_prompt, tree.nodes * len(played.seats) * own.max_rows
     rule = f"a multiple of {unit}: a root of a turn_tree has {tree.nodes} nodes"
-    problems.check(samples % unit == 0, "batch.samples_per_prompt", samples, rule)
+    problems.check(
+        samples % unit == 0,
+        "batch.samples_per_prompt",
+        samples,
+        rule,
+        fix=f"batch.samples_per_prompt={-(-max(samples, 1) // unit) * unit}",
+    )

@@ -1,6 +1,7 @@
 """Ranges, batch arithmetic, tasks and models of a config: field by field. Types, paths and names
 are rljax.config.checks."""
 
+import difflib
 import math
 
 from rljax.components import Component
@@ -62,31 +63,55 @@ def _check_batch_invariant(config: Config, problems: Problems) -> None:
     for name, choices in _EXACT.items():
         value = value_of(config, name)
         rule = f"{' or '.join(map(repr, choices))} with model_settings.batch_invariant"
-        problems.check(value in choices, name, value, rule)
+        problems.check(
+            value in choices,
+            name,
+            value,
+            rule,
+            fix=f"{name}={choices[0]!r}, or model_settings.batch_invariant=False",
+        )
 
 
 def check_ranges(config: Config, problems: Problems) -> None:
     check_bounds(config, problems)
     for name, choices in _CHOICES.items():
+        near = difflib.get_close_matches(value_of(config, name), filter(None, choices), n=1)
         problems.check(
             value_of(config, name) in choices,
             name,
             value_of(config, name),
             f"one of {', '.join(choices)}",
+            fix=f"did you mean {near[0]!r}?" if near else f"{name}={choices[0]!r}, or another one",
         )
     for name in ("reward.timeout_s", "environment.turn_timeout_s"):
         seconds = value_of(config, name)
-        problems.check(seconds > 0, name, seconds, "must be > 0 seconds")
+        problems.check(
+            seconds > 0,
+            name,
+            seconds,
+            "must be > 0 seconds",
+            fix="write 10, or as long as one takes at most",
+        )
     if config.model_settings.batch_invariant:
         _check_batch_invariant(config, problems)
     share = config.environment.max_failed
-    problems.check(0 <= share <= 1, "environment.max_failed", share, "a share, from 0 to 1")
+    problems.check(
+        0 <= share <= 1,
+        "environment.max_failed",
+        share,
+        "a share, from 0 to 1",
+        fix="write 0.5",
+    )
     top_p = config.sampler.top_p
-    problems.check(0 < top_p <= 1, "sampler.top_p", top_p, "0 < top_p <= 1 (1 = off)")
+    problems.check(
+        0 < top_p <= 1, "sampler.top_p", top_p, "0 < top_p <= 1 (1 = off)", fix="write 1.0"
+    )
     min_p = config.sampler.min_p
-    problems.check(0 <= min_p <= 1, "sampler.min_p", min_p, "from 0 (off) to 1")
+    problems.check(0 <= min_p <= 1, "sampler.min_p", min_p, "from 0 (off) to 1", fix="write 0.0")
     stops = config.sampler.stop_strings
-    problems.check(all(stops), "sampler.stop_strings", stops, "no empty string")
+    problems.check(
+        all(stops), "sampler.stop_strings", stops, "no empty string", fix="leave the empty one out"
+    )
     paged = config.sampler.page_tokens
     problems.check(
         not paged or config.sampler.loop == "host" or bool(config.environment.function)
@@ -105,7 +130,13 @@ def check_ranges(config: Config, problems: Problems) -> None:
     coef = config.pretraining.coef
     problems.check(coef > 0, "pretraining.coef", coef, "must be > 0", "pretraining.data='' (off)")
     horizon = config.algorithm.kl_horizon
-    problems.check(horizon > 0, "algorithm.kl_horizon", horizon, "must be > 0 sequences")
+    problems.check(
+        horizon > 0,
+        "algorithm.kl_horizon",
+        horizon,
+        "must be > 0 sequences",
+        fix="write 10000",
+    )
     check_flight_ranges(config, problems)
     _check_profile(config, problems)
     _check_prompt_rules(config, problems)
@@ -132,7 +163,7 @@ def _check_router_replay(config: Config, problems: Problems) -> None:
 
 def _check_lora(config: Config, problems: Problems) -> None:
     lora = config.lora
-    problems.check(lora.alpha > 0, "lora.alpha", lora.alpha, "must be > 0")
+    problems.check(lora.alpha > 0, "lora.alpha", lora.alpha, "must be > 0", fix="write 16")
     rule = "at least one pattern"
     problems.check(len(lora.targets) > 0, "lora.targets", lora.targets, rule, '("*",) for all')
     speed = config.model_settings.router_bias_update_speed
@@ -140,7 +171,13 @@ def _check_lora(config: Config, problems: Problems) -> None:
     field = "model_settings.router_bias_update_speed"
     problems.check(not (speed and lora.rank), field, speed, rule, f"{field}=0")
     rule = "needs lora.rank, the adapter's own"
-    problems.check(not lora.adapter or lora.rank > 0, "lora.adapter", lora.adapter, rule)
+    problems.check(
+        not lora.adapter or lora.rank > 0,
+        "lora.adapter",
+        lora.adapter,
+        rule,
+        fix="set lora.rank to `r` of its adapter_config.json",
+    )
     rule = "with lora the reference shares the actor's base: it has nothing of its own to move"
     moves = config.memory.reference_on_host
     free = not (moves and lora.rank > 0)
@@ -160,10 +197,16 @@ def _check_profile(config: Config, problems: Problems) -> None:
     steps, port, most = config.profile_steps, config.profile_port, config.profile_hosts
     fits = len(steps) == 0 or (len(steps) == 2 and 1 <= steps[0] <= steps[1])
     rule = "(first, last) with 1 <= first <= last, or () = off"
-    problems.check(fits, "profile_steps", steps, rule)
-    problems.check(0 <= port < 2**16, "profile_port", port, "from 0 (off) to 65535")
+    problems.check(fits, "profile_steps", steps, rule, fix="write (3, 5)")
+    problems.check(
+        0 <= port < 2**16,
+        "profile_port",
+        port,
+        "from 0 (off) to 65535",
+        fix="write 9012, or 0",
+    )
     rule = "at least 1, or -1 = all hosts"
-    problems.check(most >= 1 or most == -1, "profile_hosts", most, rule)
+    problems.check(most >= 1 or most == -1, "profile_hosts", most, rule, fix="write 1")
 
 
 def _check_prompt_rules(config: Config, problems: Problems) -> None:
@@ -171,10 +214,16 @@ def _check_prompt_rules(config: Config, problems: Problems) -> None:
     data = config.data
     for name in ("retire_at_pass_rate", "drop_above_pass_rate"):
         rate = getattr(data, name)
-        problems.check(0 <= rate <= 1, f"data.{name}", rate, "from 0 to 1 (0 = off)")
+        problems.check(
+            0 <= rate <= 1,
+            f"data.{name}",
+            rate,
+            "from 0 to 1 (0 = off)",
+            fix="write a share such as 0.9, or 0",
+        )
     fraction, files = data.test_fraction, [s for s in (data.train, *data.sources) if is_path(s)]
     rule = "from 0 (off) to below 1"
-    problems.check(0 <= fraction < 1, "data.test_fraction", fraction, rule)
+    problems.check(0 <= fraction < 1, "data.test_fraction", fraction, rule, fix="write 0.05")
     rule, fix = "data.test names the held-out rows already", "data.test=''"
     problems.check(not (fraction and data.test), "data.test_fraction", fraction, rule, fix)
     rule = "no source is a file, and tasks have a test split of their own"
@@ -194,18 +243,36 @@ def _check_prompt_rules(config: Config, problems: Problems) -> None:
         weights = getattr(data, name)
         fits = len(weights) in (0, sources) and all(w >= 0 for w in weights)
         rule = f"{sources} weights >= 0: data.train first, then data.sources; () = equal"
-        problems.check(fits and (not weights or sum(weights) > 0), f"data.{name}", weights, rule)
+        problems.check(
+            fits and (not weights or sum(weights) > 0),
+            f"data.{name}",
+            weights,
+            rule,
+            fix=f"write {(1.0,) * sources}, or ()",
+        )
     for field in ("data.target_tokens", "sampler.thinking_tokens"):
         limits = value_of(config, field)
         fits = len(limits) == 0 or (len(limits) == 2 and 1 <= limits[0] <= limits[1])
-        problems.check(fits, field, limits, "(low, high) with 1 <= low <= high, or () = off")
+        problems.check(
+            fits,
+            field,
+            limits,
+            "(low, high) with 1 <= low <= high, or () = off",
+            fix="write (64, 512), or ()",
+        )
     try:
         asked = data.target_instruction.format(target_tokens=1)
         fits = "{target_tokens}" in data.target_instruction and bool(asked)
     except (KeyError, IndexError, ValueError, AttributeError):
         fits = False
     rule = "a text that holds {target_tokens}, and no other braces"
-    problems.check(fits, "data.target_instruction", data.target_instruction, rule)
+    problems.check(
+        fits,
+        "data.target_instruction",
+        data.target_instruction,
+        rule,
+        fix="'Think for {target_tokens} tokens.'",
+    )
 
 
 def _check_optimizers(config: Config, problems: Problems) -> None:
@@ -220,11 +287,19 @@ def check_optimizer(optimizer: OptimizerConfig, problems: Problems, prefix: str)
     problems.check(optimizer.lr <= MOST_LR, f"{prefix}.lr", optimizer.lr, rule, f"{prefix}.lr=1e-6")
     for name in ("lr", "warmup_steps", "warmup_from", "weight_decay", "clip_norm"):
         value = getattr(optimizer, name)
-        problems.check(value >= 0, f"{prefix}.{name}", value, "must be >= 0")
+        problems.check(value >= 0, f"{prefix}.{name}", value, "must be >= 0", fix="write 0 or more")
     for name in ("beta1", "beta2"):
         beta = getattr(optimizer, name)
-        problems.check(0 <= beta < 1, f"{prefix}.{name}", beta, "0 <= beta < 1")
-    problems.check(optimizer.eps > 0, f"{prefix}.eps", optimizer.eps, "must be > 0")
+        problems.check(
+            0 <= beta < 1,
+            f"{prefix}.{name}",
+            beta,
+            "0 <= beta < 1",
+            fix=f"write {getattr(OptimizerConfig(), name)}, the default",
+        )
+    problems.check(
+        optimizer.eps > 0, f"{prefix}.eps", optimizer.eps, "must be > 0", fix="write 1e-8"
+    )
     rule = resolve_field(problems, f"{prefix}.name", optimizer.name, "optimizer")
     schedule = resolve_field(problems, f"{prefix}.schedule", optimizer.schedule, "schedule")
     if rule is not None:
@@ -275,7 +350,11 @@ def _check_mesh(config: Config, problems: Problems) -> None:
     sizes, slices = config.mesh.sizes(), config.mesh.slices
     for name, size in sizes.items():
         problems.check(
-            size >= 1 or size == -1, f"mesh.{name}", size, "must be >= 1, or -1 = what is left"
+            size >= 1 or size == -1,
+            f"mesh.{name}",
+            size,
+            "must be >= 1, or -1 = what is left",
+            fix="write 1 or more, or -1",
         )
     unset = [name for name, size in sizes.items() if size == -1]
     problems.check(
@@ -283,10 +362,14 @@ def _check_mesh(config: Config, problems: Problems) -> None:
         "mesh",
         sizes,
         "at most one size may be -1",
-        f"set mesh.{unset[0]}=1" if unset else "",
+        f"set mesh.{next(iter(unset), 'data')}=1",
     )
     problems.check(
-        slices >= 1 or slices == -1, "mesh.slices", slices, "must be >= 1, or -1 = of the devices"
+        slices >= 1 or slices == -1,
+        "mesh.slices",
+        slices,
+        "must be >= 1, or -1 = of the devices",
+        fix="write -1",
     )
     data = config.mesh.data
     problems.check(
@@ -321,6 +404,14 @@ def _divisors_near(n: int, wanted: int) -> str:
     return " or ".join(str(d) for d in sorted(near))
 
 
+def _longest_part(config: Config) -> str:
+    """The field that most of the tokens of a row come from, with its value."""
+    fields = ("data.max_prompt_tokens", "sampler.max_response_tokens")
+    fields = ("environment.max_tokens",) if config.environment.function else fields
+    longest = max(fields, key=lambda field: value_of(config, field))
+    return f"{longest}={value_of(config, longest)}"
+
+
 def _row_of(config: Config) -> str:
     """What the tokens of a row are."""
     if config.environment.function:
@@ -351,7 +442,8 @@ def check_batch(config: Config, problems: Problems) -> None:
         "batch.tokens_per_microbatch",
         batch.tokens_per_microbatch,
         f"must hold one row: {_row_of(config)} = {row_tokens(config)} tokens",
-        f"batch.tokens_per_microbatch={row_tokens(config)} or more, or 0: chosen by the plan",
+        f"lower {_longest_part(config)}, or set batch.tokens_per_microbatch to "
+        f"{row_tokens(config)} or more, or to 0: chosen by the plan",
     )
     sizes = (config.mesh.data, config.mesh.fsdp, config.mesh.expert)
     shards = math.prod(sizes) if min(sizes) > 0 else 1

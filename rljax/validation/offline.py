@@ -47,7 +47,13 @@ def check_file(config: Config, problems: Problems, dataflow: Component, kind: st
     """A dataflow that learns from rows of a file of this kind."""
     if kind not in OF_FILES:
         rule = f"its contract says data={kind!r}: one of rollouts, samples, {', '.join(OF_FILES)}"
-        problems.check(False, "dataflow", config.dataflow, rule)
+        problems.check(
+            False,
+            "dataflow",
+            config.dataflow,
+            rule,
+            fix=f"@contract(data='rollouts'), or another of these, at {dataflow.name}",
+        )
         return
     loss = _preference_loss(config, problems, dataflow, kind)
     _check_teacher(config, problems, "teacher" in dataflow.parameters)
@@ -70,7 +76,13 @@ def check_file(config: Config, problems: Problems, dataflow: Component, kind: st
     rule = f"dataflow={config.dataflow!r} trains no policy to sample from"
     problems.check(fits, "evaluate.prompts_from", greedy, rule, "''")
     needs = config.sft.steps == 0 or bool(config.sft.data)
-    problems.check(needs, "sft.data", config.sft.data, f"{made}, so sft.steps need their own")
+    problems.check(
+        needs,
+        "sft.data",
+        config.sft.data,
+        f"{made}, so sft.steps need their own",
+        fix="sft.data='FILE' of demonstrations, or sft.steps=0",
+    )
     _check_sizes(config, problems, dataflow, kind, loss)
 
 
@@ -137,7 +149,9 @@ def check_online(config: Config, problems: Problems, dataflow: Component) -> Non
     _check_off(config, problems, _OF_ROWS, rule)
     share, replay = config.rollouts.replay_share, config.rollouts.replay
     rule = "above 0, and at most 1 (all prompts of a step)"
-    problems.check(0 < share <= 1, "rollouts.replay_share", share, rule)
+    problems.check(
+        0 < share <= 1, "rollouts.replay_share", share, rule, fix="rollouts.replay_share=0.5"
+    )
     rule = "there is nothing to replay: rollouts.replay is ''"
     problems.check(bool(replay) or share == 1, "rollouts.replay_share", share, rule, "1.0")
     if spec(dataflow).data == "samples":
@@ -177,13 +191,20 @@ def _check_pretraining(config: Config, problems: Problems, dataflow: Component) 
     rows, shards = own.sequences_per_optimizer_step, _shards(config)
     rule = f"must divide by mesh.data x fsdp x expert = {shards}"
     field = "pretraining.sequences_per_optimizer_step"
-    problems.check(not own.data or rows % shards == 0, field, rows, rule)
+    problems.check(
+        not own.data or rows % shards == 0,
+        field,
+        rows,
+        rule,
+        fix=f"{field}={-(-max(rows, 1) // shards) * shards}",
+    )
 
 
 def _check_teacher(config: Config, problems: Problems, wanted: bool) -> None:
     field, value = "teacher_model", config.teacher_model
     rule = "the folder of a teacher is needed" if wanted else f"{config.dataflow!r} has no teacher"
-    problems.check(bool(value) == wanted, field, value, rule, "" if wanted else "teacher_model=''")
+    fix = "teacher_model=FOLDER, or a model of the hub" if wanted else "teacher_model=''"
+    problems.check(bool(value) == wanted, field, value, rule, fix)
 
 
 def _check_compared(config: Config, problems: Problems, dataflow: Component) -> None:
@@ -203,7 +224,13 @@ def _check_compared(config: Config, problems: Problems, dataflow: Component) -> 
     try:
         loss.signature.bind(*called, **loss.options)
     except TypeError as error:
-        problems.check(False, field, text, f"it is called with ({', '.join(called)}): {error}")
+        problems.check(
+            False,
+            field,
+            text,
+            f"it is called with ({', '.join(called)}): {error}",
+            fix="write the options that have no default in the text, name(option=value)",
+        )
     if "preference" in dataflow.parameters:
         options = {**{"preference": "bradley_terry()"}, **dataflow.options}
         resolve_field(problems, "dataflow", options["preference"], "preference")
@@ -212,10 +239,12 @@ def _check_compared(config: Config, problems: Problems, dataflow: Component) -> 
     learned = generated * wanted // 2 if opponent else batch.prompts_per_step * wanted
     shards = _shards(config)
     steps = max(generated // batch.sequences_per_optimizer_step, 1)
-    problems.check(
-        learned % (steps * shards * wanted) == 0,
+    whole, field, prompts = (
+        steps * shards * wanted,
         "batch.prompts_per_step",
         batch.prompts_per_step,
-        f"leaves {learned} rows to learn from, which do not divide into {steps} optimizer steps of "
-        f"examples of {wanted} rows on {shards} devices",
     )
+    rule = f"leaves {learned} rows to learn from, which do not divide into {steps} optimizer steps "
+    rule += f"of examples of {wanted} rows on {shards} devices"
+    fix = f"{field}={-(-prompts // whole) * whole}"
+    problems.check(learned % whole == 0, field, prompts, rule, fix)

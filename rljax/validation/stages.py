@@ -225,8 +225,20 @@ def _check_search(config: Config, problems: Problems, components: dict[str, Comp
         ("algorithm.advantage", "advantage"),
     ):
         reads = spec(components[stage]).reads if stage in components else ()
-        problems.check(_OF_DRAWS.isdisjoint(reads), field, value_of(config, field), rule)
-    problems.check(not algorithm.correction, "algorithm.correction", algorithm.correction, rule)
+        problems.check(
+            _OF_DRAWS.isdisjoint(reads),
+            field,
+            value_of(config, field),
+            rule,
+            fix="algorithm.collect='once()', or one that reads neither",
+        )
+    problems.check(
+        not algorithm.correction,
+        "algorithm.correction",
+        algorithm.correction,
+        rule,
+        fix="algorithm.correction=''",
+    )
     old = algorithm.old_logprobs
     problems.check(old != "sampler", "algorithm.old_logprobs", old, rule, "'recomputed'")
 
@@ -251,9 +263,21 @@ def _check_groups(
         problems.add("dataflow", config.dataflow, error)
         return
     rule = "must be even: half are the opponent's" if unit == 2 else f"a multiple of {unit}"
-    if problems.check(samples % unit == 0, field, samples, rule):
+    if problems.check(
+        samples % unit == 0,
+        field,
+        samples,
+        rule,
+        fix=f"{field}={-(-max(samples, 1) // unit) * unit}",
+    ):
         enough = not spec(dataflow).compares_samples or samples > 1
-        problems.check(enough, field, samples, "must be 2 or more to compare")
+        problems.check(
+            enough,
+            field,
+            samples,
+            "must be 2 or more to compare",
+            fix=f"{field}=2, or more: 8 is usual",
+        )
 
 
 # Batch fields that not every dataflow or rollout fills.

@@ -1,6 +1,6 @@
 """The function of a user's that workers run, as their parent resolves it."""
 
-from rljax.components import Component, resolve
+from rljax.components import Component, fails_at_import, resolve
 from rljax.errors import InputError
 
 
@@ -19,6 +19,14 @@ def resolve_for_workers(kind: str, text: str, home: str) -> Component:
     except InputError:
         raise
     except Exception as error:  # the user's module ran and raised
-        raise InputError(
-            f"{kind} {text!r} cannot be imported", rule=f"{type(error).__name__}: {error}"
-        ) from error
+        raise fails_at_import(f"{kind} {text!r}", error) from error
+
+
+def worker_failed(what: str, told: tuple[bool, str]) -> InputError:
+    """The error of a worker that could not begin, which `told` (whether its message has a fix, the
+    message)."""
+    known, message = told
+    if known:
+        return InputError.of_text(f"{what}: {message}")
+    fix = "make its module work where it is imported anew, without what this process has set"
+    return InputError(what, rule=message, fix=fix)

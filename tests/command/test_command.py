@@ -251,6 +251,6 @@ def test_a_reader_that_leaves_is_no_traceback():
 
 
 def test_escape_codes_of_a_response_do_not_reach_the_terminal():
-    error = InputError("a\x1b[31m b", value="\x1b[0m", rule="two\nlines\x9b")
+    error = InputError("a\x1b[31m b", value="\x1b[0m", rule="two\nlines\x9b", fix="c")
     assert not {"\x1b", "\x9b"} & set(str(error)) and "\\x1b[31m b" in str(error)
     assert "two\nlines" in str(error)

@@ -22,6 +22,7 @@ import pytest
 from conftest import REPO
 
 from rljax.config import Config, fingerprints, to_dict
+from rljax.doctor.before_jax import fatal
 from rljax.doctor.network import hosts_network
 from rljax.doctor.probe import _how_to_start
 from rljax.doctor.run_folder import run_folder
@@ -296,6 +297,92 @@ def test_a_flag_that_xla_does_not_know(doctor):
     flags = {"XLA_FLAGS": "--xla_no_such_flag=1", "JAX_PLATFORMS": "cpu"}
     found = doctor(env=flags, jax=True)
     assert "--xla_no_such_flag" in found["xla_flags_unknown"]["what"]
+
+
+# -- what a command that needs JAX looks for first
+
+ENDS_JAX = {  # what is named: variables that end JAX, in several spellings
+    "platform_not_installed": ("JAX_PLATFORMS=cuda", "JAX_PLATFORMS=gpu", "JAX_PLATFORMS=cuda,cpu",
+                               "JAX_PLATFORM_NAME=cuda"),
+    "platform_unknown": ("JAX_PLATFORMS=gpuu", "JAX_PLATFORMS=CPU", "JAX_PLATFORMS=cpu,tpuu"),
+    "xla_flags_not_flags": ("XLA_FLAGS=xla_foo=1",),
+    "jax_variable_not_boolean": ("JAX_DEBUG_NANS=maybe", "JAX_ENABLE_X64=2"),
+    "matmul_precision_unknown": ("JAX_DEFAULT_MATMUL_PRECISION=hi",),
+    "plugin_missing": ("PJRT_NAMES_AND_LIBRARY_PATHS=mine:/no/such.so",),
+    "libtpu_missing": ("TPU_LIBRARY_PATH=/no/such.so",),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ENDS_JAX)
+def test_what_ends_jax_is_found_before_it(name):
+    for text in ENDS_JAX[name]:
+        variable, _, value = text.partition("=")
+        found = [finding for finding in fatal({variable: value})]
+        assert name in [finding.name for finding in found] and all(f.fix for f in found), text
+    assert list(fatal({})) == [] and list(fatal({"JAX_PLATFORMS": "cpu"})) == []
+    # What a device's file does not show may be there: JAX itself is asked.
+    assert list(fatal({"TPU_WORKER_HOSTNAMES": "a", "JAX_PLATFORMS": "cpu"})) == []
+
+
+def command(*words, **env):
+    path = {"PYTHONPATH": str(REPO), "JAX_PLATFORMS": "cpu"}
+    return subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, timeout=120,
+        env={**PLAIN, **path, **env}, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "says"),
+    [
+        (("train", "quickstart"), {"JAX_PLATFORMS": "cuda"}, "pip install 'jax[cuda12]>=0.10'"),
+        (("evaluate", "no_run"), {"JAX_PLATFORMS": "gpuu"}, "export JAX_PLATFORMS=cpu"),
+        (("serve", "no_run"), {"XLA_FLAGS": "--xla_foo=1"}, "take it out of XLA_FLAGS"),
+        (("chat", "no_run"), {"XLA_FLAGS": "--xla_tpu_foo=1"}, "LIBTPU_INIT_ARGS"),
+    ],
+)
+def test_a_command_that_needs_jax_says_so_in_one_line(words, env, says):
+    done = command("-m", "rljax", *words, **env)
+    assert done.returncode == 2 and says in done.stderr, done.stderr
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and not done.stdout
+
+
+def test_commands_that_need_none_answer_all_the_same():
+    wrong = {"JAX_PLATFORMS": "gpuu", "XLA_FLAGS": "--xla_foo=1"}
+    for words in (("configs",), ("train", "--help"), ("config", "show", "quickstart")):
+        assert command("-m", "rljax", *words, **wrong).returncode == 0, words
+
+
+def test_an_old_jax_is_named(site):
+    packages = site("old", without=("jax-",), metadata=[("jax", "0.6.0")])
+    path = {"PYTHONPATH": f"{REPO}:{packages}"}
+    for words in (("-m", "rljax", "train", "quickstart"), ("-c", "import rljax; rljax.train")):
+        done = command("-S", *words, **path)
+        assert "jax 0.6.0 is installed, and rljax needs >=0.10" in done.stderr
+        assert "pip install -U 'jax>=0.10'" in done.stderr.splitlines()[-1]
+    assert command("-S", "-c", "import rljax; rljax.Config()", **path).returncode == 0
+
+
+@pytest.mark.parametrize("words", [("launchers/train.py", "quickstart"), ("-m", "rljax", "train")])
+def test_a_python_without_the_packages_is_named(words):
+    done = subprocess.run(
+        [sys.executable, "-S", *words], capture_output=True, text=True, cwd=REPO, env=PLAIN,
+    )  # fmt: skip
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert "has no package 'absl'" in done.stderr and f"pip install -e {REPO}" in done.stderr
+
+
+def test_a_device_that_jax_does_not_find_is_one_line(tmp_path):
+    """A plugin may register a platform that this machine has none of."""
+    script = tmp_path / "asks.py"
+    script.write_text(
+        "import jax\nfrom rljax.doctor.before_jax import no_device\n"
+        "try:\n    jax.devices()\nexcept Exception as error:\n    print(no_device(error))\n"
+        "try:\n    1 / 0\nexcept Exception as error:\n    print(no_device(error))\n"
+    )
+    done = command(str(script), JAX_PLATFORMS="gpuu")
+    first, second = done.stdout.splitlines()
+    assert "gpuu" in first and "Fix: " in first and second == "None"
 
 
 @pytest.mark.slow

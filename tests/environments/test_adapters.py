@@ -651,4 +651,4 @@ def test_a_library_that_is_missing_says_what_to_install(text, library, install, 
     step = opened(text).begin()
     assert step.kind == "raised" and "InputError" in step.failure
     with pytest.raises(InputError, match=install):
-        raise InputError(step.failure)
+        raise InputError.of_text(step.failure)

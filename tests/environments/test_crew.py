@@ -15,6 +15,7 @@ from processes import alive, children, wait_until
 
 from rljax.environments.crew import EpisodeCrew
 from rljax.errors import InputError
+from rljax.rollout.environment import MENDING
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -72,6 +73,7 @@ def test_each_misbehaviour_is_the_failure_of_its_episode_alone(tmp_path):
     text = (tmp_path / "log").read_text()
     assert all(line in text for line in ("printed\n", "raw\n", "to stderr\n"))
     assert crew.take_counts()["failed"] == 0
+    assert {kind for kind, _ in WRONG.values()} <= MENDING.keys()
 
 
 def test_what_a_worker_sends_may_be_anything(monkeypatch):

@@ -51,7 +51,7 @@ def happens(do: str) -> None:
     if do == "input":
         from rljax.errors import InputError
 
-        raise InputError("the user's data are wrong")
+        raise InputError("the user's data are wrong", fix="correct them")
     if do == "sleep":
         time.sleep(3600)
     number = getattr(signal, do)

@@ -225,7 +225,8 @@ from pathlib import Path
 from rljax import hosts
 from rljax.errors import InputError
 hosts.start(init_timeout_s=60)
-errors = {"input": InputError("the user's data are wrong"), "raise": RuntimeError("bad code")}
+wrong = InputError("the user's data are wrong", fix="correct them")
+errors = {"input": wrong, "raise": RuntimeError("bad code")}
 with hosts.watched(Path(sys.argv[1]), 0.0, lambda: None, lambda: None):
     hosts.gather("here")
     try:

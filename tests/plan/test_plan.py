@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from rljax import dataflows
 from rljax.config import Config, OptimizerConfig, with_overrides
+from rljax.config.texts import with_texts
 from rljax.errors import InputError
 from rljax.learn.optimizers import make_optimizer
 from rljax.mesh import make_mesh
@@ -38,6 +39,7 @@ from rljax.setup import build as build_setup
 from rljax.setup.abstract import abstract_setup
 from rljax.setup.held import held_parts
 from rljax.training import run
+from rljax.validation import validate
 
 QWEN = str(REPO / "configs/models/qwen2_5_0_5b")
 CHIP = Chip("none", 2 * 2**30, 1e12, 1e11, 1e9)
@@ -760,6 +762,61 @@ def test_a_run_that_cannot_fit_is_refused_before_any_weight(tmp_path, monkeypatc
     monkeypatch.setattr(memory, "available_bytes", lambda setup: needs.resident // 2)
     with pytest.raises(InputError, match="it still needs .* such devices.*lora.rank=.*smaller"):
         check_fits(setup)
+
+
+def bytes_of(text: str) -> list[float]:
+    """The sizes in a text."""
+    units = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+    return [float(n) * units[unit] for n, unit in re.findall(r"([\d.]+) ([kMGT]B)", text)]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {}, dict(batch__prompts_per_step=4096, batch__sequences_per_optimizer_step=8192),
+        dict(sampler__max_response_tokens=500), dict(batch__tokens_per_microbatch=4096),
+        dict(rollouts__max_staleness=1, model_settings__dtype="bfloat16"),
+    ],
+)  # fmt: skip
+def test_the_parts_of_the_estimate_that_are_printed_are_its_sum(changes):
+    found = estimate(abstract_setup(tiny(**changes)))
+    assert sum(found.parts.values()) == found.total
+    total, said = re.match(r"([\d.]+ .B) per device at the peak \((.*)\)", found.line()).groups()
+    held, *uses = said.split("; ")
+    most = sum(bytes_of(held)) + max(sum(bytes_of(use)) for use in uses)
+    assert most == pytest.approx(bytes_of(total)[0], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("changes", "share", "field"),
+    [
+        # The caches of the prompts: fewer of them, and no more slots than are left for.
+        (dict(batch__prompts_per_step=8192, batch__sequences_per_optimizer_step=16384), 0.05,
+         "batch.prompts_per_step"),
+        # A single long row: shorter responses.
+        (dict(sampler__max_response_tokens=2000, batch__prompts_per_step=8,
+              batch__samples_per_prompt=1, batch__sequences_per_optimizer_step=8,
+              batch__tokens_per_microbatch=0, mesh__fsdp=8, mesh__tensor=1), 0.1,
+         "sampler.max_response_tokens"),
+    ],
+)  # fmt: skip
+def test_the_fix_of_a_run_that_cannot_fit_follows_its_largest_part(
+    changes, share, field, monkeypatch
+):
+    config = tiny(**changes)
+    setup = abstract_setup(config)
+    needs = estimate(setup)
+    have = needs.resident + int(share * (needs.total - needs.resident))
+    monkeypatch.setattr(memory, "available_bytes", lambda setup: have)
+    with pytest.raises(InputError) as error:
+        check_fits(setup)
+    fix = error.value.parts[1]
+    assert f"--config.{field}=" in fix and "smaller model" not in fix
+    assert "--config.sampler.slots=1 " not in fix
+    flags = dict(re.findall(r"--config\.([\w.]+)=(\w+)", fix))
+    smaller = with_texts(config, flags, "fix", "")
+    validate(smaller)
+    assert estimate(memory.fewest_microbatches(abstract_setup(smaller), have)).total <= have
 
 
 def test_what_this_host_has_is_known_and_small_runs_fit():

@@ -158,6 +158,7 @@ def test_too_many_failures_end_the_run_with_their_reasons(actor, tmp_path):
     with pytest.raises(InputError, match="episodes failed, each once.*no such world") as error:
         played(actor, config, tmp_path)
     assert "tiny_environments.py" in str(error.value)  # with its traceback
+    assert error.value.parts[1].startswith("correct that line of the environment")
 
 
 @pytest.mark.slow

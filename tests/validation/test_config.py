@@ -151,7 +151,7 @@ RULES = [
     ({"actor_optimizer.name": "adamw(beta2=1.5)"}, "0 <= beta2 < 1"),
     ({"actor_optimizer.name": "adamw(beta2=0.9)", "actor_optimizer.beta2": 0.95}, "sets it too"),
     ({"sft.optimizer.name": "muon(bta=0.9)"}, "did you mean 'beta'"),
-    ({"actor_optimizer.name": "muon(ns_steps=0)"}, "must be > 0"),
+    ({"actor_optimizer.name": "muon(ns_steps=0)"}, "set ns_steps to a number above 0"),
     ({"actor_optimizer.name": "muon()", "actor_optimizer.beta1": 0.8}, "does not read it"),
     (
         {"actor_optimizer.name": "lion", "actor_optimizer.beta2": 0.98},

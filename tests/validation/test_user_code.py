@@ -219,6 +219,23 @@ ON_SHAPES = {
     "another role": (f"{FLOW}):\n    return {{'actor': 3}}, {{}}", "dataflow", "role 'actor'"),
     "a metric of rows": (f"{FLOW}):\n    return {{}}, {{'a': batch.scores}}", "dataflow",
                          "metric 'a': got 'float32[16]'; a metric is one number"),
+    "a field of the policy": (
+        "def f(policy, batch):\n    return policy.log_probs, {}", "algorithm.policy_loss",
+        "Fix: did you mean 'logprobs'? The fields are logprobs, entropy, greedy, targets"),
+    "a field of the batch": (
+        "def f(policy, batch):\n    return batch.advantage, {}", "algorithm.policy_loss",
+        "Fix: did you mean 'advantages'? The fields are tokens, segment_ids"),
+    "a method of an array": (
+        "def f(policy, batch):\n    return policy.logprobs.summ(), {}", "algorithm.policy_loss",
+        "in f: return policy.logprobs.summ(), {}). Fix: correct that line"),
+    "if": ("def f(policy, batch):\n    return 1 if policy.logprobs[0, 0] > 0 else 2, {}",
+           "algorithm.policy_loss", "Fix: choose by jnp.where(condition, a, b)"),
+    "numpy": ("import numpy\ndef f(batch):\n    return numpy.exp(batch.rewards)",
+              "algorithm.advantage", "Fix: use jax.numpy in place of numpy"),
+    "float": ("def f(batch):\n    return float(batch.rewards[0, 0])", "algorithm.advantage",
+              "Fix: keep values in arrays"),
+    "a name": ("def f(batch):\n    return rewards", "algorithm.advantage",
+               "Fix: import or define 'rewards'"),
     "shape of a loss": ("def f(policy, batch):\n    return policy.logprobs.mean(), {}",
                         "algorithm.policy_loss", "returns the wrong shape: got ()"),
 }  # fmt: skip
@@ -291,6 +308,9 @@ def whole(response, ground_truth):
 def bad_score(response): return -7.0
 def down(response): raise ConnectionRefusedError("try later")
 def of_group(responses): return [None for _ in responses]
+def misnamed(response): return len(respons)
+def not_installed(response): import nothing_of_this_name
+def of_jax(response): import jax.numpy as jnp; return {"score": jnp.float32(1), "x": jnp.ones(())}
 """
 
 
@@ -336,7 +356,25 @@ def test_a_reward_that_has_no_score_is_refused_with_its_line_and_the_sample(
     assert "prompt '0>'; response '0'; ground_truth '0'" in message
 
 
-@pytest.mark.parametrize("name", ["whole", "bad_score", "down", "gsm8k(format_score=0.1)"])
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("lacks_a_field", "add 'answer' to the rows, or read one of the fields of this one: "
+         "response, ground_truth, prompt, "),
+        ("text", "return float(...)"), ("array", "return float(...)"),
+        ("misnamed", "import or define 'respons'"),
+        ("not_installed", "pip install nothing_of_this_name"),
+        ("deep", "correct it: it returns a number, or a dict of numbers with 'score'"),
+    ],
+)  # fmt: skip
+def test_the_fix_of_a_reward_is_of_what_it_raised_or_returned(name, fix, rewards_tried):
+    message = rewards_tried(name)
+    assert message.count("Fix: ") == 1 and f"Fix: {fix}" in message
+
+
+@pytest.mark.parametrize(
+    "name", ["whole", "bad_score", "down", "of_jax", "gsm8k(format_score=0.1)"]
+)
 def test_a_bad_score_one_mistake_and_a_server_that_is_down_are_not_refused(name, rewards_tried):
     assert rewards_tried(name) is None
 

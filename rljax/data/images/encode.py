@@ -74,7 +74,7 @@ class ImageReader:
             except InputError as error:
                 if str(error).startswith(source.place):
                     raise
-                raise InputError(f"{source.place}: {error}") from None
+                raise error.within(f"{source.place}: ") from None
             grid = 1, height // self.vision.patch_size, width // self.vision.patch_size
             images.append(Image(source, grid, self.processing))
         return tuple(images)
@@ -195,7 +195,11 @@ def _processing(config: Config, vision: VisionConfig) -> ImageProcessing:
         return processing
     if most < unit:
         raise InputError(
-            "data.max_image_pixels", value=most, rule=f"at least one token of the model, {unit}"
+            "data.max_image_pixels",
+            value=most,
+            rule=f"at least one token of the model, {unit}",
+            fix="--config.data.max_image_pixels=0, which keeps the model's own limit, or a greater "
+            "number",
         )
     least = min(processing.min_pixels, most)
     return dataclasses.replace(processing, min_pixels=least, max_pixels=most)

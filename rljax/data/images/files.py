@@ -117,7 +117,7 @@ class Source:
         try:
             return os.fdopen(open_file(self.data, MOST_BYTES), "rb")
         except InputError as error:
-            raise InputError(f"{self.place}: {error}") from None
+            raise error.within(f"{self.place}: ") from None
 
     def _check_size(self, height: int, width: int) -> None:
         if height * width > MOST_PIXELS:

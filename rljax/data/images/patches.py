@@ -37,16 +37,25 @@ class ImageProcessing:
     def __post_init__(self):
         for name in ("patch_size", "temporal_patch_size", "merge_size", "min_pixels"):
             if type(getattr(self, name)) is not int or getattr(self, name) < 1:
-                raise InputError(f"image {name}", value=getattr(self, name), rule="at least 1")
+                raise InputError(
+                    f"image {name}",
+                    value=getattr(self, name),
+                    rule="at least 1",
+                    fix=f"set {name} to 1 or more in preprocessor_config.json",
+                )
         if self.max_pixels < max(self.min_pixels, (self.patch_size * self.merge_size) ** 2):
             raise InputError(
                 "image max_pixels",
                 value=self.max_pixels,
                 rule=f"at least min_pixels, {self.min_pixels}, and one merged patch",
+                fix="raise max_pixels, or lower min_pixels",
             )
         if len(self.mean) != 3 or len(self.std) != 3 or not min(self.std) > 0:
             raise InputError(
-                "image mean and std", value=(self.mean, self.std), rule="three each, std above 0"
+                "image mean and std",
+                value=(self.mean, self.std),
+                rule="three each, std above 0",
+                fix="three numbers in image_mean and three above 0 in image_std",
             )
 
 
@@ -68,13 +77,17 @@ def from_hf_processor(config: Mapping) -> ImageProcessing:
             f"preprocessor_config.json sets {key!r}",
             value=config[key],
             rule="the processor does not implement it, and would silently ignore it",
+            fix=f"remove {key!r} if images are read without it, or take another model",
         )
     fixed = {"do_resize": True, "do_rescale": True, "do_normalize": True, "resample": 3}
     for key, wanted in {**fixed, "rescale_factor": 1 / 255}.items():
         value = config.get(key)
         if value is not None and value != wanted and not math.isclose(value, wanted):
             raise InputError(
-                f"preprocessor_config.json: {key}", value=value, rule=f"supported: {wanted}"
+                f"preprocessor_config.json: {key}",
+                value=value,
+                rule=f"supported: {wanted}",
+                fix=f"set {key} to {wanted} if images are prepared so, or take another model",
             )
     size, fields = config.get("size") or {}, {}
     for name, edge in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
@@ -148,7 +161,10 @@ def patchify(
     count, height, width, channels = frames.shape
     if height % (p * m) or width % (p * m):
         raise InputError(
-            "frames", value=(height, width), rule=f"height and width are multiples of {p * m}"
+            "frames",
+            value=(height, width),
+            rule=f"height and width are multiples of {p * m}",
+            fix=f"resize the frames to multiples of {p * m}",
         )
     mean = np.asarray(processing.mean, np.float32)
     std = np.asarray(processing.std, np.float32)

@@ -160,7 +160,10 @@ def _find_images(
     tokens, segment_ids = np.asarray(tokens), np.asarray(segment_ids)
     if tokens.ndim != 2 or tokens.shape != segment_ids.shape:
         raise InputError(
-            "tokens and segment_ids", value=(tokens.shape, segment_ids.shape), rule="both [B, S]"
+            "tokens and segment_ids",
+            value=(tokens.shape, segment_ids.shape),
+            rule="both [B, S]",
+            fix="give both as arrays [rows, tokens] of one shape",
         )
     chosen = np.zeros(tokens.shape, bool) if policy_mask is None else np.asarray(policy_mask) > 0
     kinds = np.where(tokens == config.image_token_id, 0, -1)
@@ -222,7 +225,10 @@ def _queue(grids, seconds, config: VisionConfig, name: str) -> list:
     seconds = [1.0] * len(grids) if seconds is None else list(seconds)
     if len(seconds) != len(grids):
         raise InputError(
-            "seconds_per_grid", value=len(seconds), rule=f"one for each of {len(grids)} videos"
+            "seconds_per_grid",
+            value=len(seconds),
+            rule=f"one for each of {len(grids)} videos",
+            fix="give the seconds of each video in their order, or None: 1 s each",
         )
     out, start = [], 0
     for (t, h, w), second in zip(grids.tolist(), seconds, strict=True):

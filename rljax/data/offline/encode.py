@@ -100,6 +100,26 @@ class Trajectory:
     images: tuple[Image, ...] = ()
 
 
+_WHY_DROPPED = {
+    "dropped_overlong": (
+        "max_tokens is {max_tokens}, overlong is {overlong!r}",
+        "raise max_tokens, or cut with overlong='left' or 'right'",
+    ),
+    "dropped_empty": (
+        "a row needs a token to learn within max_tokens={max_tokens}, behind its prompt",
+        "write completions that are not empty, or raise max_tokens",
+    ),
+    "dropped_identical": (
+        "'chosen' and 'rejected' are the same text: there is nothing to prefer",
+        "write two different completions into each row; a mistake in a script may write one twice",
+    ),
+    "dropped_tie": (
+        "a tie prefers neither completion",
+        "offline.ties='both_orders', which learns that both are as good, or rows with a better one",
+    ),
+}
+
+
 def encode_rows(
     records: Sequence[dict],
     tokenizer: Tokenizer,
@@ -133,11 +153,12 @@ def encode_rows(
             raise in_row(record, error) from None
     counts["kept"] = len(items)
     if not items:
+        rule, fix = _WHY_DROPPED[max(_WHY_DROPPED, key=lambda name: counts.get(name, 0))]
         raise InputError(
             f"none of {len(records)} rows is left",
             value={name: n for name, n in counts.items() if n},
-            rule=f"max_tokens is {max_tokens}, overlong is {overlong!r}",
-            fix="raise max_tokens, or cut with overlong='left' or 'right'",
+            rule=rule.format(max_tokens=max_tokens, overlong=overlong),
+            fix=fix,
         )
     return items, counts
 

@@ -122,4 +122,8 @@ def pack_examples(items: Sequence[tuple[np.ndarray, np.ndarray]], length: int) -
 
 def _require_positive(name: str, value: object) -> None:
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
-        raise InputError(f"{name} must be a positive number of tokens", value=value)
+        raise InputError(
+            f"{name} must be a positive number of tokens",
+            value=value,
+            fix=f"set {name} to 1 or more",
+        )

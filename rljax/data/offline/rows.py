@@ -114,7 +114,8 @@ def _record(rows: Rows, index: int, kind: str) -> dict:
         row = {name: v if name in written else without_nulls(v) for name, v in row.items()}
     if kind != "examples":
         require_no_column_flags(row, place)
-    return dict(read(row, place, index), index=index, **images)
+    with rows.named_columns():
+        return dict(read(row, place, index), index=index, **images)
 
 
 def _require_everywhere_or_nowhere(records: list[dict], rows: Rows, name: str) -> None:

@@ -22,7 +22,7 @@ def in_source(spec: str, encode: Callable, *inputs, **options):
     try:
         return encode(*inputs, **options)
     except InputError as error:
-        raise error if spec in str(error) else InputError(f"{spec}: {error}") from None
+        raise error if spec in str(error) else error.within(f"{spec}: ") from None
 
 
 def digested(records: Stream) -> list[dict]:

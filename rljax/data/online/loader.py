@@ -85,7 +85,11 @@ class Loader:
     def set_state(self, state: dict) -> None:
         """Goes to the position of `state`; raises InputError if the order there was another one."""
         if not isinstance(state, dict) or set(state) != {*self._identity, "position"}:
-            raise InputError("this is not a loader's state", value=state)
+            raise InputError(
+                "this is not a loader's state",
+                value=state,
+                fix="pass what get_state() of a loader returned",
+            )
         for name, value in self._identity.items():
             if state[name] != value:
                 raise InputError(
@@ -126,5 +130,8 @@ def fingerprint(records: Sequence[dict]) -> str:
 def _require_integer(name: str, value: object, low: int, high: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value < high:
         raise InputError(
-            f"{name} must be a whole number", value=value, rule=f"from {low} to {high - 1}"
+            f"{name} must be a whole number",
+            value=value,
+            rule=f"from {low} to {high - 1}",
+            fix=f"set {name} to a number of this range",
         )

@@ -252,7 +252,7 @@ def at_least_bos(ids: list[int], tokenizer: Tokenizer, record: dict) -> list[int
 
 def in_row(record: dict, error: InputError) -> InputError:
     """The error with the row that it is about."""
-    return InputError(f"row {record['index']} cannot be encoded: {error}")
+    return error.within(f"row {record['index']} cannot be encoded: ")
 
 
 def cut_ids(ids: list[int], limit: int, side: str, bos_id: int | None) -> list[int]:
@@ -308,7 +308,9 @@ def encode_demonstrations(
         raise InputError(
             f"no demonstration is left of {len(records)}",
             rule=f"none has a token to learn within max_tokens={max_tokens}",
-            fix="raise max_tokens",
+            fix="raise max_tokens"
+            if counts["truncated"]
+            else "write what the assistant answers into each row",
         )
     return examples, dict(counts)
 
@@ -473,4 +475,8 @@ def pad_examples(
 def require_positive(name: str, value: object) -> None:
     """Raises InputError unless the value is a positive whole number."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InputError(f"{name} must be a positive number of tokens", value=value)
+        raise InputError(
+            f"{name} must be a positive number of tokens",
+            value=value,
+            fix=f"set {name} to 1 or more",
+        )

@@ -111,5 +111,10 @@ class StreamLoader:
         for name in ("position", "dropped"):
             value = state[name]
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise InputError(f"{name} must be a whole number", value=value, rule="from 0 on")
+                raise InputError(
+                    f"{name} must be a whole number",
+                    value=value,
+                    rule="from 0 on",
+                    fix="pass what get_state() of a stream returned",
+                )
         self.position, self.dropped = state["position"], state["dropped"]

@@ -31,16 +31,44 @@ SPOKEN = (
 _REMOVE = "remove the row or fill it in"
 
 
+# Columns by which rows of a kind are known -> what they are, and the dataflow that reads them.
+_KINDS = (
+    ({"chosen", "rejected"}, "a pair", "preference"),
+    ({"completions", "labels"}, "a solution with labelled steps", "process_reward_model"),
+    ({"completion", "label"}, "a labelled completion", "kto"),
+    ({"prompt", "completion"}, "a demonstration", "sft"),
+    ({"prompt", "response"}, "a demonstration", "sft"),
+    ({"prompt", "ground_truth"}, "a prompt with its answer", "grpo"),
+    ({"prompt", "answer"}, "a prompt with its answer", "grpo"),
+    ({"question", "answer"}, "a question with its answer", "grpo"),
+    ({"prompt", "solution"}, "a prompt with its answer", "grpo"),
+    ({"question", "solution"}, "a question with its answer", "grpo"),
+    ({"prompt", "reward_model"}, "a prompt with its answer", "grpo"),
+)
+
+
+def other_kind(row: dict, lacking: Sequence[str]) -> tuple[str, str]:
+    """(rule, fix) for a row without the columns `lacking`, where it is one of another dataflow;
+    ("", "") where it is of none."""
+    has = {name for name, value in row.items() if value is not None}
+    for columns, what, dataflow in _KINDS:
+        if columns <= has and not columns & set(lacking):
+            return f"the row is {what}", f"--config.dataflow={dataflow}, which reads such rows, or "
+    return "", ""
+
+
 def first_of(row: dict, names: Sequence[str], place: str, fix: str) -> str:
     """The first of the columns that the row has."""
     for name in names:
         if name in row:
             return name
     columns = sorted(map(str, row))
+    what, (rule, other) = f"{place} lacks the column {names[0]!r}", other_kind(row, names)
     close = [c for name in names for c in difflib.get_close_matches(name, columns, n=1)]
     if close:
         fix = f"rename {close[0]!r}, if that is what it holds, or {fix}"
-    raise InputError(f"{place} lacks the column {names[0]!r}", value=columns, fix=fix)
+        raise InputError(what, value=columns, fix=fix)
+    raise InputError(what, value=columns, rule=rule, fix=other + fix)
 
 
 def require_text(value: object, place: str, fix: str, empty: bool = False) -> None:
@@ -321,11 +349,17 @@ def demonstration_record(row: dict, place: str, index: int) -> dict:
         require_no_column_flags(row, place)
         require_text(row["text"], f"{place}, column 'text'", _REMOVE)
         return dict(text=row["text"], **how, index=index)
+    rule, other = other_kind(row, ("completion", "response"))
+    wanted = ("messages", "prompt", "completion", "response", "text")
+    unknown = [name for name in row if name not in wanted]
+    found = (difflib.get_close_matches(name, unknown, n=1) for name in wanted)
+    near = next((close[0] for close in found if close), "")
+    needs = "it needs 'messages', or 'prompt' and 'completion' (or 'response'), or 'text'"
     raise InputError(
         f"{place} is no demonstration",
         value=sorted(map(str, row)),
-        rule="it needs 'messages', or 'prompt' and 'completion' (or 'response'), or 'text'",
-        fix="rename the columns",
+        rule=f"{rule}; {needs}" if rule else needs,
+        fix=f"{other}rename {near!r}" if near else f"{other}rename the columns",
     )
 
 

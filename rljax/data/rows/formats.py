@@ -40,6 +40,15 @@ _RESPONSES = (
 )  # fmt: skip
 
 
+# Columns by which rows of any kind are known: a table has one of them.
+COLUMNS = (
+    "prompt", "question", "problem", "messages", "conversations", "instruction", "input", "text",
+    "completion", "response", "answer", "ground_truth", "solution", "chosen", "rejected", "output",
+    "completions", "labels", "label", "safer", "more_harmful", "response_0", "context_messages",
+    "reward_model", "steps", "reward",
+)  # fmt: skip
+
+
 @dataclasses.dataclass(frozen=True)
 class Form:
     """The columns of another project: their name, and what makes a row of ours from one."""
@@ -68,7 +77,9 @@ def understood(row: dict) -> str:
         kind = "unpaired preference" if "label" in has else "prompt-completion"
         spoken = row[min(completion)]
     elif has & {"prompt", "question"}:
-        kind, spoken = "prompts", row.get("prompt", row.get("question"))
+        solved = "solution" in has and not has & {"ground_truth", "answer", "reward_model"}
+        kind = "prompts" + ", their answers in 'solution'" * solved
+        spoken = row.get("prompt", row.get("question"))
     elif "text" in has:
         kind, spoken = "language modeling", row["text"]
     else:
@@ -97,6 +108,8 @@ def form_of(row: dict) -> Form | None:
     own = {"prompt", "question", "messages", "text"} & row.keys()
     if not own and ("input" in row or _turns(row.get("context_messages"))):
         return _OPENRLHF
+    if not own and isinstance(row.get("problem"), str):
+        return _PROBLEMS
     answer = row.get("answer")
     if isinstance(row.get("question"), str) and isinstance(answer, str) and "\n#### " in answer:
         return _GSM8K
@@ -267,7 +280,12 @@ def _pku(row: dict, place: str) -> dict:
         if row.get(column) is None:
             continue
         if row[column] not in (0, 1):
-            raise InputError(f"{place}, column {column!r}", value=row[column], rule="0 or 1")
+            raise InputError(
+                f"{place}, column {column!r}",
+                value=row[column],
+                rule="0 or 1",
+                fix=f"write 0 or 1 in {column!r}, or drop the row",
+            )
         for name, which in ((first, int(row[column])), (second, 1 - int(row[column]))):
             made[name] = row.get(f"response_{which}")
             label = row.get(f"is_response_{which}_safe")
@@ -282,6 +300,8 @@ _ALPACA = Form("Alpaca", _alpaca)
 _ORCA = Form("OpenOrca", _orca)
 _MATH_SHEPHERD = Form("Math-Shepherd", _math_shepherd)
 _OPENRLHF = Form("OpenRLHF", _openrlhf)
+# MATH's and open-r1's. A map of the user's own reads the column as it is called there.
+_PROBLEMS = Form("problems", lambda row, place: {**row, "prompt": row.get("problem")})
 _GSM8K = Form("GSM8K, the answer after ####", lambda row, place: row)
 
 

@@ -14,10 +14,18 @@ MATH_INSTRUCTION = "Let's think step by step and output the final answer within 
 def column(example: dict, name: str) -> str:
     """The text in a column. Raises InputError that names it."""
     if name not in example:
-        raise InputError(f"lacks the column {name!r}", value=sorted(map(str, example)))
+        raise InputError(
+            f"lacks the column {name!r}",
+            value=sorted(map(str, example)),
+            fix=f"rename the column that holds it to {name!r}",
+        )
     value = example[name]
     if not isinstance(value, str) or not value.strip():
-        raise InputError(f"column {name!r} is empty or not a text", value=value)
+        raise InputError(
+            f"column {name!r} is empty or not a text",
+            value=value,
+            fix=f"write a text in {name!r}, or drop the row",
+        )
     return value
 
 
@@ -32,7 +40,11 @@ def gsm8k(example: dict, index: int, *, instruction: str = GSM8K_INSTRUCTION) ->
     _, mark, final = answer.rpartition("#### ")
     final = final.strip().replace(",", "")
     if not mark or not final:
-        raise InputError("column 'answer' has no number after '#### '", value=answer[-80:])
+        raise InputError(
+            "column 'answer' has no number after '#### '",
+            value=answer[-80:],
+            fix="end the answer with '#### NUMBER', or drop the row",
+        )
     return dict(
         prompt=with_instruction(question, instruction), ground_truth=final, ability="math",
         extra_info={"question": question, "answer": answer},
@@ -47,7 +59,11 @@ def math(
     problem, solution = column(example, problem_column), column(example, solution_column)
     answer = last_boxed(solution)
     if answer is None or not answer.strip():
-        raise InputError(f"column {solution_column!r} has no \\boxed{{...}}", value=solution[-80:])
+        raise InputError(
+            f"column {solution_column!r} has no \\boxed{{...}}",
+            value=solution[-80:],
+            fix=f"put the answer into \\boxed{{...}} in {solution_column!r}, or drop the row",
+        )
     others = {k: example[k] for k in ("level", "type", "subject") if k in example}
     return dict(
         prompt=with_instruction(problem, instruction), ground_truth=answer.strip(), ability="math",

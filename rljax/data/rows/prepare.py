@@ -67,13 +67,23 @@ def _check(options: PrepareOptions) -> None:
         if not getattr(options, name):
             raise InputError(f"--{name} is not set", fix=f"--{name}=...; --help lists the flags")
     if not 0 <= options.test_fraction < 1:
-        raise InputError("--test_fraction", value=options.test_fraction, rule="0 <= fraction < 1")
+        raise InputError(
+            "--test_fraction",
+            value=options.test_fraction,
+            rule="0 <= fraction < 1",
+            fix="--test_fraction=0.05, or 0 for no test split",
+        )
     if bool(options.max_prompt_tokens) != bool(options.tokenizer):
         raise InputError(
             "--max_prompt_tokens and --tokenizer belong together", fix="set both, or neither"
         )
     if options.max_prompt_tokens < 0:
-        raise InputError("--max_prompt_tokens", value=options.max_prompt_tokens, rule="at least 1")
+        raise InputError(
+            "--max_prompt_tokens",
+            value=options.max_prompt_tokens,
+            rule="at least 1",
+            fix="--max_prompt_tokens=512, or leave it out: prompts of any length stay",
+        )
     if os.path.exists(options.out) and not os.path.isdir(options.out):
         raise InputError(f"--out={options.out} is a file", fix="name a folder")
 
@@ -170,7 +180,13 @@ def _map_function(text: str) -> Callable[[dict, int], dict | None]:
         raise InputError(f"--map={text}", rule=f"{error}; {rule}", fix=fix) from None
     made = component()
     if not callable(made):
-        raise InputError(f"--map={text} returned no function", value=made, rule=rule)
+        raise InputError(
+            f"--map={text} returned no function",
+            value=made,
+            rule=rule,
+            fix="return a function (row, index) -> dict from it, or name the function itself "
+            "without brackets",
+        )
     return made
 
 
@@ -179,7 +195,7 @@ def _called(function: Callable, row: dict, index: int, rows: Rows) -> dict | Non
     try:
         made = function(row, index)
     except InputError as error:
-        raise InputError(f"{place} {error}") from None
+        raise error.within(f"{place} ") from None
     except Exception as error:  # the user's own code: say where, and on which row
         where = traceback.extract_tb(error.__traceback__)[-1]
         raise InputError(
@@ -336,7 +352,11 @@ def _write(folder: Path, tables: dict, counts: dict) -> None:
             os.replace(temporary[split], folder / f"{split}.parquet")
         os.replace(temporary["counts"], folder / "counts.json")
     except OSError as error:
-        raise InputError(f"--out={folder} cannot be written", rule=str(error)) from None
+        raise InputError(
+            f"--out={folder} cannot be written",
+            rule=str(error),
+            fix="--out=FOLDER of a disk with room that you can write to",
+        ) from None
     finally:
         for path in temporary.values():
             with contextlib.suppress(OSError):

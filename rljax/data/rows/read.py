@@ -4,19 +4,21 @@ Rows are checked only for being objects; what they must hold is in `sources` (pr
 rljax.data.offline.rows (offline training). A spec is
 
 - the path of a .parquet, .jsonl, .json, .csv or .tsv file; `{split}` in it is replaced, and a
-  folder means its file `<split>.parquet`, `.jsonl`, ...;
+  folder means its file `<split>.parquet`, `.jsonl`, ...; several with commas between them, or a
+  pattern such as "part_*.jsonl", are read one after the other;
 - `"hf://datasets/OWNER/NAME"`, a data set of the Hugging Face Hub (rljax.hub.datasets);
 - `"tfds:name/config"`, a data set of TensorFlow Datasets, or `"tfds:/folder"`, one prepared there;
 - a component such as `"sort_digits(digits=3)"` of `rljax.data.tasks`;
 - a list of rows itself.
 """
 
+import contextlib
 import csv
 import dataclasses
 import functools
 import inspect
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,13 +29,14 @@ from rljax.components import resolve
 from rljax.config import is_path
 from rljax.config.overrides import TFDS, kind_of_text
 from rljax.data.online.stream import Stream
-from rljax.data.rows.formats import form_of, table_row, understood
+from rljax.data.rows.formats import COLUMNS, form_of, table_row, understood
 from rljax.data.rows.nulls import Nulls
 from rljax.data.rows.stored import StoredRows
 from rljax.errors import InputError
 from rljax.files import (
     DATA_FILES,
     LARGEST_DATA,
+    data_files,
     how_to_get_data,
     open_file,
     parse_json,
@@ -61,6 +64,8 @@ class Rows:
     # have one list of keys for all rows.
     fills_nulls: bool = False
     folder: Path | None = None  # of the file: what paths of images are relative to
+    parts: tuple["Rows", ...] = ()  # of several files, in the order of the rows
+    header: str = ""  # the first line of a table, where it names no column that is read
 
     @functools.cached_property
     def nulls(self) -> Nulls:
@@ -72,8 +77,26 @@ class Rows:
     def place(self, index: int) -> str:
         if isinstance(self.rows, StoredRows):
             return self.rows.place(index)
+        for part in self.parts:
+            if index < len(part.rows):
+                return part.place(index)
+            index -= len(part.rows)
         place = f"{self.source}: row {index}"
         return place if self.lines is None else f"{place} (line {self.lines[index]})"
+
+    @contextlib.contextmanager
+    def named_columns(self) -> Iterator[None]:
+        """Around what reads columns: of a table without names of columns the error says so."""
+        try:
+            yield
+        except InputError as error:
+            if not self.header:
+                raise
+            raise InputError(
+                error.parts[0],
+                rule=f"the first line, {self.header[:80]!r}, was read as names of columns",
+                fix="name them, such as prompt,answer, above that line if it is a row",
+            ) from None
 
 
 def read_rows(
@@ -113,7 +136,9 @@ def read_rows(
             raise InputError(f"{rows.place(index)} is not an object", value=row, fix=fix)
         if len(row) > _MOST_COLUMNS:
             raise InputError(
-                f"{rows.place(index)} has {len(row)} columns", rule=f"at most {_MOST_COLUMNS}"
+                f"{rows.place(index)} has {len(row)} columns",
+                rule=f"at most {_MOST_COLUMNS}",
+                fix="drop the columns that the run does not read",
             )
     form = form_of(rows.rows[0])
     if form is not None:
@@ -135,7 +160,8 @@ def read_stored(spec: str, split: str, notes: list[str] | None = None) -> Rows:
     else:
         path = Path(spec.replace("{split}", split))
         path = _file_of_split(path, split) if os.path.isdir(path) else path
-        paths, names, data_source = [path], [str(path)], path.stem
+        names = data_files(str(path))
+        paths, data_source = [Path(name) for name in names], Path(names[0]).stem
     stored = StoredRows(paths, names)
     nulls = any(path.suffix == ".parquet" for path in paths)
     source = names[0] if len(names) == 1 else spec
@@ -168,7 +194,9 @@ def _read_named(spec: str, split: str, demonstrations: bool, notes: list[str]) -
     if os.path.isdir(path):
         path = _file_of_split(path, split)
     if path.suffix in _READERS:
-        return _READERS[path.suffix](path, split)
+        files = [Path(file) for file in data_files(str(path))]
+        read = [_READERS[file.suffix](file, split) for file in files]
+        return read[0] if len(read) == 1 else _joined(read, spec, read[0].data_source)
     raise InputError(
         f"{path} is not a kind of data file that is read",
         rule=f"the name must end in one of {', '.join(DATA_FILES)}",
@@ -215,10 +243,14 @@ def _read_jsonl(path: Path, split: str) -> Rows:
 
 
 def _read_table(path: Path, split: str) -> Rows:
-    """Rows of a .csv or .tsv file; its first line names the columns, and cells are texts."""
+    """Rows of a .csv or .tsv file; its first line names the columns, and cells are texts. Columns
+    may be separated otherwise than the file's name says, as some spreadsheets write them."""
     csv.field_size_limit(_LONGEST_CELL)
+    first = next((line for _, line in read_lines(path)), "")
+    own = "\t" if path.suffix == ".tsv" else ","
+    separator = next((one for one in (own, ";", "\t", "|", ",") if one in first), own)
     lines = (line + "\n" for _, line in read_lines(path))
-    table = csv.reader(lines, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
+    table = csv.reader(lines, delimiter=separator, strict=True)
     rows, numbers, names = [], [], None
     try:
         for cells in table:
@@ -242,7 +274,9 @@ def _read_table(path: Path, split: str) -> Rows:
             rule=str(error),
             fix="put quotes around texts, and double the quotes inside them",
         ) from None
-    return Rows(str(path), path.stem, rows, numbers, folder=path.parent)
+    known = {name.lower() for name in names or ()} & set(COLUMNS)
+    header = "" if known else first
+    return Rows(str(path), path.stem, rows, numbers, folder=path.parent, header=header)
 
 
 def _check_names(names: list[str], path: Path) -> None:
@@ -288,11 +322,15 @@ def _read_hub(spec: str, split: str, notes: list[str]) -> Rows:
     if len(parts) == 1:
         source = f"{found.repository}/{found.names[0]}"
         return dataclasses.replace(parts[0], source=source, data_source=found.repository)
+    return _joined(parts, spec, found.repository)
+
+
+def _joined(parts: list[Rows], source: str, data_source: str) -> Rows:
+    """The rows of several files as one. Paths of images are relative to the first file."""
     rows = [row for part in parts for row in part.rows]
-    nulls = any(part.fills_nulls for part in parts)
-    # (Paths of images are relative to the first file.)
-    folder = parts[0].folder
-    return Rows(spec, found.repository, rows, fills_nulls=nulls, folder=folder)
+    nulls, folder = any(part.fills_nulls for part in parts), parts[0].folder
+    more = dict(parts=tuple(parts), header=parts[0].header)
+    return Rows(source, data_source, rows, fills_nulls=nulls, folder=folder, **more)
 
 
 def make_task(spec: str) -> tuple[str, object]:
@@ -352,7 +390,12 @@ def _read_tfds(spec: str, split: str) -> Rows:
             fix="write tfds:name or tfds:name/config, or tfds:/folder of a prepared data set",
         ) from None
     if split not in builder.info.splits:
-        raise InputError(f"{spec} has no split {split!r}", value=sorted(builder.info.splits))
+        raise InputError(
+            f"{spec} has no split {split!r}",
+            value=sorted(builder.info.splits),
+            fix="name one of these in brackets: "
+            f"{spec}[{min(builder.info.splits, default='train')}]",
+        )
     try:
         source = builder.as_data_source(split=split)
         rows = [_plain_feature(source[i], builder.info.features) for i in range(len(source))]

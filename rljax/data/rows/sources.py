@@ -6,6 +6,7 @@ offline training are rljax.data.offline.rows. Every row is checked here, before 
 
 import json
 import math
+import re
 from collections.abc import Callable
 
 from rljax.data.images.columns import images_of, with_images
@@ -25,10 +26,12 @@ from rljax.data.rows.read import Rows, read_rows, read_stored
 from rljax.data.rows.split import one_side
 from rljax.data.text.messages import check_unicode
 from rljax.errors import InputError
+from rljax.rewards.text.rules import last_boxed
 
 _PROMPT_FIX = (
     "give each row a 'prompt' (text, or a list of chat messages), 'question' or 'messages'"
 )
+_SOLUTION_CHARACTERS = 100  # of a solution that is taken as the answer itself
 _TRUTH_FIX = "give each row a 'ground_truth', an 'answer' or a reward_model.ground_truth"
 
 
@@ -109,7 +112,8 @@ def _demonstration(rows: Rows, index: int) -> dict:
     place = rows.place(index)
     row = rows.rows[index]
     row = _as_written(with_images(row, place, rows.folder), rows, place)
-    return {**demonstration_record(row, place, index), **images_of(row)}
+    with rows.named_columns():
+        return {**demonstration_record(row, place, index), **images_of(row)}
 
 
 # -- what a row must hold --
@@ -119,6 +123,13 @@ def prompt_record(
     row: dict, index: int, rows: Rows, need_ground_truth: bool, check: Check | None = None
 ) -> dict:
     """Row `index` as load_prompts makes it. Raises InputError that names row and column."""
+    with rows.named_columns():
+        return _prompt_record(row, index, rows, need_ground_truth, check)
+
+
+def _prompt_record(
+    row: dict, index: int, rows: Rows, need_ground_truth: bool, check: Check | None
+) -> dict:
     place = rows.place(index)
     row = _as_written(with_images(row, place, rows.folder), rows, place)
     row = _with_prompt(row, place)
@@ -212,6 +223,12 @@ def _ground_truth(row: dict, place: str, needed: bool) -> tuple[str, str, dict]:
             text = _answer_text(text, f"{place}, column 'reward_model.ground_truth'")
         return text or "", "reward_model", {}
     present = [name for name in ("ground_truth", "answer") if name in row]
+    if needed and not present and isinstance(row.get("solution"), str):
+        return (
+            _solved(row["solution"], f"{place}, column 'solution'"),
+            "solution",
+            {"solution": row["solution"]},
+        )
     if not needed and all(row[name] is None for name in present):
         return "", "ground_truth", {}
     column = first_of(row, ("ground_truth", "answer"), place, _TRUTH_FIX)
@@ -221,9 +238,32 @@ def _ground_truth(row: dict, place: str, needed: bool) -> tuple[str, str, dict]:
     if column == "answer" and mark:
         final = final.strip().replace(",", "")
         if not final:
-            raise InputError(f"{place}, column 'answer' is empty after ####", value=text)
+            raise InputError(
+                f"{place}, column 'answer' is empty after ####",
+                value=text,
+                fix="write the final answer behind '####', or drop the row",
+            )
         return final, column, {"solution": solution}
     return text, column, {}
+
+
+def _solved(solution: str, place: str) -> str:
+    """The answer of a `solution`, as TRL's and open-r1's rows have it: in its last box, between
+    <answer> tags, behind "####", or a short text that is the answer itself."""
+    tagged = re.findall(r"<answer>(.*?)</answer>", solution, re.DOTALL)
+    marked = last_boxed(solution) or (tagged[-1] if tagged else "")
+    answer = (marked or solution.rpartition("\n#### ")[2]).strip().strip("$").strip()
+    short = "\n" not in answer and len(answer) <= _SOLUTION_CHARACTERS
+    if not answer or not (marked or short):
+        raise InputError(
+            f"{place} has no answer that can be told from the rest",
+            value=solution[-80:],
+            rule="the answer of one is in its last \\boxed{...}, in <answer>...</answer>, or "
+            "the whole of a short line",
+            fix="write the answer alone into a column 'answer'",
+        )
+    check_unicode(answer, place)
+    return answer
 
 
 def _answer_text(value: object, place: str) -> str:

@@ -88,7 +88,7 @@ def json_extraction(
     check_range("json_extraction", "fields", fields, 1, 6)
     check_range("json_extraction", "noise", noise, 0, len(_NOISE))
     if style not in ("words", "short"):
-        raise InputError("json_extraction(style)", value=style, rule="words or short")
+        raise InputError("json_extraction(style)", value=style, fix="write words or short")
 
     def draw(rng: random.Random) -> Problem:
         if style == "short":

@@ -117,13 +117,19 @@ def _config(name: str, difficulty: int, options: dict) -> dict:
             raise InputError(
                 "reasoning_gym(difficulty)", value=difficulty, rule=f"{name} has levels 0 to "
                 f"{levels - 1}, of {', '.join(curriculum.attributes)}",
+                fix=f"difficulty={levels - 1} or lower, or leave it out",
             )  # fmt: skip
         curriculum.set_global_level(difficulty)
         made = curriculum.generate_configuration({})
         plain, new = vars(kind()), vars(made)
         chosen = {f: _hashable(new[f]) for f in fields if new[f] != plain[f]}
     elif difficulty != -1:
-        raise InputError("reasoning_gym(difficulty)", value=difficulty, rule="-1, or from 0 on")
+        raise InputError(
+            "reasoning_gym(difficulty)",
+            value=difficulty,
+            rule="-1, or from 0 on",
+            fix="leave difficulty out (-1), or set it to 0 or more",
+        )
     chosen |= options
     try:
         made = kind(**chosen)

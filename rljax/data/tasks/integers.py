@@ -18,13 +18,16 @@ OPERATIONS = "+-*/"
 def _check_operations(task: str, operations: str) -> None:
     if not operations or len({*operations}) < len(operations) or {*operations} - {*OPERATIONS}:
         raise InputError(
-            f"{task}(operations)", value=operations, rule=f"some of {OPERATIONS}, each once"
+            f"{task}(operations)",
+            value=operations,
+            rule=f"some of {OPERATIONS}, each once",
+            fix=f"operations='+-', or other characters of {OPERATIONS!r}",
         )
 
 
 def _check_style(task: str, style: str) -> None:
     if style not in ("words", "short"):
-        raise InputError(f"{task}(style)", value=style, rule="words or short")
+        raise InputError(f"{task}(style)", value=style, fix="write words or short")
 
 
 @contract(safe=True)

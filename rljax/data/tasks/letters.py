@@ -18,7 +18,12 @@ from rljax.rewards.unit_tests.programs import OPERATIONS
 
 def _check_prompts(name: str, prompts: int) -> None:
     if prompts < 2:
-        raise InputError(f"{name}(prompts)", value=prompts, rule="at least 2: it is split in two")
+        raise InputError(
+            f"{name}(prompts)",
+            value=prompts,
+            rule="at least 2: it is split in two",
+            fix="prompts=2 or more",
+        )
 
 
 def _split(
@@ -29,12 +34,14 @@ def _split(
             f"{name}(test)",
             value=test,
             rule=f"between 1 and {len(pairs) - 1}, the distinct prompts",
+            fix=f"test={max(1, len(pairs) // 10)}, or raise the number of prompts",
         )
     if not 0 < demonstrations <= len(pairs) - test:
         raise InputError(
             f"{name}(worked_examples)",
             value=demonstrations,
             rule=f"between 1 and {len(pairs) - test}",
+            fix="lower worked_examples, or raise the number of prompts",
         )
     records = [
         {"prompt": p, "ground_truth": a, "data_source": name, "extra_info": {}, "index": i}
@@ -60,7 +67,12 @@ def sort_digits(
     """ "83051>" -> "01358": put the digits in ascending order. `prompts` distinct ones, split at
     random."""
     if not 2 <= digits <= 12:
-        raise InputError("sort_digits(digits)", value=digits, rule="2 to 12")
+        raise InputError(
+            "sort_digits(digits)",
+            value=digits,
+            rule="2 to 12",
+            fix="set digits to a number of this range",
+        )
     _check_prompts("sort_digits", prompts)
     rng = random.Random(seed)
     wanted = min(prompts, 10**digits)
@@ -81,7 +93,12 @@ def addition(
 ) -> Task:
     """ "37+58=" -> "95": add two numbers of up to `digits` digits."""
     if not 1 <= digits <= 9:
-        raise InputError("addition(digits)", value=digits, rule="1 to 9")
+        raise InputError(
+            "addition(digits)",
+            value=digits,
+            rule="1 to 9",
+            fix="set digits to a number of this range",
+        )
     _check_prompts("addition", prompts)
     rng = random.Random(seed)
     pairs_of_numbers = rng.sample(range(100**digits), min(prompts, 100**digits))
@@ -106,10 +123,18 @@ def letter_count(
     """
     if not 2 <= letters <= 19:
         raise InputError(
-            "letter_count(letters)", value=letters, rule="2 to 19: a count is one digit"
+            "letter_count(letters)",
+            value=letters,
+            rule="2 to 19: a count is one digit",
+            fix="set letters to a number of this range",
         )
     if not 3 <= kinds <= 26:
-        raise InputError("letter_count(kinds)", value=kinds, rule="3 to 26")
+        raise InputError(
+            "letter_count(kinds)",
+            value=kinds,
+            rule="3 to 26",
+            fix="set kinds to a number of this range",
+        )
     _check_prompts("letter_count", prompts)
     rng = random.Random(seed)
     alphabet = "abcdefghijklmnopqrstuvwxyz"[:kinds]
@@ -137,10 +162,18 @@ def first_letter(
     random. The smallest task with a right answer per prompt. Another `data_source` makes it another
     task of a mixture."""
     if not 2 <= kinds <= 26:
-        raise InputError("first_letter(kinds)", value=kinds, rule="2 to 26")
+        raise InputError(
+            "first_letter(kinds)",
+            value=kinds,
+            rule="2 to 26",
+            fix="set kinds to a number of this range",
+        )
     if not 1 <= letters <= 6 or kinds**letters > 20_000:
         raise InputError(
-            "first_letter(letters)", value=letters, rule="1 to 6, and kinds^letters <= 20000"
+            "first_letter(letters)",
+            value=letters,
+            rule="1 to 6, and kinds^letters <= 20000",
+            fix="lower letters, or kinds",
         )
     alphabet = "abcdefghijklmnopqrstuvwxyz"[:kinds]
     texts = ["".join(t) for t in itertools.product(alphabet, repeat=letters)]
@@ -190,9 +223,19 @@ def running_sum(
     `modulus`; the last line is the answer. The reward is `last_line`, the ground truth the answer
     alone: a slip on the way is not seen but in what follows from it."""
     if not 3 <= terms <= 9:
-        raise InputError("running_sum(terms)", value=terms, rule="3 to 9")
+        raise InputError(
+            "running_sum(terms)",
+            value=terms,
+            rule="3 to 9",
+            fix="set terms to a number of this range",
+        )
     if not 2 <= modulus <= 10:
-        raise InputError("running_sum(modulus)", value=modulus, rule="2 to 10: a sum is one digit")
+        raise InputError(
+            "running_sum(modulus)",
+            value=modulus,
+            rule="2 to 10: a sum is one digit",
+            fix="set modulus to a number of this range",
+        )
     _check_prompts("running_sum", prompts)
     wanted = random.Random(seed).sample(range(modulus**terms), min(prompts, modulus**terms))
     pairs = []
@@ -239,13 +282,25 @@ def program_synthesis(
     )  # fmt: skip
     for name, value, low, high in (*ranges, ("examples", examples, 1, 8)):
         if not low <= value <= high:
-            raise InputError(f"program_synthesis({name})", value=value, rule=f"{low} to {high}")
+            raise InputError(
+                f"program_synthesis({name})",
+                value=value,
+                rule=f"{low} to {high}",
+                fix=f"set {name} to a number of this range",
+            )
     if not operations or len(set(operations)) < len(operations) or set(operations) - {*OPERATIONS}:
         raise InputError(
-            "program_synthesis(operations)", value=operations, rule=f"some of {OPERATIONS}, once"
+            "program_synthesis(operations)",
+            value=operations,
+            rule=f"some of {OPERATIONS}, once",
+            fix=f"operations={OPERATIONS[:2]!r}, or others of these",
         )
     if show not in ("function", "examples", "trace"):
-        raise InputError("program_synthesis(show)", value=show, rule="function, examples or trace")
+        raise InputError(
+            "program_synthesis(show)",
+            value=show,
+            fix="write function, examples or trace",
+        )
     if show == "trace" and (with_input or set(operations) != {"+", "-"}):
         raise InputError(
             "program_synthesis(show='trace')", value=(operations, with_input),
@@ -292,7 +347,12 @@ def letter_quota(
     ranges = (("letters", letters, 2, 32), ("kinds", kinds, 2, 26), ("quota", quota, 1, letters))
     for name, value, low, high in (*ranges, ("shown", shown, 0, letters)):
         if not low <= value <= high:
-            raise InputError(f"letter_quota({name})", value=value, rule=f"{low} to {high}")
+            raise InputError(
+                f"letter_quota({name})",
+                value=value,
+                rule=f"{low} to {high}",
+                fix=f"set {name} to a number of this range",
+            )
     _check_prompts("letter_quota", prompts)
     rng = random.Random(seed)
     alphabet = "abcdefghijklmnopqrstuvwxyz"[:kinds]

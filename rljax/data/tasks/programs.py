@@ -75,7 +75,7 @@ def code_tests(
     check_range("code_tests", "tests", tests, 1, 50)
     check_range("code_tests", "shown", shown, 0, tests)
     if style not in ("words", "short"):
-        raise InputError("code_tests(style)", value=style, rule="words or short")
+        raise InputError("code_tests(style)", value=style, fix="write words or short")
 
     drawn = _function_problem if style == "short" else _program_problem
 

@@ -75,7 +75,7 @@ def _public(
             try:
                 record = mapped(row, index)
             except InputError as error:
-                raise InputError(f"{place(index)} {error}") from None
+                raise error.within(f"{place(index)} ") from None
             prompt = record["prompt"]
             written = [{"role": "user", "content": prompt}] if chat else prompt
             made[split].append({**record, "prompt": written, "data_source": name})

@@ -43,7 +43,12 @@ class Problem:
 def check_range(task: str, option: str, value: float, low: float, high: float) -> None:
     """Raises InputError unless low <= value <= high."""
     if not low <= value <= high:
-        raise InputError(f"{task}({option})", value=value, rule=f"{low} to {high}")
+        raise InputError(
+            f"{task}({option})",
+            value=value,
+            rule=f"{low} to {high}",
+            fix=f"set {option} to a number of this range",
+        )
 
 
 def procedural(
@@ -107,7 +112,9 @@ def _check_counts(name: str, prompts: int, test: int, worked_examples: int) -> N
     wanted = (("prompts", prompts, 0), ("test", test, 1), ("worked_examples", worked_examples, 0))
     for option, value, low in wanted:
         if value < low:
-            raise InputError(f"{name}({option})", value=value, rule=f"at least {low}")
+            raise InputError(
+                f"{name}({option})", value=value, fix=f"set {option} to at least {low}"
+            )
 
 
 def _fresh(name: str, make: Callable, split: str, index: int, taken: dict) -> Problem:

@@ -28,12 +28,22 @@ def prompt_texts(
     check_range("prompt_texts", "test", test, 1, 10**6)
     task = resolve(of, "rljax.data.tasks")()
     if not isinstance(task, Task):
-        raise InputError("prompt_texts(of)", value=of, rule="a task, such as 'letter_count()'")
+        raise InputError(
+            "prompt_texts(of)",
+            value=of,
+            rule="a task, such as 'letter_count()'",
+            fix="name a task of rljax.data.tasks, or a function of yours that returns a Task",
+        )
     many = isinstance(task.train, Stream)
     rows = task.train.first(texts) if many else task.train
     prompts = [row["prompt"] for row in rows]
     if not all(isinstance(prompt, str) for prompt in prompts):
-        raise InputError("prompt_texts(of)", value=of, rule="a task whose prompts are texts")
+        raise InputError(
+            "prompt_texts(of)",
+            value=of,
+            rule="a task whose prompts are texts",
+            fix="take a task without conversations and images, such as 'letter_count()'",
+        )
     rng = random.Random(f"prompt_texts/{seed}")
     made = [
         {"text": "".join(rng.choices(prompts, k=prompts_per_text))} for _ in range(texts + test)

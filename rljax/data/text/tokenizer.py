@@ -203,12 +203,25 @@ class CharTokenizer(Tokenizer):
 
     def __init__(self, alphabet: str):
         if not isinstance(alphabet, str) or not alphabet:
-            raise InputError("a character tokenizer needs an alphabet", value=alphabet)
+            raise InputError(
+                "a character tokenizer needs an alphabet",
+                value=alphabet,
+                fix="tokenizer='chars(...)' with the characters of your texts between the brackets",
+            )
         if len(alphabet) > MOST_CHARACTERS:
-            raise InputError("the alphabet", value=len(alphabet), rule=f"at most {MOST_CHARACTERS}")
+            raise InputError(
+                "the alphabet",
+                value=len(alphabet),
+                rule=f"at most {MOST_CHARACTERS}",
+                fix="use a tokenizer of words: tokenizer=FOLDER with a tokenizer.json",
+            )
         double = sorted(c for c, count in collections.Counter(alphabet).items() if count > 1)
         if double:
-            raise InputError("the alphabet names a character twice", value="".join(double))
+            raise InputError(
+                "the alphabet names a character twice",
+                value="".join(double),
+                fix="name each character once",
+            )
         check_unicode(alphabet, "the alphabet")
         self.alphabet = alphabet
         self.vocab_size = 2 + len(alphabet)

@@ -154,7 +154,10 @@ def read_templates(folder: Path, now: datetime.datetime | None) -> dict[str, Cha
 def _check_count(templates: int, place: Path) -> None:
     if templates > _MOST_TEMPLATES:
         raise InputError(
-            f"{place}: chat templates", value=templates, rule=f"at most {_MOST_TEMPLATES}"
+            f"{place}: chat templates",
+            value=templates,
+            rule=f"at most {_MOST_TEMPLATES}",
+            fix="keep the templates that you use, such as the one called 'default'",
         )
 
 

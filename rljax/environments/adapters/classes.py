@@ -22,7 +22,11 @@ def of_class(*, cls: str, **row) -> Generator[object, Reply, object]:
     """
     made = resolve(cls, __name__)()
     if not hasattr(made, "reset"):
-        raise InputError(f"{cls} has no reset", rule="a class with reset and step, or tools")
+        raise InputError(
+            f"{cls} has no reset",
+            rule="a class with reset and step, or tools",
+            fix=f"define reset(self, ...) and step(self, reply) in {cls.partition('(')[0]}",
+        )
     try:
         first = made.reset(**declared(made.reset, row))
         first = first[0] if isinstance(first, tuple) else first  # observation, info

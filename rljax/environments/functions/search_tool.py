@@ -22,7 +22,12 @@ def search(*, corpus: str, k: int = 3) -> Callable:
     text. The index is made once in a process.
     """
     if k < 1:
-        raise InputError("search: k is the number of texts of an answer", value=k, rule="above 0")
+        raise InputError(
+            "search: k is the number of texts of an answer",
+            value=k,
+            rule="above 0",
+            fix="set k to at least 1",
+        )
     index = _index(os.path.abspath(corpus))
 
     def search(query: str) -> str:
@@ -78,7 +83,11 @@ def _texts_of(path: str) -> list[str]:
         texts = [_text_of(parse_json(line, where), where) for where, line in lines]
     else:
         raise InputError(
-            "search: unknown kind of corpus", value=path, rule="a .txt or a .jsonl file"
+            "search: unknown kind of corpus",
+            value=path,
+            rule="a .txt or a .jsonl file",
+            fix='write the texts one to a line in a .txt file, or as objects with "text" in a '
+            ".jsonl file",
         )
     if not texts:
         raise InputError(f"{path} has no text", fix="write a text in each line")
@@ -90,7 +99,10 @@ def _text_of(row: object, where: str) -> str:
     text = next((fields[name] for name in _FIELDS if isinstance(fields.get(name), str)), None)
     if text is None:
         raise InputError(
-            f"{where}: this row has no text", value=row, rule=f"one of {', '.join(_FIELDS)}"
+            f"{where}: this row has no text",
+            value=row,
+            rule=f"one of {', '.join(_FIELDS)}",
+            fix='rename the field that holds the text to "text"',
         )
     title = fields.get("title")
     return f"{title}: {text}" if isinstance(title, str) and title else text

@@ -77,13 +77,21 @@ def _floats(*arrays):
 
 def _check(by, first, impl, **others):
     if impl not in IMPLS:
-        raise InputError(f"{by}(impl)", value=impl, rule=f"one of {', '.join(IMPLS)}")
+        raise InputError(f"{by}(impl)", value=impl, fix=f"impl={', impl='.join(map(repr, IMPLS))}")
     if first.ndim != 2:
-        raise InputError(f"{by} has the wrong number of axes", value=first.shape, rule="[B, S]")
+        raise InputError(
+            f"{by} has the wrong number of axes",
+            value=first.shape,
+            rule="[B, S]",
+            fix="give arrays of rows and tokens; x[None] makes a batch of one row",
+        )
     for name, x in others.items():
         if x is not None and jnp.shape(x) != first.shape:
             raise InputError(
-                f"{by}({name})", value=jnp.shape(x), rule=f"its shape is {first.shape}"
+                f"{by}({name})",
+                value=jnp.shape(x),
+                rule=f"its shape is {first.shape}",
+                fix=f"give {name} an entry for each row and token",
             )
 
 
@@ -92,7 +100,12 @@ def _coefficient(what, x, like, *, per_token):
     x = jnp.asarray(x, like.dtype)
     allowed = [(), like.shape[:1], *([like.shape] if per_token else [])]
     if x.shape not in allowed:
-        raise InputError(what, value=x.shape, rule=f"its shape is one of {allowed}")
+        raise InputError(
+            what,
+            value=x.shape,
+            rule=f"its shape is one of {allowed}",
+            fix="give one number, or an array of one of these shapes",
+        )
     if x.ndim == 2:
         return x
     return jnp.broadcast_to(x.reshape(-1, 1), (like.shape[0], 1))

@@ -64,10 +64,14 @@ def token_logprobs(
             "token_logprobs: hidden, head, targets",
             value=(hidden.shape, head.shape, targets.shape),
             rule=f"[..., D], {'[V, D]' if vocab_first else '[D, V]'} and [...]",
+            fix="transpose the head, or set vocab_first to what it is",
         )
     if jnp.ndim(temperature):  # [V] temperatures would scale each token of the vocabulary
         raise InputError(
-            "token_logprobs(temperature)", value=jnp.shape(temperature), rule="one number, for all"
+            "token_logprobs(temperature)",
+            value=jnp.shape(temperature),
+            rule="one number, for all",
+            fix="divide the hidden states of each row by its own temperature beforehand",
         )
     scale = jax.lax.stop_gradient(jnp.asarray(1.0 / temperature, wide_dtype(read_as)))
     return _described(hidden, head, targets, scale, options, mesh, impl)

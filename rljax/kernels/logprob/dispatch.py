@@ -19,7 +19,12 @@ IMPLS = ("reference", "xla", "invariant", "pallas_tpu", "pallas_gpu")
 
 def check(impl: str | None) -> None:
     if impl is not None and impl not in IMPLS:
-        raise InputError("token_logprobs(impl)", value=impl, rule=f"None or one of {IMPLS}")
+        raise InputError(
+            "token_logprobs(impl)",
+            value=impl,
+            rule=f"None or one of {IMPLS}",
+            fix="impl=None, which takes the best of this device",
+        )
 
 
 def forward(impl: str | None, hidden, head, targets, scale, options: Options) -> Statistics:

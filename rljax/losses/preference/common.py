@@ -21,14 +21,24 @@ from rljax.suggest import near_names
 def positive(name: str, value, *, by: str):
     """value, refused where it is a number that is not above 0."""
     if isinstance(value, int | float) and not value > 0:
-        raise InputError(f"{by}({name})", value=value, rule="> 0")
+        raise InputError(
+            f"{by}({name})",
+            value=value,
+            rule="> 0",
+            fix=f"{by}({name}=0.1), or another positive number",
+        )
     return value
 
 
 def label_noise(value: float, *, by: str, below: float = 0.5) -> float:
     """value, refused unless 0 <= value <= below: the probability that a label is wrong."""
     if not 0 <= value <= below:
-        raise InputError(f"{by}(label_smoothing)", value=value, rule=f"0 to {below}")
+        raise InputError(
+            f"{by}(label_smoothing)",
+            value=value,
+            rule=f"0 to {below}",
+            fix=f"{by}(label_smoothing=0.1), or another number of this range",
+        )
     return value
 
 
@@ -40,7 +50,7 @@ def one_of(name: str, value: str, known, *, by: str) -> str:
             f"{by}({name})",
             value=value,
             rule=f"one of {', '.join(known)}",
-            fix=f"did you mean {close[0]!r}?" if close else "",
+            fix=f"did you mean {close[0]!r}?" if close else f"such as {next(iter(known))!r}",
         )
     return value
 
@@ -52,6 +62,8 @@ def rows_of(x: jax.Array, rows_per_example: int, *, by: str) -> tuple[jax.Array,
             f"rows of the batch of {by}",
             value=x.shape[0],
             rule=f"a multiple of {rows_per_example}: the rows of an example stand side by side",
+            fix=f"--config.batch.tokens_per_microbatch with room for {rows_per_example} rows, or "
+            "keep the rows of an example together in filters of your own",
         )
     return tuple(x[i::rows_per_example] for i in range(rows_per_example))
 

@@ -86,13 +86,26 @@ def _check(losses, weights, label_smoothing: float, *, by: str) -> None:
         one_of("losses", name, pairwise.LOSSES, by=by)
     if len(weights) not in (0, len(losses)):
         raise InputError(
-            f"{by}(loss_weights)", value=weights, rule=f"one per loss: {len(losses)}, or none"
+            f"{by}(loss_weights)",
+            value=weights,
+            rule=f"one per loss: {len(losses)}, or none",
+            fix=f"{by}(loss_weights=({'1.0, ' * len(losses)}))",
         )
     label_noise(label_smoothing, by=by)
     if "exo_pair" in losses and not label_smoothing:
-        raise InputError(f"{by}(label_smoothing)", value=0.0, rule="> 0 where exo_pair is a loss")
+        raise InputError(
+            f"{by}(label_smoothing)",
+            value=0.0,
+            rule="> 0 where exo_pair is a loss",
+            fix=f"{by}(label_smoothing=0.001)",
+        )
     if "robust" in losses and label_smoothing == 0.5:
-        raise InputError(f"{by}(label_smoothing)", value=0.5, rule="< 0.5 where robust is a loss")
+        raise InputError(
+            f"{by}(label_smoothing)",
+            value=0.5,
+            rule="< 0.5 where robust is a loss",
+            fix=f"{by}(label_smoothing=0.1)",
+        )
 
 
 @contract(
@@ -138,7 +151,12 @@ def dpo(
     positive("discopop_tau", discopop_tau, by=by)
     _check(losses, loss_weights, label_smoothing, by=by)
     if "aot" in losses and divergence != "reverse_kl":
-        raise InputError(f"{by}(divergence)", value=divergence, rule="reverse_kl for aot")
+        raise InputError(
+            f"{by}(divergence)",
+            value=divergence,
+            rule="reverse_kl for aot",
+            fix=f"{by}(divergence='reverse_kl'), or leave aot out of losses",
+        )
     pair = _pair(policy, batch, divergence, divergence_alpha, ld_alpha, by=by)
     knobs = pairwise.Knobs(beta, label_smoothing, discopop_tau, delta)
     total = jnp.zeros_like(pair.chosen)

@@ -99,6 +99,7 @@ def xpo(
             "xpo(chosen_is_policy)",
             value=chosen_is_policy.shape,
             rule=f"{logps[0].shape}: one per pair",
+            fix="give one bool for each pair: whether the policy wrote the chosen response",
         )
     gap = ratios[0] - ratios[1]
     contrast = (gap - 1 / (2 * beta)) ** 2 if loss == "ipo" else log_sigmoid_smoothed(beta * gap)

@@ -118,6 +118,7 @@ def bco(
         raise InputError(
             "bco(min_density_ratio)", value=min_density_ratio,
             rule=f"0 to max_density_ratio, {max_density_ratio}",
+            fix="lower min_density_ratio, or raise max_density_ratio",
         )  # fmt: skip
     rows = _labelled(policy, batch, positive("beta", beta, by="bco"), by="bco")
     delta = jax.lax.stop_gradient(jnp.asarray(delta))

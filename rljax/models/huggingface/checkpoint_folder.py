@@ -96,7 +96,10 @@ def _weight_files(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
     if os.path.lexists(index):
         names = read_json_object(index).get("weight_map")
         if not isinstance(names, dict) or not all(isinstance(f, str) for f in names.values()):
-            raise InputError(f"{index} has no 'weight_map' of tensor name to file")
+            raise InputError(
+                f"{index} has no 'weight_map' of tensor name to file",
+                fix=f"download or copy {INDEX} again",
+            )
         for tensor, file in names.items():
             plain = file not in ("", ".", "..") and not set(file) & set("/\\\0")
             if not plain:
@@ -104,6 +107,7 @@ def _weight_files(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
                     f"{index}: the file of tensor {tensor[:200]!r}",
                     value=file,
                     rule="the name of a file in the same folder",
+                    fix="download or copy the index again, with its files beside it",
                 )
         return [folder / file for file in sorted(set(names.values()))], names
     if os.path.lexists(folder / WHOLE):
@@ -137,11 +141,19 @@ def find_tensors(folder: Path) -> dict[str, Place]:
         if index is None:
             for name, entry in headers[path.name].items():
                 if name in out:
-                    raise InputError(f"{path}: tensor {name} is in {out[name].file.name}, too")
+                    raise InputError(
+                        f"{path}: tensor {name} is in {out[name].file.name}, too",
+                        fix="remove the file that does not belong to the model; an earlier save "
+                        "may have left it",
+                    )
                 out[name] = Place(path, entry)
     for name, file in (index or {}).items():
         if name not in headers[file]:
-            raise InputError(f"{folder / file} lacks tensor {name}", rule=f"{INDEX} names it")
+            raise InputError(
+                f"{folder / file} lacks tensor {name}",
+                rule=f"{INDEX} names it",
+                fix="download or copy the folder again: index and files are of two saves",
+            )
         out[name] = Place(folder / file, headers[file][name])
     return out
 
@@ -329,7 +341,11 @@ def record(path: Path) -> FileRecord:
         with os.fdopen(open_file(path), "rb") as file:
             return FileRecord(os.fstat(file.fileno()).st_size, _digest(file))
     except OSError as error:
-        raise InputError(f"{path} cannot be read", rule=str(error)) from None
+        raise InputError(
+            f"{path} cannot be read",
+            rule=str(error),
+            fix="let your user read the file, or copy the folder again",
+        ) from None
 
 
 def require_digest(path: Path, found: FileRecord, listed: str | None) -> None:

@@ -56,8 +56,7 @@ def load_config(folder: str | Path, **overrides) -> ModelConfig:
         text = str(error)
         if str(path) not in text:
             text = f"{path}: {text.removeprefix('config.json: ')}"
-        fix = "use the config.json that came with the weights, of a model that the decoder has"
-        raise InputError(text, fix="" if " Fix: " in text else fix) from None
+        raise InputError.of_text(text) from None
 
 
 # -- loading --
@@ -174,9 +173,13 @@ def save_params(
     """
     if dtype not in ("", *DTYPES):
         rule = f"{', '.join(DTYPES)}, or '' for the weights' own"
-        raise InputError("dtype", value=dtype, rule=rule)
+        raise InputError("dtype", value=dtype, rule=rule, fix="dtype='' or one of these")
     if shard_bytes < 1:
-        raise InputError("shard_bytes", value=shard_bytes, rule="1 or more")
+        raise InputError(
+            "shard_bytes",
+            value=shard_bytes,
+            fix="set shard_bytes to the size of a file, such as 5_000_000_000",
+        )
     config = dataclasses.replace(model.config, weight_dtype=dtype or model.config.weight_dtype)
     dtype = jnp.dtype(config.weight_dtype)
     shards = _shards(model, dtype, shard_bytes)

@@ -279,14 +279,24 @@ def _read_config(folder: Path, model: Model) -> dict:
     for key in ("rank_pattern", "alpha_pattern"):
         patterns = config.get(key) or {}
         if not isinstance(patterns, dict):
-            raise InputError(f"{path}: {key}", value=patterns, rule="{name: number}")
+            raise InputError(
+                f"{path}: {key}",
+                value=patterns,
+                rule="{name: number}",
+                fix=f"write {key} as an object of names and numbers, or leave it out",
+            )
         numbers |= {f"{key}: {name}": value for name, value in patterns.items()}
         for name in patterns:
             _check_pattern(path, key, name)
     for key, value in numbers.items():
         kinds = int if key.startswith("r") else int | float
         if not isinstance(value, kinds) or isinstance(value, bool) or not 0 < value < math.inf:
-            raise InputError(f"{path}: {key}", value=value, rule="a number above 0")
+            raise InputError(
+                f"{path}: {key}",
+                value=value,
+                rule="a number above 0",
+                fix=f"set {key} to such a number, as the adapter was trained",
+            )
     return config
 
 
@@ -299,7 +309,9 @@ def _check_pattern(path: Path, key: str, name: str) -> None:
     try:
         re.compile(name)
     except re.error as error:
-        raise InputError(f"{path}: {key}", value=name, rule=str(error)) from None
+        raise InputError(
+            f"{path}: {key}", value=name, rule=str(error), fix="write the names in full"
+        ) from None
 
 
 def _scaled(config: dict, key: str, half: Half) -> tuple[int, float]:

@@ -69,7 +69,12 @@ def _block_sizes(folder: Path) -> tuple[int, int] | None:
     whole = isinstance(sizes, list) and len(sizes) == 2
     if not whole or not all(type(n) is int and 0 < n < 2**31 for n in sizes):
         what = f"{path}: quantization_config.weight_block_size"
-        raise InputError(what, value=sizes, rule="[rows, columns], each above 0")
+        raise InputError(
+            what,
+            value=sizes,
+            rule="[rows, columns], each above 0",
+            fix='"weight_block_size": [128, 128], or download config.json again',
+        )
     return tuple(sizes)
 
 
@@ -84,6 +89,7 @@ def _fp8(name: str, place, scales, sizes: tuple[int, int] | None):
             value=f"{kind} of shape {scales.entry.shape}",
             rule=f"{', '.join(_SCALES)} of shape {wanted}: one for each block of {tuple(block)} of "
             f"the {shape} codes",
+            fix="download the model again, or take its bfloat16 weights",
         )
     return dataclasses.replace(place, scales=scales, block=tuple(block))
 
@@ -96,6 +102,7 @@ def _mxfp4(name: str, place, scales):
             f"{place.file}: the MXFP4 codes {name[:200]}",
             value=f"{shape}, scales {scales.entry.dtype} {scales.entry.shape}",
             rule=f"[experts, out, in / {_GROUP}, {_GROUP // 2}], and U8 scales of the first three",
+            fix="download the model again, or take its bfloat16 weights",
         )
     return dataclasses.replace(place, scales=scales)
 

@@ -56,7 +56,11 @@ def read_bytes(file: int, path: Path, begin: int, out: np.ndarray) -> None:
         try:
             count = os.preadv(file, [view], begin)
         except OSError as error:
-            raise InputError(f"{path} cannot be read", rule=str(error)) from None
+            raise InputError(
+                f"{path} cannot be read",
+                rule=str(error),
+                fix="look at the disk, then copy the file again",
+            ) from None
         if not count:
             raise InputError(f"{path} ended while it was read", value=begin, fix=_COPY_AGAIN)
         view, begin = view[count:], begin + count
@@ -65,7 +69,9 @@ def read_bytes(file: int, path: Path, begin: int, out: np.ndarray) -> None:
 def _parse(text: bytes, path: Path) -> dict:
     header = parse_json(text, f"{path}: the header", _MOST_VALUES, unique=True)
     if not isinstance(header, dict):
-        raise InputError(f"{path}: the header is no JSON object", value=type(header).__name__)
+        raise InputError(
+            f"{path}: the header is no JSON object", value=type(header).__name__, fix=_COPY_AGAIN
+        )
     return header
 
 
@@ -80,15 +86,27 @@ def _entry(path: Path, name: str, fields, start: int) -> Entry:
     """A checked entry of the header; the data start at byte `start` of the file."""
     place = f"{path}: tensor {name[:200]!r}"
     if not isinstance(fields, dict):
-        raise InputError(place, value=fields, rule="needs dtype, shape and data_offsets")
+        raise InputError(
+            place, value=fields, rule="needs dtype, shape and data_offsets", fix=_COPY_AGAIN
+        )
     dtype, shape, offsets = (fields.get(key) for key in ("dtype", "shape", "data_offsets"))
     if not isinstance(dtype, str) or dtype not in _BITS:
-        raise InputError(f"{place}: dtype", value=dtype, rule=f"known: {', '.join(_BITS)}")
+        raise InputError(
+            f"{place}: dtype",
+            value=dtype,
+            rule=f"known: {', '.join(_BITS)}",
+            fix="save the tensor in one of these, such as bfloat16",
+        )
     if not _whole(shape) or len(shape) > _MOST_AXES:
         rule = f"at most {_MOST_AXES} whole numbers >= 0"
-        raise InputError(f"{place}: shape", value=shape, rule=rule)
+        raise InputError(f"{place}: shape", value=shape, rule=rule, fix=_COPY_AGAIN)
     if not _whole(offsets, 2) or offsets[0] > offsets[1]:
-        raise InputError(f"{place}: data_offsets", value=offsets, rule="[begin, end], begin <= end")
+        raise InputError(
+            f"{place}: data_offsets",
+            value=offsets,
+            rule="[begin, end], begin <= end",
+            fix=_COPY_AGAIN,
+        )
     begin, end = offsets
     if 8 * (end - begin) != math.prod(shape) * _BITS[dtype]:
         raise InputError(

@@ -55,24 +55,36 @@ class VisionConfig:
             most = _MOST_LAYERS if field.name == "layers" else _LARGEST_SIZE
             if field.type is int and (type(value) is not int or not least <= value <= most):
                 raise InputError(
-                    f"vision.{field.name}", value=value, rule=f"a whole number, {least} to {most}"
+                    f"vision.{field.name}",
+                    value=value,
+                    rule=f"a whole number, {least} to {most}",
+                    fix=f"set {field.name} to a number of this range",
                 )
         self._check_attention()
         if list(self.deepstack_layers) != sorted(set(self.deepstack_layers)):
             raise InputError(
-                "vision.deepstack_layers", value=self.deepstack_layers, rule="ascending"
+                "vision.deepstack_layers",
+                value=self.deepstack_layers,
+                rule="ascending",
+                fix=f"deepstack_layers={tuple(sorted(set(self.deepstack_layers)))}",
             )
         for name in ("full_attention_layers", "deepstack_layers"):
             if not all(0 <= i < self.layers for i in getattr(self, name)):
                 raise InputError(
-                    f"vision.{name}", value=getattr(self, name), rule=f"below {self.layers} layers"
+                    f"vision.{name}",
+                    value=getattr(self, name),
+                    rule=f"below {self.layers} layers",
+                    fix=f"number the layers from 0 to {self.layers - 1}",
                 )
         if self.remat not in ("none", "full"):
-            raise InputError("vision.remat", value=self.remat, rule='"none" or "full"')
+            raise InputError("vision.remat", value=self.remat, fix='remat="none" or remat="full"')
         for name in ("dtype", "weight_dtype"):
             if getattr(self, name) not in ("float32", "bfloat16", "float16"):
                 raise InputError(
-                    f"vision.{name}", value=getattr(self, name), rule="float32, bfloat16 or float16"
+                    f"vision.{name}",
+                    value=getattr(self, name),
+                    rule="float32, bfloat16 or float16",
+                    fix=f'{name}="float32", or another of these',
                 )
 
     def _check_attention(self):
@@ -81,18 +93,28 @@ class VisionConfig:
                 "vision.heads",
                 value=self.heads,
                 rule=f"embed / heads is a multiple of 4 (2-D rotary pairs), embed is {self.embed}",
+                fix="set heads to a number that divides embed / 4",
             )
         if self.window_size and self.window_size < self.patch_size * self.merge_size:
             raise InputError(
                 "vision.window_size",
                 value=self.window_size,
                 rule=f"at least one merged patch, {self.patch_size * self.merge_size} pixels",
+                fix="window_size=0, which is off, or a number that is as large",
             )
         if not 0 < self.rope_theta < math.inf:
-            raise InputError("vision.rope_theta", value=self.rope_theta, rule="above 0")
+            raise InputError(
+                "vision.rope_theta",
+                value=self.rope_theta,
+                rule="above 0",
+                fix="set rope_theta as the model was trained, such as 10000.0",
+            )
         if not 0 <= self.tokens_per_second < math.inf:
             raise InputError(
-                "vision.tokens_per_second", value=self.tokens_per_second, rule="0 or above"
+                "vision.tokens_per_second",
+                value=self.tokens_per_second,
+                rule="0 or above",
+                fix="set tokens_per_second as the model was trained, such as 2.0",
             )
 
     @property
@@ -178,7 +200,12 @@ def _number(where: str, config: Mapping, key: str, default):
         isinstance(i, kind) and not isinstance(i, bool) for i in items
     ):
         rule = "a list of whole numbers" if isinstance(default, tuple) else "a number"
-        raise InputError(f"config.json: {where}.{key}", value=value, rule=f"must be {rule}")
+        raise InputError(
+            f"config.json: {where}.{key}",
+            value=value,
+            rule=f"must be {rule}",
+            fix=f"correct {key}, or download config.json again",
+        )
     return tuple(value) if isinstance(default, tuple) else value
 
 
@@ -186,7 +213,12 @@ def _rope_theta(vision: Mapping) -> float:
     """Both spellings: `rope_parameters`, and `rope_theta` beside `rope_scaling`."""
     parameters = vision.get("rope_parameters") or vision.get("rope_scaling") or {}
     if not isinstance(parameters, Mapping):
-        raise InputError("config.json: vision_config's rope", value=parameters, rule="an object")
+        raise InputError(
+            "config.json: vision_config's rope",
+            value=parameters,
+            rule="an object",
+            fix="download config.json again",
+        )
     kind = parameters.get("rope_type", parameters.get("type", "axial"))
     unknown = sorted(set(parameters) - {"rope_type", "type", "rope_theta"})
     if kind not in ("axial", "default") or unknown:
@@ -194,6 +226,7 @@ def _rope_theta(vision: Mapping) -> float:
             "config.json: vision_config's rope",
             value=parameters,
             rule="supported: rope_type axial with a rope_theta",
+            fix="take a model whose vision_config says so, or remove what it does not need",
         )
     theta = _number("vision_config", parameters, "rope_theta", 0.0)
     return float(theta or _number("vision_config", vision, "rope_theta", 10_000.0))
@@ -207,6 +240,7 @@ def _position_grid(vision: Mapping) -> int:
             "config.json: vision_config.num_position_embeddings",
             value=count,
             rule="a square: the embeddings are a grid",
+            fix="correct num_position_embeddings, or download config.json again",
         )
     return side
 
@@ -222,12 +256,16 @@ def _refuse_unknown(family: str, vision: Mapping):
             f"config.json: vision_config of a {family} model sets {unknown[0]!r}",
             value=vision[unknown[0]],
             rule="the tower does not implement it, and would silently ignore it",
+            fix=f"remove {unknown[0]!r} if the model works without it, or take another model",
         )
     # Published files write the model_type of the whole model here, of the tower, or none.
     kind = vision.get("model_type", family)
     if kind not in (family, family + "_vision"):
         raise InputError(
-            "config.json: vision_config.model_type", value=kind, rule=f"the model is a {family}"
+            "config.json: vision_config.model_type",
+            value=kind,
+            rule=f"the model is a {family}",
+            fix=f"remove model_type from vision_config, or set it to {family!r}",
         )
     patch = vision.get("patch_size")
     if vision.get("spatial_patch_size", patch) != patch:
@@ -235,6 +273,7 @@ def _refuse_unknown(family: str, vision: Mapping):
             "config.json: vision_config.spatial_patch_size",
             value=vision["spatial_patch_size"],
             rule=f"equal to patch_size, which is {patch}",
+            fix="remove spatial_patch_size, or set it to patch_size",
         )
 
 
@@ -249,10 +288,16 @@ def from_hf_vision(config: Mapping, **overrides) -> VisionConfig:
             "config.json: model_type of a model with images",
             value=family,
             rule=f"supported: {', '.join(_KEYS)}",
+            fix="take a model of one of these families",
         )
     vision = config.get("vision_config")
     if not isinstance(vision, Mapping):
-        raise InputError("config.json: vision_config", value=vision, rule="an object")
+        raise InputError(
+            "config.json: vision_config",
+            value=vision,
+            rule="an object",
+            fix="download config.json of a model that reads images again",
+        )
     _refuse_unknown(family, vision)
     activation = vision.get("hidden_act", _ACTIVATION[family])
     if activation not in _ACTIVATIONS:
@@ -260,6 +305,7 @@ def from_hf_vision(config: Mapping, **overrides) -> VisionConfig:
             "config.json: vision_config.hidden_act",
             value=activation,
             rule=f"supported: {', '.join(_ACTIVATIONS)}",
+            fix="take a model with one of these activations",
         )
     fields = {
         name: _number("vision_config", vision, *key) for name, key in _KEYS[family].items()

@@ -114,16 +114,25 @@ def post_json(
 
 def _check_limits(timeout_s: float, attempts: int) -> None:
     if not (isinstance(timeout_s, int | float) and 0 < timeout_s < math.inf):
-        raise InputError("timeout_s", value=timeout_s, rule="a positive number of seconds")
+        raise InputError(
+            "timeout_s", value=timeout_s, fix="timeout_s=30, or another number of seconds above 0"
+        )
     if not isinstance(attempts, int) or attempts < 1:
-        raise InputError("attempts", value=attempts, rule="a whole number, at least 1")
+        raise InputError(
+            "attempts", value=attempts, fix="attempts=3, or another whole number of 1 or more"
+        )
 
 
 def _checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """http.client would print a value that it cannot send, and the key is one."""
     for name, value in headers.items():
         if not (value.isascii() and value.isprintable()):
-            raise InputError(f"header {name!r} holds what no header may", rule="printable ASCII")
+            raise InputError(
+                f"header {name!r} holds what no header may",
+                rule="printable ASCII",
+                fix="remove line ends and other such characters from the value; keys often end in "
+                "a line end",
+            )
     return dict(headers)
 
 
@@ -209,7 +218,12 @@ def _request(messages, model: str, schema: Mapping | None, body: str) -> dict:
     try:
         more = strict_json(body) if body else {}
     except ValueError as error:
-        raise InputError("body is no JSON", value=body, rule=str(error)) from None
+        raise InputError(
+            "body is no JSON",
+            value=body,
+            rule=str(error),
+            fix="write a JSON object, such as '{\"top_p\": 0.9}'",
+        ) from None
     if not isinstance(more, dict):
         raise InputError("body", value=body, rule="a JSON object", fix="body='{\"seed\": 0}'")
     return {k: v for k, v in {**request, **more}.items() if v is not None}

@@ -48,7 +48,11 @@ def _folder_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InputError(f"the cache {folder} cannot be written", rule=str(error)) from None
+        raise InputError(
+            f"the cache {folder} cannot be written",
+            rule=str(error),
+            fix="name a folder of yours, on a disk with room",
+        ) from None
 
 
 # Of calls without a folder. That a process remembers is what a breaker is for.

@@ -114,7 +114,12 @@ def score_answer(scale: float, reason: bool) -> str:
 
 def check_scale(scale: float) -> None:
     if not 0 < scale < float("inf"):
-        raise InputError("scale", value=scale, rule="the highest score: a number above 0")
+        raise InputError(
+            "scale",
+            value=scale,
+            rule="the highest score: a number above 0",
+            fix="scale=10.0, or the highest score that the judge may give",
+        )
 
 
 @contract(safe=True, reads="answer")

@@ -220,7 +220,7 @@ def _check_literal(component: Component, name: str, annotation: object) -> None:
         raise InputError(
             f"option {name!r} of reward {component.name!r}",
             value=value,
-            rule=f"it is one of {', '.join(map(repr, get_args(annotation)))}",
+            fix=f"write {name}= one of {', '.join(map(repr, get_args(annotation)))}",
         )
 
 
@@ -503,6 +503,8 @@ def missing_field(component: Component, name: str, sample: Mapping) -> InputErro
 
 
 def _finite(name: object, value: object) -> float:
+    if getattr(value, "shape", None) == ():  # an array of one number, of JAX or of torch
+        value = value.item()
     if not isinstance(value, numbers.Real):
         raise TypeError(
             f"the reward returned {_shown(value)} ({type(value).__name__}) as {name!r}: no number"

@@ -163,7 +163,11 @@ class RewardPool:
         """The places of the samples that one call is about, in the order of their first."""
         for index, sample in enumerate(samples):
             if not isinstance(sample, Mapping):
-                raise InputError(f"sample {index} is not a mapping of fields", value=sample)
+                raise InputError(
+                    f"sample {index} is not a mapping of fields",
+                    value=sample,
+                    fix='give dicts, such as {"prompt": ..., "response": ..., "ground_truth": ...}',
+                )
         if not self.grouped:
             return [(index,) for index in range(len(samples))]
         groups: dict[object, list[int]] = {}
@@ -197,13 +201,24 @@ def _check_options(workers: int, timeout_s: float, memory_gb: float, max_tasks_p
     for name, value in (("workers", workers), ("max_tasks_per_worker", max_tasks_per_worker)):
         if not isinstance(value, int) or value < 1:
             raise InputError(
-                f"RewardPool: {name}", value=value, rule="it is a whole number, at least 1"
+                f"RewardPool: {name}",
+                value=value,
+                rule="it is a whole number, at least 1",
+                fix=f"{name}=1, or a greater whole number",
             )
     if not isinstance(memory_gb, int | float) or not 0 <= memory_gb < math.inf:
-        raise InputError("RewardPool: memory_gb", value=memory_gb, rule="at least 0; 0 = no limit")
+        raise InputError(
+            "RewardPool: memory_gb",
+            value=memory_gb,
+            rule="at least 0; 0 = no limit",
+            fix="memory_gb=0, or the GB that a worker may hold",
+        )
     if not isinstance(timeout_s, int | float) or not 0 < timeout_s < math.inf:
         raise InputError(
-            "RewardPool: timeout_s", value=timeout_s, rule="it is a positive number of seconds"
+            "RewardPool: timeout_s",
+            value=timeout_s,
+            rule="it is a positive number of seconds",
+            fix="timeout_s=10, or as long as a reward takes at most",
         )
 
 

@@ -12,7 +12,6 @@ import queue
 import time
 
 from rljax.components import Component
-from rljax.errors import InputError
 from rljax.rewards.pool.calling import (
     compares_samples,
     failed_outcome,
@@ -22,6 +21,7 @@ from rljax.rewards.pool.calling import (
 from rljax.rewards.pool.jobs import Job, Score, Task
 from rljax.rewards.pool.process import BEGIN_TIMEOUT_S, RewardWorker
 from rljax.workers.crew import START_TIMEOUT_S, Crew, how_it_ended
+from rljax.workers.function import worker_failed
 from rljax.workers.prints import Prints
 
 _CHUNK = 256  # tasks at most that a worker is handed at once,
@@ -179,11 +179,7 @@ class Supervisor(Crew):
             self.notes |= content
         else:
             self.discard(worker)
-            raise InputError(
-                f"a reward worker could not load {self.component.text!r}",
-                rule=content,
-                fix="the reward must be importable in a fresh Python process",
-            )
+            raise worker_failed(f"a reward worker could not load {self.component.text!r}", content)
         if worker.state == "idle" and worker.served >= self.max_tasks:
             self.discard(worker)
 

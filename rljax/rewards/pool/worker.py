@@ -5,7 +5,7 @@
 A task is a sample, or of a reward that declares `responses` a group: the samples of one prompt.
 The wire, both ways, is that of rljax.workers.
   pool -> worker   a chunk: [(number of the task, pickled fields), ...]
-  worker -> pool   ("ready", notes) or ("failed", message) once; then
+  worker -> pool   ("ready", notes) or ("failed", (has a fix, message)) once; then
                    ("scored", [(number, outcomes, seconds, longest), ...]) until the chunk is done:
                    an outcome (status, value, parts, message) per sample of the task, the seconds of
                    the call, and (seconds, scored) of the longest piece of it
@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from rljax.components import Component, resolve
+from rljax.errors import InputError
 from rljax.rewards.pool.calling import (
     HOME,
     Fields,
@@ -84,7 +85,8 @@ def main(spec_text: str) -> None:
         fields = wanted_fields(component)
         notes = prepare(component)
     except BaseException as error:
-        sock.sendall(frame(("failed", describe(error))))
+        known = isinstance(error, InputError)
+        sock.sendall(frame(("failed", (known, str(error) if known else describe(error)))))
         return
     sock.sendall(frame(("ready", notes)))
     clock = Clock(place.progress, component)

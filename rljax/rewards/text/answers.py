@@ -266,7 +266,12 @@ def _pattern(text: str) -> re.Pattern:
     try:
         return re.compile(text, re.DOTALL)
     except re.error as error:
-        raise InputError("regex_match: the pattern is none", value=text, rule=str(error)) from None
+        raise InputError(
+            "regex_match: the pattern is none",
+            value=text,
+            rule=str(error),
+            fix=r"correct it; brackets and stars that mean themselves are written \( and \*",
+        ) from None
 
 
 @contract(

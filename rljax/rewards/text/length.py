@@ -83,6 +83,7 @@ def soft_overlong(
         raise InputError(
             "soft_overlong(cache_tokens)", value=cache_tokens,
             rule=f"0 <= cache_tokens <= max_tokens, which is {max_tokens}",
+            fix="lower cache_tokens, or raise max_tokens",
         )  # fmt: skip
     left = max_tokens - cache_tokens - num_tokens
     return penalty * min(max(left / (cache_tokens or 1), -1.0), 0.0)

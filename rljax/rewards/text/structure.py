@@ -34,7 +34,10 @@ def format_tags(
     """
     if not tags or not 0.0 <= partial < 1.0:
         raise InputError(
-            "format_tags", value=(tags, partial), rule="at least one tag, and 0 <= partial < 1"
+            "format_tags",
+            value=(tags, partial),
+            rule="at least one tag, and 0 <= partial < 1",
+            fix="format_tags(tags=('think', 'answer'), partial=0.0)",
         )
     if isinstance(prompt, str):
         response = beginning_of(prompt) + response

@@ -56,6 +56,7 @@ def _words_of(script: str) -> tuple[str, ...]:
         raise InputError(
             "language(scripts)", value=script,
             rule=f"one of {', '.join(_SCRIPTS)}, or of {', '.join(_LANGUAGES)}",
+            fix="name one of these",
         )  # fmt: skip
     return tuple(word for name in names for word in _SCRIPTS[name])
 
@@ -80,7 +81,10 @@ def repetition(
     """
     if ngram < 1 or max_penalty < 0:
         raise InputError(
-            "repetition", value=(ngram, max_penalty), rule="ngram >= 1 and max_penalty >= 0"
+            "repetition",
+            value=(ngram, max_penalty),
+            rule="ngram >= 1 and max_penalty >= 0",
+            fix="repetition(ngram=3, max_penalty=1.0), or other numbers of this range",
         )
     text = response.lower()
     units = text.split() if unit == "word" else "".join(text.split())
@@ -109,6 +113,7 @@ def looping(
         raise InputError(
             "looping", value=(min_repeats, min_characters, max_penalty),
             rule="min_repeats >= 2, min_characters >= 1 and max_penalty >= 0",
+            fix="raise the number that is below its least value",
         )  # fmt: skip
     ended = response.rstrip() or response
     text, spaces, longest = ended[-_LOOP_WINDOW:], len(response) - len(ended), 0

@@ -58,9 +58,17 @@ def unit_test_score(passed: Sequence[bool], scale: Scale = "signed") -> float:
     """The reward for the verdicts. signed: +1 if all passed, else -1; binary: 1 or 0; fraction: the
     share that passed. Raises InputError for no verdicts: nothing was tested."""
     if scale not in ("signed", "binary", "fraction"):
-        raise InputError("unit tests: scale", value=scale, rule="signed, binary or fraction")
+        raise InputError(
+            "unit tests: scale",
+            value=scale,
+            fix="write signed, binary or fraction",
+        )
     if len(passed) == 0:
-        raise InputError("unit tests: there are none", rule="an empty list of tests passes nothing")
+        raise InputError(
+            "unit tests: there are none",
+            rule="an empty list of tests passes nothing",
+            fix="give each row a test, or drop the row",
+        )
     share = sum(map(bool, passed)) / len(passed)
     if scale == "fraction":
         return share

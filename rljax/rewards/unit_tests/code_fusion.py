@@ -188,7 +188,12 @@ def sandbox_fusion(
     """
     tests = read_tests(ground_truth)
     if language != "python" and tests.kind != "stdin":
-        raise InputError("sandbox_fusion: language", value=language, rule="stdin tests only")
+        raise InputError(
+            "sandbox_fusion: language",
+            value=language,
+            rule="stdin tests only",
+            fix="language='python', or rows with stdin tests",
+        )
     literal = tests.kind == "asserts"
     tests = _as_calls(tests) if literal else tests
     tests = dataclasses.replace(tests, wrapped=False) if literal else tests

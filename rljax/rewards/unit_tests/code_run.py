@@ -78,11 +78,23 @@ def run_tests(
     """
     for name, value in (("timeout_s", timeout_s), ("total_timeout_s", total_timeout_s)):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
-            raise InputError(f"code tests: {name}", value=value, rule="it is a number of seconds")
+            raise InputError(
+                f"code tests: {name}",
+                value=value,
+                fix=f"{name}=10, or another number of seconds above 0",
+            )
     if not float_tolerance >= 0:
-        raise InputError("code tests: float_tolerance", value=float_tolerance, rule="at least 0")
+        raise InputError(
+            "code tests: float_tolerance",
+            value=float_tolerance,
+            fix="float_tolerance=1e-6, or 0 for exact numbers",
+        )
     if compare not in ("lines", "tokens", "exact"):
-        raise InputError("code tests: compare", value=compare, rule="lines, tokens or exact")
+        raise InputError(
+            "code tests: compare",
+            value=compare,
+            fix="write lines, tokens or exact",
+        )
     tier = sandbox_tier(allow_unsafe_execution)  # before the clock: the first call tries them
     session = _Session(program, tests, tier, timeout_s, total_timeout_s, memory_mb << 20)
     if tests.kind == "stdin":

@@ -258,7 +258,12 @@ class Episodes:
                     most := rules.limits.max_tokens
                 ):
                     rule = f"an episode in flight has a log of {tokens} tokens"
-                    raise InputError("environment.max_tokens", value=most, rule=rule)
+                    raise InputError(
+                        "environment.max_tokens",
+                        value=most,
+                        rule=rule,
+                        fix=f"--config.environment.max_tokens={tokens}, or more",
+                    )
         self._forget(stood)
 
     def read_again(self) -> None:

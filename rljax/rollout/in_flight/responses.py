@@ -269,6 +269,7 @@ class Responses:
             raise InputError(
                 f"row {record.index} of the data is not the prompt of what is in flight",
                 rule="a run goes on with the data and the tokenizer that it began with",
+                fix="set data.train and tokenizer as they were, or begin a new run_dir",
             )
         ids = [group.ticket * self.n + i for i in range(self.n)]
         scored = all(0 <= i < self.n and samples[i].finish_reason is not None for i in group.scores)

@@ -47,13 +47,27 @@ class Tickets:
 
     def __post_init__(self):
         if self.groups_per_step < 1:
-            raise InputError("groups per step", value=self.groups_per_step, rule=">= 1")
+            raise InputError(
+                "groups per step",
+                value=self.groups_per_step,
+                fix="--config.batch.prompts_per_step=1, or more",
+            )
         if self.max_staleness < 0:
             rule = ">= 0 steps; 0: every step samples with the newest weights"
-            raise InputError("rollouts.max_staleness", value=self.max_staleness, rule=rule)
+            raise InputError(
+                "rollouts.max_staleness",
+                value=self.max_staleness,
+                rule=rule,
+                fix="--config.rollouts.max_staleness=0, or more",
+            )
         if not 0 <= self.ahead <= self.max_staleness:
             rule = f"from 0 to rollouts.max_staleness, {self.max_staleness}"
-            raise InputError("rollouts.ahead", value=self.ahead, rule=rule)
+            raise InputError(
+                "rollouts.ahead",
+                value=self.ahead,
+                rule=rule,
+                fix="lower rollouts.ahead, or raise rollouts.max_staleness",
+            )
 
     def begin_at(self, step: int) -> None:
         """Begins in the middle of a run, whose steps so far had no groups in flight."""

@@ -1,0 +1,190 @@
+"""Files as people have them: separators of tables, names by pattern, columns of other projects, and
+what is said of rows of another kind."""
+
+import json
+
+import pytest
+
+from rljax.config import Config
+from rljax.config.checks import Problems, check_paths
+from rljax.data.offline.encode import encode_rows
+from rljax.data.offline.rows import load_rows
+from rljax.data.rows.read import read_rows, read_stored
+from rljax.data.rows.sources import load_demonstrations, load_prompts
+from rljax.data.text.tokenizer import CharTokenizer
+from rljax.errors import InputError
+from rljax.files import data_files
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def jsonl(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
+def test_a_table_is_read_by_the_separator_of_its_first_line(here, name, separator):
+    rows = [("question", "answer"), ("1+1", "2"), ("a b", "3")]
+    (here / name).write_text("\n".join(separator.join(row) for row in rows))
+    found = load_prompts(name, "train")
+    assert [(r["prompt"], r["ground_truth"]) for r in found] == rows[1:]
+
+
+def test_a_text_may_hold_another_separator(here):
+    (here / "a.csv").write_text('question;answer\n"2,5; or 3";1,5\n')
+    (here / "b.csv").write_text("question,answer\na;b|c,1\n")
+    assert load_prompts("a.csv", "train")[0]["prompt"] == "2,5; or 3"
+    assert load_prompts("b.csv", "train")[0]["prompt"] == "a;b|c"
+
+
+@pytest.mark.parametrize("kind", ["prompts", "pairs", "unpaired", "examples"])
+def test_a_table_without_names_of_columns_is_told_so(here, kind):
+    (here / "a.csv").write_text("ac,ddaced>\nx,yy\n")
+    with pytest.raises(InputError, match="first line, 'ac,ddaced>', was read as names.*Fix: name"):
+        if kind == "prompts":
+            load_prompts("a.csv", "train")
+        else:
+            load_rows("a.csv", "train", kind)
+    (here / "b.csv").write_text("prompt,reply\nx,yy\n")  # one name is known: it is a header
+    with pytest.raises(InputError) as error:
+        load_prompts("b.csv", "train")
+    assert "first line" not in str(error.value)
+
+
+def test_several_files_are_read_one_after_the_other(here):
+    (here / "rows").mkdir()
+    for name in ("p_2.jsonl", "p_1.jsonl", "other.jsonl", ".p_0.jsonl"):
+        jsonl(here / "rows" / name, {"prompt": name, "answer": "1"})
+    for spec in ("rows/p_*.jsonl", "~/rows/p_?.jsonl", f"{here}/rows/p_[12].jsonl",
+                 "rows/p_1.jsonl, rows/p_2.jsonl"):  # fmt: skip
+        assert [r["prompt"] for r in load_prompts(spec, "train")] == ["p_1.jsonl", "p_2.jsonl"]
+        assert {read_stored(spec, "train").rows[i]["prompt"] for i in range(2)} == {
+            "p_1.jsonl", "p_2.jsonl",
+        }  # fmt: skip
+    assert data_files("rows/p_*.jsonl") == ["rows/p_1.jsonl", "rows/p_2.jsonl"]
+    jsonl(here / "odd[1].jsonl", {"prompt": "odd", "answer": "1"})  # the file of that very name
+    assert load_prompts("odd[1].jsonl", "train")[0]["prompt"] == "odd"
+
+
+def test_an_error_of_several_files_names_the_one(here):
+    jsonl(here / "p_1.jsonl", *[{"prompt": "a", "answer": "1"}] * 3)
+    jsonl(here / "p_2.jsonl", {"prompt": "a", "answer": "1"}, {"prompt": "a"})
+    with pytest.raises(InputError, match=r"^p_2.jsonl: row 1 \(line 2\) lacks"):
+        load_prompts("p_*.jsonl", "train")
+    with pytest.raises(InputError, match="no file fits .*q_\\*.jsonl.*holds p_1.jsonl, p_2.jsonl"):
+        load_prompts("q_*.jsonl", "train")
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("p_1.jsonl,p_3.jsonl", "Fix: correct 'p_3.jsonl', or leave it out"),
+        ("q_*.jsonl", "no file fits the pattern"),
+        ("~/p_3.jsonl", "does not exist"),
+    ],
+)
+def test_a_config_names_the_file_that_is_missing(here, spec, says):
+    jsonl(here / "p_1.jsonl", {"prompt": "a", "answer": "1"})
+    config, problems = Config(), Problems()
+    config.data.train = spec
+    check_paths(config, problems)
+    assert len(problems) == 1 and says in problems[0] and "data.train=" in problems[0]
+    config.data.train, problems = "p_*.jsonl", Problems()
+    check_paths(config, problems)
+    assert not problems
+
+
+def test_the_home_folder_stands_in_any_field(here):
+    config = Config(model="~/m")
+    config.data.sources = ("~/a.jsonl", "gsm8k")
+    assert config.model == f"{here}/m" and config.data.sources == (f"{here}/a.jsonl", "gsm8k")
+    config.tokenizer = "~"
+    assert config.tokenizer == "~"
+
+
+SOLUTIONS = {
+    "so it is $\\boxed{\\frac{1}{2}}$.": "\\frac{1}{2}", "first \\boxed{1}, then \\boxed{2}": "2",
+    "<think>no</think><answer> 3 </answer>": "3", "$4$": "4", "work\n#### 72": "72", "7": "7",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("solution", SOLUTIONS)
+@pytest.mark.parametrize("asks", ["prompt", "question", "problem"])
+def test_a_solution_is_the_answer_where_that_is_plain(here, asks, solution):
+    file, notes = jsonl(here / "a.jsonl", {asks: "q", "solution": solution}), []
+    (row,) = load_prompts(file, "train", notes=notes)
+    assert (row["prompt"], row["ground_truth"]) == ("q", SOLUTIONS[solution])
+    assert row["extra_info"]["solution"] == solution and "'solution'" in notes[0]
+
+
+def test_a_solution_in_prose_is_asked_for_its_answer(here):
+    file = jsonl(here / "a.jsonl", {"prompt": "q", "solution": "We see that it works. " * 9})
+    with pytest.raises(InputError, match="column 'solution'.*Fix: write the answer alone"):
+        load_prompts(file, "train")
+    row = {"prompt": "q", "solution": "long " * 99, "answer": "5"}  # an answer is one
+    assert load_prompts(jsonl(here / "b.jsonl", row), "train")[0]["ground_truth"] == "5"
+    (row,) = load_prompts(file, "train", need_ground_truth=False)
+    assert row["ground_truth"] == "" and row["extra_info"]["solution"].startswith("We see")
+
+
+PROMPT, PAIR = {"prompt": "a", "answer": "1"}, {"prompt": "a", "chosen": "b", "rejected": "c"}
+LABELLED, SOLVED = (
+    {"prompt": "a", "completion": "b", "label": True},
+    {"prompt": "a", "solution": "1"},
+)
+DEMO, STEPS = (
+    {"prompt": "a", "response": "b"},
+    {"prompt": "a", "completions": ["b"], "labels": [True]},
+)
+
+
+@pytest.mark.parametrize(
+    ("row", "kind", "dataflow"),
+    [
+        (PAIR, "prompts", "preference"), (LABELLED, "prompts", "kto"), (DEMO, "prompts", "sft"),
+        (STEPS, "prompts", "process_reward_model"), (PROMPT, "pairs", "grpo"),
+        (DEMO, "pairs", "sft"), (LABELLED, "pairs", "kto"), (PAIR, "unpaired", "preference"),
+        (PROMPT, "unpaired", "grpo"), (SOLVED, "pairs", "grpo"), (PAIR, "examples", "preference"),
+        (PROMPT, "examples", "grpo"), (PROMPT, "stepwise", "grpo"),
+    ],
+)  # fmt: skip
+def test_rows_of_another_kind_lead_to_the_dataflow_that_reads_them(here, row, kind, dataflow):
+    file = jsonl(here / "a.jsonl", row)
+    with pytest.raises(InputError, match=f"Fix: --config.dataflow={dataflow}, which reads such"):
+        if kind == "prompts":
+            load_prompts(file, "train")
+        elif kind == "examples":
+            load_demonstrations(file, "train")
+        else:
+            load_rows(file, "train", kind)
+
+
+@pytest.mark.parametrize(
+    ("rows", "fix"),
+    [
+        ([PAIR | {"chosen": "c"}] * 5, "two different completions"),
+        ([PAIR | {"tie": True}] * 5, "offline.ties='both_orders'"),
+        ([PAIR | {"prompt": "a" * 99}] * 5, "raise max_tokens"),
+        ([PAIR | {"chosen": "c"}] * 4 + [PAIR | {"tie": True}], "two different completions"),
+        ([PAIR | {"chosen": "c"}] + [PAIR | {"prompt": "a" * 99}] * 2, "raise max_tokens"),
+    ],
+)
+def test_the_fix_is_of_why_the_rows_were_dropped(here, rows, fix):
+    file = jsonl(here / "a.jsonl", *rows)
+    records, tokenizer = load_rows(file, "train", "pairs"), CharTokenizer("abc")
+    with pytest.raises(InputError) as error:
+        encode_rows(records, tokenizer, "pairs", max_tokens=20)
+    assert f"none of {len(rows)} rows is left" in str(error.value) and fix in error.value.parts[1]
+    assert ("max_tokens" in error.value.parts[1]) == (fix == "raise max_tokens")
+
+
+def test_a_table_of_one_column_is_read(here):
+    (here / "a.csv").write_text("text\nab\ncd\n")
+    assert [row["text"] for row in read_rows("a.csv", "train").rows] == ["ab", "cd"]
