@@ -398,7 +398,10 @@ def _check_option(component: str, option: str, value: object, kind: object) -> N
         number = isinstance(value, int | float) and not isinstance(value, bool)
         for range in ranges_of(kind) if number else ():
             if rule := range.problem(value):
-                raise InputError(f"option {option!r} of {component}", value=value, rule=rule)
+                raise InputError(
+                    f"option {option!r} of {component}", value=value, rule=rule,
+                    fix=f"write a number that {rule.replace('must be', 'is')}, or leave it out",
+                )  # fmt: skip
         return
     kind = plain_kind(kind)
     if typing.get_origin(kind) is typing.Literal:

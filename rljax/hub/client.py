@@ -293,7 +293,9 @@ def commit_of(name: HubName) -> str:
         with contextlib.suppress(InputError):
             commit = read_data(ref, _LONGEST_REF).decode("ascii", errors="replace").strip()
             if not COMMIT.fullmatch(commit):
-                raise InputError(f"{ref} holds no commit") from None
+                raise InputError(
+                    f"{ref} holds no commit", fix=f"remove {ref}: it is written again"
+                ) from None
             LOG.warning(
                 "%s: the hub is not asked (%s): the copy of %s is used", name, problem, commit
             )

@@ -39,7 +39,10 @@ class Files:
         if not is_glob(pattern):
             return self._below(f"{pattern.rstrip('/')}/")
         if len(pattern) > LONGEST:
-            raise InputError("a pattern of files", value=pattern, rule=f"at most {LONGEST} letters")
+            raise InputError(
+                "a pattern of files", value=pattern, rule=f"at most {LONGEST} letters",
+                fix="name the files, or the folder that they are in",
+            )  # fmt: skip
         begun = self._below(pattern[: _GLOB.search(pattern).start()])
         self._looks += len(begun)
         if self._looks > MOST_LOOKS:
