@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 import rljax
+from rljax import DISTRIBUTION
 from rljax.doctor.finding import Finding, broken, fine, warning
 
 SHOWN = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "libtpu")
@@ -133,7 +134,7 @@ def _required_by_us(found: Mapping[str, list[Distribution]]) -> list[str]:
         import tomllib
 
         return tomllib.loads(project.read_text(encoding="utf-8"))["project"]["dependencies"]
-    return found["rljax"][0].requires or [] if "rljax" in found else []
+    return found[DISTRIBUTION][0].requires or [] if DISTRIBUTION in found else []
 
 
 def _checkout() -> Path | None:
@@ -175,7 +176,7 @@ def _hidden(env: Mapping[str, str]) -> Iterator[Finding]:
 def _rljax(found: Mapping[str, list[Distribution]]) -> Iterator[Finding]:
     here = Path(rljax.__file__).resolve().parent
     yield fine("rljax", f"{rljax.__version__} of {here}")
-    installed = found.get("rljax", [])
+    installed = found.get(DISTRIBUTION, [])
     places = dict.fromkeys(
         path.resolve() for folder in sys.path if (path := Path(folder or ".", "rljax")).is_dir()
         and (path / "__init__.py").is_file()
@@ -185,14 +186,20 @@ def _rljax(found: Mapping[str, list[Distribution]]) -> Iterator[Finding]:
     if others and _checkout() is not None:
         yield broken(
             "checkout_hides_installed", f"the checkout {here.parent} hides the rljax that is "
-            f"installed in {others[0].parent}", "pip uninstall rljax, or leave the checkout out of "
-            "PYTHONPATH",
+            f"installed in {others[0].parent}", f"pip uninstall {DISTRIBUTION}, or leave the "
+            "checkout out of PYTHONPATH",
         )  # fmt: skip
     elif others:
         yield broken(
             "rljax_twice", f"{here} hides another rljax in {others[0]}",
-            f"pip uninstall rljax until it is gone, or remove {others[0]}, then install it once",
+            f"pip uninstall {DISTRIBUTION} until it is gone, or remove {others[0]}, then install "
+            "it once",
         )  # fmt: skip
+    # (An old clone still has the metadata of its former name.)
+    foreign = [one for one in found.get("rljax", ()) if _home(one).resolve() != here.parent
+               and _editable(one) != here]  # fmt: skip
+    if foreign:
+        yield from _another_project(foreign[0], installed)
     if stale := [one.version for one in installed if one.version != rljax.__version__]:
         yield broken(
             "rljax_metadata_stale", f"rljax {rljax.__version__} is imported, and the installed "
@@ -202,6 +209,18 @@ def _rljax(found: Mapping[str, list[Distribution]]) -> Iterator[Finding]:
     if extras := _missing_extras(found):
         said = (f"{name} (pip install {' '.join(needs)})" for name, needs in extras.items())
         yield fine("extras", f"not installed: {', '.join(said)}")
+
+
+def _another_project(other: Distribution, installed: list[Distribution]) -> Iterator[Finding]:
+    """A distribution `rljax`, which writes into the same folder `rljax` as ours does."""
+    ours = f"{DISTRIBUTION} {installed[0].version}" if installed else "this one"
+    yield broken(
+        "rljax_of_another_project", f"the distribution rljax {other.version} in {_home(other)} is "
+        f"not {ours}: on the public index that name is another project's, and both install a "
+        "package that is imported as rljax",
+        f"pip uninstall -y rljax {DISTRIBUTION}, then install {DISTRIBUTION} again: they share "
+        "files",
+    )  # fmt: skip
 
 
 def _editable(one: Distribution) -> Path | None:
@@ -216,9 +235,9 @@ def _missing_extras(found: Mapping[str, list[Distribution]]) -> dict[str, list[s
     """The extras of which a package is missing, and what pip installs for each."""
     from packaging.requirements import Requirement
 
-    if "rljax" not in found:
+    if DISTRIBUTION not in found:
         return {}
-    about = found["rljax"][0]
+    about = found[DISTRIBUTION][0]
     needs = [Requirement(text) for text in about.requires or ()]
     missing = {}
     for extra in about.metadata.get_all("Provides-Extra") or ():

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from rljax import DISTRIBUTION
 from rljax.tracking.jsonl import read_jsonl
 
 LOG = logging.getLogger("rljax")
@@ -48,7 +49,7 @@ def _git(folder: str | os.PathLike, *arguments: str) -> str:
 def rljax_version() -> str:
     """The version of the installed package; "" where none is installed."""
     try:
-        return version("rljax")
+        return version(DISTRIBUTION)
     except PackageNotFoundError:
         return ""
 
