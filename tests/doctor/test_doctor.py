@@ -551,7 +551,8 @@ def test_hosts_that_are_not_there():
 # -- that nothing is left out
 
 OTHERS = {
-    "rljax_twice", "rljax_of_another_project", "compilation_cache_open", "tpu_lock", "xla_flags_unknown", "no_device",
+    "rljax_twice", "rljax_of_another_project", "compilation_cache_open", "tpu_lock",
+    "xla_flags_unknown", "no_device",
     "hosts_variables_wrong", "jax_does_not_start", "jax_hangs", "sandbox_weak",
     "run_folder_in_use", "run_folder_of_a_url",
     "hosts_do_not_meet", "hosts_not_named", "host_unknown", "port_taken",
