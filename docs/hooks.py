@@ -28,6 +28,8 @@ TABS = (
                "contributing.md")),
 )  # fmt: skip
 _LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
+# (The picture of the badge lies elsewhere, and the site loads nothing from elsewhere.)
+_BADGE = re.compile(r"\[!\[Open in Colab\]\([^)]*\)\]\(([^)]*)\)")
 _FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 
 
@@ -66,7 +68,7 @@ def on_files(files, config):
     for page, path in _notebooks(Path(config.docs_dir).resolve()):
         parts = [f"*[`notebooks/{path.name}`](../../notebooks/{path.name})*"]
         for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
-            text = "".join(cell["source"])
+            text = _BADGE.sub(r"[Open in Colab](\1)", "".join(cell["source"]))
             parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
         # (Its heading is first, as of every page.)
         parts = [*parts[1:2], parts[0], *parts[2:]]

@@ -27,7 +27,7 @@ from rljax.tracking.console import Console
 FIGURES = Path(__file__).resolve().parent / "figures"
 COLUMNS, ROWS = 92, 32  # of the terminal that the panel is drawn for
 PANEL_STEP = 60  # of GRPO: the trends have a shape, and the run is not at its end
-WIDTH, HEIGHT = 1100, 980  # of the report's picture, in CSS pixels
+WIDTH, HEIGHT = 1100, 935  # of the report's picture, in CSS pixels
 COLOURS = 64  # of the report's picture
 
 # --- diagrams: {file: (width, height, boxes, arrows)} in units of which a letter is 7.5 wide.
@@ -103,6 +103,17 @@ def draw(width: int, height: int, boxes, arrows) -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
+def logo() -> str:
+    """A rising line, for the corner of the site."""
+    return (
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 48 48">\n'
+        '<rect width="48" height="48" rx="10" fill="#5c6bc0"/>\n'
+        '<g fill="none" stroke="#ffffff" stroke-width="4" stroke-linecap="round" '
+        'stroke-linejoin="round">\n'
+        '<path d="M11 34 L20 25 L27 30 L38 14"/>\n<path d="M29 13 H38.5 V22.5"/>\n</g>\n</svg>\n'
+    )
+
+
 # --- pictures of a run
 
 
@@ -161,6 +172,7 @@ def photograph(report: Path, picture: Path) -> None:
 def main(what: str = "") -> None:
     for name, diagram in DIAGRAMS.items():
         (FIGURES / name).write_text(draw(*diagram), encoding="utf-8")
+    (FIGURES / "logo.svg").write_text(logo(), encoding="utf-8")
     if what == "diagrams":
         return
     with tempfile.TemporaryDirectory() as folder:
