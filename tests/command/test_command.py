@@ -82,14 +82,17 @@ def test_mistakes_end_with_2_and_a_fix(line, says, rljax_command, tmp_path, monk
     assert list(tmp_path.iterdir()) == []
 
 
-def test_configs_are_listed_with_their_first_line(rljax_command):
+def test_configs_are_listed_with_their_first_sentence(rljax_command):
     code, out, _ = rljax_command("configs")
     listed = dict(line.split(maxsplit=1) for line in out.splitlines()[: len(shipped_configs())])
     files = sorted((REPO / "configs").rglob("*.py"))
     assert code == 0 and len(files) == len(listed) > 30
     for file in files:
         name = file.relative_to(REPO / "configs").with_suffix("").as_posix()
-        assert file.read_text().startswith('"""' + listed[name])
+        begins = " ".join(file.read_text().partition("\n\n")[0].split()).removeprefix('"""')
+        text, end = listed[name][:-1], listed[name][-1]
+        # Whole: what follows it in the docstring is the end of a sentence.
+        assert begins.startswith(text) and begins[len(text)] in ".;" and end == ".", name
 
 
 def test_print_config_prints_what_config_reads(rljax_command, tmp_path):
