@@ -195,9 +195,9 @@ def _rljax(found: Mapping[str, list[Distribution]]) -> Iterator[Finding]:
             f"pip uninstall {DISTRIBUTION} until it is gone, or remove {others[0]}, then install "
             "it once",
         )  # fmt: skip
-    # (An old clone still has the metadata of its former name.)
-    foreign = [one for one in found.get("rljax", ()) if _home(one).resolve() != here.parent
-               and _editable(one) != here]  # fmt: skip
+    ours = "rljax.command:main"  # the command of an installation from before it was renamed
+    foreign = [one for one in found.get("rljax", ())
+               if ours not in {script.value for script in one.entry_points}]  # fmt: skip
     if foreign:
         yield from _another_project(foreign[0], installed)
     if stale := [one.version for one in installed if one.version != rljax.__version__]:

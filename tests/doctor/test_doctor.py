@@ -228,6 +228,10 @@ def test_the_distribution_of_that_name_which_is_another_projects(doctor, site, o
     assert "pip uninstall -y rljax rljax-lm" in finding["fix"]
     packages = site(f"own_{ours}", metadata=metadata[1:])
     assert doctor(packages=packages).keys() <= {"sandbox_weak"}
+    packages = site(f"former_{ours}", metadata=metadata)  # ours, from before it was renamed
+    scripts = packages / "rljax-2.5.dist-info" / "entry_points.txt"
+    scripts.write_text("[console_scripts]\nrljax = rljax.command:main\n")
+    assert doctor(packages=packages).keys() <= {"sandbox_weak"}
 
 
 # -- the machine
