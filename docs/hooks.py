@@ -11,14 +11,14 @@ from mkdocs.structure.files import File
 # The order of the site. Pages that are not named follow by name, so a new page needs no line here.
 TABS = (
     ("Home", ("index.md",)),
-    ("Start", ("start/install.md", "start/first_run.md", "start/your_model.md",
-               "start/your_data.md", "start/your_reward.md", "choose.md")),
+    ("Start", ("start/install.md", "start/first_run.md", "start/your_data.md",
+               "start/your_reward.md", "start/your_model.md", "choose.md")),
     ("Notebooks", ()),
     ("Guides", ("guides/command.md", "guides/faq.md", "guides/errors.md")),
     ("Methods", ("methods/index.md", "methods/groups.md", "methods/critic.md",
                  "methods/preferences.md", "methods/selection.md", "methods/offline.md",
                  "methods/composite.md", "methods/presets.md")),
-    ("Cookbook", ("cookbook/index.md",)),
+    ("Cookbook", ("cookbook/index.md", "cookbook/real_model.md")),
     ("Pods", ("pods/overview.md", "pods/tpu_vm.md", "pods/slurm.md", "pods/gke.md",
               "pods/skypilot.md")),
     ("Extend", ("extend/index.md",)),

@@ -13,6 +13,7 @@ from conftest import REPO
 from rljax.command import COMMANDS
 
 sys.path.append(str(REPO / "docs"))
+import hooks  # noqa: E402
 import pictures  # noqa: E402
 
 PAGES = [REPO / "README.md", *sorted((REPO / "docs").rglob("*.md"))]
@@ -79,6 +80,8 @@ def first_hour() -> list:
 def test_the_first_hour_is_short_enough():
     pages = first_hour()
     words = {path.name: len(path.read_text().split()) for path in pages}
+    named = [path.relative_to(REPO / "docs").as_posix() for path in pages[1:]]
+    assert list(dict(hooks.TABS)["Start"][: len(named)]) == named  # so does the navigation
     assert 4 <= len(pages) <= 8 and 1_500 < sum(words.values()) <= FIRST_HOUR, words
 
 

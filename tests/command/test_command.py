@@ -232,6 +232,11 @@ def test_the_name_of_the_distribution_is_said_once():
     written = [str(path) for path in (REPO / "rljax").rglob("*.py")
                if re.search(rf"[\"']{rljax.DISTRIBUTION}\b", path.read_text())]  # fmt: skip
     assert written == [str(REPO / "rljax" / "__init__.py")]
+    # Nothing asks for the metadata of the import's name, but for doctor, which looks for the other.
+    asking = [path.name for path in (REPO / "rljax").rglob("*.py")
+              if "importlib.metadata" in (text := path.read_text())
+              and re.search(r"[\[(]\s*[\"']rljax[\"']\s*[,\])]", text)]  # fmt: skip
+    assert asking == ["packages.py"]
 
 
 @pytest.mark.slow
