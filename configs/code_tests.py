@@ -1,6 +1,6 @@
 """Code judged by unit tests: SFT on demonstrations, then GRPO, in the sandbox; no download.
 
-python launchers/train.py --config=configs/code_tests.py
+rljax train code_tests
 
 The task: "+3,*2;4=14>" -> "def f(x):return((x+3)*2)", a Python function of which six calls are
 tested. SFT stops when half of the functions are right; GRPO, whose reward is the share of the

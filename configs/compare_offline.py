@@ -1,6 +1,6 @@
 """The offline comparison: what can be learned from one file of a policy's own samples.
 
-python launchers/compare_offline.py --out=runs/compare_offline
+rljax compare --out=runs/compare_offline
 
 The task: "3574>" -> "8\\n5\\n9", running sums modulo 10, one a line; only the last line is judged.
 get_config() is the base policy: SFT on demonstrations until it is right in about 4 of 10 cases.

@@ -1,6 +1,6 @@
 """DQO from outcomes alone and with process scores, on programs of three to six lines.
 
-python launchers/compare_offline.py --config=configs/compare_process_scores.py \\
+rljax compare --config=compare_process_scores \\
     --out=runs/compare_process_scores --prompts=512 --process_samples=8
 
 Under the policy that sampled, the pass rate of a growing prefix is a martingale. The scores from

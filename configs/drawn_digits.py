@@ -1,6 +1,6 @@
 """Which digit is drawn? SFT, then GRPO, by a tiny model that reads images; nothing is downloaded.
 
-python launchers/train.py --config=configs/drawn_digits.py
+rljax train drawn_digits
 
 The task: a picture of 16 x 16 pixels, one of four digits at a random place, in random colours,
 under noise. Training pictures are endless, and none of them is evaluated. Thirty supervised steps

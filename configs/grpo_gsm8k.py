@@ -1,6 +1,6 @@
 """GRPO on GSM8K: your model, your data, rule reward, KL to the starting policy in the loss.
 
-python launchers/train.py --config=configs/grpo_gsm8k.py --config.model=MODEL_FOLDER \
+rljax train grpo_gsm8k --config.model=MODEL_FOLDER \
     --config.data.train=train.parquet --config.data.test=test.parquet
 
 MODEL_FOLDER: a Hugging Face folder (config.json, *.safetensors, tokenizer.json) of a Llama, Qwen2

@@ -1,7 +1,7 @@
 """GRPO on Llama-3.1-8B with rows of 131,072 tokens on a TPU pod, GSM8K's rule reward.
 
-python launchers/plan.py --config=configs/grpo_llama3_1_8b_128k.py --topology=v5p:4x4x4
-python launchers/train.py --config=configs/grpo_llama3_1_8b_128k.py --config.model=MODEL_FOLDER \
+rljax plan grpo_llama3_1_8b_128k --topology=v5p:4x4x4
+rljax train grpo_llama3_1_8b_128k --config.model=MODEL_FOLDER \
     --config.data.train=train.parquet --config.data.test=test.parquet
 
 As it stands `model` names the published sizes alone (configs/models/): enough to plan, not to

@@ -1,7 +1,7 @@
 """GRPO on Llama-3-70B on a TPU pod, GSM8K's rule reward, KL in the loss.
 
-python launchers/plan.py --config=configs/grpo_llama3_70b.py --topology=v5p:8x8x8
-python launchers/train.py --config=configs/grpo_llama3_70b.py --config.model=MODEL_FOLDER \
+rljax plan grpo_llama3_70b --topology=v5p:8x8x8
+rljax train grpo_llama3_70b --config.model=MODEL_FOLDER \
     --config.data.train=train.parquet --config.data.test=test.parquet
 
 As it stands `model` names the published sizes alone (configs/models/): enough to plan, not to

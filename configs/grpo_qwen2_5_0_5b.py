@@ -1,7 +1,7 @@
 """GRPO on Qwen2.5-0.5B on one TPU chip or a few, GSM8K's rule reward, KL in the loss.
 
-python launchers/plan.py --config=configs/grpo_qwen2_5_0_5b.py --topology=v5e:2x4
-python launchers/train.py --config=configs/grpo_qwen2_5_0_5b.py --config.model=MODEL_FOLDER \
+rljax plan grpo_qwen2_5_0_5b --topology=v5e:2x4
+rljax train grpo_qwen2_5_0_5b --config.model=MODEL_FOLDER \
     --config.data.train=train.parquet --config.data.test=test.parquet
 
 As it stands `model` names the published sizes alone (configs/models/): enough to plan, not to

@@ -1,6 +1,6 @@
 """Answers as JSON: SFT on demonstrations, then GRPO; no download.
 
-python launchers/train.py --config=configs/json_output.py
+rljax train json_output
 
 The task: "c=41;a=7>" -> '{"a":7,"c":41}', the facts of a text as one JSON object with sorted keys.
 SFT stops when a fifth of the objects are right; GRPO, which is paid for all values or nothing, does

@@ -1,6 +1,6 @@
 """Responses of a requested length (L1-Exact, arXiv 2503.04697): SFT, then GRPO; no download.
 
-python launchers/train.py --config=configs/length_control.py
+rljax train length_control
 
 The task: "dabca>6" -> ">>>2>", how often "a" occurs, at any place of a response of as many tokens
 as the last digit says, 2 to 8, end token included. SFT knows of no length: it answers "2". GRPO is

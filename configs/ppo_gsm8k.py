@@ -1,6 +1,6 @@
 """PPO on GSM8K: actor, critic and reference; GAE; rule reward minus KL to the starting policy.
 
-python launchers/train.py --config=configs/ppo_gsm8k.py --config.model=MODEL_FOLDER \
+rljax train ppo_gsm8k --config.model=MODEL_FOLDER \
     --config.data.train=train.parquet --config.data.test=test.parquet
 
 MODEL_FOLDER and the files: as in configs/grpo_gsm8k.py. The critic starts from the policy's weights
@@ -8,7 +8,7 @@ with a head of zeros.
 
 Batch: 256 prompts x 1 sample = 256 sequences per step, 4 optimizer steps of 64 sequences for actor
 and critic each, in microbatches of at most 16384 padded tokens. 435 steps are 15 passes over the
-7473 questions. The numbers are those of ALGORITHMS E0, "PPO, rule reward": gamma = lambda = 1, clip
+7473 questions. The numbers: gamma = lambda = 1, clip
 0.2, KL 0.001 in the reward, 512 + 256 tokens, lr 1e-6 (actor) and 1e-5 (critic).
 
 Hardware: sized for one accelerator of 80 GB and a model of up to 0.6B parameters: not measured.

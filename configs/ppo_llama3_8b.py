@@ -1,7 +1,7 @@
 """PPO on Llama-3-8B (actor, critic, reference) on a TPU pod, GSM8K's rule reward.
 
-python launchers/plan.py --config=configs/ppo_llama3_8b.py --topology=v5p:4x4x4
-python launchers/train.py --config=configs/ppo_llama3_8b.py --config.model=MODEL_FOLDER \
+rljax plan ppo_llama3_8b --topology=v5p:4x4x4
+rljax train ppo_llama3_8b --config.model=MODEL_FOLDER \
     --config.data.train=train.parquet --config.data.test=test.parquet
 
 As it stands `model` names the published sizes alone (configs/models/): enough to plan, not to

@@ -5,15 +5,15 @@ that makes of 3 what the prompt says, line by line, judged by unit tests as a wh
 process reward model of the lines can be a dense reward (reward.process_model), the critic's first
 values (critic_model), or both; configs/sweep_prm_programs.py compares the four.
 
-python launchers/train.py --config=configs/prm_programs.py:start --config.run_dir=runs/prm/start
-python launchers/train.py --config=configs/prm_programs.py:completer \\
+rljax train prm_programs:start --config.run_dir=runs/prm/start
+rljax train prm_programs:completer \\
     --config.run_dir=runs/prm/completer
-python launchers/label_steps.py --out=runs/prm/steps --completer=runs/prm/completer \\
+rljax label steps --out=runs/prm/steps --completer=runs/prm/completer \\
     --checkpoints=runs/prm/completer@60,runs/prm/completer@70,runs/prm/completer@80 \\
     --prompts=1000 --completions=2
-python launchers/train.py --config=configs/prm_programs.py:scorer --config.run_dir=runs/prm/scorer
-python launchers/score_steps.py --reward_model=runs/prm/scorer/reward_model --data=runs/prm/steps
-python launchers/sweep.py --config=configs/sweep_prm_programs.py --out=runs/prm/sweep
+rljax train prm_programs:scorer --config.run_dir=runs/prm/scorer
+rljax score steps --reward_model=runs/prm/scorer/reward_model --data=runs/prm/steps
+rljax sweep sweep_prm_programs --out=runs/prm/sweep
 
 Hardware: one of 2 CPU cores shared with other work (load 5 to 13), 2026-11-24, seed 0. On 256
 held-out prompts `:start` is right in 0.359 [0.301, 0.418], greedy (of its samples on training

@@ -1,6 +1,6 @@
 """Quickstart: SFT on 256 demonstrations, then GRPO, on an embedded task; no download.
 
-python launchers/train.py --config=configs/quickstart.py
+rljax train quickstart
 
 The task: "dabfcaed>" -> "2", how often "a" occurs. SFT stops once it knows the format and is right
 a third of the

@@ -1,6 +1,6 @@
 """A sweep: every preset that needs no teacher, on the same embedded task, and a table.
 
-python launchers/sweep.py --config=configs/sweep_presets.py
+rljax sweep sweep_presets
 
 Another seed for all of them: --config.seed=1 --out=runs/presets_seed1. The same command goes on
 after an interruption. Measured: docs/methods/presets.md.

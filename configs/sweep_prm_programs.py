@@ -1,6 +1,6 @@
 """A sweep: PPO on program synthesis without and with a process reward model, in four settings.
 
-python launchers/sweep.py --config=configs/sweep_prm_programs.py --out=runs/prm/sweep
+rljax sweep sweep_prm_programs --out=runs/prm/sweep
 python benchmarks/seeds_figure.py runs/prm/sweep --figure=docs/figures/process_rewards.svg \\
     --metrics=reward/part/all_passed,reward/best_of_k
 

@@ -1,6 +1,6 @@
 """A sweep: the quickstart with three learning rates and two seeds.
 
-python launchers/sweep.py --config=configs/sweep_quickstart.py
+rljax sweep sweep_quickstart
 
 Six runs, one after the other; the same command goes on after an interruption. Hardware, time and
 results are those of configs/quickstart.py, six times; the comparison is not measured.

@@ -1,6 +1,6 @@
 """A sweep: how old tokens may be, with and without a weight for it; three seeds.
 
-python launchers/sweep.py --config=configs/sweep_staleness.py
+rljax sweep sweep_staleness
 
 The task: "bcaf>" -> "b". A step takes four optimizer steps, so that tokens which are 4 steps old
 were drawn 16 updates ago. There are slots for all that is in flight, which is decoded when the

@@ -348,7 +348,7 @@ def presets(folder: str) -> list[Preset]:
     out = []
     for file in sorted((REPO / "configs" / folder).glob("*.py")):
         doc = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
-        parts = [" ".join(p.split()) for p in doc.split("\n\n") if not p.startswith("python ")]
+        parts = [" ".join(p.split()) for p in doc.split("\n\n") if not p.startswith("rljax ")]
         out.append(Preset(file.stem, tuple(parts), load_config_file(str(file))))
     return out
 

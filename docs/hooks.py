@@ -11,14 +11,14 @@ from mkdocs.structure.files import File
 # The order of the site. Pages that are not named follow by name, so a new page needs no line here.
 TABS = (
     ("Home", ("index.md",)),
-    ("Start", ("start/install.md", "start/first_run.md", "start/your_model.md",
-               "start/your_data.md", "start/your_reward.md", "choose.md")),
+    ("Start", ("start/install.md", "start/first_run.md", "start/your_data.md",
+               "start/your_reward.md", "start/your_model.md", "choose.md")),
     ("Notebooks", ()),
     ("Guides", ("guides/command.md", "guides/faq.md", "guides/errors.md")),
     ("Methods", ("methods/index.md", "methods/groups.md", "methods/critic.md",
                  "methods/preferences.md", "methods/selection.md", "methods/offline.md",
                  "methods/composite.md", "methods/presets.md")),
-    ("Cookbook", ("cookbook/index.md",)),
+    ("Cookbook", ("cookbook/index.md", "cookbook/real_model.md")),
     ("Pods", ("pods/overview.md", "pods/tpu_vm.md", "pods/slurm.md", "pods/gke.md",
               "pods/skypilot.md")),
     ("Extend", ("extend/index.md",)),
@@ -28,6 +28,8 @@ TABS = (
                "contributing.md")),
 )  # fmt: skip
 _LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
+# (The picture of the badge lies elsewhere, and the site loads nothing from elsewhere.)
+_BADGE = re.compile(r"\[!\[Open in Colab\]\([^)]*\)\]\(([^)]*)\)")
 _FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 
 
@@ -66,7 +68,7 @@ def on_files(files, config):
     for page, path in _notebooks(Path(config.docs_dir).resolve()):
         parts = [f"*[`notebooks/{path.name}`](../../notebooks/{path.name})*"]
         for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
-            text = "".join(cell["source"])
+            text = _BADGE.sub(r"[Open in Colab](\1)", "".join(cell["source"]))
             parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
         # (Its heading is first, as of every page.)
         parts = [*parts[1:2], parts[0], *parts[2:]]

@@ -1,6 +1,6 @@
 """A map for a data set of your own, in the form of LIMR's rows: {"prompt", "solution", "level"}.
 
-python launchers/prepare_data.py --source=examples/limr_sample.jsonl \
+rljax data prepare --source=examples/limr_sample.jsonl \
     --map="examples.limr.make_map_fn(split='train')" --data_source=limr --test_fraction=0.25 \
     --out=data/limr
 """

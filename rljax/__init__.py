@@ -17,6 +17,8 @@ are imported when they are first used.
 import importlib
 
 __version__ = "0.1.0"
+# What pip calls this package. On the public index the name of the import is another project's.
+DISTRIBUTION = "rljax-lm"
 
 _PUBLIC = {
     "Config": "rljax.config",

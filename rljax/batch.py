@@ -179,7 +179,7 @@ class Batch:
             raise InputError(
                 f"{by} needs batch field {', '.join(missing)}, which no stage has filled",
                 rule=f"the batch has {', '.join(filled)}",
-                fix="run the stage that fills it first (DESIGN: the dataflow decides the order)",
+                fix="run the stage that fills it first: the dataflow decides the order",
             )
         return self
 

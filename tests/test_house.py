@@ -405,8 +405,8 @@ def installs(text: str) -> list[str]:
 
 
 def test_nothing_says_to_install_rljax_by_its_name():
-    """On the public index the name is another project's. The libraries of an extra, which errors
-    and pages name instead, are those of pyproject.toml."""
+    """On the public index the name is another project's; ours is rljax-lm. The libraries of an
+    extra, which errors name, are those of pyproject.toml."""
     project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
     known = {one for extra in project["optional-dependencies"].values() for one in extra}
     pages = [*(REPO / "docs").rglob("*.md"), *(REPO / "notebooks").glob("*.ipynb")]
@@ -420,8 +420,9 @@ def test_an_installation_by_name_is_found():
     for bad in ("pip install rljax", "pip install 'rljax[hub]'", "%pip install -q -c x rljax",
                 'pip install -U "rljax>=0.1"', "pip install rljax\\[tpu,gcs\\]"):  # fmt: skip
         assert installs(bad), bad
-    for good in ("pip install -e '.[hub]'", "pip install ./rljax-0.1.0-py3-none-any.whl",
-                 "pip install 'rljax[hub] @ git+https://h/o/rljax'"):  # fmt: skip
+    for good in ("pip install -e '.[hub]'", "pip install ./rljax_lm-0.1.0-py3-none-any.whl",
+                 "pip install 'rljax-lm[hub]'",
+                 "pip install 'rljax-lm[hub] @ git+https://h/o/rljax'"):  # fmt: skip
         assert not installs(good), good
 
 

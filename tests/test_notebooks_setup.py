@@ -126,13 +126,13 @@ def test_a_good_jax_is_kept_as_it_is(tmp_path):
 
 
 def test_an_old_rljax_is_renewed_and_an_old_jax_may_be(tmp_path):
-    (tmp_path / "rljax-0.1.0-py3-none-any.whl").touch()
+    (tmp_path / "rljax_lm-0.1.0-py3-none-any.whl").touch()
     out, (arguments, kept) = first_cell(tmp_path, "0.9.2", "0.0.9", {"jaxlib": "0.9.2"})
     assert arguments[0] == "install" and kept == ""
     assert "rljax 0.1.0" in out  # not the old one, which was imported already
 
 
-WHEEL = "rljax-0.1.0-py3-none-any.whl"
+WHEEL = "rljax_lm-0.1.0-py3-none-any.whl"
 
 
 @pytest.mark.parametrize(

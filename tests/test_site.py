@@ -2,6 +2,7 @@
 config field, metric, component, preset and command has its place on some page."""
 
 import os
+import re
 import sys
 
 import pytest
@@ -57,6 +58,11 @@ def test_the_site_builds_strictly_with_every_page(tmp_path):
     made = (tmp_path / "site" / "architecture.html").read_text()
     for page in sorted(pages):  # every page is in the navigation, whoever added it
         assert page.name in made, f"{page} is in no tab of docs/hooks.py"
+    for page in (tmp_path / "site").rglob("*.html"):  # nothing is loaded from elsewhere
+        text = page.read_text()
+        loaded = re.findall(r"<(?:img|script|iframe|source)[^>]*\ssrc=[\"']?(?:https?:)?//", text)
+        loaded += re.findall(r"<link[^>]*rel=[\"']?(?:stylesheet|preconnect)[^>]*//", text)
+        assert loaded == [], page
     ppo = (tmp_path / "site" / "notebooks" / "ppo.html").read_text()
     assert "rljax" in ppo and "<code>" in ppo
 

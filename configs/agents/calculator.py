@@ -1,7 +1,7 @@
 """A calculator as a tool: products of two numbers of two digits, which the model cannot compute.
 
-python launchers/train.py --config=configs/agents/calculator.py
-python launchers/train.py --config=configs/agents/calculator.py:tree
+rljax train agents/calculator
+rljax train agents/calculator:tree
 
 The task: "37*58=" -> "<calc>37*58</calc>", the tool says "2146", then "2146". SFT teaches how a
 call is written and copied; a fifth of its examples call, the others answer with any number. GRPO

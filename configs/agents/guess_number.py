@@ -1,6 +1,6 @@
 """Guess a number from 1 to 16 in four turns: higher, lower. Halving finds 15 of 16.
 
-python launchers/train.py --config=configs/agents/guess_number.py
+rljax train agents/guess_number
 
 The task: "Guess my number, 1 to 16." -> "8", "lower" -> "4", ... SFT teaches the form of a guess; a
 fifth of its examples halve what is left, the others are any number, whatever was said.

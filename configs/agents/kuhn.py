@@ -1,6 +1,6 @@
 """Kuhn poker against oneself: three cards, an equilibrium that is known.
 
-python launchers/train.py --config=configs/agents/kuhn.py
+rljax train agents/kuhn
 python examples/kuhn_exploitability.py RUN_DIR
 
 The task: "Kpb" -> "b", the card and the moves so far; p passes, b bets. SFT ends where p and b are

@@ -1,6 +1,6 @@
 """Python as a tool: one expression, run in the sandbox, then its value as the answer.
 
-python launchers/train.py --config=configs/agents/python.py
+rljax train agents/python
 
 The task: "12+34*56=" -> a fenced block of Python with the expression, the sandbox says "1916", then
 "1916". SFT teaches how a block is written and copied; a fifth of its examples write one.

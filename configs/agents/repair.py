@@ -1,6 +1,6 @@
 """Repair: a broken line of Python and a test that it fails; a try that fails reads the next one.
 
-python launchers/train.py --config=configs/agents/repair.py
+rljax train agents/repair
 
 The task: "x+3 2:6>" -> "x*3": the line should return 6 for x = 2. Several lines do; which one is
 meant the other tests say, so that the second try has something to learn from the first. The tests

@@ -1,6 +1,6 @@
 """Search as a tool: facts that no prompt holds, by BM25 over the 500 lines of facts.txt.
 
-python launchers/train.py --config=configs/agents/search.py
+rljax train agents/search
 
 The task: "bak?" -> "<search>bak</search>", the tool says "[1] bak 417", then "417". SFT teaches how
 a search is written and copied; 3 in 100 of its examples search, the others answer with any number.

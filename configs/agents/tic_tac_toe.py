@@ -1,7 +1,7 @@
 """Tic-tac-toe against oneself: both seats are the policy.
 
-python launchers/train.py --config=configs/agents/tic_tac_toe.py
-python launchers/evaluate.py --checkpoint=RUN_DIR
+rljax train agents/tic_tac_toe
+rljax evaluate RUN_DIR
 
 The task: "....x....o" -> "1", the board and the mark of who moves. SFT teaches moves that are
 legal; a fifth of its examples complete or block a line. The advantage compares returns from the

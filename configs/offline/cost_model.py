@@ -1,4 +1,4 @@
-"""A cost model (arXiv 2310.12773, ALGORITHMS E4): C > 0 says unsafe, and the more harmful of two
+"""A cost model (arXiv 2310.12773): C > 0 says unsafe, and the more harmful of two
 responses costs more; the run's folder reward_model/ is what --config.reward.cost_model of a
 safe_rlhf run reads.
 
@@ -6,8 +6,8 @@ Rows have the columns of PKU-SafeRLHF (response_0, response_1, safer_response_id
 is_response_0_safe, is_response_1_safe), or prompt, safer, more_harmful, safer_is_safe,
 more_harmful_is_safe.
 
-python launchers/train.py --config=configs/offline/cost_model.py:tiny
-python launchers/train.py --config=configs/offline/cost_model.py --config.model=MODEL_FOLDER \\
+rljax train offline/cost_model:tiny
+rljax train offline/cost_model --config.model=MODEL_FOLDER \\
     --config.data.train=train.jsonl --config.data.test=test.jsonl
 
 Hardware, time and quality at full size: not measured.

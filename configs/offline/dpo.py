@@ -4,8 +4,8 @@ What differs: the paper uses RMSprop at 1e-6; here AdamW at 5e-7, as its success
 
 Any paired loss: --config.algorithm.preference_loss="simpo()" (docs/methods/offline.md).
 
-python launchers/train.py --config=configs/offline/dpo.py:tiny
-python launchers/train.py --config=configs/offline/dpo.py --config.model=MODEL_FOLDER \\
+rljax train offline/dpo:tiny
+rljax train offline/dpo --config.model=MODEL_FOLDER \\
     --config.data.train=train.jsonl --config.data.test=test.jsonl
 
 Hardware, time and quality at full size: not measured.

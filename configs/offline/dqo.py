@@ -1,10 +1,10 @@
 """DQO (arXiv 2410.09302): policy and value learned together from scored completions.
 
-What differs: beta 0.03 and the learning rates are those of an unofficial port (ALGORITHMS F5);
+What differs: beta 0.03 and the learning rates are those of an unofficial port;
 lambda 1 is the paper's best.
 
-python launchers/train.py --config=configs/offline/dqo.py:tiny
-python launchers/train.py --config=configs/offline/dqo.py --config.model=MODEL_FOLDER \\
+rljax train offline/dqo:tiny
+rljax train offline/dqo --config.model=MODEL_FOLDER \\
     --config.data.train=train.jsonl --config.data.test=test.jsonl
 
 Hardware, time and quality at full size: not measured.

@@ -1,10 +1,10 @@
 """DRO-V (arXiv 2405.19107): one scored completion per prompt, a value of the prompt;
 centre the rewards.
 
-What differs: tau 1.0 is quoted by an unofficial note only (ALGORITHMS F4).
+What differs: tau 1.0 is quoted by an unofficial note only.
 
-python launchers/train.py --config=configs/offline/dro.py:tiny
-python launchers/train.py --config=configs/offline/dro.py --config.model=MODEL_FOLDER \\
+rljax train offline/dro:tiny
+rljax train offline/dro --config.model=MODEL_FOLDER \\
     --config.data.train=train.jsonl --config.data.test=test.jsonl
 
 Hardware, time and quality at full size: not measured.

@@ -1,8 +1,8 @@
 """KTO (arXiv 2402.01306): completions that are each called good or bad; beta 0.1, both kinds
 weighing the same (keep w_D n_D : w_U n_U between 1:1 and 4:3).
 
-python launchers/train.py --config=configs/offline/kto.py:tiny
-python launchers/train.py --config=configs/offline/kto.py --config.model=MODEL_FOLDER \\
+rljax train offline/kto:tiny
+rljax train offline/kto --config.model=MODEL_FOLDER \\
     --config.data.train=train.jsonl --config.data.test=test.jsonl
 
 Hardware, time and quality at full size: not measured.

@@ -1,7 +1,7 @@
-"""A process reward model by regression on step labels (arXiv 2410.17621, ALGORITHMS A5).
+"""A process reward model by regression on step labels (arXiv 2410.17621).
 
-python launchers/train.py --config=configs/offline/process_reward_model.py:tiny
-python launchers/train.py --config=configs/offline/process_reward_model.py \\
+rljax train offline/process_reward_model:tiny
+rljax train offline/process_reward_model \\
     --config.model=MODEL_FOLDER --config.data.train=train.jsonl --config.data.test=test.jsonl
 
 Hardware, time and quality at full size: not measured.

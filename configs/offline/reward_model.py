@@ -1,8 +1,8 @@
-"""A Bradley-Terry reward model (ALGORITHMS A4) with scores kept near 0; the run's folder
+"""A Bradley-Terry reward model with scores kept near 0; the run's folder
 reward_model/ is what --config.reward.model and --config.critic_model of a PPO run read.
 
-python launchers/train.py --config=configs/offline/reward_model.py:tiny
-python launchers/train.py --config=configs/offline/reward_model.py --config.model=MODEL_FOLDER \\
+rljax train offline/reward_model:tiny
+rljax train offline/reward_model --config.model=MODEL_FOLDER \\
     --config.data.train=train.jsonl --config.data.test=test.jsonl
 
 Hardware, time and quality at full size: not measured.

@@ -1,9 +1,9 @@
-"""Supervised fine-tuning with packing: verl's SFT defaults (ALGORITHMS A1), rows of 1,024 tokens.
+"""Supervised fine-tuning with packing: verl's SFT defaults, rows of 1,024 tokens.
 
 The rows: chat messages, prompt and completion, or text (docs/methods/offline.md).
 
-python launchers/train.py --config=configs/offline/sft.py:tiny
-python launchers/train.py --config=configs/offline/sft.py --config.model=MODEL_FOLDER \\
+rljax train offline/sft:tiny
+rljax train offline/sft --config.model=MODEL_FOLDER \\
     --config.data.train=train.jsonl --config.data.test=test.jsonl
 
 Hardware, time and quality at full size: not measured.

@@ -1,7 +1,7 @@
 """Post-training as a pipeline: a base model, SFT, a reward model of its samples, RL by that model.
 
-rljax pipeline --config=configs/pipelines/post_training.py --out=runs/post_training
-rljax pipeline --config=configs/pipelines/post_training.py:tiny --out=runs/post_training_tiny
+rljax pipeline pipelines/post_training --out=runs/post_training
+rljax pipeline pipelines/post_training:tiny --out=runs/post_training_tiny
 
 The base model is pre-trained on text: the prompts of the task one after another, none of them
 answered. The last three stages put the same held-out prompts to it, to the SFT policy and to the RL

@@ -1,6 +1,6 @@
 """Over-optimisation of a reward model: the proxy that is trained on rises, the true reward falls.
 
-rljax pipeline --config=configs/pipelines/proxy_gold.py --out=runs/proxy_gold
+rljax pipeline pipelines/proxy_gold --out=runs/proxy_gold
 
 The true reward counts one letter in responses of 10 letters: 1 where it stands 5 times, less with
 every one too few or too many. Demonstrations, in which it is one of 8, seldom have more than 3. The

@@ -1,6 +1,6 @@
 """Rounds of RLHF: labels, a new reward model, rejection sampling, SFT, DPO, and again.
 
-rljax pipeline --config=configs/pipelines/rounds.py --out=runs/rounds
+rljax pipeline pipelines/rounds --out=runs/rounds
 
 Each round begins with the last one's policy. Its samples are labelled by the true reward, a reward
 model is trained on the labels of all rounds, it chooses the best of 16 samples for SFT, and labels

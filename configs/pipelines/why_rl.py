@@ -1,7 +1,7 @@
 """Why RL: three toy experiments in which RL reaches what SFT on demonstrations does not.
 
-rljax pipeline --config=configs/pipelines/why_rl.py --out=runs/why_rl
-rljax pipeline --config=configs/pipelines/why_rl.py:teacher --out=runs/why_rl_teacher
+rljax pipeline pipelines/why_rl --out=runs/why_rl
+rljax pipeline pipelines/why_rl:teacher --out=runs/why_rl_teacher
 
 Each is SFT to its plateau, and from there as much SFT again, or 200 steps of GRPO
 (docs/cookbook/why_rl.md).

@@ -7,8 +7,8 @@ old, and responses that go on under new weights are read again by them.
 What differs: AReaL bounds how many samples have begun; here no single token is older either. It
 trains what is ready first; here that is so within the bound, with one step of prompts ahead.
 
-python launchers/train.py --config=configs/presets/areal.py:tiny
-python launchers/train.py --config=configs/presets/areal.py --config.model=MODEL_FOLDER \\
+rljax train presets/areal:tiny
+rljax train presets/areal --config.model=MODEL_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 
 Settings are the published ones; hardware, time and accuracy at full size: not measured. `:tiny`:

@@ -1,8 +1,8 @@
 """CGPO (arXiv 2409.20370): rewards calibrated by a baseline response and constrained by judges, two
 tasks with their own judges and optimizers.
 
-python launchers/train.py --config=configs/presets/cgpo.py:tiny
-python launchers/train.py --config=configs/presets/cgpo.py --config.model=MODEL_FOLDER \\
+rljax train presets/cgpo:tiny
+rljax train presets/cgpo --config.model=MODEL_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 
 Rows whose data_source is math* or json* are the tasks; a column baseline_response is used where

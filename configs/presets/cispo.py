@@ -3,8 +3,8 @@ token keeps a gradient.
 
 Group advantage, clip-higher with the lower side open, float32 output head, no KL.
 
-python launchers/train.py --config=configs/presets/cispo.py:tiny
-python launchers/train.py --config=configs/presets/cispo.py --config.model=MODEL_FOLDER \\
+rljax train presets/cispo:tiny
+rljax train presets/cispo --config.model=MODEL_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 
 Settings are the published ones; hardware, time and accuracy at full size: not measured. `:tiny`:

@@ -4,8 +4,8 @@ no gradient, so that entropy does not collapse.
 PPO's own clip is practically off (1/1); 2e-4 of the tokens with covariance in (1, 5) are drawn;
 dead groups are filtered.
 
-python launchers/train.py --config=configs/presets/clip_cov.py:tiny
-python launchers/train.py --config=configs/presets/clip_cov.py --config.model=MODEL_FOLDER \\
+rljax train presets/clip_cov:tiny
+rljax train presets/clip_cov --config.model=MODEL_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 
 Settings are the published ones; hardware, time and accuracy at full size: not measured. `:tiny`:

@@ -5,8 +5,8 @@ KL, no entropy bonus; rewards +-1. Overlong filtering instead of punishment:
 --config.algorithm.filters="('overlong()',)". The paper's target: 50 on AIME24 with Qwen2.5-32B
 (not measured here).
 
-python launchers/train.py --config=configs/presets/dapo.py:tiny
-python launchers/train.py --config=configs/presets/dapo.py --config.model=MODEL_FOLDER \\
+rljax train presets/dapo:tiny
+rljax train presets/dapo --config.model=MODEL_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 
 Settings are the published ones; hardware, time and accuracy at full size: not measured. `:tiny`:

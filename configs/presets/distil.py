@@ -1,7 +1,7 @@
 """On-policy distillation: the reverse KL to the teacher at every token of the policy's own samples
 (GKD, arXiv 2306.13649); no reward is asked.
 
-python launchers/train.py --config=configs/presets/distil.py \\
+rljax train presets/distil \\
     --config.model=MODEL_FOLDER --config.teacher_model=TEACHER_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 
@@ -10,8 +10,8 @@ What differs: beta 1 is GKD's on-policy reverse KL; the other numbers are ours.
 Hardware, time and accuracy at full size: not measured. `:tiny`: docs/methods/presets.md; its
 teacher is what another tiny run has learned:
 
-python launchers/train.py --config=configs/presets/grpo.py:tiny --config.run_dir=runs/teacher
-python launchers/train.py --config=configs/presets/distil.py:tiny \\
+rljax train presets/grpo:tiny --config.run_dir=runs/teacher
+rljax train presets/distil:tiny \\
     --config.teacher_model=runs/teacher/policy
 """
 

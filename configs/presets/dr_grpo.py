@@ -3,8 +3,8 @@
 The advantage is score - group mean (no std), and the sum over tokens is divided by a constant,
 the generation limit, instead of each response's length. No KL.
 
-python launchers/train.py --config=configs/presets/dr_grpo.py:tiny
-python launchers/train.py --config=configs/presets/dr_grpo.py --config.model=MODEL_FOLDER \\
+rljax train presets/dr_grpo:tiny
+rljax train presets/dr_grpo --config.model=MODEL_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 
 Settings are the published ones; hardware, time and accuracy at full size: not measured. `:tiny`:

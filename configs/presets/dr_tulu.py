@@ -3,14 +3,14 @@
 The rubric reward is a function of your own here (`reward.function`); without one the rule reward
 stands in.
 
-python launchers/train.py --config=configs/presets/dr_tulu.py:tiny
-python launchers/train.py --config=configs/presets/dr_tulu.py --config.model=MODEL_FOLDER \\
+rljax train presets/dr_tulu:tiny
+rljax train presets/dr_tulu --config.model=MODEL_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 
 With its search tool, on rubrics that evolve (the rows bring extra_info["rubrics"]; corpus.jsonl has
 an object with "text" in each line; needs the extra `agents`):
 
-python launchers/train.py --config=configs/presets/dr_tulu.py:search --config.model=MODEL_FOLDER \\
+rljax train presets/dr_tulu:search --config.model=MODEL_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet \\
     --config.reward.function="rubric(base_url='http://127.0.0.1:8000/v1', model='m')" \\
     --config.reward.rubrics="evolving_rubrics(generator='my_rubrics.generate')"

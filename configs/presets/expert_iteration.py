@@ -3,8 +3,8 @@ learns the shares of the visits of a search that its critic guides, the critic w
 were worth. Constants of the search are AlphaZero's (c = 1.25, a quarter of noise at the root,
 samples by visit counts); what is its Dirichlet(0.3) for chess is that of `width` tokens here.
 
-python launchers/train.py --config=configs/presets/expert_iteration.py:tiny
-python launchers/train.py --config=configs/presets/expert_iteration.py \\
+rljax train presets/expert_iteration:tiny
+rljax train presets/expert_iteration \\
     --config.model=MODEL_FOLDER --config.data.train=train.parquet \\
     --config.data.test=test.parquet
 

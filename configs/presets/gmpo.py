@@ -1,8 +1,8 @@
 """GMPO (arXiv 2507.20673): the geometric mean of token ratios clipped one by one in log space,
 +-0.4.
 
-python launchers/train.py --config=configs/presets/gmpo.py:tiny
-python launchers/train.py --config=configs/presets/gmpo.py --config.model=MODEL_FOLDER \\
+rljax train presets/gmpo:tiny
+rljax train presets/gmpo --config.model=MODEL_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 
 Settings are the published ones; hardware, time and accuracy at full size: not measured. `:tiny`:

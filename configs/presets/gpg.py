@@ -1,8 +1,8 @@
 """GPG (arXiv 2504.02546): plain policy gradient on group-centred scores, scaled up for the groups
 without a gradient.
 
-python launchers/train.py --config=configs/presets/gpg.py:tiny
-python launchers/train.py --config=configs/presets/gpg.py --config.model=MODEL_FOLDER \\
+rljax train presets/gpg:tiny
+rljax train presets/gpg --config.model=MODEL_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 
 Settings are the published ones; hardware, time and accuracy at full size: not measured. `:tiny`:

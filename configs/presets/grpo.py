@@ -3,8 +3,8 @@
 Group-normalised advantage (sample std), clip 0.2, the mean over tokens of each response and then
 over responses, KL to the starting policy in the loss (k3, 0.04).
 
-python launchers/train.py --config=configs/presets/grpo.py:tiny
-python launchers/train.py --config=configs/presets/grpo.py --config.model=MODEL_FOLDER \\
+rljax train presets/grpo:tiny
+rljax train presets/grpo --config.model=MODEL_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 
 Settings are the published ones; hardware, time and accuracy at full size: not measured. `:tiny`:

@@ -4,8 +4,8 @@ clipped as a whole.
 GRPO's advantage; clip 3e-4/4e-4; no KL; 4 optimizer steps per batch. Expect clip fractions two
 orders of magnitude above PPO's.
 
-python launchers/train.py --config=configs/presets/gspo.py:tiny
-python launchers/train.py --config=configs/presets/gspo.py --config.model=MODEL_FOLDER \\
+rljax train presets/gspo:tiny
+rljax train presets/gspo --config.model=MODEL_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 
 Settings are the published ones; hardware, time and accuracy at full size: not measured. `:tiny`:

@@ -3,8 +3,8 @@
 No clip; 2e-3 of the tokens (7B; the paper uses 2e-4 for 32B), coefficient 1; dead groups are
 filtered.
 
-python launchers/train.py --config=configs/presets/kl_cov.py:tiny
-python launchers/train.py --config=configs/presets/kl_cov.py --config.model=MODEL_FOLDER \\
+rljax train presets/kl_cov:tiny
+rljax train presets/kl_cov --config.model=MODEL_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 
 Settings are the published ones; hardware, time and accuracy at full size: not measured. `:tiny`:

@@ -1,8 +1,8 @@
 """Nash-MD: the probability of beating a sample of the geometric mixture of policy and reference, by
 REINFORCE with a KL to the reference (arXiv 2312.00886).
 
-python launchers/train.py --config=configs/presets/nash_md.py:tiny
-python launchers/train.py --config=configs/presets/nash_md.py \\
+rljax train presets/nash_md:tiny
+rljax train presets/nash_md \\
     --config.model=MODEL_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 

@@ -4,8 +4,8 @@ importance weights.
 No std in the advantage, no KL, dead groups replaced by active sampling, truncated rows kept as
 they are scored.
 
-python launchers/train.py --config=configs/presets/olmorl.py:tiny
-python launchers/train.py --config=configs/presets/olmorl.py --config.model=MODEL_FOLDER \\
+rljax train presets/olmorl:tiny
+rljax train presets/olmorl --config.model=MODEL_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 
 Settings are the published ones; hardware, time and accuracy at full size: not measured. `:tiny`:

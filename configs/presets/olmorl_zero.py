@@ -2,8 +2,8 @@
 prompts per step and prompts retired at a pass rate of 0.875; prompts that the base model solves
 in more than 62.5 % of 8 samples are dropped beforehand.
 
-python launchers/train.py --config=configs/presets/olmorl_zero.py:tiny
-python launchers/train.py --config=configs/presets/olmorl_zero.py --config.model=MODEL_FOLDER \\
+rljax train presets/olmorl_zero:tiny
+rljax train presets/olmorl_zero --config.model=MODEL_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 
 Settings are the published ones; hardware, time and accuracy at full size: not measured. `:tiny`:

@@ -5,8 +5,8 @@ What differs: on one mesh nothing is decoded while the policy learns, so the nex
 fill the slots that a step's last responses leave idle, and what has not ended goes on under the
 next weights: a token is one step old, or none. Truncated importance weights correct for that.
 
-python launchers/train.py --config=configs/presets/one_step_off.py:tiny
-python launchers/train.py --config=configs/presets/one_step_off.py --config.model=MODEL_FOLDER \\
+rljax train presets/one_step_off:tiny
+rljax train presets/one_step_off --config.model=MODEL_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 
 Settings are the published ones; hardware, time and accuracy at full size: not measured. `:tiny`:

@@ -5,8 +5,8 @@ The reference stays the starting policy; --config.dataflow="online_dpo(refresh_e
 the policy of the iteration. Give a reward model's folder as --config.reward.model=FOLDER
 (configs/offline/reward_model.py trains one); without one the rule reward stands in.
 
-python launchers/train.py --config=configs/presets/online_dpo.py:tiny
-python launchers/train.py --config=configs/presets/online_dpo.py \\
+rljax train presets/online_dpo:tiny
+rljax train presets/online_dpo \\
     --config.model=MODEL_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 

@@ -1,8 +1,8 @@
 """OPO (arXiv 2505.23585): the variance-minimising baseline, group scores weighted by length; one
 exactly on-policy step per batch, no KL, no entropy term.
 
-python launchers/train.py --config=configs/presets/opo.py:tiny
-python launchers/train.py --config=configs/presets/opo.py --config.model=MODEL_FOLDER \\
+rljax train presets/opo:tiny
+rljax train presets/opo --config.model=MODEL_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 
 Settings are the published ones; hardware, time and accuracy at full size: not measured. `:tiny`:

@@ -4,8 +4,8 @@ unreliable middle scores count less.
 Per prompt 8 candidates; "br": the best with 1/2, the rest shares 1/2. The other form redraws the
 whole batch: --config.dataflow="pf_ppo(scope='batch')".
 
-python launchers/train.py --config=configs/presets/pf_ppo.py:tiny
-python launchers/train.py --config=configs/presets/pf_ppo.py --config.model=MODEL_FOLDER \\
+rljax train presets/pf_ppo:tiny
+rljax train presets/pf_ppo --config.model=MODEL_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 
 Settings are the published ones; hardware, time and accuracy at full size: not measured. `:tiny`:

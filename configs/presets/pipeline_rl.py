@@ -6,8 +6,8 @@ New weights are used at once by the responses in flight, which keep what older o
 What differs: the bound is ours. No token is older than four steps, and none is dropped for its age
 (PipelineRL has a lag in samples, or none).
 
-python launchers/train.py --config=configs/presets/pipeline_rl.py:tiny
-python launchers/train.py --config=configs/presets/pipeline_rl.py --config.model=MODEL_FOLDER \\
+rljax train presets/pipeline_rl:tiny
+rljax train presets/pipeline_rl --config.model=MODEL_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 
 Settings are the published ones; hardware, time and accuracy at full size: not measured. `:tiny`:

@@ -2,8 +2,8 @@
 
 GAE with gamma = lambda = 1, clip 0.2, KL to the starting policy in the reward (k1, 0.001).
 
-python launchers/train.py --config=configs/presets/ppo.py:tiny
-python launchers/train.py --config=configs/presets/ppo.py --config.model=MODEL_FOLDER \\
+rljax train presets/ppo:tiny
+rljax train presets/ppo --config.model=MODEL_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 
 Settings are the published ones; hardware, time and accuracy at full size: not measured. `:tiny`:

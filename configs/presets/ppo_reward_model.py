@@ -5,8 +5,8 @@ GAE with gamma 1, whitened; clip 0.2; KL in the reward (k1, 0.01). Give the rewa
 as --config.reward.model=FOLDER (configs/offline/reward_model.py trains one) and maybe as
 --config.critic_model; without one the rule reward stands in.
 
-python launchers/train.py --config=configs/presets/ppo_reward_model.py:tiny
-python launchers/train.py --config=configs/presets/ppo_reward_model.py \\
+rljax train presets/ppo_reward_model:tiny
+rljax train presets/ppo_reward_model \\
     --config.model=MODEL_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 

@@ -1,8 +1,8 @@
 """PRIME (arXiv 2502.01456): rewards of tokens by an implicit reward model that learns online from
 outcomes, leave-one-out of them and of the outcomes, prompts of which 0.2 to 0.8 are right.
 
-python launchers/train.py --config=configs/presets/prime.py:tiny
-python launchers/train.py --config=configs/presets/prime.py --config.model=MODEL_FOLDER \\
+rljax train presets/prime:tiny
+rljax train presets/prime --config.model=MODEL_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 
 What differs: prompts outside of the range are left out of the step, not sampled anew (PRIME draws 4

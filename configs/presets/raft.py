@@ -2,8 +2,8 @@
 
 rljax.datagen.rejection.raft is the same with long iterations and files between them.
 
-python launchers/train.py --config=configs/presets/raft.py:tiny
-python launchers/train.py --config=configs/presets/raft.py \\
+rljax train presets/raft:tiny
+rljax train presets/raft \\
     --config.model=MODEL_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 

@@ -1,8 +1,8 @@
 """REINFORCE (Williams 1992): -A log pi with the running mean of the scores as baseline; no critic,
 no groups, no ratio.
 
-python launchers/train.py --config=configs/presets/reinforce.py:tiny
-python launchers/train.py --config=configs/presets/reinforce.py --config.model=MODEL_FOLDER \\
+rljax train presets/reinforce:tiny
+rljax train presets/reinforce --config.model=MODEL_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 
 Settings are the published ones; hardware, time and accuracy at full size: not measured. `:tiny`:

@@ -1,8 +1,8 @@
 """REINFORCE++ (arXiv 2501.03262): returns with the KL penalty, whitened over the batch; no groups,
 PPO's clip.
 
-python launchers/train.py --config=configs/presets/reinforce_pp.py:tiny
-python launchers/train.py --config=configs/presets/reinforce_pp.py --config.model=MODEL_FOLDER \\
+rljax train presets/reinforce_pp:tiny
+rljax train presets/reinforce_pp --config.model=MODEL_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 
 Settings are the published ones; hardware, time and accuracy at full size: not measured. `:tiny`:

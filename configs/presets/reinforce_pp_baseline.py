@@ -4,8 +4,8 @@ and the rest whitened over the batch.
 PPO clip 0.2, k2 KL in the loss (1e-5), importance weights in mask mode, groups with 0 < accuracy
 < 1 only.
 
-python launchers/train.py --config=configs/presets/reinforce_pp_baseline.py:tiny
-python launchers/train.py --config=configs/presets/reinforce_pp_baseline.py \\
+rljax train presets/reinforce_pp_baseline:tiny
+rljax train presets/reinforce_pp_baseline \\
     --config.model=MODEL_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 

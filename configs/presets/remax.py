@@ -2,8 +2,8 @@
 
 -A log pi, one sample and one greedy response per prompt, KL in the reward (0.05).
 
-python launchers/train.py --config=configs/presets/remax.py:tiny
-python launchers/train.py --config=configs/presets/remax.py --config.model=MODEL_FOLDER \\
+rljax train presets/remax:tiny
+rljax train presets/remax --config.model=MODEL_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 
 Settings are the published ones; hardware, time and accuracy at full size: not measured. `:tiny`:

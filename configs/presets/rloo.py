@@ -2,8 +2,8 @@
 
 Sequence-level REINFORCE: -A times the log-prob of the whole response; KL in the reward.
 
-python launchers/train.py --config=configs/presets/rloo.py:tiny
-python launchers/train.py --config=configs/presets/rloo.py --config.model=MODEL_FOLDER \\
+rljax train presets/rloo:tiny
+rljax train presets/rloo --config.model=MODEL_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 
 Settings are the published ones; hardware, time and accuracy at full size: not measured. `:tiny`:

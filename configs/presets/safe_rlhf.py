@@ -6,8 +6,8 @@ in both (k1, 0.01). The multiplier: threshold 0, from 1 to at most 5, rate 0.1, 
 episodes. configs/offline/reward_model.py and configs/offline/cost_model.py train the two models;
 critics may start from them (critic_model, and folder= of the role cost_critic).
 
-python launchers/train.py --config=configs/presets/safe_rlhf.py:tiny
-python launchers/train.py --config=configs/presets/safe_rlhf.py --config.model=MODEL_FOLDER \\
+rljax train presets/safe_rlhf:tiny
+rljax train presets/safe_rlhf --config.model=MODEL_FOLDER \\
     --config.reward.model=REWARD_FOLDER --config.reward.cost_model=COST_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 

@@ -1,8 +1,8 @@
 """SAPO (arXiv 2511.20347): a smooth gate on the ratio instead of a clip, cooler for negative
 advantages.
 
-python launchers/train.py --config=configs/presets/sapo.py:tiny
-python launchers/train.py --config=configs/presets/sapo.py --config.model=MODEL_FOLDER \\
+rljax train presets/sapo:tiny
+rljax train presets/sapo --config.model=MODEL_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 
 Settings are the published ones; hardware, time and accuracy at full size: not measured. `:tiny`:

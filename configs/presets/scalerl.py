@@ -5,8 +5,8 @@ groups dropped, prompts retired at a pass rate of 0.9, thinking interrupted by f
 head; no KL, no length penalty. PipelineRL-8: new weights are used at once by the responses in
 flight, and no token is older than eight steps, of one optimizer step each.
 
-python launchers/train.py --config=configs/presets/scalerl.py:tiny
-python launchers/train.py --config=configs/presets/scalerl.py --config.model=MODEL_FOLDER \\
+rljax train presets/scalerl:tiny
+rljax train presets/scalerl --config.model=MODEL_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 
 Settings are the published ones; hardware, time and accuracy at full size: not measured. `:tiny`:

@@ -1,8 +1,8 @@
 """PPO that samples responses anew from their weakest token: half of a step's rows are regenerated
 behind all that comes before the token with the smallest advantage.
 
-python launchers/train.py --config=configs/presets/special_token.py:tiny
-python launchers/train.py --config=configs/presets/special_token.py --config.model=MODEL_FOLDER \\
+rljax train presets/special_token:tiny
+rljax train presets/special_token --config.model=MODEL_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 
 There is no publication: the settings are those of the preset ppo, in two rounds. Hardware, time and

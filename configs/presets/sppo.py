@@ -1,8 +1,8 @@
 """SPPO: self-play preference optimisation (arXiv 2405.00675). Of five samples the one that wins
 most often against the others, and the one that wins least, go towards eta (P - 1/2).
 
-python launchers/train.py --config=configs/presets/sppo.py:tiny
-python launchers/train.py --config=configs/presets/sppo.py \\
+rljax train presets/sppo:tiny
+rljax train presets/sppo \\
     --config.model=MODEL_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 

@@ -4,8 +4,8 @@ The critic is trained alone first, its returns use lambda 1, the actor's advanta
 grows with the length; clip-higher, soft overlong punishment, and an NLL term on correct
 responses. The paper's target: 60.4 on AIME24 with a 32B model (not measured here).
 
-python launchers/train.py --config=configs/presets/vapo.py:tiny
-python launchers/train.py --config=configs/presets/vapo.py --config.model=MODEL_FOLDER \\
+rljax train presets/vapo:tiny
+rljax train presets/vapo --config.model=MODEL_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 
 Settings are the published ones; hardware, time and accuracy at full size: not measured. `:tiny`:

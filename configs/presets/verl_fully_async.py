@@ -5,8 +5,8 @@ What differs: the weights go to the sampler after every step, not after four of 
 keep their caches when they do; no token is older than four steps (a round), which is decided as its
 prompt begins, so that nothing is dropped for its age, where verl's queue drops its oldest samples.
 
-python launchers/train.py --config=configs/presets/verl_fully_async.py:tiny
-python launchers/train.py --config=configs/presets/verl_fully_async.py \\
+rljax train presets/verl_fully_async:tiny
+rljax train presets/verl_fully_async \\
     --config.model=MODEL_FOLDER --config.data.train=train.parquet --config.data.test=test.parquet
 
 Settings are the published ones; hardware, time and accuracy at full size: not measured. `:tiny`:

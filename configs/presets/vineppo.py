@@ -1,8 +1,8 @@
 """VinePPO (arXiv 2410.01679): the value of each line's beginning is the mean score of 9 fresh
 completions from there; the advantage of a line is by how much it raises that. No critic.
 
-python launchers/train.py --config=configs/presets/vineppo.py:tiny
-python launchers/train.py --config=configs/presets/vineppo.py --config.model=MODEL_FOLDER \\
+rljax train presets/vineppo:tiny
+rljax train presets/vineppo --config.model=MODEL_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 
 A step draws 9 further completions for each of up to 20 lines of every response: most of its time.

@@ -1,8 +1,8 @@
 """XPO: online DPO between a sample of the policy and one of the reference, with a bonus for what
 the reference would not write (arXiv 2405.21046).
 
-python launchers/train.py --config=configs/presets/xpo.py:tiny
-python launchers/train.py --config=configs/presets/xpo.py \\
+rljax train presets/xpo:tiny
+rljax train presets/xpo \\
     --config.model=MODEL_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 

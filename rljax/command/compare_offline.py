@@ -1,5 +1,5 @@
 """Compare offline algorithms: rljax compare --out=runs/compare_offline
-[--config=configs/compare_offline.py --seeds=0,1,2 --steps=100]
+[--config=compare_offline --seeds=0,1,2 --steps=100]
 
 Trains every method of the config file's methods() from one file of the base policy's samples, and
 prints greedy and sampled accuracy on held-out prompts with 95 % intervals. The same command again

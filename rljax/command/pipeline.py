@@ -1,4 +1,4 @@
-"""Pipeline: rljax pipeline --config=configs/pipelines/post_training.py [--config.seed=1 ...]
+"""Pipeline: rljax pipeline pipelines/post_training [--config.seed=1 ...]
 
 Runs the stages that the config file's pipeline() yields, or the list `pipeline` of a JSON or YAML
 file holds, each from what the ones before it made:

@@ -1,4 +1,4 @@
-"""Plan: rljax plan --config=configs/ppo_llama3_8b.py --topology=v5p:4x4x4
+"""Plan: rljax plan ppo_llama3_8b --topology=v5p:4x4x4
 
 Compiles the config's own programs for a TPU that need not be there (`pip install "jax[tpu]"`), or
 without --topology for the devices of this host, from shapes alone: no weights, data or tokenizer

@@ -1,4 +1,4 @@
-"""Play: rljax play --config=configs/agents/guess_number.py --human [--row=3]
+"""Play: rljax play agents/guess_number --human [--row=3]
 
 One episode of a config's environment, in this process: what the policy reads, and in [[ ]] (green
 in a terminal) what it writes, which is what training learns from; then the outcome, its parts and

@@ -1,4 +1,4 @@
-"""Sweep: rljax sweep --config=configs/sweep_quickstart.py [--config.steps=10 ...]
+"""Sweep: rljax sweep sweep_quickstart [--config.steps=10 ...]
 
 Runs every member that the config file's sweep() yields, or the list `sweep` of a JSON or YAML file
 holds, one after the other, prints a table, and compares the runs on one page, comparison.html. The

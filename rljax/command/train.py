@@ -1,4 +1,4 @@
-"""Train: rljax train --config=configs/quickstart.py [--config.seed=1 ...]
+"""Train: rljax train quickstart [--config.seed=1 ...]
 
 Another --config.run_dir=DIR starts or resumes the run in DIR. Every field of rljax/config/schema.py
 can be set. Exit code 0: finished; 2: an error that the message tells how to mend; 3: stopped by a

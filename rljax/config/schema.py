@@ -162,7 +162,7 @@ class SamplerConfig(Settings):
     router_replay: bool = False
     # (low, high): each sample may think for a number of tokens drawn from this range; where
     # end_of_thinking has not come by then, interrupt_phrase is forced (mask 0) and the answer goes
-    # on (ALGORITHMS H2). () = off.
+    # on. () = off.
     thinking_tokens: tuple[int, ...] = ()
     end_of_thinking: str = "</think>"  # the text that ends thinking
     # Forced where thinking is over.

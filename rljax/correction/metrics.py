@@ -1,6 +1,6 @@
 """Sampler against trainer: how far the two programs' log-probs of the same tokens are apart.
 
-The mismatch metrics (ALGORITHMS G2, G3) and the proxies of the gradient's variance. Both sets of
+The mismatch metrics and the proxies of the gradient's variance. Both sets of
 log-probs come from the same weights and temperature, so anything but rounding is a bug of one of
 the two programs.
 """

@@ -1,4 +1,4 @@
-"""Importance weights from the sampler's policy to the trainer's (ALGORITHMS G1)."""
+"""Importance weights from the sampler's policy to the trainer's."""
 
 import math
 from typing import Literal
@@ -49,7 +49,7 @@ def rollout_correction(
     veto drops sequences with a token whose ratio is below it (unless off); reject drops what
     leaves the range of a statistic, (("seq_mean_k3", None, 0.01),): see rljax.correction.rejection.
     What is dropped gets weight 0 and still counts in the loss's denominator, or, with
-    affects_denominator, leaves the mask. Yao et al. 2025 (token); ALGORITHMS G1.
+    affects_denominator, leaves the mask. Yao et al. 2025 (token).
     """
     bounds = _checked_bounds(level, mode, upper, lower, veto)
     rules = checked_rules(reject)
@@ -89,7 +89,7 @@ def rollout_correction(
 def bypass_old_logprobs(batch: Batch) -> Batch:
     """old_logprobs = sampler_logprobs and no weights: the ratio pi/mu then is the correction.
 
-    For ratio losses without a forward pass for the old log-probs (ALGORITHMS G4). Weights on top
+    For ratio losses without a forward pass for the old log-probs. Weights on top
     would count the mismatch twice; `rollout_correction` after this gives weights of exactly 1.
     """
     batch.require("sampler_logprobs", by="bypass_old_logprobs")

@@ -1,5 +1,4 @@
-"""Supervised fine-tuning: raise the log-probability of demonstrations, prompts masked (ALGORITHMS
-A1)."""
+"""Supervised fine-tuning: raise the log-probability of demonstrations, prompts masked."""
 
 import jax.numpy as jnp
 

@@ -1,5 +1,5 @@
 """Rejection sampling: a saved policy's own best completions as a file that SFT reads (RAFT, arXiv
-2304.06767; best-of-n; ALGORITHMS A3, F2): selection, the files, and the loop sample, select, SFT.
+2304.06767; best-of-n): selection, the files, and the loop sample, select, SFT.
 """
 
 import contextlib

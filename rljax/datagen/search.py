@@ -1,5 +1,5 @@
 """Binary search for the first line of a failing program that no completion can mend (process
-supervision of code, arXiv 2410.17621; ALGORITHMS A5).
+supervision of code, arXiv 2410.17621).
 
 The search runs over many programs at once; sampling and tests are functions of the caller. Programs
 are lists of lines, a prefix is named by (program index, number of its lines kept).

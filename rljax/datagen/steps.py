@@ -1,5 +1,5 @@
 """Labels of lines by a policy: programs that it samples, searched for the first line from which no
-completion by the same policy passes the tests (arXiv 2410.17621; ALGORITHMS A5).
+completion by the same policy passes the tests (arXiv 2410.17621).
 
 A program is the response's lines as `line_ids` cuts the policy's own tokens: a prefix is the ids
 up to the end of its last line, never text encoded anew.

@@ -191,7 +191,7 @@ def continued(record: PromptRecord, ids: Sequence[int]) -> PromptRecord:
 
 def centred_scores(rows: Sequence[dict], rates: Sequence[Sequence[float]]) -> list[list[float]]:
     """pass rate of the prefix - mean reward of the prompt's rows for every step: DQO's process
-    scores (ALGORITHMS F5).
+    scores.
 
     Under the policy that sampled, the pass rate of a growing prefix is a martingale that starts at
     the prompt's: every score has mean 0, so that more steps are no reward of their own.

@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 import rljax
+from rljax import DISTRIBUTION
 from rljax.doctor.finding import Finding, broken, fine, warning
 from rljax.errors import InputError
 from rljax.files import json_object, open_file, parse_toml, read_text
@@ -154,7 +155,7 @@ def _required_by_us(found: Mapping[str, list[Distribution]]) -> list[str]:
     if project is not None:
         tables = parse_toml(read_text(project), str(project))
         return tables["project"]["dependencies"]
-    return found["rljax"][0].requires or [] if "rljax" in found else []
+    return found[DISTRIBUTION][0].requires or [] if DISTRIBUTION in found else []
 
 
 def _checkout() -> Path | None:
@@ -196,7 +197,7 @@ def _hidden(env: Mapping[str, str]) -> Iterator[Finding]:
 def _rljax(found: Mapping[str, list[Distribution]]) -> Iterator[Finding]:
     here = Path(rljax.__file__).resolve().parent
     yield fine("rljax", f"{rljax.__version__} of {here}")
-    installed = found.get("rljax", [])
+    installed = found.get(DISTRIBUTION, [])
     places = dict.fromkeys(
         path.resolve() for folder in sys.path if (path := Path(folder or ".", "rljax")).is_dir()
         and (path / "__init__.py").is_file()
@@ -206,14 +207,20 @@ def _rljax(found: Mapping[str, list[Distribution]]) -> Iterator[Finding]:
     if others and _checkout() is not None:
         yield broken(
             "checkout_hides_installed", f"the checkout {here.parent} hides the rljax that is "
-            f"installed in {others[0].parent}", "pip uninstall rljax, or leave the checkout out of "
-            "PYTHONPATH",
+            f"installed in {others[0].parent}", f"pip uninstall {DISTRIBUTION}, or leave the "
+            "checkout out of PYTHONPATH",
         )  # fmt: skip
     elif others:
         yield broken(
             "rljax_twice", f"{here} hides another rljax in {others[0]}",
-            f"pip uninstall rljax until it is gone, or remove {others[0]}, then install it once",
+            f"pip uninstall {DISTRIBUTION} until it is gone, or remove {others[0]}, then install "
+            "it once",
         )  # fmt: skip
+    ours = "rljax.command:main"  # the command of an installation from before it was renamed
+    foreign = [one for one in found.get("rljax", ())
+               if ours not in {script.value for script in one.entry_points}]  # fmt: skip
+    if foreign:
+        yield from _another_project(foreign[0], installed)
     if stale := [one.version for one in installed if one.version != rljax.__version__]:
         yield broken(
             "rljax_metadata_stale", f"rljax {rljax.__version__} is imported, and the installed "
@@ -223,6 +230,18 @@ def _rljax(found: Mapping[str, list[Distribution]]) -> Iterator[Finding]:
     if extras := _missing_extras(found):
         said = (f"{name} (pip install {' '.join(needs)})" for name, needs in extras.items())
         yield fine("extras", f"not installed: {', '.join(said)}")
+
+
+def _another_project(other: Distribution, installed: list[Distribution]) -> Iterator[Finding]:
+    """A distribution `rljax`, which writes into the same folder `rljax` as ours does."""
+    ours = f"{DISTRIBUTION} {installed[0].version}" if installed else "this one"
+    yield broken(
+        "rljax_of_another_project", f"the distribution rljax {other.version} in {_home(other)} is "
+        f"not {ours}: on the public index that name is another project's, and both install a "
+        "package that is imported as rljax",
+        f"pip uninstall -y rljax {DISTRIBUTION}, then install {DISTRIBUTION} again: they share "
+        "files",
+    )  # fmt: skip
 
 
 def _editable(one: Distribution) -> Path | None:
@@ -240,9 +259,9 @@ def _missing_extras(found: Mapping[str, list[Distribution]]) -> dict[str, list[s
     """The extras of which a package is missing, and what pip installs for each."""
     from packaging.requirements import Requirement
 
-    if "rljax" not in found:
+    if DISTRIBUTION not in found:
         return {}
-    about = found["rljax"][0]
+    about = found[DISTRIBUTION][0]
     needs = [Requirement(text) for text in about.requires or ()]
     missing = {}
     for extra in about.metadata.get_all("Provides-Extra") or ():

@@ -1,5 +1,5 @@
 """Evaluation of a policy on held-out prompts: greedy accuracy, pass@k, best-of-k and majority@k,
-with bootstrap intervals (ALGORITHMS L).
+with bootstrap intervals.
 """
 
 import collections

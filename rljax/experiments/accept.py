@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import rljax
 from rljax.errors import InputError
 from rljax.files import write_json
 from rljax.pods import remote
@@ -164,8 +165,8 @@ def _child(parent: int, host: str) -> int:
 
 
 def _written(stages: list[Stage], checks: dict[str, bool], out: Path, what: str) -> dict:
-    versions = {"python": platform.python_version()}
-    for name in ("rljax", "jax", "jaxlib", "libtpu"):
+    versions = {"python": platform.python_version(), "rljax": rljax.__version__}
+    for name in ("jax", "jaxlib", "libtpu"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     manifest = {

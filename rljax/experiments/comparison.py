@@ -1,5 +1,5 @@
 """The offline comparison: several algorithms trained from one file of a policy's own samples
-(ALGORITHMS P; the layout of the table is that of arXiv 2410.09302).
+(the layout of the table is that of arXiv 2410.09302).
 
 OUT/seed0/base/ is the policy that samples.jsonl was drawn from, OUT/seed0/METHOD/ a run;
 result.json in it makes the cell a finished one. The methods are data of a config file's methods().

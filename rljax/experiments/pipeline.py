@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import rljax
 from rljax.config import Config
 from rljax.datagen.preferences import label_preferences
 from rljax.datagen.rejection import rejection_sample
@@ -29,7 +30,7 @@ from rljax.experiments.stages import Stage
 from rljax.experiments.sweep import Stopped
 from rljax.files import parse_json, read_json_object, read_lines, write_json
 from rljax.report.pipeline import LINEAGE, write_pipeline_page
-from rljax.report.starts import git_state, rljax_version, versions
+from rljax.report.starts import git_state, versions
 from rljax.tracking.folder import locked
 from rljax.tracking.jsonl import read_jsonl
 from rljax.training import RunStopped
@@ -131,7 +132,7 @@ def _run(stage: Stage) -> tuple[dict, bool]:
         "metrics": metrics,
         "process": shlex.join(sys.orig_argv),
         "git": git_state("."),
-        "versions": {"rljax": rljax_version(), **versions()},
+        "versions": {"rljax": rljax.__version__, **versions()},
         "ended": time.time(),
     }
     write_json(stage.folder / RECORD, record)

@@ -14,7 +14,7 @@ import jax
 from rljax import hosts
 from rljax.errors import InputError
 
-_PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax", "numpy", "rljax")
+_PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax", "numpy")
 # What changes a program without a word in the config.
 _VARIABLES = (
     "XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_PLATFORMS", "JAX_ENABLE_X64", "JAX_DEBUG_NANS",

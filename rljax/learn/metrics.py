@@ -1,5 +1,4 @@
-"""Numbers that describe a batch, under the names of ALGORITHMS 0.6. Functions of the batch
-alone."""
+"""Metrics that describe a batch, as functions of the batch alone."""
 
 import jax.numpy as jnp
 

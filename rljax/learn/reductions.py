@@ -2,7 +2,7 @@
 
 A reduction is computed once over the rows of one optimizer step, all devices together, before
 microbatching. The step's loss is sum(weights * loss), which is linear in the rows, so that
-microbatches, packing and sharding give the same gradient by construction (ALGORITHMS 0.3).
+microbatches, packing and sharding give the same gradient by construction.
 
 In the formulas B+ = sequences with a policy token, n = policy tokens of a sequence, N = all policy
 tokens. A sequence is a segment, or the rows of one episode.
@@ -72,7 +72,7 @@ def prompt_mean(batch: Batch) -> jax.Array:
 @contract(safe=True, reads=("scores",))
 def positive_token_mean(batch: Batch, *, correct_at: float = 1.0) -> jax.Array:
     """Every policy token of a correct row (score >= correct_at) weighs 1 / their number, others 0
-    (VAPO's positive-example loss, ALGORITHMS C2)."""
+    (VAPO's positive-example loss)."""
     batch.require("scores", by="positive_token_mean")
     right = batch.mask * (batch.scores >= correct_at).astype(batch.mask.dtype)[:, None]
     return right / jnp.maximum(jnp.sum(right), 1)

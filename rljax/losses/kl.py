@@ -1,4 +1,4 @@
-"""KL to the reference policy: estimators (ALGORITHMS B1) and the penalty in the reward (B2).
+"""KL to the reference policy: estimators and the penalty in the reward.
 
 The exact KL of two next-token distributions: rljax.losses.distillation.jsd_terms(beta=1), summed.
 """

@@ -114,7 +114,7 @@ def _labels(batch: Batch, *, by: str) -> jax.Array:
 def step_regression(scores: jax.Array, batch: Batch, *, squash: Literal["none", "tanh"] = "none"):
     """(squash(s) - label)^2 at each labelled token: [B, S].
 
-    A process reward model by regression (ALGORITHMS A5, arXiv 2410.17621): batch.mask is 1 at the
+    A process reward model by regression (arXiv 2410.17621): batch.mask is 1 at the
     last token of each step, batch.process_rewards its label, 0 being neutral. The head gives s; the
     reward model that is trained with squash="tanh" scores with tanh(s), on disk too, and a critic
     that starts from it keeps its values in (-1, 1). Metrics: mse,

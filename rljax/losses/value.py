@@ -11,7 +11,7 @@ from rljax.contracts import NotNegative, contract
 def squared_error(values: jax.Array, batch: Batch, *, clip: NotNegative | None = 0.5):
     """1/2 max((V - R)^2, (clip(V, V_old +- clip) - R)^2); clip None = plain: [B, S].
 
-    V_old = batch.values, R = batch.returns: PPO's value loss, arXiv 1707.06347 (ALGORITHMS D4).
+    V_old = batch.values, R = batch.returns: PPO's value loss, arXiv 1707.06347.
     Metrics: vpred, and with a clip vf_clipfrac, the share of tokens where it was the larger one.
     """
     batch.require("returns", by="squared_error")

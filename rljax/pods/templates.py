@@ -6,9 +6,11 @@ Each starts one process per host, which finds the others by rljax.hosts.cluster.
 import os
 import re
 import shlex
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
+from rljax import DISTRIBUTION
 from rljax.errors import InputError
 from rljax.pods.pod import Pod
 
@@ -37,20 +39,28 @@ def host_command(words: Sequence[str], *, supervised: bool) -> list[str]:
 
 def package(extras: str, folder: Path) -> str:
     """What pip installs on a host, as a word of a shell: rljax with `extras` from $RLJAX_SOURCE (a
-    clone, a wheel or a URL that pip reads on the host), else from the checkout in `folder`. Never
-    by its name alone, which on the public index is another project's."""
+    clone, a wheel or a URL that pip reads on the host), else from the checkout in `folder`."""
     source, project = os.environ.get("RLJAX_SOURCE", ""), folder / "pyproject.toml"
     if source:
         return shlex.quote(
-            f"rljax[{extras}] @ {source}" if "://" in source else f"{source}[{extras}]"
+            f"{DISTRIBUTION}[{extras}] @ {source}" if "://" in source else f"{source}[{extras}]"
         )
-    if project.is_file() and 'name = "rljax"' in project.read_text(encoding="utf-8"):
+    if project.is_file() and _name(project) == DISTRIBUTION:
         return shlex.quote(f".[{extras}]")
     raise InputError(
         "what a host installs rljax from is not said", value=str(folder),
         rule="the folder that is sent is no clone of rljax",
         fix="export RLJAX_SOURCE=URL of a wheel or of git+https://, which pip reads on the hosts",
     )  # fmt: skip
+
+
+def _name(project: Path) -> str:
+    """The name of the distribution that a pyproject.toml makes; "" where it says none."""
+    try:
+        made = tomllib.loads(project.read_text(encoding="utf-8")).get("project", {})
+    except ValueError:  # of the user's own folder, which may hold anything
+        return ""
+    return str(made.get("name", "")) if isinstance(made, dict) else ""
 
 
 def slurm(

@@ -1,7 +1,7 @@
 """What every metric that rljax logs means: (meaning, unit, what is healthy), plain data.
 
 What is healthy is a text, a rule of thumb, or (lowest, highest, where to look): a run warns outside
-of these ranges, which are those of ALGORITHMS G1. `*` in a name stands for anything, and {} in the
+of these ranges. `*` in a name stands for anything, and {} in the
 meaning for what it stood for. The metrics of an update are logged with a prefix, too, where they
 are of another role (critic/, NAME/) or of held-out rows (eval/). rljax.report.meanings looks up.
 """

@@ -14,9 +14,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 
+import rljax
 from rljax.errors import InputError
 from rljax.tracking.jsonl import read_jsonl
 
@@ -46,14 +47,6 @@ def _git(folder: str | os.PathLike, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-def rljax_version() -> str:
-    """The version of the installed package; "" where none is installed."""
-    try:
-        return version("rljax")
-    except PackageNotFoundError:
-        return ""
-
-
 def versions() -> dict[str, str]:
     """{name: version} of Python and of the libraries that numbers depend on."""
     names = ("jax", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
@@ -79,7 +72,7 @@ def record_start(
         "command": shlex.join(sys.orig_argv),
         "working_folder": here,
         "git": git_state(here),
-        "rljax": rljax_version(),
+        "rljax": rljax.__version__,
         "python": platform.python_version(),
         "host": socket.gethostname(),
         "pid": os.getpid(),

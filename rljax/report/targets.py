@@ -91,7 +91,7 @@ TARGETS = (
 
 def config_of(run: Run) -> str:
     """The name of the config file that a run was started from, "" where its command names none:
-    "vapo" of `rljax train configs/presets/vapo.py:tiny`."""
+    "vapo" of `rljax train presets/vapo:tiny`."""
     for start in reversed(run.starts):
         try:
             words = shlex.split(str(start.get("command", "")))

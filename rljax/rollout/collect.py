@@ -2,7 +2,7 @@
 first live groups.
 
 A group is the samples of one prompt. It is live if the scores of the reward in it are not all
-equal: the others have no advantage (ALGORITHMS H4). Rows stay on the mesh: hosts look at scores and
+equal: the others have no advantage. Rows stay on the mesh: hosts look at scores and
 lengths, and choose.
 """
 

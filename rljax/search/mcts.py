@@ -1,5 +1,5 @@
 """Monte-Carlo tree search as decoding: for each token a budget of simulations, then the child of
-the root with the most visits (AlphaZero, arXiv 1712.01815; ALGORITHMS K1).
+the root with the most visits (AlphaZero, arXiv 1712.01815).
 
 Axes: B sentences, M children of a node.
 """

@@ -1,6 +1,6 @@
 """The search tree of a batch of sentences, as arrays, and its pure functions: PUCT selection,
 expansion, backup, root noise, the policy of visit counts, and the move of the root (AlphaZero,
-arXiv 1712.01815; ALGORITHMS K1).
+arXiv 1712.01815).
 
 Node 0 is the root. A node is made by the simulation that first reaches it, so its index is above
 its parent's, and it stays so when the root moves. Axes: B sentences, N nodes, M children of a node.

@@ -13,7 +13,7 @@ from rljax.contracts import Share, contract
 
 @contract(safe=True, reads=("finish_reason",))
 def overlong(batch: Batch):
-    """0 for rows that a limit cut off (DAPO's overlong filter, ALGORITHMS H1): of tokens, or of an
+    """0 for rows that a limit cut off (DAPO's overlong filter): of tokens, or of an
     episode's turns or seconds."""
     batch.require("finish_reason", by="overlong")
     return (~truncated(batch)).astype(batch.mask.dtype)
@@ -29,7 +29,7 @@ def _group_extremes(batch: Batch):
 @contract(safe=True, reads=("scores", "group"))
 def live_groups(batch: Batch):
     """0 for rows of groups whose scores are all equal: no advantage, only a share of the
-    denominator (ALGORITHMS H4). By the reward's own score, before shaping; a group of one stays."""
+    denominator. By the reward's own score, before shaping; a group of one stays."""
     batch.require("scores", "group", by="live_groups")
     low, high, size = _group_extremes(batch)
     return ((low != high) | (size == 1)).astype(batch.mask.dtype)

@@ -117,7 +117,7 @@ def dense_step_rewards(
     s_j = `process_rewards` there, clipped to [-1, 1] (a process reward model may fill all tokens);
     steps are `step_ids`. lambda is lambda_pass where `scores` exceeds pass_above, else lambda_fail:
     the sum never outweighs the outcome, and 1/N takes the gain out of more lines. No gradient.
-    arXiv 2410.17621; ALGORITHMS A6. Rows are unpacked.
+    arXiv 2410.17621. Rows are unpacked.
     """
     by = "dense_step_rewards"
     for name, value in (("lambda_fail", lambda_fail), ("lambda_pass", lambda_pass)):

@@ -159,7 +159,7 @@ def _warnings(config: Config) -> list[str]:
     if config.sampler.top_p < 1 or config.sampler.top_k > 0 or config.sampler.min_p > 0:
         found.append(
             "sampler.top_p, top_k or min_p truncates what is sampled, which the trainer's "
-            "log-probs cannot represent: ratios are biased (ALGORITHMS 0.1 rule 7); "
+            "log-probs cannot represent: ratios are biased; "
             "algorithm.correction weighs by the kept mass, but tokens that are never drawn stay so"
         )
     if config.algorithm.kl_in_reward > 0 and config.algorithm.kl_in_loss > 0:

@@ -49,7 +49,7 @@ def x64():
         yield
 
 
-# -- worked examples of ALGORITHMS 0.2, C and E5
+# -- worked examples
 
 
 @pytest.mark.usefixtures("x64")
@@ -523,7 +523,7 @@ def test_an_episode_of_several_rows_counts_once(name):
     close(joined(function(split), parts), want, rtol=1e-5, atol=1e-6)
 
 
-# -- invariants (ALGORITHMS N)
+# -- invariants
 
 SCORES = st.lists(st.integers(-3, 3).map(lambda n: n / 4), min_size=8, max_size=8)
 GROUPS = st.lists(st.integers(0, 2), min_size=8, max_size=8)

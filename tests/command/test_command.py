@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 
 import pytest
@@ -188,9 +189,10 @@ def test_a_wheel_holds_configs_command_license_and_version(wheel):
         for file in (REPO / home).rglob("*"):
             if file.suffix in (".py", ".json"):
                 assert (wheel / name / file.relative_to(REPO / home)).is_file(), file
-    about = wheel / f"rljax-{rljax.__version__}.dist-info"
+    about = wheel / f"rljax_lm-{rljax.__version__}.dist-info"
     assert (about / "licenses" / "LICENSE").read_text() == (REPO / "LICENSE").read_text()
     metadata = importlib.metadata.PathDistribution(about).metadata
+    assert metadata["Name"] == rljax.DISTRIBUTION
     assert metadata["License-Expression"] == "Apache-2.0"
     (script,) = importlib.metadata.PathDistribution(about).entry_points
     assert (script.name, script.value) == ("rljax", "rljax.command:main")
@@ -218,6 +220,21 @@ def test_version_and_license_are_said_once():
     assert "Apache License" in (REPO / "LICENSE").read_text()
     assert rljax.__version__ not in (REPO / "pyproject.toml").read_text().partition("[tool")[0]
     assert inspect.getsource(rljax).count(rljax.__version__) == 1
+
+
+def test_the_name_of_the_distribution_is_said_once():
+    """pyproject.toml must spell it too; it is not the import's, which is another project's."""
+    project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
+    assert project["name"] == rljax.DISTRIBUTION != "rljax"
+    assert project["scripts"] == {"rljax": "rljax.command:main"}
+    written = [str(path) for path in (REPO / "rljax").rglob("*.py")
+               if re.search(rf"[\"']{rljax.DISTRIBUTION}\b", path.read_text())]  # fmt: skip
+    assert written == [str(REPO / "rljax" / "__init__.py")]
+    # Nothing asks for the metadata of the import's name, but for doctor, which looks for the other.
+    asking = [path.name for path in (REPO / "rljax").rglob("*.py")
+              if "importlib.metadata" in (text := path.read_text())
+              and re.search(r"(?<!getLogger)[\[(]\s*[\"']rljax[\"']\s*[,\])]", text)]  # fmt: skip
+    assert asking == ["packages.py"]
 
 
 @pytest.mark.slow

@@ -61,7 +61,7 @@ def close(got: dict, want: dict, **tolerance):
         np.testing.assert_allclose(got[name], value, err_msg=name, **tolerance)
 
 
-# -- the numbers of ALGORITHMS --------------------------------------------------------------------
+# -- numbers worked out by hand --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -106,7 +106,7 @@ def test_prompts_alone_need_a_reward_that_compares_with_nothing(tmp_path):
     ],
 )
 def test_a_wrong_column_is_found_before_the_model_is_opened(tmp_path, dataflow, row, says):
-    """PITFALLS 20: the row and the near match are named while the weights are not there to read."""
+    """The row and the near match are named while the weights are not there to read."""
     from rljax.setup import build
 
     good = dict(row)

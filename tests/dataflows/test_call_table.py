@@ -1,4 +1,4 @@
-"""HybridFlow's table of calls (arXiv 2409.19256; ALGORITHMS K3): which verb of which role a step
+"""HybridFlow's table of calls (arXiv 2409.19256): which verb of which role a step
 calls how often, in how few lines its pages differ (Safe-RLHF: test_safe_rlhf), and how long pages
 are."""
 

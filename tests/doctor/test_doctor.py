@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from conftest import REPO
 
+import rljax
 from rljax.config import Config, fingerprints, to_dict
 from rljax.doctor.before_jax import fatal
 from rljax.doctor.network import hosts_network
@@ -172,7 +173,7 @@ def bad_packages(doctor, site, here):
         "wrong",
         without=("grain-", "optax-", "typing_extensions-"),
         metadata=[("optax", "0.0.1"), ("typing_extensions", "0.1"), ("spare", "1.0"),
-                  ("spare", "2.0"), ("jax_cuda12_plugin", "0.1"), ("rljax", "0.0.1")],
+                  ("spare", "2.0"), ("jax_cuda12_plugin", "0.1"), ("rljax_lm", "0.0.1")],
     )  # fmt: skip
     (packages / "~umpy").mkdir()
     (packages / "rljax").mkdir()
@@ -213,6 +214,25 @@ def test_two_installs_of_rljax(doctor, here):
     (here / "second" / "rljax" / "__init__.py").touch()
     found = doctor(paths=[here / "first", here / "second"])
     assert str(here / "second") in found["rljax_twice"]["what"]
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_the_distribution_of_that_name_which_is_another_projects(doctor, site, ours):
+    """With ours beside it, and alone, as after `pip install rljax`."""
+    metadata = [("rljax", "2.5"), *[("rljax_lm", rljax.__version__)] * ours]
+    packages = site(f"foreign_{ours}", metadata=metadata)
+    found = doctor(packages=packages)
+    assert found.keys() <= {"rljax_of_another_project", "sandbox_weak"}, found
+    finding = found["rljax_of_another_project"]
+    assert f"rljax 2.5 in {packages}" in finding["what"] and finding["status"] == "broken"
+    assert not ours or f"rljax-lm {rljax.__version__}" in finding["what"]
+    assert "pip uninstall -y rljax rljax-lm" in finding["fix"]
+    packages = site(f"own_{ours}", metadata=metadata[1:])
+    assert doctor(packages=packages).keys() <= {"sandbox_weak"}
+    packages = site(f"former_{ours}", metadata=metadata)  # ours, from before it was renamed
+    scripts = packages / "rljax-2.5.dist-info" / "entry_points.txt"
+    scripts.write_text("[console_scripts]\nrljax = rljax.command:main\n")
+    assert doctor(packages=packages).keys() <= {"sandbox_weak"}
 
 
 # -- the machine
@@ -622,7 +642,8 @@ def test_hosts_that_are_not_there():
 # -- that nothing is left out
 
 OTHERS = {
-    "rljax_twice", "compilation_cache_open", "tpu_lock", "xla_flags_unknown", "no_device",
+    "rljax_twice", "rljax_of_another_project", "compilation_cache_open", "tpu_lock",
+    "xla_flags_unknown", "no_device",
     "hosts_variables_wrong", "jax_does_not_start", "jax_hangs", "sandbox_weak",
     "run_folder_in_use", "run_folder_of_a_url",
     "hosts_do_not_meet", "hosts_not_named", "host_unknown", "port_taken",

@@ -71,7 +71,7 @@ def test_reductions_worked_example_with_an_empty_row_and_prompt_mean():
 
 
 def test_constants_of_the_batch_get_no_gradient():
-    """Old and reference log-probs, advantages, values and weights are data (ALGORITHMS N 11)."""
+    """Old and reference log-probs, advantages, values and weights are data."""
     mask = jnp.ones((2, 3))
     key = jax.random.key(0)
     fields = {

@@ -15,7 +15,7 @@ from rljax.losses.policy import Policy, common, selection
 
 
 def s1(example, **fields) -> Batch:
-    """The shared batch of ALGORITHMS 0.5."""
+    """The shared batch of these examples."""
     x = example["inputs"]
     names = {
         "old_logprobs": "old_log_prob", "sampler_logprobs": "rollout_log_prob",

@@ -291,7 +291,7 @@ def test_dpo_at_the_reference_is_log_2_and_an_identical_pair_pulls_nowhere():
 
 
 def test_dpo_finds_the_optimum_of_the_regularised_objective():
-    """With Bradley-Terry preferences, pi* = ref exp(r / beta) / Z (ALGORITHMS N13)."""
+    """With Bradley-Terry preferences, pi* = ref exp(r / beta) / Z."""
     beta, reward = 0.5, np.array([1.0, 0.0, -0.5])
     ref = np.log([0.2, 0.5, 0.3])
     win = np.array([(i, j) for i in range(3) for j in range(3) if i != j])

@@ -263,7 +263,7 @@ def test_correction_off_is_the_plain_loss_and_a_source_is_named():
 
 @pytest.mark.parametrize("one_step", [True, False])
 def test_pushes_up_what_is_better_than_its_log_ratio_says(one_step):
-    """sign(-dL/dlog pi) = sign(advantage - beta log-ratio), token by token (CHECKLIST 000-25)."""
+    """sign(-dL/dlog pi) = sign(advantage - beta log-ratio), token by token."""
     batch, logp = random_batch(seed=3)
     beta, keep = 0.4, np.asarray(batch.mask) > 0
     push = -jax.grad(

@@ -189,7 +189,7 @@ def test_the_pods_of_a_jobset_find_each_other(monkeypatch):
     assert shlex.split(script.splitlines()[-1])[-3:] == list(TRAIN)
     assert "pip install" not in script and "the image has no rljax" in script
     monkeypatch.setenv("RLJAX_SOURCE", "git+https://example.org/me/rljax@v1")
-    assert "pip install --quiet 'rljax[tpu,gcs,s3] @ git+https://example.org/me/rljax@v1'" in (
+    assert "pip install --quiet 'rljax-lm[tpu,gcs,s3] @ git+https://example.org/me/rljax@v1'" in (
         rendered("jobset", "--type=v5litepod-16")  # run_dir is a bucket: gcs, s3
     )
 
@@ -198,16 +198,19 @@ def test_what_a_host_installs_is_never_a_name_of_the_index(tmp_path, monkeypatch
     """The name belongs to another project."""
     monkeypatch.delenv("RLJAX_SOURCE", raising=False)
     assert templates.package("tpu", REPO) == "'.[tpu]'"
-    with pytest.raises(InputError, match="RLJAX_SOURCE=URL"):
-        templates.package("tpu", tmp_path)
+    for project in (None, '[project]\nname = "rljax"\n', "name = ", "project = 3\n"):
+        if project is not None:  # another project's, or no project at all
+            (tmp_path / "pyproject.toml").write_text(project)
+        with pytest.raises(InputError, match="RLJAX_SOURCE=URL"):
+            templates.package("tpu", tmp_path)
     with pytest.raises(InputError, match="RLJAX_SOURCE=URL"):  # before the cloud is asked
         monkeypatch.chdir(tmp_path)
         remote.run(None, ["train", "quickstart"], "")
-    monkeypatch.setenv("RLJAX_SOURCE", "my wheels/rljax-0.1.0-py3-none-any.whl")
+    monkeypatch.setenv("RLJAX_SOURCE", "my wheels/rljax_lm-0.1.0-py3-none-any.whl")
     (tmp_path / "requirements.txt").touch()
     words = shlex.split(remote.default_setup(tmp_path))
     assert words[3:] == [
-        "my wheels/rljax-0.1.0-py3-none-any.whl[tpu,gcs]",
+        "my wheels/rljax_lm-0.1.0-py3-none-any.whl[tpu,gcs]",
         "-r",
         "requirements.txt",
     ]

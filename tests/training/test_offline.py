@@ -156,7 +156,7 @@ def test_a_stored_file_that_is_gone_is_named_at_the_resume(tmp_path):
 
 
 def test_dpo_holds_two_models_and_never_samples(tmp_path, monkeypatch):
-    """CHECKLIST 000-17; with stored log-probs it holds one."""
+    """With stored log-probs it holds one."""
     monkeypatch.setattr(roles, "generate", None)
     for stored, kinds in (("", [Reference, Actor]), (str(tmp_path / "stored"), [Actor])):
         config = config_of(tmp_path, "preference", f"run{len(kinds)}")

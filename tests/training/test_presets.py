@@ -44,7 +44,7 @@ def test_the_config_is_whole(name, tmp_path):
 
 
 def test_scalerl_is_its_checklist():
-    """ALGORITHMS H7: what the recipe is made of, one line for each."""
+    """The parts of the recipe, one line for each."""
     config = load_config_file(str(REPO / "configs" / "presets" / "scalerl.py"))
     algorithm, batch, sampler = config.algorithm, config.batch, config.sampler
     rows = batch.prompts_per_step * batch.samples_per_prompt

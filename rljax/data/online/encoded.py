@@ -134,7 +134,7 @@ def template_variables(config: Config) -> dict[str, object]:
 
 def with_target_length(record: dict, config: Config, split: str) -> dict:
     """The record with a target length in extra_info, and an instruction to reach it in the prompt
-    (L1, ALGORITHMS H3). The length is drawn by (seed, split, index)."""
+    (L1). The length is drawn by (seed, split, index)."""
     low, high = config.data.target_tokens
     seed = np.random.SeedSequence([config.seed, split == "test", int(record["index"])])
     target = int(np.random.default_rng(seed).integers(low, high + 1))

@@ -40,7 +40,7 @@ def token_logprobs(
     [..., S] int32 -> three arrays [..., S], float32 (float64 of float64); the entropy is
     None without `with_entropy`.
 
-    log-prob = z_y - logsumexp(z); entropy = logsumexp(z) - sum_v softmax(z)_v z_v (ALGORITHMS 0.4).
+    log-prob = z_y - logsumexp(z); entropy = logsumexp(z) - sum_v softmax(z)_v z_v.
     A target outside [0, V) has log-prob NaN. `soft_cap` is c; 0 = none (Gemma 2 has one).
     `temperature` is a number or a scalar array, and gets no gradient.
 

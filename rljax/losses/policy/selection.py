@@ -1,7 +1,6 @@
 """Policy losses that pick tokens by statistics of the whole optimizer step: covariance, entropy.
 
 Every loss here declares `whole_step`: rljax.learn calls it once on all rows of the step.
-ALGORITHMS D10, D11.
 """
 
 from fractions import Fraction

@@ -1,7 +1,7 @@
 """Policy losses with one ratio per sequence: the value stands at each policy token of a sequence.
 
 Under the reduction seq_mean_token_mean that gives the mean over sequences exactly; a packed row
-holds several sequences (batch.segment_*). ALGORITHMS D7, D8.
+holds several sequences (batch.segment_*).
 """
 
 import math
@@ -136,7 +136,7 @@ def gmpo(
 
     GMPO, arXiv 2507.20673: the geometric mean of clipped ratios; A is the sequence's mean. A
     rollout correction becomes one weight per sequence, exp(mean log w); tokens with w = 0 leave
-    every mean, and a sequence that has no other token is exactly 0 (ALGORITHMS D8). fraction < 1:
+    every mean, and a sequence that has no other token is exactly 0. fraction < 1:
     the geometric mean is over the `fraction` of the step's tokens with the highest entropy, as in
     ppo_high_entropy; a sequence without one has ratio 1 and no gradient.
     Metrics: pg_clipfrac = pg_clipfrac_upper + pg_clipfrac_under, sequence_ratio, ppo_kl, ppo_k3.

@@ -1,7 +1,7 @@
 """Policy losses with one ratio per token: (policy, batch, **options) -> (loss [B, S], metrics).
 
 A is the advantage, r = pi / pi_old with its log clamped to +-20; A, pi_old and every weight are
-constants. ALGORITHMS D1, D3, D6, D9, I2.
+constants.
 """
 
 import jax
@@ -34,7 +34,7 @@ def _accuracy(policy: Policy) -> dict[str, jax.Array]:
 
 @contract(safe=True, reads_greedy=True)
 def negative_log_likelihood(policy: Policy, batch: Batch):
-    """-log pi(token): supervised fine-tuning (ALGORITHMS A1). Metrics: token_accuracy."""
+    """-log pi(token): supervised fine-tuning. Metrics: token_accuracy."""
     return -policy_logprobs(policy, batch), _accuracy(policy)
 
 
@@ -51,7 +51,7 @@ def dynamic_fine_tuning(policy: Policy, batch: Batch):
 
 @contract(safe=True, reads=("advantages",))
 def policy_gradient(policy: Policy, batch: Batch):
-    """-A log pi: [B, S] (REINFORCE, ALGORITHMS D1)."""
+    """-A log pi: [B, S] (REINFORCE)."""
     return -batch_advantages(batch, by="policy_gradient") * policy_logprobs(policy, batch), {}
 
 

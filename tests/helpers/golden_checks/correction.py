@@ -286,7 +286,7 @@ def _norm_factor(batch, applied, level):
 def _applied(batch, applied, level, upper, lower) -> dict:
     """verl main: mean, spread and sequences of the bounded weights, fractions before bounding.
 
-    Ours are all before bounding (ALGORITHMS G1), but for max_applied and min_applied.
+    Ours are all before bounding, but for max_applied and min_applied.
     """
     w, log_w = _weights_at(batch, level)
     found = _spread(batch, w, log_w, level, (1 / upper if lower is None else lower, upper))

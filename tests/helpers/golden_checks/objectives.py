@@ -15,7 +15,7 @@ from rljax.shaping import scores as shaping
 
 def agg_loss(case, dtype):
     if case.edge:
-        raise Skip("all-masked batches are NaN upstream and 0 here (ALGORITHMS 0.3)")
+        raise Skip("all-masked batches are NaN upstream and 0 here")
     batch = response_batch(case.inputs["loss_mask"], dtype)
     loss = jnp.asarray(case.inputs["loss_mat"], dtype)
     weights = token_weights(case.params, batch)
