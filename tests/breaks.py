@@ -18,6 +18,7 @@ REPO = Path(__file__).resolve().parent.parent
 CHAT, CONTENTS = "rljax/data/text/chat.py", "rljax/data/text/contents.py"
 PUBLISHED = "tests/data/test_published_templates.py"
 TEMPLATES = "tests/data/test_chat_templates.py"
+TRUST = "rljax/config/trust.py"
 # name: (file, the text, what stands in its place, pytest's arguments)
 BREAKS = {
     "the end of turn is no stop token": (
@@ -261,6 +262,40 @@ BREAKS = {
     "an error is made without a fix": (
         "rljax/data/tasks/task.py", ", fix=f\"set {option} to at least {low}\"", "",
         ["tests/test_house.py", "-k", "fix"],
+    ),
+    "a component that declares nothing is safe": (
+        "rljax/contracts.py", "    safe: bool = False\n", "    safe: bool = True\n",
+        ["tests/setup/test_trust.py", "-k", "does_not_declare or program"],
+    ),
+    "a text of an option is harmless whatever it is": (
+        TRUST, "        return kind is PlainText\n", "        return True\n",
+        ["tests/setup/test_trust.py", "-k", "does_not_declare or passwd"],
+    ),
+    "a field to come needs no trust": (
+        TRUST, "return bool(value) and (rule is None or not rule(value, folder))",
+        "return bool(value) and rule is not None and not rule(value, folder)",
+        ["tests/setup/test_trust.py", "-k", "every_field"],
+    ),
+    "a function of a file is data by its ending": (
+        "rljax/config/overrides.py", "    if names_file(spec):", "    if False:",
+        ["tests/setup/test_trust.py", "-k", "jsonl"],
+    ),
+    "an address is a data file": (
+        "rljax/config/overrides.py", "    if is_url(spec):\n        return \"url\"\n", "",
+        ["tests/setup/test_trust.py", "-k", "rows.jsonl"],
+    ),
+    "a role without a name is not looked at": (
+        TRUST, "is_harmless(match[1] if match else text, home)",
+        "match is None or is_harmless(match[1], home)",
+        ["tests/setup/test_trust.py", "-k", "roles"],
+    ),
+    "a note vouches for any config of its place": (
+        TRUST, "        digest.update(hashlib.sha256(read_data(file)).digest())\n", "        pass\n",
+        ["tests/setup/test_trust.py", "-k", "began_here"],
+    ),
+    "a note vouches for copies": (
+        TRUST, "os.path.realpath(place or config_file)", "''",
+        ["tests/setup/test_trust.py", "-k", "began_here"],
     ),
 }  # fmt: skip
 
