@@ -18,7 +18,8 @@ LAUNCHERS = sorted((REPO / "launchers").glob("*.py"))
 # Every room, lowest first: a module may import rooms of the lines before its own, and its own.
 ORDER = [
     ("errors", "beats", "reasoning"),
-    ("files", "components", "hosts", "pods"),
+    ("files",),
+    ("components", "hosts", "pods"),
     ("hub", "tracking"),
     ("config", "mesh", "keys", "chips"),
     ("arrays", "contracts", "workers"),
@@ -338,6 +339,7 @@ READS_ITSELF = {
     "training": "files of the run",
     "experiments/accept.py": "weights of its own runs, and /proc",
     "experiments/sweep.py": "files of its own runs",
+    "hub/client.py": "writes what it downloads",
     "hosts": "the metadata server of the machine, /proc, and what the hosts write themselves",
     "pods": "the user's own code, to be sent",
     "rewards/sandbox": "what the sandbox itself wrote, and /proc",
