@@ -43,6 +43,7 @@ _TRIES, _WAIT_S = 4, 0.5  # of a request that a server in trouble has refused; d
 _AT_ONCE = 4  # files
 _LOOK_S = 5.0  # between two looks at whether they grow
 _DEFAULT = "main"
+_HUB = ("https", "huggingface.co")
 _LONGEST_REF = 200  # bytes
 _MOST_REDIRECTS = 5
 _LARGEST_REFUSAL = 100_000  # bytes of the text of one
@@ -141,8 +142,9 @@ def _may_pass(error: Exception) -> bool:
 def _opened(method: str, url: str, timeout_s: float, start: int = 0) -> Iterator:
     """The answer to a request for what follows the byte `start`, its body unread.
 
-    Redirects are followed, of a HEAD on the same server alone: what the hub says of a file stands
-    in its own last answer. The token goes to the hub's own address and nowhere else.
+    Redirects are followed, of a HEAD to the same server or huggingface.co, for which a mirror may
+    stand: what the hub says of a file stands in its own last answer. The token goes to the hub's own
+    address, HF_ENDPOINT, and nowhere else.
     """
     from huggingface_hub.utils import build_hf_headers, get_session
 
@@ -163,7 +165,7 @@ def _opened(method: str, url: str, timeout_s: float, start: int = 0) -> Iterator
                 raise ValueError("it packs an answer that was to be plain bytes")
             target = answer.headers.get("Location") if answer.is_redirect else None
             target = None if target is None else urljoin(url, target)
-            if target is None or (method == "HEAD" and _server(target) != _server(url)):
+            if target is None or (method == "HEAD" and _server(target) not in (_server(url), _HUB)):
                 _raise_for_status(answer)
                 yield answer
                 return
