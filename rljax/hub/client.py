@@ -143,8 +143,8 @@ def _opened(method: str, url: str, timeout_s: float, start: int = 0) -> Iterator
     """The answer to a request for what follows the byte `start`, its body unread.
 
     Redirects are followed, of a HEAD to the same server or huggingface.co, for which a mirror may
-    stand: what the hub says of a file stands in its own last answer. The token goes to the hub's own
-    address, HF_ENDPOINT, and nowhere else.
+    stand: what the hub says of a file stands in its own last answer. The token goes to HF_ENDPOINT
+    and nowhere else.
     """
     from huggingface_hub.utils import build_hf_headers, get_session
 
