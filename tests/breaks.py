@@ -19,6 +19,7 @@ CHAT, CONTENTS = "rljax/data/text/chat.py", "rljax/data/text/contents.py"
 PUBLISHED = "tests/data/test_published_templates.py"
 TEMPLATES = "tests/data/test_chat_templates.py"
 TRUST = "rljax/config/trust.py"
+HUB, HOSTILE = "rljax/hub/client.py", "tests/hub/test_hostile_hub.py"
 # name: (file, the text, what stands in its place, pytest's arguments)
 BREAKS = {
     "the end of turn is no stop token": (
@@ -206,6 +207,41 @@ BREAKS = {
     "a run writes no page of its data": (
         "rljax/training/loop.py", "                    write_data_page(folder, run.setup)\n", "",
         ["tests/training/test_train_from_python.py", "-k", "page_of_its"],
+    ),
+    "the token goes wherever a hub redirects to": (
+        HUB, "        token = None if _server(url) == _server(endpoint) else False\n",
+        "        token = None\n", [HOSTILE, "-k", "token"],
+    ),
+    "a body is read to its end": (
+        HUB, "        if left < 0:\n", "        if False:\n", [HOSTILE, "-k", "body_ends and byte"],
+    ),
+    "what a link in the cache leads to is removed": (
+        HUB, "            if link.resolve().parent == blob.parent.resolve():\n",
+        "            if True:\n", [HOSTILE, "-k", "left_in_the_cache"],
+    ),
+    "a link out of the cache is followed": (
+        HUB, "        if not inside:", "        if False:", [HOSTILE, "-k", "left_in_the_cache"],
+    ),
+    "any ETag is believed": (
+        HUB, "    if not _DIGEST.fullmatch(etag.strip('\"')):\n", "    if False:\n",
+        [HOSTILE, "-k", "environment"],
+    ),
+    "another commit is taken": (
+        HUB, "    if name.pinned and commit != name.revision:\n", "    if False:\n",
+        [HOSTILE, "-k", "another_commit"],
+    ),
+    "a stranger at the coordinator's port ends the run": (
+        "rljax/hosts/meeting.py",
+        "        numbers = type(hello.host) is int and type(hello.hosts) is int\n",
+        "        numbers = True\n", ["tests/hosts/test_strangers.py", "-k", "passed_over"],
+    ),
+    "parts of a checkpoint overlap": (
+        "rljax/setup/pieces.py", " or _overlap(filled[bounds])", "",
+        ["tests/setup/test_store_checkpoints.py", "-k", "forged"],
+    ),
+    "a save waits by the wall clock": (
+        "rljax/setup/checkpoint_disk.py", "timeout_secs=_SAVE_TIMEOUT_S, ", "",
+        ["tests/training/test_checkpoint.py", "-k", "clock"],
     ),
     "a stopped run returns": (
         "rljax/training/loop.py", "        raise RunStopped(run, signal)\n", "        return run\n",

@@ -23,10 +23,8 @@ PORT, OTHER_PORT = 8476, 8474
 _SLICES = (
     "MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID",
 )  # fmt: skip
+_OURS_FIX = "set RLJAX_COORDINATOR, RLJAX_HOSTS and RLJAX_HOST on every host"
 Metadata = Callable[[str], str | None]
-_BY_SRUN = (
-    "start by srun, which sets it, or set RLJAX_COORDINATOR, RLJAX_HOSTS and RLJAX_HOST yourself"
-)
 MOST_HOSTS = 100_000
 _MOST_GPUS = 10_000  # of a node
 _LARGEST_ATTRIBUTE = 1_000_000  # bytes: of a slice of 100,000 workers it has so many
@@ -66,7 +64,7 @@ def environment(env: Mapping[str, str], metadata: Metadata | None = None) -> Clu
         cluster = find(env)
         if cluster is not None and cluster.hosts > MOST_HOSTS:
             what = f"the number of hosts by {cluster.found_by}"
-            fix = "set RLJAX_HOSTS to the number of hosts that there are"
+            fix = f"correct it, or {_OURS_FIX}"
             raise InputError(what, value=cluster.hosts, rule=f"at most {MOST_HOSTS}", fix=fix)
         if cluster is not None:
             return cluster if cluster.hosts > 1 else None
@@ -284,12 +282,7 @@ def node_names(listed: str) -> list[str]:
     """ "a[1-3,07],b" -> a1 a2 a3 a07 b."""
     listed = listed.strip()
     if not _NODES.fullmatch(listed):
-        raise InputError(
-            "SLURM_STEP_NODELIST",
-            value=listed,
-            rule="NAME or NAME[1-3,7], ...",
-            fix=_BY_SRUN,
-        )
+        raise _wrong_nodes(listed, "NAME or NAME[1-3,7], ...")
     names: list[str] = []
     for item in _NODE.findall(listed):
         parts = re.split(r"\[([^\]]*)\]", item)  # text, numbers, text, ...
@@ -304,9 +297,11 @@ def node_names(listed: str) -> list[str]:
 
 def _check_nodes(count: int) -> None:
     if count > MOST_HOSTS:
-        raise InputError(
-            "SLURM_STEP_NODELIST", value=count, rule=f"at most {MOST_HOSTS} nodes", fix=_BY_SRUN
-        )
+        raise _wrong_nodes(count, f"at most {MOST_HOSTS} nodes")
+
+
+def _wrong_nodes(value: object, rule: str) -> InputError:
+    return InputError("SLURM_STEP_NODELIST", value=value, rule=rule, fix=_OURS_FIX)
 
 
 def _ranges(text: str) -> list[str]:
@@ -316,9 +311,7 @@ def _ranges(text: str) -> list[str]:
         low, _, high = part.partition("-")
         first, last = int(low), int(high or low)
         if last < first:
-            raise InputError(
-                "SLURM_STEP_NODELIST", value=part, rule="a range goes up", fix=_BY_SRUN
-            )
+            raise _wrong_nodes(part, "a range goes up")
         _check_nodes(len(out) + last - first + 1)
         out += [f"{n:0{len(low)}d}" for n in range(first, last + 1)]
     return out
@@ -360,7 +353,7 @@ def _tasks_here(env: Mapping[str, str]) -> int:
                 "SLURM_STEP_TASKS_PER_NODE",
                 value=part,
                 rule="such as 2(x3),1",
-                fix=_BY_SRUN,
+                fix=_OURS_FIX,
             )
         tasks, begin = int(match[1]), begin + int(match[2] or 1)
         if node < begin:

@@ -43,6 +43,7 @@ _TRIES, _WAIT_S = 4, 0.5  # of a request that a server in trouble has refused; d
 _AT_ONCE = 4  # files
 _LOOK_S = 5.0  # between two looks at whether they grow
 _DEFAULT = "main"
+_HUB = ("https", "huggingface.co")
 _LONGEST_REF = 200  # bytes
 _MOST_REDIRECTS = 5
 _LARGEST_REFUSAL = 100_000  # bytes of the text of one
@@ -141,8 +142,9 @@ def _may_pass(error: Exception) -> bool:
 def _opened(method: str, url: str, timeout_s: float, start: int = 0) -> Iterator:
     """The answer to a request for what follows the byte `start`, its body unread.
 
-    Redirects are followed, of a HEAD on the same server alone: what the hub says of a file stands
-    in its own last answer. The token goes to the hub's own address and nowhere else.
+    Redirects are followed, of a HEAD to the same server or huggingface.co, for which a mirror may
+    stand: what the hub says of a file stands in its own last answer. The token goes to HF_ENDPOINT
+    and nowhere else.
     """
     from huggingface_hub.utils import build_hf_headers, get_session
 
@@ -163,7 +165,7 @@ def _opened(method: str, url: str, timeout_s: float, start: int = 0) -> Iterator
                 raise ValueError("it packs an answer that was to be plain bytes")
             target = answer.headers.get("Location") if answer.is_redirect else None
             target = None if target is None else urljoin(url, target)
-            if target is None or (method == "HEAD" and _server(target) != _server(url)):
+            if target is None or (method == "HEAD" and _server(target) not in (_server(url), _HUB)):
                 _raise_for_status(answer)
                 yield answer
                 return
@@ -292,14 +294,10 @@ def commit_of(name: HubName) -> str:
     except Unreachable as problem:
         with contextlib.suppress(InputError):
             commit = read_data(ref, _LONGEST_REF).decode("ascii", errors="replace").strip()
-            if not COMMIT.fullmatch(commit):
-                raise InputError(
-                    f"{ref} holds no commit", fix=f"remove {ref}: it is written again"
-                ) from None
-            LOG.warning(
-                "%s: the hub is not asked (%s): the copy of %s is used", name, problem, commit
-            )
-            return commit
+            if COMMIT.fullmatch(commit):  # another program may have written what a hub said
+                what = "%s: the hub is not asked (%s): the copy of %s is used"
+                LOG.warning(what, name, problem, commit)
+                return commit
         raise _not_here(name, str(problem)) from None
     with contextlib.suppress(InputError):  # a cache that nobody may write
         write_text(ref, commit)

@@ -29,6 +29,10 @@ from rljax.tracking.units import human_bytes
 
 STEP = re.compile("[0-9]{8,18}")  # the name of a checkpoint's folder
 MANIFEST, STATE, ARRAYS = "manifest.json", "state.json", "arrays"
+# Orbax measures how long it waits by the wall clock, which may be set: by less than a century. What
+# it makes in threads it waits for at most 300 s, whatever is said, so folders are made at once. A
+# host that stands still or is gone is the matter of rljax.hosts.watchdog.
+_SAVE_TIMEOUT_S = 100 * 365 * 86_400
 _PROCESS = re.compile(r"ocdbt\.process_(\d+)")  # the folder in which orbax writes for one host
 
 
@@ -94,7 +98,10 @@ class DiskFolder:
         muted = contextlib.ExitStack()
         try:
             muted.enter_context(_muted())
-            checkpointer = muted.enter_context(ocp.StandardCheckpointer())
+            patient = ocp.options.AsyncOptions(
+                timeout_secs=_SAVE_TIMEOUT_S, create_directories_asynchronously=False
+            )
+            checkpointer = muted.enter_context(ocp.StandardCheckpointer(async_options=patient))
             checkpointer.save((self._hidden(step) / ARRAYS).absolute(), known_to_all(arrays))
         except BaseException:
             muted.__exit__(*sys.exc_info())

@@ -122,6 +122,7 @@ class HubServer:
 class _Handler(http.server.BaseHTTPRequestHandler):
     hub: HubServer
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # a body is written after its head
 
     def log_message(self, *_):
         pass

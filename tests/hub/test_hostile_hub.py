@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import shutil
+import subprocess
 import sys
 import time
 import zlib
@@ -14,8 +15,9 @@ from pathlib import Path
 
 import huggingface_hub.constants
 import pytest
-from hub_server import TOKEN, Answer, forget, git_digest, running_hub, use
-from test_hub_models import log_in
+from conftest import REPO
+from hub_server import TOKEN, Answer, environment, forget, git_digest, running_hub, use
+from test_hub_models import SCRIPT, log_in
 
 from rljax import hub
 from rljax.errors import InputError
@@ -152,6 +154,21 @@ def test_a_file_that_is_not_there_leaves_no_note_outside(server, outside, tmp_pa
         except InputError:
             pass
         outside()
+
+
+def test_another_process_by_its_environment(server, outside, tmp_path):
+    """As a user meets it: HF_ENDPOINT names the mirror, and nothing else was set."""
+
+    def lie(answer: Answer):
+        answer.headers["ETag"] = answer.headers["X-Linked-Etag"] = str(tmp_path / "precious.txt")
+
+    server.lie = lie
+    own = {**environment(server, tmp_path / "home"), "PYTHONPATH": str(REPO)}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=own, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1 and "ETag" in done.stderr and "Traceback" not in done.stderr
+    outside()
 
 
 def endless(piece: bytes = b"x" * 65536):

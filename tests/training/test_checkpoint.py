@@ -3,11 +3,13 @@
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import re
 import shutil
 import tempfile
+import time
 import warnings
 from pathlib import Path
 
@@ -52,6 +54,18 @@ def test_the_newest_are_kept_and_each_holds_its_own_arrays(tmp_path):
     again = Checkpoints(tmp_path, keep=2)
     assert again.latest() == 10 and again.read_state(9)["at"] == 9
     assert [value_at(again, step) for step in (9, 10)] == [9.0, 10.0]
+
+
+@pytest.mark.parametrize("years", [1, -1, 30])
+def test_a_clock_that_jumps_fails_no_save(tmp_path, monkeypatch, years):
+    """At every other look at the wall clock it is another year."""
+    real, looks = time.time, itertools.count()
+    monkeypatch.setattr(time, "time", lambda: real() + next(looks) % 2 * years * 365 * 86_400)
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step in (1, 2, 3):
+        save(checkpoints, step)
+    assert checkpoints.latest() == 3 and value_at(checkpoints, 3) == 3.0
+    assert next(looks) > 10
 
 
 def test_the_best_is_kept_beside_the_newest(tmp_path):
