@@ -11,7 +11,7 @@ import yaml
 
 from rljax import hub
 from rljax.errors import InputError
-from rljax.files import parse_yaml, read_json_object, read_text
+from rljax.files import parse_yaml, read_json, read_json_object, read_text
 from rljax.report.head import field, title_of
 from rljax.report.redacted import redacted
 from rljax.report.run_folder import Estimate, Run, estimate, moment, pairs, verdict
@@ -214,8 +214,9 @@ def _separate(name: str, result: dict) -> str:
 
 def read_evaluation(path: str | Path) -> tuple[str, dict]:
     """(its name, the result) of a file that `rljax evaluate --out` wrote."""
-    result = read_json_object(path)
-    if not isinstance(result.get("metrics"), dict) or "checkpoint" not in result:
+    result = read_json(path)
+    fields = result if isinstance(result, dict) else {}
+    if not isinstance(fields.get("metrics"), dict) or "checkpoint" not in fields:
         raise InputError(
             "--evaluations", value=str(path), rule="a file that rljax evaluate --out=FILE wrote"
         )
