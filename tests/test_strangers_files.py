@@ -3,6 +3,7 @@ other place of the package parses or opens files."""
 
 import ast
 import dataclasses
+import json
 import os
 import signal
 import socket
@@ -15,6 +16,8 @@ from conftest import REPO
 from ugly_documents import documents
 
 from rljax import files
+from rljax.config import Config, to_dict
+from rljax.config.data_files import to_yaml
 from rljax.config.flags import load_config_file
 from rljax.data.images.files import Source
 from rljax.data.offline.rows import KINDS, load_rows, load_stored_rows
@@ -34,6 +37,7 @@ from rljax.report.pipeline import write_pipeline_page
 from rljax.report.run_folder import read_run
 from rljax.setup.checkpoint import Checkpoints
 from rljax.tracking.folder import is_locked
+from rljax.tracking.jsonl import read_jsonl
 from rljax.workers.wire import BrokenFrame, take_frame
 
 DOCUMENTS = documents()
@@ -300,3 +304,59 @@ def test_nothing_waits_for_what_is_no_file(kind, tmp_path):
         if (what := what_is_wrong(read, tmp_path / f"{name}{number}", NO_FILES[kind]))
     ]
     assert wrong == []
+
+
+LETTERS = "\x85 \u2028 \u2029 \x0b \x0c \x1c \x1d \x1e \x1f \r \n \x00 \ufeff \x7f \x80 \u200e ٣ \ue000".split(
+    " "
+)
+
+
+@pytest.mark.parametrize("letter", LETTERS, ids=ascii)
+def test_a_text_is_read_as_it_was_written(letter, tmp_path):
+    for form in ("a*b", "*", "* a", "a *", "a\n* b", "'*", "a: * #", "*\n*"):
+        text = form.replace("*", letter)
+        config = Config(model=text)
+        for name, written in (("c.yaml", to_yaml(config)), ("c.json", json.dumps(to_dict(config)))):
+            (tmp_path / name).write_text(written, encoding="utf-8", newline="")
+            assert load_config_file(str(tmp_path / name)).model == text, (name, text)
+        files.write_rows(tmp_path / "rows.jsonl", [{"prompt": text}, {"prompt": "b"}])
+        read = [
+            files.parse_row(line, "", n) for n, line in files.read_lines(tmp_path / "rows.jsonl")
+        ]
+        assert read == [{"prompt": text}, {"prompt": "b"}]
+
+
+def test_half_a_pair_is_refused_where_it_is_read_and_mended_where_it_is_kept(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    files.write_rows(path, [{"prompt": "a\ud800b"}])
+    assert read_jsonl(path) == [{"prompt": "a\ufffdb"}]
+    path.write_text('{"prompt": "a\\ud800b"}\n')
+    assert read_jsonl(path) == [{"prompt": "a\ufffdb"}]
+    with pytest.raises(InputError, match="rows.jsonl: line 1 has half a surrogate pair"):
+        prompts(path)
+
+
+@pytest.mark.parametrize("end", ["json", "yaml"])
+def test_many_fields_take_no_longer_than_they_are_read(end, tmp_path):
+    count = 200_000 if end == "json" else 30_000
+    names = [f"field{i}" for i in range(count)]
+    for twice, says in (([names[-1]], "stands twice"), ([], "more names that are no fields")):
+        text = ",\n".join(f'"{name}": 1' for name in [*names, *twice])
+        path = tmp_path / f"c.{end}"
+        path.write_text(
+            "{" + text + "}" if end == "json" else text.replace('"', "").replace(",", "")
+        )
+        said = what_is_wrong(lambda folder, path: load_config_file(str(path)), tmp_path, path)
+        assert said == ""
+        with pytest.raises(InputError, match=says):
+            load_config_file(str(path))
+
+
+@pytest.mark.parametrize("value", ["٣", "²", "9" * 5000, "１２", "1e400x"])
+def test_numbers_are_of_ascii_digits(value, tmp_path):
+    for field in ("steps", "actor_optimizer.lr", "sft.steps"):
+        (tmp_path / "c.yaml").write_text(f"{field}: {value}", encoding="utf-8")
+        if field == "actor_optimizer.lr" and value.isascii() and value.isdecimal():
+            continue  # no whole number, but it is one of a float, which is then out of its range
+        with pytest.raises(InputError, match="must be a"):
+            load_config_file(str(tmp_path / "c.yaml"))
