@@ -80,7 +80,7 @@ MAY = {
     "models/huggingface/safetensors_file.py": "eight bytes as a number",
     "plan/chips.py": MESSAGE, "plan/compiled.py": MESSAGE, "plan/hlo_text.py": MESSAGE,
     "plan/programs.py": MESSAGE, "plan/search.py": MESSAGE, "pods/archive.py": "it writes",
-    "pods/supervise.py": HOSTS, "pods/templates.py": OURS, "report/inline.py": OURS,
+    "pods/google.py": "the answer of gcloud", "pods/supervise.py": HOSTS, "pods/templates.py": OURS, "report/inline.py": OURS,
     "report/starts.py": RUN, "rewards/answers/countdown.py": REWARD,
     "rewards/judges/endpoint.py": "strict JSON of a judge: its errors are those of the call",
     "rewards/judges/endpoint_state.py": "counts beside a lock, of one user",
@@ -306,9 +306,7 @@ def test_nothing_waits_for_what_is_no_file(kind, tmp_path):
     assert wrong == []
 
 
-LETTERS = "\x85 \u2028 \u2029 \x0b \x0c \x1c \x1d \x1e \x1f \r \n \x00 \ufeff \x7f \x80 \u200e ٣ \ue000".split(
-    " "
-)
+LETTERS = [*"\x85\u2028\u2029\x0b\x0c\x1c\x1d\x1e\x1f\r\n\x00\ufeff\x7f\x80\u200e٣\ue000"]
 
 
 @pytest.mark.parametrize("letter", LETTERS, ids=ascii)
