@@ -527,15 +527,32 @@ def write_text(path: str | Path, text: str) -> None:
         ) from None
 
 
+def yaml_text(values: dict) -> str:
+    """A dict as YAML that reads to the same values."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        pass
+
+    def represented(dumper: Dumper, value: str):
+        # In another style it would be written as it is, and read as the end of a line.
+        style = '"' if "\x85" in value else None
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+    Dumper.add_representer(str, represented)
+    return yaml.dump(values, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=100)
+
+
 def write_json(path: str | Path, value: object) -> None:
     """Writes a value as a whole JSON file."""
     write_text(path, json.dumps(value, indent=2) + "\n")
 
 
 def write_rows(path: str | Path, rows: Iterable[dict]) -> dict:
-    """Writes a whole .jsonl file -> {"file", "rows", "sha256"}."""
+    """Writes a whole .jsonl file -> {"file", "rows", "sha256"}. Half a surrogate pair, which no
+    file can hold, becomes U+FFFD."""
     lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
-    text = "".join(lines)
+    text = _mended("".join(lines))
     write_text(path, text)
     digest = hashlib.sha256(text.encode()).hexdigest()
     return {"file": str(path), "rows": len(lines), "sha256": digest}

@@ -18,7 +18,7 @@ from rljax.config.overrides import flat_fields, to_dict
 from rljax.config.schema import Config
 from rljax.config.texts import kinds, shown_value, value_of_json, value_of_text, with_texts
 from rljax.errors import InputError
-from rljax.files import once, parse_json, parse_number, parse_yaml, read_text
+from rljax.files import once, parse_json, parse_number, parse_yaml, read_text, yaml_text
 
 LISTS = ("sweep", "pipeline")  # beside the fields of a config
 _LARGEST = 10**7  # bytes of a file
@@ -53,10 +53,7 @@ def read_entries(file: str, name: str) -> list[dict]:
 
 def to_yaml(values: Config | Mapping) -> str:
     """A config, or some of its fields, as YAML that `read_config` reads to the same values."""
-    import yaml
-
-    values = to_dict(values) if isinstance(values, Config) else dict(values)
-    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100)
+    return yaml_text(to_dict(values) if isinstance(values, Config) else dict(values))
 
 
 def _is_json(file: str) -> bool:

@@ -5,12 +5,12 @@ so TPU7x and later are Compute Engine's; v4 and v5e are not there.
 """
 
 import dataclasses
+import json
 import shutil
 import subprocess
 from collections.abc import Sequence
 
 from rljax.errors import InputError
-from rljax.files import parse_json
 from rljax.pods.pod import Pod
 
 # State of a pod, whatever a service calls it.
@@ -64,7 +64,7 @@ class Cloud:
         """What gcloud describes or lists, None where there is no such thing."""
         done = self.gcloud(*words, "--format=json", check=False)
         if done.returncode == 0:
-            return parse_json(done.stdout or "null", f"the answer of gcloud {' '.join(words[:4])}")
+            return json.loads(done.stdout or "null")
         if any(text in done.stderr for text in ("NOT_FOUND", "was not found", "not found")):
             return None
         raise InputError(

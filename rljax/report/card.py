@@ -7,11 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import yaml
-
 from rljax import hub
 from rljax.errors import InputError
-from rljax.files import parse_yaml, read_json_object, read_text
+from rljax.files import parse_yaml, read_json, read_json_object, read_text, yaml_text
 from rljax.report.head import field, title_of
 from rljax.report.redacted import redacted
 from rljax.report.run_folder import Estimate, Run, estimate, moment, pairs, verdict
@@ -86,7 +84,7 @@ def model_card(
     `evaluations` are (name, result) of `rljax evaluate --out`. `tokenizer`: transformers can read
     the tokenizer that is beside the weights, which the alphabet of a task is not. `generation`:
     what ends a response is beside them, in generation_config.json."""
-    head = yaml.safe_dump(_head(run, part, base, license), sort_keys=False, allow_unicode=True)
+    head = yaml_text(_head(run, part, base, license))
     name = repository.rpartition("/")[2]
     sampler = run.config.get("sampler")
     stops = sampler.get("stop_strings") if isinstance(sampler, Mapping) else ()
@@ -219,8 +217,9 @@ def _separate(name: str, result: dict) -> str:
 
 def read_evaluation(path: str | Path) -> tuple[str, dict]:
     """(its name, the result) of a file that `rljax evaluate --out` wrote."""
-    result = read_json_object(path)
-    if not isinstance(result.get("metrics"), dict) or "checkpoint" not in result:
+    result = read_json(path)
+    fields = result if isinstance(result, dict) else {}
+    if not isinstance(fields.get("metrics"), dict) or "checkpoint" not in fields:
         raise InputError(
             "--evaluations",
             value=str(path),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rljax.files import read_json_object
+from rljax.files import read_json_object, strangers_bytes
 from rljax.report.estimates import shown
 from rljax.report.page import write_page
 from rljax.report.run_folder import estimate, is_number
@@ -26,13 +26,14 @@ LAST = ("reward/mean", "ref_kl/k1", "accuracy", "loss")  # of the last step of a
 def write_pipeline_page(folder: Path) -> Path:
     """Writes pipeline.html from the lineage.json in a folder, and returns its path."""
     lineage = read_json_object(folder / LINEAGE)
-    records, suites = lineage["stages"], lineage["same_prompts"]
     title = f"Pipeline {folder.resolve().name}"
-    body = (
-        f'<h1>{html.escape(title)}</h1><p class="facts"><span>config '
-        f"<b>{html.escape(lineage['pipeline'])}</b></span></p>{_accuracy(records)}"
-        f"{_stages(folder, records)}{''.join(map(_suite, suites))}{_origin(records)}"
-    )
+    with strangers_bytes(f"{folder / LINEAGE}", "run the pipeline again, which writes it"):
+        records, suites = lineage["stages"], lineage["same_prompts"]
+        body = (
+            f'<h1>{html.escape(title)}</h1><p class="facts"><span>config '
+            f"<b>{html.escape(lineage['pipeline'])}</b></span></p>{_accuracy(records)}"
+            f"{_stages(folder, records)}{''.join(map(_suite, suites))}{_origin(records)}"
+        )
     return write_page(folder / PAGE, title, body)
 
 

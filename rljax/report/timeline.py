@@ -75,7 +75,7 @@ def _thin(points: list) -> list:
 
 def write(folder: Path, records: Sequence[Mapping]) -> None:
     """The records of a run, in its folder."""
-    (folder / FILE).write_text(json.dumps(list(records)) + "\n")
+    (folder / FILE).write_text(json.dumps(list(records)) + "\n", encoding="utf-8")
 
 
 def read(folder: Path) -> list[dict]:

@@ -6,7 +6,8 @@ from rljax.config import Config
 from rljax.config.checks import refuse_early
 from rljax.config.trust import refuse_own_code
 from rljax.errors import InputError
-from rljax.hub.datasets import _by_names, _matching
+from rljax.hub.datasets import _by_names
+from rljax.hub.globs import MOST_LOOKS, Files
 from rljax.hub.names import data_name, model_name, names_in, parse
 
 
@@ -113,5 +114,19 @@ def test_splits_are_read_off_names(files, splits):
 ])  # fmt: skip
 def test_patterns_are_fsspecs(pattern, found):
     assert (
-        _matching(pattern, ["main/train-0.parquet", "main/x/test.parquet", "top.parquet"]) == found
+        Files(["main/train-0.parquet", "main/x/test.parquet", "top.parquet"]).matching(pattern)
+        == found
     )
+
+
+def test_no_pattern_takes_more_than_a_walk_through_the_names():
+    """A regular expression would not come back from the first of these."""
+    files = Files([f"{'a' * 200}{i}" for i in range(2000)])
+    for pattern in ("*a" * 16 + "*b", "**a" * 40 + "c", "a*?" * 100 + "[b]", "**/*" * 200 + "c"):
+        assert files.matching(pattern) == []
+    assert len(files.matching("*a" * 16 + "*")) == 2000
+    with pytest.raises(InputError, match="at most 1000"):
+        files.matching("*" * 1001)
+    with pytest.raises(InputError, match=str(MOST_LOOKS)):
+        for number in range(MOST_LOOKS // 2000 + 1):
+            files.matching(f"*{number % 7}b")

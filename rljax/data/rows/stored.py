@@ -13,7 +13,7 @@ import numpy as np
 
 from rljax.data.online.stream import Stream
 from rljax.errors import InputError
-from rljax.files import LONGEST_LINE, open_file, parse_row, read_lines
+from rljax.files import open_file, parse_row, raw_lines, read_lines
 
 BLOCK_ROWS = 1024  # of a .jsonl file; of a .parquet file a block is a row group, or a part of one
 WINDOW_ROWS = 16_384  # a window is as many blocks as have these, or these bytes; one at least
@@ -130,23 +130,17 @@ class _Lines:
 
     def __init__(self, path: Path):
         self.path, self.counts, self._at = path, [], []
-        with os.fdopen(open_file(path), "rb") as file:
-            self.bytes = os.fstat(file.fileno()).st_size
-            number, offset, filled = 0, 0, BLOCK_ROWS
-            while data := file.readline(LONGEST_LINE + 1):
-                if len(data) > LONGEST_LINE:
-                    raise InputError(
-                        f"{path}: line {number + 1} has more than {LONGEST_LINE} bytes",
-                        fix="write one row per line",
-                    )
-                if not _is_blank(data, offset == 0):
-                    if filled == BLOCK_ROWS:
-                        self._at.append((offset, number))
-                        self.counts.append(0)
-                        filled = 0
-                    filled += 1
-                    self.counts[-1] += 1
-                number, offset = number + 1, offset + len(data)
+        offset, filled = 0, BLOCK_ROWS
+        for number, data in enumerate(raw_lines(path)):
+            if not _is_blank(data, offset == 0):
+                if filled == BLOCK_ROWS:
+                    self._at.append((offset, number))
+                    self.counts.append(0)
+                    filled = 0
+                filled += 1
+                self.counts[-1] += 1
+            offset += len(data)
+        self.bytes = offset
 
     def read(self, block: int) -> list[dict]:
         offset, before = self._at[block]

@@ -75,7 +75,7 @@ async def first_of(endpoint: Endpoint, ended: asyncio.Future) -> Request | None:
 
 
 def _outcome(said: str) -> float | Mapping | None:
-    lines = said.strip().splitlines()
+    lines = said.strip().split("\n")
     try:
         outcome = parse_json(lines[-1], "outcome") if lines else None
     except InputError:
