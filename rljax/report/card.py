@@ -195,8 +195,8 @@ def _evaluation(run: Run, evaluations: Sequence[tuple[str, dict]]) -> str:
         by = f", judged by {_code(reward)}" if reward else ""
         parts.append(
             "By the run itself, before and after training, on held-out rows of "
-            f"{_code(where)}{by}; accuracy is greedy. In brackets 95 % intervals; a change is called "
-            "one only where the interval of the difference excludes 0.\n\n"
+            f"{_code(where)}{by}; accuracy is greedy. In brackets 95 % intervals; a change is "
+            "called one only where the interval of the difference excludes 0.\n\n"
             + _table(("", "before", "after", "difference", "n", ""), cells)
         )
     before, after = run.summary.get("eval_before"), run.summary.get("eval_after")

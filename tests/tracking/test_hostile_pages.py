@@ -2,14 +2,17 @@
 template wrote and text, by a strict parser and by a browser."""
 
 import html.parser
+import json
 import re
 import urllib.parse
 
 import browser
 import pytest
 from conftest import REPO
-from hostile_pages import ACTIONS, card, hostile_texts, write_pages
+from hostile_pages import ACTIONS, STAGE, Texts, card, hostile_texts, write_pages, write_run
 
+from rljax.report.comparison import write_comparison
+from rljax.report.pipeline import write_pipeline_page
 from rljax.report.style import document
 
 TEXTS = hostile_texts(2_000)
@@ -121,6 +124,22 @@ def test_one_function_escapes():
         if re.search(r"\bhtml\.escape\(|\bsaxutils\b|\bxml_escape\b|markupsafe", path.read_text())
     ]
     assert [str(path) for path in found] == ["rljax/tracking/charts.py"]
+
+
+def test_a_folder_is_no_address(tmp_path):
+    """What links to a folder quotes its name; one of another folder is not linked."""
+    texts = Texts(HARMLESS)
+    folders = [tmp_path / name for name in ("javascript:alert(1)", 'x" onclick="alert(1)')]
+    for folder in folders:
+        (write_run(folder, texts) / "report.html").write_text("x")
+    names = [*(folder.name for folder in folders), "//127.0.0.1", "../run"]
+    stages = [STAGE | {"stage": name, "metrics": {}} for name in names]
+    lineage = {"pipeline": "p", "stages": stages, "same_prompts": []}
+    (tmp_path / "lineage.json").write_text(json.dumps(lineage))
+    for page in (write_pipeline_page(tmp_path), write_comparison(folders, tmp_path / "c.html")):
+        links = Page(page.read_text(encoding="utf-8")).links()
+        assert len(links) == 2 and not any(":" in one or one.startswith("/") for one in links)
+        assert all((tmp_path / urllib.parse.unquote(one)).is_file() for one in links)
 
 
 def rendered(tmp_path, texts) -> str:
