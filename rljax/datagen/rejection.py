@@ -5,7 +5,6 @@
 import contextlib
 import copy
 import dataclasses
-import html
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +28,7 @@ from rljax.keys import stream
 from rljax.report.page import write_page
 from rljax.report.samples import of_prompts
 from rljax.setup.policies import Sample, SavedPolicy, load_policy, sample_all
+from rljax.tracking.charts import escaped
 from rljax.training import train
 
 Method = Literal["best", "top_k", "threshold"]
@@ -249,12 +249,12 @@ def _write_report(
     ]  # fmt: skip
     title = f"Samples of {Path(out).name}"
     facts = "".join(
-        f"<span>{html.escape(name.replace('_', ' '))} <b>{value:.4g}</b></span>"
+        f"<span>{escaped(name.replace('_', ' '))} <b>{value:.4g}</b></span>"
         for name, value in metrics.items()
     )
     shown = of_prompts(samples, REPORTED_PROMPTS) or "<p>All samples of a prompt score alike.</p>"
     body = (
-        f'<h1>{html.escape(title)}</h1><p class="facts">{facts}</p><section>'
+        f'<h1>{escaped(title)}</h1><p class="facts">{facts}</p><section>'
         f"<h2>Best, mean and worst of a prompt</h2>{shown}</section>"
     )
     return write_page(Path(out).with_suffix(".report.html"), title, body)

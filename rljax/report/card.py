@@ -13,7 +13,7 @@ from rljax.files import parse_yaml, read_json, read_json_object, read_text, yaml
 from rljax.report.head import field, title_of
 from rljax.report.redacted import redacted
 from rljax.report.run_folder import Estimate, Run, estimate, moment, pairs, verdict
-from rljax.tracking.charts import duration
+from rljax.tracking.charts import duration, escaped
 
 KINDS = {"policy": "text-generation", "adapter": "text-generation",
          "reward_model": "text-classification"}  # fmt: skip
@@ -33,6 +33,7 @@ _LOSSES = {  # fields that one kind of dataflow alone reads
 # Fields that runs on samples, or on files, alone read.
 _OF_SAMPLES = ("batch.", "sampler.", "algorithm.advantage", "algorithm.policy_loss", "reward.")
 _OF_FILES = ("offline.",)
+_MARKDOWN = re.compile(r"[\\`*\[\]~#!|]")
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\r?\n(.*?)\r?\n---", re.DOTALL)
 
 
@@ -91,7 +92,7 @@ def model_card(
     stops = [text for text in stops or () if isinstance(text, str)]
     sections = [
         f"---\n{head}---",
-        f"# {name}",
+        f"# {_text(name)}",
         _sentence(run, part, base),
         "## Evaluation\n\n" + _evaluation(run, evaluations),
         "## Training\n\n" + _training(run),
@@ -131,7 +132,7 @@ def _sentence(run: Run, part: str, base: hub.HubName | None) -> str:
     what = {"policy": "A policy", "adapter": "A LoRA adapter", "reward_model": "A reward model"}
     start = f", trained from [{base.repository}]({hub.page(base)})" if base else ""
     data = ", ".join(f"[{n.repository}]({hub.page(n)})" for n in _datasets(run))
-    return f"{what[part]}{start}{f' on {data}' if data else ''}: {title_of(run)}."
+    return f"{what[part]}{start}{f' on {data}' if data else ''}: {_text(title_of(run))}."
 
 
 # -- evaluation --
@@ -153,7 +154,30 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _cell(text: object) -> str:
-    return str(text).replace("\n", " ").replace("|", "\\|")
+    """What stands in a table: Markdown of one line; a bar would begin another column."""
+    return _line(text).replace("|", "\\|")
+
+
+def _line(text: object) -> str:
+    return " ".join(str(text).split())
+
+
+def _text(value: object) -> str:
+    """A value as plain text of the card: what Markdown or HTML would read is escaped."""
+    return escaped(_MARKDOWN.sub(r"\\\g<0>", _line(value)))
+
+
+def _code(value: object) -> str:
+    """A value as code: the quotes are longer than any that it holds."""
+    text = _line(value)
+    quote = _fence(text, 1)
+    apart = " " if "`" in text else ""
+    return f"{quote}{apart}{text}{apart}{quote}"
+
+
+def _fence(text: str, least: int) -> str:
+    """More backticks than stand together in a text."""
+    return "`" * max(least, 1 + max(map(len, re.findall("`+", text)), default=0))
 
 
 def _evaluation(run: Run, evaluations: Sequence[tuple[str, dict]]) -> str:
@@ -170,18 +194,18 @@ def _evaluation(run: Run, evaluations: Sequence[tuple[str, dict]]) -> str:
             ])  # fmt: skip
         where = field(run.config, "data.test") or field(run.config, "data.train")
         reward = field(run.config, "evaluate.reward") or field(run.config, "reward.function")
-        by = f", judged by `{reward}`" if reward else ""
+        by = f", judged by {_code(reward)}" if reward else ""
         parts.append(
-            f"By the run itself, before and after training, on held-out rows of `{where}`{by}; "
-            "accuracy is greedy. In brackets 95 % intervals; a change is called one only where the "
-            "interval of the difference excludes 0.\n\n"
+            "By the run itself, before and after training, on held-out rows of "
+            f"{_code(where)}{by}; accuracy is greedy. In brackets 95 % intervals; a change is "
+            "called one only where the interval of the difference excludes 0.\n\n"
             + _table(("", "before", "after", "difference", "n", ""), cells)
         )
     before, after = run.summary.get("eval_before"), run.summary.get("eval_after")
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         rows = [
             (
-                key,
+                _text(key),
                 _number(estimate(value), percent=False),
                 _number(estimate(after[key]), percent=False),
             )
@@ -189,8 +213,8 @@ def _evaluation(run: Run, evaluations: Sequence[tuple[str, dict]]) -> str:
             if key in after and estimate(value) is not None
         ]
         parts.append(
-            f"On held-out rows of `{field(run.config, 'data.test')}`, before and after training, "
-            "without intervals:\n\n" + _table(("", "before", "after"), rows)
+            f"On held-out rows of {_code(field(run.config, 'data.test'))}, before and after "
+            "training, without intervals:\n\n" + _table(("", "before", "after"), rows)
         )
     for name, result in evaluations:
         suites = result.get("suites")
@@ -202,15 +226,16 @@ def _evaluation(run: Run, evaluations: Sequence[tuple[str, dict]]) -> str:
 def _separate(name: str, result: dict) -> str:
     """The table of a file that `rljax evaluate` wrote."""
     rows = [
-        (metric, _number(value, percent=False), "" if value.n is None else str(value.n))
+        (_text(metric), _number(value, percent=False), "" if value.n is None else str(value.n))
         for metric, found in result["metrics"].items()
         if (value := estimate(found)) is not None
     ]
     suite = f" --suite={result['suite']}" if result.get("suite") else ""
     how = (
-        f"`rljax evaluate{suite}` on `{result.get('data')}`, reward `{result.get('reward')}`, "
-        f"{result.get('samples')} samples at temperature {result.get('temperature')}, at most "
-        f"{result.get('max_response_tokens')} tokens ({name}); 95 % intervals over prompts."
+        f"{_code(f'rljax evaluate{suite}')} on {_code(result.get('data'))}, reward "
+        f"{_code(result.get('reward'))}, {_text(result.get('samples'))} samples at temperature "
+        f"{_text(result.get('temperature'))}, at most {_text(result.get('max_response_tokens'))} "
+        f"tokens ({_text(name)}); 95 % intervals over prompts."
     )
     return f"{how}\n\n{_table(('metric', 'value', 'n'), rows)}"
 
@@ -251,19 +276,23 @@ def _training(run: Run) -> str:
         rows.append((name, value))
     if isinstance(run.summary.get("wall_s"), int | float):
         rows.append(("time", duration(run.summary["wall_s"])))
-    shown = [(name, f"`{value}`") for name, value in rows if value not in (None, "")]
+    shown = [(name, _code(value)) for name, value in rows if value not in (None, "")]
     text = _table(("field", "value"), shown)
     if run.starts:
         start = run.starts[-1]
         git = start.get("git") if isinstance(start.get("git"), Mapping) else {}
         commit = (
-            f", commit {git['commit']}{' with changes' * bool(git.get('dirty'))}" if git else ""
+            f", commit {_text(git['commit'])}{' with changes' * bool(git.get('dirty'))}"
+            if "commit" in git
+            else ""
         )
         text += f"\n\nThe command, on {moment(start['time'])}{commit}:"
-        text += f"\n\n```\n{start.get('command')}\n```"
+        command = str(start.get("command"))
+        text += f"\n\n{_fence(command, 3)}\n{command}\n{_fence(command, 3)}"
     if isinstance(run.summary.get("versions"), Mapping):
         versions = ", ".join(f"{k} {v}" for k, v in run.summary["versions"].items())
-        text += f"\n\nrljax {(run.starts or [{}])[-1].get('rljax') or ''}; {versions}."
+        own = (run.starts or [{}])[-1].get("rljax") or ""
+        text += f"\n\nrljax {_text(own)}; {_text(versions)}."
     return text
 
 
@@ -303,22 +332,23 @@ def _use(
             f"ids = model.generate(**inputs, max_new_tokens=512{more})\n"
             "print(tokenizer.decode(ids[0]))"
         )
-    return f"```python\n{code}\n```\n\nIn rljax: `{flags}`."
+    fence = _fence(code, 3)
+    return f"{fence}python\n{code}\n{fence}\n\nIn rljax: {_code(flags)}."
 
 
 def _origin(run: Run, base: hub.HubName | None) -> str:
     lines = []
     if base is not None:
-        at = f", commit `{base.revision}`" if base.revision else ""
+        at = f", commit {_code(base.revision)}" if base.revision else ""
         lines.append(f"- Base: [{base.repository}]({hub.page(base)}){at}")
     elif str(field(run.config, "model") or "").endswith(")"):
-        lines.append(f"- Base: random weights, `{field(run.config, 'model')}`")
+        lines.append(f"- Base: random weights, {_code(field(run.config, 'model'))}")
     else:
         lines.append("- Base: a folder of the machine that trained it")
     for file, facts in _files(run):
-        lines.append(f"  - `{file}`: SHA-256 `{facts.get('sha256')}`")
+        lines.append(f"  - {_code(file)}: SHA-256 {_code(facts.get('sha256'))}")
     for name in _datasets(run):
-        at = f", commit `{name.revision}`" if name.revision else ""
+        at = f", commit {_code(name.revision)}" if name.revision else ""
         lines.append(f"- Data: [{name.repository}]({hub.page(name)}){at}")
     return "\n".join(lines)
 

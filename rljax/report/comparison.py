@@ -7,10 +7,8 @@ import contextlib
 import dataclasses
 import fnmatch
 import functools
-import html
 import math
 import os
-import urllib.parse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -33,8 +31,9 @@ from rljax.report.kinds import of_runs
 from rljax.report.meanings import meaning
 from rljax.report.page import put_back, write_page, write_report
 from rljax.report.run_folder import OF_A_RUN, Run, estimate, is_number, read_run
+from rljax.report.style import link
 from rljax.report.targets import expected
-from rljax.tracking.charts import duration, legend, line_chart, short
+from rljax.tracking.charts import duration, escaped, legend, line_chart, short
 from rljax.tracking.mirror import local_copy
 from rljax.tracking.store import Store, is_folder, is_url
 
@@ -135,26 +134,25 @@ def _legend(
     None where there is no way from it to the reports."""
     rows, looks = [], {id(run): i for i, arm in enumerate(arms) for run in arm.runs}
     for index, (run, name) in enumerate(zip(runs, names, strict=True)):
-        report, shown_name = run.folder / "report.html", html.escape(name)
+        report, shown_name = run.folder / "report.html", escaped(name)
         if path is not None and report.is_file():
             target = os.path.relpath(report.resolve(), path.parent.resolve())
-            link = html.escape(urllib.parse.quote(target, errors="surrogateescape"), quote=True)
-            shown_name = f'<a href="{link}">{shown_name}</a>'
+            shown_name = link(target, shown_name)
         status = run.summary.get("status") if run.ended() else None
         state = status or ("still running" if run.running() else "not ended")
         last, total = run.steps()
         cells = (title_of(run), state, f"{last} of {total}" if total else last)
-        text = "".join(f"<td>{html.escape(str(cell))}</td>" for cell in cells)
+        text = "".join(f"<td>{escaped(str(cell))}</td>" for cell in cells)
         look = legend(looks.get(id(run), index)) if not arms or id(run) in looks else ""
         if arms and id(run) in left_out:
-            text += f"<td>in no mean over seeds: {html.escape(left_out[id(run)])}</td>"
+            text += f"<td>in no mean over seeds: {escaped(left_out[id(run)])}</td>"
         rows.append(f"<tr><th>{look} {shown_name}</th>{text}</tr>")
     head = "<tr><th>run</th><th>trained</th><th>status</th><th>steps</th></tr>"
     return _table("", head, rows)
 
 
 def _table(title: str, head: str, rows: Sequence[str], note: str = "") -> str:
-    heading = f"<h2>{html.escape(title)}</h2>" if title else ""
+    heading = f"<h2>{escaped(title)}</h2>" if title else ""
     return (
         f'<section>{heading}{note}<div class="scroll"><table>{head}{"".join(rows)}</table></div>'
         "</section>"
@@ -192,17 +190,17 @@ def _of_arms(arms: Sequence[Arm]) -> str:
             continue
         for i, arm in enumerate(arms):
             own = interval([values[id(run)] for run in arm.runs])
-            cells = [f"{legend(i)} {html.escape(arm.name)}", own["n"], _interval_text(own), "", ""]
+            cells = [f"{legend(i)} {escaped(arm.name)}", own["n"], _interval_text(own), "", ""]
             if arm is not first:
                 gains = paired(arm, first, values)
                 needed = seeds_needed(gains)
                 cells[3] = _interval_text(interval(gains), signed=True)
                 cells[4] = "-" if needed is None else needed
-            head = f'<th rowspan="{len(arms)}">{html.escape(title)}</th>' if not i else ""
+            head = f'<th rowspan="{len(arms)}">{escaped(title)}</th>' if not i else ""
             rows.append(f"<tr>{head}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     gain = f"difference to {first.name}"
     titles = ("metric", "setting", "seeds", "mean", gain, "seeds to settle it")
-    head = "".join(f"<th>{html.escape(title)}</th>" for title in titles)
+    head = "".join(f"<th>{escaped(title)}</th>" for title in titles)
     note = (
         '<p class="dim">Student\'s 95 % intervals over seeds; differences are taken seed by seed. '
         "The last column: how many seeds would tell the difference from 0 in 4 of 5 experiments, "
@@ -238,7 +236,7 @@ def _numbers(runs: Sequence[Run], names: Sequence[str]) -> str:
             for e in found
         ]  # fmt: skip
     for key in NUMBERS:
-        columns[key] = [html.escape(_final(run, key)) for run in runs]
+        columns[key] = [escaped(_final(run, key)) for run in runs]
     walls = [run.summary.get("wall_s") for run in runs]
     columns["time"] = [duration(wall) if is_number(wall) else "-" for wall in walls]
     columns["device hours"] = [
@@ -248,9 +246,9 @@ def _numbers(runs: Sequence[Run], names: Sequence[str]) -> str:
     columns = {title: cells for title, cells in columns.items() if set(cells) != {"-"}}
     if not columns:
         return ""
-    head = "".join(f"<th>{html.escape(title)}</th>" for title in ("run", *columns))
+    head = "".join(f"<th>{escaped(title)}</th>" for title in ("run", *columns))
     rows = [
-        f"<tr><th>{html.escape(name)}</th>"
+        f"<tr><th>{escaped(name)}</th>"
         + "".join(f"<td>{cells[i]}</td>" for cells in columns.values())
         + "</tr>"
         for i, name in enumerate(names)
@@ -272,11 +270,11 @@ def _differences(runs: Sequence[Run], names: Sequence[str]) -> str:
         values = [config.get(field, "-") for config in configs]
         if field in NOT_COMPARED or all(value == values[0] for value in values):
             continue
-        cells = "".join(f"<td>{html.escape(str(value))}</td>" for value in values)
-        rows.append(f"<tr><th>{html.escape(field)}</th>{cells}</tr>")
+        cells = "".join(f"<td>{escaped(str(value))}</td>" for value in values)
+        rows.append(f"<tr><th>{escaped(field)}</th>{cells}</tr>")
     if not rows:
         return "<section><h2>Settings that differ</h2><p>None.</p></section>"
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in ("", *names))
+    head = "".join(f"<th>{escaped(name)}</th>" for name in ("", *names))
     return _table("Settings that differ", f"<tr>{head}</tr>", rows)
 
 
@@ -296,9 +294,7 @@ def _curves(runs: Sequence[Run], names: Sequence[str], arms: Sequence[Arm]) -> s
         used |= set(here)
         if here:
             grid = "".join(_chart(runs, names, arms, key) for key in here)
-            out.append(
-                f'<section><h2>{html.escape(name)}</h2><div class="grid">{grid}</div></section>'
-            )
+            out.append(f'<section><h2>{escaped(name)}</h2><div class="grid">{grid}</div></section>')
     others = [key for key in free if key not in used]
     if others:
         grid = "".join(_chart(runs, names, arms, key) for key in others[:MAX_OTHER])

@@ -2,7 +2,6 @@
 
 import dataclasses
 import fnmatch
-import html
 import math
 from collections.abc import Iterator, Sequence
 
@@ -11,7 +10,7 @@ import numpy as np
 from rljax.report import timeline
 from rljax.report.meanings import meaning
 from rljax.report.run_folder import Run
-from rljax.tracking.charts import Series, Span, line_chart, share_bar, short
+from rljax.tracking.charts import Series, Span, escaped, line_chart, share_bar, short
 
 WITHIN = ("time/reward_hidden_s", "time/reward_sample_*_s")  # lie within the other times
 TIME_ORDER = ("time/generate_s", "time/reward_s", "time/learn_s", "time/rest_s")
@@ -153,7 +152,7 @@ def curves(run: Run) -> str:
             names = ", ".join(name for name, _ in flat)
             more = _folded(f"Flat: {names}", [figure for _, figure in flat]) + more
             grid = f'<div class="grid">{"".join(shown)}</div>'
-            out.append(f"<section><h2>{html.escape(name)}</h2>{before}{grid}{more}</section>")
+            out.append(f"<section><h2>{escaped(name)}</h2>{before}{grid}{more}</section>")
     others = [key for key in free if key not in used]
     figures = [_alone(run, key)[-1] for key in others[:MAX_OTHER]]
     left = len(others) - len(figures)
@@ -165,7 +164,7 @@ def _folded(title: str, figures: Sequence[str], more: str = "") -> str:
     if not figures:
         return ""
     grid = f'<div class="grid">{"".join(figures)}</div>'
-    return f"<details><summary>{html.escape(title)}</summary>{grid}{more}</details>"
+    return f"<details><summary>{escaped(title)}</summary>{grid}{more}</details>"
 
 
 def repeats(run: Run, key: str) -> bool:
@@ -213,12 +212,12 @@ def what_it_means(run: Run | None, key: str) -> str:
     known = meaning(key)
     if known is None:
         return ""
-    text = html.escape(known.text[:1].upper() + known.text[1:])
+    text = escaped(known.text[:1].upper() + known.text[1:])
     if known.healthy:
-        text += f". Healthy: {html.escape(known.healthy)}"
+        text += f". Healthy: {escaped(known.healthy)}"
     values = run.columns(key)[1] if run is not None else ()
     if len(values) and known.outside(float(values[-1])):
-        advice = f": {html.escape(known.advice)}" if known.advice else ""
+        advice = f": {escaped(known.advice)}" if known.advice else ""
         text += f'. <b class="unhealthy">Outside{advice}</b>'
     return f'<span class="what">{text}.</span>'
 
@@ -238,7 +237,7 @@ def _figure(run: Run, chart: Chart, lines: Sequence[Series], phase: str | None =
     title = f"{chart.title} ({phase.upper()})" if phase else chart.title
     shaded = () if phase else spans(run)
     first = next((s.name for s in lines if s.x.size), lines[0].name)
-    what = f'<span class="what">{html.escape(chart.what)}.</span>' if chart.what else ""
+    what = f'<span class="what">{escaped(chart.what)}.</span>' if chart.what else ""
     note = what or what_it_means(run, first)
     return line_chart(title, unit, lines, spans=shaded, note=note, from_zero=chart.from_zero)
 

@@ -1,9 +1,9 @@
 """The data of a run as the model reads them: rows with what is learned marked, what ends a turn."""
 
-import html
 from collections.abc import Mapping
 
 from rljax.report.run_folder import Run, is_number
+from rljax.tracking.charts import escaped
 
 _PERCENTILES = ("50 %", "90 %", "99 %", "longest")
 
@@ -14,7 +14,7 @@ def data_rows(run: Run) -> str:
     rows = [row for row in _list(run.data.get("rows")) if isinstance(row, Mapping)]
     if not notes and not rows:
         return ""
-    said = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
+    said = "".join(f"<li>{escaped(note)}</li>" for note in notes)
     shown = "".join(map(_row, rows))
     title = "The data as the model reads them"
     legend = (
@@ -35,14 +35,14 @@ def _row(row: Mapping) -> str:
     parts = []
     for piece in _list(row.get("pieces")):
         text, learned = piece if isinstance(piece, list) and len(piece) == 2 else (piece, False)
-        text = html.escape(str(text))
+        text = escaped(str(text))
         parts.append(f"<mark>{text}</mark>" if learned is True else text)
     title = f"{row.get('title', 'row')}: {row.get('tokens', '?')} tokens"
     fields = row.get("fields")
     named = fields.items() if isinstance(fields, Mapping) else ()
     more = "; ".join(f"{name} = {value}" for name, value in named)
     return (
-        f'<p class="dim">{html.escape(title)}{html.escape(f"; {more}" if more else "")}</p>'
+        f'<p class="dim">{escaped(title)}{escaped(f"; {more}" if more else "")}</p>'
         f'<pre class="text">{"".join(parts)}</pre>'
     )
 
@@ -53,7 +53,7 @@ def _lengths(lengths: object) -> str:
         return ""
     head = "".join(f"<th>{name}</th>" for name in ("", *_PERCENTILES))
     body = "".join(
-        f"<tr><th>{html.escape(str(name))}</th>"
+        f"<tr><th>{escaped(str(name))}</th>"
         + "".join(f"<td>{value:,}</td>" for value in _list(values) if is_number(value))
         + "</tr>"
         for name, values in lengths.items()

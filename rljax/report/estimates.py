@@ -1,10 +1,9 @@
 """Estimates and tables as HTML, as all pages show them."""
 
-import html
 from collections.abc import Sequence
 
 from rljax.report.run_folder import Estimate
-from rljax.tracking.charts import short
+from rljax.tracking.charts import escaped, short
 
 
 def shares(*estimates: Estimate) -> bool:
@@ -37,9 +36,9 @@ def table(
     headings of columns and the note are plain text. `wraps`: cells are sentences."""
     if not rows:
         return ""
-    heading = f"<h2>{html.escape(title)}</h2>" if title else ""
-    said = f'<p class="dim">{html.escape(note)}</p>' if note else ""
-    columns = "".join(f"<th>{html.escape(name)}</th>" for name in head)
+    heading = f"<h2>{escaped(title)}</h2>" if title else ""
+    said = f'<p class="dim">{escaped(note)}</p>' if note else ""
+    columns = "".join(f"<th>{escaped(name)}</th>" for name in head)
     body = "".join(
         f"<tr><th>{first}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
         for first, *cells in rows

@@ -2,7 +2,6 @@
 are."""
 
 import contextlib
-import html
 import os
 import re
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ from pathlib import Path
 from rljax.errors import InputError
 from rljax.hub.names import is_hub, parse
 from rljax.report.run_folder import Run, is_number, moment
-from rljax.tracking.charts import duration, short
+from rljax.tracking.charts import duration, escaped, short
 
 # What a run may have written, in the order in which it is looked at.
 FILES = (
@@ -69,8 +68,8 @@ def title_of(run: Run) -> str:
 
 def title(run: Run) -> str:
     """The title of the page, and the name of the run folder."""
-    name = html.escape(run.folder.resolve().name)
-    return f'<h1>{html.escape(title_of(run))}</h1><p class="dim">run folder <b>{name}</b></p>'
+    name = escaped(run.folder.resolve().name)
+    return f'<h1>{escaped(title_of(run))}</h1><p class="dim">run folder <b>{name}</b></p>'
 
 
 def facts(run: Run) -> str:
@@ -95,7 +94,7 @@ def _facts(run: Run) -> str:
         if is_number(value):
             facts.append((f"most memory, {name.removesuffix('_bytes')}", size(value)))
     spans = (
-        f"<span>{html.escape(k)} <b>{html.escape(str(v))}</b></span>"
+        f"<span>{escaped(k)} <b>{escaped(str(v))}</b></span>"
         for k, v in facts
         if v not in (None, "")
     )
@@ -159,7 +158,7 @@ def _origin(run: Run) -> str:
     if not rows:
         return ""
     body = "".join(
-        f"<tr><th>{html.escape(k)}</th><td>{html.escape(str(v))}</td></tr>" for k, v in rows if v
+        f"<tr><th>{escaped(k)}</th><td>{escaped(str(v))}</td></tr>" for k, v in rows if v
     )
     return (
         "<details><summary>Command, code and machine</summary>"

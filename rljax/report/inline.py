@@ -1,7 +1,6 @@
 """A run inside a notebook's output: the headline, two curves, completions before and after; and
 the whole report in a frame."""
 
-import html
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from rljax.report.page import headline
 from rljax.report.run_folder import Run, is_number, read_run
 from rljax.report.samples import sample
 from rljax.report.style import document
-from rljax.tracking.charts import line_chart, short
+from rljax.tracking.charts import escaped, line_chart, short
 from rljax.tracking.mirror import local_copy
 
 SHOWN = 3  # completions of a step
@@ -30,7 +29,7 @@ def inline(run_dir: str | os.PathLike) -> str:
         if lines and sum(line.x.size for line in lines) > 1:
             figures.append(line_chart(chart.title, chart.unit, lines, from_zero=chart.from_zero))
     charts = f'<div class="grid">{"".join(figures[:2])}</div>'
-    where = f'<p class="dim">{html.escape(str(run_dir))}; the whole page: run.report</p>'
+    where = f'<p class="dim">{escaped(str(run_dir))}; the whole page: run.report</p>'
     body = f"{headline(run)}{charts}{_before_and_after(run)}{where}"
     return frame(document(str(run_dir), body), 560)
 
@@ -38,7 +37,7 @@ def inline(run_dir: str | os.PathLike) -> str:
 def frame(page: str, height: int) -> str:
     """A page in a frame of its own, whose style does not reach the notebook and in which no script
     runs: completions are strangers' text."""
-    text = html.escape(page, quote=True)
+    text = escaped(page)
     style = f"width: 100%; height: {height}px; border: 0"
     return f'<iframe sandbox="allow-same-origin" srcdoc="{text}" style="{style}"></iframe>'
 

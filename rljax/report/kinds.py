@@ -1,7 +1,6 @@
 """Tables of the held-out accuracy by difficulty and by source: easy, medium, hard, overall. Of one
 run before and after, of several runs the mean with an interval over them."""
 
-import html
 import re
 from collections.abc import Callable, Mapping, Sequence
 
@@ -11,6 +10,7 @@ from rljax.files import is_whole_number
 from rljax.report.arms import interval
 from rljax.report.estimates import shares, shown, table
 from rljax.report.run_folder import Estimate, Run, estimate
+from rljax.tracking.charts import escaped
 
 TITLES = {"difficulty": "Accuracy by difficulty", "source": "Accuracy by source"}
 OVERALL = "eval/accuracy"
@@ -63,8 +63,7 @@ def _tables(
         names = kinds_of(runs, kind)
         keys = [*(f"eval/{kind}/{name}" for name in names), OVERALL]
         cells = [
-            (html.escape(label), *(_cell(value_of(key)) for key in keys))
-            for label, value_of in rows
+            (escaped(label), *(_cell(value_of(key)) for key in keys)) for label, value_of in rows
         ]
         if names:
             out.append(table(f"{title}{when}", ("", *names, "overall"), cells, note))

@@ -4,7 +4,6 @@ The page needs no network and no script. A killed run and a run that never start
 too. Which changes a run may claim is decided in `run_folder`.
 """
 
-import html
 import json
 import os
 from collections.abc import Mapping
@@ -24,7 +23,7 @@ from rljax.report.samples import completions
 from rljax.report.style import document
 from rljax.report.targets import expected
 from rljax.report.transcripts import transcripts
-from rljax.tracking.charts import short
+from rljax.tracking.charts import escaped, short
 from rljax.tracking.mirror import local_copy
 from rljax.tracking.store import Store, is_folder, is_url
 
@@ -37,7 +36,7 @@ FAULTS = ("*skipped*", "reward*error*", "*timeout*", "*dropped_overlong*")  # co
 def headline(run: Run) -> str:
     """What the evaluations before and after say, with the interval of the change."""
     measured = [p for p in pairs(run.summary) if p[0] == "accuracy"]
-    trained = html.escape(run.trained())
+    trained = escaped(run.trained())
     if not measured:
         if not run.rows:
             return (
@@ -87,7 +86,7 @@ def _evaluation_table(run: Run) -> str:
         )
         count = str(after.n) if after.n else "-"
         rows.append(
-            f"<tr><th>{html.escape(name.replace('_', ' '))}</th>"
+            f"<tr><th>{escaped(name.replace('_', ' '))}</th>"
             + "".join(f"<td>{cell}</td>" for cell in (*cells, count))
             + "</tr>"
         )
@@ -108,10 +107,10 @@ def _outside(run: Run) -> str:
         if matches(key, NOT_CHARTED) or known is None or not len(values):
             continue
         if known.outside(float(values[-1])):
-            what = html.escape(known.line(), quote=True)
-            value, healthy = html.escape(short(float(values[-1]))), html.escape(known.healthy)
+            what = escaped(known.line())
+            value, healthy = escaped(short(float(values[-1]))), escaped(known.healthy)
             found.append(
-                f'<li title="{what}"><code>{html.escape(key)}</code> <b>{value}</b> '
+                f'<li title="{what}"><code>{escaped(key)}</code> <b>{value}</b> '
                 f'<span class="dim">healthy: {healthy}</span></li>'
             )
     if not found:
@@ -137,13 +136,13 @@ def _faults(run: Run) -> str:
     rows = []
     for key, x, what in lines:
         where = f"step {x[0]:.0f}" if len(x) == 1 else f"{len(x)} steps, {x[0]:.0f} to {x[-1]:.0f}"
-        rows.append(f"<tr><th>{html.escape(key)}</th><td>{where}</td><td>{what}</td></tr>")
+        rows.append(f"<tr><th>{escaped(key)}</th><td>{where}</td><td>{what}</td></tr>")
     counted = run.summary.get("faults")
     counted = dict(counted) if isinstance(counted, Mapping) else {}
     for key, value in {**run.summary, **counted}.items():
         if (key in counted or matches(key, FAULTS)) and value:
-            shown = html.escape(short(value) if isinstance(value, float) else str(value))
-            rows.append(f"<tr><th>{html.escape(key)}</th><td>whole run</td><td>{shown}</td></tr>")
+            shown = escaped(short(value) if isinstance(value, float) else str(value))
+            rows.append(f"<tr><th>{escaped(key)}</th><td>whole run</td><td>{shown}</td></tr>")
     if not rows:
         return ""
     head = "<tr><th>metric</th><th>where</th><th>what</th></tr>"
@@ -160,7 +159,7 @@ def _glossary(run: Run) -> str:
     """Every metric of the run with its meaning, for those who cannot point at a chart."""
     known = [(key, meaning(key)) for key in sorted(run.keys())]
     terms = [
-        f"<dt>{html.escape(key)}</dt><dd>{html.escape(one.line())}</dd>"
+        f"<dt>{escaped(key)}</dt><dd>{escaped(one.line())}</dd>"
         for key, one in known
         if one is not None
     ]
@@ -171,10 +170,10 @@ def _glossary(run: Run) -> str:
 
 
 def _body(run: Run) -> str:
-    notes = "".join(f'<p class="note">{html.escape(note)}</p>' for note in run.notes)
+    notes = "".join(f'<p class="note">{escaped(note)}</p>' for note in run.notes)
     config = ""
     if run.config:
-        text = html.escape(json.dumps(run.config, indent=2, ensure_ascii=False))
+        text = escaped(json.dumps(run.config, indent=2, ensure_ascii=False))
         config = f"<details><summary>Resolved config</summary><pre>{text}</pre></details>"
     legend = (
         '<p class="dim">Faint lines are the values of single steps, bold lines their moving '

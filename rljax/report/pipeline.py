@@ -1,7 +1,6 @@
 """The page of a pipeline: pipeline.html beside its lineage.json, a row for each stage, and the
 answers of the stages that were evaluated on the same prompts, side by side."""
 
-import html
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +11,8 @@ from rljax.files import read_json_object, strangers_bytes
 from rljax.report.estimates import shown
 from rljax.report.page import write_page
 from rljax.report.run_folder import estimate, is_number
-from rljax.tracking.charts import Series, duration, line_chart, short
+from rljax.report.style import link
+from rljax.tracking.charts import Series, duration, escaped, line_chart, short
 
 LINEAGE = "lineage.json"
 PAGE = "pipeline.html"
@@ -30,8 +30,8 @@ def write_pipeline_page(folder: Path) -> Path:
     with strangers_bytes(f"{folder / LINEAGE}", "run the pipeline again, which writes it"):
         records, suites = lineage["stages"], lineage["same_prompts"]
         body = (
-            f'<h1>{html.escape(title)}</h1><p class="facts"><span>config '
-            f"<b>{html.escape(lineage['pipeline'])}</b></span></p>{_accuracy(records)}"
+            f'<h1>{escaped(title)}</h1><p class="facts"><span>config '
+            f"<b>{escaped(lineage['pipeline'])}</b></span></p>{_accuracy(records)}"
             f"{_stages(folder, records)}{''.join(map(_suite, suites))}{_origin(records)}"
         )
     return write_page(folder / PAGE, title, body)
@@ -73,24 +73,24 @@ def _stages(folder: Path, records: list[dict]) -> str:
 
 def _stage(folder: Path, number: int, record: dict) -> str:
     name, metrics = record["stage"], record.get("metrics", {})
-    label = html.escape(name)
-    if (folder / name / "report.html").exists():
-        label = f'<a href="{label}/report.html">{label}</a>'
+    label = escaped(name)
+    if name == Path(name).name and (folder / name / "report.html").exists():
+        label = link(f"{name}/report.html", label)
     reads = [
-        f"{html.escape(path)} <span class='dim'>{sha[:8]}</span>"
-        for paths in record["inputs"].values() for path, sha in paths.items()
+        _file(path, sha) for paths in record["inputs"].values() for path, sha in paths.items()
     ]  # fmt: skip
-    makes = [
-        f"{html.escape(path)} <span class='dim'>{sha[:8]}</span>"
-        for path, sha in record.get("outputs", {}).items()
-    ]
+    makes = [_file(path, sha) for path, sha in record.get("outputs", {}).items()]
     done = record["status"] == "finished"
     took = duration(record["ended"] - record["started"]) if done else "begun"
     cells = (
-        str(number), label, html.escape(record["command"]), "<br>".join(dict.fromkeys(reads)),
+        str(number), label, escaped(record["command"]), "<br>".join(dict.fromkeys(reads)),
         "<br>".join(makes), _change(metrics), _numbers(metrics), took,
     )  # fmt: skip
     return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+
+
+def _file(path: object, sha256: object) -> str:
+    return f"{escaped(path)} <span class='dim'>{escaped(str(sha256)[:8])}</span>"
 
 
 def _change(metrics: Mapping) -> str:
@@ -103,15 +103,13 @@ def _change(metrics: Mapping) -> str:
 def _numbers(metrics: Mapping) -> str:
     last = metrics.get("last_step") or {}
     known = {name: metrics.get(name) for name in NUMBERS} | {name: last.get(name) for name in LAST}
-    return "<br>".join(
-        f"{html.escape(k)} <b>{short(v)}</b>" for k, v in known.items() if is_number(v)
-    )
+    return "<br>".join(f"{escaped(k)} <b>{short(v)}</b>" for k, v in known.items() if is_number(v))
 
 
 def _suite(suite: dict) -> str:
     """Several policies on the same prompts: their accuracy, and what each answers."""
     stages = suite["stages"]
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in ("prompt", *stages))
+    head = "".join(f"<th>{escaped(name)}</th>" for name in ("prompt", *stages))
 
     def cell(value: dict | None, signed: bool = False) -> str:
         known = estimate(value)
@@ -126,18 +124,18 @@ def _suite(suite: dict) -> str:
         answers = "".join(
             f'<td><span class="{"good" if right == 1 else "bad"}"><b class="verdict">'
             f"{'right' if right == 1 else 'wrong' if right == 0 else 'no score'}</b></span> "
-            f'<span class="text">{html.escape(response)}</span></td>'
+            f'<span class="text">{escaped(response)}</span></td>'
             for response, right in zip(item["responses"], item["right"], strict=True)
         )
-        rows.append(f'<tr><th class="text">{html.escape(text)}</th>{answers}</tr>')
+        rows.append(f'<tr><th class="text">{escaped(text)}</th>{answers}</tr>')
     count = len(suite["prompts"])
     first = min(count, SHOWN_PROMPTS)
     note = (
         f'<p class="dim">Greedy responses of each stage to the first {first} of {count} held-out '
-        f"prompts. Differences are to {html.escape(stages[0])}, prompt by prompt, "
+        f"prompts. Differences are to {escaped(stages[0])}, prompt by prompt, "
         "with 95 % intervals.</p>"
     )
-    title = " and ".join(html.escape(name) for name in stages)
+    title = " and ".join(escaped(name) for name in stages)
     return (
         f'<section><h2>The same prompts: {title}</h2>{note}<div class="scroll"><table>'
         f"<tr>{head}</tr>{''.join(rows)}</table></div></section>"
@@ -153,8 +151,6 @@ def _origin(records: list[dict]) -> str:
             ("by hand", record["by_hand"]), ("settings SHA-256", record["settings_sha256"]),
             ("commit", git.get("commit")), ("versions", versions),
         )  # fmt: skip
-        text = "".join(
-            f"<tr><th>{k}</th><td>{html.escape(str(v))}</td></tr>" for k, v in facts if v
-        )
-        rows.append(f"<h3>{html.escape(record['stage'])}</h3><table>{text}</table>")
+        text = "".join(f"<tr><th>{k}</th><td>{escaped(str(v))}</td></tr>" for k, v in facts if v)
+        rows.append(f"<h3>{escaped(record['stage'])}</h3><table>{text}</table>")
     return f"<details><summary>Commands and code</summary>{''.join(rows)}</details>"

@@ -1,14 +1,13 @@
 """The completions of a run as HTML: the best and the worst, those of one prompt beside each other,
 and a browser of all steps."""
 
-import html
 import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from rljax.report.run_folder import Run, is_number
-from rljax.tracking.charts import short
+from rljax.tracking.charts import escaped, short
 
 BEST = 4  # completions shown at each end
 SHOWN_PROMPTS = 4  # prompts whose completions stand side by side
@@ -76,7 +75,7 @@ def _of_prompt(ranked: Sequence[Mapping]) -> str:
     middle = min(ranked, key=lambda row: abs(row["reward"] - mean))
     named = {"best": ranked[0], f"nearest to the mean, {short(mean)}": middle, "worst": ranked[-1]}
     cells = "".join(
-        f'<div class="sample"><div class="meta">{html.escape(name)}: <b>reward {_reward(row)}</b>'
+        f'<div class="sample"><div class="meta">{escaped(name)}: <b>reward {_reward(row)}</b>'
         f'</div><div class="text">{_text(row, "response")}</div></div>'
         for name, row in named.items()
     )
@@ -95,7 +94,7 @@ def _text(row: Mapping, key: str) -> str:
     text = "" if row.get(key) is None else str(row[key])
     left = len(text) - MOST_CHARACTERS
     more = f" … {left} more characters are in samples.jsonl" if left > 0 else ""
-    return html.escape(text[:MOST_CHARACTERS] + more)
+    return escaped(text[:MOST_CHARACTERS] + more)
 
 
 def sample(row: Mapping) -> str:
@@ -148,7 +147,7 @@ def _statuses(samples: Sequence[Mapping]) -> str:
     if not counts:
         return ""
     facts = "".join(
-        f"<span>{html.escape(name)} <b>{n}</b> ({100 * n / len(samples):.1f} %)</span>"
+        f"<span>{escaped(name)} <b>{n}</b> ({100 * n / len(samples):.1f} %)</span>"
         for name, n in sorted(counts.items(), key=lambda item: -item[1])
     )
     title = f"Reward status of the {len(samples)} saved samples"

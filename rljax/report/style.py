@@ -1,6 +1,8 @@
 """What the pages share: one style sheet, light and dark, and the document around a body."""
 
-import html
+import urllib.parse
+
+from rljax.tracking.charts import escaped
 
 CSS = """
 :root { color-scheme: light dark; --bg: #fafaf9; --card: #fff; --ink: #1c1917; --dim: #78716c;
@@ -101,5 +103,12 @@ def document(title: str, body: str) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{html.escape(title)}</title><style>{CSS}</style></head><body>{body}</body></html>\n"
+        f"<title>{escaped(title)}</title><style>{CSS}</style></head><body>{body}</body></html>\n"
     )
+
+
+def link(target: str, text: str) -> str:
+    """A link to a file, relative to the page; `text` is HTML. No name of a file is an address: a
+    colon is quoted."""
+    quoted = urllib.parse.quote(target, errors="surrogateescape")
+    return f'<a href="{escaped(quoted)}">{text}</a>'

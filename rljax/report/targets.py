@@ -5,7 +5,6 @@ result only where its model and its data are those of the publication.
 """
 
 import dataclasses
-import html
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from rljax.report.estimates import shares, shown, table
 from rljax.report.head import field, short_name
 from rljax.report.kinds import OVERALL, value_at
 from rljax.report.run_folder import Estimate, Run, estimate
+from rljax.tracking.charts import escaped
 
 MOST = 8  # rows that are not folded
 
@@ -145,14 +145,14 @@ def expected(groups: Mapping[str, Sequence[Run]]) -> str:
     every = [run for runs in groups.values() for run in runs]
     named = {config_of(run) for run in every}
     got = "<br>".join(
-        (f"{html.escape(name)}: " if name else "") + obtained(runs) for name, runs in groups.items()
+        (f"{escaped(name)}: " if name else "") + obtained(runs) for name, runs in groups.items()
     )
     rows = []
     for target in targets_of(every[0]) if len(named) == 1 else ():
         why = {differences(run, target) or "yes: same model and data" for run in every}
         what = f"{target.what}, {target.model}, {target.benchmark}"
         texts = (what, f"{target.value:g} %", "; ".join(sorted(why)), target.source)
-        published, value, same, source = map(html.escape, texts)
+        published, value, same, source = map(escaped, texts)
         rows.append((published, value, got, same, source))
     note = (
         "What is published of the method of this config, beside the accuracy on the held-out data "

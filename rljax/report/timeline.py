@@ -5,7 +5,6 @@ A record has step, seconds, spans {name: [[begin, end], ...]}, and two curves of
 decoding [[t, sequences]], scoring [[t, samples in scoring, samples scored]].
 """
 
-import html
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 from rljax.errors import InputError
 from rljax.files import read_json
 from rljax.report.run_folder import is_number
-from rljax.tracking.charts import DIGIT, short, tick_label, ticks
+from rljax.tracking.charts import DIGIT, escaped, short, tick_label, ticks
 from rljax.tracking.timing import Timings
 
 FILE = "timeline.json"
@@ -137,7 +136,7 @@ def figure(record: Mapping) -> str:
         for colour, what, curve in keys
         if curve
     )
-    title = html.escape(f"Step {record['step']}")
+    title = escaped(f"Step {record['step']}")
     return (
         f'<figure class="wide"><figcaption><span class="name">{title} <span class="dim">'
         f"{short(total)} seconds; shaded: the step waits for it</span></span>"

@@ -5,13 +5,12 @@ less likely; forced ones have a dashed line; what the policy only read is grey; 
 that could not be parsed is red. Nothing of a text reaches the page unescaped.
 """
 
-import html
 import math
 import re
 from collections.abc import Mapping, Sequence
 
 from rljax.report.run_folder import Run, is_number
-from rljax.tracking.charts import short
+from rljax.tracking.charts import escaped, short
 
 MOST_STEPS = 12  # of the fold
 MOST_GROUPS = 4  # shown side by side
@@ -166,13 +165,13 @@ def _text(value: object, most: int = MOST_CHARACTERS) -> str:
     text = "" if value is None else str(value)
     left = len(text) - most
     more = f" … {left} more characters are in episodes.jsonl" if left > 0 else ""
-    return html.escape(_UNSEEN.sub("\N{REPLACEMENT CHARACTER}", text[:most]) + more)
+    return escaped(_UNSEEN.sub("\N{REPLACEMENT CHARACTER}", text[:most]) + more)
 
 
 def _number(value: object, *, signed: bool = False) -> str:
     if not is_number(value):
         return "none"
-    return ("+" if signed and value > 0 else "") + html.escape(short(value))
+    return ("+" if signed and value > 0 else "") + escaped(short(value))
 
 
 def _list(row: Mapping, name: str) -> list:

@@ -23,6 +23,12 @@ HOVERED = 40  # places at most that say their values under the pointer
 COLOURS, DASHES = 5, ("", "6 3", "2 2")  # a line's look: a colour, then another dash
 
 
+def escaped(value: object) -> str:
+    """A value as text of a page, in an element or in quotes of an attribute. Whatever comes from a
+    file reaches a page through this function alone."""
+    return html.escape(str(value), quote=True)
+
+
 def short(value: object) -> str:
     """A number for people, few characters: 0.4213, 5210, 52.1k, 3.2e-06, nan."""
     if not isinstance(value, numbers.Real):
@@ -209,7 +215,7 @@ def _shaded(frame: _Frame, spans: Sequence[Span]) -> tuple[list[str], list[str]]
                 f'<rect class="span" x="{left:.1f}" y="{TOP}" width="{width:.1f}" '
                 f'height="{HEIGHT - BOTTOM - TOP}"/>'
             )
-            names.append(f'<text class="span-name" {place}>{html.escape(span.name)}</text>')
+            names.append(f'<text class="span-name" {place}>{escaped(span.name)}</text>')
     return boxes, names
 
 
@@ -233,7 +239,7 @@ def _axes(frame: _Frame, unit_x: str, whole: bool) -> list[str]:
             f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{bottom}" y2="{bottom + 3}"/>'
             f'<text x="{middle:.1f}" y="{bottom + 14}" class="mid">{text}</text>'
         )
-    name = html.escape(unit_x)
+    name = escaped(unit_x)
     return [*out, f'<text x="{left - 5:.1f}" y="{bottom + 14}" class="end dim">{name}</text>']
 
 
@@ -299,7 +305,7 @@ def _hover(series: Sequence[Series], frame: _Frame, unit_x: str) -> list[str]:
             for s, at in zip(series, values, strict=True)
             if x in at
         ]
-        title = html.escape("\n".join(lines))
+        title = escaped("\n".join(lines))
         out.append(
             f'<rect class="hover" x="{left:.1f}" y="{TOP}" width="{max(right - left, 0):.1f}" '
             f'height="{HEIGHT - BOTTOM - TOP}"><title>{title}</title></rect>'
@@ -341,8 +347,8 @@ def line_chart(
         body += _draw(s, index, frame, many)
     body += [*names, *_hover(drawn, frame, unit_x)]
     keys = "" if many else "".join(_key(s, index) for index, s in enumerate(drawn))
-    heading = f'{html.escape(title)} <span class="dim">{html.escape(unit)}</span>'
-    label = html.escape(f"{title} {unit}", quote=True)
+    heading = f'{escaped(title)} <span class="dim">{escaped(unit)}</span>'
+    label = escaped(f"{title} {unit}")
     return (
         f'<figure><figcaption><span class="name">{heading}</span>{note}'
         f'<span class="keys">{keys}</span></figcaption>'
@@ -358,8 +364,8 @@ def _key(s: Series, index: int) -> str:
         return ""
     finite = s.y[np.isfinite(s.y)] if s.last is None else np.array([s.last])
     last = short(float(finite[-1])) if finite.size else "no finite value"
-    title = f' title="{html.escape(s.title, quote=True)}"' if s.title else ""
-    return f'<span class="key"{title}>{legend(index)}{html.escape(s.name)} <b>{last}</b></span>'
+    title = f' title="{escaped(s.title)}"' if s.title else ""
+    return f'<span class="key"{title}>{legend(index)}{escaped(s.name)} <b>{last}</b></span>'
 
 
 def legend(index: int) -> str:
@@ -385,11 +391,11 @@ def share_bar(title: str, parts: Sequence[tuple[str, float]]) -> str:
             f'<rect class="s{index % 5} bar" x="{left:.2f}" width="{width:.2f}" height="8"/>'
         )
         keys.append(
-            f'<span class="key"><i class="s{index % 5}"></i>{html.escape(name)} '
+            f'<span class="key"><i class="s{index % 5}"></i>{escaped(name)} '
             f"<b>{percent(seconds / total, 0)}</b> {duration(seconds)}</span>"
         )
         left += width
-    name = html.escape(title, quote=True)
+    name = escaped(title)
     return (
         f'<figure class="wide"><figcaption><span class="name">{name}</span>'
         f'<span class="keys">{"".join(keys)}</span></figcaption><svg class="shares" '

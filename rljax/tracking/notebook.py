@@ -6,7 +6,6 @@ file. Completions are untrusted text: they are escaped.
 """
 
 import contextvars
-import html
 import importlib
 import math
 import sys
@@ -16,7 +15,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from rljax.tracking.charts import Series, duration, line_chart, short
+from rljax.tracking.charts import Series, duration, escaped, line_chart, short
 from rljax.tracking.console import NUMBERS, Console, one_line
 
 REFRESH_S = 1.0
@@ -123,15 +122,15 @@ class NotebookConsole(Console):
             rows, notes, left = list(self.rows), list(self.notes), self._time_left()
         seconds = duration(time.monotonic() - self.started)
         goes_on = self._waiting() or (f"left {duration(left)}" if math.isfinite(left) else "")
-        head = [f"<b>{html.escape(self.phase or 'run')} step {self.step}/{self.total}</b>", seconds]
-        head += [html.escape(goes_on)] if goes_on and not ended else []
+        head = [f"<b>{escaped(self.phase or 'run')} step {self.step}/{self.total}</b>", seconds]
+        head += [escaped(goes_on)] if goes_on and not ended else []
         numbers = [
-            f'<span class="dim">{html.escape(name)}</span> {short(latest[key])}'
+            f'<span class="dim">{escaped(name)}</span> {short(latest[key])}'
             for key, name, _ in NUMBERS
             if key in latest
         ]
         notes += [f"! {text}" for text in self._latest_warnings()]
-        said = "".join(f'<div class="dim">{html.escape(one_line(n, 300))}</div>' for n in notes)
+        said = "".join(f'<div class="dim">{escaped(one_line(n, 300))}</div>' for n in notes)
         return (
             f'<style>{CSS}</style><div class="rljax"><div>{" · ".join(head)}</div>'
             f'<progress value="{min(self.step, self.total)}" max="{self.total}"></progress>'
@@ -169,6 +168,6 @@ def _table(rows: list[Mapping]) -> str:
             one_line(row.get("prompt"), 120),
             one_line(row.get("response"), 240),
         )
-        lines.append("".join(f"<td>{html.escape(cell)}</td>" for cell in cells))
+        lines.append("".join(f"<td>{escaped(cell)}</td>" for cell in cells))
     head = "<tr><th>reward</th><th>prompt</th><th>completion</th></tr>"
     return f"<table>{head}{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"

@@ -54,8 +54,9 @@ def math_verify(
     Equal = the same text, the same number (decimals rounded to `decimals` places), or the same
     value of what math-verify's grammar reads: expressions, equations (`x=5` is 5), inequalities,
     intervals, sets, tuples, matrices. `strict=False`: names of variables do not matter. Units are
-    not compared, and 50% is 50 and 0.5. An answer that still holds an integral, a sum, a product, a
-    limit, a derivative or a determinant is 0, unless the reference holds one.
+    not compared, and 50% is 50 and 0.5. `\gcd`, `\lcm`, `\min` and `\max` of whole numbers are
+    worked out. An answer that still holds an integral, a sum, a product, a limit, a derivative or a
+    determinant is 0, unless the reference holds one.
 
     Parts: extracted, 1 if an answer was found that can be read; what cannot scores 0. A reference
     that cannot be read is an error. Needs the extra [rewards].
