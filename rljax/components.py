@@ -287,6 +287,23 @@ def ranges_of(kind: object) -> list[Range]:
     return [range for inner in typing.get_args(kind) for range in ranges_of(inner)]
 
 
+def _without_range(kind: object) -> object:
+    """Annotated[float, Range(low=0)] | None -> float | None."""
+    if typing.get_origin(kind) is typing.Annotated:
+        return kind.__origin__
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return typing.Union[tuple(map(_without_range, typing.get_args(kind)))]  # noqa: UP007
+    return kind
+
+
+def _shown_signature(signature: inspect.Signature) -> inspect.Signature:
+    """The signature as an error shows it: with types, without ranges."""
+    plain = [
+        p.replace(annotation=_without_range(p.annotation)) for p in signature.parameters.values()
+    ]
+    return signature.replace(parameters=plain)
+
+
 def _check_option(component: str, option: str, value: object, kind: object) -> None:
     """The signature is the schema: an annotated option takes values of its type only, and in its
     range."""
@@ -296,6 +313,7 @@ def _check_option(component: str, option: str, value: object, kind: object) -> N
             if rule := range.problem(value):
                 raise InputError(f"option {option!r} of {component}", value=value, rule=rule)
         return
+    kind = _without_range(kind)
     if typing.get_origin(kind) is typing.Literal:
         rule = f"it is one of {', '.join(map(repr, typing.get_args(kind)))}"
     else:
@@ -326,7 +344,7 @@ class Component:
             close = near_names(unknown[0], list(signature.parameters), 1)
             raise InputError(
                 f"{self.name} has no option {unknown[0]!r}",
-                rule=f"its signature is {self.name}{signature}",
+                rule=f"its signature is {self.name}{_shown_signature(signature)}",
                 fix=f"did you mean {close[0]!r}?" if close else "remove it",
             )
         self.parameters = tuple(signature.parameters)

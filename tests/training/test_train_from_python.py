@@ -28,6 +28,7 @@ from rljax.rewards import exact_match
 from rljax.rewards.pool.pool import RewardPool
 from rljax.tracking.notebook import NotebookConsole, in_notebook
 from rljax.training import TrainedRun
+from rljax.validation.unread import unread
 
 CELLS = '''
 import functools
@@ -289,15 +290,20 @@ def test_what_is_no_device_is_refused(devices):
 @pytest.mark.parametrize(
     "fields, says",
     [
-        ({"lr": 1, "steps": 2, "dataflow": "ppo"}, ("actor_optimizer.lr, critic_optimizer.lr", "name one of them whole")),
+        (
+            {"lr": 1, "steps": 2, "dataflow": "ppo"},
+            ("actor_optimizer.lr, critic_optimizer.lr", "name one of them whole"),
+        ),
         ({"samples_per_promt": 1}, ("did you mean batch.samples_per_prompt",)),
         ({"optimizer.learning_rate": 1}, ("actor_optimizer.lr",)),
         ({"batch": 8}, ("batch is no field", "prompts_per_step", 'batch={"')),
         ({"prompts_per_step": 1, "batch": {"prompts_per_step": 2}}, ("_per_step is given twice",)),
         ({"epochs": 1}, ("epochs: no such field; use `steps`",)),
         ({"num_generations": 8}, ("use `batch.samples_per_prompt`",)),
-        ({"sft": {"steps": 1}, "dataflow": "ppo", "lr": 1},
-         ("lr is any of sft.optimizer.lr, actor_optimizer.lr, critic_optimizer.lr",)),
+        (
+            {"sft": {"steps": 1}, "dataflow": "ppo", "lr": 1},
+            ("lr is any of sft.optimizer.lr, actor_optimizer.lr, critic_optimizer.lr",),
+        ),
         ({"batch": {"epoch": 2}}, ("batch.epoch", "did you mean batch.epochs")),
     ],
 )
