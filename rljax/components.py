@@ -304,14 +304,19 @@ def _shown_signature(signature: inspect.Signature) -> inspect.Signature:
     return signature.replace(parameters=plain)
 
 
-def _check_option(component: str, option: str, value: object, kind: object) -> None:
+def _check_option(
+    component: str, option: str, value: object, kind: object, default: object
+) -> None:
     """The signature is the schema: an annotated option takes values of its type only, and in its
     range."""
     if _fits(value, kind):
         number = isinstance(value, int | float) and not isinstance(value, bool)
         for range in ranges_of(kind) if number else ():
             if rule := range.problem(value):
-                raise InputError(f"option {option!r} of {component}", value=value, rule=rule)
+                usual = "" if default is inspect.Parameter.empty else f", such as {default!r}"
+                fix = f"a number in that range{usual}"
+                what = f"option {option!r} of {component}"
+                raise InputError(what, value=value, rule=rule, fix=fix)
         return
     kind = _without_range(kind)
     if typing.get_origin(kind) is typing.Literal:
@@ -355,7 +360,8 @@ class Component:
         )
         for option, value in self.options.items():
             if option in signature.parameters:
-                _check_option(self.name, option, value, signature.parameters[option].annotation)
+                parameter = signature.parameters[option]
+                _check_option(self.name, option, value, parameter.annotation, parameter.default)
 
     @property
     def short_name(self) -> str:
