@@ -16,10 +16,10 @@ from rljax.errors import InputError
 from rljax.report.curves import NOT_CHARTED, curves, matches
 from rljax.report.data_rows import data_rows
 from rljax.report.estimates import shares, shown
-from rljax.report.head import head, title_of
+from rljax.report.head import check_is_run, head, title_of
 from rljax.report.kinds import of_a_run
 from rljax.report.meanings import meaning
-from rljax.report.run_folder import Run, check_is_run, pairs, read_run, verdict
+from rljax.report.run_folder import Run, pairs, read_run, verdict
 from rljax.report.samples import completions
 from rljax.report.style import document
 from rljax.report.targets import expected

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import json
 import math
-import os
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 
-from rljax.errors import InputError
 from rljax.report.run_warnings import EQUAL_REWARDS, IN_A_ROW, fault_lines
 from rljax.report.starts import read_starts
 from rljax.tracking.folder import is_locked
@@ -167,21 +165,6 @@ def _read_json(path: Path, notes: list[str]) -> dict:
     if level:
         notes.append(f"{path.name} could not be read: it is nested deeper than {MOST_LEVELS}")
     return data if isinstance(data, dict) and not level else {}
-
-
-# What a run writes: a folder without any of them holds none.
-OF_A_RUN = ("config.json", "metrics.jsonl", "summary.json", "starts.jsonl", "samples.jsonl")
-
-
-def check_is_run(folder: str | os.PathLike, shown: str | os.PathLike) -> None:
-    """Raises InputError where no run has begun in the folder, which the user knows as `shown`."""
-    folder = Path(folder)
-    if not any((folder / name).exists() for name in OF_A_RUN) and not is_locked(folder):
-        raise InputError(
-            "no run has begun in this folder", value=str(shown),
-            rule=f"it has none of {', '.join(OF_A_RUN)}",
-            fix="name the folder that `rljax train` printed as its run folder",
-        )  # fmt: skip
 
 
 def read_run(folder: Path) -> Run:
