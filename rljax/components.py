@@ -355,17 +355,20 @@ def _function_of(module: types.ModuleType, attribute: str, where: str) -> Callab
 
 
 def plain_kind(kind: object) -> object:
-    """Returns the type that an annotation stands for: str of PlainText and of `component_in`."""
+    """Returns the type that an annotation stands for, as an error shows it: without ranges and what
+    a text names. Annotated[float, Range(low=0)] | None -> float | None."""
     kind = getattr(kind, "__supertype__", kind)
-    return typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
+    if typing.get_origin(kind) is typing.Annotated:
+        return kind.__origin__
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return typing.Union[tuple(map(plain_kind, typing.get_args(kind)))]  # noqa: UP007
+    return kind
 
 
 def _fits(value: object, kind: object) -> bool:
     """Whether a literal is of an annotated type; an annotation that is not a plain type fits."""
     kind = plain_kind(kind)
     origin = typing.get_origin(kind)
-    if origin is typing.Annotated:
-        return _fits(value, kind.__origin__)
     if origin in (typing.Union, types.UnionType):
         return any(_fits(value, k) for k in typing.get_args(kind))
     if origin is typing.Literal:
@@ -391,17 +394,25 @@ def ranges_of(kind: object) -> list[Range]:
 _EXAMPLES = {bool: "True", int: "1", float: "0.5", str: "'text'", tuple: "(1, 2)"}
 
 
-def _check_option(component: str, option: str, value: object, kind: object) -> None:
+def _shown_signature(signature: inspect.Signature) -> inspect.Signature:
+    """The signature as an error shows it: with types, without ranges."""
+    plain = [p.replace(annotation=plain_kind(p.annotation)) for p in signature.parameters.values()]
+    return signature.replace(parameters=plain)
+
+
+def _check_option(
+    component: str, option: str, value: object, kind: object, default: object
+) -> None:
     """The signature is the schema: an annotated option takes values of its type only, and in its
     range."""
     if _fits(value, kind):
         number = isinstance(value, int | float) and not isinstance(value, bool)
         for range in ranges_of(kind) if number else ():
             if rule := range.problem(value):
-                raise InputError(
-                    f"option {option!r} of {component}", value=value, rule=rule,
-                    fix=f"write a number that {rule.replace('must be', 'is')}, or leave it out",
-                )  # fmt: skip
+                usual = "" if default is inspect.Parameter.empty else f", such as {default!r}"
+                fix = f"a number in that range{usual}"
+                what = f"option {option!r} of {component}"
+                raise InputError(what, value=value, rule=rule, fix=fix)
         return
     kind = plain_kind(kind)
     if typing.get_origin(kind) is typing.Literal:
@@ -438,7 +449,7 @@ class Component:
             close = near_names(unknown[0], list(signature.parameters), 1)
             raise InputError(
                 f"{self.name} has no option {unknown[0]!r}",
-                rule=f"its signature is {self.name}{signature}",
+                rule=f"its signature is {self.name}{_shown_signature(signature)}",
                 fix=f"did you mean {close[0]!r}?" if close else "remove it",
             )
         self.parameters = tuple(signature.parameters)
@@ -449,7 +460,8 @@ class Component:
         )
         for option, value in self.options.items():
             if option in signature.parameters:
-                _check_option(self.name, option, value, signature.parameters[option].annotation)
+                parameter = signature.parameters[option]
+                _check_option(self.name, option, value, parameter.annotation, parameter.default)
 
     @property
     def short_name(self) -> str:

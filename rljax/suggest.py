@@ -413,6 +413,4 @@ def _likeness_of_words(word: str, other: str) -> float:
     if len(word) > 2 and sorted(word) == sorted(other):  # two letters changed their places
         return 0.9
     likeness = difflib.SequenceMatcher(None, word, other).ratio()
-    begins = len(word) > 2 and other.startswith(word)
-    longer = len(other) > 2 and word.startswith(other) and len(word) <= len(other) + 2
-    return max(likeness, _NEAR) if begins or longer else likeness
+    return max(likeness, _NEAR) if len(word) > 2 and other.startswith(word) else likeness

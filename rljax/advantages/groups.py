@@ -25,7 +25,7 @@ from rljax.advantages.grouping import (
     on_policy_tokens,
 )
 from rljax.batch import Batch
-from rljax.contracts import NotNegative, contract
+from rljax.contracts import AboveZero, NotNegative, contract
 from rljax.errors import InputError
 
 Singleton = Literal["zero", "raw"]
@@ -134,7 +134,7 @@ def opo(batch: Batch, *, singleton: Singleton = "zero") -> jax.Array:
 def gpg(
     batch: Batch,
     *,
-    f_norm: float | Literal["std"] = 1.0,
+    f_norm: AboveZero | Literal["std"] = 1.0,
     alpha: Literal["live", "nonzero"] = "live",
     singleton: Singleton = "zero",
 ) -> jax.Array:

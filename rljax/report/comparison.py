@@ -30,13 +30,14 @@ from rljax.report.head import listing, title_of
 from rljax.report.kinds import of_runs
 from rljax.report.meanings import meaning
 from rljax.report.page import put_back, write_page, write_report
-from rljax.report.run_folder import OF_A_RUN, Run, estimate, is_number, read_run
+from rljax.report.run_folder import Run, estimate, is_number, read_run
 from rljax.report.style import link
 from rljax.report.targets import expected
 from rljax.tracking.charts import duration, escaped, legend, line_chart, short
 from rljax.tracking.mirror import local_copy
 from rljax.tracking.store import Store, is_folder, is_url
 
+OF_A_RUN = ("config.json", "metrics.jsonl", "summary.json", "starts.jsonl")
 LAST_PART = 0.1  # of the steps, that a noisy metric's final number is the mean of
 NUMBERS = (  # of the last part of the steps
     "reward/mean", "reward/best_of_k", "eval/loss", "loss", "entropy", "ref_kl/k3",

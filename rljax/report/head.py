@@ -11,6 +11,7 @@ from rljax.errors import InputError
 from rljax.hub.names import is_hub, parse
 from rljax.report.run_folder import Run, is_number, moment
 from rljax.tracking.charts import duration, escaped, short
+from rljax.tracking.folder import is_locked
 
 # What a run may have written, in the order in which it is looked at.
 FILES = (
@@ -18,6 +19,19 @@ FILES = (
     "log.txt", "summary.json", "starts.jsonl", "timeline.json", "model.json", "hub.json", "policy",
     "adapter", "reward_model", "checkpoints", "tensorboard", "profile", "bad",
 )  # fmt: skip
+
+
+def check_is_run(folder: str | os.PathLike, shown: str | os.PathLike) -> None:
+    """Raises InputError where no run has begun in the folder, which the user knows as `shown`."""
+    folder = Path(folder)
+    if not any((folder / name).exists() for name in FILES) and not is_locked(folder):
+        raise InputError(
+            "no run has begun in this folder", value=str(shown),
+            rule="it has nothing that a run writes: no config.json, no metrics.jsonl",
+            fix="name the folder that `rljax train` printed as its run folder",
+        )  # fmt: skip
+
+
 # Fields of the config that are shown above the charts, and their names there.
 FACTS = {
     "model": "model", "data.train": "data", "data": "data", "dataset": "dataset",

@@ -15,10 +15,10 @@ from rljax.errors import InputError
 from rljax.report.curves import NOT_CHARTED, curves, matches
 from rljax.report.data_rows import data_rows
 from rljax.report.estimates import shares, shown
-from rljax.report.head import facts, title, title_of
+from rljax.report.head import check_is_run, facts, title, title_of
 from rljax.report.kinds import of_a_run
 from rljax.report.meanings import meaning
-from rljax.report.run_folder import Run, check_is_run, estimate, pairs, read_run, verdict
+from rljax.report.run_folder import Run, estimate, pairs, read_run, verdict
 from rljax.report.samples import completions
 from rljax.report.style import document
 from rljax.report.targets import expected

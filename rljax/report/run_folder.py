@@ -162,21 +162,6 @@ def _read_json(path: Path, notes: list[str]) -> dict:
     return data if isinstance(data, dict) else {}
 
 
-# What a run writes: a folder without any of them holds none.
-OF_A_RUN = ("config.json", "metrics.jsonl", "summary.json", "starts.jsonl", "samples.jsonl")
-
-
-def check_is_run(folder: str | os.PathLike, shown: str | os.PathLike) -> None:
-    """Raises InputError where no run has begun in the folder, which the user knows as `shown`."""
-    folder = Path(folder)
-    if not any((folder / name).exists() for name in OF_A_RUN) and not is_locked(folder):
-        raise InputError(
-            "no run has begun in this folder", value=str(shown),
-            rule=f"it has none of {', '.join(OF_A_RUN)}",
-            fix="name the folder that `rljax train` printed as its run folder",
-        )  # fmt: skip
-
-
 def read_run(folder: Path) -> Run:
     """Everything that a run folder holds; what cannot be read becomes a note."""
     notes: list[str] = []

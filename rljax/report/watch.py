@@ -21,8 +21,8 @@ import rich.text
 
 from rljax.errors import InputError
 from rljax.report.comparison import names_of, run_folders
-from rljax.report.head import title_of
-from rljax.report.run_folder import Run, check_is_run, is_number, read_run
+from rljax.report.head import check_is_run, title_of
+from rljax.report.run_folder import Run, is_number, read_run
 from rljax.tracking.charts import short
 from rljax.tracking.console import one_line
 from rljax.tracking.mirror import local_copy

@@ -66,7 +66,7 @@ def calibrated_rewards(rewards: jax.Array, baseline_rewards: jax.Array) -> jax.A
     return jax.nn.sigmoid(rewards - baseline_rewards)
 
 
-def kl_factors(log_ratios: jax.Array, *, kl_max: float, cap: bool = False) -> jax.Array:
+def kl_factors(log_ratios: jax.Array, *, kl_max: AboveZero, cap: bool = False) -> jax.Array:
     """max(1 - log_ratio / kl_max, 0); a negative log-ratio gives more than 1, unless `cap`."""
     factors = jnp.maximum(1 - log_ratios / kl_max, 0.0)
     return jnp.minimum(factors, 1.0) if cap else factors

@@ -5,48 +5,17 @@ Each takes the run folder and the config, and options: `trackers=("wandb(project
 that a service knows the run by lies in the run folder, so a restart continues the same stream.
 """
 
-import importlib
 import json
 import os
 import re
-import types
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rljax.contracts import contract
-from rljax.errors import InputError
 from rljax.files import read_text
 from rljax.tracking.jsonl import encoded, plain
-
-# Service -> the module that it is imported as, and what pip installs.
-PACKAGES = {
-    "tensorboard": ("tensorboardX", "tensorboardX>=2.6"),
-    "wandb": ("wandb", "wandb>=0.20"),
-    "mlflow": ("mlflow", "mlflow-skinny>=3"),
-    "swanlab": ("swanlab", "swanlab>=0.10"),
-    "trackio": ("trackio", "trackio>=0.20"),
-}
-
-
-def require_packages(trackers: Sequence[str]) -> None:
-    """Imports the packages of the services among config.trackers. Raises InputError for one that is
-    not there."""
-    for text in trackers:
-        if (name := text.partition("(")[0].strip()) in PACKAGES:
-            _require(name)
-
-
-def _require(service: str) -> types.ModuleType:
-    package, install = PACKAGES[service]
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise InputError(
-            f"tracking {service!r} needs the package {package!r}",
-            rule=str(error),
-            fix=f"pip install {install!r}, or remove {service!r} from the config's trackers",
-        ) from error
+from rljax.tracking.packages import require
 
 
 def _numeric(metrics: Mapping[str, object]) -> dict[str, float]:
@@ -85,7 +54,7 @@ class TensorBoardTracker:
     """Event files in `<run_dir>/tensorboard`."""
 
     def __init__(self, run_dir: str | os.PathLike):
-        self.module = _require("tensorboard")
+        self.module = require("tensorboard")
         self.folder = Path(run_dir) / "tensorboard"
         self.writer = None
 
@@ -119,7 +88,7 @@ class WandbTracker:
     values are equal."""
 
     def __init__(self, run_dir: str | os.PathLike, config: Mapping, project: str):
-        self.module = _require("wandb")
+        self.module = require("wandb")
         own = _Id(run_dir, "wandb")
         self.run = self.module.init(
             project=os.environ.get("WANDB_PROJECT") or project,
@@ -146,7 +115,7 @@ class MlflowTracker:
     """An MLflow run at MLFLOW_TRACKING_URI."""
 
     def __init__(self, run_dir: str | os.PathLike, config: Mapping, experiment: str):
-        self.module = _require("mlflow")
+        self.module = require("mlflow")
         own = _Id(run_dir, "mlflow")
         # Not the global "active run", which may be the user's own.
         self.client = self.module.MlflowClient()
@@ -180,7 +149,7 @@ class SwanlabTracker:
     """A SwanLab run; the files of its offline and local modes lie in `<run_dir>/swanlog`."""
 
     def __init__(self, run_dir: str | os.PathLike, config: Mapping, project: str):
-        self.module = _require("swanlab")
+        self.module = require("swanlab")
         own = _Id(run_dir, "swanlab")
         run_id = own.known or uuid.uuid4().hex[:21]  # as long as its own
         self.run = self.module.init(
@@ -209,7 +178,7 @@ class TrackioTracker:
     name, so the name has a part of its own."""
 
     def __init__(self, run_dir: str | os.PathLike, config: Mapping, project: str):
-        self.module = _require("trackio")
+        self.module = require("trackio")
         own = _Id(run_dir, "trackio")
         name = own.known or f"{own.run_dir.resolve().name}-{uuid.uuid4().hex[:8]}"
         self.run = self.module.init(

@@ -30,7 +30,6 @@ from rljax.report.run_folder import MOST_FAILED, equal_rewards
 from rljax.report.run_warnings import (
     COMPILED_AGAIN,
     EQUAL_REWARDS,
-    IN_A_ROW,
     MOST_TRUNCATED,
     NO_GRADIENT,
     REWARDS_FAILING,
@@ -143,9 +142,10 @@ def _count_faults(run: Run, metrics: dict) -> None:
     if "reward/all_equal" in metrics:
         run.warn_in_a_row(EQUAL_REWARDS, equal, lambda steps: equal_rewards(steps, metrics))
     if (share := metrics.get("response/truncated_fraction")) is not None:
-        text = f"for {IN_A_ROW} steps in a row many responses are too long. Of this one "
-        text += too_many_truncated(share)
-        run.warn_in_a_row(TRUNCATED, share > MOST_TRUNCATED, lambda steps: text)
+        run.warn_in_a_row(
+            TRUNCATED, share > MOST_TRUNCATED,
+            lambda steps: f"{steps} steps in a row: {too_many_truncated(share)}",
+        )  # fmt: skip
     if (norm := metrics.get("grad_norm")) is not None and not equal:
         run.warn_in_a_row(NO_GRADIENT, norm == 0, lambda steps: _without_gradient(steps, metrics))
 

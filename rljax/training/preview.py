@@ -16,7 +16,7 @@ from rljax.rollout import Environment, Reward
 from rljax.setup import build
 from rljax.setup.checkpoint import Checkpoints
 from rljax.setup.weights import check_weights
-from rljax.tracking.services import require_packages
+from rljax.tracking.packages import require_packages
 from rljax.training.preflight import check_same_data, check_same_start
 from rljax.training.run import Run, checkpoint_bytes
 from rljax.training.scores import scored_responses, try_rewards

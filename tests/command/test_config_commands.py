@@ -77,7 +77,7 @@ REFUSED = [
     ("actor_optimizer: {lr: fast}", "actor_optimizer.lr=fast: must be a number"),
     ("data: {weights: [1, x]}", "must be a number"),
     ("algorithm: {policy_los: dpo}", "algorithm.policy_los: no such field; did you mean"),
-    ("learning_rate: 1e-6", "use lr of an optimizer"),
+    ("learning_rate: 1e-6", "use `actor_optimizer.lr`"),
     ("steps: 1\nsteps: 2", "'steps' stands twice"),
     ("batch: {epochs: 1}\nbatch.epochs: 2", "'batch.epochs' stands twice"),
     ("model: !!python/name:os.system x", "line 1 has a tag of YAML"),

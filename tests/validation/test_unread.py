@@ -1,0 +1,105 @@
+"""Fields that nothing reads: one rule, said of every section."""
+
+import pytest
+
+from rljax.config import Config, value_of, with_overrides
+from rljax.config.flags import load_config_file, shipped_configs
+from rljax.config.from_python import config_from
+from rljax.errors import InputError
+from rljax.validation import validate
+from rljax.validation.unread import unread, unread_warnings
+
+BASE = {"model": "decoder(layers=1)", "data.train": "sort_digits()", "data.max_prompt_tokens": 16}
+OFFLINE = {
+    **BASE, "dataflow": "preference", "data.train": "letter_feedback()",
+    "actor_optimizer.lr": 1e-5,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("base", "field", "value", "why"),
+    [
+        (BASE, "critic_optimizer.lr", 1e-3, "has no critic"),
+        (BASE, "offline.max_tokens", 77, "learns from samples"),
+        (BASE, "lora.alpha", 7.0, "lora.rank is off"),
+        (BASE, "environment.max_turns", 3, "environment.function is off"),
+        (BASE, "sft.optimizer.lr", 1e-3, "sft.steps is off"),
+        (BASE, "sampler.pages", 9, "sampler.page_tokens is off"),
+        (OFFLINE, "reward.function", "exact_match()", "learns from a file"),
+        (OFFLINE, "batch.prompts_per_step", 4, "learns from a file"),
+        (OFFLINE, "environment.max_turns", 3, "learns from a file"),
+        ({**OFFLINE, "dataflow": "reward_model"}, "actor_optimizer.lr", 1e-4, "trains no policy"),
+    ],
+)
+def test_a_field_that_nothing_reads_is_a_warning_with_its_value_and_the_reason(
+    base, field, value, why
+):
+    config = with_overrides(Config(), {**base, field: value}, "test")
+    found = [text for text in validate(config) if f"{field}={value!r}" in text]
+    assert len(found) == 1 and why in found[0] and "set, but nothing reads it" in found[0]
+    plain = with_overrides(Config(), base, "test")
+    assert not [text for text in unread_warnings(plain) if f"{field}=" in text] or field in base
+
+
+@pytest.mark.parametrize(
+    ("base", "field", "value"),
+    [
+        ({**BASE, "dataflow": "ppo", "algorithm.advantage": "gae()"}, "critic_optimizer.lr", 1e-3),
+        (OFFLINE, "offline.max_tokens", 77),
+        ({**BASE, "sft.steps": 3}, "sft.optimizer.lr", 1e-3),
+        ({**BASE, "lora.rank": 4}, "lora.alpha", 7.0),
+        ({**OFFLINE, "evaluate.prompts_from": "sort_digits()"}, "reward.function", "exact_match()"),
+        ({**OFFLINE, "dataflow": "reward_model"}, "critic_optimizer.lr", 1e-3),
+    ],
+)
+def test_a_field_that_is_read_is_not_said(base, field, value):
+    config = with_overrides(Config(), {**base, field: value}, "test")
+    assert not [text for text in unread_warnings(config) if f"{field}=" in text]
+
+
+def test_what_would_be_switched_on_in_vain_is_an_error():
+    config = with_overrides(Config(), {**OFFLINE, "reward.model": "folder"}, "test")
+    with pytest.raises(InputError, match="reward.model='folder'"):
+        validate(config)
+
+
+def test_every_field_that_is_called_unread_exists_and_none_is_a_switch():
+    config = with_overrides(Config(), BASE, "test")
+    for name in unread(config):
+        value_of(config, name)  # raises for none
+    assert not {"steps", "model", "lora.rank", "sft.steps", "data.train"} & set(unread(config))
+
+
+def test_an_ambiguous_name_is_that_of_the_field_that_is_read():
+    made = config_from(
+        "quickstart:tiny", None, None, None, {"sequences_per_optimizer_step": 4}, unread
+    )
+    assert made.batch.sequences_per_optimizer_step == 4
+    made = config_from("", None, None, None, {"dataflow": "preference", "max_tokens": 9}, unread)
+    assert made.offline.max_tokens == 9
+    fields = {"lr": 0.5, "sft": {"steps": 1}}
+    with pytest.raises(InputError, match="lr is any of sft.optimizer.lr, actor_optimizer.lr. Fix"):
+        config_from("", None, None, None, fields, unread)
+    twice = {"sequences_per_optimizer_step": 4, "batch": {"sequences_per_optimizer_step": 8}}
+    with pytest.raises(InputError, match="given twice"):
+        config_from("", None, None, None, twice, unread)
+
+
+def test_the_presets_set_nothing_that_nothing_reads():
+    for name in shipped_configs():
+        if not name.startswith(("presets/", "offline/", "agents/", "quickstart")):
+            continue
+        for variant in ("", ":tiny"):
+            try:
+                config = load_config_file(name + variant)
+            except InputError:  # it has no such variant
+                continue
+            assert unread_warnings(config) == [], name + variant
+
+
+def test_a_sample_of_a_data_set_says_so():
+    config = with_overrides(Config(), {**BASE, "data.train": "gsm8k"}, "test")
+    (found,) = [text for text in validate(config) if "rows of our own" in text]
+    assert "10 rows" in found and "hf://datasets/openai/gsm8k" in found
+    config.data.train = "gsm8k(path='somewhere')"
+    assert not [text for text in validate(config) if "rows of our own" in text]
