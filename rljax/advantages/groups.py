@@ -220,7 +220,7 @@ def gdpo(
             "gdpo(weights)",
             value=weights,
             rule=rule,
-            fix=f"weights=({'1.0, ' * count}), or leave weights out: all parts count alike",
+            fix=f"weights={(1.0,) * count}, or leave weights out: all parts count alike",
         )
     ids, counted = dense_ids(batch.group), batches.first_of_sequence(batch)
     total = jnp.zeros((batch.rows,), batch.reward_parts.dtype)

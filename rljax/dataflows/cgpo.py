@@ -88,7 +88,7 @@ def _tasks(optimizer: str, tasks, task_weights):
             "cgpo(task_weights)",
             value=task_weights,
             rule=rule,
-            fix=f"task_weights=({'1.0, ' * len(pairs)}), or leave it out: all tasks count alike",
+            fix=f"task_weights={(1.0,) * len(pairs)}, or leave it out: all tasks count alike",
         )
     home = NAMESPACES["constrained"]
     return [n for n, _ in pairs], [resolve(own or optimizer, home) for _, own in pairs], weights

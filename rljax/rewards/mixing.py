@@ -122,7 +122,7 @@ def _weights(rewards: tuple, weights: tuple, normalise: bool) -> tuple[float, ..
         raise InputError(
             "mixture(weights)", value=weights,
             rule=f"one finite number for each of the {len(rewards)} rewards, at least one",
-            fix=f"weights=({'1.0, ' * len(rewards)})",
+            fix=f"weights={(1.0,) * len(rewards)}",
         )  # fmt: skip
     size = sum(abs(w) for w in weights)
     if normalise and size == 0:

@@ -312,7 +312,7 @@ def _tools(name, value) -> list[dict]:
         if not isinstance(function, dict) or tool.get("type") != "function":
             _refuse(place, tool, fix=fix)
         if not _text(f"{place}.name", function.get("name")):
-            _refuse(f"{place}.name", "", fix="send the name of the function")
+            _refuse(f"{place}.name", "", "not empty", fix="send the name of the function")
         if not isinstance(function.get("parameters") or {}, dict):
             fix = "send a JSON schema, an object"
             _refuse(f"{place}.parameters", function["parameters"], fix=fix)

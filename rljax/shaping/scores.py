@@ -114,7 +114,7 @@ def mixed_parts(batch: Batch, *, weights: tuple[float, ...] = (), eps: NotNegati
     if weights and len(weights) != count:
         rule = f"one number for each of the {count} parts of the reward"
         raise InputError(
-            "mixed_parts(weights)", value=weights, rule=rule, fix=f"weights=({'1.0, ' * count})"
+            "mixed_parts(weights)", value=weights, rule=rule, fix=f"weights={(1.0,) * count}"
         )
     counted = _counted(batch)
     total = jnp.zeros((batch.rows,), batch.reward_parts.dtype)

@@ -562,8 +562,9 @@ def test_a_reward_that_cannot_be_loaded_is_refused_at_construction(act, tmp_path
         ),
         ("exact_match(x=1)", "no option 'x'"),
     ]:
-        with pytest.raises(InputError, match=message):
+        with pytest.raises(InputError, match=message) as error:
             RewardPool(reward)
+        assert str(error.value).count("Fix: ") == 1
     assert children(os.getpid()) == before
 
 

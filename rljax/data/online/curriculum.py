@@ -23,7 +23,7 @@ def mixture(name: str, weights: Sequence[float], sources: int) -> np.ndarray:
         raise InputError(
             name, value=tuple(weights), rule=f"{sources} weights >= 0, one for data.train and one "
             "for each of data.sources, not all 0",
-            fix=f"({', '.join(['1.0'] * sources)}), or () to draw from all alike",
+            fix=f"{(1.0,) * sources}, or () to draw from all alike",
         )  # fmt: skip
     return shares / shares.sum()
 

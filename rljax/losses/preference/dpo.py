@@ -89,7 +89,7 @@ def _check(losses, weights, label_smoothing: float, *, by: str) -> None:
             f"{by}(loss_weights)",
             value=weights,
             rule=f"one per loss: {len(losses)}, or none",
-            fix=f"{by}(loss_weights=({'1.0, ' * len(losses)}))",
+            fix=f"{by}(loss_weights={(1.0,) * len(losses)})",
         )
     label_noise(label_smoothing, by=by)
     if "exo_pair" in losses and not label_smoothing:
