@@ -24,6 +24,7 @@ from rljax.config.names import FIELDS_LISTED, field_names, unknown_field
 from rljax.config.overrides import with_overrides
 from rljax.config.own_functions import component_text, not_written
 from rljax.config.python_rows import KINDS, is_columns, is_section, lines_of, splits_of
+from rljax.config.python_words import argument
 from rljax.config.schema import Config
 from rljax.config.texts import kinds
 from rljax.errors import InputError
@@ -92,10 +93,12 @@ def _full_name(name: str) -> str:
         fix = f'{name}={{"{inside[0].removeprefix(name + ".")}": ...}}'
         raise InputError(f"{WHERE}: {name} is no field", rule=rule, fix=fix)
     ends = [field for field in known if field.endswith(f".{name}")] if "." not in name else []
+    # Few runs have pretraining beside the batch: its fields are named by their section.
+    ends = [field for field in ends if not field.startswith("pretraining.")] or ends
     if len(ends) == 1:
         return ends[0]
     if ends:
-        fix = f'name one of them whole: **{{"{ends[0]}": ...}}'
+        fix = f"name one of them whole: {argument(ends[-1], '...')}"
         raise InputError(f"{WHERE}: {name} is any of {', '.join(ends)}", fix=fix)
     raise InputError(f"{WHERE}: {unknown_field(name, known)}")
 

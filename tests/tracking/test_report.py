@@ -256,7 +256,9 @@ def test_what_ended_outside_of_its_healthy_range_is_listed_under_the_headline(tm
         "ppo_k3": "0.08333", "response/truncated_fraction": "1",
         "mismatch/probability_correlation": "0.1",
     }  # fmt: skip
-    assert page.index('class="headline') < page.index('class="outside"') < page.index("Does it learn?")
+    assert (
+        page.index('class="headline') < page.index('class="outside"') < page.index("Does it learn?")
+    )
     # The charts mark the same, and what was outside at the end of its own phase.
     assert page.count('<b class="unhealthy">Outside') == 3 + 1
     healthy = _write(tmp_path / "healthy", [(1, {"reward/mean": 0.5, "ppo_k3": 0.01})])

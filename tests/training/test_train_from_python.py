@@ -202,6 +202,8 @@ def test_fields_are_named_whole_as_a_section_or_by_their_last_part():
     )
     assert [made(**fields) for fields in ways] == [{"batch.samples_per_prompt": 3, "steps": 7}] * 3
     assert made(sft={"optimizer": {"lr": 1}}) == {"sft.optimizer.lr": 1.0}
+    found = made(sequences_per_optimizer_step=8)  # not the one of pretraining
+    assert found == {"batch.sequences_per_optimizer_step": 8}
     assert made(trackers=["console", "wandb"]) == {"trackers": ("console", "wandb")}
 
 
@@ -285,7 +287,7 @@ def test_what_is_no_device_is_refused(devices):
 @pytest.mark.parametrize(
     "fields, says",
     [
-        ({"lr": 1}, ("sft.optimizer.lr, actor_optimizer.lr", "name one of them whole")),
+        ({"lr": 1}, ("sft.optimizer.lr, actor_optimizer.lr", 'critic_optimizer={"lr": ...}')),
         ({"samples_per_promt": 1}, ("did you mean batch.samples_per_prompt",)),
         ({"optimizer.learning_rate": 1}, ("actor_optimizer.lr",)),
         ({"batch": 8}, ("batch is no field", "prompts_per_step", 'batch={"')),
