@@ -56,6 +56,12 @@ def _arguments(flags: str) -> str:
     return ", ".join(_argument(section, fields) for section, fields in given.items())
 
 
+def argument(field: str, value: str) -> str:
+    """A field as an argument of rljax.train: batch={"epochs": 2}."""
+    section, _, last = field.rpartition(".")
+    return _argument(section, {last: value})
+
+
 def _argument(section: str, fields: dict[str, str]) -> str:
     if not section:
         return ", ".join(f"{name}={value}" for name, value in fields.items())
@@ -70,8 +76,7 @@ def _assignment(match: re.Match) -> str:
     """A field that a fix names whole with a value, as the dict of its section."""
     if match[1] not in kinds():
         return match[0]
-    section, _, last = match[1].rpartition(".")
-    return _argument(section, {last: _python_value(match[1], match[2])})
+    return argument(match[1], _python_value(match[1], match[2]))
 
 
 def _option(match: re.Match) -> str:

@@ -203,6 +203,8 @@ def test_fields_are_named_whole_as_a_section_or_by_their_last_part():
     )
     assert [made(**fields) for fields in ways] == [{"batch.samples_per_prompt": 3, "steps": 7}] * 3
     assert made(sft={"optimizer": {"lr": 1}}) == {"sft.optimizer.lr": 1.0}
+    found = made(sequences_per_optimizer_step=8)  # not the one of pretraining
+    assert found == {"batch.sequences_per_optimizer_step": 8}
     assert made(trackers=["console", "wandb"]) == {"trackers": ("console", "wandb")}
 
 
