@@ -334,6 +334,9 @@ def test_a_recorded_paired_difference_is_used(tmp_path):
 
 
 def test_empty_and_missing_folders(tmp_path):
+    with pytest.raises(InputError, match="no run has begun in this folder"):
+        write_report(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
     assert "has not logged a step yet" in _text(tmp_path)
     with pytest.raises(InputError, match="no such run folder"):
         write_report(tmp_path / "nowhere")
