@@ -47,7 +47,7 @@ def test_launchers_are_the_same_commands():
         "demo", "configs", "report", "data inspect", "config show", "config diff",
         "doctor", "completion", "watch",
     }  # fmt: skip
-    assert all(len(text.splitlines()) == 6 for text in texts)
+    assert all(len(text.splitlines()) == 10 for text in texts)
 
 
 @pytest.mark.parametrize(
