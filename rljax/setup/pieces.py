@@ -302,7 +302,9 @@ class Reader:
     def _part(self, place: _Place, dtype: np.dtype) -> np.ndarray:
         size = math.prod(place.shape) * dtype.itemsize
         if size // place.piece_bytes > len(self.files):
-            raise Damaged(f"{self.store.at(place.head)}.json names more pieces than there are")
+            raise Damaged(
+                f"{self.store.at(place.head)}.json names more pieces than there are", fix=RESTORE
+            )
         names = place.pieces(size)
         missing = [name for name in names if name not in self.kept]
         with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
