@@ -361,8 +361,10 @@ def test_numbers_are_of_ascii_digits(value, tmp_path):
             load_config_file(str(tmp_path / "c.yaml"))
 
 
-@pytest.mark.parametrize("images", [None, [None], [], True, 3, {}, "", "\x00", [3], [[]], [{}], ["\x00.png"]],
-                         ids=repr)  # fmt: skip
+IMAGES = [None, [None], [], True, 3, {}, "", "\x00", [3], [[]], [{}], ["\x00.png"]]
+
+
+@pytest.mark.parametrize("images", IMAGES, ids=repr)
 @pytest.mark.parametrize("where", ["images", "image"])
 def test_a_column_of_images_may_hold_anything(images, where, tmp_path):
     message, path = {"role": "user", "content": "<image>"}, tmp_path / "rows.jsonl"
