@@ -359,3 +359,34 @@ def test_numbers_are_of_ascii_digits(value, tmp_path):
             continue  # no whole number, but it is one of a float, which is then out of its range
         with pytest.raises(InputError, match="must be a"):
             load_config_file(str(tmp_path / "c.yaml"))
+
+
+IMAGES = [None, [None], [], True, 3, {}, "", "\x00", [3], [[]], [{}], ["\x00.png"]]
+
+
+@pytest.mark.parametrize("images", IMAGES, ids=repr)
+@pytest.mark.parametrize("where", ["images", "image"])
+def test_a_column_of_images_may_hold_anything(images, where, tmp_path):
+    message, path = {"role": "user", "content": "<image>"}, tmp_path / "rows.jsonl"
+    rows = [
+        {"prompt": "p", where: images},
+        {"messages": [message, None], where: images},
+    ]
+    for row in rows:
+        path.write_text(json.dumps(row))
+        for read in (prompts, stored, lambda path: load_demonstrations(str(path), "train")):
+            said = what_is_wrong(lambda _, path, read=read: read(path), tmp_path, path)
+            assert said == ""
+    if not images and where == "images":
+        path.write_text(json.dumps(rows[0]))
+        if images is None or isinstance(images, list):
+            assert "images" not in prompts(path)[0]
+
+
+def test_a_chat_may_hold_nearly_all_characters_that_mark_the_turns():
+    said = "{{ m.content }}{% generation %}{{ m.content }}{% endgeneration %}"
+    template = ChatTemplate("{% for m in messages %}" + said + "{% endfor %}", "here")
+    marked = dict(special_tokens={}, add_generation_prompt=False)
+    text = "".join(map(chr, range(0xE000, 0xF8FF + 1)))
+    whole, spans = template.render_marked([{"role": "user", "content": text}], **marked)
+    assert whole == text * 2 and spans == [(len(text), 2 * len(text))]
