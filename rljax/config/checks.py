@@ -303,7 +303,8 @@ def _check_model_folder(field: str, folder: str, problems: Problems) -> None:
         problems.check(False, field, folder, rule, fix)
         return
     rule = "is a folder without a config.json, so no model" if holds else "is an empty folder"
-    problems.check("config.json" in holds, field, folder, rule, MODEL_FIX)
+    known = not holds.isdisjoint(("config.json", "tokenizer.json"))
+    problems.check(known, field, folder, rule, MODEL_FIX)
 
 
 def _check_on_hub(field: str, spec: str, named: Callable, problems: Problems) -> None:

@@ -333,9 +333,9 @@ def test_a_field_that_the_dataflow_does_not_read_is_refused_as_the_run_begins(
 
 @pytest.mark.parametrize("dataflow", ["dqo(beta=0.0)", "dqo(lam=2.0)", "dro(tau=0.0)"])
 def test_options_out_of_range_are_refused_before_a_model_loads(dataflow, tmp_path):
-    setup = build.build(offline_config(tmp_path, "trajectories", dataflow, "run"), ONE)
+    config = offline_config(tmp_path, "trajectories", dataflow, "run")
     with pytest.raises(InputError, match=dataflow.partition("(")[2].partition("=")[0]):
-        Run(setup, tmp_path)
+        Run(build.build(config, ONE), tmp_path)
 
 
 def test_the_sampler_is_named_where_no_row_says_what_it_did(tmp_path):

@@ -86,7 +86,8 @@ def test_what_nothing_reads_without_staleness_is_said():
     config = valid(rollouts__ahead=1, rollouts__clock="logical(2)")
     (warning,) = validate(config)
     assert (
-        "rollouts.ahead, rollouts.clock" in warning and "rollouts.max_staleness is off" in warning
+        "rollouts.ahead=1, rollouts.clock=" in warning
+        and "rollouts.max_staleness is off" in warning
     )
 
 
