@@ -4,6 +4,7 @@ passed over, in bounded time, and the hosts meet all the same.
 
 import contextlib
 import json
+import random
 import socket
 import threading
 import time
@@ -166,9 +167,22 @@ def test_a_stranger_that_never_ends_ends_at_the_deadline(monkeypatch, piece):
 # -- the ports that `rljax doctor --hosts` looks at --
 
 
+def two_ports() -> int:
+    """A port that is free, and the one above it as well: hosts of one machine share neither. Below
+    those from which the system takes the ports of callers."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with contextlib.suppress(OSError):
+            for each in (port, port + 1):
+                socket.create_server(("", each)).close()
+            return port
+
+
 def test_the_doctor_passes_strangers_over():
     """At a port at which the hosts call each other, while they do."""
-    port, other = free_port(), free_port()
+    port, other = two_ports(), two_ports()
+    while abs(port - other) < 2:
+        other = two_ports()
     env = [
         {"RLJAX_COORDINATOR": f"127.0.0.1:{port}", "RLJAX_HOSTS": "2", "RLJAX_HOST": str(k)}
         for k in range(2)

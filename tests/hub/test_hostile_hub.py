@@ -171,6 +171,9 @@ def test_another_process_by_its_environment(server, outside, tmp_path):
     outside()
 
 
+PACKED = zlib.compress(b"\0" * (1 << 24), wbits=31)
+
+
 def endless(piece: bytes = b"x" * 65536):
     return itertools.repeat(piece)
 
@@ -186,7 +189,7 @@ def test_a_body_ends_where_the_listing_says(server, outside, what):
             answer.body = iter([answer.body, b"x"])
         elif what == "packed":
             answer.headers["Content-Encoding"] = "gzip"
-            answer.body = iter([zlib.compress(b"\0" * (1 << 26), wbits=31)])
+            answer.body = iter([PACKED])
         else:
             answer.headers["Content-Length"] = str(1 << 60)
 
