@@ -345,6 +345,7 @@ def test_the_sampler_is_named_where_no_row_says_what_it_did(tmp_path):
 
 def test_a_row_of_the_wrong_kind_is_named_before_a_model_loads(tmp_path):
     config = config_of(tmp_path, "preference", model=str(tmp_path))  # not a model's folder
+    (tmp_path / "config.json").write_text("{}")
     bad = [{"prompt": "a ", "chosen": 3, "rejected": "b"}]
     (tmp_path / "bad.jsonl").write_text("\n".join(json.dumps(row) for row in bad))
     config.data.train = str(tmp_path / "bad.jsonl")
