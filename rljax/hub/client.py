@@ -153,7 +153,7 @@ def _opened(method: str, url: str, timeout_s: float, start: int = 0) -> Iterator
         if url in asked or len(asked) > _MOST_REDIRECTS:
             raise ValueError("it redirects in a circle, or without end")
         asked.add(url)
-        # Not packed: a kilobyte could become a gigabyte. Not the library's own headers: to make them
+        # Not packed: a kilobyte could become a gigabyte. Not those of the library: to make them
         # it asks the hub for a list, and reads whatever comes.
         headers = {"User-Agent": "rljax", "Accept-Encoding": "identity"}
         if start:
