@@ -146,19 +146,21 @@ def _opened(method: str, url: str, timeout_s: float, start: int = 0) -> Iterator
     stand: what the hub says of a file stands in its own last answer. The token goes to HF_ENDPOINT
     and nowhere else.
     """
-    from huggingface_hub.utils import build_hf_headers, get_session
+    from huggingface_hub.utils import get_session
 
-    endpoint, session, asked = library().constants.ENDPOINT, get_session(), set()
+    constants, session, asked = library().constants, get_session(), set()
     while True:
         if url in asked or len(asked) > _MOST_REDIRECTS:
             raise ValueError("it redirects in a circle, or without end")
         asked.add(url)
-        # Not packed: a kilobyte could become a gigabyte.
-        headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
-        token = None if _server(url) == _server(endpoint) else False
-        request = session.build_request(
-            method, url, headers=build_hf_headers(token=token, headers=headers), timeout=timeout_s
-        )
+        # Not packed: a kilobyte could become a gigabyte. Not those of the library: to make them
+        # it asks the hub for a list, and reads whatever comes.
+        headers = {"User-Agent": "rljax", "Accept-Encoding": "identity"}
+        if start:
+            headers["Range"] = f"bytes={start}-"
+        if _server(url) == _server(constants.ENDPOINT) and (token := _token()):
+            headers["Authorization"] = f"Bearer {token}"
+        request = session.build_request(method, url, headers=headers, timeout=timeout_s)
         answer = session.send(request, stream=True, follow_redirects=False)
         with contextlib.closing(answer):
             if answer.headers.get("Content-Encoding", "identity") != "identity":
@@ -172,6 +174,11 @@ def _opened(method: str, url: str, timeout_s: float, start: int = 0) -> Iterator
             if urlsplit(target).scheme not in ("https", urlsplit(url).scheme):
                 raise ValueError(f"it redirects to {target[:100]!r}")
         url = target
+
+
+def _token() -> str | None:
+    hub = library()
+    return None if hub.constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else hub.get_token()
 
 
 def _server(url: str) -> tuple[str, str]:

@@ -198,6 +198,7 @@ def test_a_body_ends_where_the_listing_says(server, outside, what):
         told = refused(READS[name], "could not be downloaded|is not the file")
         assert "packs" in told or "more than" in told
         outside()
+    assert not any("agent" in path for path in server.paths())  # what the library asks by itself
     parts = Path(huggingface_hub.constants.HF_HUB_CACHE).rglob("blobs/*")
     assert not list(parts) and server.sent < 50_000_000
 
