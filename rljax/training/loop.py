@@ -259,9 +259,10 @@ def _steps(run: Run, tracking: Tracking, signals: Signals, profile: Profile) -> 
         if stop and not run.finished():
             raise hosts.StopAgreed(stop)
     # A run that was stopped at a step which fewer steps make its last one is evaluated there.
-    if not run.progress.measured and (metrics := run.evaluate()):
+    progress = run.progress
+    if progress.evaluated_step != progress.step and (metrics := run.evaluate()):
         with beats.phase("tracking"):
-            tracking.log(run.progress.step, {"phase": run.phase.label, **metrics})
+            tracking.log(progress.step, {"phase": run.phase.label, **metrics})
 
 
 def whole_step(run: Run, profile: Profile) -> tuple[dict, dict, bool]:

@@ -83,7 +83,7 @@ def _try_reward(reward: Reward, records: Sequence[PromptRecord]) -> list[str]:
     for record in records:
         tried = scored_responses(reward, record)
         if any(row.score.status == "ok" for row in tried):
-            return _try_formats(reward, record)
+            return _try_formats(reward, record, tried)
         if not tried:
             return []
         rows += tried
@@ -116,20 +116,21 @@ _FORMATS = (
 )  # fmt: skip
 
 
-def _try_formats(reward: Reward, record: PromptRecord) -> list[str]:
+def _try_formats(reward: Reward, record: PromptRecord, plain: Sequence[ScoredRow]) -> list[str]:
     """A warning where the ground truth of a row, as the response, is worth nothing in any usual
-    format, or only in formats that the prompt does not ask for."""
+    format, or only in formats that the prompt does not ask for. `plain`: the rows of _PLAIN."""
     truth, names = str(record.ground_truth), wanted_fields(reward.pool.component)[0]
     compares = names is None or "ground_truth" in names
     if not compares or not truth.strip() or _is_specification(reward.pool.component, truth):
         return []
-    every = (*_PLAIN, *(form for form, _ in _FORMATS))
-    rows = scored_responses(reward, record, [form.format(truth) for form in every])
+    if any(row.score.status != "ok" or row.score.value > 0 for row in plain):
+        return []
+    others = [form for form, _ in _FORMATS]
+    rows = scored_responses(reward, record, [form.format(truth) for form in others])
     if not rows or any(row.score.status != "ok" for row in rows):
         return []
-    worth = {form: row.score.value for form, row in zip(every, rows, strict=True)}
-    if any(worth[form] > 0 for form in _PLAIN):
-        return []
+    tried = zip((*_PLAIN, *others), (*plain, *rows), strict=True)
+    worth = {form: row.score.value for form, row in tried}
     scored = [(form, sign) for form, sign in _FORMATS if worth[form] > 0]
     if any(sign in record.prompt_text for _, sign in scored):
         return []

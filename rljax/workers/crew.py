@@ -212,7 +212,8 @@ class Crew(abc.ABC):
         if kind == "ready":
             return worker.state == "starting" and type(content) is dict
         if kind == "failed":
-            return worker.state == "starting" and type(content) is str
+            told = type(content) is tuple and [type(part) for part in content] == [bool, str]
+            return worker.state == "starting" and told
         return self.are_results(worker, kind, content)
 
     def discard(self, worker) -> None:

@@ -18,7 +18,7 @@ from tiny_tokenizer import write_tokenizer
 
 from rljax.batch import batch_from_rows
 from rljax.components import resolve
-from rljax.config import NAMESPACES, AlgorithmConfig, Config
+from rljax.config import NAMESPACES, AlgorithmConfig, Config, SFTConfig
 from rljax.data.online.encoded import load_run_tokenizer
 from rljax.dataflows.distil import distil
 from rljax.errors import InputError
@@ -148,7 +148,7 @@ def write_teacher(folder, vocab: int, eos_ids=(1,)):
 def on_policy(tmp_path, **changes) -> Config:
     config = preset_config("grpo")
     config.dataflow, config.steps, config.run_dir = "on_policy_distil()", 30, str(tmp_path / "run")
-    config.algorithm, config.sft.steps = AlgorithmConfig(), 0
+    config.algorithm, config.sft = AlgorithmConfig(), SFTConfig()
     config.model, config.actor_optimizer.lr = STUDENT, 1e-2
     config.teacher_model = write_teacher(tmp_path / "teacher", 7)
     for name, value in changes.items():

@@ -796,7 +796,8 @@ def test_the_parts_of_the_estimate_that_are_printed_are_its_sum(changes):
         # A single long row: shorter responses.
         (dict(sampler__max_response_tokens=2000, batch__prompts_per_step=8,
               batch__samples_per_prompt=1, batch__sequences_per_optimizer_step=8,
-              batch__tokens_per_microbatch=0, mesh__fsdp=8, mesh__tensor=1), 0.1,
+              batch__tokens_per_microbatch=0, mesh__fsdp=8, mesh__tensor=1,
+              algorithm__advantage="reinforce_plus_plus()"), 0.1,
          "sampler.max_response_tokens"),
     ],
 )  # fmt: skip

@@ -306,7 +306,9 @@ def test_failed_rewards_are_counted_in_a_run_and_everything_stays_finite(tmp_pat
     for row in rows:
         assert all(math.isfinite(v) for v in row.values() if isinstance(v, float)), row
     faults = {k: sum(r[k] for r in rows) for k in ("reward/errors", "reward/timeouts")}
-    assert {k: v for k, v in faults.items() if v} == found["faults"]
+    failing = sum(r["reward/errors"] + r["reward/timeouts"] > 0 for r in rows)
+    counted = {k: v for k, v in faults.items() if v} | {"reward/failing_steps": failing}
+    assert counted == found["faults"]
     assert faults["reward/errors"] > 0 and sum(faults.values()) < 16 * len(rows)
     assert any(r["eval/failed_fraction"] > 0 for r in rows if "eval/failed_fraction" in r)
     samples = (tmp_path / "samples.jsonl").read_text().splitlines()

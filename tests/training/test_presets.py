@@ -25,6 +25,7 @@ def test_the_config_is_whole(name, tmp_path):
     """Full size: valid once a model and data are named. Tiny: the same algorithm, valid as is."""
     path = str(REPO / "configs" / "presets" / f"{name}.py")
     (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
     (tmp_path / "train.parquet").write_bytes(b"")
     config = load_config_file(path)
     config.model = str(tmp_path / "model")
@@ -35,7 +36,7 @@ def test_the_config_is_whole(name, tmp_path):
     assert validate(config) == []
     assert validate(small) == []
     text = ast.get_docstring(ast.parse(open(path).read()))
-    assert f"configs/presets/{name}.py:tiny" in text and "not measured" in text
+    assert f"rljax train presets/{name}:tiny" in text and "not measured" in text
     tiny = preset_config(name).algorithm
     for field in ("policy_loss", "value_loss", "correction", "filters", "kl_in_loss"):
         assert vars(tiny)[field] == vars(config.algorithm)[field]
