@@ -223,10 +223,10 @@ def users_module(rng, folder) -> Mistake:
         (f"x = {absent}", f"import or define '{absent}'"), ("def g(:", f"{name}.py:1"),
         ("raise KeyError('k')", f"correct line 1 of {folder}/{name}.py"),
         (f"import {name}_b", f"{name}_b"), ("from . import x", "without a leading dot"),
-        ("import sys; sys.exit(1)", "__main__"), ("", "did you mean 'f'?"), ("", "it defines f"),
+        ("import sys; sys.exit(1)", "__main__"), ("", "it defines f"),
     ])  # fmt: skip
     written(folder, f"{name}.py", f"{first}\n{RIGHT[kind]}")
-    function = {"did you mean 'f'?": "ff", "it defines f": "score"}.get(cause, "f")
+    function = "score" if cause == "it defines f" else "f"
     file = f"{folder}/{name}.py"
     text = file if cause == "it defines f" and rng.random() < 0.5 else f"{file}:{function}"
     return partial(resolve, text, HOMES[kind]), [f"{name}", cause]

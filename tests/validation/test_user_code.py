@@ -227,7 +227,7 @@ ON_SHAPES = {
         "Fix: did you mean 'advantages'? The fields are tokens, segment_ids"),
     "a method of an array": (
         "def f(policy, batch):\n    return policy.logprobs.summ(), {}", "algorithm.policy_loss",
-        "in f: return policy.logprobs.summ(), {}). Fix: correct that line"),
+        "in f: return policy.logprobs.summ(), {}). Fix: did you mean 'sum'"),
     "if": ("def f(policy, batch):\n    return 1 if policy.logprobs[0, 0] > 0 else 2, {}",
            "algorithm.policy_loss", "Fix: choose by jnp.where(condition, a, b)"),
     "numpy": ("import numpy\ndef f(batch):\n    return numpy.exp(batch.rewards)",
