@@ -146,8 +146,7 @@ def _import(name: str, home: str) -> Callable:
             )
         return getattr(module, name)
     module_name, _, attribute = name.rpartition(".")
-    if "" not in sys.path:  # launchers run as files: the user's module lies in the working folder,
-        sys.path.append("")  # which comes last, so that a tokenizers.py in it hides no library
+    use_working_folder()
     if _is_a_librarys(module_name):
         raise _not_a_component(f"component {name!r}", module_name)
     try:
@@ -162,6 +161,13 @@ def _import(name: str, home: str) -> Callable:
             ) from error
         raise fails_at_import(f"component {name!r}", error) from error
     return _function_of(module, attribute, f"module {module_name!r}")
+
+
+def use_working_folder() -> None:
+    """Lets modules of the working folder be imported: only now, because it may be a stranger's, and
+    last of all, so that a tokenizers.py in it hides no library."""
+    if "" not in sys.path and os.getcwd() not in map(os.path.abspath, sys.path):
+        sys.path.append("")
 
 
 def names_file(text: str) -> bool:

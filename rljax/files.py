@@ -9,6 +9,7 @@ InputError here, too. What a field must hold is decided where it is used.
 import contextlib
 import errno
 import fnmatch
+import functools
 import hashlib
 import json
 import os
@@ -258,7 +259,7 @@ def parse_yaml(text: str | bytes, place: str, loader: type | None = None) -> obj
         )  # fmt: skip
     try:
         # The parser follows each bracket by several calls, so the stack would end it later.
-        value = yaml.load(text, loader or yaml.SafeLoader)
+        value = yaml.load(text, loader or _loader_class())
     except InputError:
         raise
     except Exception as error:  # its constructors raise KeyError, AttributeError and more
@@ -267,6 +268,30 @@ def parse_yaml(text: str | bytes, place: str, loader: type | None = None) -> obj
     if _SURROGATE.search(text):
         require_whole(value, place)
     return value
+
+
+@functools.cache
+def _loader_class() -> type:
+    """Returns yaml.SafeLoader, giving up where merge keys copy more than MOST_VALUES fields."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        copied = 0
+
+        def flatten_mapping(self, node):
+            for key, value in node.value:
+                if key.tag != "tag:yaml.org,2002:merge":
+                    continue
+                inside = value.value if isinstance(value, yaml.SequenceNode) else [value]
+                inside = [one for one in inside if isinstance(one, yaml.MappingNode)]
+                for one in {id(one): one for one in inside}.values():
+                    self.flatten_mapping(one)
+                self.copied += sum(len(one.value) for one in inside)
+                if self.copied > MOST_VALUES:
+                    raise ValueError(f"merge keys copy more than {MOST_VALUES} fields")
+            super().flatten_mapping(node)
+
+    return Loader
 
 
 def parse_toml(text: str, place: str) -> dict:

@@ -326,11 +326,23 @@ BREAKS = {
         ["tests/setup/test_trust.py", "-k", "roles"],
     ),
     "a note vouches for any config of its place": (
-        TRUST, "        digest.update(hashlib.sha256(read_data(file)).digest())\n", "        pass\n",
+        TRUST, "        \"config\": to_dict(from_dict(to_dict(config), \"a config\")),\n", "",
         ["tests/setup/test_trust.py", "-k", "began_here"],
     ),
+    "a note vouches for a function of the same name elsewhere": (
+        TRUST, "        \"functions\": sorted(map(_place_of, _own_names(config))),\n", "",
+        ["tests/setup/test_trust.py", "-k", "began_here"],
+    ),
+    "any file is run as a Python config": (
+        "rljax/config/flags.py", "        if not name.lower().endswith((\".py\", *_DATA)):\n", "        if False:\n",
+        ["tests/setup/test_trust.py", "-k", "no_config"],
+    ),
+    "a row of reasoning_gym is evaluated": (
+        "rljax/rewards/text/gym.py", "        _check_entry(name, entry)\n", "",
+        ["tests/data/test_gym.py", "-k", "entry"],
+    ),
     "a note vouches for copies": (
-        TRUST, "os.path.realpath(place or config_file)", "''",
+        TRUST, "str(place) if is_url(place) else os.path.realpath(place)", "\"\"",
         ["tests/setup/test_trust.py", "-k", "began_here"],
     ),
 }  # fmt: skip

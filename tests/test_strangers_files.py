@@ -390,3 +390,27 @@ def test_a_chat_may_hold_nearly_all_characters_that_mark_the_turns():
     text = "".join(map(chr, range(0xE000, 0xF8FF + 1)))
     whole, spans = template.render_marked([{"role": "user", "content": text}], **marked)
     assert whole == text * 2 and spans == [(len(text), 2 * len(text))]
+
+
+def test_merge_keys_copy_a_bounded_number_of_fields(tmp_path):
+    """12,000 fields that 100,000 merge keys would copy are refused before they are."""
+    fields = ", ".join(f"k{i}: 1" for i in range(12_000))
+    text = f"a: &a {{{fields}}}\nb: {{<<: [{','.join(['*a'] * 100_000)}]}}\n"
+    (tmp_path / "own.yaml").write_text(text)
+    signal.alarm(60)
+    try:
+        with pytest.raises(InputError, match="merge keys copy more than"):
+            files.parse_yaml(text, "README.md")
+        with pytest.raises(InputError, match="merge keys copy more than"):
+            load_config_file(str(tmp_path / "own.yaml"))
+    finally:
+        signal.alarm(0)
+    assert files.parse_yaml("a: &a {b: 1}\nc: {<<: *a, d: 2}", "x")["c"] == {"b": 1, "d": 2}
+
+
+@pytest.mark.parametrize("step", ["1e308", "100000000000000000"])
+def test_steps_that_floats_cannot_tell_apart_are_drawn(step, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    lines = [f'{{"step": {step}, "reward/mean": {value}}}' for value in (0.1, 0.2)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    write_report(tmp_path)

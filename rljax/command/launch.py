@@ -67,6 +67,7 @@ class Given:
     path: str | None
     fields: Mapping[str, str]  # --config.FIELD=TEXT
     config: Config | None
+    loaded: Config | None = None  # of the file alone, without the flags
     data: str = ""  # the argument of a command that takes data in place of a config
 
     def config_arguments(self, *, trust_code: bool = False) -> list[str]:
@@ -100,7 +101,8 @@ def launch(command: Command, arguments: list[str], program: str) -> int:
                 fix = f"rljax {command.name} DATA --{command.data_with}=..."
                 raise InputError(f"--{command.data_with} is for one file of rows", fix=fix)
             (data,), positional = positional, []
-            given = Given(None, fields, with_texts(Config(), fields, _FLAGS, "--config."), data)
+            config = with_texts(Config(), fields, _FLAGS, "--config.")
+            given = Given(None, fields, config, data=data)
         else:
             if command.config not in ("", "optional") and positional and not path:
                 path, *positional = positional
@@ -111,7 +113,8 @@ def launch(command: Command, arguments: list[str], program: str) -> int:
             return 0
         options = parsed_options(command.options, positional, flag_values)
         if path and not command.prints_config:
-            require_trust(path, isinstance(options, TrustOptions) and options.trust_code)
+            trust_code = isinstance(options, TrustOptions) and options.trust_code
+            require_trust(path, given.loaded, trust_code)
         if command.jax:
             refuse_what_ends_jax()
         if command.one_host:
@@ -140,17 +143,22 @@ def _given(command: Command, path: str | None, fields: Mapping[str, str]) -> Giv
         path = command.config
     if not path and (command.config == "needed" or fields):
         raise InputError("no --config", fix="--config=quickstart; `rljax configs` lists more")
-    config = load_config_file(path) if path else None
-    if config is not None:
-        config = with_texts(config, fields, _FLAGS, "--config.")
-    return Given(path, fields, config)
+    loaded = load_config_file(path) if path else None
+    config = loaded
+    if loaded is not None:
+        config = with_texts(loaded, fields, _FLAGS, "--config.")
+    return Given(path, fields, config, loaded)
 
 
 def _modules_of_the_user(examines: bool) -> None:
-    """The working folder comes last on sys.path: a tokenizers.py in it then hides no library. A
-    library that a folder of PYTHONPATH hides is named, but to the command that examines that."""
+    """The working folder, which may be a stranger's, leaves sys.path until something of it is named
+    and trusted (rljax.components). One that PYTHONPATH names, or that holds this very package,
+    comes last: a tokenizers.py in it then hides no library. A library that a folder of PYTHONPATH
+    hides is named, but to the command that examines that."""
     here = os.getcwd()
-    sys.path[:] = [p for p in sys.path if p and os.path.abspath(p) != here] + [here]
+    named = [os.path.abspath(p) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
+    wanted = here in named or Path(__file__).resolve().parents[2] == Path(here).resolve()
+    sys.path[:] = [p for p in sys.path if p and os.path.abspath(p) != here] + [here] * wanted
     for file, name in hidden_libraries(os.environ) if not examines else ():
         raise InputError(f"{file} hides the library {name!r}", fix="rename that file")
 

@@ -14,9 +14,8 @@ import time
 from pathlib import Path
 
 from rljax.command.launch import Given
-from rljax.config.flags import listed
+from rljax.config.flags import is_data, listed, split_config
 from rljax.config.options import PipelineOptions
-from rljax.config.trust import is_trusted
 
 
 def main(options: PipelineOptions, given: Given) -> int:
@@ -26,10 +25,10 @@ def main(options: PipelineOptions, given: Given) -> int:
     from rljax.report.pipeline import PAGE
     from rljax.tracking import compiles
 
-    file, _, variant = given.path.partition(":")
+    file, variant = split_config(given.path)
     fix = 'define pipeline() that yields {"stage": "sft", "command": "train", ...} for each'
     entries = listed(given.path, "pipeline", fix, variant)
-    trusted = is_trusted(given.path, options.trust_code)
+    trusted = options.trust_code or not is_data(given.path)
     arguments = given.config_arguments(trust_code=options.trust_code)
     home = Path(options.out or Path("runs") / Path(file).stem)
     stages = make_stages(given.config, entries, home, given.path, arguments, trusted)

@@ -17,9 +17,8 @@ import tempfile
 from pathlib import Path
 
 from rljax.command.launch import Given
-from rljax.config.flags import listed
+from rljax.config.flags import is_data, listed, split_config
 from rljax.config.options import SweepOptions
-from rljax.config.trust import is_trusted
 from rljax.pods.supervise import INPUT, LAST_WORDS, RESTARTS, code_of_the_failure
 
 
@@ -31,10 +30,10 @@ def main(options: SweepOptions, given: Given) -> int:
 
     path, arguments = given.path, given.config_arguments(trust_code=options.trust_code)
     fix = "define sweep() that yields {'dotted.field': value, ...} for each run"
-    entries, trusted = listed(path, "sweep", fix), is_trusted(path, options.trust_code)
+    entries, trusted = listed(path, "sweep", fix), options.trust_code or not is_data(path)
     cluster = None if options.member_of else find(os.environ)
     host, share = cluster.host if cluster else 0, options.share()
-    folder = Path(options.out or Path("runs") / Path(path.partition(":")[0]).stem)
+    folder = Path(options.out or Path("runs") / Path(split_config(path)[0]).stem)
     members = sweep.make_members(given.config, entries, folder, path, trusted)
     own = members[share[0] :: share[1]] if share else members
     if options.dry_run:

@@ -96,8 +96,8 @@ def _needs_no_trust(folder: Path | str) -> bool:
     """Returns whether the run's own folder may be used here: what began it was noted, or it names
     nothing that asks."""
     with local_copy(folder) as here:
-        config, place = here / "config.json", f"{folder}/config.json"
-        return vouched(config, place) or not asks(load_config_file(str(config)))
+        config = load_config_file(str(here / "config.json"))
+        return vouched(config, f"{folder}/config.json", here) or not asks(config)
 
 
 def _written(folder: Path | str) -> tuple[set[str], list[str]]:

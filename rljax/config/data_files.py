@@ -18,7 +18,15 @@ from rljax.config.overrides import flat_fields, to_dict
 from rljax.config.schema import Config
 from rljax.config.texts import kinds, shown_value, value_of_json, value_of_text, with_texts
 from rljax.errors import InputError
-from rljax.files import once, parse_json, parse_number, parse_yaml, read_text, yaml_text
+from rljax.files import (
+    MOST_VALUES,
+    once,
+    parse_json,
+    parse_number,
+    parse_yaml,
+    read_text,
+    yaml_text,
+)
 
 LISTS = ("sweep", "pipeline")  # beside the fields of a config
 _LARGEST = 10**7  # bytes of a file
@@ -121,6 +129,8 @@ def _yaml(text: str, file: str) -> object:
     import yaml
 
     class Loader(yaml.BaseLoader):  # makes texts, lists and dicts alone
+        copied = 0  # fields, by merge keys
+
         def construct_object(self, node, deep=False):
             if node.tag not in _TAGS:
                 place = f"{file}: line {node.start_mark.line + 1}"
@@ -145,6 +155,9 @@ def _yaml(text: str, file: str) -> object:
                         place = f"{file}: line {key.start_mark.line + 1}"
                         fix = "<<: *ANCHOR of a mapping"
                         raise InputError(f"{place}: << merges mappings", value=one, fix=fix)
+                    self.copied += len(one)
+                    if self.copied > MOST_VALUES:
+                        raise ValueError(f"merge keys copy more than {MOST_VALUES} fields")
                     merged = {**one, **merged}
             return {**merged, **once(own, file)}
 

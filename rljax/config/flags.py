@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from rljax.components import place_and_fix
+from rljax.components import place_and_fix, use_working_folder
 from rljax.config.data_files import read_config, read_entries
 from rljax.config.names import elsewhere_text, field_names, nearest_fields
 from rljax.config.schema import Config
@@ -38,11 +38,30 @@ def shipped_configs() -> dict[str, Path]:
     return {file.relative_to(home).with_suffix("").as_posix(): file for file in files}
 
 
+_DATA = (".json", ".yaml", ".yml")
+
+
+def split_config(path: str) -> tuple[str, str]:
+    """(the file, folder or name of a config, its variant): of "my.py:tiny" ("my.py", "tiny"). What
+    is there under the whole name has no variant, whatever colons it holds."""
+    if os.path.lexists(path):
+        return path, ""
+    name, _, variant = path.partition(":")
+    return name, variant
+
+
 def config_file(path: str) -> str:
     """The file that --config names, without its variant: a path, one of the shipped configs, or the
     config.json of a run folder."""
-    name = path.partition(":")[0]
+    name = split_config(path)[0]
     if os.path.isfile(name):
+        if not name.lower().endswith((".py", *_DATA)):
+            raise InputError(
+                "this file is no config", value=name,
+                rule="a config is Python (.py), JSON or YAML, or a run folder",
+                fix=f"of a file of rows: `rljax inspect {name} --model=MODEL`, or "
+                f"--config.data.train={name}",
+            )  # fmt: skip
         return name
     if os.path.isfile(os.path.join(name, "config.json")):  # a run folder
         return os.path.join(name, "config.json")
@@ -62,13 +81,13 @@ def config_file(path: str) -> str:
 
 def is_data(path: str) -> bool:
     """Whether the config of a path is data (JSON, YAML, a run folder), not Python."""
-    name = path.partition(":")[0]
-    return name.lower().endswith((".json", ".yaml", ".yml")) or os.path.isdir(name)
+    name = split_config(path)[0]
+    return name.lower().endswith(_DATA) or os.path.isdir(name)
 
 
 def load_config_file(path: str) -> Config:
     """The config of a file; `file.py:text` calls get_config(text). Errors name file and line."""
-    name, _, argument = path.partition(":")
+    name, argument = split_config(path)
     file = config_file(path)
     if is_data(file):
         if argument:
@@ -104,6 +123,7 @@ def config_module(path: str):
     if is_data(file):
         fix = "`rljax configs` lists those that ship"
         raise InputError("a Python config file is needed here", value=path, fix=fix)
+    use_working_folder()
     spec = importlib.util.spec_from_loader(
         "_rljax_config", importlib.machinery.SourceFileLoader("_rljax_config", file)
     )

@@ -10,15 +10,18 @@ listed, and all else asks for `--trust_code`, fields and components to come incl
                                 components of the same kind (rljax.components)
 
 What the user began on this machine is no stranger's: `vouch` notes the place and the digest of a
-config in the user's own cache, outside of the folder, and `vouched` finds it again.
+config in the user's own cache, outside of the folder, and `vouched` finds it again. Both take the
+config that was read, so that no other one is used than was looked at.
 """
 
 import dataclasses
 import functools
 import hashlib
 import inspect
+import json
 import os
 import re
+import sys
 import time
 import types
 import typing
@@ -27,9 +30,9 @@ from pathlib import Path
 
 from rljax.components import is_own_code, names_of, parse_component, resolve
 from rljax.config.checks import COMPONENTS, FOLDERS, OF_DATA
-from rljax.config.flags import config_file, is_data, load_config_file
+from rljax.config.flags import config_file, is_data
 from rljax.config.names import field_names
-from rljax.config.overrides import TFDS, kind_of_text, value_of
+from rljax.config.overrides import TFDS, from_dict, kind_of_text, to_dict, value_of
 from rljax.config.schema import NAMESPACES, Config
 from rljax.contracts import Home, PlainText, spec
 from rljax.errors import InputError
@@ -230,50 +233,72 @@ def _is_harmless_value(value: object, kind: object) -> bool:
 # -- what the user began --
 
 
-def is_trusted(path: str, trust_code: bool) -> bool:
-    """Returns whether what the config of a path names may be used: the user says so, it is Python,
-    which runs as it is read, or the user began a run of it here."""
-    return trust_code or not is_data(path) or vouched(config_file(path))
+def require_trust(path: str, config: Config, trust_code: bool) -> None:
+    """Raises InputError where `config`, as it was read from `path`, asks for trust and has none.
+    One in JSON or YAML that is given with --trust_code needs it once."""
+    if not is_data(path):
+        return  # Python, which has run as it was read
+    file = config_file(path)
+    if trust_code:
+        vouch(config, file)
+    elif not vouched(config, file):
+        refuse_own_code(config, path, os.path.dirname(file))
 
 
-def require_trust(path: str, trust_code: bool) -> None:
-    """Raises InputError where the config of a path asks for trust and has none. One that is given
-    with --trust_code needs it once."""
-    if trust_code and is_data(path):
-        vouch(config_file(path))
-    elif not is_trusted(path, trust_code):
-        folder = os.path.dirname(config_file(path))
-        refuse_own_code(load_config_file(path), path, folder)
-
-
-def vouch(config_file: str | os.PathLike, place: str | os.PathLike = "") -> bool:
-    """Notes that the user of this machine began a run of this config, so that the run's own folder
-    needs no trust -> whether it could be noted. `place` names it where the file is a copy."""
+def vouch(config: Config, place: str | os.PathLike, folder: str | os.PathLike = "") -> bool:
+    """Notes that the user of this machine uses this config at this place, the path or URL of its
+    file, so that it needs no trust again -> whether it could be noted. `folder`: where the files of
+    the run lie, if not beside it."""
     try:
-        note = _note(config_file, place)
+        note = _note(config, place, folder)
         note.parent.mkdir(parents=True, exist_ok=True)
-        note.write_text(f"{time.strftime('%Y-%m-%d')} {place or config_file}\n", encoding="utf-8")
-    except (OSError, InputError):
+        note.write_text(f"{time.strftime('%Y-%m-%d')} {place}\n", encoding="utf-8")
+    except (OSError, ValueError):
         return False
     return True
 
 
-def vouched(config_file: str | os.PathLike, place: str | os.PathLike = "") -> bool:
-    """Returns whether the user began a run of this very config at this place."""
+def vouched(config: Config, place: str | os.PathLike, folder: str | os.PathLike = "") -> bool:
+    """Returns whether the user has used this very config at this place."""
     try:
-        return _note(config_file, place).is_file()
-    except (OSError, InputError):
+        return _note(config, place, folder).is_file()
+    except (OSError, ValueError):
         return False
 
 
-def _note(config_file: str | os.PathLike, place: str | os.PathLike) -> Path:
-    """The file that vouches for a config: its name is the digest of the place and of the bytes, of
-    the config and of the functions that were written beside it (rljax.config.own_functions)."""
-    where = str(place) if place and is_url(place) else os.path.realpath(place or config_file)
-    digest = hashlib.sha256(where.encode("utf-8", "surrogateescape"))
-    functions = Path(config_file).parent / "inputs"
-    files = sorted(functions.glob("*.py")) if functions.is_dir() else []
-    for file in (Path(config_file), *files):
-        digest.update(hashlib.sha256(read_data(file)).digest())
+def _note(config: Config, place: str | os.PathLike, folder: str | os.PathLike) -> Path:
+    """The file that vouches for a config. Its name is the digest of the place, of the config as it
+    was read, of where the functions lie that it names, and of those that were written beside it
+    (rljax.config.own_functions)."""
+    inputs = Path(folder or Path(place).parent) / "inputs"
+    files = sorted(inputs.glob("*.py")) if inputs.is_dir() else []
+    facts = {
+        "place": str(place) if is_url(place) else os.path.realpath(place),
+        "config": to_dict(from_dict(to_dict(config), "a config")),
+        "functions": sorted(map(_place_of, _own_names(config))),
+        "inputs": [hashlib.sha256(read_data(file)).hexdigest() for file in files],
+    }
+    text = json.dumps(facts, sort_keys=True)
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(cache, "rljax", "vouched", digest.hexdigest())
+    digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+    return Path(cache, "rljax", "vouched", digest)
+
+
+def _own_names(config: Config) -> set[str]:
+    """The functions of the user's own that the texts of a config name."""
+    values = (value_of(config, field) for field in _DEFAULTS)
+    texts = [t for v in values for t in (v if isinstance(v, tuple) else (v,)) if isinstance(t, str)]
+    texts += [match[1] for text in texts if (match := _ROLES.fullmatch(text))]
+    return {name for text in texts for name in names_of(text)[0] if is_own_code(name)}
+
+
+def _place_of(name: str) -> str:
+    """The file of "path/file.py:function", or the module that "package.module.function" would be
+    imported from; nothing is imported."""
+    file, of_a_file, _ = name.rpartition(".py:")
+    if of_a_file:
+        return os.path.realpath(f"{file}.py")
+    root, here = name.partition(".")[0], os.getcwd()
+    folders = [p for p in sys.path if p and os.path.abspath(p) != here]
+    places = [f"{folder}/{root}{end}" for folder in (*folders, here) for end in (".py", "")]
+    return next((os.path.realpath(place) for place in places if os.path.exists(place)), name)

@@ -171,8 +171,10 @@ def _run_policy(
             fix="give a run folder or a Hugging Face folder",
         )
     config = from_dict(saved, str(path))
+    place = f"{checkpoints.removesuffix('checkpoints')}config.json"
+    known = trust_code or vouched(config, place, path.parent)
     config = untrained(config)
-    if not (trust_code or vouched(path, f"{checkpoints.removesuffix('checkpoints')}config.json")):
+    if not known:
         refuse_own_code(config, str(path))
     # The run's layouts were for its devices.
     sampler = dataclasses.replace(config.sampler, layout="")

@@ -192,10 +192,12 @@ class _Frame:
         self.left = max(LEFT, 8 + DIGIT * max(len(text) for _, text in self.labels))
 
     def x(self, value):
-        return self.left + (value - self.x0) / (self.x1 - self.x0) * (WIDTH - self.left - RIGHT)
+        width = self.x1 - self.x0 or 1.0  # of numbers that floats cannot tell apart
+        return self.left + (value - self.x0) / width * (WIDTH - self.left - RIGHT)
 
     def y(self, value):
-        return HEIGHT - BOTTOM - (value - self.y0) / (self.y1 - self.y0) * (HEIGHT - TOP - BOTTOM)
+        height = self.y1 - self.y0 or 1.0
+        return HEIGHT - BOTTOM - (value - self.y0) / height * (HEIGHT - TOP - BOTTOM)
 
     def points(self, x: np.ndarray, y: np.ndarray) -> str:
         pairs = zip(self.x(x), self.y(y), strict=True)

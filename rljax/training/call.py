@@ -1,5 +1,6 @@
 """rljax.train: a run from Python, by a Config or by the fields of one."""
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 
 from rljax import hosts
 from rljax.config import Config
+from rljax.config.flags import load_config_file
 from rljax.config.from_python import config_from, named
 from rljax.config.python_words import in_python
 from rljax.config.trust import require_trust
@@ -60,9 +62,11 @@ def train(
         with in_python("rljax.train"):
             if devices is not None:
                 _check_devices(devices)
-            if not isinstance(config, Config) and str(config):
-                require_trust(str(config), trust_code)
-            made = config_from(config, model, data, reward, fields, unread)
+            base = config
+            if isinstance(config, str | os.PathLike) and str(config):
+                base = load_config_file(str(config))
+                require_trust(str(config), base, trust_code)
+            made = config_from(base, model, data, reward, fields, unread)
             given = {name for names, _ in named(fields) for name in names}
             unset = [name for name in FIELDS if not config and f"batch.{name}" not in given]
             return loop.train(made, on_start=on_start, devices=devices, unset=unset)

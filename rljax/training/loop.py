@@ -475,7 +475,7 @@ def _train(
                 if writes:
                     # Only now: a refused resume leaves the config of the run that refused it.
                     write_config(folder, config, commits)
-                    vouch(folder / "config.json", place.at("config.json"))
+                    vouch(config, place.at("config.json"), folder)
                     write_data_page(folder, run.setup)
                     started = dict(memory=run.memory.line(), step=run.progress.step)
                     started["warnings"] = run.warnings

@@ -59,8 +59,9 @@ def _replay(folder: Path, run_dir: str, step: int | None, trust_code: bool, devi
     """The same of a local folder; the checkpoints are in `run_dir`."""
     path = folder / "config.json"
     config = from_dict(read_json_object(path), str(path))
+    known = trust_code or vouched(config, f"{run_dir}/config.json", folder)
     config = untrained(config)
-    if not (trust_code or vouched(path, f"{run_dir}/config.json")):
+    if not known:
         refuse_own_code(config, str(path))
     steps = bad_batch.kept_steps(folder)
     if step is None and not steps:

@@ -289,3 +289,27 @@ def test_the_library_is_imported_only_when_it_is_named():
     started = time.monotonic()
     assert subprocess.run([sys.executable, "-c", code], env=dict(os.environ)).returncode == 0
     assert time.monotonic() - started < 60
+
+
+@pytest.mark.parametrize("name", [
+    "polynomial_multiplication", "simple_integration", "number_sorting", "bitwise_arithmetic",
+    "binary_matrix", "string_insertion",
+])  # fmt: skip
+def test_nothing_of_an_entry_is_run(name, tmp_path):
+    """A row may be a stranger's: what its entry holds is read as a value, or is an error."""
+    import reasoning_gym
+
+    ran = tmp_path / "ran"
+    hostile = f"__import__('pathlib').Path({str(ran)!r}).touch()"
+    for entry in reasoning_gym.create_dataset(name, size=3, seed=1):
+        truth = json.dumps({"dataset": name, "config": {}, "entry": _packed(entry)})
+        assert reasoning_gym_score(f"<answer>{entry['answer']}</answer>", truth)["score"] == 1.0
+        texts = {k: hostile for k, v in entry["metadata"].items() if isinstance(v, str)}
+        bad = {**entry, "answer": hostile, "metadata": {**entry["metadata"], **texts}}
+        for answer in ("1", "x", "[1]", entry["answer"]):
+            truth = json.dumps({"dataset": name, "config": {}, "entry": _packed(bad)})
+            try:
+                reasoning_gym_score(f"<answer>{answer}</answer>", truth)
+            except Exception as error:
+                assert not isinstance(error, NameError)
+            assert not ran.exists(), answer

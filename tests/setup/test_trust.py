@@ -17,6 +17,7 @@ from rljax.command.commands import COMMANDS
 from rljax.command.launch import launch
 from rljax.components import _is_public_function, resolve
 from rljax.config import NAMESPACES, Config, field_names, to_dict, trust, with_overrides
+from rljax.config.flags import load_config_file
 from rljax.config.texts import kinds
 from rljax.config.trust import asks_for_trust, is_harmless, refuse_own_code, vouch, vouched
 from rljax.contracts import spec
@@ -226,7 +227,14 @@ def test_a_component_that_does_not_declare_it_is_refused():
                     harmless = is_harmless(f"{name}({option}={text!r})", home)
                     assert not harmless or "PlainText" in kind, (name, option, text)
     known = {"program", "mcp", "gymnasium", "of_class", "verifiers", "openenv", "tinker", "search"}
-    known |= {"textarena", "pairwise", "wandb", "sandbox_fusion", "evolving_rubrics"}
+    known |= {
+        "reasoning_gym_score",
+        "textarena",
+        "pairwise",
+        "wandb",
+        "sandbox_fusion",
+        "evolving_rubrics",
+    }
     assert known <= set(unsafe) and options > 1000
 
 
@@ -338,10 +346,18 @@ def test_what_the_user_began_here_needs_no_trust(here):
     (here / "run" / "inputs").mkdir()
     function = here / "run" / "inputs" / "mine_1a2b3c4d.py"
     function.write_text("def mine(response): return 1.0\n")
-    assert not vouched(config) and vouch(config) and vouched(config)
+    read = lambda: load_config_file(str(config))  # noqa: E731
+    assert not vouched(read(), config) and vouch(read(), config) and vouched(read(), config)
     with pytest.raises(InputError, match="no checkpoint"):
         load_policy("run")
-    for file, text in ((config, config.read_text() + " "), (function, "import os\n")):
+    (here / "elsewhere").mkdir()
+    (here / "elsewhere" / "evil.py").write_text((here / "evil.py").read_text())
+    os.chdir(here / "elsewhere")  # where the name means another file
+    with pytest.raises(InputError, match="trust_code"):
+        load_policy("../run")
+    os.chdir(here)
+    other = config.read_text().replace('"seed": 0', '"seed": 1')
+    for file, text in ((config, other), (function, "import os\n")):
         before = file.read_text()
         file.write_text(text)
         with pytest.raises(InputError, match="trust_code"):
@@ -350,10 +366,9 @@ def test_what_the_user_began_here_needs_no_trust(here):
     shutil.copytree(here / "run", here / "copy")
     with pytest.raises(InputError, match="trust_code"):
         load_policy("copy")
-    assert vouched(config) and vouch(config, "s3://b/run/config.json")
-    assert vouched(config, "s3://b/run/config.json") and not vouched(
-        config, "s3://c/run/config.json"
-    )
+    place = "s3://b/run/config.json"
+    assert vouched(read(), config) and vouch(read(), place, here / "run")
+    assert vouched(read(), place, here / "run") and not vouched(read(), place.replace("b", "c"))
 
 
 def test_a_config_that_was_trusted_once_is_not_asked_again(here, capsys):
@@ -380,3 +395,56 @@ def test_ten_thousand_configs_run_nothing(here):
     found = json.loads(ran.stdout)
     assert found["seen"] == [] and not found["evil"] and nothing_ran(here), found
     assert 300 < found["accepted"] < 7000, found  # both kinds were met
+
+
+def test_a_file_that_is_no_config_is_not_run_as_one(here, capsys):
+    """Python is what ends in .py; a colon in a name that is there parts no variant from it."""
+    code = "open('ran', 'w').close()\n"
+    for name in ("rows.jsonl", "rows.csv", "notes.txt", "page.html", "c.toml", "c.json5", "noend"):
+        (here / name).write_text(code)
+        for command in ("inspect", "plan", "train"):
+            assert launch(COMMANDS[command], [name], f"rljax {command}") == 2
+            assert "no config" in capsys.readouterr().err and nothing_ran(here), name
+    saved_run(here / "run:1", {})
+    (here / "run").write_text(code)
+    (here / "run.py").write_text(code)
+    saved_run(here / "evil.py:f", {})
+    for name in ("run:1", "run:1/config.json", "evil.py:f"):
+        assert launch(COMMANDS["config show"], [name], "rljax config show") == 0
+        assert nothing_ran(here), name
+
+
+def test_what_was_read_is_what_is_looked_at(here, monkeypatch, capsys):
+    """A config that changes on the disk behind the reading is judged as it was read."""
+    saved_run(here / "run", {"reward.function": "evil.run"})
+    load = load_config_file
+
+    def swapped(path):
+        config = load(path)
+        saved_run(here / "run", {})
+        return config
+
+    monkeypatch.setattr("rljax.command.launch.load_config_file", swapped)
+    assert launch(COMMANDS["train"], ["--config=run", "--dry_run"], "rljax train") == 2
+    assert "trust_code" in capsys.readouterr().err and nothing_ran(here)
+
+
+def test_modules_of_a_strangers_folder_are_not_imported(here):
+    """The working folder is no place of modules until something of it is named and trusted."""
+    names = ("nvidia", "cython", "jax_cuda12_plugin", "nest_asyncio", "argcomplete", "libtpu",
+             "tensorflow_datasets", "jax_plugins", "zstandard", "reasoning_gym")  # fmt: skip
+    for name in names:
+        (here / f"{name}.py").write_text(f"open('ran', 'a').write('{name} ')\n")
+    saved_run(here / "run", {"data.train": "tfds:mnist"})
+    shutil.copy(here / "run" / "config.json", here / "config.json")
+    env = {**os.environ, "PYTHONPATH": str(REPO)}
+    for arguments in (["evaluate", "."], ["report", "."], ["train", "--config=.", "--dry_run"]):
+        command = [sys.executable, "-m", "rljax", *arguments]
+        ran = subprocess.run(
+            command, cwd=here, env=env, capture_output=True, text=True, timeout=300
+        )
+        assert not (here / "ran").exists(), (
+            arguments,
+            (here / "ran").read_text(),
+            ran.stderr[-500:],
+        )

@@ -18,9 +18,7 @@ import sys
 from rljax.contracts import PlainText, contract
 from rljax.errors import InputError
 
-# Whose scorers call eval(answer); their modules are given one that reads literals alone.
-_LITERALS = ("binary_matrix", "n_queens", "spiral_matrix", "string_insertion")
-# Whose scorers call sympy.parse_expr(answer).
+# Whose scorers call sympy.parse_expr, of answers and of what the entry says.
 _ALGEBRA = (
     "countdown",
     "intermediate_integration",
@@ -88,20 +86,52 @@ def _scorer(name: str, config: str):
     """score_answer(answer, entry) of a data set with this config."""
     library = load_library()
     dataset = library.create_dataset(name, seed=0, size=1, **_unpacked(json.loads(config)))
-    if name in _LITERALS:
-        vars(sys.modules[type(dataset).__module__])["eval"] = ast.literal_eval
+    # Scorers call eval on answers, and on texts of the entry: theirs reads values alone.
+    vars(sys.modules[type(dataset).__module__])["eval"] = _value_of
     return dataset.score_answer
+
+
+def _value_of(text: str) -> object:
+    """The value of a literal, or of whole numbers with operators."""
+    try:
+        return ast.literal_eval(text)
+    except ValueError:
+        if not re.fullmatch(r"[0-9a-fA-FxX\s+\-*/%&|^~<>()]{1,500}", text) or "**" in text:
+            raise
+        tree = ast.parse(text.strip(), mode="eval")
+        allowed = (ast.Expression, ast.BinOp, ast.UnaryOp, ast.Constant, ast.operator, ast.unaryop)
+        if not all(isinstance(node, allowed) for node in ast.walk(tree)):
+            raise
+        shifts = [node.right for node in ast.walk(tree) if isinstance(node, ast.BinOp)
+                  and isinstance(node.op, ast.LShift)]  # fmt: skip
+        if any(not isinstance(by, ast.Constant) or by.value > 4096 for by in shifts):
+            raise
+        return eval(compile(tree, "<entry>", "eval"), {"__builtins__": {}})
+
+
+def _check_entry(name: str, entry: dict) -> None:
+    """Raises ValueError for an entry of which the scorer would run a text as code."""
+    metadata = entry.get("metadata")
+    integrand = metadata.get("integrand") if isinstance(metadata, dict) else None
+    for text in (entry.get("answer"), integrand) if name in _ALGEBRA else ():
+        if isinstance(text, str) and not _reaches_nothing(text, _FUNCTIONS | {"Integral"}):
+            raise ValueError(f"the entry holds {text!r:.80}, which is no expression")
 
 
 def is_algebra(text: str) -> bool:
     """Whether a text is safe to hand to sympy's parser: numbers, single letters, operators, and
     calls of elementary functions; nothing that names, quotes or reaches anything else."""
+    return _reaches_nothing(text) and is_bounded(text)
+
+
+def _reaches_nothing(text: str, functions: frozenset[str] = _FUNCTIONS) -> bool:
+    """Returns whether a text holds numbers, letters, operators and elementary functions alone."""
     if len(text) > _MAX_CHARACTERS or not re.fullmatch(r"[0-9A-Za-z\s.,+\-*/^()=]*", text):
         return False
     if re.search(r"\.\s*[A-Za-z]|[A-Za-z)]\s*\.", text):  # attributes
         return False
     names = re.findall(r"[A-Za-z]+", text)
-    return all(len(name) == 1 or name in _FUNCTIONS for name in names) and is_bounded(text)
+    return all(len(name) == 1 or name in functions for name in names)
 
 
 def is_bounded(text: str) -> bool:
@@ -156,7 +186,7 @@ def prepare_worker(component) -> None:
     load_library()
 
 
-@contract(safe=True, reads="answer", on_timeout=0.0, truth="specification")
+@contract(reads="answer", on_timeout=0.0, truth="specification")
 def reasoning_gym_score(response: str, ground_truth: str, *, tag: PlainText = "answer") -> dict:
     """The data set's own score, 0 to 1, of what the last <answer>...</answer> holds (`tag`).
 
@@ -166,6 +196,7 @@ def reasoning_gym_score(response: str, ground_truth: str, *, tag: PlainText = "a
     try:
         parsed = json.loads(ground_truth)
         name, entry = parsed["dataset"], _unpacked(parsed["entry"])
+        _check_entry(name, entry)
         score_answer = _scorer(name, json.dumps(parsed["config"], sort_keys=True))
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, InputError):
