@@ -62,7 +62,8 @@ RUN = "a file that the run itself writes, behind a look at what has its name"
 # Who may, beside files.py: {file: why}.
 MAY = {
     "command/commands.py": OURS, "command/configs.py": OURS, "command/launch.py": OURS,
-    "config/checks.py": OURS, "config/describe.py": OURS, "config/overrides.py": WORKER,
+    "config/checks.py": OURS, "config/describe.py": OURS, "config/from_python.py": "it writes",
+    "config/overrides.py": WORKER, "doctor/before_jax.py": MESSAGE,
     "data/images/files.py": "images: Source._opened is its own one place, and read below",
     "data/rows/prepare.py": MESSAGE, "data/rows/read.py": "tables, read below",
     "data/rows/stored.py": "tables, read below", "data/tasks/programs.py": OURS,
@@ -74,7 +75,8 @@ MAY = {
     "evaluation/suite_rows.py": "a pickle of texts alone, read below",
     "experiments/accept.py": OURS, "experiments/comparison.py": WORKER,
     "experiments/sweep.py": RUN, "hosts/cluster.py": HOSTS, "hosts/console.py": WORKER,
-    "hosts/ending.py": HOSTS, "hosts/exchange.py": HOSTS, "hosts/meeting.py": HOSTS,
+    "hub/client.py": "it appends to a download of its own",
+    "hosts/ending.py": HOSTS, "hosts/exchange.py": HOSTS,
     "hosts/preflight.py": HOSTS, "hosts/stopping.py": OURS, "hosts/watchdog.py": HOSTS,
     "models/huggingface/load.py": "it writes",
     "models/huggingface/safetensors_file.py": "eight bytes as a number",
@@ -96,7 +98,7 @@ MAY = {
     "rewards/unit_tests/code_fusion.py": REWARD, "rewards/unit_tests/programs.py": REWARD,
     "sampler/memory.py": OURS, "serving/chat.py": "arguments that our parser has written",
     "setup/checkpoint.py": HOSTS, "setup/checkpoint_disk.py": "a folder, for fsync",
-    "setup/dry_run.py": MESSAGE, "setup/pieces.py": "an index whose digest is known",
+    "setup/dry_run.py": MESSAGE,
     "tracking/folder.py": "the lock, without following or waiting", "tracking/jsonl.py": RUN,
     "tracking/mirror.py": RUN, "tracking/signals.py": OURS, "training/nonfinite.py": MESSAGE,
     "training/preflight.py": HOSTS, "workers/beginning.py": WORKER, "workers/prints.py": RUN,

@@ -96,6 +96,8 @@ def _needs_no_trust(folder: Path | str) -> bool:
     """Returns whether the run's own folder may be used here: what began it was noted, or it names
     nothing that asks."""
     with local_copy(folder) as here:
+        if not (here / "config.json").is_file():
+            return True
         config = load_config_file(str(here / "config.json"))
         return vouched(config, f"{folder}/config.json", here) or not asks(config)
 

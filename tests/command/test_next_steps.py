@@ -31,7 +31,9 @@ def test_lines_name_what_is_there_and_commands_that_exist(tmp_path, finished, mi
         (folder / name).mkdir(parents=True)
     given = Given("quickstart:tiny", {"run_dir": "other", "seed": "1", "notes": "a b"}, Config())
     lines = dict(line.split(":", 1) for line in next_steps(folder, given, finished))
-    lines = {name: text.strip() for name, text in lines.items()}
+    lines = {
+        name: text.strip().removesuffix("  (open it in a browser)") for name, text in lines.items()
+    }
     names = ("report", "policy", "reward model", "rewards said")
     paths = {lines[name] for name in names if name in lines}
     assert paths == {str(folder / name) for name in there if "/" not in name}
