@@ -351,6 +351,8 @@ def _check(stage: Stage, earlier: Sequence[Stage], nowhere: Path) -> None:
             (path.parent if path.suffix else path).mkdir(parents=True, exist_ok=True)
             if path.suffix:
                 path.touch()
+            else:
+                (path / "config.json").write_text("{}")
     here = stage.in_folder(nowhere)
     if here.config is not None:
         validate(here.config)

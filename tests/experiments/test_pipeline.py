@@ -449,7 +449,7 @@ def test_the_pipelines_that_ship_are_valid(path, tmp_path):
     stages = make_stages(load_config_file(path), entries, tmp_path, path)
     assert len(stages) > 3 and any(stage.needs() for stage in stages)
     text = ast.get_docstring(ast.parse(Path(path.partition(":")[0]).read_text()))
-    assert f"configs/pipelines/{Path(path.partition(':')[0]).name}" in text
+    assert f"rljax pipeline pipelines/{Path(path.partition(':')[0]).stem}" in text
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ HOSTILE = {
     "frames": ([animated()], {}, "3 frames"),
     "detail": ([shown(data_url(picture()), detail="high")], {}, "detail"),
     "unknown field": ([GOOD | {"cache": 1}], {}, "'cache'"),
-    "surrogate": ([GOOD | {"\ud800": 1}], {}, "not supported"),
+    "surrogate": ([GOOD | {"\ud800": 1}], {}, "half a surrogate pair"),
     "no url": ([{"type": "image_url", "image_url": {}}], {}, "a string"),
     "number": ([{"type": "image_url", "image_url": 5}], {}, "a string"),
     "image": ([{"type": "image"}], {}, "image_url"),
