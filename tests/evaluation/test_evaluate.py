@@ -268,7 +268,10 @@ def test_flags_are_checked_at_once():
     flags += ["--temperature=0.0", "--step=newest", "--seed=-1", "Fix:"]
     for line, flag in zip(lines[1:], flags, strict=True):
         assert line.strip().startswith(flag)
-    check_options(EvaluateOptions("x", samples=0))
+    for samples in (None, 0, 1, 3, 16):  # what nobody has set is not refused
+        check_options(options := EvaluateOptions("x", samples=samples))
+    assert [options.ks_of(n) for n in (0, 1, 3, 16)] == [(), (1,), (1,), (1, 4, 8)]
+    assert EvaluateOptions("x", ks=(2,)).ks_of(4) == (2,)
     assert whole_numbers("4,1, 4", "k") == (1, 4)
     with pytest.raises(InputError, match="--k: got '1,x'"):
         whole_numbers("1,x", "k")
