@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rljax.command.launch import Given
+from rljax.config import Config
 from rljax.config.checks import refuse_early
 from rljax.config.flags import load_config_file
 from rljax.config.options import TrainOptions
@@ -87,17 +88,25 @@ def next_steps(folder: Path | str, given: Given, finished: bool) -> Iterator[str
         others = [a for a in given.config_arguments() if not a.startswith("--config.run_dir=")]
         yield f"{'resume:':<14}rljax train {shlex.join([*others, place])}"
     if checkpoints and "policy" in there:
-        quoted = shlex.quote(str(folder)) + ("" if _needs_no_trust(folder) else " --trust_code")
-        yield f"{'evaluate:':<14}rljax evaluate {quoted}"
+        with local_copy(folder) as here:
+            config, place = here / "config.json", f"{folder}/config.json"
+            made = load_config_file(str(config))
+            trusted = vouched(config, place) or not asks(made)
+        quoted = shlex.quote(str(folder)) + ("" if trusted else " --trust_code")
+        yield f"{'evaluate:':<14}rljax evaluate {quoted}{_left_to_say(made)}"
         yield f"{'serve:':<14}rljax serve {quoted}"
 
 
-def _needs_no_trust(folder: Path | str) -> bool:
-    """Returns whether the run's own folder may be used here: what began it was noted, or it names
-    nothing that asks."""
-    with local_copy(folder) as here:
-        config, place = here / "config.json", f"{folder}/config.json"
-        return vouched(config, place) or not asks(load_config_file(str(config)))
+def _left_to_say(config: Config) -> str:
+    """The flags of `rljax evaluate` for what a run does not say: rows, where it held out none, and
+    a reward, where only a model scored it."""
+    from rljax.data.online.default_rewards import evaluation_text
+    from rljax.evaluation.saved import held_out_data
+
+    reward = "" if evaluation_text(config) else " --reward='exact_match()'"
+    if held_out_data(config):
+        return reward
+    return f" --data=FILE{reward}  (FILE: rows that it was not trained on; it held out none)"
 
 
 def _written(folder: Path | str) -> tuple[set[str], list[str]]:
