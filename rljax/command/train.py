@@ -15,7 +15,7 @@ from pathlib import Path
 from rljax.command.launch import Given
 from rljax.config import Config
 from rljax.config.checks import refuse_early
-from rljax.config.flags import load_config_file
+from rljax.config.flags import load_config_file, shipped_config
 from rljax.config.options import TrainOptions
 from rljax.config.trust import asks, vouched
 from rljax.files import is_whole_number
@@ -34,16 +34,19 @@ def main(options: TrainOptions, given: Given) -> int:
     from rljax.training import RunStopped
     from rljax.training.loop import train
 
+    shipped = shipped_config(given.path or "")
     if options.dry_run:
         from rljax.tracking.screen import Terminal
         from rljax.training.preview import preview
 
-        preview(given.config, Terminal())
+        preview(given.config, Terminal(), shipped=shipped)
         _say("dry run: nothing was trained")
         return 0
     code = 3  # where not all files could be kept
     try:
-        run = train(given.config, on_start=lambda folder: _say(f"run folder: {folder}"))
+        run = train(
+            given.config, on_start=lambda folder: _say(f"run folder: {folder}"), shipped=shipped
+        )
     except RunStopped as stop:
         run, code = stop.run, stop.code
     summary = run.summary

@@ -387,10 +387,12 @@ def train(
     on_start: Callable[[Path | str], None] | None = None,
     devices=None,
     unset: Collection[str] = (),
+    shipped: Config | None = None,
 ) -> TrainedRun:
     """Run a config to its end (resuming if run_dir holds checkpoints), on `devices` (default: all
     there are); returns the run: its folder, summary, metrics, report and policy. The fields of
-    config.batch that are `unset` are chosen for the model and the devices.
+    config.batch that are `unset` are chosen for the model and the devices. Of what the config
+    has from the one that `shipped` with the library, from which it was made, no warning is said.
 
     Raises InputError for anything the user can fix, before the first compile wherever that is
     possible, and RunStopped where a signal has arrived.
@@ -403,7 +405,7 @@ def train(
         config, said = with_default_batch(config, unset, devices, check)
         if said and "console" in config.trackers and hosts.first():
             print(said, flush=True)
-        run, signal = _trained(config, on_start, devices)
+        run, signal = _trained(config, on_start, devices, shipped)
     except BaseException as error:
         hosts.fail(error)  # the others would wait for this host
         raise
@@ -413,19 +415,19 @@ def train(
 
 
 def _trained(
-    config: Config, on_start: Callable[[Path | str], None] | None, devices
+    config: Config, on_start: Callable[[Path | str], None] | None, devices, shipped: Config | None
 ) -> tuple[TrainedRun, str]:
     """The run, and the signal that came too late to stop it, if one did."""
-    warnings = validate(config, len(devices))
+    warnings = validate(config, len(devices), shipped)
     name = hosts.share(time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}")
     with run_folder(config.run_dir, name) as place:
         if on_start:
             on_start(place.url or place.path)
-        return _train(config, place, devices, warnings)
+        return _train(config, place, devices, warnings, shipped)
 
 
 def _train(
-    config: Config, place: RunFolder, devices, warnings: Sequence[str]
+    config: Config, place: RunFolder, devices, warnings: Sequence[str], shipped: Config | None
 ) -> tuple[TrainedRun, str]:
     folder = place.path
     writes = hosts.first()  # files, trackers and the console
@@ -444,7 +446,7 @@ def _train(
         Profile(config, folder, cache.after_step) as profile,
         _new_run(config, devices, place) as run,
     ):  # fmt: skip
-        run.warnings = [*warnings, *setup_warnings(run.setup)]
+        run.warnings = [*warnings, *setup_warnings(run.setup, shipped)]
         for warning in run.warnings if writes else ():
             LOG.warning("%s", warning)
         if console:

@@ -176,6 +176,17 @@ def test_learning_rates_that_teach_nothing_are_said(changes, says, tmp_path, fol
     assert [says in text for text in found] == ([True] if says else [])
 
 
+def test_a_warm_up_of_a_config_that_ships_is_not_said(tmp_path, folder):
+    fields = {
+        **TINY, "model": str(folder), "data.train": rows_file(tmp_path / "a.jsonl", range(20)),
+        "reward.function": "exact_match()", "trackers": (), "actor_optimizer.warmup_steps": 4,
+    }  # fmt: skip
+    setup = build(with_overrides(Config(), fields, "test"), jax.devices()[:1])
+    shipped = with_overrides(Config(), {"actor_optimizer.warmup_steps": 4}, "test")
+    assert setup_warnings(setup, shipped) == []
+    assert len(setup_warnings(setup, Config())) == len(setup_warnings(setup)) == 1
+
+
 def test_adapters_wider_than_the_model_are_refused(tmp_path, folder):
     with pytest.raises(InputError, match="lora.rank: got 1000"):
         warned(tmp_path, folder, range(20), **{"lora.rank": 1000})

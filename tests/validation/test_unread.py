@@ -3,7 +3,7 @@
 import pytest
 
 from rljax.config import Config, value_of, with_overrides
-from rljax.config.flags import load_config_file, shipped_configs
+from rljax.config.flags import load_config_file, shipped_config, shipped_configs
 from rljax.config.from_python import config_from
 from rljax.errors import InputError
 from rljax.validation import validate
@@ -55,6 +55,25 @@ def test_a_field_that_nothing_reads_is_a_warning_with_its_value_and_the_reason(
 def test_a_field_that_is_read_is_not_said(base, field, value):
     config = with_overrides(Config(), {**base, field: value}, "test")
     assert not [text for text in unread_warnings(config) if f"{field}=" in text]
+
+
+def test_what_a_config_has_from_one_that_ships_nobody_has_set(tmp_path):
+    for path in ("quickstart", "quickstart:tiny", "presets/ppo", "configs/quickstart.py"):
+        shipped = shipped_config(path)
+        assert shipped == load_config_file(path)
+        off = with_overrides(shipped, {"sft.steps": 0, "dataflow": "grpo"}, "test")
+        assert unread_warnings(off, shipped) == [], path
+        own = with_overrides(off, {"sft.optimizer.lr": 7e-4, "critic_optimizer.lr": 7e-4}, "test")
+        found = unread_warnings(own, shipped)
+        assert [text.partition(":")[0] for text in found] == [
+            "sft.optimizer.lr=0.0007", "critic_optimizer.lr=0.0007",
+        ]  # fmt: skip
+    assert "sft.optimizer.beta2=0.99" in str(unread_warnings(
+        with_overrides(load_config_file("quickstart"), {"sft.steps": 0}, "test")
+    ))  # fmt: skip
+    mine = tmp_path / "quickstart.py"  # whose values are the user's, whatever its name
+    mine.write_bytes(shipped_configs()["quickstart"].read_bytes())
+    assert shipped_config(str(mine)) is None and shipped_config("") is None
 
 
 def test_what_would_be_switched_on_in_vain_is_an_error():
