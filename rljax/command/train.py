@@ -56,7 +56,8 @@ def main(options: TrainOptions, given: Given) -> int:
     if "time_split" in summary:
         split = ", ".join(f"{name} {share:.0%}" for name, share in summary["time_split"].items())
         _say(f"steady step {summary['step_s']:.3f} s: {split}")
-    for warning in (*summary["warnings"], *fault_lines(summary["faults"])):
+    counted = fault_lines(summary["faults"], summary["fault_steps"], summary["steps"])
+    for warning in (*summary["warnings"], *counted):
         _say(f"warning: {warning}")
     _say(f"{summary['status']}: {summary['steps']} steps in {summary['wall_s']:.1f} s")
     finished = summary["status"] == "finished"

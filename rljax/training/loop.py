@@ -123,11 +123,10 @@ def _scoring_times(timings: Timings) -> dict:
 def _count_faults(run: Run, metrics: dict) -> None:
     for text in health_warnings(metrics, narrowest_numbers(run.config, run.setup.model.mesh)):
         run.warn(f"{UNHEALTHY}{text.split()[0]}", text)
-    faults = run.progress.faults
     rewards = ("reward/errors", "reward/timeouts", "reward/timeouts_scored", "reward/abstained")
     for name in ("skipped_steps", "critic/skipped_steps", *rewards):
         if metrics.get(name):
-            faults[name] = faults.get(name, 0.0) + metrics[name]
+            run.progress.count_fault(name, metrics[name])
     failed = metrics.get("reward/errors", 0.0) + metrics.get("reward/timeouts", 0.0)
     unscored = failed + metrics.get("reward/abstained", 0.0)
     if unscored and unscored >= metrics.get("batch/completions", 1.0):
@@ -195,7 +194,9 @@ def after_step(run: Run, metrics: dict) -> bool:
 
 def roll_back(run: Run, bad: int) -> None:
     """Too many non-finite steps: back to the last good checkpoint, then stop with the reason."""
+    run.progress.count_fault("rollbacks")
     failed, faults = run.progress.step, dict(run.progress.faults)
+    fault_steps = dict(run.progress.fault_steps)
     with beats.phase("load"):
         run.checkpoints.wait()
         step = run.checkpoints.latest()
@@ -203,7 +204,7 @@ def roll_back(run: Run, bad: int) -> None:
             run.load(step)
     narrow = run.config.model_settings.dtype == "float16"
     of_range = "; numbers above 65,504 leave float16: model_settings.dtype='bfloat16'" * narrow
-    run.progress.faults = {**faults, "rollbacks": faults.get("rollbacks", 0.0) + 1}
+    run.progress.faults, run.progress.fault_steps = faults, fault_steps
     raise InputError(
         f"stopped at step {failed}: {bad} optimizer steps in a row were not finite",
         rule=f"max_skipped_in_a_row={run.config.max_skipped_in_a_row}; "
@@ -312,6 +313,7 @@ def summarise(run: Run, status: str) -> dict:
         "compiles": compiles.count(),
         "data": run.setup.data.counts,
         "faults": progress.faults,
+        "fault_steps": progress.fault_steps,
         "warnings": run.warnings,
     }
     if run.steady:  # steps of the dataflow that compiled nothing
