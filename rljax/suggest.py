@@ -245,6 +245,7 @@ FIELDS: dict[str, str] = {
     **dict.fromkeys(("reward_funcs", "reward_fn", "reward_func", "custom_reward_function",
                      "compute_score", "reward_fns", "custom_reward_function.path",
                      "remote_rm_url"), _REWARD),
+    "rewards": "`reward.function` (to learn from) or `evaluate.reward` (of held-out answers)",
     "reward_weights": "`reward.function=\"mixture(rewards=('exact_match()', 'boxed()'), "
     'weights=(0.8, 0.2))"`',
     **dict.fromkeys(("max_assistant_turns", "max_user_turns", "max_tool_calling_iterations",

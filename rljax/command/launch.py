@@ -81,8 +81,13 @@ def launch(command: Command, arguments: list[str], program: str) -> int:
     hosts are late."""
     _quiet()
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    if any(argument in _HELP for argument in own):
-        print(_help(command, program))
+    if asked := [place for place, argument in enumerate(own) if argument in _HELP]:
+        words = [word for word in own[asked[0] :] if not word.startswith("-")]
+        text = _help_about(command, words) if words else _help(command, program)
+        if not text:
+            what = f"no flag and no field has {' and '.join(words)} in its name or its help"
+            return complain(InputError(what, fix="--help alone prints all of them"))
+        print(text)
         return 0
     try:
         _modules_of_the_user(command.name == "doctor")
@@ -209,8 +214,19 @@ def complain(error: InputError) -> int:
 # -- text --
 
 
+def _help_about(command: Command, words: Sequence[str]) -> str:
+    """The flags and fields whose name or help holds the words that stand behind --help."""
+    found = options_help(command.options, _width(), words)
+    fields = config_help(_width(), words).strip("\n") if command.config else ""
+    return "\n".join([*found, *([""] if found and fields else []), *([fields] if fields else [])])
+
+
+def _width() -> int:
+    return min(shutil.get_terminal_size().columns, 100)
+
+
 def _help(command: Command, program: str) -> str:
-    width = min(shutil.get_terminal_size().columns, 100)
+    width = _width()
     takes = {"": "", "optional": "", "needed": " CONFIG"}.get(command.config, " [CONFIG]")
     usage = f"usage: {program}{takes}{options_usage(command.options)} [--flags]"
     lines = [usage, "", command.doc(), ""]
@@ -222,7 +238,8 @@ def _help(command: Command, program: str) -> str:
             "passes it a text), a .json or .yaml file, such as a run's config.json, or one that "
             "ships (`rljax configs`). --config.FIELD=VALUE changes a field; a list is written "
             "with commas: --config.trackers=console,tensorboard. --print_config prints the "
-            "resolved config, --print_config=changed what differs from the defaults below."
+            "resolved config, --print_config=changed what differs from the defaults below. A word "
+            "behind --help, as in --help kl, prints the flags and fields alone that are about it."
         )
         lines += [*textwrap.wrap(text, width), "", config_help(width)]
     return "\n".join(lines)

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rljax.command.launch import Given
+from rljax.config import Config
 from rljax.config.checks import refuse_early
-from rljax.config.flags import load_config_file
+from rljax.config.flags import load_config_file, shipped_config
 from rljax.config.options import TrainOptions
 from rljax.config.trust import asks, vouched
 from rljax.files import is_whole_number
@@ -33,16 +34,19 @@ def main(options: TrainOptions, given: Given) -> int:
     from rljax.training import RunStopped
     from rljax.training.loop import train
 
+    shipped = shipped_config(given.path or "")
     if options.dry_run:
         from rljax.tracking.screen import Terminal
         from rljax.training.preview import preview
 
-        preview(given.config, Terminal())
+        preview(given.config, Terminal(), shipped=shipped)
         _say("dry run: nothing was trained")
         return 0
     code = 3  # where not all files could be kept
     try:
-        run = train(given.config, on_start=lambda folder: _say(f"run folder: {folder}"))
+        run = train(
+            given.config, on_start=lambda folder: _say(f"run folder: {folder}"), shipped=shipped
+        )
     except RunStopped as stop:
         run, code = stop.run, stop.code
     summary = run.summary
@@ -52,7 +56,8 @@ def main(options: TrainOptions, given: Given) -> int:
     if "time_split" in summary:
         split = ", ".join(f"{name} {share:.0%}" for name, share in summary["time_split"].items())
         _say(f"steady step {summary['step_s']:.3f} s: {split}")
-    for warning in (*summary["warnings"], *fault_lines(summary["faults"])):
+    counted = fault_lines(summary["faults"], summary["fault_steps"], summary["steps"])
+    for warning in (*summary["warnings"], *counted):
         _say(f"warning: {warning}")
     _say(f"{summary['status']}: {summary['steps']} steps in {summary['wall_s']:.1f} s")
     finished = summary["status"] == "finished"
@@ -87,8 +92,12 @@ def next_steps(folder: Path | str, given: Given, finished: bool) -> Iterator[str
         others = [a for a in given.config_arguments() if not a.startswith("--config.run_dir=")]
         yield f"{'resume:':<14}rljax train {shlex.join([*others, place])}"
     if checkpoints and "policy" in there:
-        quoted = shlex.quote(str(folder)) + ("" if _needs_no_trust(folder) else " --trust_code")
-        yield f"{'evaluate:':<14}rljax evaluate {quoted}"
+        with local_copy(folder) as here:
+            config, place = here / "config.json", f"{folder}/config.json"
+            made = load_config_file(str(config))
+            trusted = vouched(config, place) or not asks(made)
+        quoted = shlex.quote(str(folder)) + ("" if trusted else " --trust_code")
+        yield f"{'evaluate:':<14}rljax evaluate {quoted}{_left_to_say(made)}"
         yield f"{'serve:':<14}rljax serve {quoted}"
 
 
@@ -100,6 +109,18 @@ def _needs_no_trust(folder: Path | str) -> bool:
             return True
         config = load_config_file(str(here / "config.json"))
         return vouched(config, f"{folder}/config.json", here) or not asks(config)
+
+
+def _left_to_say(config: Config) -> str:
+    """The flags of `rljax evaluate` for what a run does not say: rows, where it held out none, and
+    a reward, where only a model scored it."""
+    from rljax.data.online.default_rewards import evaluation_text
+    from rljax.evaluation.saved import held_out_data
+
+    reward = "" if evaluation_text(config) else " --reward='exact_match()'"
+    if held_out_data(config):
+        return reward
+    return f" --data=FILE{reward}  (FILE: rows that it was not trained on; it held out none)"
 
 
 def _written(folder: Path | str) -> tuple[set[str], list[str]]:

@@ -8,7 +8,7 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from rljax.components import Range
-from rljax.config.describe import flag_lines
+from rljax.config.describe import flag_lines, is_about
 from rljax.errors import InputError
 from rljax.files import is_whole_number
 from rljax.suggest import near_names
@@ -233,10 +233,13 @@ def options_usage(kind: type) -> str:
     return "".join(f" {name.upper()}" for name in names)
 
 
-def options_help(kind: type, width: int) -> list[str]:
-    """Lines for --help: every option with its default, its type and what it is for."""
+def options_help(kind: type, width: int, words: Iterable[str] = ()) -> list[str]:
+    """Lines for --help: every option with its default, its type and what it is for; with `words`
+    those whose flag or help holds them."""
     lines, hints = [], typing.get_type_hints(kind)
     for field, (name, flag, spec) in zip(dataclasses.fields(kind), _specs(kind), strict=True):
+        if not is_about(words, flag, spec.help):
+            continue
         default = field.default
         default = ",".join(map(str, default)) if isinstance(default, tuple) else default
         shown = "" if default is None else str(default)

@@ -8,6 +8,7 @@ import textwrap
 import tokenize
 import types
 import typing
+from collections.abc import Iterable
 from pathlib import Path
 
 from rljax.config import model_settings, pretraining_settings, rollout_settings, schema
@@ -45,23 +46,29 @@ def _comment(node: ast.AnnAssign, behind: dict[int, str], alone: dict[int, str])
     return " ".join([*above, *after])
 
 
-def config_help(width: int) -> str:
-    """All fields of the config, a section after the other."""
+def is_about(words: Iterable[str], *texts: str) -> bool:
+    """Returns whether every one of the words stands in one of the texts, in letters of any case."""
+    return all(any(word.lower() in text.lower() for text in texts) for word in words)
+
+
+def config_help(width: int, words: Iterable[str] = ()) -> str:
+    """All fields of the config, a section after the other; with `words` those whose name or comment
+    holds them."""
     comments = field_comments()
-    lines = _section(Config(), "", comments, width)
+    lines = _section(Config(), "", comments, width, words)
     return "\n".join(lines)
 
 
-def _section(config, prefix: str, comments: dict, width: int) -> list[str]:
+def _section(config, prefix: str, comments: dict, width: int, words: Iterable[str]) -> list[str]:
     lines, sections = [], []
     for field in dataclasses.fields(config):
         value, name = getattr(config, field.name), prefix + field.name
         comment = comments.get(type(config).__name__, {}).get(field.name, "")
         if dataclasses.is_dataclass(value):
             about = " ".join((type(value).__doc__ or "").split())
-            sections += ["", *textwrap.wrap(f"{name}: {about}", width)]
-            sections += _section(value, name + ".", comments, width)
-        else:
+            if inside := _section(value, name + ".", comments, width, words):
+                sections += ["", *textwrap.wrap(f"{name}: {about}", width), *inside]
+        elif is_about(words, name, comment):
             lines += flag_lines(f"--config.{name}={_shown(value)}", field.type, comment, width)
     return [*lines, *sections]
 

@@ -79,6 +79,18 @@ def config_file(path: str) -> str:
     )  # fmt: skip
 
 
+def is_shipped(path: str) -> bool:
+    """Returns whether --config names a Python file that comes with the library."""
+    file = os.path.realpath(config_file(path))
+    return file in map(os.path.realpath, shipped_configs().values())
+
+
+def shipped_config(path: str) -> Config | None:
+    """The config of a path that ships, whose values nobody has set; None of a file of the user's
+    own."""
+    return load_config_file(path) if path and is_shipped(path) else None
+
+
 def is_data(path: str) -> bool:
     """Whether the config of a path is data (JSON, YAML, a run folder), not Python."""
     name = split_config(path)[0]
@@ -156,8 +168,7 @@ def listed(path: str, name: str, fix: str, variant: str = "") -> object:
 def load_named_config(path: str, trusted: bool) -> Config:
     """The config that a member of a sweep or a stage names. Where a data file that nobody has said
     to trust names it, it is data, too, or one that ships: no Python of a stranger is run."""
-    shipped = map(os.path.realpath, shipped_configs().values())
-    if not (trusted or is_data(path) or os.path.realpath(config_file(path)) in shipped):
+    if not (trusted or is_data(path) or is_shipped(path)):
         raise InputError(
             "config names a Python file", value=path, fix="look at it, then --trust_code",
             rule="a file of data runs no Python of others",

@@ -20,7 +20,7 @@ from pathlib import Path
 from rljax.config.checks import OF_DATA
 from rljax.config.declare import kind_name
 from rljax.config.flags import load_config_file
-from rljax.config.names import FIELDS_LISTED, field_names, unknown_field
+from rljax.config.names import FIELDS_LISTED, OFTEN_MEANT, field_names, unknown_field
 from rljax.config.overrides import with_overrides
 from rljax.config.own_functions import component_text, not_written
 from rljax.config.python_rows import KINDS, is_columns, is_section, lines_of, splits_of
@@ -84,12 +84,15 @@ def config_from(
 
 def _the_one_read(names: list[str], unread: Container[str]) -> str:
     """The one of several fields that the config reads. Raises InputError where there are more."""
+    given = names[-1].rpartition(".")[2]
+    if "batch.samples_per_prompt" in unread:  # it does not sample
+        names = [name for name in names if name != OFTEN_MEANT.get(given)]
     read = [name for name in names if name not in unread] or names
     if len(read) == 1:
         return read[0]
     section, _, last = min(read, key=lambda name: name.count(".")).partition(".")
     fix = f'name one of them whole, such as {section}={{"{last}": ...}}'
-    raise InputError(f"{WHERE}: {last} is any of {', '.join(read)}", fix=fix)
+    raise InputError(f"{WHERE}: {given} is any of {', '.join(read)}", fix=fix)
 
 
 def named(fields: Mapping, prefix: str = "") -> Iterator[tuple[list[str], object]]:
@@ -108,7 +111,8 @@ def _is_of_data(name: str) -> bool:
 
 
 def _full_names(name: str) -> list[str]:
-    """The dotted names of the fields that a name may be: whole, or their last part alone."""
+    """The dotted names of the fields that a name may be: whole, or their last part alone; first
+    the one that is often meant by it, though it is called otherwise."""
     known = field_names(Config)
     if name in known:
         return [name]
@@ -119,7 +123,7 @@ def _full_names(name: str) -> list[str]:
         raise InputError(f"{WHERE}: {name} is no field", rule=rule, fix=fix)
     ends = [field for field in known if field.endswith(f".{name}")] if "." not in name else []
     if ends and not elsewhere(name):  # `epochs` of others are not batch.epochs
-        return ends
+        return [OFTEN_MEANT[name], *ends] if name in OFTEN_MEANT else ends
     raise InputError(f"{WHERE}: {unknown_field(name, known)}", fix=FIELDS_LISTED)
 
 

@@ -15,6 +15,18 @@ _LONGEST_NAME = 100  # characters, above which no near name is looked for
 FIELDS_LISTED = "`rljax train --help` lists the fields, their types and defaults"
 
 
+# The last part of a field -> another field of a run that samples, which people often mean by it.
+OFTEN_MEANT = {
+    "samples": "batch.samples_per_prompt",
+    "prompts": "batch.prompts_per_step",
+    "max_tokens": "sampler.max_response_tokens",
+    "context": "data.max_prompt_tokens",
+    "weights": "reward.function",
+    "turns": "environment.max_turns",
+    "timeout_s": "environment.turn_timeout_s",
+}
+
+
 class UnknownField(InputError, AttributeError):
     """A config has no such field. An AttributeError too, which is what hasattr and copy expect."""
 
@@ -69,6 +81,7 @@ def nearest_fields(name: str, known: Sequence[str]) -> list[str]:
     last = {field: field.rpartition(".")[2] for field in known}
     section, _, wanted = name.rpartition(".")
     found = [field for field in known if last[field] == wanted]
+    found = [f for f in known if found and f == OFTEN_MEANT.get(wanted)] + found
     near = near_names(wanted, last.values(), 1) if not found else []
     begins = [field for field in known if last[field].startswith(f"{wanted}_")]
     found = found or begins * (not near or near[0].startswith(f"{wanted}_"))

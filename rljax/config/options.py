@@ -66,6 +66,11 @@ class TrustOptions(Options):
 # -- the commands --
 
 
+def default_ks(samples: int) -> tuple[int, ...]:
+    """The k of pass@k, best-of-k and majority@k that are taken where none are set."""
+    return tuple(k for k in (1, 4, 8) if k <= samples)
+
+
 @dataclasses.dataclass(frozen=True)
 class EvaluateOptions(CompilerOptions, TrustOptions):
     """rljax evaluate. None: as the run's config.json says, else the default of Config."""
@@ -82,7 +87,10 @@ class EvaluateOptions(CompilerOptions, TrustOptions):
     samples: int | None = option(
         None, "Samples per prompt; 0 = the greedy response only; default: the suite's, or 8", low=0
     )
-    ks: tuple[int, ...] = option((1, 4, 8), "For pass@k, best-of-k and majority@k", flag="k")
+    ks: tuple[int, ...] = option(
+        (), "For pass@k, best-of-k and majority@k; default: those of 1,4,8 that --samples allows",
+        flag="k",
+    )  # fmt: skip
     length_buckets: tuple[int, ...] = option(
         (), "Bounds in tokens: pass@1 of prompts by the mean length of their responses"
     )
@@ -109,6 +117,10 @@ class EvaluateOptions(CompilerOptions, TrustOptions):
     seed: int = option(0, "Of the samples", low=0)
     out: str = option("", "Write the result to this file, as JSON")
     answers: str = _jsonl("Write the greedy response to every prompt here, and its score")
+
+    def ks_of(self, samples: int) -> tuple[int, ...]:
+        """`ks`; where none are set, those of 1, 4 and 8 that so many samples allow."""
+        return self.ks or default_ks(samples)
 
     def conflicts(self):
         if self.search_model and not self.search:

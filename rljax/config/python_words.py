@@ -17,6 +17,7 @@ _FLAG = rf"--config\.[\w.]*\w(?:={_VALUE})?"
 _FLAGS = re.compile(rf"{_FLAG}(?:,? {_FLAG})*")
 _ONE_FLAG = re.compile(rf"--config\.([\w.]*\w)(?:=({_VALUE}))?")
 _OPTION = re.compile(rf"--([a-z]\w*)(?:=({_VALUE}))?")
+_BETWEEN = re.compile(rf"(--[a-z]\w*={_VALUE}) (?=--[a-z])")  # of two flags of one command
 _FIELD = re.compile(rf"(?<![\w.\-\"'])((?:[a-z]\w*\.)+[a-z]\w*)=({_VALUE})")
 
 
@@ -43,7 +44,7 @@ def _words(text: str, function: str) -> str:
     text = re.sub(r"`?rljax train --help`?", f"help({function})", text)
     text = _FLAGS.sub(lambda m: _arguments(m[0]), text)
     text = re.sub(rf"--config=({_VALUE})", lambda m: f"rljax.train({_literal(m[1])})", text)
-    return _OPTION.sub(_option, text)
+    return _OPTION.sub(_option, _BETWEEN.sub(r"\1, ", text))
 
 
 def _arguments(flags: str) -> str:

@@ -273,8 +273,7 @@ def _settled(suite: Suite, text: str, options: EvaluateOptions) -> Suite:
             "--samples", value=suite.samples, rule=f"{text} is greedy, and each would be the same",
             fix="set --temperature, such as --temperature=0.6",
         )  # fmt: skip
-    own = EvaluateOptions.__dataclass_fields__["ks"].default
-    if over := [k for k in options.ks if k > suite.samples and options.ks != own]:
+    if over := [k for k in options.ks if k > suite.samples]:
         raise InputError(
             "--k",
             value=over,
@@ -319,7 +318,7 @@ def _run(suite: Suite, records: list[dict], saved: SavedPolicy, options: Evaluat
         "max_response_tokens": sampling.max_response_tokens,
         "seed": options.seed,
         "metrics": suite_metrics(
-            items, [k for k in options.ks if 1 < k <= suite.samples], parts=suite.parts
+            items, [k for k in options.ks_of(suite.samples) if k > 1], parts=suite.parts
         ),
         "items": [_shortened(item) for item in items],
     }

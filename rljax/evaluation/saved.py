@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from rljax import hub
-from rljax.config import is_path
+from rljax.config import Config, is_path
 from rljax.config.options import EvaluateOptions, check_options
 from rljax.data.online.default_rewards import evaluation_of, evaluation_text
 from rljax.data.online.prompts import PromptRecord
@@ -39,12 +39,17 @@ from rljax.setup.policies import (
 from rljax.setup.search import searching
 
 
+def held_out_data(config: Config) -> str:
+    """The data with the held-out rows of a run: data.test, or data.train where that is a task, with
+    a test split of its own, or a file of which a share was held out; "" where there are none."""
+    own = config.data.test_fraction or not is_path(config.data.train)
+    return config.data.test or (config.data.train if own else "")
+
+
 def data_and_reward(options: EvaluateOptions, policy: SavedPolicy) -> tuple[str, str]:
     """(data, reward) of an evaluation, from the options or from the run."""
     config = policy.config
-    data = options.data or config.data.test
-    if not data and (config.data.test_fraction or not is_path(config.data.train)):
-        data = config.data.train  # a task has a test split of its own, a file what was held out
+    data = options.data or held_out_data(config)
     reward = options.reward
     if not (reward or config.evaluate.reward) and options.data and not is_path(options.data):
         reward = evaluation_of(options.data, config.reward.function)
@@ -58,10 +63,12 @@ def require_named(checkpoint: str, purpose: str, **values: str | None) -> None:
     """Raises InputError that names the options that neither the flags nor the run set."""
     missing = [f"--{name}" for name, value in values.items() if not value]
     if missing:
-        raise InputError(
-            f"{checkpoint} does not say what to {purpose}",
-            fix=f"set {' and '.join(missing)}, such as --data=rows.parquet --reward='gsm8k()'",
-        )
+        data, reward = f"--data={values['data'] or 'rows.parquet'}", values["reward"] or "gsm8k()"
+        quote = "'" if '"' in reward else '"'
+        known = not set(quote + "$`\\!") & set(reward)  # else no shell reads it as it stands
+        example = f"{data} --reward={quote}{reward}{quote}" if known else data
+        fix = f"set {' and '.join(missing)}, such as {example}"
+        raise InputError(f"{checkpoint} does not say what to {purpose}", fix=fix)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +163,11 @@ def _asked(
         )
         episodes = isinstance(reward, Environment)
     metrics = answer_metrics(
-        answers, ks=options.ks, correct_at=correct_at, episodes=episodes, answer=answer
+        answers,
+        ks=options.ks_of(options.samples),
+        correct_at=correct_at,
+        episodes=episodes,
+        answer=answer,
     )
     right, tokens = answers.pass_rates(correct_at), answers.tokens()
     return _Asked(prompts, counts, policy, answers, metrics, right, tokens)

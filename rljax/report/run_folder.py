@@ -184,14 +184,17 @@ def _warnings(run: Run) -> list[str]:
     `reward_warnings` finds in its rows."""
     last = run.starts[-1] if run.starts else {}
     known = run.summary.get("warnings", last.get("warnings"))
-    faults = run.summary.get("faults")
+    faults, last = run.summary.get("faults"), run.summary.get("fault_steps")
+    steps = run.summary.get("steps")
     counted = {
         name: value
         for name, value in (faults.items() if isinstance(faults, Mapping) else ())
         if is_number(value) and name != EQUAL_REWARDS and not name.startswith("reward/")
     }
+    last = last if isinstance(last, Mapping) and is_number(steps) else {}
+    last = {name: step for name, step in last.items() if isinstance(step, int)}
     known = [text for text in known if isinstance(text, str)] if isinstance(known, list) else []
-    return [f"Warning: {text}." for text in (*known, *fault_lines(counted))]
+    return [f"Warning: {text}." for text in (*known, *fault_lines(counted, last, steps))]
 
 
 def moment(seconds: float) -> str:

@@ -26,15 +26,20 @@ _MEANINGS = {
 }
 
 
-def fault_lines(faults: Mapping[str, float]) -> list[str]:
-    """A line for each counted fault of a run: "12 steps whose rewards were all equal: ..."."""
+def fault_lines(
+    faults: Mapping[str, float], last_steps: Mapping[str, int], steps: int
+) -> list[str]:
+    """A line for each counted fault of a run of so many steps: "12 steps whose rewards were all
+    equal: ... (the last at step 25 of 71)", where the last step of the fault is known."""
     lines = []
     for name, count in list(faults.items()):  # a run may add to them
         meaning = _MEANINGS.get(name)
         if name.startswith(UNHEALTHY):
             meaning = f"steps with {name.removeprefix(UNHEALTHY)} outside of its healthy range"
         if meaning and count:
-            lines.append(f"{count:g} {meaning}")
+            last = last_steps.get(name)
+            place = f" (the last at step {last} of {steps})" if last is not None else ""
+            lines.append(f"{count:g} {meaning}{place}")
     return lines
 
 

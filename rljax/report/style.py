@@ -76,8 +76,9 @@ details.step { margin: 4px 0; } details.step > summary { font-weight: 400; font-
   overflow: auto; }
 .text.prompt { color: var(--dim); max-height: 9em; }
 h3 { font-size: .95rem; margin: 16px 0 6px; }
-.siblings { display: grid; grid-auto-flow: column; grid-auto-columns: minmax(280px, 1fr);
-  gap: 10px; overflow-x: auto; align-items: start; }
+.siblings { display: grid; gap: 10px; align-items: start;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 280px), 1fr)); }
+.siblings > * { min-width: 0; }
 .turn { display: grid; grid-template-columns: 3.4em 1fr; border-top: 1px solid var(--line); }
 .turn > div { min-width: 0; } .turn .text { max-height: 16em; unicode-bidi: isolate; }
 .margin { color: var(--dim); font-size: 12px; padding-top: 5px; }

@@ -10,7 +10,7 @@ import numpy as np
 
 from rljax import hosts
 from rljax.config import Config
-from rljax.config.flags import load_config_file
+from rljax.config.flags import load_config_file, shipped_config
 from rljax.config.from_python import config_from, named
 from rljax.config.python_words import in_python
 from rljax.config.trust import require_trust
@@ -69,7 +69,10 @@ def train(
             made = config_from(base, model, data, reward, fields, unread)
             given = {name for names, _ in named(fields) for name in names}
             unset = [name for name in FIELDS if not config and f"batch.{name}" not in given]
-            return loop.train(made, on_start=on_start, devices=devices, unset=unset)
+            shipped = None if isinstance(config, Config) else shipped_config(str(config))
+            return loop.train(
+                made, on_start=on_start, devices=devices, unset=unset, shipped=shipped
+            )
     except RunStopped as stop:
         if hosts.first():  # of a SystemExit with a code Python says nothing
             print(stop, file=sys.stderr, flush=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rljax.config.from_python import as_text
 from rljax.config.names import nearest_fields
-from rljax.config.options import EvaluateOptions
+from rljax.config.options import EvaluateOptions, default_ks
 from rljax.config.python_words import in_python
 from rljax.data.online.prompts import PromptRecord
 from rljax.errors import InputError
@@ -17,8 +17,6 @@ from rljax.evaluation.saved import evaluate_saved
 from rljax.rollout import Environment, Reward
 from rljax.setup.policies import Policy
 from rljax.training.result import TrainedRun
-
-_KS = (1, 4, 8)
 
 
 def evaluate(
@@ -55,7 +53,7 @@ def evaluate(
     seed. Raises InputError for anything the user can fix.
     """
     with in_python("rljax.evaluate"), tempfile.TemporaryDirectory() as inputs:
-        ks = tuple(k for k in _KS if k <= samples) if ks is None else tuple(ks)
+        ks = default_ks(samples) if ks is None else tuple(ks)
         if isinstance(policy, Policy):
             how = dict(samples=samples, ks=ks, answer=answer, **options)
             return policies.evaluate(policy, reward, prompts, **how)

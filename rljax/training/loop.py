@@ -123,11 +123,10 @@ def _scoring_times(timings: Timings) -> dict:
 def _count_faults(run: Run, metrics: dict) -> None:
     for text in health_warnings(metrics, narrowest_numbers(run.config, run.setup.model.mesh)):
         run.warn(f"{UNHEALTHY}{text.split()[0]}", text)
-    faults = run.progress.faults
     rewards = ("reward/errors", "reward/timeouts", "reward/timeouts_scored", "reward/abstained")
     for name in ("skipped_steps", "critic/skipped_steps", *rewards):
         if metrics.get(name):
-            faults[name] = faults.get(name, 0.0) + metrics[name]
+            run.progress.count_fault(name, metrics[name])
     failed = metrics.get("reward/errors", 0.0) + metrics.get("reward/timeouts", 0.0)
     unscored = failed + metrics.get("reward/abstained", 0.0)
     if unscored and unscored >= metrics.get("batch/completions", 1.0):
@@ -195,7 +194,9 @@ def after_step(run: Run, metrics: dict) -> bool:
 
 def roll_back(run: Run, bad: int) -> None:
     """Too many non-finite steps: back to the last good checkpoint, then stop with the reason."""
+    run.progress.count_fault("rollbacks")
     failed, faults = run.progress.step, dict(run.progress.faults)
+    fault_steps = dict(run.progress.fault_steps)
     with beats.phase("load"):
         run.checkpoints.wait()
         step = run.checkpoints.latest()
@@ -203,7 +204,7 @@ def roll_back(run: Run, bad: int) -> None:
             run.load(step)
     narrow = run.config.model_settings.dtype == "float16"
     of_range = "; numbers above 65,504 leave float16: model_settings.dtype='bfloat16'" * narrow
-    run.progress.faults = {**faults, "rollbacks": faults.get("rollbacks", 0.0) + 1}
+    run.progress.faults, run.progress.fault_steps = faults, fault_steps
     raise InputError(
         f"stopped at step {failed}: {bad} optimizer steps in a row were not finite",
         rule=f"max_skipped_in_a_row={run.config.max_skipped_in_a_row}; "
@@ -312,6 +313,7 @@ def summarise(run: Run, status: str) -> dict:
         "compiles": compiles.count(),
         "data": run.setup.data.counts,
         "faults": progress.faults,
+        "fault_steps": progress.fault_steps,
         "warnings": run.warnings,
     }
     if run.steady:  # steps of the dataflow that compiled nothing
@@ -387,10 +389,12 @@ def train(
     on_start: Callable[[Path | str], None] | None = None,
     devices=None,
     unset: Collection[str] = (),
+    shipped: Config | None = None,
 ) -> TrainedRun:
     """Run a config to its end (resuming if run_dir holds checkpoints), on `devices` (default: all
     there are); returns the run: its folder, summary, metrics, report and policy. The fields of
-    config.batch that are `unset` are chosen for the model and the devices.
+    config.batch that are `unset` are chosen for the model and the devices. Of what the config
+    has from the one that `shipped` with the library, from which it was made, no warning is said.
 
     Raises InputError for anything the user can fix, before the first compile wherever that is
     possible, and RunStopped where a signal has arrived.
@@ -403,7 +407,7 @@ def train(
         config, said = with_default_batch(config, unset, devices, check)
         if said and "console" in config.trackers and hosts.first():
             print(said, flush=True)
-        run, signal = _trained(config, on_start, devices)
+        run, signal = _trained(config, on_start, devices, shipped)
     except BaseException as error:
         hosts.fail(error)  # the others would wait for this host
         raise
@@ -413,19 +417,19 @@ def train(
 
 
 def _trained(
-    config: Config, on_start: Callable[[Path | str], None] | None, devices
+    config: Config, on_start: Callable[[Path | str], None] | None, devices, shipped: Config | None
 ) -> tuple[TrainedRun, str]:
     """The run, and the signal that came too late to stop it, if one did."""
-    warnings = validate(config, len(devices))
+    warnings = validate(config, len(devices), shipped)
     name = hosts.share(time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}")
     with run_folder(config.run_dir, name) as place:
         if on_start:
             on_start(place.url or place.path)
-        return _train(config, place, devices, warnings)
+        return _train(config, place, devices, warnings, shipped)
 
 
 def _train(
-    config: Config, place: RunFolder, devices, warnings: Sequence[str]
+    config: Config, place: RunFolder, devices, warnings: Sequence[str], shipped: Config | None
 ) -> tuple[TrainedRun, str]:
     folder = place.path
     writes = hosts.first()  # files, trackers and the console
@@ -444,7 +448,7 @@ def _train(
         Profile(config, folder, cache.after_step) as profile,
         _new_run(config, devices, place) as run,
     ):  # fmt: skip
-        run.warnings = [*warnings, *setup_warnings(run.setup)]
+        run.warnings = [*warnings, *setup_warnings(run.setup, shipped)]
         for warning in run.warnings if writes else ():
             LOG.warning("%s", warning)
         if console:

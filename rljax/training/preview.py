@@ -24,7 +24,9 @@ from rljax.training.setup_warnings import setup_warnings
 from rljax.validation import validate
 
 
-def preview(config: Config, console: Console, *, rows: int = 2, devices=None) -> None:
+def preview(
+    config: Config, console: Console, *, rows: int = 2, devices=None, shipped: Config | None = None
+) -> None:
     """Prints the warnings and the plan of a config, its first rows as the model reads them, and the
     rewards of ordinary responses to them. Raises InputError for all that `train` would before its
     first step; makes no run folder and compiles nothing. Of several hosts the first one prints."""
@@ -32,23 +34,23 @@ def preview(config: Config, console: Console, *, rows: int = 2, devices=None) ->
     try:
         check_same_start(config)
         console = console if hosts.first() else Console(quiet=True)
-        _preview(config, console, rows, jax.devices() if devices is None else devices)
+        _preview(config, console, rows, jax.devices() if devices is None else devices, shipped)
     except BaseException as error:
         hosts.fail(error)  # the others would wait for this host
         raise
 
 
-def _preview(config: Config, console: Console, rows: int, devices) -> None:
+def _preview(config: Config, console: Console, rows: int, devices, shipped: Config | None) -> None:
     def warn(texts) -> None:
         for text in texts:
             console.print(f"warning: {text}", markup=False, soft_wrap=True)
 
-    warn(validate(config, len(devices)))
+    warn(validate(config, len(devices), shipped))
     if hosts.first():  # which alone speaks to them
         require_packages(config.trackers)
     setup = build(config, devices)
     check_same_data(setup)
-    warn(setup_warnings(setup))
+    warn(setup_warnings(setup, shipped))
     if setup.starts_from_policy:
         check_weights(config, setup.model)
     place = f"{config.run_dir or 'runs'}/checkpoints"

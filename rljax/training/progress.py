@@ -26,6 +26,7 @@ class Progress:
     prompts: int = 0
     completions: int = 0
     faults: dict[str, float] = dataclasses.field(default_factory=dict)
+    fault_steps: dict[str, int] = dataclasses.field(default_factory=dict)  # the last of each fault
     in_a_row: dict[str, int] = dataclasses.field(default_factory=dict)  # steps, by their warning
     elapsed_s: float = 0.0
 
@@ -49,6 +50,11 @@ class Progress:
         the policy as it is now."""
         return self.rl_steps > 0 and self.evaluated_step == self.step
 
+    def count_fault(self, name: str, count: float = 1.0) -> None:
+        """Adds to a fault, which is of the step that was taken last."""
+        self.faults[name] = self.faults.get(name, 0.0) + count
+        self.fault_steps[name] = self.step
+
     @classmethod
     def from_dict(cls, saved: dict) -> "Progress":
         """What a checkpoint holds; one of another version of rljax is refused."""
@@ -63,7 +69,8 @@ class Progress:
         hints = typing.get_type_hints(cls)
         wrong = sorted(name for name, value in saved.items() if not _is_a(value, hints[name]))
         if not wrong:
-            wrong = [n for n in ("taken", "in_a_row", "faults") for value in saved[n].values()
+            counted = ("taken", "in_a_row", "faults", "fault_steps")
+            wrong = [n for n in counted for value in saved[n].values()
                      if not _is_a(value, float if n == "faults" else int)]  # fmt: skip
         if wrong:
             raise InputError(

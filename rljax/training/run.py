@@ -328,7 +328,8 @@ class Run:
     def warn(self, name: str, text: str, count: float = 1.0) -> None:
         """Counts a warning of a step, and says it the first time, and at 10, 100, 1000 ..."""
         before = self.progress.faults.get(name, 0.0)
-        after = self.progress.faults[name] = before + count
+        self.progress.count_fault(name, count)
+        after = self.progress.faults[name]
         if is_said(before, after):
             times = f" (so far {after:.0f} times)" if before else ""
             LOG.warning("step %d: %s%s", self.progress.step, text, times)
@@ -343,7 +344,10 @@ class Run:
 
     def all_warnings(self) -> list[str]:
         """The warnings so far, a line each."""
-        return [*self.warnings, *fault_lines(self.progress.faults)]
+        return [
+            *self.warnings,
+            *fault_lines(self.progress.faults, self.progress.fault_steps, self.progress.step),
+        ]
 
     def _roles_of(self, phase: Phase) -> dict:
         return {k: v for k, v in self.roles.items() if k in phase.dataflow.parameters}

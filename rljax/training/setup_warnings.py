@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from rljax.config import OptimizerConfig, is_path, value_of
+from rljax.config import Config, OptimizerConfig, is_path, value_of
 from rljax.data.online.prompts import PromptRecord
 from rljax.setup import Phase, Setup
 
@@ -10,13 +10,14 @@ _LARGE = 0.1  # learning rate of optimizers whose steps have the size of it
 _OF_ONE_SIZE = ("adamw", "lion", "muon")
 
 
-def setup_warnings(setup: Setup) -> list[str]:
-    """What of a run's data and optimizers is surely not meant, a line each."""
-    found = [*_of_optimizers(setup), *_of_held_out_rows(setup), *_of_few_rows(setup)]
+def setup_warnings(setup: Setup, shipped: Config | None = None) -> list[str]:
+    """What of a run's data and optimizers is surely not meant, a line each; a warm-up that the
+    config has from the one that `shipped` was not meant at all."""
+    found = [*_of_optimizers(setup, shipped), *_of_held_out_rows(setup), *_of_few_rows(setup)]
     return list(dict.fromkeys(found))
 
 
-def _of_optimizers(setup: Setup) -> Iterator[str]:
+def _of_optimizers(setup: Setup, shipped: Config | None) -> Iterator[str]:
     for phase in setup.phases:
         for field in _optimizers(phase):
             optimizer: OptimizerConfig = value_of(setup.config, field)
@@ -28,7 +29,8 @@ def _of_optimizers(setup: Setup) -> Iterator[str]:
                     f"{field}.lr={lr:g}: a step of {optimizer.name} changes every weight by about "
                     f"as much; usual are 1e-7 to 1e-2"
                 )
-            if phase.steps and warmup >= total:
+            own = shipped is None or warmup != value_of(shipped, field).warmup_steps
+            if own and phase.steps and warmup >= total:
                 yield (
                     f"{field}.warmup_steps={warmup}: {phase.label} has {total} optimizer steps, so "
                     f"the learning rate {lr:g} is never reached"

@@ -23,9 +23,12 @@ from rljax.validation.stages import check_components
 from rljax.validation.unread import unread_warnings
 
 
-def validate(config: Config, devices: int | None = None) -> list[str]:
+def validate(
+    config: Config, devices: int | None = None, shipped: Config | None = None
+) -> list[str]:
     """All problems of the config at once, as one InputError; returns warnings. Runs before any
-    model loads. `devices`, if it is known, is how many there are."""
+    model loads. `devices`, if it is known, is how many there are; `shipped`, the config of the
+    library that this one was made from."""
     if not isinstance(config, Config):
         kind = type(config).__name__
         raise InputError("a config is a rljax.config.Config", value=kind, fix="build one")
@@ -42,7 +45,7 @@ def validate(config: Config, devices: int | None = None) -> list[str]:
         if left:
             check_devices(found.sound, left, found.others, devices - left)
     found.refuse()
-    return [*unread_warnings(config), *_cautions(config), *_warnings(config)]
+    return [*unread_warnings(config, shipped), *_cautions(config), *_warnings(config)]
 
 
 def validate_sizes(config: Config) -> None:

@@ -99,10 +99,12 @@ def unread(config: Config) -> dict[str, str]:
     return {**behind_switches(config), **unread_fields(config, dataflow)}
 
 
-def unread_warnings(config: Config) -> list[str]:
-    """A warning for each reason why fields that were set are read by nothing."""
-    default, by_reason = Config(), {}
+def unread_warnings(config: Config, shipped: Config | None = None) -> list[str]:
+    """A warning for each reason why fields that were set are read by nothing. What holds the value
+    of the config that `shipped` with the library, from which this one was made, nobody has set."""
+    usual, by_reason = [Config(), shipped or Config()], {}
     for name, why in unread(config).items():
-        if (value := value_of(config, name)) != value_of(default, name):
+        value = value_of(config, name)
+        if all(value != value_of(one, name) for one in usual):
             by_reason.setdefault(why, []).append(f"{name}={value!r:.80}")
     return [f"{', '.join(fields)}: set, but {why}" for why, fields in by_reason.items()]

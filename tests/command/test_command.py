@@ -128,6 +128,44 @@ def test_help_lists_every_field_with_its_default_and_comment(rljax_command):
     assert "--config.baseline_filters" not in out and "rows that leave loss and baseline" in flat
 
 
+@pytest.mark.parametrize(
+    ("arguments", "there", "absent"),
+    [
+        (
+            ("train", "--help", "kl"),
+            ("--config.algorithm.kl_in_loss=", "algorithm:"),
+            ("--dry_run", "mesh:"),
+        ),
+        (("train", "-h", "KL", "loss"), ("--config.algorithm.kl_in_loss=",), ("kl_horizon",)),
+        (("train", "quickstart", "--help", "dry"), ("--dry_run=",), ("--config.steps=",)),
+        (
+            ("train", "--help", "steps"),
+            ("--config.steps=", "--config.sft.optimizer.warmup_steps="),
+            (),
+        ),
+        (("data", "prepare", "--help", "split"), ("--test_fraction=",), ("--out=", "--config")),
+    ],
+)
+def test_a_word_behind_help_picks_the_fields_that_are_about_it(
+    arguments, there, absent, rljax_command
+):
+    code, out, _ = rljax_command(*arguments)
+    assert code == 0 and len(out.splitlines()) < 250
+    for text in there:
+        assert text in out
+    for text in ("usage:", *absent):
+        assert text not in out
+    words = [word.lower() for word in arguments[1:] if word not in ("prepare", "quickstart")][1:]
+    for entry in re.split(r"\n(?=  --)", out)[1:]:
+        entry = entry.partition("\n\n")[0]  # without the section that follows
+        assert all(word in " ".join(entry.lower().split()) for word in words)
+
+
+def test_a_word_that_no_help_holds_is_said(rljax_command):
+    code, out, err = rljax_command("train", "--help", "zebra")
+    assert code == 2 and not out and "has zebra in its name or its help. Fix: --help" in err
+
+
 def test_a_mistyped_path_is_answered_before_jax_is_imported(tmp_path):
     code = (
         "import sys\n"

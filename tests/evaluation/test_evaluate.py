@@ -268,7 +268,10 @@ def test_flags_are_checked_at_once():
     flags += ["--temperature=0.0", "--step=newest", "--seed=-1", "Fix:"]
     for line, flag in zip(lines[1:], flags, strict=True):
         assert line.strip().startswith(flag)
-    check_options(EvaluateOptions("x", samples=0))
+    for samples in (None, 0, 1, 3, 16):  # what nobody has set is not refused
+        check_options(options := EvaluateOptions("x", samples=samples))
+    assert [options.ks_of(n) for n in (0, 1, 3, 16)] == [(), (1,), (1,), (1, 4, 8)]
+    assert EvaluateOptions("x", ks=(2,)).ks_of(4) == (2,)
     assert whole_numbers("4,1, 4", "k") == (1, 4)
     with pytest.raises(InputError, match="--k: got '1,x'"):
         whole_numbers("1,x", "k")
@@ -346,8 +349,9 @@ def test_the_launcher_prints_a_table_and_writes_json(model, tmp_path):
     assert "extraction_failed_fraction" in done.stdout
     assert result["prompts"]["kept"] == 3 and result["step"] is None
     assert done.stdout.count("pass@1/tokens>3") == 3  # of each policy, and of the difference
-    low, high = (pytest.approx(s * 0.5615, abs=1e-4) for s in (-1, 1))  # of three zeros
-    assert result["difference"]["pass@1"] == {"value": 0.0, "low": low, "high": high, "n": 3}
+    # Of three differences that are all 0.
+    expected = {"value": 0.0, "low": -0.5615, "high": 0.5615, "n": 3}
+    assert result["difference"]["pass@1"] == pytest.approx(expected, abs=1e-4)
 
     done = subprocess.run([*command, f"--checkpoint={model}/nope", "--k=9"], **options)
     assert done.returncode == 2 and done.stderr.startswith("error: these flags cannot be used")

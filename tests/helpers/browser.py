@@ -98,6 +98,20 @@ class Browser:
         self._call("Target.closeTarget", targetId=target)
         return did, json.loads(said["value"])
 
+    def measure(self, page: Path, expression: str, width: int) -> object:
+        """The value of an expression in a page, in a window of so many pixels."""
+        target = self._call("Target.createTarget", url="about:blank")["targetId"]
+        session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._call("Page.enable", session)
+        size = dict(width=width, height=900, deviceScaleFactor=1, mobile=True)
+        self._call("Emulation.setDeviceMetricsOverride", session, **size)
+        self._events = []
+        self._call("Page.navigate", session, url=page.resolve().as_uri())
+        self._until("Page.loadEventFired", session)
+        said = self._call("Runtime.evaluate", session, expression=expression)["result"]
+        self._call("Target.closeTarget", targetId=target)
+        return said["value"]
+
     def _call(self, method: str, session: str | None = None, **params) -> dict:
         self._number += 1
         number = self._number

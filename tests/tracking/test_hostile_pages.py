@@ -13,6 +13,7 @@ from hostile_pages import ACTIONS, STAGE, Texts, card, hostile_texts, write_page
 
 from rljax.report.comparison import write_comparison
 from rljax.report.pipeline import write_pipeline_page
+from rljax.report.samples import of_prompts
 from rljax.report.style import document
 
 TEXTS = hostile_texts(2_000)
@@ -186,6 +187,28 @@ def test_a_browser_sees_what_an_unescaped_text_does(chromium, tmp_path):
     did, said = chromium.open(page)
     kinds = {one.partition(" ")[0] for one in did}
     assert {"dialog", "request"} <= kinds and said["bad"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(browser.path() is None, reason="no Chromium is installed")
+@pytest.mark.parametrize(("width", "columns"), [(320, 1), (400, 1), (700, 2), (1180, 3)])
+def test_completions_beside_each_other_are_whole_in_every_window(
+    chromium, tmp_path, width, columns
+):
+    samples = [
+        {"step": 1, "prompt": "p" * 90, "response": f"{'word ' * 40}{'r' * 900}{i}", "reward": i}
+        for i in range(3)
+    ]
+    page = tmp_path / "siblings.html"
+    page.write_text(document("a run", of_prompts(samples, 1)), encoding="utf-8")
+    expression = """(() => {
+      const cells = [...document.querySelectorAll('.siblings > *')]
+        .map(e => e.getBoundingClientRect());
+      const edge = Math.max(...cells.map(e => e.right)), sides = new Set(cells.map(e => e.left));
+      const scroll = document.documentElement.scrollWidth;
+      return JSON.stringify([cells.length, edge <= innerWidth && scroll <= innerWidth, sides.size]);
+    })()"""
+    assert json.loads(chromium.measure(page, expression, width)) == [3, True, columns]
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """rljax.evaluate of a run that train returned and of folders, and the run as a program holds it."""
 
 import json
+import types
 
 import jax
 import numpy as np
@@ -8,7 +9,11 @@ import pytest
 from tiny_run import tiny_config
 
 import rljax
+from rljax.config import Config, DataConfig, RewardConfig
+from rljax.config.options import EvaluateOptions
+from rljax.config.python_words import in_python
 from rljax.errors import InputError
+from rljax.evaluation.saved import data_and_reward
 
 
 def digits_in_order(response, ground_truth):
@@ -41,6 +46,22 @@ def test_rows_and_a_function_are_taken_and_nothing_is_left(run):
     found = rljax.evaluate(run, lambda_free, data=iter(rows), samples=0)
     assert found["metrics"]["greedy_accuracy"]["value"] == 1.0 and found["prompts"]["kept"] == 2
     assert {path for path in run.folder.rglob("*")} == before
+
+
+def test_a_run_that_held_out_nothing_is_told_which_arguments_name_rows(tmp_path):
+    config = Config(
+        model="decoder(layers=1)", data=DataConfig(str(tmp_path / "rows.jsonl")),
+        reward=RewardConfig("exact_match(ignore_case=True)"),
+    )  # fmt: skip
+    folder = tmp_path / "run"
+    policy = types.SimpleNamespace(config=config, step=3)
+    with pytest.raises(InputError) as error, in_python("rljax.evaluate"):
+        data_and_reward(EvaluateOptions(str(folder)), policy)
+    fix = str(error.value).partition("Fix: ")[2]
+    assert fix == ('set data, such as data="rows.parquet", reward="exact_match(ignore_case=True)"')
+    config.reward.function = "mixture(rewards=('exact_match()', \"boxed()\"))"
+    with pytest.raises(InputError, match="such as --data=rows.parquet$"):  # no shell reads it
+        data_and_reward(EvaluateOptions(str(folder)), policy)
 
 
 def lambda_free(response):
@@ -90,7 +111,7 @@ def test_fixes_of_a_run_are_arguments(run):
         rljax.train(config, **same)
     with pytest.raises(InputError, match="checkpoint={\"allow_changed\": .*'actor_optimizer.lr'"):
         rljax.train(config, **same, actor_optimizer={"lr": 1e-2})
-    for fields in ({"reward": 3}, {"steps": "3"}):
-        with pytest.raises(InputError, match=r"Fix: help\(rljax.train\)") as error:
+    for fields, kind in (({"reward": 3}, "text"), ({"steps": "3"}, "whole number")):
+        with pytest.raises(InputError, match=f"Fix: write a {kind}, such as") as error:
             rljax.train(config, **{**same, **fields})
         assert "--" not in str(error.value)

@@ -253,7 +253,7 @@ def test_no_library_of_tables_is_imported(tmp_path):
         ),
         ("Fix: batch.epochs=2 or more", 'Fix: batch={"epochs": 2} or more'),
         ("Fix: look at them, then --trust_code", "Fix: look at them, then trust_code=True"),
-        ("Fix: --data=rows.parquet --samples=4", 'Fix: data="rows.parquet" samples=4'),
+        ("Fix: --data=rows.parquet --samples=4", 'Fix: data="rows.parquet", samples=4'),
         ("  --k=4: each is at least 1. Fix: --help lists the flags",
          "  k=4: each is at least 1. Fix: help(rljax.train) lists the arguments"),
         ("Fix: --config=quickstart", 'Fix: rljax.train("quickstart")'),

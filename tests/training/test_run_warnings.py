@@ -60,6 +60,11 @@ def test_what_must_hold_for_three_steps_in_a_row_begins_anew_after_a_good_one(ca
         for _ in range(9):
             run.warn_in_a_row("truncated", True, lambda steps: f"for {steps}")
     assert run.progress.faults == {"truncated": 11.0}
+    run.progress.taken["rl"] = 5
+    run.progress.count_fault("reward/errors", 2.0)
+    assert run.progress.fault_steps == {"truncated": 0, "reward/errors": 5}
+    for line, step in zip(run.all_warnings(), (0, 5), strict=True):
+        assert line.endswith(f" (the last at step {step} of 5)")
     assert len(caplog.records) == 2  # at 3 steps in a row, and as the tenth was counted
     # A resumed run goes on counting.
     saved = json.loads(json.dumps(vars(run.progress)))
@@ -77,9 +82,12 @@ def test_when_a_counted_warning_is_said(before, after, said):
 
 def test_faults_in_words():
     faults = {"equal_rewards": 4.0, "unhealthy/mismatch/ess": 2.0, "reward/errors": 0.0, "own": 3.0}
-    lines = fault_lines(faults)
+    lines = fault_lines(faults, {}, 9)
     assert len(lines) == 2 and lines[0].startswith("4 steps whose rewards were all equal")
     assert "2 steps with mismatch/ess outside of its healthy range" in lines
+    lines = fault_lines(faults, {"equal_rewards": 7}, 9)
+    assert lines[0].endswith("nothing was learned from them (the last at step 7 of 9)")
+    assert "the last" not in lines[1]
 
 
 def test_a_skipped_step_has_no_loss_and_the_others_their_mean():
@@ -174,6 +182,17 @@ def test_fewer_prompts_than_a_step_draws_are_said(tmp_path, folder):
 def test_learning_rates_that_teach_nothing_are_said(changes, says, tmp_path, folder):
     found = warned(tmp_path, folder, range(20), **changes)
     assert [says in text for text in found] == ([True] if says else [])
+
+
+def test_a_warm_up_of_a_config_that_ships_is_not_said(tmp_path, folder):
+    fields = {
+        **TINY, "model": str(folder), "data.train": rows_file(tmp_path / "a.jsonl", range(20)),
+        "reward.function": "exact_match()", "trackers": (), "actor_optimizer.warmup_steps": 4,
+    }  # fmt: skip
+    setup = build(with_overrides(Config(), fields, "test"), jax.devices()[:1])
+    shipped = with_overrides(Config(), {"actor_optimizer.warmup_steps": 4}, "test")
+    assert setup_warnings(setup, shipped) == []
+    assert len(setup_warnings(setup, Config())) == len(setup_warnings(setup)) == 1
 
 
 def test_adapters_wider_than_the_model_are_refused(tmp_path, folder):
@@ -284,10 +303,12 @@ def test_a_run_tells_its_warnings_in_log_summary_starts_and_report(tmp_path, cap
     assert sum("critic_optimizer.lr=0.001: set, but nothing reads it" in t for t in said) == 1
     written = summary(tmp_path / "run")
     assert written["faults"]["truncated"] == 4.0
+    assert written["fault_steps"]["truncated"] == written["steps"] == 5
     assert any("has no critic" in text for text in written["warnings"])
     start = json.loads((tmp_path / "run" / "starts.jsonl").read_text())
     assert start["warnings"] == written["warnings"]
     page = (tmp_path / "run" / "report.html").read_text()
     assert "4 steps in which more than 50% of the responses were cut off" in page
+    assert "sampler.max_response_tokens (the last at step 5 of 5)" in page
     assert "has no critic" in page
     assert np.isfinite(written["wall_s"])

@@ -74,6 +74,7 @@ BROUGHT = [
     ("num_generations", "`batch.samples_per_prompt`"),
     ("max_completion_length", "`sampler.max_response_tokens`"),
     ("beta", "`algorithm.kl_in_loss`"),
+    ("rewards", "`evaluate.reward`"),
     ("num_train_epochs", "`steps`"),
     ("epsilon_high", "ppo_clip("),
     ("loss_type", "`presets/dapo`"),

@@ -3,8 +3,10 @@
 import pytest
 
 from rljax.config import Config, value_of, with_overrides
-from rljax.config.flags import load_config_file, shipped_configs
+from rljax.config.flags import load_config_file, shipped_config, shipped_configs
 from rljax.config.from_python import config_from
+from rljax.config.names import OFTEN_MEANT, field_names, unknown_field
+from rljax.config.texts import kinds
 from rljax.errors import InputError
 from rljax.validation import validate
 from rljax.validation.unread import unread, unread_warnings
@@ -57,6 +59,25 @@ def test_a_field_that_is_read_is_not_said(base, field, value):
     assert not [text for text in unread_warnings(config) if f"{field}=" in text]
 
 
+def test_what_a_config_has_from_one_that_ships_nobody_has_set(tmp_path):
+    for path in ("quickstart", "quickstart:tiny", "presets/ppo", "configs/quickstart.py"):
+        shipped = shipped_config(path)
+        assert shipped == load_config_file(path)
+        off = with_overrides(shipped, {"sft.steps": 0, "dataflow": "grpo"}, "test")
+        assert unread_warnings(off, shipped) == [], path
+        own = with_overrides(off, {"sft.optimizer.lr": 7e-4, "critic_optimizer.lr": 7e-4}, "test")
+        found = unread_warnings(own, shipped)
+        assert [text.partition(":")[0] for text in found] == [
+            "sft.optimizer.lr=0.0007", "critic_optimizer.lr=0.0007",
+        ]  # fmt: skip
+    assert "sft.optimizer.beta2=0.99" in str(unread_warnings(
+        with_overrides(load_config_file("quickstart"), {"sft.steps": 0}, "test")
+    ))  # fmt: skip
+    mine = tmp_path / "quickstart.py"  # whose values are the user's, whatever its name
+    mine.write_bytes(shipped_configs()["quickstart"].read_bytes())
+    assert shipped_config(str(mine)) is None and shipped_config("") is None
+
+
 def test_what_would_be_switched_on_in_vain_is_an_error():
     config = with_overrides(Config(), {**OFFLINE, "reward.model": "folder"}, "test")
     with pytest.raises(InputError, match="reward.model='folder'"):
@@ -77,12 +98,32 @@ def test_an_ambiguous_name_is_that_of_the_field_that_is_read():
     assert made.batch.sequences_per_optimizer_step == 4
     made = config_from("", None, None, None, {"dataflow": "preference", "max_tokens": 9}, unread)
     assert made.offline.max_tokens == 9
+    made = config_from("", None, None, None, {"dataflow": "preference", "samples": 9}, unread)
+    assert made.evaluate.samples == 9  # it draws no others
     fields = {"lr": 0.5, "sft": {"steps": 1}}
     with pytest.raises(InputError, match="lr is any of sft.optimizer.lr, actor_optimizer.lr. Fix"):
         config_from("", None, None, None, fields, unread)
     twice = {"sequences_per_optimizer_step": 4, "batch": {"sequences_per_optimizer_step": 8}}
     with pytest.raises(InputError, match="given twice"):
         config_from("", None, None, None, twice, unread)
+
+
+@pytest.mark.parametrize("name", OFTEN_MEANT)
+def test_a_short_name_by_which_another_field_is_often_meant_is_refused_with_both(name):
+    ends = [field for field in field_names(Config) if field.endswith(f".{name}")]
+    fields = {name: 3, "environment": {"function": "guess_number()"}}
+    with pytest.raises(InputError, match=f"rljax.train: {name} is any of") as error:
+        config_from("quickstart:tiny", None, None, None, fields, unread)
+    assert ends and OFTEN_MEANT[name] not in ends
+    read = set(ends) - set(unread(with_overrides(Config(), BASE, "test")))
+    for field in (OFTEN_MEANT[name], *read):
+        assert field in str(error.value)
+        assert field in unknown_field(name, field_names(Config))
+    for field in (OFTEN_MEANT[name], ends[0]):  # a whole name is no question
+        section, _, last = field.partition(".")
+        value = "x" if kinds()[field] is str else (0.5,) if name == "weights" else 3
+        made = config_from("quickstart:tiny", None, None, None, {section: {last: value}}, unread)
+        assert value_of(made, field) == value
 
 
 def test_the_presets_set_nothing_that_nothing_reads():
