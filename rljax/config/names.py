@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from rljax.errors import InputError
-from rljax.suggest import FIELDS, elsewhere, near_names
+from rljax.suggest import elsewhere, near_elsewhere, near_names
 
 MOST_PROBLEMS = 20  # that an error lists: near names of a hundred thousand would take a minute
 _LONGEST_NAME = 100  # characters, above which no near name is looked for
@@ -113,7 +113,7 @@ def unknown_field(name: str, known: Iterable[str], prefix: str = "") -> str:
         )
     fields = [] if text else nearest_fields(name, known)
     if not text and not fields:
-        text = "".join(FIELDS[other] for other in near_names(name.rpartition(".")[2], FIELDS, 1))
+        text = near_elsewhere(name)
     if text:
         return f"{prefix}{name}: no such field; use {elsewhere_text(text, prefix)}".replace(
             "; use nothing: ", "; nothing stands for it: "

@@ -93,6 +93,24 @@ BROUGHT = [
     ("num_generation", "`batch.samples_per_prompt`"),  # misspelt
     ("bf16", "`model_settings.dtype=bfloat16`"),
     ("n_samples_per_prompt", "`batch.samples_per_prompt`"),
+    ("reward_model.enable", "`reward.model`"),
+    ("use_lora", "`lora.rank`"),
+    ("n_epochs", "`steps`: a run"),
+    ("rewards", "`reward.function`"),
+    ("max_tokens", "`sampler.max_response_tokens` for responses, or "),
+    ("missing_eos_penalty", "a response that is cut is not fined"),
+    ("processing_class", "`tokenizer`"),
+    ("reward_function", "`reward.function`"),
+    ("grad_accum", "nothing stands for it"),
+    ("kl_penalty_coef", "`algorithm.kl_in_loss`"),
+    ("learning_rate_critic", "`critic_optimizer.lr`"),
+    ("save_dir", "`run_dir`"),
+    ("validation_file", "`data.test`"),
+    ("val_batch_size", "nothing stands for it: evaluation"),
+    ("mesh_shape", "`mesh.data`"),
+    ("reference_model", "nothing stands for it: the reference"),
+    ("stop_sequences", "`sampler.stop_strings`"),
+    ("generation_kwargs", "`sampler.temperature`"),
 ]
 
 
@@ -122,7 +140,8 @@ def test_a_name_of_another_trainer_is_answered_in_flags_yaml_and_python(name, sa
 @pytest.mark.parametrize(
     "name",
     ["foo_bar", "reward_threshold", "min_response_tokens", "top_n", "n_agents", "use_rope",
-     "checkpoint_every", "warm", "x", "max_gpus", "entropy_floor"],
+     "checkpoint_every", "warm", "x", "max_gpus", "entropy_floor", "profiler.enable", "enable",
+     "critic.enabled"],
 )  # fmt: skip
 def test_what_resembles_nothing_gets_no_suggestion(name):
     said = unknown_field(name, KNOWN)
