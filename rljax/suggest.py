@@ -291,6 +291,9 @@ FIELDS: dict[str, str] = {
     **dict.fromkeys(("generation_kwargs", "generation_config", "gen_kwargs", "generate_kwargs",
                      "sampling_params", "sampling_config", "sampling_kwargs"), _SAMPLING),
     # -- the run --
+    **dict.fromkeys(("args", "training_args", "grpo_config", "config_args"),
+                    "nothing: every setting is a field of its own, such as `steps`, "
+                    "`actor_optimizer.lr` and `batch.samples_per_prompt`"),
     **dict.fromkeys(("logging_steps", "log_freq", "log_interval", "logging_first_step"), _LOGGED),
     **dict.fromkeys(("report_to", "logger", "use_wandb", "use_tensorboard", "log_with",
                      "trainer.logger"), "`trackers`"),

@@ -12,6 +12,7 @@ MOST_PROBLEMS = 20  # that an error lists: near names of a hundred thousand woul
 _LONGEST_NAME = 100  # characters, above which no near name is looked for
 
 # The fix of errors about fields.
+FIELDS_LISTED_IN_PYTHON = "print(rljax.Config()) lists the fields and their defaults"
 FIELDS_LISTED = "`rljax train --help` lists the fields, their types and defaults"
 
 
@@ -50,7 +51,7 @@ class Settings:
         if name not in cls.__dataclass_fields__:
             known = [*cls.__dataclass_fields__, *field_names(cls)]
             what = unknown_field(name, dict.fromkeys(known), cls.__name__ + ".")
-            raise UnknownField(what, fix=FIELDS_LISTED)
+            raise UnknownField(what, fix=FIELDS_LISTED_IN_PYTHON)
 
 
 def field_names(config, prefix: str = "") -> list[str]:

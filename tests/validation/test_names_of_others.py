@@ -129,12 +129,34 @@ def test_a_name_of_another_trainer_is_answered_in_flags_yaml_and_python(name, sa
     ):
         with pytest.raises(InputError) as error:
             call()
-        assert says in str(error.value)
+        assert says in str(error.value).replace("`reward=`", "`reward.function`")
     if name.isidentifier():
         prefixed = says.replace("`", "`Config.", 1).replace("Config.presets", "presets")
         with pytest.raises(InputError) as error:
             Config(**{name: 1})
         assert (prefixed if says.startswith("`") else says) in str(error.value)
+
+
+def test_all_unknown_arguments_of_a_call_are_named_at_once():
+    with pytest.raises(InputError) as error:
+        rljax.train(reward_funcs=[len], train_dataset=[], args=object(), steps=2, nothing_known=1)
+    assert str(error.value).splitlines()[:5] == [
+        "rljax.train: these are no arguments:",
+        "  reward_funcs: no such field; use `reward=`",
+        "  train_dataset: no such field; use `data=`",
+        "  args: no such field; nothing stands for it: every setting is a field of its own, such "
+        "as `steps`, `actor_optimizer.lr` and `batch.samples_per_prompt`",
+        "  nothing_known: no such field",
+    ]
+    for name, value, says in (
+        ("reward", 3, "a function, or the name of one"),
+        ("data", 7, "must be rows ("),
+        ("data", True, "must be rows ("),
+    ):
+        with pytest.raises(InputError, match=f"{name}.*{re.escape(says)}"):
+            rljax.train(**{name: value})
+    with pytest.raises(InputError, match=r"did you mean Config.steps\?.*rljax.Config\(\)"):
+        Config(step=3)
 
 
 @pytest.mark.parametrize(
