@@ -107,7 +107,7 @@ def named(fields: Mapping) -> list[tuple[list[str], object]]:
         more = len(wrong) - len(shown)
         shown += [f"and {more} more names that are no fields"] * (more > 0)
         listed = "".join(f"\n  {text}" for text in shown)
-        raise InputError(f"{WHERE}: these are no arguments:{listed}\n", fix=FIELDS_LISTED)
+        raise InputError(f"{WHERE}: these are no arguments:{listed}", fix=FIELDS_LISTED)
     if wrong:
         raise wrong[0]
     return found
