@@ -83,7 +83,7 @@ FIELDS: dict[str, str] = {
     **dict.fromkeys(
         ("per_device_train_batch_size", "batch_size", "train_batch_size", "rollout_batch_size",
          "generation_batch_size", "steps_per_generation", "num_prompts_per_step", "full_batch_size",
-         "gen_batch_size"),
+         "gen_batch_size", "device_batch_size", "per_device_batch_size"),
         f"{_DRAWN} (`offline.examples_per_step` rows of a file); {_MICROBATCH} for memory",
     ),
     **dict.fromkeys(
@@ -94,7 +94,8 @@ FIELDS: dict[str, str] = {
         "and `batch.tokens_per_microbatch`",
     ),
     **dict.fromkeys(
-        ("val_batch_size", "eval_batch_size", "validation_batch_size", "test_batch_size"),
+        ("val_batch_size", "eval_batch_size", "validation_batch_size", "test_batch_size",
+         "eval_bs"),
         "nothing: evaluation chooses its own batches; `evaluate.prompts` says how many prompts",
     ),
     **dict.fromkeys(
@@ -130,7 +131,8 @@ FIELDS: dict[str, str] = {
     '`algorithm.preference_loss="dpo(beta=0.1)"`',
     **dict.fromkeys(("kl_loss_coef", "kl_beta", "use_kl_loss", "kl_coeff",
                      "reference_policy_kl_penalty", "kl_penalty_coef", "kl_penalty_coeff",
-                     "kl_penalty_weight", "kl_coefficient", "kl_weight", "kl_loss_weight"),
+                     "kl_penalty_weight", "kl_coefficient", "kl_weight", "kl_loss_weight",
+                     "use_kl", "use_kl_penalty", "kl_loss_coeff"),
                     _KL),  # fmt: skip
     **dict.fromkeys(("use_kl_in_reward", "init_kl_coef", "kl_ctrl.kl_coef"), _KL_REWARD),
     "kl_coef": "`algorithm.kl_in_loss` or `algorithm.kl_in_reward`",
@@ -220,7 +222,7 @@ FIELDS: dict[str, str] = {
     **dict.fromkeys(("bf16", "fp16", "torch_dtype", "mixed_precision", "precision"), _DTYPE),
     **dict.fromkeys(("gradient_checkpointing", "enable_gradient_checkpointing",
                      "activation_checkpointing"), _REMAT),
-    **dict.fromkeys(("use_peft", "use_lora", "enable_lora", "lora_r", "lora_rank", "lora_dim",
+    **dict.fromkeys(("use_peft", "use_lora", "enable_lora", "lora_enable", "lora_r", "lora_rank", "lora_dim",
                      "lora_config", "peft_config"), "`lora.rank`"),
     "lora_alpha": "`lora.alpha`",
     **dict.fromkeys(("lora_target_modules", "target_modules"), _LORA_TARGETS),
@@ -250,9 +252,10 @@ FIELDS: dict[str, str] = {
     **dict.fromkeys(("colocate_all_models", "role_to_mesh"), "`placement` (() = one mesh for all)"),
     # -- data --
     **dict.fromkeys(("dataset_name", "train_dataset", "train_files", "prompt_data", "dataset",
-                     "dataset_path", "train_file", "train_data", "train_path"), "`data.train`"),
+                     "dataset_path", "train_file", "train_data", "train_path", "train_file_path",
+                     "training_data", "training_file"), "`data.train`"),
     **dict.fromkeys(("eval_dataset", "val_files", "test_files", "eval_data", "val_file",
-                     "validation_file", "validation_files", "eval_file", "eval_files", "test_file",
+                     "validation_file", "validation_files", "valid_files", "valid_file", "eval_file", "eval_files", "test_file",
                      "val_dataset", "validation_dataset", "test_dataset", "val_data",
                      "validation_data", "test_data", "eval_path", "val_path"),
                     "`data.test`"),
@@ -275,7 +278,7 @@ FIELDS: dict[str, str] = {
     **dict.fromkeys(("reward_funcs", "reward_fn", "reward_func", "custom_reward_function",
                      "compute_score", "reward_fns", "custom_reward_function.path",
                      "remote_rm_url", "reward_function", "reward_functions", "rewards",
-                     "reward_functions_path"), _REWARD),
+                     "reward_func_name", "reward_fn_name", "reward_module"), _REWARD),
     "reward_weights": "`reward.function=\"mixture(rewards=('exact_match()', 'boxed()'), "
     'weights=(0.8, 0.2))"`',
     **dict.fromkeys(("max_assistant_turns", "max_user_turns", "max_tool_calling_iterations",
@@ -288,7 +291,7 @@ FIELDS: dict[str, str] = {
     'max_tokens=1024, cache_tokens=256)"` lowers the rewards of long ones',
     **dict.fromkeys(("stop", "stop_sequences", "stop_words", "stop_sequence", "stop_tokens",
                      "stop_str"), "`sampler.stop_strings`"),
-    **dict.fromkeys(("generation_kwargs", "generation_config", "gen_kwargs", "generate_kwargs",
+    **dict.fromkeys(("generation_kwargs", "generation_config", "gen_config", "gen_kwargs", "generate_kwargs",
                      "sampling_params", "sampling_config", "sampling_kwargs"), _SAMPLING),
     # -- the run --
     **dict.fromkeys(("args", "training_args", "grpo_config", "config_args"),
@@ -308,6 +311,7 @@ FIELDS: dict[str, str] = {
     **dict.fromkeys(("output_dir", "default_local_dir", "ckpt_path", "save_path", "run_name",
                      "save_dir", "output_path", "log_dir", "checkpoint_dir", "ckpt_dir", "work_dir",
                      "out_dir", "output_folder", "save_folder",
+                     "output_directory", "save_directory", "log_folder",
                      "experiment_name", "checkpoint_root_directory", "logging_dir",
                      "resume_from_checkpoint", "resume_mode", "load_checkpoint"), _RUN),
     **dict.fromkeys(("project_name", "wandb_project"), _PROJECT),
