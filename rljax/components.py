@@ -54,6 +54,7 @@ class Range:
 
 
 _OF_A_FILE = re.compile(r"\s*([^()'\"]+\.py):(.*)", re.DOTALL)
+_ENTRY_POINT = re.compile(r"\s*([A-Za-z_][\w.]*):([A-Za-z_]\w*\s*(?:\(.*\))?)\s*", re.DOTALL)
 _WHOLE_FILE = re.compile(r"\s*([^()'\"]+\.py)\s*:?\s*(\(.*\))?\s*", re.DOTALL)
 
 
@@ -72,6 +73,12 @@ def parse_component(text: str) -> tuple[str, tuple[tuple[str, object], ...]]:
     try:
         node = ast.parse(written.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        if entry_point := _ENTRY_POINT.fullmatch(text):
+            raise InputError(
+                "a component has a colon between module and function", value=text,
+                rule="only the path of a .py file has one",
+                fix=f"write {entry_point[1]}.{entry_point[2]}",
+            ) from None  # fmt: skip
         raise InputError(
             "a component is not a valid call",
             value=text,

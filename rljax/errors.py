@@ -126,6 +126,8 @@ def mending(error: BaseException) -> str:
         error = error.__cause__
     if known := _OF_TRACING.get(type(error).__name__):
         return known
+    if isinstance(error, ValueError) and "truth value of an array" in str(error):
+        return _OF_TRACING["TracerBoolConversionError"]
     line = "correct that line"
     if isinstance(error, NameError) and error.name:
         return f"import or define {error.name!r}"

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rljax.errors import InputError
+from rljax.suggest import near_names
 
 # Bytes of a file that is read whole. The largest tokenizer.json have 35 MB, other texts of a model
 # folder one.
@@ -434,7 +435,7 @@ def parse_row(line: str, path: str | Path, number: int) -> object:
     try:
         return parse_json(line, place)
     except InputError as error:
-        if what := _why_no_row(line.strip()):
+        if what := _why_no_row(line.strip(), number):
             what, fix = what
             raise InputError(
                 f"{place} {what}", value=line.strip()[:80],
@@ -443,11 +444,13 @@ def parse_row(line: str, path: str | Path, number: int) -> object:
         raise error from None
 
 
-def _why_no_row(line: str) -> tuple[str, str] | None:
+def _why_no_row(line: str, number: int) -> tuple[str, str] | None:
     """Says what a line that is no JSON is, and the fix; None where nothing is known."""
     again = "write each row with json.dumps(row), without indent"
     if line.startswith("\ufeff"):
         return "begins with a byte order mark", "take it out: two files were joined"
+    if number == 1 and (ending := _table_of(line)):
+        return "looks like the names of a table's columns (CSV)", f"name the file {ending}"
     try:
         _, end = json.JSONDecoder().raw_decode(line)
     except json.JSONDecodeError:
@@ -463,6 +466,15 @@ def _why_no_row(line: str) -> tuple[str, str] | None:
         fix = f"{again}; a file that is one list of rows is named .json"
         return "is an element of a list", fix
     return "holds more than one value", again
+
+
+def _table_of(line: str) -> str:
+    """The ending of a table whose columns a line names, "" for another line."""
+    for separator, ending in (("\t", ".tsv"), (",", ".csv"), (";", ".csv"), ("|", ".csv")):
+        cells = [cell.strip().strip('"') for cell in line.split(separator)]
+        if len(cells) > 1 and all(re.fullmatch(r"[A-Za-z_][\w .\-]{0,60}", c) for c in cells):
+            return ending
+    return ""
 
 
 def require_shallow(value: object, place: str) -> None:
@@ -507,6 +519,16 @@ def how_to_get_data(name: str) -> str:
     if not _HUB_NAME.fullmatch(name) or Path(name).suffix in DATA_FILES:
         return ""
     return f"check the path; a data set of the Hugging Face Hub is hf://datasets/{name}"
+
+
+def near_path(path: str) -> str:
+    """The path that is there and that `path` misspells in one of its parts; "" where none is."""
+    folder, name = os.path.split(path.rstrip("/"))
+    if os.path.isdir(folder or "."):
+        close = near_names(name, sorted(os.listdir(folder or ".")), 1)
+        return os.path.join(folder, close[0]) if close else ""
+    near = os.path.join(near_path(folder), name)
+    return near if near != name and os.path.exists(near) else ""
 
 
 def data_files(spec: str) -> list[str]:

@@ -51,6 +51,11 @@ _LOSS = (
     "`presets/dapo`, `presets/dr_grpo`, `presets/gspo`; for pairs `algorithm.preference_loss`"
 )
 _GAE = '`algorithm.advantage="gae(gamma=1.0, lam=0.95)"`'
+_SAMPLING = (
+    "`sampler.temperature`, `sampler.top_p`, `sampler.top_k`, `sampler.max_response_tokens` and "
+    "`sampler.stop_strings`, each a field"
+)
+_REFERENCE = "nothing: the reference is the policy as the run begins, wherever a KL is on"
 _PAIR_TOKENS = "`offline.max_tokens` (prompt and completion of a row of a file)"
 
 # Name, or the end of a dotted name -> what is written here. Dashes count as underscores.
@@ -72,15 +77,27 @@ FIELDS: dict[str, str] = {
     ),
     **dict.fromkeys(("max_prompt_length", "prompt_max_len", "max_prompt_len", "max_input_len"),
                     _PROMPT),
+    **dict.fromkeys(("max_tokens", "max_token"),
+                    f"{_RESPONSE} for responses, or {_PAIR_TOKENS}"),
     **dict.fromkeys(("max_length", "max_seq_length", "max_seq_len", "max_len"), _PAIR_TOKENS),
     **dict.fromkeys(
         ("per_device_train_batch_size", "batch_size", "train_batch_size", "rollout_batch_size",
          "generation_batch_size", "steps_per_generation", "num_prompts_per_step", "full_batch_size",
-         "gen_batch_size"),
+         "gen_batch_size", "device_batch_size", "per_device_batch_size"),
         f"{_DRAWN} (`offline.examples_per_step` rows of a file); {_MICROBATCH} for memory",
     ),
-    "gradient_accumulation_steps": "nothing: it follows from `batch.sequences_per_optimizer_step` "
-    "and `batch.tokens_per_microbatch`",
+    **dict.fromkeys(
+        ("gradient_accumulation_steps", "grad_accum", "grad_accum_steps", "gradient_accumulation",
+         "grad_accumulation_steps", "accumulation_steps", "grad_acc_steps",
+         "accumulate_grad_batches"),
+        "nothing: it follows from `batch.sequences_per_optimizer_step` "
+        "and `batch.tokens_per_microbatch`",
+    ),
+    **dict.fromkeys(
+        ("val_batch_size", "eval_batch_size", "validation_batch_size", "test_batch_size",
+         "eval_bs"),
+        "nothing: evaluation chooses its own batches; `evaluate.prompts` says how many prompts",
+    ),
     **dict.fromkeys(
         ("ppo_mini_batch_size", "mini_batch_size", "global_batch_size", "train_global_batch_size",
          "num_mini_batches"),
@@ -96,7 +113,8 @@ FIELDS: dict[str, str] = {
     ),
     **dict.fromkeys(
         ("num_train_epochs", "total_epochs", "epochs", "num_epochs", "num_episodes",
-         "total_episodes", "max_num_epochs"),
+         "total_episodes", "max_num_epochs", "n_epochs", "n_epoch", "nb_epochs", "train_epochs",
+         "num_training_epochs"),
         _STEPS,
     ),
     **dict.fromkeys(
@@ -112,7 +130,9 @@ FIELDS: dict[str, str] = {
     "beta": "`algorithm.kl_in_loss` (of GRPO and PPO; 0 = off), or of pairs "
     '`algorithm.preference_loss="dpo(beta=0.1)"`',
     **dict.fromkeys(("kl_loss_coef", "kl_beta", "use_kl_loss", "kl_coeff",
-                     "reference_policy_kl_penalty"),
+                     "reference_policy_kl_penalty", "kl_penalty_coef", "kl_penalty_coeff",
+                     "kl_penalty_weight", "kl_coefficient", "kl_weight", "kl_loss_weight",
+                     "use_kl", "use_kl_penalty", "kl_loss_coeff"),
                     _KL),  # fmt: skip
     **dict.fromkeys(("use_kl_in_reward", "init_kl_coef", "kl_ctrl.kl_coef"), _KL_REWARD),
     "kl_coef": "`algorithm.kl_in_loss` or `algorithm.kl_in_reward`",
@@ -166,11 +186,14 @@ FIELDS: dict[str, str] = {
     "undesirable_weight": '`algorithm.preference_loss="kto(undesirable_weight=1.0)"`',
     "simpo_gamma": '`algorithm.preference_loss="simpo(gamma=1.0)"`',
     "precompute_ref_log_probs": "`offline.reference_logprobs` (a folder to keep them in)",
-    "ref_model": "nothing: the reference is the policy as the run begins, wherever a KL is on",
+    **dict.fromkeys(("ref_model", "reference_model", "ref_model_path", "reference_model_path",
+                     "ref_policy", "reference_policy", "ref_model_name_or_path"), _REFERENCE),
     # -- optimizer --
     "learning_rate": "`actor_optimizer.lr` (also `critic_optimizer.lr`, `sft.optimizer.lr`)",
-    **dict.fromkeys(("actor_learning_rate", "actor_lr", "actor.optim.lr"), "`actor_optimizer.lr`"),
-    **dict.fromkeys(("critic_learning_rate", "critic_lr", "critic.optim.lr"),
+    **dict.fromkeys(("actor_learning_rate", "actor_lr", "actor.optim.lr", "learning_rate_actor",
+                     "lr_actor", "policy_lr", "policy_learning_rate"), "`actor_optimizer.lr`"),
+    **dict.fromkeys(("critic_learning_rate", "critic_lr", "critic.optim.lr",
+                     "learning_rate_critic", "lr_critic", "value_lr", "value_learning_rate"),
                     "`critic_optimizer.lr`"),
     **dict.fromkeys(("lr_scheduler_type", "lr_scheduler", "lr_schedule", "warmup_style"),
                     "`actor_optimizer.schedule`"),
@@ -189,15 +212,19 @@ FIELDS: dict[str, str] = {
     # -- model --
     **dict.fromkeys(("model_name_or_path", "model_name", "model_id", "pretrain", "model.path",
                      "model_path", "base_model"), "`model`"),
-    **dict.fromkeys(("tokenizer_name", "tokenizer_path", "tokenizer_name_or_path"), "`tokenizer`"),
+    **dict.fromkeys(("tokenizer_name", "tokenizer_path", "tokenizer_name_or_path",
+                     "processing_class", "tokenizer_class"), "`tokenizer`"),
     **dict.fromkeys(("reward_model_path", "reward_model.path", "reward_pretrain",
-                     "reward_model_name_or_path"), "`reward.model`"),
+                     "reward_model_name_or_path", "reward_model", "reward_model.enable",
+                     "use_reward_model", "reward_model_name"), "`reward.model`"),
     **dict.fromkeys(("critic_pretrain", "value_model_path", "critic.model.path"), "`critic_model`"),
     **dict.fromkeys(("teacher_model_name_or_path", "teacher_model_path"), "`teacher_model`"),
     **dict.fromkeys(("bf16", "fp16", "torch_dtype", "mixed_precision", "precision"), _DTYPE),
     **dict.fromkeys(("gradient_checkpointing", "enable_gradient_checkpointing",
                      "activation_checkpointing"), _REMAT),
-    **dict.fromkeys(("use_peft", "lora_r", "lora_rank", "peft_config"), "`lora.rank`"),
+    **dict.fromkeys(("use_peft", "use_lora", "enable_lora", "lora_enable", "lora_r", "lora_rank",
+                     "lora_dim",
+                     "lora_config", "peft_config"), "`lora.rank`"),
     "lora_alpha": "`lora.alpha`",
     **dict.fromkeys(("lora_target_modules", "target_modules"), _LORA_TARGETS),
     **dict.fromkeys(("load_in_4bit", "use_qlora"), "`lora.base=nf4`"),
@@ -220,11 +247,19 @@ FIELDS: dict[str, str] = {
     **dict.fromkeys(("fsdp_size", "fsdp_config", "zero_stage", "deepspeed"), "`mesh.fsdp`"),
     **dict.fromkeys(("n_gpus_per_node", "nnodes", "num_processes", "num_gpus", "num_nodes",
                      "actor_num_gpus_per_node"), _DEVICES),
+    **dict.fromkeys(("mesh_shape", "device_mesh", "mesh_axes", "mesh_config", "ici_mesh_shape"),
+                    "`mesh.data`, `mesh.fsdp`, `mesh.tensor` and the others of that section"),
+    **dict.fromkeys(("dp_size", "data_parallel_size"), "`mesh.data`"),
     **dict.fromkeys(("colocate_all_models", "role_to_mesh"), "`placement` (() = one mesh for all)"),
     # -- data --
     **dict.fromkeys(("dataset_name", "train_dataset", "train_files", "prompt_data", "dataset",
-                     "dataset_path", "train_file", "train_data", "train_path"), "`data.train`"),
-    **dict.fromkeys(("eval_dataset", "val_files", "test_files", "eval_data", "val_file"),
+                     "dataset_path", "train_file", "train_data", "train_path", "train_file_path",
+                     "training_data", "training_file"), "`data.train`"),
+    **dict.fromkeys(("eval_dataset", "val_files", "test_files", "eval_data", "val_file",
+                     "validation_file", "validation_files", "valid_files", "valid_file",
+                     "eval_file", "eval_files", "test_file",
+                     "val_dataset", "validation_dataset", "test_dataset", "val_data",
+                     "validation_data", "test_data", "eval_path", "val_path"),
                     "`data.test`"),
     **dict.fromkeys(("val_size", "test_size", "eval_split_ratio"), "`data.test_fraction`"),
     **dict.fromkeys(("truncation", "filter_overlong_prompts", "truncation_mode"),
@@ -244,7 +279,8 @@ FIELDS: dict[str, str] = {
     # -- reward, environment --
     **dict.fromkeys(("reward_funcs", "reward_fn", "reward_func", "custom_reward_function",
                      "compute_score", "reward_fns", "custom_reward_function.path",
-                     "remote_rm_url"), _REWARD),
+                     "remote_rm_url", "reward_function", "reward_functions",
+                     "reward_func_name", "reward_fn_name", "reward_module"), _REWARD),
     "rewards": "`reward.function` (to learn from) or `evaluate.reward` (of held-out answers)",
     "reward_weights": "`reward.function=\"mixture(rewards=('exact_match()', 'boxed()'), "
     'weights=(0.8, 0.2))"`',
@@ -252,9 +288,19 @@ FIELDS: dict[str, str] = {
                      "max_num_turns"), "`environment.max_turns`"),
     **dict.fromkeys(("tools", "tool_config_path", "multi_turn.enable"),
                     '`environment.function="tools()"`'),
-    **dict.fromkeys(("stop_token", "stop_token_id", "missing_eos_penalty", "eos_token_id"), _EOS),
-    "stop": "`sampler.stop_strings`",
+    **dict.fromkeys(("stop_token", "stop_token_id", "eos_token_id"), _EOS),
+    "missing_eos_penalty": "nothing: a response that is cut is not fined; `algorithm.filters="
+    '"overlong()"` leaves it out of the loss, `algorithm.reward_shaping="soft_overlong('
+    'max_tokens=1024, cache_tokens=256)"` lowers the rewards of long ones',
+    **dict.fromkeys(("stop", "stop_sequences", "stop_words", "stop_sequence", "stop_tokens",
+                     "stop_str"), "`sampler.stop_strings`"),
+    **dict.fromkeys(("generation_kwargs", "generation_config", "gen_config", "gen_kwargs",
+                     "generate_kwargs",
+                     "sampling_params", "sampling_config", "sampling_kwargs"), _SAMPLING),
     # -- the run --
+    **dict.fromkeys(("args", "training_args", "grpo_config", "config_args"),
+                    "nothing: every setting is a field of its own, such as `steps`, "
+                    "`actor_optimizer.lr` and `batch.samples_per_prompt`"),
     **dict.fromkeys(("logging_steps", "log_freq", "log_interval", "logging_first_step"), _LOGGED),
     **dict.fromkeys(("report_to", "logger", "use_wandb", "use_tensorboard", "log_with",
                      "trainer.logger"), "`trackers`"),
@@ -267,6 +313,9 @@ FIELDS: dict[str, str] = {
     **dict.fromkeys(("val_before_train", "val_only", "eval_on_start"),
                     "nothing: a run with held-out prompts is evaluated before and after"),
     **dict.fromkeys(("output_dir", "default_local_dir", "ckpt_path", "save_path", "run_name",
+                     "save_dir", "output_path", "log_dir", "checkpoint_dir", "ckpt_dir", "work_dir",
+                     "out_dir", "output_folder", "save_folder",
+                     "output_directory", "save_directory", "log_folder",
                      "experiment_name", "checkpoint_root_directory", "logging_dir",
                      "resume_from_checkpoint", "resume_mode", "load_checkpoint"), _RUN),
     **dict.fromkeys(("project_name", "wandb_project"), _PROJECT),
@@ -382,6 +431,15 @@ def other_value(field: str, name: str) -> str:
     """What stands for a value of another trainer in a field of ours, "" for one not known."""
     text = VALUES.get(field, {}).get(plain(name), "")
     return text.replace("{}", plain(name)).replace("{field}", field)
+
+
+def near_elsewhere(name: str) -> str:
+    """What stands for the field of another trainer that a name misspells, "" where it misspells
+    none. The whole name counts, and its beginning alone does not: `enable` may be that of any."""
+    words = _words(plain(name))
+    scored = [(_likeness(words, _words(other)), other) for other in FIELDS]
+    likeness, other = max(scored)
+    return FIELDS[other] if likeness > _NEAR else ""
 
 
 def near_names(name: str, known: Iterable[str], n: int = 3) -> list[str]:

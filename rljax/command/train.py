@@ -92,23 +92,14 @@ def next_steps(folder: Path | str, given: Given, finished: bool) -> Iterator[str
         others = [a for a in given.config_arguments() if not a.startswith("--config.run_dir=")]
         yield f"{'resume:':<14}rljax train {shlex.join([*others, place])}"
     if checkpoints and "policy" in there:
+        made, trusted = given.config, True
         with local_copy(folder) as here:
-            config, place = here / "config.json", f"{folder}/config.json"
-            made = load_config_file(str(config))
-            trusted = vouched(config, place) or not asks(made)
+            if (here / "config.json").is_file():
+                made = load_config_file(str(here / "config.json"))
+                trusted = vouched(made, f"{folder}/config.json", here) or not asks(made)
         quoted = shlex.quote(str(folder)) + ("" if trusted else " --trust_code")
         yield f"{'evaluate:':<14}rljax evaluate {quoted}{_left_to_say(made)}"
         yield f"{'serve:':<14}rljax serve {quoted}"
-
-
-def _needs_no_trust(folder: Path | str) -> bool:
-    """Returns whether the run's own folder may be used here: what began it was noted, or it names
-    nothing that asks."""
-    with local_copy(folder) as here:
-        if not (here / "config.json").is_file():
-            return True
-        config = load_config_file(str(here / "config.json"))
-        return vouched(config, f"{folder}/config.json", here) or not asks(config)
 
 
 def _left_to_say(config: Config) -> str:

@@ -15,7 +15,7 @@ from rljax.config.names import FIELDS_LISTED, field_names
 from rljax.config.overrides import TFDS, is_path, value_of
 from rljax.config.schema import NAMESPACES, Config
 from rljax.errors import InputError
-from rljax.files import data_files, how_to_get_data
+from rljax.files import data_files, how_to_get_data, near_path
 from rljax.hub.names import data_name, is_hub, model_name
 from rljax.suggest import near_names, other_value
 from rljax.tracking.store import is_url
@@ -263,6 +263,12 @@ def check_paths(config: Config, problems: Problems) -> None:
 
 
 def _check_files(field: str, spec: str, named: str, problems: Problems) -> None:
+    if is_url(spec):
+        problems.add(
+            field, spec, "addresses are not read. Fix: download it and give the path of the file, "
+            "or name a data set of the hub, hf://datasets/OWNER/NAME",
+        )  # fmt: skip
+        return
     try:
         files = data_files(named)
     except InputError as error:
@@ -272,6 +278,8 @@ def _check_files(field: str, spec: str, named: str, problems: Problems) -> None:
     fix = how_to_get_data(spec) or "give the path of a file"
     if missing and len(files) > 1:
         fix = f"correct {missing[0]!r}, or leave it out"
+    if missing and (near := near_path(missing[0])):
+        fix = f"did you mean {near!r}?"
     problems.check(not missing, field, spec, "does not exist", fix)
 
 

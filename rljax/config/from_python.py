@@ -20,7 +20,13 @@ from pathlib import Path
 from rljax.config.checks import OF_DATA
 from rljax.config.declare import kind_name
 from rljax.config.flags import load_config_file
-from rljax.config.names import FIELDS_LISTED, OFTEN_MEANT, field_names, unknown_field
+from rljax.config.names import (
+    FIELDS_LISTED,
+    MOST_PROBLEMS,
+    OFTEN_MEANT,
+    field_names,
+    unknown_field,
+)
 from rljax.config.overrides import with_overrides
 from rljax.config.own_functions import component_text, not_written
 from rljax.config.python_rows import KINDS, is_columns, is_section, lines_of, splits_of
@@ -33,6 +39,7 @@ from rljax.tracking.store import is_url
 
 WHERE = "rljax.train"
 REWARD = "reward.function"
+_ARGUMENTS = {REWARD: "reward", "data.train": "data"}  # fields that are arguments of their own
 
 
 def config_from(
@@ -95,13 +102,32 @@ def _the_one_read(names: list[str], unread: Container[str]) -> str:
     raise InputError(f"{WHERE}: {given} is any of {', '.join(read)}", fix=fix)
 
 
-def named(fields: Mapping, prefix: str = "") -> Iterator[tuple[list[str], object]]:
-    """(the fields that a name may be, value) of all that is given; a dict is a section."""
+def named(fields: Mapping) -> list[tuple[list[str], object]]:
+    """(the fields that a name may be, value) of all that is given; a dict is a section. Raises
+    InputError that says of every name that is no field."""
+    found, wrong = [], []
+    for name, value in _leaves(fields):
+        try:
+            found.append((_full_names(name), value))
+        except InputError as error:
+            wrong.append(error)
+    if len(wrong) > 1:
+        shown = [error.parts[0].removeprefix(f"{WHERE}: ") for error in wrong[:MOST_PROBLEMS]]
+        more = len(wrong) - len(shown)
+        shown += [f"and {more} more names that are no fields"] * (more > 0)
+        listed = "".join(f"\n  {text}" for text in shown)
+        raise InputError(f"{WHERE}: these are no arguments:{listed}", fix=FIELDS_LISTED)
+    if wrong:
+        raise wrong[0]
+    return found
+
+
+def _leaves(fields: Mapping, prefix: str = "") -> Iterator[tuple[str, object]]:
     for name, value in fields.items():
         if isinstance(value, Mapping) and not (is_columns(value) and _is_of_data(prefix + name)):
-            yield from named(value, f"{prefix}{name}.")
+            yield from _leaves(value, f"{prefix}{name}.")
         else:
-            yield _full_names(f"{prefix}{name}"), value
+            yield f"{prefix}{name}", value
 
 
 def _is_of_data(name: str) -> bool:
@@ -124,7 +150,10 @@ def _full_names(name: str) -> list[str]:
     ends = [field for field in known if field.endswith(f".{name}")] if "." not in name else []
     if ends and not elsewhere(name):  # `epochs` of others are not batch.epochs
         return [OFTEN_MEANT[name], *ends] if name in OFTEN_MEANT else ends
-    raise InputError(f"{WHERE}: {unknown_field(name, known)}", fix=FIELDS_LISTED)
+    what = unknown_field(name, known)
+    for field, argument in _ARGUMENTS.items():
+        what = what.replace(f"`{field}`", f"`{argument}=`")
+    raise InputError(f"{WHERE}: {what}", fix=FIELDS_LISTED)
 
 
 def as_text(
@@ -146,7 +175,18 @@ def as_text(
             fix = "reward=[f, 'exact_match()']"
             raise InputError(f"{where}: {name}", value=value, rule="functions or texts", fix=fix)
         return f"mixture(rewards=({', '.join(map(repr, texts))},))"
+    if name == REWARD and not isinstance(value, str):
+        raise InputError(
+            f"{where}: {name}", value=value, rule="must be a function, or the name of one",
+            fix="reward=my_function, or reward='exact_match()'",
+        )  # fmt: skip
     items = typing.get_args(kind)
+    if name in OF_DATA and not items and isinstance(value, int | float):
+        raise InputError(
+            f"{where}: {name}", value=value,
+            rule=f"must be rows ({KINDS}), a file of them, a name of the hub, or a task",
+            fix="data=[{'prompt': ..., 'answer': ...}], or data='rows.jsonl'",
+        )  # fmt: skip
     if name in OF_DATA and not items and not isinstance(value, str | int | float | None):
         return _rows_file(name, value, folder, where)
     if items and isinstance(value, list | tuple):

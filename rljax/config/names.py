@@ -6,12 +6,13 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from rljax.errors import InputError
-from rljax.suggest import FIELDS, elsewhere, near_names
+from rljax.suggest import elsewhere, near_elsewhere, near_names
 
 MOST_PROBLEMS = 20  # that an error lists: near names of a hundred thousand would take a minute
 _LONGEST_NAME = 100  # characters, above which no near name is looked for
 
 # The fix of errors about fields.
+FIELDS_LISTED_IN_PYTHON = "print(rljax.Config()) lists the fields and their defaults"
 FIELDS_LISTED = "`rljax train --help` lists the fields, their types and defaults"
 
 
@@ -62,7 +63,7 @@ class Settings:
         if name not in cls.__dataclass_fields__:
             known = [*cls.__dataclass_fields__, *field_names(cls)]
             what = unknown_field(name, dict.fromkeys(known), cls.__name__ + ".")
-            raise UnknownField(what, fix=FIELDS_LISTED)
+            raise UnknownField(what, fix=FIELDS_LISTED_IN_PYTHON)
 
 
 def field_names(config, prefix: str = "") -> list[str]:
@@ -126,7 +127,7 @@ def unknown_field(name: str, known: Iterable[str], prefix: str = "") -> str:
         )
     fields = [] if text else nearest_fields(name, known)
     if not text and not fields:
-        text = "".join(FIELDS[other] for other in near_names(name.rpartition(".")[2], FIELDS, 1))
+        text = near_elsewhere(name)
     if text:
         return f"{prefix}{name}: no such field; use {elsewhere_text(text, prefix)}".replace(
             "; use nothing: ", "; nothing stands for it: "

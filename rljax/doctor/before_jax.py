@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from rljax.doctor.finding import Finding, broken
 from rljax.doctor.packages import unmet_requirements
-from rljax.doctor.probe import unknown_xla_flag
+from rljax.doctor.probe import refused_xla_flag
 from rljax.doctor.variables import variables
 from rljax.errors import InputError
 
@@ -19,9 +19,10 @@ from rljax.errors import InputError
 # as a file.
 _FATAL = {
     "platform_unknown", "platform_not_installed", "xla_flags_not_flags", "plugin_missing",
+    "xla_flag_value_wrong",
     "jax_variable_not_boolean", "matmul_precision_unknown", "libtpu_missing",
 }  # fmt: skip
-_HARMLESS = ("--xla_force_host_platform_device_count", "--xla_dump_")
+_HARMLESS = ("--xla_force_host_platform_device_count", "--xla_dump_to=")
 _PARSES_FLAGS = "from jaxlib import _jax; _jax.CompileOptions()"
 
 
@@ -45,9 +46,9 @@ def fatal(env: Mapping[str, str]) -> Iterator[Finding]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=dict(env))
     except (OSError, subprocess.SubprocessError):
         return
-    if unknown := done.returncode and unknown_xla_flag(done.stderr):
+    if refused := done.returncode and refused_xla_flag(done.stderr):
         of_tpu = (finding for finding in found if finding.name == "xla_flags_of_tpu")
-        yield next(of_tpu, unknown)
+        yield refused if refused.name == "xla_flag_value_wrong" else next(of_tpu, refused)
 
 
 def no_device(error: BaseException) -> InputError | None:

@@ -4,12 +4,14 @@ rljax.doctor.probe` prints a line of JSON for each. What ends or hangs that proc
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from importlib.metadata import distributions
 
 from rljax.doctor.finding import Finding, broken, fine, warning
+from rljax.doctor.variables import xla_flag_value_wrong
 from rljax.errors import InputError
 from rljax.files import is_whole_number
 from rljax.tracking.units import human_bytes
@@ -38,8 +40,8 @@ def probe(env: Mapping[str, str], timeout_s: float) -> Iterator[Finding]:
             "the devices, or the driver does not answer", "end the process that has the devices "
             "(nvidia-smi, lsof /dev/accel0), or restart the machine",
         )  # fmt: skip
-    elif code and (unknown := unknown_xla_flag(err)):
-        yield unknown
+    elif code and (refused := refused_xla_flag(err)):
+        yield refused
     elif code:
         yield broken(
             "jax_does_not_start", f"JAX does not start: {_last_line(err) or f'exit code {code}'}",
@@ -47,8 +49,10 @@ def probe(env: Mapping[str, str], timeout_s: float) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def unknown_xla_flag(err: str) -> Finding | None:
+def refused_xla_flag(err: str) -> Finding | None:
     """The finding of a process that ended at XLA_FLAGS, by what it printed; None of another."""
+    if value := re.search(r"Couldn't interpret value (.*?) for flag (\w+)", err):
+        return xla_flag_value_wrong(f"--{value[2]}={value[1].strip()}")
     if "Unknown flag" not in err:
         return None
     flags = err.partition("Unknown flag")[2].partition(":")[2].splitlines()[0].strip()

@@ -36,6 +36,7 @@ _TPU = (
     "TPU_VISIBLE_DEVICES", "TPU_WORKER_ID", "CLOUD_TPU_TASK_ID", "TPU_ACCELERATOR_TYPE",
     "MEGASCALE_NUM_SLICES", "MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_SLICE_ID",
 )  # fmt: skip
+_DEVICE_COUNT = "--xla_force_host_platform_device_count"
 _TPU_LOCK = "/tmp/libtpu_lockfile"
 _CUDA_LIBRARIES = re.compile(r"lib(cudnn|cublas|nccl|cusolver|cusparse|cufft|nvjitlink)\b.*\.so")
 
@@ -96,6 +97,15 @@ def _platforms(env: Variables) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def xla_flag_value_wrong(flag: str, fix: str = "") -> Finding:
+    """The finding of a flag that is known, and its value is not."""
+    name = flag.partition("=")[0]
+    return broken(
+        "xla_flag_value_wrong", f"XLA_FLAGS holds {flag}, and {name} takes no such value: JAX does "
+        "not start", fix or f"correct the value, or take {name} out of XLA_FLAGS",
+    )  # fmt: skip
+
+
 def _xla(env: Variables) -> Iterator[Finding]:
     text = env.get("XLA_FLAGS", "").strip()
     if text and not text.startswith("--"):
@@ -112,7 +122,14 @@ def _xla(env: Variables) -> Iterator[Finding]:
             "xla_flags_of_tpu", f"XLA_FLAGS holds {of_tpu[0]}, which libtpu alone knows: elsewhere "
             "the process ends at it", "put flags of TPUs into LIBTPU_INIT_ARGS",
         )  # fmt: skip
-    count = flags.get("--xla_force_host_platform_device_count", "1")
+    counts = [word for word in text.split() if word.partition("=")[0] == _DEVICE_COUNT]
+    for word in counts:
+        count = word.partition("=")[2]
+        if not is_whole_number(count) or not 1 <= int(count) < 2**31:
+            fix = f"write {_DEVICE_COUNT}=1 or more, or take it out of XLA_FLAGS"
+            yield xla_flag_value_wrong(word, fix)
+            return
+    count = flags.get(_DEVICE_COUNT, "1")
     if count != "1":
         yield warning(
             "virtual_devices", f"XLA_FLAGS makes {count} devices of this CPU, as tests do",

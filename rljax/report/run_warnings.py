@@ -54,6 +54,6 @@ def is_said(before: float, after: float) -> bool:
 def too_many_truncated(share: float) -> str:
     """The warning about a share of responses that were cut off."""
     return (
-        f"{share:.0%} of the responses were cut off at sampler.max_response_tokens: what stands at "
-        "their end was not scored. Raise it, or ask for shorter answers"
+        f"{share:.0%} of the responses were cut off at sampler.max_response_tokens: the "
+        "cut part was not scored. Raise it, or ask for shorter answers"
     )

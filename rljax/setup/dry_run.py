@@ -254,8 +254,25 @@ def check_fields_read(setup: Setup) -> None:
             ", ".join(f"algorithm.{name}={settings[name]!r}" for name in unread),
             rule=f"dataflow={setup.config.dataflow!r} does not read "
             + ("it" if len(unread) == 1 else "them"),
-            fix=", ".join(f"algorithm.{name}={default[name]!r}" for name in unread),
+            fix=", ".join(_fix_of_unread(name, settings[name], default[name]) for name in unread),
         )
+
+
+# A formula of Algorithm that decides what is learned -> a dataflow that reads it.
+_READERS = {
+    "policy_loss": "grpo", "advantage": "grpo", "value_loss": "ppo", "reward_loss": "reward_model",
+    "preference_loss": "preference",
+}  # fmt: skip
+
+
+def _fix_of_unread(name: str, value, usual) -> str:
+    """What mends a field that the dataflow does not read: the dataflow that does, where the field
+    says what somebody wants to learn by, else the default."""
+    reader = _READERS.get(name)
+    if name == "preference_loss" and (loss := resolve(value, NAMESPACES[name])):
+        reader = "preference" if spec(loss).rows > 1 else "bco" if loss.name == "bco" else "kto"
+    back = f"algorithm.{name}={usual!r}"
+    return f"dataflow={reader!r}, which reads algorithm.{name}, or {back}" if reader else back
 
 
 def _same(field: str, value, usual) -> bool:

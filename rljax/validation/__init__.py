@@ -20,7 +20,7 @@ from rljax.validation.fields import (
 from rljax.validation.placement import check_placement, devices_left
 from rljax.validation.problems import resolve_field
 from rljax.validation.stages import check_components
-from rljax.validation.unread import unread_warnings
+from rljax.validation.unread import OPTIMIZERS, unread, unread_warnings
 
 
 def validate(
@@ -45,7 +45,9 @@ def validate(
         if left:
             check_devices(found.sound, left, found.others, devices - left)
     found.refuse()
-    return [*unread_warnings(config, shipped), *_cautions(config), *_warnings(config)]
+    return [
+        *unread_warnings(config, shipped), *_cautions(config), *_unusual(config), *_warnings(config)
+    ]  # fmt: skip
 
 
 def validate_sizes(config: Config) -> None:
@@ -155,15 +157,43 @@ def _cautions(config: Config) -> list[str]:
     return list(dict.fromkeys(filter(None, (spec(task).caution for task in tasks))))
 
 
+# Numbers that a run takes, and that are most often a slip: (fields, why, the test).
+_UNUSUAL = (
+    (
+        tuple(f"{name}.clip_norm" for name in OPTIMIZERS),
+        "every gradient is scaled down to this norm (0 = no clipping); 1.0 is usual",
+        lambda value: 0 < value < 1e-4,
+    ),
+    (
+        tuple(f"{name}.eps" for name in OPTIMIZERS),
+        "it outweighs most gradients in AdamW's denominator, so that steps are tiny; 1e-8 is usual",
+        lambda value: value > 1e-2,
+    ),
+    (("sampler.temperature",), "samples are close to random tokens; 1.0 is usual",
+     lambda value: value > 2),
+    (("algorithm.kl_in_loss", "algorithm.kl_in_reward"),
+     "the KL penalty outweighs the rewards; 0.001 to 0.1 is usual", lambda value: value > 1),
+)  # fmt: skip
+
+
+def _unusual(config: Config) -> list[str]:
+    unread_here = unread(config)
+    return [
+        f"{name}={value_of(config, name)!r} is unusual: {why}"
+        for names, why, is_unusual in _UNUSUAL
+        for name in names
+        if name not in unread_here and is_unusual(value_of(config, name))
+    ]
+
+
 def _warnings(config: Config) -> list[str]:
     if spec(resolve(config.dataflow, NAMESPACES["dataflow"])).data not in SAMPLED:
         return _offline_warnings(config)
     found = []
     if config.sampler.top_p < 1 or config.sampler.top_k > 0 or config.sampler.min_p > 0:
         found.append(
-            "sampler.top_p, top_k or min_p truncates what is sampled, which the trainer's "
-            "log-probs cannot represent: ratios are biased; "
-            "algorithm.correction weighs by the kept mass, but tokens that are never drawn stay so"
+            "with sampler.top_k, top_p or min_p the importance ratios are biased; use top_k=0, "
+            "top_p=1 and min_p=0 for training"
         )
     if config.algorithm.kl_in_reward > 0 and config.algorithm.kl_in_loss > 0:
         found.append(

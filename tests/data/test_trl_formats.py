@@ -98,7 +98,11 @@ def test_prompts_alone_need_a_reward_that_compares_with_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("dataflow", "row", "says"),
     [
-        ("grpo", {"promt": "x", "ground_truth": "1"}, "lacks the column 'prompt'.*rename 'promt'"),
+        (
+            "grpo",
+            {"promt": "x", "ground_truth": "1"},
+            "lacks the column 'prompt'.*rename 'promt' to 'prompt'",
+        ),
         ("grpo", {"prompt": "x", "groundtruth": "1"}, "'ground_truth'.*rename 'groundtruth'"),
         ("preference", {"prompt": "x", "choosen": "a", "rejected": "b"}, "rename 'choosen'"),
         ("kto", {"prompt": "x", "completion": "a", "lable": True}, "rename 'lable'"),

@@ -326,6 +326,10 @@ ENDS_JAX = {  # what is named: variables that end JAX, in several spellings
                                "JAX_PLATFORM_NAME=cuda"),
     "platform_unknown": ("JAX_PLATFORMS=gpuu", "JAX_PLATFORMS=CPU", "JAX_PLATFORMS=cpu,tpuu"),
     "xla_flags_not_flags": ("XLA_FLAGS=xla_foo=1",),
+    "xla_flag_value_wrong": tuple(f"XLA_FLAGS=--xla_{flag}" for flag in (
+        *(f"force_host_platform_device_count={n}" for n in ("abc", "0", "-1", "", "1e3", "9" * 11)),
+        "force_host_platform_device_count=x --xla_force_host_platform_device_count=4",
+    )),
     "jax_variable_not_boolean": ("JAX_DEBUG_NANS=maybe", "JAX_ENABLE_X64=2"),
     "matmul_precision_unknown": ("JAX_DEFAULT_MATMUL_PRECISION=hi",),
     "plugin_missing": ("PJRT_NAMES_AND_LIBRARY_PATHS=mine:/no/such.so",),
@@ -359,6 +363,16 @@ def command(*words, **env):
         (("evaluate", "no_run"), {"JAX_PLATFORMS": "gpuu"}, "export JAX_PLATFORMS=cpu"),
         (("serve", "no_run"), {"XLA_FLAGS": "--xla_foo=1"}, "take it out of XLA_FLAGS"),
         (("chat", "no_run"), {"XLA_FLAGS": "--xla_tpu_foo=1"}, "LIBTPU_INIT_ARGS"),
+        (
+            ("train", "quickstart:tiny"),
+            {"XLA_FLAGS": "--xla_force_host_platform_device_count=abc"},
+            "platform_device_count=1 or more",
+        ),
+        (
+            ("train", "quickstart:tiny"),
+            {"XLA_FLAGS": "--xla_dump_to=/tmp/x --xla_dump_hlo_as_text=maybe"},
+            "take --xla_dump_hlo_as_text out of XLA_FLAGS",
+        ),
     ],
 )
 def test_a_command_that_needs_jax_says_so_in_one_line(words, env, says):
@@ -643,7 +657,7 @@ def test_hosts_that_are_not_there():
 
 OTHERS = {
     "rljax_twice", "rljax_of_another_project", "compilation_cache_open", "tpu_lock",
-    "xla_flags_unknown", "no_device",
+    "xla_flags_unknown", "xla_flag_value_wrong", "no_device",
     "hosts_variables_wrong", "jax_does_not_start", "jax_hangs", "sandbox_weak",
     "run_folder_in_use", "run_folder_of_a_url",
     "hosts_do_not_meet", "hosts_not_named", "host_unknown", "port_taken",

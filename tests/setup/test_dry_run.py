@@ -33,9 +33,25 @@ def test_offline_runs_read_no_rollout_and_no_advantage(tmp_path):
     config.algorithm.preference_loss = "dpo(beta=0.2)"
     check_fields_read(build(config, ONE))
     config.algorithm.collect = "active(max_rounds=2)"
-    assert "algorithm.collect='active(max_rounds=2)'" in refused(config)
+    said = refused(config)
+    assert "algorithm.collect='active(max_rounds=2)'" in said
+    assert said.endswith("Fix: algorithm.collect='once'")
     config.algorithm.collect, config.algorithm.advantage = "once", "group_relative(std='none')"
     assert "algorithm.advantage=\"group_relative(std='none')\"" in refused(config)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "dataflow"),
+    [
+        ("preference_loss", "kto", "kto"), ("preference_loss", "bco()", "bco"),
+        ("preference_loss", "simpo()", "preference"), ("reward_loss", "cost_preference()",
+        "reward_model"), ("value_loss", "squared_error(clip=0.9)", "ppo"),
+    ],
+)  # fmt: skip
+def test_a_formula_of_another_method_names_that_method(field, value, dataflow, tmp_path):
+    config = tiny_config(tmp_path / "run", sft__steps=0, **{f"algorithm__{field}": value})
+    said = refused(config)
+    assert f"Fix: dataflow='{dataflow}', which reads algorithm.{field}, or algorithm." in said
 
 
 @pytest.mark.slow

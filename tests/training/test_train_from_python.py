@@ -413,7 +413,7 @@ def test_several_rewards_are_a_mixture(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = config_from("quickstart:tiny", None, None, ["exact_match()", "contains()"], {})
     assert config.reward.function == "mixture(rewards=('exact_match()', 'contains()',))"
-    with pytest.raises(InputError, match="functions or texts"):
+    with pytest.raises(InputError, match="got 3; must be a function, or the name of one"):
         config_from("quickstart:tiny", None, None, ["exact_match()", 3], {})
 
 

@@ -292,12 +292,46 @@ def test_missing_devices_and_what_does_not_divide_come_together():
                 validate(config, devices)
 
 
+@pytest.mark.parametrize(
+    ("field", "usual", "unusual"),
+    [
+        ("actor_optimizer__clip_norm", 0.0, 1e-5), ("actor_optimizer__eps", 1e-5, 0.1),
+        ("sampler__temperature", 2.0, 2.5), ("algorithm__kl_in_loss", 1.0, 5.0),
+        ("algorithm__kl_in_reward", 0.5, 2.0),
+    ],
+)  # fmt: skip
+def test_unusual_numbers_are_warned_of(field, usual, unusual):
+    assert validate(valid(**{field: usual})) == []
+    [said] = validate(valid(**{field: unusual}))
+    assert said.startswith(f"{field.replace('__', '.')}={unusual!r} is unusual: ")
+
+
+def test_a_ratio_is_clipped_to_no_less_than_zero():
+    for loss in ("ppo_clip", "cispo", "gspo", "decoupled_ppo", "clip_cov"):
+        assert "<= 1" in problems_of(valid(algorithm__policy_loss=f"{loss}(clip_low=1.5)")), loss
+
+
+def test_fixes_of_data_and_components_name_what_was_meant(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "good.jsonl").write_text("{}\n")
+    for text in ("rows/godo.jsonl", "rosw/good.jsonl", "rows/good.json", "rows/goood.jsonl"):
+        assert "did you mean 'rows/good.jsonl'?" in problems_of(valid(data__train=text)), text
+    assert "did you mean" not in problems_of(valid(data__train="rows/other.jsonl"))
+    for text in ("https://x.org/a.jsonl", "http://x.org/rows", "https://x.org/a*.jsonl?raw=1"):
+        said = problems_of(valid(data__train=text))
+        assert "addresses are not read. Fix: download it" in said and "hf://datasets/" in said
+    for text, meant in (("my_module:my_loss", "my_module.my_loss"),
+                        ("a.b:my_loss(x=1)", "a.b.my_loss(x=1)")):  # fmt: skip
+        assert f"write {meant}" in problems_of(valid(algorithm__policy_loss=text))
+
+
 def test_references_and_dataflows_fit():
     assert validate(valid(algorithm__kl_in_loss=0.1)) == []
     warnings = validate(valid(algorithm__kl_in_loss=0.1, algorithm__kl_in_reward=0.1))
     assert "counts twice" in warnings[0]
     assert validate(valid(dataflow="ppo", algorithm__advantage="gae(lam=0.95)")) == []
-    assert "ratios are biased" in validate(valid(sampler__top_k=5))[0]
+    assert "the importance ratios are biased" in validate(valid(sampler__top_k=5))[0]
     gspo = valid(algorithm__policy_loss="gspo()")
     assert "long sequences weigh more" in validate(gspo)[0]
     both = valid(

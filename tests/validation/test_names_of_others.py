@@ -94,6 +94,24 @@ BROUGHT = [
     ("num_generation", "`batch.samples_per_prompt`"),  # misspelt
     ("bf16", "`model_settings.dtype=bfloat16`"),
     ("n_samples_per_prompt", "`batch.samples_per_prompt`"),
+    ("reward_model.enable", "`reward.model`"),
+    ("use_lora", "`lora.rank`"),
+    ("n_epochs", "`steps`: a run"),
+    ("rewards", "`reward.function`"),
+    ("max_tokens", "`sampler.max_response_tokens` for responses, or "),
+    ("missing_eos_penalty", "a response that is cut is not fined"),
+    ("processing_class", "`tokenizer`"),
+    ("reward_function", "`reward.function`"),
+    ("grad_accum", "nothing stands for it"),
+    ("kl_penalty_coef", "`algorithm.kl_in_loss`"),
+    ("learning_rate_critic", "`critic_optimizer.lr`"),
+    ("save_dir", "`run_dir`"),
+    ("validation_file", "`data.test`"),
+    ("val_batch_size", "nothing stands for it: evaluation"),
+    ("mesh_shape", "`mesh.data`"),
+    ("reference_model", "nothing stands for it: the reference"),
+    ("stop_sequences", "`sampler.stop_strings`"),
+    ("generation_kwargs", "`sampler.temperature`"),
 ]
 
 
@@ -112,7 +130,7 @@ def test_a_name_of_another_trainer_is_answered_in_flags_yaml_and_python(name, sa
     ):
         with pytest.raises(InputError) as error:
             call()
-        assert says in str(error.value)
+        assert says in str(error.value).replace("`reward=`", "`reward.function`")
     if name.isidentifier():
         prefixed = says.replace("`", "`Config.", 1).replace("Config.presets", "presets")
         with pytest.raises(InputError) as error:
@@ -120,10 +138,33 @@ def test_a_name_of_another_trainer_is_answered_in_flags_yaml_and_python(name, sa
         assert (prefixed if says.startswith("`") else says) in str(error.value)
 
 
+def test_all_unknown_arguments_of_a_call_are_named_at_once():
+    with pytest.raises(InputError) as error:
+        rljax.train(reward_funcs=[len], train_dataset=[], args=object(), steps=2, nothing_known=1)
+    assert str(error.value).splitlines()[:5] == [
+        "rljax.train: these are no arguments:",
+        "  reward_funcs: no such field; use `reward=`",
+        "  train_dataset: no such field; use `data=`",
+        "  args: no such field; nothing stands for it: every setting is a field of its own, such "
+        "as `steps`, `actor_optimizer.lr` and `batch.samples_per_prompt`",
+        "  nothing_known: no such field",
+    ]
+    for name, value, says in (
+        ("reward", 3, "a function, or the name of one"),
+        ("data", 7, "must be rows ("),
+        ("data", True, "must be rows ("),
+    ):
+        with pytest.raises(InputError, match=f"{name}.*{re.escape(says)}"):
+            rljax.train(**{name: value})
+    with pytest.raises(InputError, match=r"did you mean Config.steps\?.*rljax.Config\(\)"):
+        Config(step=3)
+
+
 @pytest.mark.parametrize(
     "name",
     ["foo_bar", "reward_threshold", "min_response_tokens", "top_n", "n_agents", "use_rope",
-     "checkpoint_every", "warm", "x", "max_gpus", "entropy_floor"],
+     "checkpoint_every", "warm", "x", "max_gpus", "entropy_floor", "profiler.enable", "enable",
+     "critic.enabled"],
 )  # fmt: skip
 def test_what_resembles_nothing_gets_no_suggestion(name):
     said = unknown_field(name, KNOWN)

@@ -230,6 +230,9 @@ ON_SHAPES = {
         "in f: return policy.logprobs.summ(), {}). Fix: did you mean 'sum'"),
     "if": ("def f(policy, batch):\n    return 1 if policy.logprobs[0, 0] > 0 else 2, {}",
            "algorithm.policy_loss", "Fix: choose by jnp.where(condition, a, b)"),
+    "if of an array": (
+        "def f(policy, batch):\n    return (1 if policy.logprobs > 0 else 2), {}",
+        "algorithm.policy_loss", "Fix: choose by jnp.where(condition, a, b)"),
     "numpy": ("import numpy\ndef f(batch):\n    return numpy.exp(batch.rewards)",
               "algorithm.advantage", "Fix: use jax.numpy in place of numpy"),
     "float": ("def f(batch):\n    return float(batch.rewards[0, 0])", "algorithm.advantage",

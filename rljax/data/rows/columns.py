@@ -64,9 +64,9 @@ def first_of(row: dict, names: Sequence[str], place: str, fix: str) -> str:
             return name
     columns = sorted(map(str, row))
     what, (rule, other) = f"{place} lacks the column {names[0]!r}", other_kind(row, names)
-    close = [c for name in names for c in difflib.get_close_matches(name, columns, n=1)]
-    if close:
-        fix = f"rename {close[0]!r}, if that is what it holds, or {fix}"
+    near = ((c, name) for name in names for c in difflib.get_close_matches(name, columns, n=1))
+    if close := next(near, None):
+        fix = f"rename {close[0]!r} to {close[1]!r}, if that is what it holds, or {fix}"
         raise InputError(what, value=columns, fix=fix)
     raise InputError(what, value=columns, rule=rule, fix=other + fix)
 

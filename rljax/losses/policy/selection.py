@@ -113,7 +113,7 @@ def clip_cov(
     policy: Policy,
     batch: Batch,
     *,
-    clip_low: NotNegative = 1.0,
+    clip_low: Share = 1.0,
     clip_high: NotNegative = 1.0,
     cov_low: NotNegative = 1.0,
     cov_high: NotNegative = 5.0,
@@ -186,7 +186,7 @@ def ppo_high_entropy(
     batch: Batch,
     *,
     fraction: Share = 0.2,
-    clip_low: NotNegative = 0.2,
+    clip_low: Share = 0.2,
     clip_high: NotNegative = 0.2,
     dual_clip: AboveZero | None = 3.0,
 ):

@@ -43,7 +43,7 @@ def gspo(
     policy: Policy,
     batch: Batch,
     *,
-    clip_low: NotNegative = 3e-4,
+    clip_low: Share = 3e-4,
     clip_high: NotNegative = 4e-4,
     dual_clip: AboveZero | None = None,
     max_sequence_kl: AboveZero | None = None,
@@ -74,7 +74,7 @@ def gspo(
 
 @contract(safe=True, reads=RATIO, reduction="seq_mean_token_mean")
 def gspo_token(
-    policy: Policy, batch: Batch, *, clip_low: NotNegative = 3e-4, clip_high: NotNegative = 4e-4
+    policy: Policy, batch: Batch, *, clip_low: Share = 3e-4, clip_high: NotNegative = 4e-4
 ):
     """gspo with s_t = sg(s) pi / sg(pi): same value, but each token's gradient is its own.
 

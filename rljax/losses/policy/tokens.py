@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from rljax.batch import Batch, behaviour_logprobs
-from rljax.contracts import AboveZero, NotNegative, contract
+from rljax.contracts import AboveZero, NotNegative, Share, contract
 from rljax.losses.policy.common import (
     RATIO,
     Behaviour,
@@ -89,7 +89,7 @@ def ppo_clip(
     policy: Policy,
     batch: Batch,
     *,
-    clip_low: NotNegative = 0.2,
+    clip_low: Share = 0.2,
     clip_high: NotNegative = 0.2,
     dual_clip: AboveZero | None = 3.0,
     max_sequence_kl: AboveZero | None = None,
@@ -118,7 +118,7 @@ def decoupled_ppo(
     policy: Policy,
     batch: Batch,
     *,
-    clip_low: NotNegative = 0.2,
+    clip_low: Share = 0.2,
     clip_high: NotNegative = 0.2,
     dual_clip: AboveZero | None = None,
     weight_max: AboveZero = 5.0,
@@ -149,7 +149,7 @@ def cispo(
     policy: Policy,
     batch: Batch,
     *,
-    clip_low: NotNegative | None = None,
+    clip_low: Share | None = None,
     clip_high: NotNegative = 0.28,
     ratio_max: AboveZero | None = None,
     behaviour: Behaviour = "old",
