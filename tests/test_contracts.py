@@ -220,7 +220,7 @@ def test_spec_is_that_of_the_function_and_its_options(function, reads, rows):
 
 def test_spec_of_a_component_has_the_options_of_its_text():
     of = lambda text, stage: spec(resolve(text, NAMESPACES[stage]))  # noqa: E731
-    assert of("dpo", "preference_loss") == Contract(reads=("ref_logprobs",), rows=2)
+    assert of("dpo", "preference_loss") == Contract(safe=True, reads=("ref_logprobs",), rows=2)
     both = of("dpo(losses=('sigmoid', 'sft'), wpo_weighting=True)", "preference_loss")
     assert both.whole_step and both.reads == ("ref_logprobs", "sum_pi_squared")
     assert of("ppo_clip(max_sequence_kl=0.1)", "policy_loss").reads[-1] == "sampler_logprobs"

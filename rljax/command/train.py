@@ -92,13 +92,14 @@ def next_steps(folder: Path | str, given: Given, finished: bool) -> Iterator[str
         others = [a for a in given.config_arguments() if not a.startswith("--config.run_dir=")]
         yield f"{'resume:':<14}rljax train {shlex.join([*others, place])}"
     if checkpoints and "policy" in there:
-        made, trusted = given.config, True
+        more, trusted = "", True
         with local_copy(folder) as here:
             if (here / "config.json").is_file():
                 made = load_config_file(str(here / "config.json"))
                 trusted = vouched(made, f"{folder}/config.json", here) or not asks(made)
+                more = _left_to_say(made)
         quoted = shlex.quote(str(folder)) + ("" if trusted else " --trust_code")
-        yield f"{'evaluate:':<14}rljax evaluate {quoted}{_left_to_say(made)}"
+        yield f"{'evaluate:':<14}rljax evaluate {quoted}{more}"
         yield f"{'serve:':<14}rljax serve {quoted}"
 
 

@@ -156,11 +156,12 @@ def test_a_healthy_machine_is_told_so(doctor):
 def test_variables_reach_the_command(doctor, here):
     wanted, environment = [], {}
     for name, own in VARIABLES.items():
-        if not environment.keys() & own.keys() and "proxy" not in name:
+        others = "PJRT_NAMES_AND_LIBRARY_PATHS" in own  # any name of a platform may be its
+        if not environment.keys() & own.keys() and "proxy" not in name and not others:
             environment |= {key: text.format(here=here) for key, text in own.items()}
             wanted.append(name)
     found = doctor(env=environment)
-    assert set(wanted) <= found.keys() and len(wanted) > 15
+    assert set(wanted) <= found.keys() and len(wanted) > 14
 
 
 # -- packages
