@@ -70,11 +70,10 @@ def refuse_own_code(config: Config, where: str, folder: str | os.PathLike = "") 
     is where the config lies: a run may write there, and nowhere outside of the working folder."""
     if found := asks(config, folder):
         raise InputError(
-            f"{where} asks for your trust",
+            f"{where} uses code, addresses or places that are not rljax's own",
             value="; ".join(found),
-            rule="a config in a file or a folder may be a stranger's: functions, processes, "
-            "addresses, secrets and places that it names are used only where you say so",
-            fix="look at what is listed, then add --trust_code",
+            rule="whoever wrote it could harm this machine by them, so they need your permission",
+            fix="look at what is listed; if you trust it, add --trust_code",
         )
 
 
