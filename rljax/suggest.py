@@ -77,7 +77,7 @@ FIELDS: dict[str, str] = {
     ),
     **dict.fromkeys(("max_prompt_length", "prompt_max_len", "max_prompt_len", "max_input_len"),
                     _PROMPT),
-    **dict.fromkeys(("max_tokens", "max_token"),
+    **dict.fromkeys(("max_token", "max_tokens_per_response"),
                     f"{_RESPONSE} for responses, or {_PAIR_TOKENS}"),
     **dict.fromkeys(("max_length", "max_seq_length", "max_seq_len", "max_len"), _PAIR_TOKENS),
     **dict.fromkeys(

@@ -337,6 +337,9 @@ def _check_advantage(
 
 def _check_group_of_one(config: Config, problems: Problems, advantage: Component) -> None:
     """An advantage that compares the samples of a prompt has several."""
+    collect = resolve_field(Problems(), "algorithm.collect", config.algorithm.collect, "collect")
+    if collect is not None and spec(collect).targets:
+        return  # what a search has chosen is learned, whatever it was worth beside others
     samples = config.batch.samples_per_prompt
     alone = spec(advantage).compares_samples and advantage.options.get("singleton") != "raw"
     rule = f"algorithm.advantage={advantage.text!r} compares the samples of a prompt: "

@@ -158,7 +158,7 @@ JSONL = [
     (b'{"prompt": "1", "ground_truth": "2"}\n{"prom', "line 2 is not valid JSON"),
     (b'{"prompt": "1", "ground_truth": "2"}\n\n\xff\xfe', "line 3 is not UTF-8"),
     (b'\xff\xfe{\x00"\x00', "not UTF-8"),
-    (b"prompt,answer\n1,2\n", "line 1 is not valid JSON"),
+    (b"prompt,answer\n1,2\n", "line 1 looks like the names of a table's columns"),
     (b"3\n", "row 0 (line 1) is not an object"),
     (b'\n["a"]\n', "row 0 (line 2) is not an object"),
     (b"null", "is not an object"),

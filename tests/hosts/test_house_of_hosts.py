@@ -294,6 +294,7 @@ LISTED = {
     ("training/loop.py", "finish", "not hosts.first()"): AFTERWARDS,
     ("training/loop.py", "finish", "gone"): AFTERWARDS,
     ("training/loop.py", "_train", "console"): "begin() is the console's",
+    ("training/bad_batch.py", "read", "not path.exists()"): "a replay is of one host",
     ("training/preflight.py", "_appears", "file.read_text() == token"): "its result is gathered",
     ("training/preflight.py", "_appears", "time.monotonic() > deadline"): "its result is gathered",
     ("training/program_cache.py", "_put", "self.shared is None or not hosts.first()"): (

@@ -168,6 +168,7 @@ NOT_RUN = {
     "sandbox_fusion": "sends what extract_program finds to a server, then same_output",
     "reasoning_gym_score": "cuts the answer out by rfind and asks is_answer",
     "_judge": "compares decoded values: run_tests bounds what a program sends",
+    "_value_of": "of reasoning_gym: literals, or 500 characters of whole numbers and operators",
     "_raised": "makes a verdict of a message",
     "_result": "reads the answer of a server",
     "generator_of": "reads an option",

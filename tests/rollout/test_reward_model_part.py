@@ -152,6 +152,7 @@ def test_what_a_config_may_say(tmp_path):
         return ""
 
     folder = str(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
     assert problems(model=folder, function=MIXED) == ""
     assert problems(model=folder, function="") == ""
     assert problems(model=folder, function="model_rewards.gated") == ""

@@ -1,6 +1,7 @@
 """rljax.evaluate of a run that train returned and of folders, and the run as a program holds it."""
 
 import json
+import shutil
 import types
 
 import jax
@@ -28,12 +29,13 @@ def run(tmp_path_factory):
     return rljax.train(config, reward=digits_in_order, devices=jax.devices()[:1], correct_at=0.3)
 
 
-def test_a_run_is_evaluated_as_it_was_at_its_end(run):
+def test_a_run_is_evaluated_as_it_was_at_its_end(run, tmp_path):
     found = rljax.evaluate(run, samples=0)
     assert found["metrics"]["greedy_accuracy"] == run.summary["accuracy_after"]
     assert found["prompts"]["kept"] == 16 and "mean@8" not in found["metrics"]
-    with pytest.raises(InputError, match="trust_code=True") as error:  # another program's function
-        rljax.evaluate(run.folder, samples=0)
+    moved = shutil.copytree(run.folder, tmp_path / "moved")  # no run that began here
+    with pytest.raises(InputError, match="trust_code=True") as error:
+        rljax.evaluate(moved, samples=0)
     assert "--" not in str(error.value).partition("Fix: ")[2]
     again = rljax.evaluate(str(run.folder), samples=2, trust_code=True, prompts=3)["metrics"]
     assert again["greedy_accuracy"]["n"] == 3 and {"mean@2", "pass@1"} <= again.keys()
@@ -111,7 +113,7 @@ def test_fixes_of_a_run_are_arguments(run):
         rljax.train(config, **same)
     with pytest.raises(InputError, match="checkpoint={\"allow_changed\": .*'actor_optimizer.lr'"):
         rljax.train(config, **same, actor_optimizer={"lr": 1e-2})
-    for fields, kind in (({"reward": 3}, "text"), ({"steps": "3"}, "whole number")):
-        with pytest.raises(InputError, match=f"Fix: write a {kind}, such as") as error:
+    for fields, fix in (({"reward": 3}, "reward=my_function"), ({"steps": "3"}, "write a whole")):
+        with pytest.raises(InputError, match=f"Fix: {fix}") as error:
             rljax.train(config, **{**same, **fields})
         assert "--" not in str(error.value)

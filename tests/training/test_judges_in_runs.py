@@ -384,7 +384,9 @@ def test_what_a_config_may_not_ask(fields, says):
     assert says in str(found.value)
 
 
-def test_what_a_config_may_ask():
+def test_what_a_config_may_ask(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.json").write_text("{}")  # the folder of a judge
     validate(config(function=f"judge({ASKS})"))
     validate(config(function=f"judge({ASKS}, timeout_s=60)", timeout_s=61.0))
     validate(config(function="judge(scale=2)", judge_model="."))

@@ -16,7 +16,7 @@ NAMES = sorted(p.stem for p in (REPO / "configs" / "offline").glob("*.py"))
 def test_its_docstring_says_how_to_run_it_and_its_fields_are_valid(name):
     path = REPO / "configs" / "offline" / f"{name}.py"
     text = path.read_text()
-    assert f"--config=configs/offline/{name}.py:tiny" in text and "not measured" in text
+    assert f"rljax train offline/{name}:tiny" in text and "not measured" in text
     config = load_config_file(str(path))
     config.model, config.data.train = "decoder(layers=1)", "letter_feedback()"
     assert [w for w in validate(config) if "held out" not in w] == []

@@ -262,6 +262,7 @@ def test_coefficients_and_rules_of_lines_are_the_configs(trained):
 def test_a_learner_that_reads_no_token_rewards_is_refused(tmp_path):
     config = load_config_file(str(REPO / "configs" / "presets" / "grpo.py") + ":tiny")
     config.reward.process_model = str(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
     with pytest.raises(InputError, match="reads no rewards of single tokens"):
         validate(config)
     config.algorithm.advantage = "group_process()"

@@ -2,6 +2,7 @@
 it."""
 
 import logging
+import shutil
 import sys
 
 import jax
@@ -83,10 +84,10 @@ def test_replay_names_the_line_that_divided_by_zero(run, capsys):
     assert ended.value.code == 2 and "no batch of step 3" in capsys.readouterr().err
 
 
-def test_code_that_is_not_trusted_is_refused(run):
+def test_code_that_is_not_trusted_is_refused(run, tmp_path):
     folder, _ = run
     with pytest.raises(InputError, match="distance_loss"):
-        replay(folder)
+        replay(shutil.copytree(folder, tmp_path / "moved"))  # no run that began here
 
 
 def test_a_file_that_is_no_batch_is_refused(run, tmp_path):

@@ -98,7 +98,6 @@ BROUGHT = [
     ("use_lora", "`lora.rank`"),
     ("n_epochs", "`steps`: a run"),
     ("rewards", "`reward.function`"),
-    ("max_tokens", "`sampler.max_response_tokens` for responses, or "),
     ("missing_eos_penalty", "a response that is cut is not fined"),
     ("processing_class", "`tokenizer`"),
     ("reward_function", "`reward.function`"),
