@@ -120,8 +120,8 @@ _OF_TRACING = {
 
 
 def mending(error: BaseException) -> str:
-    """What mends an exception of a user's function: the name that was meant and those that there
-    are, where it says so, else the line to correct."""
+    """Returns what mends an exception of a user's function: the name that was meant and those that
+    there are, where it says so, else the line to correct."""
     while error.__cause__ is not None:
         error = error.__cause__
     if known := _OF_TRACING.get(type(error).__name__):

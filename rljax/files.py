@@ -315,7 +315,8 @@ def parse_number(text: str, kind: type = int) -> int | float | None:
 
 
 def is_whole_number(text: str) -> bool:
-    """Whether a text is a number of a step, an index or a count, as `int` reads it for sure."""
+    """Returns whether a text is a number of a step, an index or a count, as `int` reads it for
+    sure."""
     return text.isascii() and text.isdecimal() and len(text) <= 18
 
 

@@ -420,22 +420,24 @@ def plain(name: str) -> str:
 
 
 def elsewhere(name: str) -> str:
-    """What stands for a field of another trainer, "" for one that is not known. Of a dotted name
-    the longest end counts: "actor_rollout_ref.rollout.n" is "rollout.n"."""
+    """Returns what stands for a field of another trainer, "" for one that is not known. Of a dotted
+    name the longest end counts: "actor_rollout_ref.rollout.n" is "rollout.n"."""
     parts = plain(name).split(".")
     ends = (".".join(parts[i:]) for i in range(len(parts)))
     return next((FIELDS[end] for end in ends if end in FIELDS), "")
 
 
 def other_value(field: str, name: str) -> str:
-    """What stands for a value of another trainer in a field of ours, "" for one not known."""
+    """Returns what stands for a value of another trainer in a field of ours, "" for one not
+    known."""
     text = VALUES.get(field, {}).get(plain(name), "")
     return text.replace("{}", plain(name)).replace("{field}", field)
 
 
 def near_elsewhere(name: str) -> str:
-    """What stands for the field of another trainer that a name misspells, "" where it misspells
-    none. The whole name counts, and its beginning alone does not: `enable` may be that of any."""
+    """Returns what stands for the field of another trainer that a name misspells, "" where it
+    misspells none. The whole name counts, and its beginning alone does not: `enable` may be that of
+    any."""
     words = _words(plain(name))
     scored = [(_likeness(words, _words(other)), other) for other in FIELDS]
     likeness, other = max(scored)

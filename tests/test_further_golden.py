@@ -74,7 +74,7 @@ def test_a_run_under_other_hyper_parameters_is_replayed_under_them(written):
 
 
 def run_golden(folder, *arguments: str) -> str:
-    """What pytest prints of the tests that read golden vectors, with RLJAX_GOLDEN."""
+    """Returns what pytest prints of the tests that read golden vectors, with RLJAX_GOLDEN."""
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
     done = subprocess.run(
         [*command, *arguments], cwd=REPO, capture_output=True, text=True, check=False,

@@ -131,8 +131,8 @@ def tolerance(kind: str, key: str, case, dtype: str) -> tuple[float, float]:
 
 
 def compare(got: dict, case, dtype: str) -> list[str]:
-    """What differs, and what is missing. Where agreement is optional, shapes are compared, and a
-    number has to be one."""
+    """Returns what differs, and what is missing. Where agreement is optional, shapes are compared,
+    and a number has to be one."""
     stored = {f"{kind}/{k}": v for kind, values in (
         ("output", case.outputs), ("grad", case.grads), ("metric", case.metrics)
     ) for k, v in values.items()}  # fmt: skip

@@ -455,7 +455,7 @@ def without_fix(tree) -> list[str]:
 
 
 def parts_of(fix) -> list:
-    """What a fix may be: itself, or the sides of a choice."""
+    """Yields what a fix may be: itself, or the sides of a choice."""
     if isinstance(fix, ast.IfExp):
         return [*parts_of(fix.body), *parts_of(fix.orelse)]
     return [fix]

@@ -243,7 +243,7 @@ def in_time():
 
 
 def what_is_wrong(read, folder: Path, data) -> str:
-    """What else than an InputError comes out of a reader; "" where nothing does."""
+    """Returns what else than an InputError comes out of a reader; "" where nothing does."""
     folder.mkdir(exist_ok=True)
     signal.setitimer(signal.ITIMER_REAL, SOON_S)
     try:

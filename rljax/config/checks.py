@@ -284,8 +284,9 @@ def _check_files(field: str, spec: str, named: str, problems: Problems) -> None:
 
 
 def is_no_component(spec: str) -> bool:
-    """Whether the text of a model can be no component: it has no brackets, and is neither a name
-    nor the dotted path of a function, or its module is not there ("Qwen2.5-0.5B", "my.model")."""
+    """Returns whether the text of a model can be no component: it has no brackets, and is neither a
+    name nor the dotted path of a function, or its module is not there ("Qwen2.5-0.5B",
+    "my.model")."""
     if "(" in spec or ".py:" in spec:
         return False
     parts = spec.split(".")

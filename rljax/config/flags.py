@@ -226,8 +226,8 @@ def config_flags(arguments: Sequence[str]) -> tuple[str | None, dict[str, str], 
 
 
 def config_flag(flag: str) -> str:
-    """What to say of a flag that no command has, where it is a field of the config, or the name of
-    one elsewhere: "fields of the config are written --config.steps=VALUE. "."""
+    """Returns the answer to a flag that no command has, where it is a field of the config, or the
+    name of one elsewhere: "fields of the config are written --config.steps=VALUE. "."""
     known = field_names(Config)
     if text := elsewhere(flag):
         return f"use {elsewhere_text(text, '--config.')}. "

@@ -131,7 +131,7 @@ def _leaves(fields: Mapping, prefix: str = "") -> Iterator[tuple[str, object]]:
 
 
 def _is_of_data(name: str) -> bool:
-    """Whether a name, whole or the last part of one, is that of a field that holds rows."""
+    """Returns whether a name, whole or the last part of one, is that of a field that holds rows."""
     section = any(field.startswith(f"{name}.") for field in kinds())
     return not section and any(f".{field}".endswith(f".{name}") for field in OF_DATA)
 

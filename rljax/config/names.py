@@ -102,8 +102,8 @@ def _written(target: str, prefix: str, preset: str) -> str:
 
 
 def unknown_fields(names: Iterable[str], known: Sequence[str], prefix: str = "") -> Iterator[str]:
-    """What to say of names that are no fields: of each of the first MOST_PROBLEMS, then of how many
-    more there are."""
+    """Yields the answers to names that are no fields: of each of the first MOST_PROBLEMS, then of
+    how many more there are."""
     more = 0
     for number, name in enumerate(names):
         if number < MOST_PROBLEMS:
@@ -115,8 +115,8 @@ def unknown_fields(names: Iterable[str], known: Sequence[str], prefix: str = "")
 
 
 def unknown_field(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """What to say of a name that is no field: what it is called here where another trainer has it,
-    its fields where it is a section, or the field it resembles."""
+    """Returns the answer to a name that is no field: what it is called here where another trainer
+    has it, its fields where it is a section, or the field it resembles."""
     if len(name) > _LONGEST_NAME:
         return f"{prefix}{name[:_LONGEST_NAME]}...: no such field"
     known, text = list(known), elsewhere(name)

@@ -29,13 +29,15 @@ KINDS = (
 
 
 def is_section(value: object) -> bool:
-    """Whether a value of the argument `data` names fields of the section: data={"train": ...}."""
+    """Returns whether a value of the argument `data` names fields of the section: data={"train":
+    ...}."""
     fields = DataConfig.__dataclass_fields__
     return isinstance(value, Mapping) and bool(value) and all(name in fields for name in value)
 
 
 def is_columns(value: object) -> bool:
-    """Whether a value is a dict of columns, lists or arrays of cells, and none of tables."""
+    """Returns whether a value is a dict of columns, lists or arrays of cells, and none of
+    tables."""
     if not isinstance(value, Mapping) or not all(map(_is_column, value.values())):
         return False
     return any(not _is_rows(column) for column in value.values())
@@ -48,7 +50,8 @@ def _is_column(value: object) -> bool:
 
 
 def _is_rows(column: object) -> bool:
-    """Whether all of a column's cells, of which there are some, are dicts: rows of a split."""
+    """Returns whether all of a column's cells, of which there are some, are dicts: rows of a
+    split."""
     return bool(len(column)) and all(isinstance(cell, Mapping) for cell in column)
 
 
@@ -115,7 +118,8 @@ def _dicts(value: object, what: str) -> Iterator[tuple[Mapping, bool]]:
 
 
 def _given_one_by_one(value: Iterable, what: str) -> Iterator:
-    """What an iterator of the user gives. What it raises is an InputError that names the row."""
+    """Yields what an iterator of the user gives. What it raises is an InputError that names the
+    row."""
     given = 0
     try:
         for item in value:

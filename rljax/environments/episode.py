@@ -273,7 +273,7 @@ class Episode:
         return [*others, {**last, "content": told}]
 
     def _without_control(self, messages: Sequence[Mapping]) -> list[dict]:
-        """What the environment yielded, without control tokens in texts that are not the
+        """Returns what the environment yielded, without control tokens in texts that are not the
         assistant's, unless they are meant."""
         if self.limits.control_tokens:
             return [dict(message) for message in messages]

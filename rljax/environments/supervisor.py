@@ -145,7 +145,7 @@ class Supervisor(Crew):
         return self.timeout_s if any(worker.played for worker in self.workers) else math.inf
 
     def are_results(self, worker: PlayWorker, kind: str, content: object) -> bool:
-        """Whether they are steps of episodes that it plays, or has played."""
+        """Returns whether they are steps of episodes that it plays, or has played."""
         return (
             (kind, worker.state, type(content)) == ("steps", "ready", list)
             and all(type(said) is tuple and len(said) == 3 for said in content)

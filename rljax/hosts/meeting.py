@@ -130,7 +130,8 @@ def _hang_up(selector: selectors.BaseSelector, caller: socket.socket) -> None:
 def _hang_up_on_strangers(
     selector: selectors.BaseSelector, known: set[socket.socket], most: int = MOST_CALLERS
 ) -> None:
-    """Of those who have not said who they are, the silent ones and all above a number of them."""
+    """Closes, of those who have not said who they are, the silent ones and all above a number of
+    them."""
     strangers = [key for key in selector.get_map().values() if key.fileobj not in known]
     strangers.sort(key=lambda key: key.data[1], reverse=True)
     for number, key in enumerate(strangers):
@@ -148,7 +149,7 @@ def _notice_a_dead_machine(caller: socket.socket) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Hello:
-    """What a host says of itself."""
+    """Returns what a host says of itself."""
 
     host: int
     hosts: int
@@ -252,7 +253,7 @@ class _Guests:
 
 
 def _checked(message: dict, hosts: int) -> dict:
-    """What the first host says. Raises ValueError for what it never does."""
+    """Returns what the first host says. Raises ValueError for what it never does."""
     error, addresses = message.get("error"), message.get("addresses")
     if isinstance(message.get("say"), str) and message["say"].isprintable():
         return {"say": message["say"]}

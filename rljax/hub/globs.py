@@ -20,7 +20,7 @@ _GLOB = re.compile(r"[*?\[]")
 
 
 def is_glob(pattern: str) -> bool:
-    """Whether a pattern is more than a path."""
+    """Returns whether a pattern is more than a path."""
     return bool(_GLOB.search(pattern))
 
 
@@ -61,7 +61,7 @@ class Files:
 
 @functools.lru_cache(maxsize=256)
 def matcher(pattern: str) -> Callable[[str], bool]:
-    """Whether a path fits a pattern, as a function of the path.
+    """Returns whether a path fits a pattern, as a function of the path.
 
     Walks through the path with all places of the pattern that it may be at, as the bits of a
     number; where a character leads is kept, so that most are one look into a dictionary.

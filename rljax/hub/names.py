@@ -58,8 +58,8 @@ class HubName:
 
 
 def is_path(text: object) -> bool:
-    """Whether a value is a path in a repository that any file system takes, and that stays inside
-    of the folder it is put in."""
+    """Returns whether a value is a path in a repository that any file system takes, and that stays
+    inside of the folder it is put in."""
     return (
         isinstance(text, str)
         and len(text) <= _LONGEST_PATH

@@ -153,7 +153,7 @@ class Estimate:
 
     @property
     def parts(self) -> dict[str, int]:
-        """What takes the bytes of `total`, which is their sum."""
+        """Returns a function that takes the bytes of `total`, which is their sum."""
         peak = max((self.generate, self.learn, self.score), key=lambda use: sum(use.values()))
         return self._held() | peak
 

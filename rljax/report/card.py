@@ -154,7 +154,7 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _cell(text: object) -> str:
-    """What stands in a table: Markdown of one line; a bar would begin another column."""
+    """Returns a cell of a table: Markdown of one line; a bar would begin another column."""
     return _line(text).replace("|", "\\|")
 
 

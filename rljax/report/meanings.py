@@ -42,8 +42,8 @@ class Meaning:
         return low - SLACK <= value <= high + SLACK
 
     def outside(self, value: float) -> bool:
-        """Whether a value is outside of the range that `healthy` begins with, such as "below 0.1;
-        more: ..."; False where it names none. Of such a range no run warns."""
+        """Returns whether a value is outside of the range that `healthy` begins with, such as
+        "below 0.1; more: ..."; False where it names none. Of such a range no run warns."""
         if self.limits is not None:
             return not self.is_healthy(value)
         found = _RANGE.match(self.healthy)

@@ -44,8 +44,8 @@ def fault_lines(
 
 
 def is_said(before: float, after: float) -> bool:
-    """Whether a warning that was counted from `before` to `after` is said: the first time, and at
-    10, 100, 1000 ..."""
+    """Returns whether a warning that was counted from `before` to `after` is said: the first time,
+    and at 10, 100, 1000 ..."""
     if before < 1 or after < 1:
         return after > before
     return math.floor(math.log10(after)) > math.floor(math.log10(before))

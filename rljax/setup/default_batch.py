@@ -65,7 +65,7 @@ def with_default_batch(
 
 
 def _samples(config: Config) -> bool:
-    """Whether the dataflow learns from samples that it draws; False where it is none."""
+    """Returns whether the dataflow learns from samples that it draws; False where it is none."""
     with contextlib.suppress(InputError):
         return spec(resolve(config.dataflow, NAMESPACES["dataflow"])).data in SAMPLED
     return False
@@ -91,7 +91,7 @@ def _with(config: Config, sizes: dict[str, int]) -> Config:
 
 
 def _most_rows(config: Config, model: Model, weights: int, devices) -> float:
-    """How many sequences fit the seconds of a step and the memory of the devices."""
+    """Returns how many sequences fit the seconds of a step and the memory of the devices."""
     chip, cpu, tokens = chip_of(devices), devices[0].platform == "cpu", row_tokens(config)
     if cpu:  # its devices may be virtual: they share the cores
         speed, seconds = CPU_FLOPS * _cores() * hosts.count(), CPU_STEP_S

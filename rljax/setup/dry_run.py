@@ -266,8 +266,8 @@ _READERS = {
 
 
 def _fix_of_unread(name: str, value, usual) -> str:
-    """What mends a field that the dataflow does not read: the dataflow that does, where the field
-    says what somebody wants to learn by, else the default."""
+    """Returns what mends a field that the dataflow does not read: the dataflow that does, where the
+    field says what somebody wants to learn by, else the default."""
     reader = _READERS.get(name)
     if name == "preference_loss" and (loss := resolve(value, NAMESPACES[name])):
         reader = "preference" if spec(loss).rows > 1 else "bco" if loss.name == "bco" else "kto"

@@ -321,7 +321,7 @@ class Reader:
 
 
 def _overlap(boxes: list[list[tuple[int, int]]]) -> bool:
-    """Whether any value lies in two of the boxes, each (begin, end) of every dimension."""
+    """Returns whether any value lies in two of the boxes, each (begin, end) of every dimension."""
     if len(boxes) < 2:
         return False
     ends = np.array(boxes, np.int64).reshape(len(boxes), -1, 2)

@@ -57,8 +57,8 @@ def in_notebook() -> bool:
 def make_console(
     total_steps: int, sft_steps: int, busy: Callable[[], tuple[str, float]]
 ) -> Console:
-    """What shows a run where it is watched: in a notebook, on a terminal, or in a log. `sft_steps`:
-    of the total, which may end early."""
+    """Returns what shows a run where it is watched: in a notebook, on a terminal, or in a log.
+    `sft_steps`: of the total, which may end early."""
     kind = NotebookConsole if in_notebook() else Console
     return kind(total_steps, sft_steps=sft_steps, busy=busy)
 

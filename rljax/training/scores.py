@@ -150,7 +150,7 @@ def _try_formats(reward: Reward, record: PromptRecord, plain: Sequence[ScoredRow
 
 
 def _is_specification(component: Component, truth: str) -> bool:
-    """Whether a ground truth says how a response is checked, and is no response itself."""
+    """Returns whether a ground truth says how a response is checked, and is no response itself."""
     if truth.lstrip()[:1] in ("{", "["):
         return True
     named = members(component) or [component]
@@ -158,7 +158,7 @@ def _is_specification(component: Component, truth: str) -> bool:
 
 
 def _mending(row: ScoredRow, costs: bool = False) -> str:
-    """What mends a reward that had no score for a sample, by what it raised or returned."""
+    """Returns what mends a reward that had no score for a sample, by what it raised or returned."""
     message, sample = row.score.message, row.sample
     extra = sample.get("extra_info") or {}
     if found := re.match(r"KeyError: (['\"])(.*?)\1", message):

@@ -11,8 +11,8 @@ _OF_ONE_SIZE = ("adamw", "lion", "muon")
 
 
 def setup_warnings(setup: Setup, shipped: Config | None = None) -> list[str]:
-    """What of a run's data and optimizers is surely not meant, a line each; a warm-up that the
-    config has from the one that `shipped` was not meant at all."""
+    """Returns what of a run's data and optimizers is surely not meant, a line each; a warm-up that
+    the config has from the one that `shipped` was not meant at all."""
     found = [*_of_optimizers(setup, shipped), *_of_held_out_rows(setup), *_of_few_rows(setup)]
     return list(dict.fromkeys(found))
 
@@ -49,7 +49,7 @@ def _optimizers(phase: Phase) -> list[str]:
 
 
 def _of_held_out_rows(setup: Setup) -> Iterator[str]:
-    """Of a file of held-out rows: how many of them are trained on."""
+    """Warns of a file of held-out rows: how many of them are trained on."""
     config, data = setup.config, setup.data
     test, trains = config.data.test, (config.data.train, *config.data.sources)
     if not is_path(test) or not any(map(is_path, trains)):
@@ -69,7 +69,7 @@ def _of_held_out_rows(setup: Setup) -> Iterator[str]:
 
 
 def _of_few_rows(setup: Setup) -> Iterator[str]:
-    """Of files: fewer rows than a step draws."""
+    """Warns of files with fewer rows than a step draws."""
     config, data = setup.config, setup.data
     specs = (config.data.train, *config.data.sources)
     if data.endless or not all(map(is_path, specs)):

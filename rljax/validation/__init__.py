@@ -151,7 +151,7 @@ def _offline_warnings(config: Config) -> list[str]:
 
 
 def _cautions(config: Config) -> list[str]:
-    """What the tasks of a config say of their rows."""
+    """Returns what the tasks of a config say of their rows."""
     named = (config.data.train, *config.data.sources, config.data.test, config.sft.data)
     tasks = [resolve(t, NAMESPACES["data"]) for t in named if t and not is_path(t)]
     return list(dict.fromkeys(filter(None, (spec(task).caution for task in tasks))))

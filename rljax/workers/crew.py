@@ -77,7 +77,8 @@ class Crew(abc.ABC):
 
     @abc.abstractmethod
     def are_results(self, worker, kind: str, content: object) -> bool:
-        """Whether that is what a worker may send in this state, beside "ready" and "failed"."""
+        """Returns whether that is what a worker may send in this state, beside "ready" and
+        "failed"."""
 
     @abc.abstractmethod
     def heard(self, worker, kind: str, content: object) -> None:

@@ -24,7 +24,7 @@ _NUMPY = {
 
 
 class BrokenFrame(ValueError):
-    """What was sent is no message."""
+    """Raised for bytes that are no message."""
 
 
 def read_frame(sock: socket.socket) -> bytes | None:

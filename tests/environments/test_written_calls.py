@@ -46,7 +46,7 @@ def test_2000_random_calls_are_read_as_they_were_written(writer, name):
 
 
 def ambiguous(writer, value) -> bool:
-    """Whether one of the texts holds its own mark and the call's continuation."""
+    """Returns whether one of the texts holds its own mark and the call's continuation."""
     if isinstance(value, dict):
         return any(ambiguous(writer, one) for one in value.values())
     if isinstance(value, list):

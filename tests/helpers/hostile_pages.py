@@ -221,7 +221,7 @@ def _samples(root: Path, texts) -> Path:
 
 
 def _live(texts) -> str:
-    """What a run draws in a notebook."""
+    """Draws a run in a notebook."""
     console = NotebookConsole(9, busy=lambda: (next(texts), 30.0))
     console._start = lambda: None  # nothing is drawn by itself
     console.log(1, {"reward/mean": 0.5, "loss": 1.0})

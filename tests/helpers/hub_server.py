@@ -57,7 +57,7 @@ class Fault:
 
 @dataclasses.dataclass
 class Answer:
-    """What the server is about to send. A body that is no bytes is sent in chunks, without a
+    """Sends what the server is about to send. A body that is no bytes is sent in chunks, without a
     length."""
 
     method: str

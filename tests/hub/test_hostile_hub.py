@@ -106,8 +106,8 @@ WHEN = {
 @pytest.mark.parametrize("when", WHEN)
 @pytest.mark.parametrize("header", ["ETag", "X-Linked-Etag", "X-Repo-Commit"])
 def test_a_header_names_no_file(server, outside, tmp_path, header, when):
-    """Of every answer, of every kind of file, at any time: a client that asks twice and trusts the
-    second answer falls for the third case."""
+    """Lies in every answer, of every kind of file, at any time: a client that asks twice and trusts
+    the second answer falls for the third case."""
     counts: dict = {}
     believed = when in ("always", "to HEAD", "the second time")
     for tag in tags(tmp_path) if believed else tags(tmp_path)[:4]:

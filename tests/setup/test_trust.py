@@ -207,8 +207,9 @@ def test_every_field_has_a_rule_and_one_to_come_asks():
 
 
 def test_a_component_that_does_not_declare_it_is_refused():
-    """Of everything that a bare name can mean, those alone that are declared safe, beside their
-    definition, may be named by anyone; and of their options those whose annotation says so."""
+    """Asks, of everything that a bare name can mean, those alone that are declared safe, beside
+    their definition, may be named by anyone; and of their options those whose annotation says
+    so."""
     unsafe, options = [], 0
     for home, functions in namespaces().items():
         for name, function in functions.items():

@@ -26,7 +26,7 @@ FREE = {"title", "aria-label", "srcdoc"}
 
 
 class Page(html.parser.HTMLParser):
-    """What a page is made of: its elements with their attributes, and its texts. Raises
+    """Returns what a page is made of: its elements with their attributes, and its texts. Raises
     AssertionError for an element that is not closed in its turn."""
 
     def __init__(self, text: str):
@@ -128,7 +128,7 @@ def test_one_function_escapes():
 
 
 def test_a_folder_is_no_address(tmp_path):
-    """What links to a folder quotes its name; one of another folder is not linked."""
+    """A link to a folder quotes its name; one of another folder is not linked."""
     texts = Texts(HARMLESS)
     folders = [tmp_path / name for name in ("javascript:alert(1)", 'x" onclick="alert(1)')]
     for folder in folders:

@@ -289,7 +289,7 @@ def loss_body(rng, folder) -> Mistake:
 
 
 class Printed(Exception):
-    """What a command wrote to standard error."""
+    """Returns what a command wrote to standard error."""
 
 
 def flag(rng, folder, capsys=None) -> Mistake:

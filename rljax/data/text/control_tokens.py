@@ -79,7 +79,8 @@ def _part_places(tokenizer, places: Sequence[tuple[dict, str]], ids: Collection[
 
 @functools.lru_cache(maxsize=16)
 def _pattern(tokenizer, ids: frozenset[int]) -> re.Pattern | None:
-    """What a text has to hold to hold one of the tokens; None where only the tokenizer can tell."""
+    """Returns what a text has to hold to hold one of the tokens; None where only the tokenizer can
+    tell."""
     if not tokenizer.reads_as_written(ids):
         return None
     texts = {tokenizer.decode([i], skip_special_tokens=False).strip() for i in ids}
@@ -88,8 +89,8 @@ def _pattern(tokenizer, ids: frozenset[int]) -> re.Pattern | None:
 
 
 def _found(tokenizer, text: str, ids: frozenset[int]) -> list[tuple[int, int]]:
-    """Where the tokens stand in a text: characters [a, b), white space aside. One of a single
-    character cannot be parted and is left alone."""
+    """Returns where the tokens stand in a text: characters [a, b), white space aside. One of a
+    single character cannot be parted and is left alone."""
     pattern = _pattern(tokenizer, ids)
     if len(text) < 2 or (pattern is not None and not pattern.search(text)):
         return []

@@ -140,7 +140,7 @@ class _Scanner:
         return found
 
     def value(self, depth: int, within: str = "") -> object:
-        """What comes next, within an object ("}") or a list ("]")."""
+        """Returns what comes next, within an object ("}") or a list ("]")."""
         self._values += 1
         if self._values > MAX_VALUES:
             raise _Wrong(f"it has more than {MAX_VALUES} values")
@@ -197,8 +197,8 @@ class _Scanner:
         return _ESCAPED.sub(_unescaped, inside[0])
 
     def _string_end(self, mark: str, kind: str, begin: int) -> int:
-        """Where a string ends: at the first mark behind which goes on what it stands in, else at
-        the first one; -1 without any."""
+        """Returns where a string ends: at the first mark behind which goes on what it stands in,
+        else at the first one; -1 without any."""
         ends = _STRING_ENDS.get(kind)
         if ends and (mark, kind) not in self._endless:
             if found := ends[mark].search(self.text, begin):

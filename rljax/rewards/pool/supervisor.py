@@ -161,7 +161,7 @@ class Supervisor(Crew):
         return self.timeout_s if busy else math.inf
 
     def are_results(self, worker: RewardWorker, kind: str, content: object) -> bool:
-        """Whether they are the scores of the tasks that it was handed, in their order."""
+        """Returns whether they are the scores of the tasks that it was handed, in their order."""
         return (
             (kind, worker.state, type(content)) == ("scored", "busy", list)
             and len(content) <= len(worker.chunk)
@@ -260,8 +260,8 @@ class Supervisor(Crew):
 
 
 def _is_result(found: object, task: Task) -> bool:
-    """Whether a worker has sent what it found of a task: (its number, an outcome for each sample,
-    seconds, (those of the longest piece, whether that has a score when it is late))."""
+    """Returns whether a worker has sent what it found of a task: (its number, an outcome for each
+    sample, seconds, (those of the longest piece, whether that has a score when it is late))."""
     if not (type(found) is tuple and len(found) == 4 and found[0] == task.number):
         return False
     _, outcomes, seconds, longest = found
