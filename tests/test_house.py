@@ -325,69 +325,6 @@ def test_what_goes_past_fetch_and_place_is_found():
     assert {"mesh", "constrain_rows"} <= set(names_of(ast.parse(page)))
 
 
-# -- one place that opens what a stranger may have written
-
-OPENERS = ("open", "read_text", "read_bytes", "load_file", "from_file", "safe_open", "fromfile")
-# What opens files by itself, and why that is no stranger's file.
-READS_ITSELF = {
-    "files.py": "the one place",
-    "command": "sources of this package",
-    "config/checks.py": "sources of this package",
-    "config/describe.py": "sources of this package",
-    "config/from_python.py": "writes",
-    "tracking": "files of the run that this process writes",
-    "report": "files of a finished run, each of which may be missing or cut",
-    "setup/checkpoint_disk.py": "checked by the manifest's hashes",
-    "training": "files of the run",
-    "experiments/accept.py": "weights of its own runs, and /proc",
-    "experiments/sweep.py": "files of its own runs",
-    "hub/client.py": "writes what it downloads",
-    "hosts": "the metadata server of the machine, /proc, and what the hosts write themselves",
-    "pods": "the user's own code, to be sent",
-    "rewards/sandbox": "what the sandbox itself wrote, and /proc",
-    "rewards/judges": "a cache of its own",
-    "workers/prints.py": "writes",
-    "doctor": "metadata of this Python's packages, and the lock of the TPU's driver",
-    "sampler/memory.py": "/proc/meminfo",
-    "data/images/files.py": "given to Pillow by open_file, or bytes",
-    "data/text/guarded_process.py": "/proc/self/statm",
-    "models/huggingface/load.py": "writes",
-    "models/huggingface/peft.py": "checked by open_file just before",
-}
-
-
-def openings(tree) -> list[str]:
-    """The calls by which a piece of code opens a file."""
-    names = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            called = node.func
-            name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
-            of_ours = isinstance(called, ast.Name) and name in ("read_text", "read_bytes")
-            if name in OPENERS and not of_ours:
-                names.append(ast.unparse(called))
-    return names
-
-
-def test_files_of_strangers_are_opened_in_one_place():
-    found = {}
-    for path in FILES:
-        inside = path.relative_to(REPO / "rljax").as_posix()
-        if calls := openings(ast.parse(path.read_text())):
-            key = next(
-                (k for k in READS_ITSELF if inside == k or inside.startswith(f"{k}/")), inside
-            )
-            found.setdefault(key, []).extend(calls)
-    assert {k: v for k, v in found.items() if k not in READS_ITSELF} == {}
-    assert [name for name in READS_ITSELF if name not in found] == []  # none is out of date
-
-
-def test_an_opening_is_found():
-    for code in ("json.loads(path.read_text())", "with open(x) as f: pass", "os.open(x, 0)"):
-        assert len(openings(ast.parse(code))) == 1, code
-    assert openings(ast.parse("read_text(path)\nread_data(x)")) == []
-
-
 def test_files_of_tests_have_names_of_their_own():
     """pytest imports them by their names alone: of two that are equal it collects one."""
     names = collections.Counter(path.name for path in (REPO / "tests").rglob("test_*.py"))

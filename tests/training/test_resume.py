@@ -179,7 +179,8 @@ def test_sigterm_before_the_first_step_trains_nothing(parts, tmp_path):
 
 
 def test_the_accuracy_after_is_of_the_policy_at_the_end(parts, tmp_path):
-    """A stopped run has none; the resumed one has that of a fresh evaluation, also where fewer steps make the step at which it stopped the last one."""
+    """A stopped run has none; the resumed one has that of a fresh evaluation, also where fewer
+    steps make the step at which it stopped the last one."""
     fields = dict(evaluate__every_steps=0, evaluate__correct_at=0.1, actor_optimizer__lr=5e-3)
     plan(parts, signal.SIGTERM, EVALUATION + 3 * 16 - 8)  # in step 9, the third after SFT
     found = stopped(configured(tmp_path / "one", **fields)).run.summary
