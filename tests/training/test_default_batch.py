@@ -45,6 +45,18 @@ def test_a_larger_model_or_longer_responses_are_a_smaller_batch():
     assert chosen(config_of()) == chosen(config_of())
 
 
+def test_keys_and_values_that_fill_a_device_are_a_smaller_batch():
+    """Of few weights, and rows of 64 times as many bytes of keys and values."""
+    prompts = []
+    for kv_heads in (1, 64):
+        shape = f"embed=8, mlp=8, heads=64, kv_heads={kv_heads}, head_dim=128, max_tokens=40000"
+        config = config_of(f"decoder(layers=2, {shape})")
+        config.data.max_prompt_tokens = config.sampler.max_response_tokens = 16384
+        config.batch.tokens_per_microbatch = 32768
+        prompts.append(chosen(config, devices=stand_ins("v5e:2x2")[0])[0])
+    assert prompts[0] > 4 * prompts[1], prompts
+
+
 def test_what_is_set_stays_and_the_rest_divides():
     assert chosen(config_of(prompts_per_step=5, samples_per_prompt=3), FIELDS[1:]) == (5, 15)
     assert chosen(config_of(prompts_per_step=700), FIELDS[1:]) == (700, 224)
