@@ -401,7 +401,7 @@ def ranges_of(kind: object) -> list[Range]:
     """The ranges in an annotation, such as Annotated[float, Range(low=0)] | None."""
     if typing.get_origin(kind) is typing.Annotated:
         return [one for one in kind.__metadata__ if isinstance(one, Range)]
-    return [range for inner in typing.get_args(kind) for range in ranges_of(inner)]
+    return [bounds for inner in typing.get_args(kind) for bounds in ranges_of(inner)]
 
 
 _EXAMPLES = {bool: "True", int: "1", float: "0.5", str: "'text'", tuple: "(1, 2)"}
@@ -420,8 +420,8 @@ def _check_option(
     range."""
     if _fits(value, kind):
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        for range in ranges_of(kind) if number else ():
-            if rule := range.problem(value):
+        for bounds in ranges_of(kind) if number else ():
+            if rule := bounds.problem(value):
                 usual = "" if default is inspect.Parameter.empty else f", such as {default!r}"
                 fix = f"a number in that range{usual}"
                 what = f"option {option!r} of {component}"

@@ -38,8 +38,8 @@ _RESPONSES = ("response", "responses", "completions", "solution_str", "first", "
 class Contract:
     """The declaration of one function, with its options applied. Field names are those of Batch."""
 
-    # A config that nobody vouches for may name it: with options of harmless types it starts no
-    # process, imports nothing, reaches no network and no file (rljax.config.trust).
+    # A config of an unknown author may name it: with options of harmless types it starts no
+    # process, imports nothing, and reaches no network and no file (rljax.config.trust).
     safe: bool = False
     # Batch fields that must be filled before the call, beside tokens, segment_ids, positions and
     # mask. What a function reads only where it is there (batch.weights) does not belong here.
@@ -109,9 +109,9 @@ def component_in(home: str) -> typing.Any:
     return typing.Annotated[str, Home(home)]
 
 
-# A text that is only compared, shown or sampled from: whoever wrote it, nothing else happens.
+# A text that is only compared, shown or sampled.
 PlainText = typing.NewType("PlainText", str)
-# True allows what harms the machine: a config that nobody vouches for may not set it.
+# True allows something that may harm the machine, so a config of an unknown author may not set it.
 Permission = typing.NewType("Permission", bool)
 
 

@@ -1,17 +1,18 @@
-"""What of a config is used though nobody vouches for who wrote it.
+"""Decides which values of a config may be used when its author is unknown.
 
-A run folder, and a config in JSON or YAML, is data: it may be a stranger's. What it may hold is
-listed, and all else asks for `--trust_code`, fields and components to come included:
+A run folder, or a config in JSON or YAML, may come from anybody. These values are used without
+`--trust_code`; everything else, new fields and new components included, needs it:
 
-    numbers, true and false     but for the port of a profiler
-    texts                       by the kind of their field, in the tables below
-    components                  those that declare contract(safe=True), with options whose
-                                annotations are harmless: numbers, choices, PlainText, and
-                                components of the same kind (rljax.components)
+    numbers and booleans    except the port of the profiler
+    texts                   by the kind of their field, in the tables below
+    components              if they declare contract(safe=True), and only with options whose
+                            annotations are harmless: numbers, choices, PlainText, and other
+                            components (rljax.contracts)
 
-What the user began on this machine is no stranger's: `vouch` notes the place and the digest of a
-config in the user's own cache, outside of the folder, and `vouched` finds it again. Both take the
-config that was read, so that no other one is used than was looked at.
+A run that the user began on this machine needs no trust either: `vouch` writes a note of the place
+and the digest of its config into the user's cache, outside of the folder, and `vouched` looks for
+it. Both take the config object that was read, so the config that is checked is the one that is
+used.
 """
 
 import dataclasses
@@ -39,7 +40,7 @@ from rljax.errors import InputError
 from rljax.files import read_data
 from rljax.tracking.store import is_url
 
-# Texts that are shown, compared or sampled, and names of one of a few choices.
+# Texts that are only shown, compared or sampled; and fields that hold one of a few words.
 _PLAIN = {
     "data.target_instruction", "offline.step_separator", "sampler.stop_strings",
     "sampler.end_of_thinking", "sampler.interrupt_phrase",
@@ -66,8 +67,8 @@ _TYPES = (bool, int, float, type(None))
 
 
 def refuse_own_code(config: Config, where: str, folder: str | os.PathLike = "") -> None:
-    """Raises InputError where the config names what is used only where the user trusts it. `folder`
-    is where the config lies: a run may write there, and nowhere outside of the working folder."""
+    """Raises InputError if the config holds values that need trust. `folder` is where the config
+    lies: a run may write there and in the working folder, and nowhere else."""
     if found := asks(config, folder):
         raise InputError(
             f"{where} uses code, addresses or places that are not rljax's own",
@@ -78,14 +79,14 @@ def refuse_own_code(config: Config, where: str, folder: str | os.PathLike = "") 
 
 
 def untrained(config: Config) -> Config:
-    """Returns the config of a run whose policy is loaded and not trained on: what a run writes, and
-    the services that it tells, are never used, so that they need no trust."""
+    """Returns the config of a run whose policy is only loaded: it writes nothing and tells no
+    service, so the fields for that need no trust."""
     own = tuple(text for text in config.trackers if any(map(is_own_code, names_of(text)[0])))
     return dataclasses.replace(config, run_dir="", profile_port=0, trackers=own)
 
 
 def asks(config: Config, folder: str | os.PathLike = "") -> list[str]:
-    """Returns what of the config asks for trust, as "field=value"."""
+    """Returns the values of the config that need trust, as "field=value"."""
     fields = ((field, value_of(config, field)) for field in _DEFAULTS)
     return sorted(
         f"{field}={value!r}"
@@ -95,7 +96,7 @@ def asks(config: Config, folder: str | os.PathLike = "") -> list[str]:
 
 
 def asks_for_trust(field: str, value: object, folder: str | os.PathLike = "") -> bool:
-    """Returns whether a value of a field may be used only where the user trusts who wrote it."""
+    """Returns whether a value of a field needs the user's trust in its author."""
     if isinstance(value, tuple | list):
         return any(asks_for_trust(field, item, folder) for item in value)
     if isinstance(value, _TYPES):
@@ -108,8 +109,8 @@ def asks_for_trust(field: str, value: object, folder: str | os.PathLike = "") ->
 
 @functools.cache
 def _rules() -> dict[str, Callable[[str, str | os.PathLike], bool]]:
-    """{field of texts: whether a text of it is used without being asked}. A field that stands in no
-    table is not."""
+    """Returns {field: a function (text, folder) that says whether the text needs no trust}. A text
+    of a field that is not in the table needs it."""
     return {
         **{field: lambda text, folder: True for field in _PLAIN},
         **{field: lambda text, folder: _WORD.fullmatch(text) is not None for field in _WORDS},
@@ -146,7 +147,7 @@ def _component_rule(home: str, *words: str) -> Callable[[str, str | os.PathLike]
 
 
 def _of_roles(text: str, home: str) -> bool:
-    """Returns whether NAME=component(...) is harmless; what is not of that form is looked at
+    """Returns whether NAME=component(...) is harmless; a text of another form is checked as a
     whole."""
     match = _ROLES.fullmatch(text)
     return is_harmless(match[1] if match else text, home)
@@ -181,8 +182,8 @@ def _is_inside(text: str, folder: str | os.PathLike) -> bool:
 def is_harmless(text: str, home: str) -> bool:
     """Returns whether a component of the module `home` may be named by anyone, with these options.
 
-    What is no call, and bare names that are not there, is refused by what reads it: a mistake is
-    answered as one, unless it names code of others somewhere."""
+    A text that is no call, or names a component that does not exist, is harmless unless it names
+    code of others somewhere: whoever reads it answers the mistake."""
     try:
         name, options = parse_component(text.strip())
     except InputError:
@@ -208,8 +209,8 @@ def is_harmless(text: str, home: str) -> bool:
 
 
 def _is_harmless_value(value: object, kind: object) -> bool:
-    """Returns whether the annotation of an option says that such a value does nothing but set it.
-    Annotations that say nothing, and those of paths, addresses and commands, do not."""
+    """Returns whether the annotation of an option says that this value only sets it. No annotation,
+    and `str`, which may be a path, an address or a command, do not say so."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
         homes = [note.module for note in inner[1:] if isinstance(note, Home)]

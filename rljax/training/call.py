@@ -50,7 +50,7 @@ def train(
       on_start: is called with the run folder.
       devices: such as jax.devices()[:4].
       trust_code: says that a config in JSON or YAML, or of a run folder, may run what it names of
-        others. A run that began on this machine needs it not.
+        others. A run that began on this machine does not need it.
       fields: fields of rljax.Config: by name, by the dict of a section, or by the last part of a
         name alone. print(rljax.Config()) shows all of them with their defaults.
 
