@@ -4,10 +4,12 @@ Synchronous generators are stepped one after the other; asynchronous ones wait t
 worker's event loop. Which episode's code runs, and since when, stands in shared memory, so that the
 parent can tell whose code hangs. Frames are those of rljax.workers, tickets name episodes:
   parent -> worker   (environment, tokenizer, limits) once; then lists of
-                     ("open", ticket, number, start, marks, replies), ("reply", ticket, reply) and
-                     ("drop", ticket)
+                     ("open", ticket, number, start, marks, replies, suspect),
+                     ("reply", ticket, reply) and ("drop", ticket)
   worker -> parent   ("ready", notes) or ("failed", (has a fix, message)) once; then
-                     ("steps", [(ticket, Step, mark), ...])
+                     ("steps", [(ticket, Step, mark), ...]), and while it hosts a suspect
+                     ("runs", ticket) before code of an episode runs: what stands in the stream
+                     after that and is no frame, this episode's code has written
 An episode that is opened with marks is played again: its Steps up to there are not told once more,
 but must have these marks.
 """
@@ -99,6 +101,7 @@ class Player:
         self.place, self.make, self.timeout_s = place, make, limits.turn_timeout_s
         self.socket, self.progress = place.socket, place.progress
         self._hosted: dict[int, Hosted] = {}
+        self._suspects: set[int] = set()
         self._todo: collections.deque[tuple[int, Hosted, Reply | None]] = collections.deque()
         self._said: list[tuple[int, Step, bytes]] = []
         self._flushed = time.monotonic()
@@ -155,7 +158,11 @@ class Player:
 
     # -- episodes
 
-    def _begin(self, ticket: int, number: int, start: bytes, marks: list, replies: list) -> None:
+    def _begin(
+        self, ticket: int, number: int, start: bytes, marks: list, replies: list, suspect: bool
+    ) -> None:
+        if suspect:
+            self._suspects.add(ticket)
         episode = self.make(number, **pickle.loads(start))
         hosted = Hosted(episode, collections.deque(marks), collections.deque(replies))
         self._hosted[ticket] = hosted
@@ -163,6 +170,7 @@ class Player:
 
     def _drop(self, ticket: int) -> None:
         hosted = self._hosted.pop(ticket, None)
+        self._suspects.discard(ticket)
         if hosted is None:
             return
         if hosted.task is not None:
@@ -209,6 +217,7 @@ class Player:
         if step.ended:
             del self._hosted[ticket]
             self._close(ticket, hosted.episode)
+            self._suspects.discard(ticket)
         else:
             self._go_on(ticket, hosted)
 
@@ -230,6 +239,9 @@ class Player:
 
     def enter(self, ticket: int) -> None:
         """Says whose code runs from now on."""
+        if self._suspects:
+            self._flush()
+            self.socket.sendall(frame(("runs", ticket)))
         self.progress.write(ticket, time.monotonic())
 
     def leave(self, after: int = _BETWEEN) -> None:
@@ -267,6 +279,7 @@ class Player:
         if self._hosted.get(ticket) is not hosted or hosted.task is None:
             return
         del self._hosted[ticket]
+        self._suspects.discard(ticket)
         step = Step(
             hosted.episode.number, ended=True, kind="timeout", seconds=self.timeout_s,
             failure=f"over environment.turn_timeout_s={self.timeout_s}",

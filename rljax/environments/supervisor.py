@@ -52,6 +52,7 @@ class PlayWorker(WorkerProcess):
     def __init__(self, facts: bytes, folder: str, path: list[str], memory_bytes: int, pipe: bool):
         self.played: dict[int, Played] = {}  # by ticket
         self.mail: list[tuple] = []  # to be sent together
+        self.announced = -1  # the ticket whose code it said it would run, where it says so
         super().__init__("rljax.environments.play_worker", {}, folder, path, memory_bytes, pipe)
         self.post(facts)
 
@@ -125,7 +126,10 @@ class Supervisor(Crew):
             self._tickets += 1
             worker.played[played.ticket] = played
             again = list(played.marks), list(played.replies)
-            worker.mail.append(("open", played.ticket, played.number, played.start, *again))
+            suspect = played.strikes > 0
+            worker.mail.append(
+                ("open", played.ticket, played.number, played.start, *again, suspect)
+            )
         for worker in [one for one in self.workers if one.mail]:
             mail, worker.mail = worker.mail, []
             try:
@@ -145,7 +149,10 @@ class Supervisor(Crew):
         return self.timeout_s if any(worker.played for worker in self.workers) else math.inf
 
     def are_results(self, worker: PlayWorker, kind: str, content: object) -> bool:
-        """Returns whether they are steps of episodes that it plays, or has played."""
+        """Returns whether they are steps of episodes that it plays, or has played, or whose code
+        it runs next."""
+        if kind == "runs":
+            return worker.state == "ready" and type(content) is int
         return (
             (kind, worker.state, type(content)) == ("steps", "ready", list)
             and all(type(said) is tuple and len(said) == 3 for said in content)
@@ -164,6 +171,8 @@ class Supervisor(Crew):
             for ticket, step, mark in content:
                 if (played := worker.played.get(ticket)) is not None:
                     self._say(played, step, mark)
+        elif kind == "runs":
+            worker.announced = content
         elif kind == "ready":
             worker.state, self.failed_starts = "ready", 0
             self.notes |= content
@@ -227,11 +236,13 @@ class Supervisor(Crew):
             self._scatter(worker, [])
             self.count_failed_start("episode", why or how_it_ended(worker.process))
             return
-        self._lose(worker, "killed", why or "it ended its worker process")
+        self._lose(worker, "killed", why or "it ended its worker process", broken=bool(why))
 
-    def _lose(self, worker: PlayWorker, kind: str, why: str) -> None:
+    def _lose(self, worker: PlayWorker, kind: str, why: str, broken: bool = False) -> None:
         """Blames the episode whose code ran, and plays the others again."""
         number, since, _ = worker.progress.read()
+        if broken:  # when that was read, the worker may have been running another's code already
+            number = worker.announced
         guilty = [played for ticket, played in worker.played.items() if ticket == number]
         if number == ON_LOOP and kind == "timeout":  # code of theirs, outside of their own tasks
             guilty = [played for played in worker.played.values() if played.owes]
@@ -246,7 +257,8 @@ class Supervisor(Crew):
             self._fail_attempt(played, _failure(played, kind, why, seconds))
 
     def _struck(self, worker: PlayWorker) -> list[Played]:
-        """Those that owed a step once too often when a worker ended for no reason to be seen."""
+        """Those that owed a step once too often when a worker ended for no reason to be seen.
+        Where they are played next, the worker says before each step whose code it runs."""
         owing = [played for played in worker.played.values() if played.owes]
         for played in owing:
             played.strikes += 1
