@@ -1,6 +1,7 @@
 """Offline training's rows as tokens: which are learned, what is cut, which row they fill."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -243,8 +244,16 @@ def test_overlong_pairs(overlong, limit, expected):
 
 
 def test_overlong_errors_and_bad_options(tmp_path):
-    with pytest.raises(InputError, match="row 0 cannot be encoded: it has 8 tokens"):
+    with pytest.raises(InputError, match="row 0 is too long: 8 tokens"):
         items_of([PAIR], CHARS, "pairs", 7, overlong="error")
+    longer = [PAIR | {"prompt": PAIR["prompt"] + "1" * n} for n in (0, 5, 1, 2, 9)]
+    says = re.escape(
+        "4 of 5 rows are too long: row 1 has 13 tokens, row 2 has 9 tokens, row 3 has 10 tokens, "
+        "...; the longest is row 4 with 17; max_tokens is 8. Fix: a limit of 17, "
+    )
+    with pytest.raises(InputError, match=says):
+        items_of(longer, CHARS, "pairs", 8, overlong="error")
+    assert len(items_of(longer, CHARS, "pairs", 17, overlong="error")[0]) == 5
     for options, says in ((dict(overlong="cut"), "'overlong'"), (dict(ties="smooth"), "'ties'")):
         with pytest.raises(InputError, match=says):
             items_of([PAIR], CHARS, "pairs", **options)

@@ -67,6 +67,13 @@ def test_overlong_prompts(overlong, expected, dropped, truncated):
 def test_overlong_errors():
     with pytest.raises(InputError, match="row 1 is too long: 5 tokens"):
         encode_prompts(texts("123", "12345"), CHARS, max_prompt_tokens=3, overlong="error")
+    several, limit = texts("1234", "123", "123456"), dict(max_prompt_tokens=3)
+    says = (
+        "2 of 3 rows are too long: row 0 has 4 tokens, row 2 has 6 tokens; the longest is row 2 "
+        "with 6; max_prompt_tokens is 3. Fix: a limit of 6, "
+    )
+    with pytest.raises(InputError, match=says):
+        encode_prompts(several, CHARS, **limit, overlong="error")
     with pytest.raises(InputError, match="no prompt is left: all 2"):
         encode_prompts(texts("123", "12345"), CHARS, max_prompt_tokens=2)
     with pytest.raises(InputError, match="'overlong'"):

@@ -23,12 +23,14 @@ from rljax.data.offline.rows import KINDS
 from rljax.data.online.prompts import (
     OVERLONG,
     Example,
+    TooLong,
     at_least_bos,
     cut_ids,
     encode_demonstration,
     in_row,
     one_of_stream,
     options_of,
+    require_none_too_long,
     require_positive,
     with_end_token,
 )
@@ -145,12 +147,15 @@ def encode_rows(
     counts = dict(total=len(records), kept=0, dropped_overlong=0, dropped_empty=0, truncated=0)
     if kind in PAIRED:
         counts |= dict(dropped_identical=0, dropped_tie=0)
-    items, how = [], (max_tokens, overlong, images, turns)
+    items, refused, how = [], [], (max_tokens, overlong, images, turns)
     for record in records:
         try:
             items += _encode(record, tokenizer, kind, separator, ties, *how, counts)
+        except TooLong as error:  # all of them are counted before one error is raised
+            refused.append(error)
         except InputError as error:
             raise in_row(record, error) from None
+    require_none_too_long(refused, len(records))
     counts["kept"] = len(items)
     if not items:
         rule, fix = _WHY_DROPPED[max(_WHY_DROPPED, key=lambda name: counts.get(name, 0))]
@@ -171,6 +176,8 @@ def encode_row(record: dict, tokenizer: Tokenizer, kind: str, **options) -> obje
     try:
         how = most, options["overlong"], options.get("images"), options.get("turns", "auto")
         made = _encode(record, tokenizer, kind, separator, "drop", *how, counts)
+    except TooLong:
+        raise
     except InputError as error:
         raise in_row(record, error) from None
     return one_of_stream(record, made) if made else None
@@ -202,6 +209,9 @@ def _encode(
         made = _examples(encode_demonstration(record, tokenizer, counts, turns))
     else:
         made = [_columns(record, tokenizer, kind, separator)]
+    tokens = max((len(prompt) + _longest(columns) for prompt, columns in made), default=0)
+    if overlong == "error" and tokens > max_tokens:
+        raise TooLong(record, tokens, rule=f"max_tokens is {max_tokens}")
     items = []
     for prompt, columns in made:
         shown = images
@@ -299,18 +309,15 @@ def _columns(record, tokenizer, kind, separator) -> tuple[list[int], dict[str, d
     return prompt, columns
 
 
+def _longest(columns) -> int:
+    return max(len(column["ids"]) for column in columns.values())
+
+
 def _fit(prompt, columns, max_tokens, overlong, bos_id):
     """(prompt, columns, which side was cut or "") within max_tokens; None where it is dropped."""
-    longest = max(len(column["ids"]) for column in columns.values())
-    total = len(prompt) + longest
-    if total <= max_tokens:
+    longest = _longest(columns)
+    if len(prompt) + longest <= max_tokens:
         return prompt, columns, ""
-    if overlong == "error":
-        raise InputError(
-            f"it has {total} tokens",
-            rule=f"max_tokens is {max_tokens}",
-            fix="raise the limit, shorten the row, or set overlong='drop'",
-        )
     if overlong == "left" and max_tokens > longest:
         return cut_ids(prompt, max_tokens - longest, "left", bos_id), columns, "left"
     if overlong != "right":  # no cut of the prompt makes room for the completion

@@ -159,16 +159,22 @@ def encode_prompts(
     `images`: how the model reads those of the rows.
     """
     encoded, counts = [], dict(total=len(records), kept=0, dropped_overlong=0, truncated=0)
+    refused = []
     for record in records:
-        prompt, cut = encode_prompt(
-            record, tokenizer, max_prompt_tokens=max_prompt_tokens, overlong=overlong,
-            images=images,
-        )  # fmt: skip
+        try:
+            prompt, cut = encode_prompt(
+                record, tokenizer, max_prompt_tokens=max_prompt_tokens, overlong=overlong,
+                images=images,
+            )  # fmt: skip
+        except TooLong as error:  # all of them are counted before one error is raised
+            refused.append(error)
+            continue
         counts["truncated"] += cut
         if prompt is None:
             counts["dropped_overlong"] += 1
         else:
             encoded.append(prompt)
+    require_none_too_long(refused, len(records))
     counts["kept"] = len(encoded)
     if not encoded:
         raise InputError(
@@ -192,19 +198,12 @@ def encode_prompt(
     text, ids, opened = _encode_prompt(record, tokenizer, images)
     cut = len(ids) > max_prompt_tokens
     if cut and overlong == "error":
-        raise InputError(
-            f"the prompt of row {record['index']} is too long: {len(ids)} tokens",
-            rule=f"max_prompt_tokens is {max_prompt_tokens}",
-            fix="raise the limit, shorten the prompt, or set overlong='drop'",
-        )
+        raise TooLong(record, len(ids), rule=f"max_prompt_tokens is {max_prompt_tokens}")
     if cut and overlong == "drop":
         return None, False
     if cut and opened:
-        raise InputError(
-            f"the prompt of row {record['index']} is too long: {len(ids)} tokens",
-            rule=f"max_prompt_tokens is {max_prompt_tokens}, and a prompt with images is not cut",
-            fix="overlong='drop', a smaller data.max_image_pixels, or a larger limit",
-        )
+        rule = f"max_prompt_tokens is {max_prompt_tokens}, and a prompt with images is not cut"
+        raise TooLong(record, len(ids), rule=rule, more="a smaller data.max_image_pixels")
     if cut:
         ids = cut_ids(ids, max_prompt_tokens, overlong, tokenizer.bos_id)
     rest = {n: value for n, value in record.items() if n not in ("prompt", "images")}
@@ -253,6 +252,36 @@ def at_least_bos(ids: list[int], tokenizer: Tokenizer, record: dict) -> list[int
 def in_row(record: dict, error: InputError) -> InputError:
     """The error with the row that it is about."""
     return error.within(f"row {record['index']} cannot be encoded: ")
+
+
+class TooLong(InputError):
+    """The error of one row that has more `tokens` than the limit and may not be dropped or cut."""
+
+    def __init__(self, record: dict, tokens: int, *, rule: str, more: str = "shorter rows"):
+        self.row, self.tokens, self.rule, self.more = record["index"], tokens, rule, more
+        what, fix = f"row {self.row} is too long: {tokens} tokens", self.fix(tokens)
+        super().__init__(what, rule=rule, fix=fix)
+
+    def fix(self, tokens: int) -> str:
+        """How to mend it where the longest row has so many tokens."""
+        return f"a limit of {tokens}, {self.more}, or overlong='drop'"
+
+
+def require_none_too_long(refused: Sequence[TooLong], total: int) -> None:
+    """Raises one InputError for all rows that were refused, of `total`; the first few are named."""
+    if not refused:
+        return
+    if len(refused) == 1:
+        raise refused[0]
+    first = ", ".join(f"row {error.row} has {error.tokens} tokens" for error in refused[:3])
+    more = ", ..." if len(refused) > 3 else ""
+    longest = max(refused, key=lambda error: error.tokens)
+    raise InputError(
+        f"{len(refused)} of {total} rows are too long: {first}{more}; the longest is row "
+        f"{longest.row} with {longest.tokens}",
+        rule=longest.rule,
+        fix=longest.fix(longest.tokens),
+    )
 
 
 def cut_ids(ids: list[int], limit: int, side: str, bos_id: int | None) -> list[int]:
