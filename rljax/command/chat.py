@@ -4,10 +4,13 @@ A conversation in the terminal; the policy calls the tools of the environment, a
 is shown (grey). /new forgets what was said, an empty line or Ctrl-D ends.
 """
 
+import functools
 import sys
 from collections.abc import Iterable, Iterator
 
 from rljax.config.serve_options import ChatOptions
+from rljax.config.trust import served
+from rljax.errors import printable
 
 SHOWN = 600  # characters of what a tool answers
 
@@ -17,8 +20,12 @@ def main(options: ChatOptions) -> None:
     from rljax.setup.policies import load_policy
     from rljax.tracking.screen import Terminal
 
-    chat = Chat(load_policy(options.model, options.step, trust_code=options.trust_code), options)
+    read = functools.partial(served, environment=not options.environment)
+    policy = load_policy(options.model, options.step, trust_code=options.trust_code, read=read)
+    chat = Chat(policy, options)
     console = Terminal(highlight=False)
+    for note in chat.notes:  # beside the answers, which may be read by a program
+        print(printable(note), file=sys.stderr, flush=True)
     for question in [options.question] if options.question else _lines():
         if question == "/new":
             chat.forget()

@@ -9,7 +9,7 @@ another host failed. The same command goes on after each of these.
 
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rljax.command.launch import Given
@@ -17,11 +17,13 @@ from rljax.config import Config
 from rljax.config.checks import refuse_early
 from rljax.config.flags import load_config_file, shipped_config
 from rljax.config.options import TrainOptions
-from rljax.config.trust import asks, vouched
+from rljax.config.trust import asks, served, untrained, vouched
 from rljax.files import is_whole_number
 from rljax.tracking.mirror import local_copy
 from rljax.tracking.store import Store, is_url
 
+# What is printed of the metrics of held-out rows, as far as the dataflow has them.
+_HELD_OUT = ("loss", "accuracy", "token_accuracy", "rewards/accuracies", "rewards/margins")
 # Where one host of several may lack a file, all hear of it, from validate, once they are connected.
 _OF_SEVERAL = {"RLJAX_HOSTS", "TPU_WORKER_HOSTNAMES", "SLURM_NTASKS", "SKYPILOT_NUM_NODES"}
 
@@ -50,9 +52,8 @@ def main(options: TrainOptions, given: Given) -> int:
     except RunStopped as stop:
         run, code = stop.run, stop.code
     summary = run.summary
-    for name in ("accuracy_before", "accuracy_after"):
-        if summary[name]:
-            _say("{}: {value:.3f} [{low:.3f}, {high:.3f}], n={n}".format(name, **summary[name]))
+    for line in measured_lines(summary):
+        _say(line)
     if "time_split" in summary:
         split = ", ".join(f"{name} {share:.0%}" for name, share in summary["time_split"].items())
         _say(f"steady step {summary['step_s']:.3f} s: {split}")
@@ -71,6 +72,34 @@ def _say(text: str) -> None:
 
     if hosts.first():
         print(text, flush=True)
+
+
+def measured_lines(summary: Mapping) -> Iterator[str]:
+    """Lines that say what the evaluations measured, each number with its step. After the last
+    update means: of an evaluation that came after it."""
+    first, steps = summary["sft_steps"], summary["steps"]
+    last = summary["last_evaluation"] or {"step": first, "accuracy": None, "eval": None}
+    came_after = steps - last["step"]
+    behind = f"the last evaluation; steps taken since: {came_after}" if came_after else ""
+    before, after = summary["accuracy_before"], summary["accuracy_after"]
+    if before:
+        yield f"accuracy_before: {_interval(before)}, at step {first}"
+    if after:
+        yield f"accuracy_after: {_interval(after)}, at step {steps}"
+    elif behind and last["accuracy"] and last["step"] > first:
+        yield f"accuracy: {_interval(last['accuracy'])}, at step {last['step']}, {behind}"
+    elif before and steps > first:
+        yield "accuracy_after: not measured after the last update"
+    losses = {first: summary["eval_before"], last["step"]: last["eval"]}
+    for step, metrics in sorted(losses.items()):
+        if known := [f"{n} {metrics[f'eval/{n}']:.4g}" for n in _HELD_OUT
+                     if f"eval/{n}" in (metrics or {})]:  # fmt: skip
+            late = f", {behind}" if behind and step == last["step"] else ""
+            yield f"held-out rows: {', '.join(known)}, at step {step}{late}"
+
+
+def _interval(accuracy: Mapping) -> str:
+    return "{value:.3f} [{low:.3f}, {high:.3f}], n={n}".format(**accuracy)
 
 
 def next_steps(folder: Path | str, given: Given, finished: bool) -> Iterator[str]:
@@ -92,15 +121,17 @@ def next_steps(folder: Path | str, given: Given, finished: bool) -> Iterator[str
         others = [a for a in given.config_arguments() if not a.startswith("--config.run_dir=")]
         yield f"{'resume:':<14}rljax train {shlex.join([*others, place])}"
     if checkpoints and "policy" in there:
-        more, trusted = "", True
+        more, evaluate, serve = "", "", ""
         with local_copy(folder) as here:
             if (here / "config.json").is_file():
                 made = load_config_file(str(here / "config.json"))
-                trusted = vouched(made, f"{folder}/config.json", here) or not asks(made)
+                if not vouched(made, f"{folder}/config.json", here):
+                    evaluate = " --trust_code" if asks(untrained(made)) else ""
+                    serve = " --trust_code" if asks(served(made)) else ""
                 more = _left_to_say(made)
-        quoted = shlex.quote(str(folder)) + ("" if trusted else " --trust_code")
-        yield f"{'evaluate:':<14}rljax evaluate {quoted}{more}"
-        yield f"{'serve:':<14}rljax serve {quoted}"
+        quoted = shlex.quote(str(folder))
+        yield f"{'evaluate:':<14}rljax evaluate {quoted}{evaluate}{more}"
+        yield f"{'serve:':<14}rljax serve {quoted}{serve}"
 
 
 def _left_to_say(config: Config) -> str:

@@ -7,7 +7,6 @@ from rljax.config.options import (
     CompilerOptions,
     TrustOptions,
     dtype_option,
-    response_tokens_option,
     step_option,
 )
 
@@ -80,8 +79,11 @@ class ChatOptions(CompilerOptions, TrustOptions):
     tokens: int = option(4096, "Of a conversation; at most the model's context", low=2)
     max_turns: int = option(0, "Of the policy for a question; 0 = the run's, or 8", low=0)
     temperature: float | None = option(
-        None, "Of the samples, 0 = greedy; default: the run's, or 1.0", low=0
+        None, "Of the samples, 0 = greedy; default: the run's, or that of the model's "
+        "generation_config.json, or 0.7", low=0
+    )  # fmt: skip
+    max_response_tokens: int | None = option(
+        None, "Of a response; default: the run's, or 512, or 128 without a chat template", low=1
     )
-    max_response_tokens: int | None = response_tokens_option()
     steps: int = option(8, "Tokens per dispatch: how often text is shown", low=1)
     seed: int = option(0, "Of the draws", low=0, high=2**32 - 1)

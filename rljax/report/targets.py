@@ -7,7 +7,7 @@ result only where its model and its data are those of the publication.
 import dataclasses
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 
 from rljax.report.arms import interval
@@ -126,17 +126,27 @@ def differences(run: Run, target: Target) -> str:
     return ""
 
 
+LATE = " at the last evaluation, which is not after the last step"
+
+
 def obtained(runs: Sequence[Run]) -> str:
-    """The accuracy at the end, or at the last evaluation, as HTML: of a single run with its
-    interval over prompts, of several the mean with Student's interval over them."""
-    known = [found for run in runs if (found := _accuracy(run)) is not None]
+    """The accuracy at the end, or at the last evaluation, which is then said, as HTML: of a single
+    run with its interval over prompts, of several the mean with Student's interval over them."""
+    known = [(found, at_end) for run in runs for found, at_end in _accuracy(run)]
+    if not known:
+        return "not evaluated"
+    found, late = known[0][0], "" if all(at_end for _, at_end in known) else LATE
     if len(known) > 1:
-        known = [estimate(interval([found.value for found in known]))]
-    return shown(known[0], shares(known[0])) if known else "not evaluated"
+        found = estimate(interval([one.value for one, _ in known]))
+    return f"{shown(found, shares(found))}{late}"
 
 
-def _accuracy(run: Run) -> Estimate | None:
-    return estimate(run.summary.get("accuracy_after")) or value_at(run, OVERALL, -1)
+def _accuracy(run: Run) -> Iterator[tuple[Estimate, bool]]:
+    """(accuracy, whether it is that after the last step), if the run has been evaluated."""
+    if (after := estimate(run.summary.get("accuracy_after"))) is not None:
+        yield after, True
+    elif (last := value_at(run, OVERALL, -1)) is not None:
+        yield last, False
 
 
 def expected(groups: Mapping[str, Sequence[Run]]) -> str:

@@ -10,7 +10,7 @@ import functools
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from starlette.applications import Starlette
@@ -51,13 +51,15 @@ def make_app(
     origins: Sequence[str] = (),
     images: ImageReader | None = None,
     stops: Sequence[str] = (),
+    defaults: Mapping[str, float] | None = None,
 ) -> Starlette:
     """The ASGI application that serves `worker` as the model `name`. `calls`: a format of
     rljax.environments.calls. `hosts` and `origins`: as in Guard. `images`: how the model reads
-    images; None of a model of text. `stops`: stop strings of every response, those of the run."""
+    images; None of a model of text. `stops`: stop strings of every response, those of the run.
+    `defaults`: fields of requests that name none, such as temperature."""
     origins = [origin.lower().rstrip("/") for origin in origins]
     card = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "rljax"}
-    requests = _Requests(worker, tokenizer, name, parser(calls, tokenizer), images, stops)
+    requests = _Requests(worker, tokenizer, name, parser(calls, tokenizer), images, stops, defaults)
 
     async def completions(request: Request) -> Response:
         return await requests.respond(request, chat=False)
@@ -154,9 +156,9 @@ class _Requests:
 
     def __init__(
         self, worker: Worker, tokenizer: Tokenizer, name: str, calls: Format,
-        images: ImageReader | None, stops: Sequence[str],
+        images: ImageReader | None, stops: Sequence[str], defaults: Mapping[str, float] | None,
     ):  # fmt: skip
-        self._stops = tuple(stops)
+        self._stops, self._defaults = tuple(stops), dict(defaults or {})
         self._worker, self._tokenizer, self._name, self._calls = worker, tokenizer, name, calls
         self._images = images
         self._limits = Limits(worker.sampler.engine.request_tokens, worker.room)
@@ -223,10 +225,11 @@ class _Requests:
             with self._loading:  # other threads wait for the end of each call, so one at a time
                 body = parse_json(raw, "the body")
             served = self._tokenizer, self._name, self._limits
+            how = dict(stops=self._stops, defaults=self._defaults)
             if chat:
-                parsed = read_chat(body, *served, self._calls, self._images, self._stops)
+                parsed = read_chat(body, *served, self._calls, self._images, **how)
             else:
-                parsed = read_completion(body, *served, self._stops)
+                parsed = read_completion(body, *served, **how)
         except RecursionError:
             raise InputError(
                 "request body",

@@ -23,9 +23,11 @@ from rljax.reasoning import beginning_of
 from rljax.sampler import Engine, Sampler
 from rljax.sampler.sample import Sample
 from rljax.serving.call_stream import CallStream
+from rljax.serving.defaults import CHAT_TEMPERATURE, Defaults, defaults_of
 from rljax.setup.decoding import decoding_of
 from rljax.setup.policies import SavedPolicy
 
+TEXT_TOKENS = 128  # of a response without a chat template: a base model's text has no end
 # A text of the policy, a call that it made, what a tool or the environment answers, how it ended.
 TEXT, CALL, ANSWER, END = "text", "call", "answer", "end"
 REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
@@ -56,11 +58,18 @@ class Chat:
             control_tokens=settings.control_tokens,
         )
         self._format = parser(self.limits.calls if function else "", policy.tokenizer)
-        turn = policy.sampling(
-            temperature=options.temperature, max_response_tokens=options.max_response_tokens
-        )
+        most = options.max_response_tokens
+        if most is None and policy.step is None and not policy.tokenizer.has_chat_template:
+            most = TEXT_TOKENS
+        defaults = defaults_of(policy, CHAT_TEMPERATURE)
+        if options.temperature is not None:
+            how = dict(temperature=options.temperature, source="--temperature")
+            defaults = dataclasses.replace(defaults, **how)
+        turn = policy.sampling(max_response_tokens=most)
+        self.notes = list(_notes(policy, defaults, turn.max_response_tokens))
         self.turn = dataclasses.replace(
             turn,
+            **defaults.fields(),
             stop_ids=tuple(
                 dict.fromkeys((*turn.stop_ids, *self._format.stop_ids(policy.tokenizer)))
             ),
@@ -163,6 +172,17 @@ class Chat:
             self._sampler.abort(sample)
         else:
             self._sampler.release(sample)
+
+
+def _notes(policy: SavedPolicy, defaults: Defaults, most: int) -> Iterator[str]:
+    """Lines that say how questions are asked."""
+    changed = "" if defaults.source == "--temperature" else "; --temperature=0 answers greedily"
+    yield f"{defaults.line()}{changed}"
+    if not policy.tokenizer.has_chat_template:
+        yield (
+            "no chat template: the model reads your text as it stands and goes on with it, for at "
+            f"most {most} tokens (--max_response_tokens)"
+        )
 
 
 def _why(step: Step) -> str:

@@ -365,7 +365,8 @@ _CHAT = _BOTH | {
 }
 
 
-def _read(body: object, known: dict, neutral: dict) -> dict:
+def _read(body: object, known: dict, neutral: dict, defaults: Mapping[str, float] | None) -> dict:
+    usual = {name: default for name, (default, _) in known.items()} | dict(defaults or {})
     if not isinstance(body, Mapping):
         _refuse("request body", body, fix="send a JSON object")
     present = {name: value for name, value in body.items() if value is not None}
@@ -376,8 +377,8 @@ def _read(body: object, known: dict, neutral: dict) -> dict:
             rule = f"not supported; known are {', '.join(sorted(known))}"
             _refuse(f"field {name[:NAME_CHARACTERS]!r}", value, rule, fix="leave it out")
     return {
-        name: read(name, present[name]) if name in present else default
-        for name, (default, read) in known.items()
+        name: read(name, present[name]) if name in present else usual[name]
+        for name, (_, read) in known.items()
     }
 
 
@@ -393,10 +394,12 @@ def _without_effect(name: str, value: object, neutral: dict) -> bool:
 
 def read_completion(
     body: object, tokenizer: Tokenizer, name: str, limits: Limits, stops: Sequence[str] = (),
+    defaults: Mapping[str, float] | None = None,
 ) -> ParsedRequest:  # fmt: skip
     """The body of POST /v1/completions for the model that is served as `name`. `stops`: the stop
-    strings of the run that is served, beside those of the request."""
-    fields = _read(body, _COMPLETIONS, NEUTRAL | _NEUTRAL_IN_COMPLETIONS)
+    strings of the run that is served, beside those of the request. `defaults`: of fields that the
+    request does not name."""
+    fields = _read(body, _COMPLETIONS, NEUTRAL | _NEUTRAL_IN_COMPLETIONS, defaults)
     fields["stop"] = _with_stops(fields, stops)
     _check_model(fields, name)
     if fields["prompt"] is None:
@@ -423,10 +426,11 @@ def read_completion(
 def read_chat(
     body: object, tokenizer: Tokenizer, name: str, limits: Limits, calls: Format | None = None,
     reader: ImageReader | None = None, stops: Sequence[str] = (),
+    defaults: Mapping[str, float] | None = None,
 ) -> ParsedRequest:  # fmt: skip
     """The body of POST /v1/chat/completions. Without a limit the response fills the slot. `calls`:
     how the model writes tool calls. `reader`: how it reads images."""
-    fields = _read(body, _CHAT, NEUTRAL | _NEUTRAL_IN_CHAT)
+    fields = _read(body, _CHAT, NEUTRAL | _NEUTRAL_IN_CHAT, defaults)
     fields["stop"] = _with_stops(fields, stops)
     _check_model(fields, name)
     if fields["messages"] is None:

@@ -15,12 +15,14 @@ import jax
 from rljax import hub
 from rljax.config.options import check_options
 from rljax.config.serve_options import ServeOptions
+from rljax.config.trust import served
 from rljax.data.text.tokenizer import CharTokenizer, Tokenizer
 from rljax.environments.calls import parser
-from rljax.errors import InputError
+from rljax.errors import InputError, printable
 from rljax.sampler import Engine, Sampler, Sampling
 from rljax.sampler.layout import AUTO, held_weights, parsed
 from rljax.sampler.memory import check_pages
+from rljax.serving.defaults import API_TEMPERATURE, defaults_of
 from rljax.serving.fields import STOP_TOKENS, STOPS
 from rljax.serving.worker import Worker
 from rljax.setup.decoding import decoding_of
@@ -124,18 +126,22 @@ def serve(options: ServeOptions) -> None:
     try:
         # At once, so that a port in use is an error before minutes of loading.
         with in_background(loading, options.host, options.port, limits) as address:
-            policy = load_policy(options.model, options.step, trust_code=options.trust_code)
+            how = dict(trust_code=options.trust_code, read=served)
+            policy = load_policy(options.model, options.step, **how)
             worker = make_worker(policy, options)
             guard = dict(hosts=options.allowed_hosts, origins=options.allowed_origins)
             # What ends a response of the run ends one of the server.
             stops = policy.config.sampler.stop_strings
+            defaults = defaults_of(policy, API_TEMPERATURE)
             how = dict(calls=options.calls, images=policy.images, stops=stops, **guard)
+            how["defaults"] = defaults.fields()
             tokenizer = policy.tokenizer
             del policy  # with its weights, where decoding has others
             loading.app = make_app(worker, tokenizer, name, **how)
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda *_: stop.set())
             print(f"serving {name} at {address}/v1")
+            print(f"requests that say nothing: {printable(defaults.line())}")
             print(example_request(address, tokenizer), flush=True)
             stop.wait()
             print("stopping: what is running has 10 s", flush=True)

@@ -4,7 +4,7 @@ A run may still be training: nothing here writes into its folder.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -75,6 +75,8 @@ class SavedPolicy:
     tokenizer: Tokenizer
     step: int | None
     images: ImageReader | None = None  # how the model reads images
+    # generation_config.json of a Hugging Face folder; {} where there is none, and of a run.
+    generation: dict = dataclasses.field(default_factory=dict)
 
     def actor(self) -> Actor:
         """An actor without an optimizer."""
@@ -132,14 +134,15 @@ class SavedPolicy:
 
 
 def load_policy(
-    folder: str | Path, step: str = "latest", *, trust_code: bool = False
-) -> SavedPolicy:
+    folder: str | Path, step: str = "latest", *, trust_code: bool = False,
+    read: Callable[[Config], Config] = untrained,
+) -> SavedPolicy:  # fmt: skip
     """The policy of a run folder (config.json, checkpoints/) or of a Hugging Face folder; either
     may be a URL, and the latter a repository of the hub. `step` of a run: latest, best, or a
     number.
 
     A run folder is data: where its config names functions outside of rljax it is refused, unless
-    trust_code says that they may run.
+    trust_code says that they may run. `read` returns what of the run's config is used.
 
     All devices here share the weights, whatever mesh the run was trained on.
     """
@@ -152,17 +155,21 @@ def load_policy(
         saved = read_json_object(here / "config.json")
         if "model_type" not in saved:
             path = here / "config.json"
-            return _run_policy(saved, path, f"{folder}/checkpoints", step, trust_code)
+            return _run_policy(saved, path, f"{folder}/checkpoints", step, trust_code, read)
         config = Config(model=str(here))
         tokenizer = load_run_tokenizer(config)
         model = load_model(config, tokenizer)
         reader = image_reader(config, tokenizer)
-        return SavedPolicy(config, model, load_params(here, model), tokenizer, None, reader)
+        path = here / "generation_config.json"
+        generation = read_json_object(path) if path.is_file() else {}
+        params = load_params(here, model)
+        return SavedPolicy(config, model, params, tokenizer, None, reader, generation)
 
 
 def _run_policy(
-    saved: dict, path: Path, checkpoints: str, step: str, trust_code: bool
-) -> SavedPolicy:
+    saved: dict, path: Path, checkpoints: str, step: str, trust_code: bool,
+    read: Callable[[Config], Config],
+) -> SavedPolicy:  # fmt: skip
     """The policy of a run with the config `saved`, which lies at `path`."""
     if "dataflow" not in saved:
         raise InputError(
@@ -173,7 +180,7 @@ def _run_policy(
     config = from_dict(saved, str(path))
     place = f"{checkpoints.removesuffix('checkpoints')}config.json"
     known = trust_code or vouched(config, place, path.parent)
-    config = untrained(config)
+    config = read(config)
     if not known:
         refuse_own_code(config, str(path))
     # The run's layouts were for its devices.

@@ -298,6 +298,13 @@ def summarise(run: Run, status: str) -> dict:
         "accuracy_after": progress.accuracy if progress.measured else None,
         "eval_before": progress.held_out_before,
         "eval_after": progress.held_out if progress.measured else None,
+        "last_evaluation": None
+        if progress.evaluated_step is None
+        else {
+            "step": progress.evaluated_step,
+            "accuracy": progress.accuracy,
+            "eval": progress.held_out,
+        },
         "stopped_early": run.stopped_early,
         "wall_s": time.monotonic() - run.started,
         "steps": progress.step,

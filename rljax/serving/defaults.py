@@ -1,0 +1,75 @@
+"""How a policy is sampled where neither a request nor an option says it: of a run, as it sampled;
+of a model folder, as its generation_config.json says; else as the caller does."""
+
+import dataclasses
+
+from rljax.errors import InputError
+from rljax.sampler import Sampling
+from rljax.setup.policies import SavedPolicy
+
+CHAT_TEMPERATURE = 0.7  # of `rljax chat`: at 1.0 a small model often leaves its subject
+API_TEMPERATURE = 1.0  # OpenAI's default, and vLLM's
+FIELDS = ("temperature", "top_k", "top_p", "min_p")
+GENERATION = "generation_config.json"
+# Fields of generation_config.json that would change the samples and are not done, with the values
+# that change nothing.
+_NOT_DONE = {
+    "repetition_penalty": (1,), "encoder_repetition_penalty": (1,), "no_repeat_ngram_size": (0,),
+    "typical_p": (1,), "epsilon_cutoff": (0,), "eta_cutoff": (0,), "top_h": (), "num_beams": (1,),
+    "guidance_scale": (1,), "min_length": (0,), "min_new_tokens": (0,), "bad_words_ids": ([],),
+    "suppress_tokens": ([],), "begin_suppress_tokens": ([],), "sequence_bias": ({},),
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Defaults:
+    """The fields of Sampling that hold where nobody gives one, and who says so."""
+
+    temperature: float = API_TEMPERATURE
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    source: str = "the default"
+    not_done: tuple[str, ...] = ()  # what the source asks for beside them
+
+    def fields(self) -> dict[str, float | int]:
+        return {name: getattr(self, name) for name in FIELDS}
+
+    def line(self) -> str:
+        """The fields in a line, without those that are off."""
+        off = vars(Defaults())
+        named = [n for n in FIELDS if n == "temperature" or getattr(self, n) != off[n]]
+        text = ", ".join(f"{name} {getattr(self, name):g}" for name in named)
+        text += f" ({self.source})"
+        return text + (f"; {', '.join(self.not_done)} is not done" if self.not_done else "")
+
+
+def defaults_of(policy: SavedPolicy, temperature: float) -> Defaults:
+    """The defaults of a saved policy. `temperature`: where neither its run nor its model's
+    generation_config.json names one."""
+    if policy.step is not None:
+        own = {name: getattr(policy.config.sampler, name) for name in FIELDS}
+        return Defaults(**own, source="as the run sampled")
+    given = {n: v for n in FIELDS if (v := policy.generation.get(n)) is not None}
+    if given.get("top_k") == -1:  # vLLM's word for all tokens
+        del given["top_k"]
+    if policy.generation.get("do_sample") is False:  # transformers then reads none of them
+        given = {"temperature": 0.0}
+    for name, value in given.items():
+        kind = int if name == "top_k" else int | float
+        if isinstance(value, bool) or not isinstance(value, kind):
+            fix = f"write a number, or leave {name} out"
+            raise InputError(f"{GENERATION}: {name}", value=value, fix=fix)
+    try:
+        Sampling(**given)
+    except InputError as error:
+        raise error.within(f"{GENERATION}: ") from None
+    not_done = tuple(
+        f"{name}={value!r:.40}"
+        for name, usual in _NOT_DONE.items()
+        if (value := policy.generation.get(name)) is not None and value not in usual
+    )
+    says = f"as {GENERATION} says"
+    if "temperature" not in given:
+        says = f"the default, as no {GENERATION} names one" if not given else f"the rest {says}"
+    return Defaults(**{"temperature": temperature} | given, source=says, not_done=not_done)
