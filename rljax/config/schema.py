@@ -25,7 +25,9 @@ class OptimizerConfig(Settings):
     # "cosine(final=0.1)", or dotted: a function (lr, steps, options) -> a function of the step.
     schedule: str = "constant"
     warmup_steps: int = 0  # optimizer steps of a linear rise to lr
-    warmup_from: float = 0.0  # share of lr that warm-up starts at
+    # Share of lr that warm-up starts at. At 0 the first optimizer step changes nothing, as with the
+    # schedulers of optax and transformers.
+    warmup_from: float = 0.0
     # AdamW's; other optimizers have such numbers as options of `name`.
     beta1: float = 0.9
     beta2: float = 0.999  # as beta1, of the squared gradient

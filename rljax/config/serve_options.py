@@ -80,7 +80,7 @@ class ChatOptions(CompilerOptions, TrustOptions):
     max_turns: int = option(0, "Of the policy for a question; 0 = the run's, or 8", low=0)
     temperature: float | None = option(
         None, "Of the samples, 0 = greedy; default: the run's, or that of the model's "
-        "generation_config.json, or 0.7", low=0
+        "generation_config.json, or greedy", low=0
     )  # fmt: skip
     max_response_tokens: int | None = option(
         None, "Of a response; default: the run's, or 512, or 128 without a chat template", low=1

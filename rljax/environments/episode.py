@@ -305,7 +305,8 @@ class Episode:
                 raise InputError(
                     "the chat template renders no tool calls that are known here",
                     rule="an environment with tools reads calls from what the policy writes",
-                    fix="set environment.calls, for instance \"tag(name='search')\" or 'python'",
+                    fix="set environment.calls (--calls of rljax chat), for instance 'hermes', "
+                    "\"tag(name='search')\" or 'python', and tell of the tools in a system message",
                 )
         ids = conversation.begin(messages, ids, tools)
         if not ids:

@@ -17,22 +17,17 @@ from rljax.tracking.charts import duration, escaped
 
 KINDS = {"policy": "text-generation", "adapter": "text-generation",
          "reward_model": "text-classification"}  # fmt: skip
-# What a reader asks of a run, beside model and data; what is "" or off is left out.
+# What a reader asks of a run, beside model and data; what is "" or off, and what the run does not
+# read (`unread` of its summary), is left out.
 _FIELDS = (
     "dataflow", "algorithm.advantage", "algorithm.policy_loss", "algorithm.preference_loss",
     "algorithm.reward_loss", "algorithm.kl_in_loss", "algorithm.kl_in_reward", "reward.function",
     "reward.model", "environment.function", "teacher_model", "critic_model", "lora.rank",
-    "lora.alpha", "actor_optimizer.name", "actor_optimizer.lr", "batch.prompts_per_step",
-    "batch.samples_per_prompt", "offline.examples_per_step", "sampler.temperature",
-    "sampler.max_response_tokens", "sft.steps", "steps",
+    "lora.alpha", "actor_optimizer.name", "actor_optimizer.lr", "critic_optimizer.name",
+    "critic_optimizer.lr", "batch.prompts_per_step", "batch.samples_per_prompt",
+    "offline.examples_per_step", "sampler.temperature", "sampler.max_response_tokens", "sft.steps",
+    "sft.optimizer.lr", "steps",
 )  # fmt: skip
-_LOSSES = {  # fields that one kind of dataflow alone reads
-    "algorithm.preference_loss": ("preference", "online_dpo"),
-    "algorithm.reward_loss": ("reward_model",),
-}
-# Fields that runs on samples, or on files, alone read.
-_OF_SAMPLES = ("batch.", "sampler.", "algorithm.advantage", "algorithm.policy_loss", "reward.")
-_OF_FILES = ("offline.",)
 _MARKDOWN = re.compile(r"[\\`*\[\]~#!|]")
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\r?\n(.*?)\r?\n---", re.DOTALL)
 
@@ -196,8 +191,8 @@ def _evaluation(run: Run, evaluations: Sequence[tuple[str, dict]]) -> str:
         reward = field(run.config, "evaluate.reward") or field(run.config, "reward.function")
         by = f", judged by {_code(reward)}" if reward else ""
         parts.append(
-            "By the run itself, before and after training, on held-out rows of "
-            f"{_code(where)}{by}; accuracy is greedy. In brackets 95 % intervals; a change is "
+            f"By the run itself, before and after training{_steps_between(run)}, on held-out rows "
+            f"of {_code(where)}{by}; accuracy is greedy. In brackets 95 % intervals; a change is "
             "called one only where the interval of the difference excludes 0.\n\n"
             + _table(("", "before", "after", "difference", "n", ""), cells)
         )
@@ -214,13 +209,21 @@ def _evaluation(run: Run, evaluations: Sequence[tuple[str, dict]]) -> str:
         ]
         parts.append(
             f"On held-out rows of {_code(field(run.config, 'data.test'))}, before and after "
-            "training, without intervals:\n\n" + _table(("", "before", "after"), rows)
+            f"training{_steps_between(run)}, without intervals:\n\n"
+            + _table(("", "before", "after"), rows)
         )
     for name, result in evaluations:
         suites = result.get("suites")
         for one in suites if isinstance(suites, list) else [result]:
             parts.append(_separate(name, one))
     return "\n\n".join(parts) or "Not measured."
+
+
+def _steps_between(run: Run) -> str:
+    """The steps at which it was evaluated, as far as the run says."""
+    first, last = run.summary.get("sft_steps"), run.summary.get("steps")
+    known = isinstance(first, int) and isinstance(last, int)
+    return f" (at steps {first} and {last})" if known else ""
 
 
 def _separate(name: str, result: dict) -> str:
@@ -258,12 +261,14 @@ def read_evaluation(path: str | Path) -> tuple[str, dict]:
 
 
 def _training(run: Run) -> str:
-    dataflow = str(field(run.config, "dataflow") or "").partition("(")[0]
-    unread = _OF_SAMPLES if not run.summary.get("completions") else _OF_FILES
+    unread = run.summary.get("unread")
+    unread = unread if isinstance(unread, list) else []
+    sampled = run.summary.get("completions")
     rows = [("model", field(run.config, "model")), ("data", field(run.config, "data.train"))]
     for name in _FIELDS:
         value = field(run.config, name)
-        read = dataflow in _LOSSES.get(name, (dataflow,)) and not name.startswith(unread)
+        # Of a run that drew no samples, `sampler` is how others may sample it.
+        read = name not in unread and (sampled or not name.startswith("sampler."))
         if read and value not in (None, "", 0, 0.0):
             rows.append((name, value))
     rows.append(("seed", run.summary.get("seed", field(run.config, "seed"))))

@@ -67,6 +67,11 @@ class Chat:
             defaults = dataclasses.replace(defaults, **how)
         turn = policy.sampling(max_response_tokens=most)
         self.notes = list(_notes(policy, defaults, turn.max_response_tokens))
+        if function and self._format.name and not parser("auto", policy.tokenizer).name:
+            self.notes.append(
+                "the chat template tells of no tools: say in --system which there are and how they "
+                "are called"
+            )
         self.turn = dataclasses.replace(
             turn,
             **defaults.fields(),
@@ -176,8 +181,10 @@ class Chat:
 
 def _notes(policy: SavedPolicy, defaults: Defaults, most: int) -> Iterator[str]:
     """Lines that say how questions are asked."""
-    changed = "" if defaults.source == "--temperature" else "; --temperature=0 answers greedily"
-    yield f"{defaults.line()}{changed}"
+    changed = (
+        "--temperature=0.7 samples" if defaults.temperature == 0 else "--temperature=0: greedy"
+    )
+    yield defaults.line() + ("" if defaults.source == "--temperature" else f"; {changed}")
     if not policy.tokenizer.has_chat_template:
         yield (
             "no chat template: the model reads your text as it stands and goes on with it, for at "

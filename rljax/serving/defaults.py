@@ -7,7 +7,7 @@ from rljax.errors import InputError
 from rljax.sampler import Sampling
 from rljax.setup.policies import SavedPolicy
 
-CHAT_TEMPERATURE = 0.7  # of `rljax chat`: at 1.0 a small model often leaves its subject
+CHAT_TEMPERATURE = 0.0  # of `rljax chat`: greedy, as transformers' generate
 API_TEMPERATURE = 1.0  # OpenAI's default, and vLLM's
 FIELDS = ("temperature", "top_k", "top_p", "min_p")
 GENERATION = "generation_config.json"
@@ -40,6 +40,8 @@ class Defaults:
         off = vars(Defaults())
         named = [n for n in FIELDS if n == "temperature" or getattr(self, n) != off[n]]
         text = ", ".join(f"{name} {getattr(self, name):g}" for name in named)
+        if not self.temperature:
+            text = "temperature 0, greedy"
         text += f" ({self.source})"
         return text + (f"; {', '.join(self.not_done)} is not done" if self.not_done else "")
 
@@ -70,6 +72,8 @@ def defaults_of(policy: SavedPolicy, temperature: float) -> Defaults:
         if (value := policy.generation.get(name)) is not None and value not in usual
     )
     says = f"as {GENERATION} says"
-    if "temperature" not in given:
-        says = f"the default, as no {GENERATION} names one" if not given else f"the rest {says}"
-    return Defaults(**{"temperature": temperature} | given, source=says, not_done=not_done)
+    if policy.generation.get("do_sample") or given:
+        given = {"temperature": 1.0} | given  # what transformers samples at without another one
+    else:
+        given, says = {"temperature": temperature}, f"no {GENERATION} says how to sample"
+    return Defaults(**given, source=says, not_done=not_done)

@@ -442,7 +442,8 @@ def read_chat(
     tools = fields["tools"] if fields["tool_choice"] == "auto" else []
     if tools and not (calls and calls.name):
         rule = "this model's chat template writes no tool calls that are known here"
-        _refuse("tools", f"{len(tools)} of them", rule, fix="rljax serve --calls names a format")
+        fix = "rljax serve --calls=hermes, or another format, and a system message about the tools"
+        _refuse("tools", f"{len(tools)} of them", rule, fix=fix)
     options = {"tools": tools} if tools else {}
     messages, sources = split_images(for_template(fields["messages"]))
     images = opened(sources, reader)

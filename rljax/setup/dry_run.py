@@ -231,9 +231,10 @@ def _check_process_reward(text: str) -> None:
         )  # fmt: skip
 
 
-def check_fields_read(setup: Setup) -> None:
-    """The dry run of every phase. Raises InputError where one fails, or where fields of
-    config.algorithm are set that neither the dataflow nor its rollout reads: all of them."""
+def check_fields_read(setup: Setup) -> set[str]:
+    """The dry run of every phase -> the fields of config.algorithm that neither the dataflow nor
+    its rollout reads, whatever they hold. Raises InputError where a phase fails, or where such
+    fields are set: all of them."""
     read: set[str] = set()
     if setup.config.reward.process_model:
         _check_process_reward(setup.config.reward.process_reward)
@@ -256,6 +257,7 @@ def check_fields_read(setup: Setup) -> None:
             + ("it" if len(unread) == 1 else "them"),
             fix=", ".join(_fix_of_unread(name, settings[name], default[name]) for name in unread),
         )
+    return {f"algorithm.{name}" for name in default if name not in read}
 
 
 # A formula of Algorithm that decides what is learned -> a dataflow that reads it.

@@ -322,6 +322,7 @@ def summarise(run: Run, status: str) -> dict:
         "faults": progress.faults,
         "fault_steps": progress.fault_steps,
         "warnings": run.warnings,
+        "unread": sorted(run.unread),
     }
     if run.steady:  # steps of the dataflow that compiled nothing
         means = np.mean(run.steady, axis=0)

@@ -54,6 +54,7 @@ from rljax.training.offline import (
 from rljax.training.progress import Progress, bad_steps_in_a_row
 from rljax.training.run_folder import RunFolder
 from rljax.training.sources import draw_pretraining, make_sources, positions
+from rljax.validation.unread import unread
 
 LOG = logging.getLogger("rljax")
 PRINTED = "rewards.log"  # what the functions of rewards print
@@ -80,8 +81,9 @@ class Run:
         self.place, self.folder = place, place.path
         self.started = time.monotonic()
         self.memory = check_fits(setup)  # before any weight is loaded
-        check_fields_read(setup)
         config = self.config
+        # Fields of the config that nothing reads, whatever they hold.
+        self.unread = {*check_fields_read(setup), *unread(config)}
         self.key = root_key(config.seed)
         self.checkpoints = Checkpoints(
             place.at("checkpoints"),

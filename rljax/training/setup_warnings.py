@@ -7,6 +7,7 @@ from rljax.data.online.prompts import PromptRecord
 from rljax.setup import Phase, Setup
 
 _LARGE = 0.1  # learning rate of optimizers whose steps have the size of it
+_FEW = 20  # optimizer steps, of which one without an effect counts
 _OF_ONE_SIZE = ("adamw", "lion", "muon")
 
 
@@ -34,6 +35,12 @@ def _of_optimizers(setup: Setup, shipped: Config | None) -> Iterator[str]:
                 yield (
                     f"{field}.warmup_steps={warmup}: {phase.label} has {total} optimizer steps, so "
                     f"the learning rate {lr:g} is never reached"
+                )
+            elif own and lr and 0 < warmup and not optimizer.warmup_from and 0 < total <= _FEW:
+                yield (
+                    f"{field}.warmup_steps={warmup} begins at a learning rate of 0: the first of "
+                    f"{total} optimizer steps changes nothing. {field}.warmup_from=0.1 begins at a "
+                    "tenth of the rate"
                 )
 
 

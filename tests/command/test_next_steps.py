@@ -6,11 +6,14 @@ import pytest
 
 from rljax.command.commands import COMMANDS
 from rljax.command.launch import Given
-from rljax.command.train import next_steps
-from rljax.config import Config, DataConfig, RewardConfig, to_dict
+from rljax.command.train import measured_lines, next_steps
+from rljax.config import Config, DataConfig, RewardConfig, to_dict, with_overrides
 from rljax.config.declare import define_flags, parsed_options
 from rljax.config.flags import config_flags
+from rljax.config.trust import served, untrained
+from rljax.errors import InputError
 from rljax.files import write_json
+from rljax.setup.policies import load_policy
 
 PARTS = (
     "report.html",
@@ -78,3 +81,103 @@ def test_the_command_to_evaluate_says_what_the_run_does_not(tmp_path, data, rewa
     given = [word for word in shlex.split(command)[3:] if word.startswith(("--data", "--reward"))]
     assert len(given) == len(flags) and all(map(str.startswith, given, flags))
     assert bool(why) == ("--data=FILE" in flags)
+
+
+ESTIMATE = {"value": 0.125, "low": 0.0625, "high": 0.25, "n": 100}
+LATER = ESTIMATE | {"value": 0.5, "high": 0.75}
+SUMMARY = dict(
+    sft_steps=2, steps=9, accuracy_before=None, accuracy_after=None, eval_before=None,
+    last_evaluation=None,
+)  # fmt: skip
+
+
+def evaluated(step, accuracy=None, metrics=None):
+    return {"last_evaluation": {"step": step, "accuracy": accuracy, "eval": metrics}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "lines"),
+    [
+        ({}, []),
+        (
+            {"accuracy_before": ESTIMATE, "accuracy_after": LATER} | evaluated(9, LATER),
+            ["accuracy_before: 0.125 [0.062, 0.250], n=100, at step 2",
+             "accuracy_after: 0.500 [0.062, 0.750], n=100, at step 9"],
+        ),
+        (  # stopped, and evaluated before the first step alone
+            {"accuracy_before": ESTIMATE} | evaluated(2, ESTIMATE),
+            ["accuracy_before: 0.125 [0.062, 0.250], n=100, at step 2",
+             "accuracy_after: not measured after the last update"],
+        ),
+        (  # stopped behind an evaluation
+            {"accuracy_before": ESTIMATE} | evaluated(6, LATER),
+            ["accuracy_before: 0.125 [0.062, 0.250], n=100, at step 2",
+             "accuracy: 0.500 [0.062, 0.750], n=100, at step 6, the last evaluation; steps taken "
+             "since: 3"],
+        ),
+        ({"accuracy_before": ESTIMATE, "steps": 2} | evaluated(2, ESTIMATE),
+         ["accuracy_before: 0.125 [0.062, 0.250], n=100, at step 2"]),
+        (
+            {"eval_before": {"eval/loss": 0.6931, "eval/x": 1.0}}
+            | evaluated(9, None, {"eval/loss": 0.375, "eval/rewards/accuracies": 1.0}),
+            ["held-out rows: loss 0.6931, at step 2",
+             "held-out rows: loss 0.375, rewards/accuracies 1, at step 9"],
+        ),
+        (
+            {"eval_before": {"eval/loss": 0.6931}} | evaluated(6, None, {"eval/loss": 0.5}),
+            ["held-out rows: loss 0.6931, at step 2",
+             "held-out rows: loss 0.5, at step 6, the last evaluation; steps taken since: 3"],
+        ),
+    ],
+)  # fmt: skip
+def test_each_number_that_is_printed_has_the_step_at_which_it_was_measured(changes, lines):
+    assert list(measured_lines(SUMMARY | changes)) == lines
+
+
+OWN = {"reward.function": "mine.score"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "evaluate", "serve"),
+    [
+        ({}, False, False),
+        (OWN, True, False),
+        (OWN | {"dataflow": "mine.method", "evaluate.reward": "mine.other"}, True, False),
+        ({"environment.function": "mine.game"}, True, False),
+        ({"data.train": "mine.rows()", "tokenizer": "folder"}, True, False),
+        ({"data.train": "mine.rows()"}, True, True),  # its alphabet is the tokenizer's
+        ({"model": "mine.model()"}, True, True),
+        ({"run_dir": "/elsewhere", "profile_port": 9999}, False, False),  # nothing is written
+        ({"trackers": ("console", "mine.tracker()")}, True, False),
+    ],
+)
+def test_the_commands_ask_for_trust_where_they_run_what_the_user_wrote(
+    tmp_path, monkeypatch, fields, evaluate, serve
+):
+    """As printed they work, also where no note of the run could be written into the cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "none"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "from rljax.data.tasks import sort_digits\n"
+        "def score(response): return 1.0\n"
+        "def rows(): return sort_digits()\n"
+    )
+    for name in ("policy", "checkpoints/00000008"):
+        (tmp_path / name).mkdir(parents=True)
+    usual = {"data.train": "sort_digits()", "model": "decoder(layers=1)"}
+    config = with_overrides(Config(), usual | fields, "test")
+    write_json(tmp_path / "config.json", to_dict(config))
+    lines = dict(line.split(":", 1) for line in next_steps(tmp_path, None, True))
+    assert ("--trust_code" in lines["evaluate"], "--trust_code" in lines["serve"]) == (
+        evaluate, serve,
+    )  # fmt: skip
+    (tmp_path / "checkpoints/00000008").rmdir()
+    for read, needed in ((untrained, evaluate), (served, serve)):
+        # Trusted, or asked for no trust: what is wrong is that the folder has no checkpoint.
+        for trust_code in {needed, True}:
+            with pytest.raises(InputError) as error:
+                load_policy(tmp_path, trust_code=trust_code, read=read)
+            assert "--trust_code" not in str(error.value)
+        if needed:
+            with pytest.raises(InputError, match="--trust_code"):
+                load_policy(tmp_path, read=read)

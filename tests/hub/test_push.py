@@ -63,7 +63,8 @@ def write_run(folder: Path, **changes) -> Path:
         "eval_before": {"eval/loss": 2.0, "eval/x": None}, "eval_after": {"eval/loss": 1.5},
         "score_before": {"value": 1.0, "low": 0.9, "high": 1.1, "n": 200}, "completions": 72,
         "score_after": {"value": 1.05, "low": 0.95, "high": 1.15, "n": 200},
-        "versions": {"python": "3.11", "jax": "0.10"}, "started": 1.0,
+        "versions": {"python": "3.11", "jax": "0.10"}, "started": 1.0, "sft_steps": 0,
+        "unread": ["offline.examples_per_step", "critic_optimizer.lr", "critic_optimizer.name"],
     }  # fmt: skip
     start = {
         "time": 1.0, "command": COMMAND, "host": "secret-machine", "pid": 7, "step": 0,
@@ -119,6 +120,8 @@ def test_the_card_says_what_was_measured_and_how(server, run, tmp_path):
     ):  # fmt: skip
         assert line in card, line
     assert "offline.examples" not in card and "batch.prompts_per_step" in card
+    assert "critic_optimizer" not in card and "| lora.alpha |" in card
+    assert card.count("before and after training (at steps 0 and 9)") == 2
     assert "wall" not in card.partition("pass@1")[2].partition("## Training")[0]
     # The library's own check of a card's front matter.
     huggingface_hub.ModelCard(card).data.to_dict()

@@ -29,12 +29,13 @@ def saying(policy, **generation):
 @pytest.mark.parametrize(
     ("generation", "fields"),
     [
-        ({}, (0.7, 0, 1.0, 0.0)),
-        ({"eos_token_id": 2, "max_length": 20}, (0.7, 0, 1.0, 0.0)),
+        ({}, (0.0, 0, 1.0, 0.0)),
+        ({"eos_token_id": 2, "max_length": 20}, (0.0, 0, 1.0, 0.0)),
+        ({"do_sample": True}, (1.0, 0, 1.0, 0.0)),
         ({"do_sample": True, "temperature": 0.6, "top_p": 0.9}, (0.6, 0, 0.9, 0.0)),
         ({"temperature": 0.2, "top_k": 20, "min_p": 0.05, "top_p": None}, (0.2, 20, 1.0, 0.05)),
-        ({"top_k": 64, "top_p": 0.95}, (0.7, 64, 0.95, 0.0)),
-        ({"top_k": -1}, (0.7, 0, 1.0, 0.0)),
+        ({"top_k": 64, "top_p": 0.95}, (1.0, 64, 0.95, 0.0)),
+        ({"top_k": -1}, (0.0, 0, 1.0, 0.0)),
         ({"temperature": 0}, (0, 0, 1.0, 0.0)),
         ({"do_sample": False, "temperature": 0.6, "top_k": 20}, (0.0, 0, 1.0, 0.0)),
     ],
@@ -47,7 +48,7 @@ def test_a_model_folder_is_asked_as_its_generation_config_says(plain, generation
     assert chat.notes[0].startswith(f"temperature {fields[0]:g}")
     assert "--temperature=0" in chat.notes[0] and "(--max_response_tokens)" in chat.notes[1]
     served = defaults_of(policy, API_TEMPERATURE)
-    usual = fields[0] if {"temperature", "do_sample"} & generation.keys() else 1.0
+    usual = fields[0] if {"temperature", "do_sample"} & generation.keys() else API_TEMPERATURE
     assert tuple(served.fields().values()) == (usual, *fields[1:])
 
 
@@ -62,7 +63,7 @@ def test_a_run_is_asked_as_it_sampled_and_options_come_first(plain):
     options = ChatOptions("", tokens=64, temperature=0.0, max_response_tokens=5)
     chat = Chat(saying(plain, temperature=0.6, top_k=3), options)
     assert (chat.turn.temperature, chat.turn.top_k, chat.turn.max_response_tokens) == (0.0, 3, 5)
-    assert chat.notes[0] == "temperature 0, top_k 3 (--temperature)"
+    assert chat.notes[0] == "temperature 0, greedy (--temperature)"
 
 
 def test_text_is_continued_for_few_tokens_and_a_chat_for_more(plain, tmp_path):

@@ -74,6 +74,8 @@ def test_several_runs_are_averaged_with_an_interval_over_them(tmp_path):
     row = page[page.index("base (n = 3)") :][:120]
     assert row.startswith("base (n = 3) 70.0 % ") and f"50.0 % {bounds}" in row
     assert "Expected and obtained" in page and f"base: 50.0 % {bounds}" in page
+    # Of none of them a summary says that the evaluation came after the last step.
+    assert f"{bounds} at the last evaluation, which is not after the last step" in page
 
 
 def test_the_config_is_read_from_the_command(tmp_path):

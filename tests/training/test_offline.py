@@ -16,6 +16,7 @@ from tiny_run import assert_same_run, train_on_one
 
 from rljax import setup as build
 from rljax.batch import Batch
+from rljax.command.train import measured_lines
 from rljax.config import with_overrides
 from rljax.dataflows import preference
 from rljax.errors import InputError
@@ -58,6 +59,12 @@ def test_the_loss_on_held_out_rows_falls(dataflow, tmp_path):
     before, after = summary["eval_before"]["eval/loss"], summary["eval_after"]["eval/loss"]
     assert summary["status"] == "finished" and after < RUNS[dataflow][2] < before
     assert summary["accuracy_before"] is None  # nothing was sampled
+    assert summary["last_evaluation"] == {
+        "step": 12, "accuracy": None, "eval": summary["eval_after"]
+    }  # fmt: skip
+    first, last = measured_lines(summary)
+    assert first.startswith("held-out rows: loss ") and first.endswith(", at step 0")
+    assert f"loss {after:.4g}" in last and last.endswith(", at step 12")
     rows = metrics_of(tmp_path / "run")
     assert {row["phase"] for row in rows} == {dataflow.partition("(")[0]}
     assert unexplained(*rows) == set()  # rljax/report/glossary.py

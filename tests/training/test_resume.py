@@ -187,6 +187,9 @@ def test_the_accuracy_after_is_of_the_policy_at_the_end(parts, tmp_path):
     before = found["accuracy_before"]
     assert found["rl_steps"] == 3 and before["n"] == 16
     assert found["accuracy_after"] is None and "difference" not in found
+    assert found["last_evaluation"] == {"step": 6, "accuracy": before, "eval": None}
+    assert {"lora.alpha", "algorithm.preference_loss", "critic_optimizer.lr"} <= {*found["unread"]}
+    assert not {"actor_optimizer.lr", "algorithm.policy_loss", "steps"} & {*found["unread"]}
     shutil.copytree(tmp_path / "one", tmp_path / "other")
     for name, steps in (("one", 3), ("other", 5)):
         run = train(configured(tmp_path / name, **fields, steps=steps))
@@ -200,6 +203,7 @@ def test_the_accuracy_after_is_of_the_policy_at_the_end(parts, tmp_path):
             == summary(run.folder)["accuracy_after"]
         )
         assert run.summary["accuracy_before"] == before != run.summary["accuracy_after"]
+        assert run.summary["last_evaluation"]["step"] == 6 + steps == run.summary["steps"]
         assert run.summary["difference"]["n"] == 16
         evaluated = [row["step"] for row in metrics_rows(run.folder) if "eval/accuracy" in row]
         assert evaluated == [6, 6 + steps]

@@ -175,7 +175,9 @@ def test_fewer_prompts_than_a_step_draws_are_said(tmp_path, folder):
         ({"actor_optimizer.lr": 0.5}, "changes every weight by about as much"),
         ({"actor_optimizer.lr": 0.5, "actor_optimizer.name": "sgd"}, ""),
         ({"actor_optimizer.warmup_steps": 4}, "rl has 4 optimizer steps"),
-        ({"actor_optimizer.warmup_steps": 3}, ""),
+        ({"actor_optimizer.warmup_steps": 3}, "the first of 4 optimizer steps changes nothing"),
+        ({"actor_optimizer.warmup_steps": 3, "actor_optimizer.warmup_from": 0.1}, ""),
+        ({"actor_optimizer.warmup_steps": 3, "steps": 30}, ""),
         ({"critic_optimizer.lr": 0.0}, ""),  # there is none
     ],
 )
