@@ -9,6 +9,7 @@ never as markup, and control characters never reach the terminal.
 import atexit
 import collections
 import math
+import os
 import sys
 import threading
 import time
@@ -68,6 +69,31 @@ def one_line(text: object, limit: int) -> str:
         return text
     head = (limit - 1) * 2 // 3
     return text[:head] + "…" + text[len(text) - (limit - 1 - head) :]
+
+
+def differing(texts: Sequence[object], limit: int) -> list[str]:
+    """The texts on one line each, of at most `limit` characters: of longer ones the part in which
+    they differ, because what a chat template writes around a question is the same in all."""
+    texts = ["" if text is None else str(text) for text in texts]
+    distinct = list(dict.fromkeys(texts))
+    begin = end = 0
+    if len(distinct) > 1:
+        begin = len(os.path.commonprefix(distinct))
+        end = len(os.path.commonprefix([text[::-1] for text in distinct]))
+    out = []
+    for text in texts:
+        # At least one character: the common beginning and end may overlap.
+        last = max(len(text) - end, begin + 1)
+        spare = limit - 2 - (last - begin)
+        if len(text) > limit and begin + end and spare > 0:
+            first = max(0, min(begin - spare // 2, len(text) - limit + 2))
+            part = text[first : first + limit - 2]
+            rest = len(text) - first - len(part)
+            text = f"{'…' * (first > 0)}{part}{'…' * (rest > 0)}"
+        elif len(text) > limit and begin + end:
+            text = f"{'…' * (begin > 0)}{text[begin:last]}{'…' * (last < len(text))}"
+        out.append(one_line(text, limit))
+    return out
 
 
 def _number(value: object) -> float | None:
@@ -183,11 +209,9 @@ class Console:
             self._start()
         elif rows and (self.rows_step is None or step - self.rows_step >= 10 * self.every):
             self.rows_step = step
-            for row in rows[:2]:
-                prompt, response = (
-                    one_line(row.get("prompt"), 80),
-                    one_line(row.get("response"), 160),
-                )
+            prompts = differing([row.get("prompt") for row in rows], 80)
+            for row, prompt in list(zip(rows, prompts, strict=True))[:2]:
+                response = one_line(row.get("response"), 160)
                 reward = short(_number(row.get("reward")))
                 self.say(f"  sample reward {reward}: {prompt} -> {response}")
 
@@ -281,7 +305,7 @@ class Console:
         room = (self.console.height - 22) // 2  # the completions get what the screen has left
         if rows:
             parts.append(Text())
-            parts.append(self._completions(rows[-max(1, min(4, room)) :], plain))
+            parts.append(self._completions(rows, max(1, min(4, room)), plain))
         return Panel(Group(*parts), title=Text("rljax"), title_align="left", border_style="dim")
 
     def _latest_warnings(self) -> list[str]:
@@ -342,18 +366,19 @@ class Console:
             table.add_row(Text(name), Text(f"{100 * part:.0f} %"), bar)
         return table
 
-    def _completions(self, rows: Sequence[Mapping], plain: bool) -> Table:
+    def _completions(self, rows: Sequence[Mapping], count: int, plain: bool) -> Table:
+        """The last `count` of the rows that are shown."""
         table = Table(box=None, padding=(0, 1), header_style="dim", expand=True)
         table.add_column("reward", justify="right", no_wrap=True)
         table.add_column("prompt", ratio=1)
         table.add_column("completion", ratio=2)
         width = max(40, self.console.width - 18)
-        for row in rows:
+        prompts = differing([row.get("prompt") for row in rows], 2 * width // 3 - 4)
+        for row, prompt in list(zip(rows, prompts, strict=True))[-count:]:
             reward = _number(row.get("reward"))
             status = row.get("status", "ok")
             shown = short(reward) if status in ("ok", None) else one_line(status, 8)
-            prompt = one_line(row.get("prompt"), 2 * width // 3 - 4)  # two lines of each column
-            response = one_line(row.get("response"), 4 * width // 3 - 6)
+            response = one_line(row.get("response"), 4 * width // 3 - 6)  # two lines, as prompts
             if plain:
                 prompt, response = (
                     t.encode("ascii", "replace").decode() for t in (prompt, response)

@@ -23,7 +23,7 @@ from processes import wait_until
 from rljax import beats
 from rljax.errors import InputError
 from rljax.tracking import compiles
-from rljax.tracking.console import Console, Waiting, one_line
+from rljax.tracking.console import Console, Waiting, differing, one_line
 from rljax.tracking.jsonl import JsonlTracker, read_jsonl
 from rljax.tracking.trackers import open_tracking
 
@@ -602,3 +602,31 @@ def test_plain_console_prints_in_a_c_locale():
     env = {**os.environ, "LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     done = _run(code, env=env)
     assert done.returncode == 0 and "step 1/1" in done.stdout, done.stderr
+
+
+def test_the_part_of_prompts_in_which_they_differ_is_shown():
+    """A chat template writes the same around every question; a line has no room for it."""
+    around = ("<|im_start|>system\nYou are a helpful assistant" * 3, "<|im_end|>\nassistant\n" * 3)
+    asked = [f"What is {a} + {b}?" for a, b in ((24, 48), (9, 7), (24, 4))]
+    shown = differing([question.join(around) for question in asked], 80)
+    for question, line in zip(asked, shown, strict=True):
+        assert question in line and len(line) <= 80 and line[0] == line[-1] == "…"
+    # The question itself is long, or is the end or the beginning of the prompt.
+    long = differing([around[0] + c * 200 + around[1] for c in "ab"], 40)
+    assert long[0].startswith("…a") and "b" * 10 in long[1] and {*map(len, long)} == {40}
+    for begin, end in ((around[0], ""), ("", around[1]), ("", "")):
+        short = differing([begin + question + end for question in asked], 50)
+        assert all(q in line for q, line in zip(asked, short, strict=True))
+    same = differing(["a" * 99] * 2, 30)
+    assert same == [one_line("a" * 99, 30)] * 2 and differing([None, "x\ny"], 9) == ["", "x⏎y"]
+    one, other = differing(["ab" * 50, "ab" * 60], 20)  # one begins the other
+    assert len(one) <= 20 and len(other) <= 20
+
+
+def test_a_plain_console_shows_questions_of_a_chat():
+    out = io.StringIO()
+    console = Console(3, live=False, console=rich.console.Console(file=out, width=400))
+    template = "<|im_start|>system\nYou are a helpful AI assistant<|im_end|>\nuser\n{}<|im_end|>\n"
+    texts = [template.format(f"What is {n} + 1? Reply with the number only.") for n in (71, 82)]
+    console.samples(1, [{"prompt": text, "response": "3", "reward": 1.0} for text in texts])
+    assert "What is 71 + 1?" in out.getvalue() and "What is 82 + 1?" in out.getvalue()
