@@ -4,10 +4,11 @@ A conversation in the terminal; the policy calls the tools of the environment, a
 is shown (grey). /new forgets what was said, an empty line or Ctrl-D ends.
 """
 
-import functools
+import dataclasses
 import sys
 from collections.abc import Iterable, Iterator
 
+from rljax.config import Config
 from rljax.config.serve_options import ChatOptions
 from rljax.config.trust import served
 from rljax.errors import printable
@@ -20,7 +21,13 @@ def main(options: ChatOptions) -> None:
     from rljax.setup.policies import load_policy
     from rljax.tracking.screen import Terminal
 
-    read = functools.partial(served, environment=not options.environment)
+    def read(config: Config) -> Config:
+        config = served(config, environment=True)
+        if options.environment:  # the run's own function is not called
+            settings = dataclasses.replace(config.environment, function="")
+            config = dataclasses.replace(config, environment=settings)
+        return config
+
     policy = load_policy(options.model, options.step, trust_code=options.trust_code, read=read)
     chat = Chat(policy, options)
     console = Terminal(highlight=False)
