@@ -26,7 +26,7 @@ from rljax.config.packaged import packaged_model
 from rljax.config.schema import Config
 from rljax.evaluation.policy import Answers, answer_metrics
 from rljax.keys import root_key
-from rljax.setup.policies import Policy, SavedPolicy, load_policy, sample_all
+from rljax.setup.policies import Policy, Sample, SavedPolicy, load_policy, sample_all
 from rljax.tracking import compiles
 
 SUM = "arithmetic(operations='+', min_number=10, style='number'"
@@ -35,13 +35,13 @@ TASKS = {
     "sums_2_digits": (f"{SUM}", 16),
     "sums_1_digit": ("arithmetic(operations='+', digits=1, style='number', test=64", 16),
     "differences_2_digits": ("arithmetic(operations='-', min_number=10, style='number'", 16),
-    "json_keys": ("json_extraction(fields=2, noise=0", 40),
-    "exactly_n_words": ("instructions(kind='words'", 40),
-    "ending": ("instructions(kind='ending'", 40),
-    "repeat_n_times": ("instructions(kind='repeat'", 40),
-    "gym_letter_counting": ("reasoning_gym(name='letter_counting', difficulty=0", 40),
-    "gym_chain_sum": ("reasoning_gym(name='chain_sum', difficulty=0", 40),
-    "gym_spell_backward": ("reasoning_gym(name='spell_backward', difficulty=0", 40),
+    "json_keys": ("json_extraction(fields=2, noise=0", 32),
+    "exactly_n_words": ("instructions(kind='words'", 32),
+    "ending": ("instructions(kind='ending'", 32),
+    "repeat_n_times": ("instructions(kind='repeat'", 32),
+    "gym_letter_counting": ("reasoning_gym(name='letter_counting', difficulty=0", 32),
+    "gym_chain_sum": ("reasoning_gym(name='chain_sum', difficulty=0", 32),
+    "gym_spell_backward": ("reasoning_gym(name='spell_backward', difficulty=0", 32),
 }
 ROUNDED = 64  # tokens that prompts are padded to a multiple of: tasks share programs
 ROWS_AT_ONCE = 128
@@ -84,17 +84,16 @@ def measured(saved: SavedPolicy, name: str, rows: int, samples: int) -> dict:
     prompts, _ = saved.encode(records, max_tokens=1024, overlong="error")
     ready = saved.ready(prompts, max_response_tokens=tokens, temperature=1.0)
     padded = -(-ready.prompt_tokens // ROUNDED) * ROUNDED
-    policy: Policy = dataclasses.replace(ready, prompt_tokens=padded)
+    policy = dataclasses.replace(ready, prompt_tokens=padded)
     with contextlib.closing(saved.reward(task.evaluation or task.reward)) as reward:
-        greedy = sample_all(
-            policy.greedy(), prompts, 1, reward, key=root_key(0), prompts_per_call=ROWS_AT_ONCE
-        )
-        drawn = []
-        if samples:
-            each = max(ROWS_AT_ONCE // samples, 1)
-            drawn = sample_all(
-                policy, prompts, samples, reward, key=root_key(1), prompts_per_call=each
-            )
+
+        def answers(policy: Policy, n: int) -> list[Sample]:
+            at_once = min(max(ROWS_AT_ONCE // n, 1), len(prompts))
+            how = dict(key=root_key(n), prompts_per_call=at_once)
+            return sample_all(policy, prompts, n, reward, **how)
+
+        greedy = answers(policy.greedy(), 1)
+        drawn = answers(policy, samples) if samples else []
     ks = tuple(k for k in (1, 8) if k <= samples)
     metrics = answer_metrics(Answers(greedy, drawn, samples), ks=ks)
     kept = ("greedy_accuracy", *(f"pass@{k}" for k in ks), "truncated_fraction", "failed_rewards")

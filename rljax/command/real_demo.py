@@ -249,6 +249,8 @@ def child(command: Sequence[str], **how) -> Iterator[subprocess.Popen]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        for stream in filter(None, (process.stdin, process.stdout, process.stderr)):
+            stream.close()
         for number, handler in before.items():
             signal.signal(number, handler)
 

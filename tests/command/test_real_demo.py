@@ -12,7 +12,7 @@ from conftest import REPO, one_device_environment
 from processes import alive, wait_until
 from tiny_folders import config as tiny_config
 from tiny_folders import one_device, tensors_of, write_folder
-from tiny_tokenizer import write_tokenizer
+from tiny_tokenizer import write_json, write_tokenizer
 
 from rljax.command import real_demo
 from rljax.config.packaged import packaged_model
@@ -21,10 +21,16 @@ from rljax.setup.policies import load_policy
 
 PROMPTS = ["the answer is", [{"role": "user", "content": "sort the digits: 3 1 2"}], "2 1 ->"]
 
+# For transformers: a pad token as a text, and the pieces of tokenizer.json, not of the family.
+AS_WRITTEN = {"pad_token": "<|endoftext|>", "tokenizer_class": "PreTrainedTokenizerFast"}
+
 
 def write_model(folder, **changes):
     model = Model(tiny_config(vocab_size=320, layers=1, **changes), one_device())
-    return str(write_tokenizer(write_folder(folder, model, tensors_of(model))))
+    write_tokenizer(write_folder(folder, model, tensors_of(model)))
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    write_json(folder / "tokenizer_config.json", settings | AS_WRITTEN)
+    return str(folder)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +76,8 @@ def test_equal_and_different_answers_are_counted(capsys):
 def test_both_clients_and_transformers_give_rljaxs_answers(folder, monkeypatch):
     """One server, asked by the openai client and by the standard library."""
     pytest.importorskip("openai"), pytest.importorskip("transformers"), pytest.importorskip("torch")
-    rows = [dict(prompt=prompt, ground_truth="") for prompt in PROMPTS]
+    row = dict(ground_truth="", data_source="", extra_info={})
+    rows = [dict(row, prompt=prompt, index=i) for i, prompt in enumerate(PROMPTS)]
     ours, longest = real_demo.rljax_answers(folder, rows, 8)
     assert real_demo.transformers_answers(folder, PROMPTS, 8) == ours and len({*ours}) > 1
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # which no request goes through
