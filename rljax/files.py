@@ -124,6 +124,25 @@ def read_data(path: str | Path, largest: int = LARGEST_TEXT) -> bytes:
     return data
 
 
+def read_bytes(file: int, path: Path, begin: int, out) -> None:
+    """Fills the contiguous array `out` with the bytes of `file` from `begin`."""
+    view = memoryview(out.reshape(-1).view("u1"))
+    while view:
+        try:
+            count = os.preadv(file, [view], begin)
+        except OSError as error:
+            raise InputError(
+                f"{path} cannot be read",
+                rule=str(error),
+                fix="look at the disk, then copy the file again",
+            ) from None
+        if not count:
+            raise InputError(
+                f"{path} ended while it was read", value=begin, fix="copy the file again"
+            )
+        view, begin = view[count:], begin + count
+
+
 def file_sha256(path: str | Path) -> str:
     """The SHA-256 of a file of any size, in hexadecimal."""
     with os.fdopen(open_file(path), "rb") as stream:

@@ -19,7 +19,7 @@ LAUNCHERS = sorted((REPO / "launchers").glob("*.py"))
 ORDER = [
     ("errors", "beats", "reasoning", "suggest"),
     ("files",),
-    ("components", "hosts", "pods"),
+    ("components", "gguf", "hosts", "pods"),
     ("contracts",),
     ("hub", "tracking"),
     ("config", "mesh", "keys", "chips"),

@@ -184,6 +184,14 @@ def test_the_small_model_goes_on_after_a_disconnect():
     assert "improved" in measured["card"]
 
 
+@slow
+def test_the_real_models_notebook_runs_on_a_stand_in():
+    measured, figures = executed("real_model")
+    assert figures == 1 and len(measured["reward"]) == 2
+    assert measured["before"]["n"] == measured["after"]["n"] == measured["difference"]["n"] == 8
+    assert len(measured["answers"]) == 5 and measured["same"] is None
+
+
 @pytest.mark.hosts
 def test_a_pod_of_four_hosts_goes_on_bitwise_after_a_kill():
     measured, figures = executed("pod")

@@ -11,6 +11,7 @@ from rljax.config import options as of
 from rljax.config.completion_options import CompletionOptions
 from rljax.config.config_options import DiffOptions, ShowOptions
 from rljax.config.declare import Options
+from rljax.config.demo_options import DemoOptions
 from rljax.config.doctor_options import DoctorOptions
 from rljax.config.plan_options import PlanOptions
 from rljax.config.play_options import PlayOptions
@@ -25,8 +26,8 @@ from rljax.tracking.signals import quit_now
 COMMANDS = {
     command.name: command
     for command in (
-        Command("demo", "train a small policy here in minutes, with a report", "demo", Options,
-                "quickstart:demo"),
+        Command("demo", "train a policy here in minutes: a small one, or --real, a pretrained one",
+                "demo", DemoOptions, "quickstart:demo"),
         Command("train", "run a config: rljax train quickstart", "train", of.TrainOptions,
                 "needed"),
         Command("configs", "list the configs that ship", "configs", Options, jax=False),

@@ -1,19 +1,40 @@
-"""Demo: rljax demo
+"""Demo: rljax demo [--real]
 
 Trains a small policy on this machine in a minute or three, and writes its report.
 
 It is `rljax train quickstart:demo`: two layers learn to count letters, from demonstrations and then
 by GRPO. Nothing is downloaded; the run folder is made under runs/ in the working folder.
+
+With --real a pretrained model, SmolLM2-135M-Instruct, learns to add numbers, `rljax train
+real/sums`, or what another config says, `rljax demo real/format --real`. Then the exported policy
+answers held-out prompts three times, greedily: in rljax, in transformers, and through `rljax serve`
+by the client of OpenAI; different answers are counted. What is not installed is named and left out.
+The figures are printed as a table and written to demo.json in the run folder.
 """
+
+import dataclasses
 
 from rljax.command import train
 from rljax.command.launch import Given
-from rljax.config.declare import Options
+from rljax.config.demo_options import DemoOptions
+from rljax.config.flags import load_config_file
 from rljax.config.options import TrainOptions
+from rljax.config.texts import with_texts
+
+SHORT = "quickstart:demo"  # the config where none is given
 
 
-def main(_: Options, given: Given) -> int:
-    from rljax.data.rows.sources import load_prompts  # with JAX: --help answers without it
+def main(options: DemoOptions, given: Given) -> int:
+    fields = {**given.fields, **options.fields()}
+    path = "real/sums" if options.real and given.path == SHORT else given.path
+    loaded = load_config_file(path)
+    config = with_texts(loaded, fields, "these flags cannot be used", "--config.")
+    given = dataclasses.replace(given, path=path, fields=fields, config=config, loaded=loaded)
+    if options.real:
+        from rljax.command.real_demo import run_real  # with JAX: --help answers without it
+
+        return run_real(given, options.answers)
+    from rljax.data.rows.sources import load_prompts
 
     row = load_prompts(given.config.data.train, "test")[0]
     print(

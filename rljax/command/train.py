@@ -29,26 +29,36 @@ _OF_SEVERAL = {"RLJAX_HOSTS", "TPU_WORKER_HOSTNAMES", "SLURM_NTASKS", "SKYPILOT_
 
 
 def main(options: TrainOptions, given: Given) -> int:
+    if not options.dry_run:
+        return train_and_tell(given)[1]
+    _refuse_early(given)
+    from rljax.tracking.screen import Terminal
+    from rljax.training.preview import preview
+
+    preview(given.config, Terminal(), shipped=shipped_config(given.path or ""))
+    _say("dry run: nothing was trained")
+    return 0
+
+
+def _refuse_early(given: Given) -> None:
     if not _OF_SEVERAL.intersection(os.environ):
         refuse_early(given.config)
+
+
+def train_and_tell(given: Given) -> tuple:
+    """Trains, and prints what came of it -> (the TrainedRun, the exit code)."""
+    _refuse_early(given)
     # Only now: a mistyped path is answered without loading JAX.
     from rljax.report.run_warnings import fault_lines
     from rljax.training import RunStopped
     from rljax.training.loop import train
 
-    shipped = shipped_config(given.path or "")
-    if options.dry_run:
-        from rljax.tracking.screen import Terminal
-        from rljax.training.preview import preview
-
-        preview(given.config, Terminal(), shipped=shipped)
-        _say("dry run: nothing was trained")
-        return 0
     code = 3  # where not all files could be kept
     try:
         run = train(
-            given.config, on_start=lambda folder: _say(f"run folder: {folder}"), shipped=shipped
-        )
+            given.config, on_start=lambda folder: _say(f"run folder: {folder}"),
+            shipped=shipped_config(given.path or ""),
+        )  # fmt: skip
     except RunStopped as stop:
         run, code = stop.run, stop.code
     summary = run.summary
@@ -63,7 +73,7 @@ def main(options: TrainOptions, given: Given) -> int:
     _say(f"{summary['status']}: {summary['steps']} steps in {summary['wall_s']:.1f} s")
     finished = summary["status"] == "finished"
     _say("\n".join(next_steps(run.folder, given, finished)))
-    return 0 if finished else code
+    return run, 0 if finished else code
 
 
 def _say(text: str) -> None:

@@ -16,6 +16,7 @@ from rljax.config.overrides import TFDS, is_path, value_of
 from rljax.config.schema import NAMESPACES, Config
 from rljax.errors import InputError
 from rljax.files import data_files, how_to_get_data, near_path
+from rljax.gguf import is_gguf
 from rljax.hub.names import data_name, is_hub, model_name
 from rljax.suggest import near_names, other_value
 from rljax.tracking.store import is_url
@@ -236,7 +237,9 @@ def check_paths(config: Config, problems: Problems) -> None:
         spec = value_of(config, field)
         if not spec or field == "model" and not (is_path(spec) or is_no_component(spec)):
             continue
-        if not os.path.isdir(spec):
+        if is_gguf(spec) and not is_hub(spec) and not os.path.isdir(spec):
+            _check_gguf(field, spec, problems)
+        elif not os.path.isdir(spec):
             _check_on_hub(field, spec, model_name, problems)
         elif field not in ("tokenizer", "lora.adapter"):
             _check_model_folder(field, spec, problems)
@@ -302,6 +305,16 @@ def is_no_component(spec: str) -> bool:
         return True
 
 
+def _check_gguf(field: str, file: str, problems: Problems) -> None:
+    if field == "lora.adapter":
+        fix = "an adapter is a folder with adapter_config.json"
+        problems.add(field, file, f"is no adapter. Fix: {fix}")
+        return
+    near = near_path(file)
+    fix = f"did you mean {near!r}?" if near else "give the path of the .gguf file"
+    problems.check(os.path.isfile(file), field, file, "does not exist", fix)
+
+
 def _check_model_folder(field: str, folder: str, problems: Problems) -> None:
     """A folder that is to hold a model has its config.json, which is not that of a run."""
     holds = set(os.listdir(folder))
@@ -312,7 +325,7 @@ def _check_model_folder(field: str, folder: str, problems: Problems) -> None:
         problems.check(False, field, folder, rule, fix)
         return
     rule = "is a folder without a config.json, so no model" if holds else "is an empty folder"
-    known = not holds.isdisjoint(("config.json", "tokenizer.json"))
+    known = not holds.isdisjoint(("config.json", "tokenizer.json")) or any(map(is_gguf, holds))
     problems.check(known, field, folder, rule, MODEL_FIX)
 
 

@@ -14,6 +14,7 @@ from rljax.config.names import FIELDS_LISTED, field_names, unknown_fields
 from rljax.config.schema import BatchConfig, Config
 from rljax.errors import InputError
 from rljax.files import DATA_FILES, OTHER_FILES
+from rljax.gguf import is_gguf
 from rljax.hub.names import is_hub
 from rljax.tracking.store import is_url
 
@@ -35,6 +36,7 @@ def kind_of_text(spec: str) -> str:
     if names_file(spec):  # "file.py:function", whatever its ending looks like
         return "component"
     looks = "/" in spec or "\\" in spec or Path(spec).suffix in (*DATA_FILES, *OTHER_FILES)
+    looks |= is_gguf(spec)
     if "(" in spec:
         looks = os.path.exists(spec) and not names_of(spec)[0]
     return "file" if looks or ("(" not in spec and os.path.exists(spec)) else "component"

@@ -1,12 +1,14 @@
-"""The folder of a model: a local one as it is, or what it takes of a repository of the hub.
+"""The folder of a model: a local one as it is, what it takes of a repository of the hub, or the
+folder that is made of a GGUF file.
 
-Only JSON, chat templates and safetensors are ever asked for: no pickle, and no code.
+Only JSON, chat templates, safetensors and GGUF are ever asked for: no pickle, and no code.
 """
 
 from pathlib import Path
 
 from rljax.errors import InputError
 from rljax.files import read_json_object
+from rljax.gguf import gguf_folder, is_gguf, weights_file
 from rljax.hub import client
 from rljax.hub.names import HubName, is_hub, model_name, parse
 
@@ -28,21 +30,51 @@ _NEEDED = {
 
 def model_folder(spec: str | Path, *parts: str) -> Path:
     """The folder of a model with these parts in it (all but an adapter's: none named): the local
-    one that `spec` is, or the copy of a repository of the hub, downloaded where it is not here."""
+    one that `spec` is, or the copy of a repository of the hub, downloaded where it is not here. Of
+    a GGUF file, or of a folder that holds one and no config.json, it is the folder made of it."""
     name = model_name(spec)
     if name is None:
-        return Path(spec)
+        return Path(spec) if ADAPTER in parts else _local_folder(Path(spec))
     parts = parts or (CONFIG, TOKENIZER, WEIGHTS)
     name = _at_its_commit(spec, name)
+    inside = "" if not name.path or is_gguf(name.path) else f"{name.path}/"
     entries = {
-        path.removeprefix(f"{name.path}/" if name.path else ""): entry
+        path.removeprefix(inside): entry
         for path, entry in client.listing(name).items()
-        if not name.path or path.startswith(f"{name.path}/")
+        if path.startswith(inside)
     }
-    inside = f"{name.path}/" if name.path else ""
+    if ADAPTER not in parts and (file := _gguf_of(name, entries)):
+        return gguf_folder(client.fetch(name, [inside + file]) / inside / file)
     for part in parts:
         client.fetch(name, [inside + file for file in _files(name, part, entries)])
     return client.home(name) / "snapshots" / name.revision / name.path
+
+
+def _local_folder(path: Path) -> Path:
+    if is_gguf(path) and not path.is_dir():
+        return gguf_folder(path)
+    file = None if (path / "config.json").exists() else weights_file(path)
+    return gguf_folder(file) if file else path
+
+
+def _gguf_of(name: HubName, entries: dict) -> str | None:
+    """The GGUF file that a name of the hub is, or the only one of a repository that holds no other
+    model; None where it is none."""
+    if is_gguf(name.path):
+        if name.path not in entries:
+            raise _lacks(name, name.path, "the file that is named", entries)
+        return name.path
+    files = [file for file in entries if is_gguf(file) and "/" not in file]
+    if not files or "config.json" in entries:
+        return None
+    if len(files) > 1:
+        raise InputError(
+            f"{name} has {len(files)} .gguf files",
+            value=sorted(files)[:8],
+            rule="a model is one of them",
+            fix=f"name the file: {name}/{sorted(files)[0]}",
+        )
+    return files[0]
 
 
 def _at_its_commit(spec: str | Path, name: HubName) -> HubName:
@@ -117,7 +149,8 @@ def digests(spec: str | Path) -> dict[str, str]:
     if name is None:
         return {}
     entries = client.listing(name.at(client.resolve(name)))
-    inside = f"{name.path}/" if name.path else ""
+    folder = name.path.rpartition("/")[0] if is_gguf(name.path) else name.path
+    inside = f"{folder}/" if folder else ""
     return {
         path.removeprefix(inside): entry.sha256
         for path, entry in entries.items()

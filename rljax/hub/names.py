@@ -1,6 +1,7 @@
 """How a repository of the Hugging Face Hub is written in a config or on the command line.
 
     hf://OWNER/NAME[@REVISION][/FOLDER]               a model, or a folder of its repository
+    hf://OWNER/NAME[@REVISION]/FILE.gguf              a model in a file of its repository
     OWNER/NAME[@REVISION]                             the same, unless a local folder has that name
     hf://datasets/OWNER/NAME[@REVISION][/PATH]        a data set (rljax.hub.datasets)
 
@@ -14,6 +15,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 from rljax.errors import InputError
+from rljax.gguf import is_gguf
 
 SCHEME = "hf://"
 DATASETS = "datasets/"
@@ -101,7 +103,7 @@ def model_name(text: str | Path) -> HubName | None:
     if is_hub(text):
         return _of_kind(text, "model")
     text = str(text)
-    if _BARE.fullmatch(text) and not os.path.lexists(text):
+    if _BARE.fullmatch(text) and not is_gguf(text) and not os.path.lexists(text):
         return parse(SCHEME + text)
     return None
 

@@ -22,6 +22,7 @@ from rljax.data.online.prompts import PromptRecord, Prompts, encode_prompts
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
 from rljax.files import read_json_object
+from rljax.gguf import is_gguf
 from rljax.keys import fold_in
 from rljax.learn.state import new_train_state
 from rljax.models.huggingface import load_params
@@ -38,7 +39,7 @@ from rljax.setup.scoring import make_environment
 from rljax.setup.setup import check_length, load_model, make_sampling
 from rljax.setup.weights import initial_params
 from rljax.tracking.mirror import local_copy
-from rljax.tracking.store import is_folder
+from rljax.tracking.store import is_folder, is_url
 
 ROWS_PER_CALL = 256  # sampled at once, where nobody says how many
 _SCORED_ROWS = 8  # by a reward model at once, on each device
@@ -146,10 +147,13 @@ def load_policy(
 
     All devices here share the weights, whatever mesh the run was trained on.
     """
-    if not is_folder(folder):
-        if hub.model_name(folder) is None:
-            fix = "give a run folder, a Hugging Face folder, or a model of the hub: hf://OWNER/NAME"
-            raise InputError("no such folder", value=str(folder), fix=fix)
+    if not is_folder(folder) and not is_gguf(folder) and hub.model_name(folder) is None:
+        fix = (
+            "give a run folder, a Hugging Face folder, a .gguf file, or a model of the hub: "
+            "hf://OWNER/NAME"
+        )
+        raise InputError("no such folder", value=str(folder), fix=fix)
+    if not is_url(folder):
         folder = hub.model_folder(folder)
     with local_copy(folder) as here:
         saved = read_json_object(here / "config.json")

@@ -19,11 +19,11 @@ _RESERVED = re.compile(r"reserved|unused|placeholder|dummy", re.IGNORECASE)
 
 def tokenizer_of(folder: str) -> Tokenizer | str:
     """The tokenizer of a model's folder or repository; why there is none to be read."""
-    if hub.model_name(folder) is None:
-        files = ("tokenizer.json", CHAR_FILE)
-        if not any(os.path.lexists(os.path.join(folder, file)) for file in files):
-            return "no tokenizer.json"
     try:
+        if hub.model_name(folder) is None:
+            here, files = hub.model_folder(folder), ("tokenizer.json", CHAR_FILE)
+            if not any(os.path.lexists(here / file) for file in files):
+                return "no tokenizer.json"
         return load_tokenizer(folder)
     except InputError as error:
         return error.parts[0]

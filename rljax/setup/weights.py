@@ -6,7 +6,7 @@ import logging
 import os
 from pathlib import Path
 
-from rljax import hosts
+from rljax import hosts, hub
 from rljax.config import Config, is_path, model_fields, value_of
 from rljax.config.checks import FOLDERS
 from rljax.data.text.tokenizer import Tokenizer
@@ -50,19 +50,19 @@ def check_weights(config: Config, model: Model) -> None:
     """Raises InputError where a folder of this machine that a run would read weights from has none,
     or files that are cut short, or lacks a tensor of the policy, or has one of another shape: by
     the files' headers and sizes. What is on the hub is not asked for."""
-    if config.model and os.path.isdir(config.model):
+    if config.model and os.path.exists(config.model):
         plain = dataclasses.replace(model, config=lora.without(model.config))
-        compare(Path(config.model), plain)
+        compare(hub.model_folder(config.model), plain)
     for field in FOLDERS:
         folder = value_of(config, field)
-        if not folder or not os.path.isdir(folder):
+        if not folder or not os.path.exists(folder):
             continue
         if field == "lora.adapter":
             file = Path(folder, "adapter_model.safetensors")
             with os.fdopen(open_file(file), "rb") as opened:
                 read_header(opened.fileno(), file)
         else:
-            find_tensors(Path(folder))
+            find_tensors(hub.model_folder(folder))
 
 
 def multiplied_in_dtype(path: tuple[str, ...], config: ModelConfig) -> bool:

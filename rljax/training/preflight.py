@@ -3,6 +3,7 @@ see the same run folder. With one process nothing of it happens.
 """
 
 import importlib.util
+import os
 import secrets
 import time
 from collections.abc import Iterator
@@ -76,7 +77,11 @@ def _folders(config: Config) -> Iterator[tuple[str, str]]:
         folder = value_of(config, field)
         if folder and is_path(folder):
             files = sorted(Path(folder).glob("*.json"))
-            sizes = [(p.name, p.stat().st_size) for p in sorted(Path(folder).glob("*.safetensors"))]
+            weights = sorted(
+                p for p in Path(folder).glob("*") if p.suffix in (".safetensors", ".gguf")
+            )
+            weights += [Path(folder)] if os.path.isfile(folder) else []
+            sizes = [(p.name, p.stat().st_size) for p in weights]
             yield f"{field} {folder}", f"{preflight.digest(files)} {sum(n for _, n in sizes)} bytes"
 
 

@@ -12,6 +12,7 @@ from rljax.data.online.stream import Stream
 from rljax.data.tasks.documents import json_extraction
 from rljax.data.tasks.games import guess_number, kuhn_poker, tic_tac_toe
 from rljax.data.tasks.gym import reasoning_gym
+from rljax.data.tasks.instructions import instructions
 from rljax.data.tasks.integers import arithmetic, countdown, sorting
 from rljax.data.tasks.letters import (
     addition,
@@ -44,6 +45,7 @@ __all__ = [
     "first_letter",
     "gsm8k",
     "guess_number",
+    "instructions",
     "json_extraction",
     "kuhn_poker",
     "letter_count",

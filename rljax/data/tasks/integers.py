@@ -1,10 +1,11 @@
 """Tasks about numbers: countdown, arithmetic, sorting. Endless streams unless `prompts` is set.
 
 `style` "words" asks in English, for models that read; "short" in a few characters, for models of a
-few layers."""
+few layers; "number" of arithmetic asks for the number alone, for small pretrained models."""
 
 import json
 import random
+import re
 from typing import Literal
 
 from rljax.contracts import PlainText, contract
@@ -25,9 +26,9 @@ def _check_operations(task: str, operations: str) -> None:
         )
 
 
-def _check_style(task: str, style: str) -> None:
-    if style not in ("words", "short"):
-        raise InputError(f"{task}(style)", value=style, fix="write words or short")
+def _check_style(task: str, style: str, *styles: str) -> None:
+    if style not in (known := ("words", "short", *styles)):
+        raise InputError(f"{task}(style)", value=style, fix=f"write {' or '.join(known)}")
 
 
 @contract(safe=True)
@@ -121,9 +122,10 @@ def arithmetic(
     *,
     terms: int = 2,
     digits: int = 2,
+    min_number: int = 0,
     operations: PlainText = "+-*",
     brackets: bool = False,
-    style: Literal["words", "short"] = "words",
+    style: Literal["words", "short", "number"] = "words",
     chat: bool = False,
     prompts: int = 0,
     test: int = 512,
@@ -133,17 +135,20 @@ def arithmetic(
     """ "37+58*2=" -> "153": the value of an expression of `terms` numbers of up to `digits` digits.
 
     The result is a whole number; with "/" among the operations, divisions come out even. Harder
-    with more terms, digits, operations and `brackets`. Reward of style "words": gsm8k(), the number
-    after "####"; of "short": exact_match().
+    with more terms, digits, operations and `brackets`. The numbers begin at `min_number`; the
+    divisor of a division is chosen to fit. Reward of style "words": gsm8k(), the number after
+    "####"; of "short": exact_match(); of "number", "What is 37 + 58? Reply with the number only.":
+    integer_answer(), the last number of the response.
     """
     check_range("arithmetic", "terms", terms, 2, 10)
     check_range("arithmetic", "digits", digits, 1, 9)
+    check_range("arithmetic", "min_number", min_number, 0, 10**digits - 1)
     _check_operations("arithmetic", operations)
-    _check_style("arithmetic", style)
+    _check_style("arithmetic", style, "number")
 
     def draw(rng: random.Random) -> Problem:
         while True:
-            given = [rng.randint(0, 10**digits - 1) for _ in range(terms)]
+            given = [rng.randint(min_number, 10**digits - 1) for _ in range(terms)]
             if brackets:
                 value, text = _random_expression(rng, given, operations)
             else:
@@ -152,11 +157,20 @@ def arithmetic(
                 break
         if style == "short":
             return Problem(f"{text}=", str(value), str(value))
+        if style == "number":
+            spaced = re.sub(f"([{re.escape(OPERATIONS)}])", r" \1 ", text)
+            prompt = f"What is {spaced}? Reply with the number only."
+            return Problem(prompt, str(value), str(value))
         prompt = f'What is {text}? Write the result as a whole number after "####".\n'
         return Problem(prompt, str(value), f"#### {value}")
 
+    most = 10 ** (digits * terms)
+    rewards = {
+        "words": "gsm8k()", "short": "exact_match()",
+        "number": f"integer_answer(low={-most}, high={most})",
+    }  # fmt: skip
     return procedural(
-        "arithmetic", draw, reward="exact_match()" if style == "short" else "gsm8k()",
+        "arithmetic", draw, reward=rewards[style],
         alphabet="0123456789+-*/()=" if style == "short" else TEXT,
         chat=chat, prompts=prompts, test=test, worked_examples=worked_examples, seed=seed,
     )  # fmt: skip

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import hashlib
 import logging
+import math
 import os
 import re
 from collections.abc import Iterable
@@ -19,10 +20,11 @@ import numpy as np
 
 from rljax import hosts
 from rljax.errors import InputError
-from rljax.files import open_file, read_data, read_json_object
+from rljax.files import open_file, read_bytes, read_data, read_json_object
+from rljax.gguf import Rows, tensors_of, weights_file
 from rljax.models.config import ModelConfig
 from rljax.models.huggingface import quantised
-from rljax.models.huggingface.safetensors_file import FLOATS, Entry, read_bytes, read_header
+from rljax.models.huggingface.safetensors_file import FLOATS, Entry, read_header
 from rljax.models.model import Model
 from rljax.models.names import disk_pieces, renamed, text_prefix
 
@@ -39,16 +41,22 @@ _COMPARED = 64 << 20  # bytes of a tensor at once
 @dataclasses.dataclass(frozen=True)
 class Place:
     """Where a tensor is: its file and entry. A quantised one (rljax.models.huggingface.quantised)
-    also has scales, and FP8 the rows and columns that share one."""
+    also has scales, and FP8 the rows and columns that share one. One of a GGUF file has `Rows` for
+    an entry."""
 
     file: Path
-    entry: Entry
+    entry: Entry | Rows
     scales: "Place | None" = None
     block: tuple[int, int] | None = None
 
     @property
     def files(self) -> set[Path]:
         return {self.file} if self.scales is None else {self.file, self.scales.file}
+
+    @property
+    def is_coded(self) -> bool:
+        """Whether what is stored has to be decoded (rljax.models.huggingface.quantised)."""
+        return self.scales is not None or isinstance(self.entry, Rows)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -61,6 +69,8 @@ class Place:
     @property
     def dtype(self) -> np.dtype | None:
         """What reading it gives; None: it cannot be read."""
+        if isinstance(self.entry, Rows):
+            return np.dtype(np.float32)
         if self.scales is None:
             return FLOATS.get(self.entry.dtype)
         return np.dtype(np.float32 if self.block else ml_dtypes.bfloat16)
@@ -129,6 +139,8 @@ def _weight_files(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
 
 def find_tensors(folder: Path) -> dict[str, Place]:
     """{tensor name: Place}, from the index if there is one, else from what the files hold."""
+    if (gguf := weights_file(folder)) is not None:
+        return {name: Place(gguf, rows) for name, rows in tensors_of(gguf).items()}
     files, index = _weight_files(folder)
     out: dict[str, Place] = {}
     headers = {}
@@ -210,6 +222,11 @@ def _blocks_of(place: Place, stack: contextlib.ExitStack):
     """The elements of a tensor, some at once; of two tensors of one shape as many."""
     file, count = open_file(place.file), int(np.prod(place.entry.shape))
     stack.callback(os.close, file)
+    if place.is_coded:
+        tall, step = place.shape[0], max(_COMPARED // 8 // max(math.prod(place.shape[1:]), 1), 1)
+        for first in range(0, tall, step):
+            yield quantised.rows(place, {place.file: file}, first, min(step, tall - first))
+        return
     step = _COMPARED // 8
     for first in range(0, count, step):
         block = np.empty(min(step, count - first), place.dtype)
@@ -257,7 +274,9 @@ def compare(folder: Path, model: Model) -> tuple[LoadReport, dict[str, Place]]:
     shapes = {name: place.shape for name, place in places.items()}
     report = LoadReport(
         folder=str(folder),
-        revision=revision(folder, {file.name for p in tensors.values() for file in p.files}),
+        revision=revision(
+            _origin(folder), {file.name for p in tensors.values() for file in p.files}
+        ),
         missing=tuple(sorted(d for d in on_disk.values() if d not in tensors)),
         unexpected=tuple(name for name in extra if name not in ignored),
         misshaped=tuple(
@@ -316,6 +335,12 @@ def _check(report: LoadReport, wanted: int, files: dict[str, str], *, reward: bo
 
 
 # -- which version it is --
+
+
+def _origin(folder: Path) -> Path:
+    """The folder that the weights were put in: of a GGUF file's folder that of the file."""
+    file = weights_file(folder)
+    return Path(os.readlink(file)).parent if file is not None and file.is_symlink() else folder
 
 
 def revision(folder: Path, files: Iterable[str]) -> str | None:

@@ -19,7 +19,7 @@ import numpy as np
 from rljax import hosts, hub
 from rljax.arrays import fetch
 from rljax.errors import InputError
-from rljax.files import open_file, read_json_object
+from rljax.files import open_file, read_bytes, read_json_object
 from rljax.models.config import DTYPES, ModelConfig
 from rljax.models.families import from_hf_config, to_hf_config
 from rljax.models.huggingface import blocks, checkpoint_folder, quantised
@@ -34,7 +34,6 @@ from rljax.models.huggingface.safetensors_file import (
     FLOATS,
     Entry,
     new_header,
-    read_bytes,
     write_bytes,
 )
 from rljax.models.model import Model
@@ -139,7 +138,7 @@ def _read_block(group, start: int, count: int, dtype, places, files, rows) -> np
             if not here or begin >= end:
                 continue
             out = block[place][begin:end]
-            if tensor.scales is not None:
+            if tensor.is_coded:
                 out[...] = quantised.rows(tensor, files, first + begin - row, end - begin)
                 continue
             disk = FLOATS[entry.dtype]

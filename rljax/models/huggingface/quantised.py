@@ -3,7 +3,8 @@
 FP8 (DeepSeek-V3, Qwen3-FP8): E4M3 codes [out, in] and a scale for each block of rows and columns,
 w = code x scale. MXFP4 (gpt-oss; OCP Microscaling Formats 1.0): E2M1 codes, two in a byte, the
 lower half first, and an exponent for 32 of them, w = code x 2^(exponent - 127);
-[experts, out, in / 32, 16] on disk, [experts, in, out] decoded.
+[experts, out, in / 32, 16] on disk, [experts, in, out] decoded. The tensors of a GGUF file:
+rljax.gguf.rows.
 """
 
 import dataclasses
@@ -15,8 +16,8 @@ import ml_dtypes
 import numpy as np
 
 from rljax.errors import InputError
-from rljax.files import read_json_object
-from rljax.models.huggingface.safetensors_file import read_bytes
+from rljax.files import read_bytes, read_json_object
+from rljax.gguf import Rows, decoded
 
 FP8 = "F8_E4M3"
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
@@ -36,6 +37,8 @@ def combined(tensors: dict, folder: Path) -> dict:
     out = dict(tensors)
     sizes = None
     for name, place in tensors.items():
+        if isinstance(place.entry, Rows):
+            continue
         if place.entry.dtype == FP8:
             sizes = _block_sizes(folder) if sizes is None else sizes
             scales = _taken(out, name, f"{name}_scale_inv")
@@ -108,8 +111,12 @@ def _mxfp4(name: str, place, scales):
 
 
 def rows(place, files: dict, first: int, count: int) -> np.ndarray:
-    """Rows `first` to `first + count` of a quantised tensor, decoded: float32 of FP8, bfloat16 of
-    MXFP4, which it holds exactly."""
+    """Rows `first` to `first + count` of a quantised tensor, decoded: float32 of FP8 and of a GGUF
+    file, bfloat16 of MXFP4, which it holds exactly."""
+    if isinstance(place.entry, Rows):
+        out = np.empty((count, *place.entry.shape[1:]), np.float32)
+        decoded(place.entry, files[place.file], place.file, first, out)
+        return out
     return (_fp8_rows if place.block else _mxfp4_rows)(place, files, first, count)
 
 

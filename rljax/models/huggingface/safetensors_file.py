@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from rljax.errors import InputError
-from rljax.files import parse_json
+from rljax.files import parse_json, read_bytes
 
 # What we read: dtype in a header -> numpy's.
 FLOATS: dict[str, np.dtype] = {
@@ -47,23 +47,6 @@ class Entry:
     shape: tuple[int, ...]
     begin: int
     end: int
-
-
-def read_bytes(file: int, path: Path, begin: int, out: np.ndarray) -> None:
-    """Fill the contiguous `out` with the bytes of `file` from `begin`."""
-    view = memoryview(out.reshape(-1).view(np.uint8))
-    while view:
-        try:
-            count = os.preadv(file, [view], begin)
-        except OSError as error:
-            raise InputError(
-                f"{path} cannot be read",
-                rule=str(error),
-                fix="look at the disk, then copy the file again",
-            ) from None
-        if not count:
-            raise InputError(f"{path} ended while it was read", value=begin, fix=_COPY_AGAIN)
-        view, begin = view[count:], begin + count
 
 
 def _parse(text: bytes, path: Path) -> dict:

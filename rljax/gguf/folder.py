@@ -1,0 +1,122 @@
+"""The Hugging Face folder of a GGUF file: written once into a cache, with a link to the file, whose
+weights are read in place."""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from rljax.errors import InputError
+from rljax.files import open_file, read_json_object
+from rljax.gguf.header import Header, is_gguf, read_header
+from rljax.gguf.model_config import hf_config, hf_tensors, kind_of
+from rljax.gguf.rows import Rows, check_types
+from rljax.gguf.tokenizer import generation_config, tokenizer_files
+
+_FORM = 1  # of what is written: raise it where the same file becomes another folder
+_SOURCE = "gguf.json"
+
+
+def cache_folder() -> Path:
+    """The folder of all folders of GGUF files."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(cache, "rljax", "gguf")
+
+
+def weights_file(folder: str | Path) -> Path | None:
+    """The GGUF file that holds a folder's weights: the only one of a folder without safetensors;
+    None where there is none. Raises InputError where there are several."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        return None
+    names = sorted(os.listdir(folder))
+    files = [name for name in names if is_gguf(name)]
+    if not files or any(name.endswith(".safetensors") for name in names):
+        return None
+    if len(files) > 1:
+        shown = ", ".join(files[:6]) + (f" and {len(files) - 6} more" if len(files) > 6 else "")
+        raise InputError(
+            f"{folder} holds {len(files)} .gguf files", value=shown,
+            rule="a folder is one model", fix=f"name the file: {folder / files[0]}",
+        )  # fmt: skip
+    return folder / files[0]
+
+
+def gguf_folder(path: str | Path) -> Path:
+    """The Hugging Face folder of a GGUF file, from the cache if it is there, else written.
+
+    It has config.json, generation_config.json, tokenizer.json, tokenizer_config.json and a link to
+    the file. Its name is that of the file's place, size and time of change: a file that has
+    changed has another folder. Raises InputError for a file that is not read, which it names.
+    """
+    path = Path(os.path.abspath(path))
+    source = _identity(path)
+    digest = hashlib.sha256(json.dumps(source, sort_keys=True).encode()).hexdigest()
+    folder = cache_folder() / f"{path.stem[:80]}-{digest[:16]}"
+    if (folder / _SOURCE).is_file():
+        return folder
+    texts = _texts(read_header(path))
+    try:
+        _write(folder, path, {**texts, _SOURCE: source})
+    except OSError as error:
+        raise InputError(
+            f"{folder} cannot be written", rule=str(error),
+            fix="set XDG_CACHE_HOME to a folder of yours, on a disk with room",
+        ) from None  # fmt: skip
+    return folder
+
+
+def _identity(path: Path) -> dict:
+    file = open_file(path)
+    try:
+        status = os.fstat(file)
+    finally:
+        os.close(file)
+    return {"file": str(path), "place": os.path.realpath(path), "bytes": status.st_size,
+            "changed_ns": status.st_mtime_ns, "form": _FORM}  # fmt: skip
+
+
+def _texts(header: Header) -> dict[str, dict]:
+    check_types(header)
+    config, kind = hf_config(header), kind_of(header)
+    ends = generation_config(header)
+    ids = {key: value for key, value in ends.items() if key.endswith("_token_id")}
+    files = tokenizer_files(header, kind.model_type)
+    files["tokenizer_config.json"]["model_max_length"] = config["max_position_embeddings"]
+    return {"config.json": {**config, **ids}, "generation_config.json": ends, **files}
+
+
+def _write(folder: Path, path: Path, texts: dict[str, dict]) -> None:
+    """The whole folder or none, also where another process writes the same one."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    hidden = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name[:60]}."))
+    try:
+        for name, value in texts.items():
+            text = json.dumps(value, ensure_ascii=name != "tokenizer.json")
+            (hidden / name).write_text(text + "\n", encoding="utf-8")
+        (hidden / path.name).symlink_to(path)
+        try:
+            os.rename(hidden, folder)
+        except OSError:
+            if not (folder / _SOURCE).is_file():  # else another process was faster
+                raise
+    finally:
+        shutil.rmtree(hidden, ignore_errors=True)
+
+
+def tensors_of(path: Path) -> dict[str, Rows]:
+    """{Hugging Face name: Rows} of a GGUF file. Raises InputError where it has changed since the
+    folder beside it was written."""
+    note = path.parent / _SOURCE
+    if note.exists():
+        known, now = read_json_object(note), _identity(path)
+        if [known.get(k) for k in ("bytes", "changed_ns")] != [now["bytes"], now["changed_ns"]]:
+            raise InputError(
+                f"{os.path.realpath(path)} has changed", rule="its config was read before",
+                fix="start again: the file is read anew",
+            )  # fmt: skip
+    header = read_header(path)
+    check_types(header)
+    return hf_tensors(header)
