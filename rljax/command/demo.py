@@ -6,7 +6,7 @@ It is `rljax train quickstart:demo`: two layers learn to count letters, from dem
 by GRPO. Nothing is downloaded; the run folder is made under runs/ in the working folder.
 
 With --real a pretrained model, SmolLM2-135M-Instruct, learns to add numbers, `rljax train
-real/sums`, or what another config says, `rljax demo real/format --real`. Then the exported policy
+real/sums`; another config may be named, `rljax demo CONFIG --real`. Then the exported policy
 answers held-out prompts three times, greedily: in rljax, in transformers, and through `rljax serve`
 by the client of OpenAI; different answers are counted. What is not installed is named and left out.
 The figures are printed as a table and written to demo.json in the run folder.
