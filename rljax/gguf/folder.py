@@ -117,6 +117,6 @@ def tensors_of(path: Path) -> dict[str, Rows]:
                 f"{os.path.realpath(path)} has changed", rule="its config was read before",
                 fix="start again: the file is read anew",
             )  # fmt: skip
-    header = read_header(path)
+    header = read_header(path, texts=False)
     check_types(header)
     return hf_tensors(header)
