@@ -80,8 +80,8 @@ def write_gguf(
     head_dim = 128 if architecture == "qwen3" else 64
     rng, writer = np.random.default_rng(seed), gguf.GGUFWriter(path, architecture)
     keys = {
-        "vocab_size": vocabulary, "block_count": layers, "context_length": 128, "embedding_length": EMBED,
-        "feed_forward_length": MLP, "attention.head_count": HEADS,
+        "vocab_size": vocabulary, "block_count": layers, "context_length": 128,
+        "embedding_length": EMBED, "feed_forward_length": MLP, "attention.head_count": HEADS,
         "attention.head_count_kv": KV_HEADS, "attention.layer_norm_rms_epsilon": 1e-5,
         "rope.freq_base": 10_000.0, "rope.dimension_count": head_dim,
         **({"attention.sliding_window": 6} if "gemma" in architecture else {}),
