@@ -163,8 +163,11 @@ def test_scaled_rotations_windows_and_caps(tmp_path):
     assert got == {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
     mistral = config_of(tmp_path / "c.gguf", metadata={"attention.sliding_window": 32})
     assert (mistral["model_type"], mistral["sliding_window"]) == ("mistral", 32)
-    phi = config_of(tmp_path / "d.gguf", "phi3",
-                    metadata={"rope.dimension_count": 48, "attention.sliding_window": 64})
+    phi = config_of(
+        tmp_path / "d.gguf",
+        "phi3",
+        metadata={"rope.dimension_count": 48, "attention.sliding_window": 64},
+    )
     assert (phi["partial_rotary_factor"], phi["sliding_window"]) == (0.75, 64)
     caps = {"attn_logit_softcapping": 20.0, "final_logit_softcapping": 10.0}
     gemma = config_of(tmp_path / "e.gguf", "gemma2", metadata=caps)
