@@ -26,9 +26,9 @@ from rljax.data.text.template import ChatTemplate
 from rljax.data.text.tokenizer import load_tokenizer
 from rljax.environments.adapters.shared import _arguments
 from rljax.errors import InputError, printable
-from rljax.gguf import gguf_folder
 from rljax.evaluation.suite_rows import _test_cases
 from rljax.experiments.sweep import Member
+from rljax.gguf import gguf_folder
 from rljax.models.huggingface.checkpoint_folder import find_tensors
 from rljax.models.huggingface.load import load_config
 from rljax.report import timeline
