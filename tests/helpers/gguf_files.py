@@ -104,7 +104,8 @@ def write_gguf(
         values = shift + 0.3 * rng.standard_normal(size)
         writer.add_tensor(name, values.astype(np.float32))
 
-    matrix("token_embd.weight", vocabulary, EMBED, 1.0)
+    # Gemma multiplies it: larger, it would drown the layers, and a model would repeat its input.
+    matrix("token_embd.weight", vocabulary, EMBED, 0.03 if "gemma" in architecture else 1.0)
     vector("output_norm.weight", EMBED)
     if not tied:
         matrix("output.weight", vocabulary, EMBED)
