@@ -28,6 +28,7 @@ from rljax.environments.adapters.shared import _arguments
 from rljax.errors import InputError, printable
 from rljax.evaluation.suite_rows import _test_cases
 from rljax.experiments.sweep import Member
+from rljax.gguf import gguf_folder
 from rljax.models.huggingface.checkpoint_folder import find_tensors
 from rljax.models.huggingface.load import load_config
 from rljax.report import timeline
@@ -211,6 +212,7 @@ READERS = {
     "parse_yaml": lambda folder, data: files.parse_yaml(data, "here"),
     "parse_toml": of_text(lambda text: files.parse_toml(text, "here")),
     "read_arrays": of_file("a.npz", files.read_arrays),
+    "gguf": of_file("m.gguf", gguf_folder),
     "prompts": [of_file(f"rows{end}", prompts) for end in files.DATA_FILES],
     "demonstrations": of_file("rows.jsonl", lambda path: load_demonstrations(str(path), "train")),
     "stored": [of_file(f"rows{end}", stored) for end in (".jsonl", ".parquet")],

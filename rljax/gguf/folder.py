@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from rljax.errors import InputError
-from rljax.files import open_file, read_json_object
+from rljax.files import json_object, open_file, read_text
 from rljax.gguf.header import Header, is_gguf, read_header
 from rljax.gguf.model_config import hf_config, hf_tensors, kind_of
 from rljax.gguf.rows import Rows, check_types
@@ -17,6 +17,7 @@ from rljax.gguf.tokenizer import generation_config, tokenizer_files
 
 _FORM = 1  # of what is written: raise it where the same file becomes another folder
 _SOURCE = "gguf.json"
+_LARGEST_NOTE = 100_000  # bytes of it
 
 
 def cache_folder() -> Path:
@@ -111,12 +112,12 @@ def tensors_of(path: Path) -> dict[str, Rows]:
     folder beside it was written."""
     note = path.parent / _SOURCE
     if note.exists():
-        known, now = read_json_object(note), _identity(path)
+        known, now = json_object(read_text(note, _LARGEST_NOTE), note), _identity(path)
         if [known.get(k) for k in ("bytes", "changed_ns")] != [now["bytes"], now["changed_ns"]]:
             raise InputError(
                 f"{os.path.realpath(path)} has changed", rule="its config was read before",
                 fix="start again: the file is read anew",
             )  # fmt: skip
-    header = read_header(path)
+    header = read_header(path, texts=False)
     check_types(header)
     return hf_tensors(header)

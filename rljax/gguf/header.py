@@ -82,8 +82,8 @@ def part_of(name: str) -> tuple[int, int] | None:
 class _Stream:
     """The bytes of a file from its start, no more than it has and than a header may have."""
 
-    def __init__(self, file, path: Path, size: int):
-        self.file, self.path, self.at = file, path, 0
+    def __init__(self, file, path: Path, size: int, texts: bool):
+        self.file, self.path, self.at, self.texts = file, path, 0, texts
         self.end = min(size, _MOST_BYTES)
 
     def take(self, count: int, what: str) -> bytes:
@@ -145,16 +145,21 @@ class _Stream:
                 f"{self.path}: {what} is an array of type {inner}",
                 rule="arrays of numbers and of texts are read", fix=_COPY_AGAIN,
             )  # fmt: skip
+        if not self.texts:
+            for _ in range(count):
+                self.take(self.whole("<u8", what), what)
+            return []
         return [self.text(what) for _ in range(count)]
 
 
-def read_header(path: str | Path) -> Header:
-    """The header of a file, every offset of it checked against the file's size. Raises InputError
-    for what is no GGUF file, is damaged, or is one part of several."""
+def read_header(path: str | Path, *, texts: bool = True) -> Header:
+    """The header of a file, every offset of it checked against the file's size. Without `texts`
+    arrays of them, which only the tokenizer has, are left empty. Raises InputError for what is no
+    GGUF file, is damaged, or is one part of several."""
     path = Path(path)
     with os.fdopen(open_file(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
-        stream = _Stream(file, path, size)
+        stream = _Stream(file, path, size, texts)
         _check_beginning(stream)
         count = stream.whole("<u8", "the number of tensors", _MOST_TENSORS)
         keys = stream.whole("<u8", "the number of keys", _MOST_KEYS)

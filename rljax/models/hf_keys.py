@@ -9,22 +9,41 @@ from collections.abc import Callable, Mapping
 
 from rljax.errors import InputError
 
-# Keys that do not change the forward pass.
+# Keys that do not change the forward pass, beside those of `_is_note`.
 _IGNORED = frozenset(
-    """architectures attention_dropout resid_pdrop embd_pdrop bos_token_id eos_token_id
-    pad_token_id dtype torch_dtype transformers_version use_cache is_llama_config
-    _attn_implementation_autoset pretraining_tp _name_or_path num_labels id2label label2id
+    """architectures attention_dropout resid_pdrop embd_pdrop dtype torch_dtype
+    transformers_version use_cache is_llama_config pretraining_tp num_labels id2label label2id
     classifier_dropout is_decoder output_attentions return_dict output_hidden_states
     problem_type chunk_size_feed_forward is_encoder_decoder max_window_layers
     output_router_logits router_aux_loss_coef router_jitter_noise ep_size aux_loss_alpha seq_aux
     num_nextn_predict_layers num_mtp_layers cache_implementation qk_head_dim
-    _sliding_window_pattern auto_map initial_context_length moe_layer_freq scoring_func
+    auto_map initial_context_length moe_layer_freq scoring_func
     topk_method model_type hidden_activation hidden_act""".split()
 )
 NUMBER = (int, float)
 LARGEST_NUMBER = 1e15  # of any setting
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 MISSING = object()
+
+
+def _is_note(key: str) -> bool:
+    """Returns whether a key never changes the forward pass, whatever it is called: a note of
+    transformers to itself ("_model_name_or_path") or the id of a token ("unk_token_id")."""
+    return key.startswith("_") or key.endswith("_token_id")
+
+
+def refuse_unread(what: str, values: Mapping, unread: list[str]) -> None:
+    """Raises one InputError that names every key that nothing read, if there is any."""
+    if unread:
+        names, one = ", ".join(map(repr, unread)), len(unread) == 1
+        raise InputError(
+            f"{what} {names}",
+            value=values[unread[0]] if one else {key: values[key] for key in unread},
+            rule=f"the decoder does not implement {'it' if one else 'them'}, and would silently "
+            f"ignore {'it' if one else 'them'}",
+            fix=f"remove {names} if the model works without {'it' if one else 'them'}, or take "
+            "another model",
+        )
 
 
 class Keys:
@@ -89,14 +108,9 @@ class Keys:
         """Raises InputError for a key that nothing read. Exporters write switches that are off
         (use_mrope: false): off is what the decoder does."""
         off = {k for k, v in self.config.items() if v is None or v is False}
-        unknown = sorted(set(self.config) - self.known - _IGNORED - off)
-        if unknown:
-            raise InputError(
-                f"config.json of a {family} model sets {unknown[0]!r}",
-                value=self.config[unknown[0]],
-                rule="the decoder does not implement it, and would silently ignore it",
-                fix=f"remove {unknown[0]!r} if the model works without it, or take another model",
-            )
+        unread = set(self.config) - self.known - _IGNORED - off
+        unread = sorted(key for key in unread if not _is_note(key))
+        refuse_unread(f"config.json of a {family} model sets", self.config, unread)
 
 
 def check_quantisation(settings: Mapping) -> None:

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from rljax.errors import InputError
 from rljax.models.config import Rope
-from rljax.models.hf_keys import LARGEST_NUMBER, MISSING, NUMBER, Keys
+from rljax.models.hf_keys import LARGEST_NUMBER, MISSING, NUMBER, Keys, refuse_unread
 
 # key of the rope parameters -> field of Rope
 _ROPE = {
@@ -74,13 +74,7 @@ def _rope(
     unknown = sorted(k for k in set(parameters) - known if parameters[k] is not None)
     # Written beside any kind, and read by those alone that _ROPE_OF_KIND says.
     unknown = [key for key in unknown if key != "original_max_position_embeddings"]
-    if unknown:
-        raise InputError(
-            f"config.json: the rope parameters set {unknown[0]!r}",
-            value=parameters[unknown[0]],
-            rule="the decoder does not implement it, and would silently ignore it",
-            fix=f"remove {unknown[0]!r} if the model works without it, or take another model",
-        )
+    refuse_unread("config.json: the rope parameters set", parameters, unknown)
     defaults = {f.name: f.default for f in dataclasses.fields(Rope)}
     defaults["original_max_tokens"] = max_tokens
     if original and "original_max_position_embeddings" in read:

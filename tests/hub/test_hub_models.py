@@ -12,6 +12,7 @@ import huggingface_hub.constants
 import jax
 import pytest
 from conftest import REPO
+from gguf_files import write_gguf
 from hub_server import TOKEN, Fault, environment, forget, git_digest, running_hub, use
 from tiny_folders import config as tiny_config
 from tiny_folders import one_device, same, tensors_of, write_folder
@@ -78,6 +79,26 @@ def test_a_repository_is_loaded_as_its_folder_is(server, published, folder):
     assert {path.name for path in here.iterdir()} == {path.name for path in folder.iterdir()}
     asked = " ".join(server.paths())
     assert not any(name in asked for name in BESIDE)
+
+
+def test_a_gguf_file_is_downloaded_alone(server, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_gguf(tmp_path / "m.gguf", layers=1)
+    data = (tmp_path / "m.gguf").read_bytes()
+    commit = server.put("me/gguf", {"m.Q4.gguf": data, "m.Q8.gguf": data, **BESIDE})
+    spec = "hf://me/gguf/m.Q4.gguf"
+    model = Model(load_config(spec), one_device())
+    params, report = load_with_report(spec, model)
+    same(params, load_params(tmp_path / "m.gguf", model))
+    assert (report.folder, report.revision, [*report.files]) == (spec, commit, ["m.Q4.gguf"])
+    assert load_tokenizer(spec).has_chat_template
+    assert "m.Q8" not in " ".join(server.paths())
+    assert hub.pinned(spec) == f"hf://me/gguf@{commit}/m.Q4.gguf"
+    assert hub.model_folder(f"hf://me/gguf@{commit}/m.Q4.gguf") == hub.model_folder(spec)
+    with pytest.raises(InputError, match="2 .gguf files.*hf://me/gguf@.*/m.Q4.gguf"):
+        hub.model_folder("me/gguf")
+    with pytest.raises(InputError, match="no m.Q5.gguf"):
+        hub.model_folder("hf://me/gguf/m.Q5.gguf")
 
 
 def test_a_revision_is_asked_once_and_stays_what_it_was(server, published, folder):

@@ -59,6 +59,17 @@ def test_model_config_without_a_needed_key(folder):
         refused(lambda: load_config(folder), str(path), key)
 
 
+def test_keys_that_change_nothing_are_ignored_and_all_others_are_named(folder):
+    path = folder / "config.json"
+    known = json.loads(path.read_text())
+    notes = {"_model_name_or_path": "x", "_own": [1], "unk_token_id": 3, "sep_token_id": 4}
+    path.write_text(json.dumps({**known, **notes}))
+    assert load_config(folder).layers == known["num_hidden_layers"]
+    path.write_text(json.dumps({**known, **notes, "alibi": True, "logit_scale": 2.0}))
+    with pytest.raises(InputError, match="sets 'alibi', 'logit_scale'.*silently ignore them"):
+        load_config(folder)
+
+
 @pytest.mark.parametrize("text", CONFIG_TEXTS, ids=lambda t: repr(t[:20]))
 def test_model_config_texts(folder, text):
     (folder / "config.json").write_bytes(text)

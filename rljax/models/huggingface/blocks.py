@@ -30,6 +30,9 @@ from rljax.models.names import Piece, disk_pieces
 from rljax.models.trees import flattened
 
 BLOCK_BYTES = 16 * 2**20  # of a block; a single row per device may exceed it
+# Of a block of a GGUF file, whose numbers are several times as large as their codes: some blocks
+# are on their way to a device at once, and a small model on a small machine has a small file.
+DECODED_BYTES = 2**20
 MOST_SHARES = 8  # so many times larger is a block that hosts share: each reads long pieces
 
 
@@ -62,14 +65,16 @@ class Group:
         """Of a tensor's rows that the group moves."""
         return self.parts[0].piece.part_shape
 
-    def row_starts(self, itemsize: int, shares: int = 1) -> tuple[int, tuple[int, ...]]:
+    def row_starts(
+        self, itemsize: int, shares: int = 1, most_bytes: int = BLOCK_BYTES
+    ) -> tuple[int, tuple[int, ...]]:
         """(rows of a block, where in a device's rows each block starts). All blocks have one
         shape: the last may repeat rows of the one before. Rows divide by `shares` where the tensor
         has so many, and a block is larger then."""
         rows = self.disk_shape[0] // self.row_ways
         unit = self.parts[0].piece.unit
         row_bytes = math.prod(self.disk_shape[1:]) * itemsize
-        fits = BLOCK_BYTES // max(row_bytes * self.row_ways * math.prod(self.ways), 1)
+        fits = most_bytes // max(row_bytes * self.row_ways * math.prod(self.ways), 1)
         shared = math.lcm(unit, shares // math.gcd(shares, self.row_ways))
         if shares > 1 and shared <= rows:
             unit, fits = shared, fits * min(hosts.count(), MOST_SHARES)

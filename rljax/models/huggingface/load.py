@@ -20,6 +20,7 @@ from rljax import hosts, hub
 from rljax.arrays import fetch
 from rljax.errors import InputError
 from rljax.files import open_file, read_bytes, read_json_object
+from rljax.gguf import Rows, decoded
 from rljax.models.config import DTYPES, ModelConfig
 from rljax.models.families import from_hf_config, to_hf_config
 from rljax.models.huggingface import blocks, checkpoint_folder, quantised
@@ -109,7 +110,9 @@ def _read(report: LoadReport, places: dict[str, Place], model: Model) -> dict:
             dtypes = [places[name].dtype for name in group.names]
             dtype = dtypes[0] if len(set(dtypes)) == 1 else np.dtype(np.float32)
             shares = model.mesh.size if hosts.count() > 1 else 1
-            count, starts = group.row_starts(dtype.itemsize, shares)
+            decodes = isinstance(places[group.names[0]].entry, Rows)
+            most = blocks.DECODED_BYTES if decodes else blocks.BLOCK_BYTES
+            count, starts = group.row_starts(dtype.itemsize, shares, most)
             shape, first = group.block_shape(count), group.parts[0]
             layout = blocks.layout(shape, first, model.mesh, shared=shares > 1)
             rows = blocks.own_rows(shape, layout, len(first.start))
@@ -138,6 +141,9 @@ def _read_block(group, start: int, count: int, dtype, places, files, rows) -> np
             if not here or begin >= end:
                 continue
             out = block[place][begin:end]
+            if isinstance(entry, Rows):
+                decoded(entry, files[file], file, first + begin - row, out)
+                continue
             if tensor.is_coded:
                 out[...] = quantised.rows(tensor, files, first + begin - row, end - begin)
                 continue
