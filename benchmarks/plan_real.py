@@ -5,7 +5,8 @@ python benchmarks/plan_real.py --model=MODEL_FOLDER --model=ANOTHER --out=plan_r
 
 Each case is planned by one process and run by another, for STEPS steps of GRPO on sums. Step 1
 compiles and the last one is followed by an evaluation: neither counts. `cpu_s` is of the run's
-process, beside the plan's, for machines that do other work. Needs transformers, which counts the tokens of the prompts.
+process, beside the plan's, for machines that do other work. Needs transformers, which counts the
+tokens of the prompts.
 """
 
 import argparse
@@ -76,7 +77,8 @@ def planned(case: list[str], folder: Path, env: dict) -> dict:
     programs = {one["name"]: one["expected_s"] for one in plan["programs"]}
     return {
         "peak_bytes": plan["process_peak_bytes"], "process_bytes": plan["process_bytes"],
-        "arrays_bytes": plan["total"], "step_s": plan["expected_s"], "cpu_s": plan["expected_cpu_s"], "programs_s": programs,
+        "arrays_bytes": plan["total"], "step_s": plan["expected_s"],
+        "cpu_s": plan["expected_cpu_s"], "programs_s": programs,
     }  # fmt: skip
 
 
