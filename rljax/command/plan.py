@@ -51,7 +51,7 @@ def main(options: PlanOptions, given: Given) -> int:
         out = [{"changes": one.changes, **table.plan_json(one.plan)} for one in found]
         fits = bool(found)
     else:
-        how = dict(compile=options.compile, only=options.programs)
+        how = dict(compile=options.compile, only=options.programs, measure=not options.topology)
         plan = compiled.make_plan(config, devices, chip, topology, **how)
         print(table.plan_text(plan))
         out, fits = table.plan_json(plan), plan.fits

@@ -70,8 +70,11 @@ def packing_for(
         piece = max(prompt_tokens, rest)
         if on_tpu:  # whole lanes: attention pads to them anyway
             piece += -piece % LANES
-        prompts = -(-held // together)
-        pieces = -(-held // (piece // rest)) + -(-prompts // (piece // prompt_tokens))
+        # A block of rests continues one block of prompts: what is left over of it takes no others.
+        in_block = together * (piece // prompt_tokens)
+        whole, left = divmod(held, in_block)
+        of_rests = lambda rows: -(-rows // (piece // rest))  # noqa: E731
+        pieces = whole * of_rests(in_block) + of_rests(left) + -(-held // in_block)
         # A block for a short prompt beside one long response would be mostly padding.
         if shared := pieces * piece < held * row_tokens:
             longest, blocks = piece, pieces

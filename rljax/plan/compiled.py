@@ -18,8 +18,9 @@ from rljax.errors import InputError
 from rljax.mesh import slice_count
 from rljax.models import padding
 from rljax.plan.chips import Chip
-from rljax.plan.flops import Work, work
+from rljax.plan.flops import Product, Work, work
 from rljax.plan.hlo import DCN, Collective, traffic
+from rljax.plan.host import Seconds, expected_seconds, process_bytes
 from rljax.plan.memory import (
     COPY,
     Estimate,
@@ -53,7 +54,8 @@ _UNIT = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 class Report:
     """Figures of one program. `beside` is what the run holds and the program does not read; `total`
     adds it. `seconds`: the least by each limit, "compute", "HBM", "ICI ..." and "DCN". `error`: why
-    the compiler refused it. `instead`: no step of the run calls it."""
+    the compiler refused it. `instead`: no step of the run calls it. `expected`: seconds of its
+    products and of all else, measured (rljax.plan.host)."""
 
     name: str
     compile_s: float
@@ -67,11 +69,13 @@ class Report:
     parts: dict[str, int] = dataclasses.field(default_factory=dict)  # of the arguments, by role
     turns: int = 1
     flops: float = 0.0
+    products: dict[Product, float] = dataclasses.field(default_factory=dict)  # of all devices
     kernel_flops: float = 0.0
     hbm_bytes: float = 0.0
     sent_bytes: dict[str, float] = dataclasses.field(default_factory=dict)
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     warnings: list[str] = dataclasses.field(default_factory=list)
+    expected: dict[str, Seconds] = dataclasses.field(default_factory=dict)
     error: str = ""
     needs: int = 0  # of a refused one, where the compiler reports it
     instead: bool = False
@@ -90,6 +94,14 @@ class Report:
     def least_s(self) -> float:
         """Everything overlapped: as long as the slowest part alone."""
         return max(self.seconds.values(), default=0.0)
+
+    @property
+    def expected_s(self) -> float:
+        return sum(one.wall for one in self.expected.values())
+
+    @property
+    def expected_cpu_s(self) -> float:
+        return sum(one.cpu for one in self.expected.values())
 
 
 @dataclasses.dataclass
@@ -120,6 +132,7 @@ class Plan:
     layouts: list[LayoutCost] = dataclasses.field(default_factory=list)
     decode_mesh: dict[str, int] = dataclasses.field(default_factory=dict)
     free: float = 0.0
+    process_bytes: int = 0  # of this process beside arrays, where programs run in the host's memory
     padding: str = ""  # what the mesh does not divide, and what it computes in its place
 
     @property
@@ -143,6 +156,15 @@ class Plan:
         return within and not any(r.error for r in self.run)
 
     @property
+    def expected_s(self) -> float:
+        """Seconds of a step on this host's processors; 0 where they were not measured."""
+        return sum(r.expected_s for r in self.run if r.name != "sft")
+
+    @property
+    def expected_cpu_s(self) -> float:
+        return sum(r.expected_cpu_s for r in self.run if r.name != "sft")
+
+    @property
     def least_s(self) -> float:
         """The least seconds of a step: its programs one after the other, or with devices that only
         sample learning beside the others."""
@@ -154,10 +176,18 @@ class Plan:
 
 
 def make_plan(
-    config: Config, devices, chip: Chip | None, topology: str, *, compile: bool = True, only=()
+    config: Config,
+    devices,
+    chip: Chip | None,
+    topology: str,
+    *,
+    compile: bool = True,
+    only=(),
+    measure: bool = False,
 ) -> Plan:
     """The plan of `config` on `devices`. `compile=False`: the estimate alone; `only`: the names of
-    the programs to compile, () = all."""
+    the programs to compile, () = all. `measure`: of this host's own processors, seconds
+    that are measured (rljax.plan.host)."""
     setup = abstract_setup(config, devices)
     mesh, reports, roles = setup.model.mesh, [], abstract_roles(setup)
     slices = slice_count(mesh, config.mesh.slices)
@@ -179,8 +209,14 @@ def make_plan(
                 there = {} if call.mesh is not None and alone else held | flown
                 reports.append(report(call, there, call.mesh or mesh, chip, slices))
     sizes = {name: n for name, n in mesh.shape.items() if n > 1}
+    here = mesh.devices.flat[0].platform == "cpu" and chip is None
+    own = process_bytes() if here and reports else 0
+    if measure and here:
+        for one in reports:
+            one.expected = expected_seconds(one.products, one.hbm_bytes * mesh.size)
     left = available_bytes(setup) if chip is None else None
     plan = Plan(topology, sizes, chip, estimate(setup, roles), reports, to_dict(config), left)
+    plan.process_bytes = own
     for group in setup.groups:
         plan.groups[group.name] = {name: n for name, n in group.mesh.shape.items() if n > 1}
     plan.padding = padding.described(setup.model.config, mesh.shape["tensor"])
@@ -228,7 +264,7 @@ def report(call: Call, held: dict, mesh: Mesh, chip: Chip | None, slices: int = 
         host=memory.host_argument_size_in_bytes + memory.host_temp_size_in_bytes,
         beside=beside, parts=parts, turns=call.turns,
         flops=done.flops / mesh.size, kernel_flops=done.kernel_flops / mesh.size,
-        hbm_bytes=hbm, sent_bytes=moved.by_axis(), instead=call.instead,
+        hbm_bytes=hbm, sent_bytes=moved.by_axis(), products=done.products, instead=call.instead,
     )  # fmt: skip
     if chip is not None:
         out.seconds = roofline(done, hbm, out.sent_bytes, mesh, chip)

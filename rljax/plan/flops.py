@@ -24,21 +24,52 @@ _PASSES = {"HIGHEST": (6, 3), "HIGH": (3, 2)}
 
 
 @dataclasses.dataclass(frozen=True)
+class Product:
+    """A matrix product: shapes and dtype of what is multiplied, dimension numbers as
+    jax.lax.dot_general takes them."""
+
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+    numbers: tuple
+    dtype: str
+    out_elements: int
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.out_elements * math.prod(self.left[i] for i in self.numbers[0][0])
+
+    @property
+    def bytes(self) -> int:
+        elements = math.prod(self.left) + math.prod(self.right) + self.out_elements
+        return elements * np.dtype(self.dtype).itemsize
+
+
+@dataclasses.dataclass(frozen=True)
 class Work:
     """`flops` as written; `passes`: the same where a float32 product counts as often as its
-    precision makes a TPU multiply; `kernel_flops`, `kernel_bytes`: what Pallas calls declare."""
+    precision makes a TPU multiply; `kernel_flops`, `kernel_bytes`: what Pallas calls declare;
+    `products`: how often each matrix product is made."""
 
     flops: float = 0.0
     passes: float = 0.0
     kernel_flops: float = 0.0
     kernel_bytes: float = 0.0
+    products: dict[Product, float] = dataclasses.field(default_factory=dict)
 
     def __add__(self, other: "Work") -> "Work":
-        mine, theirs = dataclasses.astuple(self), dataclasses.astuple(other)
-        return Work(*(a + b for a, b in zip(mine, theirs, strict=True)))
+        mine, theirs = self._numbers, other._numbers
+        products = dict(self.products)
+        for one, count in other.products.items():
+            products[one] = products.get(one, 0.0) + count
+        return Work(*(a + b for a, b in zip(mine, theirs, strict=True)), products)
 
     def __mul__(self, times: float) -> "Work":
-        return Work(*(x * times for x in dataclasses.astuple(self)))
+        products = {one: count * times for one, count in self.products.items()}
+        return Work(*(x * times for x in self._numbers), products)
+
+    @property
+    def _numbers(self) -> tuple[float, ...]:
+        return self.flops, self.passes, self.kernel_flops, self.kernel_bytes
 
 
 def work(jaxpr, *, turns: int = 1, platform: str = "tpu") -> Work:
@@ -107,7 +138,11 @@ def _dot(eqn) -> Work:
     (contracted, _), _ = eqn.params["dimension_numbers"]
     left, out = eqn.invars[0].aval, eqn.outvars[0].aval
     flops = 2.0 * math.prod(out.shape) * math.prod(left.shape[i] for i in contracted)
-    return Work(flops, flops * _passes(eqn))
+    right = eqn.invars[1].aval
+    dtype = str(np.promote_types(left.dtype, right.dtype))
+    shapes = left.shape, right.shape, eqn.params["dimension_numbers"]
+    product = Product(*shapes, dtype, math.prod(out.shape))
+    return Work(flops, flops * _passes(eqn), products={product: 1.0})
 
 
 def _ragged(eqn) -> Work:

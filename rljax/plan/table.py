@@ -59,7 +59,27 @@ def plan_text(plan: Plan) -> str:
         lines += _resharding(plan)
     lines += [f"error: {r.name}: {r.error}" for r in plan.reports if r.error]
     lines += [f"warning: {r.name}: {text}" for r in plan.reports for text in r.warnings]
-    return "\n".join([*lines, "", _verdict(plan)])
+    return "\n".join([*lines, *_on_host(plan), "", _verdict(plan)])
+
+
+def _on_host(plan: Plan) -> list[str]:
+    """What the process and a step take on this host's own processors."""
+    if not plan.process_bytes:
+        return []
+    lines = [
+        f"the process at its peak {human_bytes(plan.process_bytes + plan.total)}, of which "
+        f"{human_bytes(plan.process_bytes)} are the interpreter, libraries and compiled code"
+    ]
+    for r in plan.reports:
+        if r.expected:
+            parts = ", ".join(f"{name} {seconds_text(s.wall)}" for name, s in r.expected.items())
+            lines.append(f"{r.name}: about {seconds_text(r.expected_s)} ({parts})")
+    if plan.expected_s:
+        lines.append(
+            f"a step of responses at full length: about {seconds_text(plan.expected_s)}, "
+            f"{seconds_text(plan.expected_cpu_s)} of processors"
+        )
+    return ["", "on this host, of its products and its memory as measured now", *lines]
 
 
 def _verdict(plan: Plan) -> str:
@@ -199,7 +219,13 @@ def plan_json(plan: Plan) -> dict:
     """Everything in a plan as JSON data; bytes, FLOPs and seconds."""
 
     def one(r: Report) -> dict:
-        return {**dataclasses.asdict(r), "total": r.total, "binding": r.binding}
+        fields = {f.name: getattr(r, f.name) for f in dataclasses.fields(r) if f.name != "products"}
+        return fields | {
+            "total": r.total,
+            "binding": r.binding,
+            "expected_s": r.expected_s,
+            "expected_cpu_s": r.expected_cpu_s,
+        }
 
     estimate = plan.estimate
     return {
@@ -213,7 +239,10 @@ def plan_json(plan: Plan) -> dict:
         "groups": plan.groups, "programs": [one(r) for r in plan.reports], "config": plan.config,
         "slices": plan.slices, "host_devices": plan.host_devices,
         "layouts": [_layout(one) for one in plan.layouts], "decode_mesh": plan.decode_mesh,
-        "padding": plan.padding,
+        "padding": plan.padding, "expected_s": plan.expected_s,
+        "expected_cpu_s": plan.expected_cpu_s,
+        "process_bytes": plan.process_bytes,
+        "process_peak_bytes": plan.process_bytes and plan.process_bytes + plan.total,
     }  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from rljax.kernels.logprob.invariant import chosen_logprobs
 # Tokens of a block and of a group of the inverse CDF; the lanes of a TPU, and whole blocks.
 BLOCK, GROUP = 128, 4096
 _ONE = 0x3F800000  # the bits of float32 1.0
+LARGEST = 1024  # weights of a row that are looked at first for top_k and top_p
 
 
 @jax.tree_util.register_dataclass
@@ -81,9 +82,9 @@ def _passed(masses: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]
     return first, target - before
 
 
-def _at_least(weights: jax.Array, holds) -> jax.Array:
-    """`weights` [B, V] in 0..1 without those below the largest threshold t for which holds(weights
-    >= t) [B] is true; t = 0 must hold, and truth falls with t.
+def _edge(weights: jax.Array, holds) -> jax.Array:
+    """The largest threshold t [B] for which holds(weights >= t) [B] is true, of weights [B, N] in
+    0..1; t = 0 must hold, and truth falls with t.
 
     Floats above 0 are ordered as their bits are, so 30 halvings find t exactly: no sort, no gather,
     and the vocabulary may be split over devices.
@@ -99,23 +100,61 @@ def _at_least(weights: jax.Array, holds) -> jax.Array:
 
     low = jnp.zeros((rows,), jnp.int32)
     edge, _ = jax.lax.fori_loop(0, 31, halve, (low, jnp.full((rows,), _ONE + 1, jnp.int32)))
-    return jnp.where(bits >= edge[:, None], weights, 0.0)
+    return jax.lax.bitcast_convert_type(edge, jnp.float32)
+
+
+def _edges(weights: jax.Array, mass: jax.Array, rules: Rules) -> tuple[jax.Array, jax.Array]:
+    """The weights [B] from which on tokens are kept by top_k, and by top_p of these, too; 0 = all.
+    Of weights [B, N]: all, or the largest of rows whose whole mass is `mass` [B]."""
+    by_count, by_mass = rules.top_k > 0, rules.top_p < 1
+
+    def of_count():
+        edge = _edge(weights, lambda kept: jnp.sum(kept, axis=-1) >= rules.top_k)
+        return jnp.where(by_count, edge, 0.0)
+
+    def of_mass(edge):
+        inside = jnp.where(weights >= edge[:, None], weights, 0.0)
+        wanted = rules.top_p * jnp.where(by_count, jnp.sum(inside, axis=-1), mass)
+        enough = lambda kept: jnp.sum(jnp.where(kept, inside, 0.0), axis=-1) >= wanted  # noqa: E731
+        return jnp.where(by_mass, jnp.maximum(_edge(inside, enough), edge), edge)
+
+    nothing = jnp.zeros_like(mass)
+    counted = jax.lax.cond(jnp.any(by_count), of_count, lambda: nothing)
+    return counted, jax.lax.cond(jnp.any(by_mass), of_mass, lambda edge: edge, counted)
+
+
+def _edges_by_largest(weights: jax.Array, mass: jax.Array, rules: Rules) -> jax.Array:
+    """The last edge of whole rows from their LARGEST weights where these say it: an edge above the
+    least of them has all tokens that it keeps among them. Other rows are searched whole."""
+    # XLA finds the largest without a sort of the row only where the whole of them is all it reads.
+    largest = jax.lax.optimization_barrier(jax.lax.top_k(weights, LARGEST)[0])
+    counted, edge = _edges(largest, mass, rules)
+    sure = (counted > largest[:, -1]) | (rules.top_k <= 0)
+    sure &= (edge > largest[:, -1]) | ~_is_cut(rules)
+    whole = lambda: jnp.where(sure, edge, _edges(weights, mass, rules)[1])  # noqa: E731
+    return jax.lax.cond(jnp.all(sure), lambda: edge, whole)
 
 
 def _truncate(weights: jax.Array, rules: Rules) -> jax.Array:
     """Keeps the top_k most likely tokens; of these the smallest set with top_p of their mass; and
     of these the tokens of at least min_p times the top probability. Ties at an edge stay. The
     largest weight is 1."""
-    vocab = weights.shape[-1]
-    count = jnp.where(rules.top_k > 0, rules.top_k, vocab)
-    weights = _at_least(weights, lambda kept: jnp.sum(kept, axis=-1) >= count)
-    wanted = rules.top_p * jnp.sum(weights, axis=-1)
-    enough = lambda kept: jnp.sum(jnp.where(kept, weights, 0.0), axis=-1) >= wanted  # noqa: E731
-    cut = _at_least(weights, enough)
-    weights = jnp.where((rules.top_p < 1)[:, None], cut, weights)
+    mass = jnp.sum(weights, axis=-1)
+    search = whole = lambda *of: _edges(*of)[1]  # noqa: E731
+    if weights.shape[-1] > 2 * LARGEST:  # which a CPU finds far faster than it reads rows 31 times
+        search = lambda *of: jax.lax.platform_dependent(  # noqa: E731
+            *of, cpu=_edges_by_largest, default=whole
+        )
+    nothing = lambda *_: jnp.zeros_like(mass)  # noqa: E731
+    edge = jax.lax.cond(jnp.any(_is_cut(rules)), search, nothing, weights, mass, rules)
     # (The largest may be 1 less a rounding: min_p = 1 must keep it.)
-    least = rules.min_p[:, None] * jnp.max(weights, axis=-1, keepdims=True)
-    return jnp.where(weights >= least, weights, 0.0)
+    least = rules.min_p * jnp.max(weights, axis=-1)
+    return jnp.where(weights >= jnp.maximum(edge, least)[:, None], weights, 0.0)
+
+
+def _is_cut(rules: Rules) -> jax.Array:
+    """Whether top_k or top_p ask for the largest weights of a row: [B] bool."""
+    return (rules.top_k > 0) | (rules.top_p < 1)
 
 
 def _with_bias(logits: jax.Array, rules: Rules) -> jax.Array:
@@ -148,7 +187,7 @@ def mode_of(rules: Rules) -> jax.Array:
 def _is_ruled(rules: Rules) -> jax.Array:
     """Whether each row's draw is not from the plain softmax: [B] bool. (Greedy is from it: a
     point of it.)"""
-    ruled = (rules.top_k > 0) | (rules.top_p < 1) | (rules.min_p > 0)
+    ruled = _is_cut(rules) | (rules.min_p > 0)
     if rules.bias is not None:
         ruled |= jnp.any(rules.bias != 0, axis=1)
     if rules.allowed is not None:

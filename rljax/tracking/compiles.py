@@ -106,6 +106,17 @@ def since(start: int) -> Compiled:
     return Compiled(len(seconds), hits, sum(seconds), max(seconds, default=0.0))
 
 
+def longest(start: int, least_s: float = 1.0) -> list[tuple[str, float]]:
+    """(what it is for, seconds) of the programs after the first `start` that took `least_s`, all of
+    one name together, the longest first."""
+    total: dict[str, float] = {}
+    for name, seconds in zip(_names[start:], _seconds[start:], strict=False):
+        what = _expected.get(name, name.removeprefix("jit(").removesuffix(")"))
+        total[what] = total.get(what, 0.0) + seconds
+    taken = [(what, seconds) for what, seconds in total.items() if seconds >= least_s]
+    return sorted(taken, key=lambda one: -one[1])
+
+
 def missed(start: int) -> list[str]:
     """The programs after the first `start` that the persistent cache did not have."""
     found = set(_hits)

@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -104,7 +104,7 @@ class ProgramCache:
             done = compiles.since(self.since)
             every = [compiles.Compiled(*one) for one in hosts.gather(list(done))]
             if self.say is not None:
-                self.say(said(every, hosts.names()))
+                self.say(said(every, hosts.names(), compiles.longest(self.since)))
             if hosts.first() and not done.hits and done.longest_s >= self._least_s():
                 self._tell_change(done.programs)
         if self.steps == PUT_AFTER_STEPS:
@@ -226,11 +226,13 @@ def _seen_by_all(folder: Path) -> bool:
     return seen
 
 
-def said(every: list[compiles.Compiled], names) -> str:
-    """ "compiled 9 programs in 412 s, 0 from the cache", and which hosts had others."""
+def said(every: list[compiles.Compiled], names, longest: Sequence[tuple[str, float]] = ()) -> str:
+    """ "compiled 9 programs in 412 s (learn 300 s, generate 99 s), 0 from the cache", and which
+    hosts had others."""
     first = every[0]
-    text = f"compiled {first.programs} programs in {first.seconds:.0f} s, {first.hits} from the "
-    text += "cache"
+    each = ", ".join(f"{what} {seconds:.0f} s" for what, seconds in longest[:4])
+    text = f"compiled {first.programs} programs in {first.seconds:.0f} s"
+    text += f" ({each})" * bool(each) + f", {first.hits} from the cache"
     others = [
         f"{name}: {one.programs} and {one.hits}"
         for one, name in zip(every, names, strict=True)

@@ -354,3 +354,24 @@ def test_the_platform_that_is_lowered_for_chooses(dtype):
             traced = gradient_of(33, 70, 257, dtype, impl=impl)
             text = traced.lower(lowering_platforms=(platform,)).as_text()
         assert [x for x in calls if x in text] == found, platform
+
+
+@pytest.mark.parametrize("vocab_first", [False, True])
+def test_temporaries_grow_with_neither_the_tokens_nor_the_vocabulary(vocab_first):
+    """Of the pass and of its gradient: tiles, beside what has the size of an input."""
+
+    def temporaries(rows: int, vocab: int) -> int:
+        sizes = (vocab, 32) if vocab_first else (32, vocab)
+        hidden, head, targets = jnp.ones((rows, 32)), jnp.ones(sizes), jnp.zeros(rows, jnp.int32)
+
+        def loss(hidden, head):
+            logp, entropy, _ = token_logprobs(hidden, head, targets, vocab_first=vocab_first)
+            return jnp.sum(logp + entropy)
+
+        program = jax.jit(jax.grad(loss, (0, 1))).lower(hidden, head).compile()
+        inputs = hidden.nbytes + head.nbytes + 16 * targets.nbytes
+        return program.memory_analysis().temp_size_in_bytes - 2 * inputs
+
+    tile = 4 * xla.ROWS * xla.VOCAB
+    for rows, vocab in ((1024, 8192), (8192, 8192), (1024, 65536), (8192, 65536)):
+        assert temporaries(rows, vocab) < 5 * tile < 4 * 8192 * 65536 / 40

@@ -323,6 +323,35 @@ def test_one_program_serves_all_lengths_and_computes_what_they_need():
 
 
 @pytest.mark.parametrize(
+    "prompts, samples, prompt, response",
+    [
+        (8, 8, 47, 12),
+        (16, 8, 23, 8),
+        (9, 5, 50, 11),
+        (16, 6, 30, 70),
+        (8, 8, 128, 24),
+        (30, 3, 96, 9),
+    ],
+)
+def test_a_step_of_full_length_takes_the_microbatches_that_are_promised(
+    prompts, samples, prompt, response
+):
+    """What is left over of a block of rests holds none of another prompt."""
+    rows, columns = prompts * samples, prompt + response
+    how = dict(prompt_tokens=prompt, samples=samples)
+    packing = packing_for(rows, columns, rows, mesh(), **how)
+    column = np.broadcast_to(np.arange(columns), (rows, columns))
+    words = np.repeat(np.arange(prompts), samples)[:, None] + 1
+    mask = jnp.asarray(column >= prompt, jnp.float32)
+    real = jnp.ones((rows, columns), jnp.int32)
+    batch = Batch(
+        jnp.asarray(np.where(column < prompt, words, 7), jnp.int32), real, jnp.asarray(column), mask
+    )
+    promised = -(-rows // packing.full_rows)
+    assert packing.shared and int(pack(batch, packing).count) == promised
+
+
+@pytest.mark.parametrize(
     "sizes",
     [dict(data=2, fsdp=2, tensor=2), pytest.param(dict(fsdp=4, context=2), marks=pytest.mark.slow)],
 )

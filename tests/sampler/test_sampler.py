@@ -233,6 +233,65 @@ def test_the_rules_keep_the_sets_that_sorting_keeps():
             assert set(np.flatnonzero(kept[row])) == set(want), (how, row)
 
 
+WIDE = 3 * draw.LARGEST  # a vocabulary of which the largest weights are looked at first
+
+
+def wide_weights() -> np.ndarray:
+    """Rows that are peaked (twice), flat, of few values with many ties, and all equal."""
+    rng = np.random.default_rng(0)
+    peaked = np.exp(12 * rng.normal(size=(2, WIDE)))
+    flat = np.exp(0.01 * rng.normal(size=(1, WIDE)))
+    ties = 2.0 ** -rng.integers(0, 4, size=(1, WIDE))
+    weights = np.concatenate([peaked, flat, ties, np.ones((1, WIDE))])
+    return (weights / weights.max(axis=1, keepdims=True)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        dict(top_k=5), dict(top_k=draw.LARGEST), dict(top_k=draw.LARGEST + 1), dict(top_k=WIDE),
+        dict(top_p=0.3), dict(top_p=0.95), dict(top_k=50, top_p=0.6), dict(min_p=0.2),
+        dict(top_k=2000, top_p=0.99, min_p=0.01),
+    ],
+)  # fmt: skip
+def test_a_large_vocabulary_keeps_the_sets_that_sorting_keeps(how):
+    """Whether the edge is among the largest weights or behind them, and ties at it stay."""
+    weights, asked = wide_weights(), Sampling(**how)
+    kept = np.asarray(draw._truncate(jnp.asarray(weights), rules_of([asked] * 5, WIDE))) > 0
+    for row, exact in zip(kept, weights.astype(np.float64), strict=True):
+        ordered = np.sort(exact)[::-1]
+        edge = ordered[asked.top_k - 1] if asked.top_k else 0.0
+        inside = ordered[ordered >= edge]
+        edge = max(edge, asked.min_p * ordered[0])
+        share = np.cumsum(inside) / inside.sum()
+        # By what a sum of float32 leaves open.
+        at = np.searchsorted(share, asked.top_p + np.array([-1e-5, 1e-5]) * (asked.top_p < 1))
+        least, most = inside[np.minimum(at, len(inside) - 1)][::-1]
+        assert row[exact >= max(edge, most)].all() and not row[exact < max(edge, least)].any()
+
+
+def test_a_row_keeps_what_it_keeps_alone_whatever_stands_beside_it():
+    weights = wide_weights()
+    asked = [Sampling(top_p=0.9), Sampling(), Sampling(top_p=0.9), Sampling(top_k=9), Sampling()]
+    keep = jax.jit(draw._truncate)
+    together = keep(weights, rules_of(asked, WIDE))
+    for row, one in enumerate(asked):
+        alone = keep(weights[row : row + 1], rules_of([one], WIDE))
+        np.testing.assert_array_equal(together[row], alone[0])
+
+
+def test_no_draw_sorts_a_row():
+    """Not in the compiled program either: XLA makes a sort of a top-k that it does not know."""
+    rows, keys = wide_weights(), request_keys(jax.random.key(0), 5)
+    asked = rules_of([Sampling(top_k=5, top_p=0.9, min_p=0.1)] * 5, WIDE)
+    places = jnp.arange(5)
+    text = jax.jit(draw.sample).lower(rows, keys, places, asked).compile().as_text()
+    assert " sort(" not in text and "TopK" in text
+    plain = rules_of([Sampling()] * 5, WIDE)
+    text = jax.jit(draw.sample, static_argnames="mode").lower(rows, keys, places, plain, mode=0)
+    assert " sort(" not in text.compile().as_text()
+
+
 def test_the_next_generate_uses_the_new_parameters_and_records_their_version(model, params):
     moved = jax.tree.map(lambda x: x + 0.3, params)
     before = generate(

@@ -1,0 +1,87 @@
+"""Seconds and bytes of programs on this host's own processors, of a short measurement: its matrix
+products at their very shapes, and its memory.
+
+Published figures exist of chips; of the machine that happens to be at hand only a measurement says
+anything. A processor runs the operations of a program one after another, so their times add up.
+"""
+
+import functools
+import resource
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rljax.plan.flops import Product
+
+LEAST_SHARE = 0.005  # of a program's FLOPs: a rarer product is counted at the rate of the others
+REPEATS, LONG_S = 3, 0.2  # a measurement is repeated, one that takes long is not
+COPIED = 2**25  # float32 numbers, 128 MiB: more than processors keep in their own memory
+
+
+def process_bytes() -> int:
+    """Bytes of this process in memory: the interpreter, libraries, and what compiling left."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        kilobyte = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * kilobyte
+    return pages * resource.getpagesize()
+
+
+class Seconds(NamedTuple):
+    """Seconds by the clock, and those of processors, which other work on the machine changes
+    least."""
+
+    wall: float
+    cpu: float
+
+    def times(self, count: float) -> "Seconds":
+        return Seconds(self.wall * count, self.cpu * count)
+
+
+def expected_seconds(products: Mapping[Product, float], moved_bytes: float) -> dict[str, Seconds]:
+    """{"products", "memory"}: of so many of each product, and of moving all other bytes that a
+    program touches."""
+    flops = {one: one.flops * count for one, count in products.items()}
+    total = sum(flops.values())
+    known = {one: size for one, size in flops.items() if size >= LEAST_SHARE * total}
+    each = [product_seconds(one).times(products[one]) for one in known]
+    of_products = Seconds(*map(sum, zip(*each, strict=True))) if each else Seconds(0.0, 0.0)
+    others = moved_bytes - sum(one.bytes * count for one, count in products.items())
+    return {
+        "products": of_products.times(total / max(sum(known.values()), 1.0)),
+        "memory": byte_seconds().times(max(others, 0.0)),
+    }
+
+
+@functools.cache
+def product_seconds(product: Product) -> Seconds:
+    """Of one product on this host."""
+    left, right = (jnp.ones(shape, product.dtype) for shape in (product.left, product.right))
+    run = jax.jit(functools.partial(jax.lax.dot_general, dimension_numbers=product.numbers))
+    return _least_seconds(run, left, right)
+
+
+@functools.cache
+def byte_seconds() -> Seconds:
+    """Of a byte read or written by an operation on arrays that fit no cache."""
+    x = jnp.ones(COPIED, jnp.float32)
+    return _least_seconds(jax.jit(lambda x: x * 1.5), x).times(0.5 / x.nbytes)
+
+
+def _least_seconds(run, *arguments) -> Seconds:
+    jax.block_until_ready(run(*arguments))
+    walls, cpus = [], []
+    for _ in range(REPEATS):
+        begun = time.perf_counter(), time.process_time()
+        jax.block_until_ready(run(*arguments))
+        walls.append(time.perf_counter() - begun[0])
+        cpus.append(time.process_time() - begun[1])
+        if walls[-1] > LONG_S:
+            break
+    return Seconds(min(walls), min(cpus))
