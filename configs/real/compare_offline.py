@@ -1,13 +1,16 @@
 """The offline comparison on a real model: what SmolLM2-135M-Instruct learns from its own samples.
 
 rljax compare --config=real/compare_offline --config.model=MODEL_FOLDER --out=runs/real_offline \\
-    --prompts=96 --samples=8 --steps=6 --test_prompts=100 --test_samples=4
+    --prompts=128 --samples=8 --steps=4 --test_prompts=100 --test_samples=2
 
 The task: "What is 25 + 60? Reply with the number only.", right if the last number of the response
-is the sum. The base policy is the model as it is (steps=0): it is right in about one of eight
-samples, because it begins to explain and is cut. Every method of methods() learns from the same
-samples of it, full weights, with the same number of steps and of examples a step; a pair is one
-example. --seeds draw other samples and another order.
+is the sum. The base policy is the model as it is (steps=0). At temperature 0.7 and with 32 tokens
+70 % of 243 of its samples ended, 9 % were right, and 7 of 32 prompts had a pair; with 12 tokens
+32 % would have ended, and a sample that was cut is neither imitated nor compared.
+
+Every method of methods() learns from the same samples of the base policy, full weights, with the
+same number of steps and of examples a step; a pair is one example. --seeds draw other samples and
+another order.
 
 Learning rates: that of GRPO on this task (2e-5) for what imitates, half of it for what compares
 with a reference; the critics' heads start from zeros. They were not searched.
@@ -38,9 +41,9 @@ def get_config() -> Config:
     config = Config(dataflow="sft", steps=0, trackers=())
     config.data.train = f"{__file__}:sums()"
     config.data.max_prompt_tokens = 64
-    config.sampler.max_response_tokens = 12
-    config.offline.examples_per_step = 32
-    config.offline.max_tokens = 80
+    config.sampler.max_response_tokens, config.sampler.temperature = 32, 0.7
+    config.offline.examples_per_step = 16
+    config.offline.max_tokens = 100
     config.evaluate.prompts_from = config.data.train
     config.reward.workers = 1
     config.checkpoint.every_steps = 0
@@ -59,10 +62,10 @@ def methods():
         "name": "DPO", "rows": "pairs", "dataflow": "preference",
         "algorithm.preference_loss": "dpo(beta=0.1)", "actor_optimizer.lr": compares,
     }  # fmt: skip
-    # One of eight samples is right: seven times their weight makes both kinds count alike.
+    # One of ten samples is right: nine times their weight makes both kinds count alike.
     yield {
         "name": "KTO", "rows": "labelled", "dataflow": "kto", "actor_optimizer.lr": compares,
-        "algorithm.preference_loss": "kto(beta=0.1, desirable_weight=7.0)",
+        "algorithm.preference_loss": "kto(beta=0.1, desirable_weight=9.0)",
     }  # fmt: skip
     yield {
         "name": "DRO", "rows": "outcome", "dataflow": "dro(tau=0.1)",

@@ -6,10 +6,11 @@ output the final answer after "####".', as a chat; the suite gsm8k asks in the s
 
 rljax evaluate MODEL_FOLDER --suite=gsm8k --data=FOLDER/test.jsonl --prompts=400 \\
     --samples=8 --k=1,8 --temperature=0.7 --max_response_tokens=256
+DATA="gsm8k(path='FOLDER', chat=True)"
 rljax train real/gsm8k:sft --config.model=MODEL_FOLDER \\
-    --config.data.train="gsm8k(path='FOLDER', chat=True)" --config.run_dir=runs/gsm8k_sft
+    --config.data.train="$DATA" --config.data.test="$DATA" --config.run_dir=runs/gsm8k_sft
 rljax train real/gsm8k --config.model=runs/gsm8k_sft/policy \\
-    --config.data.train="gsm8k(path='FOLDER', chat=True)" --config.run_dir=runs/gsm8k_grpo
+    --config.data.train="$DATA" --config.run_dir=runs/gsm8k_grpo
 
 Files of other names are given as path='FOLDER/gsm8k_{split}.jsonl'. The first command gives avg@8
 (pass@1), pass@8 and maj@8 with intervals, and with --samples=0 the greedy accuracy, also of
@@ -17,11 +18,11 @@ runs/gsm8k_sft/policy and of runs/gsm8k_grpo/policy.
 
 A base model without a chat template (Gemma 3 270M) is first asked as lm-eval does, with eight
 solved questions, --suite="gsm8k(shots=8)" --data=FOLDER. Its SFT and GRPO get
-"gsm8k(path='FOLDER', instruction='\\\\nAnswer:\\\\n')", and are then evaluated with
---suite="gsm8k(instruction='\\\\nAnswer:\\\\n')".
+"gsm8k(path='FOLDER', instruction='\\nAnswer:\\n')", and are then evaluated with
+--suite="gsm8k(instruction='\\nAnswer:\\n')".
 
-SFT: 1,600 rows of 256 tokens, of several solutions each, in 100 optimizer steps. GRPO: 40 steps of
-8 prompts x 8 samples, one optimizer step each. All weights are trained, in float32.
+SFT: 100 optimizer steps of 8 packed rows of 512 tokens, of two or three solutions each. GRPO: 40
+steps of 8 prompts x 8 samples, one optimizer step each. All weights are trained, in float32.
 
 Hardware: sized for SmolLM2-135M, two CPU cores and 8 GB. Time and accuracy: docs/measurements.md.
 """
@@ -37,7 +38,7 @@ def get_config(variant: str = "") -> Config:
     config.checkpoint.every_steps, config.checkpoint.keep = 20, 1
     if variant == "sft":
         config.steps = 100
-        config.offline.examples_per_step, config.offline.max_tokens = 16, 256
+        config.offline.examples_per_step, config.offline.max_tokens = 8, 512
         config.offline.packing = True
         config.actor_optimizer = OptimizerConfig(lr=5e-5, schedule="cosine", warmup_steps=5)
         config.evaluate.prompts, config.evaluate.every_steps = 64, 25
