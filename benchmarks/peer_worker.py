@@ -3,6 +3,7 @@ the step cost. Its standard output belongs to the comparison; what libraries pri
 error."""
 
 import dataclasses
+import functools
 import json
 import os
 import sys
@@ -16,8 +17,12 @@ class Worker:
     def __init__(self):
         self._out = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
-        fields = json.loads(sys.argv[1])
-        self.shape = Shape(**{**fields, "decoder": Decoder(**fields["decoder"])})
+        self.given = json.loads(sys.argv[1])
+
+    @functools.cached_property
+    def shape(self) -> Shape:
+        """What is given, as a shape."""
+        return Shape(**{**self.given, "decoder": Decoder(**self.given["decoder"])})
 
     def say(self, message: dict) -> None:
         print(json.dumps(message), file=self._out, flush=True)
@@ -36,15 +41,15 @@ class Worker:
         self._peak, self._tokens = self._middle.peak_mb, self._tokens + tokens
         forget_peak()
 
-    def done(self) -> None:
-        """Ends the lap."""
+    def done(self, **more) -> None:
+        """Ends the lap, of which `more` is said."""
         end = spent()
         generate, update = self._middle.since(self._begun), end.since(self._middle)
         whole = end.since(self._begun)
         whole.peak_mb = max(update.peak_mb, self._peak)
         parts = {"generate": generate, "update": update, "step": whole}
         costs = {name: dataclasses.asdict(cost) for name, cost in parts.items()}
-        self.say({**costs, "response_tokens": self._tokens})
+        self.say({**costs, "response_tokens": self._tokens, **more})
 
 
 def reward(response_ids: list[int]) -> float:

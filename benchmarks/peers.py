@@ -64,11 +64,11 @@ def python_of(system: str, folder: Path) -> str:
 
 
 class Process:
-    """A system that takes steps of a shape."""
+    """A system that takes steps: a script beside this one, with `given` as its only argument."""
 
-    def __init__(self, system: str, python: str, shape: Shape, log: Path):
+    def __init__(self, script: str, python: str, given: dict, log: Path):
         self.log = log
-        paths = [str(HERE), str(HERE.parent)] if system == "rljax" else [str(HERE)]
+        paths = [str(HERE), str(HERE.parent)] if python == sys.executable else [str(HERE)]
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(paths),
@@ -76,13 +76,13 @@ class Process:
             # Threads of one system that wait do not disturb the others.
             "OMP_WAIT_POLICY": "PASSIVE",
         }
-        command = [python, HERE / f"peer_{system}.py", json.dumps(dataclasses.asdict(shape))]
+        command = [python, HERE / script, json.dumps(given)]
         with log.open("w") as errors:
             self.process = subprocess.Popen(
                 command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                 stderr=errors, text=True,
             )  # fmt: skip
-        self.versions = self._answer()["ready"]
+        self.ready = self._answer()["ready"]
 
     def _answer(self) -> dict:
         line = self.process.stdout.readline()
@@ -158,9 +158,10 @@ def measure(
     for system, python in pythons.items():
         try:
             log = folder / f"{system}_{shape.name}.log"
-            process = running[system] = Process(system, python, shape, log)
+            given = dataclasses.asdict(shape)
+            process = running[system] = Process(f"peer_{system}.py", python, given, log)
             first = process.step()
-            results[system] = {"versions": process.versions, "first_step": first}
+            results[system] = {"versions": process.ready, "first_step": first}
             progress(shape, "first step", system, first)
         except Failed as error:
             running.pop(system, None)

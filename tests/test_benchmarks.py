@@ -21,6 +21,10 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 import grpo_step
 import history
 import peers
+import real
+import real_decoding
+import real_rljax
+import real_rows
 import sync
 from step_shapes import SHAPES, Cost, Decoder, Shape, lap
 
@@ -175,6 +179,113 @@ def test_an_environment_that_cannot_be_made_is_reported(tmp_path):
     installed = "\n".join(x.format(jax=jax.__version__) for x in peers.PACKAGES["tunix"])
     (tmp_path / "tunix" / "installed.txt").write_text(installed)
     assert peers.python_of("tunix", tmp_path) == str(tmp_path / "tunix" / "bin" / "python")
+
+
+# -- the comparison on a real model --
+
+
+def test_rows_of_a_seed_are_those_that_a_run_draws(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    train, test = real_rows.sums()
+    assert len(train) == 2000 and not {str(x) for x in train} & {str(x) for x in test}
+    real_rows.write_rows(path, train[:5])
+    stream = real_rows.task(str(path), "exact_match()").train
+    for seed in (0, 3):
+        begin = seed * real_rows.APART
+        rows = real_rows.rows_of_seed(str(path), seed, 12)
+        assert rows == [stream[begin + i] for i in range(12)]
+    rows = [str(x) for x in real_rows.rows_of_seed(str(path), 0, 10)]
+    assert len(set(rows[:5])) == len(set(rows[5:])) == 5 and rows[:5] != rows[5:]
+    score = real_rows.reward_function(f"{real_rows.__file__}:last_number")
+    assert [score(x, "72") for x in ("24 + 48 = 72.", "72 or 73", "none")] == [1, 0, 0]
+
+
+GIVEN = {
+    "model": "m", "rows": "r.jsonl", "reward": f"{real_rows.__file__}:last_number", "steps": 1,
+    "prompts": 2, "samples": 4, "max_prompt_tokens": 8, "max_response_tokens": 4, "microbatch": 4,
+    "lr": 2e-5, "seed": 1, "dtype": "float32", "remat": "full",
+}  # fmt: skip
+
+
+def test_both_systems_are_given_the_same_settings(tmp_path):
+    ours = real_rljax.make_config(GIVEN, str(tmp_path))
+    assert ours.batch.tokens_per_microbatch == 4 * 12 and ours.sampler.temperature == 1.0
+    assert ours.batch.sequences_per_optimizer_step == 8 and ours.algorithm.kl_in_loss == 0
+    pytest.importorskip("trl")
+    import real_trl
+
+    theirs = real_trl.make_settings(GIVEN, str(tmp_path))
+    adamw = ours.actor_optimizer
+    assert theirs.per_device_train_batch_size * theirs.gradient_accumulation_steps == 8
+    assert theirs.steps_per_generation == theirs.gradient_accumulation_steps == 2
+    assert (theirs.learning_rate, theirs.adam_beta1, theirs.adam_beta2, theirs.adam_epsilon) == (
+        adamw.lr, adamw.beta1, adamw.beta2, adamw.eps
+    )  # fmt: skip
+    assert (theirs.max_grad_norm, theirs.weight_decay) == (adamw.clip_norm, adamw.weight_decay)
+    assert theirs.gradient_checkpointing and not theirs.bf16
+    assert theirs.lr_scheduler_type == adamw.schedule == "constant"
+
+
+REAL_PEER = """
+import os, subprocess, sys, time
+from real_worker import RealWorker
+worker = RealWorker()
+spin = "import time, sys\\nwhile sys.stdin.readline():\\n  end = time.process_time() + 0.3\\n"
+spin += "  while time.process_time() < end: pass\\n  print(flush=True)"
+child = subprocess.Popen([sys.executable, "-c", spin], stdin=-1, stdout=-1, text=True)
+worker.say({"ready": {"name": worker.given["remat"]}})
+for number in range(2 if worker.given["fails"] == worker.given["remat"] else 9):
+    worker.wait()
+    worker.generated(6)
+    print(file=child.stdin, flush=True)
+    child.stdout.readline()
+    worker.learned([(2, 3), (2, 3), (1,), (1,)], [1, 0, worker.given["seed"], 1])
+sys.exit("no more steps")
+"""
+
+
+def test_steps_on_a_real_model_are_taken_in_turns(tmp_path, monkeypatch):
+    (tmp_path / "peer.py").write_text(REAL_PEER)
+    for name in ("peer_worker.py", "real_worker.py", "step_shapes.py"):
+        (tmp_path / name).symlink_to(peers.HERE / name)
+    monkeypatch.setattr(peers, "HERE", tmp_path)
+    monkeypatch.setattr(real, "SYSTEMS", {"a": ("peer.py", "full"), "b": ("peer.py", "none")})
+    flags = real.argparse.Namespace(dtypes="float32", systems="a,b", seeds="0,1")
+    given = {**GIVEN, "steps": 2, "fails": ""}
+    out = json.loads(json.dumps(real.measure(flags, given, tmp_path)))["float32"]
+    a, both = out["systems"]["a"], out["against_a"]["b"]
+    assert a["laps"] == 4 and a["versions"] == {"name": "full"} and out["failed"] == {}
+    # What the process below spent is part of a step, and its memory, too.
+    assert a["step"]["cpu_s"]["min"] >= 0.25 > a["generate"]["cpu_s"]["max"]
+    assert a["peak_mb"]["later_steps"] > a["peak_mb"]["of_which_workers"] > 5
+    assert [x["value"] for x in a["reward"]] == [0.625] * 3  # 1/2 and, by seed, 1/2 or 1
+    assert both["other_prompts"] == 0 and both["cpu_s_ratio"]["low"] > 0
+    assert both["reward_difference_of_the_last_quarter"] == {"value": 0, "low": 0, "high": 0}
+    out = real.measure(flags, {**given, "fails": "none"}, tmp_path)["float32"]
+    assert "no more steps" in out["failed"]["b"] and list(out["systems"]) == ["a"]
+
+
+def test_prompts_that_differ_are_counted_and_not_compared():
+    def lap(digest):
+        cost = dataclasses.asdict(Cost(2.0, 1.0, 0.0, 1, 100.0))
+        return {
+            **dict.fromkeys(real.PARTS, cost), "response_tokens": 4, "prompts_sha256": digest,
+            "rewards": [1.0], "workers": {"cpu_s": 1.0, "peak_mb": 100.0},
+        }  # fmt: skip
+
+    seeds = [[{"laps": [lap("x"), lap(last)]}] for last in ("x", "y")]
+    found = real.compared(*seeds)
+    assert found["other_prompts"] == 1 and "reward_difference" not in found
+    assert found["cpu_s_ratio"]["value"] == 1 and real.cost(lap("x"), "step", "cpu_s") == 2
+
+
+def test_greedy_tokens_are_compared_from_their_beginning():
+    found = real_decoding.agreement([[1, 2, 3], [4, 5, 6]], [[1, 2, 3], [4, 9, 6]])
+    assert found == {"equal": 1, "sequences": 2, "mean_common_tokens": 2.0}
+    laps = [{"step": dataclasses.asdict(Cost(s, s, 0.0, 1, 9.0))} for s in (50.0, 2.0, 4.0)]
+    found = real_decoding.summary({"versions": {}}, laps, sequences=16, tokens=2)
+    assert found["tokens_per_wall_s"] == {"min": 8, "median": 12, "max": 16}
+    assert found["first_lap_wall_s"] == 50 and found["laps"] == 2
 
 
 def test_every_way_of_synchronising_brings_the_same_weights_to_the_same_place():

@@ -12,7 +12,7 @@ import json
 import math
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 
@@ -24,7 +24,7 @@ from rljax.config.options import EvaluateOptions, check_options
 from rljax.data.rows.read import read_rows
 from rljax.data.rows.sources import prompt_record
 from rljax.errors import InputError
-from rljax.evaluation.policy import SHARE, bootstrap, pass_at_k
+from rljax.evaluation.policy import SHARE, bootstrap, majority_at_k, pass_at_k
 from rljax.evaluation.suite_rows import pinned
 from rljax.evaluation.suites import Suite
 from rljax.keys import root_key
@@ -148,9 +148,14 @@ def score_items(suite: Suite, items: Sequence[dict], *, workers: int = 2, memory
 
 
 def suite_metrics(
-    items: Sequence[dict], ks: Sequence[int], *, parts: Mapping[str, str] | None = None
+    items: Sequence[dict],
+    ks: Sequence[int],
+    *,
+    parts: Mapping[str, str] | None = None,
+    answer: Callable[[str], str | None] | None = None,
 ) -> dict:
-    """avg@n, pass@k (unbiased, Chen et al. 2021), the parts, and avg@n of every value of the
+    """avg@n, pass@k (unbiased, Chen et al. 2021), with `answer`, which extracts what is voted on,
+    maj@k, the parts, and avg@n of every value of the
     columns in "by", each with a 95 % bootstrap interval over prompts; truncated_fraction,
     extraction_failed_fraction, failed_rewards, response_tokens.
 
@@ -171,6 +176,13 @@ def suite_metrics(
     for k in sorted(set(ks)):
         values = [pass_at_k(len(r), sum(r), k) if len(r) >= k else math.nan for r in right]
         out[f"pass@{k}"] = bootstrap(values, within=SHARE)
+        if answer is not None:
+            votes = [[answer(s["response"]) for s in row] for row in known]
+            values = [
+                majority_at_k(texts, r, k) if len(r) >= k else math.nan
+                for texts, r in zip(votes, right, strict=True)
+            ]
+            out[f"maj@{k}"] = bootstrap(values, within=SHARE)
     for name, weight in (parts or {}).items():
         out[name] = _part(known, name, weight)
     groups: dict[str, list[float]] = {}
@@ -318,7 +330,10 @@ def _run(suite: Suite, records: list[dict], saved: SavedPolicy, options: Evaluat
         "max_response_tokens": sampling.max_response_tokens,
         "seed": options.seed,
         "metrics": suite_metrics(
-            items, [k for k in options.ks_of(suite.samples) if k > 1], parts=suite.parts
+            items,
+            [k for k in options.ks_of(suite.samples) if k > 1],
+            parts=suite.parts,
+            answer=suite.answer,
         ),
         "items": [_shortened(item) for item in items],
     }

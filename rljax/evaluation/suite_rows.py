@@ -11,13 +11,14 @@ import zlib
 from collections.abc import Mapping, Sequence
 
 from rljax import hub
+from rljax.contracts import contract
 from rljax.data.rows import maps
 from rljax.data.rows.read import read_rows
 from rljax.errors import InputError
 from rljax.files import DATA_FILES, parse_json, strangers_bytes
 from rljax.rewards.text.answers import integer_of
 from rljax.rewards.text.instructions import read_instructions
-from rljax.rewards.text.rules import last_boxed
+from rljax.rewards.text.rules import last_boxed, strict_number
 
 Solved = Sequence[dict]  # rows that are shown with their answers
 LETTERS = "ABCDEFGHIJ"
@@ -80,6 +81,19 @@ def _require_unseen(row: dict, solved: Solved, columns: Sequence[str]) -> None:
 
 
 # -- mathematics --
+
+
+@contract(reads="answer")
+def marked_answer(response: str) -> str | None:
+    """The number behind the last `####`, as gsm8k(method='strict') reads it; None without one."""
+    return strict_number(response)
+
+
+@contract(reads="answer")
+def boxed_answer(response: str) -> str | None:
+    r"""The text in the last `\boxed{}`; None without one."""
+    text = last_boxed(response)
+    return text.strip() or None if text is not None else None
 
 
 def gsm8k(row: dict, *, instruction: str, solved: Solved) -> dict:

@@ -29,6 +29,7 @@ class Suite:
     reward: a reward function as text; an answer is right where the score is at least 1.
     samples of each prompt at `temperature` (0: the greedy response alone) and `top_p`; `stop`:
     texts that end a response and do not belong to it. timeout_s: of scoring one response.
+    answer: extracts from a response what maj@k votes on, None where it has none; None: no maj@k.
     parts: further parts of the score that are averaged, each with the part that weighs a response,
     "" where all weigh the same. by: columns whose values have metrics of their own.
     """
@@ -44,6 +45,7 @@ class Suite:
     max_response_tokens: int = 2048
     stop: tuple[str, ...] = ()
     timeout_s: float = 10.0
+    answer: Callable[[str], str | None] | None = None
     parts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     by: tuple[str, ...] = ()
 
@@ -63,8 +65,9 @@ def gsm8k(
     record = functools.partial(rows.gsm8k, instruction=instruction, solved=solved)
     stop = STOP if shots else ()
     return Suite(
-        data, record, "gsm8k(method='strict')", columns, max_response_tokens=1024, stop=stop
-    )
+        data, record, "gsm8k(method='strict')", columns, max_response_tokens=1024, stop=stop,
+        answer=rows.marked_answer,
+    )  # fmt: skip
 
 
 @contract(safe=True)
@@ -75,7 +78,7 @@ def math500(
     record = functools.partial(rows.boxed, instruction=instruction)
     return Suite(
         data, record, "math_verify(extraction='boxed')", ("problem", "answer"),
-        max_response_tokens=4096, by=("subject", "level"),
+        max_response_tokens=4096, answer=rows.boxed_answer, by=("subject", "level"),
     )  # fmt: skip
 
 
@@ -95,7 +98,7 @@ def _aime(data: str, instruction: str) -> Suite:
     record = functools.partial(rows.aime, instruction=instruction)
     return Suite(
         data, record, "integer_answer(low=0, high=999)", ("problem", "answer"), samples=32,
-        temperature=0.6, top_p=0.95, max_response_tokens=32768,
+        temperature=0.6, top_p=0.95, max_response_tokens=32768, answer=rows.boxed_answer,
     )  # fmt: skip
 
 

@@ -2,7 +2,9 @@
 (the layout of the table is that of arXiv 2410.09302).
 
 OUT/seed0/base/ is the policy that samples.jsonl was drawn from, OUT/seed0/METHOD/ a run;
-result.json in it makes the cell a finished one. The methods are data of a config file's methods().
+result.json in it makes the cell a finished one, which keeps its policy/ and no checkpoint. Where
+the config takes no steps, the base policy is its model as it is. The methods are data of a config
+file's methods().
 """
 
 import contextlib
@@ -10,6 +12,7 @@ import copy
 import dataclasses
 import json
 import re
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -27,7 +30,7 @@ from rljax.errors import InputError
 from rljax.evaluation.policy import correct, score_table
 from rljax.files import parse_json, read_json_object, read_text, write_json, write_rows
 from rljax.keys import stream
-from rljax.setup.policies import load_policy, sample_all
+from rljax.setup.policies import SavedPolicy, load_policy, sample_all
 from rljax.training import train
 from rljax.validation import validate
 
@@ -154,13 +157,34 @@ def _base_config(config: Config, options: ComparisonOptions, seed: int) -> Confi
     return base
 
 
+def _trains(config: Config) -> bool:
+    """Returns whether the base policy is trained; else it is the model as it is."""
+    return config.steps + config.sft.steps > 0
+
+
+def _base_policy(config: Config) -> str:
+    """The folder of the base policy, or its name on the hub."""
+    return str(Path(config.run_dir) / "policy") if _trains(config) else config.model
+
+
+def _require_base(config: Config) -> None:
+    """Raises InputError where there is nothing to start from."""
+    if not _trains(config) and not is_path(config.model):
+        raise InputError(
+            "steps",
+            value=0,
+            rule=f"the base policy is the model as it is, and {config.model!r} has random weights",
+            fix="--config.model=FOLDER, or --config.steps=300 to train a base policy",
+        )
+
+
 def _method_config(base: Config, method: Method, options: ComparisonOptions) -> Config:
-    """Trains from the base's exported policy on the method's file, in the method's folder."""
-    start = Path(base.run_dir)
-    folder = start.parent / method.folder
+    """Trains from the base policy on the method's file, in the method's folder."""
+    folder = Path(base.run_dir).parent / method.folder
     made = copy.deepcopy(base)
     made.sft.steps, made.steps, made.run_dir = 0, options.steps, str(folder)
-    made.model, made.tokenizer = str(start / "policy"), ""
+    made.model = _base_policy(base)
+    made.tokenizer = "" if _trains(base) else base.tokenizer
     made.data.train, made.data.test = str(folder / "data.jsonl"), ""
     made.data.test_fraction = 0.0  # its rows are of prompts that are not held out
     made.data.sources = ()
@@ -196,13 +220,24 @@ def _train_to_the_end(config: Config) -> dict:
     return summary
 
 
-def _make_base(config: Config) -> None:
-    """The base policy, trained unless it is there."""
+def _make_base(config: Config) -> float:
+    """Trains the base policy unless it is there, and returns the seconds that it took."""
     folder = Path(config.run_dir)
     settings = {k: v for k, v in to_dict(config).items() if k != "run_dir"}
-    if _require_same(folder / "base.json", settings) is None:
-        summary = _train_to_the_end(config)
-        write_json(folder / "base.json", {"settings": settings, "wall_s": summary["wall_s"]})
+    done = _require_same(folder / "base.json", settings)
+    if done is None:
+        wall_s = _train_to_the_end(config)["wall_s"] if _trains(config) else 0.0
+        done = {"settings": settings, "wall_s": wall_s}
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / "base.json", done)
+    return done["wall_s"]
+
+
+def _load_base(config: Config) -> SavedPolicy:
+    """The base policy as the config samples it."""
+    if _trains(config):  # it was trained here just now
+        return load_policy(Path(config.run_dir), trust_code=True)
+    return dataclasses.replace(load_policy(config.model), config=config)
 
 
 def _make_file(config: Config, options: ComparisonOptions) -> list[dict]:
@@ -211,8 +246,7 @@ def _make_file(config: Config, options: ComparisonOptions) -> list[dict]:
     path, names = folder / "samples.jsonl", ("prompts", "samples", "process_samples")
     settings = {name: vars(options)[name] for name in names}
     if _require_same(folder / "samples.meta.json", settings) is None:
-        # It was trained here just now.
-        saved = load_policy(Path(config.run_dir), trust_code=True)
+        saved = _load_base(config)
         data = config.data.train
         given = load_prompts(data, "train", test_fraction=held_out_fraction(config, data))
         prompts, _ = saved.encode(given[: options.prompts])
@@ -245,10 +279,10 @@ def _held_out(config: Config) -> str:
     return data
 
 
-def measure(folder: Path, config: Config, options: ComparisonOptions) -> dict:
-    """Evaluates FOLDER/policy on held-out prompts; returns {"greedy": [right or not, per prompt],
-    "sampled": [share right of test_samples, per prompt]}, None where rewards failed."""
-    saved = load_policy(folder / "policy")
+def measure(folder: str | Path, config: Config, options: ComparisonOptions) -> dict:
+    """Evaluates the policy of a folder on held-out prompts; returns {"greedy": [right or not, per
+    prompt], "sampled": [share right of test_samples, per prompt]}, None where rewards failed."""
+    saved = load_policy(folder)
     data = _held_out(config)
     records = load_prompts(data, "test", test_fraction=held_out_fraction(config, data))
     prompts, _ = saved.encode(
@@ -271,8 +305,10 @@ def measure(folder: Path, config: Config, options: ComparisonOptions) -> dict:
     return out
 
 
-def _run_cell(base: Config, method: Method | None, rows, options: ComparisonOptions) -> dict:
-    """One cell of the table, from disk if it is finished."""
+def _run_cell(
+    base: Config, method: Method | None, rows, options: ComparisonOptions, base_s: float
+) -> dict:
+    """One cell of the table, from disk if it is finished. `base_s`: what the base policy took."""
     config = base if method is None else _method_config(base, method, options)
     folder = Path(config.run_dir)
     settings = {k: v for k, v in to_dict(config).items() if k != "run_dir"}
@@ -282,16 +318,23 @@ def _run_cell(base: Config, method: Method | None, rows, options: ComparisonOpti
     finished = _require_same(folder / "result.json", settings)
     if finished is not None:
         return finished
-    if method is None:
-        count, summary = 0, read_json_object(folder / "summary.json")
-    else:
+    name, count, wall_s, policy = BASE, 0, base_s, _base_policy(base)
+    if method is not None:
         read = ROWS[method.rows](rows(), config.evaluate.correct_at)
-        count = write_rows(folder / "data.jsonl", read)["rows"]
-        summary = _train_to_the_end(config)
-    name = BASE if method is None else method.name
-    result = {"method": name, "seed": config.seed, "rows": count, "wall_s": summary["wall_s"]}
-    result |= measure(folder, base, options) | {"settings": settings}
+        name, count = method.name, write_rows(folder / "data.jsonl", read)["rows"]
+        if not count:
+            raise InputError(
+                f"method {name!r} has nothing to learn from",
+                value=f"no sample of the base policy is a row of {method.rows!r}",
+                fix="more --prompts and --samples, an easier task, or a base policy that is right "
+                "now and then",
+            )
+        wall_s, policy = _train_to_the_end(config)["wall_s"], folder / "policy"
+    result = {"method": name, "seed": config.seed, "rows": count, "wall_s": wall_s}
+    result |= measure(policy, base, options) | {"settings": settings}
     write_json(folder / "result.json", result)
+    if method is not None:  # of several gigabytes, and nothing goes on from it
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     return result
 
 
@@ -304,11 +347,15 @@ def compare(
 ) -> dict:
     """Every cell that is not finished, in order, and the table of all; OUT/results.json holds it.
 
-    `config` is that of the base policy. Every method starts from it, takes `options.steps`
-    optimizer steps of offline.examples_per_step examples, and is measured on the same prompts.
+    `config` is that of the base policy: it is trained, or, with steps=0, it is the model as it is.
+    Every method starts from it, takes `options.steps` optimizer steps of offline.examples_per_step
+    examples, and is measured on the same prompts.
     """
     check_options(options)
+    _require_base(config)
     _held_out(config)
+    if not any(method.rows == "process" for method in methods):
+        options = dataclasses.replace(options, process_samples=0)  # nobody reads them
     for method in methods:  # before the first step of the first base
         made = _method_config(_base_config(config, options, options.seeds[0]), method, options)
         made.model, made.tokenizer = config.model, config.tokenizer  # the base is not there yet
@@ -317,7 +364,7 @@ def compare(
     cells = []
     for seed in options.seeds:
         base = _base_config(config, options, seed)
-        _make_base(base)
+        base_s = _make_base(base)
         loaded: list[list[dict]] = []
 
         def rows(base=base, loaded=loaded):
@@ -326,7 +373,7 @@ def compare(
             return loaded[0]
 
         for method in (None, *methods):
-            cells.append(_run_cell(base, method, rows, options))
+            cells.append(_run_cell(base, method, rows, options, base_s))
             on_cell(cells[-1])
     result = {"options": dataclasses.asdict(options), "table": summarise(cells)}
     keep = ("method", "seed", "rows", "wall_s", "greedy", "sampled")

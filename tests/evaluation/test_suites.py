@@ -90,6 +90,29 @@ def test_gsm8k(tmp_path):
     assert found["avg@3"]["value"] == 0.5 and found["pass@3"]["value"] == 1
     assert found["pass@2"]["value"] == pytest.approx((pass_at_k(3, 1, 2) + 1) / 2)
     assert found["extraction_failed_fraction"] == pytest.approx(1 / 6)
+    assert not any(name.startswith("maj@") for name in found)  # nobody says what is voted on
+
+
+def test_the_majority_of_a_suite_votes_on_its_answers(tmp_path):
+    suite, records = opened(tmp_path, "gsm8k")
+    items = scored(suite, records, [
+        # Two texts without an answer have no vote, and 7 wins against 8 as it came first.
+        ["It is 7", "#### 7", "It is 7", "#### 8", "the sum is\n#### 7", "#### 8"],
+        ["#### 1,200", "#### 1,1", "#### 11", "#### 1200", "#### 11", "<think>#### 1200</think>"],
+    ])  # fmt: skip
+    found = suite_metrics(items, (3, 6), answer=suite.answer)
+    assert found["maj@6"]["value"] == 0.5 and found["maj@6"]["n"] == 2
+    assert found["maj@3"]["value"] == 0.5  # 7 and 8 of the first, 1200 and 11 of the second
+    # A reward that failed is no vote, and leaves too few for six.
+    items[0]["samples"][3].update(score=None, error="why")
+    assert suite_metrics(items, (6,), answer=suite.answer)["maj@6"]["n"] == 1
+
+
+@pytest.mark.parametrize("name", ["math500", "aime24", "aime25"])
+def test_the_majority_of_boxed_answers(name, tmp_path):
+    suite, _ = opened(tmp_path, name)
+    votes = [r"\boxed{ 25 }", r"so \boxed{1} \boxed{25}", "25", r"<think>\boxed{3}</think>", ""]
+    assert [suite.answer(text) for text in votes] == ["25", "25", None, None, None]
 
 
 def test_gsm8k_with_solved_questions_as_text(tmp_path):
@@ -344,7 +367,7 @@ def test_a_model_folder_from_rows_to_results(tmp_path):
     result = evaluate_suites(options)
     (suite,) = result["suites"]
     assert suite["prompts"] == 2 and suite["template"] == "chat" and suite["temperature"] == 4.0
-    assert {"avg@2", "pass@2", "truncated_fraction"} < suite["metrics"].keys()
+    assert {"avg@2", "pass@2", "maj@2", "truncated_fraction"} < suite["metrics"].keys()
     assert result["metrics"]["gsm8k/avg@2"] == suite["metrics"]["avg@2"]
     for item, row in zip(suite["items"], GSM8K, strict=True):
         assert row["question"] in item["prompt"] and "<|im_start|>user" in item["prompt"]

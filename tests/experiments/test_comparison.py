@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 from conftest import REPO
+from tiny_gsm8k import write_model
 
 from rljax.config import Config
 from rljax.config.flags import config_module
@@ -105,6 +106,9 @@ def test_methods_that_cannot_be_compared_are_all_named():
     module = config_module(f"{REPO}/configs/compare_offline.py")
     methods = read_methods(module.methods(), "compare_offline.py")
     assert len(methods) == 7 and {m.rows for m in methods} == set(ROWS)
+    real = config_module(f"{REPO}/configs/real/compare_offline.py")
+    known = {(m.name, m.rows) for m in read_methods(real.methods(), "real/compare_offline.py")}
+    assert known == {(m.name, m.rows) for m in methods if m.rows != "process"}
     with pytest.raises(InputError, match="--seeds") as error:
         check_options(ComparisonOptions("", seeds=(0, 0), samples=1, steps=0))
     assert all(f"--{f}" in str(error.value) for f in ("out", "samples", "steps"))
@@ -208,6 +212,56 @@ def test_a_method_that_does_not_fit_is_refused_before_anything_is_trained(tmp_pa
     with pytest.raises(InputError, match="preference_loss"):
         compare(base_config(), methods, options(tmp_path))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_model_as_it_is_can_be_the_base(tmp_path):
+    model = write_model(tmp_path / "qwen3", "qwen3")
+    config = Config(dataflow="sft", steps=0, trackers=(), model=str(model))
+    config.compilation_cache = "~/.cache/rljax/tests"
+    config.mesh.data, config.mesh.fsdp = 8, 1
+    config.model_settings.remat = "none"
+    config.data.train = config.evaluate.prompts_from = "arithmetic(prompts=40, test=8)"
+    config.data.max_prompt_tokens, config.sampler.max_response_tokens = 96, 4
+    config.sampler.temperature = 4.0
+    config.offline.examples_per_step, config.offline.max_tokens = 8, 100
+    config.reward.function, config.reward.workers = f"{__file__}:odd_length", 1
+    config.checkpoint.every_steps = 0
+    methods = [Method("DRO", "outcome", {"dataflow": "dro(tau=0.1)"})]
+    few = options(tmp_path / "out", prompts=4, samples=2, steps=1, test_prompts=8, test_samples=2)
+    result = compare(config, methods, few)
+    assert [row["method"] for row in result["table"]] == [BASE, "DRO"]
+    base, dro = result["cells"]
+    assert base["wall_s"] == 0 and base["rows"] == 0 and dro["rows"] > 0 and dro["wall_s"] > 0
+    seed = tmp_path / "out" / "seed0"
+    # Nothing was trained for the base, and the samples are those of the model itself.
+    assert not (seed / BASE / "policy").exists() and (seed / "dro" / "policy").is_dir()
+    assert not (seed / "dro" / "checkpoints").exists()
+    saved = json.loads((seed / "dro" / "config.json").read_text())
+    assert saved["model"] == str(model) and saved["steps"] == 1
+    row = json.loads((seed / "samples.jsonl").read_text().splitlines()[0])
+    assert "process_scores" not in row  # no method reads them
+    before = (seed / "samples.jsonl").stat().st_mtime_ns
+    assert compare(config, methods, few)["table"] == result["table"]
+    assert (seed / "samples.jsonl").stat().st_mtime_ns == before
+
+    def refused(match, **changes):
+        made = dataclasses.replace(config, **changes)
+        with pytest.raises(InputError, match=match):
+            compare(made, methods, dataclasses.replace(few, out=str(tmp_path / "refused")))
+
+    refused("steps: got 0; .*has random weights.*--config.steps", model=base_config().model)
+    # No response is right, so there is nothing to imitate: said before a run begins.
+    methods = [Method("SFT", "correct", {"dataflow": "sft"})]
+    config.reward.function = f"{__file__}:never"
+    refused("'SFT' has nothing to learn from.*'correct'.*more --prompts")
+
+
+def odd_length(response, num_tokens):
+    return float(num_tokens % 2)
+
+
+def never(response):
+    return 0.0
 
 
 @pytest.mark.slow

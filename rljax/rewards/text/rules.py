@@ -52,8 +52,8 @@ def gsm8k(
     check_text(ground_truth)
     tail = response[-_GSM8K_WINDOW:]
     if method == "strict":
-        numbers = re.findall(r"#### (-?[0-9.,]+)", tail)
-        right = bool(numbers) and numbers[-1].replace(",", "") == ground_truth
+        number = strict_number(tail)
+        numbers, right = number is not None, number == ground_truth
     elif method == "flexible":
         numbers = [number for number in re.findall(r"-?[0-9.,]+", tail) if number != "."]
         right = bool(numbers) and numbers[-1] == ground_truth
@@ -63,6 +63,13 @@ def gsm8k(
     else:
         raise ValueError(f"gsm8k has no method {method!r}; use 'numeric', 'strict' or 'flexible'")
     return _with_format(score if right else format_score if numbers else 0.0, bool(numbers))
+
+
+def strict_number(text: str) -> str | None:
+    """The last `#### NUMBER` of a text without its commas, as verl's rule reads it; None without
+    one."""
+    numbers = re.findall(r"#### (-?[0-9.,]+)", text[-_GSM8K_WINDOW:])
+    return numbers[-1].replace(",", "") if numbers else None
 
 
 def _with_format(score: float, extracted: bool) -> Scored:

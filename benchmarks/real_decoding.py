@@ -1,0 +1,153 @@
+"""Greedy decoding of a real model by rljax, transformers and llama.cpp, in turns: prints JSON.
+
+python benchmarks/real_decoding.py --model=FOLDER [--gguf=FILE] [--llama_python=PYTHON]
+    [--sequences=1,16] [--tokens=128] [--repeats=5]
+    [--systems=rljax:float32,rljax:bfloat16,rljax:int8,transformers:float32,llama_cpp:file]
+
+FOLDER is a Hugging Face folder, FILE the same model as GGUF, and PYTHON an interpreter with
+llama-cpp-python (default: this one; without it the result says "not installed"). llama_cpp:file
+reads FILE as it is, and llama_cpp:float32 a copy with its weights written out as float32.
+
+A lap reads the prompts (sums of two numbers, through the model's chat template, of equal lengths or
+nearly so) and decodes --tokens greedy tokens of each, whether or not one of them ends a response,
+so that every system does the same work. Every system is a process of its own that gets the same
+token ids, may use all cores (llama.cpp: a thread for each; the others: their defaults), and takes
+its laps in turns with the others; a lap before them loads, compiles and warms up, and is reported
+alone. Memory is the largest resident set of the process. The tokens are compared with those of the
+first system in the same laps: how many sequences are equal, and how long they agree.
+
+What is not the same work: llama.cpp reads 4-bit weights as such (llama_cpp:file), which are an
+eighth of float32's bytes, with activations in 8 bits, so its tokens may differ. rljax:int8 holds
+codes of 8 bits of the linear maps, rljax:bfloat16 computes in bfloat16.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from peers import Failed, Process
+from step_shapes import spread
+
+SYSTEMS = {
+    "rljax": ("decode_rljax.py", ("float32", "bfloat16", "int8")),
+    "transformers": ("decode_transformers.py", ("float32", "bfloat16")),
+    "llama_cpp": ("decode_llama_cpp.py", ("file", "float32")),
+}
+
+
+def agreement(ours: list[list[int]], theirs: list[list[int]]) -> dict:
+    """Of sequences of equal lengths: how many are the same, and the mean length of their common
+    beginnings."""
+    shared = []
+    for a, b in zip(ours, theirs, strict=True):
+        differ = (i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y)
+        shared.append(next(differ, len(a)))
+    equal = sum(a == b for a, b in zip(ours, theirs, strict=True))
+    return {
+        "equal": equal, "sequences": len(ours), "mean_common_tokens": sum(shared) / len(shared)
+    }  # fmt: skip
+
+
+def summary(ready: dict, laps: list[dict], sequences: int, tokens: int) -> dict:
+    """The spread of a system's laps, the first one apart."""
+    first, later = laps[0], laps[1:]
+    count = sequences * tokens
+    out = {"versions": ready["versions"], "laps": len(later)}
+    for clock in ("wall_s", "cpu_s"):
+        out[clock] = spread([lap["step"][clock] for lap in later])
+        out[f"tokens_per_{clock}"] = spread([count / lap["step"][clock] for lap in later])
+        out[f"first_lap_{clock}"] = first["step"][clock]
+    return {**out, "peak_mb": max(lap["step"]["peak_mb"] for lap in laps)}
+
+
+def measure(systems: list[str], given: dict, flags: argparse.Namespace, folder: Path) -> dict:
+    """Laps of `given["sequences"]` sequences: {"systems": {name: summary or {"failed"}}}."""
+    running, results, laps = {}, {}, {}
+    for name in systems:
+        kind, _, how = name.partition(":")
+        python = flags.llama_python if kind == "llama_cpp" else sys.executable
+        try:
+            own = {**given, "how": how, "scratch": str(folder)}
+            process = Process(SYSTEMS[kind][0], python, own, folder / f"{kind}_{how}.log")
+            if "not_installed" in process.ready:
+                process.end()
+                raise Failed(f"not installed: {process.ready['not_installed']}")
+            running[name], laps[name] = process, []
+        except (Failed, OSError) as error:
+            results[name] = {"failed": str(error)}
+    for number in range(flags.repeats + 1):
+        for name, process in list(running.items()):
+            try:
+                laps[name].append(process.step())
+                seconds = laps[name][-1]["step"]["wall_s"]
+                what = f"{given['sequences']} sequences, lap {number}: {name} {seconds:.2f} s"
+                print(what, file=sys.stderr, flush=True)
+            except Failed as error:
+                del running[name], laps[name]
+                results[name] = {"failed": str(error)}
+    first = next(iter(laps), None)
+    for name, process in running.items():
+        results[name] = summary(process.ready, laps[name], given["sequences"], given["tokens"])
+        if name != first:
+            results[name][f"tokens_like_{first}"] = agreement(
+                laps[first][-1]["ids"], laps[name][-1]["ids"]
+            )
+        process.end()
+    return {name: results[name] for name in systems}
+
+
+def prompt_ids(model: str, count: int) -> list[list[int]]:
+    """Token ids of `count` prompts, through the model's chat template, or as text without one."""
+    import real_rows
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    out = []
+    for row in real_rows.sums()[1][:count]:
+        if tokenizer.chat_template:
+            out.append(
+                tokenizer.apply_chat_template(
+                    row["prompt"], add_generation_prompt=True, return_dict=True
+                )["input_ids"]
+            )
+        else:
+            out.append(tokenizer(row["prompt"][0]["content"])["input_ids"])
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", required=True, help="a Hugging Face folder")
+    parser.add_argument("--gguf", default="", help="the same model, for llama_cpp")
+    parser.add_argument("--llama_python", default=sys.executable)
+    parser.add_argument("--sequences", default="1,16")
+    parser.add_argument("--tokens", type=int, default=128, help="of each sequence")
+    parser.add_argument("--repeats", type=int, default=5)
+    known = [f"{kind}:{how}" for kind, (_, hows) in SYSTEMS.items() for how in hows]
+    parser.add_argument("--systems", default=",".join(known))
+    flags = parser.parse_args()
+    systems = flags.systems.split(",")
+    if unknown := [name for name in systems if name not in known]:
+        parser.error(f"--systems: {', '.join(unknown)}; there are {', '.join(known)}")
+    if flags.repeats < 1 or flags.tokens < 1:
+        parser.error("--repeats and --tokens are at least 1")
+    counts = [int(x) for x in flags.sequences.split(",")]
+    given = {"model": str(Path(flags.model).resolve()), "tokens": flags.tokens}
+    given["gguf"] = str(Path(flags.gguf).resolve()) if flags.gguf else ""
+    before, results = os.getloadavg(), {}
+    with tempfile.TemporaryDirectory() as folder:
+        for count in counts:
+            ids = prompt_ids(given["model"], count)
+            own = {**given, "sequences": count, "prompts": ids}
+            results[f"{count} sequences"] = measure(systems, own, flags, Path(folder))
+    machine = {"cores": os.cpu_count(), "load": [before, os.getloadavg()]}
+    print(json.dumps({"given": given, "machine": machine, **results}))
+
+
+if __name__ == "__main__":
+    main()
