@@ -63,7 +63,7 @@ def package():
     except ImportError:
         raise InputError(
             "a .gguf file is read by the package gguf, which is not installed",
-            fix="pip install 'gguf>=0.17', or pip install 'rljax[gguf]'",
+            fix="pip install 'gguf>=0.17', or pip install 'rljax-lm[gguf]'",
         ) from None
     return gguf
 
@@ -204,7 +204,7 @@ def _check_whole(path: Path, metadata: dict) -> None:
             f"{path} is one part of a model in several .gguf files",
             value=f"split.count {count}",
             rule="whole files are read",
-            fix="join the parts with llama.cpp: llama-gguf-split --merge FIRST_PART OUT.gguf",
+            fix="join the parts by llama-gguf-split of llama.cpp, or take a file that is whole",
         )
 
 
