@@ -1,8 +1,11 @@
 """Which commands there are, and main(), which finds the one that is meant."""
 
+import atexit
+import contextlib
 import os
 import signal
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 
 import rljax
@@ -87,6 +90,7 @@ COMMANDS = {
 @printable_streams()
 def main(arguments: Sequence[str] | None = None) -> None:
     """`rljax COMMAND ...` -> never: ends the process with the command's exit code."""
+    last = arguments is None
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if arguments[:1] == ["--version"]:
         print(f"rljax {rljax.__version__}")
@@ -101,14 +105,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for words in (2, 1):
         name = " ".join(arguments[:words])
         if name in COMMANDS:
-            run(name, arguments[words:], f"rljax {name}")
+            run(name, arguments[words:], f"rljax {name}", last=last)
     sys.exit(complain(_unknown(arguments)))
 
 
 @printable_streams()
-def run(name: str, arguments: Sequence[str] | None = None, program: str = "") -> None:
+def run(
+    name: str, arguments: Sequence[str] | None = None, program: str = "", *, last: bool = False
+) -> None:
     """Runs a command and ends the process with its exit code; so does a Ctrl-C, without a
-    traceback, at any moment that the command does not answer it itself."""
+    traceback, at any moment that the command does not answer it itself. `last`: nothing else runs
+    in this process afterwards, as where the arguments are those of the process."""
+    last = last or arguments is None
     arguments = sys.argv[1:] if arguments is None else arguments
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, quit_now)
@@ -118,7 +126,20 @@ def run(name: str, arguments: Sequence[str] | None = None, program: str = "") ->
     except BrokenPipeError:  # as `| head` ends: nobody reads any more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
+    if last and "jax" in sys.modules:
+        _leave(code)
     sys.exit(code)
+
+
+def _leave(code: int) -> None:
+    """Ends the process as sys.exit does, but without taking Python down: a thread of XLA or of
+    TensorStore that frees an array at that moment would abort it, after a command that was done."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def _unknown(arguments: Sequence[str]) -> InputError:

@@ -188,6 +188,31 @@ def test_a_mistyped_path_is_answered_before_jax_is_imported(tmp_path):
         assert "steps" not in line or "steps=-1: must be >= 0" in done.stderr
 
 
+def test_the_end_of_a_command_waits_for_threads_and_exit_functions_and_frees_nothing():
+    """Threads of XLA and TensorStore abort a process whose Python is being taken down."""
+    code = (
+        "import atexit, os, threading, time\n"
+        "import jax\n"
+        "from rljax.command import main\n"
+        "class Freed:\n"
+        "    def __del__(self, write=os.write): write(2, b'freed')\n"
+        "freed = Freed()\n"
+        "def work():\n"
+        "    time.sleep(0.2)\n"
+        "    print('thread')\n"
+        "threading.Thread(target=work).start()\n"
+        "atexit.register(print, 'exit function')\n"
+        "main()\n"
+    )
+    for words, exit_code in (["completion", "bash"], 0), (["completion", "dos"], 2):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=120,
+            env={**os.environ, "PYTHONPATH": str(REPO)},
+        )  # fmt: skip
+        assert done.returncode == exit_code
+        assert done.stdout.endswith("thread\nexit function\n") and "freed" not in done.stderr
+
+
 @pytest.mark.parametrize("home", NAMESPACES.values())
 def test_names_are_known_without_jax(home):
     """The source of a namespace names every function that a config can: none is refused early."""
