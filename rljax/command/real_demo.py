@@ -283,11 +283,9 @@ def _show(run, stages: Stages, others: dict, answers: Sequence[tuple[Prompt, str
         "same_answers": others,
         "seconds": {**stages.seconds, "all": stages.total()},
         "cpu_seconds": sum(u.ru_utime + u.ru_stime for u in (own, children)),
-        # Training is the largest process; those after it are one at a time.
-        "peak_memory_bytes": {
-            "this process": own.ru_maxrss * _KILOBYTE,
-            "largest child": children.ru_maxrss * _KILOBYTE,
-        },
+        # Of the largest process: those after training are one at a time, and a child begins with
+        # the size that this one had when it was forked.
+        "peak_memory_bytes": max(own.ru_maxrss, children.ru_maxrss) * _KILOBYTE,
         "versions": summary["versions"],
     }
     file = Path(run.folder) / "demo.json"
@@ -318,4 +316,4 @@ def _rows(result: dict) -> Iterator[tuple[str, ...]]:
     for name, seconds in result["seconds"].items():
         yield f"seconds: {name}", f"{seconds:.0f}", "", ""
     yield "CPU seconds", f"{result['cpu_seconds']:.0f}", "", ""
-    yield "peak memory", f"{max(result['peak_memory_bytes'].values()) / 1e9:.1f} GB", "", ""
+    yield "peak memory", f"{result['peak_memory_bytes'] / 1e9:.1f} GB", "", ""
