@@ -22,7 +22,7 @@ LOG = logging.getLogger("rljax")
 _LARGEST = 1e15  # of any number
 _ANOTHER = "take another file of the model, or its Hugging Face folder"
 # Keys below the architecture that change no result.
-_IGNORED = {"vocab_size", "rope.scaling.finetuned", "tensor_data_layout"}
+_IGNORED = {"vocab_size", "rope.scaling.finetuned", "tensor_data_layout", "mm.tokens_per_image"}
 _TOP = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight",
         "output.weight": "lm_head.weight"}  # fmt: skip
 _LAYER = {
