@@ -62,7 +62,9 @@ HOSTS = "messages and files of the hosts of one run"
 RUN = "a file that the run itself writes, behind a look at what has its name"
 # Who may, beside files.py: {file: why}.
 MAY = {
-    "command/commands.py": OURS, "command/configs.py": OURS, "command/launch.py": OURS,
+    "command/commands.py": OURS, "command/peer_answers.py": WORKER,
+    "command/real_demo.py": "answers of its own child and server", "plan/host.py": OURS,
+    "command/configs.py": OURS, "command/launch.py": OURS,
     "config/checks.py": OURS, "config/describe.py": OURS, "config/from_python.py": "it writes",
     "config/overrides.py": WORKER, "doctor/before_jax.py": MESSAGE,
     "data/images/files.py": "images: Source._opened is its own one place, and read below",

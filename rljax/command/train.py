@@ -17,7 +17,7 @@ from rljax.config import Config
 from rljax.config.checks import refuse_early
 from rljax.config.flags import load_config_file, shipped_config
 from rljax.config.options import TrainOptions
-from rljax.config.trust import asks, served, untrained, vouched
+from rljax.config.trust import asks, untrained, vouched
 from rljax.files import is_whole_number
 from rljax.tracking.mirror import local_copy
 from rljax.tracking.store import Store, is_url
@@ -131,17 +131,16 @@ def next_steps(folder: Path | str, given: Given, finished: bool) -> Iterator[str
         others = [a for a in given.config_arguments() if not a.startswith("--config.run_dir=")]
         yield f"{'resume:':<14}rljax train {shlex.join([*others, place])}"
     if checkpoints and "policy" in there:
-        more, evaluate, serve = "", "", ""
+        more, trust = "", ""
         with local_copy(folder) as here:
             if (here / "config.json").is_file():
                 made = load_config_file(str(here / "config.json"))
                 if not vouched(made, f"{folder}/config.json", here):
-                    evaluate = " --trust_code" if asks(untrained(made)) else ""
-                    serve = " --trust_code" if asks(served(made)) else ""
+                    trust = " --trust_code" if asks(untrained(made)) else ""
                 more = _left_to_say(made)
         quoted = shlex.quote(str(folder))
-        yield f"{'evaluate:':<14}rljax evaluate {quoted}{evaluate}{more}"
-        yield f"{'serve:':<14}rljax serve {quoted}{serve}"
+        yield f"{'evaluate:':<14}rljax evaluate {quoted}{trust}{more}"
+        yield f"{'serve:':<14}rljax serve {quoted}{trust}"
 
 
 def _left_to_say(config: Config) -> str:

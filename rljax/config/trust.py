@@ -61,10 +61,6 @@ _VARIABLE = re.compile(r"\w+=.*", re.DOTALL)
 _REGISTERED = re.compile(r"\w+(?:/[\w.-]+)?(?::[\d.*]+)?", re.ASCII)
 _ROLES = re.compile(r"[\w+ ]+=(.*)", re.DOTALL)
 _TYPES = (bool, int, float, type(None))
-_SERVED = (
-    "model", "tokenizer", "model_settings", "lora", "sampler", "data", "mesh", "memory", "seed",
-    "checkpoint",
-)  # fmt: skip
 
 
 # -- what asks --
@@ -87,17 +83,6 @@ def untrained(config: Config) -> Config:
     service, so the fields for that need no trust."""
     own = tuple(text for text in config.trackers if any(map(is_own_code, names_of(text)[0])))
     return dataclasses.replace(config, run_dir="", profile_port=0, trackers=own)
-
-
-def served(config: Config, *, environment: bool = False) -> Config:
-    """Returns what `rljax serve` and, with the environment, `rljax chat` read of the config of a
-    run: nobody scores or trains there, so a reward of the user's own needs no trust."""
-    read = [*_SERVED, *(["environment"] if environment else [])]
-    config = dataclasses.replace(Config(), **{name: getattr(config, name) for name in read})
-    if config.tokenizer or kind_of_text(config.model) in ("file", "hub"):  # no alphabet of a task
-        data = dataclasses.replace(config.data, train="", test="", sources=())
-        config = dataclasses.replace(config, data=data)
-    return config
 
 
 def asks(config: Config, folder: str | os.PathLike = "") -> list[str]:

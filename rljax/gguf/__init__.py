@@ -1,8 +1,16 @@
-"""GGUF files as Hugging Face folders: config and tokenizer are written into a cache once, weights
-are decoded from the file while they are loaded."""
+"""GGUF files as folders of Hugging Face: `folder` writes config and tokenizer into a cache, `rows`
+decodes weights from the file while they are loaded. Names alone need no NumPy."""
 
-from rljax.gguf.folder import gguf_folder, tensors_of, weights_file
-from rljax.gguf.header import is_gguf
-from rljax.gguf.rows import Rows, decoded
+from pathlib import Path
 
-__all__ = ["Rows", "decoded", "gguf_folder", "is_gguf", "tensors_of", "weights_file"]
+from rljax.gguf.names import is_gguf, weights_file
+
+__all__ = ["gguf_folder", "is_gguf", "weights_file"]
+
+
+def gguf_folder(path: str | Path) -> Path:
+    """The Hugging Face folder of a GGUF file, from the cache if it is there, else written. Raises
+    InputError for a file that is not read."""
+    from rljax.gguf.folder import cached_folder  # a command that looks at names imports no NumPy
+
+    return cached_folder(path)

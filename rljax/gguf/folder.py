@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rljax.errors import InputError
 from rljax.files import json_object, open_file, read_text
-from rljax.gguf.header import Header, is_gguf, read_header
+from rljax.gguf.header import Header, read_header
 from rljax.gguf.model_config import hf_config, hf_tensors, kind_of
 from rljax.gguf.rows import Rows, check_types
 from rljax.gguf.tokenizer import generation_config, tokenizer_files
@@ -26,26 +26,7 @@ def cache_folder() -> Path:
     return Path(cache, "rljax", "gguf")
 
 
-def weights_file(folder: str | Path) -> Path | None:
-    """The GGUF file that holds a folder's weights: the only one of a folder without safetensors;
-    None where there is none. Raises InputError where there are several."""
-    folder = Path(folder)
-    if not folder.is_dir():
-        return None
-    names = sorted(os.listdir(folder))
-    files = [name for name in names if is_gguf(name)]
-    if not files or any(name.endswith(".safetensors") for name in names):
-        return None
-    if len(files) > 1:
-        shown = ", ".join(files[:6]) + (f" and {len(files) - 6} more" if len(files) > 6 else "")
-        raise InputError(
-            f"{folder} holds {len(files)} .gguf files", value=shown,
-            rule="a folder is one model", fix=f"name the file: {folder / files[0]}",
-        )  # fmt: skip
-    return folder / files[0]
-
-
-def gguf_folder(path: str | Path) -> Path:
+def cached_folder(path: str | Path) -> Path:
     """The Hugging Face folder of a GGUF file, from the cache if it is there, else written.
 
     It has config.json, generation_config.json, tokenizer.json, tokenizer_config.json and a link to

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
+from rljax import DISTRIBUTION
 from rljax.errors import InputError
 from rljax.files import open_file
 
-SUFFIX = ".gguf"
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _NUMBERS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "<u1",
@@ -63,14 +63,9 @@ def package():
     except ImportError:
         raise InputError(
             "a .gguf file is read by the package gguf, which is not installed",
-            fix="pip install 'gguf>=0.17', or pip install 'rljax-lm[gguf]'",
+            fix=f"pip install 'gguf>=0.17', or pip install '{DISTRIBUTION}[gguf]'",
         ) from None
     return gguf
-
-
-def is_gguf(path: str | os.PathLike) -> bool:
-    """Returns whether a text names a GGUF file."""
-    return str(path).lower().endswith(SUFFIX)
 
 
 def part_of(name: str) -> tuple[int, int] | None:

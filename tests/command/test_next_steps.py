@@ -10,7 +10,6 @@ from rljax.command.train import measured_lines, next_steps
 from rljax.config import Config, DataConfig, RewardConfig, to_dict, with_overrides
 from rljax.config.declare import define_flags, parsed_options
 from rljax.config.flags import config_flags
-from rljax.config.trust import served, untrained
 from rljax.errors import InputError
 from rljax.files import write_json
 from rljax.setup.policies import load_policy
@@ -138,21 +137,20 @@ OWN = {"reward.function": "mine.score"}
 
 
 @pytest.mark.parametrize(
-    ("fields", "evaluate", "serve"),
+    ("fields", "needed"),
     [
-        ({}, False, False),
-        (OWN, True, False),
-        (OWN | {"dataflow": "mine.method", "evaluate.reward": "mine.other"}, True, False),
-        ({"environment.function": "mine.game"}, True, False),
-        ({"data.train": "mine.rows()", "tokenizer": "folder"}, True, False),
-        ({"data.train": "mine.rows()"}, True, True),  # its alphabet is the tokenizer's
-        ({"model": "mine.model()"}, True, True),
-        ({"run_dir": "/elsewhere", "profile_port": 9999}, False, False),  # nothing is written
-        ({"trackers": ("console", "mine.tracker()")}, True, False),
+        ({}, False),
+        (OWN, True),
+        (OWN | {"dataflow": "mine.method", "evaluate.reward": "mine.other"}, True),
+        ({"environment.function": "mine.game"}, True),
+        ({"data.train": "mine.rows()"}, True),
+        ({"model": "mine.model()"}, True),
+        ({"run_dir": "/elsewhere", "profile_port": 9999}, False),  # nothing is written
+        ({"trackers": ("console", "mine.tracker()")}, True),
     ],
 )
 def test_the_commands_ask_for_trust_where_they_run_what_the_user_wrote(
-    tmp_path, monkeypatch, fields, evaluate, serve
+    tmp_path, monkeypatch, fields, needed
 ):
     """As printed they work, also where no note of the run could be written into the cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "none"))
@@ -168,16 +166,13 @@ def test_the_commands_ask_for_trust_where_they_run_what_the_user_wrote(
     config = with_overrides(Config(), usual | fields, "test")
     write_json(tmp_path / "config.json", to_dict(config))
     lines = dict(line.split(":", 1) for line in next_steps(tmp_path, None, True))
-    assert ("--trust_code" in lines["evaluate"], "--trust_code" in lines["serve"]) == (
-        evaluate, serve,
-    )  # fmt: skip
+    assert [("--trust_code" in lines[name]) for name in ("evaluate", "serve")] == [needed] * 2
     (tmp_path / "checkpoints/00000008").rmdir()
-    for read, needed in ((untrained, evaluate), (served, serve)):
-        # Trusted, or asked for no trust: what is wrong is that the folder has no checkpoint.
-        for trust_code in {needed, True}:
-            with pytest.raises(InputError) as error:
-                load_policy(tmp_path, trust_code=trust_code, read=read)
-            assert "--trust_code" not in str(error.value)
-        if needed:
-            with pytest.raises(InputError, match="--trust_code"):
-                load_policy(tmp_path, read=read)
+    # Trusted, or asked for no trust: what is wrong is that the folder has no checkpoint.
+    for trust_code in {needed, True}:
+        with pytest.raises(InputError) as error:
+            load_policy(tmp_path, trust_code=trust_code)
+        assert "--trust_code" not in str(error.value)
+    if needed:
+        with pytest.raises(InputError, match="--trust_code"):
+            load_policy(tmp_path)

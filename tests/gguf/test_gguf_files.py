@@ -20,8 +20,9 @@ from rljax.batch import batch_from_rows
 from rljax.data.text.tokenizer import load_tokenizer
 from rljax.errors import InputError
 from rljax.files import open_file
-from rljax.gguf import decoded, gguf_folder, tensors_of
-from rljax.gguf.rows import Rows
+from rljax.gguf import gguf_folder
+from rljax.gguf.folder import tensors_of
+from rljax.gguf.rows import Rows, decoded
 from rljax.models.huggingface import load_config, load_params, save_params
 from rljax.models.model import Model
 
@@ -346,5 +347,5 @@ def test_damaged_and_hostile_files_are_refused_soon(tmp_path):
             pass
     part = tmp_path / "m-00001-of-00003.gguf"
     part.write_bytes(whole)
-    with pytest.raises(InputError, match="one part of a model.*--merge"):
+    with pytest.raises(InputError, match="one part of a model.*join the parts"):
         hub.model_folder(part)

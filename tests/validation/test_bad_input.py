@@ -272,7 +272,7 @@ def test_model_folders_that_cannot_be_trained(folder, tmp_path, says):
 RUNS = {
     "the model's context is 256 tokens": {"sampler.max_response_tokens": 250},
     "no prompt is left": {"data.max_prompt_tokens": 2},
-    "is too long": {"data.max_prompt_tokens": 2, "data.overlong": "error"},
+    "are too long": {"data.max_prompt_tokens": 2, "data.overlong": "error"},
     "do not divide over 8 devices": {"batch.sequences_per_optimizer_step": 4},
     "mesh.tensor=3 does not divide the devices": {"mesh.tensor": 3},
     "needs 7 devices": {"mesh.data": 7, "mesh.fsdp": 1},

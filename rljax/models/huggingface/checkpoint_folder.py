@@ -21,7 +21,9 @@ import numpy as np
 from rljax import hosts
 from rljax.errors import InputError
 from rljax.files import open_file, read_bytes, read_data, read_json_object
-from rljax.gguf import Rows, tensors_of, weights_file
+from rljax.gguf import weights_file
+from rljax.gguf.folder import tensors_of
+from rljax.gguf.rows import Rows
 from rljax.models.config import ModelConfig
 from rljax.models.huggingface import quantised
 from rljax.models.huggingface.safetensors_file import FLOATS, Entry, read_header

@@ -20,7 +20,7 @@ from rljax import hosts, hub
 from rljax.arrays import fetch
 from rljax.errors import InputError
 from rljax.files import open_file, read_bytes, read_json_object
-from rljax.gguf import Rows, decoded
+from rljax.gguf.rows import Rows, decoded
 from rljax.models.config import DTYPES, ModelConfig
 from rljax.models.families import from_hf_config, to_hf_config
 from rljax.models.huggingface import blocks, checkpoint_folder, quantised

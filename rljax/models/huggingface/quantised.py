@@ -17,7 +17,7 @@ import numpy as np
 
 from rljax.errors import InputError
 from rljax.files import read_bytes, read_json_object
-from rljax.gguf import Rows, decoded
+from rljax.gguf.rows import Rows, decoded
 
 FP8 = "F8_E4M3"
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
