@@ -21,7 +21,7 @@ class Worker:
 
     @functools.cached_property
     def shape(self) -> Shape:
-        """What is given, as a shape."""
+        """Returns the options as a shape."""
         return Shape(**{**self.given, "decoder": Decoder(**self.given["decoder"])})
 
     def say(self, message: dict) -> None:

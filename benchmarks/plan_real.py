@@ -1,4 +1,4 @@
-"""What `rljax plan` says of real models on this machine, beside what runs take, as JSON: bytes of
+"""Prints what `rljax plan` says of real models on this machine, and what runs take: bytes of
 the process at its peak, and seconds of a step.
 
 python benchmarks/plan_real.py --model=MODEL_FOLDER --model=ANOTHER --out=plan_real.json

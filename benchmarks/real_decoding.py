@@ -39,7 +39,7 @@ SYSTEMS = {
 
 
 def agreement(ours: list[list[int]], theirs: list[list[int]]) -> dict:
-    """Of sequences of equal lengths: how many are the same, and the mean length of their common
+    """Counts which sequences are the same, and takes the mean length of their common
     beginnings."""
     shared = []
     for a, b in zip(ours, theirs, strict=True):

@@ -1,4 +1,4 @@
-"""What pretrained models can do before RL: greedy accuracy, pass@1 and pass@8 on ten tasks.
+"""Measures pretrained models before RL: greedy accuracy, pass@1 and pass@8 on ten tasks.
 
 python benchmarks/real_tasks.py [--models=smollm2=FOLDER,gemma=FOLDER] [--tasks=sums_2_digits,...]
     [--rows=100] [--samples=8] [--markdown]

@@ -1,4 +1,4 @@
-"""What the processes of real.py share: a lap with the processes that it started, and what it read
+"""Shared parts of the processes of real.py: a lap with the processes it started, and what it read
 and earned."""
 
 import hashlib

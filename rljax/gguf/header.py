@@ -49,7 +49,7 @@ class Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Header:
-    """What a file says of itself: arrays of numbers are numpy's, arrays of texts lists."""
+    """Metadata and tensors of a file. Arrays of numbers are NumPy arrays, arrays of texts lists."""
 
     path: Path
     metadata: dict[str, object]

@@ -45,7 +45,7 @@ _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
 
 
 def _split(pattern: str, **more) -> dict:
-    """How a byte-level vocabulary cuts a text, as its published tokenizer.json does."""
+    """Returns the parts of tokenizer.json that cut a text by `pattern`, of byte-level tokens."""
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated",
              "invert": False}  # fmt: skip
     steps = [split, {**_BYTES, "use_regex": False}]

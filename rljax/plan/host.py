@@ -61,7 +61,7 @@ def expected_seconds(products: Mapping[Product, float], moved_bytes: float) -> d
 
 @functools.cache
 def product_seconds(product: Product) -> Seconds:
-    """Of one product on this host."""
+    """Returns the seconds of one matrix product on this host."""
     left, right = (jnp.ones(shape, product.dtype) for shape in (product.left, product.right))
     run = jax.jit(functools.partial(jax.lax.dot_general, dimension_numbers=product.numbers))
     return _least_seconds(run, left, right)
@@ -69,7 +69,7 @@ def product_seconds(product: Product) -> Seconds:
 
 @functools.cache
 def byte_seconds() -> Seconds:
-    """Of a byte read or written by an operation on arrays that fit no cache."""
+    """Returns the seconds of a byte read or written, by arrays that fit no cache."""
     x = jnp.ones(COPIED, jnp.float32)
     return _least_seconds(jax.jit(lambda x: x * 1.5), x).times(0.5 / x.nbytes)
 

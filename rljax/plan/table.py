@@ -63,7 +63,7 @@ def plan_text(plan: Plan) -> str:
 
 
 def _on_host(plan: Plan) -> list[str]:
-    """What the process and a step take on this host's own processors."""
+    """Memory of the process and seconds of a step on this host's own processors."""
     if not plan.process_bytes:
         return []
     lines = [

@@ -153,7 +153,7 @@ def _truncate(weights: jax.Array, rules: Rules) -> jax.Array:
 
 
 def _is_cut(rules: Rules) -> jax.Array:
-    """Whether top_k or top_p ask for the largest weights of a row: [B] bool."""
+    """Returns whether top_k or top_p ask for the largest weights of each row: [B] bool."""
     return (rules.top_k > 0) | (rules.top_p < 1)
 
 

@@ -1,4 +1,4 @@
-"""How a policy is sampled where neither a request nor an option says it: of a run, as it sampled;
+"""Settings of sampling that neither a request nor an option names: of a run, as it sampled;
 of a model folder, as its generation_config.json says; else as the caller does."""
 
 import dataclasses

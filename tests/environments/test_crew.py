@@ -92,6 +92,16 @@ def test_what_a_worker_sends_may_be_anything(monkeypatch):
         assert "is no message" in end.failure or "did not end it" in end.failure, (what, end)
 
 
+def test_who_plays_while_garbage_of_another_is_read_is_not_blamed():
+    """The steps behind the garbage are slow: the parent reads it while another's code runs."""
+    rows = {0: dict(plan=["hello", "send garbage", "bye"])}
+    rows |= {i: dict(plan=["slow"] * 3) for i in (1, 2, 3)}
+    with crew_of("act()", workers=1) as crew:
+        played = play(crew, rows)
+    assert played[0].end.kind == "killed" and "is no message" in played[0].end.failure
+    assert [played[i].end.outcome for i in (1, 2, 3)] == [{"": 1.0}] * 3
+
+
 @pytest.mark.slow
 def test_when_a_worker_is_killed_the_others_go_on_word_for_word():
     """200 episodes in one worker, one of which hangs: 199 end as in an undisturbed run."""

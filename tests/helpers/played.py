@@ -73,6 +73,8 @@ def misbehave(what):
         print("printed")
         os.write(1, b"raw\\n")
         print("to stderr", file=sys.stderr)
+    if what == "slow":
+        time.sleep(0.3)
     if what == "flood":
         return "x" * 50_000_000
     if what.startswith("pid"):

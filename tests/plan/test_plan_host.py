@@ -1,4 +1,4 @@
-"""What a plan says of this host's own processors: seconds of products and memory, bytes of the
+"""Checks the plan of this host's own processors: seconds of products and memory, bytes of the
 process."""
 
 import json

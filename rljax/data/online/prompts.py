@@ -263,7 +263,7 @@ class TooLong(InputError):
         super().__init__(what, rule=rule, fix=fix)
 
     def fix(self, tokens: int) -> str:
-        """How to mend it where the longest row has so many tokens."""
+        """Returns the fix, where the longest row has so many tokens."""
         return f"a limit of {tokens}, {self.more}, or overlong='drop'"
 
 

@@ -57,7 +57,7 @@ class Place:
 
     @property
     def is_coded(self) -> bool:
-        """Whether what is stored has to be decoded (rljax.models.huggingface.quantised)."""
+        """Returns whether the bytes are decoded, by rljax.models.huggingface.quantised."""
         return self.scales is not None or isinstance(self.entry, Rows)
 
     @property
