@@ -12,9 +12,10 @@ from rljax.keys import root_key
 from rljax.setup.policies import load_policy, sample_all
 
 
-def sampler_fields(how: str) -> dict[str, str]:
+def sampler_fields(how: str) -> dict[str, str | int]:
     """The fields of config.sampler of a way to decode."""
-    return {"weight_dtype": "int8"} if how == "int8" else {"dtype": how}
+    named = {"int8": {"weight_dtype": "int8"}, "drafts": {"draft_tokens": 4}}
+    return named.get(how, {"dtype": how})
 
 
 def main() -> None:

@@ -1,8 +1,9 @@
 """How far the sampler's log-probs are from the trainer's, by the types of numbers: prints JSON.
 
-python benchmarks/precision.py MODEL_FOLDER... [--prompts=8] [--samples=4] [--prompt_tokens=16] [--new_tokens=32] [--types=kv int8,weights int8]
+python benchmarks/precision.py MODEL_FOLDER... [--prompts=8] [--samples=4] [--prompt_tokens=16] [--new_tokens=32] [--types=kv int8,weights int8] [--rows=FILE.jsonl]
 
-Every model samples responses to random prompts in each setting of TYPES, at temperature 1; its
+Every model samples responses to random prompts, or to the "question" of each row of --rows through
+its chat template (needs transformers), in each setting of TYPES, at temperature 1; its
 trainer scores them with the same weights. Printed are the metrics that a run shows (`mismatch/`):
 mean, 99th percentile and largest |log-prob(sampler) - log-prob(trainer)| in nats, KL, and the
 effective sample size of the weights. With --cost: CPU seconds of a GRPO step's two halves, sampling
@@ -19,6 +20,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from real_decoding import prompt_ids
 
 from rljax.correction import rollout_correction
 from rljax.mesh import make_mesh
@@ -51,7 +53,14 @@ SHOWN = {
 
 
 def prompts_of(args, vocab: int):
-    """Random prompts [P, L] of every length up to L, right-padded, and their lengths."""
+    """Prompts [P, L], right-padded, and their lengths: of a file, or random ones of every length
+    up to L."""
+    if args.ids:
+        lengths = np.array([len(ids) for ids in args.ids])
+        tokens = np.zeros((len(lengths), lengths.max()), np.int32)
+        for row, ids in zip(tokens, args.ids, strict=True):
+            row[: len(ids)] = ids
+        return tokens, lengths.astype(np.int32)
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, args.prompt_tokens + 1, args.prompts)
     tokens = rng.integers(3, min(vocab, 30_000), (args.prompts, args.prompt_tokens))
@@ -121,9 +130,11 @@ def main() -> None:
         ("new_tokens", 32),
     ):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--rows", default="", help="a .jsonl file with a question in each row")
     args = parser.parse_args()
     mesh = make_mesh(1, 1, 1, devices=jax.devices()[:1])
     for folder in args.folders:
+        args.ids = prompt_ids(str(folder), args.prompts, args.rows) if args.rows else ()
         if args.cost:
             print(json.dumps({"model": folder.name, **cost(folder, mesh, args)}), flush=True)
             continue

@@ -1,24 +1,26 @@
 """Greedy decoding of a real model by rljax, transformers and llama.cpp, in turns: prints JSON.
 
 python benchmarks/real_decoding.py --model=FOLDER [--gguf=FILE] [--llama_python=PYTHON]
-    [--sequences=1,16] [--tokens=128] [--repeats=5]
-    [--systems=rljax:float32,rljax:bfloat16,rljax:int8,transformers:float32,llama_cpp:file]
+    [--sequences=1,16] [--tokens=128] [--repeats=5] [--rows=FILE.jsonl]
+    [--systems=rljax:float32,rljax:drafts,rljax:bfloat16,transformers:float32,llama_cpp:file]
 
 FOLDER is a Hugging Face folder, FILE the same model as GGUF, and PYTHON an interpreter with
 llama-cpp-python (default: this one; without it the result says "not installed"). llama_cpp:file
 reads FILE as it is, and llama_cpp:float32 a copy with its weights written out as float32.
 
-A lap reads the prompts (sums of two numbers, through the model's chat template, of equal lengths or
-nearly so) and decodes --tokens greedy tokens of each, whether or not one of them ends a response,
-so that every system does the same work. Every system is a process of its own that gets the same
-token ids, may use all cores (llama.cpp: a thread for each; the others: their defaults), and takes
-its laps in turns with the others; a lap before them loads, compiles and warms up, and is reported
-alone. Memory is the largest resident set of the process. The tokens are compared with those of the
-first system in the same laps: how many sequences are equal, and how long they agree.
+A lap reads the prompts (sums of two numbers, of nearly equal lengths, or the "question" of each row
+of --rows, through the model's chat template) and decodes --tokens greedy tokens of each, whether or
+not one of them ends a response, so that every system does the same work. Every system is a process
+of its own that gets the same token ids, may use all cores (llama.cpp: a thread for each; the
+others: their defaults), and takes its laps in turns with the others; a lap before them loads,
+compiles and warms up, and is reported alone. Memory is the largest resident set of the process. The
+tokens are compared with those of the first system in the same laps: how many sequences are equal,
+and how long they agree.
 
 What is not the same work: llama.cpp reads 4-bit weights as such (llama_cpp:file), which are an
 eighth of float32's bytes, with activations in 8 bits, so its tokens may differ. rljax:int8 holds
-codes of 8 bits of the linear maps, rljax:bfloat16 computes in bfloat16.
+codes of 8 bits of the linear maps, rljax:bfloat16 computes in bfloat16. rljax:drafts decodes by
+prompt lookup in float32, 4 drafted tokens a step.
 """
 
 import argparse
@@ -28,11 +30,12 @@ import sys
 import tempfile
 from pathlib import Path
 
+import real_rows
 from peers import Failed, Process
 from step_shapes import spread
 
 SYSTEMS = {
-    "rljax": ("decode_rljax.py", ("float32", "bfloat16", "int8")),
+    "rljax": ("decode_rljax.py", ("float32", "bfloat16", "int8", "drafts")),
     "transformers": ("decode_transformers.py", ("float32", "bfloat16")),
     "llama_cpp": ("decode_llama_cpp.py", ("file", "float32")),
 }
@@ -99,22 +102,23 @@ def measure(systems: list[str], given: dict, flags: argparse.Namespace, folder: 
     return {name: results[name] for name in systems}
 
 
-def prompt_ids(model: str, count: int) -> list[list[int]]:
+def prompt_ids(model: str, count: int, rows: str = "") -> list[list[int]]:
     """Token ids of `count` prompts, through the model's chat template, or as text without one."""
-    import real_rows
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
+    if rows:
+        texts = [row["question"] for row in real_rows.read_rows(rows)]
+    else:
+        texts = [row["prompt"][0]["content"] for row in real_rows.sums()[1]]
     out = []
-    for row in real_rows.sums()[1][:count]:
+    for text in texts[:count]:
         if tokenizer.chat_template:
-            out.append(
-                tokenizer.apply_chat_template(
-                    row["prompt"], add_generation_prompt=True, return_dict=True
-                )["input_ids"]
+            text = tokenizer.apply_chat_template(
+                [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False
             )
-        else:
-            out.append(tokenizer(row["prompt"][0]["content"])["input_ids"])
+        special = not tokenizer.chat_template  # a template writes its own
+        out.append(tokenizer(text, add_special_tokens=special)["input_ids"])
     return out
 
 
@@ -128,6 +132,7 @@ def main() -> None:
     parser.add_argument("--sequences", default="1,16")
     parser.add_argument("--tokens", type=int, default=128, help="of each sequence")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--rows", default="", help="a .jsonl file with a question in each row")
     known = [f"{kind}:{how}" for kind, (_, hows) in SYSTEMS.items() for how in hows]
     parser.add_argument("--systems", default=",".join(known))
     flags = parser.parse_args()
@@ -137,12 +142,12 @@ def main() -> None:
     if flags.repeats < 1 or flags.tokens < 1:
         parser.error("--repeats and --tokens are at least 1")
     counts = [int(x) for x in flags.sequences.split(",")]
-    given = {"model": str(Path(flags.model).resolve()), "tokens": flags.tokens}
+    given = {"model": str(Path(flags.model).resolve()), "tokens": flags.tokens, "rows": flags.rows}
     given["gguf"] = str(Path(flags.gguf).resolve()) if flags.gguf else ""
     before, results = os.getloadavg(), {}
     with tempfile.TemporaryDirectory() as folder:
         for count in counts:
-            ids = prompt_ids(given["model"], count)
+            ids = prompt_ids(given["model"], count, flags.rows)
             own = {**given, "sequences": count, "prompts": ids}
             results[f"{count} sequences"] = measure(systems, own, flags, Path(folder))
     machine = {"cores": os.cpu_count(), "load": [before, os.getloadavg()]}

@@ -46,7 +46,7 @@ from rljax.models.cache import Cache
 from rljax.models.cache_tree import Nodes
 from rljax.models.config import ModelConfig
 from rljax.models.decoder import Decoder, Pass, chunked, places_of
-from rljax.models.layers import RMSNorm, add_last, project_turned
+from rljax.models.layers import RMSNorm, add_last, on_one_cpu, project_turned
 from rljax.models.multimodal import place_features, vision_tokens
 from rljax.models.scan import routes_of, routes_shape, scan_layers
 from rljax.models.trees import nested, split
@@ -129,7 +129,8 @@ class Model:
 
     def _bind(self, params: dict) -> Decoder:
         params = padding.widened(params, self.shapes(), self.config, self.mesh)
-        return nnx.merge(_definition(self.computed, self.head)[0], params)
+        decoder = nnx.merge(_definition(self.computed, self.head)[0], params)
+        return on_one_cpu(decoder, self.mesh)
 
     # -- training
 

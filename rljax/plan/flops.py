@@ -26,13 +26,14 @@ _PASSES = {"HIGHEST": (6, 3), "HIGH": (3, 2)}
 @dataclasses.dataclass(frozen=True)
 class Product:
     """A matrix product: shapes and dtype of what is multiplied, dimension numbers as
-    jax.lax.dot_general takes them."""
+    jax.lax.dot_general takes them, and the dtype of the result."""
 
     left: tuple[int, ...]
     right: tuple[int, ...]
     numbers: tuple
     dtype: str
     out_elements: int
+    out_dtype: str
 
     @property
     def flops(self) -> float:
@@ -40,8 +41,8 @@ class Product:
 
     @property
     def bytes(self) -> int:
-        elements = math.prod(self.left) + math.prod(self.right) + self.out_elements
-        return elements * np.dtype(self.dtype).itemsize
+        read = (math.prod(self.left) + math.prod(self.right)) * np.dtype(self.dtype).itemsize
+        return read + self.out_elements * np.dtype(self.out_dtype).itemsize
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +142,7 @@ def _dot(eqn) -> Work:
     right = eqn.invars[1].aval
     dtype = str(np.promote_types(left.dtype, right.dtype))
     shapes = left.shape, right.shape, eqn.params["dimension_numbers"]
-    product = Product(*shapes, dtype, math.prod(out.shape))
+    product = Product(*shapes, dtype, math.prod(out.shape), str(out.dtype))
     return Work(flops, flops * _passes(eqn), products={product: 1.0})
 
 

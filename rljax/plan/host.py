@@ -63,7 +63,8 @@ def expected_seconds(products: Mapping[Product, float], moved_bytes: float) -> d
 def product_seconds(product: Product) -> Seconds:
     """Returns the seconds of one matrix product on this host."""
     left, right = (jnp.ones(shape, product.dtype) for shape in (product.left, product.right))
-    run = jax.jit(functools.partial(jax.lax.dot_general, dimension_numbers=product.numbers))
+    how = dict(dimension_numbers=product.numbers, preferred_element_type=product.out_dtype)
+    run = jax.jit(functools.partial(jax.lax.dot_general, **how))
     return _least_seconds(run, left, right)
 
 
