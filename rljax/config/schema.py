@@ -262,7 +262,9 @@ class AlgorithmConfig(Settings):
     # Sampler against trainer: "rollout_correction(...)" weighs tokens; "" = metrics only.
     correction: str = ""
     old_logprobs: str = "recomputed"  # or "sampler": the sampler's own (bypass)
-    collect: str = "once"  # which trajectories fill a step: once | dynamic(...) | active(...)
+    # Which trajectories fill a step: once | dynamic(...) | active(...) | first_live(...), or how
+    # they are made: vine(...) | turn_tree(...) | special_token(...) | search(...).
+    collect: str = "once"
     reward_shaping: tuple[str, ...] = ()  # of rljax.shaping.scores, in this order
     baseline_filters: tuple[
         str, ...

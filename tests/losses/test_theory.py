@@ -1,16 +1,20 @@
 """What the formulas promise, on problems that can be enumerated: the policy-gradient theorem,
 returns of k steps, the variance of a baseline, importance sampling, and what a clip is for."""
 
+import functools
 import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from golden_checks.common import response_batch
 
+from rljax.advantages import group_relative, rloo
 from rljax.batch import Batch
 from rljax.correction import rollout_correction
 from rljax.kernels.gae import gae
+from rljax.learn import seq_mean_token_mean, seq_mean_token_sum_norm, token_mean
 from rljax.learn.metrics import sample_metrics
 from rljax.losses.policy import Policy, policy_gradient, ppo_clip
 
@@ -169,3 +173,76 @@ def test_the_correlation_of_reward_and_length_is_pearsons():
     assert float(got) == pytest.approx(np.corrcoef(scores, lengths)[0, 1], rel=1e-4)
     flat = batch.replace(rewards=jnp.where(batch.rewards != 0, 1.0, 0.0))
     assert float(sample_metrics(flat)["reward/length_correlation"]) == 0.0
+
+
+# -- groups: baselines, deviations, lengths
+
+
+def rewarded(rewards, lengths=None) -> Batch:
+    """One group of responses, each with its reward at its last token."""
+    lengths = np.ones(len(rewards), int) if lengths is None else np.asarray(lengths)
+    column = np.arange(lengths.max())
+    mask = column < lengths[:, None]
+    last = column == lengths[:, None] - 1
+    return response_batch(mask, group=np.zeros(len(rewards)), rewards=last * rewards[:, None])
+
+
+def gradient(batch: Batch, reduction) -> np.ndarray:
+    """d loss / d log-prob of every token, [R, S], of the policy gradient under a reduction."""
+
+    def loss(logprobs):
+        return jnp.sum(reduction(batch) * policy_gradient(Policy(logprobs, None), batch)[0])
+
+    return np.asarray(jax.grad(loss)(jnp.zeros(batch.mask.shape)))
+
+
+@pytest.mark.parametrize("k", [2, 3, 4, 8])
+def test_the_mean_of_the_others_is_the_mean_of_all_up_to_a_factor(k):
+    """r - mean of the k - 1 others = k / (k - 1) (r - mean of all k)."""
+    with jax.enable_x64(True):
+        batch = rewarded(random(k).normal(size=k))
+        others, centred = rloo(batch), group_relative(batch, std="none")
+        np.testing.assert_allclose(centred, (k - 1) / k * others, rtol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rloo_raises_samples_above_the_average_and_lowers_those_below(seed):
+    """The loss falls where the log-prob of a sample above the mean rises, or of one below falls."""
+    with jax.enable_x64(True):
+        rewards = random(seed).normal(size=8)
+        batch = rewarded(rewards, random(seed).integers(1, 6, 8))
+        batch = batch.replace(advantages=rloo(batch))
+        slope = gradient(batch, token_mean)
+    above = np.sign(rewards - rewards.mean())[:, None] * np.asarray(batch.mask)
+    np.testing.assert_array_equal(np.sign(-slope), above)
+
+
+def test_a_mean_over_each_length_favours_tokens_of_short_responses():
+    """Dr. GRPO, arXiv 2503.20783: of equal advantages a token counts 1 / (rows x its response's
+    length) under the mean over each length, and the same everywhere under the mean over tokens or
+    over a constant."""
+    lengths = np.array([2, 4, 6, 8])
+    with jax.enable_x64(True):
+        batch = rewarded(np.ones(4), lengths)
+        batch = batch.replace(advantages=jnp.asarray(batch.mask))
+        by_length = gradient(batch, seq_mean_token_mean)[:, 0]
+        np.testing.assert_allclose(by_length, -1 / (4 * lengths), rtol=1e-12)
+        constant = functools.partial(seq_mean_token_sum_norm, max_tokens=8)
+        for reduction in (token_mean, constant):
+            of_token = gradient(batch, reduction)[:, 0]
+            np.testing.assert_allclose(of_token, of_token[0], rtol=1e-12)
+
+
+def test_dividing_by_the_deviation_favours_prompts_that_are_very_hard_or_very_easy():
+    """Dr. GRPO: the push of a prompt of 8 samples, the sum of the sizes of its advantages. Against
+    one that half of the samples solve, one that a single sample solves has 0.44 of the push without
+    the deviation, and 0.66 with it."""
+
+    def push(right, std):
+        rewards = (np.arange(8) < right).astype(float)
+        return float(jnp.abs(group_relative(rewarded(rewards), std=std, eps=0.0)).sum())
+
+    with jax.enable_x64(True):
+        plain, divided = (push(1, std) / push(4, std) for std in ("none", "sample"))
+        assert push(1, "none") == pytest.approx(1.75) and push(4, "none") == pytest.approx(4.0)
+    assert plain == pytest.approx(0.4375) and divided == pytest.approx(0.6614, abs=1e-4)
