@@ -28,6 +28,7 @@ from rljax.reasoning import cut_reasoning
 # Annotations of options: a number that a config gives is refused outside of the range.
 AboveZero = typing.Annotated[float, Range(above=0)]
 NotNegative = typing.Annotated[float, Range(low=0)]
+AtLeastOne = typing.Annotated[float, Range(low=1)]
 Share = typing.Annotated[float, Range(low=0, high=1)]
 
 # The parameters of a reward, a judge or an extractor that are responses.

@@ -16,7 +16,7 @@ import numpy as np
 
 from rljax.arrays import fetch
 from rljax.batch import Batch, FinishReason
-from rljax.contracts import AboveZero, contract
+from rljax.contracts import AboveZero, AtLeastOne, contract
 from rljax.data.online.prompts import Prompts
 from rljax.errors import InputError
 from rljax.keys import stream
@@ -41,7 +41,7 @@ def once(prompts, key, cfg, *, actor, reward):
 )
 def dynamic(
     prompts, key, cfg, *, actor, reward, draw,
-    oversample: AboveZero = 3.0,
+    oversample: AtLeastOne = 3.0,
     max_rounds: int = 10,
     if_short: Literal["error", "fill"] = "error",
 ):  # fmt: skip
@@ -82,7 +82,7 @@ def active(
 @contract(safe=True, needs_groups=True, drops_dead=lambda o: (o["oversample"], o["if_short"]))
 def first_live(
     prompts, key, cfg, *, actor, reward, draw,
-    oversample: AboveZero = 2.0,
+    oversample: AtLeastOne = 2.0,
     if_short: Literal["error", "fill"] = "fill",
 ):  # fmt: skip
     """Dynamic sampling of slime: oversample x prompts_per_step prompts start together. Once

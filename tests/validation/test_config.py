@@ -204,6 +204,8 @@ RULES = [
     ({"algorithm.correction": "mismatch_metrics", "algorithm.old_logprobs": "sampler"}, "twice"),
     ({"algorithm.collect": "dynmaic()"}, "did you mean dynamic"),
     ({"algorithm.collect": "dynamic(if_short='wait')"}, "it is one of 'error', 'fill'"),
+    ({"algorithm.collect": "dynamic(oversample=0.5)"}, "must be >= 1"),
+    ({"algorithm.collect": "first_live(oversample=0.5)"}, "must be >= 1"),
     ({"algorithm.filters": ("overlogn()",)}, "did you mean overlong"),
     ({"algorithm.filters": "overlong()"}, "must be a list of texts"),
     ({"algorithm.baseline_filters": ("pass_rate(low='x')",)}, "must be float"),
