@@ -17,6 +17,15 @@ DETAILS = (METHODS / "ppo_details.md").read_text()
 REFERENCES = (METHODS / "references.md").read_text()
 _ARXIV = re.compile(r"(?<![\d.])(?:0[7-9]|1\d|2[0-6])(?:0[1-9]|1[0-2])\.\d{5}(?!\d)")
 
+# The sources of the lecture, in its order.
+TWENTY = (
+    "Supervised Learning of Behaviors", "When Speed Kills Stability", "Nature 550", "2508.01329",
+    "Sutton and Barto", "1506.02438", "2402.03300", "2402.14740", "2501.03262", "2410.01679",
+    "1707.06347", "2503.14476", "2506.13585", "2507.18071",
+    "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training", "2510.26788",
+    "2505.24298", "2509.19128", "2510.13786", "2503.04697",
+)  # fmt: skip
+
 
 def names_of(file) -> set[str]:
     """What a module defines at its top level."""
@@ -92,6 +101,9 @@ def test_the_bibliography_lists_no_paper_twice_and_twenty_to_begin_with():
     numbers = _ARXIV.findall(tables)
     assert sorted(set(numbers)) == sorted(numbers)
     assert [int(row[0]) for row in rows_of(REFERENCES, "Twenty")] == list(range(1, 21))
+    words = [row[1] for row in rows_of(REFERENCES, "Twenty")]
+    for row, sign in zip(words, TWENTY, strict=True):
+        assert sign in row, row
     for work in ("Sutton", "Spinning Up", "37 Implementation Details", "Art of Scaling"):
         assert work in REFERENCES.split("\n## Further reading")[1].split("\n## ")[0], work
 

@@ -1,13 +1,14 @@
 """DAPO (arXiv 2503.14476): clip-higher, token mean, dynamic sampling, soft overlong punishment.
 
 GRPO's advantage; rounds of 3 x the prompts until every group has both right and wrong answers; no
-KL, no entropy bonus; rewards +-1. Overlong filtering instead of punishment:
---config.algorithm.filters="('overlong()',)". The paper's target: 50 on AIME24 with Qwen2.5-32B
-(not measured here).
+KL, no entropy bonus; rewards +-1. The paper's target: 50 on AIME24 with Qwen2.5-32B (not measured
+here).
 
 rljax train presets/dapo:tiny
 rljax train presets/dapo --config.model=MODEL_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
+
+`:filter` leaves responses that the limit cut out of the loss, in place of the punishment.
 
 Settings are the published ones; hardware, time and accuracy at full size: not measured. `:tiny`:
 docs/methods/presets.md.
@@ -18,7 +19,8 @@ from rljax.config.tiny import TOKENS, tiny
 
 
 def get_config(variant: str = "") -> Config:
-    """`:tiny` is the same algorithm on an embedded task."""
+    """`:filter` drops overlong responses instead of punishing them; `:tiny` is the same algorithm
+    on an embedded task."""
     tokens, cache = (TOKENS, 1) if variant == "tiny" else (20480, 4096)
     config = Config(dataflow="grpo", steps=1000)
     config.data.max_prompt_tokens = 2048
@@ -39,6 +41,9 @@ def get_config(variant: str = "") -> Config:
     config.reward.function = "boxed()"
     config.model_settings.dtype = "bfloat16"
     config.evaluate.every_steps = 25
+    if variant == "filter":
+        config.algorithm.reward_shaping = ("scaled(scale=2.0, shift=-0.5)",)
+        config.algorithm.filters = ("overlong()",)
     if variant == "tiny":  # late in the run most groups are all right: fill up instead of stopping
         tiny(config)
         config.algorithm.collect = "dynamic(oversample=2, max_rounds=3, if_short='fill')"

@@ -68,6 +68,8 @@ _PRM_COLUMNS = (
 TARGETS = (
     Target(("ppo_gsm8k",), "PPO, greedy", "Qwen2.5-0.5B-Instruct", "GSM8K", "gsm8k", 56.7,
            "verl.readthedocs.io, algorithm baselines"),
+    Target(("dapo",), "DAPO, avg@32", "Qwen2.5-32B", "AIME 2024", "aime", 50.0,
+           "arXiv 2503.14476"),
     Target(("vapo",), "VAPO, avg@32", "Qwen2.5-32B", "AIME 2024", "aime", 60.4,
            "arXiv 2504.05118"),
     Target(("vapo",), "another system", "Seed-Thinking-v1.5", "AIME 2024",

@@ -7,6 +7,8 @@ from conftest import REPO
 from explained import unexplained
 from preset_runs import NEED_TEACHER, PRESETS, SEARCHES, Shared, mean, preset_config
 
+from rljax.components import resolve
+from rljax.config import NAMESPACES
 from rljax.config.flags import load_config_file
 from rljax.validation import validate
 
@@ -62,6 +64,36 @@ def test_scalerl_is_its_checklist():
     assert config.data.max_prompt_tokens + sampler.max_response_tokens == 16384
     assert algorithm.reward_shaping == ("scaled(scale=2.0, shift=-0.5)",)  # rewards of -1 and 1
     assert algorithm.kl_in_loss == algorithm.kl_in_reward == 0
+
+
+@pytest.mark.parametrize("variant", ["", "filter"])
+def test_dapo_is_its_four_switches(variant):
+    """Clip-higher, overlong responses punished or filtered, oversampling, a loss of tokens."""
+    config = load_config_file(f"{REPO / 'configs' / 'presets' / 'dapo.py'}:{variant}".rstrip(":"))
+    algorithm = config.algorithm
+    options = resolve(algorithm.policy_loss, NAMESPACES["policy_loss"]).options
+    assert 0 < options["clip_low"] < options["clip_high"]
+    punished = any("soft_overlong" in rule for rule in algorithm.reward_shaping)
+    assert (punished, algorithm.filters) == ((True, ()), (False, ("overlong()",)))[variant != ""]
+    assert resolve(algorithm.collect, NAMESPACES["collect"]).options["oversample"] == 3
+    assert algorithm.reduction == "token_mean"
+    assert algorithm.kl_in_loss == algorithm.kl_in_reward == 0
+
+
+def test_olmorl_is_its_seven_changes():
+    """Groups without a gradient are filtered, active sampling, a loss of tokens, no KL,
+    clip-higher, truncated importance weights, no deviation in the advantage."""
+    config = load_config_file(str(REPO / "configs" / "presets" / "olmorl.py"))
+    algorithm = config.algorithm
+    assert algorithm.filters == ("live_groups()",)
+    assert algorithm.collect == "active()"
+    assert algorithm.reduction in ("", "token_mean")
+    assert algorithm.kl_in_loss == algorithm.kl_in_reward == 0
+    clip = resolve(algorithm.policy_loss, NAMESPACES["policy_loss"]).options
+    assert clip["clip_low"] < clip["clip_high"] and clip["dual_clip"] is None
+    weights = resolve(algorithm.correction, NAMESPACES["correction"]).options
+    assert (weights["level"], weights["mode"]) == ("token", "truncate")
+    assert resolve(algorithm.advantage, NAMESPACES["advantage"]).options["std"] == "none"
 
 
 # One of every dataflow and of every kind of rule; the slow lane runs all presets on three seeds.
