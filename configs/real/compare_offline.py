@@ -15,7 +15,22 @@ another order.
 Learning rates: that of GRPO on this task (2e-5) for what imitates, half of it for what compares
 with a reference; the critics' heads start from zeros. They were not searched.
 
-Hardware, time and accuracy: docs/measurements.md.
+Measured 2026-11-28, seeds 0 to 2, 100 held-out prompts, 2 samples each; accuracy in % with its 95 %
+interval, and the difference to the base policy, prompt by prompt:
+
+    method           greedy               sample               greedy - base       sample - base
+    base             22.0 [14.0, 30.0]     8.2 [ 5.2, 11.5]
+    SFT              64.3 [55.0, 74.0]    48.0 [40.7, 55.5]    42.3 [31.3, 52.7]   39.8 [32.5, 47.7]
+    Reject Sampling  61.7 [52.3, 70.0]    44.7 [37.0, 52.8]    39.7 [29.0, 49.3]   36.5 [29.0, 44.5]
+    DPO              53.3 [42.7, 63.3]    37.5 [28.3, 46.5]    31.3 [20.0, 42.3]   29.3 [20.2, 38.0]
+    KTO              25.7 [ 9.7, 46.0]    13.3 [ 7.2, 20.0]     3.7 [-14.0, 24.0]   5.2 [-1.2, 12.3]
+    DRO              40.3 [26.3, 57.0]    19.8 [13.3, 28.0]    18.3 [ 5.7, 34.3]   11.7 [ 5.5, 19.8]
+    DQO              47.0 [30.0, 63.0]    25.0 [16.8, 34.5]    25.0 [10.0, 41.0]   16.8 [ 8.5, 26.3]
+
+What imitates right samples gains most within four steps; DQO is above DRO and KTO, and below SFT,
+rejection sampling and DPO.
+
+Hardware: two CPU cores shared with other work, 29 CPU minutes a seed, 6 GB.
 """
 
 import random
