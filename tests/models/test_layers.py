@@ -10,7 +10,7 @@ import pytest
 
 from rljax.batch import batch_from_rows
 from rljax.mesh import make_mesh
-from rljax.models.layers import bfloat16_product, project_turned
+from rljax.models.layers import _summed_wide, bfloat16_product, project_turned
 from rljax.models.model import Model
 from rljax.plan.flops import work
 from tests.helpers.sampler_cases import tiny
@@ -43,6 +43,8 @@ def test_a_bfloat16_product_runs_wherever_xla_may_turn_it():
     """A transposition that is folded into such a product makes one that the back end refuses."""
     x, w = numbers(96, 64), numbers(64, 48, seed=1)
     wanted = x @ w
+    turned = jax.jit(lambda x, w: _summed_wide(x.T, w, 0).T)(x.T, w)
+    same(turned.T, wanted)
     for turn_x in (False, True):
         for turn_w in (False, True):
             for turn_out in (False, True):
