@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from rljax import hosts
 from rljax.errors import InputError
 from rljax.mesh import row_shards
 from rljax.models import cache
@@ -45,13 +46,20 @@ def device_bytes(device: jax.Device) -> int | None:
     return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
 
 
-def _host_bytes() -> int | None:
+def _host_bytes(name: str = "MemAvailable") -> int | None:
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
         return None
-    sizes = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    sizes = [line.split()[1] for line in lines if line.startswith(f"{name}:")]
     return int(sizes[0]) * 1024 if sizes else None
+
+
+def device_capacity(device: jax.Device) -> int | None:
+    """Bytes of a device's memory, used or not; on CPU the host's. None where it does not say."""
+    if device.platform != "cpu":
+        return (device.memory_stats() or {}).get("bytes_limit")
+    return _host_bytes("MemTotal")
 
 
 def check_whole(name: str, value: int, least: int = 0) -> None:
@@ -166,6 +174,23 @@ def check_memory(
             fix=f"about {fit} pages, or kv_dtype bfloat16 or int8" if pool else
             f"at most {fit} slots, fewer tokens, or kv_dtype bfloat16 or int8",
         )  # fmt: skip
+
+
+def slots_that_fit(model: Model, rows: int, columns: int, kv_dtype: str = "") -> int:
+    """`rows` slots, or half, a quarter, ... of them: so many that their keys and values take at
+    most an eighth of the devices' memory. It follows from the machine and not from what else runs
+    there, so that a call meets its compiled program again; all hosts take the first one's."""
+    here = [d for d in model.mesh.devices.flat if d in d.client.local_devices()]
+    capacity = device_capacity(here[0]) if here else None
+    slots, shards = rows, row_shards(model.mesh)
+    if capacity is not None:
+        sharing = len(here) if here[0].platform == "cpu" else 1
+        while (
+            slots % (2 * shards) == 0
+            and 8 * sharing * slots_bytes(model, slots, columns, kv_dtype) > capacity
+        ):
+            slots //= 2
+    return hosts.share(slots)
 
 
 def model_of_slots(model: Model, tokens: int) -> Model:

@@ -21,8 +21,8 @@ from sampler_cases import (
 
 from rljax.batch import FinishReason
 from rljax.errors import InputError
-from rljax.sampler import Decoding, Engine, Sampler, Sampling, generate
-from rljax.sampler.memory import check_memory, plan, slots_bytes
+from rljax.sampler import Decoding, Engine, Sampler, Sampling, generate, memory
+from rljax.sampler.memory import check_memory, plan, slots_bytes, slots_that_fit
 from rljax.tracking import compiles
 
 TOKENS, LENGTHS = prompts(seed=1)
@@ -201,6 +201,18 @@ def test_whole_batches_refuse_the_same(model):
         generate(model, params, dirty, lengths, key, asked).tokens[:, :2], rows
     )
     assert clean.rows == 2
+
+
+def test_slots_are_half_of_the_rows_until_they_fit_into_an_eighth_of_the_memory(model, monkeypatch):
+    """As many as the devices share evenly; the machine alone decides, not what runs beside."""
+    devices = model.mesh.size
+    rows = 12 * devices
+    needs = lambda slots: 8 * devices * slots_bytes(model, slots, 10)  # noqa: E731
+    cases = [(None, rows), (needs(rows), rows), (needs(rows) - 1, rows // 2), (1, 3 * devices)]
+    for capacity, slots in cases:
+        monkeypatch.setattr(memory, "device_capacity", lambda _, found=capacity: found)
+        assert slots_that_fit(model, rows, 10) == slots
+    assert slots_that_fit(model, 7 * devices, 10) == 7 * devices  # no half of them
 
 
 def test_slots_that_cannot_fit_are_refused_with_numbers(model):
