@@ -21,8 +21,8 @@ import numpy as np
 
 from rljax.config import Config
 from rljax.config.flags import load_config_file
+from rljax.policies import load_policy, sample_all
 from rljax.report.arms import interval
-from rljax.setup.policies import load_policy, sample_all
 from rljax.training import train
 from rljax.training.result import TrainedRun
 

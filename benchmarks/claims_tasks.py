@@ -5,7 +5,7 @@ import itertools
 import random
 from collections.abc import Callable
 
-from rljax.data.tasks import Task
+from rljax.tasks import Task
 
 RULES: dict[str, Callable[[list[int]], int]] = {
     "first": lambda digits: digits[0],

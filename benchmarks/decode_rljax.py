@@ -9,7 +9,7 @@ from peer_worker import Worker
 from rljax.config import Config
 from rljax.data.online.prompts import PromptRecord
 from rljax.keys import root_key
-from rljax.setup.policies import load_policy, sample_all
+from rljax.policies import load_policy, sample_all
 
 
 def sampler_fields(how: str) -> dict[str, str | int]:

@@ -65,8 +65,8 @@ def rows_of_seed(path: str, seed: int, count: int) -> list[dict]:
 
 def task(path: str, reward: str):
     """The rows of a file as a stream of rljax, which takes them in the order of `rows_of_seed`."""
-    from rljax.data.tasks import Stream, Task
-    from rljax.data.tasks.task import TEXT
+    from rljax.tasks import Stream, Task
+    from rljax.tasks.task import TEXT
 
     rows = read_rows(path)
     return Task(TEXT, Stream(lambda index: row_at(rows, index)), rows[:1], reward=reward)

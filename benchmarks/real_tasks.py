@@ -26,7 +26,7 @@ from rljax.config.packaged import packaged_model
 from rljax.config.schema import Config
 from rljax.evaluation.policy import Answers, answer_metrics
 from rljax.keys import root_key
-from rljax.setup.policies import Policy, Sample, SavedPolicy, load_policy, sample_all
+from rljax.policies import Policy, Sample, SavedPolicy, load_policy, sample_all
 from rljax.tracking import compiles
 
 SUM = "arithmetic(operations='+', min_number=10, style='number'"
@@ -54,7 +54,7 @@ def task_of(name: str, rows: int, chat: bool):
     text = TASKS[name][0]
     if "test=" not in text:
         text += f", test={max(rows, SHOTS + 1)}"
-    return resolve(f"{text}, chat={chat})", "rljax.data.tasks")()
+    return resolve(f"{text}, chat={chat})", "rljax.tasks")()
 
 
 def few_shot(task) -> list[dict]:

@@ -147,7 +147,7 @@ def spreads(laps: list[Cost]) -> dict:
 
 def task(vocabulary: int, **fields: int):
     """The prompts of the shape that has these fields."""
-    from rljax.data.tasks import Stream, Task
+    from rljax.tasks import Stream, Task
 
     shape = Shape(decoder=Decoder(vocabulary), **fields)
     alphabet = "".join(chr(FIRST_CHARACTER + i) for i in range(vocabulary - 2))

@@ -42,7 +42,7 @@ def measured(call, seconds: float) -> dict[str, float]:
 
 
 def of_task(spec: str, seconds: float) -> dict:
-    build_ms, task = timed(resolve(spec, "rljax.data.tasks"))
+    build_ms, task = timed(resolve(spec, "rljax.tasks"))
     row = {"built_ms": round(build_ms, 1), "row": measured(lambda i: task.train[i], seconds)}
     rows, worked = task.test, task.worked_test
     if "code_tests" not in task.reward and len(worked) == len(rows):

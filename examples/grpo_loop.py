@@ -14,7 +14,6 @@ from rljax.arrays import fetch, place
 from rljax.batch import Batch
 from rljax.data.online.loader import make_loader
 from rljax.data.online.prompts import Prompts, encode_demonstrations, encode_prompts, pad_examples
-from rljax.data.tasks import letter_count
 from rljax.data.text.tokenizer import CharTokenizer
 from rljax.learn import Steps, token_mean
 from rljax.losses.policy import negative_log_likelihood, ppo_clip
@@ -25,6 +24,7 @@ from rljax.rewards.pool.pool import RewardPool
 from rljax.roles import Actor, program, start_training
 from rljax.rollout import Reward
 from rljax.sampler import Sampling
+from rljax.tasks import letter_count
 
 
 @program

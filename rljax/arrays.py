@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from rljax import beats, hosts
+from rljax import heartbeat, hosts
 from rljax.mesh import in_device_memory, is_on_host, replicated, row_sharding, row_shards
 from rljax.tracking import timing
 
@@ -24,7 +24,7 @@ def fetch(tree):
     """
     if hosts.count() == 1:
         return jax.device_get(tree)
-    with beats.waiting():  # for devices, and so for the hosts whose programs they run with
+    with heartbeat.waiting():  # for devices, and so for the hosts whose programs they run with
         return _fetched(tree)
 
 

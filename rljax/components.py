@@ -128,6 +128,11 @@ def parse_component(text: str) -> tuple[str, tuple[tuple[str, object], ...]]:
     return name, tuple(options)
 
 
+# Rooms that a component of a config may name and that had another name before: runs that were
+# written then go on.
+_MOVED = {"rljax.data.tasks": "rljax.tasks"}
+
+
 def _is_public_function(name: str, value: object, home: str) -> bool:
     """Whether `value` is a function that `home` or its submodules define, not one they import."""
     mine = inspect.isfunction(value) and f"{value.__module__}.".startswith(f"{home}.")
@@ -153,6 +158,9 @@ def _import(name: str, home: str) -> Callable:
             )
         return getattr(module, name)
     module_name, _, attribute = name.rpartition(".")
+    for old, new in _MOVED.items():
+        if f"{module_name}.".startswith(f"{old}."):
+            module_name = new + module_name.removeprefix(old)
     use_working_folder()
     if _is_a_librarys(module_name):
         raise _not_a_component(f"component {name!r}", module_name)

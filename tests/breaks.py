@@ -231,16 +231,16 @@ BREAKS = {
         [HOSTILE, "-k", "another_commit"],
     ),
     "a stranger at the coordinator's port ends the run": (
-        "rljax/hosts/meeting.py",
+        "rljax/hosts/rendezvous.py",
         "        numbers = type(hello.host) is int and type(hello.hosts) is int\n",
         "        numbers = True\n", ["tests/hosts/test_strangers.py", "-k", "passed_over"],
     ),
     "parts of a checkpoint overlap": (
-        "rljax/setup/pieces.py", " or _overlap(filled[bounds])", "",
-        ["tests/setup/test_store_checkpoints.py", "-k", "forged"],
+        "rljax/checkpoint/pieces.py", " or _overlap(filled[bounds])", "",
+        ["tests/checkpoint/test_store_checkpoints.py", "-k", "forged"],
     ),
     "a save waits by the wall clock": (
-        "rljax/setup/checkpoint_disk.py", "timeout_secs=_SAVE_TIMEOUT_S, ", "",
+        "rljax/checkpoint/disk.py", "timeout_secs=_SAVE_TIMEOUT_S, ", "",
         ["tests/training/test_checkpoint.py", "-k", "clock"],
     ),
     "a stopped run returns": (
@@ -296,7 +296,7 @@ BREAKS = {
         "rljax/__init__.py", ".refuse_what_ends_jax()", "", ["tests/doctor/test_doctor.py", "-k", "old_jax"],
     ),
     "an error is made without a fix": (
-        "rljax/data/tasks/task.py", ", fix=f\"set {option} to at least {low}\"", "",
+        "rljax/tasks/task.py", ", fix=f\"set {option} to at least {low}\"", "",
         ["tests/test_house.py", "-k", "fix"],
     ),
     "a component that declares nothing is safe": (
@@ -339,7 +339,7 @@ BREAKS = {
     ),
     "a row of reasoning_gym is evaluated": (
         "rljax/rewards/text/gym.py", "        _check_entry(name, entry)\n", "",
-        ["tests/data/test_gym.py", "-k", "entry"],
+        ["tests/tasks/test_gym.py", "-k", "entry"],
     ),
     "a note vouches for copies": (
         TRUST, "str(place) if is_url(place) else os.path.realpath(place)", "\"\"",

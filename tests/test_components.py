@@ -189,3 +189,9 @@ def test_a_file_that_fails_only_in_a_worker_is_named(file):
     file.write_text(FILE + f"\nif os.getpid() != {os.getpid()}:\n    raise OSError('no')\n")
     with pytest.raises(InputError, match="fails at import; OSError: no .*parts.v2.py:"):
         RewardPool(f"{file}:shorter", workers=1)
+
+
+def test_a_config_written_before_a_room_was_renamed_names_the_same_function():
+    now = resolve("rljax.tasks.integers.arithmetic(test=9)", "rljax.tasks")
+    before = resolve("rljax.data.tasks.integers.arithmetic(test=9)", "rljax.tasks")
+    assert before.function is now.function and before().test == now().test

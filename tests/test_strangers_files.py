@@ -16,6 +16,7 @@ from conftest import REPO
 from ugly_documents import documents
 
 from rljax import files
+from rljax.checkpoint.checkpoint import Checkpoints
 from rljax.config import Config, to_dict
 from rljax.config.data_files import to_yaml
 from rljax.config.flags import load_config_file
@@ -36,9 +37,8 @@ from rljax.report.card import front_matter, read_evaluation
 from rljax.report.page import write_report
 from rljax.report.pipeline import write_pipeline_page
 from rljax.report.run_folder import read_run
-from rljax.setup.checkpoint import Checkpoints
-from rljax.tracking.folder import is_locked
-from rljax.tracking.jsonl import read_jsonl
+from rljax.runs.folder import is_locked
+from rljax.runs.jsonl import read_jsonl
 from rljax.workers.wire import BrokenFrame, take_frame
 
 DOCUMENTS = documents()
@@ -79,7 +79,7 @@ MAY = {
     "experiments/accept.py": OURS, "experiments/comparison.py": WORKER,
     "experiments/sweep.py": RUN, "hosts/cluster.py": HOSTS, "hosts/console.py": WORKER,
     "hub/client.py": "it appends to a download of its own",
-    "hosts/ending.py": HOSTS, "hosts/exchange.py": HOSTS,
+    "hosts/shutdown.py": HOSTS, "hosts/exchange.py": HOSTS,
     "hosts/preflight.py": HOSTS, "hosts/stopping.py": OURS, "hosts/watchdog.py": HOSTS,
     "models/huggingface/load.py": "it writes",
     "models/huggingface/peft.py": "checked by open_file just before",
@@ -101,11 +101,11 @@ MAY = {
     "rewards/text/structure.py": REWARD, "rewards/unit_tests/code_forms.py": REWARD,
     "rewards/unit_tests/code_fusion.py": REWARD, "rewards/unit_tests/programs.py": REWARD,
     "sampler/memory.py": OURS, "serving/chat.py": "arguments that our parser has written",
-    "setup/checkpoint.py": HOSTS, "setup/checkpoint_disk.py": "a folder, for fsync",
+    "checkpoint/checkpoint.py": HOSTS, "checkpoint/disk.py": "a folder, for fsync",
     "setup/dry_run.py": MESSAGE,
-    "tracking/folder.py": "the lock, without following or waiting", "tracking/jsonl.py": RUN,
-    "tracking/mirror.py": RUN, "tracking/signals.py": OURS, "training/nonfinite.py": MESSAGE,
-    "training/preflight.py": HOSTS, "workers/beginning.py": WORKER, "workers/prints.py": RUN,
+    "runs/folder.py": "the lock, without following or waiting", "runs/jsonl.py": RUN,
+    "runs/mirror.py": RUN, "tracking/signals.py": OURS, "training/nonfinite.py": MESSAGE,
+    "training/preflight.py": HOSTS, "workers/bootstrap.py": WORKER, "workers/prints.py": RUN,
     "workers/progress.py": "a record of fixed size",
     "workers/wire.py": "plain values alone: tests/workers/test_broken_frames.py",
 }  # fmt: skip

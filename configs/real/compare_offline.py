@@ -40,7 +40,7 @@ from rljax.config import Config
 
 def sums(*, test: int = 200):
     """Sums of two numbers of two digits, as chat messages."""
-    from rljax.data.tasks.task import Problem, procedural
+    from rljax.tasks.task import Problem, procedural
 
     def draw(rng: random.Random) -> Problem:
         a, b = rng.randint(10, 99), rng.randint(10, 99)

@@ -17,8 +17,8 @@ SHOWN = 600  # characters of what a tool answers
 
 
 def main(options: ChatOptions) -> None:
+    from rljax.policies import load_policy
     from rljax.serving.chat import Chat
-    from rljax.setup.policies import load_policy
     from rljax.tracking.screen import Terminal
 
     def read(config: Config) -> Config:

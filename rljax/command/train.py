@@ -19,8 +19,8 @@ from rljax.config.flags import load_config_file, shipped_config
 from rljax.config.options import TrainOptions
 from rljax.config.trust import asks, untrained, vouched
 from rljax.files import is_whole_number
-from rljax.tracking.mirror import local_copy
-from rljax.tracking.store import Store, is_url
+from rljax.runs.mirror import local_copy
+from rljax.runs.store import Store, is_url
 
 # What is printed of the metrics of held-out rows, as far as the dataflow has them.
 _HELD_OUT = ("loss", "accuracy", "token_accuracy", "rewards/accuracies", "rewards/margins")

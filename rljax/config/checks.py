@@ -18,8 +18,8 @@ from rljax.errors import InputError
 from rljax.files import data_files, how_to_get_data, near_path
 from rljax.gguf import is_gguf
 from rljax.hub.names import data_name, is_hub, model_name
+from rljax.runs.store import is_url
 from rljax.suggest import near_names, other_value
-from rljax.tracking.store import is_url
 
 _OF_TRAINING = ("data.train", "data.sources", "sft.data", "pretraining.data", "rollouts.replay")
 OF_DATA = (*_OF_TRAINING, "data.test", "evaluate.prompts_from")

@@ -33,9 +33,9 @@ from rljax.config.python_rows import KINDS, is_columns, is_section, lines_of, sp
 from rljax.config.schema import Config
 from rljax.config.texts import kinds
 from rljax.errors import InputError
+from rljax.runs.folder import removed_if_empty
+from rljax.runs.store import is_url
 from rljax.suggest import elsewhere
-from rljax.tracking.folder import removed_if_empty
-from rljax.tracking.store import is_url
 
 WHERE = "rljax.train"
 REWARD = "reward.function"

@@ -16,7 +16,7 @@ from rljax.errors import InputError
 from rljax.files import DATA_FILES, OTHER_FILES
 from rljax.gguf import is_gguf
 from rljax.hub.names import is_hub
-from rljax.tracking.store import is_url
+from rljax.runs.store import is_url
 
 TFDS = "tfds:"
 

@@ -381,7 +381,7 @@ class Config(Settings):
 # The module in which a bare component name is looked up.
 NAMESPACES = {
     "dataflow": "rljax.dataflows",
-    "data": "rljax.data.tasks",
+    "data": "rljax.tasks",
     "reward": "rljax.rewards",
     "environment": "rljax.environments",
     "tool": "rljax.environments.functions",

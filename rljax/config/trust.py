@@ -38,7 +38,7 @@ from rljax.config.schema import NAMESPACES, Config
 from rljax.contracts import Home, PlainText, spec
 from rljax.errors import InputError
 from rljax.files import read_data
-from rljax.tracking.store import is_url
+from rljax.runs.store import is_url
 
 # Texts that are only shown, compared or sampled; and fields that hold one of a few words.
 _PLAIN = {

@@ -25,10 +25,10 @@ from rljax.data.rows.split import held_out_fraction
 from rljax.errors import InputError
 from rljax.evaluation.process_models import load_scorer
 from rljax.files import write_rows
+from rljax.policies import SavedPolicy, filled_chunks, load_named_policy, sample_all
 from rljax.rewards.judges.judging import judge_of
 from rljax.rewards.pool.pool import RewardPool, Score
 from rljax.rollout import ModelScorer
-from rljax.setup.policies import SavedPolicy, filled_chunks, load_named_policy, sample_all
 
 # A judge: comparisons -> P(first is better), NaN and a message where it failed.
 Judge = Callable[[Sequence[dict]], list[Score]]

@@ -25,9 +25,9 @@ from rljax.errors import InputError
 from rljax.evaluation.saved import require_named
 from rljax.files import read_json_object, write_json, write_rows
 from rljax.keys import stream
+from rljax.policies import Sample, SavedPolicy, load_policy, sample_all
 from rljax.report.page import write_page
 from rljax.report.samples import of_prompts
-from rljax.setup.policies import Sample, SavedPolicy, load_policy, sample_all
 from rljax.tracking.charts import escaped
 from rljax.training import train
 

@@ -23,9 +23,9 @@ from rljax.datagen.trees import label_trees
 from rljax.errors import InputError
 from rljax.evaluation.saved import require_named
 from rljax.files import write_json, write_rows
+from rljax.policies import Policy, load_named_policy
 from rljax.rewards.pool.calling import reads_model
 from rljax.setup import text_scorer
-from rljax.setup.policies import Policy, load_named_policy
 from rljax.setup.same_ids import differing_ids
 
 METRICS = "labels.json"

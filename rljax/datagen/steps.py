@@ -22,10 +22,10 @@ from rljax.datagen.search import (
     search_labels,
 )
 from rljax.datagen.trajectories import continued
+from rljax.policies import Policy, Sample, sample_all
 from rljax.reasoning import response_of
 from rljax.rewards.pool.pool import RewardPool
 from rljax.rollout.process import TokenTexts
-from rljax.setup.policies import Policy, Sample, sample_all
 from rljax.shaping.steps import line_ids
 
 

@@ -16,9 +16,9 @@ from rljax.data.offline.rows import load_rows
 from rljax.data.online.prompts import PromptRecord
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
+from rljax.policies import Policy, Sample, sample_all
 from rljax.rollout import Reward
 from rljax.setup import check_length
-from rljax.setup.policies import Policy, Sample, sample_all
 
 _NO_LIMIT = 2**30  # tokens: nothing is cut, as what was sampled fits
 

@@ -14,9 +14,9 @@ from rljax.data.online.prompts import PromptRecord
 from rljax.datagen.search import LineLabels, Neutral, is_neutral_line, label_metrics
 from rljax.datagen.steps import Program, Searcher, stepwise_row, whole_programs
 from rljax.errors import InputError
+from rljax.policies import Sample
 from rljax.rollout import Searching
 from rljax.search import Search
-from rljax.setup.policies import Sample
 
 Ids = tuple[int, ...]
 

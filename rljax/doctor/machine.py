@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rljax.config.schema import Config
 from rljax.doctor.finding import Finding, broken, fine, warning, why_not_written
-from rljax.tracking.units import human_bytes
+from rljax.runs.units import human_bytes
 
 _GB = 10**9
 # Name, limit, the least that a run needs, its unit, the flag of ulimit and a value that does.

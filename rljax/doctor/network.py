@@ -30,7 +30,7 @@ def hosts_network(
 ) -> Iterator[Finding]:
     """Broken ports, names and clocks between this host and the others."""
     from rljax.hosts.cluster import find  # with JAX
-    from rljax.hosts.meeting import meet
+    from rljax.hosts.rendezvous import meet
 
     try:
         cluster = find(env)
@@ -122,7 +122,7 @@ def _both_ways(
 
 def _call(address: str, port: int, here: int) -> float:
     """Says to a host that this one reaches it -> how far its clock is ahead, in seconds."""
-    from rljax.hosts.meeting import lines
+    from rljax.hosts.rendezvous import lines
 
     before = time.time()
     with socket.create_connection((address, port), timeout=_CALL_S) as other:
@@ -147,7 +147,7 @@ def _answer(server: socket.socket, callers: set[int], here: int, others: set[int
 
 def _hear(caller: socket.socket, callers: set[int], here: int, others: set[int]) -> None:
     """Answers one caller; whoever is none of the others is passed over."""
-    from rljax.hosts.meeting import lines
+    from rljax.hosts.rendezvous import lines
 
     with caller, contextlib.suppress(OSError, ValueError):
         line = next(lines(caller, _LONGEST, time.monotonic() + _CALL_S), b"null")

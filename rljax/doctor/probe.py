@@ -14,7 +14,7 @@ from rljax.doctor.finding import Finding, broken, fine, warning
 from rljax.doctor.variables import xla_flag_value_wrong
 from rljax.errors import InputError
 from rljax.files import is_whole_number
-from rljax.tracking.units import human_bytes
+from rljax.runs.units import human_bytes
 
 
 def probe(env: Mapping[str, str], timeout_s: float) -> Iterator[Finding]:

@@ -7,8 +7,8 @@ from pathlib import Path
 from rljax.config.flags import load_config_file
 from rljax.doctor.finding import Finding, broken, fine, warning, why_not_written
 from rljax.errors import InputError
-from rljax.tracking.folder import is_locked, make_folder
-from rljax.tracking.store import is_url
+from rljax.runs.folder import is_locked, make_folder
+from rljax.runs.store import is_url
 
 _SKEW_S = 60.0  # that a file may be younger than now
 
@@ -73,8 +73,8 @@ def _unwritable(reason: str) -> Finding:
 
 
 def _checkpoints(folder: Path, config) -> Iterator[Finding]:
+    from rljax.checkpoint.checkpoint import Checkpoints, check_fingerprints
     from rljax.config import fingerprints
-    from rljax.setup.checkpoint import Checkpoints, check_fingerprints
 
     half = sorted(path.name for path in folder.iterdir() if path.name.startswith("."))
     if half and not is_locked(folder.parent):

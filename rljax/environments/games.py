@@ -2,7 +2,7 @@
 
 Each takes the text of a move as it comes, reasoning before it and white space aside; what is no
 move loses. Rows are the
-tasks of the same names (rljax.data.tasks.games). `style` "words" explains the game, for models that
+tasks of the same names (rljax.tasks.games). `style` "words" explains the game, for models that
 read; "short" writes a position in a few characters, for models of a few layers.
 """
 
@@ -10,10 +10,10 @@ import random
 from typing import Literal
 
 from rljax.contracts import contract
-from rljax.data.tasks.games import LINES
 from rljax.environments.contract import Turn
 from rljax.errors import InputError
 from rljax.reasoning import answer_of
+from rljax.tasks.games import LINES
 
 MARKS = ("x", "o")
 PLAYERS = ("first", "second")

@@ -3,8 +3,8 @@
 import itertools
 from collections.abc import Mapping
 
-from rljax.data.tasks.games import DEALS
 from rljax.environments.games import chips
+from rljax.tasks.games import DEALS
 
 HISTORIES = ("", "p", "b", "pb")  # after which somebody moves; whose length is even: the first
 # What a seat knows as it moves: its card and the moves so far.

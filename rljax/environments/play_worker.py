@@ -35,7 +35,7 @@ from rljax.environments.episode import Episode
 from rljax.environments.messages import Limits, Step
 from rljax.errors import InputError
 from rljax.rewards.pool.calling import describe, prepare
-from rljax.workers.beginning import ORPHAN_POLL_S, Place, begin, readable
+from rljax.workers.bootstrap import ORPHAN_POLL_S, Place, begin, readable
 from rljax.workers.progress import Progress
 from rljax.workers.wire import frame, read_frame, take_frame
 
@@ -48,7 +48,7 @@ Reply = tuple  # (ids, finish, turns_left, tokens_left)
 
 
 def main(spec_text: str) -> None:
-    """Run as a worker. `spec_text`: see rljax.workers.beginning."""
+    """Run as a worker. `spec_text`: see rljax.workers.bootstrap."""
     place = begin(spec_text)
     try:
         text, tokenizer, limits = pickle.loads(read_frame(place.socket))

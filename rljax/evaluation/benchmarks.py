@@ -28,11 +28,11 @@ from rljax.evaluation.policy import SHARE, bootstrap, majority_at_k, pass_at_k
 from rljax.evaluation.suite_rows import pinned
 from rljax.evaluation.suites import Suite
 from rljax.keys import root_key
+from rljax.policies import Policy, SavedPolicy, load_policy, sample_all
 from rljax.reasoning import Response
 from rljax.rewards.pool.pool import RewardPool
 from rljax.rollout import extraction_failed_fraction
 from rljax.sampler.stop_strings import stop_tokens
-from rljax.setup.policies import Policy, SavedPolicy, load_policy, sample_all
 
 HOME = "rljax.evaluation.suites"
 _LONGEST_TRUTH = 20_000  # characters of a ground truth in results.json: tests of programs have more

@@ -14,7 +14,7 @@ from rljax.evaluation.policy import (
     pass_at_k,
     score_table,
 )
-from rljax.setup.policies import Sample
+from rljax.policies import Sample
 
 DIFFICULTY = ("difficulty", "level")  # columns of a data set that say how hard its row is
 

@@ -24,10 +24,10 @@ from rljax.environments.episode import Episode
 from rljax.environments.messages import Limits, Step
 from rljax.errors import InputError
 from rljax.keys import fold_in
+from rljax.policies import Policy, SavedPolicy, sample_all
 from rljax.reasoning import response_of
 from rljax.rewards.pool.calling import HOME, Abstained, call_reward
 from rljax.sampler import Sampling
-from rljax.setup.policies import Policy, SavedPolicy, sample_all
 from rljax.setup.scoring import limits_of, turn_sampling
 from rljax.setup.setup import make_sampling
 

@@ -13,10 +13,10 @@ from rljax.contracts import contract
 from rljax.data.online.prompts import PromptRecord
 from rljax.errors import InputError
 from rljax.keys import root_key
+from rljax.policies import Policy, Sample, sample_all
 from rljax.rewards.answers.letters import labelled_letter
 from rljax.rewards.text.rules import last_boxed
 from rljax.rollout import Environment, Reward, extraction_failed_fraction
-from rljax.setup.policies import Policy, Sample, sample_all
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:

@@ -21,9 +21,9 @@ from rljax.errors import InputError
 from rljax.mesh import make_mesh
 from rljax.models.huggingface import load_config
 from rljax.models.model import Model
+from rljax.policies import filled_chunks
 from rljax.rollout.process import token_scores
 from rljax.setup import load_scalar
-from rljax.setup.policies import filled_chunks
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,14 +29,14 @@ from rljax.evaluation.policy import (
     score_table,
 )
 from rljax.files import write_rows
-from rljax.rollout import Environment
-from rljax.setup.policies import (
+from rljax.policies import (
     Policy,
     SavedPolicy,
     load_named_policy,
     load_policy,
 )
-from rljax.setup.search import searching
+from rljax.policies.search import searching
+from rljax.rollout import Environment
 
 
 def held_out_data(config: Config) -> str:

@@ -8,8 +8,8 @@ import numpy as np
 from rljax.config.options import ScalingOptions, check_options
 from rljax.errors import InputError
 from rljax.report.run_folder import Run, read_run
-from rljax.tracking.mirror import local_copy
-from rljax.tracking.store import is_folder
+from rljax.runs.mirror import local_copy
+from rljax.runs.store import is_folder
 
 
 def sigmoid_curve(compute, *, start: float, asymptote: float, midpoint: float, steepness: float):

@@ -86,7 +86,7 @@ def accept_here(hosts: int, devices: int, out: Path) -> dict:
 def accept_on(cloud: Cloud, setup: str, poll_s: float, out: str) -> dict:
     """Runs it on a pod of a cloud, which is asked for if it is not there; `out` is a bucket. The
     manifest is written here, into runs/accept."""
-    from rljax.tracking.store import Store, is_url
+    from rljax.runs.store import Store, is_url
 
     if not is_url(out):
         raise InputError(

@@ -30,7 +30,7 @@ from rljax.errors import InputError
 from rljax.evaluation.policy import correct, score_table
 from rljax.files import parse_json, read_json_object, read_text, write_json, write_rows
 from rljax.keys import stream
-from rljax.setup.policies import SavedPolicy, load_policy, sample_all
+from rljax.policies import SavedPolicy, load_policy, sample_all
 from rljax.training import train
 from rljax.validation import validate
 

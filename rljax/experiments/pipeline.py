@@ -31,8 +31,8 @@ from rljax.experiments.sweep import Stopped
 from rljax.files import parse_json, read_json_object, read_lines, write_json
 from rljax.report.pipeline import LINEAGE, write_pipeline_page
 from rljax.report.starts import git_state, versions
-from rljax.tracking.folder import locked
-from rljax.tracking.jsonl import read_jsonl
+from rljax.runs.folder import locked
+from rljax.runs.jsonl import read_jsonl
 from rljax.training import RunStopped
 from rljax.training.loop import train
 

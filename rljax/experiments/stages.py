@@ -38,7 +38,7 @@ from rljax.evaluation.benchmarks import HOME as SUITES
 from rljax.experiments.sweep import TRAIN, changes_of, flag, without_config
 from rljax.rewards.judges.judging import HOME as JUDGES
 from rljax.rewards.judges.judging import judge_of
-from rljax.tracking.store import is_url
+from rljax.runs.store import is_url
 from rljax.validation import validate
 
 # The options of every other command, and the files that each makes, by the option that names them.

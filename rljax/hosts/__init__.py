@@ -16,14 +16,14 @@ from pathlib import Path
 import jax
 from jax._src import distributed, xla_bridge
 
-from rljax import beats
+from rljax import heartbeat
 from rljax.errors import InputError
 from rljax.hosts.client import Client, CoordinationService
 from rljax.hosts.cluster import Cluster, environment, find
 from rljax.hosts.console import Console
-from rljax.hosts.ending import STOPPED, Ending, saved
 from rljax.hosts.exchange import Exchange, HostFailed
-from rljax.hosts.meeting import meet, say
+from rljax.hosts.rendezvous import meet, say
+from rljax.hosts.shutdown import STOPPED, Ending, saved
 from rljax.hosts.stopping import Notices, StopAgreed, Stops
 from rljax.hosts.watchdog import Watchdog
 
@@ -165,7 +165,7 @@ def raise_if_failed() -> None:
 def fail(error: BaseException) -> None:
     """Says why this host ends, here and to the others, and ends its process; nothing with one.
 
-    The exit codes are those of `rljax.hosts.ending`.
+    The exit codes are those of `rljax.hosts.shutdown`.
     """
     if _ending is not None:
         _ending.fail(error)
@@ -198,7 +198,7 @@ def watched(
         yield
         return
     folder.mkdir(parents=True, exist_ok=True)
-    beats.at_start()
+    heartbeat.at_start()
     if not os.isatty(1):  # a display that is drawn anew is no log
         log = str(folder / f"host-{index():03d}.log")
         _ending.console = Console(log, _exchange.index, _exchange.names)

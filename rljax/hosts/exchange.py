@@ -8,7 +8,7 @@ import dataclasses
 import json
 from collections.abc import Callable
 
-from rljax import beats
+from rljax import heartbeat
 from rljax.errors import InputError
 from rljax.hosts.client import Client
 
@@ -82,7 +82,7 @@ class Exchange:
     def wait(self, name: str, timeout_s: float) -> None:
         """A barrier of all hosts. Raises InputError that names those which have not come."""
         number, self.calls = self.calls, self.calls + 1
-        with beats.waiting():
+        with heartbeat.waiting():
             missing = self.client.barrier(f"rljax/wait/{number}/{name}", timeout_s)
         if missing:
             self.raise_if_failed()
@@ -94,7 +94,7 @@ class Exchange:
 
     def _get(self, key: str) -> str:
         """A value that another host is about to write."""
-        with beats.waiting():
+        with heartbeat.waiting():
             while (text := self.client.get(key, POLL_S)) is None:
                 self.raise_if_failed()
         return text

@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from rljax import beats
-from rljax.beats import Place
-from rljax.hosts.ending import Ending
+from rljax import heartbeat
+from rljax.heartbeat import Place
 from rljax.hosts.exchange import FIRST_FAILED, Exchange, Failure
+from rljax.hosts.shutdown import Ending
 
 NOW = "rljax/now/"  # + number: JSON of where that host is
 LOOK_S = 1.0  # between two looks, for up to 16 hosts
@@ -122,9 +122,9 @@ class Watchdog:
                     print(f"hosts: the watchdog: {error}", file=sys.stderr, flush=True)
 
     def _look(self) -> None:
-        place = beats.place(self.stall_s)
+        place = heartbeat.place(self.stall_s)
         if place.phase in OF_FILES and self._bytes_moved():
-            beats.still_moving()
+            heartbeat.still_moving()
             place = dataclasses.replace(place, silent_s=0.0)
         asked = self.exchange.asked()
         mine = json.dumps([dataclasses.astuple(place), asked])

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from urllib.parse import quote, urljoin, urlsplit
 
-from rljax import beats
+from rljax import heartbeat
 from rljax.errors import InputError
 from rljax.files import (
     LARGEST_OBJECT,
@@ -418,7 +418,7 @@ def fetch(name: HubName, paths: Iterable[str]) -> Path:
         return folder
     pool = concurrent.futures.ThreadPoolExecutor(max_workers=_AT_ONCE)
     try:
-        with beats.phase("download"):
+        with heartbeat.phase("download"):
             _wait({pool.submit(_file, name, path, entries[path]) for path in todo}, home(name))
     finally:
         pool.shutdown(cancel_futures=True)
@@ -437,7 +437,7 @@ def _wait(left: set[concurrent.futures.Future], folder: Path) -> None:
         parts = (folder / "blobs").glob("*.incomplete")
         growing = [(p.name, s.st_size, s.st_mtime_ns) for p in parts if (s := _status(p))]
         if done or growing != before:
-            beats.beat()
+            heartbeat.beat()
         before = growing
 
 

@@ -10,10 +10,10 @@ from rljax.config import microbatch_tokens
 from rljax.errors import InputError
 from rljax.kernels.logprob.options import CHUNK_LOGITS
 from rljax.mesh import row_shards
+from rljax.runs.units import human_bytes
 from rljax.setup.held import held_bytes, of_mesh
 from rljax.setup.placement import SAMPLER
 from rljax.setup.setup import Setup
-from rljax.tracking.units import human_bytes
 
 COPY = "weights in the layout of decoding"
 KV = "keys and values"

@@ -30,7 +30,9 @@ from rljax.plan.groups import (
     fetched_bytes,
     group_bytes,
 )
+from rljax.policies import ROWS_PER_CALL
 from rljax.roles import Actor, Critic, RewardModel
+from rljax.runs.units import human_bytes
 from rljax.sampler.layout import agree, weights_like
 from rljax.sampler.layout_cost import FACTOR, decode_bytes
 from rljax.sampler.memory import device_bytes
@@ -38,9 +40,7 @@ from rljax.setup import abstract_roles, abstract_scorers
 from rljax.setup.decode_layout import with_decode_layout, workload
 from rljax.setup.held import held_bytes, held_parts, of_mesh
 from rljax.setup.placement import SAMPLER, sampler_mesh
-from rljax.setup.policies import ROWS_PER_CALL
 from rljax.setup.setup import Setup, assemble, load_model, sampled_prompts
-from rljax.tracking.units import human_bytes
 
 
 def split_bytes(

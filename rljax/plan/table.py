@@ -9,9 +9,9 @@ from rljax.plan.hlo import DCN
 from rljax.plan.memory import COPY, KV, as_flags
 from rljax.plan.programs import RESHARD
 from rljax.plan.search import Candidate
+from rljax.runs.units import human_bytes, human_count
 from rljax.sampler.layout_cost import LATENCY_S, LayoutCost
 from rljax.setup.placement import SAMPLER
-from rljax.tracking.units import human_bytes, human_count
 
 GIB = 2**30
 LAYOUTS = 6  # of decoding that are shown, beside training's own and the chosen one

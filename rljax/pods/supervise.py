@@ -1,5 +1,5 @@
 """Runs a command, and again after what a new start can mend: exit codes of rljax runs say which
-(rljax.hosts.ending)."""
+(rljax.hosts.shutdown)."""
 
 import contextlib
 import json

@@ -33,9 +33,9 @@ from rljax.report.page import put_back, write_page, write_report
 from rljax.report.run_folder import Run, estimate, is_number, read_run
 from rljax.report.style import link
 from rljax.report.targets import expected
+from rljax.runs.mirror import local_copy
+from rljax.runs.store import Store, is_folder, is_url
 from rljax.tracking.charts import duration, escaped, legend, line_chart, short
-from rljax.tracking.mirror import local_copy
-from rljax.tracking.store import Store, is_folder, is_url
 
 OF_A_RUN = ("config.json", "metrics.jsonl", "summary.json", "starts.jsonl")
 LAST_PART = 0.1  # of the steps, that a noisy metric's final number is the mean of

@@ -10,8 +10,8 @@ from pathlib import Path
 from rljax.errors import InputError
 from rljax.hub.names import is_hub, parse
 from rljax.report.run_folder import Run, is_number, moment
+from rljax.runs.folder import is_locked
 from rljax.tracking.charts import duration, escaped, short
-from rljax.tracking.folder import is_locked
 
 # What a run may have written, in the order in which it is looked at.
 FILES = (

@@ -10,8 +10,8 @@ from rljax.report.page import headline
 from rljax.report.run_folder import Run, is_number, read_run
 from rljax.report.samples import sample
 from rljax.report.style import document
+from rljax.runs.mirror import local_copy
 from rljax.tracking.charts import escaped, line_chart, short
-from rljax.tracking.mirror import local_copy
 
 SHOWN = 3  # completions of a step
 _FIRST = ("reward/mean", "eval/accuracy", "eval/loss")

@@ -23,9 +23,9 @@ from rljax.report.samples import completions
 from rljax.report.style import document
 from rljax.report.targets import expected
 from rljax.report.transcripts import transcripts
+from rljax.runs.mirror import local_copy
+from rljax.runs.store import Store, is_folder, is_url
 from rljax.tracking.charts import escaped, short
-from rljax.tracking.mirror import local_copy
-from rljax.tracking.store import Store, is_folder, is_url
 
 FAULTS = ("*skipped*", "reward*error*", "*timeout*", "*dropped_overlong*")  # counts
 

@@ -19,8 +19,8 @@ from rljax.report.card import base_of, license_of, model_card, read_evaluation
 from rljax.report.page import page_of
 from rljax.report.redacted import redacted, redacted_values
 from rljax.report.run_folder import Run, read_run
-from rljax.tracking.mirror import local_copy
-from rljax.tracking.store import is_folder
+from rljax.runs.mirror import local_copy
+from rljax.runs.store import is_folder
 
 PARTS = ("adapter", "policy", "reward_model")  # the first that a run has is what is meant
 _PUBLISHED = (".safetensors", ".json", ".jinja")

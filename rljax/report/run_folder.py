@@ -18,8 +18,8 @@ from rljax.errors import InputError
 from rljax.files import read_json
 from rljax.report.run_warnings import EQUAL_REWARDS, IN_A_ROW, fault_lines
 from rljax.report.starts import read_starts
-from rljax.tracking.folder import is_locked
-from rljax.tracking.jsonl import read_jsonl
+from rljax.runs.folder import is_locked
+from rljax.runs.jsonl import read_jsonl
 
 MOST_FAILED = 0.01  # of the rewards of a step: above it there is a warning
 

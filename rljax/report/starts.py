@@ -19,7 +19,7 @@ from pathlib import Path
 
 import rljax
 from rljax.errors import InputError
-from rljax.tracking.jsonl import read_jsonl
+from rljax.runs.jsonl import read_jsonl
 
 LOG = logging.getLogger("rljax")
 FILE = "starts.jsonl"

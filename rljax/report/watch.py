@@ -23,11 +23,11 @@ from rljax.errors import InputError
 from rljax.report.comparison import names_of, run_folders
 from rljax.report.head import check_is_run, title_of
 from rljax.report.run_folder import Run, is_number, read_run
+from rljax.runs.mirror import local_copy
+from rljax.runs.store import is_folder, is_url
 from rljax.tracking.charts import short
 from rljax.tracking.console import one_line
-from rljax.tracking.mirror import local_copy
 from rljax.tracking.screen import Terminal
-from rljax.tracking.store import is_folder, is_url
 
 METRICS = (  # what is charted where nothing else is asked for, as far as the runs have it
     "reward/mean", "eval/accuracy", "loss", "eval/loss", "entropy", "response_tokens/mean",

@@ -14,7 +14,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 
-from rljax import beats, hosts
+from rljax import heartbeat, hosts
 from rljax.batch import FinishReason
 from rljax.environments.crew import EpisodeCrew
 from rljax.environments.messages import Step
@@ -168,7 +168,7 @@ class Driver:
         live = min(self.sampler.engine.slots, self.sampler.pending)
         timing.decoding(live)
         events = self.sampler.step(params, version=version, keep_cache=keep_cache)
-        beats.beat()
+        heartbeat.beat()
         self._dispatches += 1
         self._live += live
         self._held, self._parked = (

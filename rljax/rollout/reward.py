@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rljax import beats, hosts
+from rljax import heartbeat, hosts
 from rljax.arrays import fetch, moved_rows, place, weights_of
 from rljax.batch import Batch, FinishReason, last_token
 from rljax.data.online.prompts import PromptRecord, Prompts
@@ -328,7 +328,7 @@ def _all_known(pending: list[Pending]) -> bool:
         while left and not hosts.asked_to_stop():
             before, left = left, one.wait(0.5)
             if left < before:
-                beats.beat()
+                heartbeat.beat()
         if left:
             for other in pending:
                 other.cancel()

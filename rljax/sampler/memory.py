@@ -13,7 +13,7 @@ from rljax.mesh import row_shards
 from rljax.models import cache
 from rljax.models.cache_pages import Pool
 from rljax.models.model import Model
-from rljax.tracking.units import human_bytes
+from rljax.runs.units import human_bytes
 
 
 def of_length(model: Model, tokens: int) -> Model:

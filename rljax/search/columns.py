@@ -18,6 +18,7 @@ from rljax.errors import InputError
 from rljax.models import cache, cache_tree
 from rljax.models.cache_tree import Nodes
 from rljax.models.model import Model
+from rljax.runs.units import human_bytes
 from rljax.sampler.draw import Rules, choice_logprobs
 from rljax.sampler.memory import memory_left, slots_bytes
 from rljax.sampler.slots import rows_layout
@@ -30,7 +31,6 @@ from rljax.search.evaluators import (
     why_lines_end,
 )
 from rljax.search.tree import NONE
-from rljax.tracking.units import human_bytes
 
 
 @jax.tree_util.register_dataclass

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rljax import beats
+from rljax import heartbeat
 from rljax.arrays import fetch
 from rljax.contracts import contract
 from rljax.errors import InputError
@@ -192,7 +192,7 @@ class _Searched:
                 continue
             self.next = self._simulated(tree, selected, at, active)
             self.done += active
-            beats.beat()
+            heartbeat.beat()
 
     def _simulated(self, tree: Tree, selected: Selected, at: Selected, active: np.ndarray):
         """`_next` after a simulation of the rows that are `active`, whose leaves are `selected`, on

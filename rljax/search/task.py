@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rljax import beats
+from rljax import heartbeat
 from rljax.arrays import fetch, place
 from rljax.batch import Batch, FinishReason, batch_from_rows
 from rljax.contracts import spec
@@ -145,7 +145,7 @@ class Search:
                 model, params, prompts[at // n], lengths[at // n], keys[at], sampling, decoding,
                 self.value, self.scored, at,
             )  # fmt: skip
-            beats.beat()
+            heartbeat.beat()
             responses += self.method(task)[: rows - start]
         whole = np.repeat(prompts, n, axis=0), np.repeat(lengths, n)
         columns = prompts.shape[1] + sampling.max_response_tokens

@@ -19,13 +19,13 @@ from rljax.environments.conversation import TAIL
 from rljax.environments.episode import Episode
 from rljax.environments.messages import Limits, Step
 from rljax.errors import InputError
+from rljax.policies import SavedPolicy
 from rljax.reasoning import beginning_of
 from rljax.sampler import Engine, Sampler
 from rljax.sampler.sample import Sample
 from rljax.serving.call_stream import CallStream
 from rljax.serving.defaults import CHAT_TEMPERATURE, Defaults, defaults_of
 from rljax.setup.decoding import decoding_of
-from rljax.setup.policies import SavedPolicy
 
 TEXT_TOKENS = 128  # of a response without a chat template: a base model's text has no end
 # A text of the policy, a call that it made, what a tool or the environment answers, how it ended.

@@ -4,8 +4,8 @@ of a model folder, as its generation_config.json says; else as the caller does."
 import dataclasses
 
 from rljax.errors import InputError
+from rljax.policies import SavedPolicy
 from rljax.sampler import Sampling
-from rljax.setup.policies import SavedPolicy
 
 CHAT_TEMPERATURE = 0.0  # of `rljax chat`: greedy, as transformers' generate
 API_TEMPERATURE = 1.0  # OpenAI's default, and vLLM's

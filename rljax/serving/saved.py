@@ -18,6 +18,7 @@ from rljax.config.serve_options import ServeOptions
 from rljax.data.text.tokenizer import CharTokenizer, Tokenizer
 from rljax.environments.calls import parser
 from rljax.errors import InputError, printable
+from rljax.policies import SavedPolicy, load_policy
 from rljax.sampler import Engine, Sampler, Sampling
 from rljax.sampler.layout import AUTO, held_weights, parsed
 from rljax.sampler.memory import check_pages
@@ -25,7 +26,6 @@ from rljax.serving.defaults import API_TEMPERATURE, defaults_of
 from rljax.serving.fields import STOP_TOKENS, STOPS
 from rljax.serving.worker import Worker
 from rljax.setup.decoding import decoding_of
-from rljax.setup.policies import SavedPolicy, load_policy
 
 
 def require_packages() -> None:

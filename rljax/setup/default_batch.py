@@ -21,9 +21,9 @@ from rljax.errors import InputError
 from rljax.files import json_object, read_json_object
 from rljax.mesh import row_shards
 from rljax.models.model import Model
+from rljax.runs.store import Store, is_url, local_path
+from rljax.runs.units import human_count
 from rljax.setup.setup import load_model
-from rljax.tracking.store import Store, is_url, local_path
-from rljax.tracking.units import human_count
 
 FIELDS = ("prompts_per_step", "sequences_per_optimizer_step")  # of batch
 PROMPTS = (128, 64, 32, 16, 8, 4)

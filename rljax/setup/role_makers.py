@@ -20,7 +20,7 @@ from rljax.roles.role import static_field
 from rljax.search import Value
 from rljax.search.evaluators import Reads
 from rljax.setup.role_table import RoleInputs, frozen_folder, make_reference, scalar_start
-from rljax.setup.search import line_ids_of
+from rljax.setup.same_ids import line_ids_of
 from rljax.setup.weights import reading_same_ids, scalar_model
 
 OptimizerText = component_in(NAMESPACES["optimizer"])

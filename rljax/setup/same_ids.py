@@ -44,3 +44,8 @@ def differing_ids(tokenizer: Tokenizer, other: Tokenizer, *, may_lack: bool = Fa
     ]
     more = f", and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
     return "; ".join(wrong[:_SHOWN]) + more
+
+
+def line_ids_of(tokenizer: Tokenizer, vocab_size: int) -> tuple[int, ...]:
+    """The tokens that end a line: those whose text has a newline (rljax.shaping.steps.line_ids)."""
+    return tuple(i for i in range(vocab_size) if "\n" in tokenizer.decode([i]))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import jax
 
-from rljax import beats
+from rljax import heartbeat
 
 _EVENT = "/jax/core/compile/backend_compile_duration"
 _HIT = "/jax/compilation_cache/cache_hits"
@@ -43,10 +43,10 @@ def _note(event: str, seconds: float, **details) -> None:
     name = str(details.get("fun_name", "a program"))
     if event == _LOWERED:
         _now[:] = [name]
-        beats.compiling(True)
+        heartbeat.compiling(True)
     if event == _EVENT:
         _now.clear()
-        beats.compiling(False)
+        heartbeat.compiling(False)
         _names.append(name)
         _seconds.append(seconds)
 
@@ -62,7 +62,7 @@ def expect(programs: Iterable[tuple[str, str]]) -> None:
     _expected.update((f"jit({name})", what) for name, what in programs)
 
 
-# Phases of rljax.beats in the words of whoever waits for them.
+# Phases of rljax.heartbeat in the words of whoever waits for them.
 _WORDS = {
     "start": "preparing the run", "load": "loading the model", "begin": "setting up the next phase",
     "data": "drawing rows of the data", "generate": "sampling responses",
@@ -76,7 +76,7 @@ _WORDS = {
 def doing() -> tuple[str, float]:
     """("step 12: evaluating, sampling responses", seconds since the step began): what this process
     does now. Of what is compiled the large programs are named, by what they are for."""
-    phases, step, seconds = beats.doing()
+    phases, step, seconds = heartbeat.doing()
     words = [_WORDS.get(name, name) for name in phases[1:] or phases[:1]]
     words = [word for word in words if word != _WORDS["data"]] or words  # what it draws them for
     now = next(iter(_now), None)  # one read: another thread writes it

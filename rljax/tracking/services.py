@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rljax.contracts import contract
 from rljax.files import read_text
-from rljax.tracking.jsonl import encoded, plain
+from rljax.runs.jsonl import encoded, plain
 from rljax.tracking.packages import require
 
 

@@ -9,7 +9,7 @@ import contextvars
 import dataclasses
 import time
 
-from rljax import beats
+from rljax import heartbeat
 
 
 @dataclasses.dataclass
@@ -70,7 +70,7 @@ def timed(name: str):
     """Adds the seconds of the block to `name`; does nothing outside `collect`."""
     start = time.monotonic()
     try:
-        with beats.phase(name):
+        with heartbeat.phase(name):
             yield
     finally:
         timings, end = _timings.get(), time.monotonic()
@@ -81,7 +81,7 @@ def timed(name: str):
 
 def decoding(live: int) -> None:
     """Records the number of live sequences from now on."""
-    beats.beat()
+    heartbeat.beat()
     if (timings := _timings.get()) is not None:
         timings.live.append((time.monotonic(), live))
 
@@ -114,7 +114,7 @@ def scored(begun_s: float, ended_s: float) -> None:
 
 def synced(size: int, seconds: float) -> None:
     """Adds to the bytes and seconds of bringing weights to the layout of decoding."""
-    beats.beat()
+    heartbeat.beat()
     if (timings := _timings.get()) is not None:
         timings.synced_bytes += size
         timings.synced_s += seconds

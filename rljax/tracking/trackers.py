@@ -21,7 +21,7 @@ from typing import Protocol
 
 from rljax.components import Component, resolve
 from rljax.errors import InputError
-from rljax.tracking.jsonl import JsonlTracker, plain
+from rljax.runs.jsonl import JsonlTracker, plain
 
 LOG = logging.getLogger("rljax.tracking.trackers")
 SERVICES = "rljax.tracking.services"  # where bare names are looked up

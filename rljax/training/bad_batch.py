@@ -14,10 +14,10 @@ import numpy as np
 from rljax import hosts
 from rljax.arrays import fetch, place
 from rljax.batch import Batch
+from rljax.checkpoint.checkpoint import Checkpoints
 from rljax.errors import InputError
 from rljax.files import is_whole_number, read_arrays
-from rljax.setup.checkpoint import Checkpoints
-from rljax.tracking.folder import disk_fault
+from rljax.runs.folder import disk_fault
 from rljax.training.progress import Progress
 from rljax.training.run_folder import RunFolder
 

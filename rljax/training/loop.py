@@ -16,7 +16,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from rljax import beats, hosts
+from rljax import heartbeat, hosts
 from rljax.config import Config, to_dict
 from rljax.config.trust import vouch
 from rljax.data.rows.show import turn_lines
@@ -38,10 +38,10 @@ from rljax.report.run_warnings import (
     too_many_truncated,
 )
 from rljax.report.starts import last_start, peak_memory, record_start, versions
+from rljax.runs.folder import concerns, disk_fault, not_written, write_whole
 from rljax.setup import Setup, build
 from rljax.setup.default_batch import with_default_batch
 from rljax.tracking import compiles
-from rljax.tracking.folder import concerns, disk_fault, not_written, write_whole
 from rljax.tracking.notebook import make_console
 from rljax.tracking.signals import Signals
 from rljax.tracking.timing import Timings, collect
@@ -184,7 +184,7 @@ def after_step(run: Run, metrics: dict) -> bool:
         over = over or evaluated.get("eval/accuracy", 0.0) >= config.sft.stop_at_accuracy
     if over:
         if not begun:
-            with beats.phase("begin"):
+            with heartbeat.phase("begin"):
                 run.begin(run.setup.main, run.roles["actor"].state.weights)
         evaluated = evaluated if evaluated and not run.setup.data.held_out else run.evaluate()
         run.remember_before()
@@ -197,7 +197,7 @@ def roll_back(run: Run, bad: int) -> None:
     run.progress.count_fault("rollbacks")
     failed, faults = run.progress.step, dict(run.progress.faults)
     fault_steps = dict(run.progress.fault_steps)
-    with beats.phase("load"):
+    with heartbeat.phase("load"):
         run.checkpoints.wait()
         step = run.checkpoints.latest()
         if step is not None:
@@ -223,10 +223,10 @@ def loop(run: Run, tracking: Tracking, signals: Signals, profile: Profile) -> No
     try:
         _steps(run, tracking, signals, profile)
     except hosts.StopAgreed:
-        beats.at_end()
+        heartbeat.at_end()
         run.checkpoints.wait()
         raise
-    beats.at_end()
+    heartbeat.at_end()
     run.checkpoints.wait()
 
 
@@ -244,7 +244,7 @@ def _steps(run: Run, tracking: Tracking, signals: Signals, profile: Profile) -> 
             run.save_halfway(tracking)
             raise
         step = run.progress.step
-        with beats.phase("tracking"):
+        with heartbeat.phase("tracking"):
             tracking.log(step, metrics)
             if shown.get("samples"):
                 tracking.samples(step, shown["samples"])
@@ -262,7 +262,7 @@ def _steps(run: Run, tracking: Tracking, signals: Signals, profile: Profile) -> 
     # A run that was stopped at a step which fewer steps make its last one is evaluated there.
     progress = run.progress
     if progress.evaluated_step != progress.step and (metrics := run.evaluate()):
-        with beats.phase("tracking"):
+        with heartbeat.phase("tracking"):
             tracking.log(progress.step, {"phase": run.phase.label, **metrics})
 
 
@@ -270,7 +270,7 @@ def whole_step(run: Run, profile: Profile) -> tuple[dict, dict, bool]:
     """One step and what follows it -> (metrics, samples and episodes to show, whether a checkpoint
     is due). The step of which a stopped run had only the evaluation left has its batch learned
     already."""
-    beats.at_step(run.progress.step + (run.half_step is None))
+    heartbeat.at_step(run.progress.step + (run.half_step is None))
     if run.half_step is None:
         with profile.step(run.progress.step + 1):
             metrics = one_step(run)
@@ -479,7 +479,7 @@ def _train(
                 compiles.expect(programs(run.setup))
                 if console:
                     console.show()
-                with beats.phase("load"):
+                with heartbeat.phase("load"):
                     run.start(tracking)
                 if console and run.progress.step:
                     console.goes_on(run.progress.step, run.total_steps)

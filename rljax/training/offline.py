@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rljax import beats, hosts
+from rljax import heartbeat, hosts
 from rljax.arrays import fetch, place
 from rljax.data.offline.batches import batch_arrays, item_images
 from rljax.errors import InputError
@@ -60,10 +60,10 @@ def store_reference_logprobs(setup: Setup, params: dict, folder: Path) -> str:
             digest.update(arrays[name].tobytes())
         if images := item_images(record["item"]):
             digest.update(repr([(image.source, image.grid) for image in images]).encode())
-        beats.beat()
+        heartbeat.beat()
     for path, leaf in sorted(flattened(params).items()):
         digest.update(repr((path, leaf.shape, _checksums(leaf))).encode())
-        beats.beat()
+        heartbeat.beat()
     path = folder / f"{digest.hexdigest()[:32]}.npz"
     # Asked by the first host alone: a network disk may keep "no such file" for a minute.
     if not hosts.share(hosts.first() and path.exists()):
@@ -134,5 +134,5 @@ def _reference_logprobs(setup: Setup, reference, records: list[dict]) -> list[np
         lengths = np.sum(batch.segment_ids > 0, axis=1)
         rows = fetch(_logprobs(reference, place(batch, setup.model.mesh), part_rows))
         out += [rows[k, : lengths[k]].copy() for k in range(len(part) * together)]
-        beats.beat()
+        heartbeat.beat()
     return out

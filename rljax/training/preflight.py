@@ -16,8 +16,8 @@ from rljax.config.checks import FOLDERS
 from rljax.config.overrides import value_of
 from rljax.errors import InputError
 from rljax.hosts import preflight
+from rljax.runs.folder import make_folder
 from rljax.setup import Setup
-from rljax.tracking.folder import make_folder
 
 SHARED_S = 60.0  # as long as a network disk may keep what it knew of a folder
 TOKEN = "token"

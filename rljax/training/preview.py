@@ -7,6 +7,7 @@ import jax
 from rich.console import Console
 
 from rljax import hosts
+from rljax.checkpoint.checkpoint import Checkpoints
 from rljax.config import Config
 from rljax.data.online.loader import make_loader
 from rljax.data.rows.show import show
@@ -14,7 +15,6 @@ from rljax.rewards.pool.calling import asks_nobody
 from rljax.rewards.pool.pool import RewardPool
 from rljax.rollout import Environment, Reward
 from rljax.setup import build
-from rljax.setup.checkpoint import Checkpoints
 from rljax.setup.weights import check_weights
 from rljax.tracking.packages import require_packages
 from rljax.training.preflight import check_same_data, check_same_start

@@ -19,13 +19,13 @@ import jax
 import jaxlib
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
-from rljax import beats, hosts
+from rljax import heartbeat, hosts
 from rljax.config import Config
 from rljax.hosts import preflight
 from rljax.hosts.programs import same_keys
 from rljax.report.starts import read_starts
+from rljax.runs.store import Store, is_url, local_path
 from rljax.tracking import compiles
-from rljax.tracking.store import Store, is_url, local_path
 from rljax.training.run_folder import RunFolder
 
 LOG = logging.getLogger("rljax")
@@ -108,7 +108,7 @@ class ProgramCache:
             if hosts.first() and not done.hits and done.longest_s >= self._least_s():
                 self._tell_change(done.programs)
         if self.steps == PUT_AFTER_STEPS:
-            with beats.phase("programs"):
+            with heartbeat.phase("programs"):
                 self._put()
 
     def _least_s(self) -> float:

@@ -6,6 +6,7 @@ from pathlib import Path
 import jax
 
 from rljax import setup as build
+from rljax.checkpoint.checkpoint import Checkpoints
 from rljax.config import MeshConfig, from_dict
 from rljax.config.trust import refuse_own_code, untrained, vouched
 from rljax.errors import InputError
@@ -13,8 +14,7 @@ from rljax.files import read_json_object
 from rljax.keys import root_key, stream
 from rljax.plan.chips import local_devices
 from rljax.plan.memory import fewest_microbatches
-from rljax.setup.checkpoint import Checkpoints
-from rljax.tracking.mirror import local_copy
+from rljax.runs.mirror import local_copy
 from rljax.training import bad_batch
 from rljax.training.nonfinite import INF, NAN, Origin, trace
 from rljax.training.progress import Progress

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from rljax import hosts
 from rljax.report.inline import framed_report, inline
-from rljax.tracking.jsonl import read_jsonl
-from rljax.tracking.store import is_folder
+from rljax.runs.jsonl import read_jsonl
+from rljax.runs.store import is_folder
 
 
 class _ReportPath(PosixPath):

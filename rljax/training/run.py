@@ -15,9 +15,16 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from rljax import beats, hosts
+from rljax import heartbeat, hosts
 from rljax import setup as build
 from rljax.arrays import fetch
+from rljax.checkpoint.checkpoint import (
+    STATE,
+    Checkpoints,
+    Damaged,
+    check_fingerprints,
+    reads_steps,
+)
 from rljax.config import fingerprints, is_path
 from rljax.data.online.curriculum import Curriculum
 from rljax.errors import InputError
@@ -30,20 +37,13 @@ from rljax.models.huggingface import save_params
 from rljax.models.huggingface.peft import save_adapter
 from rljax.plan.chips import local_devices
 from rljax.plan.memory import check_fits, fewest_microbatches
+from rljax.policies import Policy, sample_all
 from rljax.report.run_warnings import IN_A_ROW, fault_lines, is_said
 from rljax.roles.placed import run_dataflow
 from rljax.rollout import Environment, Reward
+from rljax.runs.folder import whole_export
 from rljax.setup import Phase, Setup
-from rljax.setup.checkpoint import (
-    STATE,
-    Checkpoints,
-    Damaged,
-    check_fingerprints,
-    reads_steps,
-)
 from rljax.setup.dry_run import check_fields_read
-from rljax.setup.policies import Policy, sample_all
-from rljax.tracking.folder import whole_export
 from rljax.tracking.timing import timed
 from rljax.training.bad_batch import is_bad, keep, of_taken_steps
 from rljax.training.offline import (
@@ -169,7 +169,7 @@ class Run:
         """Enter a phase with fresh optimizers on these weights; the reference is their copy."""
         stored = self.config.offline.reference_logprobs
         if stored and phase is self.setup.main:
-            with beats.phase("reference_logprobs"):
+            with heartbeat.phase("reference_logprobs"):
                 name = store_reference_logprobs(self.setup, params, Path(stored))
             self.progress.reference_file = name
             read_reference_logprobs(self.setup, Path(stored) / name)
@@ -275,7 +275,7 @@ class Run:
         }
         if self.half_step is not None:
             state["half_step"] = self.half_step
-        with beats.phase("save"):
+        with heartbeat.phase("save"):
             self.checkpoints.start_save(self.progress.step, build.role_arrays(self.roles), state)
         for source in self.sources.values():
             source.saved()
@@ -303,7 +303,7 @@ class Run:
         phase, taken = self.phase, self.progress.taken.get(self.progress.phase, 0)
         if hosts.count() > 1:  # a step can be abandoned; one process stops between two
             self.begun_at = copy.deepcopy(positions(self.sources, self.reward))
-        with hosts.may_stop(), beats.phase("data"):
+        with hosts.may_stop(), heartbeat.phase("data"):
             batch, metrics = self.source.next(taken, self.roles)
             metrics |= draw_pretraining(self.sources, taken, self.roles)
         with timed("learn"):
@@ -385,7 +385,7 @@ class Run:
     def evaluate(self) -> dict:
         """The loss on held-out examples and the greedy accuracy on held-out prompts, of which there
         are any, remembered in progress."""
-        with hosts.may_stop(), beats.phase("evaluate"):
+        with hosts.may_stop(), heartbeat.phase("evaluate"):
             metrics = self._evaluated()
         self.progress.evaluated_step = self.progress.step
         self._count_patience(metrics)
@@ -471,5 +471,5 @@ class Run:
     def _exporting(self, name: str) -> Iterator[Path]:
         """The folder of an export, which the first host writes, and clears up after a failure."""
         whole = whole_export(self.folder / name) if hosts.first() else contextlib.nullcontext()
-        with beats.phase("export"), whole:
+        with heartbeat.phase("export"), whole:
             yield self.folder / name

@@ -16,11 +16,11 @@ from rljax.config import Config, to_dict
 from rljax.data.rows.show import data_page
 from rljax.errors import InputError
 from rljax.files import read_json_object
+from rljax.runs.folder import locked, make_folder, removed_if_empty, write_whole
+from rljax.runs.mirror import Mirror
+from rljax.runs.store import Store, StoreError, is_url, local_path
+from rljax.runs.store_lock import StoreLock
 from rljax.setup import Setup
-from rljax.tracking.folder import locked, make_folder, removed_if_empty, write_whole
-from rljax.tracking.mirror import Mirror
-from rljax.tracking.store import Store, StoreError, is_url, local_path
-from rljax.tracking.store_lock import StoreLock
 from rljax.training.hub_commits import COMMITS
 from rljax.training.preflight import OF_HOSTS, TOKEN, shared_folder
 from rljax.training.profiling import FOLDER as PROFILE

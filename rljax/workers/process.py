@@ -31,7 +31,7 @@ _WORKER_ENV = {
 
 
 class WorkerProcess:
-    """A process that runs `main(spec)` of a module, which begins with rljax.workers.beginning; its
+    """A process that runs `main(spec)` of a module, which begins with rljax.workers.bootstrap; its
     streams, and what it is on since when. `facts`: JSON that it is told."""
 
     def __init__(

@@ -12,7 +12,7 @@ from rljax.config.declare import define_flags, parsed_options
 from rljax.config.flags import config_flags
 from rljax.errors import InputError
 from rljax.files import write_json
-from rljax.setup.policies import load_policy
+from rljax.policies import load_policy
 
 PARTS = (
     "report.html",
@@ -156,7 +156,7 @@ def test_the_commands_ask_for_trust_where_they_run_what_the_user_wrote(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "none"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(
-        "from rljax.data.tasks import sort_digits\n"
+        "from rljax.tasks import sort_digits\n"
         "def score(response): return 1.0\n"
         "def rows(): return sort_digits()\n"
     )

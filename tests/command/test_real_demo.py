@@ -16,7 +16,7 @@ from tiny_tokenizer import write_json, write_tokenizer
 from rljax.command import real_demo
 from rljax.config.packaged import packaged_model
 from rljax.models.model import Model
-from rljax.setup.policies import load_policy
+from rljax.policies import load_policy
 
 PROMPTS = ["the answer is", [{"role": "user", "content": "sort the digits: 3 1 2"}], "2 1 ->"]
 

@@ -16,7 +16,7 @@ from rljax.errors import InputError
 
 @dataclass
 class CountingTask:
-    """A task of a user's own, as `rljax.data.tasks` has them."""
+    """A task of a user's own, as `rljax.tasks` has them."""
 
     train: list = field(default_factory=lambda: [{"prompt": "1 2", "ground_truth": 3}])
     test: list = field(default_factory=lambda: [{"prompt": "2 2", "ground_truth": 4}])

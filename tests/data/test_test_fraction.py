@@ -19,7 +19,7 @@ from rljax.datagen.preferences import sample_comparisons
 from rljax.datagen.rejection import rejection_sample
 from rljax.errors import InputError
 from rljax.evaluation.saved import evaluate_saved
-from rljax.setup.policies import load_named_policy
+from rljax.policies import load_named_policy
 from rljax.validation import validate
 
 CHARS = CharTokenizer("0123456789abcdefghijklmnopqrstuvwxyz: +=?>")

@@ -17,8 +17,6 @@ from rljax.config import NAMESPACES
 from rljax.config.options import LabelOptions, check_options
 from rljax.data.offline.encode import encode_rows
 from rljax.data.online.prompts import encode_prompts
-from rljax.data.tasks import program_synthesis
-from rljax.data.tasks.program_task import instructions, program_text
 from rljax.data.text.tokenizer import CharTokenizer
 from rljax.datagen.saved_labels import label_saved
 from rljax.datagen.steps import (
@@ -32,9 +30,11 @@ from rljax.errors import InputError
 from rljax.mesh import make_mesh
 from rljax.models.huggingface import save_params
 from rljax.models.model import Model
+from rljax.policies import Policy, load_named_policy
 from rljax.rewards.unit_tests.programs import verdicts
 from rljax.sampler import Sampling
-from rljax.setup.policies import Policy, load_named_policy
+from rljax.tasks import program_synthesis
+from rljax.tasks.program_task import instructions, program_text
 
 SIZE = dict(max_constant=2, operations="+*", with_input=False)
 TASK = program_synthesis(lines=4, prompts=300, test=8, worked_examples=8, **SIZE)

@@ -17,7 +17,6 @@ from rljax.data.offline.batches import batch_arrays
 from rljax.data.offline.encode import encode_rows
 from rljax.data.offline.rows import load_rows
 from rljax.data.rows.sources import load_demonstrations
-from rljax.data.tasks import running_sum
 from rljax.datagen.rejection import (
     best_and_worst,
     best_of_n_kl,
@@ -29,8 +28,9 @@ from rljax.datagen.rejection import (
 )
 from rljax.datagen.trajectories import centred_scores, lines_of
 from rljax.errors import InputError
+from rljax.policies import load_policy
 from rljax.rewards import last_line
-from rljax.setup.policies import load_policy
+from rljax.tasks import running_sum
 from rljax.training import train
 
 # -- selection --

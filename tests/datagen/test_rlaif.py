@@ -23,8 +23,8 @@ from rljax.errors import InputError
 from rljax.mesh import make_mesh
 from rljax.models.huggingface import save_params
 from rljax.models.model import Model
+from rljax.policies import SavedPolicy
 from rljax.rewards.pool.pool import Score
-from rljax.setup.policies import SavedPolicy
 
 
 def said(value: float) -> Score:

@@ -19,8 +19,8 @@ from rljax.datagen.steps import Searcher
 from rljax.datagen.trees import label_trees
 from rljax.errors import InputError
 from rljax.models.huggingface import save_params
+from rljax.policies import Policy, SavedPolicy
 from rljax.sampler import Sampling
-from rljax.setup.policies import Policy, SavedPolicy
 
 CHARS = CharTokenizer("ab#\n>")
 MODEL = tiny(layers=1, kinds=tiny().config.kinds[:1])

@@ -22,6 +22,7 @@ import pytest
 from conftest import REPO
 
 import rljax
+from rljax.checkpoint.checkpoint import Checkpoints
 from rljax.config import Config, fingerprints, to_dict
 from rljax.doctor.before_jax import fatal
 from rljax.doctor.network import hosts_network
@@ -29,9 +30,8 @@ from rljax.doctor.probe import _how_to_start
 from rljax.doctor.run_folder import run_folder
 from rljax.doctor.variables import variables
 from rljax.hosts.cluster import Cluster
-from rljax.hosts.meeting import meet
-from rljax.setup.checkpoint import Checkpoints
-from rljax.tracking.folder import locked
+from rljax.hosts.rendezvous import meet
+from rljax.runs.folder import locked
 
 SOURCES = [*(REPO / "rljax" / "doctor").glob("*.py")]
 PAGE = REPO / "docs" / "guides" / "command.md"

@@ -32,7 +32,7 @@ from rljax.evaluation.policy import (
     sampled_metrics,
 )
 from rljax.evaluation.saved import evaluate_saved
-from rljax.setup.policies import Sample, load_policy
+from rljax.policies import Sample, load_policy
 
 
 def test_pass_at_k_worked_example():

@@ -8,7 +8,7 @@ import pytest
 from tiny_run import metrics_rows, tiny_config, train_on_one
 
 from rljax.evaluation.in_training import counts_of, pass_metrics
-from rljax.setup.policies import Sample
+from rljax.policies import Sample
 
 
 def samples(rewards) -> list[Sample]:

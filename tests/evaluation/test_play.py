@@ -11,11 +11,11 @@ from rich.console import Console
 from rljax.command import main
 from rljax.config.flags import load_config_file
 from rljax.data.online.encoded import load_run_tokenizer
-from rljax.data.tasks.tool_questions import fact_lines
 from rljax.data.text.tokenizer import CharTokenizer
 from rljax.errors import InputError
 from rljax.evaluation.play import by_hand, play, replies_in, row_of, scripted, turn_ids
 from rljax.sampler import Sampling
+from rljax.tasks.tool_questions import fact_lines
 from rljax.validation import validate
 
 

@@ -9,10 +9,10 @@ import pytest
 from tiny_run import train_on_one
 
 from rljax.config import Config
-from rljax.data.tasks import first_letter
 from rljax.data.text.tokenizer import CharTokenizer
 from rljax.errors import InputError
 from rljax.evaluation.reward_models import pair_report
+from rljax.tasks import first_letter
 
 
 def test_a_report_by_hand():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import rljax
+from rljax.checkpoint.checkpoint import Checkpoints
 from rljax.components import resolve
 from rljax.config import NAMESPACES, Config
 from rljax.config.options import EvaluateOptions
@@ -17,11 +18,10 @@ from rljax.evaluation.saved import evaluate_saved
 from rljax.mesh import make_mesh
 from rljax.models.huggingface import save_params
 from rljax.models.model import Model
+from rljax.policies import load_policy
 from rljax.sampler import Decoding, generate
 from rljax.search import Search, Value
-from rljax.setup.checkpoint import Checkpoints
-from rljax.setup.policies import load_policy
-from rljax.setup.search import line_ids_of
+from rljax.setup.same_ids import line_ids_of
 
 pytestmark = pytest.mark.slow
 TASK = "program_synthesis(lines=2, prompts=40, test=6, worked_examples=4, with_input=False)"

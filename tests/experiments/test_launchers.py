@@ -15,7 +15,7 @@ from rljax.data.rows.sources import load_demonstrations
 from rljax.mesh import make_mesh
 from rljax.models.huggingface import save_params
 from rljax.models.model import Model
-from rljax.setup.policies import load_policy
+from rljax.policies import load_policy
 from rljax.training import train
 
 TASK = "running_sum(terms=3, modulus=4, prompts=64, test=16, worked_examples=48)"

@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 from rljax.datagen.rejection import _write_report
+from rljax.policies import Sample
 from rljax.report.card import model_card
 from rljax.report.comparison import write_comparison
 from rljax.report.inline import frame, inline
@@ -14,7 +15,6 @@ from rljax.report.page import write_report
 from rljax.report.pipeline import write_pipeline_page
 from rljax.report.run_folder import read_run
 from rljax.report.style import document
-from rljax.setup.policies import Sample
 from rljax.tracking.episodes import episode_record, turn_record
 from rljax.tracking.notebook import NotebookConsole
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from on_hosts import host_environment
 
-from rljax import beats
+from rljax import heartbeat
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -63,19 +63,19 @@ def happens(do: str) -> None:
 
 def watch_for_events() -> None:
     """From now on phases in which an event is to happen make it happen."""
-    entered = beats.phase
+    entered = heartbeat.phase
 
     @contextlib.contextmanager
     def phase(name):
         with entered(name):
-            step = beats.place().step
+            step = heartbeat.place().step
             due = [e for e in TODO if (e["phase"], e["step"]) == (name, step)]
             for one in due:
                 TODO.remove(one)
                 happens(one["do"])
             yield
 
-    beats.phase = phase
+    heartbeat.phase = phase
 
 
 # -- rounds of processes that are forked from one which has imported everything --

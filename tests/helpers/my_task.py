@@ -1,6 +1,6 @@
 """A task in one file, as a user writes it: data, reward and evaluation."""
 
-from rljax.data.tasks import Stream, Task
+from rljax.tasks import Stream, Task
 
 
 def is_double(response, ground_truth, partial: float = 0.0) -> float:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from rljax.data.tasks.program_task import instructions
 from rljax.rewards.unit_tests.programs import (
     MAX_VALUE,
     Instruction,
@@ -11,6 +10,7 @@ from rljax.rewards.unit_tests.programs import (
     run_program,
     unit_tests,
 )
+from rljax.tasks.program_task import instructions
 
 
 def recoverable(

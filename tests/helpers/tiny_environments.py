@@ -4,9 +4,9 @@ import os
 import time
 
 from rljax.contracts import contract
-from rljax.data.tasks import Task
 from rljax.environments import Call, Opening, Turn
 from rljax.environments.calls import Format, Parsed
+from rljax.tasks import Task
 
 LETTERS = "abcdefgh"
 

@@ -3,13 +3,13 @@
 import dataclasses
 
 from rljax.contracts import contract
-from rljax.data.tasks import Task, first_letter
-from rljax.data.tasks.task import TEXT
 from rljax.learn import Objective
 from rljax.losses.policy import Policy, ppo_clip
+from rljax.policies import Policy as SamplingPolicy
+from rljax.policies import sample_all
 from rljax.rollout import Rollout, once, sample_scored
-from rljax.setup.policies import Policy as SamplingPolicy
-from rljax.setup.policies import sample_all
+from rljax.tasks import Task, first_letter
+from rljax.tasks.task import TEXT
 
 
 def letters_and_digits() -> Task:

@@ -8,8 +8,8 @@ from rljax.arrays import fetch, place
 from rljax.batch import FinishReason
 from rljax.contracts import contract
 from rljax.keys import stream
+from rljax.policies import Policy, sample_all
 from rljax.rollout import TokenTexts, once
-from rljax.setup.policies import Policy, sample_all
 from rljax.shaping.steps import line_ids
 
 

@@ -16,9 +16,9 @@ import brittle, jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from rljax.arrays import fetch
 from rljax.errors import InputError
-from rljax.setup import pieces
-from rljax.setup.checkpoint import Checkpoints
-from rljax.tracking import store
+from rljax.checkpoint import pieces
+from rljax.checkpoint.checkpoint import Checkpoints
+from rljax.runs import store
 
 pieces.PIECE_BYTES, pieces.SPLIT_BYTES, store.PAUSES_S = 5000, 100, (0.0, 0.0)
 what, folder = sys.argv[1:3]

@@ -14,7 +14,7 @@ from processes import wait_until
 
 from rljax import hosts
 from rljax.hosts.cluster import Cluster, environment
-from rljax.hosts.meeting import meet
+from rljax.hosts.rendezvous import meet
 
 _START = "import json\nfrom rljax import hosts\nhosts.start(init_timeout_s={})\n"
 
@@ -113,7 +113,7 @@ def test_a_barrier_names_who_does_not_come():
 @pytest.mark.hosts
 def test_a_host_that_does_not_start_is_named():
     begins = start(4)
-    script = "import rljax.hosts.meeting as m; m.PATIENCE_S = 1.0\n" + begins
+    script = "import rljax.hosts.rendezvous as m; m.PATIENCE_S = 1.0\n" + begins
     ends = on_hosts(3, 1, lambda k: "" if k == 1 else script)
     assert ends[1].code == 0
     for host in (ends[0], ends[2]):
@@ -167,7 +167,7 @@ def test_a_number_twice_is_refused_on_all():
 @pytest.mark.hosts
 def test_a_coordinator_that_does_not_answer_is_named():
     wrong = "import os; os.environ['RLJAX_COORDINATOR'] = '127.0.0.1:9'\n"
-    patience = "import rljax.hosts.meeting as m; m.PATIENCE_S = 1.0\n"
+    patience = "import rljax.hosts.rendezvous as m; m.PATIENCE_S = 1.0\n"
     end = on_hosts(2, 1, lambda k: wrong + patience + start(3) if k else "")[1]
     assert end.code == 1 and "no answer from 127.0.0.1:9" in end.err
     assert "is the port open?" in end.err and "within 3 s" in end.err

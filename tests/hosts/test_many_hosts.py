@@ -14,12 +14,12 @@ from many_hosts import on_threads
 from on_hosts import REPO, all_well, on_hosts
 from tiny_run import metrics_rows, tiny_config
 
-from rljax.beats import Place
 from rljax.config import to_dict
 from rljax.errors import InputError
+from rljax.heartbeat import Place
 from rljax.hosts import HostFailed
-from rljax.hosts.ending import FAILED, Ending
 from rljax.hosts.preflight import table
+from rljax.hosts.shutdown import FAILED, Ending
 from rljax.hosts.watchdog import NOW, Seen, behind, described, stall
 
 HOSTS = 64

@@ -15,7 +15,7 @@ hosts.start()
 import brittle
 from test_store_runs import URL, config
 from rljax.config import MeshConfig
-from rljax.tracking import store
+from rljax.runs import store
 from rljax.training import train
 store.PAUSES_S = (0.0, 0.0)
 train(config(URL, batch__prompts_per_step=8, mesh=MeshConfig(data=1, fsdp=4)))

@@ -16,9 +16,9 @@ from processes import wait_until
 
 from rljax.doctor.network import hosts_network
 from rljax.errors import InputError
-from rljax.hosts import meeting
+from rljax.hosts import rendezvous as meeting
 from rljax.hosts.cluster import MOST_HOSTS, Cluster
-from rljax.hosts.meeting import meet
+from rljax.hosts.rendezvous import meet
 
 
 def host(number: int, port: int, count: int = 2) -> Cluster:

@@ -12,8 +12,8 @@ import pytest
 from on_hosts import on_hosts
 from processes import wait_until
 
-from rljax import beats
-from rljax.beats import Place
+from rljax import heartbeat
+from rljax.heartbeat import Place
 from rljax.hosts import console, stopping
 from rljax.hosts.watchdog import Seen, behind, described, stall
 
@@ -48,45 +48,49 @@ def test_a_host_that_compiles_holds_up_no_alarm():
 
 def test_limits_are_learned(monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr(beats.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(beats, "_beats", beats._Beats())
-    with beats.phase("reward"):
-        assert beats.place().limit_s == beats.FIRST_S  # none was ever seen
+    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(heartbeat, "_beats", heartbeat._Beats())
+    with heartbeat.phase("reward"):
+        assert heartbeat.place().limit_s == heartbeat.FIRST_S  # none was ever seen
         clock[0] += 30.0
-        beats.beat()
+        heartbeat.beat()
         clock[0] += 10.0
-        assert beats.place().limit_s == 5 * 30 + 120 and beats.place().silent_s == 10
-        assert beats.place(stall_s=7.0).limit_s == 7
-        beats.compiling(True)
-        assert beats.place(stall_s=7.0).limit_s == beats.FIRST_S
+        assert heartbeat.place().limit_s == 5 * 30 + 120 and heartbeat.place().silent_s == 10
+        assert heartbeat.place(stall_s=7.0).limit_s == 7
+        heartbeat.compiling(True)
+        assert heartbeat.place(stall_s=7.0).limit_s == heartbeat.FIRST_S
         clock[0] += 900.0
-        beats.compiling(False)
-        beats.beat()  # the time of compiling teaches nothing
-        assert beats.place().limit_s == 5 * 30 + 120
-    with pytest.raises(ValueError), beats.phase("learn"), beats.phase("data"):
+        heartbeat.compiling(False)
+        heartbeat.beat()  # the time of compiling teaches nothing
+        assert heartbeat.place().limit_s == 5 * 30 + 120
+    with pytest.raises(ValueError), heartbeat.phase("learn"), heartbeat.phase("data"):
         raise ValueError
-    assert beats.died_in() == "data" and beats.place().phase == "start"
+    assert heartbeat.died_in() == "data" and heartbeat.place().phase == "start"
 
 
 def test_what_runs_between_phases_may_stall_too(monkeypatch):
-    monkeypatch.setattr(beats, "_beats", beats._Beats())
-    assert beats.place(stall_s=7.0).limit_s == beats.FIRST_S  # a start takes as long as it takes
-    beats.at_step(1)
-    assert beats.place(stall_s=7.0).phase == "rest" and beats.place(stall_s=7.0).limit_s == 7
-    with pytest.raises(ValueError), beats.phase("reward"):
+    monkeypatch.setattr(heartbeat, "_beats", heartbeat._Beats())
+    assert (
+        heartbeat.place(stall_s=7.0).limit_s == heartbeat.FIRST_S
+    )  # a start takes as long as it takes
+    heartbeat.at_step(1)
+    assert (
+        heartbeat.place(stall_s=7.0).phase == "rest" and heartbeat.place(stall_s=7.0).limit_s == 7
+    )
+    with pytest.raises(ValueError), heartbeat.phase("reward"):
         raise ValueError
     try:
         raise ValueError
     except ValueError:
-        with beats.phase("save"):  # behind an error, which came out of another phase
+        with heartbeat.phase("save"):  # behind an error, which came out of another phase
             pass
-    assert beats.died_in() == "reward"
-    before = beats.place().entered
-    beats.at_end()
-    assert beats.place(stall_s=7.0).limit_s == 7 and beats.place().entered == before + 1
-    assert (beats.place().phase, beats.died_in()) == ("finish", "")
-    beats.at_start()  # of another run in this process
-    assert beats.place(stall_s=7.0).limit_s == beats.FIRST_S and beats.place().step == 0
+    assert heartbeat.died_in() == "reward"
+    before = heartbeat.place().entered
+    heartbeat.at_end()
+    assert heartbeat.place(stall_s=7.0).limit_s == 7 and heartbeat.place().entered == before + 1
+    assert (heartbeat.place().phase, heartbeat.died_in()) == ("finish", "")
+    heartbeat.at_start()  # of another run in this process
+    assert heartbeat.place(stall_s=7.0).limit_s == heartbeat.FIRST_S and heartbeat.place().step == 0
 
 
 SPEAKS = """

@@ -22,9 +22,9 @@ from rljax.files import file_sha256
 from rljax.hub import model_folder
 from rljax.models.huggingface.peft import load_adapter
 from rljax.models.model import Model
+from rljax.policies import load_named_policy, load_policy
 from rljax.report.publish import publish
 from rljax.setup.abstract import abstract_setup
-from rljax.setup.policies import load_named_policy, load_policy
 from rljax.setup.rewards import text_scorer
 from rljax.training import train
 from rljax.training.hub_commits import with_commits

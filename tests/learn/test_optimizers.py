@@ -12,6 +12,7 @@ from conftest import golden
 from flax import nnx
 from tiny_run import flat_bytes, metrics_rows, tiny_config
 
+from rljax.checkpoint.checkpoint import Checkpoints
 from rljax.config import OptimizerConfig
 from rljax.learn.matrices import is_hidden, is_matrix, matrix_axes
 from rljax.learn.optimizers import current_learning_rate, learning_rate, make_optimizer
@@ -26,7 +27,6 @@ from rljax.models.model import Model
 from rljax.models.trees import flattened, nested
 from rljax.roles import start_training, training_layout
 from rljax.setup import build, role_arrays
-from rljax.setup.checkpoint import Checkpoints
 from rljax.setup.held import held_bytes
 from rljax.training import train
 from rljax.training.run import Run

@@ -8,6 +8,7 @@ from conftest import lanes
 from test_optimizers import CONFIG, gradient_of, per_device
 from tiny_run import flat_bytes
 
+from rljax.checkpoint.checkpoint import Checkpoints
 from rljax.config import OptimizerConfig
 from rljax.learn.optimizers import make_optimizer
 from rljax.learn.state import Spread, optimizer_step
@@ -16,7 +17,6 @@ from rljax.models.model import Model
 from rljax.plan.memory import split_bytes
 from rljax.roles import start_training, training_layout
 from rljax.roles.layout import step_layout
-from rljax.setup.checkpoint import Checkpoints
 from rljax.setup.held import held_bytes
 
 SPLIT = Spread(moments=True)

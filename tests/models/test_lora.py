@@ -27,10 +27,10 @@ from rljax.models.huggingface import load_config, load_params
 from rljax.models.huggingface.peft import load_adapter, save_adapter
 from rljax.models.model import Model
 from rljax.models.trees import flattened, nested
+from rljax.policies import load_policy
 from rljax.roles import start_training
 from rljax.sampler import Sampling, generate
 from rljax.setup import build as build_setup
-from rljax.setup.policies import load_policy
 from rljax.setup.role_table import scalar_start
 from rljax.training.run import Run
 

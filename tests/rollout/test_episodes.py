@@ -16,12 +16,12 @@ from rljax.data.online.prompts import Prompts
 from rljax.errors import InputError
 from rljax.evaluation.policy import evaluate
 from rljax.keys import root_key
+from rljax.policies import Policy
 from rljax.rollout.episode_rows import rows_of
 from rljax.rollout.episodes import Driver
 from rljax.sampler import Layout, held_weights
 from rljax.sampler.keys import Keys
 from rljax.setup import build, initial_params, make_roles, open_rewards
-from rljax.setup.policies import Policy
 from rljax.tracking.timing import collect
 from rljax.training import train
 from rljax.validation import validate

@@ -17,8 +17,8 @@ from rljax.data.text.tokenizer import CharTokenizer, load_tokenizer
 from rljax.errors import InputError
 from rljax.models.builtin import decoder
 from rljax.models.model import Model
+from rljax.policies import SavedPolicy
 from rljax.serving.chat import Chat
-from rljax.setup.policies import SavedPolicy
 
 WEATHER = '''
 def weather(town: str) -> str:

@@ -14,10 +14,10 @@ from tiny_vision import data_url, picture, png, write_vision_folder
 
 from rljax.data.images.columns import with_images
 from rljax.data.online.prompts import Prompts
+from rljax.policies import load_policy
 from rljax.sampler import Decoding, Engine, Sampler, generate
 from rljax.serving.fields import Limits, read_chat
 from rljax.serving.worker import Worker
-from rljax.setup.policies import load_policy
 
 openai = pytest.importorskip("openai")
 pytest.importorskip("uvicorn")

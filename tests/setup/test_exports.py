@@ -20,8 +20,8 @@ from rljax.data.text.tokenizer import load_tokenizer
 from rljax.mesh import make_mesh
 from rljax.models.huggingface import load_config, load_params, save_params
 from rljax.models.model import Model
+from rljax.policies import load_policy
 from rljax.sampler import generate
-from rljax.setup.policies import load_policy
 
 PROMPT, MOST = [40, 41, 42, 43], 24
 

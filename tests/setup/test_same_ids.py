@@ -19,9 +19,9 @@ from rljax.mesh import make_mesh
 from rljax.models.builtin import decoder
 from rljax.models.huggingface import save_params
 from rljax.models.model import Model
-from rljax.setup.policies import load_policy, sample_all
+from rljax.policies import load_policy, sample_all
+from rljax.policies.search import searching
 from rljax.setup.same_ids import differing_ids
-from rljax.setup.search import searching
 
 ROWS = 320  # of the embeddings; the tokenizer has fewer ids
 

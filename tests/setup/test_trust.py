@@ -22,7 +22,7 @@ from rljax.config.texts import kinds
 from rljax.config.trust import asks_for_trust, is_harmless, refuse_own_code, vouch, vouched
 from rljax.contracts import spec
 from rljax.errors import InputError
-from rljax.setup.policies import load_policy
+from rljax.policies import load_policy
 
 # Texts that nothing calls: folders and what a model reads or writes.
 PLAIN = {
@@ -148,7 +148,7 @@ PYTHONS = (
 def test_pythons_own_functions_never_run_whoever_names_them(here, call):
     (here / "alias.py").write_text("from os import system as call\n")
     with pytest.raises(InputError, match="Python's own"):
-        resolve(call, "rljax.data.tasks")()
+        resolve(call, "rljax.tasks")()
     assert nothing_ran(here)
 
 

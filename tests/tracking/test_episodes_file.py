@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 
+from rljax.runs.jsonl import read_jsonl
 from rljax.tracking.episodes import (
     MOST_CHARACTERS,
     MOST_TOKENS,
@@ -13,7 +14,6 @@ from rljax.tracking.episodes import (
     shown_episodes,
     turn_record,
 )
-from rljax.tracking.jsonl import read_jsonl
 from rljax.tracking.trackers import open_tracking
 
 

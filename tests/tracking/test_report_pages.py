@@ -19,8 +19,8 @@ from rljax.report.page import write_report
 from rljax.report.run_folder import read_run
 from rljax.report.samples import MOST_CHARACTERS, MOST_STEPS
 from rljax.report.starts import git_state, read_starts, record_start
+from rljax.runs.folder import _boot, locked
 from rljax.tracking import charts
-from rljax.tracking.folder import _boot, locked
 
 CONFIG = {"dataflow": "grpo", "steps": 100, "sft": {"steps": 20}, "model": "/models/Qwen2.5-0.5B",
           "data": {"train": "digits(n=3)"}, "run_dir": "runs/x"}  # fmt: skip

@@ -14,8 +14,8 @@ import pytest
 
 from rljax.config import Config
 from rljax.errors import InputError
+from rljax.runs.jsonl import read_jsonl
 from rljax.tracking import trackers
-from rljax.tracking.jsonl import read_jsonl
 from rljax.tracking.trackers import open_tracking
 
 CONFIG = {"name": "toy", "sampler": {"temperature": 1.0}}

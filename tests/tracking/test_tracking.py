@@ -20,11 +20,11 @@ import pytest
 import rich.console
 from processes import wait_until
 
-from rljax import beats
+from rljax import heartbeat
 from rljax.errors import InputError
+from rljax.runs.jsonl import JsonlTracker, read_jsonl
 from rljax.tracking import compiles
 from rljax.tracking.console import Console, Waiting, differing, one_line
-from rljax.tracking.jsonl import JsonlTracker, read_jsonl
 from rljax.tracking.trackers import open_tracking
 
 CONFIG = {"name": "toy", "sampler": {"temperature": 1.0}, "nan": math.nan}
@@ -123,7 +123,7 @@ def test_damage_in_the_middle_is_reported_with_its_line(tmp_path, caplog):
 
 def test_kill_9_leaves_whole_rows(tmp_path):
     code = (
-        "import sys, itertools; from rljax.tracking.jsonl import JsonlTracker\n"
+        "import sys, itertools; from rljax.runs.jsonl import JsonlTracker\n"
         "t = JsonlTracker(sys.argv[1]); print('go', flush=True)\n"
         "for i in itertools.count(): t.log(i, {'x': i / 7})"
     )
@@ -512,11 +512,11 @@ def test_a_step_is_a_line_after_a_silence():
 
 
 def test_what_goes_on_is_said_in_the_words_of_who_waits():
-    beats.at_start()
+    heartbeat.at_start()
     assert compiles.doing()[0] == "preparing the run"
     compiles.expect([("grpo", "learn grpo"), ("rollout", "generate")])
-    beats.at_step(7)
-    with beats.phase("data"), beats.phase("generate"):
+    heartbeat.at_step(7)
+    with heartbeat.phase("data"), heartbeat.phase("generate"):
         assert compiles.doing()[0] == "step 7: sampling responses"
         compiles._note(compiles._LOWERED, 0.1, fun_name="jit(_extend)")
         assert compiles.doing()[0] == "step 7: sampling responses, compiling"
@@ -524,11 +524,11 @@ def test_what_goes_on_is_said_in_the_words_of_who_waits():
         assert compiles.doing()[0] == "step 7: sampling responses, compiling generate (2 of 2)"
         first = compiles.doing()[1]
         compiles._note(compiles._EVENT, 0.1, fun_name="jit(rollout)")
-    with beats.phase("evaluate"), beats.phase("generate"):
+    with heartbeat.phase("evaluate"), heartbeat.phase("generate"):
         assert compiles.doing()[0] == "step 7: evaluating, sampling responses"
         assert compiles.doing()[1] >= first  # of the step: they never go back
-    beats.at_end()
-    with beats.phase("export"):
+    heartbeat.at_end()
+    with heartbeat.phase("export"):
         assert compiles.doing()[0] == "exporting the policy"
 
 

@@ -13,7 +13,7 @@ import rich.console
 
 from rljax.report import watch as module
 from rljax.report.watch import Screen, frame, text_chart, watch
-from rljax.tracking.folder import locked
+from rljax.runs.folder import locked
 
 
 def made(folder, steps=20, seed=0, summary=True, torn=""):

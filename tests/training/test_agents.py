@@ -15,7 +15,7 @@ from tiny_run import train_on_one
 from rljax.config.flags import load_config_file
 from rljax.data.online.encoded import load_data
 from rljax.environments.kuhn import exploitability
-from rljax.setup.policies import load_policy, sample_all
+from rljax.policies import load_policy, sample_all
 
 
 @pytest.mark.slow

@@ -23,10 +23,10 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 from tiny_run import flat_bytes
 
+from rljax.checkpoint.checkpoint import Checkpoints, check_fingerprints
 from rljax.config import Config, fingerprints
 from rljax.config.texts import with_texts
 from rljax.errors import InputError
-from rljax.setup.checkpoint import Checkpoints, check_fingerprints
 from rljax.training.progress import Progress
 
 

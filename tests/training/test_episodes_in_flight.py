@@ -8,8 +8,8 @@ from tiny_run import metrics_rows, policy_bytes, saved_state, tiny_config, train
 
 from rljax.errors import InputError
 from rljax.evaluation.policy import evaluate
+from rljax.policies import Policy
 from rljax.setup import build
-from rljax.setup.policies import Policy
 from rljax.training import sources
 from rljax.training.run import Run
 

@@ -18,7 +18,7 @@ from rljax.config.flags import load_config_file
 from rljax.config.options import EvaluateOptions
 from rljax.evaluation.saved import evaluate_saved
 from rljax.models.huggingface import load_params
-from rljax.setup.policies import load_policy
+from rljax.policies import load_policy
 from rljax.validation import validate
 
 FAST = [("grpo", "qwen3")]

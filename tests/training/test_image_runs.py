@@ -16,7 +16,7 @@ from rljax.config.flags import load_config_file
 from rljax.data.rows.sources import load_prompts
 from rljax.errors import InputError
 from rljax.evaluation.policy import evaluate
-from rljax.setup.policies import load_policy
+from rljax.policies import load_policy
 from rljax.training.run import Run
 
 

@@ -24,6 +24,7 @@ from rljax.errors import InputError
 from rljax.mesh import make_mesh
 from rljax.models.huggingface import load_config, load_params, save_params
 from rljax.models.model import Model
+from rljax.policies import load_policy
 from rljax.rewards.judges.endpoint import EndpointError, chat
 from rljax.rewards.judges.judges import JUDGE_TEMPLATE, message
 from rljax.rewards.pool.pool import RewardPool
@@ -32,7 +33,6 @@ from rljax.rollout.report import error_kind
 from rljax.serving.saved import make_worker
 from rljax.setup import abstract_scorers, text_scorer
 from rljax.setup.abstract import abstract_setup
-from rljax.setup.policies import load_policy
 from rljax.training import train
 from rljax.validation import validate
 

@@ -8,7 +8,7 @@ from rljax.command import main
 from rljax.config import with_overrides
 from rljax.config.flags import load_config_file
 from rljax.errors import InputError
-from rljax.tracking.folder import removed_if_empty
+from rljax.runs.folder import removed_if_empty
 from rljax.training import train
 
 REWARDS = """

@@ -72,7 +72,7 @@ def test_a_folder_is_used_as_it_is(tmp_path):
 
 
 def test_a_store_that_fails_costs_the_compiling_only(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("rljax.tracking.store.PAUSES_S", ())
+    monkeypatch.setattr("rljax.runs.store.PAUSES_S", ())
     monkeypatch.setattr(logging.getLogger("rljax"), "propagate", True)
     url = f"memory://broken/{tmp_path.name}"
     fsspec.filesystem("memory").pipe_file(f"/broken/{tmp_path.name}", b"no folder")

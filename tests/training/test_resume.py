@@ -31,19 +31,19 @@ from tiny_run import (
     tiny_config,
 )
 
+from rljax.checkpoint.checkpoint import Checkpoints, reads_steps
 from rljax.config.options import EvaluateOptions
 from rljax.errors import InputError
 from rljax.evaluation.saved import evaluate_saved
-from rljax.setup.checkpoint import Checkpoints, reads_steps
-from rljax.setup.policies import load_policy
-from rljax.tracking.folder import FILES, FOLDERS, locked
+from rljax.policies import load_policy
+from rljax.runs.folder import FILES, FOLDERS, locked
 from rljax.training import RunStopped, train
 
 # A signal is sent from inside the reward, so that it arrives in the middle of a known step.
 PARTS = '''
 import dataclasses, os, shutil, time
 from pathlib import Path
-from rljax.data import tasks
+from rljax import tasks
 from rljax.rewards import sequence_match
 
 HERE = Path(__file__).parent

@@ -6,7 +6,7 @@ import pytest
 from judge_server import completion, serving
 from tiny_run import tiny_config, train_on_one
 
-from rljax.data.tasks import Task
+from rljax.tasks import Task
 
 
 def four_domains() -> Task:

@@ -15,10 +15,10 @@ from rljax.batch import behaviour_logprobs
 from rljax.correction.ratios import log_ratio
 from rljax.errors import InputError
 from rljax.evaluation.saved import load_policy
+from rljax.policies import sample_all
 from rljax.sampler import Sampling, generate
 from rljax.sampler.layout import copied_bytes
 from rljax.setup import build
-from rljax.setup.policies import sample_all
 from rljax.tracking.timing import collect
 from rljax.training import train
 from rljax.validation import validate

@@ -22,9 +22,9 @@ from rljax.config.options import EvaluateOptions
 from rljax.errors import InputError
 from rljax.evaluation.saved import evaluate_saved
 from rljax.report.comparison import write_pages
-from rljax.tracking import mirror, store_lock
-from rljax.tracking import store as stores
-from rljax.tracking.folder import is_locked
+from rljax.runs import mirror, store_lock
+from rljax.runs import store as stores
+from rljax.runs.folder import is_locked
 from rljax.training import train
 
 URL = "brittle://bucket/runs/one"
@@ -238,7 +238,7 @@ RUN = """
 import brittle
 from test_store_runs import ONE, URL, config
 from rljax.training import train
-from rljax.tracking import store
+from rljax.runs import store
 store.PAUSES_S = (0.0, 0.0, 0.0)
 train(config(URL), devices=ONE)
 """

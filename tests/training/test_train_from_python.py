@@ -91,7 +91,7 @@ def my_reward(
 
 
 def my_task(size: int = 3):
-    from rljax.data.tasks import Task
+    from rljax.tasks import Task
 
     rows = [{"prompt": f"{n}>", "ground_truth": str(n), "data_source": "n"} for n in range(size)]
     return Task("0123456789>", train=rows[1:], test=rows[:1])

@@ -15,7 +15,7 @@ from rljax.workers.wire import frame, take_frame
 # Answers each message; told "stuck" it answers nothing any more.
 WORKER = """
 import os, pickle, subprocess, time
-from rljax.workers.beginning import begin
+from rljax.workers.bootstrap import begin
 from rljax.workers.wire import frame, read_frame
 
 def main(spec):

@@ -8,7 +8,7 @@ rljax.data.offline.rows (offline training). A spec is
   pattern such as "part_*.jsonl", are read one after the other;
 - `"hf://datasets/OWNER/NAME"`, a data set of the Hugging Face Hub (rljax.hub.datasets);
 - `"tfds:name/config"`, a data set of TensorFlow Datasets, or `"tfds:/folder"`, one prepared there;
-- a component such as `"sort_digits(digits=3)"` of `rljax.data.tasks`;
+- a component such as `"sort_digits(digits=3)"` of `rljax.tasks`;
 - a list of rows itself.
 """
 
@@ -335,7 +335,7 @@ def _joined(parts: list[Rows], source: str, data_source: str) -> Rows:
 
 def make_task(spec: str) -> tuple[str, object]:
     """The name of a task's function, and what it returns: a Task, or just its rows."""
-    task_function = resolve(spec, "rljax.data.tasks")
+    task_function = resolve(spec, "rljax.tasks")
     try:
         inspect.signature(task_function.function).bind(**task_function.options)
     except TypeError as error:

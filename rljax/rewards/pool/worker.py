@@ -40,7 +40,7 @@ from rljax.rewards.pool.calling import (
     wanted_fields,
     watch,
 )
-from rljax.workers.beginning import ORPHAN_POLL_S, Place, begin, readable
+from rljax.workers.bootstrap import ORPHAN_POLL_S, Place, begin, readable
 from rljax.workers.progress import Progress
 from rljax.workers.wire import frame, read_frame
 
@@ -77,7 +77,7 @@ class Clock:
 
 
 def main(spec_text: str) -> None:
-    """Run as a worker. `spec_text`: see rljax.workers.beginning."""
+    """Run as a worker. `spec_text`: see rljax.workers.bootstrap."""
     place = begin(spec_text)
     sock = place.socket
     try:

@@ -1,7 +1,7 @@
 """reasoning-gym's own scores (the extra `[tasks]`).
 
 The reward, the JSON form of an entry, and the guard before scorers that would run a response as
-Python. The problems are rljax.data.tasks.gym.
+Python. The problems are rljax.tasks.gym.
 
 Four of the library's scorers call `eval` on the answer, and five hand it to sympy's parser, which
 does: a response is untrusted, so the first get `ast.literal_eval` and the others see only what can

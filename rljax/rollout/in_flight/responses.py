@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rljax import beats, hosts
+from rljax import heartbeat, hosts
 from rljax.arrays import fetch, place
 from rljax.batch import Batch
 from rljax.data.online.prompts import PromptRecord, Prompts
@@ -128,7 +128,7 @@ class Responses:
         timing.decoding(min(sampler.engine.slots, sampler.pending))
         events = sampler.step(weights, version=version, keep_cache=keep_cache)
         self.clock.tick()
-        beats.beat()
+        heartbeat.beat()
         if not sampler.pending:
             timing.decoding(0)
         for event in events:

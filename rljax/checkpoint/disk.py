@@ -1,0 +1,267 @@
+"""Checkpoints in a local folder, which all hosts share: arrays by orbax, into a hidden folder that
+is renamed when its manifest is written, so that a kill at any moment leaves whole folders only.
+"""
+
+import contextlib
+import functools
+import gc
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from rljax import hosts
+from rljax.arrays import is_of_one_host, known_to_all, put_whole
+from rljax.errors import InputError
+from rljax.files import LARGEST_DATA, open_file, read_text
+from rljax.runs.folder import free_bytes
+from rljax.runs.units import human_bytes
+
+STEP = re.compile("[0-9]{8,18}")  # the name of a checkpoint's folder
+MANIFEST, STATE, ARRAYS = "manifest.json", "state.json", "arrays"
+# Orbax measures how long it waits by the wall clock, which may be set: by less than a century. What
+# it makes in threads it waits for at most 300 s, whatever is said, so folders are made at once. A
+# host that stands still or is gone is the matter of rljax.hosts.watchdog.
+_SAVE_TIMEOUT_S = 100 * 365 * 86_400
+_PROCESS = re.compile(r"ocdbt\.process_(\d+)")  # the folder in which orbax writes for one host
+
+
+class DiskFolder:
+    """The checkpoints in `folder`: FOLDER/00000012/..."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def at(self, step: int, name: str = "") -> Path:
+        """The path of a checkpoint, or of a file in it."""
+        return self.folder / f"{step:08d}" / name
+
+    def prepare(self) -> None:
+        """Makes the folder and removes saves that were killed half-way."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for path in self.folder.iterdir():
+            if STEP.fullmatch(path.name) and not path.is_dir():
+                raise InputError(
+                    f"{path} is no folder",
+                    rule="a run writes the folder of its checkpoint under that name",
+                    fix="move it away",
+                )
+            if STEP.fullmatch(path.name.removeprefix(".")) and path.name.startswith("."):
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+    def steps(self) -> list[int]:
+        """Steps that have a folder, oldest first; whole or not."""
+        if not self.folder.is_dir():
+            return []
+        folders = (p for p in self.folder.iterdir() if STEP.fullmatch(p.name) and p.is_dir())
+        return sorted(int(p.name) for p in folders)
+
+    def check_room(self, needed: int) -> None:
+        """Raises InputError unless the disk has room for two checkpoints of `needed` bytes, those
+        that are there among them, and for one beside them."""
+        there = sum(p.stat().st_size for step in self.steps() for p in _files(self.at(step)))
+        # Of a folder that is not made yet: of the one that it will be made in.
+        folder = next(p for p in (self.folder, *self.folder.absolute().parents) if p.exists())
+        free = free_bytes(folder)
+        if free is not None and free < max(needed, 2 * needed - there):
+            raise InputError(
+                "the disk has no room for the checkpoints of this run",
+                value=f"{human_bytes(free)} free in {self.folder}",
+                rule=f"a checkpoint takes {human_bytes(needed)}, and one is written before another "
+                "goes",
+                fix="free the disk, or choose a run_dir on another one",
+            )
+
+    # -- writing --
+
+    def _hidden(self, step: int) -> Path:
+        return self.folder / f".{step:08d}"
+
+    def clear(self, step: int) -> None:
+        """Makes place for a save of `step`, on the first host."""
+        shutil.rmtree(self._hidden(step), ignore_errors=True)
+        self._hidden(step).mkdir()
+
+    def begin(self, step: int, arrays) -> Callable[[], dict]:
+        """Copies the arrays to host memory -> what writes this host's part of them and returns
+        {name: bytes and SHA-256} of its files."""
+        muted = contextlib.ExitStack()
+        try:
+            muted.enter_context(_muted())
+            patient = ocp.options.AsyncOptions(
+                timeout_secs=_SAVE_TIMEOUT_S, create_directories_asynchronously=False
+            )
+            checkpointer = muted.enter_context(ocp.StandardCheckpointer(async_options=patient))
+            checkpointer.save((self._hidden(step) / ARRAYS).absolute(), known_to_all(arrays))
+        except BaseException:
+            muted.__exit__(*sys.exc_info())
+            raise
+
+        def written() -> dict[str, dict]:
+            with muted:
+                checkpointer.wait_until_finished()
+            own = (p for p in _files(self._hidden(step)) if _writer(p) == hosts.index())
+            return {str(p.relative_to(self._hidden(step))): _facts(p) for p in own}
+
+        return written
+
+    def commit(self, step: int, files: dict[str, dict], state: str) -> None:
+        """Writes what is no array, the manifest, and gives the folder its name. On the first
+        host."""
+        hidden = self._hidden(step)
+        (hidden / STATE).write_text(state)
+        files = {**files, STATE: _facts(hidden / STATE)}
+        text = json.dumps({"step": step, "files": dict(sorted(files.items()))}, indent=1)
+        (hidden / MANIFEST).write_text(text)
+        _sync(hidden / MANIFEST)
+        _sync(hidden)
+        # A corrupt folder of the same step, after a fallback.
+        shutil.rmtree(self.at(step), ignore_errors=True)
+        hidden.rename(self.at(step))
+        _sync(self.folder)
+
+    def abandon(self, step: int) -> None:
+        """Removes what a save that failed has left."""
+        shutil.rmtree(self._hidden(step), ignore_errors=True)
+
+    def remove(self, step: int) -> None:
+        shutil.rmtree(self.at(step))
+
+    def left_over(self) -> list[int]:
+        """Saves that never became whole; `prepare` has removed them."""
+        return []
+
+    # -- reading --
+
+    def sizes(self, step: int) -> dict[str, int]:
+        """{name: bytes} of everything in a checkpoint that is no folder, but for its manifest."""
+        folder = self.at(step)
+        return {str(path.relative_to(folder)): path.stat().st_size for path in _files(folder)}
+
+    def read(self, step: int, name: str) -> str:
+        """The text of a file."""
+        return read_text(self.at(step, name), LARGEST_DATA)
+
+    def read_state(self, step: int) -> str:
+        """The text of state.json."""
+        return self.read(step, STATE)
+
+    def altered(self, step: int, name: str, sha256: str) -> str:
+        """What is wrong with the content of a file; "" if nothing."""
+        if _digest(self.at(step, name)) == sha256:
+            return ""
+        return f"{self.at(step, name)} has another SHA-256 than when it was saved"
+
+    def read_arrays(self, step: int, like, fits: Callable[[str], InputError]):
+        """The arrays of `step`, with the shapes, dtypes and shardings of `like`."""
+        abstract = jax.tree.map(_as_written, like)
+        try:
+            with _muted(), ocp.StandardCheckpointer() as checkpointer:
+                read = checkpointer.restore(self.at(step, ARRAYS).absolute(), abstract)
+            return jax.tree.map(_as_held, read, like)
+        except Exception as error:  # whatever the libraries that read it make of it
+            raise fits(f"{type(error).__name__}: {str(error)[:500]}") from error
+
+    def read_some(self, step: int, like, fits: Callable[[str], InputError]):
+        """Those arrays alone that `like` holds."""
+        options = ocp.args.PyTreeRestore(
+            item=like,
+            restore_args=ocp.checkpoint_utils.construct_restore_args(like),
+            partial_restore=True,
+        )
+        try:
+            with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+                return checkpointer.restore(self.at(step, ARRAYS).absolute(), options)
+        except (ValueError, KeyError, TypeError) as error:
+            raise fits(f"{type(error).__name__}: {str(error)[:500]}") from error
+
+
+def _as_written(x):
+    """What orbax is told of an array: of one that one host alone holds, that all of them read
+    it."""
+    held = ocp.utils.to_shape_dtype_struct(x)
+    return np.empty(x.shape, x.dtype) if is_of_one_host(x) else held
+
+
+def _as_held(read, like):
+    return put_whole(read, like.sharding) if is_of_one_host(like) else read
+
+
+def _writer(path: Path) -> int:
+    """The host that has written a file: orbax gives each a folder for its arrays."""
+    owners = [int(found[1]) for part in path.parts if (found := _PROCESS.fullmatch(part))]
+    return owners[0] if owners else 0
+
+
+def _facts(path: Path) -> dict:
+    """What the manifest says of a file, which is on the disk when this returns."""
+    facts = {"bytes": path.stat().st_size, "sha256": _digest(path)}
+    _sync(path)
+    return facts
+
+
+def _digest(path: Path) -> str:
+    with os.fdopen(open_file(path), "rb") as file:  # of a regular file alone: a pipe never ends
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _files(folder: Path) -> list[Path]:
+    """Everything in a checkpoint that is no folder, but for its manifest."""
+    found = []
+    for at, folders, names in os.walk(folder, onerror=_raise_unless_gone):
+        found += [Path(at, name) for name in names]
+        found += [path for name in folders if (path := Path(at, name)).is_symlink()]
+    return sorted(path for path in found if path != folder / MANIFEST)
+
+
+def _raise_unless_gone(error: OSError) -> None:
+    """A folder that cannot be listed is not an empty one."""
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
+def _sync(path: Path) -> None:
+    """Flush a file or folder to the disk, so that the rename is not seen before its contents."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def _muted():
+    """Keeps orbax's threads from printing, each with a traceback, an exception that is raised here
+    anyway."""
+    loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
+    before, report = [logger.disabled for logger in loggers], sys.unraisablehook
+    try:
+        sys.unraisablehook = functools.partial(_report_unless_late, report)
+        for logger in loggers:
+            logger.disabled = True
+        yield
+        sys.unraisablehook = report
+    except (OSError, ValueError) as error:
+        traceback.clear_frames(error.__traceback__)
+        gc.collect()  # asyncio logs a task that nobody waits for when it is collected
+        raise error.with_traceback(None) from None
+    finally:
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled
+
+
+def _report_unless_late(report, unraisable) -> None:
+    """An array that TensorStore still writes when another has failed ends with this error, in a
+    thread of its own and perhaps when the save is over."""
+    if str(unraisable.exc_value) != "Event loop is closed":
+        report(unraisable)

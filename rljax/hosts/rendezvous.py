@@ -1,0 +1,303 @@
+"""Hosts meet before JAX connects them, so that whoever is missing, comes twice or calls the wrong
+address is named after seconds; JAX's own start waits, and then names nobody.
+
+The first host listens at the coordinator's port; every other one says who it is, and all hear at
+once that everybody is there, or what is wrong. Then the port is free again, for JAX.
+
+Whoever else calls or answers, such as a scanner of ports, is passed over: what it says is read up
+to a limit, in bytes and in time, and is nothing unless it has the form of what a host says.
+"""
+
+import contextlib
+import dataclasses
+import json
+import re
+import selectors
+import socket
+import sys
+import time
+from collections.abc import Iterator
+
+from rljax.errors import InputError
+from rljax.files import json_object
+from rljax.hosts.cluster import MOST_HOSTS, Cluster
+
+PATIENCE_S = 30.0  # then it is said who is missing
+ANSWER_S = 10.0  # a caller that says nothing for so long is no host of ours
+MOST_CALLERS = 128  # that have not said who they are; the longest silent one goes first
+_LONGEST_HELLO = 4096  # bytes
+_LONGEST_NAME = 400  # bytes, with the address, in JSON
+_NO_NAME = re.compile(r"[^\w.-]", re.ASCII)
+_SAME = "start the same command on every host (of a TPU VM: --worker=all)"
+
+
+class HostsLate(InputError):
+    """Hosts that did not come in time: another start may find them there."""
+
+    exit_code = 171  # as where a host has failed: see rljax.hosts.shutdown
+
+
+def meet(cluster: Cluster, timeout_s: float) -> list[str]:
+    """Waits until all hosts have come -> their addresses. Raises, on all of them that have come,
+    HostsLate if one does not come within timeout_s, InputError if two are the same."""
+    who = f"host {cluster.host} of {cluster.hosts}"
+    say(f"{who}, coordinator {cluster.coordinator}, found by {cluster.found_by}; waiting")
+    reply = _listen(cluster, timeout_s) if cluster.host == 0 else _call(cluster, timeout_s)
+    if "error" in reply:
+        raise (HostsLate if reply.get("late") else InputError)(**reply["error"])
+    return reply["addresses"]
+
+
+def lines(connection: socket.socket, most: int, deadline: float) -> Iterator[bytes]:
+    """The lines that the other side sends, each of at most `most` bytes. Raises TimeoutError at the
+    deadline, a moment of time.monotonic, ValueError for a longer line."""
+    held = b""
+    while True:
+        connection.settimeout(max(0.001, deadline - time.monotonic()))
+        data = connection.recv(65_536)
+        if not data:
+            return
+        *whole, held = (held + data).split(b"\n")
+        if max(map(len, [held, *whole])) > most:
+            raise ValueError(f"a line has more than {most} bytes")
+        yield from whole
+        if time.monotonic() > deadline:
+            raise TimeoutError("it says no end")
+
+
+def say(text: str) -> None:
+    print(f"hosts: {text}", file=sys.stderr, flush=True)
+
+
+def _plain(name: str) -> str:
+    """The name of a machine as a line of text can hold it."""
+    return _NO_NAME.sub("_", name[:255])
+
+
+def _port(cluster: Cluster) -> tuple[str, int]:
+    address, _, port = cluster.coordinator.rpartition(":")
+    return address.strip("[]"), int(port)
+
+
+# -- the first host --
+
+
+def _listen(cluster: Cluster, timeout_s: float) -> dict:
+    address, port = _port(cluster)
+    try:
+        server = socket.create_server(("", port))
+    except OSError as error:
+        raise InputError(
+            f"the first host cannot listen at port {port}",
+            value=error.strerror,
+            fix="end the process that holds the port, or choose another one",
+        ) from None
+    with server, selectors.DefaultSelector() as selector:
+        server.setblocking(False)
+        selector.register(server, selectors.EVENT_READ)
+        guests = _Guests(cluster, address)
+        deadline, named = time.monotonic() + timeout_s, time.monotonic() + PATIENCE_S
+        while not guests.reply:
+            for key, _ in selector.select(1.0):
+                if key.fileobj is server:
+                    with contextlib.suppress(OSError):
+                        caller, (place, *_) = server.accept()
+                        _notice_a_dead_machine(caller)
+                        selector.register(caller, selectors.EVENT_READ, (place, time.monotonic()))
+                elif not guests.hear(key.fileobj, key.data[0]):
+                    _hang_up(selector, key.fileobj)
+            _hang_up_on_strangers(selector, {server, *guests.numbers})
+            if not guests.missing() and not guests.reply:
+                guests.reply = {"addresses": [guests.places[k] for k in range(cluster.hosts)]}
+            elif time.monotonic() > deadline:
+                what = f"not all hosts have come within {timeout_s:g} s"
+                guests.refuse(
+                    what, value=f"missing: {guests.missing_names()}", fix=_SAME, late=True
+                )
+            elif time.monotonic() > named:
+                guests.tell_missing()
+                named += PATIENCE_S
+        _hang_up_on_strangers(selector, {server, *guests.numbers}, most=0)
+        guests.answer()
+        return guests.reply
+
+
+def _hang_up(selector: selectors.BaseSelector, caller: socket.socket) -> None:
+    selector.unregister(caller)
+    caller.close()
+
+
+def _hang_up_on_strangers(
+    selector: selectors.BaseSelector, known: set[socket.socket], most: int = MOST_CALLERS
+) -> None:
+    """Closes, of those who have not said who they are, the silent ones and all above a number of
+    them."""
+    strangers = [key for key in selector.get_map().values() if key.fileobj not in known]
+    strangers.sort(key=lambda key: key.data[1], reverse=True)
+    for number, key in enumerate(strangers):
+        if number >= most or time.monotonic() > key.data[1] + ANSWER_S:
+            _hang_up(selector, key.fileobj)
+
+
+def _notice_a_dead_machine(caller: socket.socket) -> None:
+    """A machine that was taken away hangs up nothing: the system asks it after 10 s of silence."""
+    caller.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):
+            caller.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Hello:
+    """Returns what a host says of itself."""
+
+    host: int
+    hosts: int
+    name: str
+
+    @classmethod
+    def read(cls, data: bytes) -> "_Hello":
+        """Raises ValueError for what no host says."""
+        said = json_object(data.decode(), "a caller's word")
+        hello = cls(said.get("host"), said.get("hosts"), said.get("name", ""))
+        numbers = type(hello.host) is int and type(hello.hosts) is int
+        if not numbers or not 0 <= hello.host < hello.hosts <= MOST_HOSTS:
+            raise ValueError("it numbers no host")
+        if not isinstance(hello.name, str) or hello.name != _plain(hello.name):
+            raise ValueError("its name is none of a machine")
+        return hello
+
+
+class _Guests:
+    """The hosts that have come to the first one."""
+
+    def __init__(self, cluster: Cluster, address: str):
+        self.cluster = cluster
+        self.places = {0: address}  # number of a host -> its address
+        self.numbers: dict[socket.socket, int | None] = {}  # of callers; None of a refused one
+        self.reply: dict = {}
+
+    def missing(self) -> list[int]:
+        return [k for k in range(self.cluster.hosts) if k not in self.places]
+
+    def missing_names(self) -> str:
+        missing = self.missing()
+        more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
+        return ", ".join(f"host {k}" for k in missing[:8]) + more
+
+    def hear(self, caller: socket.socket, place: str) -> bool:
+        """Reads who calls -> whether it stays on the line. A stranger, such as a scanner of ports,
+        does not; a host that has ended loses its place, and may come again."""
+        try:
+            caller.settimeout(ANSWER_S)
+            data = caller.recv(_LONGEST_HELLO)
+            if caller in self.numbers:
+                if not data:
+                    self._forget(caller)
+                return bool(data)
+            hello = _Hello.read(data)
+        except OSError:
+            self._forget(caller)
+            return False
+        except ValueError:
+            return False
+        self._come(caller, place, hello)
+        return True
+
+    def _forget(self, caller: socket.socket) -> None:
+        host = self.numbers.pop(caller, None)
+        if host is not None:
+            say(f"host {host} ({self.places.pop(host)}) has gone again; waiting for it")
+
+    def _come(self, caller: socket.socket, place: str, hello: _Hello) -> None:
+        self.numbers[caller] = None
+        host, hosts = hello.host, hello.hosts
+        place = f"{hello.name} {place}".strip()
+        if hosts != self.cluster.hosts:
+            what = "the hosts do not agree on how many there are"
+            value = f"host 0 says {self.cluster.hosts}, host {host} at {place} says {hosts}"
+            self.refuse(what, value=value, fix="give every host the same number")
+        elif host in self.places:
+            what = f"two hosts say that they are host {host}"
+            first = self.places[host] or "the first host"
+            value = f"{first} and {place}"
+            self.refuse(what, value=value, fix="number the hosts 0, 1, 2, ..., each once")
+        else:
+            self.places[host], self.numbers[caller] = place, host
+
+    def refuse(self, what: str, *, value: str, fix: str, late: bool = False) -> None:
+        self.reply = {"error": {"what": what, "value": value, "fix": fix}, "late": late}
+
+    def tell_missing(self) -> None:
+        here = self.cluster.hosts - len(self.missing())
+        text = f"{here} of {self.cluster.hosts} hosts are here; missing: {self.missing_names()}. "
+        say(text + _SAME)
+        self._send({"say": text + _SAME})
+
+    def answer(self) -> None:
+        """Tells all how it ends; they hang up first, so that the port is free at once."""
+        self._send(self.reply)
+        for guest in self.numbers:
+            with contextlib.suppress(OSError):
+                guest.settimeout(ANSWER_S)
+                guest.recv(1)
+            guest.close()
+
+    def _send(self, message: dict) -> None:
+        for guest in self.numbers:
+            with contextlib.suppress(OSError):
+                guest.sendall(json.dumps(message).encode() + b"\n")
+
+
+# -- the others --
+
+
+def _checked(message: dict, hosts: int) -> dict:
+    """Returns what the first host says. Raises ValueError for what it never does."""
+    error, addresses = message.get("error"), message.get("addresses")
+    if isinstance(message.get("say"), str) and message["say"].isprintable():
+        return {"say": message["say"]}
+    if isinstance(error, dict) and set(error) == {"what", "value", "fix"}:
+        if all(isinstance(text, str) for text in error.values()):
+            return {"error": error, "late": message.get("late") is True}
+    if isinstance(addresses, list) and len(addresses) == hosts:
+        if all(isinstance(text, str) for text in addresses):
+            return {"addresses": addresses}
+    raise ValueError("something else answers there")
+
+
+def _call(cluster: Cluster, timeout_s: float) -> dict:
+    begun, named, last = time.monotonic(), time.monotonic() + PATIENCE_S, ""
+    deadline = begun + timeout_s + PATIENCE_S
+    hello = {"host": cluster.host, "hosts": cluster.hosts, "name": _plain(socket.gethostname())}
+    while time.monotonic() < deadline:
+        try:
+            with socket.create_connection(_port(cluster), timeout=5.0) as server:
+                # A machine that vanishes hangs up on nobody: after about 30 s it is asked anew.
+                server.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                for name, value in (("IDLE", 15), ("INTVL", 5), ("CNT", 3)):
+                    if option := getattr(socket, f"TCP_KEEP{name}", None):  # not on every system
+                        server.setsockopt(socket.IPPROTO_TCP, option, value)
+                server.sendall(json.dumps(hello).encode())
+                longest = _LONGEST_HELLO + _LONGEST_NAME * cluster.hosts
+                for line in lines(server, longest, deadline):
+                    message = _checked(json_object(line.decode(), "its answer"), cluster.hosts)
+                    if "say" not in message:
+                        return message
+                    say(message["say"])
+                last = "it hung up"  # the first host has ended, or somebody else listens there
+        except (OSError, ValueError) as error:
+            last = str(error)
+        if time.monotonic() > named:
+            waited = time.monotonic() - begun
+            say(
+                f"host {cluster.host} has had no answer from {cluster.coordinator} for "
+                f"{waited:.0f} s ({last}): does host 0 run there, and is the port open?"
+            )
+            named += PATIENCE_S
+        time.sleep(0.2)
+    raise HostsLate(
+        f"host {cluster.host} had no answer from the coordinator within {timeout_s:g} s",
+        value=f"{cluster.coordinator}: {last}",
+        fix="check that host 0 runs there and that the port is open between the hosts; " + _SAME,
+    )

@@ -1,0 +1,188 @@
+"""Sampling a policy on a list of prompts, in calls of one shape."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+import jax
+import numpy as np
+
+from rljax.arrays import fetch
+from rljax.batch import LIMITS, FinishReason
+from rljax.data.images.encode import ImageLayout
+from rljax.data.online.prompts import PromptRecord, Prompts
+from rljax.data.text.tokenizer import Tokenizer
+from rljax.errors import InputError
+from rljax.keys import fold_in
+from rljax.reasoning import response_of
+from rljax.roles import Actor
+from rljax.rollout import Environment, Reward, sample_scored
+from rljax.sampler import Sampling, held_weights
+from rljax.sampler.memory import slots_that_fit
+
+ROWS_PER_CALL = 256  # sampled at once, where nobody says how many
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """What `sample_all` samples: an actor, the tokenizer of its texts, how it samples, the columns
+    that prompts are padded to, and the layout of their images."""
+
+    actor: Actor
+    tokenizer: Tokenizer
+    sampling: Sampling
+    prompt_tokens: int
+    images: ImageLayout | None = None  # of the prompts, where they have any
+
+    def greedy(self) -> "Policy":
+        return dataclasses.replace(self, sampling=self.sampling.greedy())
+
+    def continuing(self, prompt_tokens: int) -> "Policy":
+        """The policy on prompts that end with the beginning of a response: its thinking budget
+        would be counted anew there, so it has none."""
+        sampling = dataclasses.replace(self.sampling, thinking_tokens=())
+        return dataclasses.replace(self, sampling=sampling, prompt_tokens=prompt_tokens)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """One completion of a prompt; `prompt` is an index into the prompts that were sampled.
+
+    logprobs: of the sampler, one per id, NaN where the token was forced. reward: NaN where it
+    failed, or where there is none. parts: the named parts of its score.
+    """
+
+    prompt: int
+    text: str
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: str  # the name of a FinishReason: stop, length, turns, ...
+    reward: float = float("nan")
+    parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    turns: int = 1  # of an episode: replies of the policy, and tool calls in them
+    calls: int = 0
+
+    @property
+    def truncated(self) -> bool:
+        return self.finish_reason != "stop"
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether a limit ended it: of tokens, or of an episode's turns or seconds."""
+        return FinishReason[self.finish_reason.upper()] in LIMITS
+
+
+def filled_chunks(items: Sequence, size: int) -> Iterator[tuple[int, list]]:
+    """(where it starts, items) of every chunk of `size`; the last one is filled up with its last
+    item, so that all have one shape and one compiled program."""
+    for start in range(0, len(items), size):
+        chunk = list(items[start : start + size])
+        yield start, chunk + [chunk[-1]] * (size - len(chunk))
+
+
+def _per_call(prompts: int, most: int) -> int:
+    """The prompts of each call where none holds more than `most`: as equal as calls can be."""
+    return -(-prompts // -(-prompts // most))
+
+
+def _fitted(policy: Policy, rows: int) -> Actor:
+    """The policy's actor with fewer slots than `rows`, where nobody gave their number and the keys
+    and values of all rows would take much of the memory. Slots change no sample."""
+    actor, decoding = policy.actor, policy.actor.decoding
+    if decoding.slots or decoding.page_tokens:
+        return actor
+    columns = policy.prompt_tokens + policy.sampling.max_response_tokens
+    slots = slots_that_fit(decoding.of(actor.model), rows, columns, decoding.kv_dtype)
+    if slots == rows:
+        return actor
+    return dataclasses.replace(actor, decoding=dataclasses.replace(decoding, slots=slots))
+
+
+@held_weights()
+def sample_all(
+    policy: Policy,
+    prompts: Sequence[PromptRecord],
+    n: int = 1,
+    reward: Reward | Environment | None = None,
+    *,
+    key: jax.Array,
+    starts: Sequence[int] | None = None,
+    prompts_per_call: int | None = None,
+) -> list[Sample]:
+    """n completions of every prompt, those of one prompt after another; scored where a `reward` is
+    given.
+
+    `prompts` are encoded records. `starts`, in tokens, says where the response begins that the
+    reward reads: before the prompt's end where a prompt ends with the beginning of a response.
+    `prompts_per_call` sizes the calls; None: so many that about ROWS_PER_CALL rows are sampled by
+    one, in as many slots as have room. With an environment a completion is an episode: its first
+    seat's row, and the text of its last turn.
+    """
+    if not prompts:
+        raise InputError("there are no prompts to sample", fix="check the data and its split")
+    size = prompts_per_call or _per_call(len(prompts), max(ROWS_PER_CALL // n, 1))
+    actor = policy.actor if prompts_per_call else _fitted(policy, size * n)
+    begins = [len(prompt.token_ids) for prompt in prompts] if starts is None else starts
+    samples = []
+    for first, chunk in filled_chunks(list(zip(prompts, begins, strict=True)), size):
+        how = dict(length=policy.prompt_tokens, images=policy.images)
+        part = Prompts.from_records([p for p, _ in chunk], **how)
+        part = dataclasses.replace(part, starts=np.array([b for _, b in chunk], np.int32))
+        draw = (fold_in(key, first), policy.sampling)
+        live = min(size, len(prompts) - first) * n  # the rows that do not just fill the shape
+        scores = [(float("nan"), {})] * live
+        if reward is None:
+            batch = actor.generate(part, *draw, n=n)
+        elif isinstance(reward, Environment):
+            samples += _episodes(policy, reward, part, draw, n, first)[:live]
+            continue
+        else:
+            batch, report = sample_scored(actor, reward, part, *draw, n=n)
+            scores = [(row.score.value, row.score.parts) for row in report.rows[:live]]
+        lengths = np.repeat(part.lengths, n)[:live]
+        records = [prompt for prompt, _ in chunk for _ in range(n)]
+        rows = zip(_read_rows(batch, lengths, policy.tokenizer, records), scores, strict=True)
+        for row, (fields, score) in enumerate(rows):
+            samples.append(Sample(first + row // n, *fields, *score))
+    return samples
+
+
+def _episodes(
+    policy: Policy, environment: Environment, part: Prompts, draw: tuple, n: int, first: int
+) -> list[Sample]:
+    """n episodes of every prompt, those of the first seat."""
+    each, seats = environment.rules.rows, len(environment.rules.seats)
+    batch, report = environment.play(policy.actor, part, *draw, n=n * each)
+    rows = list(range(0, batch.rows, each))
+    one = jax.tree.map(lambda x: x[rows], fetch(batch))
+    starts = np.argmax(one.mask > 0, axis=1)
+    samples = []
+    for i, (fields, row) in enumerate(
+        zip(
+            _read_rows(one, starts, policy.tokenizer, np.repeat(part.records, n)),
+            report.rows[::seats],
+            strict=True,
+        )
+    ):
+        _, *numbers = fields
+        score = (row.score.value, row.score.parts, row.sample["turns"], row.sample["calls"])
+        samples.append(Sample(first + i // n, row.sample["response"], *numbers, *score))
+    return samples
+
+
+def _read_rows(
+    batch, lengths: np.ndarray, tokenizer: Tokenizer, records: Sequence[PromptRecord]
+) -> Iterator[tuple]:
+    """(text, ids, logprobs, finish_reason) of the responses of the first rows, which begin after
+    `lengths` tokens and answer `records`."""
+    fields = (batch.tokens, batch.mask, batch.segment_ids, batch.finish_reason)
+    tokens, mask, segments, finish = fetch(fields)
+    logprobs = np.full(tokens.shape, np.nan)
+    if batch.sampler_logprobs is not None:
+        logprobs = np.where(mask > 0, fetch(batch.sampler_logprobs), np.nan)
+    for row, (start, record) in enumerate(zip(lengths, records, strict=False)):
+        at = slice(int(start), int(np.sum(segments[row] > 0)))
+        ids = tokens[row, at].tolist()
+        yield (
+            response_of(tokenizer, ids, record.prompt_text, record.messages), tuple(ids),
+            tuple(logprobs[row, at].tolist()), FinishReason(int(finish[row])).name.lower(),
+        )  # fmt: skip

@@ -1,0 +1,227 @@
+"""Policies on disk. A run may still be training: nothing here writes into its folder."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import optax
+
+from rljax import hub
+from rljax.checkpoint.checkpoint import Checkpoints, Damaged
+from rljax.config import Config, MeshConfig, from_dict
+from rljax.config.trust import refuse_own_code, untrained, vouched
+from rljax.data.images.encode import ImageReader, image_reader, layout_of
+from rljax.data.online.encoded import load_run_tokenizer
+from rljax.data.online.prompts import PromptRecord, encode_prompts
+from rljax.data.text.tokenizer import Tokenizer
+from rljax.errors import InputError
+from rljax.files import read_json_object
+from rljax.gguf import is_gguf
+from rljax.learn.state import new_train_state
+from rljax.models.huggingface import load_params
+from rljax.models.model import Model
+from rljax.models.trees import merged
+from rljax.policies.sampling import Policy
+from rljax.roles import Actor
+from rljax.rollout import Environment, Reward
+from rljax.runs.mirror import local_copy
+from rljax.runs.store import is_folder, is_url
+from rljax.sampler import Sampling
+from rljax.setup.decoding import decoding_of
+from rljax.setup.rewards import model_scorer, text_scorer
+from rljax.setup.scoring import make_environment
+from rljax.setup.setup import check_length, load_model, make_sampling
+from rljax.setup.weights import initial_params
+
+_SCORED_ROWS = 8  # by a reward model at once, on each device
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedPolicy:
+    """A policy opened from a folder. `step` is None for a Hugging Face folder."""
+
+    config: Config  # the run's, or the default one around a Hugging Face folder
+    model: Model
+    params: dict
+    tokenizer: Tokenizer
+    step: int | None
+    images: ImageReader | None = None  # how the model reads images
+    # generation_config.json of a Hugging Face folder; {} where there is none, and of a run.
+    generation: dict = dataclasses.field(default_factory=dict)
+
+    def actor(self) -> Actor:
+        """An actor without an optimizer."""
+        optimizer = optax.identity()
+        state = dataclasses.replace(new_train_state({}, optimizer), params=self.params)
+        decoding = decoding_of(self.config, self.tokenizer)
+        return Actor(state, self.model, optimizer, self.config.sampler.temperature, decoding)
+
+    def sampling(
+        self, *, temperature: float | None = None, max_response_tokens: int | None = None
+    ) -> Sampling:
+        """How the policy samples: as its config says (top_k, stop strings, ...), but for what is
+        given."""
+        changes = {"temperature": temperature, "max_response_tokens": max_response_tokens}
+        changes = {name: value for name, value in changes.items() if value is not None}
+        sampler = dataclasses.replace(self.config.sampler, **changes)
+        return make_sampling(dataclasses.replace(self.config, sampler=sampler), self.tokenizer)
+
+    def encode(
+        self, records: Sequence[dict], *, max_tokens: int | None = None, overlong: str = "drop"
+    ) -> tuple[list[PromptRecord], dict[str, int]]:
+        """Prompts as `sample_all` reads them, and counts. Prompts of more than `max_tokens` (None:
+        data.max_prompt_tokens) are dropped."""
+        limit = max_tokens or self.config.data.max_prompt_tokens
+        how = dict(max_prompt_tokens=limit, overlong=overlong, images=self.images)
+        return encode_prompts(records, self.tokenizer, **how)
+
+    def ready(self, prompts: Sequence[PromptRecord], **sampling) -> Policy:
+        """The policy as it samples on `prompts`; `sampling` are arguments of `sampling`. Raises
+        InputError where a response would not fit into the model's context."""
+        longest = max(len(prompt.token_ids) for prompt in prompts)
+        how = self.sampling(**sampling)
+        check_length(longest, how.max_response_tokens, self.model)
+        images = layout_of(self.images, [prompt.images for prompt in prompts])
+        return Policy(self.actor(), self.tokenizer, how, longest, images)
+
+    def reward(self, text: str) -> Reward | Environment:
+        """The reward `text` of this policy's samples, with the score of the config's reward.model
+        where it reads that; the environment of the config, if it has one. Close it: it runs in
+        processes of its own."""
+        mesh = self.model.mesh
+
+        def opened() -> Reward:
+            rows = _SCORED_ROWS * mesh.size
+            model = model_scorer(self.config, self.model, self.tokenizer, text, rows)
+            return Reward(text_scorer(self.config, text, mesh), self.tokenizer, mesh, model=model)
+
+        if not self.config.environment.function:
+            return opened()
+        how = self.sampling()
+        return make_environment(self.config, self.tokenizer, mesh, how, opened)
+
+
+# -- opening --
+
+
+def load_policy(
+    folder: str | Path, step: str = "latest", *, trust_code: bool = False,
+    read: Callable[[Config], Config] = untrained,
+) -> SavedPolicy:  # fmt: skip
+    """The policy of a run folder (config.json, checkpoints/) or of a Hugging Face folder; either
+    may be a URL, and the latter a repository of the hub. `step` of a run: latest, best, or a
+    number.
+
+    A run folder is data: where its config names functions outside of rljax it is refused, unless
+    trust_code says that they may run. `read` returns what of the run's config is used.
+
+    All devices here share the weights, whatever mesh the run was trained on.
+    """
+    if not is_folder(folder) and not is_gguf(folder) and hub.model_name(folder) is None:
+        fix = (
+            "give a run folder, a Hugging Face folder, a .gguf file, or a model of the hub: "
+            "hf://OWNER/NAME"
+        )
+        raise InputError("no such folder", value=str(folder), fix=fix)
+    if not is_url(folder):
+        folder = hub.model_folder(folder)
+    with local_copy(folder) as here:
+        saved = read_json_object(here / "config.json")
+        if "model_type" not in saved:
+            path = here / "config.json"
+            return _run_policy(saved, path, f"{folder}/checkpoints", step, trust_code, read)
+        config = Config(model=str(here))
+        tokenizer = load_run_tokenizer(config)
+        model = load_model(config, tokenizer)
+        reader = image_reader(config, tokenizer)
+        path = here / "generation_config.json"
+        generation = read_json_object(path) if path.is_file() else {}
+        params = load_params(here, model)
+        return SavedPolicy(config, model, params, tokenizer, None, reader, generation)
+
+
+def _run_policy(
+    saved: dict, path: Path, checkpoints: str, step: str, trust_code: bool,
+    read: Callable[[Config], Config],
+) -> SavedPolicy:  # fmt: skip
+    """The policy of a run with the config `saved`, which lies at `path`."""
+    if "dataflow" not in saved:
+        raise InputError(
+            f"{path} is neither a run's nor a Hugging Face model's",
+            value=sorted(saved)[:8],
+            fix="give a run folder or a Hugging Face folder",
+        )
+    config = from_dict(saved, str(path))
+    place = f"{checkpoints.removesuffix('checkpoints')}config.json"
+    known = trust_code or vouched(config, place, path.parent)
+    config = read(config)
+    if not known:
+        refuse_own_code(config, str(path))
+    # The run's layouts were for its devices.
+    sampler = dataclasses.replace(config.sampler, layout="")
+    config = dataclasses.replace(config, mesh=MeshConfig(), sampler=sampler)
+    found = Checkpoints(checkpoints, best_metric=config.checkpoint.best_metric)
+    number = _find_step(found, step)
+    tokenizer = load_run_tokenizer(config)
+    model = load_model(config, tokenizer)
+    while True:
+        try:
+            params = _read_params(found, number, model)
+            break
+        except Damaged:  # shows when arrays are read: the step before, then
+            if step != "latest":
+                raise
+            number = _find_step(found, step)
+    if model.config.has_frozen:  # a checkpoint holds what is trained alone
+        params = merged(params, model.split(initial_params(config, model))[1])
+    reader = image_reader(config, tokenizer)
+    return SavedPolicy(config, model, params, tokenizer, number, reader)
+
+
+def load_named_policy(name: str, *, trust_code: bool = False) -> SavedPolicy:
+    """The policy of a folder or of a repository of the hub, or of RUN@STEP: a step of a run, latest
+    or best."""
+    folder, at, step = name.rpartition("@")
+    if at and not is_folder(name) and (is_folder(folder) or hub.model_name(name) is None):
+        return load_policy(folder, step, trust_code=trust_code)
+    return load_policy(name, trust_code=trust_code)
+
+
+def _find_step(checkpoints: Checkpoints, wanted: str) -> int:
+    folder, steps = checkpoints.folder, checkpoints.steps()
+    if not steps:
+        raise InputError(
+            f"{folder} holds no checkpoint",
+            fix="wait for the run's first one, or give its policy/ folder",
+        )
+    if wanted == "latest":
+        return checkpoints.latest()
+    if wanted == "best":
+        step = checkpoints.best()
+        if step is None:
+            rule = f"checkpoint.best_metric is {checkpoints.best_metric!r} in its config.json"
+            raise InputError(f"{folder}: no step is the best", rule=rule, fix="--step=latest")
+    else:
+        step = int(wanted)
+    if step not in steps:
+        raise InputError(f"{folder} has no step {step}", fix=f"one of {', '.join(map(str, steps))}")
+    damage = checkpoints.damage(step)
+    if damage:
+        raise InputError(f"the checkpoint of step {step} is damaged: {damage}", fix="another step")
+    return step
+
+
+def _read_params(checkpoints: Checkpoints, step: int, model: Model) -> dict:
+    """The actor's parameters of a checkpoint; optimizer state and critic stay where they are."""
+    like = {"actor": {"params": model.split(model.abstract())[0]}}
+    try:
+        return checkpoints.read_arrays(step, like, some=True)["actor"]["params"]
+    except Damaged:
+        raise
+    except InputError as error:
+        raise InputError(
+            f"{checkpoints.path(step)} does not hold the weights of the model in the run's "
+            "config.json",
+            rule=str(error),
+            fix="use the model folder that the run was started with",
+        ) from error

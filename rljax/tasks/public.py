@@ -1,0 +1,85 @@
+"""GSM8K and MATH from files: their data, reward and evaluation.
+
+Nothing is downloaded but by `path="tfds:gsm8k"`.
+"""
+
+from collections.abc import Callable, Sequence
+
+from rljax.contracts import PlainText, contract
+from rljax.data.rows import maps, offline_samples
+from rljax.data.rows.read import read_rows
+from rljax.errors import InputError
+from rljax.tasks.task import TEXT, Task
+
+_DATA_SETS = {
+    "gsm8k": "hf://datasets/openai/gsm8k",
+    "math": "hf://datasets/DigitalLearningGmbH/MATH-lighteval",
+}
+
+
+def _caution(name: str, count: int) -> Callable[[dict], str]:
+    """Says of a task without a path that its rows are not the data set."""
+    return lambda options: "" if options["path"] else (
+        f"data {name}() without a path is a sample of {count} rows of our own, to try the pipeline"
+        f" with. The data set is {_DATA_SETS[name]}, or {name}(path='FOLDER')"
+    )  # fmt: skip
+
+
+@contract(safe=True, caution=_caution("gsm8k", len(offline_samples.GSM8K)))
+def gsm8k(
+    *, path: str = "", instruction: PlainText = maps.GSM8K_INSTRUCTION, chat: bool = False
+) -> Task:
+    """GSM8K: rows of {"question", "answer"}, or verl's columns as they are. Reward: gsm8k().
+
+    `path` is a folder with train and test files, a file name with {split}, or "tfds:gsm8k"; "" is
+    a sample of 10 rows of our own, to try the pipeline. `chat` writes prompts as messages.
+    """
+    mapped = lambda row, i: maps.gsm8k(row, i, instruction=instruction)  # noqa: E731
+    solved = lambda row: row["extra_info"]["answer"]  # noqa: E731
+    return _public("gsm8k", path, offline_samples.GSM8K, mapped, solved, chat, "gsm8k()")
+
+
+@contract(safe=True, caution=_caution("math", len(offline_samples.MATH)))
+def math(
+    *, path: str = "", instruction: PlainText = maps.MATH_INSTRUCTION, chat: bool = False
+) -> Task:
+    r"""MATH: rows of {"problem", "solution"} with the answer in \boxed{}, or verl's columns as they
+    are. Reward: boxed(). `path` as in gsm8k; "" is a sample of 8 rows of our own."""
+    mapped = lambda row, i: maps.math(row, i, instruction=instruction)  # noqa: E731
+    solved = lambda row: row["extra_info"]["solution"]  # noqa: E731
+    return _public("math", path, offline_samples.MATH, mapped, solved, chat, "boxed()")
+
+
+def _public(
+    name: str,
+    path: str,
+    sample: Sequence[dict],
+    mapped: Callable[[dict, int], dict],
+    solved: Callable[[dict], str],
+    chat: bool,
+    reward: str,
+) -> Task:
+    held_out = len(sample) // 4
+    splits = {"train": sample[held_out:], "test": sample[:held_out]}
+    made, shown = {}, {}
+    for split, rows in splits.items():
+        place = lambda i: f"the sample of {name}: row {i}"  # noqa: E731
+        if path:
+            read = read_rows(path, split)
+            rows, place = read.rows, read.place
+        made[split], shown[split] = [], []
+        for index, row in enumerate(rows):
+            if "reward_model" in row or "ground_truth" in row:  # prepared before
+                made[split].append({"data_source": name, **row})
+                continue
+            try:
+                record = mapped(row, index)
+            except InputError as error:
+                raise error.within(f"{place(index)} ") from None
+            prompt = record["prompt"]
+            written = [{"role": "user", "content": prompt}] if chat else prompt
+            made[split].append({**record, "prompt": written, "data_source": name})
+            shown[split].append({"prompt": written, "completion": solved(record)})
+    return Task(
+        TEXT, made["train"], made["test"], shown["train"], shown["test"], reward=reward
+    )  # fmt: skip
