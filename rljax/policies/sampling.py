@@ -17,7 +17,6 @@ from rljax.reasoning import response_of
 from rljax.roles import Actor
 from rljax.rollout import Environment, Reward, sample_scored
 from rljax.sampler import Sampling, held_weights
-from rljax.sampler.memory import slots_that_fit
 
 ROWS_PER_CALL = 256  # sampled at once, where nobody says how many
 
@@ -84,19 +83,6 @@ def _per_call(prompts: int, most: int) -> int:
     return -(-prompts // -(-prompts // most))
 
 
-def _fitted(policy: Policy, rows: int) -> Actor:
-    """The policy's actor with fewer slots than `rows`, where nobody gave their number and the keys
-    and values of all rows would take much of the memory. Slots change no sample."""
-    actor, decoding = policy.actor, policy.actor.decoding
-    if decoding.slots or decoding.page_tokens:
-        return actor
-    columns = policy.prompt_tokens + policy.sampling.max_response_tokens
-    slots = slots_that_fit(decoding.of(actor.model), rows, columns, decoding.kv_dtype)
-    if slots == rows:
-        return actor
-    return dataclasses.replace(actor, decoding=dataclasses.replace(decoding, slots=slots))
-
-
 @held_weights()
 def sample_all(
     policy: Policy,
@@ -113,14 +99,13 @@ def sample_all(
 
     `prompts` are encoded records. `starts`, in tokens, says where the response begins that the
     reward reads: before the prompt's end where a prompt ends with the beginning of a response.
-    `prompts_per_call` sizes the calls; None: so many that about ROWS_PER_CALL rows are sampled by
-    one, in as many slots as have room. With an environment a completion is an episode: its first
+    `prompts_per_call` bounds memory; None: so many that about ROWS_PER_CALL rows are sampled by one
+    call. With an environment a completion is an episode: its first
     seat's row, and the text of its last turn.
     """
     if not prompts:
         raise InputError("there are no prompts to sample", fix="check the data and its split")
     size = prompts_per_call or _per_call(len(prompts), max(ROWS_PER_CALL // n, 1))
-    actor = policy.actor if prompts_per_call else _fitted(policy, size * n)
     begins = [len(prompt.token_ids) for prompt in prompts] if starts is None else starts
     samples = []
     for first, chunk in filled_chunks(list(zip(prompts, begins, strict=True)), size):
@@ -131,12 +116,12 @@ def sample_all(
         live = min(size, len(prompts) - first) * n  # the rows that do not just fill the shape
         scores = [(float("nan"), {})] * live
         if reward is None:
-            batch = actor.generate(part, *draw, n=n)
+            batch = policy.actor.generate(part, *draw, n=n)
         elif isinstance(reward, Environment):
             samples += _episodes(policy, reward, part, draw, n, first)[:live]
             continue
         else:
-            batch, report = sample_scored(actor, reward, part, *draw, n=n)
+            batch, report = sample_scored(policy.actor, reward, part, *draw, n=n)
             scores = [(row.score.value, row.score.parts) for row in report.rows[:live]]
         lengths = np.repeat(part.lengths, n)[:live]
         records = [prompt for prompt, _ in chunk for _ in range(n)]

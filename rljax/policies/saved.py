@@ -21,12 +21,13 @@ from rljax.learn.state import new_train_state
 from rljax.models.huggingface import load_params
 from rljax.models.model import Model
 from rljax.models.trees import merged
-from rljax.policies.sampling import Policy
+from rljax.policies.sampling import ROWS_PER_CALL, Policy
 from rljax.roles import Actor
 from rljax.rollout import Environment, Reward
 from rljax.runs.mirror import local_copy
 from rljax.runs.store import is_folder, is_url
 from rljax.sampler import Sampling
+from rljax.sampler.memory import slots_that_fit
 from rljax.setup.decoding import decoding_of
 from rljax.setup.rewards import model_scorer, text_scorer
 from rljax.setup.scoring import make_environment
@@ -76,13 +77,21 @@ class SavedPolicy:
         return encode_prompts(records, self.tokenizer, **how)
 
     def ready(self, prompts: Sequence[PromptRecord], **sampling) -> Policy:
-        """The policy as it samples on `prompts`; `sampling` are arguments of `sampling`. Raises
-        InputError where a response would not fit into the model's context."""
+        """The policy as it samples on `prompts`; `sampling` are arguments of `sampling`. It has as
+        many slots as have room in memory, where the config does not say how many: they change no
+        sample. Raises InputError where a response would not fit into the model's context."""
         longest = max(len(prompt.token_ids) for prompt in prompts)
         how = self.sampling(**sampling)
         check_length(longest, how.max_response_tokens, self.model)
         images = layout_of(self.images, [prompt.images for prompt in prompts])
-        return Policy(self.actor(), self.tokenizer, how, longest, images)
+        actor, columns = self.actor(), longest + how.max_response_tokens
+        decoding = actor.decoding
+        if not decoding.slots and not decoding.page_tokens:
+            room = (decoding.of(self.model), ROWS_PER_CALL, columns, decoding.kv_dtype)
+            if (slots := slots_that_fit(*room)) < ROWS_PER_CALL:
+                decoding = dataclasses.replace(decoding, slots=slots)
+                actor = dataclasses.replace(actor, decoding=decoding)
+        return Policy(actor, self.tokenizer, how, longest, images)
 
     def reward(self, text: str) -> Reward | Environment:
         """The reward `text` of this policy's samples, with the score of the config's reward.model

@@ -29,7 +29,6 @@ from rljax.policies import (
     sampling,
 )
 from rljax.rewards.pool.pool import Score
-from rljax.roles import Actor
 from rljax.rollout import Reward
 from rljax.sampler import Sampling, memory
 
@@ -167,25 +166,21 @@ def test_a_policy_samples_as_its_config_says():
 def test_fewer_slots_where_memory_is_short_and_the_same_samples(monkeypatch):
     one = saved(max_response_tokens=4, temperature=1.5)
     prompts = records(*(f"{a}{b}>" for a in "abcd" for b in "abcd"))
-    ready, asked = one.ready(prompts), []
+    ready = one.ready(prompts)
+    assert ready.actor.decoding.slots == 0
     whole = sample_all(ready, prompts, 2, key=key())
-
-    def generate(self, *args, **kwargs):
-        asked.append(self.decoding.slots)
-        return original(self, *args, **kwargs)
-
-    original = Actor.generate
-    monkeypatch.setattr(Actor, "generate", generate)
     monkeypatch.setattr(memory, "device_capacity", lambda _: 1)
-    few = sample_all(ready, prompts, 2, key=key())
-    assert asked == [one.model.mesh.size]
+    short = one.ready(prompts)
+    assert short.actor.decoding.slots == one.model.mesh.size
+    few = sample_all(short, prompts, 2, key=key())
     assert [s.ids for s in few] == [s.ids for s in whole]
+    one.config.sampler.slots = 3  # what a config says is kept
+    assert one.ready(prompts).actor.decoding.slots == 3
 
 
 def test_calls_share_the_prompts_evenly(monkeypatch):
     """Nine prompts in calls of at most eight: two calls of five, not eight and one."""
     monkeypatch.setattr(sampling, "ROWS_PER_CALL", 8)
-    monkeypatch.setattr(sampling, "_fitted", lambda policy, rows: policy.actor)
     prompts, one = records(*["ab>"] * 9), policy()
     assert len(sample_all(one, prompts, 1, key=key())) == 9
     assert [shape[0] for shape in one.actor.shapes] == [5, 5]
