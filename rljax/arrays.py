@@ -43,13 +43,13 @@ def _fetched(tree):
 
 
 def _is_spread(x) -> bool:
-    """Whether this host holds a part of the array only."""
+    """Returns whether this host holds a part of the array only."""
     return isinstance(x, jax.Array) and not x.is_fully_addressable and not x.is_fully_replicated
 
 
 def _is_apart(x) -> bool:
-    """Whether the array lies on a mesh without devices of some host (rljax.setup.placement). What
-    lies on no mesh is a host's own."""
+    """Returns whether the array lies on a mesh without devices of some host
+    (rljax.setup.placement). What lies on no mesh is a host's own."""
     on_mesh = isinstance(x, jax.Array) and isinstance(x.sharding, NamedSharding)
     return on_mesh and _hosts_of(x.sharding.mesh) < hosts.count()
 
@@ -157,7 +157,7 @@ def known_to_all(tree):
 
 
 def is_of_one_host(x) -> bool:
-    """Whether one of several hosts holds all devices that the array lies on."""
+    """Returns whether one of several hosts holds all devices that the array lies on."""
     return _is_apart(x) and _hosts_of(x.sharding.mesh) == 1
 
 

@@ -299,7 +299,8 @@ def row_sum(x: jax.Array, batch: Batch) -> jax.Array:
 
 
 def truncated(batch: Batch) -> jax.Array:
-    """Whether a limit ended the row or its episode: of tokens, turns or seconds: bool [B]."""
+    """Returns whether a limit ended the row or its episode: of tokens, turns or seconds: bool
+    [B]."""
     return functools.reduce(jnp.logical_or, [batch.finish_reason == limit for limit in LIMITS])
 
 
@@ -336,7 +337,8 @@ def _along_episodes(function, batch: Batch, *per_row: jax.Array) -> jax.Array:
 
 
 def first_of_sequence(batch: Batch) -> jax.Array:
-    """Whether a row is the first one of its sequence: what counts sequences counts these: [B]."""
+    """Returns whether a row is the first one of its sequence: what counts sequences counts these:
+    [B]."""
     if batch.episode is None:
         return jnp.ones((batch.rows,), bool)
     order = _in_time(batch)
@@ -408,7 +410,7 @@ def last_token(batch: Batch) -> jax.Array:
 
 
 def first_token(batch: Batch) -> jax.Array:
-    """Whether a token is the first policy token of its sequence (segment, or episode): bool
+    """Returns whether a token is the first policy token of its sequence (segment, or episode): bool
     [B, S]."""
     first = (segment_order(batch) == 0) & (batch.mask > 0)
     return first if batch.episode is None else first & first_of_sequence(batch)[:, None]

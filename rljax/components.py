@@ -134,7 +134,8 @@ _MOVED = {"rljax.data.tasks": "rljax.tasks"}
 
 
 def _is_public_function(name: str, value: object, home: str) -> bool:
-    """Whether `value` is a function that `home` or its submodules define, not one they import."""
+    """Returns whether `value` is a function that `home` or its submodules define, not one they
+    import."""
     mine = inspect.isfunction(value) and f"{value.__module__}.".startswith(f"{home}.")
     return mine and not name.startswith("_")
 
@@ -209,7 +210,7 @@ def names_of(text: str) -> tuple[list[str], set[str]]:
 
 
 def is_own_code(name: str) -> bool:
-    """Whether a component's name is that of a user's own function: dotted, or of a file."""
+    """Returns whether a component's name is that of a user's own function: dotted, or of a file."""
     return "." in name
 
 
@@ -222,7 +223,8 @@ _LIBRARIES = {
 
 
 def _is_a_librarys(module_name: str) -> bool:
-    """Whether a module is of Python's standard library or of a library that has no components."""
+    """Returns whether a module is of Python's standard library or of a library that has no
+    components."""
     root = module_name.partition(".")[0]
     return root in sys.stdlib_module_names or root in _LIBRARIES
 
@@ -387,7 +389,8 @@ def plain_kind(kind: object) -> object:
 
 
 def _fits(value: object, kind: object) -> bool:
-    """Whether a literal is of an annotated type; an annotation that is not a plain type fits."""
+    """Returns whether a literal is of an annotated type; an annotation that is not a plain type
+    fits."""
     kind = plain_kind(kind)
     origin = typing.get_origin(kind)
     if origin in (typing.Union, types.UnionType):

@@ -43,7 +43,8 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")  # as JSON writes 
 
 
 def leads_nowhere(error: Exception) -> bool:
-    """Whether no file can be there under that name, so that another try finds none either."""
+    """Returns whether no file can be there under that name, so that another try finds none
+    either."""
     known = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
     return isinstance(error, known) or (
         isinstance(error, OSError) and error.errno in (errno.ELOOP, errno.ENAMETOOLONG)

@@ -38,7 +38,7 @@ def _rewards(batch: Batch, gamma: float, bootstrap_truncated: bool, by: str) -> 
 
 
 def opens_turn(batch: Batch) -> jax.Array:
-    """Whether t+ is the first token of a turn (of another step than t): bool [B, S]."""
+    """Returns whether t+ is the first token of a turn (of another step than t): bool [B, S]."""
     steps = jnp.where(batch.mask > 0, batch.step_ids, 0)
     return batches.next_policy_token(steps, batch) != steps
 

@@ -33,7 +33,8 @@ def _step_of(batch: Batch) -> jax.Array:
 
 
 def _step_edges(steps: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Whether a token is the first, and the last, of its step: steps [B, S] -> two bool [B, S]."""
+    """Returns whether a token is the first, and the last, of its step: steps [B, S] -> two bool [B,
+    S]."""
     columns = jnp.arange(steps.shape[1], dtype=jnp.int32)
 
     def one_row(ids):

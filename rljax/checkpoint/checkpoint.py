@@ -443,8 +443,9 @@ def check_fingerprints(
 
 
 def reads_steps(config: Config) -> bool:
-    """Whether the first steps of a run may differ with the number of all: a schedule, a mixture or
-    a role of the user's own is spread over it, or an evaluation at the end counts for patience."""
+    """Returns whether the first steps of a run may differ with the number of all: a schedule, a
+    mixture or a role of the user's own is spread over it, or an evaluation at the end counts for
+    patience."""
     optimizers = (config.actor_optimizer, config.critic_optimizer)
     schedules = [resolve(one.schedule, NAMESPACES["schedule"]) for one in optimizers]
     spread = any("steps" in schedule.parameters for schedule in schedules)

@@ -92,7 +92,7 @@ def shipped_config(path: str) -> Config | None:
 
 
 def is_data(path: str) -> bool:
-    """Whether the config of a path is data (JSON, YAML, a run folder), not Python."""
+    """Returns whether the config of a path is data (JSON, YAML, a run folder), not Python."""
     name = split_config(path)[0]
     return name.lower().endswith(_DATA) or os.path.isdir(name)
 

@@ -91,7 +91,7 @@ def not_written(path: Path) -> Iterator[None]:
 
 
 def _is_literal(value: object) -> bool:
-    """Whether Python reads the value back from its repr."""
+    """Returns whether Python reads the value back from its repr."""
     try:
         again = ast.literal_eval(repr(value))
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
@@ -100,7 +100,7 @@ def _is_literal(value: object) -> bool:
 
 
 def _is_importable(value: object) -> bool:
-    """Whether another process finds this very function or class by its module and name."""
+    """Returns whether another process finds this very function or class by its module and name."""
     name, module = value.__name__, value.__module__
     if module in (None, "__main__") or module not in sys.modules or name != value.__qualname__:
         return False

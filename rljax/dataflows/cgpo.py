@@ -15,7 +15,7 @@ from rljax.config import NAMESPACES
 from rljax.contracts import PlainText, component_in, contract, spec
 from rljax.correction import bypass_old_logprobs
 from rljax.dataflows.online_dpo import rows_at, with_reference
-from rljax.dataflows.stages import rescaled_steps
+from rljax.dataflows.steps import rescaled_steps
 from rljax.errors import InputError
 from rljax.learn.metrics import reference_kl, sample_metrics
 from rljax.losses.constrained import constrained_policy_loss

@@ -4,7 +4,7 @@ asks one, what the responses were worth (arXiv 1705.08439; AlphaZero, 1712.01815
 from typing import Literal
 
 from rljax.contracts import contract
-from rljax.dataflows.stages import filtered, shaped, with_advantages
+from rljax.dataflows.steps import compute_advantages, filter_rows, shape_rewards
 from rljax.learn.metrics import batch_metrics
 from rljax.losses.policy import negative_log_likelihood
 from rljax.losses.visit_counts import visit_cross_entropy
@@ -35,10 +35,10 @@ def expert_iteration(
         batch = batch.replace(ref_logprobs=reference.logprobs(batch, cfg.steps))
     if critic is not None:
         batch = batch.replace(values=critic.values(batch, cfg.steps))
-    rewarded = shaped(batch, cfg)
-    batch = with_advantages(batch, rewarded, cfg)
+    rewarded = shape_rewards(batch, cfg)
+    batch = compute_advantages(batch, rewarded, cfg)
     metrics = batch_metrics(batch, rewarded, actor.state.step)
-    learned, left = filtered(batch, batch, cfg)
+    learned, left = filter_rows(batch, batch, cfg)
     new = {}
     if critic is not None:
         new["critic"], fitted = critic.update(learned, cfg.value_loss, **cfg.critic_options)

@@ -2,16 +2,16 @@
 (arXiv 2402.03300)."""
 
 from rljax.contracts import contract
-from rljax.dataflows.stages import (
-    adapted,
-    baseline_filtered,
-    corrected,
-    described,
-    filtered,
-    shaped,
-    updated,
-    with_advantages,
-    with_logprobs,
+from rljax.dataflows.steps import (
+    apply_rollout_correction,
+    compute_advantages,
+    compute_logprobs,
+    describe_batch,
+    filter_baseline_rows,
+    filter_rows,
+    shape_rewards,
+    update_actor,
+    update_kl_controller,
 )
 from rljax.roles import program
 
@@ -19,13 +19,13 @@ from rljax.roles import program
 @contract(safe=True, reads=("rewards", "scores", "group"))
 @program
 def grpo(batch, key, cfg, *, actor, reference=None, kl_controller=None):
-    batch, load = with_logprobs(batch, cfg, actor=actor, reference=reference)
-    whole, kept, mismatch = corrected(batch, cfg)  # weights for what the sampler drew otherwise
-    batch = baseline_filtered(whole, cfg)
-    batch = with_advantages(batch, shaped(batch, cfg, kl_controller), cfg)
-    metrics = described(whole, batch, cfg, actor, kl_controller)
-    new_controller, adaptation = adapted(kl_controller, batch)
-    batch, left = filtered(batch, kept, cfg)
-    metrics |= {**mismatch, **adaptation, **left, **load}
-    actor, metrics = updated(actor, batch, cfg, metrics, kl_controller)
-    return {"actor": actor, "kl_controller": new_controller}, metrics
+    batch, load = compute_logprobs(batch, cfg, actor=actor, reference=reference)
+    sampled, accepted, mismatch = apply_rollout_correction(batch, cfg)
+    batch = filter_baseline_rows(sampled, cfg)
+    batch = compute_advantages(batch, shape_rewards(batch, cfg, kl_controller), cfg)
+    metrics = describe_batch(sampled, batch, cfg, actor, kl_controller)
+    kl_controller_after, adaptation = update_kl_controller(kl_controller, batch)
+    batch, filtering = filter_rows(batch, accepted, cfg)
+    metrics |= {**mismatch, **adaptation, **filtering, **load}
+    actor, metrics = update_actor(actor, batch, cfg, metrics, kl_controller)
+    return {"actor": actor, "kl_controller": kl_controller_after}, metrics

@@ -17,7 +17,7 @@ from rljax.components import resolve
 from rljax.config import NAMESPACES
 from rljax.contracts import NotNegative, Share, component_in, contract, spec
 from rljax.dataflows.preference import with_spread
-from rljax.dataflows.stages import rescaled_steps
+from rljax.dataflows.steps import rescaled_steps
 from rljax.learn.metrics import reference_kl, sample_metrics
 from rljax.roles import program
 from rljax.rollout.against import sampled_by_actor

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from rljax.batch import masked_mean, take_rows
 from rljax.contracts import NotNegative, contract
 from rljax.dataflows.ppo import ppo
-from rljax.dataflows.stages import estimate, updated, with_logprobs
+from rljax.dataflows.steps import compute_logprobs, prepare_batch, update_actor
 from rljax.roles import program
 from rljax.shaping.resampling import group_rank_weights, resample, score_weights
 
@@ -28,14 +28,14 @@ def pf_ppo(
     if scope == "prompt":
         batch = take_rows(batch, redraw_in_groups(key, batch, kind))
         return ppo.page(batch, key, cfg, **read, kl_controller=kl_controller)
-    batch, load = with_logprobs(batch, cfg, **read)
-    batch, metrics, new_controller = estimate(batch, cfg, actor=actor, kl_controller=kl_controller)
+    batch, load = compute_logprobs(batch, cfg, **read)
+    batch, metrics, controller = prepare_batch(batch, cfg, actor=actor, kl_controller=kl_controller)
     batch = take_rows(batch, resample(key, weights_of_scored(batch, method, power)))
     critic, critic_metrics = critic.update(batch, cfg.value_loss, **cfg.critic_options)
-    actor, metrics = updated(
+    actor, metrics = update_actor(
         actor, batch, cfg, {**critic_metrics, **metrics, **load}, kl_controller
     )
-    return {"actor": actor, "critic": critic, "kl_controller": new_controller}, metrics
+    return {"actor": actor, "critic": critic, "kl_controller": controller}, metrics
 
 
 def redraw_in_groups(key, batch, kind: str):

@@ -2,16 +2,16 @@
 1707.06347)."""
 
 from rljax.contracts import contract
-from rljax.dataflows.stages import estimate, updated, with_logprobs
+from rljax.dataflows.steps import compute_logprobs, prepare_batch, update_actor
 from rljax.roles import program
 
 
 @contract(safe=True, reads=("rewards", "scores", "group"), fills=("values",))
 @program
 def ppo(batch, key, cfg, *, actor, critic, reference=None, kl_controller=None, pretraining=None):
-    batch, load = with_logprobs(batch, cfg, actor=actor, reference=reference, critic=critic)
-    batch, metrics, new_controller = estimate(batch, cfg, actor=actor, kl_controller=kl_controller)
+    batch, load = compute_logprobs(batch, cfg, actor=actor, reference=reference, critic=critic)
+    batch, metrics, controller = prepare_batch(batch, cfg, actor=actor, kl_controller=kl_controller)
     critic, learned = critic.update(batch, cfg.value_loss, **cfg.critic_options)
     before = {**learned, **metrics, **load}
-    actor, metrics = updated(actor, batch, cfg, before, kl_controller, pretraining)
-    return {"actor": actor, "critic": critic, "kl_controller": new_controller}, metrics
+    actor, metrics = update_actor(actor, batch, cfg, before, kl_controller, pretraining)
+    return {"actor": actor, "critic": critic, "kl_controller": controller}, metrics

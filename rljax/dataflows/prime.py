@@ -10,7 +10,7 @@ from rljax import batch as batches
 from rljax.advantages.grouping import dense_ids, group_statistics
 from rljax.contracts import AboveZero, contract
 from rljax.dataflows.grpo import grpo
-from rljax.dataflows.stages import baseline_filtered
+from rljax.dataflows.steps import filter_baseline_rows
 from rljax.learn.reductions import seq_mean_token_mean
 from rljax.losses.implicit_reward import group_accuracy, implicit_reward_classification
 from rljax.roles import program
@@ -34,7 +34,7 @@ def prime(
     rated = _rated(batch, implicit, cfg, beta)
     loss = functools.partial(implicit_reward_classification, beta=beta)
     options = dict(steps=cfg.steps, reduction=seq_mean_token_mean)
-    implicit, metrics = implicit.update(baseline_filtered(batch, cfg), loss, **options)
+    implicit, metrics = implicit.update(filter_baseline_rows(batch, cfg), loss, **options)
     if update == "before":
         rated = _rated(batch, implicit, cfg, beta)
     rewards = jnp.sum(jnp.where(batch.mask > 0, rated.process_rewards, 0.0), axis=1)

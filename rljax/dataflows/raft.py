@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from rljax.batch import FinishReason, masked_mean, row_scores
 from rljax.contracts import contract
 from rljax.dataflows.online_dpo import by_prompt, rows_at
-from rljax.dataflows.stages import rescaled_steps
+from rljax.dataflows.steps import rescaled_steps
 from rljax.errors import InputError
 from rljax.learn.metrics import sample_metrics
 from rljax.losses.policy import negative_log_likelihood

@@ -2,7 +2,13 @@
 multiplier that learns (arXiv 2310.12773)."""
 
 from rljax.contracts import NotNegative, Share, contract
-from rljax.dataflows.stages import estimate, of_costs, updated, with_lagrangian, with_logprobs
+from rljax.dataflows.steps import (
+    compute_logprobs,
+    prepare_batch,
+    update_actor,
+    use_costs_as_rewards,
+    use_lagrangian_advantage,
+)
 from rljax.roles import program
 
 
@@ -15,16 +21,18 @@ def safe_rlhf(
     """Costs come from reward.cost_model, or as the reward's part `cost`; above 0 is unsafe.
 
     config.roles = ("cost_critic=trained_values(lr=5e-6)", "multiplier=lagrange_multiplier()").
-    `kl_split` and `clip`: rljax.dataflows.stages.with_lagrangian.
+    `kl_split` and `clip`: rljax.dataflows.steps.use_lagrangian_advantage.
     """
-    batch, load = with_logprobs(batch, cfg, actor=actor, reference=reference, critic=critic)
+    batch, load = compute_logprobs(batch, cfg, actor=actor, reference=reference, critic=critic)
     batch = batch.replace(cost_values=cost_critic.values(batch, cfg.steps))
     multiplier, costs = multiplier.update(batch)
-    cfg = with_lagrangian(cfg, multiplier, kl_controller, kl_split=kl_split, clip=clip)
-    batch, metrics, new_controller = estimate(batch, cfg, actor=actor, kl_controller=kl_controller)
+    cfg = use_lagrangian_advantage(cfg, multiplier, kl_controller, kl_split=kl_split, clip=clip)
+    batch, metrics, controller = prepare_batch(batch, cfg, actor=actor, kl_controller=kl_controller)
     critic, learned = critic.update(batch, cfg.value_loss, **cfg.critic_options)
-    cost_critic, more = cost_critic.update(of_costs(batch), cfg.value_loss, **cfg.critic_options)
+    cost_critic, more = cost_critic.update(
+        use_costs_as_rewards(batch), cfg.value_loss, **cfg.critic_options
+    )
     before = {**learned, **more, **costs, **metrics, **load}
-    actor, metrics = updated(actor, batch, cfg, before, kl_controller, pretraining)
-    new = {"actor": actor, "critic": critic, "kl_controller": new_controller}
+    actor, metrics = update_actor(actor, batch, cfg, before, kl_controller, pretraining)
+    new = {"actor": actor, "critic": critic, "kl_controller": controller}
     return {**new, "cost_critic": cost_critic, "multiplier": multiplier}, metrics

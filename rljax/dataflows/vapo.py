@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from rljax.contracts import NotNegative, contract
 from rljax.dataflows.ppo import ppo
-from rljax.dataflows.stages import estimate, with_logprobs
+from rljax.dataflows.steps import compute_logprobs, prepare_batch
 from rljax.roles import program
 
 
@@ -27,8 +27,8 @@ def vapo(
 
     def pretrain(batch, roles):
         fixed = cfg.replace(kl_in_reward=0.0)
-        batch, load = with_logprobs(batch, fixed, actor=actor, critic=roles["critic"])
-        estimated, metrics, _ = estimate(batch, fixed, actor=actor)
+        batch, load = compute_logprobs(batch, fixed, actor=actor, critic=roles["critic"])
+        estimated, metrics, _ = prepare_batch(batch, fixed, actor=actor)
         critic, learned = roles["critic"].update(estimated, cfg.value_loss, **cfg.critic_options)
         _, names = jax.eval_shape(train, batch, roles)
         measured = {**dict.fromkeys(names, jnp.nan), **metrics, **learned, **load}

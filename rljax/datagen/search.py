@@ -52,7 +52,7 @@ class _Search:
 
     @property
     def asks(self) -> bool:
-        """Whether the middle needs the completer: the whole program is known to fail."""
+        """Returns whether the middle needs the completer: the whole program is known to fail."""
         return self.open and self.middle < len(self.ends)
 
     def settle(self, accepted: bool) -> None:

@@ -33,17 +33,17 @@ def fine(name: str, what: str) -> Finding:
 
 
 def has_tpu() -> bool:
-    """Whether the system shows TPU chips."""
+    """Returns whether the system shows TPU chips."""
     return bool(glob.glob("/dev/accel*") or glob.glob("/dev/vfio/[0-9]*"))
 
 
 def has_nvidia() -> bool:
-    """Whether the system shows NVIDIA GPUs."""
+    """Returns whether the system shows NVIDIA GPUs."""
     return bool(glob.glob("/dev/nvidia[0-9]*"))
 
 
 def is_installed(module: str) -> bool:
-    """Whether a module can be found; it is not imported."""
+    """Returns whether a module can be found; it is not imported."""
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):

@@ -146,12 +146,13 @@ class Episode:
 
     @property
     def waits(self) -> bool:
-        """Whether the generator is asynchronous."""
+        """Returns whether the generator is asynchronous."""
         return hasattr(self._generator, "asend")
 
     @property
     def finished(self) -> bool:
-        """Whether the generator has run to its end, so that nothing of it is left to close."""
+        """Returns whether the generator has run to its end, so that nothing of it is left to
+        close."""
         made = self._generator
         return made is None or None in (getattr(made, "gi_frame", 0), getattr(made, "ag_frame", 0))
 

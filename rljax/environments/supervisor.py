@@ -42,7 +42,7 @@ class Played:
 
     @property
     def owes(self) -> bool:
-        """Whether a step is expected of it."""
+        """Returns whether a step is expected of it."""
         return len(self.marks) <= len(self.replies)
 
 
@@ -106,7 +106,7 @@ class Supervisor(Crew):
                     played.worker.mail.append(("reply", played.ticket, content[1]))
 
     def wanted(self) -> bool:
-        """Whether an episode waits for a worker."""
+        """Returns whether an episode waits for a worker."""
         return bool(self._homeless) or not self._is_started
 
     def new_worker(self) -> PlayWorker:

@@ -314,7 +314,7 @@ def _refuse_own_code(values: Mapping[str, object], kind: type, made: Mapping[str
 
 
 def _is_plain(value: object) -> bool:
-    """Whether a value can stand in a record: {NAME} is found in texts alone."""
+    """Returns whether a value can stand in a record: {NAME} is found in texts alone."""
     if isinstance(value, tuple | list):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, str | bool | int | float)

@@ -112,7 +112,7 @@ def index() -> int:
 
 
 def first() -> bool:
-    """Whether this is the host that writes files and speaks to trackers."""
+    """Returns whether this is the host that writes files and speaks to trackers."""
     return index() == 0
 
 
@@ -139,7 +139,8 @@ def share(value):
 
 
 def agree(flag: bool, where: str = "") -> bool:
-    """Whether any host says so. `where` names the place in the program, and is compared, too."""
+    """Returns whether any host says so. `where` names the place in the program, and is compared,
+    too."""
     if _exchange is None:
         return bool(flag)
     return any(_gathered(bool(flag), where or _place()))

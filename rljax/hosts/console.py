@@ -88,7 +88,7 @@ class _Copy:
             self.write(2, self.last_words().encode())
 
     def copy(self, fd: int) -> bool:
-        """Whether there is more to come."""
+        """Returns whether there is more to come."""
         data, target = os.read(fd, 1 << 16), self.targets[fd]
         if target == 2:
             self.errors = (self.errors + data)[-(1 << 16) :]

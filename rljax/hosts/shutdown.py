@@ -158,7 +158,7 @@ def _followed(failure: Failure) -> int:
 
 
 def _lost_a_partner(error: BaseException) -> bool:
-    """Whether the error is that of a collective whose partner is gone: never the reason."""
+    """Returns whether the error is that of a collective whose partner is gone: never the reason."""
     of_jax = isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in str(error)
     return of_jax and _PARTNER_LOST.search(str(error)) is not None
 

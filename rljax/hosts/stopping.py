@@ -65,7 +65,7 @@ def _metadata(url: str, name: str) -> str:
 
 
 class Stops:
-    """Whether an exchange of the hosts may end what runs now."""
+    """Returns whether an exchange of the hosts may end what runs now."""
 
     def __init__(self) -> None:
         self.allowed = 0

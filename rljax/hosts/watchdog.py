@@ -163,7 +163,7 @@ class Watchdog:
             faulthandler.dump_traceback(file, all_threads=True)
 
     def _bytes_moved(self) -> bool:
-        """Whether this process has read or written much since the last look."""
+        """Returns whether this process has read or written much since the last look."""
         try:
             with open("/proc/self/io") as file:
                 lines = dict(line.split(": ") for line in file.read().splitlines())

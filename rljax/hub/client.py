@@ -133,8 +133,8 @@ def ask(name: HubName, question: Callable):
 
 
 def _may_pass(error: Exception) -> bool:
-    """Whether the next try may find another state: a connection that broke, not one that is never
-    answered, which would be waited for again."""
+    """Returns whether the next try may find another state: a connection that broke, not one that is
+    never answered, which would be waited for again."""
     return "Timeout" not in type(error).__name__ and "ConnectError" not in type(error).__name__
 
 

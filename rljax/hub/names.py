@@ -55,7 +55,7 @@ class HubName:
 
     @property
     def pinned(self) -> bool:
-        """Whether it names a commit, which never changes."""
+        """Returns whether it names a commit, which never changes."""
         return bool(COMMIT.fullmatch(self.revision))
 
 
@@ -75,7 +75,7 @@ def is_path(text: object) -> bool:
 
 
 def is_hub(text: object) -> bool:
-    """Whether a text begins with hf://."""
+    """Returns whether a text begins with hf://."""
     return str(text).startswith("hf:/")  # pathlib makes one slash of two
 
 

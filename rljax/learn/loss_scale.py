@@ -24,8 +24,8 @@ class LossScale:
     overflows: jax.Array  # int32: steps not taken because of the scale, since the start
 
     def is_to_blame(self, loss, finite) -> jax.Array:
-        """Whether a gradient that is not finite is an overflow of the scale, which the next one may
-        cure: the loss is finite, and there is a scale to be lowered."""
+        """Returns whether a gradient that is not finite is an overflow of the scale, which the next
+        one may cure: the loss is finite, and there is a scale to be lowered."""
         return ~finite & jnp.isfinite(loss) & (self.scale > 1)
 
     def after(

@@ -23,13 +23,13 @@ def _keys(path) -> tuple[str, ...]:
 
 
 def is_matrix(path: tuple[str, ...]) -> bool:
-    """Whether the weight is no norm scale, bias, sink or correction."""
+    """Returns whether the weight is no norm scale, bias, sink or correction."""
     return path[-1] not in _VECTORS and not path[-1].endswith("_bias")
 
 
 def is_hidden(path: tuple[str, ...]) -> bool:
-    """Whether it is a matrix from hidden values to hidden values: neither a table of embeddings nor
-    a head, nor the map that takes in the pixels of an image."""
+    """Returns whether it is a matrix from hidden values to hidden values: neither a table of
+    embeddings nor a head, nor the map that takes in the pixels of an image."""
     return is_matrix(path) and path[-1] not in _TABLES and "patch_embed" not in path
 
 

@@ -128,7 +128,7 @@ def weighted_loss(loss, metrics, batch: Batch, weights: jax.Array, *, corrected:
 
 
 def _live(batch: Batch, examples: int) -> jax.Array:
-    """Whether any row of an example has a policy token: [B] -> [examples]."""
+    """Returns whether any row of an example has a policy token: [B] -> [examples]."""
     return jnp.any((batch.mask > 0).reshape(examples, -1), axis=1)
 
 
@@ -200,7 +200,7 @@ class Objective:
 
     @property
     def at_once(self) -> bool:
-        """Whether the loss is a function of all rows of an optimizer step at once."""
+        """Returns whether the loss is a function of all rows of an optimizer step at once."""
         return self.whole_step or self.of_sums.loss is not None
 
     def whole_total(self, read, batch: Batch, token_weights, row_weights):

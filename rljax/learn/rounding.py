@@ -26,7 +26,7 @@ def stochastic_round(x: jax.Array, key: jax.Array) -> jax.Array:
 
 
 def rounds(params) -> bool:
-    """Whether any of the trained weights are held in bfloat16."""
+    """Returns whether any of the trained weights are held in bfloat16."""
     return any(x.dtype == jnp.bfloat16 for x in jax.tree.leaves(params))
 
 

@@ -260,8 +260,8 @@ def _over_mesh(path, mesh, q, k, v, segments, sinks, prefix) -> jax.Array:
 
 
 def in_a_ring(mesh: Mesh, heads: int, context_attention: str) -> bool:
-    """Whether `attention` over a mesh passes keys and values on, instead of trading tokens for
-    heads."""
+    """Returns whether `attention` over a mesh passes keys and values on, instead of trading tokens
+    for heads."""
     context, tensor = mesh.shape["context"], mesh.shape["tensor"]
     if context == 1 or context_attention == "heads":
         return False

@@ -230,7 +230,8 @@ def page_tokens(columns: int) -> int:
 
 
 def paged_takes(heads: int, kv_heads: int, size: int, dtype) -> bool:
-    """Whether `paged` takes so many heads on a device, of this size, and caches of this type."""
+    """Returns whether `paged` takes so many heads on a device, of this size, and caches of this
+    type."""
     dtype = jnp.dtype(dtype)
     if size != LANES or dtype not in (jnp.bfloat16, jnp.float32):
         return False

@@ -68,7 +68,7 @@ class Cache:
 
     @property
     def is_ring(self) -> bool:
-        """Whether a token may have overwritten an older one."""
+        """Returns whether a token may have overwritten an older one."""
         return 0 < self.window == self.columns
 
     def arrays(self) -> tuple[jax.Array, ...]:
@@ -85,8 +85,8 @@ def order_for(mesh: Mesh) -> str:
 
 
 def pairs_for(config: ModelConfig, mesh: Mesh, dtype: str) -> bool:
-    """Whether a layer's keys and values are stored as pairs: where the kernel that reads them runs,
-    which has no sinks and no scales."""
+    """Returns whether a layer's keys and values are stored as pairs: where the kernel that reads
+    them runs, which has no sinks and no scales."""
     chunks = any(kind.chunk for kind in config.kinds)  # what that kernel does not know, either
     if config.latent or config.sinks or chunks or mesh.devices.flat[0].platform != "tpu":
         return False

@@ -110,7 +110,7 @@ class Rope:
 
     @property
     def follows_length(self) -> bool:
-        """Whether the frequencies depend on how long sequences may get."""
+        """Returns whether the frequencies depend on how long sequences may get."""
         return self.kind in ("longrope", "dynamic")
 
     def dims(self, head_dim: int) -> int:
@@ -371,8 +371,8 @@ class ModelConfig:
 
     @property
     def has_frozen(self) -> bool:
-        """Whether an optimizer moves a part of the weights alone: then a checkpoint holds that
-        part."""
+        """Returns whether an optimizer moves a part of the weights alone: then a checkpoint holds
+        that part."""
         return self.lora is not None or (self.freeze_vision and self.vision is not None)
 
     @property

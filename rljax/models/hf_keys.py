@@ -184,7 +184,7 @@ def every(keys: Keys, layers: int) -> list[int]:
 
 
 def _windows_are_on(keys: Keys, layers: int) -> bool:
-    """Whether `use_sliding_window` is, without which no layer may be said to slide."""
+    """Returns whether `use_sliding_window` is, without which no layer may be said to slide."""
     if keys.get("use_sliding_window", bool, False):
         return True
     keys.get("sliding_window", int, None)
@@ -212,8 +212,8 @@ def qwen_moe_windows(keys: Keys, layers: int) -> list[int]:
 
 
 def rotated(keys: Keys, layers: int) -> list[bool]:
-    """Whether each layer rotates its queries and keys: `no_rope_layers` has a 1 for those that do,
-    and without it every `no_rope_layer_interval`-th layer does not."""
+    """Returns whether each layer rotates its queries and keys: `no_rope_layers` has a 1 for those
+    that do, and without it every `no_rope_layer_interval`-th layer does not."""
     given = keys.get("no_rope_layers", list, None)
     interval = keys.positive("no_rope_layer_interval", int, 4)
     if not given:

@@ -371,7 +371,7 @@ class Model:
 
     @property
     def _turns_weights(self) -> bool:
-        """Whether decoding may multiply in another order than training, which is faster."""
+        """Returns whether decoding may multiply in another order than training, which is faster."""
         ordered = self.mesh.size > 1 or self.config.batch_invariant
         return not ordered and self.mesh.devices.flat[0].platform == "cpu"
 

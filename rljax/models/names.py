@@ -156,8 +156,8 @@ class Piece:
 
     @property
     def flat(self) -> bool:
-        """Whether all its axes are one on disk: the bias of a map into heads, the scale of a norm
-        over all of them."""
+        """Returns whether all its axes are one on disk: the bias of a map into heads, the scale of
+        a norm over all of them."""
         return not self.inside and self.column is None and self.path[-1] in ("bias", "scale")
 
     @property

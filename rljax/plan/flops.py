@@ -184,7 +184,7 @@ def _conditional(eqn, chosen: dict, deeper, in_kernel: bool) -> Work:
 
 
 def _is_open(eqn) -> bool:
-    """Whether a while loop ends by its data, and not at a number."""
+    """Returns whether a while loop ends by its data, and not at a number."""
     condition = _open(eqn.params["cond_jaxpr"])
     [last] = condition.eqns[-1:] or [None]
     counted = last is not None and last.primitive.name in ("lt", "gt")

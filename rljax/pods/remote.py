@@ -101,7 +101,7 @@ def everywhere(cloud: Cloud, machines: Sequence[Machine], command: Callable) -> 
 
 
 def _is_gone(cloud: Cloud) -> bool:
-    """Whether the service says so."""
+    """Returns whether the service says so."""
     try:
         return cloud.state()[0] != ACTIVE
     except InputError:

@@ -99,7 +99,7 @@ def _end_group(group: int, patience_s: float = 10.0) -> None:
 
 
 def _runs(group: int) -> bool:
-    """Whether a process of the group is more than a zombie, which in a container nobody may
+    """Returns whether a process of the group is more than a zombie, which in a container nobody may
     reap."""
     for name in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(OSError):  # it has ended

@@ -66,7 +66,7 @@ class Sample:
 
     @property
     def cut_off(self) -> bool:
-        """Whether a limit ended it: of tokens, or of an episode's turns or seconds."""
+        """Returns whether a limit ended it: of tokens, or of an episode's turns or seconds."""
         return FinishReason[self.finish_reason.upper()] in LIMITS
 
 

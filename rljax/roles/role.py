@@ -68,7 +68,7 @@ def static_field(default=dataclasses.MISSING):
 
 
 def is_role(x) -> bool:
-    """Whether an argument of a dataflow is a role or arrays, and not an option."""
+    """Returns whether an argument of a dataflow is a role or arrays, and not an option."""
     return isinstance(x, Role) or any(
         isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)) or hasattr(leaf, "__array__")
         for leaf in jax.tree.leaves(x)

@@ -108,7 +108,7 @@ def not_written(what: str, folder: Path, error: BaseException, fix: str) -> Inpu
 
 
 def concerns(folder: Path, error: OSError) -> bool:
-    """Whether the error is one of the disk, or of a file of the run folder."""
+    """Returns whether the error is one of the disk, or of a file of the run folder."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO):
         return True
     named = error.filename if isinstance(error.filename, str) else ""
@@ -150,7 +150,7 @@ def free_bytes(folder: Path) -> int | None:
 
 
 def _check_kind(path: Path, kind, name: str) -> bool:
-    """Whether `path` exists. Raises InputError if it is anything but a `name` that can be
+    """Returns whether `path` exists. Raises InputError if it is anything but a `name` that can be
     written."""
     if not os.path.lexists(path):
         return False
@@ -199,7 +199,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a process writes the run folder now: it has the lock, or, on another host, a
+    """Returns whether a process writes the run folder now: it has the lock, or, on another host, a
     heartbeat."""
     try:
         file = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -268,7 +268,7 @@ def _try_lock(file: int) -> bool:
 
 
 def is_open_at(file: int, path: Path) -> bool:
-    """Whether `path` is still the open file, and nobody has removed or replaced it."""
+    """Returns whether `path` is still the open file, and nobody has removed or replaced it."""
     try:
         return os.path.samestat(os.fstat(file), os.stat(path, follow_symlinks=False))
     except OSError:
@@ -314,15 +314,15 @@ def _start_time(pid: int) -> str:
 
 
 def is_running(holder: dict) -> bool:
-    """Whether the holder is a process that this one can see. An id may have been given anew, but
-    not together with its start time."""
+    """Returns whether the holder is a process that this one can see. An id may have been given
+    anew, but not together with its start time."""
     here = holder.get("boot") == _boot()
     return here and _start_time(holder["pid"]) == holder.get("started") != ""
 
 
 def _beats_elsewhere(file: int, folder: Path, holder: dict) -> bool:
-    """Whether the holder, of another host, has shown itself within STALE_S; both times are of the
-    file system's own clock."""
+    """Returns whether the holder, of another host, has shown itself within STALE_S; both times are
+    of the file system's own clock."""
     if holder.get("boot") == _boot():
         return False
     with tempfile.TemporaryFile(dir=folder) as now:

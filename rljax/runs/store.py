@@ -29,7 +29,8 @@ class StoreError(OSError):
 
 
 def is_url(path: str | os.PathLike) -> bool:
-    """Whether a path names a place that only fsspec can reach; file:// is a local folder."""
+    """Returns whether a path names a place that only fsspec can reach; file:// is a local
+    folder."""
     found = _SCHEME.match(str(path))
     return bool(found) and found[1].lower() not in ("file", "local")
 
@@ -41,7 +42,7 @@ def local_path(path: str | os.PathLike) -> Path:
 
 
 def is_folder(path: str | os.PathLike) -> bool:
-    """Whether there is a folder, which under a URL is there when a file is in it."""
+    """Returns whether there is a folder, which under a URL is there when a file is in it."""
     return bool(Store(str(path)).sizes()) if is_url(path) else local_path(path).is_dir()
 
 
@@ -136,8 +137,8 @@ class Store:
         ]  # fmt: skip
 
     def exists(self, name: str) -> bool:
-        """Whether there is a file of that name. Not by fsspec's `isfile`, to which every failure
-        of the request means that there is none."""
+        """Returns whether there is a file of that name. Not by fsspec's `isfile`, to which every
+        failure of the request means that there is none."""
 
         def once() -> bool:
             self.files.invalidate_cache()
@@ -187,7 +188,8 @@ class Store:
 
 
 def _may_help(error: Exception) -> bool:
-    """Whether another try can mend an error: not one of missing rights, whatever its class."""
+    """Returns whether another try can mend an error: not one of missing rights, whatever its
+    class."""
     said = f"{type(error).__name__} {error}".lower()
     hopeless = ("forbidden", "credential", "access denied", "unauthorized", "anonymous caller")
     return not any(word in said for word in hopeless)

@@ -102,8 +102,8 @@ class StoreLock:
 
 
 def _is_dead(holder: dict) -> bool:
-    """Whether it is known without waiting: a process of this machine that is gone, or one whose
-    last sign of life is long past."""
+    """Returns whether it is known without waiting: a process of this machine that is gone, or one
+    whose last sign of life is long past."""
     if holder.get("boot") == describe_process()["boot"]:
         return not is_running(holder)
     last = holder.get("time")

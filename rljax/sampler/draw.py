@@ -185,8 +185,8 @@ def mode_of(rules: Rules) -> jax.Array:
 
 
 def _is_ruled(rules: Rules) -> jax.Array:
-    """Whether each row's draw is not from the plain softmax: [B] bool. (Greedy is from it: a
-    point of it.)"""
+    """Returns whether each row's draw is not from the plain softmax: [B] bool. (Greedy is from it:
+    a point of it.)"""
     ruled = _is_cut(rules) | (rules.min_p > 0)
     if rules.bias is not None:
         ruled |= jnp.any(rules.bias != 0, axis=1)

@@ -127,8 +127,8 @@ class Engine:
         return slot.forcing_of(requests, self.forcing_tokens, budgets, prompt_tokens)
 
     def can_go_back(self, read: int) -> bool:
-        """Whether a slot that has read so many tokens still has what fewer of them need: no sliding
-        window has gone round."""
+        """Returns whether a slot that has read so many tokens still has what fewer of them need: no
+        sliding window has gone round."""
         return all(not kind.window or read <= kind.window for kind in self.model.config.kinds)
 
     # -- verbs

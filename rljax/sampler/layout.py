@@ -175,7 +175,7 @@ def weights_like(model: Model, params, *, keep_dtypes: bool) -> dict:
 
 
 def agree(source: Model, target: Model, params, like) -> bool:
-    """Whether `params`, on the layout of `source`, are what `target` reads, as they are."""
+    """Returns whether `params`, on the layout of `source`, are what `target` reads, as they are."""
     if source.mesh != target.mesh or jax.tree.structure(params) != jax.tree.structure(like):
         return False
     leaves = zip(jax.tree.leaves(params), jax.tree.leaves(like), strict=True)
@@ -183,7 +183,7 @@ def agree(source: Model, target: Model, params, like) -> bool:
 
 
 def is_apart(source: Model, target: Model) -> bool:
-    """Whether two models lie on other devices, between which no program sends anything."""
+    """Returns whether two models lie on other devices, between which no program sends anything."""
     return set(source.mesh.devices.flat) != set(target.mesh.devices.flat)
 
 

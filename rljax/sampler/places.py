@@ -100,8 +100,8 @@ class Places:
         return sorted([*samples, *unseen], key=lambda sample: sample.id)
 
     def _unseen(self, one: Return) -> bool:
-        """Whether a sample has images and comes back without all that was read of them. (Pages may
-        be found that end inside of an image.)"""
+        """Returns whether a sample has images and comes back without all that was read of them.
+        (Pages may be found that end inside of an image.)"""
         kept = one.partial is None
         if not kept:
             kept = one.partial.prefix is not None and one.partial.version == self.version

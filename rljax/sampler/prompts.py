@@ -119,7 +119,7 @@ class Prompts:
             self._read_short(params, short[at : at + self.prefill_rows])
 
     def unread(self, free: int) -> bool:
-        """Whether a prompt that was not read to its end would get one of `free` slots."""
+        """Returns whether a prompt that was not read to its end would get one of `free` slots."""
         for group in self._groups:
             if free <= 0 or group.prefix is None:
                 return free > 0

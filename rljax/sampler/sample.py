@@ -96,7 +96,7 @@ class Sample:
         return np.concatenate([self.prompt, self.tokens])
 
     def contains(self, marker: Sequence[int]) -> bool:
-        """Whether these tokens stand in a row in the part that `sampling` is about."""
+        """Returns whether these tokens stand in a row in the part that `sampling` is about."""
         tokens = self.tokens[self.begun :].tolist()
         size, marker = len(marker), list(marker)
         return any(tokens[i : i + size] == marker for i in range(len(tokens) - size + 1))

@@ -196,7 +196,7 @@ def step(models, weight, slots: Slots, mode=None, routed=False) -> tuple[Slots, 
 
 
 def _apart(models) -> bool:
-    """Whether draws record the very log-probs of training."""
+    """Returns whether draws record the very log-probs of training."""
     return models[0][0].config.batch_invariant and len(models) == 1
 
 

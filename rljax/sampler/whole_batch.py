@@ -153,8 +153,8 @@ def _decode(models, second, carry, shape: Shape, room: int, shards: int):
 
 
 def fits_a_turn(shape: Shape, rows: int) -> bool:
-    """Whether every row ends in the first turn, so that no row can be reported before the batch
-    is done."""
+    """Returns whether every row ends in the first turn, so that no row can be reported before the
+    batch is done."""
     return shape.slots == rows and shape.response_tokens <= TURN_STEPS
 
 

@@ -24,7 +24,7 @@ def with_decode_layout(setup: Setup) -> Setup:
 
 
 def samples(setup: Setup) -> bool:
-    """Whether the policy of the main phase answers prompts."""
+    """Returns whether the policy of the main phase answers prompts."""
     return setup.main.samples and sampled_prompts(setup.config) > 0
 
 

@@ -200,7 +200,7 @@ def _is_array(value: object) -> bool:
 
 
 def _is_part(name: str, value: object) -> bool:
-    """Whether a value is what _FORMS calls by this name."""
+    """Returns whether a value is what _FORMS calls by this name."""
     if name == "metrics":
         return isinstance(value, dict) and all(map(_is_array, value.values()))
     return isinstance(value, Batch) if name == "batch" else _is_array(value)
@@ -278,7 +278,7 @@ def _fix_of_unread(name: str, value, usual) -> str:
 
 
 def _same(field: str, value, usual) -> bool:
-    """Whether two values of a field say the same: "dpo" and "dpo(beta=0.1)" may."""
+    """Returns whether two values of a field say the same: "dpo" and "dpo(beta=0.1)" may."""
     home = NAMESPACES.get(field)
     if home is None or value == usual or not value or not usual:
         return value == usual

@@ -46,7 +46,7 @@ class Phase:
 
     @property
     def samples(self) -> bool:
-        """Whether its batches are sampled, not read from a file."""
+        """Returns whether its batches are sampled, not read from a file."""
         return self.data in SAMPLED
 
     @property
@@ -127,8 +127,8 @@ class Setup:
 
     @property
     def starts_from_policy(self) -> bool:
-        """Whether any role begins with the weights of `model`: not where a reward model is trained
-        on from critic_model."""
+        """Returns whether any role begins with the weights of `model`: not where a reward model is
+        trained on from critic_model."""
         return any(phase.trains == "actor" for phase in self.phases) or not self.config.critic_model
 
     @property
@@ -137,7 +137,7 @@ class Setup:
 
     @property
     def needs_costs(self) -> bool:
-        """Whether the dataflow reads what samples cost."""
+        """Returns whether the dataflow reads what samples cost."""
         return self.needs_reward and "costs" in spec(self.dataflow).reads
 
     @property

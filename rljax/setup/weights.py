@@ -66,9 +66,9 @@ def check_weights(config: Config, model: Model) -> None:
 
 
 def multiplied_in_dtype(path: tuple[str, ...], config: ModelConfig) -> bool:
-    """Whether the model rounds this weight to its dtype before use. Rounding a frozen copy then
-    changes nothing; every other weight (router, norms, a float32 head) stays what the actor has:
-    KL to the reference starts at exactly 0."""
+    """Returns whether the model rounds this weight to its dtype before use. Rounding a frozen copy
+    then changes nothing; every other weight (router, norms, a float32 head) stays what the actor
+    has: KL to the reference starts at exactly 0."""
     if path in (("head",), ("embedding",)):
         return not config.head_in_float32 or config.head_dtype == config.dtype
     experts = path[0] == "layers" and path[-2:] in (("mlp", "gate"), ("mlp", "up"), ("mlp", "down"))

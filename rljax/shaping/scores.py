@@ -92,7 +92,7 @@ def normalised(batch: Batch, *, eps: NotNegative = 1e-8):
 
 
 def _counted(batch: Batch):
-    """Whether a row counts: the first one of each sequence that has policy tokens."""
+    """Returns whether a row counts: the first one of each sequence that has policy tokens."""
     return batches.first_of_sequence(batch) & jnp.any(batch.mask > 0, axis=1)
 
 

@@ -87,7 +87,7 @@ def _mark_lines(out, tokens: list[int], texts, drop_partial: bool, code_only: bo
 
 
 def line_ends(step_ids: np.ndarray) -> np.ndarray:
-    """Whether a token is the last of its line: bool [B, S]."""
+    """Returns whether a token is the last of its line: bool [B, S]."""
     ids = np.asarray(step_ids)
     out = np.zeros(ids.shape, bool)
     for b, row in enumerate(ids):

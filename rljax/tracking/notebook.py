@@ -47,7 +47,7 @@ CSS = """
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook: Jupyter's, Colab's, Kaggle's."""
+    """Returns whether this process is the kernel of a notebook: Jupyter's, Colab's, Kaggle's."""
     if "ipykernel.zmqshell" not in sys.modules:
         return False
     shell = importlib.import_module("IPython").get_ipython()

@@ -27,7 +27,7 @@ _SKIPPED = "skipped_steps"  # the end of its metric's name, for every trained ro
 
 
 def is_bad(metrics: dict) -> bool:
-    """Whether the metrics of a step count an optimizer step that was not finite."""
+    """Returns whether the metrics of a step count an optimizer step that was not finite."""
     return any(value > 0 for name, value in metrics.items() if name.endswith(_SKIPPED))
 
 

@@ -228,8 +228,8 @@ def _opened(jaxpr) -> tuple:
 
 
 def _tells_finiteness(eqn) -> bool:
-    """Whether an operation inside asks if numbers are finite, so that what it returns may tell of
-    numbers that it does not return."""
+    """Returns whether an operation inside asks if numbers are finite, so that what it returns may
+    tell of numbers that it does not return."""
     return any(
         inner.primitive.name == "is_finite" or _tells_finiteness(inner)
         for jaxpr in core.jaxprs_in_params(eqn.params)

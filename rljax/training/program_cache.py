@@ -215,7 +215,7 @@ def _beside(run_dir: str | Path) -> str:
 
 
 def _seen_by_all(folder: Path) -> bool:
-    """Whether a file that the first host makes there is seen by every host."""
+    """Returns whether a file that the first host makes there is seen by every host."""
     token = folder / f".{hosts.share(secrets.token_hex(8))}"
     if hosts.first():
         token.touch()

@@ -82,7 +82,7 @@ class Progress:
 
 
 def _is_a(value: object, hint) -> bool:
-    """Whether a value of JSON is of a type such as float, dict[str, int] or list | None."""
+    """Returns whether a value of JSON is of a type such as float, dict[str, int] or list | None."""
     kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     kinds = tuple(typing.get_origin(kind) or kind for kind in kinds)
     kinds += (int,) if float in kinds else ()

@@ -83,8 +83,8 @@ class RunFolder:
         return ""
 
     def is_wrapped_up(self, steps: int) -> bool:
-        """Whether the last of `steps` steps was followed by export, summary and report: the report
-        is the last file."""
+        """Returns whether the last of `steps` steps was followed by export, summary and report: the
+        report is the last file."""
         try:
             summary = read_json_object(self.path / "summary.json")
         except InputError:

@@ -74,7 +74,7 @@ class _Found:
         self.replaced |= sizes
 
     def _follows(self, problem: str) -> bool:
-        """Whether a problem may be that of a default which stands for another value."""
+        """Returns whether a problem may be that of a default which stands for another value."""
         (field,) = _fields_of([problem])
         return field.partition(".")[0] in {name.partition(".")[0] for name in self.replaced}
 

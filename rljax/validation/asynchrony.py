@@ -89,8 +89,9 @@ def flight_warnings(config: Config) -> list[str]:
 
 
 def _weighs_old_tokens(config: Config) -> bool:
-    """Whether what is learned from a token depends on the log-prob with which it was drawn, or the
-    samples may be any policy's: pairs that are compared, and texts that a teacher reads, too."""
+    """Returns whether what is learned from a token depends on the log-prob with which it was drawn,
+    or the samples may be any policy's: pairs that are compared, and texts that a teacher reads,
+    too."""
     algorithm, dataflow = config.algorithm, resolve(config.dataflow, NAMESPACES["dataflow"])
     loss = resolve(algorithm.policy_loss, NAMESPACES["policy_loss"])
     anyones = spec(dataflow).compares_samples or spec(dataflow).data != "rollouts"

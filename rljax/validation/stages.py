@@ -295,7 +295,8 @@ def _filled(config: Config, dataflow: Component) -> set[str]:
 
 
 def _has_critic(config: Config, dataflow: Component) -> bool:
-    """Whether a critic learns: the page asks for it, or may have one that the rollout asks for."""
+    """Returns whether a critic learns: the page asks for it, or may have one that the rollout asks
+    for."""
     if "critic" not in dataflow.parameters:
         return False
     required = dataflow.signature.parameters["critic"].default is inspect.Parameter.empty

@@ -25,7 +25,7 @@ class Place:
     facts: dict
 
     def orphaned(self) -> bool:
-        """Whether the parent has ended. A fork of it may hold the stream open."""
+        """Returns whether the parent has ended. A fork of it may hold the stream open."""
         return os.getppid() != self.parent
 
 
@@ -65,7 +65,7 @@ def _die_with(lifeline: int) -> None:
 
 
 def readable(descriptor: int, seconds: float) -> bool:
-    """Whether something can be read from a descriptor within so many seconds."""
+    """Returns whether something can be read from a descriptor within so many seconds."""
     # select() refuses descriptors above 1023, and ours have the numbers that the parent gave them.
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)

@@ -61,7 +61,7 @@ class Crew(abc.ABC):
 
     @abc.abstractmethod
     def wanted(self) -> bool:
-        """Whether anybody waits: what cannot start must not be started for ever."""
+        """Returns whether anybody waits: what cannot start must not be started for ever."""
 
     @abc.abstractmethod
     def hand_out(self) -> None:

@@ -119,7 +119,7 @@ class WorkerProcess:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether something waits until the worker reads."""
+        """Returns whether something waits until the worker reads."""
         return bool(self._unsent)
 
     def post(self, data: bytes) -> None:

@@ -18,7 +18,7 @@ from rljax import dataflows
 from rljax import setup as build
 from rljax.components import Component
 from rljax.dataflows import grpo, ppo, remax
-from rljax.dataflows.stages import estimate, updated, with_logprobs
+from rljax.dataflows.steps import compute_logprobs, prepare_batch, update_actor
 from rljax.learn import Steps
 from rljax.mesh import make_mesh
 from rljax.models.huggingface import save_params
@@ -101,11 +101,11 @@ def test_a_step_calls_each_role_as_the_table_says(shared, monkeypatch, tmp_path,
 @program
 def without_critic(batch, key, cfg, *, actor, reference=None, kl_controller=None, pretraining=None):
     """PPO's page, edited by hand into the update of ReMax and GRPO."""
-    batch, load = with_logprobs(batch, cfg, actor=actor, reference=reference)
-    batch, metrics, new_controller = estimate(batch, cfg, actor=actor, kl_controller=kl_controller)
+    batch, load = compute_logprobs(batch, cfg, actor=actor, reference=reference)
+    batch, metrics, controller = prepare_batch(batch, cfg, actor=actor, kl_controller=kl_controller)
     before = {**metrics, **load}
-    actor, metrics = updated(actor, batch, cfg, before, kl_controller, pretraining)
-    return {"actor": actor, "kl_controller": new_controller}, metrics
+    actor, metrics = update_actor(actor, batch, cfg, before, kl_controller, pretraining)
+    return {"actor": actor, "kl_controller": controller}, metrics
 
 
 def lines_of(page) -> list[str]:

@@ -16,7 +16,7 @@ from rljax.batch import last_token, row_scores
 from rljax.dataflows.algorithm import Algorithm
 from rljax.dataflows.grpo import grpo
 from rljax.dataflows.pf_ppo import redraw_in_groups
-from rljax.dataflows.stages import baseline_filtered, mean_sequence_kl, shaped
+from rljax.dataflows.steps import filter_baseline_rows, mean_sequence_kl, shape_rewards
 from rljax.roles import Baseline
 from rljax.rollout.greedy import with_greedy_baseline
 from rljax.shaping.resampling import group_rank_weights
@@ -153,7 +153,7 @@ def test_an_adapted_coefficient_reaches_loss_and_reward(shared):
     )  # fmt: skip
     cfg = run.setup.algorithm.replace(kl_in_reward=0.2)
     half = dataclasses.replace(controller, state=jnp.float32(0.5))
-    np.testing.assert_allclose(shaped(batch, cfg, half).rewards, -0.05, rtol=1e-5)
+    np.testing.assert_allclose(shape_rewards(batch, cfg, half).rewards, -0.05, rtol=1e-5)
     assert float(mean_sequence_kl(batch)) == pytest.approx(0.5)
 
 
@@ -223,7 +223,7 @@ def test_rows_that_leave_a_group_leave_its_baseline():
     )
     batch = batch.replace(rewards=last_token(batch))
     keep = lambda batch: jnp.array([1.0, 0, 1, 1])  # noqa: E731
-    made = baseline_filtered(batch, types.SimpleNamespace(baseline_filters=(keep,)))
+    made = filter_baseline_rows(batch, types.SimpleNamespace(baseline_filters=(keep,)))
     group = np.asarray(made.group)
     assert group[1] not in group[[0, 2, 3]] and (group[[0, 2, 3]] == [0, 1, 1]).all()
     np.testing.assert_array_equal(made.mask[:, 0], [1, 0, 1, 1])

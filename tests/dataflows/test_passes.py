@@ -15,7 +15,13 @@ from rljax.components import resolve
 from rljax.config import NAMESPACES
 from rljax.correction import mismatch_metrics
 from rljax.dataflows import grpo, ppo, remax
-from rljax.dataflows.stages import corrected, described, filtered, shaped, with_advantages
+from rljax.dataflows.steps import (
+    apply_rollout_correction,
+    compute_advantages,
+    describe_batch,
+    filter_rows,
+    shape_rewards,
+)
 from rljax.learn import Steps
 from rljax.learn.packing import Packing
 from rljax.mesh import make_mesh
@@ -124,10 +130,10 @@ def test_a_reference_of_coefficient_0_is_not_made(field):
 def with_a_pass(batch, key, cfg, *, actor, reference):
     """GRPO on old log-probs that the batch brings along."""
     batch = batch.replace(ref_logprobs=reference.logprobs(batch, cfg.steps))
-    batch, kept, metrics = corrected(batch, cfg)
-    batch = with_advantages(batch, shaped(batch, cfg), cfg)
-    metrics |= described(batch, batch, cfg, actor)
-    batch, left = filtered(batch, kept, cfg)
+    batch, kept, metrics = apply_rollout_correction(batch, cfg)
+    batch = compute_advantages(batch, shape_rewards(batch, cfg), cfg)
+    metrics |= describe_batch(batch, batch, cfg, actor)
+    batch, left = filter_rows(batch, kept, cfg)
     actor, learned = actor.update(batch, cfg.policy_loss, **cfg.update_options())
     return {"actor": actor}, {**metrics, **left, **learned}
 

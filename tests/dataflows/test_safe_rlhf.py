@@ -18,7 +18,12 @@ from rljax.advantages import gae
 from rljax.advantages.lagrangian import lagrangian
 from rljax.dataflows import ppo, safe_rlhf
 from rljax.dataflows.algorithm import Algorithm
-from rljax.dataflows.stages import of_costs, shaped, with_advantages, with_lagrangian
+from rljax.dataflows.steps import (
+    compute_advantages,
+    shape_rewards,
+    use_costs_as_rewards,
+    use_lagrangian_advantage,
+)
 from rljax.learn import Steps
 from rljax.roles import Critic, Multiplier
 
@@ -97,8 +102,8 @@ def algorithm(advantage, **fields) -> Algorithm:
 
 
 def weighed(batch, cfg, role, **options):
-    cfg = with_lagrangian(cfg, role, **{"kl_split": 1.0, "clip": 50.0, **options})
-    return with_advantages(batch, shaped(batch, cfg), cfg)
+    cfg = use_lagrangian_advantage(cfg, role, **{"kl_split": 1.0, "clip": 50.0, **options})
+    return compute_advantages(batch, shape_rewards(batch, cfg), cfg)
 
 
 def rewards_alone(seen: list):
@@ -152,7 +157,7 @@ def test_kl_weighs_the_same_for_every_multiplier(lam, split):
         without.advantages - with_kl.advantages, split * 0.7 * estimate(kl)[0], atol=1e-6
     )
     # Each critic learns the returns of its own rewards.
-    want = estimate(of_costs(batch))[1]
+    want = estimate(use_costs_as_rewards(batch))[1]
     np.testing.assert_allclose(without.cost_returns, want, atol=1e-6)
 
 

@@ -22,7 +22,7 @@ from test_families import FOLDERS, loaded
 
 from rljax.arrays import place
 from rljax.batch import Batch
-from rljax.dataflows.stages import with_logprobs
+from rljax.dataflows.steps import compute_logprobs
 from rljax.errors import InputError
 from rljax.learn import Steps, token_mean
 from rljax.learn.matrices import decayed
@@ -144,7 +144,7 @@ def test_the_load_of_experts_is_that_of_all_tokens_however_the_rows_are_split():
         old_logprobs="recomputed",
         advantage=lambda batch: batch,
     )
-    _, seen = with_logprobs(batch, cfg, actor=actor)
+    _, seen = compute_logprobs(batch, cfg, actor=actor)
     np.testing.assert_allclose(seen["expert_load_max"], want["expert_load_max"], rtol=1e-5)
     # So does an update whose own forward pass gives the old log-probs.
     options = dict(steps=cfg.steps, reduction=token_mean, on_policy=lambda batch: {})

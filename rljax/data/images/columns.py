@@ -37,7 +37,7 @@ _SHORTEST = 64  # characters of base64: no image has fewer
 
 
 def has_images(row: Mapping) -> bool:
-    """Whether a row as it was read holds images."""
+    """Returns whether a row as it was read holds images."""
     return len(_column(row)[1]) > 0 or any(
         _is_image(part) for name in (*_PROMPTS, *_ANSWERS) for part in _parts(row.get(name))
     )
@@ -125,8 +125,8 @@ def _column(row: Mapping) -> tuple[str, list]:
 
 
 def _names_image(text: str, row: Mapping) -> bool:
-    """Whether the text of a column `image` is an image's path, base64 or data URL, and no text
-    about one: by itself, or because a place in the row waits for it."""
+    """Returns whether the text of a column `image` is an image's path, base64 or data URL, and no
+    text about one: by itself, or because a place in the row waits for it."""
     if text.startswith("data:image/") or text.lower().endswith(_SUFFIXES):
         return True
     if len(text) >= _SHORTEST and " " not in text and _BASE64.fullmatch(text):

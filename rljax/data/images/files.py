@@ -150,7 +150,7 @@ class Source:
 
 
 def _jpeg_ends(data: bytes) -> bool:
-    """Whether the end of a JPEG image, not that of a thumbnail in its header, is there."""
+    """Returns whether the end of a JPEG image, not that of a thumbnail in its header, is there."""
     at = 2
     while at + 4 <= len(data):
         if data[at] != 0xFF or data[at + 1] == 0xFF:
@@ -169,7 +169,7 @@ def _jpeg_ends(data: bytes) -> bool:
 
 
 def _gif_ends(data: bytes) -> bool:
-    """Whether the trailer of a GIF file is there, behind all its blocks."""
+    """Returns whether the trailer of a GIF file is there, behind all its blocks."""
     table = lambda flags: 3 * 2 ** ((flags & 7) + 1) if flags & 0x80 else 0  # noqa: E731
     at = 13 + table(data[10])
     while at + 10 < len(data) and data[at] in b"\x21\x2c":

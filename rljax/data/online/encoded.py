@@ -174,8 +174,8 @@ def _records(spec: str, config: Config, split: str, notes: list[str]) -> list[di
 
 
 def needs_ground_truth(config: Config) -> bool:
-    """Whether the rewards of a file's prompts compare the answer with a reference. A reward model
-    does not, nor does a function without the parameter `ground_truth`."""
+    """Returns whether the rewards of a file's prompts compare the answer with a reference. A reward
+    model does not, nor does a function without the parameter `ground_truth`."""
     texts = {evaluation_text(config), training_text(config)} - {""}
     if OF_FILES in texts:
         return True

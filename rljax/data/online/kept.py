@@ -108,8 +108,8 @@ def _tools_in(extra: dict) -> bool:
 
 
 def reference_check(texts: Iterable[str]) -> Check | None:
-    """Whether the rewards can read a record's ground truth, asked with an empty response: those of
-    rljax that ask no server and no model. None where there are no such."""
+    """Returns whether the rewards can read a record's ground truth, asked with an empty response:
+    those of rljax that ask no server and no model. None where there are no such."""
     rewards = [resolve(text, NAMESPACES["reward"]) for text in texts if text]
     asked = [(r, wanted_fields(r)) for r in rewards if _of_ours(r) and asks_nobody(r)]
     if not asked:

@@ -110,7 +110,7 @@ def completion_of(value: object, place: str, empty: bool = False) -> str | list[
 
 
 def has_answer(message: dict) -> bool:
-    """Whether a turn of the assistant holds anything to learn."""
+    """Returns whether a turn of the assistant holds anything to learn."""
     said = message.get("content") or message.get("tool_calls")
     return message["role"] == "assistant" and message.get(LEARN) is not False and bool(said)
 

@@ -117,7 +117,8 @@ def form_of(row: dict) -> Form | None:
 
 
 def _turns(value: object) -> bool:
-    """Whether it is a list that begins with an object of "from" and "value", or of "role"."""
+    """Returns whether it is a list that begins with an object of "from" and "value", or of
+    "role"."""
     first = value[0] if isinstance(value, list) and value else None
     return isinstance(first, dict) and ("from" in first or "role" in first)
 

@@ -100,7 +100,7 @@ def _has_own_test(options: PrepareOptions) -> bool:
 
 
 def _hub_has_test(source: str) -> bool:
-    """Whether a data set of the hub has a test split beside the rows that it names."""
+    """Returns whether a data set of the hub has a test split beside the rows that it names."""
     try:
         return hub.split_files(source, "test").names != hub.split_files(source, "train").names
     except InputError:  # it has none; what else is wrong with it shows when its rows are read

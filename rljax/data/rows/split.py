@@ -41,8 +41,8 @@ def one_side(records: list[dict], split: str, fraction: float, source: str) -> l
 
 
 def is_held_out(prompt: str, fraction: float) -> bool:
-    """Whether sha256 of the prompt, read as a number in [0, 1), is below `fraction`; blanks and the
-    case of letters do not matter."""
+    """Returns whether sha256 of the prompt, read as a number in [0, 1), is below `fraction`; blanks
+    and the case of letters do not matter."""
     text = " ".join(prompt.lower().split()).encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") / 2**64 < fraction
 

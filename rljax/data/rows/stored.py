@@ -154,7 +154,8 @@ class _Lines:
 
 
 def _is_blank(line: bytes, first: bool) -> bool:
-    """Whether read_lines has nothing but blanks of it, of which Unicode has more than ASCII."""
+    """Returns whether read_lines has nothing but blanks of it, of which Unicode has more than
+    ASCII."""
     if line.startswith(b"{"):
         return False
     text = line.decode("utf-8", "replace")

@@ -430,7 +430,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return list(value) if isinstance(value, list) else [value]
 
     def _reads_prefix(self) -> tuple[bool, list[int]]:
-        """Whether plain text gets a BOS, and all ids in front of it: by the config, else by
+        """Returns whether plain text gets a BOS, and all ids in front of it: by the config, else by
         tokenizer.json."""
         rule = read_optional(self.folder, "tokenizer_config.json").get("add_bos_token")
         if rule is not None and not isinstance(rule, bool):

@@ -92,7 +92,7 @@ class Session:
 
     @property
     def ended(self) -> bool:
-        """Whether the object has gone by itself: a connection that was lost."""
+        """Returns whether the object has gone by itself: a connection that was lost."""
         return self._task.done()
 
     async def ask(self, what: Callable[[object], Awaitable]) -> object:

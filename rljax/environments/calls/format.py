@@ -207,7 +207,7 @@ class CallReader:
 
     @property
     def open(self) -> bool:
-        """Whether to go on."""
+        """Returns whether to go on."""
         return len(self.calls) + self._bad <= MAX_CALLS and self._read < MAX_READ
 
     def made(

@@ -91,7 +91,7 @@ class _Scanner:
         return self.at >= len(self.text)
 
     def take(self, mark: str) -> bool:
-        """Whether `mark` comes next, and past it then."""
+        """Returns whether `mark` comes next, and past it then."""
         self.at = _SPACE.match(self.text, self.at).end()
         if self.text.startswith(mark, self.at):
             self.at += len(mark)

@@ -39,7 +39,7 @@ NO_TOKEN = jnp.iinfo(jnp.int32).max
 
 
 def fits(hidden: jax.Array, head: jax.Array) -> bool:
-    """Whether the kernels can address these arrays: Triton counts elements in 32 bits."""
+    """Returns whether the kernels can address these arrays: Triton counts elements in 32 bits."""
     return max(hidden.size, head.size, len(hidden) * W) < 2**31
 
 

@@ -155,7 +155,7 @@ class _Split:
         return PartitionSpec(*names)
 
     def repeated_by(self, axis: str) -> bool:
-        """Whether the devices along a mesh axis have the same rows and tokens."""
+        """Returns whether the devices along a mesh axis have the same rows and tokens."""
         return axis not in (*self.rows, self.context)
 
 

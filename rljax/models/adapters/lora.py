@@ -50,7 +50,7 @@ def experts_name(config: ModelConfig, matrix: str) -> str:
 
 
 def is_of_experts(path: tuple[str, ...]) -> bool:
-    """Whether the leaf is a part (codes, scales, A or B) of a matrix of experts."""
+    """Returns whether the leaf is a part (codes, scales, A or B) of a matrix of experts."""
     return len(path) > 2 and path[-3] in _OF_EXPERTS
 
 
@@ -146,8 +146,8 @@ def without(config: ModelConfig) -> ModelConfig:
 
 
 def is_trained(path: tuple[str, ...], config: ModelConfig, head: str) -> bool:
-    """Whether an optimizer moves this weight: with adapters only they, and a scalar head; none of a
-    vision tower that is frozen."""
+    """Returns whether an optimizer moves this weight: with adapters only they, and a scalar head;
+    none of a vision tower that is frozen."""
     if config.freeze_vision and path[0] == "vision":
         return False
     if config.lora is None:

@@ -59,7 +59,7 @@ def _parse(text: bytes, path: Path) -> dict:
 
 
 def _whole(values, count: int | None = None) -> bool:
-    """Whether `values` is a list of whole numbers that fit 63 bits."""
+    """Returns whether `values` is a list of whole numbers that fit 63 bits."""
     if not isinstance(values, list) or (count is not None and len(values) != count):
         return False
     return all(type(v) is int and 0 <= v < 2**63 for v in values)

@@ -205,8 +205,8 @@ _UPRIGHT_LETTER = re.compile(r"\\(?:mathrm|text)\s?\{\s?([einxyz])\s?\}")
 
 
 def is_text(text: str) -> bool:
-    r"""Whether the answer is text, not a formula: `\text{Evelyn}`, `no solution`, `March 5`. A
-    formula's letters commute (dog is god), so text must be compared as text."""
+    r"""Returns whether the answer is text, not a formula: `\text{Evelyn}`, `no solution`, `March
+    5`. A formula's letters commute (dog is god), so text must be compared as text."""
     worded = re.fullmatch(r"\s*\\(?:text[a-z]*|mbox|mathrm)\s*\{[A-Za-z]{2,99}\}\.?\s*", text)
     text = _bare(text)
     if _number_with_unit(text) or _name(text):
@@ -327,8 +327,8 @@ def latex_form(text: str) -> str | None:
 
 
 def _taken_back(remark: str) -> bool:
-    """Whether a remark holds a number, or words that make another answer of it; `or` alone parts
-    two answers."""
+    """Returns whether a remark holds a number, or words that make another answer of it; `or` alone
+    parts two answers."""
     alone = remark.strip().lower() in ("or", "and", ", or", "x", "to")
     return not alone and bool(re.search("[0-9]", remark) or TAKEN_BACK.search(remark))
 

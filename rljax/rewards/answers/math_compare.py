@@ -30,7 +30,8 @@ _PERCENT = sympy.UnevaluatedExpr(sympy.Rational(1, 100))
 
 
 def equal(gold, answer, decimals: int) -> bool:
-    """Whether the answer is the reference: numbers, expressions, relations, sets, tuples, matrices.
+    """Returns whether the answer is the reference: numbers, expressions, relations, sets, tuples,
+    matrices.
 
     `x=5` is 5 and the other way round; 50% is 50 and 0.5; `x>3` is (3, infinity).
     """
@@ -94,7 +95,7 @@ def _near_rounded(x, y, decimals: int, exact: bool) -> bool:
 
 
 def _is_decimal(number: sympy.Expr) -> bool:
-    """Whether it is written as a decimal that ends: digits, and maybe a power of ten."""
+    """Returns whether it is written as a decimal that ends: digits, and maybe a power of ten."""
     return all(
         isinstance(node, sympy.Number | sympy.Mul | sympy.Pow) and node not in (sympy.S.Half,)
         for node in sympy.preorder_traversal(number)
@@ -155,7 +156,7 @@ def _same_relation(gold, answer, decimals: int) -> bool:
 
 
 def _proportional(a, b, decimals: int) -> bool:
-    """Whether two relations are one multiplied by a number: y = 2x and 2x - y = 0."""
+    """Returns whether two relations are one multiplied by a number: y = 2x and 2x - y = 0."""
     if type(a) not in KINDS or type(b) not in KINDS:
         return False
     (kind, sign), (other, turned) = KINDS[type(a)], KINDS[type(b)]
@@ -252,7 +253,7 @@ def _values_of_names(gold, answer) -> tuple:
 
 
 def _same_elements(gold, answer, decimals: int) -> bool:
-    """Whether the elements are the same in any order."""
+    """Returns whether the elements are the same in any order."""
     lines = pieces(gold), pieces(answer)
     relations = [is_relation(element) for element in (*gold.args, *answer.args)]
     if any(relations) and None not in lines and names_of(gold) == names_of(answer):

@@ -96,7 +96,7 @@ def _std(values: Sequence[float]) -> float:
 
 
 def keep_active(std: Sequence[float | None]) -> list[bool]:
-    """Whether each rubric tells responses apart, or has no statistics yet (None)."""
+    """Returns whether each rubric tells responses apart, or has no statistics yet (None)."""
     return [s is None or s > _ZERO_STD for s in std]
 
 

@@ -140,7 +140,7 @@ def wanted_fields(component: Component) -> Fields:
 
 
 def reads_model(component: Component) -> bool:
-    """Whether the reward, or one that it names, reads the score of a reward model."""
+    """Returns whether the reward, or one that it names, reads the score of a reward model."""
     names = wanted_fields(component)[0] or ()
     return "model_score" in names or "model_scores" in names
 
@@ -169,7 +169,8 @@ def _texts(annotation: object, value: object) -> list[str]:
 
 
 def asks_nobody(component: Component) -> bool:
-    """Whether the reward needs no server and no model, as far as can be known: a user's own may."""
+    """Returns whether the reward needs no server and no model, as far as can be known: a user's own
+    may."""
     named = members(component)
     if not named and component.function.__module__.startswith(f"{HOME}."):
         return scores_when_late(component)
@@ -255,7 +256,8 @@ def watch(begun: Callable[[Component], None]) -> None:
 
 @functools.lru_cache(maxsize=1024)
 def scores_when_late(component: Component) -> bool:
-    """Whether a sample over the limits of this reward has a score: it declares `on_timeout`."""
+    """Returns whether a sample over the limits of this reward has a score: it declares
+    `on_timeout`."""
     return spec(component).on_timeout is not None
 
 

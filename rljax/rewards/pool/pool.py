@@ -53,7 +53,7 @@ class Pending:
         return self._pool._supervisor.wait(self._job)
 
     def done(self) -> bool:
-        """Whether every score is known."""
+        """Returns whether every score is known."""
         return self._job.ended
 
     def wait(self, seconds: float) -> int:

@@ -118,7 +118,7 @@ class Supervisor(Crew):
         self._waiting.clear()
 
     def wanted(self) -> bool:
-        """Whether a job waits."""
+        """Returns whether a job waits."""
         return bool(self._todo or self._waiting)
 
     def new_worker(self) -> RewardWorker:

@@ -148,8 +148,8 @@ def _outcomes(clock: Clock, fields: Fields, grouped: bool, blob: bytes) -> list[
 
 
 def _is_over_limit(error: BaseException | None) -> bool:
-    """Whether a limit of memory or of the stack was passed: how deep, or how large, is up to what
-    the reward reads."""
+    """Returns whether a limit of memory or of the stack was passed: how deep, or how large, is up
+    to what the reward reads."""
     while error is not None:
         if isinstance(error, MemoryError | RecursionError):
             return True

@@ -322,7 +322,7 @@ class Process:
 
     @property
     def ended(self) -> bool:
-        """Whether the program's end is known."""
+        """Returns whether the program's end is known."""
         return self._end is not None
 
     def kill(self, status: str, note: str = "") -> None:
@@ -410,7 +410,7 @@ class Process:
                 self._selector.modify(key.fd, selectors.EVENT_READ, key.data)
 
     def _read(self, key: selectors.SelectorKey, into: bytearray, limit: int) -> bool:
-        """Whether data came; beyond the limit the program is ended."""
+        """Returns whether data came; beyond the limit the program is ended."""
         try:
             data = os.read(key.fd, 1 << 16)
         except BlockingIOError:

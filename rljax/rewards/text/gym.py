@@ -119,8 +119,8 @@ def _check_entry(name: str, entry: dict) -> None:
 
 
 def is_algebra(text: str) -> bool:
-    """Whether a text is safe to hand to sympy's parser: numbers, single letters, operators, and
-    calls of elementary functions; nothing that names, quotes or reaches anything else."""
+    """Returns whether a text is safe to hand to sympy's parser: numbers, single letters, operators,
+    and calls of elementary functions; nothing that names, quotes or reaches anything else."""
     return _reaches_nothing(text) and is_bounded(text)
 
 
@@ -135,8 +135,9 @@ def _reaches_nothing(text: str, functions: frozenset[str] = _FUNCTIONS) -> bool:
 
 
 def is_bounded(text: str) -> bool:
-    """Whether sympy can work the expression out: no number of more than 1,000 digits, no more than
-    1,000 terms once it is multiplied out, no functions four deep. What is no expression is."""
+    """Returns whether sympy can work the expression out: no number of more than 1,000 digits, no
+    more than 1,000 terms once it is multiplied out, no functions four deep. What is no expression
+    is."""
     try:
         tree = ast.parse(text.strip().replace("^", "**"), mode="eval")
         _size(tree.body)
@@ -176,7 +177,7 @@ def _size(node: ast.AST) -> tuple[float, float, int]:
 
 
 def is_answer(name: str, text: str) -> bool:
-    """Whether the data set's scorer gets this text at all."""
+    """Returns whether the data set's scorer gets this text at all."""
     return name not in _ALGEBRA or is_algebra(text)
 
 

@@ -21,7 +21,7 @@ _LANGUAGE_CHARACTERS = 1000  # of a text that say its language
 
 
 def _compared(count: int, relation: str, bound: int) -> bool:
-    """Whether a count is "at least" or "less than" a bound."""
+    """Returns whether a count is "at least" or "less than" a bound."""
     return count >= bound if relation == "at least" else count < bound
 
 
@@ -72,7 +72,8 @@ def sentences(text: str) -> int:
 
 
 def _language_is(text: str, language: str) -> bool:
-    """Whether langdetect takes the text for this language; a text without letters is of any."""
+    """Returns whether langdetect takes the text for this language; a text without letters is of
+    any."""
     return _language_of(text[:_LANGUAGE_CHARACTERS]) in ("", language)
 
 
@@ -318,7 +319,7 @@ def _instruction(name: object, given: object) -> tuple[str, dict]:
 
 
 def follows(text: str, name: str, arguments: Mapping) -> bool:
-    """Whether a text follows one instruction; an empty one follows none."""
+    """Returns whether a text follows one instruction; an empty one follows none."""
     return bool(text.strip()) and KINDS[name](text, **arguments)
 
 

@@ -67,7 +67,7 @@ _FILLERS = frozenset("\u115f\u1160\u2800\u3164\uffa0")  # letters and a symbol t
 
 
 def _holds_text(text: str) -> bool:
-    """Whether anything is to be seen: U+200B and its kin are no text."""
+    """Returns whether anything is to be seen: U+200B and its kin are no text."""
     return any(unicodedata.category(c)[0] in "LNPS" and c not in _FILLERS for c in text)
 
 

@@ -229,7 +229,7 @@ def extract_program(
 
 
 def has_fence(response: str) -> bool:
-    """Whether a fence of Python, or one without a name, stands in the response."""
+    """Returns whether a fence of Python, or one without a name, stands in the response."""
     return any(m[2].lower() in ("", *_PYTHON) for m in _FENCE.finditer(response))
 
 
@@ -237,7 +237,7 @@ def has_fence(response: str) -> bool:
 
 
 def same_output(output: str, expected: str, compare: Compare = "lines", tolerance: float = 0.0):
-    r"""Whether stdout is right.
+    r"""Returns whether stdout is right.
 
     exact: every character. lines: line by line, parted by \n alone, without the blanks at both ends
     of a line, blank lines at both ends of the text left out. tokens: split at any blank. With
@@ -274,8 +274,8 @@ def _close(output: str | float, expected: str | float, tolerance: float) -> bool
 
 
 def same_value(data: object, expected: object, tolerance: float = 0.0) -> bool:
-    """Whether a returned value is the expected JSON: a tuple counts as its list, a key of a dict
-    that is a number, a truth value or None as its text; floats within `tolerance` as in
+    """Returns whether a returned value is the expected JSON: a tuple counts as its list, a key of a
+    dict that is a number, a truth value or None as its text; floats within `tolerance` as in
     `same_output`.
 
     `data` is the value as `rljax.rewards.sandbox.values.encode` writes it. Nothing is built from
@@ -334,9 +334,9 @@ def _number(tag: str, content: object) -> int | float | None:
 
 
 def _wrapped(fields: dict, values: Sequence) -> bool | None:
-    """Whether the values of calls stand in lists of one, as APPS wraps them: the field `wrapped`
-    says so. Without it JSON in text is not, and a set is of that form or it is not; where each
-    value is such a list, nobody can know."""
+    """Returns whether the values of calls stand in lists of one, as APPS wraps them: the field
+    `wrapped` says so. Without it JSON in text is not, and a set is of that form or it is not; where
+    each value is such a list, nobody can know."""
     said = fields.get("wrapped")
     if isinstance(said, bool):
         return said

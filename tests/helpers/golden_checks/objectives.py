@@ -6,7 +6,7 @@ import numpy as np
 
 from golden_checks.common import Skip, response_batch, token_weights
 from rljax.batch import last_token, row_scores, segment_count
-from rljax.dataflows.stages import mean_sequence_kl
+from rljax.dataflows.steps import mean_sequence_kl
 from rljax.kernels.logprob import token_logprobs
 from rljax.losses.kl import kl_penalised_rewards
 from rljax.roles import KLController

@@ -1,7 +1,7 @@
-"""The stages that online dataflows share: batch in, batch out, inside one program.
+"""The steps that online dataflows share: a batch in, a batch out, inside one jitted program.
 
-A page calls them in this order: log-probs, correction, baseline filters, shaping, advantages,
-filters, update.
+A dataflow calls them in the order of this file: log-probs, rollout correction, baseline filters,
+reward shaping, advantages, row filters, update.
 """
 
 import dataclasses
@@ -20,9 +20,11 @@ from rljax.losses.kl import kl_estimate, kl_penalised_rewards
 from rljax.shaping.scores import apply_shaping
 
 
-def with_logprobs(batch: Batch, cfg, *, actor, reference=None, critic=None):
-    """Old log-probs by the actor (or the sampler's own: bypass), reference log-probs, values ->
-    the batch, and metrics of the actor's pass (the load of its experts)."""
+def compute_logprobs(batch: Batch, cfg, *, actor, reference=None, critic=None):
+    """Computes old log-probs with the actor (or takes the sampler's own, algorithm.old_logprobs =
+    "sampler"), reference log-probs and values, all [B, S].
+
+    Returns (batch, metrics of the actor's pass: the load of its experts)."""
     metrics = {}
     if cfg.old_logprobs == "sampler":
         batch = bypass_old_logprobs(batch).replace(weights=batch.weights)
@@ -38,9 +40,13 @@ def with_logprobs(batch: Batch, cfg, *, actor, reference=None, critic=None):
     return batch, metrics
 
 
-def corrected(batch: Batch, cfg):
-    """The rollout correction: (the batch with token weights, that batch without the tokens that the
-    correction rejects, metrics). A rejected token leaves the loss, not the baseline."""
+def apply_rollout_correction(batch: Batch, cfg):
+    """Computes importance weights [B, S] of the trainer's policy against the sampler's, by
+    algorithm.correction.
+
+    Returns (batch with the weights, that batch without the tokens that the correction rejects,
+    metrics). A rejected token leaves the loss, not the baseline.
+    """
     # In bypass the trainer's own log-probs are not known: there is nothing to compare.
     metrics = {} if cfg.old_logprobs == "sampler" else mismatch_metrics(batch)
     if cfg.correction is None:
@@ -51,9 +57,9 @@ def corrected(batch: Batch, cfg):
     return batch.replace(weights=weights), kept, {**metrics, **more}
 
 
-def baseline_filtered(batch: Batch, cfg) -> Batch:
-    """Rows that algorithm.baseline_filters reject leave the loss and their group's baseline: each
-    gets a group of its own. An episode one of whose rows is rejected leaves whole."""
+def filter_baseline_rows(batch: Batch, cfg) -> Batch:
+    """Removes the rows that algorithm.baseline_filters reject from the loss and from the statistics
+    of their group: each gets a group of its own. An episode is removed if any of its rows is."""
     for rule in cfg.baseline_filters:
         keep = batches.of_whole_sequences(rule(batch), batch)
         alone = jnp.max(batch.group) + 1 + jnp.arange(batch.rows, dtype=batch.group.dtype)
@@ -63,14 +69,14 @@ def baseline_filtered(batch: Batch, cfg) -> Batch:
     return batch
 
 
-def shaped(batch: Batch, cfg, kl_controller=None) -> Batch:
-    """Every rule of reward_shaping in turn, then the KL penalty in the reward."""
-    return kl_penalised(apply_shaping(batch, cfg.reward_shaping), cfg, kl_controller)
+def shape_rewards(batch: Batch, cfg, kl_controller=None) -> Batch:
+    """Applies each rule of algorithm.reward_shaping in turn, then the KL penalty in the reward."""
+    return apply_kl_penalty(apply_shaping(batch, cfg.reward_shaping), cfg, kl_controller)
 
 
-def kl_penalised(batch: Batch, cfg, kl_controller=None, sign: float = 1.0) -> Batch:
-    """The batch with the KL penalty of algorithm.kl_in_reward in its rewards; `sign` -1 adds it, as
-    costs want it."""
+def apply_kl_penalty(batch: Batch, cfg, kl_controller=None, sign: float = 1.0) -> Batch:
+    """Subtracts the KL penalty of algorithm.kl_in_reward from the rewards [B, S]; `sign` -1 adds
+    it, as a cost needs."""
     if not cfg.kl_in_reward:
         return batch
     scale = sign if kl_controller is None else sign * kl_controller.state
@@ -80,21 +86,23 @@ def kl_penalised(batch: Batch, cfg, kl_controller=None, sign: float = 1.0) -> Ba
     return batch.replace(rewards=rewards)
 
 
-def of_costs(batch: Batch) -> Batch:
-    """The batch with costs, cost_values and cost_returns where those of the reward were: what an
-    advantage and a critic read of a cost."""
+def use_costs_as_rewards(batch: Batch) -> Batch:
+    """Returns the batch with costs, cost_values and cost_returns in the fields of the reward, where
+    an advantage and a critic read them."""
     return batch.replace(rewards=batch.costs, values=batch.cost_values, returns=batch.cost_returns)
 
 
-def with_lagrangian(cfg, multiplier, kl_controller=None, *, kl_split: float, clip: float):
-    """`cfg` whose advantage is A = (A_R - lambda A_C) / (1 + lambda): algorithm.advantage of the
-    rewards and of the costs, both within +-clip at every token. With the coefficient beta of
-    algorithm.kl_in_reward, kl_split beta KL is taken from the rewards and added to the costs, so
-    that A has it with the weight kl_split beta for every lambda."""
+def use_lagrangian_advantage(cfg, multiplier, kl_controller=None, *, kl_split: float, clip: float):
+    """Returns a `cfg` whose advantage is A = (A_R - lambda A_C) / (1 + lambda), A_R and A_C being
+    algorithm.advantage of the rewards and of the costs, both clipped to +-clip at every token.
+
+    With the coefficient beta of algorithm.kl_in_reward, kl_split * beta * KL is subtracted from the
+    rewards and added to the costs, so that A has it with the weight kl_split * beta for every
+    lambda."""
     cfg = cfg.replace(kl_in_reward=kl_split * cfg.kl_in_reward)
 
     def advantage(rewarded: Batch):
-        costly = kl_penalised(of_costs(rewarded), cfg, kl_controller, -1.0)
+        costly = apply_kl_penalty(use_costs_as_rewards(rewarded), cfg, kl_controller, -1.0)
         rewarded, costly = (
             one.replace(rewards=jnp.clip(one.rewards, -clip, clip)) for one in (rewarded, costly)
         )
@@ -104,21 +112,23 @@ def with_lagrangian(cfg, multiplier, kl_controller=None, *, kl_split: float, cli
     return cfg.replace(advantage=advantage)
 
 
-def with_advantages(batch: Batch, rewarded: Batch, cfg) -> Batch:
-    """The batch with the advantages, and returns if there are any, also of costs, of the shaped
-    rewards."""
+def compute_advantages(batch: Batch, rewarded: Batch, cfg) -> Batch:
+    """Computes advantages [B, S] from the shaped rewards, and returns [B, S], also of costs, where
+    algorithm.advantage gives them."""
     result = cfg.advantage(rewarded)
     results = result if isinstance(result, tuple) else (result,)
     advantages, returns, cost_returns = (*results, None, None)[:3]
     return batch.replace(advantages=advantages, returns=returns, cost_returns=cost_returns)
 
 
-def filtered(batch: Batch, kept: Batch, cfg):
-    """The rows to learn from: without the tokens that the correction rejected (`kept`) and the rows
-    that algorithm.filters reject, which keep their place in a baseline -> (batch, metrics)."""
+def filter_rows(batch: Batch, accepted: Batch, cfg):
+    """Masks the tokens that the correction rejected (those that `accepted` lacks) and the rows that
+    algorithm.filters reject; both were part of the baseline.
+
+    Returns (batch, metrics)."""
     # The same array where nothing was rejected: then all passes are packed alike, and once.
-    same = kept.mask is batch.mask
-    out = batch if same else batch.replace(mask=batch.mask * kept.mask)
+    same = accepted.mask is batch.mask
+    out = batch if same else batch.replace(mask=batch.mask * accepted.mask)
     for rule in cfg.filters:
         keep = batches.of_whole_sequences(rule(batch), batch)
         out = out.replace(mask=out.mask * keep[:, None])
@@ -126,14 +136,15 @@ def filtered(batch: Batch, kept: Batch, cfg):
     return out, {"filter/kept_fraction": left}
 
 
-def described(whole: Batch, batch: Batch, cfg, actor, kl_controller=None) -> dict:
-    """Metrics of all rows, those that a filter takes out of the baseline too."""
-    whole = whole.replace(advantages=batch.advantages, returns=batch.returns)
-    return batch_metrics(whole, shaped(whole, cfg, kl_controller), actor.state.step)
+def describe_batch(sampled: Batch, batch: Batch, cfg, actor, kl_controller=None) -> dict:
+    """Returns metrics of all sampled rows, those included that a filter took from the baseline."""
+    sampled = sampled.replace(advantages=batch.advantages, returns=batch.returns)
+    return batch_metrics(sampled, shape_rewards(sampled, cfg, kl_controller), actor.state.step)
 
 
 def mean_sequence_kl(batch: Batch):
-    """Mean over sequences of the token mean of k1(old, reference): what a KL controller reads."""
+    """Returns the mean over sequences of the token mean of k1(old, reference), a scalar in nats,
+    which a KL controller reads."""
     d = kl_estimate(
         jnp.where(batch.mask > 0, batch.old_logprobs, 0.0),
         jnp.where(batch.mask > 0, batch.ref_logprobs, 0.0),
@@ -144,8 +155,8 @@ def mean_sequence_kl(batch: Batch):
     return batches.masked_sum(d / jnp.maximum(tokens, 1), batch.mask) / sequences
 
 
-def adapted(kl_controller, batch: Batch):
-    """The KL controller after this batch, and its metrics; (None, {}) without one."""
+def update_kl_controller(kl_controller, batch: Batch):
+    """Returns (the KL controller after this batch, its metrics); (None, {}) without one."""
     if kl_controller is None:
         return None, {}
     kl = mean_sequence_kl(batch)
@@ -153,21 +164,22 @@ def adapted(kl_controller, batch: Batch):
     return new, {"kl_controller/kl": kl, "kl_controller/scale": new.state}
 
 
-def estimate(batch: Batch, cfg, *, actor, kl_controller=None):
-    """The stages between log-probs and update -> (the batch to learn from, metrics, the new KL
-    controller). rljax.dataflows.grpo shows them one by one."""
-    whole, kept, mismatch = corrected(batch, cfg)
-    batch = baseline_filtered(whole, cfg)
-    batch = with_advantages(batch, shaped(batch, cfg, kl_controller), cfg)
-    metrics = described(whole, batch, cfg, actor, kl_controller)
-    learned, left = filtered(batch, kept, cfg)
-    new_controller, adaptation = adapted(kl_controller, batch)
-    return learned, {**mismatch, **metrics, **left, **adaptation}, new_controller
+def prepare_batch(batch: Batch, cfg, *, actor, kl_controller=None):
+    """Applies the steps between log-probs and update; rljax.dataflows.grpo has them one by one.
+
+    Returns (the batch to learn from, metrics, the KL controller after this batch)."""
+    sampled, accepted, mismatch = apply_rollout_correction(batch, cfg)
+    batch = filter_baseline_rows(sampled, cfg)
+    batch = compute_advantages(batch, shape_rewards(batch, cfg, kl_controller), cfg)
+    metrics = describe_batch(sampled, batch, cfg, actor, kl_controller)
+    learned, filtering = filter_rows(batch, accepted, cfg)
+    kl_controller, adaptation = update_kl_controller(kl_controller, batch)
+    return learned, {**mismatch, **metrics, **filtering, **adaptation}, kl_controller
 
 
-def updated(actor, batch: Batch, cfg, before: dict, kl_controller=None, pretraining=None):
-    """The actor after algorithm.policy_loss, and metrics: its own and those from `before` it. With
-    `pretraining` the loss of its examples is added.
+def update_actor(actor, batch: Batch, cfg, before: dict, kl_controller=None, pretraining=None):
+    """Takes the optimizer steps of algorithm.policy_loss on the batch, plus the loss of the
+    examples in `pretraining`. Returns (actor, metrics: those `before` the update and its own).
 
     Where one optimizer step covers the batch, the old log-probs are those of its own forward pass,
     and so are the metrics of them, over the tokens that are learned from. The pass that filled them
