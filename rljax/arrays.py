@@ -132,8 +132,9 @@ def put_whole(x, sharding: NamedSharding):
 
 
 def of_each_host(flag: bool, mesh: Mesh) -> jax.Array:
-    """What each host says, as an array with an element for every device: the one input of a program
-    that may differ between hosts, for programs that return what all of them have in common."""
+    """Gathers what each host says into an array with an element for every device: the one input of
+    a program that may differ between hosts, for programs that return what all of them have in
+    common."""
     layout = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     return jax.make_array_from_callback(
         (mesh.size,), layout, lambda _: np.array([flag]), dtype=bool
@@ -141,7 +142,7 @@ def of_each_host(flag: bool, mesh: Mesh) -> jax.Array:
 
 
 def told_to_stop(mesh: Mesh) -> jax.Array | None:
-    """What each host was told about stopping (`of_each_host`); None with one process."""
+    """Gathers what each host was told about stopping (`of_each_host`); None with one process."""
     if hosts.count() == 1:
         return None
     return of_each_host(bool(hosts.asked_to_stop()), mesh)

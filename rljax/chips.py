@@ -49,6 +49,6 @@ _KINDS |= {f"TPU {name}": name for name in TPUS}
 
 
 def chip_of(devices) -> Chip | None:
-    """What one of these devices has; None where that is not known."""
+    """Returns the figures of one of these devices; None where that is not known."""
     chip = TPUS.get(_KINDS.get(devices[0].device_kind, ""))
     return chip and chip.part(1 + max(device.core_on_chip for device in devices))

@@ -80,12 +80,13 @@ class InputError(ValueError):
 
     @property
     def parts(self) -> tuple[str, str]:
-        """What is wrong, and the fix, which may be ""."""
+        """Returns (the problem, the fix, which may be "")."""
         what, _, fix = str(self).partition("Fix: ")
         return what.rstrip(" .\n"), fix
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython prints of it: a notebook shows the message, as a launcher does."""
+        """Returns the lines that IPython prints of it: a notebook shows the message, as a launcher
+        does."""
         return [f"{type(self).__name__}: {self}"]
 
 

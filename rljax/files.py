@@ -536,7 +536,8 @@ def json_object(text: str, path: str | Path, most_values: int = MOST_VALUES) -> 
 
 
 def how_to_get_data(name: str) -> str:
-    """How a text that may be the name of a data set of the hub is written; "" for another text."""
+    """Returns the spelling for a text that may be the name of a data set of the hub; "" for another
+    text."""
     if not _HUB_NAME.fullmatch(name) or Path(name).suffix in DATA_FILES:
         return ""
     return f"check the path; a data set of the Hugging Face Hub is hf://datasets/{name}"

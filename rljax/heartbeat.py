@@ -15,8 +15,8 @@ TIMES, EXTRA_S = 5.0, 120.0  # of the slowest so far, and added to it
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a process is. `entered` counts phases: hosts that run the same program are at the same
-    place of it where their numbers are equal."""
+    """The phase that a process is in. `entered` counts phases: hosts that run the same program are
+    at the same point of it where their numbers are equal."""
 
     phase: str
     step: int
@@ -28,7 +28,7 @@ class Place:
 
 @dataclasses.dataclass
 class _Beats:
-    """What this process has said. Only its main thread enters phases."""
+    """Signs of life of this process. Only its main thread enters phases."""
 
     # The first one is that of what runs between the others: "start", "rest", "finish".
     phases: list[str] = dataclasses.field(default_factory=lambda: ["start"])
@@ -124,7 +124,8 @@ def compiling(going_on: bool) -> None:
 
 
 def place(stall_s: float = 0.0) -> Place:
-    """Where this process is. A phase may be silent for `stall_s`; 0: learned from those before."""
+    """Returns the phase of this process. A phase may be silent for `stall_s`; 0: learned from those
+    before."""
     name = _beats.phases[-1]
     slowest = _beats.slowest.get(name)
     learned = FIRST_S if slowest is None else TIMES * slowest + EXTRA_S

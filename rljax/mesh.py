@@ -149,7 +149,7 @@ def _wired(devices: list, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def slice_count(mesh: Mesh, slices: int = -1) -> int:
-    """Of how many slices a mesh is that was made with `slices`."""
+    """Returns the number of slices of a mesh that was made with `slices`."""
     return slices if slices > 0 else len({slice_of(device) for device in mesh.devices.flat})
 
 

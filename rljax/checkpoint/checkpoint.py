@@ -152,8 +152,8 @@ class Checkpoints:
     def _meeting(
         self, number: int, step: int, files: dict | None, fault: Exception | None, state: str
     ) -> str:
-        """What this host has written goes to the first one, which commits and says how it went:
-        "" or why not. By the hosts' key-value store: an exchange is for the main thread."""
+        """Reports what this host has written to the first one, which commits and answers "" or why
+        not. By the hosts' key-value store: an exchange is for the main thread."""
         told = "" if fault is None else str(self._not_written(step, fault))
         client, here = hosts.client(), f"rljax/checkpoint/{number}/"
         if not hosts.first():
@@ -187,7 +187,8 @@ class Checkpoints:
         self._prune(step)
 
     def _prune(self, newest: int) -> None:
-        """What is newer than the newest was damaged and passed over: it must not count as kept."""
+        """Removes steps beyond those to keep. One newer than the newest whole step is damaged and
+        does not count."""
         try:
             steps, best, rest = self.steps(), self.best(), self.place.left_over()
         except _NO_DAMAGE as error:  # the new one is whole, and nothing goes unseen
@@ -223,7 +224,7 @@ class Checkpoints:
     # -- reading --
 
     def damage(self, step: int) -> str:
-        """What is wrong with a checkpoint ("" if nothing): the first file that is missing or
+        """Finds damage in a checkpoint ("" if there is none): the first file that is missing or
         altered. On several hosts each looks at its share of the files."""
         if step in self.damaged:
             return self.damaged[step]
@@ -235,8 +236,8 @@ class Checkpoints:
         return problem or _on_first(lambda: self._wrong_state(step))
 
     def _told_by_any(self, step: int, look: Callable[[], str]) -> str:
-        """What is damaged, as the first host that sees it says. Raises Unreadable, on all hosts,
-        where one of them could not look."""
+        """Shares the damage that the first host which sees some has found. Raises Unreadable, on
+        all hosts, where one of them could not look."""
         problem = unread = ""
         try:
             with self._readable(step):
@@ -300,7 +301,8 @@ class Checkpoints:
         return parse_json(self.place.read(step, name), str(self.place.at(step, name)))
 
     def _wrong_state(self, step: int) -> str:
-        """What is wrong with state.json, whatever its hash says: it must be that of `step`."""
+        """Checks the content of state.json, whatever its hash says -> the fault, or "": it must be
+        that of `step`."""
         path = self.place.at(step, STATE)
         try:
             with self._readable(step):
@@ -388,14 +390,16 @@ class Checkpoints:
 
 
 def _value(key: str) -> str:
-    """What another host is about to write under a key. Raises HostFailed where one has ended."""
+    """Waits for what another host is about to write under a key. Raises HostFailed where one has
+    ended."""
     while (text := hosts.client().get(key, POLL_S)) is None:
         hosts.raise_if_failed()
     return text
 
 
 def _on_first(look: Callable):
-    """What the first host finds, on all of them; what it raises for the user is raised on all."""
+    """Shares the result of the first host with all of them; an InputError that it raises for the
+    user is raised on all."""
     found, problem, unread = None, "", False
     if hosts.first():
         try:

@@ -157,7 +157,7 @@ class DiskFolder:
         return self.read(step, STATE)
 
     def altered(self, step: int, name: str, sha256: str) -> str:
-        """What is wrong with the content of a file; "" if nothing."""
+        """Compares a file with its manifest entry -> the difference, or ""."""
         if _digest(self.at(step, name)) == sha256:
             return ""
         return f"{self.at(step, name)} has another SHA-256 than when it was saved"
@@ -187,8 +187,8 @@ class DiskFolder:
 
 
 def _as_written(x):
-    """What orbax is told of an array: of one that one host alone holds, that all of them read
-    it."""
+    """Returns an array in the form that orbax is to write: of one that one host alone holds, that
+    all of them read it."""
     held = ocp.utils.to_shape_dtype_struct(x)
     return np.empty(x.shape, x.dtype) if is_of_one_host(x) else held
 
@@ -204,7 +204,7 @@ def _writer(path: Path) -> int:
 
 
 def _facts(path: Path) -> dict:
-    """What the manifest says of a file, which is on the disk when this returns."""
+    """Returns the manifest's entry of a file, which is on the disk when this returns."""
     facts = {"bytes": path.stat().st_size, "sha256": _digest(path)}
     _sync(path)
     return facts

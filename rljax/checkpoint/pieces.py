@@ -41,7 +41,7 @@ RESTORE = "restore the file, or use another step"  # of what is damaged
 
 
 class Damaged(InputError):
-    """What was read is not what was saved."""
+    """Raised where the bytes read are not those that were saved."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +165,7 @@ def write(store: Store, parts: list[Part]) -> dict[str, dict]:
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """Where a part lies: `offset` in the stream of the host whose files begin with `head`."""
+    """Location of a part: `offset` in the stream of the host whose files begin with `head`."""
 
     start: tuple[int, ...]
     shape: tuple[int, ...]
@@ -174,7 +174,7 @@ class _Place:
     piece_bytes: int
 
     def rows(self, low: int, high: int, itemsize: int) -> "_Place":
-        """Where rows of the array lie, which are rows of this part."""
+        """Returns the location of rows of the array that are rows of this part."""
         skipped = (low - self.start[0]) * math.prod(self.shape[1:]) * itemsize
         start, shape = (low, *self.start[1:]), (high - low, *self.shape[1:])
         return dataclasses.replace(self, start=start, shape=shape, offset=self.offset + skipped)

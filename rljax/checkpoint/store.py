@@ -103,7 +103,7 @@ class StoreFolder:
         return self._reader(step, only_state=True).read(STATE).decode()
 
     def altered(self, step: int, name: str, sha256: str) -> str:
-        """What is wrong with the content of a small file; "" if nothing."""
+        """Compares a small file with its manifest entry -> the difference, or ""."""
         if name != STATE:
             return ""
         data = self._store(step).read(name)

@@ -1,4 +1,4 @@
-"""Which commands there are, and main(), which finds the one that is meant."""
+"""Table of the commands, and main(), which finds the one that is meant."""
 
 import atexit
 import contextlib

@@ -1,5 +1,5 @@
-"""What the commands share: arguments to options and config, --help, tables, and errors as text with
-exit code 2. Imports no model code, so that --help and a misspelt flag answer at once."""
+"""Code that all commands share: arguments to options and config, --help, tables, and errors as text
+with exit code 2. Imports no model code, so that --help and a misspelt flag answer at once."""
 
 import ast
 import dataclasses
@@ -62,7 +62,7 @@ class Command:
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """What the command line says beside the options: --config and what it makes."""
+    """Arguments of the command line beside the options: --config and what it makes."""
 
     path: str | None
     fields: Mapping[str, str]  # --config.FIELD=TEXT

@@ -156,7 +156,7 @@ def _left_to_say(config: Config) -> str:
 
 
 def _written(folder: Path | str) -> tuple[set[str], list[str]]:
-    """What lies in a run folder, and the names of its checkpoints."""
+    """Lists the files of a run folder, and the names of its checkpoints."""
     if is_url(folder):
         store = Store(str(folder))
         there = {name.partition("/")[0] for name in store.sizes()}

@@ -102,7 +102,8 @@ def sequence_std(x: jax.Array, share: jax.Array) -> jax.Array:
 
 
 def spread(values, per_sequence, mask, share, *, by_sequence: bool, bounds, ideal: float) -> dict:
-    """How a statistic is spread over tokens (`values`) and over sequences (`per_sequence`).
+    """Describes the spread of a statistic over tokens (`values`) and over sequences
+    (`per_sequence`).
 
     mean, max, min over tokens; std (biased) of the values clamped to `bounds`; fractions outside
     the bounds, of sequences or of tokens; then the same of the sequences, and max |value - ideal|.

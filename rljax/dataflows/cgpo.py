@@ -135,7 +135,7 @@ def responses_of(batch, rows: int):
 
 
 class Chosen(NamedTuple):
-    """What is learned from a batch: the rows that the targets of the tasks name, k for each of P
+    """The examples of a batch: the rows that the targets of the tasks name, k for each of P
     prompts, with their weights as advantages; their loss; which of them are kept [P, k]."""
 
     examples: Batch
@@ -192,7 +192,8 @@ def _gradient_norms(actor, examples: Batch, chosen: Chosen, cfg) -> list[dict]:
 
 
 def _task_metrics(chosen: Chosen, names, norms) -> dict:
-    """Of the samples and the baseline responses of all tasks, and of each that has a name."""
+    """Returns metrics of the samples and the baseline responses of all tasks, and of each that has
+    a name."""
     out, number = {}, lambda x: x.astype(jnp.float32)
     responses, skipped = chosen.responses, ~jnp.any(chosen.keep, axis=1)
 

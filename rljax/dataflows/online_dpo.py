@@ -152,8 +152,8 @@ def _rows_of(batch, pairs, samples: int):
 
 
 def _pair_metrics(pairs, live) -> dict:
-    """How many of the prompts with two known rewards or more are tied and how many are learned
-    from, and the margin of those."""
+    """Counts how many of the prompts with two known rewards or more are tied and how many are
+    learned from, and the margin of those."""
     known = jnp.sum(live, axis=1) > 1
     return {
         "pair/margin": masked_mean(pairs.margin, pairs.keep),

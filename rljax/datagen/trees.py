@@ -72,7 +72,7 @@ def label_trees(
 def _simulated(
     searcher: Searcher, records: Sequence[PromptRecord], key, method: str
 ) -> dict[int, dict[tuple[Ids, str], list[float]]]:
-    """What the search of each prompt (by its index) scored: {(ids, finish reason): scores}."""
+    """Runs the search of each prompt -> its scores by index: {(ids, finish reason): scores}."""
     found = {record.index: {} for record in records}
 
     def search_of(prompts, n: int) -> Search:
@@ -114,7 +114,7 @@ def _worth(searcher: Searcher, end: tuple[Ids, str], score: float) -> bool:
 
 
 def _score(scores: list[float]) -> float:
-    """Of one program, whose tests may have failed to run at times."""
+    """Averages the scores of one program, whose tests may have failed to run at times."""
     return next((score for score in scores if not np.isnan(score)), np.nan)
 
 

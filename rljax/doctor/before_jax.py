@@ -1,5 +1,5 @@
-"""What ends a process as JAX starts: the checks of `rljax doctor` that every command which needs a
-device makes first. Imports no JAX.
+"""Faults that end a process as JAX starts: the checks of `rljax doctor` that every command which
+needs a device makes first. Imports no JAX.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""What a check of `rljax doctor` has found, and what it looks at."""
+"""Findings of the checks of `rljax doctor`, and what the checks look at."""
 
 import dataclasses
 import glob

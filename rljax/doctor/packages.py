@@ -85,7 +85,7 @@ def _home(one: Distribution) -> Path:
 def _requirements(
     found: Mapping[str, list[Distribution]], versions: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """What rljax requires, and what those packages require of each other."""
+    """Lists the requirements of rljax, and those of its packages on each other."""
     ours = [_parsed(text) for text in _required_by_us(found)]
     yield from _unmet(ours, versions)
     looked, open_ = set(), [_normal(one.name) for one in ours if one]

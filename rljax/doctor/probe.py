@@ -18,7 +18,7 @@ from rljax.runs.units import human_bytes
 
 
 def probe(env: Mapping[str, str], timeout_s: float) -> Iterator[Finding]:
-    """What the process of this module says, and how it ended."""
+    """Runs this module as a process -> its answer, and how it ended."""
     command = [sys.executable, "-P", "-m", "rljax.doctor.probe"]
     path = os.pathsep.join(folder for folder in sys.path if folder)
     try:
@@ -63,8 +63,8 @@ def refused_xla_flag(err: str) -> Finding | None:
 
 
 def _how_to_start(env: Mapping[str, str], err: str) -> str:
-    """What mends a JAX that does not start: an import that fails is of the installation, everything
-    else of the variables that JAX reads, where some are set."""
+    """Names the fix for a JAX that does not start: an import that fails is of the installation,
+    everything else of the variables that JAX reads, where some are set."""
     names = sorted(name for name in env if name.startswith(("JAX_", "XLA_", "LIBTPU_")))
     error = _last_line(err)
     if names and not error.startswith(("ImportError", "ModuleNotFoundError")):
@@ -109,7 +109,7 @@ def _devices(jax) -> Iterator[Finding]:
 
 
 def _gpu_memory() -> Iterator[Finding]:
-    """What other processes hold of the GPUs, as nvidia-smi says."""
+    """Returns the GPU memory that other processes hold, as nvidia-smi says."""
     ask = ["nvidia-smi", "--query-gpu=memory.free,memory.total", "--format=csv,noheader,nounits"]
     try:
         out = subprocess.run(ask, capture_output=True, text=True, timeout=20, check=True).stdout

@@ -1,4 +1,4 @@
-"""What an environment yields, receives and returns.
+"""The contract of an environment: what it yields, receives and returns.
 
 An environment is a generator function: it yields what the policy reads next, receives what the
 policy wrote, and returns the reward.
@@ -34,7 +34,7 @@ __all__ = ["Call", "Done", "Opening", "Reply", "Turn"]
 
 @dataclasses.dataclass(frozen=True)
 class Turn:
-    """What the policy reads next, with what its last reply has earned.
+    """The next text that the policy reads, with what its last reply has earned.
 
     `reward`, `parts` belong to the reply before it. `state`: any value; equal values are the same
     state of the world (GiGPO). `seat`: who plays next, one of the names that the environment

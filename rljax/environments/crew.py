@@ -172,12 +172,13 @@ class EpisodeCrew:
 
     @property
     def pending(self) -> int:
-        """How many open episodes owe a Step."""
+        """Counts the open episodes that owe a Step."""
         return len(self._owing)
 
     @property
     def notes(self) -> dict[str, str]:
-        """What the environment's prepare_worker returned: facts such as the tier of its sandbox."""
+        """Returns the result of the environment's prepare_worker: facts such as the tier of its
+        sandbox."""
         return dict(self._supervisor.notes)
 
     def take_counts(self) -> dict[str, float]:

@@ -33,8 +33,8 @@ DRIFTS = ("", "same", "retokenized", "rewritten")  # the worst last
 
 
 def chosen_fields(component: Component, fields: Mapping, **seeds: int) -> dict:
-    """What the environment is called with: the fields of the row, keys of its extra_info and seeds
-    that it declares. Raises InputError for one that the row lacks."""
+    """Returns the arguments of the environment: the fields of the row, keys of its extra_info and
+    seeds that it declares. Raises InputError for one that the row lacks."""
     extra = fields.get("extra_info")
     known = {**(extra if isinstance(extra, Mapping) else {}), **fields, **seeds}
     chosen = {}
@@ -236,7 +236,7 @@ class Episode:
             return self._failed(error, "bad yield", seconds)
 
     def _step(self, turn: Turn, seconds: float = 0.0, tools: Sequence | None = None) -> Step:
-        """What the seat of a turn reads next."""
+        """Returns the next Step of the player whose turn it is."""
         if turn.seat not in self.seats:
             raise BadYield(f"it yielded a turn of seat {turn.seat!r}; its seats are {self.seats}")
         self._seat = turn.seat
@@ -351,7 +351,7 @@ class Episode:
     # -- the policy's turn
 
     def _read(self, ids: list[int], left: Mapping) -> Reply:
-        """What the policy wrote, with the calls in it, appended to the log of its seat."""
+        """Appends what the policy wrote, with the calls in it, to its player's log."""
         self._turns += 1
         ends = ids[-1:] and ids[-1] in self.tokenizer.eos_ids
         written = ids[:-1] if ends else ids

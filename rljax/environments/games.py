@@ -125,7 +125,8 @@ def kuhn_poker(deal, *, style: Literal["words", "short"] = "words"):
 
 
 def chips(history: str, deal: str) -> float | None:
-    """What the first seat wins at the end of a history of Kuhn poker; None before it."""
+    """Returns the chips that the first player wins at the end of a history of Kuhn poker; None
+    before it."""
     sign = 1.0 if "JQK".index(deal[0]) > "JQK".index(deal[1]) else -1.0
     ends = {"pp": sign, "bp": 1.0, "pbp": -1.0, "bb": 2 * sign, "pbb": 2 * sign}
     return ends.get(history)

@@ -1,4 +1,4 @@
-"""How good a policy of Kuhn poker is, exactly: what the best answers to it win."""
+"""Exploitability of a policy of Kuhn poker, exactly: what the best answers to it win."""
 
 import itertools
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ def _best_answer(policy: dict, seat: int) -> float:
 
 
 def _value(policy: dict, history: str, deal: str) -> float:
-    """What the first seat wins on average from a history on."""
+    """Returns the expected chips of the first player from a history on."""
     won = chips(history, deal)
     if won is not None:
         return won

@@ -1,4 +1,4 @@
-"""What goes between the driver and the processes in which episodes are played: plain records.
+"""Messages between the driver and the processes in which episodes are played: plain records.
 
 Indices and counts are in tokens of one seat's log, the prompt included.
 """
@@ -8,7 +8,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Of one episode."""
+    """Limits of one episode."""
 
     max_turns: int = 8  # replies of the policy
     max_tokens: int = 4096  # of a log: prompt, replies and observations
@@ -23,7 +23,7 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What an environment said after a reply: what the policy reads next, or the end.
+    """The answer of an environment to a reply: what the policy reads next, or the end.
 
     `ids` are appended to the log of `seat`; with `new_row` they are a whole new prompt (the first
     step of a seat, and a rewritten history). `reward` and `parts` belong to the reply before, of

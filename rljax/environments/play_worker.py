@@ -344,7 +344,7 @@ class _Selector(selectors.DefaultSelector):
 
 
 def _identity(sock: socket.socket) -> tuple[int, int]:
-    """Which stream a socket's descriptor stands for."""
+    """Names the stream that a socket's descriptor stands for."""
     try:
         status = os.fstat(sock.fileno())
     except OSError:

@@ -87,7 +87,8 @@ def schema_of(function: Callable, *, hidden: Iterable[str] = ()) -> dict:
 
 
 def _annotated(function: Callable) -> Callable:
-    """What carries the hints: the function, or the __call__ of an object."""
+    """Returns the object that carries the type hints: the function, or the __call__ of an
+    object."""
     inner = inspect.unwrap(function)
     while hasattr(inner, "func"):  # functools.partial
         inner = inner.func
@@ -333,7 +334,8 @@ _TYPES = {
 
 
 def _wrong(value: object, schema: Mapping, depth: int) -> str:
-    """What a value is not, by a schema; "" where it fits, or where the schema cannot be read."""
+    """Checks a value against a schema -> the violated rule; "" where it fits, or where the schema
+    cannot be read."""
     kinds = _kinds(schema)
     if value is None and (schema.get("nullable") or "null" in kinds):
         return ""

@@ -138,7 +138,7 @@ class Supervisor(Crew):
                 self.reap(worker)
 
     def deadline(self, worker: PlayWorker) -> float:
-        """Of the step that runs."""
+        """Deadline of the step that runs."""
         if worker.state == "starting":
             return worker.since + START_TIMEOUT_S
         number, since, _ = worker.progress.read()

@@ -113,7 +113,7 @@ class Toolbox:
 
     @property
     def schemas(self) -> tuple[dict, ...]:
-        """What a chat template shows of them, as OpenAI's API writes it."""
+        """Returns the schemas that a chat template shows, as OpenAI's API writes it."""
         return tuple(tool.schema for tool in self.tools.values())
 
     def answer(self, call: Call) -> dict:

@@ -1,4 +1,4 @@
-"""What an environment yields and returns, read and checked: turns, states, outcomes.
+"""Reads and checks what an environment yields and returns: turns, states, outcomes.
 
 Raises BadYield for what contract.py does not name. It is the fault of the environment.
 """

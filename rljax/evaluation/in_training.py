@@ -1,5 +1,5 @@
-"""What a run logs of an evaluation: accuracy, the same by source and by difficulty, and pass@k of
-drawn responses, each with its interval."""
+"""Metrics of an evaluation within a run: accuracy, the same by source and by difficulty, and pass@k
+of drawn responses, each with its interval."""
 
 from collections.abc import Sequence
 
@@ -61,7 +61,7 @@ def _source(prompt: PromptRecord) -> str:
 
 
 def difficulty(prompt: PromptRecord) -> str:
-    """How hard its row says a prompt is, "" where no column does."""
+    """Returns the difficulty of a prompt by its row, "" where no column does."""
     found = (prompt.extra_info.get(column) for column in DIFFICULTY)
     return next((str(value) for value in found if value not in (None, "")), "")
 

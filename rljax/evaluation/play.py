@@ -83,7 +83,7 @@ def play(
 
 
 class _Table:
-    """Where an episode is played: the logs of its seats, and the limits."""
+    """One episode as it is played: the logs of its players, and the limits."""
 
     def __init__(self, tokenizer, limits: Limits, sampling: Sampling, console: Console):
         self.tokenizer, self.limits, self.sampling = tokenizer, limits, sampling

@@ -21,7 +21,7 @@ BOXED = "Please reason step by step, and put your final answer within \\boxed{}.
 
 @dataclasses.dataclass(frozen=True)
 class Suite:
-    """What a benchmark asks and how an answer is scored.
+    """A benchmark: its questions, and how an answer is scored.
 
     data, split: where the rows are. record: a row -> {"prompt": text or messages, "ground_truth":
     ...} and the columns that `by` names, or None to leave it out; it raises InputError for a row

@@ -28,7 +28,7 @@ END_S = 120.0  # from the kill of a host to the end of all
 
 @dataclasses.dataclass
 class Stage:
-    """What one start was and how it ended."""
+    """One start of a run, and how it ended."""
 
     name: str
     hosts: int

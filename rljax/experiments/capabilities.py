@@ -1,4 +1,4 @@
-"""What an algorithm needs and can use, derived from its dataflow's parameters: the table of the
+"""Needs and abilities of an algorithm, derived from its dataflow's parameters: the table of the
 comparison in arXiv 2410.09302, for any dataflow, the user's own included.
 """
 

@@ -153,7 +153,7 @@ def wait(name: str, timeout_s: float = 1800) -> None:
 
 
 def mine(groups: int) -> list[int]:
-    """Which of `groups` pieces of work are this host's: every count-th."""
+    """Returns the pieces of work of `groups` that are this host's: every count-th."""
     return list(range(index(), groups, count()))
 
 
@@ -257,6 +257,6 @@ def _gathered(value, where: str) -> list:
 
 
 def _place() -> str:
-    """Where an exchange is called: file and function."""
+    """Returns the caller of an exchange: file and function."""
     code = sys._getframe(2).f_code
     return f"{os.path.basename(code.co_filename)}:{code.co_qualname}"

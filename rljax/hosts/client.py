@@ -12,7 +12,7 @@ from jax._src import distributed
 
 
 class Client(Protocol):
-    """What hosts say to each other: texts under keys, and barriers."""
+    """The coordination service between hosts: texts under keys, and barriers."""
 
     def set(self, key: str, value: str) -> None:
         """Writes a key; an old value is replaced."""

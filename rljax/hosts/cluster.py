@@ -1,4 +1,4 @@
-"""Which hosts run this command together, read from the environment of the process.
+"""Finds the hosts that run this command together, read from the environment of the process.
 
 `environment` is a pure function of variables and of the answers of the metadata server of a TPU VM,
 so that recorded environments are its tests.
@@ -125,7 +125,7 @@ def _jobset(env: Mapping[str, str], hosts: int) -> Cluster:
 
 
 def _our_slices(env: Mapping[str, str], hosts: int) -> int:
-    """How many slices the hosts are. RLJAX_* are trusted; MEGASCALE_NUM_SLICES may be stale."""
+    """Counts the slices of the hosts. RLJAX_* are trusted; MEGASCALE_NUM_SLICES may be stale."""
     slices = _number(env, "RLJAX_SLICES", low=1, default=0)
     if slices and hosts % slices:
         raise InputError(
@@ -318,7 +318,7 @@ def _ranges(text: str) -> list[str]:
 
 
 def _gpus_of_task(env: Mapping[str, str]) -> tuple[int, ...] | None:
-    """Which of the GPUs that this task sees are its own; None: all.
+    """Returns the GPUs, of those that this task sees, which are its own; None: all.
 
     One task of a node takes all of them (JAX by itself would take one). Several share what they
     see, unless SLURM has bound a part to each already.
@@ -443,8 +443,8 @@ def _with_port(address: str, port: int) -> str:
 
 
 def tpu_vm_metadata(env: Mapping[str, str]) -> Metadata | None:
-    """What `environment` may ask, on a machine that has TPU chips; elsewhere None, and nothing is
-    asked. GCE_METADATA_IP, as JAX reads it, names another server."""
+    """Returns the metadata server that `environment` may ask, on a machine that has TPU chips;
+    elsewhere None, and nothing is asked. GCE_METADATA_IP, as JAX reads it, names another server."""
     address = env.get("GCE_METADATA_IP")
     chips = glob.glob("/dev/accel*") or glob.glob("/dev/vfio/[0-9]*")
     if not address and not (chips and importlib.util.find_spec("libtpu")):

@@ -44,7 +44,7 @@ class Console:
         os.dup2(out, 1), os.dup2(err, 2)
 
     def know(self, places: dict[int, str]) -> None:
-        """Where every host was when it was last heard of: for the last words."""
+        """Remembers the phase in which every host was last heard of, for the final message."""
         self._say({"places": places})
 
     def _say(self, message: dict) -> None:
@@ -60,7 +60,7 @@ class Console:
 
 
 class _Copy:
-    """What the process does: copies two streams to where they went before, and to the file."""
+    """Copies two streams to where they went before, and to the file."""
 
     def __init__(self, path: str, host: str, names: str, parent: str, *pipes: str):
         self.file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)

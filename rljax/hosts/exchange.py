@@ -1,4 +1,4 @@
-"""What hosts tell each other: JSON of every host on all, decisions that all take alike, barriers.
+"""Exchanges between hosts: JSON of every host on all, decisions that all take alike, barriers.
 
 Every host calls the same exchanges in the same order. Each carries the place in the program from
 which it is called; two hosts at different places are an error that names both, not a hang.

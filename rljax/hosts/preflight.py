@@ -66,7 +66,7 @@ def of_this_host() -> dict[str, str]:
 
 
 def devices_of_this_host() -> dict[str, str]:
-    """How many devices of which kind."""
+    """Returns the number of devices of each kind."""
     devices = jax.local_devices()
     return {"devices": f"{len(devices)} x {devices[0].device_kind}"}
 

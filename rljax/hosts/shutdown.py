@@ -1,5 +1,5 @@
-"""How a host ends when something is wrong: the others are told why, and no end waits for a host
-that does not come.
+"""Ends a host when something is wrong: the others are told why, and no end waits for a host that
+does not come.
 
 | exit code | meaning | start again? |
 |---|---|---|

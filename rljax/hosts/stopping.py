@@ -46,8 +46,8 @@ class Notices:
 
 
 def metadata_server() -> str:
-    """Where this machine can ask about itself; "" if it is none of Google's: then nothing is
-    asked."""
+    """Returns the address of the machine's metadata server; "" if it is none of Google's: then
+    nothing is asked."""
     host = os.environ.get("GCE_METADATA_IP", "")
     with contextlib.suppress(OSError):
         if not host and "Google" in Path("/sys/class/dmi/id/product_name").read_text():

@@ -30,7 +30,7 @@ MOVED_BYTES = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """Where a host said that it was, the reason for which it was told to stop, and when we read
+    """The phase that a host reported, the reason for which it was told to stop, and when we read
     it."""
 
     place: Place
@@ -51,8 +51,8 @@ def behind(seen: Mapping[int, Seen]) -> list[int]:
 
 
 def stall(seen: Mapping[int, Seen], now: float) -> float:
-    """How long the hosts that are behind are silent, in multiples of what they may be; below 1:
-    nothing is wrong."""
+    """Returns how long the hosts that are behind have been silent, in multiples of what they may
+    be; below 1: nothing is wrong."""
     return min(seen[k].silent_s(now) / seen[k].place.limit_s for k in behind(seen))
 
 

@@ -105,8 +105,8 @@ class Unreachable(Exception):
 
 
 def ask(name: HubName, question: Callable):
-    """What a question to the hub returns, asked again where a server is in trouble. Raises
-    Unreachable, or InputError for an answer that is a refusal."""
+    """Asks the hub, again where a server is in trouble. Raises Unreachable, or InputError for an
+    answer that is a refusal."""
     library()
     from huggingface_hub import errors
 

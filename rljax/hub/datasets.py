@@ -1,4 +1,4 @@
-"""Which files of a data set are the rows of a split, as the hub's own viewer finds them.
+"""Finds the files of a data set that hold the rows of a split, as the hub's own viewer finds them.
 
     hf://datasets/OWNER/NAME[@REVISION]                     the default subset, the split asked for
     hf://datasets/OWNER/NAME[@REVISION]/SUBSET[/SPLIT]      a subset, and a split of it

@@ -1,4 +1,4 @@
-"""How a repository of the Hugging Face Hub is written in a config or on the command line.
+"""Names of repositories of the Hugging Face Hub in a config or on the command line.
 
     hf://OWNER/NAME[@REVISION][/FOLDER]               a model, or a folder of its repository
     hf://OWNER/NAME[@REVISION]/FILE.gguf              a model in a file of its repository

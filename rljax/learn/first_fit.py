@@ -62,7 +62,8 @@ class Packing:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Pieces:
-    """Of every row: tokens, how many of them are the prefix, and the row whose prefix it shares."""
+    """Lengths of every row: tokens, how many of them are the prefix, and the row whose prefix it
+    shares."""
 
     length: jax.Array
     prefix: jax.Array
@@ -77,9 +78,9 @@ class Pieces:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _State:
-    """How full all packed rows are: free [R, W] tokens of blocks; which hold prefixes; the block
-    whose prefixes the rests of a block continue (-1 = not decided); prefix block that is open [R]
-    (-1 = none); sequences [R]; where the prefix of the group at hand lies [R] (-1 = not here)."""
+    """Fill of all packed rows: free [R, W] tokens of blocks; which hold prefixes; the block whose
+    prefixes the rests of a block continue (-1 = not decided); prefix block that is open [R] (-1 =
+    none); sequences [R]; where the prefix of the group at hand lies [R] (-1 = not here)."""
 
     free: jax.Array
     is_prefix: jax.Array
@@ -151,8 +152,8 @@ def _place(state: _State, packing: Packing, unit, size, prefix, live):
 
 @dataclasses.dataclass(frozen=True)
 class Places:
-    """Where every row went: its packed row, where in it the rest and the prefix begin, its number
-    there, all [B]; and which block each block of a packed row continues [R, W]."""
+    """The assignment of every row: its packed row, where in it the rest and the prefix begin, its
+    number there, all [B]; and which block each block of a packed row continues [R, W]."""
 
     home: jax.Array
     rest: jax.Array

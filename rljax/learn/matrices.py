@@ -1,4 +1,4 @@
-"""Which weights are matrices, how they are stacked, and updates that treat each one by itself.
+"""Weights that are matrices, how they are stacked, and updates that treat each one by itself.
 
 A weight is [*stacked, *inside, *outside]: a stack of layers, and of experts in each, and the axes
 that its product sums over (heads and head_dim are two) before those that it yields. Optimizers that

@@ -18,9 +18,9 @@ from rljax.learn.rounding import widened
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """How one batch is walked: rows per optimizer step, rows per microbatch, passes over the
-    batch. Without `learn` losses and metrics are computed, and no step is taken (held-out data).
-    With `packing` the models see packed rows (rljax.learn.packing), and its shape is that of the
+    """Division of a batch: rows per optimizer step, rows per microbatch, passes over the batch.
+    Without `learn` losses and metrics are computed, and no step is taken (held-out data). With
+    `packing` the models see packed rows (rljax.learn.packing), and its shape is that of the
     microbatches."""
 
     rows: int
@@ -78,7 +78,7 @@ def map_microbatches(function: Callable, batch: Batch, rows: int):
 
 
 def _joined(parts, rows_per_example: int = 1):
-    """What split_microbatches split, in its order again: [parts, b, ...] -> [rows, ...]."""
+    """Undoes split_microbatches: [parts, b, ...] -> [rows, ...]."""
 
     def join(x):
         examples = x.reshape((x.shape[0], -1, rows_per_example) + x.shape[2:])
@@ -162,9 +162,9 @@ def _metric_value(name: str, numerator, denominator):
 
 @dataclasses.dataclass(frozen=True)
 class OfSums:
-    """What an update makes of the model's sums over all rows of an optimizer step: a loss, which is
-    added to that of the terms (None: none), metrics, and the weights after the step from (the
-    parameters before it, those that the optimizer makes, sums) (None: the optimizer's)."""
+    """Terms made of the model's sums over all rows of an optimizer step: a loss, which is added to
+    that of the terms (None: none), metrics, and the weights after the step from (the parameters
+    before it, those that the optimizer makes, sums) (None: the optimizer's)."""
 
     loss: Callable | None = None
     metrics: Callable = lambda sums: {}
@@ -173,8 +173,8 @@ class OfSums:
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """What is minimised: the sum of `terms` of the model's outputs, each with a reduction of its
-    own.
+    """The function that is minimised: the sum of `terms` of the model's outputs, each with a
+    reduction of its own.
 
     model(params, microbatch) -> outputs, a pytree of arrays [B, S, ...]; with `sums`, (those, a
     pytree of sums over the rows).
@@ -210,7 +210,7 @@ class Objective:
         return total if self.of_sums.loss is None else total + self.of_sums.loss(counted), sums
 
     def differentiated(self, params, rows: Batch):
-        """What `whole_total` reads of the rows of one replica: (outputs, sums or ())."""
+        """Returns what `whole_total` reads of the rows of one replica: (outputs, sums or ())."""
         outputs, counted = self.read(params, rows)
         return outputs, () if self.of_sums.loss is None else counted
 
@@ -237,7 +237,7 @@ class Objective:
 
 
 def _weights(batch: Batch, objective: Objective):
-    """Of every token, term by term, and of every example."""
+    """Returns the weights of every token, term by term, and of every example."""
     weights = tuple(reduction(batch) for reduction in objective.reductions)
     return weights, _row_weights(batch, objective.rows_per_example)
 

@@ -87,7 +87,7 @@ def packing_for(
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Packed:
-    """Where `pack` put everything.
+    """The result of `pack`.
 
     rows: the packed rows, [M, U, W T], or [M, U W, T] where no prefix is shared. sequences
     [M, U, N]: the rows of the batch that each holds, B = none. places [B, S]: the column of each
@@ -136,8 +136,8 @@ class Packed:
         return jax.tree.map(lambda x: x[index], self.rows)
 
     def outputs(self, out: Any, index) -> Any:
-        """What a pass over microbatch `index` said of each token, sequence by sequence:
-        [U, W T, ...] -> [U N, S, ...], 0 where there is no sequence."""
+        """Gathers the outputs of a pass over microbatch `index` by sequence: [U, W T, ...] -> [U N,
+        S, ...], 0 where there is no sequence."""
         sequences = self.sequences[index]
         units, n = sequences.shape
         s = self.places.shape[1]

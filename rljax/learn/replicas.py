@@ -30,7 +30,7 @@ class Replicas:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of a number that every replica has: () or (N,)."""
+        """Shape of a number that every replica has: () or (N,)."""
         return () if self.count == 1 else (self.count,)
 
     def copies(self, params):

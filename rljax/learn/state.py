@@ -20,9 +20,9 @@ from rljax.models.trees import merged
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """What an optimizer step does with the data axis, along which weights are whole. `moments`: the
-    optimizer's state is split over it, too (ZeRO stage 1). `sum_once`: gradients are summed over it
-    after all microbatches (rljax.learn.replicas), and not in each."""
+    """Data parallelism of an optimizer step over the data axis, along which weights are whole.
+    `moments`: the optimizer's state is split over it, too (ZeRO stage 1). `sum_once`: gradients are
+    summed over it after all microbatches (rljax.learn.replicas), and not in each."""
 
     moments: bool = False
     sum_once: bool = False
@@ -34,7 +34,7 @@ AS_WEIGHTS = Spread()
 @jax.tree_util.register_pytree_with_keys_class
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """What an optimizer step changes. Counters are int32 scalars on the device.
+    """State that an optimizer step changes. Counters are int32 scalars on the device.
 
     `frozen` are the weights that no optimizer moves (the base under adapters, which other roles may
     share), {} where all of them are trained. `spread` is no array. `precision` is {} of float32
@@ -98,8 +98,8 @@ def new_train_state(
 
 @dataclasses.dataclass(frozen=True)
 class StepLayout:
-    """Where an optimizer step computes: gradients and weights as the moments lie, so that a device
-    updates the weights of its own moments, and then the weights as they are held."""
+    """Layout in which an optimizer step computes: gradients and weights as the moments lie, so that
+    a device updates the weights of its own moments, and then the weights as they are held."""
 
     moments: Any
     weights: Any

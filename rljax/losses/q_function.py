@@ -54,7 +54,7 @@ def soft_rewards(logprobs: jax.Array, batch: Batch, *, beta: float) -> jax.Array
 
 
 def _behind(batch: Batch, values: jax.Array, bootstrap_truncated: bool) -> jax.Array:
-    """What V is behind the last token, at that token: 0, or where the row was cut off and
+    """Returns V behind the last token, at that token: 0, or where the row was cut off and
     `bootstrap_truncated` the value of the last token, the nearest estimate there is: [B, S]."""
     if not bootstrap_truncated:
         return jnp.zeros_like(values)
@@ -158,7 +158,7 @@ def _calibration(values: jax.Array, batch: Batch) -> dict:
 
 
 def _more_reads(options: dict) -> tuple[str, ...]:
-    """What the options of a DQO loss read beside its own fields."""
+    """Names the batch fields that the options of a DQO loss read beside its own."""
     behaviour = () if options["is_level"] == "off" else (f"{options['behaviour']}_logprobs",)
     return (*behaviour, *(("finish_reason",) if options["bootstrap_truncated"] else ()))
 

@@ -11,7 +11,7 @@ from rljax.models.attention_paths import Prefix
 
 
 def preceding(x: jax.Array, batch: Batch) -> jax.Array:
-    """What stands at the token before each one, x [B, S, ...]; zeros at column 0 where
+    """Shifts values to the token behind each one, x [B, S, ...]; zeros at column 0 where
     `batch.previous` says nothing else."""
     if batch.previous is None:
         return jnp.pad(x[:, :-1], ((0, 0), (1, 0), *[(0, 0)] * (x.ndim - 2)))
@@ -26,7 +26,7 @@ def describing(x: jax.Array, batch: Batch) -> jax.Array:
 
 
 def prefix_of(batch: Batch) -> Prefix | None:
-    """What the segments of packed rows continue; None where nothing does."""
+    """Returns the prefixes that the segments of packed rows continue; None where there are none."""
     if batch.prefix_ids is None:
         return None
     return Prefix(batch.prefix_ids, batch.prefix_blocks, batch.positions)

@@ -36,8 +36,8 @@ class Prefix(NamedTuple):
 
 
 class View(NamedTuple):
-    """What queries see of a chunk of columns: those with one of the ids that a query looks for, at
-    a place not after the query's and within the window."""
+    """Visibility of a chunk of columns to queries: of those with one of the ids that a query looks
+    for, at a place not after the query's and within the window."""
 
     wanted: tuple[jax.Array, ...]  # [B, T] each, or of two numbers [B, T, 2]
     ids: jax.Array  # [B, C], or [B, C, 2]

@@ -90,7 +90,7 @@ def ring(
 
 
 class _Continued(NamedTuple):
-    """What packed rows that share prefixes say of every token, [B, S] and pairs [B, S, 2]. A
+    """Prefixes of packed rows that share them, for every token, [B, S] and pairs [B, S, 2]. A
     segment's name is its own in its block alone, so it is read together with the block."""
 
     names: jax.Array
@@ -200,7 +200,7 @@ def _hops(ring: _Ring, prefix, step, carry):
 
 
 def _shifted(ring: _Ring, tree, count: int = 1):
-    """What the device `count` places before this one sends."""
+    """Receives what the device `count` places before this one sends."""
     if count % ring.devices == 0:
         return tree
     pairs = [(i, (i + count) % ring.devices) for i in range(ring.devices)]
@@ -218,8 +218,8 @@ def _merged(one, other):
 
 
 class _Taken(NamedTuple):
-    """Which chunk of queries meets which chunk of columns, by index; `late` (traced) says of an
-    index that is None which it is: 1, or 0 where it is false."""
+    """A chunk of queries and the chunk of columns that it meets, by index; `late` (traced) says of
+    an index that is None which it is: 1, or 0 where it is false."""
 
     queries: int | None
     columns: int | None
@@ -258,9 +258,10 @@ class _Taken(NamedTuple):
 
 
 def _views(ring: _Ring, here, hop, ids, prefix: _Continued | None) -> list[tuple[View, _Taken]]:
-    """What is computed at a hop: of all tokens of a device or, in a zigzag, of two pairs of chunks.
-    There the columns are all before the queries. What comes from an earlier device is its early
-    chunk for both chunks of queries, and from a later one both chunks for the late queries."""
+    """Returns the views to compute at a hop: of all tokens of a device or, in a zigzag, of two
+    pairs of chunks. There the columns are all before the queries. What comes from an earlier device
+    is its early chunk for both chunks of queries, and from a later one both chunks for the late
+    queries."""
     if not ring.zigzag:
         return [(_view(ring, here, hop, ids, prefix), _Taken(0, 0))]
     late = here < hop

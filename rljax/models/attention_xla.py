@@ -66,8 +66,8 @@ class _Columns(NamedTuple):
 
 
 class _Request(NamedTuple):
-    """What both passes read: parts of columns (a block's own, then its prefixes), for each part
-    the ids that the queries look for, and the places of the queries."""
+    """Inputs of both passes: parts of columns (a block's own, then its prefixes), for each part the
+    ids that the queries look for, and the places of the queries."""
 
     parts: list[_Columns]
     wanted: list[tuple[jax.Array, ...]]  # [N, T] each
@@ -97,7 +97,8 @@ def _forward(rule: Rule, q, k, v, sinks, segments, prefix):
 
 
 def _softmax(rule: Rule, asked: _Request, heads, sink, dtype):
-    """What the queries [N, K, R, T, E] read, in `dtype`, and the log-sum-exp of their scores."""
+    """Computes the attention output of the queries [N, K, R, T, E], in `dtype`, and the log-sum-exp
+    of their scores."""
 
     def some(_, first, span):
         _, keys, values, allowed = _seen(rule, asked, first, span)

@@ -56,7 +56,7 @@ class Cache:
 
     @property
     def heads(self) -> int:
-        """Of keys, and of values, as they are stored."""
+        """Number of heads of keys, and of values, as they are stored."""
         shape = self.parts[0].shape
         return {"heads": shape[1], "tokens": shape[2], "pairs": shape[2] // 2}[self.order]
 
@@ -121,7 +121,7 @@ def _widths(config: ModelConfig) -> tuple[int, tuple[int, ...]]:
 
 
 def lanes_for(mesh: Mesh) -> int:
-    """What the stored size of a head is a multiple of."""
+    """Returns the number that the stored size of a head is a multiple of."""
     return LANES if mesh.devices.flat[0].platform == "tpu" else 1
 
 
@@ -160,7 +160,7 @@ def pool_bytes(config: ModelConfig, slots: int, columns: int, dtype: str, pool: 
 
 
 def _token_bytes(config: ModelConfig, dtype: str, mesh: Mesh | None) -> int:
-    """Of one token in one layer."""
+    """Returns the bytes of one token in one layer."""
     heads, widths = _stored(config, mesh, dtype)
     size = jnp.dtype(dtype or config.dtype).itemsize
     return heads * sum(width * size + (4 if dtype == "int8" else 0) for width in widths)

@@ -115,8 +115,8 @@ def rope_angles(
 
 
 def places_of(config: ModelConfig, positions: jax.Array, width: int) -> dict:
-    """What positions mean to the layers, as fields of Pass, where a batch or a cache has `width`
-    tokens of a sequence."""
+    """Returns positions in the form that layers read, as fields of Pass, where a batch or a cache
+    has `width` tokens of a sequence."""
     how = dict(head_dim=config.rope_dims, tokens=config.rope_tokens or width)
     angles = lambda rope: lambda _, at: rope_angles(at, rope, **how)  # noqa: E731
     tiles = functools.partial(in_tiles, config.batch_invariant)
@@ -190,7 +190,7 @@ class Attention(nnx.Module):
         return q, k, v
 
     def attend(self, q, k, v, call: Pass, cache=None):
-        """What the heads read [B, S, H, E], and what the layer remembers."""
+        """Attends -> (outputs of the heads [B, S, H, E], the layer's new cache)."""
         how = dict(scale=self.scale, soft_cap=self.soft_cap, apart=self.apart)
         how["sinks"] = self.sinks[...].astype(jnp.float32) if self.sunk else None
         if cache is None:
@@ -270,7 +270,7 @@ class LatentAttention(nnx.Module):
         return jnp.concatenate([k_nope, k_rope], axis=-1), v
 
     def attend(self, q, stored, call: Pass, cache=None):
-        """What the heads read [B, S, H, F], and what the layer remembers."""
+        """Attends -> (outputs of the heads [B, S, H, F], the layer's new cache)."""
         lat, expand = self.latent, LatentAttention.expand
         if cache is None:
             k, v = invariant.of_module(self.apart, self, expand, stored)

@@ -75,8 +75,8 @@ class ExpertWeights(nnx.Module):
 
 
 def spread(inside: str | None) -> dict[str, P]:
-    """How the experts' arrays lie on the mesh where every device runs its own experts; D is split
-    over the axis `inside`, if any."""
+    """Returns the layout of the experts' arrays on the mesh where every device runs its own
+    experts; D is split over the axis `inside`, if any."""
     out = {"gate": P("expert", inside, "tensor"), "down": P("expert", "tensor", inside)}
     out["up"] = out["gate"]
     for name in MATRICES:

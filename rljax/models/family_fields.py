@@ -1,4 +1,4 @@
-"""What single families read of a config.json beside the keys that all have, and write back.
+"""Keys of config.json that single families read, beside those that all have, and write back.
 
 Functions of (the keys, the fields read so far) -> further fields of ModelConfig, and the reverse;
 which family has which is in rljax.models.families.

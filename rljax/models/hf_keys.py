@@ -231,7 +231,7 @@ def rotated(keys: Keys, layers: int) -> list[bool]:
 
 
 def smollm3_windows(keys: Keys, layers: int) -> list[int]:
-    """Where they are switched on: on the layers that are not rotated."""
+    """Switches windows on for the layers that are not rotated."""
     if not _windows_are_on(keys, layers):
         return [0] * layers
     turns = rotated(keys, layers)

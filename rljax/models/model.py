@@ -366,7 +366,8 @@ class Model:
 
     @property
     def _vocab_axis(self) -> int:
-        """Of the head: the embedding [V, D] where it is tied, else [D, V]."""
+        """Returns the vocabulary axis of the head: the embedding [V, D] where it is tied, else [D,
+        V]."""
         return 0 if self.config.tie_embeddings else 1
 
     @property
@@ -394,7 +395,7 @@ class Model:
         return self.says(unstacked, self._normed(decoder, x)), caches, routes
 
     def says(self, unstacked, hidden: jax.Array) -> jax.Array:
-        """What the head says behind final hidden states [B, S, D]: logits, row after row [B S, V]
+        """Applies the head to final hidden states [B, S, D]: logits, row after row [B S, V]
         float32, or the scores [B, S, labels] of a scalar head."""
         if self.head == "scalar":
             return self._scores(unstacked[0], hidden)
@@ -417,8 +418,9 @@ class Model:
         return self._normed(decoder, x), caches
 
     def look(self, unstacked, tokens: jax.Array, columns: jax.Array, counts, caches, shift=0):
-        """What the head says behind tokens that `extend` would read, counts [B] >= 1 of them real:
-        logits [B, V] behind the last one, or the scores [B, S, labels] of a scalar head."""
+        """Computes the head's outputs behind tokens that `extend` would read, counts [B] >= 1 of
+        them real: logits [B, V] behind the last one, or the scores [B, S, labels] of a scalar
+        head."""
         decoder, layers, _ = unstacked
         x, *_ = self._read(decoder, layers, tokens, columns, counts, caches, shift)
         if self.head == "lm":

@@ -197,7 +197,7 @@ class Piece:
 
     @property
     def columns(self) -> slice:
-        """Of the last axis on disk, what is ours."""
+        """Slice of the last axis on disk that is ours."""
         if self.column is None:
             return slice(None)
         size = self.shape[-1]

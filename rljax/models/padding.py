@@ -102,7 +102,8 @@ def heads_over(heads: int, kv_heads: int, shards: int) -> Heads:
 
 
 def _heads_of(config: ModelConfig, tensor: int) -> Heads:
-    """Of a layer; the keys of latent attention are as many as its queries."""
+    """Returns the numbers of heads of a layer; the keys of latent attention are as many as its
+    queries."""
     kv_heads = config.heads if config.latent else config.kv_heads
     return heads_over(config.heads, kv_heads, tensor)
 
@@ -197,7 +198,7 @@ def _widened(path: tuple, shapes: dict, config: ModelConfig, tensor: int, x: jax
 
 
 def described(config: ModelConfig, tensor: int) -> str:
-    """What is padded, in one sentence; "" where all sizes divide."""
+    """Describes the padding in one sentence; "" where all sizes divide."""
     wide = padded(config, tensor)
     sizes = {
         "query heads": (config.heads, wide.heads),

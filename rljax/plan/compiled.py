@@ -386,8 +386,8 @@ def needless_gathers(collectives: list[Collective], held: dict) -> list[str]:
 
 
 def crossings(collectives: list[Collective]) -> list[str]:
-    """What leaves a slice although it need not. A step crosses with one sum of its gradients over
-    data, and with numbers; the turns of a loop would wait for the network each."""
+    """Finds what leaves a slice although it need not. A step crosses with one sum of its gradients
+    over data, and with numbers; the turns of a loop would wait for the network each."""
     loops: dict[str, list[Collective]] = {}
     warnings = []
     for one in collectives:

@@ -1,5 +1,5 @@
-"""What a simulated run draws: lengths of responses in tokens, turns of an episode, seconds of a
-tool. A function of (rng, count) gives count positive numbers; `mean` is that without the cap."""
+"""Random draws of a simulated run: lengths of responses in tokens, turns of an episode, seconds of
+a tool. A function of (rng, count) gives count positive numbers; `mean` is that without the cap."""
 
 import math
 
@@ -22,7 +22,7 @@ def lognormal(rng, count: int, *, mean: float, sigma: float, cap: float = math.i
 
 
 def geometric(rng, count: int, *, mean: float, cap: float = math.inf) -> np.ndarray:
-    """Of a policy that stops at every token with a chance of 1 / mean; at most `cap`."""
+    """Lengths of a policy that stops at every token with a chance of 1 / mean; at most `cap`."""
     _check("geometric", mean=mean, cap=cap)
     if mean < 1:
         raise InputError("mean of geometric", value=mean, rule=">= 1", fix="set mean to 1 or more")

@@ -1,5 +1,5 @@
-"""What bounds on staleness, and splits of the devices, would make of a run: simulated side by side,
-as text and JSON."""
+"""Effects of bounds on staleness and of splits of the devices on a run: simulated side by side, as
+text and JSON."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -38,8 +38,8 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Expected:
-    """What was simulated. `seconds` by the number of devices that sample, 0: one mesh; `source`
-    says where they come from."""
+    """A simulation's inputs and results. `seconds` by the number of devices that sample, 0: one
+    mesh; `source` says where they come from."""
 
     load: Load
     seconds: Mapping[int, Seconds]
@@ -82,7 +82,7 @@ def _mean(outcomes: Sequence[Outcome]) -> tuple[Outcome, float]:
 
 
 def fastest_splits(rows: Sequence[Row]) -> list[Row]:
-    """Of every bound the split with the shortest step."""
+    """Returns the split with the shortest step for every bound."""
     best: dict[tuple[int, int], Row] = {}
     for row in (row for row in rows if row.mode.sampling):
         key = row.mode.max_staleness, row.mode.ahead

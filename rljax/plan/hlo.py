@@ -119,7 +119,7 @@ class _Walk:
         return None
 
     def _stride(self, condition: str, body: str) -> int:
-        """How much a turn adds to the counter of a loop: a product that is overlapped with the
+        """Returns the increment of a loop's counter per turn: a product that is overlapped with the
         sending of its operand goes two devices at a time."""
         tests, does = ({i.name: i for i in self.parts.get(x, ())} for x in (condition, body))
         root = next((i for i in tests.values() if i.root), None)
@@ -195,7 +195,7 @@ class _Walk:
                 self._add_one(name, one, times, in_open, out, visited)
 
     def _sent(self, name: str, one: Instruction, times: float, in_open: bool) -> Collective:
-        """What a TPU hands to its host for the other slices, who hand it on."""
+        """Bytes that a TPU hands to its host for the other slices."""
         kind = re.search(r'_xla_megascale_transfer_type="(\w+)"', one.rest)
         op = kind[1].lower().replace("_", "-") if kind else "send"
         size, others = self._operand_bytes(name, one), self.slices - 1
@@ -336,7 +336,7 @@ class _Walk:
 
     @functools.cache  # noqa: B019
     def _users(self, name: str) -> dict[str, list[Instruction]]:
-        """Who reads what in a computation."""
+        """Maps each value of a computation to the instructions that read it."""
         users: dict[str, list[Instruction]] = {}
         for each in self.parts[name]:
             for operand in each.operands:
@@ -390,7 +390,7 @@ class _Walk:
 
 
 def _of(one: Instruction) -> str:
-    """Where in the source an instruction comes from."""
+    """Returns the source line of an instruction."""
     named = re.search(r'op_name="([^"]*)"', one.rest)
     return named[1] if named else one.name
 

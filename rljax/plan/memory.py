@@ -232,7 +232,8 @@ def _generate(setup: Setup, roles: dict) -> dict[str, int]:
 
 
 def in_flight_parts(setup: Setup, roles: dict) -> dict[str, jax.ShapeDtypeStruct]:
-    """What samples in flight hold while the run learns, as one array of bytes; {} without any."""
+    """Returns the memory of samples in flight while the run learns, as one array of bytes; {}
+    without any."""
     size = estimate(setup, roles).held.get(IN_FLIGHT, 0)
     return {IN_FLIGHT: jax.ShapeDtypeStruct((size,), jnp.uint8)} if size else {}
 
@@ -288,7 +289,7 @@ def _learn(setup: Setup, role) -> dict[str, int]:
 
 
 def _split(count: int, shards: int) -> int:
-    """How many of `count` rows one device holds."""
+    """Returns how many of `count` rows one device holds."""
     return count // shards if count % shards == 0 else count
 
 

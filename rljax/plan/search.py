@@ -172,7 +172,7 @@ def _rough_s(setup: Setup, chip: Chip) -> float:
 
 
 def _rough_decode_s(setup: Setup, chip: Chip) -> float:
-    """Of sampling, in the layout of decoding that the candidate has."""
+    """Estimates the seconds of sampling in the candidate's layout of decoding."""
     if not samples(setup):
         return 0.0
     inputs = (setup.model, setup.model.abstract(), setup.decoding, workload(setup), chip)

@@ -25,8 +25,8 @@ Draw = Callable[[np.random.Generator, int], np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Seconds:
-    """Of the parts of a run. A decode step with a share f of its slots live takes
-    idle_s + f (step_s - idle_s)."""
+    """Seconds of the parts of a run. A decode step with a share f of its slots live takes idle_s +
+    f (step_s - idle_s)."""
 
     step_s: float
     idle_s: float
@@ -38,7 +38,7 @@ class Seconds:
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """What a step asks for. `lengths` are tokens of a response or, where there are `turns`, of each
+    """The work of a step. `lengths` are tokens of a response or, where there are `turns`, of each
     of its turns; `tools`: seconds between two turns. `score_dispatches`: when a score counts, as
     rollouts.clock="logical(N)" says."""
 
@@ -54,8 +54,8 @@ class Load:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """Of a simulated run, means over its steps. `ages`[a]: share of the tokens that were a steps
-    old when they were learned from; `learn_share`: of the time, while weights are learned."""
+    """Results of a simulated run, means over its steps. `ages`[a]: share of the tokens that were a
+    steps old when they were learned from; `learn_share`: of the time, while weights are learned."""
 
     step_s: float
     live_share: float

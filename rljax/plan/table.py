@@ -126,7 +126,7 @@ def _training(plan: Plan) -> list[str]:
 
 
 def _resharding(plan: Plan) -> list[str]:
-    """What it takes to bring weights to the layout of decoding."""
+    """Describes the cost of bringing weights to the layout of decoding."""
     reshards = [r for r in plan.reports if r.name.startswith(RESHARD) and not r.error]
     if not reshards and SAMPLER in plan.groups:
         size = plan.estimate.groups[SAMPLER].get(COPY, 0)
@@ -204,7 +204,8 @@ def _costs(plan: Plan) -> list[str]:
 
 
 def _between_slices(plan: Plan) -> list[str]:
-    """What each host sends to other slices over the data center's network, and for how long."""
+    """Describes what each host sends to other slices over the data center's network, and for how
+    long."""
     if plan.slices == 1:
         return []
     rows = [["program", f"{DCN} GB", f"{DCN} seconds"]]

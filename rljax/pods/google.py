@@ -61,7 +61,7 @@ class Cloud:
         return ["gcloud", *words, *project, "--quiet"]
 
     def described(self, *words: str) -> dict | list | None:
-        """What gcloud describes or lists, None where there is no such thing."""
+        """Asks gcloud to describe or list a resource; None where there is no such thing."""
         done = self.gcloud(*words, "--format=json", check=False)
         if done.returncode == 0:
             return json.loads(done.stdout or "null")
@@ -116,7 +116,7 @@ class CloudTpu(Cloud):
         return (ACTIVE if state == "ACTIVE" else WAITING), state
 
     def delete(self) -> None:
-        """Of the request and its nodes; what is not there is deleted."""
+        """Deletes the request and its nodes; a resource that does not exist counts as deleted."""
         words = (*self._resource, "delete", self.name, f"--zone={self.zone}", "--force")
         done = self.gcloud(*words, check=False)
         if done.returncode and self.state()[0] != ABSENT:

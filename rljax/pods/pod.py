@@ -52,7 +52,7 @@ class Pod:
 
     @property
     def chips(self) -> int:
-        """Of one slice."""
+        """Number of chips of one slice."""
         return math.prod(self.topology)
 
     @property
@@ -66,12 +66,12 @@ class Pod:
 
     @property
     def hosts(self) -> int:
-        """Of all slices."""
+        """Number of hosts of all slices."""
         return self.slices * self.hosts_per_slice
 
     @property
     def devices(self) -> int:
-        """Of all slices, as JAX counts them."""
+        """Number of devices of all slices, as JAX counts them."""
         return self.slices * self.chips * self.figures.devices_per_chip
 
     @property
@@ -80,7 +80,7 @@ class Pod:
 
     @property
     def type(self) -> str:
-        """Of one slice, as the Cloud TPU API writes it: v5litepod-16, v4-32."""
+        """Accelerator type of one slice, as the Cloud TPU API writes it: v5litepod-16, v4-32."""
         number = self.chips * (2 if self.figures.counts == "cores" else 1)
         return f"{self.figures.api_name or self.version}-{number}"
 

@@ -138,8 +138,8 @@ def start(cloud: Cloud, command: Sequence[str], setup: str) -> list[Machine]:
 
 
 def default_setup(folder: Path) -> str:
-    """What fills the environment of a host: rljax (see `templates.package`), and what the folder's
-    requirements.txt names."""
+    """Returns the command that fills the environment of a host: rljax (see `templates.package`),
+    and what the folder's requirements.txt names."""
     more = " -r requirements.txt" if (folder / "requirements.txt").is_file() else ""
     return f"pip install --quiet {package('tpu,gcs', folder)}{more}"
 
@@ -188,7 +188,7 @@ def kill_one(cloud: Cloud) -> None:
 
 
 class _Logs:
-    """What the hosts print, by a connection to each."""
+    """The output of the hosts, by a connection to each."""
 
     def __init__(self, cloud: Cloud, machines: Sequence[Machine]):
         self.processes = []

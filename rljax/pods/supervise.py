@@ -122,7 +122,7 @@ def _say_tpu_logs(lines: int = 10) -> None:
 
 
 def code_of_the_failure(path: str) -> int | None:
-    """Of the host that failed, by the words it has left; None if there are none."""
+    """Reads the exit code of the host that failed from its last message; None if there are none."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         with open(path) as file:
             return json.load(file)["code"]

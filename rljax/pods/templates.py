@@ -1,4 +1,4 @@
-"""What a scheduler reads: a batch script of SLURM, a JobSet of Kubernetes, a task of SkyPilot.
+"""Files for schedulers: a batch script of SLURM, a JobSet of Kubernetes, a task of SkyPilot.
 
 Each starts one process per host, which finds the others by rljax.hosts.cluster.
 """
@@ -38,8 +38,9 @@ def host_command(words: Sequence[str], *, supervised: bool) -> list[str]:
 
 
 def package(extras: str, folder: Path) -> str:
-    """What pip installs on a host, as a word of a shell: rljax with `extras` from $RLJAX_SOURCE (a
-    clone, a wheel or a URL that pip reads on the host), else from the checkout in `folder`."""
+    """Returns what pip installs on a host, as a word of a shell: rljax with `extras` from
+    $RLJAX_SOURCE (a clone, a wheel or a URL that pip reads on the host), else from the checkout in
+    `folder`."""
     source, project = os.environ.get("RLJAX_SOURCE", ""), folder / "pyproject.toml"
     if source:
         return shlex.quote(

@@ -23,8 +23,8 @@ ROWS_PER_CALL = 256  # sampled at once, where nobody says how many
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """What `sample_all` samples: an actor, the tokenizer of its texts, how it samples, the columns
-    that prompts are padded to, and the layout of their images."""
+    """The policy that `sample_all` samples: an actor, the tokenizer of its texts, how it samples,
+    the columns that prompts are padded to, and the layout of their images."""
 
     actor: Actor
     tokenizer: Tokenizer

@@ -60,8 +60,8 @@ class SavedPolicy:
     def sampling(
         self, *, temperature: float | None = None, max_response_tokens: int | None = None
     ) -> Sampling:
-        """How the policy samples: as its config says (top_k, stop strings, ...), but for what is
-        given."""
+        """Returns the policy's sampling rules: as its config says (top_k, stop strings, ...), but
+        for what is given."""
         changes = {"temperature": temperature, "max_response_tokens": max_response_tokens}
         changes = {name: value for name, value in changes.items() if value is not None}
         sampler = dataclasses.replace(self.config.sampler, **changes)

@@ -61,8 +61,8 @@ def _check_sources(option: str, pairs: tuple) -> None:
 
 
 def _late_mixture(options: dict, sample: dict) -> dict:
-    """What a mixture is worth in which a member passed its limit: each counts as late, and one that
-    has no score when it is late, as 0."""
+    """Scores a mixture in which a member passed its limit: each counts as late, and one that has no
+    score when it is late, as 0."""
     rewards = options["rewards"]
     scales = _weights(rewards, options["weights"], options["normalise"])
     parts = {}
@@ -136,7 +136,7 @@ def _weights(rewards: tuple, weights: tuple, normalise: bool) -> tuple[float, ..
 
 
 def _late_with_cost(options: dict, sample: dict) -> dict | None:
-    """What a sample is worth that passed a limit, where its reward and its cost both declare it."""
+    """Scores a sample that passed a limit, where its reward and its cost both declare it."""
     found = [late_score(_member(options[name])[0], sample) for name in ("reward", "cost")]
     if None in found:
         return None
@@ -157,8 +157,8 @@ def with_cost(
 
 
 def _late_with_judges(options: dict, sample: dict) -> dict | None:
-    """What `with_judges` is worth when it is late: no judge passes, and the reward is late. None
-    where one of them has no score when it is late: it asks a server or a model."""
+    """Scores `with_judges` when it is late: no judge passes, and the reward is late. None where one
+    of them has no score when it is late: it asks a server or a model."""
     reward, judges = options["reward"], options["judges"]
     late = [late_score(_member(text)[0], sample) for text in (reward, *judges)]
     if None in late:
@@ -242,7 +242,7 @@ def reward_of_source(data_source: str, pairs: Iterable[tuple[str, str]] = SOURCE
 
 
 def _late_of_source(options: dict, sample: dict) -> dict | None:
-    """What the reward of the sample's data source is worth when it is late."""
+    """Scores a late sample by the reward of its data source."""
     pairs = (*options["sources"], *options["defaults"])
     text = reward_of_source(sample["data_source"], pairs) or options["otherwise"]
     found = late_score(_member(text)[0], sample) if text else None

@@ -1,4 +1,4 @@
-"""Where training keeps its arrays: the layout of weights, moments and counters on the mesh."""
+"""Layout of training's arrays: that of weights, moments and counters on the mesh."""
 
 import dataclasses
 import math
@@ -43,8 +43,8 @@ def split_over_data(x, sharding: NamedSharding) -> NamedSharding:
 
 
 def step_layout(model: Model, state: TrainState) -> StepLayout | None:
-    """Where an optimizer step computes, of a state whose moments are split further than its
-    weights."""
+    """Returns the layout in which an optimizer step computes, of a state whose moments are split
+    further than its weights."""
     if not state.spread.moments:
         return None
     weights, _ = model.split(model.shardings())

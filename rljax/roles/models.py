@@ -64,8 +64,8 @@ class _Trained(Role):
 
     @property
     def row_unit(self) -> int:
-        """What the rows of a microbatch should be a multiple of: so many parts are computed at
-        once."""
+        """Returns the number that the rows of a microbatch should be a multiple of: so many parts
+        are computed at once."""
         return row_shards(self.model.mesh)
 
     def balanced(self, batch: Batch) -> Batch:

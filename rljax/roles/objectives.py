@@ -1,4 +1,4 @@
-"""What an actor's update minimises: a policy loss, and further terms, over its model's outputs."""
+"""Objectives of an actor's update: a policy loss, and further terms, over its model's outputs."""
 
 import dataclasses
 import functools

@@ -20,8 +20,8 @@ from rljax.tracking import timing
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Filled(Role):
-    """What a program gets for a reference on other devices: the batch has its log-probs already.
-    `renewed`: whether the reference is to become the actor after the program."""
+    """Stands for a reference on other devices inside a program: the batch has its log-probs
+    already. `renewed`: whether the reference is to become the actor after the program."""
 
     trained = False
 

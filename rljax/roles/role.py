@@ -22,7 +22,7 @@ class Role:
     checkpointed: ClassVar[bool] = True  # a resume reads its arrays from the checkpoint
 
     def arrays(self):
-        """What a checkpoint keeps of the role."""
+        """Returns the arrays that a checkpoint keeps of the role."""
         return self.state
 
     def with_arrays(self, arrays) -> "Role":
@@ -50,7 +50,7 @@ class Role:
         return batch
 
     def in_program(self) -> "Role":
-        """What the program gets as this role."""
+        """Returns the role in the form that the program gets."""
         return self
 
     def after_program(self, new: "Role", roles: dict) -> "Role":

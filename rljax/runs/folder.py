@@ -91,8 +91,8 @@ def _unwritable(what: str, path: Path, error: Exception) -> InputError:
 
 
 def disk_fault(error: BaseException) -> str:
-    """What the system said of a write that failed, whichever library made it; "" if the error is
-    not the system's."""
+    """Returns the system's message of a write that failed, whichever library made it; "" if the
+    error is not the system's."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     code = re.search(r"os[ _]error(?:_code=')?[ ']*(\d+)", str(error), re.IGNORECASE)
@@ -276,7 +276,7 @@ def is_open_at(file: int, path: Path) -> bool:
 
 
 def describe_process() -> dict:
-    """What the lock says of the process that holds it."""
+    """Returns the lock's record of the process that holds it."""
     pid = os.getpid()
     return {
         "host": socket.gethostname(),
@@ -288,7 +288,7 @@ def describe_process() -> dict:
 
 
 def _holder(file: int) -> dict:
-    """What the holder has written into the lock file; {} if it says nothing."""
+    """Reads the holder's record from the lock file; {} if it says nothing."""
     try:
         holder = parse_json(os.pread(file, 4096, 0), LOCK)
     except InputError:
@@ -305,7 +305,8 @@ def _boot() -> str:
 
 
 def _start_time(pid: int) -> str:
-    """When a process started, in ticks of the kernel; "" if there is none, or it is a zombie."""
+    """Returns the start time of a process in ticks of the kernel; "" if there is none, or it is a
+    zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return "" if fields[0] in "ZX" else fields[19]

@@ -182,7 +182,7 @@ class JsonlTracker:
         return {EPISODES: 0} | {name: file.sync() for name, file in self.files.items()}
 
     def lost(self) -> str:
-        """What of the files was not kept, "" if everything was."""
+        """Returns what of the files was lost, "" if nothing was."""
         for file in self.files.values():
             if not file.lost and not is_open_at(file.file.fileno(), file.path):
                 file.lost = f"{file.path} was removed or replaced while it was written"

@@ -117,8 +117,8 @@ class Store:
         return sorted(facts["name"].rstrip("/").rpartition("/")[2] for facts in found)
 
     def _inside(self, folder: str) -> list[dict]:
-        """What fsspec knows of each file and folder in a folder. By `ls`: its `find` and `walk`
-        take a folder that could not be listed for an empty one."""
+        """Lists fsspec's entries of the files and folders in a folder. By `ls`: its `find` and
+        `walk` take a folder that could not be listed for an empty one."""
         top = self._path(folder)
 
         def once() -> list:

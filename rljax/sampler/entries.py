@@ -1,4 +1,4 @@
-"""What goes into slots beside the caches, as the arrays of an Entry: keys, limits, rules, forcing.
+"""Inputs of slots beside the caches, as the arrays of an Entry: keys, limits, rules, forcing.
 
 Axes: M pairs of a slot and a sample; rows behind the samples are padding.
 """

@@ -305,9 +305,9 @@ def planned_rollout(
     model: Model, params, prompts, sampling: Sampling, *, n: int, decoding: Decoding, second=None,
     branches: bool = False,
 ) -> tuple[dict[str, tuple], Batch]:  # fmt: skip
-    """What `generate` would run, for a plan: ({program: (jitted function, its arguments as shapes,
-    turns of its loop at most)}, rows of zeros of this host, each with all its tokens). `branches`:
-    what `branch` would run, of `prompts` that are whole rows."""
+    """Returns the programs that `generate` would run, for a plan: ({program: (jitted function, its
+    arguments as shapes, turns of its loop at most)}, rows of zeros of this host, each with all its
+    tokens). `branches`: what `branch` would run, of `prompts` that are whole rows."""
     (model, params), resharding = _planned_weights(model, params, decoding)
     if second is not None:
         (other, weights), programs = _planned_weights(second.model, second.params, decoding)

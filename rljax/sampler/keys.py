@@ -15,7 +15,8 @@ _BUDGETS, _BRANCHES = 2**31 - 1, 2**31 - 2  # numbers of a key's stream that are
 
 
 def budgets(keys, sampling: Sampling) -> np.ndarray | jax.Array:
-    """How many tokens each row may think, a function of its key [R, 2] alone; -1: no limit."""
+    """Returns how many tokens each row may think, a function of its key [R, 2] alone; -1: no
+    limit."""
     if not sampling.thinking_tokens:
         return np.full(len(keys), -1, np.int32)
     return _budgets(keys, *sampling.thinking_tokens)

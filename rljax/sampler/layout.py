@@ -205,7 +205,7 @@ def reshard_program(source: Model, target: Model, keep_dtypes: bool):
     axes = {path: named for path, (_, named) in target.shapes().items()}
 
     def of(sharding: NamedSharding, stacked: bool) -> NamedSharding:
-        """Of a layer, where weights of several are stacked."""
+        """Returns the layout of one layer, where weights of several are stacked."""
         spec = PartitionSpec(*sharding.spec[stacked:])
         return NamedSharding(sharding.mesh, spec)
 

@@ -1,5 +1,5 @@
-"""What decoding takes in a layout: bytes of a device, and the seconds that none can beat. Chooses
-the fastest mesh that fits.
+"""Costs of decoding in a layout: bytes of a device, and a lower bound of the seconds. Chooses the
+fastest mesh that fits.
 
 A step of decoding reads the weights and what is remembered of each slot from HBM, and exchanges
 activations: over fsdp the outputs of products whose inner axis (embed) is split, over tensor those
@@ -38,7 +38,7 @@ LOGITS_PASSES = 2  # over the float32 logits in HBM; compiled, others stay in a 
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """What is decoded in a step of a run: each of `prompts` sampled `samples` times."""
+    """The decoding of a step of a run: each of `prompts` sampled `samples` times."""
 
     prompts: int
     samples: int
@@ -74,12 +74,13 @@ class LayoutCost:
 
     @property
     def step_s(self) -> float:
-        """Of one step, without latency."""
+        """Seconds of one decode step, without latency."""
         return max(self.hbm_s, self.compute_s) + sum(self.ici_s.values())
 
     @property
     def rollout_s(self) -> float:
-        """Of all steps and of bringing the weights there, with latency: what a choice goes by."""
+        """Total estimated seconds: decode steps, weight transfer and latency; the layout search
+        minimises it."""
         return self.steps * (self.step_s + self.latency_s) + self.reshard_s
 
     @property
@@ -184,7 +185,7 @@ def decode_bytes(model: Model, work: Workload, decoding: Decoding) -> dict[str, 
 
 
 def _split(count: int, shards: int) -> int:
-    """How many of `count` rows one device holds: all of them where they do not divide."""
+    """Returns how many of `count` rows one device holds: all of them where they do not divide."""
     return count // shards if count % shards == 0 else count
 
 

@@ -1,4 +1,4 @@
-"""Where the samples are, and how they come into slots, leave them and come back.
+"""States of samples: how they come into slots, leave them and come back.
 
 A sample is in one of these states:
 
@@ -133,7 +133,7 @@ class Places:
         self.slots[at] = None
 
     def kept(self, at: int) -> Prefix | None:
-        """What the sample in slot `at`, which is not held, has read, as `copied`."""
+        """Copies what the sample in slot `at`, which is not held, has read, as `copied`."""
         sample = self.slots[at]
         if at not in self.unread:
             sample.cached = sample.size - 1
@@ -141,15 +141,15 @@ class Places:
         return self.copied(at)
 
     def copied(self, at: int) -> Prefix | None:
-        """What the sample in slot `at` has read, to go on from; None where its pages are found
-        again."""
+        """Copies what the sample in slot `at` has read, to go on from; None where its pages are
+        found again."""
         if self.seats.stays or not self.slots[at].cached:
             return None
         return self.engine.extract(self.state, np.array([at], np.int32))
 
     def read_of(self, sample: Sample) -> tuple[Prefix | None, int]:
-        """What was read of a finished sample, as a prefix of one row, and how many of its tokens
-        that are; (None, 0) where it is gone."""
+        """Returns what was read of a finished sample, as a prefix of one row, and how many of its
+        tokens that are; (None, 0) where it is gone."""
         prefix, read = None, sample.cached
         if sample in self.held:
             if read:

@@ -28,7 +28,7 @@ class PromptImages:
 
     @functools.cached_property
     def name(self) -> bytes:
-        """What tells these images from others beside the same tokens."""
+        """Returns a name that tells these images from others beside the same tokens."""
         digest = hashlib.blake2b(digest_size=16)
         real = self.patch_coords[:, 0] > 0
         for array in (self.pixels[real], self.patch_coords[real]):

@@ -112,7 +112,7 @@ class Sampling:
 
 @dataclasses.dataclass(frozen=True)
 class Decoding:
-    """How a whole batch is decoded: what sizes programs and memory, and where they run. It changes
+    """Decoding of a whole batch: the sizes of programs and memory, and where they run. It changes
     no sample, but for another dtype, and for keys and values held narrower than they are computed:
     what was read in chunks, from a prefix or after a pause then attends to rounded ones where a
     whole prompt attends to exact ones."""
@@ -196,14 +196,14 @@ class Decoding:
         return decode_model(model, self.layout, self.weight_dtype)
 
     def weights(self, model: Model, params):
-        """What `of(model)` reads of the weights of `model`: `params` itself where nothing differs,
-        else a copy made by one program, once within `held_weights`."""
+        """Returns the weights that `of(model)` reads: `params` itself where nothing differs, else a
+        copy made by one program, once within `held_weights`."""
         kept = not self.weight_dtype
         return decode_weights(model, self.of(model), params, keep_dtypes=kept)
 
 
 def alike(one: Sampling) -> tuple:
-    """What decides the rules of a request: equal for requests that share them."""
+    """Returns the key of a request's rules: equal for requests that share them."""
     return (
         one.temperature, one.top_k, one.top_p, one.min_p, one.stop_ids, one.logit_bias,
         one.allowed_ids,

@@ -61,7 +61,7 @@ class Sample:
 
     @property
     def tokens(self) -> np.ndarray:
-        """Of the response: int32."""
+        """Tokens of the response: int32."""
         return self._records["ids"][: self._count]
 
     @property
@@ -134,8 +134,8 @@ class Sample:
         return sample
 
     def get_state(self) -> dict:
-        """Where the sample stands, as JSON: `from_state` makes it again, but for the images of its
-        prompt, which are the data's."""
+        """Returns the state of the sample as JSON: `from_state` makes it again, but for the images
+        of its prompt, which are the data's."""
         most = self.sampling.max_response_tokens
         return {
             **{name: getattr(self, name) for name in _COUNTS},

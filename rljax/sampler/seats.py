@@ -152,7 +152,8 @@ class Seats:
         sample.forget()
 
     def at_version(self, version: int) -> None:
-        """What other parameters read is not found any more."""
+        """Sets the version of the parameters; pages that other parameters read are not found any
+        more."""
         self.version = version
         if self.pages is not None:
             self.pages.forget_names()
@@ -212,7 +213,7 @@ class Seats:
 
 
 def _images(sample: Sample) -> bytes:
-    """What tells a sample's pages from those of the same tokens with other images."""
+    """Returns bytes that tell a sample's pages from those of the same tokens with other images."""
     return b"" if sample.images is None else sample.images.name
 
 

@@ -26,7 +26,7 @@ MOST_TOKENS = 64  # of a draft; logits of all of them are held at once
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Drafts:
-    """What decoding with drafts holds beside the caches."""
+    """State of decoding with drafts beside the caches."""
 
     history: jax.Array  # [B, C] int32: the tokens of each slot, prompt and response
     counts: jax.Array  # [B, 3] uint32: steps that gave a token, tokens drafted, drafts kept
@@ -53,7 +53,7 @@ def check(config: ModelConfig, draft_tokens: int) -> None:
 
 
 def empty(slots: int, columns: int, draft_tokens: int) -> Drafts | None:
-    """Of empty slots (inside a program); None where nothing is drafted."""
+    """Makes the state of empty slots (inside a program); None where nothing is drafted."""
     if not draft_tokens:
         return None
     history = jnp.zeros((slots, columns), jnp.int32)

@@ -59,7 +59,7 @@ def decoder_for(decode: Callable | None, stops: Sequence[str]) -> Callable | Non
 def find_stop(
     ids: Sequence[int], stops: Sequence[str], decode: Callable, known_free: int = 0
 ) -> int | None:
-    """How many of `ids` to keep, or None where no stop string is in their text. The first
+    """Returns how many of `ids` to keep, or None where no stop string is in their text. The first
     `known_free` of them are known to have none; of these only the last few are decoded."""
     decode = decoder_for(decode, stops)
     start = _window(ids, decode, known_free, max(map(len, stops), default=0) + 2 * EDGE)

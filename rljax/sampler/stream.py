@@ -202,7 +202,7 @@ class Sampler:
         return self._places.reread_tokens
 
     def page_metrics(self) -> dict[str, float]:
-        """How full the pages were, by dispatch; {} without pages."""
+        """Returns how full the pages were, by dispatch; {} without pages."""
         return self._places.seats.metrics()
 
     def warm_up_pages(self, params) -> None:
@@ -210,7 +210,7 @@ class Sampler:
         self._places.warm_up(params)
 
     def draft_metrics(self) -> dict[str, float]:
-        """What drafts gave so far; {} without drafts."""
+        """Returns metrics of drafts so far; {} without drafts."""
         steps = self.live_slot_steps if self.engine.draft_tokens else 0
         return timing.draft_metrics(steps, self.drafted, self.kept_drafts)
 

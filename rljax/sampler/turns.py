@@ -151,7 +151,7 @@ class Parked:
         return state
 
     def copied(self, sample: Sample) -> Prefix | None:
-        """What is kept of a sample, as a prefix of one row."""
+        """Copies what is kept of a sample, as a prefix of one row."""
         if sample not in self._row:
             return None
         return self.engine.widen(self._beside, self._row[sample], sample.cached)

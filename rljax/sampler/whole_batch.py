@@ -207,9 +207,10 @@ def in_turns(
     second, limits=None, *, finished: Callable[[int, list[int], int], None],
     stop: Callable[[], bool] | None,
 ):  # fmt: skip
-    """What `rollout` returns. `finished(row, ids, reason)` is called as rows end, on every host for
-    every row, while the devices decode the next turn; once `stop` says so, that turn is the
-    last. Where hosts were told to stop, all of them do so between the same two turns."""
+    """Decodes in turns and returns as `rollout`. `finished(row, ids, reason)` is called as rows
+    end, on every host for every row, while the devices decode the next turn; once `stop` says so,
+    that turn is the last. Where hosts were told to stop, all of them do so between the same two
+    turns."""
     start = (prompts, lengths, keys, rules, forcing, images, second, limits)
     prompt_batch, queue, carry = _begin(model, shape, params, *start)
     responses = _Responses(prompts.shape[0] * shape.n)

@@ -36,7 +36,7 @@ from rljax.search.tree import NONE
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Trees:
-    """What is known of every sentence's nodes beside the tree of the search."""
+    """Arrays over every sentence's nodes beside the tree of the search."""
 
     caches: tuple[list, ...]  # of the policy, and of the value model where there is one
     held: jax.Array  # [B] int32: P

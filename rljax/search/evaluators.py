@@ -1,5 +1,5 @@
-"""What a search asks of its models at the leaf of every live sentence: the policy's likeliest next
-tokens, and how good the text is so far.
+"""Evaluations that a search asks of its models at the leaf of every live sentence: the policy's
+likeliest next tokens, and how good the text is so far.
 
 `Forked` keeps the root of each sentence as a cached prefix. A call reads the path from the root to
 the leaf behind a copy of it, which XLA drops at the end of the program, so the root stays as it is

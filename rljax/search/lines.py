@@ -19,8 +19,8 @@ from rljax.search.task import Response, Task
 
 @contract(safe=True)
 def best_of_n(task: Task, *, samples: int = 8, temperature: float = 1.0) -> list[Response]:
-    """Of `samples` responses that the policy draws at `temperature`, the one that the reward model
-    (or the reward) says is best; of equal ones the first."""
+    """Picks, of `samples` responses that the policy draws at `temperature`, the one that the reward
+    model (or the reward) says is best; of equal ones the first."""
     _check("best_of_n", task, samples=samples)
     evaluator = task.evaluator(1, dataclasses.replace(task.sampling, temperature=temperature))
     best: list[tuple[float, list[int]] | None] = [None] * task.rows
@@ -178,7 +178,7 @@ def _keys(keys: np.ndarray, number: int) -> np.ndarray:
 
 
 def _scores(task: Task, evaluator: Forked, responses: list[list[int]]) -> np.ndarray:
-    """How good complete responses are, one to a row; -inf where the reward failed."""
+    """Scores complete responses, one to a row; -inf where the reward failed."""
     if task.scored is None:
         leaves = padded_paths(responses, [True] * len(responses))
         return fetch(evaluator(leaves).value)
@@ -189,8 +189,8 @@ def _scores(task: Task, evaluator: Forked, responses: list[list[int]]) -> np.nda
 def _values(
     task: Task, evaluator: Forked, texts: list[list[int]], steps: list[list[int]]
 ) -> np.ndarray:
-    """How good the roots' texts with these steps behind them are; of one that ends a critic tells
-    the value of the state before its last token."""
+    """Scores the roots' texts with these steps behind them; of one that ends a critic tells the
+    value of the state before its last token."""
     if task.value.reads == "critic":
         ends = [task.reason(t + s) is not None for t, s in zip(texts, steps, strict=True)]
         steps = [step[:-1] if end else step for step, end in zip(steps, ends, strict=True)]

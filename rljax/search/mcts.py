@@ -220,7 +220,7 @@ class _Searched:
         return _grown(tree, selected, *found, active, self.exploration)
 
     def _values(self, tree: Tree, leaves: Leaves, texts, ended, value) -> np.ndarray:
-        """What the leaves are worth (see `mcts`): [B]."""
+        """Returns the values of the leaves (see `mcts`): [B]."""
         task, rows = self.task, np.arange(self.task.rows)
         complete = self._rolled(leaves, texts, ended) if self.rollouts else texts
         known = leaves.live & (ended | self.rollouts)

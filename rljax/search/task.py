@@ -47,8 +47,9 @@ class Response:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What a method searches: a policy, prompts [R, L] right-padded, one row for each response, and
-    what tells it how good a text is. All draws of a row are functions of its key alone."""
+    """The problem that a method searches: a policy, prompts [R, L] right-padded, one row for each
+    response, and what tells it how good a text is. All draws of a row are functions of its key
+    alone."""
 
     model: Model
     params: Any
@@ -155,9 +156,10 @@ class Search:
         self, model: Model, params, shape: tuple[int, int], sampling: Sampling, *, n: int,
         decoding: Decoding,
     ) -> tuple[dict[str, tuple], Batch]:  # fmt: skip
-        """What a call would run, for a plan, with prompts of `shape` [P, L]: ({program: (jitted
-        function, its arguments as shapes, 1)}, rows of zeros with all their tokens). The longest
-        path is a whole response; a step runs the look once for each simulation."""
+        """Returns the programs that a call would run, for a plan, with prompts of `shape` [P, L]:
+        ({program: (jitted function, its arguments as shapes, 1)}, rows of zeros with all their
+        tokens). The longest path is a whole response; a step runs the look once for each
+        simulation."""
         _check(sampling)
         (count, columns), limit = shape, sampling.max_response_tokens
         rows, width = count * n, max(1, spec(self.method).targets)

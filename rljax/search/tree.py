@@ -21,7 +21,7 @@ def _struct(cls):
 
 @_struct
 class Tree:
-    """What a search knows. A child is named by its parent and by its edge, 0 to M - 1."""
+    """The tree of a search. A child is named by its parent and by its edge, 0 to M - 1."""
 
     tokens: jax.Array  # [B, N, M] int32 that lead to the children; NONE = there is no such child
     prior: jax.Array  # [B, N, M] the policy's probabilities, which sum to 1 over the children
@@ -69,7 +69,7 @@ def empty(sentences: int, nodes: int, width: int) -> Tree:
 
 
 def root_count(tree: Tree) -> jax.Array:
-    """How many simulations the root has had, its own evaluation included: [B]."""
+    """Counts the simulations of the root, its own evaluation included: [B]."""
     return jnp.where(tree.size > 0, 1 + jnp.sum(tree.visits[:, 0], axis=-1), 0)
 
 

@@ -29,7 +29,7 @@ CHUNK_LINES = 8192
 
 @dataclasses.dataclass(frozen=True)
 class ConnectionLimits:
-    """What clients may hold. Over `connections` they get a 503."""
+    """Limits of clients. Over `connections` they get a 503."""
 
     connections: int = 512
     headers_s: float = 10.0  # from the first moment to the last header
@@ -42,8 +42,9 @@ LIMITS = ConnectionLimits()
 
 
 def connections_for(samples: int) -> int:
-    """How many connections a server of so many samples needs: one for each, as many that are told
-    to come back, and some for /health. Fewer where this process may not open so many files."""
+    """Returns how many connections a server of so many samples needs: one for each, as many that
+    are told to come back, and some for /health. Fewer where this process may not open so many
+    files."""
     needed, files = 2 * samples + 64, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     # Up to twice as many are open before they are closed without a word.
     return needed if files == resource.RLIM_INFINITY else min(needed, files // 3)

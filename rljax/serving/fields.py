@@ -143,7 +143,7 @@ class ParsedRequest:
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What one request can ask for at all. Checked before any text is tokenized or rendered."""
+    """Limits of a single request. Checked before any text is tokenized or rendered."""
 
     tokens: int  # of a slot: prompt and response together
     samples: int  # prompts x n

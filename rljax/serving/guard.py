@@ -1,4 +1,4 @@
-"""Who may ask: refuses the web pages of other sites.
+"""Refuses requests of other sites' web pages.
 
 A browser sends what a page asks it to send, to this machine as well. A page of another site names
 itself in Origin. One whose own name was pointed at this machine (DNS rebinding) has that name in

@@ -42,7 +42,7 @@ class SlotData:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ResultTokens:
-    """What a dispatch gave. data [B, 2 k + 1] int32 is tokens | valid | length in one array; a
+    """The result of a dispatch. data [B, 2 k + 1] int32 is tokens | valid | length in one array; a
     slot's length counts its response up to the first token of this dispatch: JetStream ends a
     request by it before it reads the tokens, and would lose a last dispatch that counted them."""
 

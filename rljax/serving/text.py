@@ -25,7 +25,7 @@ class StopStrings:
         self._borders = [_borders(stop) for stop in self.stops]
 
     def begin(self) -> list[int]:
-        """How many characters of each stop string the text ends with, at its beginning."""
+        """Counts the characters of each stop string that the text ends with, at its beginning."""
         return [0] * len(self.stops)
 
     def advance(self, matched: list[int], new: str) -> int | None:

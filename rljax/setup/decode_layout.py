@@ -29,7 +29,8 @@ def samples(setup: Setup) -> bool:
 
 
 def workload(setup: Setup) -> Workload:
-    """What a step of the main phase samples; all turns of an episode as one response."""
+    """Returns the sampling work of a step of the main phase; all turns of an episode as one
+    response."""
     prompt_tokens, batch = setup.data.prompt_tokens, setup.config.batch
     response = setup.rollouts.sampling.max_response_tokens
     if setup.config.environment.function:

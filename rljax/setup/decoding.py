@@ -1,4 +1,4 @@
-"""How a config decodes: its slots, loop, types, and the layout of its weights."""
+"""Decoding settings of a config: its slots, loop, types, and the layout of its weights."""
 
 import dataclasses
 
@@ -19,7 +19,7 @@ LOOK_EVERY = 16
 
 
 def decoding_of(config: Config, tokenizer: Tokenizer, slices: int = 1) -> Decoding:
-    """How whole batches are decoded."""
+    """Returns how whole batches are decoded."""
     sampler = config.sampler
     return Decoding(
         slots=sampler.slots,
@@ -41,8 +41,8 @@ def decoding_of(config: Config, tokenizer: Tokenizer, slices: int = 1) -> Decodi
 def decoding_on(
     model: Model, config: Config, tokenizer: Tokenizer, mesh: Mesh | None = None
 ) -> Decoding:
-    """How a run with this model decodes, on a `mesh` of its own if it has one. Raises InputError
-    where its layout does not fit the devices or the model."""
+    """Returns how a run with this model decodes, on a `mesh` of its own if it has one. Raises
+    InputError where its layout does not fit the devices or the model."""
     slices = slice_count(model.mesh, config.mesh.slices)
     decoding = decoding_of(config, tokenizer, slices)
     if mesh is not None:

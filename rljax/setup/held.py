@@ -1,4 +1,4 @@
-"""What a run holds on its devices from start to end, as shapes, and its bytes."""
+"""Arrays that a run holds on its devices from start to end, as shapes, and their bytes."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What scores the samples of a run: a reward function in workers, reward models, judges."""
+"""Scorers of the samples of a run: a reward function in workers, reward models, judges."""
 
 import dataclasses
 from pathlib import Path
@@ -110,9 +110,9 @@ def _kept(config: Config, params: dict) -> dict:
 def text_scorer(
     config: Config, text: str, mesh, log: Path | None = None, *, apart: bool = False
 ) -> RewardPool | MeshJudge:
-    """What scores samples by the reward `text`: workers, or reward.judge_model on `mesh` for what
-    it can answer. What a function prints goes to the file `log`, or to stderr. `apart`: the mesh
-    is the judge's own."""
+    """Opens the scorer of the reward `text`: workers, or reward.judge_model on `mesh` for what it
+    can answer. What a function prints goes to the file `log`, or to stderr. `apart`: the mesh is
+    the judge's own."""
     reward, component = config.reward, resolve(text, NAMESPACES["reward"])
     if not reward.judge_model or component.function not in (judge, rubric):
         workers = reward.workers if asks_nobody(component) else _share(reward.workers)

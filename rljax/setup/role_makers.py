@@ -142,8 +142,8 @@ class Guide(Role):
 
 @contract(safe=True)
 def value_model(inputs: RoleInputs, *, folder: str, reads: Reads = "outcome") -> Guide:
-    """What the rollout guided_search asks: the reward model of a folder, read after the last token
-    ("outcome"), or a process reward model, read at the ends of lines ("process")."""
+    """Makes the value model of the rollout guided_search: the reward model of a folder, read after
+    the last token ("outcome"), or a process reward model, read at the ends of lines ("process")."""
     setup, field = inputs.setup, f"role {inputs.name}"
     settings = model_fields(inputs.config)
     wanted = dataclasses.replace(load_config(folder, **settings), labels=1)

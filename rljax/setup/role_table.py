@@ -44,7 +44,7 @@ from rljax.setup.weights import multiplied_in_dtype, reading_same_ids, scalar_mo
 
 @dataclasses.dataclass(frozen=True)
 class RoleInputs:
-    """What a role is made of. `params` are the policy's weights as the phase begins; with
+    """Inputs of a role's maker. `params` are the policy's weights as the phase begins; with
     `abstract` they, and all that a method returns, are jax.ShapeDtypeStructs of the same layout."""
 
     name: str
@@ -130,7 +130,8 @@ def _copied(tree: dict, like: dict | None = None) -> dict:
 
 @dataclasses.dataclass(frozen=True)
 class RoleSpec:
-    """How a role is made. `needed`: whether a dataflow that names it with default None gets it."""
+    """A role's maker and conditions. `needed`: whether a dataflow that names it with default None
+    gets it."""
 
     make: Callable[[RoleInputs], Role]
     needed: Callable[[Setup], bool] = lambda setup: True
@@ -246,8 +247,8 @@ def make_pretraining(inputs: RoleInputs) -> Pretraining:
 
 
 def needs_reference(setup: Setup) -> bool:
-    """Of rollouts: some KL coefficient is above 0. Of files: the loss reads its log-probs, and they
-    are not stored on disk."""
+    """Returns whether a KL coefficient is set (sampled batches), or the loss reads ref_logprobs
+    that are not stored on disk (batches of a file)."""
     settings = setup.config.algorithm
     if not setup.learns_offline:
         reads = "ref_logprobs" in spec(setup.algorithm.policy_loss).reads

@@ -1,5 +1,5 @@
-"""What scores the samples of a run, or plays episodes with them: rewards and the environment of a
-config, with its limits."""
+"""Scoring of a run's samples, or episodes with them: rewards and the environment of a config, with
+its limits."""
 
 import dataclasses
 import functools
@@ -21,7 +21,7 @@ from rljax.setup.setup import Setup
 
 
 def limits_of(config: Config) -> Limits:
-    """What ends an episode, and how its texts are read."""
+    """Returns what ends an episode, and how its texts are read."""
     own = config.environment
     names = {field.name for field in dataclasses.fields(Limits)}
     given = {name: value for name, value in vars(own).items() if name in names}
@@ -29,7 +29,7 @@ def limits_of(config: Config) -> Limits:
 
 
 def turn_sampling(config: Config, sampling: Sampling, tokenizer: Tokenizer) -> Sampling:
-    """How a turn is sampled: it ends where a tool call does, too."""
+    """Returns how a turn is sampled: it ends where a tool call does, too."""
     found = parser(config.environment.calls, tokenizer)
     ids = dict.fromkeys((*sampling.stop_ids, *found.stop_ids(tokenizer)))
     texts = dict.fromkeys((*sampling.stop_strings, *found.stop_strings))
@@ -69,7 +69,7 @@ def make_environment(
 
 
 def open_rewards(setup: Setup, log: Path) -> list[Reward | Environment]:
-    """What scores the samples of a run: for training first, for evaluation last, where they
+    """Opens the scorers of a run's samples: for training first, for evaluation last, where they
     differ. An environment serves both. What functions print goes to the file `log`."""
     config = setup.config
     if config.environment.function:

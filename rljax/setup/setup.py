@@ -51,7 +51,7 @@ class Phase:
 
     @property
     def label(self) -> str:
-        """What metrics call it: the dataflow where it learns from a file."""
+        """Its name in metrics: the dataflow where it learns from a file."""
         return self.name if self.samples or self.name == "sft" else self.dataflow.name
 
     @property
@@ -62,7 +62,7 @@ class Phase:
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """What stays the same through a run."""
+    """The objects that stay the same through a run."""
 
     config: Config
     model: Model
@@ -83,7 +83,7 @@ class Setup:
         return dataclasses.replace(self.model, mesh=meshes[0]) if meshes else self.model
 
     def steps_on(self, role: str) -> Steps:
-        """How the rows of the last phase are packed on the mesh of a role."""
+        """Returns how the rows of the last phase are packed on the mesh of a role."""
         model, rows = self.model_on(role), self.algorithm.steps.rows
         if model is self.model:
             return self.algorithm.steps
@@ -452,7 +452,7 @@ def _sft_phase(config: Config, data: Data, model: Model, algorithm: Algorithm) -
 
 
 def _pretraining_steps(config: Config, data: Data, model: Model) -> Steps | None:
-    """How the examples of pretraining.data are computed; None without any."""
+    """Returns how the examples of pretraining.data are computed; None without any."""
     if not config.pretraining.data:
         return None
     check_context("example", data.pretraining_tokens, model, "lower pretraining.max_tokens")

@@ -50,7 +50,7 @@ class Responses(NamedTuple):
 
 
 class Targets(NamedTuple):
-    """What an optimizer learns from: the mean over its `count` examples of -weights log pi(row),
+    """Objective of an optimizer step: the mean over its `count` examples of -weights log pi(row),
     and with pair_beta > 0 of the DPO loss of row 0 of a prompt against row 1."""
 
     rows: jax.Array  # [P, k] int: a sample of the prompt, or K, its baseline response

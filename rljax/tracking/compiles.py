@@ -91,7 +91,7 @@ def doing() -> tuple[str, float]:
 
 
 class Compiled(NamedTuple):
-    """What was compiled, and of that came from the persistent cache."""
+    """Counts of programs that were compiled, and of those that came from the persistent cache."""
 
     programs: int
     hits: int
@@ -100,7 +100,7 @@ class Compiled(NamedTuple):
 
 
 def since(start: int) -> Compiled:
-    """Of the programs after the first `start`."""
+    """Returns the counts of the programs after the first `start`."""
     seconds = _seconds[start:]
     hits = sum(at >= start for at in _hits)
     return Compiled(len(seconds), hits, sum(seconds), max(seconds, default=0.0))

@@ -105,8 +105,8 @@ def _number(value: object) -> float | None:
 
 
 class Waiting:
-    """When a plain console says what a run is at: `line(what, seconds of the step, now)` is the
-    text to print, or ""."""
+    """Times the lines in which a plain console tells what a run is at: `line(what, seconds of the
+    step, now)` is the text to print, or ""."""
 
     def __init__(self, now: float):
         self.printed_s = self.since_s = now
@@ -316,7 +316,7 @@ class Console:
         return first + texts[-SHOWN_WARNINGS:]
 
     def _waiting(self) -> str:
-        """What the run does between two steps when that takes long: compiling, or what else."""
+        """Describes what the run does between two steps when that takes long, such as compiling."""
         if self.closed.is_set():
             return ""
         what, seconds = self.busy() if self.busy is not None else ("", 0.0)

@@ -115,7 +115,7 @@ class NotebookConsole(Console):
         return importlib.import_module("IPython.display").HTML(self.html(ended=ended))
 
     def html(self, *, ended: bool = False) -> str:
-        """What the cell shows."""
+        """Returns the HTML that the cell shows."""
         with self.lock:
             latest = {key: values[-1] for key, values in self.history.items()}
             curves = {key: dict(curve) for key, curve in self.curves.items() if curve}

@@ -1,4 +1,4 @@
-"""What a command prints is printable, whatever file, folder or model it came from.
+"""Makes printable whatever a command prints, whatever file, folder or model it came from.
 
 `printable_streams` holds for all that Python prints, warnings, logs and tracebacks included, and
 `Terminal` for what rich draws, whose own escape codes must arrive.

@@ -37,15 +37,16 @@ class Timings:
         return self.seconds.get("generate", 0.0) + self.beside_s
 
     def decoding_metrics(self) -> dict[str, float]:
-        """What bringing weights to decoding took, how long it ran beside learning, how full its
-        pages were, what drafts gave."""
+        """Returns what bringing weights to decoding took, how long it ran beside learning, how full
+        its pages were, what drafts gave."""
         synced = {"sync/bytes": float(self.synced_bytes), "sync/seconds": self.synced_s}
         synced |= {"time/beside_s": self.beside_s} if self.beside_s else {}
         return synced | self.pages | draft_metrics(**self.drafts)
 
 
 def draft_metrics(steps: int = 0, drafted: int = 0, kept: int = 0) -> dict[str, float]:
-    """Of decoding with drafts: steps of a sequence, tokens drafted, drafts kept; {} of none."""
+    """Returns metrics of decoding with drafts: steps of a sequence, tokens drafted, drafts kept; {}
+    of none."""
     if not steps:
         return {}
     per_step = (steps + kept) / steps

@@ -200,7 +200,7 @@ class Tracking:
         self._jsonl.truncate(dict.fromkeys(self._jsonl.files, 0))
 
     def lost(self) -> str:
-        """What of the jsonl files could not be kept, "" if everything was."""
+        """Returns what of the jsonl files could not be kept, "" if everything was."""
         return self._jsonl.lost()
 
     def failures(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""How many steps pass over the data once."""
+"""Number of steps in one pass over the data."""
 
 import math
 

@@ -111,7 +111,8 @@ def one_step(run: Run) -> dict:
 
 
 def _scoring_times(timings: Timings) -> dict:
-    """Of scoring by processes: seconds that the step did not wait for, and of a sample."""
+    """Returns times of scoring by processes: seconds that the step did not wait for, and of a
+    sample."""
     each = [end - begin for begin, end in timings.scoring]
     return {
         "time/reward_hidden_s": timeline.scored_while_decoding(timings),
@@ -290,7 +291,7 @@ def whole_step(run: Run, profile: Profile) -> tuple[dict, dict, bool]:
 
 
 def summarise(run: Run, status: str) -> dict:
-    """What summary.json holds."""
+    """Returns the content of summary.json."""
     progress, devices = run.progress, run.setup.model.mesh.devices
     out = {
         "status": status,

@@ -25,7 +25,7 @@ HERE = 2**20  # numbers of an array that is brought to the host to be looked at
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Where a number that is not finite was made."""
+    """The origin of a number that is not finite."""
 
     order: int
     kind: str  # NaN or infinity
@@ -282,7 +282,7 @@ def _bad(x, kind: str) -> tuple[int, int]:
 
 
 def _index(x, kind: str) -> tuple[int, ...]:
-    """Of the first number of that kind."""
+    """Returns the index of the first number of that kind."""
     return tuple(int(i) for i in np.unravel_index(_bad(x, kind)[1], np.shape(x)))
 
 
@@ -294,7 +294,7 @@ def _count(x, kind: str) -> str:
 
 
 def _operand(x, shape: tuple[int, ...], where: tuple[int, ...]) -> str:
-    """What an operand is: its value at the place of the result, where they are laid out alike."""
+    """Describes an operand: its value at the place of the result, where they are laid out alike."""
     if not hasattr(x, "dtype"):
         return str(x)
     kind = f"{x.dtype}{list(np.shape(x))}"

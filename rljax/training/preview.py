@@ -1,4 +1,4 @@
-"""What a run would begin with, without a step of it: `rljax train --dry_run`."""
+"""Shows what a run would begin with, without a step of it: `rljax train --dry_run`."""
 
 import tempfile
 from pathlib import Path
@@ -81,7 +81,7 @@ def _show_rewards(run: Run, console: Console, rows: int) -> None:
 
 
 def _show_exchange(run: Run, environment: Environment, console: Console) -> None:
-    """What the environment says first to a row, a scripted reply, and what it says to that."""
+    """Shows the environment's first text for a row, a scripted reply, and the answer to that."""
     (record,) = make_loader(run.setup.data.sources[0], batch_size=1, seed=run.config.seed).take(1)
     decode = run.setup.tokenizer.decode
     for step in environment.first_exchange(record):

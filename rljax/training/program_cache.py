@@ -1,5 +1,5 @@
-"""Where compiled programs are kept, how many of a run's were there, and what has changed if none
-was.
+"""Cache of compiled programs: where it is, how many of a run's programs it held, and what has
+changed if it held none.
 
 JAX writes its cache by the first process alone and every process reads it. So hosts use one folder
 that all of them see; where there is none (the default is on each host's own disk, or the folder is
@@ -36,7 +36,7 @@ AT_ONCE = 16  # files that are copied side by side
 
 
 def compiled_for() -> dict[str, str]:
-    """What programs depend on beside the config: versions, code, flags, devices."""
+    """Returns what programs depend on beside the config: versions, code, flags, devices."""
     facts = preflight.of_this_host() | preflight.devices_of_this_host()
     return facts | {"hosts": str(hosts.count())}
 

@@ -57,7 +57,7 @@ class Progress:
 
     @classmethod
     def from_dict(cls, saved: dict) -> "Progress":
-        """What a checkpoint holds; one of another version of rljax is refused."""
+        """Reads the progress of a checkpoint; one of another version of rljax is refused."""
         names = {field.name for field in dataclasses.fields(cls)}
         if saved.keys() != names:
             raise InputError(

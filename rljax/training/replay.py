@@ -22,8 +22,8 @@ from rljax.training.progress import Progress
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """What became of the batch: the operation that made the first number that is not finite in
-    each trained role, {} where the step was finite this time."""
+    """The result of the replay: the operation that made the first number that is not finite in each
+    trained role, {} where the step was finite this time."""
 
     step: int
     phase: str
@@ -114,7 +114,7 @@ def _newest(run_dir: str, step: int) -> tuple[Checkpoints, int]:
 
 
 def _origins(roles: dict) -> dict[str, Origin]:
-    """Of the marks of the new roles: those of their counters of skipped steps."""
+    """Returns, of the marks of the new roles, those of their counters of skipped steps."""
     origins = {}
     for name, role in roles.items():
         marks = role.state.skipped if hasattr(role, "state") else {}

@@ -133,14 +133,14 @@ class Run:
 
     @property
     def device(self) -> str:
-        """How many devices of which kind: "8 x TPU v5e", "16 x TPU v5e on 4 hosts"."""
+        """The number of devices of each kind: "8 x TPU v5e", "16 x TPU v5e on 4 hosts"."""
         devices, count = self.setup.model.mesh.devices, hosts.count()
         on_hosts = f" on {count} hosts" if count > 1 else ""
         return f"{devices.size} x {devices.flat[0].device_kind}{on_hosts}"
 
     @property
     def source(self):
-        """Where the batches of the current phase come from."""
+        """The source of the current phase's batches."""
         return self.sources[self.progress.phase]
 
     # -- state --
@@ -224,7 +224,7 @@ class Run:
 
     @contextlib.contextmanager
     def _reading_state(self, step: int) -> Iterator[None]:
-        """Whatever is missing from state.json, or is of another type, is one InputError."""
+        """Turns whatever is missing from state.json, or is of another type, into one InputError."""
         try:
             yield
         except InputError:
@@ -355,7 +355,7 @@ class Run:
         return {k: v for k, v in self.roles.items() if k in phase.dataflow.parameters}
 
     def _learning_rate(self, phase: Phase) -> float:
-        """Of the last optimizer step that was taken."""
+        """Returns the learning rate of the last optimizer step."""
         total, taken = phase.optimizer_steps, self.progress.taken[phase.name]
         of_actor = phase.trains == "actor"
         optimizer = phase.actor_optimizer if of_actor else self.config.critic_optimizer
@@ -447,7 +447,7 @@ class Run:
                 build.save_tokenizer(folder, self.config, self.setup.tokenizer)
 
     def export(self) -> None:
-        """What was trained as a Hugging Face folder: weights (adapters merged), config,
+        """Writes what was trained as a Hugging Face folder: weights (adapters merged), config,
         tokenizer."""
         tokenizer, role = self.setup.tokenizer, self.roles[self.phase.trains]
         model, params = role.model, role.state.weights

@@ -1,4 +1,4 @@
-"""Where a run writes: a folder that all hosts see, or one of this machine whose files are kept
+"""The folder that a run writes: one that all hosts see, or one of this machine whose files are kept
 under a URL."""
 
 import contextlib
@@ -162,7 +162,8 @@ def _writable(url: str) -> Store:
 
 
 def _tried_by_all(action: Callable, what: str, url: str):
-    """What an action returns. Raises InputError, on every host, that names those where it fails."""
+    """Returns what an action returns. Raises InputError, on every host, that names those where it
+    fails."""
     done, problem = None, ""
     try:
         done = action()

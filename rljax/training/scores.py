@@ -1,5 +1,5 @@
-"""What a run says of samples without a score: a reward is tried before anything is compiled, a run
-that scores nothing stops, and there is a warning where a time limit hits the long responses."""
+"""Reports samples without a score: a reward is tried before anything is compiled, a run that scores
+nothing stops, and there is a warning where a time limit hits the long responses."""
 
 import logging
 import re
@@ -267,8 +267,9 @@ def _warn_of_long_ones(run: Run, metrics: dict) -> None:
 
 
 def _of_prompts(rows: Sequence[ScoredRow]) -> list[tuple[float, list[int]]]:
-    """Of the prompts whose scores differ most: the mean of the scores of all its samples, and the
-    places in `rows`, which the best begin, of the best, of the nearest to the mean, of the worst.
+    """Returns, for the prompts whose scores differ most, the mean of the scores of all its samples,
+    and the places in `rows`, which the best begin, of the best, of the nearest to the mean, of the
+    worst.
     """
     groups: dict[int, list[int]] = {}
     for i, row in enumerate(rows):
@@ -286,9 +287,9 @@ def _of_prompts(rows: Sequence[ScoredRow]) -> list[tuple[float, list[int]]]:
 
 
 def examples(run: Run) -> dict[str, list[dict]]:
-    """What of a step is shown: "samples", the best, the worst, and some in between, and of the
-    prompts whose samples differ most the best one, one near the mean and the worst; with an
-    environment also "episodes" (rljax.tracking.episodes)."""
+    """Picks the samples of a step that are shown: "samples", the best, the worst, and some in
+    between, and of the prompts whose samples differ most the best one, one near the mean and the
+    worst; with an environment also "episodes" (rljax.tracking.episodes)."""
     report = run.source.report
     rows = sorted(
         report.rows,

@@ -86,7 +86,8 @@ def draw_pretraining(sources: dict, step: int, roles: dict) -> dict:
 
 
 def positions(sources: dict, reward: Reward | None) -> dict:
-    """Where sources are in their data, and what the rubrics of the reward have learned."""
+    """Returns the positions of sources in their data, and what the rubrics of the reward have
+    learned."""
     rubrics = reward.rubrics if reward is not None else None
     return {
         "sources": {name: source.get_state() for name, source in sources.items()},
@@ -107,7 +108,7 @@ class LoaderSource:
         """A checkpoint was made: a run that goes on does what a resumed one will."""
 
     def meanwhile(self, learned: Callable[[], bool]) -> None:
-        """What is done for the next batches until devices that train have `learned` this one."""
+        """Works on the next batches until devices that train have `learned` this one."""
 
 
 class FileSource(LoaderSource):

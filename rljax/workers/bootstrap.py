@@ -1,4 +1,4 @@
-"""How a worker process begins: its limits, its streams, and its end with its parent."""
+"""Bootstrap of a worker process: its limits, its streams, and its end with its parent."""
 
 import dataclasses
 import fcntl
@@ -17,7 +17,8 @@ ORPHAN_POLL_S = 5.0  # how often a worker that is handed nothing looks for its p
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a worker runs: the stream to its parent, what it is on, and what it was told to be."""
+    """The surroundings of a worker: the stream to its parent, what it is on, and what it was told
+    to be."""
 
     socket: socket.socket
     progress: Progress

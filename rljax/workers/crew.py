@@ -69,7 +69,7 @@ class Crew(abc.ABC):
 
     @abc.abstractmethod
     def deadline(self, worker) -> float:
-        """When a worker is over its time, of time.monotonic()."""
+        """Returns the time.monotonic() at which a worker is over its time."""
 
     @abc.abstractmethod
     def look_again_s(self) -> float:
@@ -179,7 +179,7 @@ class Crew(abc.ABC):
                         self.reap(worker, "it began a message and did not end it")
 
     def _deadline(self, worker) -> float:
-        """When a worker is over its time, or over that of a message."""
+        """Returns the time at which a worker is over its time, or over that of a message."""
         return min(self.deadline(worker), worker.unfinished_since + FRAME_TIMEOUT_S)
 
     def _keep_prints(self, worker) -> None:
@@ -250,7 +250,7 @@ class Crew(abc.ABC):
 
 
 def how_it_ended(process: subprocess.Popen) -> str:
-    """How a process ended, in words; waits for it."""
+    """Waits for a process and describes how it ended."""
     try:
         code = process.wait(REAP_TIMEOUT_S)
     except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""What workers print: into one file of bounded size, in place of the terminal."""
+"""Output of workers: into one file of bounded size, in place of the terminal."""
 
 import os
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""What a worker is on, and since when, in memory that its parent maps too: that costs no system
-call per task, and the parent can read it even while the worker is stuck."""
+"""A worker's current task and its start time, in memory that its parent maps too: that costs no
+system call per task, and the parent can read it even while the worker is stuck."""
 
 import mmap
 import struct

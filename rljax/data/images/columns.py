@@ -236,7 +236,7 @@ class _Walk:
 
 
 def image_of_part(part: Mapping) -> object:
-    """What a part of a message says of its image; None where a column holds it."""
+    """Returns the image that a part of a message names; None where a column holds it."""
     own = part.get("image_url") if part["type"] == "image_url" else None
     own = own.get("url") if isinstance(own, Mapping) else own
     names = ("image", "url", "path", "base64")

@@ -56,8 +56,8 @@ class Image:
 
 @dataclasses.dataclass(frozen=True)
 class ImageReader:
-    """How a model reads images: its tower, the processing of pixels, and the tokens that stand for
-    an image in a text."""
+    """The way a model reads images: its tower, the processing of pixels, and the tokens that stand
+    for an image in a text."""
 
     vision: VisionConfig
     processing: ImageProcessing
@@ -136,7 +136,8 @@ class ImageReader:
 
 
 def image_reader(config: Config, tokenizer: Tokenizer) -> ImageReader | None:
-    """How the model of a config reads images; None of a model of text, and without a model."""
+    """Makes the reader of images of a config's model; None of a model of text, and without a
+    model."""
     if not config.model:
         return None
     if is_path(config.model):
@@ -316,7 +317,7 @@ def cut_example(
 
 @dataclasses.dataclass(frozen=True)
 class ImageLayout:
-    """How the images of a run's rows become arrays: every row has room for `patches`."""
+    """Layout of the images of a run's rows in arrays: every row has room for `patches`."""
 
     vision: VisionConfig
     patches: int

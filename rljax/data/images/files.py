@@ -42,7 +42,8 @@ class Source:
     place: str
 
     def __repr__(self) -> str:
-        """What tells it from other images, wherever it lies: part of a data set's fingerprint."""
+        """Returns a text that identifies the image by its content, wherever it lies: part of a data
+        set's fingerprint."""
         if isinstance(self.data, str):
             with contextlib.suppress(OSError, ValueError):  # a zero byte
                 return f"image {os.path.basename(self.data)}, {os.path.getsize(self.data)} bytes"
@@ -196,7 +197,7 @@ def _pillow(place: str):
 
 
 def _orientation(image) -> int:
-    """How the pixels are turned, 1 to 8; 1 = not at all."""
+    """Reads the EXIF orientation of the pixels, 1 to 8; 1 = not at all."""
     if image.format == "PNG" and "exif" not in image.info:
         return 1  # Pillow would decode the whole file to look for it behind the pixels
     turn = image.getexif().get(_ORIENTATION, 1)

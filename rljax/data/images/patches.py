@@ -103,7 +103,7 @@ def from_hf_processor(config: Mapping) -> ImageProcessing:
 
 
 def to_hf_processor(processing: ImageProcessing) -> dict:
-    """What from_hf_processor reads, and transformers."""
+    """Returns the processor's settings that from_hf_processor and transformers read."""
     names = ("patch_size", "temporal_patch_size", "merge_size")
     return {
         "image_processor_type": "Qwen2VLImageProcessor",

@@ -26,7 +26,7 @@ def in_source(spec: str, encode: Callable, *inputs, **options):
 
 
 def digested(records: Stream) -> list[dict]:
-    """What of a stream is in the digest."""
+    """Returns the part of a stream that the digest covers."""
     return [*records.first(STREAM_ITEMS), {"rows": records.rows}]
 
 

@@ -1,4 +1,4 @@
-"""What is said of a run's data when it starts: which rows were kept, and which look like a mistake.
+"""Notes about a run's data when it starts: which rows were kept, and which look like a mistake.
 
 The counts are those of encoding (rljax.data.online.prompts, rljax.data.offline.encode).
 """
@@ -58,7 +58,7 @@ def kept_line(source: str, what: str, counts: dict, limit: int) -> str:
 
 
 def bare_prompts(records: Sequence[dict], tokenizer: Tokenizer) -> int:
-    """How many records have a text for a prompt, where the model knows conversations."""
+    """Counts the records that have a text for a prompt, where the model knows conversations."""
     if not tokenizer.has_chat_template:
         return 0
     return sum(isinstance(record.get("prompt"), str) for record in records)
@@ -129,7 +129,8 @@ def reference_check(texts: Iterable[str]) -> Check | None:
 
 
 def _of_ground_truth(error: BaseException | None) -> str:
-    """What the error, or the innermost of its causes that does, says of the ground truth."""
+    """Returns the sentence about the ground truth in the error, or in the innermost of its causes
+    that has one."""
     found = ""
     while error is not None:
         found = str(error) if re.search("ground.truth", str(error)) else found

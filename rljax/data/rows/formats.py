@@ -58,8 +58,8 @@ class Form:
 
 
 def understood(row: dict) -> str:
-    """What kind of row in our columns it is read as, in the words of TRL's documentation; "" where
-    they say nothing."""
+    """Names the kind of row in our columns that it is read as, in the words of TRL's documentation;
+    "" where they say nothing."""
     has = row.keys()
     model = row.get("reward_model")
     if isinstance(model, dict) and "ground_truth" in model:

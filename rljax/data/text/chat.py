@@ -602,7 +602,7 @@ def append_messages(
 def compare_log(
     tokenizer, log: Sequence[int], whole: str, *, complete: bool = True
 ) -> tuple[Rerendering, int | None]:
-    """What tokenizing the rendered conversation anew would make of a log, and the first index at
+    """Tokenizes the rendered conversation of a log anew -> those tokens, and the first index at
     which they differ. A log that is not `complete` is compared with the beginning."""
     grown, again = list(log), tokenizer.encode(whole)
     if grown == (again if complete else again[: len(grown)]):

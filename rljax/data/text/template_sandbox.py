@@ -103,7 +103,7 @@ def compiled(text: str, now: datetime.datetime) -> tuple[jinja2.Template, bool]:
 
 
 def rendered(text: str, now: datetime.datetime, context: dict, max_characters: int) -> str:
-    """What the template writes; SecurityError where that is more than `max_characters`."""
+    """Renders the template; raises SecurityError where that is more than `max_characters`."""
     template, _ = compiled(text, now)
     pieces, size = [], 0
     for piece in template.generate(**context):

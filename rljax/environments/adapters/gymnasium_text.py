@@ -1,4 +1,4 @@
-"""How Gymnasium's observations and actions are written."""
+"""Gymnasium's observations and actions as text."""
 
 import math
 import re
@@ -27,7 +27,8 @@ def written(render: str, act: str) -> tuple[Callable, Callable]:
 
 
 def shown(env, observation) -> str:
-    """What the environment prints, coloured parts in brackets, else the observation."""
+    """Returns the text that the environment renders, coloured parts in brackets, else the
+    observation."""
     if env.render_mode != "ansi":
         return str(observation)
     return _CODE.sub("", _COLOURED.sub(r"[\1]", env.render())).strip("\n")

@@ -47,7 +47,7 @@ async def program(
 
 
 class Log:
-    """What the policy has read and written in the present row."""
+    """Tokens that the policy has read and written in the present row."""
 
     def __init__(self):
         self.messages: list[dict] = []

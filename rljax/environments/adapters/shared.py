@@ -1,4 +1,5 @@
-"""What adapters share: imports that say what to install, first prompts, histories, sessions."""
+"""Code that adapters share: imports that say what to install, first prompts, histories,
+sessions."""
 
 import asyncio
 import importlib
@@ -50,7 +51,8 @@ def followed(before: Sequence[Mapping], after: Sequence[Mapping]) -> list[Mappin
 
 
 def essence(message: Mapping) -> tuple:
-    """What a message says, however a library writes it: role, text, calls. Agents strip texts."""
+    """Returns the content of a message, however a library writes it: role, text, calls. Agents
+    strip texts."""
     content = message.get("content") or ""
     if not isinstance(content, str):
         content = "".join(part.get("text", "") for part in content)
@@ -67,8 +69,9 @@ def _arguments(written: object) -> object:
 
 
 class Session:
-    """What `make()`, an async context manager, gives, kept open in a task of its own: the libraries
-    on anyio are left by the task that entered them, and an episode's steps are played by many."""
+    """The object of `make()`, an async context manager, kept open in a task of its own: the
+    libraries on anyio are left by the task that entered them, and an episode's steps are played by
+    many."""
 
     def __init__(self, make: Callable[[], AbstractAsyncContextManager]):
         self._make, self._asked = make, asyncio.Queue()

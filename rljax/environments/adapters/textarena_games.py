@@ -37,7 +37,7 @@ def prepare_worker(component=None):
 
 
 def _text(env, arena, player: int, said: list) -> str:
-    """What has been said since, without what the player wrote itself, which its log has."""
+    """Joins the messages since then, without those of the player itself, which its log has."""
     lines = []
     for sender, message, _ in said:
         if sender == arena.GAME_ID:

@@ -1,5 +1,5 @@
-"""How models write tool calls: `environment.calls` names one of these formats, or a function of
-yours that returns a `Format`. "auto" asks the chat template.
+"""Formats in which models write tool calls: `environment.calls` names one of these formats, or a
+function of yours that returns a `Format`. "auto" asks the chat template.
 
     format = parser("auto", tokenizer)
     parsed = format.parse(format.decode(tokenizer, reply_ids), schemas)

@@ -46,7 +46,7 @@ _STRING_ENDS = {
 
 
 class _Wrong(Exception):
-    """What cannot be read, and why; caught in this file."""
+    """Raised for text that cannot be read, with the reason; caught in this file."""
 
 
 def python_calls(text: str) -> list[Call | str]:

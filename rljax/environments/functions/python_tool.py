@@ -90,7 +90,7 @@ def python(*, session: bool = False, timeout_s: float = 5.0, memory_mb: int = 51
 
 
 def _report(result) -> str:
-    """What a program wrote, and how it ended if not by itself."""
+    """Reports a program's output, and how it ended if not by itself."""
     parts = [result.stdout, result.stderr]
     texts = [part.decode("utf-8", "replace").strip("\n") for part in parts]
     if result.status not in ("ok", "error"):

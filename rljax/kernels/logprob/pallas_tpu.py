@@ -233,8 +233,8 @@ def _gradient_cost(options: Options, product: int, flops: int, logits: int, move
 
 
 def _multiplied(hidden, head, product: int, *, gradients: int) -> dict[str, str]:
-    """What rljax.plan.flops reads beside the FLOPs: those of all passes of the MXU, for one product
-    that makes logits and so many gradients."""
+    """Returns the FLOPs that rljax.plan.flops reads beside the model's: those of all passes of the
+    MXU, for one product that makes logits and so many gradients."""
     return {"mxu_flops": str(2 * product * (passes(hidden.dtype, head.dtype) + gradients))}
 
 

@@ -24,8 +24,8 @@ F32 = jnp.float32
 
 
 def passes(hidden_dtype, head_dtype) -> int:
-    """How often the MXU multiplies for one product that makes logits. It takes bfloat16: a float32
-    input is three parts, of two of them three of the nine products are left out."""
+    """Counts how often the MXU multiplies for one product that makes logits. It takes bfloat16: a
+    float32 input is three parts, of two of them three of the nine products are left out."""
     wide = sum(dtype == F32 for dtype in (hidden_dtype, head_dtype))
     return (1, 3, 6)[wide]
 

@@ -1,4 +1,4 @@
-"""What the policy losses share: the policy's arrays, ratios, clamps, and their metrics.
+"""Parts that the policy losses share: the policy's arrays, ratios, clamps, and their metrics.
 
 Everything here selects policy tokens before it computes, so that garbage at mask 0, NaN included,
 meets neither exp nor a gradient. Axes: B rows, S tokens.

@@ -1,4 +1,4 @@
-"""What the preference losses share: rows of an example, log-ratios, and their metrics.
+"""Parts that the preference losses share: rows of an example, log-ratios, and their metrics.
 
 An example is K consecutive rows: a pair is rows 2i (chosen) and 2i + 1 (rejected). Rows are
 unpacked. Everything selects policy tokens before it computes, so that garbage at mask 0, NaN

@@ -46,7 +46,8 @@ def soft_mean(
     beta: float = 1.0,
     kind: Literal["log_mean_exp", "weighted_mean"] = "log_mean_exp",
 ) -> jax.Array:
-    """What stands for beta log Z in SPPO (arXiv 2405.00675), over all rewards [B]: a scalar.
+    """Returns the term in place of beta log Z in SPPO (arXiv 2405.00675), over all rewards [B]: a
+    scalar.
 
     log_mean_exp: log(mean exp(beta R)) / beta; weighted_mean: sum R exp(beta R) / sum exp(beta R).
     Both are the mean at beta = 0. Run it over the whole rollout, not a microbatch.

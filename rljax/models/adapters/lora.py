@@ -109,7 +109,8 @@ def tower_adapter(config: ModelConfig, names: set[str]) -> Callable:
 
 
 def stacked_axes(path: tuple[str, ...]) -> int:
-    """How many axes of layers, or of blocks of the tower, and of experts come first in the leaf."""
+    """Counts the axes of layers, or of blocks of the tower, and of experts that come first in the
+    leaf."""
     layers = path[0] == "layers" or path[:1] == ("vision",) and path[1] in STACKED
     return int(layers) + is_of_experts(path)
 

@@ -62,7 +62,7 @@ class Group:
 
     @property
     def disk_shape(self) -> tuple[int, ...]:
-        """Of a tensor's rows that the group moves."""
+        """Shape on disk of the tensor's rows that the group moves."""
         return self.parts[0].piece.part_shape
 
     def row_starts(
@@ -212,8 +212,8 @@ def get(leaf: jax.Array, part: Part, mesh: Mesh, row: int, count: int, dtype) ->
 
 
 def layout(shape: tuple[int, ...], part: Part, mesh: Mesh, *, shared: bool) -> NamedSharding:
-    """Where the rows of a block lie first: on the devices that keep them or, if hosts share the
-    reading, an equal part on each device, as far as they divide."""
+    """Returns the first layout of the rows of a block: on the devices that keep them or, if hosts
+    share the reading, an equal part on each device, as far as they divide."""
     leading = len(part.start)
     if shared and shape[leading] % mesh.size == 0:
         return NamedSharding(mesh, PartitionSpec(*[None] * leading, mesh.axis_names))

@@ -42,9 +42,9 @@ _COMPARED = 64 << 20  # bytes of a tensor at once
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a tensor is: its file and entry. A quantised one (rljax.models.huggingface.quantised)
-    also has scales, and FP8 the rows and columns that share one. One of a GGUF file has `Rows` for
-    an entry."""
+    """Location of a tensor: its file and entry. A quantised one
+    (rljax.models.huggingface.quantised) also has scales, and FP8 the rows and columns that share
+    one. One of a GGUF file has `Rows` for an entry."""
 
     file: Path
     entry: Entry | Rows
@@ -62,7 +62,7 @@ class Place:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """What reading it gives."""
+        """Shape that reading it gives."""
         if self.scales is None or self.block:
             return self.entry.shape
         experts, outs, groups, half = self.entry.shape
@@ -70,7 +70,7 @@ class Place:
 
     @property
     def dtype(self) -> np.dtype | None:
-        """What reading it gives; None: it cannot be read."""
+        """Type that reading it gives; None: it cannot be read."""
         if isinstance(self.entry, Rows):
             return np.dtype(np.float32)
         if self.scales is None:

@@ -356,7 +356,7 @@ def _check_size(expression) -> None:
 
 
 def _products(node, sympy) -> int:
-    """How many products stand inside of each other: sympy works each of them out twice."""
+    """Counts the products that are nested in each other: sympy works each of them out twice."""
     inner = max((_products(child, sympy) for child in getattr(node, "args", ())), default=0)
     return inner + isinstance(node, sympy.Mul)
 

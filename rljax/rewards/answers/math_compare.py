@@ -127,7 +127,7 @@ def _without_names(gold, answer) -> tuple:
 
 
 def _said(relation):
-    """What an equation says its name, or its first part, to be."""
+    """Returns the value that an equation gives its name, or its first part."""
     chain = _chain(relation)
     if not chain:
         return relation

@@ -77,8 +77,8 @@ def is_group_reward(component: Component) -> bool:
 
 
 def wanted_fields(component: Component) -> Fields:
-    """Which fields of a sample, or of a group, the reward is handed, and which of them it cannot do
-    without.
+    """Returns the fields of a sample, or of a group, that the reward is handed, and those that it
+    requires.
 
     A reward of `**kwargs` that names other rewards (`RewardText`) is handed what those want. Raises
     InputError for a reward that no sample can satisfy, also among them, and for an option outside a
@@ -451,7 +451,7 @@ def group_fields(samples: Sequence[Mapping]) -> dict:
 def _chosen(
     component: Component, sample: Mapping, fields: Fields | None, logged: Logged | None = None
 ) -> dict:
-    """What the reward is handed of a sample or of a group."""
+    """Returns the fields of a sample or of a group that the reward is handed."""
     if not compares_samples(component) and is_group_reward(component):
         # It hands a sample on, with all that those it names may want.
         parameters = inspect.signature(component.function).parameters

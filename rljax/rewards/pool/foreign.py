@@ -149,7 +149,7 @@ def arguments_of(component: Component, sample: Mapping, logged: Logged | None = 
 
 
 def _lists(group: Mapping) -> dict[str, list]:
-    """What TRL hands a reward of a group: a list for every name."""
+    """Returns the arguments that TRL hands a reward of a group: a list for every name."""
     responses, messages = group["responses"], group.get("messages")
     extra = group.get("extra_info")
     columns = (
@@ -169,7 +169,8 @@ def _lists(group: Mapping) -> dict[str, list]:
 
 
 def numbers_of(returned: object) -> object:
-    """What verl's trainer reads of a dict: the score and other numbers, no texts."""
+    """Returns the entries of a dict that verl's trainer reads: the score and other numbers, no
+    texts."""
     if not isinstance(returned, dict):
         return returned
     kept = {k: v for k, v in returned.items() if isinstance(v, numbers.Real)}

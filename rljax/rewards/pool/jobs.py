@@ -1,4 +1,4 @@
-"""What is asked of a `RewardPool` and what comes back: jobs, their tasks, and scores.
+"""Requests to a `RewardPool` and its results: jobs, their tasks, and scores.
 
 Plain records that two threads share.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Score:
-    """What became of one sample. Unless status is "ok", `value` is NaN and `parts` is empty.
+    """The result of one sample. Unless status is "ok", `value` is NaN and `parts` is empty.
 
     `over_limit`: with status "ok", the sample passed a limit of time or memory and `value` is what
     its reward declares for that (`on_timeout`).
@@ -28,7 +28,7 @@ class Score:
 
 
 class Job:
-    """What one caller has asked for: a score per sample, and `done` when the last is known."""
+    """The request of one caller: a score per sample, and `done` when the last is known."""
 
     def __init__(self, count: int):
         self.scores: list[Score | None] = [None] * count
@@ -46,7 +46,7 @@ class Job:
 
 @dataclass(eq=False)
 class Task:
-    """What a worker is handed: the pickled fields of the samples at `places` of a job."""
+    """A worker's task: the pickled fields of the samples at `places` of a job."""
 
     job: Job
     places: tuple[int, ...]

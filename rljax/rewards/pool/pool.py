@@ -134,7 +134,8 @@ class RewardPool:
 
     @property
     def notes(self) -> dict[str, str]:
-        """What the reward's prepare_worker returned: facts such as the tier of its sandbox."""
+        """Returns the result of the reward's prepare_worker: facts such as the tier of its
+        sandbox."""
         return dict(self._supervisor.notes)
 
     def close(self):

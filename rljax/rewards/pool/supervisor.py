@@ -148,7 +148,7 @@ class Supervisor(Crew):
                 self.reap(worker)
 
     def deadline(self, worker: RewardWorker) -> float:
-        """Of the task that runs, or of the next word of the worker."""
+        """Deadline of the task that runs, or of the next message of the worker."""
         task, since, _ = worker.running()
         if task is not None:
             return since + self.timeout_s

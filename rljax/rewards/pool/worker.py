@@ -48,7 +48,8 @@ _FLUSH_S = 0.001  # results are sent together if they took less: one wake-up of 
 
 
 class Clock:
-    """What a worker is on: it says so to the pool, and keeps the longest piece of a call."""
+    """Times a worker's task: it tells the pool what it works on, and keeps the longest piece of a
+    call."""
 
     def __init__(self, progress: Progress, component: Component):
         self.progress, self.component = progress, component
@@ -128,7 +129,7 @@ def _serve(place: Place, score: Callable, clock: Clock) -> None:
 
 
 def _outcomes(clock: Clock, fields: Fields, grouped: bool, blob: bytes) -> list[Outcome]:
-    """Of every sample of a task, whatever the reward raises."""
+    """Returns the outcome of every sample of a task, whatever the reward raises."""
     component, count, sample = clock.component, 1, {}
 
     def failed(sample: Mapping, error: BaseException) -> Outcome:

@@ -209,7 +209,8 @@ def _argument(index: int) -> bytes:
 
 
 def _case(pair: tuple[int, int], *steps: bytes) -> list[bytes]:
-    """What is done for one system call, where this machine has it; the last step returns."""
+    """Builds the filter's steps for one system call, where this machine has it; the last step
+    returns."""
     number = _numbers(pair)
     return [] if number < 0 else [_step(_JUMP_EQUAL, number, 0, len(steps)), *steps]
 

@@ -81,7 +81,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Result:
-    """How a program ended. status: ok (exit code 0), error, timeout, memory, output (over its
+    """The end of a program. status: ok (exit code 0), error, timeout, memory, output (over its
     limit) or killed (a signal, or another limit); `message` says what."""
 
     status: str

@@ -26,7 +26,7 @@ def _compared(count: int, relation: str, bound: int) -> bool:
 
 
 def _occurrences(text: str, phrase: str) -> int:
-    """How often a phrase stands in the text, in upper or lower case, also inside words."""
+    """Counts a phrase in the text, in upper or lower case, also inside words."""
     return text.lower().count(phrase.lower())
 
 
@@ -35,7 +35,7 @@ def _words(text: str) -> list[str]:
 
 
 def _blocks(text: str, mark: str) -> list[str] | None:
-    """What stands between marks, stripped; an empty one at either end is left out, and one in
+    """Splits the text at marks, stripped; an empty one at either end is left out, and one in
     between makes None of all."""
     parts = [part.strip() for part in text.split(mark)]
     if any(not part for part in parts[1:-1]):
@@ -55,8 +55,8 @@ _SENTENCE_END = re.compile(
 
 
 def sentences(text: str) -> int:
-    """How many sentences there are: texts up to `.`, `!` or `?` before a space or the end, not
-    behind an abbreviation or an initial. A rest without a mark is one."""
+    """Counts the sentences: texts up to `.`, `!` or `?` before a space or the end, not behind an
+    abbreviation or an initial. A rest without a mark is one."""
     count, start = 0, 0
     for end in _SENTENCE_END.finditer(text):
         last = (text[max(start, end.start() - 20) : end.start()].split() or [""])[-1]

@@ -115,7 +115,7 @@ def _decoded(decoder: json.JSONDecoder, text: str, *, whole: bool) -> object:
 
 
 class _Ambiguous(ValueError):
-    """What begins as JSON is a value that readers do not agree on."""
+    """Raised for a beginning of JSON that is a value on which readers do not agree."""
 
 
 def _refuse(constant: str) -> None:

@@ -68,7 +68,8 @@ def run_program(instructions: Sequence[Instruction], x: int) -> int:
 
 
 def run_trace(instructions: Sequence[Instruction], x: int) -> list[int]:
-    """What the register holds at the start, x, and after each instruction. Raises ProgramError."""
+    """Returns the register's value at the start, x, and after each instruction. Raises
+    ProgramError."""
     return [run_program(instructions[:n], x) for n in range(len(instructions) + 1)]
 
 
