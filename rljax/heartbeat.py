@@ -14,7 +14,7 @@ TIMES, EXTRA_S = 5.0, 120.0  # of the slowest so far, and added to it
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class CurrentPhase:
     """The phase that a process is in. `entered` counts phases: hosts that run the same program are
     at the same point of it where their numbers are equal."""
 
@@ -123,7 +123,7 @@ def compiling(going_on: bool) -> None:
     _beats.last_s = time.monotonic()
 
 
-def place(stall_s: float = 0.0) -> Place:
+def current(stall_s: float = 0.0) -> CurrentPhase:
     """Returns the phase of this process. A phase may be silent for `stall_s`; 0: learned from those
     before."""
     name = _beats.phases[-1]
@@ -132,4 +132,4 @@ def place(stall_s: float = 0.0) -> Place:
     begins = _beats.compiling or name in ("start", "load")  # each once, and as long as it takes
     limit = FIRST_S if begins else stall_s or learned
     silent = time.monotonic() - _beats.last_s
-    return Place(name, _beats.step, _beats.entered, _beats.waiting > 0, silent, limit)
+    return CurrentPhase(name, _beats.step, _beats.entered, _beats.waiting > 0, silent, limit)

@@ -164,7 +164,7 @@ def write(store: Store, parts: list[Part]) -> dict[str, dict]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Place:
+class _Location:
     """Location of a part: `offset` in the stream of the host whose files begin with `head`."""
 
     start: tuple[int, ...]
@@ -173,7 +173,7 @@ class _Place:
     offset: int
     piece_bytes: int
 
-    def rows(self, low: int, high: int, itemsize: int) -> "_Place":
+    def rows(self, low: int, high: int, itemsize: int) -> "_Location":
         """Returns the location of rows of the array that are rows of this part."""
         skipped = (low - self.start[0]) * math.prod(self.shape[1:]) * itemsize
         start, shape = (low, *self.start[1:]), (high - low, *self.shape[1:])
@@ -196,7 +196,7 @@ class Reader:
                 raise ValueError(f"bytes and SHA-256 of {name:.100}")
         self.store, self.files = store, files
         self.kept: collections.OrderedDict[str, bytes] = collections.OrderedDict()
-        self.places: dict[str, list[_Place]] = collections.defaultdict(list)
+        self.places: dict[str, list[_Location]] = collections.defaultdict(list)
         self.dtypes: dict[str, str] = {}
         for name in sorted(n for n in files if n.startswith(ARRAYS) and n.endswith(".json")):
             self._read_index(name)
@@ -206,7 +206,7 @@ class Reader:
             index = json_object(self.read(name).decode(), name, MOST_INDEX_VALUES)
             for leaf, dtype, start, shape, offset in index["parts"]:
                 place = (tuple(start), tuple(shape), name.removesuffix(".json"), offset)
-                self._add(leaf, dtype, _Place(*place, index["piece_bytes"]))
+                self._add(leaf, dtype, _Location(*place, index["piece_bytes"]))
         except (ValueError, KeyError, TypeError) as error:
             if isinstance(error, Damaged):
                 raise
@@ -214,7 +214,7 @@ class Reader:
                 f"{self.store.at(name)} is not an index of arrays ({error})", fix=RESTORE
             ) from None
 
-    def _add(self, leaf: str, dtype: str, place: _Place) -> None:
+    def _add(self, leaf: str, dtype: str, place: _Location) -> None:
         """Notes where a part lies. Raises ValueError for a place that no part has."""
         if not isinstance(leaf, str) or not isinstance(dtype, str):
             raise ValueError("a part has no name or no dtype")
@@ -299,7 +299,7 @@ class Reader:
                 what = f"holds {count} of {out.size} values of {name}"
                 raise Damaged(f"{self.store.at(ARRAYS)} {what}, or some twice", fix=RESTORE)
 
-    def _part(self, place: _Place, dtype: np.dtype) -> np.ndarray:
+    def _part(self, place: _Location, dtype: np.dtype) -> np.ndarray:
         size = math.prod(place.shape) * dtype.itemsize
         if size // place.piece_bytes > len(self.files):
             raise Damaged(

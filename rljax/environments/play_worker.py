@@ -35,7 +35,7 @@ from rljax.environments.episode import Episode
 from rljax.environments.messages import Limits, Step
 from rljax.errors import InputError
 from rljax.rewards.pool.calling import describe, prepare
-from rljax.workers.bootstrap import ORPHAN_POLL_S, Place, begin, readable
+from rljax.workers.bootstrap import ORPHAN_POLL_S, WorkerContext, begin, readable
 from rljax.workers.progress import Progress
 from rljax.workers.wire import frame, read_frame, take_frame
 
@@ -97,7 +97,7 @@ class Hosted:
 class Player:
     """The loop of a worker. `make(number, ...)` is an Episode."""
 
-    def __init__(self, place: Place, make, limits: Limits):
+    def __init__(self, place: WorkerContext, make, limits: Limits):
         self.place, self.make, self.timeout_s = place, make, limits.turn_timeout_s
         self.socket, self.progress = place.socket, place.progress
         self._hosted: dict[int, Hosted] = {}

@@ -164,7 +164,7 @@ def _lost_a_partner(error: BaseException) -> bool:
 
 
 def _place() -> str:
-    place, died = heartbeat.place(), heartbeat.died_in()
+    place, died = heartbeat.current(), heartbeat.died_in()
     return f" (in {died or place.phase}, step {place.step})"
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rljax import heartbeat
-from rljax.heartbeat import Place
+from rljax.heartbeat import CurrentPhase
 from rljax.hosts.exchange import FIRST_FAILED, Exchange, Failure
 from rljax.hosts.shutdown import Ending
 
@@ -33,7 +33,7 @@ class Seen:
     """The phase that a host reported, the reason for which it was told to stop, and when we read
     it."""
 
-    place: Place
+    place: CurrentPhase
     stop: str
     text: str
     read_s: float
@@ -122,7 +122,7 @@ class Watchdog:
                     print(f"hosts: the watchdog: {error}", file=sys.stderr, flush=True)
 
     def _look(self) -> None:
-        place = heartbeat.place(self.stall_s)
+        place = heartbeat.current(self.stall_s)
         if place.phase in OF_FILES and self._bytes_moved():
             heartbeat.still_moving()
             place = dataclasses.replace(place, silent_s=0.0)
@@ -134,7 +134,7 @@ class Watchdog:
             k = int(key.rpartition("/")[2])
             if k not in self.seen or self.seen[k].text != text:
                 where, stop = json.loads(text)
-                self.seen[k] = Seen(Place(*where), stop, text, now)
+                self.seen[k] = Seen(CurrentPhase(*where), stop, text, now)
         self.know({k: f"{s.place.phase}, step {s.place.step}" for k, s in self.seen.items()})
         if len(self.seen) == self.exchange.count:
             self._judge(now)

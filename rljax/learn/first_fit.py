@@ -77,7 +77,7 @@ class Pieces:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class _State:
+class _Bins:
     """Fill of all packed rows: free [R, W] tokens of blocks; which hold prefixes; the block whose
     prefixes the rests of a block continue (-1 = not decided); prefix block that is open [R] (-1 =
     none); sequences [R]; where the prefix of the group at hand lies [R] (-1 = not here)."""
@@ -91,15 +91,15 @@ class _State:
     group: jax.Array
 
 
-def _start(packing: Packing, rows: int) -> _State:
+def _start(packing: Packing, rows: int) -> _Bins:
     shape = (rows, packing.blocks)
     none = jnp.full(rows, -1, jnp.int32)
     free = jnp.full(shape, packing.block_tokens, jnp.int32)
-    return _State(free, jnp.zeros(shape, bool), jnp.full(shape, -1, jnp.int32), none,
+    return _Bins(free, jnp.zeros(shape, bool), jnp.full(shape, -1, jnp.int32), none,
                   jnp.zeros(rows, jnp.int32), none, jnp.int32(-1))  # fmt: skip
 
 
-def _options(state: _State, packing: Packing, size, prefix):
+def _options(state: _Bins, packing: Packing, size, prefix):
     """For a rest of `size` tokens: which blocks have room [R, W], whether a packed row can hold its
     prefix [R], in which block that is [R], and whether it lies there already [R]."""
     column = jnp.arange(packing.blocks)[None]
@@ -125,7 +125,7 @@ def _first(ok, there):
     return jnp.argmin(jnp.where(ok, index - there * ok.shape[0], ok.shape[0]))
 
 
-def _place(state: _State, packing: Packing, unit, size, prefix, live):
+def _place(state: _Bins, packing: Packing, unit, size, prefix, live):
     """The state with a sequence in packed row `unit`, and (where its rest begins, its prefix)."""
     t = packing.block_tokens
     fits, _, block, there = _options(state, packing, size, prefix)
@@ -151,7 +151,7 @@ def _place(state: _State, packing: Packing, unit, size, prefix, live):
 
 
 @dataclasses.dataclass(frozen=True)
-class Places:
+class Assignment:
     """The assignment of every row: its packed row, where in it the rest and the prefix begin, its
     number there, all [B]; and which block each block of a packed row continues [R, W]."""
 
@@ -162,7 +162,7 @@ class Places:
     continues: jax.Array
 
 
-def first_fit(pieces: Pieces, packing: Packing, rows: int, together: int) -> Places:
+def first_fit(pieces: Pieces, packing: Packing, rows: int, together: int) -> Assignment:
     """First fit, group by group, longest first. The `together` rows of an example go into one
     packed row."""
     of = lambda x: x.reshape(-1, together)  # noqa: E731
@@ -208,4 +208,4 @@ def first_fit(pieces: Pieces, packing: Packing, rows: int, together: int) -> Pla
     examples = tuple(x[order] for x in (size, prefix, leader, live))
     state, found = jax.lax.scan(step, _start(packing, rows), examples)
     found = jnp.zeros_like(found).at[order].set(found).reshape(-1, 4)
-    return Places(*found.T, state.continues)
+    return Assignment(*found.T, state.continues)

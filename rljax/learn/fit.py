@@ -63,7 +63,7 @@ def fit(
             stopped = stopped | (metrics["ppo_k3"] > trust_region)
         take = ~(stopped | empty)
         new, taken = optimizer_step(state, gradient, loss, optimizer, take, layout)
-        metrics |= objective.of_sums.metrics(counted)
+        metrics |= objective.auxiliary.metrics(counted)
         state = _moved_by_sums(objective, state, new, counted)
         counts = dict(skipped_in_a_row_max=state.skipped_in_a_row, stopped_fraction=stopped)
         counts = jax.tree.map(jnp.float32, {**counts, "empty_fraction": empty})
@@ -84,9 +84,12 @@ def fit(
 def _moved_by_sums(objective: Objective, old: TrainState, new: TrainState, counted) -> TrainState:
     """The state `new` of an optimizer step with what the model's sums change of its weights, if
     the step was taken."""
-    if objective.of_sums.after is None:
+    if objective.auxiliary.after is None:
         return new
-    moved, is_taken = objective.of_sums.after(old.params, new.params, counted), new.step > old.step
+    moved, is_taken = (
+        objective.auxiliary.after(old.params, new.params, counted),
+        new.step > old.step,
+    )
     keep = lambda moved, as_it_is: jnp.where(is_taken, moved, as_it_is)  # noqa: E731
     return dataclasses.replace(new, params=jax.tree.map(keep, moved, new.params))
 

@@ -60,7 +60,7 @@ def scaled_objective(objective, scale: jax.Array):
         losses, metrics = objective.terms(outputs, batch)
         return [scale * loss for loss in losses], metrics
 
-    of_sums, loss = objective.of_sums, objective.of_sums.loss
+    auxiliary, loss = objective.auxiliary, objective.auxiliary.loss
     if loss is not None:
-        of_sums = dataclasses.replace(of_sums, loss=lambda counted: scale * loss(counted))
-    return dataclasses.replace(objective, terms=terms, of_sums=of_sums)
+        auxiliary = dataclasses.replace(auxiliary, loss=lambda counted: scale * loss(counted))
+    return dataclasses.replace(objective, terms=terms, auxiliary=auxiliary)

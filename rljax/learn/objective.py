@@ -161,7 +161,7 @@ def _metric_value(name: str, numerator, denominator):
 
 
 @dataclasses.dataclass(frozen=True)
-class OfSums:
+class AuxiliaryObjective:
     """Terms made of the model's sums over all rows of an optimizer step: a loss, which is added to
     that of the terms (None: none), metrics, and the weights after the step from (the parameters
     before it, those that the optimizer makes, sums) (None: the optimizer's)."""
@@ -183,8 +183,8 @@ class Objective:
     that follow each other), which is averaged over those that have policy tokens.
     `corrected` names, term by term, whether the rollout correction weighs it. `whole_step`: the
     terms need all rows of an optimizer step at once (a quantile, a covariance), not a microbatch.
-    `keep` picks of the outputs what `fit` returns of every row, beside the sums, and `of_sums` says
-    what else is made of them. With several `replicas` the model is on the mesh of one.
+    `keep` picks of the outputs what `fit` returns of every row, beside the sums, and `auxiliary`
+    says what else is made of them. With several `replicas` the model is on the mesh of one.
     """
 
     model: Callable
@@ -196,23 +196,23 @@ class Objective:
     sums: bool = False
     keep: Callable = lambda outputs: None
     replicas: Replicas = Replicas()
-    of_sums: OfSums = OfSums()
+    auxiliary: AuxiliaryObjective = AuxiliaryObjective()
 
     @property
     def at_once(self) -> bool:
         """Returns whether the loss is a function of all rows of an optimizer step at once."""
-        return self.whole_step or self.of_sums.loss is not None
+        return self.whole_step or self.auxiliary.loss is not None
 
     def whole_total(self, read, batch: Batch, token_weights, row_weights):
         """`total` of all rows of an optimizer step, the loss of the model's sums included."""
         outputs, counted = read
         total, sums = self.total(outputs, batch, token_weights, row_weights)
-        return total if self.of_sums.loss is None else total + self.of_sums.loss(counted), sums
+        return total if self.auxiliary.loss is None else total + self.auxiliary.loss(counted), sums
 
     def differentiated(self, params, rows: Batch):
         """Returns what `whole_total` reads of the rows of one replica: (outputs, sums or ())."""
         outputs, counted = self.read(params, rows)
-        return outputs, () if self.of_sums.loss is None else counted
+        return outputs, () if self.auxiliary.loss is None else counted
 
     def read(self, params, rows: Batch):
         """(outputs, sums) of the model, of the rows of one replica."""
@@ -391,9 +391,9 @@ def _packed_whole_step(params, batch, objective, weights, row_weights, packed: P
     """`_whole_step` over packed rows."""
     replicas = objective.replicas
     outputs, counted = map_packed(functools.partial(objective.read_all, params), packed)
-    (loss, sums), (pulled, of_sums) = jax.value_and_grad(
+    (loss, sums), (pulled, auxiliary) = jax.value_and_grad(
         lambda read: objective.whole_total(read, batch, weights, row_weights), has_aux=True
-    )((outputs, counted if objective.of_sums.loss else ()))
+    )((outputs, counted if objective.auxiliary.loss else ()))
     pulled, copies = replicas.whole(pulled), replicas.copies(params)
 
     def gradient_of(params, own: Packed, index):
@@ -402,7 +402,7 @@ def _packed_whole_step(params, batch, objective, weights, row_weights, packed: P
             return own.outputs(outputs, index), counted
 
         _, backward = jax.vjp(read, params)
-        return backward((own.taken(pulled, index)[0], of_sums))[0]
+        return backward((own.taken(pulled, index)[0], auxiliary))[0]
 
     def accumulate(index, gradient):
         part = packed.each(replicas, gradient_of)(copies, index)
@@ -423,13 +423,13 @@ def _whole_step(params, batch, objective, weights, row_weights, microbatch_rows:
     def whole(read):
         return objective.whole_total(read, batch, weights, row_weights)
 
-    known = outputs, counted if objective.of_sums.loss else ()
-    (loss, sums), (pull, of_sums) = jax.value_and_grad(whole, has_aux=True)(known)
+    known = outputs, counted if objective.auxiliary.loss else ()
+    (loss, sums), (pull, auxiliary) = jax.value_and_grad(whole, has_aux=True)(known)
 
     def gradient_of(params, part):
         microbatch, pulled = part
         _, backward = jax.vjp(lambda p: objective.differentiated(p, microbatch), params)
-        return backward((pulled, of_sums))[0]
+        return backward((pulled, auxiliary))[0]
 
     def accumulate(gradient, part):
         part = replicas.each(gradient_of)(copies, replicas.split(part))

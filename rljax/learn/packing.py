@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 
 from rljax.batch import Batch
 from rljax.errors import InputError
-from rljax.learn.first_fit import Packing, Pieces, Places, first_fit
+from rljax.learn.first_fit import Assignment, Packing, Pieces, first_fit
 from rljax.learn.replicas import Replicas
 from rljax.mesh import replicated, row_shards
 
@@ -248,7 +248,7 @@ def pack(
     return Packed(rows, split(sequences), places, jnp.where(live, went.home, -1), count)
 
 
-def _packed_rows(batch, packing, pieces, went: Places, places, homes) -> Batch:
+def _packed_rows(batch, packing, pieces, went: Assignment, places, homes) -> Batch:
     """The packed rows; `places` and `homes` are the column and the packed row of every token, a
     packed row that is not there for padding."""
     b, s = places.shape

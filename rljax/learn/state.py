@@ -19,7 +19,7 @@ from rljax.models.trees import merged
 
 
 @dataclasses.dataclass(frozen=True)
-class Spread:
+class DataParallel:
     """Data parallelism of an optimizer step over the data axis, along which weights are whole.
     `moments`: the optimizer's state is split over it, too (ZeRO stage 1). `sum_once`: gradients are
     summed over it after all microbatches (rljax.learn.replicas), and not in each."""
@@ -28,7 +28,7 @@ class Spread:
     sum_once: bool = False
 
 
-AS_WEIGHTS = Spread()
+AS_WEIGHTS = DataParallel()
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -47,7 +47,7 @@ class TrainState:
     skipped: jax.Array  # steps skipped since the start because loss or gradient was not finite
     skipped_in_a_row: jax.Array
     frozen: Any = dataclasses.field(default_factory=dict)
-    spread: Spread = AS_WEIGHTS
+    spread: DataParallel = AS_WEIGHTS
     # "loss_scale" of a model that computes in float16; "rounding", the data of a key, where trained
     # weights are bfloat16.
     precision: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -77,7 +77,7 @@ def new_train_state(
     params,
     optimizer: optax.GradientTransformation,
     frozen: dict | None = None,
-    spread: Spread = AS_WEIGHTS,
+    spread: DataParallel = AS_WEIGHTS,
     *,
     scaled: bool = False,
     rounding: jax.Array | None = None,

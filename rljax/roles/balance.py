@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from rljax.learn.objective import OfSums
+from rljax.learn.objective import AuxiliaryObjective
 from rljax.models.experts import load_metrics
 from rljax.models.model import Model
 from rljax.models.names import block_layers
@@ -48,12 +48,12 @@ def balanced(model: Model, read: Callable) -> dict:
     def metrics(load):
         return {**load_metrics(load), "router_aux_loss": router_aux_loss(load)}
 
-    of_sums = OfSums(
+    auxiliary = AuxiliaryObjective(
         loss=(lambda load: coef * router_aux_loss(load)) if coef else None,
         metrics=metrics,
         after=(lambda old, new, load: with_moved_biases(model, old, new, load)) if speed else None,
     )
-    return {"model": counted, "sums": True, "of_sums": of_sums}
+    return {"model": counted, "sums": True, "auxiliary": auxiliary}
 
 
 def with_moved_biases(model: Model, old: dict, new: dict, load: dict) -> dict:

@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from rljax.learn.optimizers import state_shardings
 from rljax.learn.replicas import Replicas
 from rljax.learn.rounding import check_trainable
-from rljax.learn.state import AS_WEIGHTS, Spread, StepLayout, TrainState, new_train_state
+from rljax.learn.state import AS_WEIGHTS, DataParallel, StepLayout, TrainState, new_train_state
 from rljax.mesh import on_host, replica_mesh, replicated, runs_once
 from rljax.models.model import Model
 
@@ -63,7 +63,7 @@ def replicas_of(model: Model, state: TrainState) -> Replicas:
 
 
 def training_layout(
-    model: Model, optimizer, *, optimizer_on_host: bool = False, spread: Spread = AS_WEIGHTS
+    model: Model, optimizer, *, optimizer_on_host: bool = False, spread: DataParallel = AS_WEIGHTS
 ) -> TrainState:
     """Shape, dtype and sharding of all that training holds of `model`: what a program is compiled
     for ahead of time, and what `start_training` makes."""
@@ -83,7 +83,7 @@ def training_layout(
     return dataclasses.replace(shapes, frozen=frozen)
 
 
-def _create(model: Model, optimizer, spread: Spread):
+def _create(model: Model, optimizer, spread: DataParallel):
     """(trained weights, key of their rounding) -> the state before the first step."""
     scaled = model.config.dtype == "float16"
 
@@ -95,7 +95,7 @@ def _create(model: Model, optimizer, spread: Spread):
 
 
 def start_training(
-    model: Model, params, optimizer, *, optimizer_on_host=False, spread: Spread = AS_WEIGHTS,
+    model: Model, params, optimizer, *, optimizer_on_host=False, spread: DataParallel = AS_WEIGHTS,
     rounding: jax.Array | None = None,
 ) -> TrainState:  # fmt: skip
     """A fresh optimizer state around all weights `params`, placed as `program` will hand it back:

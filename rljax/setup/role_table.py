@@ -19,7 +19,7 @@ from rljax.contracts import spec
 from rljax.errors import InputError
 from rljax.keys import root_key, stream
 from rljax.learn.optimizers import make_optimizer
-from rljax.learn.state import Spread, TrainState
+from rljax.learn.state import DataParallel, TrainState
 from rljax.mesh import on_host, replicated, row_sharding, row_shards, slice_count
 from rljax.models.huggingface import load_config, load_params
 from rljax.models.model import Model
@@ -67,7 +67,7 @@ class RoleInputs:
         crosses = slice_count(model.mesh, mesh.slices) > 1
         how = dict(
             optimizer_on_host=self.config.memory.optimizer_on_host,
-            spread=Spread(moments=mesh.shard_optimizer, sum_once=crosses),
+            spread=DataParallel(moments=mesh.shard_optimizer, sum_once=crosses),
         )
         if self.abstract:
             return training_layout(model, optimizer, **how)

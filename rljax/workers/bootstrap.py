@@ -16,7 +16,7 @@ ORPHAN_POLL_S = 5.0  # how often a worker that is handed nothing looks for its p
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class WorkerContext:
     """The surroundings of a worker: the stream to its parent, what it is on, and what it was told
     to be."""
 
@@ -30,7 +30,7 @@ class Place:
         return os.getppid() != self.parent
 
 
-def begin(spec_text: str) -> Place:
+def begin(spec_text: str) -> WorkerContext:
     """Makes this process a worker. `spec_text`: JSON of descriptors, limits, the parent's pid."""
     # The parent stops its workers. A Ctrl-C or a scheduler's SIGTERM is the launcher's to handle.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -47,7 +47,7 @@ def begin(spec_text: str) -> Place:
     sock.set_inheritable(False)  # a process that it starts must not keep the stream open
     progress = Progress(spec["progress"])
     os.close(spec["progress"])
-    return Place(sock, progress, spec["parent"], spec["facts"])
+    return WorkerContext(sock, progress, spec["parent"], spec["facts"])
 
 
 def _die_with(lifeline: int) -> None:

@@ -68,7 +68,7 @@ def watch_for_events() -> None:
     @contextlib.contextmanager
     def phase(name):
         with entered(name):
-            step = heartbeat.place().step
+            step = heartbeat.current().step
             due = [e for e in TODO if (e["phase"], e["step"]) == (name, step)]
             for one in due:
                 TODO.remove(one)

@@ -13,7 +13,7 @@ from on_hosts import on_hosts
 from processes import wait_until
 
 from rljax import heartbeat
-from rljax.heartbeat import Place
+from rljax.heartbeat import CurrentPhase
 from rljax.hosts import console, stopping
 from rljax.hosts.watchdog import Seen, behind, described, stall
 
@@ -21,7 +21,9 @@ NAMES = tuple(f"host {k} (10.0.0.{k})" for k in range(64))
 
 
 def seen(phase, entered, silent_s, *, waiting=False, limit_s=100.0) -> Seen:
-    return Seen(Place(phase, 120, entered, waiting, silent_s, limit_s), "", "", read_s=1000.0)
+    return Seen(
+        CurrentPhase(phase, 120, entered, waiting, silent_s, limit_s), "", "", read_s=1000.0
+    )
 
 
 def test_who_is_behind_is_named_with_its_phase():
@@ -51,31 +53,32 @@ def test_limits_are_learned(monkeypatch):
     monkeypatch.setattr(heartbeat.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(heartbeat, "_beats", heartbeat._Beats())
     with heartbeat.phase("reward"):
-        assert heartbeat.place().limit_s == heartbeat.FIRST_S  # none was ever seen
+        assert heartbeat.current().limit_s == heartbeat.FIRST_S  # none was ever seen
         clock[0] += 30.0
         heartbeat.beat()
         clock[0] += 10.0
-        assert heartbeat.place().limit_s == 5 * 30 + 120 and heartbeat.place().silent_s == 10
-        assert heartbeat.place(stall_s=7.0).limit_s == 7
+        assert heartbeat.current().limit_s == 5 * 30 + 120 and heartbeat.current().silent_s == 10
+        assert heartbeat.current(stall_s=7.0).limit_s == 7
         heartbeat.compiling(True)
-        assert heartbeat.place(stall_s=7.0).limit_s == heartbeat.FIRST_S
+        assert heartbeat.current(stall_s=7.0).limit_s == heartbeat.FIRST_S
         clock[0] += 900.0
         heartbeat.compiling(False)
         heartbeat.beat()  # the time of compiling teaches nothing
-        assert heartbeat.place().limit_s == 5 * 30 + 120
+        assert heartbeat.current().limit_s == 5 * 30 + 120
     with pytest.raises(ValueError), heartbeat.phase("learn"), heartbeat.phase("data"):
         raise ValueError
-    assert heartbeat.died_in() == "data" and heartbeat.place().phase == "start"
+    assert heartbeat.died_in() == "data" and heartbeat.current().phase == "start"
 
 
 def test_what_runs_between_phases_may_stall_too(monkeypatch):
     monkeypatch.setattr(heartbeat, "_beats", heartbeat._Beats())
     assert (
-        heartbeat.place(stall_s=7.0).limit_s == heartbeat.FIRST_S
+        heartbeat.current(stall_s=7.0).limit_s == heartbeat.FIRST_S
     )  # a start takes as long as it takes
     heartbeat.at_step(1)
     assert (
-        heartbeat.place(stall_s=7.0).phase == "rest" and heartbeat.place(stall_s=7.0).limit_s == 7
+        heartbeat.current(stall_s=7.0).phase == "rest"
+        and heartbeat.current(stall_s=7.0).limit_s == 7
     )
     with pytest.raises(ValueError), heartbeat.phase("reward"):
         raise ValueError
@@ -85,12 +88,15 @@ def test_what_runs_between_phases_may_stall_too(monkeypatch):
         with heartbeat.phase("save"):  # behind an error, which came out of another phase
             pass
     assert heartbeat.died_in() == "reward"
-    before = heartbeat.place().entered
+    before = heartbeat.current().entered
     heartbeat.at_end()
-    assert heartbeat.place(stall_s=7.0).limit_s == 7 and heartbeat.place().entered == before + 1
-    assert (heartbeat.place().phase, heartbeat.died_in()) == ("finish", "")
+    assert heartbeat.current(stall_s=7.0).limit_s == 7 and heartbeat.current().entered == before + 1
+    assert (heartbeat.current().phase, heartbeat.died_in()) == ("finish", "")
     heartbeat.at_start()  # of another run in this process
-    assert heartbeat.place(stall_s=7.0).limit_s == heartbeat.FIRST_S and heartbeat.place().step == 0
+    assert (
+        heartbeat.current(stall_s=7.0).limit_s == heartbeat.FIRST_S
+        and heartbeat.current().step == 0
+    )
 
 
 SPEAKS = """

@@ -17,7 +17,7 @@ from tiny_run import flat_bytes
 from rljax import learn
 from rljax.learn.fit import Beside
 from rljax.learn.loss_scale import INITIAL, LossScale, new_loss_scale
-from rljax.learn.objective import OfSums, Steps
+from rljax.learn.objective import AuxiliaryObjective, Steps
 from rljax.learn.state import new_train_state, optimizer_step
 from rljax.losses import policy
 
@@ -51,17 +51,19 @@ def test_a_scale_that_would_leave_float32_stays():
 
 
 @pytest.mark.parametrize("whole_step", [False, True])
-@pytest.mark.parametrize("of_sums", [False, True])
+@pytest.mark.parametrize("auxiliary", [False, True])
 @pytest.mark.parametrize("rows", [2, ROWS])
-def test_the_scale_changes_no_gradient_loss_or_metric_in_float32(batch, rows, of_sums, whole_step):
+def test_the_scale_changes_no_gradient_loss_or_metric_in_float32(
+    batch, rows, auxiliary, whole_step
+):
     """A power of two is exact: what is scaled and divided again is what it was, bit by bit."""
     params = jax.random.normal(jax.random.key(0), (12, 12))
     aim = objective(Bigram(), policy.ppo_clip, learn.token_mean)
     aim = dataclasses.replace(aim, whole_step=whole_step)
-    if of_sums:  # as the load-balance loss of experts
+    if auxiliary:  # as the load-balance loss of experts
         counted = lambda params, part: (model(params, part), jnp.sum(params**2))  # noqa: E731
-        model, added = aim.model, OfSums(loss=lambda total: 0.125 * total)
-        aim = dataclasses.replace(aim, model=counted, sums=True, of_sums=added)
+        model, added = aim.model, AuxiliaryObjective(loss=lambda total: 0.125 * total)
+        aim = dataclasses.replace(aim, model=counted, sums=True, auxiliary=added)
     run = jax.jit(lambda p, b, s: learn.loss_and_gradient(p, b, aim, rows, None, s)[:3])
     want = run(params, batch, None)
     assert flat_bytes(run(params, batch, jnp.float32(1024.0))) == flat_bytes(want)

@@ -16,7 +16,7 @@ from rljax.batch import Batch
 from rljax.errors import InputError
 from rljax.learn import Steps, token_mean
 from rljax.learn.packing import Packing
-from rljax.learn.state import Spread
+from rljax.learn.state import DataParallel
 from rljax.losses import policy
 from rljax.mesh import make_mesh, row_shards
 from rljax.models.builtin import decoder
@@ -30,12 +30,12 @@ DENSE = decoder(12, layers=1, embed=16, mlp=32, heads=2, kv_heads=2, head_dim=8,
 ADAPTED = dataclasses.replace(DENSE, lora=LoraConfig(2, 4.0, ("q_proj", "v_proj"), "float32"))
 # mesh, model, rows of a microbatch of the policy's and of the examples, packed, spread
 CASES = {
-    "whole": ((1, 1), DENSE, 16, 8, False, Spread()),
-    "packed microbatches": ((1, 2), DENSE, 8, 4, True, Spread()),
-    "microbatches": ((1, 1), DENSE, 4, 2, False, Spread()),
-    "replicas": ((2, 2), DENSE, 8, 4, False, Spread(sum_once=True)),
-    "replicas, packed": ((2, 2), DENSE, 8, 4, True, Spread(sum_once=True)),
-    "adapters": ((1, 2), ADAPTED, 8, 4, False, Spread()),
+    "whole": ((1, 1), DENSE, 16, 8, False, DataParallel()),
+    "packed microbatches": ((1, 2), DENSE, 8, 4, True, DataParallel()),
+    "microbatches": ((1, 1), DENSE, 4, 2, False, DataParallel()),
+    "replicas": ((2, 2), DENSE, 8, 4, False, DataParallel(sum_once=True)),
+    "replicas, packed": ((2, 2), DENSE, 8, 4, True, DataParallel(sum_once=True)),
+    "adapters": ((1, 2), ADAPTED, 8, 4, False, DataParallel()),
 }
 
 
@@ -56,7 +56,7 @@ def actor_on(mesh, config=DENSE, spread=None) -> Actor:
         own = jax.tree.map(lambda x: x + 0.1 * np.sin(np.arange(x.size)).reshape(x.shape), own)
         params = merged(jax.tree.map(np.float32, own), base)
     state = start_training(
-        model, jax.device_put(params, model.shardings()), optimizer, spread=spread or Spread()
+        model, jax.device_put(params, model.shardings()), optimizer, spread=spread or DataParallel()
     )
     return Actor(state, model, optimizer)
 

@@ -13,7 +13,7 @@ from test_packed_learning import groups
 from rljax.arrays import place
 from rljax.learn import Steps, token_mean
 from rljax.learn.packing import Packing
-from rljax.learn.state import Spread
+from rljax.learn.state import DataParallel
 from rljax.losses import policy, preference, value
 from rljax.losses import reward_model as reward_losses
 from rljax.mesh import make_mesh, row_shards
@@ -52,7 +52,7 @@ def updated(mesh, case, spread=None):
     batch = groups(0, prompts=4, samples=4, dtype=np.float32)
     packing = Packing(16, 4, row_shards(mesh), 4, False, mesh) if packed else None
     steps = Steps(batch.rows, microbatch, packing=packing)
-    role = role_on(mesh, config, kind, spread or Spread())
+    role = role_on(mesh, config, kind, spread or DataParallel())
     batch = place(jax.device_get(batch), mesh)
     step = jax.jit(lambda role, batch: role.update(batch, loss, steps=steps, reduction=token_mean))
     program = step.lower(role, batch).compile()
@@ -69,7 +69,7 @@ def per_device(tree) -> int:
 def test_a_sum_after_all_microbatches_is_the_sum_of_each(case):
     want, want_metrics, _ = updated(make_mesh(1, 1, 1, devices=jax.devices()[:1]), case)
     mesh = make_mesh(2, 4)
-    got, metrics, text = updated(mesh, case, Spread(sum_once=True))
+    got, metrics, text = updated(mesh, case, DataParallel(sum_once=True))
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6)
     for name in set(want_metrics) - {"positions", "positions_filled"}:

@@ -14,7 +14,7 @@ from tiny_run import flat_bytes
 
 from rljax.errors import InputError
 from rljax.learn.rounding import stochastic_round
-from rljax.learn.state import AS_WEIGHTS, Spread, new_train_state, optimizer_step
+from rljax.learn.state import AS_WEIGHTS, DataParallel, new_train_state, optimizer_step
 from rljax.mesh import make_mesh
 from rljax.models.model import Model
 from rljax.roles import start_training, training_layout
@@ -103,7 +103,7 @@ def test_all_replicas_round_alike(name, moments):
         state = begun(model, optimizer, jax.device_get(weights), spread)
         return stepped(model, optimizer, state).params
 
-    want, got = on(dict(data=1, fsdp=1)), on(sizes, Spread(moments=moments))
+    want, got = on(dict(data=1, fsdp=1)), on(sizes, DataParallel(moments=moments))
     assert flat_bytes(got) == flat_bytes(want)
     for x in jax.tree.leaves(got):
         copies = {}

@@ -11,7 +11,7 @@ from tiny_run import flat_bytes
 from rljax.checkpoint.checkpoint import Checkpoints
 from rljax.config import OptimizerConfig
 from rljax.learn.optimizers import make_optimizer
-from rljax.learn.state import Spread, optimizer_step
+from rljax.learn.state import DataParallel, optimizer_step
 from rljax.mesh import make_mesh
 from rljax.models.model import Model
 from rljax.plan.memory import split_bytes
@@ -19,7 +19,7 @@ from rljax.roles import start_training, training_layout
 from rljax.roles.layout import step_layout
 from rljax.setup.held import held_bytes
 
-SPLIT = Spread(moments=True)
+SPLIT = DataParallel(moments=True)
 MESHES = {"data=8": dict(data=8, fsdp=1), "data=2,fsdp=2,tensor=2": dict(data=2, fsdp=2, tensor=2)}
 
 
@@ -57,7 +57,7 @@ def stepped(model, optimizer, state, steps=2):
 def test_a_step_with_split_moments_is_the_step_of_whole_ones(name, mesh, weights):
     optimizer = make_optimizer(OptimizerConfig(name=name, lr=1e-2, weight_decay=0.1), 6)
     model = on(MESHES[mesh])
-    whole = begun(model, optimizer, weights, Spread())
+    whole = begun(model, optimizer, weights, DataParallel())
     split = begun(model, optimizer, weights, SPLIT)
     data = MESHES[mesh]["data"]
     # A device holds its share of the moments, and as much of the weights as before.
@@ -78,7 +78,7 @@ def test_a_step_with_split_moments_is_the_step_of_whole_ones(name, mesh, weights
 def test_the_formula_of_each_stage_is_what_the_devices_hold(stage, weights):
     sizes = dict(data=1, fsdp=8) if stage == 3 else dict(data=8, fsdp=1)
     model, optimizer = on(sizes), make_optimizer(OptimizerConfig(), 0)
-    state = begun(model, optimizer, weights, Spread(moments=stage == 1))
+    state = begun(model, optimizer, weights, DataParallel(moments=stage == 1))
     count = sum(x.size for x in jax.tree.leaves(weights))
     want = split_bytes(count, 8, stage, weight_bytes=4, gradient_bytes=0, optimizer_bytes=8)
     assert per_device((state.params, state.opt_state)) == pytest.approx(want, rel=0.1)
@@ -92,7 +92,11 @@ def test_a_checkpoint_goes_from_one_layout_to_the_other(weights, tmp_path):
     split = stepped(spread, optimizer, begun(spread, optimizer, weights, SPLIT))
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(2, split, {})
-    for model, how in ((spread, Spread()), (alone, Spread()), (on(MESHES["data=8"]), SPLIT)):
+    for model, how in (
+        (spread, DataParallel()),
+        (alone, DataParallel()),
+        (on(MESHES["data=8"]), SPLIT),
+    ):
         fresh = begun(model, optimizer, weights, how)
         back = checkpoints.read_arrays(2, fresh)
         assert flat_bytes(jax.device_get(back)) == flat_bytes(jax.device_get(split))

@@ -41,14 +41,14 @@ _COMPARED = 64 << 20  # bytes of a tensor at once
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class TensorLocation:
     """Location of a tensor: its file and entry. A quantised one
     (rljax.models.huggingface.quantised) also has scales, and FP8 the rows and columns that share
     one. One of a GGUF file has `Rows` for an entry."""
 
     file: Path
     entry: Entry | Rows
-    scales: "Place | None" = None
+    scales: "TensorLocation | None" = None
     block: tuple[int, int] | None = None
 
     @property
@@ -139,12 +139,12 @@ def _weight_files(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
     return files, None
 
 
-def find_tensors(folder: Path) -> dict[str, Place]:
-    """{tensor name: Place}, from the index if there is one, else from what the files hold."""
+def find_tensors(folder: Path) -> dict[str, TensorLocation]:
+    """Returns {tensor name: location}, from the index if there is one, else from the files."""
     if (gguf := weights_file(folder)) is not None:
-        return {name: Place(gguf, rows) for name, rows in tensors_of(gguf).items()}
+        return {name: TensorLocation(gguf, rows) for name, rows in tensors_of(gguf).items()}
     files, index = _weight_files(folder)
-    out: dict[str, Place] = {}
+    out: dict[str, TensorLocation] = {}
     headers = {}
     for path in files:
         file = open_file(path)
@@ -160,7 +160,7 @@ def find_tensors(folder: Path) -> dict[str, Place]:
                         fix="remove the file that does not belong to the model; an earlier save "
                         "may have left it",
                     )
-                out[name] = Place(path, entry)
+                out[name] = TensorLocation(path, entry)
     for name, file in (index or {}).items():
         if name not in headers[file]:
             raise InputError(
@@ -168,7 +168,7 @@ def find_tensors(folder: Path) -> dict[str, Place]:
                 rule=f"{INDEX} names it",
                 fix="download or copy the folder again: index and files are of two saves",
             )
-        out[name] = Place(folder / file, headers[file][name])
+        out[name] = TensorLocation(folder / file, headers[file][name])
     return out
 
 
@@ -199,7 +199,7 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 
 @functools.lru_cache(maxsize=64)  # a run asks for the config of a folder more than once
-def _differ(head: tuple[Place, tuple], embedding: tuple[Place, tuple]) -> bool:
+def _differ(head: tuple[TensorLocation, tuple], embedding: tuple[TensorLocation, tuple]) -> bool:
     """Returns whether two tensors, given with their files' stamps, differ; logs where they do."""
     one, other = head[0], embedding[0]
     if one.entry.shape != other.entry.shape or None in (one.dtype, other.dtype):
@@ -220,7 +220,7 @@ def _differ(head: tuple[Place, tuple], embedding: tuple[Place, tuple]) -> bool:
     return differ
 
 
-def _blocks_of(place: Place, stack: contextlib.ExitStack):
+def _blocks_of(place: TensorLocation, stack: contextlib.ExitStack):
     """The elements of a tensor, some at once; of two tensors of one shape as many."""
     file, count = open_file(place.file), int(np.prod(place.entry.shape))
     stack.callback(os.close, file)
@@ -255,8 +255,8 @@ def _ignorable(name: str, model: Model) -> bool:
     return has_them and bool(layer) and int(layer[1]) >= config.layers
 
 
-def compare(folder: Path, model: Model) -> tuple[LoadReport, dict[str, Place]]:
-    """(report, {the model's name of a tensor: Place}), from the headers alone."""
+def compare(folder: Path, model: Model) -> tuple[LoadReport, dict[str, TensorLocation]]:
+    """(report, {the model's name of a tensor: TensorLocation}), from the headers alone."""
     tensors = quantised.combined(find_tensors(folder), folder)
     if model.head == "lm" and model.config.tie_embeddings and has_own_head(folder, model.config):
         raise InputError(

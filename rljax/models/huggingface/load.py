@@ -29,7 +29,7 @@ from rljax.models.huggingface.checkpoint_folder import (
     WHOLE,
     FileRecord,
     LoadReport,
-    Place,
+    TensorLocation,
 )
 from rljax.models.huggingface.safetensors_file import (
     FLOATS,
@@ -95,7 +95,7 @@ def load_with_report(folder: str | Path, model: Model) -> tuple[dict, LoadReport
     return params, dataclasses.replace(report, folder=str(folder), files=files)
 
 
-def _read(report: LoadReport, places: dict[str, Place], model: Model) -> dict:
+def _read(report: LoadReport, places: dict[str, TensorLocation], model: Model) -> dict:
     """Every weight, from blocks that are read in the order of the files."""
     leaves = blocks.zeros(model)
     todo = blocks.groups(model, skip=frozenset(report.zero))

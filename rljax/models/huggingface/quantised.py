@@ -32,8 +32,8 @@ _ROWS_AT_ONCE = 256  # of MXFP4: the places in the table take four times their c
 
 
 def combined(tensors: dict, folder: Path) -> dict:
-    """{name: Place} with codes and their scales as one tensor of the name that it has where nothing
-    is quantised."""
+    """Returns {name: location} with codes and their scales as one tensor of the name that it has
+    where nothing is quantised."""
     out = dict(tensors)
     sizes = None
     for name, place in tensors.items():

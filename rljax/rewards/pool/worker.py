@@ -40,7 +40,7 @@ from rljax.rewards.pool.calling import (
     wanted_fields,
     watch,
 )
-from rljax.workers.bootstrap import ORPHAN_POLL_S, Place, begin, readable
+from rljax.workers.bootstrap import ORPHAN_POLL_S, WorkerContext, begin, readable
 from rljax.workers.progress import Progress
 from rljax.workers.wire import frame, read_frame
 
@@ -100,7 +100,7 @@ def main(spec_text: str) -> None:
         pass  # the pool was closed while a sample ran
 
 
-def _serve(place: Place, score: Callable, clock: Clock) -> None:
+def _serve(place: WorkerContext, score: Callable, clock: Clock) -> None:
     """Score chunks until the pool closes the stream."""
     me, sock = os.getpid(), place.socket
     while True:
