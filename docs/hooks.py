@@ -22,9 +22,10 @@ TABS = (
     ("Pods", ("pods/overview.md", "pods/tpu_vm.md", "pods/slurm.md", "pods/gke.md",
               "pods/skypilot.md")),
     ("Extend", ("extend/index.md",)),
+    ("Internals", ("architecture.md",)),
     ("Reference", ("reference/config.md", "reference/commands.md", "reference/components.md",
                    "reference/metrics.md", "reference/api.md")),
-    ("About", ("architecture.md", "claims.md", "compared.md", "measurements.md",
+    ("About", ("claims.md", "compared.md", "measurements.md",
                "contributing.md")),
 )  # fmt: skip
 _LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]+)(#[^)\s]*)?\)")

@@ -103,6 +103,70 @@ def draw(width: int, height: int, boxes, arrows) -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
+def bands(width: int, rows: list[tuple[str, list[tuple[float, float, str]]]], note: str) -> str:
+    """An SVG of lanes, top to bottom: (name, its boxes as (left, right, text) in shares of the
+    lane), and a line of text below."""
+    left, high, step = 150, 34, 46
+    boxes, height = [], 18 + step * len(rows)
+    for n, (name, spans) in enumerate(rows):
+        y = 14 + step * n
+        boxes.append(
+            f'<text x="{left - 12}" y="{y + 22}" text-anchor="end" class="title" '
+            f'style="font-size:14px">{escape(name)}</text>'
+        )
+        for start, end, text in spans:
+            x, wide = (left + share * (width - left - 16) for share in (start, end))
+            boxes.append(
+                f'<rect x="{x:g}" y="{y}" width="{wide - x:g}" height="{high}" rx="5"/>'
+                f'<text x="{(x + wide) / 2:g}" y="{y + 22}" text-anchor="middle" '
+                f'style="font-size:13px">{escape(text)}</text>'
+            )
+    return "\n".join([
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height + 26}" role="img">',
+        f"<style>{STYLE}</style>",
+        f'<rect width="{width}" height="{height + 26}" rx="10" style="fill:#ffffff;stroke:none"/>',
+        *boxes,
+        f'<text class="label" x="{left}" y="{height + 14}">{escape(note)}</text>',
+        "</svg>", "",
+    ])  # fmt: skip
+
+
+# One step: when each part of the machine works, in shares of the step.
+STEP = [
+    ("sampler", [(0.0, 0.38, "decode responses"), (0.44, 1.0, "next steps' samples, if in flight")]),
+    ("reward workers", [(0.1, 0.44, "score each response as it ends")]),
+    ("program", [(0.44, 0.55, "log-probs"), (0.555, 0.68, "advantages"),
+                 (0.685, 0.86, "optimizer steps")]),
+    ("host", [(0.0, 0.1, "prompts"), (0.86, 1.0, "metrics, save")]),
+]  # fmt: skip
+# The rooms of tests/test_house.py by floor, each floor with the name of its lowest room.
+FLOORS = [
+    ("ground", "errors"), ("services", "hub"), ("formulas", "kernels"), ("models, data", "models"),
+    ("sampling", "learn"), ("algorithms", "roles"), ("a run's parts", "checkpoint"),
+    ("runs, servers", "plan"), ("commands", "datagen"),
+]  # fmt: skip
+
+
+def floors() -> str:
+    """The rooms by floor, lowest at the bottom, as tests/test_house.py orders them."""
+    sys.path.insert(0, str(FIGURES.parents[1] / "tests"))
+    from test_house import ORDER
+
+    rooms, starts = [], {name: title for title, name in FLOORS}
+    for level in ORDER:
+        opened = [starts[name] for name in level if name in starts]
+        if opened:
+            rooms.append((opened[0], []))
+        rooms[-1][1].extend(level)
+    rows = []
+    for title, names in reversed(rooms):
+        share = 1 / len(names)
+        rows.append((title, [
+            (n * share + 0.004, (n + 1) * share - 0.004, name) for n, name in enumerate(names)
+        ]))  # fmt: skip
+    return bands(1100, rows, "A module imports rooms to the left of its own, and of floors below.")
+
+
 def logo() -> str:
     """A rising line, for the corner of the site."""
     return (
@@ -172,6 +236,8 @@ def photograph(report: Path, picture: Path) -> None:
 def main(what: str = "") -> None:
     for name, diagram in DIAGRAMS.items():
         (FIGURES / name).write_text(draw(*diagram), encoding="utf-8")
+    (FIGURES / "step.svg").write_text(bands(900, STEP, "time of one step"), encoding="utf-8")
+    (FIGURES / "rooms.svg").write_text(floors(), encoding="utf-8")
     (FIGURES / "logo.svg").write_text(logo(), encoding="utf-8")
     if what == "diagrams":
         return

@@ -194,8 +194,18 @@ def test_the_page_names_what_is_there():
     assert len(levels) == len(ORDER)
     for level, rooms in enumerate(ORDER, 1):
         assert [name for name in rooms if f"`{name}`" not in levels[str(level)]] == []
-    links = re.findall(r"\]\(\.\./([^)]+)\)", PAGE)
-    assert len(links) > 30 and [link for link in links if not (REPO / link).exists()] == []
+    inside = [page.read_text() for page in (REPO / "docs" / "internals").glob("*.md")]
+    links = re.findall(
+        r"\]\((?:\.\./)+((?:rljax|examples|tests)/[^)]+)\)", "\n".join([PAGE, *inside])
+    )
+    assert len(links) > 60 and [link for link in links if not (REPO / link).exists()] == []
+
+
+def test_the_page_is_one_that_is_read():
+    """At most 200 lines of at most 200 characters, and three pictures."""
+    lines = PAGE.splitlines()
+    assert len(lines) <= 200 and max(map(len, lines)) <= 200
+    assert len(re.findall(r"^!\[[^]]+\]\(figures/", PAGE, re.MULTILINE)) == 3
 
 
 def test_every_part_has_a_block():
