@@ -133,7 +133,7 @@ def bands(width: int, rows: list[tuple[str, list[tuple[float, float, str]]]], no
 
 # One step: when each part of the machine works, in shares of the step.
 STEP = [
-    ("sampler", [(0.0, 0.38, "decode responses"), (0.44, 1.0, "next steps' samples, if in flight")]),
+    ("sampler", [(0.0, 0.38, "decode responses"), (0.44, 1.0, "samples of next steps")]),
     ("reward workers", [(0.1, 0.44, "score each response as it ends")]),
     ("program", [(0.44, 0.55, "log-probs"), (0.555, 0.68, "advantages"),
                  (0.685, 0.86, "optimizer steps")]),
