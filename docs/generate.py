@@ -9,6 +9,7 @@ import ast
 import dataclasses
 import importlib
 import inspect
+import pkgutil
 import re
 import sys
 import textwrap
@@ -28,7 +29,7 @@ from rljax.config import NAMESPACES, Config, changed_fields, field_names, value_
 from rljax.config.declare import _specs  # noqa: E402
 from rljax.config.describe import _kind, _shown, field_comments  # noqa: E402
 from rljax.config.flags import load_config_file  # noqa: E402
-from rljax.report import glossary  # noqa: E402
+from rljax.metric import Metric  # noqa: E402
 from rljax.setup.role_table import ROLES  # noqa: E402
 
 HEAD = "<!-- Written by docs/generate.py from the code: edit the code, then run it again. -->\n"
@@ -143,48 +144,59 @@ def config_page() -> str:
     )
 
 
-def metric_rows(metrics: dict) -> list:
+# The sections of the page of metrics: (title, about, the modules that declare them). A module is of
+# the section with the longest name that it begins with.
+METRIC_SECTIONS = (
+    ("Of an update",
+     "Also with a prefix: of another role (`critic/`, `NAME/`), of held-out rows (`eval/`).",
+     ("learn", "roles", "models", "losses", "dataflows.sft", "dataflows.prime")),
+    ("Of the samples of a step", "",
+     ("rollout", "learn.metrics", "dataflows", "shaping", "rewards", "roles.state")),
+    ("Of the run", "", ("",)),
+    ("Sampler against trainer", "See [mismatch](../guides/mismatch.md).", ("correction",)),
+    ("In flight", "See [asynchronous](../guides/asynchronous.md).", ("rollout.in_flight",)),
+    ("Of environments", "See [environments](../guides/environments.md).",
+     ("rollout.episode", "rollout.environment", "dataflows.self_play")),
+)  # fmt: skip
+
+
+def metric_tables() -> dict[str, dict[str, Metric]]:
+    """{module without "rljax.": the metrics that it declares}."""
+    tables = {}
+    for found in pkgutil.walk_packages(rljax.__path__, "rljax."):
+        if not found.name.endswith("__main__"):
+            declared = vars(importlib.import_module(found.name)).get("METRICS", {})
+            tables[found.name.removeprefix("rljax.")] = declared
+    return tables
+
+
+def metric_rows(metrics: dict[str, Metric]) -> list:
     rows = []
-    for name, (text, unit, healthy) in metrics.items():
-        if not isinstance(healthy, str):
-            low, high, advice = healthy
-            bound = f"{low:g} to {high:g}" if abs(high) != float("inf") else f"{low:g} or more"
-            healthy = f"{bound}; a run warns outside: {advice}"
-        rows.append((f"`{name}`", cell(text.replace("{}", "…")), cell(unit), cell(healthy)))
+    for name, metric in metrics.items():
+        healthy = metric.healthy
+        if metric.limits is not None:
+            healthy += f"; a run warns outside: {metric.advice}"
+        meaning = cell(metric.meaning.replace("{}", "…"))
+        rows.append((f"`{name}`", meaning, cell(metric.unit), cell(healthy)))
     return rows
 
 
 def metrics_page() -> str:
-    of = glossary
-    mismatch = {f"mismatch/{name}": value for name, value in of.MISMATCH.items()}
-    groups = (
-        ("Of an update", "Also with a prefix: of another role (`critic/`, `NAME/`), of held-out "
-         "rows (`eval/`).", of.UPDATE),
-        ("Of the samples of a step", "", of.SAMPLES),
-        ("Of the run", "", of.RUN),
-        ("Sampler against trainer", "See [mismatch](../guides/mismatch.md).", mismatch),
-        ("In flight", "See [asynchronous](../guides/asynchronous.md).", of.IN_FLIGHT),
-        ("Of environments", "See [environments](../guides/environments.md).", of.EPISODES),
-        ("Of searches", "See [composite methods](../methods/composite.md).", of.SEARCH),
-        ("Of constraints", "", {**of.CONSTRAINTS, **of.CGPO}),
-        ("Variance of the gradient", "", of.VARIANCE),
-    )  # fmt: skip
-    lines, shown = [], set()
-    for title, about, metrics in groups:
-        metrics = {name: value for name, value in metrics.items() if name not in shown}
-        shown |= metrics.keys()
-        if metrics:
-            head = ("metric", "meaning", "unit", "healthy")
-            lines += [f"## {title}", "", about, "", *table(head, metric_rows(metrics)), ""]
-    rest = {name: value for name, value in of.METRICS.items() if name not in shown}
-    if rest:
-        lines += ["## Others", "", *table(("metric", "meaning", "unit", "healthy"),
-                                          metric_rows(rest))]  # fmt: skip
+    homes = {home: title for title, _, modules in METRIC_SECTIONS for home in modules}
+    sections: dict[str, dict[str, Metric]] = {title: {} for title, *_ in METRIC_SECTIONS}
+    for module, metrics in metric_tables().items():
+        home = max((home for home in homes if module.startswith(home)), key=len)
+        sections[homes[home]] |= metrics
+    lines = []
+    for title, about, _ in METRIC_SECTIONS:
+        head = ("metric", "meaning", "unit", "healthy")
+        lines += [f"## {title}", "", about, "", *table(head, metric_rows(sections[title])), ""]
     return page(
         "Metrics",
         "What `metrics.jsonl`, the trackers and the report name, and what is healthy: rules of "
-        "thumb, or a range outside of which a run warns. `*` stands for anything. "
-        "Metrics of your own parts have no line here.",
+        "thumb, or a range outside of which a run warns. `*` stands for anything. Each is declared "
+        "in the module that makes it. Metrics of your own parts have no line here: declare them "
+        "[in their contract](../extend/loss.md), and the report explains them as these.",
         *lines,
     )
 

@@ -26,6 +26,7 @@ _PUBLIC = {
     "train": "rljax.training",
     "evaluate": "rljax.training.evaluation",
     "contract": "rljax.contracts",
+    "Metric": "rljax.metric",
     "Batch": "rljax.batch",
     "Actor": "rljax.roles",
     "Critic": "rljax.roles",
@@ -38,7 +39,7 @@ _PUBLIC = {
     "InputError": "rljax.errors",
     "RunStopped": "rljax.training",
 }
-_WITHOUT_JAX = ("Config", "InputError", "contract")
+_WITHOUT_JAX = ("Config", "InputError", "Metric", "contract")
 __all__ = list(_PUBLIC)
 
 

@@ -20,9 +20,10 @@ import dataclasses
 import functools
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from rljax.components import Component, Range
+from rljax.metric import Metric
 from rljax.reasoning import cut_reasoning
 
 # Annotations of options: a number that a config gives is refused outside of the range.
@@ -69,6 +70,9 @@ class Contract:
     # A dataflow whose baselines compare samples that one version of the policy must have drawn.
     one_version: bool = False
     needs_groups: bool = False  # a rollout that selects groups by unequal scores
+    # The metrics that it makes, by name: meaning, unit and healthy range, for the report of a run.
+    # A function of rljax has them in the METRICS of its module.
+    metrics: Mapping[str, Metric] = dataclasses.field(default_factory=dict, hash=False)
     # In flight, a rollout whose dead groups are replaced as they end: how many steps' groups may be
     # dropped for one step, and what then ("error", "fill"). None: every group is learned from.
     drops_dead: tuple[float, str] | None = None
@@ -93,6 +97,9 @@ class Contract:
             value = getattr(self, name)
             if isinstance(value, str) and (name != "reads" or value not in ("answer", "response")):
                 raise TypeError(f"contract({name}=...) is a tuple of names: ({name!r},)")
+        known = self.metrics.values() if isinstance(self.metrics, Mapping) else (None,)
+        if not all(isinstance(metric, Metric) for metric in known):
+            raise TypeError("contract(metrics=...) is of metrics: {'my_ratio': Metric('...')}")
 
 
 # -- annotations of options --

@@ -17,7 +17,7 @@ FILES = sorted((REPO / "rljax").rglob("*.py"))
 LAUNCHERS = sorted((REPO / "launchers").glob("*.py"))
 # Every room, lowest first: a module may import rooms of the lines before its own, and its own.
 ORDER = [
-    ("errors", "heartbeat", "reasoning", "suggest"),
+    ("errors", "heartbeat", "metric", "reasoning", "suggest"),
     ("files",),
     ("components", "gguf", "hosts", "pods"),
     ("contracts",),
@@ -47,7 +47,7 @@ ORDER = [
 LEVEL = {name: i for i, rooms in enumerate(ORDER) for name in rooms}
 # What the rooms with the formulas may import at all, beside those of FREE and their own room.
 PURE = {name: set() for name in ("advantages", "losses", "correction", "shaping")}
-FREE = {"batch", "contracts", "errors", "kernels", "suggest"}
+FREE = {"batch", "contracts", "errors", "kernels", "metric", "suggest"}
 
 
 def room(module: str) -> str:

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from conftest import REPO
+from explained import declared
 
 os.environ.setdefault("NO_MKDOCS_2_WARNING", "1")
 from mkdocs.commands.build import build  # noqa: E402
@@ -15,7 +16,6 @@ from mkdocs.exceptions import Abort  # noqa: E402
 
 from rljax.command import COMMANDS  # noqa: E402
 from rljax.config import Config, field_names  # noqa: E402
-from rljax.report.glossary import METRICS  # noqa: E402
 
 DOCS = REPO / "docs"
 sys.path.append(str(DOCS))
@@ -95,7 +95,7 @@ def test_everything_is_mentioned(text):
     shipped |= {path.stem for path in (REPO / "configs" / "agents").glob("*.py")}
     for kind, names in {
         "fields": field_names(Config()),
-        "metrics": METRICS,
+        "metrics": declared(),
         "components": parts,
         "configs": shipped,
     }.items():

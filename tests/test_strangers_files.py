@@ -204,7 +204,7 @@ def rendered(text: str):
 
 OF_A_RUN = (
     "metrics.jsonl", "samples.jsonl", "summary.json", "config.json", "starts.jsonl",
-    "episodes.jsonl", "data.json", "timeline.json", "model.json",
+    "episodes.jsonl", "data.json", "timeline.json", "model.json", "meanings.json",
 )  # fmt: skip
 TOKENIZER = {"config.json": "{}", "tokenizer_config.json": "{}"}
 READERS = {

@@ -275,7 +275,7 @@ def _note(config: Config, place: str | os.PathLike, folder: str | os.PathLike) -
     facts = {
         "place": str(place) if is_url(place) else os.path.realpath(place),
         "config": to_dict(from_dict(to_dict(config), "a config")),
-        "functions": sorted(map(_place_of, _own_names(config))),
+        "functions": sorted(map(_place_of, own_names(config))),
         "inputs": [hashlib.sha256(read_data(file)).hexdigest() for file in files],
     }
     text = json.dumps(facts, sort_keys=True)
@@ -284,7 +284,7 @@ def _note(config: Config, place: str | os.PathLike, folder: str | os.PathLike) -
     return Path(cache, "rljax", "vouched", digest)
 
 
-def _own_names(config: Config) -> set[str]:
+def own_names(config: Config) -> set[str]:
     """The functions of the user's own that the texts of a config name."""
     values = (value_of(config, field) for field in _DEFAULTS)
     texts = [t for v in values for t in (v if isinstance(v, tuple) else (v,)) if isinstance(t, str)]

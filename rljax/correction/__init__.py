@@ -1,7 +1,7 @@
 """Rollout correction: the sampler that wrote the tokens is not exactly the policy being trained.
 
 Importance weights and rejection (weights, rejection), metrics of both and of the mismatch itself
-(metrics); what is healthy is in rljax.report.glossary. rljax.learn multiplies a loss by
+(metrics); a run warns of those outside of their limits (health). rljax.learn multiplies a loss by
 `batch.weights`.
 
 With x = old - sampler log-probs on policy tokens, every quantity here is a function of x that is

@@ -25,6 +25,16 @@ from rljax.correction.ratios import (
     weighted_mean,
 )
 from rljax.errors import InputError
+from rljax.metric import Metric
+
+METRICS = {
+    "mismatch/rollout_rs_masked_fraction": Metric(
+        "tokens rejected by the rules of `reject`", "share", limits=(0.0, 0.3),
+        advice="rejection drops many tokens: widen the bounds in reject"),
+    "mismatch/rollout_rs_seq_masked_fraction": Metric(
+        "sequences with a rejected token", "share", "below 0.3"),
+    "mismatch/rollout_rs_*": Metric("rejection statistic {}", "", "within the rule's bounds"),
+}  # fmt: skip
 
 RATIOS = ("token_ratio", "sequence_ratio", "geometric_ratio")
 STATISTICS = (

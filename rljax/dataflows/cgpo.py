@@ -19,9 +19,36 @@ from rljax.dataflows.steps import rescaled_steps
 from rljax.errors import InputError
 from rljax.learn.metrics import reference_kl, sample_metrics
 from rljax.losses.constrained import constrained_policy_loss
+from rljax.metric import Metric
 from rljax.roles import program
 from rljax.shaping.constrained import Responses, Targets
 
+_OF_A_STEP = {
+    "cgpo/compliant_fraction": Metric("samples that satisfy all judges", "share", "rises to 1"),
+    "cgpo/calibrated_reward": Metric(
+        "sigmoid(reward - reward of the baseline response)", "0 to 1", "rises above 0.5"),
+    "cgpo/skipped_prompts": Metric("prompts that nothing is learned from", "prompts", "falls"),
+    "cgpo/baseline_compliant_fraction": Metric(
+        "baseline responses that satisfy all judges", "share"),
+    "cgpo/kl_factor": Metric(
+        "factor max(1 - log-ratio / kl_max, 0) on the reward (crpg)", "x",
+        "1, falling slowly; at 0 the policy is kl_max from the reference"),
+    "cgpo/regularised_reward": Metric(
+        "mean of the calibrated reward x KL factor, 0 where a judge fails (crpg)", "", "rises"),
+    "cgpo/violating_rejected_fraction": Metric(
+        "pairs whose rejected sample fails a judge (codpo)", "share", "falls"),
+    "cgpo/within_kl_fraction": Metric(
+        "samples whose log-ratio is at most kl_max (crraft)", "share", "above 0.5"),
+    "cgpo/grad_norm": Metric(
+        "gradient norm of a task's own loss, before its weight", "",
+        "of one order in all tasks, else see task_weights"),
+    "cgpo/baseline_fallbacks": Metric(
+        "prompts learned from by their baseline response (crraft)", "prompts", "falls to 0"),
+}  # fmt: skip
+METRICS = _OF_A_STEP | {
+    f"{name}/*": dataclasses.replace(metric, meaning=f"{metric.meaning}, in task {{}}")
+    for name, metric in _OF_A_STEP.items()
+}
 ConstrainedText = component_in(NAMESPACES["constrained"])
 
 

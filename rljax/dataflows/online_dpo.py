@@ -19,10 +19,22 @@ from rljax.contracts import NotNegative, Share, component_in, contract, spec
 from rljax.dataflows.preference import with_spread
 from rljax.dataflows.steps import rescaled_steps
 from rljax.learn.metrics import reference_kl, sample_metrics
+from rljax.metric import Metric
 from rljax.roles import program
 from rljax.rollout.against import sampled_by_actor
 from rljax.shaping.pairs import choose_pairs, win_probabilities
 from rljax.shaping.scores import apply_shaping
+
+METRICS = {
+    "pair/margin": Metric("score of the chosen sample minus the rejected", "score", "above 0"),
+    "pair/kept_fraction": Metric("prompts that give a pair", "share", "above 0.3"),
+    "pair/tied_fraction": Metric("prompts whose best and worst sample tie", "share", "below 0.7"),
+    "pair/policy_won_fraction": Metric(
+        "pairs that the policy won against the opponent", "share", "rises above 0.5"),
+    "opponent/reward": Metric("mean score of the opponent", "score"),
+    "opponent/beaten_fraction": Metric(
+        "prompts at which the policy beats the opponent", "share", "rises above 0.5"),
+}  # fmt: skip
 
 PreferenceText = component_in(NAMESPACES["preference"])
 

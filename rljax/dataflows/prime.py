@@ -13,7 +13,15 @@ from rljax.dataflows.grpo import grpo
 from rljax.dataflows.steps import filter_baseline_rows
 from rljax.learn.reductions import seq_mean_token_mean
 from rljax.losses.implicit_reward import group_accuracy, implicit_reward_classification
+from rljax.metric import Metric
 from rljax.roles import program
+
+METRICS = {
+    "process_share": Metric(
+        "how far the implicit rewards of a prompt's samples lie apart, as a part of that and the "
+        "outcomes' distance: both at equal coefficients", "share",
+        "above 0.01; at 0 the implicit model says nothing"),
+}  # fmt: skip
 
 
 @contract(

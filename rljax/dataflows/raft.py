@@ -9,8 +9,17 @@ from rljax.dataflows.steps import rescaled_steps
 from rljax.errors import InputError
 from rljax.learn.metrics import sample_metrics
 from rljax.losses.policy import negative_log_likelihood
+from rljax.metric import Metric
 from rljax.roles import program
 from rljax.shaping.scores import apply_shaping
+
+METRICS = {
+    "raft/reward_kept": Metric(
+        "mean score of the samples that are imitated", "score", "above reward/mean"),
+    "raft/kept_fraction": Metric("samples that are imitated", "share", "keep / samples_per_prompt"),
+    "raft/prompts_without_any": Metric(
+        "prompts none of whose samples is imitated", "share", "below 0.7"),
+}  # fmt: skip
 
 
 @contract(safe=True, reads=("rewards", "scores", "group"), compares_samples=True)

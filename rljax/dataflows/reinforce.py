@@ -9,7 +9,13 @@ import jax.numpy as jnp
 from rljax.batch import masked_mean
 from rljax.contracts import Share, contract
 from rljax.dataflows.grpo import grpo
+from rljax.metric import Metric
 from rljax.roles import program
+
+METRICS = {
+    "baseline": Metric(
+        "running mean of the scores that is subtracted", "score", "follows reward/mean"),
+}  # fmt: skip
 
 
 @contract(safe=True, reads=("rewards", "scores", "group"), fills=("values",))

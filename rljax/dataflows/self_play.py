@@ -8,7 +8,14 @@ from rljax.batch import first_of_sequence
 from rljax.contracts import Share, contract
 from rljax.dataflows.grpo import grpo
 from rljax.errors import InputError
+from rljax.metric import Metric
 from rljax.roles import program
+
+METRICS = {
+    "seat_baseline/*": Metric(
+        "running mean of the returns of seat {}, which is subtracted", "score",
+        "of all seats of a zero-sum game together: near 0"),
+}  # fmt: skip
 
 
 @contract(safe=True, reads=("rewards", "scores", "group"), fills=("values",))

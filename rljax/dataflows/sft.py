@@ -5,7 +5,15 @@ import jax.numpy as jnp
 from rljax.components import Component
 from rljax.contracts import contract
 from rljax.losses.policy import dynamic_fine_tuning, negative_log_likelihood
+from rljax.metric import Metric
 from rljax.roles import program
+
+METRICS = {
+    "perplexity": Metric(
+        "exp(loss): choices that the policy wavers between at each token", "choices",
+        "falls; eval/perplexity that rises meanwhile: overfitting"),
+    "target_tokens": Metric("tokens learned from in this step", "tokens"),
+}  # fmt: skip
 
 
 @contract(safe=True, data="examples")

@@ -17,7 +17,15 @@ from rljax.errors import InputError
 from rljax.learn import Steps
 from rljax.learn.metrics import batch_metrics, reference_kl
 from rljax.losses.kl import kl_estimate, kl_penalised_rewards
+from rljax.metric import Metric
 from rljax.shaping.scores import apply_shaping
+
+METRICS = {
+    "kl_controller/kl": Metric(
+        "KL that the controller sees", "nats per token", "near algorithm.kl_target"),
+    "kl_controller/scale": Metric("factor on the KL coefficient", "x", "steady in the end"),
+    "filter/kept_fraction": Metric("rows that are learned from", "share", "above 0.3"),
+}  # fmt: skip
 
 
 def compute_logprobs(batch: Batch, cfg, *, actor, reference=None, critic=None):

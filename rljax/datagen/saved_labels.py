@@ -28,7 +28,7 @@ from rljax.rewards.pool.calling import reads_model
 from rljax.setup import text_scorer
 from rljax.setup.same_ids import differing_ids
 
-METRICS = "labels.json"
+SHARES = "labels.json"
 
 
 def label_saved(options: LabelOptions) -> dict:
@@ -60,7 +60,7 @@ def label_saved(options: LabelOptions) -> dict:
         "options": dataclasses.asdict(options),
         "wall_s": time.perf_counter() - started,
     }
-    write_json(Path(options.out) / METRICS, result)
+    write_json(Path(options.out) / SHARES, result)
     return result
 
 

@@ -1,7 +1,6 @@
 """The machine: limits of a process, folders that rljax writes, disk, shared memory, locale."""
 
 import locale
-import os
 import resource
 import shutil
 import stat
@@ -10,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rljax.config.schema import Config
-from rljax.doctor.finding import Finding, broken, fine, warning, why_not_written
+from rljax.doctor.finding import Finding, broken, fine, why_not_written
 from rljax.runs.units import human_bytes
 
 _GB = 10**9
@@ -19,9 +18,6 @@ _LIMITS = (
     ("open_files_limit", resource.RLIMIT_NOFILE, 1024, "open files", "-n 65536"),
     ("process_limit", resource.RLIMIT_NPROC, 512, "processes and threads", "-u unlimited"),
     ("memory_limit", resource.RLIMIT_AS, 64 * _GB, "bytes of address space", "-v unlimited"),
-    ("file_size_limit", resource.RLIMIT_FSIZE, 64 * _GB, "bytes of a file", "-f unlimited"),
-    ("cpu_time_limit", resource.RLIMIT_CPU, 10**8, "seconds of the CPU", "-t unlimited"),
-    ("stack_limit", resource.RLIMIT_STACK, 4 * 2**20, "bytes of a stack", "-s 8192"),
 )
 _SHARED_MEMORY = Path("/dev/shm")
 _SMALLEST_SHARED_MEMORY = 10**9
@@ -32,17 +28,6 @@ def machine(env: Mapping[str, str], disk_gb: float, run: str) -> Iterator[Findin
     yield from _text(env)
     yield from _folders(env)
     yield from _disk(env, disk_gb, run)
-    if sys.flags.optimize:
-        yield warning(
-            "asserts_off", "Python runs with -O: rljax's own checks are left out",
-            "unset PYTHONOPTIMIZE, and start without -O",
-        )  # fmt: skip
-    preload = [p for p in env.get("LD_PRELOAD", "").replace(":", " ").split() if "/" in p]
-    if missing := [path for path in preload if not os.path.isfile(path)]:
-        yield warning(
-            "preload_missing", f"LD_PRELOAD names {missing[0]}, which is not there: every process "
-            "says so", "unset LD_PRELOAD",
-        )  # fmt: skip
 
 
 def _limits() -> Iterator[Finding]:
@@ -72,12 +57,6 @@ def _text(env: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _folders(env: Mapping[str, str]) -> Iterator[Finding]:
-    for name in ("TMPDIR", "TEMP", "TMP"):
-        if env.get(name) and (reason := _unusable(env[name])):
-            yield broken(
-                "temporary_folder_unwritable", f"{name}={env[name]} cannot be written: {reason}",
-                f"unset {name}, or make that folder",
-            )  # fmt: skip
     home = Path("~").expanduser()
     if reason := why_not_written(home):
         yield broken(
@@ -98,16 +77,6 @@ def _folders(env: Mapping[str, str]) -> Iterator[Finding]:
     else:
         size = f"{sum(1 for _ in cache.iterdir())} files" if cache.is_dir() else "empty"
         yield fine("compilation_cache", f"{cache}: {size}")
-    for name in ("HF_HOME", "HF_HUB_CACHE"):
-        if env.get(name) and (reason := why_not_written(Path(env[name]).expanduser())):
-            yield broken(
-                "hub_cache_unwritable", f"{name}={env[name]} cannot be written: {reason}",
-                f"export {name}=A_FOLDER_OF_YOURS, or unset it",
-            )  # fmt: skip
-
-
-def _unusable(folder: str) -> str:
-    return why_not_written(Path(folder)) if os.path.isdir(folder) else "it is no folder"
 
 
 def _disk(env: Mapping[str, str], disk_gb: float, run: str) -> Iterator[Finding]:

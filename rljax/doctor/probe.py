@@ -13,7 +13,6 @@ from importlib.metadata import distributions
 from rljax.doctor.finding import Finding, broken, fine, warning
 from rljax.doctor.variables import xla_flag_value_wrong
 from rljax.errors import InputError
-from rljax.files import is_whole_number
 from rljax.runs.units import human_bytes
 
 
@@ -104,22 +103,6 @@ def _devices(jax) -> Iterator[Finding]:
         limit, used = stats.get("bytes_limit"), stats.get("bytes_in_use", 0)
         if limit:
             yield fine("memory", f"{device}: {human_bytes(limit - used)} of {human_bytes(limit)}")
-    if devices[0].platform == "gpu":
-        yield from _gpu_memory()
-
-
-def _gpu_memory() -> Iterator[Finding]:
-    """Returns the GPU memory that other processes hold, as nvidia-smi says."""
-    ask = ["nvidia-smi", "--query-gpu=memory.free,memory.total", "--format=csv,noheader,nounits"]
-    try:
-        out = subprocess.run(ask, capture_output=True, text=True, timeout=20, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return
-    for number, line in enumerate(out.splitlines()):
-        free, _, total = line.partition(",")
-        if is_whole_number(free.strip()) and is_whole_number(total.strip()):
-            yield fine("gpu_memory", f"GPU {number}: {free.strip()} of {total.strip()} MiB free, "
-                       "what JAX has set aside here not counted")  # fmt: skip
 
 
 def _hosts() -> Iterator[Finding]:

@@ -37,14 +37,66 @@ _TPU = (
     "MEGASCALE_NUM_SLICES", "MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_SLICE_ID",
 )  # fmt: skip
 _DEVICE_COUNT = "--xla_force_host_platform_device_count"
+_PLUGINS = "PJRT_NAMES_AND_LIBRARY_PATHS"
 _TPU_LOCK = "/tmp/libtpu_lockfile"
 _CUDA_LIBRARIES = re.compile(r"lib(cudnn|cublas|nccl|cusolver|cusparse|cufft|nvjitlink)\b.*\.so")
+
+
+def _parts(value: str) -> list[str]:
+    return [part.strip() for part in value.split(",") if part.strip()]
+
+
+def _is_true(value: str) -> bool:
+    return value.strip().lower() in _TRUE
+
+
+# Variables of which the value alone is wrong: (name of the finding, status, variables, what is true
+# of a wrong value, what it does, what mends it).
+_VALUES = (
+    ("jax_variable_not_boolean", broken, _BOOLEAN, lambda x: x.lower() not in (*_TRUE, *_FALSE),
+     "{name}={value!r}: JAX ends at a value that is neither true nor false",
+     "unset {name}, or set it to 0 or 1"),
+    ("jit_disabled", broken, ("JAX_DISABLE_JIT",), _is_true,
+     "{name} is set: every operation runs by itself, a thousand times slower", "unset {name}"),
+    ("nan_checks", warning, ("JAX_DEBUG_NANS", "JAX_DEBUG_INFS"), _is_true,
+     "{name} is set: a step that is not finite ends the run, where rljax would skip and count it",
+     "unset {name}; `rljax replay RUN` finds the operation"),
+    ("matmul_precision_unknown", broken, ("JAX_DEFAULT_MATMUL_PRECISION",),
+     lambda x: x not in _PRECISIONS and not _DOT_PRESET.fullmatch(x),
+     "{name}={value!r}: JAX ends at it", f"one of {', '.join(_PRECISIONS)}, or unset it"),
+    ("plugin_missing", broken, (_PLUGINS,),
+     lambda x: not all(os.path.isfile(part.partition(":")[2]) for part in _parts(x)),
+     "{name} names {value!r}, and there is no such library",
+     "unset it, or give NAME:PATH of a library that is there"),
+    ("libtpu_missing", broken, ("TPU_LIBRARY_PATH",), lambda x: not os.path.isfile(x),
+     "{name}={value}: there is no such file",
+     "unset {name}: the installed libtpu is used then"),
+    ("certificates_missing", broken,
+     ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
+     lambda x: not os.path.exists(x),
+     "{name}={value}: there is no such file, so no https address is reached",
+     "unset {name}, or give a file of certificates"),
+    ("hub_token_malformed", broken, ("HF_TOKEN",),
+     lambda x: re.search(r"\s|['\"]", x.rstrip("\n")) or x.startswith("$"),
+     "{name} holds blanks, quotes or a name of a variable, which no token does",
+     "export HF_TOKEN=hf_... without quotes inside, or unset it and `hf auth login`"),
+    ("hub_offline", warning, ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"), _is_true,
+     "{name} is set: models and data come from the cache alone", "unset {name} to download"),
+)  # fmt: skip
+
+
+def _values(env: Variables) -> Iterator[Finding]:
+    for finding, status, names, is_wrong, what, fix in _VALUES:
+        for name in names:
+            if (value := env.get(name, "")) and is_wrong(value):
+                words = {"name": name, "value": value}
+                yield status(finding, what.format(**words), fix.format(**words))
 
 
 def variables(env: Variables) -> Iterator[Finding]:
     yield from _platforms(env)
     yield from _xla(env)
-    yield from _jax(env)
+    yield from _values(env)
     yield from _tpu(env)
     yield from _gpu(env)
     yield from _schedulers(env)
@@ -52,49 +104,38 @@ def variables(env: Variables) -> Iterator[Finding]:
     yield from _hub(env)
 
 
-# -- devices --
-
-
 def _platforms(env: Variables) -> Iterator[Finding]:
-    others = not set(platforms(env)).issubset(_KNOWN)
-    plugins = {point.name for point in entry_points(group="jax_plugins")} if others else set()
+    asked = platforms(env)
+    unknown = [name for name in asked if name not in _KNOWN]
+    plugins = {point.name for point in entry_points(group="jax_plugins")} if unknown else set()
     plugins = {name for name in plugins if not name.startswith(("xla_cuda", "xla_rocm"))}
-    plugins |= {part.partition(":")[0] for part in _parts(env, "PJRT_NAMES_AND_LIBRARY_PATHS")}
-    cuda = is_installed("jax_cuda12_plugin") or is_installed("jax_cuda13_plugin")
-    for name in platforms(env):
-        if name not in _KNOWN and not plugins:  # a plugin may register any name
-            near = name.lower() if name.lower() in _KNOWN else "cpu (or cuda, tpu)"
+    if unknown and not plugins and not env.get(_PLUGINS):  # a plugin may register any name
+        near = unknown[0].lower() if unknown[0].lower() in _KNOWN else "cpu (or cuda, tpu)"
+        yield broken(
+            "platform_unknown", f"JAX_PLATFORMS names {unknown[0]!r}, which JAX does not know",
+            f"export JAX_PLATFORMS={near}, or unset it",
+        )  # fmt: skip
+    gpu = any(map(is_installed, ("jax_cuda12_plugin", "jax_cuda13_plugin", "jax_rocm7_plugin")))
+    tpu = is_installed("libtpu") or bool(env.get("TPU_LIBRARY_PATH"))
+    for names, installed, there, devices, lack, extra in (
+        (("gpu", "cuda"), gpu, has_nvidia(), "NVIDIA GPUs", "JAX has no plugin for GPUs", "cuda12"),
+        (("tpu",), tpu, has_tpu(), "TPU chips", "libtpu is not installed", "tpu"),
+    ):
+        fix = f"pip install 'jax[{extra}]>=0.10'"
+        name = next((name for name in asked if name in names), "")
+        if name and not installed:
             yield broken(
-                "platform_unknown", f"JAX_PLATFORMS names {name!r}, which JAX does not know",
-                f"export JAX_PLATFORMS={near}, or unset it",
+                "platform_not_installed", f"JAX_PLATFORMS={name}, but {lack}",
+                f"{fix}, or unset JAX_PLATFORMS",
             )  # fmt: skip
-        if name in ("gpu", "cuda") and not cuda and not is_installed("jax_rocm7_plugin"):
-            yield broken(
-                "platform_not_installed", f"JAX_PLATFORMS={name}, but JAX has no plugin for GPUs",
-                "pip install 'jax[cuda12]>=0.10', or unset JAX_PLATFORMS",
-            )  # fmt: skip
-        if name == "tpu" and not (is_installed("libtpu") or env.get("TPU_LIBRARY_PATH")):
-            yield broken(
-                "platform_not_installed", "JAX_PLATFORMS=tpu, but libtpu is not installed",
-                "pip install 'jax[tpu]>=0.10', or unset JAX_PLATFORMS",
-            )  # fmt: skip
-        absent = (name == "tpu" and not has_tpu()) or (name in ("gpu", "cuda") and not has_nvidia())
-        if absent:
+        if name and not there:
             yield broken(
                 "platform_without_device", f"JAX_PLATFORMS={name}, but this machine shows no such "
                 "device", "unset JAX_PLATFORMS, or run on a machine that has one (in a container: "
                 "hand the devices in)",
             )  # fmt: skip
-    if not platforms(env) and has_nvidia() and not cuda:
-        yield broken(
-            "gpu_not_used", "this machine has NVIDIA GPUs, but JAX has no plugin for them",
-            "pip install 'jax[cuda12]>=0.10'",
-        )  # fmt: skip
-    if not platforms(env) and has_tpu() and not is_installed("libtpu"):
-        yield broken(
-            "tpu_not_used", "this machine has TPU chips, but libtpu is not installed",
-            "pip install 'jax[tpu]>=0.10'",
-        )  # fmt: skip
+        if not asked and there and not installed:
+            yield broken("device_not_used", f"this machine has {devices}, but {lack}", fix)
 
 
 def xla_flag_value_wrong(flag: str, fix: str = "") -> Finding:
@@ -135,87 +176,14 @@ def _xla(env: Variables) -> Iterator[Finding]:
             "virtual_devices", f"XLA_FLAGS makes {count} devices of this CPU, as tests do",
             "unset XLA_FLAGS for a run on the CPU: its cores are shared anyway",
         )  # fmt: skip
-    if "--xla_dump_to" in flags:
-        yield warning(
-            "xla_dumps", f"XLA_FLAGS writes every program to {flags['--xla_dump_to']}",
-            "unset --xla_dump_to unless you read the dumps: they take time and disk",
-        )  # fmt: skip
-
-
-def _jax(env: Variables) -> Iterator[Finding]:
-    for name in _BOOLEAN:
-        if env.get(name, "").lower() not in ("", *_TRUE, *_FALSE):
-            yield broken(
-                "jax_variable_not_boolean", f"{name}={env[name]!r}: JAX ends at a value that is "
-                "neither true nor false", f"unset {name}, or set it to 0 or 1",
-            )  # fmt: skip
-    if _is_true(env, "JAX_DISABLE_JIT"):
-        yield broken(
-            "jit_disabled", "JAX_DISABLE_JIT is set: every operation runs by itself, a thousand "
-            "times slower", "unset JAX_DISABLE_JIT",
-        )  # fmt: skip
-    if _is_true(env, "JAX_ENABLE_X64"):
-        yield warning(
-            "double_precision", "JAX_ENABLE_X64 is set: numbers without a dtype become float64, "
-            "which TPUs do not have", "unset JAX_ENABLE_X64",
-        )  # fmt: skip
-    for name in ("JAX_DEBUG_NANS", "JAX_DEBUG_INFS"):
-        if _is_true(env, name):
-            yield warning(
-                "nan_checks", f"{name} is set: a step that is not finite ends the run, where rljax "
-                "would skip and count it", f"unset {name}; `rljax replay RUN` finds the operation",
-            )  # fmt: skip
-    if env.get("JAX_ENABLE_COMPILATION_CACHE", "").lower() in _FALSE:
-        yield warning(
-            "compilation_cache_off", "JAX_ENABLE_COMPILATION_CACHE is false: every start compiles "
-            "all programs anew", "unset JAX_ENABLE_COMPILATION_CACHE",
-        )  # fmt: skip
-    precision = env.get("JAX_DEFAULT_MATMUL_PRECISION", "")
-    if precision and precision not in _PRECISIONS and not _DOT_PRESET.fullmatch(precision):
-        yield broken(
-            "matmul_precision_unknown", f"JAX_DEFAULT_MATMUL_PRECISION={precision!r}: JAX ends at "
-            "it", f"one of {', '.join(_PRECISIONS)}, or unset it",
-        )  # fmt: skip
-    for name in ("XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"):
-        if name in env and not _is_fraction(env[name]):
-            yield broken(
-                "memory_fraction", f"{name}={env[name]!r} is no share of a device's memory",
-                f"a number above 0 and at most 1, such as {name}=0.9, or unset it",
-            )  # fmt: skip
-    for part in _parts(env, "PJRT_NAMES_AND_LIBRARY_PATHS"):
-        file = part.partition(":")[2]
-        if not os.path.isfile(file):
-            yield broken(
-                "plugin_missing", f"PJRT_NAMES_AND_LIBRARY_PATHS names {part!r}, and there is no "
-                "such library", "unset it, or give NAME:PATH of a library that is there",
-            )  # fmt: skip
-
-
-def _is_fraction(text: str) -> bool:
-    try:
-        return 0 < float(text) <= 1
-    except ValueError:
-        return False
 
 
 def _tpu(env: Variables) -> Iterator[Finding]:
-    path = env.get("TPU_LIBRARY_PATH", "")
-    if path and not os.path.isfile(path):
-        yield broken(
-            "libtpu_missing", f"TPU_LIBRARY_PATH={path}: there is no such file",
-            "unset TPU_LIBRARY_PATH: the installed libtpu is used then",
-        )  # fmt: skip
     left = [name for name in _TPU if env.get(name)]
     if left and not has_tpu():
         yield broken(
             "tpu_variables_left", f"{', '.join(left)} set, on a machine without TPU chips: a run "
             "would look for the hosts of another one", f"unset {' '.join(left)}",
-        )  # fmt: skip
-    chips = env.get("TPU_VISIBLE_CHIPS") or env.get("TPU_VISIBLE_DEVICES")
-    if chips and not env.get("TPU_PROCESS_BOUNDS"):
-        yield warning(
-            "tpu_part_of_host", f"TPU_VISIBLE_CHIPS={chips} without TPU_PROCESS_BOUNDS",
-            "also set TPU_PROCESS_BOUNDS=1,1,1 and TPU_CHIPS_PER_PROCESS_BOUNDS, or unset it",
         )  # fmt: skip
     if (has_tpu() or "tpu" in platforms(env)) and (reason := _locked(_TPU_LOCK)):
         yield broken(
@@ -262,9 +230,6 @@ def _gpu(env: Variables) -> Iterator[Finding]:
             return
 
 
-# -- schedulers --
-
-
 def _schedulers(env: Variables) -> Iterator[Finding]:
     tasks = env.get("SLURM_NTASKS", "")
     if env.get("SLURM_JOB_ID") and is_whole_number(tasks) and int(tasks) > 1:
@@ -274,9 +239,6 @@ def _schedulers(env: Variables) -> Iterator[Finding]:
                 "them: a run from here has one host", "start it by srun: `rljax pod slurm` prints "
                 "the script",
             )  # fmt: skip
-
-
-# -- network --
 
 
 def _network(env: Variables) -> Iterator[Finding]:
@@ -295,40 +257,10 @@ def _network(env: Variables) -> Iterator[Finding]:
             "judges, tools and hosts on this machine are not reached",
             "export no_proxy=localhost,127.0.0.1,::1",
         )  # fmt: skip
-    for name, value in proxies.items():
-        if not re.match(r"(https?|socks[45]h?)://[^\s/]+|[\w.-]+:\d+/?$", value):
-            yield broken(
-                "proxy_malformed", f"{name}={value!r} is no address of a proxy",
-                f"export {name}=http://HOST:PORT, or unset it",
-            )  # fmt: skip
-    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
-        if env.get(name) and not os.path.exists(env[name]):
-            yield broken(
-                "certificates_missing", f"{name}={env[name]}: there is no such file, so no https "
-                "address is reached", f"unset {name}, or give a file of certificates",
-            )  # fmt: skip
 
 
 def _hub(env: Variables) -> Iterator[Finding]:
-    token = env.get("HF_TOKEN", env.get("HUGGING_FACE_HUB_TOKEN", ""))
-    if re.search(r"\s|['\"]", token.rstrip("\n")) or token.startswith("$"):
-        yield broken(
-            "hub_token_malformed", "HF_TOKEN holds blanks, quotes or a name of a variable, which "
-            "no token does", "export HF_TOKEN=hf_... without quotes inside, or unset it and "
-            "`hf auth login`",
-        )  # fmt: skip
-    endpoint = env.get("HF_ENDPOINT", "")
-    if endpoint and not re.match(r"https?://[^\s/]+", endpoint):
-        yield broken(
-            "hub_endpoint_malformed", f"HF_ENDPOINT={endpoint!r} is no address",
-            "export HF_ENDPOINT=https://HOST, or unset it",
-        )  # fmt: skip
-    offline = next((n for n in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if _is_true(env, n)), "")
-    if offline:
-        yield warning(
-            "hub_offline", f"{offline} is set: models and data come from the cache alone",
-            f"unset {offline} to download",
-        )  # fmt: skip
+    token = env.get("HF_TOKEN") or env.get("HUGGING_FACE_HUB_TOKEN")
     home = env.get("HF_HOME") or os.path.join(
         env.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "huggingface"
     )
@@ -336,11 +268,3 @@ def _hub(env: Variables) -> Iterator[Finding]:
     where = "HF_TOKEN" if token else "`hf auth login`" if stored else ""
     fact = f"a token of {where}; not asked whether it is valid" if where else "not logged in"
     yield fine("hub", fact if is_installed("huggingface_hub") else "the extra hub is not installed")
-
-
-def _parts(env: Variables, name: str) -> list[str]:
-    return [part.strip() for part in env.get(name, "").split(",") if part.strip()]
-
-
-def _is_true(env: Variables, name: str) -> bool:
-    return env.get(name, "").strip().lower() in _TRUE

@@ -14,7 +14,30 @@ from rljax.evaluation.policy import (
     pass_at_k,
     score_table,
 )
+from rljax.metric import Metric
 from rljax.policies import Sample
+
+METRICS = {
+    "eval/accuracy": Metric("held-out prompts whose greedy response is right", "share", "rises"),
+    "eval/accuracy_low": Metric("lower end of the 95 % interval of eval/accuracy", "share"),
+    "eval/accuracy_high": Metric("upper end of the 95 % interval of eval/accuracy", "share"),
+    "eval/source/*_low": Metric("lower end of the 95 % interval of the accuracy on {}", "share"),
+    "eval/source/*_high": Metric("upper end of the 95 % interval of the accuracy on {}", "share"),
+    "eval/source/*": Metric("accuracy on held-out prompts of {}", "share", "rises"),
+    "eval/difficulty/*_low": Metric("lower end of the 95 % interval at difficulty {}", "share"),
+    "eval/difficulty/*_high": Metric("upper end of the 95 % interval at difficulty {}", "share"),
+    "eval/difficulty/*": Metric(
+        "accuracy on held-out prompts whose difficulty is {}", "share", "rises"),
+    "eval/pass@*_low": Metric("lower end of the 95 % interval of eval/pass@{}", "share"),
+    "eval/pass@*_high": Metric("upper end of the 95 % interval of eval/pass@{}", "share"),
+    "eval/pass@*": Metric(
+        "chance that a right one is among {} drawn responses", "share",
+        "rises; pass@1 that rises while the largest k falls: less is explored"),
+    "eval/truncated_fraction": Metric("held-out responses that were cut off", "share", "below 0.1"),
+    "eval/failed_fraction": Metric("held-out responses whose reward failed", "share", "0"),
+    "eval/extraction_failed_fraction": Metric(
+        "held-out responses without an answer", "share", "near 0"),
+}  # fmt: skip
 
 DIFFICULTY = ("difficulty", "level")  # columns of a data set that say how hard its row is
 

@@ -11,6 +11,22 @@ import numpy as np
 from rljax.arrays import fetch
 from rljax.batch import Batch
 from rljax.errors import InputError
+from rljax.metric import Metric
+
+METRICS = {
+    "eval/margin/mean": Metric("score of the better completion minus the worse", "score", "rises"),
+    "eval/margin/std": Metric("spread of the lead of the better completion", "score"),
+    "eval/score/mean": Metric("score of the held-out completions", "score"),
+    "eval/score/std": Metric("spread of the scores of the held-out completions", "score"),
+    "eval/share/*": Metric("held-out pairs of the kind {}", "share"),
+    "eval/accuracy/*": Metric(
+        "accuracy on held-out pairs of the kind {}", "share",
+        "alike for all kinds; else length decides"),
+    "eval/favours_longer": Metric(
+        "pairs at which the longer completion is preferred", "share", "near 0.5"),
+    "eval/calibration_error": Metric("confidence minus accuracy, mean size", "share", "below 0.1"),
+    "eval/reliability/*": Metric("reliability: {}", "share", "accuracy near confidence"),
+}  # fmt: skip
 
 
 def pair_report(scores, lengths, live=None, *, bins: int = 5) -> dict[str, float]:

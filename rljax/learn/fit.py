@@ -11,7 +11,30 @@ from rljax.batch import Batch
 from rljax.errors import InputError
 from rljax.learn.objective import Objective, Steps, _split, loss_alone, loss_and_gradient
 from rljax.learn.state import StepLayout, TrainState, optimizer_step
+from rljax.metric import Metric
 from rljax.models.trees import merged
+
+METRICS = {
+    "optimizer_steps": Metric("optimizer steps of this step", "steps", "1 is fully on-policy"),
+    "skipped_steps": Metric(
+        "optimizer steps left out because loss or gradient was not finite", "steps", "0"),
+    "skipped_in_a_row": Metric(
+        "longest streak of steps that were not finite", "steps",
+        "0; a run stops at max_skipped_in_a_row"),
+    "overflow_steps": Metric(
+        "optimizer steps not taken because the gradient, times the loss scale, left the range of "
+        "float16: the scale halves", "steps",
+        "a few at the start; no fault, unless they come in most steps"),
+    "loss_scale": Metric(
+        "what the loss is multiplied by before its float16 gradient is computed", "x",
+        "above 1; doubles after 2,000 optimizer steps without an overflow"),
+    "empty_steps": Metric(
+        "optimizer steps without a token to learn from", "steps",
+        "0; more: filters or failed rewards leave nothing"),
+    "trust_region_stopped_steps": Metric(
+        "optimizer steps not taken, as the policy had moved further than algorithm.trust_region",
+        "steps", "few"),
+}  # fmt: skip
 
 
 def fit(

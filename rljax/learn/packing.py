@@ -25,6 +25,16 @@ from rljax.errors import InputError
 from rljax.learn.first_fit import Assignment, Packing, Pieces, first_fit
 from rljax.learn.replicas import Replicas
 from rljax.mesh import replicated, row_shards
+from rljax.metric import Metric
+
+METRICS = {
+    "positions": Metric(
+        "positions that a pass of an optimizer step computes", "tokens",
+        "follows the lengths of the responses"),
+    "positions_filled": Metric(
+        "share of those positions that are tokens, a prompt counted once for its samples",
+        "fraction", "above 0.8"),
+}  # fmt: skip
 
 # A packed row holds at most so many times the sequences that fill it at full length.
 SHORTER = 8

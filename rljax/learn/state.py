@@ -15,7 +15,18 @@ import optax
 from rljax.learn.loss_scale import LossScale, new_loss_scale
 from rljax.learn.rounding import rounded_like, rounds, widened
 from rljax.mesh import in_device_memory, in_memory_of, is_on_host
+from rljax.metric import Metric
 from rljax.models.trees import merged
+
+METRICS = {
+    "loss": Metric(
+        "what the optimizer minimises, mean over its tokens or examples", "",
+        "falls in supervised, preference and reward-model training; with a policy loss its level "
+        "says nothing, look at reward and evaluation"),
+    "grad_norm": Metric(
+        "norm of the gradient before clipping", "",
+        "steady; spikes that keep coming back: a lower learning rate"),
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,12 @@ from rljax.batch import Batch
 from rljax.contracts import contract
 from rljax.losses.policy import Policy
 from rljax.losses.preference.common import log_ratios
+from rljax.metric import Metric
+
+METRICS = {
+    "likelihood_loss": Metric("the part of the loss that weighs log-probabilities (cgpo)", "nats"),
+    "pair_loss": Metric("the part of the loss that compares pairs (cgpo)", "", "falls"),
+}  # fmt: skip
 
 
 @contract(

@@ -30,6 +30,22 @@ from rljax.kernels.logprob.options import (
     vocab_size_of,
 )
 from rljax.losses.policy.common import Policy
+from rljax.metric import Metric
+
+METRICS = {
+    "teacher_gap": Metric(
+        "log policy - log teacher at the sampled tokens", "nats per token", "falls to 0"),
+    "student_entropy": Metric("entropy of the student", "nats per token", "near the teacher's"),
+    "teacher_entropy": Metric("entropy of the teacher", "nats per token"),
+    "same_first_word": Metric("tokens at which both have the same first choice", "share", "rises"),
+    "student_mass": Metric(
+        "student's probability of the entries that the teacher sent", "share", "near teacher_mass"),
+    "teacher_mass": Metric(
+        "teacher's probability of the entries that it sent", "share", "above 0.9"),
+    "overlap": Metric("sent entries that are the student's first choices, too", "share", "rises"),
+    "overlap_advantage": Metric(
+        "how much more likely the teacher finds the shared entries", "nats"),
+}  # fmt: skip
 
 # Log-prob of an entry of probability 0: finite, so that 0 times it is 0, in the gradient too.
 _LOG_ZERO = -1e30

@@ -19,6 +19,17 @@ from rljax.losses.preference.common import (
     one_of,
     positive,
 )
+from rljax.losses.reward_model import METRICS as OF_REWARD_MODELS
+from rljax.metric import Metric
+
+METRICS = {
+    "accuracy": OF_REWARD_MODELS["accuracy"],
+    "implicit_reward": Metric(
+        "implicit reward of the samples, beta times log policy - log reference", "nats x beta"),
+    "group_accuracy": Metric(
+        "pairs of a prompt's samples that the implicit reward orders as the scores do", "share",
+        "rises above 0.5"),
+}  # fmt: skip
 
 
 @contract(reads=("ref_logprobs", "scores"))

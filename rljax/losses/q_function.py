@@ -21,6 +21,23 @@ from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.kernels import gae as recurrences
 from rljax.losses.policy.common import Policy, at_tokens, constant
+from rljax.metric import Metric
+
+METRICS = {
+    "dqo_residual_abs": Metric("size of the soft Bellman error of the policy", "score", "falls"),
+    "dqo_value_residual_abs": Metric(
+        "size of the soft Bellman error of the critic", "score", "falls"),
+    "value_at_prompt": Metric(
+        "value that the critic gives the prompt", "score", "near return_at_prompt"),
+    "return_at_prompt": Metric("return from the prompt on", "score"),
+    "is_weight": Metric("weight of the policy over whoever wrote the row", "ratio", "near 1"),
+    "is_capped": Metric("tokens whose weight was capped", "share", "below 0.3"),
+    "dro_residual_abs": Metric("error of reward = value + tau log-ratio", "score", "falls"),
+    "dro_value": Metric("value of the prompt", "score", "near dro_reward"),
+    "dro_reward": Metric("reward of the rows", "score"),
+    "ref_kl": Metric("log policy - log reference of the rows' tokens", "nats per token", "near 0"),
+    "ref_kl_sequence": Metric("log policy - log reference of whole completions", "nats", "near 0"),
+}  # fmt: skip
 
 # What one importance weight is the product over: the response, the rest of it from the token on,
 # the token alone; or no correction.

@@ -19,6 +19,23 @@ from rljax.losses.preference.common import (
     one_of,
     rows_of,
 )
+from rljax.metric import Metric
+
+METRICS = {
+    "score": Metric("score that the model gives, mean", "score"),
+    "accuracy": Metric("examples that are judged right", "share", "rises above 0.5"),
+    "margin": Metric("score of the better completion minus the worse", "score", "rises"),
+    "score/chosen": Metric("score of the better completion", "score", "rises"),
+    "score/rejected": Metric("score of the worse completion", "score", "falls"),
+    "score/safer": Metric("cost of the safer completion", "score", "falls"),
+    "score/more_harmful": Metric("cost of the more harmful completion", "score", "rises"),
+    "score_min": Metric("lowest score of the step", "score"),
+    "score_max": Metric("highest score of the step", "score"),
+    "mse": Metric("squared error of the steps' scores", "score squared", "falls"),
+    "sign_accuracy": Metric(
+        "labelled steps, or completions labelled safe or unsafe, whose score has the right sign",
+        "share", "rises above 0.5"),
+}  # fmt: skip
 
 
 @contract(safe=True, reads=lambda options: ("scores",) if options["margin"] else (), rows=2)

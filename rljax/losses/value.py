@@ -5,6 +5,13 @@ import jax.numpy as jnp
 
 from rljax.batch import Batch
 from rljax.contracts import NotNegative, contract
+from rljax.metric import Metric
+
+METRICS = {
+    "vf_clipfrac": Metric("values whose update is clipped", "share", "below 0.2"),
+    "vpred": Metric(
+        "value that the critic predicts, mean over tokens", "score", "near the returns"),
+}  # fmt: skip
 
 
 @contract(safe=True, reads=lambda o: ("returns",) if o["clip"] is None else ("returns", "values"))

@@ -7,6 +7,15 @@ import jax.numpy as jnp
 from rljax.batch import Batch
 from rljax.contracts import contract
 from rljax.losses.policy.common import Policy
+from rljax.metric import Metric
+
+METRICS = {
+    "visits_entropy": Metric(
+        "how evenly a search spread its simulations over the next tokens", "nats per token",
+        "falls, as search and policy agree"),
+    "visits_kl": Metric(
+        "KL of the policy from the shares of the visits", "nats per token", "falls"),
+}  # fmt: skip
 
 
 @contract(reads=("target_ids", "target_probs"), reads_targets=True)

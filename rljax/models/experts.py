@@ -31,9 +31,21 @@ from rljax.errors import InputError
 from rljax.kernels.grouped_matmul import grouped_matmul
 from rljax.kernels.row_tiles import TILE, in_tiles
 from rljax.mesh import BATCH_AXES
+from rljax.metric import Metric
 from rljax.models.expert_weights import ExpertWeights, not_split, spread
 from rljax.models.invariant import of_module
 from rljax.models.layers import Linear, activate, weight
+
+METRICS = {
+    "expert_load_max": Metric(
+        "load of the busiest expert of any layer, over the mean load", "x mean",
+        "below 3; more: experts starve"),
+    "expert_load_min": Metric(
+        "load of the idlest expert of any layer, over the mean load", "x mean",
+        "above 0: an expert at 0 is dead"),
+    "router_entropy": Metric("entropy of a token's choice among the experts", "nats", "steady"),
+    "load_balance_loss": Metric("imbalance of the experts' load", "", "near 1, which is even"),
+}  # fmt: skip
 
 _LARGEST_SIZE = 2**24
 GATED = ("silu", "gelu_tanh", "gelu", "clamped_swiglu")

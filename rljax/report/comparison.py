@@ -28,7 +28,6 @@ from rljax.report.curves import (
 from rljax.report.estimates import shares, shown
 from rljax.report.head import listing, title_of
 from rljax.report.kinds import of_runs
-from rljax.report.meanings import meaning
 from rljax.report.page import put_back, write_page, write_report
 from rljax.report.run_folder import Run, estimate, is_number, read_run
 from rljax.report.style import link
@@ -312,5 +311,6 @@ def _chart(runs: Sequence[Run], names: Sequence[str], arms: Sequence[Arm], key: 
         lines.append(dataclasses.replace(series_of(run, key), name=name, title=""))
     if len(lines) > FEW:
         lines = [dataclasses.replace(line, low=None, high=None) for line in lines]
-    note, known = what_it_means(None, key), meaning(key)
-    return line_chart(key, known.unit if known else "", lines, note=note, many=len(lines) > FEW)
+    known = next((run.meanings[key] for run in runs if key in run.meanings), None)
+    unit, note = known.unit if known else "", what_it_means(known)
+    return line_chart(key, unit, lines, note=note, many=len(lines) > FEW)

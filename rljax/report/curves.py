@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from rljax.metric import Metric
 from rljax.report import timeline
-from rljax.report.meanings import meaning
 from rljax.report.run_folder import Run
 from rljax.tracking.charts import Series, Span, escaped, line_chart, share_bar, short
 
@@ -194,7 +194,7 @@ def spans(run: Run) -> list[Span]:
 def series_of(run: Run, key: str, phase: str | None = None) -> Series:
     """A metric over the steps, with its interval where it has one and its meaning."""
     x, y = run.columns(key, phase)
-    known = meaning(key)
+    known = run.meanings.get(key)
     title = known.line() if known else ""
     low, high = (
         dict(zip(*run.columns(key + end, phase), strict=True)) for end in ("_low", "_high")
@@ -206,16 +206,14 @@ def series_of(run: Run, key: str, phase: str | None = None) -> Series:
     return Series(key, x, y, *band, dots=dots, title=title)
 
 
-def what_it_means(run: Run | None, key: str) -> str:
-    """The line under a chart's title: meaning, what is healthy, and whether the run's last value
-    is not."""
-    known = meaning(key)
+def what_it_means(known: Metric | None, values: Sequence[float] = ()) -> str:
+    """Returns the line under a chart's title: meaning, healthy range, and whether the last of the
+    values is outside of it; "" for a metric that is not known."""
     if known is None:
         return ""
-    text = escaped(known.text[:1].upper() + known.text[1:])
+    text = escaped(known.meaning[:1].upper() + known.meaning[1:])
     if known.healthy:
         text += f". Healthy: {escaped(known.healthy)}"
-    values = run.columns(key)[1] if run is not None else ()
     if len(values) and known.outside(float(values[-1])):
         advice = f": {escaped(known.advice)}" if known.advice else ""
         text += f'. <b class="unhealthy">Outside{advice}</b>'
@@ -238,7 +236,7 @@ def _figure(run: Run, chart: Chart, lines: Sequence[Series], phase: str | None =
     shaded = () if phase else spans(run)
     first = next((s.name for s in lines if s.x.size), lines[0].name)
     what = f'<span class="what">{escaped(chart.what)}.</span>' if chart.what else ""
-    note = what or what_it_means(run, first)
+    note = what or what_it_means(run.meanings.get(first), run.columns(first)[1])
     return line_chart(title, unit, lines, spans=shaded, note=note, from_zero=chart.from_zero)
 
 
@@ -256,7 +254,7 @@ def flat_value(lines: Sequence[Series]) -> float | None:
 
 
 def _alone(run: Run, key: str) -> tuple[str, list[Series], str]:
-    known = meaning(key)
+    known = run.meanings.get(key)
     title, unit = MISMATCH.get(key, key), known.unit if known else ""
     lines = [series_of(run, key)]
     return title, lines, _figure(run, Chart(title, unit, (key,)), lines)

@@ -17,7 +17,6 @@ from rljax.report.data_rows import data_rows
 from rljax.report.estimates import shares, shown
 from rljax.report.head import check_is_run, facts, title, title_of
 from rljax.report.kinds import of_a_run
-from rljax.report.meanings import meaning
 from rljax.report.run_folder import Run, estimate, pairs, read_run, verdict
 from rljax.report.samples import completions
 from rljax.report.style import document
@@ -103,7 +102,7 @@ def _outside(run: Run) -> str:
     """The metrics of the last phase that ended outside of their healthy range."""
     phase, found = (run.phases() or [None])[-1], []
     for key in run.keys():
-        values, known = run.columns(key, phase)[1], meaning(key)
+        values, known = run.columns(key, phase)[1], run.meanings.get(key)
         if matches(key, NOT_CHARTED) or known is None or not len(values):
             continue
         if known.outside(float(values[-1])):
@@ -157,11 +156,10 @@ def _faults(run: Run) -> str:
 
 def _glossary(run: Run) -> str:
     """Every metric of the run with its meaning, for those who cannot point at a chart."""
-    known = [(key, meaning(key)) for key in sorted(run.keys())]
     terms = [
-        f"<dt>{escaped(key)}</dt><dd>{escaped(one.line())}</dd>"
-        for key, one in known
-        if one is not None
+        f"<dt>{escaped(key)}</dt><dd>{escaped(run.meanings[key].line())}</dd>"
+        for key in sorted(run.keys())
+        if key in run.meanings
     ]
     if not terms:
         return ""

@@ -16,10 +16,13 @@ import numpy as np
 
 from rljax.errors import InputError
 from rljax.files import read_json
+from rljax.metric import Metric
 from rljax.report.run_warnings import EQUAL_REWARDS, IN_A_ROW, fault_lines
 from rljax.report.starts import read_starts
 from rljax.runs.folder import is_locked
 from rljax.runs.jsonl import read_jsonl
+from rljax.tracking.meanings import FILE as MEANINGS
+from rljax.tracking.meanings import read_meanings
 
 MOST_FAILED = 0.01  # of the rewards of a step: above it there is a warning
 
@@ -42,6 +45,7 @@ class Run:
     starts: list[dict] = dataclasses.field(default_factory=list)  # rljax.report.starts
     episodes: list[dict] = dataclasses.field(default_factory=list)  # rljax.tracking.episodes
     data: dict = dataclasses.field(default_factory=dict)  # rljax.data.rows.show.data_page
+    meanings: dict[str, Metric] = dataclasses.field(default_factory=dict)  # of what it has logged
 
     @functools.cached_property
     def _numbers(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -171,7 +175,9 @@ def read_run(folder: Path) -> Run:
     config = _read_json(folder / "config.json", notes)
     episodes = _read_rows(folder / "episodes.jsonl", notes)
     data = _read_json(folder / "data.json", notes)
-    run = Run(folder, rows, samples, summary, config, notes, read_starts(folder), episodes, data)
+    meanings = read_meanings(_read_json(folder / MEANINGS, notes))
+    starts = read_starts(folder)
+    run = Run(folder, rows, samples, summary, config, notes, starts, episodes, data, meanings)
     if (rows or run.starts) and not run.ended():
         notes.insert(0, _unfinished(run))
     notes += reward_warnings(rows)

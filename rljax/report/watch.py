@@ -29,7 +29,7 @@ from rljax.tracking.charts import short
 from rljax.tracking.console import one_line
 from rljax.tracking.screen import Terminal
 
-METRICS = (  # what is charted where nothing else is asked for, as far as the runs have it
+CHARTED = (  # what is charted where nothing else is asked for, as far as the runs have it
     "reward/mean", "eval/accuracy", "loss", "eval/loss", "entropy", "response_tokens/mean",
 )  # fmt: skip
 CHART_ROWS, NARROW, GAP = 6, 36, 2  # lines of a chart; columns that it has at least; between two
@@ -161,7 +161,7 @@ def _marks(count: int, ascii_only: bool) -> list[str]:
 def _keys(runs: Mapping[str, Run], metrics: Sequence[str]) -> list[str]:
     """The metrics to chart, in the order in which they were asked for."""
     known = _known(runs)
-    found = [key for pattern in metrics or METRICS for key in _matching(pattern, known)]
+    found = [key for pattern in metrics or CHARTED for key in _matching(pattern, known)]
     return list(dict.fromkeys(found))
 
 

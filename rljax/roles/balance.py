@@ -6,10 +6,17 @@ import jax
 import jax.numpy as jnp
 
 from rljax.learn.objective import AuxiliaryObjective
+from rljax.metric import Metric
 from rljax.models.experts import load_metrics
 from rljax.models.model import Model
 from rljax.models.names import block_layers
 from rljax.models.trees import flattened, nested
+
+METRICS = {
+    "router_aux_loss": Metric(
+        "load-balance loss of the update, before its coefficient", "",
+        "near the experts of a token, which is even"),
+}  # fmt: skip
 
 
 def router_aux_loss(stats: dict) -> jax.Array:

@@ -22,6 +22,7 @@ from rljax.learn.state import TrainState
 from rljax.losses.distillation import Readout, distillation
 from rljax.losses.kl import importance_corrected_kl, kl_estimate
 from rljax.mesh import constrain_rows, in_device_memory, in_memory_of, is_on_host, row_shards
+from rljax.metric import Metric
 from rljax.models.experts import load_metrics
 from rljax.models.model import Model
 from rljax.models.trees import merged
@@ -32,6 +33,13 @@ from rljax.roles.pretraining import Pretraining
 from rljax.roles.role import Role, static_field
 from rljax.sampler import Decoding, Sampling, SecondModel, branch, generate
 from rljax.tracking.timing import timed
+
+METRICS = {
+    "kl_loss": Metric(
+        "KL to the reference in the loss, before its coefficient", "nats per token",
+        "small and rising slowly"),
+    "vf_loss": Metric("squared error of the critic", "score squared", "falls, then steady"),
+}  # fmt: skip
 
 
 class _Trained(Role):

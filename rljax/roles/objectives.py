@@ -11,8 +11,15 @@ from rljax.contracts import spec
 from rljax.learn import Objective
 from rljax.losses.policy import Policy
 from rljax.losses.policy.common import constant, log_ratio
+from rljax.metric import Metric
 from rljax.roles.balance import balanced
 from rljax.roles.targets import target_logprobs
+
+METRICS = {
+    "entropy": Metric(
+        "how open the policy's choice of the next token is", "nats per token",
+        "falls slowly; near 0 early on, the samples are all alike and learning stops"),
+}  # fmt: skip
 
 
 def policy_objective(actor, loss: Callable, reduction: Callable, terms, shown) -> Objective:

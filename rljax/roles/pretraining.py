@@ -7,9 +7,16 @@ import jax
 from rljax.batch import Batch
 from rljax.learn import Beside, Objective, Steps, token_mean
 from rljax.losses.policy import Policy, negative_log_likelihood
+from rljax.metric import Metric
 from rljax.roles.balance import balanced
 from rljax.roles.layout import replicas_of
 from rljax.roles.role import Role, static_field
+
+METRICS = {
+    "pretraining_loss": Metric(
+        "negative log-likelihood of the pre-training examples, before its coefficient",
+        "nats per token", "steady or falling; a rise: the policy forgets"),
+}  # fmt: skip
 
 
 @jax.tree_util.register_dataclass

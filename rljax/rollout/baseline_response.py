@@ -21,7 +21,16 @@ from rljax.data.online.prompts import PromptRecord, Prompts, with_end_token
 from rljax.errors import InputError
 from rljax.keys import stream
 from rljax.mesh import constrain_rows
+from rljax.metric import Metric
 from rljax.rollout.rollout import RolloutText, run_rollout
+
+METRICS = {
+    "baseline/reward": Metric(
+        "mean score of the prompts' baseline responses", "score",
+        "steady: they are of the data or the reference"),
+    "baseline/failed_fraction": Metric(
+        "baseline responses whose reward failed: their prompts are skipped", "share", "0"),
+}  # fmt: skip
 
 COLUMN = "baseline_response"  # of the data
 

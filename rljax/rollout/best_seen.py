@@ -2,7 +2,18 @@
 
 import numpy as np
 
+from rljax.metric import Metric
 from rljax.rollout.report import RewardReport
+
+METRICS = {
+    "reward/best_seen": Metric(
+        "highest score that a prompt's samples have had so far in the run, mean over the step's "
+        "prompts: a policy that replays its best experience", "score",
+        "rises; flat and low: it does not explore"),
+    "reward/best_seen_gap": Metric(
+        "reward/best_seen less the mean score of the same prompts' samples in this step", "score",
+        "falls to 0; far above: better answers were sampled than it learned"),
+}  # fmt: skip
 
 
 class BestSeen:

@@ -21,9 +21,22 @@ from rljax.data.online.prompts import Prompts
 from rljax.errors import InputError
 from rljax.keys import stream
 from rljax.mesh import replicated, row_sharding, row_shards
+from rljax.metric import Metric
 from rljax.rollout.report import RewardReport
 from rljax.rollout.rollout import Rollout
 from rljax.rollout.scored import sample_scored
+
+METRICS = {
+    "collect/rounds": Metric("rounds of sampling of this step", "rounds", "1 to 3"),
+    "collect/generated_groups": Metric("prompts sampled for this step", "prompts"),
+    "collect/live_fraction": Metric("sampled prompts whose scores differ", "share", "above 0.3"),
+    "collect/solved_groups": Metric("prompts that all samples solve", "prompts"),
+    "collect/zero_groups": Metric("prompts that no sample solves", "prompts"),
+    "collect/filled_groups": Metric("prompts without a signal that fill the batch", "prompts", "0"),
+    "collect/generations_per_kept_sample": Metric(
+        "samples drawn for each one used", "x", "below 3"),
+    "collect/discarded_tokens": Metric("tokens sampled and not used", "tokens"),
+}  # fmt: skip
 
 
 @contract(safe=True)

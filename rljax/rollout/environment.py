@@ -19,6 +19,7 @@ from rljax.data.online.prompts import PromptRecord, Prompts
 from rljax.environments.crew import EpisodeCrew
 from rljax.environments.messages import Step
 from rljax.errors import InputError
+from rljax.metric import Metric
 from rljax.rewards.pool.pool import Score
 from rljax.rollout.episode_log import Episode, Rules
 from rljax.rollout.episode_rows import episode_metrics, rows_of, summaries
@@ -31,6 +32,18 @@ from rljax.sampler import Engine, Sampler
 from rljax.sampler.host_rollout import engine_of_rows
 from rljax.sampler.keys import Keys
 from rljax.tracking.timing import timed
+
+METRICS = {
+    "turn_tree/leaves": Metric(
+        "episodes of a prompt's trees, mean", "episodes",
+        "the roots where no episode goes on after the turns that branch"),
+    "env/failed/*": Metric("episodes that failed by {}", "episodes", "0"),
+    "env/retried": Metric("episodes that failed and were played again", "episodes", "few"),
+    "env/replayed": Metric(
+        "episodes played again from their record, as a neighbour ended their worker", "episodes",
+        "0"),
+    "env/killed": Metric("workers ended, as a step hung or crashed", "workers", "0"),
+}  # fmt: skip
 
 _PREFILL_TOKENS, _PREFILL_ROWS = 256, 16  # of a prompt, and prompts, that are read at once
 _TRIED = AT_ONCE.stop  # the number of an episode that is played before a run

@@ -11,8 +11,69 @@ import numpy as np
 
 from rljax.arrays import fetch
 from rljax.batch import Batch, FinishReason, batch_from_rows
+from rljax.metric import Metric
 from rljax.rollout.episode_log import Episode, Log, Rules
 from rljax.tracking.episodes import EpisodeSummary, episode_record, turn_record
+
+METRICS = {
+    "episode/turns": Metric(
+        "replies of the policy in an episode, mean", "turns",
+        "falls or rises to what the task needs; at environment.max_turns: cut off"),
+    "episode/tokens": Metric(
+        "tokens of an episode with prompt and observations, mean", "tokens",
+        "well below environment.max_tokens"),
+    "episode/seconds": Metric("an episode from its first token to its end, mean", "seconds"),
+    "episode/return": Metric(
+        "rewards of the turns and the outcome together, mean", "score", "rises, with noise"),
+    "episode/success": Metric(
+        "episodes whose return is at least algorithm.correct_at", "share", "rises"),
+    "episode/ended/stop": Metric("episodes that the environment ended", "share", "near 1"),
+    "episode/ended/length": Metric(
+        "episodes that ran out of tokens", "share",
+        "below 0.1; more: a higher environment.max_tokens, or the end is not learned"),
+    "episode/ended/turns": Metric(
+        "episodes that used up environment.max_turns", "share", "falls as it learns to end"),
+    "episode/ended/time": Metric(
+        "episodes that ran past environment.episode_timeout_s", "share",
+        "near 0; they depend on the speed of the machine"),
+    "episode/ended/failed": Metric(
+        "episodes that failed: masked, and never scored", "share",
+        "0; above environment.max_failed the run ends"),
+    "calls/per_episode": Metric("tool calls of an episode, mean", "calls"),
+    "calls/bad": Metric(
+        "calls that could not be parsed", "share",
+        "falls to 0; near 1: the format is not the one of environment.calls"),
+    "calls/unknown": Metric("calls of a tool that there is not", "share", "falls to 0"),
+    "calls/failed": Metric("calls that a tool answered with an error", "share", "small"),
+    "calls/seconds_p50": Metric(
+        "an environment's answer to a tool call, median", "seconds",
+        "below the time of a turn's decoding"),
+    "calls/seconds_p99": Metric(
+        "the slowest hundredth of the answers to tool calls", "seconds",
+        "well below environment.turn_timeout_s"),
+    "env/seconds": Metric(
+        "time inside the environment of an episode, mean", "seconds",
+        "small beside episode/seconds"),
+    "env/failed": Metric(
+        "episodes that failed for good", "episodes",
+        "0; tracebacks are in episodes.jsonl and the report"),
+    "group/partial": Metric(
+        "prompts that have lost some of their episodes by failures", "share", "0"),
+    "group/dead": Metric(
+        "groups whose episodes all failed, or are all worth the same", "share", "below 0.7"),
+    "drift/same": Metric(
+        "turns at which the template writes the very tokens that were sampled", "share",
+        "near 1, of those that were looked at"),
+    "drift/retokenized": Metric(
+        "turns at which the same text would be other tokens", "share",
+        "any: what was sampled is what is trained"),
+    "drift/rewritten": Metric(
+        "turns at which the template shows another history", "share",
+        "0; else environment.history='rewrite'"),
+    "drift/new_rows": Metric(
+        "rows of an episode, all seats together, mean", "rows",
+        "the number of seats with environment.history='append'"),
+}  # fmt: skip
 
 _PER_TOKEN = (
     ("mask", "chosen"), ("sampler_logprobs", "logprobs"), ("sampler_log_kept", "log_kept"),

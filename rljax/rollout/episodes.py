@@ -18,11 +18,23 @@ from rljax import heartbeat, hosts
 from rljax.batch import FinishReason
 from rljax.environments.crew import EpisodeCrew
 from rljax.environments.messages import Step
+from rljax.metric import Metric
 from rljax.rollout.clock import Clock
 from rljax.rollout.episode_log import Episode, Log, Rules, Turn, replies_of, reply_of
 from rljax.sampler import Sampler, Sampling
 from rljax.sampler.sample import Sample
 from rljax.tracking import timing
+
+METRICS = {
+    "slots/live": Metric(
+        "slots of the sampler that decode, mean over dispatches", "slots",
+        "most of all slots; the others wait for tools or for the last episodes"),
+    "slots/held": Metric(
+        "slots whose episode waits for the environment, mean over dispatches", "slots",
+        "below a third of slots/live; more: more slots, or faster tools"),
+    "slots/parked": Metric(
+        "episodes put aside while others decode in their slots, mean", "episodes"),
+}  # fmt: skip
 
 _NOTHING_S = 0.02  # how long news are waited for where nothing decodes
 _LATE_S = 1.0  # and at a time where they are due

@@ -9,9 +9,15 @@ from rljax.batch import Batch, row_scores
 from rljax.components import resolve
 from rljax.config import NAMESPACES
 from rljax.contracts import contract, spec
+from rljax.metric import Metric
 from rljax.rollout.rollout import RolloutText, run_rollout
 from rljax.rollout.scored import sample_scored
 from rljax.shaping.scores import apply_shaping
+
+METRICS = {
+    "remax/greedy_reward": Metric(
+        "mean score of the greedy responses, the baseline", "score", "rises"),
+}  # fmt: skip
 
 
 @contract(

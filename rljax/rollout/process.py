@@ -15,8 +15,13 @@ from rljax.arrays import fetch, moved_rows, place, weights_of
 from rljax.batch import LIMITS, Batch
 from rljax.components import Component
 from rljax.learn import map_microbatches
+from rljax.metric import Metric
 from rljax.models.model import Model
 from rljax.shaping.steps import line_ends, process_reward_metrics
+
+METRICS = {
+    "process/finite": Metric("1 where all line scores are finite", "0 or 1", "1"),
+}  # fmt: skip
 
 
 class TokenTexts:

@@ -19,6 +19,7 @@ from rljax.arrays import fetch, moved_rows, place, weights_of
 from rljax.batch import Batch, FinishReason, last_token
 from rljax.data.online.prompts import PromptRecord, Prompts
 from rljax.learn import map_microbatches
+from rljax.metric import Metric
 from rljax.models.model import Model
 from rljax.reasoning import response_of
 from rljax.rewards.judges.rubric_buffer import RubricBuffer
@@ -29,6 +30,12 @@ from rljax.rollout.process import ProcessScorer
 from rljax.rollout.report import RewardReport, Sample, ScoredRow
 from rljax.tracking import timing
 from rljax.tracking.timing import timed
+
+METRICS = {
+    "reward/sandbox_tier": Metric(
+        "how programs are shut in: 0 namespaces, 1 bubblewrap, 2 seccomp, 3 closed, 4 unsafe",
+        "tier", "0; a weaker one is warned of as the run begins"),
+}  # fmt: skip
 
 COST = "cost"  # the part of a reward that is a cost
 

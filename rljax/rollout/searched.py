@@ -15,6 +15,7 @@ from rljax.components import Component, resolve
 from rljax.config import NAMESPACES
 from rljax.contracts import component_in, contract, spec
 from rljax.data.online.prompts import Prompts
+from rljax.metric import Metric
 from rljax.models.model import Model
 from rljax.roles.models import Actor
 from rljax.rollout.reward import Reward
@@ -23,6 +24,15 @@ from rljax.rollout.scored import sample_scored
 from rljax.sampler import Sampling
 from rljax.search import Search, Value
 from rljax.shaping.scores import apply_shaping
+
+METRICS = {
+    "search/value": Metric(
+        "what the simulations of a search found, mean over the tokens", "reward",
+        "rises; far from reward/mean: the value model or the rollouts mislead it"),
+    "search/agreement": Metric(
+        "share of the simulations that went to the token that was chosen", "share",
+        "rises, as search and policy agree"),
+}  # fmt: skip
 
 SearchText = component_in(NAMESPACES["search"])
 

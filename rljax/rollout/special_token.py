@@ -17,11 +17,23 @@ from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.keys import stream
 from rljax.mesh import constrain_rows
+from rljax.metric import Metric
 from rljax.rollout.branch import branch_scored
 from rljax.rollout.report import RewardReport
 from rljax.rollout.rollout import Rollout
 from rljax.rollout.scored import sample_scored
 from rljax.shaping.scores import apply_shaping
+
+METRICS = {
+    "special_token/rounds": Metric("rounds of the step", "rounds"),
+    "special_token/regenerated": Metric("regenerations per first sample", "samples"),
+    "special_token/smallest_advantage": Metric("smallest advantage of a response, mean", "score"),
+    "special_token/kept_fraction": Metric(
+        "part of a response that is kept before its weakest token", "share"),
+    "special_token/gain": Metric(
+        "score of a regenerated response less that of the one it was cut from", "score",
+        "above 0: the weakest token was a fault"),
+}  # fmt: skip
 
 
 @contract(safe=True, fills=("kept_tokens",))

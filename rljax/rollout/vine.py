@@ -13,6 +13,7 @@ from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.keys import stream
 from rljax.mesh import row_shards
+from rljax.metric import Metric
 from rljax.rollout.branch import branch_scored
 from rljax.rollout.collect import once
 from rljax.rollout.process import TokenTexts
@@ -20,6 +21,20 @@ from rljax.rollout.ready import Ready
 from rljax.rollout.reward import Reward
 from rljax.shaping.scores import apply_shaping
 from rljax.shaping.steps import line_ids
+
+METRICS = {
+    "vine/states": Metric("states of a response whose value was estimated by sampling", "states"),
+    "vine/completions": Metric(
+        "completions that were drawn for values, beside the step's own", "samples"),
+    "vine/unfinished": Metric("completions that a limit ended", "share", "small"),
+    "vine/value": Metric("value of the states, mean", "score", "rises"),
+    "vine/bias": Metric(
+        "value of the states less the score of the response, mean", "score", "about 0"),
+    "vine/calibration_error": Metric(
+        "distance of values from scores, in tenths of the states by value", "score",
+        "small; with few states by chance above 0"),
+    "time/vine_share": Metric("part of the rollout's time that values took", "share"),
+}  # fmt: skip
 
 
 @contract(safe=True, fills=("step_ids", "values"))

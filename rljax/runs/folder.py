@@ -31,7 +31,7 @@ DYING_S = 10.0  # a killed process keeps its lock until its memory is returned
 # What a run writes into its folder.
 FILES = (
     "config.json", "hub.json", "model.json", "metrics.jsonl", "samples.jsonl", "summary.json",
-    "timeline.json", "report.html", "starts.jsonl", "rewards.log",
+    "meanings.json", "timeline.json", "report.html", "starts.jsonl", "rewards.log",
 )  # fmt: skip
 FOLDERS = ("checkpoints", "policy", "reward_model", "adapter", "tensorboard", "profile", "bad")
 

@@ -12,10 +12,28 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from rljax.errors import InputError
+from rljax.metric import Metric
 from rljax.sampler.engine import Engine
 from rljax.sampler.pages import Pages
 from rljax.sampler.sample import Sample
 from rljax.sampler.slots import Slots
+
+METRICS = {
+    "pages/occupancy": Metric(
+        "pages of keys and values in use, mean over dispatches", "share",
+        "far below 1: fewer pages, or more slots, would do"),
+    "pages/occupancy_max": Metric(
+        "the same, at most", "share", "1 where samples had to wait for pages"),
+    "pages/fill": Metric(
+        "tokens held, of what the pages in use have room for", "share",
+        "above 0.8; below: smaller pages"),
+    "pages/shared": Metric(
+        "pages in use that several samples read", "share",
+        "the larger, the longer prompts are beside responses"),
+    "pages/preemptions": Metric(
+        "samples that gave up their pages and were read again", "samples",
+        "small beside the samples of a step; else more pages"),
+}  # fmt: skip
 
 
 @dataclasses.dataclass

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # Name in Worker.statistics(): (name for Prometheus, type, meaning).
-METRICS = {
+COUNTERS = {
     "slots": ("slots", "gauge", "Samples that can decode at a time"),
     "slot_tokens": ("slot_tokens", "gauge", "Tokens of a slot, prompt and response together"),
     "pending_samples": ("pending_samples", "gauge", "Samples that decode or wait"),
@@ -38,7 +38,7 @@ def prometheus_text(statistics: Mapping[str, float]) -> str:
     """One family for each counter of Worker.statistics()."""
     lines = []
     for key, value in statistics.items():
-        name, kind, meaning = METRICS[key]
+        name, kind, meaning = COUNTERS[key]
         lines += [
             f"# HELP rljax_{name} {meaning}",
             f"# TYPE rljax_{name} {kind}",

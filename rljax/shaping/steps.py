@@ -18,6 +18,21 @@ from rljax import batch as batches
 from rljax.batch import Batch
 from rljax.contracts import NotNegative, contract
 from rljax.errors import InputError
+from rljax.metric import Metric
+
+METRICS = {
+    "process/dense_sum": Metric(
+        "rewards of lines, summed over a response", "score", "small beside 1"),
+    "process/share_of_return": Metric(
+        "part of the return that the lines' rewards make", "share", "below 0.5"),
+    "process/correlation": Metric(
+        "correlation of the lines' scores with the outcome", "-1 to 1",
+        "above 0.2; at 0 the process model says nothing"),
+    "process/lines": Metric("scored lines of a response", "lines"),
+    "process/score_passed": Metric(
+        "mean line score of responses that pass", "score", "above process/score_failed"),
+    "process/score_failed": Metric("mean line score of responses that fail", "score"),
+}  # fmt: skip
 
 _FENCE = re.compile(r"^```[^\n]*\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULTILINE)
 

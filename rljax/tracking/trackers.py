@@ -251,9 +251,11 @@ def open_tracking(
     run_dir: str | os.PathLike,
     config: Mapping,
     console: Tracker | None = None,
+    meanings: Tracker | None = None,
 ) -> Tracking:
-    """The trackers that `trackers` names besides the jsonl files; `console` is used if it is named.
-    Of one that is named twice, with other options, both are used."""
+    """The trackers that `trackers` names besides the jsonl files and the `meanings` of metrics;
+    `console` is used if it is named. Of one that is named twice, with other options, both are used.
+    """
     if isinstance(trackers, str):
         fix = f"({trackers!r},)"
         raise InputError("trackers must be a sequence of names", value=trackers, fix=fix)
@@ -264,7 +266,8 @@ def open_tracking(
     jsonl = JsonlTracker(run_dir)
     resumed = jsonl.files["metrics.jsonl"].size() > 0
     named = "console" in trackers and console is not None
-    others = [_Guarded("console", console)] if named else []
+    others = [_Guarded("meanings", meanings)] if meanings is not None else []
+    others += [_Guarded("console", console)] if named else []
     for text, maker in makers.items():
         started = _Threaded(text, _make(maker, run_dir, config))
         error = started.error

@@ -2,6 +2,13 @@
 
 import math
 
+from rljax.metric import Metric
+
+METRICS = {
+    "data/steps_per_epoch": Metric(
+        "steps in which the data are passed over once, rounded down", "steps"),
+}  # fmt: skip
+
 
 def steps_per_epoch(items: float, count: int) -> int | None:
     """floor(items / count) for `count` items a step; None for data without end."""

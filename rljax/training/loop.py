@@ -19,12 +19,13 @@ import numpy as np
 from rljax import heartbeat, hosts
 from rljax.config import Config, to_dict
 from rljax.config.trust import vouch
+from rljax.correction.health import health_warnings
 from rljax.data.rows.show import turn_lines
 from rljax.errors import InputError
 from rljax.evaluation.policy import GAIN, bootstrap
+from rljax.metric import Metric
 from rljax.report import timeline
 from rljax.report.live import renewed_report
-from rljax.report.meanings import health_warnings, narrowest_numbers
 from rljax.report.page import write_report
 from rljax.report.run_folder import MOST_FAILED, equal_rewards
 from rljax.report.run_warnings import (
@@ -42,11 +43,13 @@ from rljax.runs.folder import concerns, disk_fault, not_written, write_whole
 from rljax.setup import Setup, build
 from rljax.setup.default_batch import with_default_batch
 from rljax.tracking import compiles
+from rljax.tracking.meanings import Meanings
 from rljax.tracking.notebook import make_console
 from rljax.tracking.signals import Signals
 from rljax.tracking.timing import Timings, collect
 from rljax.tracking.trackers import Silent, Tracking, open_tracking
 from rljax.training.epochs import epoch_notes
+from rljax.training.health import narrowest_numbers
 from rljax.training.hub_commits import with_commits
 from rljax.training.preflight import check_same_data, check_same_start
 from rljax.training.profiling import Profile
@@ -64,6 +67,27 @@ from rljax.training.scores import (
 )
 from rljax.training.setup_warnings import setup_warnings
 from rljax.validation import validate
+
+METRICS = {
+    "learning_programs": Metric(
+        "programs of the phases' learning compiled so far", "programs",
+        "1 for each phase: lengths change none"),
+    "compiles": Metric("programs compiled so far", "programs", "flat after the first steps"),
+    "tokens_per_s": Metric("tokens per second of the whole step", "tokens/s", "steady"),
+    "generate_tokens_per_s": Metric("tokens per second while sampling", "tokens/s", "steady"),
+    "time/generate_s": Metric("sampling", "seconds"),
+    "time/reward_s": Metric(
+        "waiting for rewards", "seconds", "small: scoring goes on beside sampling"),
+    "time/learn_s": Metric("log-probs, advantages and update", "seconds"),
+    "time/rest_s": Metric("everything else of the step", "seconds", "small"),
+    "time/evaluate_s": Metric("evaluation", "seconds"),
+    "time/reward_hidden_s": Metric("scoring that went on while sequences were decoded", "seconds"),
+    "time/reward_sample_mean_s": Metric(
+        "scoring one sample, mean", "seconds", "below reward.timeout_s"),
+    "time/reward_sample_max_s": Metric(
+        "scoring one sample, longest", "seconds", "below reward.timeout_s"),
+    "time/*_s": Metric("seconds of {}", "seconds"),
+}  # fmt: skip
 
 LOG = logging.getLogger("rljax")
 _OF_SCORES = ("reward/mean", "reward/std", "reward/min", "reward/max", "shaped_reward/mean")
@@ -122,7 +146,8 @@ def _scoring_times(timings: Timings) -> dict:
 
 
 def _count_faults(run: Run, metrics: dict) -> None:
-    for text in health_warnings(metrics, narrowest_numbers(run.config, run.setup.model.mesh)):
+    numbers = narrowest_numbers(run.config, run.setup.model.mesh)
+    for text in health_warnings(metrics, numbers, run.own_metrics):
         run.warn(f"{UNHEALTHY}{text.split()[0]}", text)
     rewards = ("reward/errors", "reward/timeouts", "reward/timeouts_scored", "reward/abstained")
     for name in ("skipped_steps", "critic/skipped_steps", *rewards):
@@ -468,9 +493,10 @@ def _train(
                 *epoch_notes(run.sources["rl"], config.steps),
             ]
             print("\ndata: ".join([f"plan: {run.memory.line()}", *notes]), flush=True)
-        opened = (
-            open_tracking(config.trackers, folder, to_dict(config), console) if writes else Silent()
-        )
+        opened = Silent()
+        if writes:
+            meanings = Meanings(folder, run.own_metrics)
+            opened = open_tracking(config.trackers, folder, to_dict(config), console, meanings)
         with opened as tracking, hosts.telling():
             try:
                 for warning in try_rewards(run):

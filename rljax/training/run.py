@@ -32,6 +32,7 @@ from rljax.evaluation.in_training import accuracy_metrics, pass_metrics
 from rljax.evaluation.policy import SHARE, bootstrap, greedy_accuracy
 from rljax.keys import root_key, stream
 from rljax.learn.optimizers import current_learning_rate
+from rljax.metric import Metric
 from rljax.models.adapters import lora
 from rljax.models.huggingface import save_params
 from rljax.models.huggingface.peft import save_adapter
@@ -46,6 +47,7 @@ from rljax.setup import Phase, Setup
 from rljax.setup.dry_run import check_fields_read
 from rljax.tracking.timing import timed
 from rljax.training.bad_batch import is_bad, keep, of_taken_steps
+from rljax.training.health import own_metrics
 from rljax.training.offline import (
     held_out_step,
     read_reference_logprobs,
@@ -55,6 +57,10 @@ from rljax.training.progress import Progress, bad_steps_in_a_row
 from rljax.training.run_folder import RunFolder
 from rljax.training.sources import draw_pretraining, make_sources, positions
 from rljax.validation.unread import unread
+
+METRICS = {
+    "lr": Metric("learning rate of the last optimizer step", "", "as its schedule says"),
+}  # fmt: skip
 
 LOG = logging.getLogger("rljax")
 PRINTED = "rewards.log"  # what the functions of rewards print
@@ -96,6 +102,7 @@ class Run:
         self.roles: dict = {}
         self.metrics: dict[str, float] = {}
         self.warnings: list[str] = []  # that were known before the first step
+        self.own_metrics = own_metrics(setup.config)
         self.steady: list[list[float]] = []  # seconds of generate, reward, learn, rest of each step
         self.timelines: list[dict] = []  # rljax.report.timeline: of two steps at most
         self.unscored_steps = 0  # in a row

@@ -23,6 +23,7 @@ from rljax.data.online.prompts import PromptRecord, Prompts, pad_examples
 from rljax.data.online.stream import Stream
 from rljax.errors import InputError
 from rljax.keys import stream
+from rljax.metric import Metric
 from rljax.roles.placed import PlacedReference
 from rljax.rollout import (
     BesideReference,
@@ -38,6 +39,24 @@ from rljax.rollout.in_flight import Clock, Episodes, InFlight, Ready, Responses,
 from rljax.setup import Phase, Setup, prompt_order
 from rljax.setup.setup import sampled_prompts
 from rljax.training.epochs import epoch_metrics
+
+METRICS = {
+    "batch/prompts": Metric("prompts drawn", "prompts"),
+    "batch/completions": Metric("completions sampled", "completions"),
+    "batch/examples": Metric("examples read", "examples"),
+    "batch/tokens": Metric("tokens in the batch, prompts included", "tokens"),
+    "data/epoch": Metric(
+        "passes over the data so far", "epochs", "many passes: watch the evaluation"),
+    "data/dropped_overlong": Metric(
+        "prompts left out as longer than data.max_prompt_tokens", "prompts", "few of them"),
+    "data/retired_prompts": Metric("prompts that the curriculum retired as solved", "prompts"),
+    "data/chance/*": Metric("chance that a prompt is drawn from {}", "share"),
+    "replay/prompts": Metric("prompts with stored rollouts in the batch", "prompts"),
+    "replay/reward": Metric("mean score of the stored rollouts", "score"),
+    "replay/epoch": Metric("passes over the stored rollouts so far", "epochs"),
+    "pretraining/epoch": Metric("passes over the pre-training examples so far", "epochs"),
+    "pretraining/tokens": Metric("tokens of the pre-training examples of this step", "tokens"),
+}  # fmt: skip
 
 
 def make_source(setup: Setup, phase: Phase, reward: Reward | None, key: jax.Array):

@@ -16,13 +16,13 @@ from rljax.correction import (
     rollout_correction,
     variance_proxy_metrics,
 )
+from rljax.correction.health import health_warnings
 from rljax.correction.ratios import effective_sample_size
 from rljax.correction.rejection import STATISTICS
 from rljax.errors import InputError
 from rljax.learn import token_mean, weighted_loss
 from rljax.losses.policy import Policy, policy_gradient
 from rljax.mesh import make_mesh
-from rljax.report.meanings import health_warnings
 
 SAME_AGE = {"staleness/steps_mean": 0.0}
 LEVELS = ("token", "sequence", "geometric")

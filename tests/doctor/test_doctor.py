@@ -25,10 +25,11 @@ import rljax
 from rljax.checkpoint.checkpoint import Checkpoints
 from rljax.config import Config, fingerprints, to_dict
 from rljax.doctor.before_jax import fatal
+from rljax.doctor.machine import _LIMITS
 from rljax.doctor.network import hosts_network
 from rljax.doctor.probe import _how_to_start
 from rljax.doctor.run_folder import run_folder
-from rljax.doctor.variables import variables
+from rljax.doctor.variables import _VALUES, variables
 from rljax.hosts.cluster import Cluster
 from rljax.hosts.rendezvous import meet
 from rljax.runs.folder import locked
@@ -48,23 +49,17 @@ VARIABLES = {
     "xla_flags_not_flags": {"XLA_FLAGS": "xla_cpu_enable_fast_math=true"},
     "xla_flags_of_tpu": {"XLA_FLAGS": "--xla_tpu_scoped_vmem_limit_kib=65536"},
     "virtual_devices": {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"},
-    "xla_dumps": {"XLA_FLAGS": "--xla_dump_to=/tmp/dumps"},
     "jax_variable_not_boolean": {"JAX_DEBUG_NANS": "maybe"},
     "jit_disabled": {"JAX_DISABLE_JIT": "1"},
-    "double_precision": {"JAX_ENABLE_X64": "True"},
     "nan_checks": {"JAX_DEBUG_NANS": "true"},
-    "compilation_cache_off": {"JAX_ENABLE_COMPILATION_CACHE": "0"},
     "matmul_precision_unknown": {"JAX_DEFAULT_MATMUL_PRECISION": "hi"},
-    "memory_fraction": {"XLA_PYTHON_CLIENT_MEM_FRACTION": "90"},
     "plugin_missing": {"PJRT_NAMES_AND_LIBRARY_PATHS": "mine:{here}/no.so"},
     "libtpu_missing": {"TPU_LIBRARY_PATH": "{here}/libtpu.so"},
     "tpu_variables_left": {"TPU_WORKER_HOSTNAMES": "10.0.0.1,10.0.0.2"},
     "slurm_without_srun": {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"},
     "proxy_for_loopback": {"http_proxy": "http://proxy:3128"},
-    "proxy_malformed": {"HTTPS_PROXY": "proxy", "NO_PROXY": "localhost,127.0.0.1"},
     "certificates_missing": {"SSL_CERT_FILE": "{here}/no.pem"},
     "hub_token_malformed": {"HF_TOKEN": '"hf_abc"'},
-    "hub_endpoint_malformed": {"HF_ENDPOINT": "huggingface.co"},
     "hub_offline": {"HF_HUB_OFFLINE": "1"},
 }
 # What comes with it: without a plugin there is no device either.
@@ -161,7 +156,7 @@ def test_variables_reach_the_command(doctor, here):
             environment |= {key: text.format(here=here) for key, text in own.items()}
             wanted.append(name)
     found = doctor(env=environment)
-    assert set(wanted) <= found.keys() and len(wanted) > 14
+    assert set(wanted) <= found.keys() and len(wanted) > 10
 
 
 # -- packages
@@ -172,29 +167,20 @@ def bad_packages(doctor, site, here):
     """What is found where every package is wrong in a way of its own."""
     packages = site(
         "wrong",
-        without=("grain-", "optax-", "typing_extensions-"),
-        metadata=[("optax", "0.0.1"), ("typing_extensions", "0.1"), ("spare", "1.0"),
-                  ("spare", "2.0"), ("jax_cuda12_plugin", "0.1"), ("rljax_lm", "0.0.1")],
-    )  # fmt: skip
-    (packages / "~umpy").mkdir()
+        without=("grain-", "optax-"),
+        metadata=[("optax", "0.0.1"), ("jax_cuda12_plugin", "0.1")],
+    )
     (packages / "rljax").mkdir()
     (packages / "rljax" / "__init__.py").touch()
     hiding = here / "hiding"
     hiding.mkdir()
     (hiding / "jax.py").touch()
-    bin = here / "bin"
-    bin.mkdir()
-    (bin / "rljax").write_text("#!/opt/other/bin/python3\n")
-    (bin / "rljax").chmod(0o755)
-    return doctor(
-        packages=packages, paths=[hiding, here / "gone"], env={"PATH": f"{bin}:{PLAIN['PATH']}"}
-    )  # fmt: skip
+    return doctor(packages=packages, paths=[hiding])
 
 
 PACKAGES = (
-    "package_missing", "package_too_old", "packages_disagree", "package_twice",
-    "plugin_of_another_version", "install_interrupted", "library_hidden", "pythonpath_missing",
-    "checkout_hides_installed", "rljax_metadata_stale", "command_of_another_python",
+    "package_missing", "package_too_old", "plugin_of_another_version", "library_hidden",
+    "rljax_twice",
 )  # fmt: skip
 
 
@@ -202,7 +188,6 @@ PACKAGES = (
 def test_packages(name, bad_packages):
     assert name in bad_packages
     said = {"package_missing": "grain", "package_too_old": "optax 0.0.1",
-            "package_twice": "spare has", "packages_disagree": "typing",
             "library_hidden": "'jax'"}  # fmt: skip
     assert said.get(name, "") in bad_packages[name]["what"]
 
@@ -239,23 +224,19 @@ def test_the_distribution_of_that_name_which_is_another_projects(doctor, site, o
 # -- the machine
 
 MACHINE = (
-    "open_files_limit", "process_limit", "memory_limit", "file_size_limit", "cpu_time_limit",
-    "stack_limit", "locale_not_utf8", "temporary_folder_unwritable", "home_unwritable",
-    "compilation_cache_unwritable", "hub_cache_unwritable", "disk_full", "asserts_off",
-    "preload_missing",
+    "open_files_limit", "process_limit", "memory_limit", "locale_not_utf8", "home_unwritable",
+    "compilation_cache_unwritable", "disk_full",
 )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def bad_machine(doctor, here):
-    limits = "ulimit -n 128; ulimit -u 400; ulimit -v 8000000; ulimit -f 200000; ulimit -t 600"
     (here / "a_file").touch()
     environment = {
-        "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "TMPDIR": f"{here}/gone",
-        "HOME": f"{here}/a_file/home", "HF_HOME": "/proc/nowhere", "PYTHONOPTIMIZE": "1",
+        "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "HOME": f"{here}/a_file/home",
     }  # fmt: skip
-    before = f"{limits}; ulimit -s 1024; export LD_PRELOAD=/nowhere/lib.so"
-    return doctor("--disk_gb=1e9", env=environment, before=before)
+    limits = "ulimit -n 128; ulimit -u 400; ulimit -v 8000000"
+    return doctor("--disk_gb=1e9", env=environment, before=limits)
 
 
 @pytest.mark.parametrize("name", MACHINE)
@@ -272,7 +253,7 @@ def test_a_cache_that_anybody_can_write(doctor, here):
     assert found["compilation_cache_open"]["fix"] == f"chmod go-w {cache}"
 
 
-DEVICES = ("shared_memory_small", "gpu_not_used", "tpu_not_used", "tpu_part_of_host")
+DEVICES = ("shared_memory_small", "device_not_used")
 
 
 @pytest.fixture(scope="module")
@@ -291,7 +272,7 @@ def bad_devices(doctor, here):
         f"mount --bind /dev/null {dev}/null; mount -t tmpfs -o size=1m none {dev}/shm; "
         f"mount --rbind {dev} /dev"
     )
-    return doctor(before=before, inside=inside, env={"TPU_VISIBLE_CHIPS": "0"})
+    return doctor(before=before, inside=inside)
 
 
 @pytest.mark.parametrize("name", DEVICES)
@@ -657,7 +638,7 @@ def test_hosts_that_are_not_there():
 # -- that nothing is left out
 
 OTHERS = {
-    "rljax_twice", "rljax_of_another_project", "compilation_cache_open", "tpu_lock",
+    "rljax_of_another_project", "compilation_cache_open", "tpu_lock",
     "xla_flags_unknown", "xla_flag_value_wrong", "no_device",
     "hosts_variables_wrong", "jax_does_not_start", "jax_hangs", "sandbox_weak",
     "run_folder_in_use", "run_folder_of_a_url",
@@ -670,19 +651,12 @@ def names_in_the_source() -> set[str]:
     calls = [node for file in SOURCES for node in ast.walk(ast.parse(file.read_text()))
              if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]  # fmt: skip
     wrong = [call for call in calls if call.func.id in ("broken", "warning", "_problem")]
-    return {call.args[0].value for call in wrong if isinstance(call.args[0], ast.Constant)} | {
-        row[0] for row in _limits()
-    }
-
-
-def _limits():
-    from rljax.doctor.machine import _LIMITS
-
-    return _LIMITS
+    tables = {row[0] for row in (*_LIMITS, *_VALUES)}
+    return {call.args[0].value for call in wrong if isinstance(call.args[0], ast.Constant)} | tables
 
 
 def test_every_name_is_provoked_and_documented():
     """But for a machine without any sandbox, which none of ours is."""
     provoked = {*VARIABLES, *PACKAGES, *MACHINE, *DEVICES, *RUNS, *OTHERS}
-    assert names_in_the_source() == provoked | {"sandbox_missing"} and len(provoked) > 60
+    assert names_in_the_source() == provoked | {"sandbox_missing"} and len(provoked) > 50
     assert set(re.findall(r"^\| `(\w+)` \|", PAGE.read_text(), re.M)) == names_in_the_source()

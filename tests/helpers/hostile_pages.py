@@ -152,6 +152,8 @@ def write_run(folder: Path, texts: Texts) -> Path:
     put("starts.jsonl", START, START)
     put("data.json", DATA)
     (folder / "timeline.json").write_text(json.dumps(filled(TIMELINE, texts)))
+    meaning = {"meaning": "m", "unit": "u", "limits": [0.0, 0.1], "advice": "a"}
+    put("meanings.json", {name: meaning for name in METRICS})
     put("model.json", {"files": {"weights": {"sha256": SHA}}})
     rows = [
         {"step": step, "phase": "rl", **dict.fromkeys(METRICS, step / 9),

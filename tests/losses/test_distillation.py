@@ -51,7 +51,7 @@ def test_values_by_numpy_whatever_the_chunks(monkeypatch, chunk_logits, beta):
     student, teacher = readouts(logit_scale=0.7, soft_cap=3.0)
     run = jax.jit(lambda *pair: distill.distillation(*pair, beta=beta, temperature=1.4))
     loss, metrics = run(student, teacher)
-    assert unexplained(metrics) == set()  # rljax/report/glossary.py
+    assert unexplained(metrics) == set()
     s, t = plain(student, 1.4), plain(teacher, 1.4)
     m = np.log(beta * np.exp(t) + (1 - beta) * np.exp(s))
     want = {0.0: kl(t, s), 1.0: kl(s, t)}.get(beta, beta * kl(t, m) + (1 - beta) * kl(s, m))

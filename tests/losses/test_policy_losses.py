@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from explained import meaning
 from namespaces import public_functions, unwrapped
 
 from rljax import learn as update
@@ -15,7 +16,6 @@ from rljax.contracts import spec
 from rljax.errors import InputError
 from rljax.losses import policy
 from rljax.losses.policy import Policy
-from rljax.report.meanings import meaning
 
 TOKEN, SEQUENCE = update.token_mean, update.seq_mean_token_mean
 P = functools.partial
@@ -113,7 +113,7 @@ def total(name, logp, entropy, batch, weights=None):
     out, metrics = loss(Policy(logp, entropy), batch)
     for key, metric in metrics.items():
         assert metric.shape in (batch.mask.shape, batch.mask.shape[:1]), key
-        assert meaning(key) is not None, f"{key}: not in rljax/report/glossary.py"
+        assert meaning(key) is not None, f"{key}: no module declares it"
     weights = reduction(batch) if weights is None else weights
     corrected = not spec(loss).applies_weights
     return update.weighted_loss(out, metrics, batch, weights, corrected=corrected)

@@ -154,7 +154,7 @@ def test_shapes_and_garbage_at_mask_0(name):
     examples = ROWS // spec(loss).rows
     assert wanted[0].shape == (examples,)
     assert {m.shape for m in wanted[2].values()} == {(examples,)}
-    assert unexplained(wanted[2]) == set()  # rljax/report/glossary.py
+    assert unexplained(wanted[2]) == set()
     assert np.isfinite(wanted[0]).all() and float(jnp.abs(wanted[1]).max()) > 1e-4
     logps, batch = sample(garbage=np.nan)
     got = evaluate(loss, logps, batch)

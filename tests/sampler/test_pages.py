@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import golden, lanes
+from explained import meaning
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampler_cases import prompts, tiny, weights
@@ -20,7 +21,6 @@ from rljax.mesh import make_mesh
 from rljax.models.cache_pages import Pool
 from rljax.models.huggingface import load_config, load_params
 from rljax.models.model import Model
-from rljax.report.meanings import meaning
 from rljax.sampler import Decoding, Engine, Sampler, Sampling, generate
 from rljax.sampler.memory import slots_bytes
 from rljax.sampler.pages import Pages

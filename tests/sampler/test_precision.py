@@ -12,8 +12,7 @@ from sampler_cases import prompts
 from test_sampler_families import FAMILIES, family
 
 from rljax.correction import rollout_correction
-from rljax.report.meanings import health_warnings
-from rljax.report.mismatch_glossary import LARGEST_DIFFERENCE
+from rljax.correction.health import LARGEST_DIFFERENCE, health_warnings
 from rljax.sampler import Decoding, Sampling, generate
 
 ASKED = Sampling(max_response_tokens=24)

@@ -1,26 +1,30 @@
-"""The glossary: every metric that rljax logs has a meaning, and a user's own has none."""
+"""Declarations: every metric that rljax logs has one, and a user's own where a contract has it."""
 
 import ast
 import fnmatch
 import json
 import math
 import re
+import sys
 
 import jax
 import pytest
 from conftest import REPO, lanes
-from explained import unexplained
+from explained import NO_METRICS, declared, meaning, unexplained
 from preset_runs import NEED_TEACHER, PRESETS, preset_config
 from tiny_offline import offline_config
 from tiny_run import tiny_config, train_on_one
 
 from rljax import setup as build
+from rljax.contracts import contract, spec
+from rljax.correction.health import LIMITED, health_warnings
+from rljax.metric import Metric
 from rljax.report.curves import GROUPS
-from rljax.report.glossary import METRICS, MISMATCH
-from rljax.report.meanings import health_warnings, meaning
-from rljax.report.page import FAULTS
+from rljax.report.page import FAULTS, write_report
+from rljax.report.run_folder import read_run
 from rljax.rewards.sandbox.tiers import ALL_TIERS
 from rljax.setup.dry_run import dry_run
+from rljax.tracking.meanings import Meanings
 
 # The rooms that make metrics, and names with a slash there that are none.
 ROOMS = (
@@ -41,6 +45,12 @@ def _text(node) -> str:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
+def _tables(tree: ast.Module) -> list[ast.Assign]:
+    """The declarations of a module, which are no place where a metric is made."""
+    return [node for node in tree.body if isinstance(node, ast.Assign)
+            and ast.unparse(node.targets[0]) in ("METRICS", "_OF_A_STEP")]  # fmt: skip
+
+
 def _written_names() -> dict[str, str]:
     """Every string of the rooms that looks like the name of a metric, and its file."""
     names = {}
@@ -50,6 +60,7 @@ def _written_names() -> dict[str, str]:
             tree = ast.parse(path.read_text())
             inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)
                       for part in node.values}  # fmt: skip
+            inside |= {id(part) for table in _tables(tree) for part in ast.walk(table)}
             for node in ast.walk(tree):
                 text = "" if id(node) in inside else _text(node)
                 if METRIC.fullmatch(text):
@@ -65,9 +76,41 @@ def test_every_name_with_a_slash_in_the_code_has_a_meaning():
     unknown = {}
     for name, path in names.items():
         pattern = re.compile(re.escape(name).replace(r"\*", ".+"))
-        if meaning(name) is None and not any(pattern.fullmatch(known) for known in METRICS):
+        if meaning(name) is None and not any(pattern.fullmatch(known) for known in declared()):
             unknown[name] = path
-    assert unknown.keys() - PARTS - NONE == set(), f"without rljax/report/glossary.py: {unknown}"
+    assert unknown.keys() - PARTS - NONE == set(), f"without a declaration: {unknown}"
+
+
+# What losses hand to a dataflow that makes metrics of it.
+INTERMEDIATE = {
+    "dqo_value_residual", "dqo_value_residual_square", "dqo_target", "dqo_target_square",
+    "bootstrap_truncated", "sign_correct", "non_neutral",
+}  # fmt: skip
+
+
+def test_every_metric_of_a_loss_is_declared():
+    keys = set()
+    for path in sorted((REPO / "rljax/losses").rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        declared_here = {id(part) for table in _tables(tree) for part in ast.walk(table)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Dict) and id(node) not in declared_here:
+                keys |= {key.value for key in node.keys if isinstance(key, ast.Constant)}
+            elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+                keys |= {node.slice.value} if isinstance(node.slice, ast.Constant) else set()
+    assert len(keys) > 60 and {"ppo_kl", "pg_clipfrac", "rewards/margins"} <= keys
+    assert unexplained(keys) == INTERMEDIATE
+
+
+def test_a_name_that_two_modules_declare_means_the_same():
+    declared()  # loads all modules
+    found = {}
+    for name, module in sorted(sys.modules.items()):
+        for metric in vars(module).get("METRICS", {}) if name.startswith("rljax.") else ():
+            found.setdefault(metric, {})[name] = vars(module)["METRICS"][metric]
+    assert len(found) > 350
+    several = {name: homes for name, homes in found.items() if len(set(homes.values())) > 1}
+    assert several == {}
 
 
 KINDS = {
@@ -122,43 +165,119 @@ def test_a_metric_of_the_users_own_has_no_meaning(name):
 
 
 def test_prefixes_say_whose_metric_it_is():
-    plain = meaning("grad_norm").text
-    assert meaning("critic/grad_norm").text == f"of critic: {plain}"
-    assert meaning("student/grad_norm").text == f"of student: {plain}"
-    assert meaning("eval/loss").text.startswith("of held-out rows: ")
-    assert meaning("eval/critic/vf_loss").text.startswith("of held-out rows: of critic: ")
-    assert "gsm8k" in meaning("reward/source/gsm8k").text
-    assert "a/b part" in meaning("reward/part/a/b_part").text
+    plain = meaning("grad_norm").meaning
+    assert meaning("critic/grad_norm").meaning == f"of critic: {plain}"
+    assert meaning("student/grad_norm").meaning == f"of student: {plain}"
+    assert meaning("eval/loss").meaning.startswith("of held-out rows: ")
+    assert meaning("eval/critic/vf_loss").meaning.startswith("of held-out rows: of critic: ")
+    assert "gsm8k" in meaning("reward/source/gsm8k").meaning
+    assert "a/b part" in meaning("reward/part/a/b_part").meaning
 
 
 def test_charts_are_of_metrics_that_there_are():
     # Of a loss on held-out rows, and of a role with a prefix, too.
-    names = {*METRICS, *(f"{prefix}/{name}" for prefix in ("eval", "critic") for name in METRICS)}
+    names = {*declared(), *(f"{p}/{name}" for p in ("eval", "critic") for name in declared())}
     patterns = [(c.title, p) for _, charts in GROUPS for c in charts for p in c.patterns]
     for title, pattern in [*patterns, *(("faults", pattern) for pattern in FAULTS)]:
         assert any(fnmatch.fnmatchcase(name, pattern) for name in names), (title, pattern)
 
 
 def test_entries_are_whole():
-    for name, (text, unit, healthy) in METRICS.items():
+    for name, metric in declared().items():
+        text = metric.meaning
         assert text and text[0] == text[0].strip() and not text.endswith("."), name
-        assert isinstance(unit, str) and ("{}" in text) <= ("*" in name), name
-        if not isinstance(healthy, str):
-            low, high, advice = healthy
-            assert low < high and len(advice) > 20, name
+        assert isinstance(metric.unit, str) and ("{}" in text) <= ("*" in name), name
+        assert name.count("*") <= 1, name
+        if metric.limits is not None:
+            low, high = metric.limits
+            assert low < high and len(metric.advice) > 20, name
 
 
 def test_the_sandbox_tiers_are_numbered_as_they_are_logged():
     numbered = [f"{number} {tier}" for number, tier in enumerate(ALL_TIERS)]
-    assert meaning("reward/sandbox_tier").text.endswith(", ".join(numbered))
+    assert meaning("reward/sandbox_tier").meaning.endswith(", ".join(numbered))
 
 
 def test_every_range_warns_below_and_above_and_for_nan():
-    limited = [name for name in MISMATCH if not isinstance(MISMATCH[name][2], str)]
-    assert len(limited) == 10
-    for name in limited:
-        low, high, advice = MISMATCH[name][2]
+    assert len(LIMITED) == 10
+    for name, metric in LIMITED.items():
+        low, high = metric.limits
         for value in (low - 0.01, high + 0.01, math.nan):
-            [text] = health_warnings({f"mismatch/{name}": value})
-            assert text.startswith(f"mismatch/{name} is ") and text.endswith(advice)
-        assert health_warnings({f"mismatch/{name}": value for value in (low, high)}) == []
+            [text] = health_warnings({name: value})
+            assert text.startswith(f"{name} is ") and text.endswith(metric.advice)
+        assert health_warnings({name: low}) == [] == health_warnings({name: high})
+
+
+OWN = """
+import jax.numpy as jnp
+
+from rljax.contracts import contract
+from rljax.metric import Metric
+
+METRICS = {
+    "my_ratio": Metric("new over <old> probability", "ratio", limits=(2.0, 3.0),
+                       advice="look at what my_loss divides by"),
+    "my_share": Metric("tokens that my_loss holds", "share", "above 0.7"),
+}
+
+
+@contract(reads=("advantages", "old_logprobs"), metrics=METRICS)
+def my_loss(policy, batch):
+    ratio = jnp.exp(policy.logprobs - batch.old_logprobs)
+    return -batch.advantages * ratio, {"my_ratio": ratio, "my_share": 1 + 0 * ratio, "mine": ratio}
+"""
+
+
+def test_the_metrics_of_a_users_contract_reach_the_report_and_warn(tmp_path):
+    (tmp_path / "own_loss.py").write_text(OWN)
+    run = tmp_path / "run"
+    own = f"{tmp_path}/own_loss.py:my_loss"
+    config = tiny_config(run, steps=2, sft__steps=0, algorithm__policy_loss=own)
+    summary = train_on_one(config)
+    assert summary["faults"]["unhealthy/my_ratio"] == 2
+    meanings = json.loads((run / "meanings.json").read_text())
+    assert meanings["my_share"] == {
+        "meaning": "tokens that my_loss holds", "unit": "share", "healthy": "above 0.7",
+    }  # fmt: skip
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    logged = {name for row in rows for name in row} - NO_METRICS
+    assert logged - meanings.keys() == {"mine"}  # the rest is declared by modules of rljax
+    page = (run / "report.html").read_text()
+    assert "New over &lt;old&gt; probability. Healthy: 2 to 3" in page
+    assert "Outside: look at what my_loss divides by" in page
+    assert "Tokens that my_loss holds" in page and "Mean score of the step&#x27;s" in page
+    # Another machine has the folder alone, and a run that goes on keeps what it has said.
+    (run / "meanings.json").unlink()
+    assert "Healthy:" not in write_report(run).read_text()
+    Meanings(run, {}).log(3, {"loss": 1.0, "my_share": 1.0})
+    goes_on = Meanings(run, {"my_share": Metric("a", "b", "c")})
+    goes_on.log(4, {"my_share": 1.0})
+    assert read_run(run).meanings.keys() == {"loss", "my_share"}
+
+
+def test_a_contract_declares_metrics_and_nothing_else():
+    for wrong in ({"my_ratio": "a ratio"}, ["my_ratio"]):
+        with pytest.raises(TypeError, match="contract\\(metrics"):
+            spec(contract(metrics=wrong)(lambda policy, batch: None))
+    known = {"my_ratio": Metric("a ratio", limits=(1, math.inf), advice="none")}
+    assert spec(contract(metrics=known)(lambda policy, batch: None)).metrics == known
+    assert known["my_ratio"].healthy == "1 or more"
+
+
+@pytest.mark.parametrize(
+    "row, metric",
+    [
+        ({"meaning": "m"}, Metric("m")),
+        ({"meaning": "m", "limits": ["-inf", 2]}, Metric("m", limits=(-math.inf, 2.0))),
+        ({"meaning": "m", "unit": 3, "other": [1]}, Metric("m", "3")),
+        ({"meaning": "m", "limits": [1, 2, 3]}, None),
+        ({"meaning": "m", "limits": ["x", 2]}, None),
+        ({"meaning": "m", "limits": {"a": 1}}, None),
+        ({"meaning": ["m"]}, None),
+        ("m", None),
+    ],
+)  # fmt: skip
+def test_declarations_of_a_strangers_folder_are_read_as_far_as_they_are_some(row, metric, tmp_path):
+    (tmp_path / "meanings.json").write_text(json.dumps({"x": row, "y": {"meaning": "n"}}))
+    found = read_run(tmp_path).meanings
+    assert found == ({"x": metric} if metric else {}) | {"y": Metric("n")}

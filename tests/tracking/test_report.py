@@ -8,13 +8,15 @@ import urllib.parse
 
 import numpy as np
 import pytest
+from explained import declared
 
 from rljax.errors import InputError
-from rljax.report.meanings import Meaning
+from rljax.metric import Metric
 from rljax.report.page import write_report
 from rljax.report.run_folder import Estimate, difference, estimate, read_run, verdict
 from rljax.report.samples import best_and_worst
 from rljax.tracking import charts
+from rljax.tracking.meanings import Meanings
 from rljax.tracking.trackers import open_tracking
 
 
@@ -61,7 +63,8 @@ def _text(folder, page=None):
 
 
 def _write(folder, rows=(), samples=(), **files):
-    with open_tracking([], folder, {}) as tracking:
+    declared()  # loads the modules that declare metrics
+    with open_tracking([], folder, {}, meanings=Meanings(folder, {})) as tracking:
         for step, row in rows:
             tracking.log(step, row)
         for step, row in samples:
@@ -284,7 +287,7 @@ def test_what_ended_outside_of_its_healthy_range_is_listed_under_the_headline(tm
     ],
 )
 def test_a_text_of_what_is_healthy_is_read_as_a_range_where_it_is_one(healthy, inside, outside):
-    known = Meaning("", "", healthy)
+    known = Metric("", "", healthy)
     assert [known.outside(value) for value in inside] == [False] * len(inside)
     assert [known.outside(value) for value in outside] == [True] * len(outside)
     assert not known.outside(math.nan)

@@ -67,4 +67,4 @@ def test_it_learns_from_tokens_of_the_step_before(dataflow, tmp_path):
     assert all(row["queue/open"] == 4 for row in rows)
     assert any((a != b).any() for a, b in zip(*map(jax.tree.leaves, (before, after)), strict=True))
     assert all(np.isfinite(row["loss"]) for row in rows if "loss" in row)
-    assert unexplained(*rows) == set()  # rljax/report/glossary.py
+    assert unexplained(*rows) == set()

@@ -67,7 +67,7 @@ def test_the_loss_on_held_out_rows_falls(dataflow, tmp_path):
     assert f"loss {after:.4g}" in last and last.endswith(", at step 12")
     rows = metrics_of(tmp_path / "run")
     assert {row["phase"] for row in rows} == {dataflow.partition("(")[0]}
-    assert unexplained(*rows) == set()  # rljax/report/glossary.py
+    assert unexplained(*rows) == set()
 
 
 @pytest.mark.slow

@@ -111,7 +111,7 @@ def learns(shared, name: str, seed: int) -> None:
         assert mean(rewards[-5:]) > MARK, rewards
     assert after > MARK, after  # greedy, held-out prompts
     assert not sum(r.get("skipped_steps", 0) for r in rows)
-    assert unexplained(*rows) == set()  # rljax/report/glossary.py
+    assert unexplained(*rows) == set()
 
 
 @pytest.mark.slow

@@ -12,10 +12,10 @@ from preset_runs import preset_config
 from tiny_run import flat_bytes, tiny_config
 
 from rljax import setup as build
-from rljax.report.meanings import narrowest_numbers
 from rljax.setup import role_arrays
 from rljax.tracking.trackers import open_tracking
 from rljax.training import bad_batch, train
+from rljax.training.health import narrowest_numbers
 from rljax.training.loop import one_step
 from rljax.training.run import Run
 

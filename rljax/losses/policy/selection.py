@@ -22,6 +22,20 @@ from rljax.losses.policy.common import (
     policy_logprobs,
 )
 from rljax.losses.policy.tokens import clipped_surrogate, ppo_loss
+from rljax.metric import Metric
+
+METRICS = {
+    "cov": Metric(
+        "covariance of advantage and log-probability, which drives the entropy down", "",
+        "small; a few tokens carry it"),
+    "cov_clipfrac": Metric(
+        "tokens left out for their covariance (clip_cov)", "share", "about its option"),
+    "cov_klfrac": Metric(
+        "tokens held by a KL for their covariance (kl_cov)", "share", "about its option"),
+    "cov_tokens_max": Metric("number of tokens picked by covariance", "tokens"),
+    "entropy_keep": Metric(
+        "tokens learned from, those of highest entropy", "share", "about its option"),
+}  # fmt: skip
 
 
 def _covariance(policy: Policy, batch: Batch, advantages: jax.Array) -> jax.Array:

@@ -19,6 +19,12 @@ from rljax.losses.preference.common import (
     log_ratios,
     positive,
 )
+from rljax.metric import Metric
+
+METRICS = {
+    "delta": Metric(
+        "running mean of implicit rewards that good completions are to exceed (bco)", "", "steady"),
+}  # fmt: skip
 
 
 def mismatched_kl(logprobs: jax.Array, batch: Batch) -> jax.Array:

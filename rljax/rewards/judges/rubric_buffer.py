@@ -17,6 +17,7 @@ from pathlib import Path
 from rljax.components import Component, resolve
 from rljax.errors import InputError
 from rljax.files import read_json
+from rljax.metric import Metric
 from rljax.rewards.judges.rubrics import (
     checked_rubric,
     checked_rubrics,
@@ -25,6 +26,18 @@ from rljax.rewards.judges.rubrics import (
     select_rubrics,
 )
 from rljax.rewards.pool.pool import RewardPool, Score
+
+METRICS = {
+    "rubric/active": Metric("rubrics in use of a prompt", "rubrics"),
+    "rubric/inactive": Metric("rubrics put away of a prompt", "rubrics"),
+    "rubric/std": Metric("spread of the verdicts of the rubrics in use", "", "above 0"),
+    "rubric/judge_failure_rate": Metric(
+        "verdicts that the judge did not give", "share", "below 0.01"),
+    "rubric/added": Metric("rubrics added in this step", "rubrics"),
+    "rubric/deactivated": Metric("rubrics put away in this step", "rubrics"),
+    "rubric/generator_failures": Metric(
+        "prompts for which no rubric could be written", "prompts", "0"),
+}  # fmt: skip
 
 HOME = "rljax.rewards.judges.rubrics"
 

@@ -22,6 +22,7 @@ from rljax.contracts import spec
 from rljax.data.online.prompts import Prompts
 from rljax.errors import InputError
 from rljax.keys import stream
+from rljax.metric import Metric
 from rljax.rollout.in_flight.ages import ages
 from rljax.rollout.in_flight.episodes import Episodes
 from rljax.rollout.in_flight.responses import Responses
@@ -29,6 +30,24 @@ from rljax.rollout.in_flight.tickets import Broken, Tickets
 from rljax.rollout.ready import Ready
 from rljax.sampler import held_weights
 from rljax.tracking import timing
+
+METRICS = {
+    "staleness/masked_fraction": Metric(
+        "tokens left out as older than the newest part of their response (rollouts.partial_mask)",
+        "share", "below 0.3; above, long responses hardly teach"),
+    "queue/open": Metric(
+        "groups that began and that no step has learned from yet", "groups",
+        "at most rollouts.ahead steps of groups"),
+    "queue/complete": Metric(
+        "of these, groups that have ended and been scored", "groups",
+        "above 0: the next step waits less"),
+    "queue/oldest_steps": Metric(
+        "steps since the oldest open group began", "steps", "at most rollouts.max_staleness"),
+    "queue/dropped": Metric(
+        "dead groups that other prompts replaced since the last step", "groups",
+        "as many as have equal scores; far more than a step has: other prompts"),
+    "queue/dropped_tokens": Metric("tokens of these groups", "tokens", "small beside batch/tokens"),
+}  # fmt: skip
 
 PARTIAL_MASKS = ("none", "stale")
 

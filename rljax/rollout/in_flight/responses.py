@@ -10,6 +10,7 @@ from rljax.arrays import fetch, place
 from rljax.batch import Batch
 from rljax.data.online.prompts import PromptRecord, Prompts
 from rljax.errors import InputError
+from rljax.metric import Metric
 from rljax.rewards.pool.pool import Pending, RewardPool, Score
 from rljax.rollout.clock import Clock
 from rljax.rollout.report import RewardReport
@@ -21,6 +22,19 @@ from rljax.sampler.keys import request_keys
 from rljax.sampler.prompt_images import of_prompt
 from rljax.sampler.sample import Sample
 from rljax.tracking import timing
+
+METRICS = {
+    "slots/live_share": Metric(
+        "steps of slots that gave a token", "share",
+        "above 0.9; below, more prompts ahead (rollouts.ahead) fill the slots"),
+    "slots/dispatches": Metric("dispatches of decoding since the last step", "dispatches"),
+    "slots/decode_steps": Metric(
+        "steps of decoding in them: each gives every live slot a token", "steps",
+        "the fewer for the same batch/tokens, the better the slots are used"),
+    "slots/reread_tokens": Metric(
+        "tokens in flight that were read again, after new weights or a checkpoint", "tokens",
+        "0 with rollouts.in_flight_cache='keep', but for checkpoints"),
+}  # fmt: skip
 
 _OF_SCORE = ("value", "parts", "status", "seconds", "message")
 
