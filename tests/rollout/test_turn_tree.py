@@ -23,8 +23,8 @@ from rljax.errors import InputError
 from rljax.keys import root_key
 from rljax.plan.programs import programs_of
 from rljax.rollout import Rules
-from rljax.rollout.episode_log import Episode, Log, Turn
-from rljax.rollout.episode_tree import Tree, tree_rows
+from rljax.rollout.players.episodes.log import Episode, Log, Turn
+from rljax.rollout.players.episodes.tree import Tree, tree_rows
 from rljax.sampler import Sampling
 from rljax.sampler.sample import RECORD, Sample
 from rljax.setup import abstract_roles, build
@@ -40,8 +40,8 @@ def tree_of(actor, config, tmp_path, tree, *, roots=2, seed=0, **decoding):
     with environment_of(config, tmp_path) as (setup, environment):
         prompts = Prompts.from_records(setup.data.prompts[:PROMPTS], length=4)
         n = roots * tree.leaves * environment.rules.rows
-        batch, report = environment.play(
-            actor, prompts, root_key(seed), setup.rollouts.sampling, n=n, tree=tree
+        batch, report = environment.play_tree(
+            actor, prompts, root_key(seed), setup.rollouts.sampling, tree, n=n
         )
         return fetch(batch), report, report.metrics()
 

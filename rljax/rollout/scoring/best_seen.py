@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rljax.rollout.report import RewardReport
+from rljax.rollout.scoring.report import RewardReport
 
 
 class BestSeen:

@@ -13,14 +13,14 @@ from rljax.contracts import spec
 from rljax.data.online.prompts import Prompts
 from rljax.errors import InputError
 from rljax.rewards.pool.pool import Pending, Score
-from rljax.rollout.clock import Clock
-from rljax.rollout.environment import Environment
-from rljax.rollout.episode_log import Episode
-from rljax.rollout.episodes import IN_FLIGHT, Driver
-from rljax.rollout.in_flight.responses import SlotUse, saved_record, score_of, told_score
-from rljax.rollout.outcomes import is_unscored, pool_of, seat_scores
-from rljax.rollout.report import RewardReport
+from rljax.rollout.flight.responses import SlotUse, saved_record, score_of, told_score
+from rljax.rollout.players.clock import Clock
+from rljax.rollout.players.episodes.driver import IN_FLIGHT, Driver
+from rljax.rollout.players.episodes.episodes import Episodes as Player
+from rljax.rollout.players.episodes.log import Episode
+from rljax.rollout.players.episodes.outcomes import is_unscored, pool_of, seat_scores
 from rljax.rollout.rollout import RolloutConfig
+from rljax.rollout.scoring.report import RewardReport
 from rljax.sampler import Engine
 from rljax.sampler.keys import Keys
 from rljax.sampler.sample import Sample
@@ -49,10 +49,10 @@ class Episodes:
 
     scores_early = True  # a group's scores are known before it is taken
 
-    def __init__(self, environment: Environment, cfg: RolloutConfig, clock: Clock):
+    def __init__(self, environment: Player, cfg: RolloutConfig, clock: Clock):
         self.environment, self.cfg, self.clock = environment, cfg, clock
         self.n = cfg.samples_per_prompt
-        self.each = environment.episodes_of_a_prompt(self.n)
+        self.each = environment.samples_of_a_prompt(self.n)
         self.driver: Driver | None = None
         self._engine: Engine | None = None
         # What `prepare` goes on from: the prompt and the saved group of each ticket.
@@ -140,7 +140,7 @@ class Episodes:
         self._owed += len(episodes)
         if here:
             pool = pool_of(self.environment.open_reward())
-            pending = pool.submit([self.environment.sample(episode) for episode in episodes])
+            pending = pool.submit([self.environment.fields(episode) for episode in episodes])
             numbers = [episode.number for episode in episodes]
             self._asked.append((group, numbers, pending, self.clock.now))
 

@@ -10,11 +10,11 @@ from rljax.arrays import fetch, place
 from rljax.batch import Batch
 from rljax.data.online.prompts import PromptRecord, Prompts
 from rljax.errors import InputError
-from rljax.rewards.pool.pool import Pending, RewardPool, Score
-from rljax.rollout.clock import Clock
-from rljax.rollout.report import RewardReport
-from rljax.rollout.reward import Reward
+from rljax.rewards.pool.pool import Pending, Score
+from rljax.rollout.players.clock import Clock
 from rljax.rollout.rollout import RolloutConfig
+from rljax.rollout.scoring.report import RewardReport
+from rljax.rollout.scoring.reward import Reward
 from rljax.sampler import Engine, Sampler
 from rljax.sampler.host_rollout import batch_of, engine_of_rows
 from rljax.sampler.keys import request_keys
@@ -70,11 +70,10 @@ class Responses:
     computes on the mesh, all groups of a step at once.
     """
 
-    def __init__(self, reward: Callable, cfg: RolloutConfig, columns: int, clock: Clock):
+    def __init__(self, reward: Reward, cfg: RolloutConfig, columns: int, clock: Clock):
         self.reward, self.cfg, self.columns, self.clock = reward, cfg, columns, clock
         self.n = cfg.samples_per_prompt
-        pool = reward.pool if isinstance(reward, Reward) and reward.model is None else None
-        self.pool = pool if isinstance(pool, RewardPool) else None
+        self.pool = reward.row_pool
         self.sampler: Sampler | None = None
         self._engine: Engine | None = None
         self._groups: dict[int, _Group] = {}
@@ -160,7 +159,7 @@ class Responses:
         """What the reward reads of sample i."""
         start, sample = int(group.prompts.response_starts[0]), group.samples[i]
         ids, reason = sample.ids[start:].tolist(), int(sample.finish_reason)
-        return self.reward.sample(group.prompts.records[0], ids, reason, number)
+        return self.reward.fields(group.prompts.records[0], ids, reason, number)
 
     # -- groups go
 

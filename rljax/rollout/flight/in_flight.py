@@ -22,11 +22,11 @@ from rljax.contracts import spec
 from rljax.data.online.prompts import Prompts
 from rljax.errors import InputError
 from rljax.keys import stream
-from rljax.rollout.in_flight.ages import ages
-from rljax.rollout.in_flight.episodes import Episodes
-from rljax.rollout.in_flight.responses import Responses
-from rljax.rollout.in_flight.tickets import Broken, Tickets
-from rljax.rollout.ready import Ready
+from rljax.rollout.flight.ages import ages
+from rljax.rollout.flight.episodes import Episodes
+from rljax.rollout.flight.responses import Responses
+from rljax.rollout.flight.tickets import Broken, Tickets
+from rljax.rollout.sample import Landed
 from rljax.sampler import held_weights
 from rljax.tracking import timing
 
@@ -67,9 +67,8 @@ class InFlight:
         self._weights, self._version = None, 0  # that draw now
         self._mesh: Mesh | None = None  # devices that only sample
 
-    def take(self, actor, step: int, reward) -> tuple[Prompts, Ready, dict[str, float]]:
-        """Decodes until the groups of this step are complete -> their prompts, what a rollout
-        finds their batch by, and metrics."""
+    def take(self, actor, step: int) -> tuple[Landed, dict[str, float]]:
+        """Decodes until the groups of this step are complete -> their trajectories, and metrics."""
         tickets, flight = self.tickets, self.flight
         if not tickets.admitted:
             tickets.begin_at(step)
@@ -99,8 +98,8 @@ class InFlight:
             **flight.metrics(),
         }
         self._dropped = self._dropped_tokens = 0
-        asked = dict(actor=actor, sampling=flight.cfg.sampling, n=flight.n)
-        return prompts, Ready(reward, prompts, batch, report, **asked), metrics
+        landed = Landed(prompts, actor, flight.cfg.sampling, flight.n, (batch, report))
+        return landed, metrics
 
     def _rows(self, actor) -> int:
         """How many samples may decode at once: those of a step, or as many as the config has slots

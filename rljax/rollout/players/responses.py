@@ -1,0 +1,111 @@
+"""Responses: trajectories of one turn, scored while others still decode."""
+
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from rljax.arrays import fetch
+from rljax.batch import Batch
+from rljax.data.online.prompts import Prompts
+from rljax.errors import InputError
+from rljax.roles.placed import PlacedReference
+from rljax.rollout.players.episodes.tree import Tree
+from rljax.rollout.scoring.report import RewardReport, ScoredRow
+from rljax.rollout.scoring.reward import EarlyScores, Reward
+from rljax.sampler import Sampling
+from rljax.tracking.timing import timed
+
+
+class Responses:
+    """The player of single responses, which `reward` scores. `reference`: a reference on other
+    devices, which fills ref_logprobs while the reward scores."""
+
+    has_turns = False
+    rows = 1  # of the batch, that a sample takes
+
+    def __init__(self, reward: Reward, reference: PlacedReference | None = None):
+        self.reward, self.reference = reward, reference
+
+    def play(
+        self, actor, prompts: Prompts, key: jax.Array, sampling: Sampling, *, n: int,
+        enough: Callable[[EarlyScores], bool] | None = None,
+    ) -> tuple[Batch, RewardReport]:  # fmt: skip
+        """n scored responses to each prompt. Rows are scored as they end, while others decode."""
+        early = self.reward.start_early(prompts, n)
+        if early is None:
+            return self._scored(actor.generate(prompts, key, sampling, n=n), prompts)
+
+        def stop() -> bool:
+            early.stopped = enough(early)
+            return early.stopped
+
+        options = {} if enough is None else {"stop": stop}
+        try:
+            batch = actor.generate(prompts, key, sampling, n=n, finished=early.finished, **options)
+            return self._scored(batch, prompts, early=early)
+        except BaseException:  # a Ctrl-C, say
+            early.cancel()
+            raise
+
+    def _scored(self, batch: Batch, prompts: Prompts, **early) -> tuple[Batch, RewardReport]:
+        if self.reference is None:
+            return self.reward(batch, prompts, **early)
+        with timed("reward"):
+            begun = self.reference.start(batch)
+        batch, report = self.reward(batch, prompts, **early)
+        with timed("reward"):
+            return self.reference.finish(batch, begun), report
+
+    def branch(
+        self, actor, prompts: Prompts, batch: Batch, rows, at, key: jax.Array, sampling: Sampling,
+        *, n: int,
+    ) -> tuple[Batch, RewardReport]:  # fmt: skip
+        """n scored continuations of each of these rows (`TrajectorySampler.branch`)."""
+        group = fetch(batch.group)
+        known = group < len(prompts.records)
+        if not known[np.asarray(rows)].all():
+            row = np.asarray(rows)[~known[np.asarray(rows)]].tolist()[:8]
+            raise InputError(
+                "branches of rows whose prompt is not known",
+                value=row,
+                fix="continue rows of this step's own prompts alone",
+            )
+        starts = np.asarray(prompts.response_starts)[np.where(known, group, 0)]
+        out = actor.branch(batch, rows, at, starts, key, sampling, n=n)
+        return self.reward(out, prompts)
+
+    def play_tree(
+        self, actor, prompts: Prompts, key: jax.Array, sampling: Sampling, tree: Tree, *, n: int
+    ) -> tuple[Batch, RewardReport]:
+        """n responses: no turn ends before the last one, so nothing branches."""
+        return self.play(actor, prompts, key, sampling, n=n)
+
+    def samples_of_a_prompt(self, n: int) -> int:
+        """The number of samples that n rows are."""
+        return n
+
+    def score(self, batch: Batch, prompts: Prompts) -> tuple[Batch, RewardReport]:
+        """The batch with rewards, and the report."""
+        return self.reward(batch, prompts)
+
+    def outcome_alone(self) -> "Responses":
+        """Responses that are scored for evaluation."""
+        return Responses(self.reward.outcome_alone())
+
+    def beside(self, reference: PlacedReference) -> "Responses":
+        """Responses whose ref_logprobs `reference` computes while the reward scores."""
+        return Responses(self.reward, reference)
+
+    def completions(
+        self, batch: Batch, report: RewardReport, prompts: Prompts, n: int
+    ) -> tuple[Batch, np.ndarray, tuple[ScoredRow, ...]]:
+        """The row of each sample, where its tokens begin, and its score, if it has one."""
+        return batch, np.repeat(prompts.lengths, n), report.rows
+
+    def learn(self, report: RewardReport) -> dict[str, float]:
+        """Updates the rubrics of the reward by a step's report -> metrics."""
+        return self.reward.learn(report)
+
+    def close(self) -> None:
+        self.reward.close()
