@@ -35,7 +35,14 @@ from rljax.rollout import (
     run_rollout,
     widened,
 )
-from rljax.rollout.flight import Clock, Episodes, InFlight, Responses, Tickets
+from rljax.rollout.flight import (
+    Clock,
+    EpisodesInFlight,
+    Flight,
+    InFlight,
+    ResponsesInFlight,
+    Tickets,
+)
 from rljax.setup import Phase, Setup, prompt_order
 from rljax.setup.setup import sampled_prompts
 from rljax.training.epochs import epoch_metrics
@@ -150,13 +157,14 @@ class RolloutSource(LoaderSource):
         cfg = setup.rollouts.replace(prompts_per_step=self.count)
         clock = Clock.parsed(settings.clock)
         if self.player.has_turns:
-            flight = Episodes(self.player, cfg, clock)
+            player = EpisodesInFlight(self.player, cfg, clock)
         else:
-            flight = Responses(self.player.reward, cfg, setup.data.prompt_tokens, clock)
+            columns = setup.data.prompt_tokens
+            player = ResponsesInFlight(self.player.reward, cfg, columns, clock)
         return InFlight(
-            Tickets(self.count, settings.max_staleness, settings.steps_ahead), flight, self.draw,
-            setup.rollout, self.key, reread=settings.in_flight_cache == "reread",
-            partial_mask=settings.partial_mask,
+            Tickets(self.count, settings.max_staleness, settings.steps_ahead),
+            Flight(player, clock), self.draw, setup.rollout, self.key,
+            reread=settings.in_flight_cache == "reread", partial_mask=settings.partial_mask,
         )  # fmt: skip
 
     def draw(self, count: int) -> Prompts:

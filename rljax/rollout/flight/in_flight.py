@@ -23,8 +23,7 @@ from rljax.data.online.prompts import Prompts
 from rljax.errors import InputError
 from rljax.keys import stream
 from rljax.rollout.flight.ages import ages
-from rljax.rollout.flight.episodes import Episodes
-from rljax.rollout.flight.responses import Responses
+from rljax.rollout.flight.flight import Flight
 from rljax.rollout.flight.tickets import Broken, Tickets
 from rljax.rollout.sample import Landed
 from rljax.sampler import held_weights
@@ -45,7 +44,7 @@ class InFlight:
     def __init__(
         self,
         tickets: Tickets,
-        flight: Responses | Episodes,
+        flight: Flight,
         draw: Callable[[int], Prompts],
         rollout: Component,
         key,
@@ -56,7 +55,7 @@ class InFlight:
         self.tickets, self.flight, self.draw, self.key = tickets, flight, draw, key
         self.reread, self.partial_mask = reread, partial_mask
         self.drops = spec(rollout).drops_dead
-        if self.drops is not None and not flight.scores_early:
+        if self.drops is not None and not flight.player.scores_early:
             raise InputError(
                 f"algorithm.collect={rollout.text!r} in flight",
                 rule="it needs a group's scores as soon as its samples have ended",
@@ -98,13 +97,14 @@ class InFlight:
             **flight.metrics(),
         }
         self._dropped = self._dropped_tokens = 0
-        landed = Landed(prompts, actor, flight.cfg.sampling, flight.n, (batch, report))
+        player = flight.player
+        landed = Landed(prompts, actor, player.cfg.sampling, player.n, (batch, report))
         return landed, metrics
 
     def _rows(self, actor) -> int:
         """How many samples may decode at once: those of a step, or as many as the config has slots
         for, up to all that are in flight."""
-        rows = self.tickets.groups_per_step * self.flight.n
+        rows = self.tickets.groups_per_step * self.flight.player.n
         return max(rows, min(actor.decoding.slots, (1 + self.tickets.ahead) * rows))
 
     def meanwhile(self, learned: Callable[[], bool]) -> None:
