@@ -8,9 +8,12 @@ import dataclasses
 from collections.abc import Callable
 
 import jax
+import numpy as np
 
+from rljax.arrays import fetch
 from rljax.batch import Batch
 from rljax.data.online.prompts import Prompts
+from rljax.errors import InputError
 from rljax.rollout.players.episodes.episodes import Episodes
 from rljax.rollout.players.episodes.tree import Tree
 from rljax.rollout.players.responses import Responses
@@ -52,7 +55,7 @@ class TrajectorySampler:
 
     def __call__(
         self, prompts: Prompts, key: jax.Array, *, n: int, sampling: Sampling | None = None,
-        actor=None, enough: Callable[[EarlyScores], bool] | None = None,
+        actor=None, enough: Callable[[EarlyScores], bool] | None = None, tree: Tree | None = None,
     ) -> tuple[Batch, RewardReport]:  # fmt: skip
         """n scored trajectories of each prompt, one after another, and their report.
 
@@ -63,12 +66,14 @@ class TrajectorySampler:
           enough: enough(early_scores) -> bool stops decoding; rows that have not ended are aborted
             and not scored. On several hosts it reads its argument alone, so that all hosts stop at
             the same turn. Episodes, and rewards that score whole batches, go on to their ends.
+          tree: where episodes branch; n counts the rows of its leaves then, and the rows that are
+            returned are those of its nodes.
         """
         actor, sampling = self._asked(actor, sampling)
         if self.landed is not None and self.landed.is_of(actor, prompts, sampling, n):
             self.landed.taken = True
             return self.landed.result
-        return self.player.play(actor, prompts, key, sampling, n=n, enough=enough)
+        return self.player.play(actor, prompts, key, sampling, n=n, enough=enough, tree=tree)
 
     def branch(
         self, prompts: Prompts, batch: Batch, rows, at, key: jax.Array, *, n: int = 1,
@@ -79,15 +84,21 @@ class TrajectorySampler:
         `prompts`.
 
         Row r draws with the key fold_in(key, r). Another M is another program."""
+        if self.player.has_turns:
+            fix = "algorithm.collect='turn_tree()' branches episodes"
+            raise InputError("branches of responses with an environment", fix=fix)
+        group = fetch(batch.group)
+        known = group < len(prompts.records)
+        if not known[np.asarray(rows)].all():
+            row = np.asarray(rows)[~known[np.asarray(rows)]].tolist()[:8]
+            raise InputError(
+                "branches of rows whose prompt is not known",
+                value=row,
+                fix="continue rows of this step's own prompts alone",
+            )
+        starts = np.asarray(prompts.response_starts)[np.where(known, group, 0)]
         actor, sampling = self._asked(actor, sampling)
-        return self.player.branch(actor, prompts, batch, rows, at, key, sampling, n=n)
-
-    def play_tree(
-        self, prompts: Prompts, key: jax.Array, tree: Tree, *, n: int
-    ) -> tuple[Batch, RewardReport]:
-        """Episodes that branch where `tree` says, n rows of leaves for each prompt: the rows of the
-        tree's nodes."""
-        return self.player.play_tree(self.actor, prompts, key, self.sampling, tree, n=n)
+        return self.score(actor.branch(batch, rows, at, starts, key, sampling, n=n), prompts)
 
     def score(self, batch: Batch, prompts: Prompts) -> tuple[Batch, RewardReport]:
         """The batch of responses that others made, with rewards, and its report."""

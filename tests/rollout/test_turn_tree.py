@@ -40,8 +40,8 @@ def tree_of(actor, config, tmp_path, tree, *, roots=2, seed=0, **decoding):
     with environment_of(config, tmp_path) as (setup, environment):
         prompts = Prompts.from_records(setup.data.prompts[:PROMPTS], length=4)
         n = roots * tree.leaves * environment.rules.rows
-        batch, report = environment.play_tree(
-            actor, prompts, root_key(seed), setup.rollouts.sampling, tree, n=n
+        batch, report = environment.play(
+            actor, prompts, root_key(seed), setup.rollouts.sampling, n=n, tree=tree
         )
         return fetch(batch), report, report.metrics()
 

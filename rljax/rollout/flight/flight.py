@@ -6,16 +6,17 @@ from collections.abc import Callable
 
 from rljax import hosts
 from rljax.batch import Batch
-from rljax.data.online.prompts import PromptRecord, Prompts
+from rljax.data.online.prompts import Prompts
 from rljax.rewards.pool.pool import Pending, Score
 from rljax.rollout.players.clock import Clock
 from rljax.rollout.players.episodes.in_flight import EpisodesInFlight
 from rljax.rollout.players.responses_in_flight import ResponsesInFlight
 from rljax.rollout.scoring.report import RewardReport
+from rljax.rollout.scoring.reward import score_of, told_score
 from rljax.sampler import Sampler
 from rljax.sampler.keys import Keys
 
-_OF_SCORE = ("value", "parts", "status", "seconds", "message")
+_FINDING = ("prompt_id", "index", "source")  # of a record, what finds it in the data again
 
 
 @dataclasses.dataclass(eq=False)
@@ -157,17 +158,15 @@ class Flight:
 
     def get_state(self) -> dict:
         """Every group that began and was not taken, as JSON."""
-        return {
-            str(ticket): {
-                "record": saved_record(group.prompts.records[0]),
+        saved = {}
+        for ticket, group in self._groups.items():
+            record, first = group.prompts.records[0], self.player.first(group)
+            saved[str(ticket)] = {
+                "record": {name: getattr(record, name) for name in _FINDING},
                 **self.player.get_state(group),
-                "scores": {
-                    str(self.player.first(group) + i): told_score(score)
-                    for i, score in group.scores.items()
-                },
+                "scores": {str(first + i): told_score(s) for i, s in group.scores.items()},
             }
-            for ticket, group in self._groups.items()
-        }
+        return saved
 
     def set_state(self, state: dict, find: Callable[[dict], Prompts]) -> None:
         """Goes on from `get_state` with a sampler that will have read nothing. `find` brings the
@@ -219,20 +218,3 @@ class SlotUse:
             **sampler.page_metrics(),
             **sampler.draft_metrics(),
         }
-
-
-def saved_record(record: PromptRecord) -> dict:
-    """What finds a record in the data again."""
-    return {"prompt_id": record.prompt_id, "index": record.index, "source": record.source}
-
-
-def told_score(score: Score) -> list:
-    """A score as JSON, to other hosts and in checkpoints. When it was known is of a clock here."""
-    return [*(getattr(score, name) for name in _OF_SCORE), score.over_limit]
-
-
-def score_of(told: list) -> Score:
-    value, parts, status, seconds, message, over_limit = told
-    return Score(
-        float(value), dict(parts), str(status), float(seconds), str(message), over_limit=over_limit
-    )

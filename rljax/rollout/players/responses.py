@@ -5,10 +5,8 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from rljax.arrays import fetch
 from rljax.batch import Batch
 from rljax.data.online.prompts import Prompts
-from rljax.errors import InputError
 from rljax.roles.placed import PlacedReference
 from rljax.rollout.players.episodes.tree import Tree
 from rljax.rollout.scoring.report import RewardReport, ScoredRow
@@ -29,9 +27,10 @@ class Responses:
 
     def play(
         self, actor, prompts: Prompts, key: jax.Array, sampling: Sampling, *, n: int,
-        enough: Callable[[EarlyScores], bool] | None = None,
+        enough: Callable[[EarlyScores], bool] | None = None, tree: Tree | None = None,
     ) -> tuple[Batch, RewardReport]:  # fmt: skip
-        """n scored responses to each prompt. Rows are scored as they end, while others decode."""
+        """n scored responses to each prompt. Rows are scored as they end, while others decode. No
+        turn ends before the last one, so a `tree` has nowhere to branch."""
         early = self.reward.start_early(prompts, n)
         if early is None:
             return self._scored(actor.generate(prompts, key, sampling, n=n), prompts)
@@ -56,34 +55,6 @@ class Responses:
         batch, report = self.reward(batch, prompts, **early)
         with timed("reward"):
             return self.reference.finish(batch, begun), report
-
-    def branch(
-        self, actor, prompts: Prompts, batch: Batch, rows, at, key: jax.Array, sampling: Sampling,
-        *, n: int,
-    ) -> tuple[Batch, RewardReport]:  # fmt: skip
-        """n scored continuations of each of these rows (`TrajectorySampler.branch`)."""
-        group = fetch(batch.group)
-        known = group < len(prompts.records)
-        if not known[np.asarray(rows)].all():
-            row = np.asarray(rows)[~known[np.asarray(rows)]].tolist()[:8]
-            raise InputError(
-                "branches of rows whose prompt is not known",
-                value=row,
-                fix="continue rows of this step's own prompts alone",
-            )
-        starts = np.asarray(prompts.response_starts)[np.where(known, group, 0)]
-        out = actor.branch(batch, rows, at, starts, key, sampling, n=n)
-        return self.reward(out, prompts)
-
-    def play_tree(
-        self, actor, prompts: Prompts, key: jax.Array, sampling: Sampling, tree: Tree, *, n: int
-    ) -> tuple[Batch, RewardReport]:
-        """n responses: no turn ends before the last one, so nothing branches."""
-        return self.play(actor, prompts, key, sampling, n=n)
-
-    def samples_of_a_prompt(self, n: int) -> int:
-        """The number of samples that n rows are."""
-        return n
 
     def score(self, batch: Batch, prompts: Prompts) -> tuple[Batch, RewardReport]:
         """The batch with rewards, and the report."""

@@ -21,7 +21,7 @@ def turn_tree(prompts, key, cfg, *, sample, branches: int = 2, at: tuple[int, ..
     """
     tree = Tree(branches, at)
     n = tree.leaf_rows(cfg.samples_per_prompt)
-    batch, report = sample.play_tree(prompts, key, tree, n=n)
-    leaves = sample.player.samples_of_a_prompt(n)
+    batch, report = sample(prompts, key, n=n, tree=tree)
+    leaves = n // sample.player.rows
     of_groups = [p for p in range(len(prompts.records)) for _ in range(tree.groups(leaves))]
     return Rollout(batch, prompts.select(of_groups), report)

@@ -31,6 +31,7 @@ from rljax.tracking import timing
 from rljax.tracking.timing import timed
 
 COST = "cost"  # the part of a reward that is a cost
+_OF_SCORE = ("value", "parts", "status", "seconds", "message")
 
 
 class ModelScorer:
@@ -361,16 +362,21 @@ def _all_known(pending: list[Pending]) -> bool:
 def of_all_hosts(own: dict[int, Score]) -> dict[int, Score]:
     """The scores by row of all hosts, of which each has scored its `own`. When another host knew a
     score is of another clock: NaN."""
-    told = [
-        (row, s.value, s.parts, s.status, s.seconds, s.message, s.over_limit)
-        for row, s in own.items()
-    ]
-    everyone = {
-        row: Score(*fields, over_limit=over_limit)
-        for of_host in hosts.gather(told)
-        for row, *fields, over_limit in of_host
-    }
-    return everyone | own
+    told = hosts.gather([(row, told_score(score)) for row, score in own.items()])
+    return {row: score_of(one) for of_host in told for row, one in of_host} | own
+
+
+def told_score(score: Score) -> list:
+    """A score as JSON, to other hosts and in checkpoints. When it was known is of a clock here."""
+    return [*(getattr(score, name) for name in _OF_SCORE), score.over_limit]
+
+
+def score_of(told: list) -> Score:
+    """The score that `told_score` wrote."""
+    value, parts, status, seconds, message, over_limit = told
+    return Score(
+        float(value), dict(parts), str(status), float(seconds), str(message), over_limit=over_limit
+    )
 
 
 def _with_cost(score: Score, of_model: Score) -> Score:

@@ -98,36 +98,13 @@ class Episodes:
             self.reward.close()
 
     def play(
-        self, actor, prompts: Prompts, key, sampling, *, n: int, enough=None
-    ) -> tuple[Batch, RewardReport]:
+        self, actor, prompts: Prompts, key, sampling, *, n: int, enough=None,
+        tree: Tree | None = None,
+    ) -> tuple[Batch, RewardReport]:  # fmt: skip
         """Plays n / rows episodes on each prompt, `rows` those of an episode -> the batch of
-        prompts x n rows and the report, as `Reward` returns them. All are played to their ends."""
-        return self.play_tree(actor, prompts, key, sampling, None, n=n)
-
-    def branch(self, *_, **__):
-        """Raises InputError: a row is not a response."""
-        fix = "algorithm.collect='turn_tree()' branches episodes"
-        raise InputError("branches of responses with an environment", fix=fix)
-
-    def score(self, *_):
-        """Raises InputError: a row is not a response."""
-        fix = "a rollout that samples all of its rows"
-        raise InputError("rewards of responses with an environment", fix=fix)
-
-    def completions(
-        self, batch: Batch, report: RewardReport, prompts: Prompts, n: int
-    ) -> tuple[Batch, np.ndarray, tuple[ScoredRow, ...]]:
-        """The first seat's row of each episode, where its tokens begin, and its score."""
-        rows = list(range(0, batch.rows, self.rows))
-        first = jax.tree.map(lambda x: x[rows], fetch(batch))
-        return first, np.argmax(first.mask > 0, axis=1), report.rows[:: len(self.rules.seats)]
-
-    def play_tree(
-        self, actor, prompts: Prompts, key, sampling, tree: Tree | None, *, n: int
-    ) -> tuple[Batch, RewardReport]:
-        """Plays episodes as `play` does. Those of a `tree` are its leaves, and the batch has the
-        rows of its nodes."""
-        each, waiting = self.samples_of_a_prompt(n), {}
+        prompts x n rows and the report, as `Reward` returns them. The episodes of a `tree` are its
+        leaves, and the batch has the rows of its nodes. All are played to their ends."""
+        each, waiting = self.episodes_of_a_prompt(n), {}
         branches = None
         if tree is not None:
             branches = lambda e: [  # noqa: E731
@@ -157,6 +134,19 @@ class Episodes:
         with timed("reward"):
             scores, groups = early.scores(episodes), [episode.prompt for episode in episodes]
             return self.reported(driver, episodes, scores, groups, tree, each)
+
+    def score(self, *_):
+        """Raises InputError: a row is not a response."""
+        fix = "a rollout that samples all of its rows"
+        raise InputError("rewards of responses with an environment", fix=fix)
+
+    def completions(
+        self, batch: Batch, report: RewardReport, prompts: Prompts, n: int
+    ) -> tuple[Batch, np.ndarray, tuple[ScoredRow, ...]]:
+        """The first seat's row of each episode, where its tokens begin, and its score."""
+        rows = list(range(0, batch.rows, self.rows))
+        first = jax.tree.map(lambda x: x[rows], fetch(batch))
+        return first, np.argmax(first.mask > 0, axis=1), report.rows[:: len(self.rules.seats)]
 
     def first_exchange(self, record: PromptRecord) -> list[Step]:
         """One exchange on a row with a scripted policy, whose reply is the row's ground truth, as
@@ -207,7 +197,7 @@ class Episodes:
             raise InputError(
                 "rows with images cannot be played in episodes", fix="rows of text alone"
             )
-        each, rows = self.samples_of_a_prompt(n), self.rules.rows
+        each, rows = self.episodes_of_a_prompt(n), self.rules.rows
         drawn = np.asarray(fetch(jax.random.key_data(keys.root))).tobytes()
         record = prompts.records[0]
         start = dict(
@@ -222,7 +212,7 @@ class Episodes:
             made.append(Episode(group * each + s, group, record, own, of_rows))
         return made
 
-    def samples_of_a_prompt(self, n: int) -> int:
+    def episodes_of_a_prompt(self, n: int) -> int:
         """The number of episodes that n rows are. Raises InputError where it is no whole number."""
         if n % self.rules.rows:
             seats, rows = len(self.rules.seats), self.rules.max_rows

@@ -33,7 +33,7 @@ class EpisodesInFlight:
     def __init__(self, player: Episodes, cfg: RolloutConfig, clock: Clock):
         self.player, self.cfg, self.clock = player, cfg, clock
         self.n = cfg.samples_per_prompt
-        self.each = player.samples_of_a_prompt(self.n)
+        self.each = player.episodes_of_a_prompt(self.n)
         self.driver: Driver | None = None
         self._engine: Engine | None = None
         self._dropped: list[Episode] = []  # since the last step was taken
