@@ -85,7 +85,7 @@ def measured(saved: SavedPolicy, name: str, rows: int, samples: int) -> dict:
     ready = saved.ready(prompts, max_response_tokens=tokens, temperature=1.0)
     padded = -(-ready.prompt_tokens // ROUNDED) * ROUNDED
     policy = dataclasses.replace(ready, prompt_tokens=padded)
-    with contextlib.closing(saved.reward(task.evaluation or task.reward)) as reward:
+    with contextlib.closing(saved.player(task.evaluation or task.reward)) as reward:
 
         def answers(policy: Policy, n: int) -> list[Sample]:
             at_once = min(max(ROWS_AT_ONCE // n, 1), len(prompts))

@@ -3,7 +3,7 @@
     python benchmarks/reward_overlap.py [--reward-s 0 0.05 2] [--workers 8] [--repeats 3]
 
 Prints one JSON object per reward time, in seconds, medians of `repeats` that take turns:
-`decoding` of generate alone; `after` of generate and then score, `overlapped` of sample_scored;
+`decoding` of generate alone; `after` of generate and then score, `overlapped` of `sample`;
 `own` of scoring the whole batch alone. `waited`: of either, what came after the last token, which
 is what scoring adds to a step whatever else the machine does; `hidden`: scoring during decoding.
 The reward sleeps, so that it takes no processor from decoding.
@@ -27,7 +27,7 @@ from rljax.models.model import Model
 from rljax.report.timeline import scored_while_decoding
 from rljax.rewards.pool.pool import RewardPool
 from rljax.roles import Reference
-from rljax.rollout import Reward, sample_scored
+from rljax.rollout import Reward, make_sample
 from rljax.sampler import Decoding, Sampling
 from rljax.tracking import timing
 
@@ -106,7 +106,7 @@ def measured(actor, args, reward_s: float) -> dict:
             "decoding": generate,
             "after": lambda: reward(generate(), data)[0].scores,
             "overlapped": lambda: (
-                sample_scored(actor, reward, data, key, how, n=args.samples)[0].scores
+                make_sample(actor, reward, how)(data, key, n=args.samples)[0].scores
             ),
         }
         batch = ways["decoding"]()

@@ -35,8 +35,8 @@ import jax
 import numpy as np
 
 from rljax.config import Config
-from rljax.rollout import environment
-from rljax.rollout.in_flight import responses
+from rljax.rollout.players import responses_in_flight
+from rljax.rollout.players.episodes import episodes
 from rljax.sampler import Sampler, host_rollout
 from rljax.setup import build, initial_params
 from rljax.training.run import Run
@@ -174,7 +174,7 @@ def over(rows: list[dict], base: list[dict]) -> dict:
 
 
 def measured(options: argparse.Namespace) -> dict:
-    host_rollout.Sampler = responses.Sampler = environment.Sampler = Counting
+    host_rollout.Sampler = responses_in_flight.Sampler = episodes.Sampler = Counting
     with contextlib.ExitStack() as stack:
         folder, arms = Path(stack.enter_context(tempfile.TemporaryDirectory())), {}
         (folder / "parts.py").write_text(PARTS)

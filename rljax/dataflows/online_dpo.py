@@ -21,7 +21,7 @@ from rljax.dataflows.steps import rescaled_steps
 from rljax.learn.metrics import reference_kl, sample_metrics
 from rljax.metric import Metric
 from rljax.roles import program
-from rljax.rollout.against import sampled_by_actor
+from rljax.rollout.rules.against import sampled_by_actor
 from rljax.shaping.pairs import choose_pairs, win_probabilities
 from rljax.shaping.scores import apply_shaping
 

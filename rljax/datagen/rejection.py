@@ -182,14 +182,14 @@ def rejection_sample(options: RejectionOptions, *, test_fraction: float | None =
     )
     key = jax.random.key(options.seed)
     trajectories, counts = [], {}
-    with contextlib.closing(saved.reward(reward_name)) as reward:
+    with contextlib.closing(saved.player(reward_name)) as player:
         draw = stream(key, "samples")
-        samples = sample_all(policy, prompts, options.samples, reward, key=draw)
+        samples = sample_all(policy, prompts, options.samples, player, key=draw)
         groups = [samples[i : i + options.samples] for i in range(0, len(samples), options.samples)]
         kept, metrics = _select(groups, options)
         if options.trajectories:
             trajectories, counts = trajectories_of(
-                policy, prompts, reward, samples, stream(key, "pass rates"),
+                policy, prompts, player, samples, stream(key, "pass rates"),
                 process_samples=options.process_samples,
             )  # fmt: skip
     examples = _example_rows(prompts, groups, kept)

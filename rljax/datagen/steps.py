@@ -25,7 +25,7 @@ from rljax.datagen.trajectories import continued
 from rljax.policies import Policy, Sample, sample_all
 from rljax.reasoning import response_of
 from rljax.rewards.pool.pool import RewardPool
-from rljax.rollout.process import TokenTexts
+from rljax.rollout.scoring.process import TokenTexts
 from rljax.shaping.steps import line_ids
 
 

@@ -17,7 +17,7 @@ from rljax.data.online.prompts import PromptRecord
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
 from rljax.policies import Policy, Sample, sample_all
-from rljax.rollout import Reward
+from rljax.rollout import Player, Reward
 from rljax.setup import check_length
 
 _NO_LIMIT = 2**30  # tokens: nothing is cut, as what was sampled fits
@@ -62,7 +62,7 @@ def pair_row(prompts: Sequence[PromptRecord], better: Sample, worse: Sample) -> 
 def trajectories_of(
     policy: Policy,
     prompts: Sequence[PromptRecord],
-    reward: Reward,
+    scorer: Reward | Player,
     samples: Sequence[Sample],
     key: jax.Array,
     *,
@@ -71,7 +71,7 @@ def trajectories_of(
     """Rows of trajectories of the samples, with centred process scores if asked, and counts."""
     rows, kept, counts = trajectory_rows(policy.tokenizer, prompts, samples)
     if process_samples:
-        rates = prefix_pass_rates(policy, prompts, reward, kept, rows, key, n=process_samples)
+        rates = prefix_pass_rates(policy, prompts, scorer, kept, rows, key, n=process_samples)
         scores = centred_scores(rows, rates)
         rows = [
             {**row, "pass_rates": rate, "process_scores": score}
@@ -138,7 +138,7 @@ def _encoded(
 def prefix_pass_rates(
     policy: Policy,
     prompts: Sequence[PromptRecord],
-    reward: Reward,
+    scorer: Reward | Player,
     samples: Sequence[Sample],
     rows: Sequence[dict],
     key: jax.Array,
@@ -158,7 +158,7 @@ def prefix_pass_rates(
         prefixes.append([(sample.prompt, sample.ids[: end + 1]) for end in at[:-1]])
         for prefix in prefixes[-1]:
             numbers.setdefault(prefix, len(numbers))
-    rates = _rates_of(policy, prompts, reward, list(numbers), key, n)
+    rates = _rates_of(policy, prompts, scorer, list(numbers), key, n)
     out = []
     for row, of_row in zip(rows, prefixes, strict=True):
         own = float(row["reward"])
@@ -167,7 +167,7 @@ def prefix_pass_rates(
     return out
 
 
-def _rates_of(policy, prompts, reward, prefixes: list[tuple], key, n: int) -> list[float]:
+def _rates_of(policy, prompts, scorer, prefixes: list[tuple], key, n: int) -> list[float]:
     """The mean reward of n samples that go on from each prefix; NaN where all rewards failed."""
     if not prefixes:
         return []
@@ -176,7 +176,7 @@ def _rates_of(policy, prompts, reward, prefixes: list[tuple], key, n: int) -> li
     check_length(longest, policy.sampling.max_response_tokens, policy.actor.model)
     # The response that is scored begins where the prompt ended: the prefix is part of it.
     starts = [len(prompts[prompt].token_ids) for prompt, _ in prefixes]
-    samples = sample_all(policy.continuing(longest), records, n, reward, key=key, starts=starts)
+    samples = sample_all(policy.continuing(longest), records, n, scorer, key=key, starts=starts)
     rates = []
     for start in range(0, len(samples), n):
         known = [s.reward for s in samples[start : start + n] if not np.isnan(s.reward)]

@@ -16,7 +16,7 @@ from rljax.keys import root_key
 from rljax.policies import Policy, Sample, sample_all
 from rljax.rewards.answers.letters import labelled_letter
 from rljax.rewards.text.rules import last_boxed
-from rljax.rollout import Environment, Reward, extraction_failed_fraction
+from rljax.rollout import Player, Reward, extraction_failed_fraction, player_of
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -125,11 +125,15 @@ def bootstrap(
 
 
 def greedy_accuracy(
-    policy: Policy, reward: Reward, prompts: Sequence[PromptRecord], *, correct_at: float = 1.0
+    policy: Policy,
+    scorer: Reward | Player,
+    prompts: Sequence[PromptRecord],
+    *,
+    correct_at: float = 1.0,
 ) -> tuple[np.ndarray, list[Sample]]:
     """1 or 0 for each prompt: does the greedy response score at least `correct_at`? NaN: its reward
     failed. And the responses."""
-    samples = sample_all(policy.greedy(), prompts, 1, reward, key=root_key(0))
+    samples = sample_all(policy.greedy(), prompts, 1, scorer, key=root_key(0))
     return correct(score_table(samples, 1)[:, 0], correct_at), samples
 
 
@@ -176,17 +180,17 @@ class Answers:
 
 def answer_prompts(
     policy: Policy,
-    reward: Reward | Environment,
+    scorer: Reward | Player,
     prompts: Sequence[PromptRecord],
     *,
     samples: int,
     seed: int = 0,
 ) -> Answers:
     """The greedy response to every prompt and `samples` drawn ones, scored."""
-    greedy = sample_all(policy.greedy(), prompts, 1, reward, key=root_key(0))
+    greedy = sample_all(policy.greedy(), prompts, 1, scorer, key=root_key(0))
     drawn = []
     if samples:
-        drawn = sample_all(policy, prompts, samples, reward, key=root_key(seed))
+        drawn = sample_all(policy, prompts, samples, scorer, key=root_key(seed))
     return Answers(greedy, drawn, samples)
 
 
@@ -222,7 +226,7 @@ def answer_metrics(
 
 def evaluate(
     policy: Policy,
-    reward: Reward | Environment,
+    scorer: Reward | Player,
     prompts: Sequence[PromptRecord],
     *,
     samples: int,
@@ -232,8 +236,9 @@ def evaluate(
     answer: Callable[[str], str | None] = final_answer,
 ) -> dict:
     """The metrics of the policy's answers to the prompts: `answer_prompts`, `answer_metrics`."""
-    answers = answer_prompts(policy, reward, prompts, samples=samples, seed=seed)
-    episodes = isinstance(reward, Environment)
+    player = player_of(scorer)
+    answers = answer_prompts(policy, player, prompts, samples=samples, seed=seed)
+    episodes = player.has_turns
     return answer_metrics(answers, ks=ks, correct_at=correct_at, episodes=episodes, answer=answer)
 
 

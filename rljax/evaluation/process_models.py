@@ -22,7 +22,7 @@ from rljax.mesh import make_mesh
 from rljax.models.huggingface import load_config
 from rljax.models.model import Model
 from rljax.policies import filled_chunks
-from rljax.rollout.process import token_scores
+from rljax.rollout.scoring.process import token_scores
 from rljax.setup import load_scalar
 
 

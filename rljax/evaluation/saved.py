@@ -36,7 +36,6 @@ from rljax.policies import (
     load_policy,
 )
 from rljax.policies.search import searching
-from rljax.rollout import Environment
 
 
 def held_out_data(config: Config) -> str:
@@ -157,16 +156,15 @@ def _asked(
     if options.search:
         guide = (options.search_model, options.search_reads)
         policy = searching(policy, saved, options.search, *guide)
-    with contextlib.closing(saved.reward(reward_text)) as reward:
+    with contextlib.closing(saved.player(reward_text)) as player:
         answers = answer_prompts(
-            policy, reward, prompts, samples=options.samples, seed=options.seed
+            policy, player, prompts, samples=options.samples, seed=options.seed
         )
-        episodes = isinstance(reward, Environment)
     metrics = answer_metrics(
         answers,
         ks=options.ks_of(options.samples),
         correct_at=correct_at,
-        episodes=episodes,
+        episodes=player.has_turns,
         answer=answer,
     )
     right, tokens = answers.pass_rates(correct_at), answers.tokens()

@@ -251,11 +251,11 @@ def _make_file(config: Config, options: ComparisonOptions) -> list[dict]:
         given = load_prompts(data, "train", test_fraction=held_out_fraction(config, data))
         prompts, _ = saved.encode(given[: options.prompts])
         policy, key = saved.ready(prompts), stream(jax.random.key(config.seed), "file")
-        with contextlib.closing(saved.reward(reward_text(config))) as reward:
+        with contextlib.closing(saved.player(reward_text(config))) as player:
             draw, rates = stream(key, "samples"), stream(key, "pass rates")
-            samples = sample_all(policy, prompts, options.samples, reward, key=draw)
+            samples = sample_all(policy, prompts, options.samples, player, key=draw)
             rows, counts = trajectories_of(
-                policy, prompts, reward, samples, rates, process_samples=options.process_samples
+                policy, prompts, player, samples, rates, process_samples=options.process_samples
             )
         meta = {"settings": settings, "counts": counts, "step": saved.step, "seed": config.seed}
         meta |= {"model": config.run_dir, "file": write_rows(path, rows)}
@@ -292,12 +292,12 @@ def measure(folder: str | Path, config: Config, options: ComparisonOptions) -> d
     saved = dataclasses.replace(saved, config=own)
     policy, key = saved.ready(prompts), stream(jax.random.key(config.seed), "measure")
     out = {}
-    with contextlib.closing(saved.reward(evaluation_text(config))) as reward:
+    with contextlib.closing(saved.player(evaluation_text(config))) as player:
         for name, one, n in (
             ("greedy", policy.greedy(), 1),
             ("sampled", policy, options.test_samples),
         ):
-            scores = score_table(sample_all(one, prompts, n, reward, key=key), n)
+            scores = score_table(sample_all(one, prompts, n, player, key=key), n)
             right = correct(scores, config.evaluate.correct_at)
             known = np.sum(~np.isnan(right), axis=1)
             means = np.where(known > 0, np.nansum(right, axis=1) / np.maximum(known, 1), np.nan)

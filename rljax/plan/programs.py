@@ -21,7 +21,7 @@ from rljax.mesh import make_mesh, replicated, row_sharding, row_shards
 from rljax.rewards.pool.pool import Score
 from rljax.roles import Actor, Critic, Reference
 from rljax.roles.models import values_of
-from rljax.rollout import RewardReport, ScoredRow, run_rollout
+from rljax.rollout import RewardReport, ScoredRow, make_sample, run_rollout
 from rljax.sampler.generate import planned_rollout, planned_search
 from rljax.sampler.layout import is_apart, weights_like
 from rljax.setup import Phase, Setup, abstract_roles
@@ -107,6 +107,7 @@ def _decoding(setup: Setup, roles: dict) -> list[Call]:
     try:
         run_rollout(
             setup.rollout, prompts, jax.random.key(0), rollouts, **samplers, reward=_rewarded,
+            sample=make_sample(samplers.get("actor"), _rewarded, rollouts.sampling),
             draw=lambda count: _prompts(setup, count), tokenizer=setup.tokenizer,
         )  # fmt: skip
     except Exception as error:  # of the rollout's code between its programs

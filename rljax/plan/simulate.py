@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rljax.rollout.in_flight import Tickets
+from rljax.rollout.flight import Tickets
 from rljax.sampler.places import FREE_SHARE
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]

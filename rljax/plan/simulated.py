@@ -15,7 +15,7 @@ from rljax.plan.expected import Expected, drawn_lengths, expect, modes
 from rljax.plan.memory import estimate, fewest_microbatches
 from rljax.plan.seconds import counted, learning_passes, measured
 from rljax.plan.simulate import Draw, Load, Seconds
-from rljax.rollout.in_flight import Clock
+from rljax.rollout.flight import Clock
 from rljax.sampler import Decoding
 from rljax.setup import Setup, abstract_roles
 from rljax.setup.abstract import abstract_setup

@@ -15,7 +15,7 @@ from rljax.errors import InputError
 from rljax.keys import fold_in
 from rljax.reasoning import response_of
 from rljax.roles import Actor
-from rljax.rollout import Environment, Reward, sample_scored
+from rljax.rollout import Player, Reward, ScoredRow, make_sample, player_of
 from rljax.sampler import Sampling, held_weights
 
 ROWS_PER_CALL = 256  # sampled at once, where nobody says how many
@@ -88,70 +88,53 @@ def sample_all(
     policy: Policy,
     prompts: Sequence[PromptRecord],
     n: int = 1,
-    reward: Reward | Environment | None = None,
+    scorer: Reward | Player | None = None,
     *,
     key: jax.Array,
     starts: Sequence[int] | None = None,
     prompts_per_call: int | None = None,
 ) -> list[Sample]:
-    """n completions of every prompt, those of one prompt after another; scored where a `reward` is
+    """n completions of every prompt, those of one prompt after another; scored where a `scorer` is
     given.
 
     `prompts` are encoded records. `starts`, in tokens, says where the response begins that the
     reward reads: before the prompt's end where a prompt ends with the beginning of a response.
     `prompts_per_call` bounds memory; None: so many that about ROWS_PER_CALL rows are sampled by one
-    call. With an environment a completion is an episode: its first
-    seat's row, and the text of its last turn.
+    call. With a player of episodes a completion is an episode: its first seat's row, and the text
+    of its last turn.
     """
     if not prompts:
         raise InputError("there are no prompts to sample", fix="check the data and its split")
     size = prompts_per_call or _per_call(len(prompts), max(ROWS_PER_CALL // n, 1))
     begins = [len(prompt.token_ids) for prompt in prompts] if starts is None else starts
-    samples = []
+    player, samples = player_of(scorer), []
+    sample = make_sample(policy.actor, player, policy.sampling)
     for first, chunk in filled_chunks(list(zip(prompts, begins, strict=True)), size):
         how = dict(length=policy.prompt_tokens, images=policy.images)
         part = Prompts.from_records([p for p, _ in chunk], **how)
         part = dataclasses.replace(part, starts=np.array([b for _, b in chunk], np.int32))
-        draw = (fold_in(key, first), policy.sampling)
+        batch, report = sample(part, fold_in(key, first), n=n * player.rows)
         live = min(size, len(prompts) - first) * n  # the rows that do not just fill the shape
-        scores = [(float("nan"), {})] * live
-        if reward is None:
-            batch = policy.actor.generate(part, *draw, n=n)
-        elif isinstance(reward, Environment):
-            samples += _episodes(policy, reward, part, draw, n, first)[:live]
-            continue
-        else:
-            batch, report = sample_scored(policy.actor, reward, part, *draw, n=n)
-            scores = [(row.score.value, row.score.parts) for row in report.rows[:live]]
-        lengths = np.repeat(part.lengths, n)[:live]
+        batch, lengths, scored = player.completions(batch, report, part, n)
         records = [prompt for prompt, _ in chunk for _ in range(n)]
-        rows = zip(_read_rows(batch, lengths, policy.tokenizer, records), scores, strict=True)
-        for row, (fields, score) in enumerate(rows):
-            samples.append(Sample(first + row // n, *fields, *score))
+        rows = _read_rows(batch, lengths[:live], policy.tokenizer, records)
+        for row, ((text, *fields), score) in enumerate(
+            zip(rows, _scores(scored, live, player), strict=True)
+        ):
+            text = scored[row].sample["response"] if player.has_turns else text
+            samples.append(Sample(first + row // n, text, *fields, *score))
     return samples
 
 
-def _episodes(
-    policy: Policy, environment: Environment, part: Prompts, draw: tuple, n: int, first: int
-) -> list[Sample]:
-    """n episodes of every prompt, those of the first seat."""
-    each, seats = environment.rules.rows, len(environment.rules.seats)
-    batch, report = environment.play(policy.actor, part, *draw, n=n * each)
-    rows = list(range(0, batch.rows, each))
-    one = jax.tree.map(lambda x: x[rows], fetch(batch))
-    starts = np.argmax(one.mask > 0, axis=1)
-    samples = []
-    for i, (fields, row) in enumerate(
-        zip(
-            _read_rows(one, starts, policy.tokenizer, np.repeat(part.records, n)),
-            report.rows[::seats],
-            strict=True,
-        )
-    ):
-        _, *numbers = fields
-        score = (row.score.value, row.score.parts, row.sample["turns"], row.sample["calls"])
-        samples.append(Sample(first + i // n, row.sample["response"], *numbers, *score))
-    return samples
+def _scores(scored: Sequence[ScoredRow], count: int, player: Player) -> list[tuple]:
+    """The reward of each of the first samples, its parts, and the turns and calls of an episode."""
+    if not scored:
+        return [(float("nan"), {})] * count
+    told = ("turns", "calls") if player.has_turns else ()
+    return [
+        (row.score.value, row.score.parts, *(row.sample[name] for name in told))
+        for row in scored[:count]
+    ]
 
 
 def _read_rows(

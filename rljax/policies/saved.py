@@ -23,14 +23,14 @@ from rljax.models.model import Model
 from rljax.models.trees import merged
 from rljax.policies.sampling import ROWS_PER_CALL, Policy
 from rljax.roles import Actor
-from rljax.rollout import Environment, Reward
+from rljax.rollout import Player, Reward, player_of
 from rljax.runs.mirror import local_copy
 from rljax.runs.store import is_folder, is_url
 from rljax.sampler import Sampling
 from rljax.sampler.memory import slots_that_fit
 from rljax.setup.decoding import decoding_of
 from rljax.setup.rewards import model_scorer, text_scorer
-from rljax.setup.scoring import make_environment
+from rljax.setup.scoring import make_episodes
 from rljax.setup.setup import check_length, load_model, make_sampling
 from rljax.setup.weights import initial_params
 
@@ -93,10 +93,10 @@ class SavedPolicy:
                 actor = dataclasses.replace(actor, decoding=decoding)
         return Policy(actor, self.tokenizer, how, longest, images)
 
-    def reward(self, text: str) -> Reward | Environment:
-        """The reward `text` of this policy's samples, with the score of the config's reward.model
-        where it reads that; the environment of the config, if it has one. Close it: it runs in
-        processes of its own."""
+    def player(self, text: str) -> Player:
+        """The player of this policy's samples: responses that the reward `text` scores, with the
+        score of the config's reward.model where it reads that, or episodes of the environment of
+        the config, if it has one. Close it: it runs in processes of its own."""
         mesh = self.model.mesh
 
         def opened() -> Reward:
@@ -105,9 +105,9 @@ class SavedPolicy:
             return Reward(text_scorer(self.config, text, mesh), self.tokenizer, mesh, model=model)
 
         if not self.config.environment.function:
-            return opened()
+            return player_of(opened())
         how = self.sampling()
-        return make_environment(self.config, self.tokenizer, mesh, how, opened)
+        return make_episodes(self.config, self.tokenizer, mesh, how, opened)
 
 
 # -- opening --

@@ -1,45 +1,52 @@
-"""Rollouts: prompts -> scored trajectories. `algorithm.collect` names one of these functions.
+"""Rollouts: prompts -> scored trajectories. `algorithm.collect` names one of their functions.
 
-collect: once, dynamic, active, first_live. turn_tree: episodes that branch where turns end.
-greedy: the greedy response's score as a baseline. searched: samples by tree search.
-vine: values of states by sampling from them. special_token: responses anew from their weakest
-token.
-against: half of the samples from an opponent. baseline_response: a row of each prompt that is its
-baseline response. reward, judge, process: rewards of samples.
-best_seen: the best score of each prompt in the run.
-environment, episodes, episode_rows: episodes of several turns in place of samples.
+sample: what a rollout samples by, made of a player and a reward. players: responses, episodes of an
+environment, searched responses. flight: trajectories that outlive the step in which they began.
+rules: the rollouts. scoring: rewards, judges, scores of lines, reports.
 """
 
-from rljax.rollout.against import AgainstOpponent, GeometricMixture, against, sampled_by_actor
-from rljax.rollout.baseline_response import with_baseline_response
-from rljax.rollout.beside import BesideReference
-from rljax.rollout.best_seen import BestSeen
-from rljax.rollout.branch import branch_scored
-from rljax.rollout.collect import active, dynamic, first_live, once
-from rljax.rollout.environment import Environment
-from rljax.rollout.episodes import Rules
-from rljax.rollout.greedy import greedy_baseline
-from rljax.rollout.judge import MeshJudge
-from rljax.rollout.process import ProcessScorer, TokenTexts
-from rljax.rollout.report import RewardReport, Sample, ScoredRow, extraction_failed_fraction
-from rljax.rollout.reward import EarlyScores, ModelScorer, Reward
+from rljax.rollout.players.episodes.episodes import Episodes
+from rljax.rollout.players.episodes.log import Rules
+from rljax.rollout.players.responses import Responses
+from rljax.rollout.players.searched import Searching
 from rljax.rollout.rollout import Rollout, RolloutConfig, run_rollout, widened
-from rljax.rollout.scored import sample_scored
-from rljax.rollout.searched import Searching, critic_search, guided_search, search
-from rljax.rollout.special_token import smallest_advantage, special_token
-from rljax.rollout.turn_tree import turn_tree
-from rljax.rollout.vine import vine
+from rljax.rollout.rules.against import (
+    AgainstOpponent,
+    GeometricMixture,
+    against,
+    sampled_by_actor,
+)
+from rljax.rollout.rules.baseline_response import with_baseline_response
+from rljax.rollout.rules.collect import active, dynamic, first_live, once
+from rljax.rollout.rules.greedy import greedy_baseline
+from rljax.rollout.rules.search import critic_search, guided_search, search
+from rljax.rollout.rules.special_token import smallest_advantage, special_token
+from rljax.rollout.rules.turn_tree import turn_tree
+from rljax.rollout.rules.vine import vine
+from rljax.rollout.sample import Landed, Player, TrajectorySampler, make_sample, player_of
+from rljax.rollout.scoring.best_seen import BestSeen
+from rljax.rollout.scoring.judge import MeshJudge
+from rljax.rollout.scoring.process import ProcessScorer, TokenTexts
+from rljax.rollout.scoring.report import (
+    RewardReport,
+    Sample,
+    ScoredRow,
+    extraction_failed_fraction,
+)
+from rljax.rollout.scoring.reward import EarlyScores, ModelScorer, Reward
 
 __all__ = [
     "AgainstOpponent",
-    "BesideReference",
     "BestSeen",
     "EarlyScores",
-    "Environment",
+    "Episodes",
     "GeometricMixture",
+    "Landed",
     "MeshJudge",
     "ModelScorer",
+    "Player",
     "ProcessScorer",
+    "Responses",
     "Reward",
     "RewardReport",
     "Rollout",
@@ -49,18 +56,19 @@ __all__ = [
     "ScoredRow",
     "Searching",
     "TokenTexts",
+    "TrajectorySampler",
     "active",
     "against",
-    "branch_scored",
     "critic_search",
     "dynamic",
     "extraction_failed_fraction",
     "first_live",
     "greedy_baseline",
     "guided_search",
+    "make_sample",
     "once",
+    "player_of",
     "run_rollout",
-    "sample_scored",
     "sampled_by_actor",
     "search",
     "smallest_advantage",

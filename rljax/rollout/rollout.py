@@ -1,9 +1,10 @@
 """Rollout: the result of sampling the prompts of a step; RolloutConfig: the settings of it.
 
-A rollout is a function (prompts, key, cfg, *, actor, reward, ...) -> Rollout that
-`algorithm.collect` names. Of its further keyword-only parameters, those with a default are its
-options. The others are passed by name: `draw(n)` returns the next n prompts of the data,
-`tokenizer` is the run's, and any other name is the role of that name.
+A rollout is a function (prompts, key, cfg, *, sample, draw, ...) -> Rollout that
+`algorithm.collect` names. Of its keyword-only parameters, those with a default are its options. The
+others are passed by name: `sample(prompts, key, n=)` returns scored trajectories
+(rljax.rollout.sample), `draw(n)` the next n prompts of the data, `tokenizer` is the run's, and any
+other name is the role of that name.
 """
 
 import dataclasses
@@ -18,8 +19,7 @@ from rljax.config import NAMESPACES
 from rljax.contracts import component_in, spec
 from rljax.data.online.prompts import Prompts
 from rljax.errors import InputError, mending, place_in, place_of
-from rljax.rollout.ready import Ready
-from rljax.rollout.report import RewardReport
+from rljax.rollout.scoring.report import RewardReport
 from rljax.sampler import Sampling, held_weights
 
 RolloutText = component_in(NAMESPACES["collect"])
@@ -36,6 +36,7 @@ class RolloutConfig:
     reward_shaping: tuple[Callable, ...] = ()
     advantage: Callable | None = None  # algorithm.advantage
     microbatch_rows: int = 0  # that a model reads at once; 0 = all
+    in_flight: bool = False  # the samples of the step were decoded, and dead groups replaced
 
     def replace(self, **fields) -> "RolloutConfig":
         return dataclasses.replace(self, **fields)
@@ -62,9 +63,8 @@ def run_rollout(rollout, prompts: Prompts, key, cfg: RolloutConfig, **available)
 
     Raises InputError where it returns no Rollout, and for what a line of the user's own raises.
     """
-    ready = available.get("reward")
-    if isinstance(ready, Ready) and spec(rollout).needs_groups:
-        batch, report = ready.take()
+    if spec(rollout).needs_groups and cfg.in_flight:
+        batch, report = available["sample"](prompts, key, n=cfg.samples_per_prompt)
         return Rollout(batch, prompts, report)
     names = rollout.parameters if isinstance(rollout, Component) else signature(rollout).parameters
     given = {name: value for name, value in available.items() if name in names}

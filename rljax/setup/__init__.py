@@ -15,7 +15,7 @@ from rljax.setup.role_table import (
     role_table,
     with_arrays,
 )
-from rljax.setup.scoring import make_environment, open_rewards
+from rljax.setup.scoring import make_episodes, open_players
 from rljax.setup.setup import (
     Phase,
     Setup,
@@ -37,10 +37,10 @@ __all__ = [
     "initial_params",
     "load_model",
     "load_scalar",
-    "make_environment",
+    "make_episodes",
     "make_roles",
     "make_sampling",
-    "open_rewards",
+    "open_players",
     "own_roles",
     "prompt_order",
     "reward_role",

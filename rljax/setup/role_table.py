@@ -286,7 +286,7 @@ def own_roles(config: Config) -> dict[str, Component]:
             raise InputError(
                 "a role of config.roles", value=text, rule=rule, fix="write it in this form"
             )
-        if name in ROLES or name in makers or name == "reward":
+        if name in ROLES or name in makers or name in ("reward", "sample"):
             raise InputError(
                 "a role of config.roles",
                 value=name,
@@ -303,12 +303,14 @@ def role_table(config: Config) -> dict[str, RoleSpec]:
 
 
 def role_names(setup: Setup, phase: Phase) -> list[str]:
-    """The roles that the phase's dataflow, or the rollout of its batches, names and needs."""
+    """The roles that the phase's dataflow, or the rollout of its batches, names and needs. Whatever
+    `sample` returns, the actor draws."""
     readers = [phase.dataflow, *([setup.rollout] if phase.samples else [])]
+    drawing = "actor" if any("sample" in reader.parameters for reader in readers) else None
     names = []
     for name, role in role_table(setup.config).items():
         asked = [r.signature.parameters[name] for r in readers if name in r.parameters]
-        always = any(parameter.default is not None for parameter in asked)
+        always = name == drawing or any(parameter.default is not None for parameter in asked)
         if always or (asked and role.needed(setup)):
             names.append(name)
     return names

@@ -1,5 +1,5 @@
-"""Scoring of a run's samples, or episodes with them: rewards and the environment of a config, with
-its limits."""
+"""The players of a run: responses that a reward of its config scores, or episodes of its
+environment, with their limits."""
 
 import dataclasses
 import functools
@@ -14,7 +14,7 @@ from rljax.data.text.tokenizer import Tokenizer
 from rljax.environments.calls import parser
 from rljax.environments.crew import EpisodeCrew
 from rljax.environments.messages import Limits
-from rljax.rollout import Environment, Reward, Rules
+from rljax.rollout import Episodes, Player, Reward, Rules, player_of
 from rljax.sampler import Sampling
 from rljax.setup.rewards import reward_role
 from rljax.setup.setup import Setup
@@ -36,16 +36,16 @@ def turn_sampling(config: Config, sampling: Sampling, tokenizer: Tokenizer) -> S
     return dataclasses.replace(sampling, stop_ids=tuple(ids), stop_strings=tuple(texts))
 
 
-def make_environment(
+def make_episodes(
     config: Config,
     tokenizer: Tokenizer,
     mesh,
     sampling: Sampling,
     open_reward: Callable[[], Reward],
     log: Path | None = None,
-) -> Environment:
-    """Starts the workers of config.environment. What an environment prints goes to the file `log`,
-    or to stderr. `open_reward` makes what scores episodes that return None."""
+) -> Episodes:
+    """The player of config.environment, whose workers are started. What an environment prints goes
+    to the file `log`, or to stderr. `open_reward` makes what scores episodes that return None."""
     own = config.environment
     declared = spec(resolve(own.function, NAMESPACES["environment"]))
     limits = limits_of(config)
@@ -62,18 +62,18 @@ def make_environment(
         memory_gb=own.memory_gb, log=log,
     )  # fmt: skip
     crew.start()
-    return Environment(
+    return Episodes(
         crew, rules, tokenizer, mesh, open_reward, mask_bad_turns=own.mask_bad_turns,
         max_failed=own.max_failed, correct_at=config.evaluate.correct_at,
     )  # fmt: skip
 
 
-def open_rewards(setup: Setup, log: Path) -> list[Reward | Environment]:
-    """Opens the scorers of a run's samples: for training first, for evaluation last, where they
-    differ. An environment serves both. What functions print goes to the file `log`."""
+def open_players(setup: Setup, log: Path) -> list[Player]:
+    """The players of a run: for training first, for evaluation last, where their rewards differ.
+    Episodes serve both. What functions print goes to the file `log`."""
     config = setup.config
     if config.environment.function:
-        return [_environment(setup, log)]
+        return [_episodes(setup, log)]
     text = training_text(config) if setup.needs_reward else reward_text(config)
     opened = [reward_role(setup, text, dense=setup.needs_reward, log=log)]
     try:
@@ -82,17 +82,17 @@ def open_rewards(setup: Setup, log: Path) -> list[Reward | Environment]:
     except BaseException:
         opened[0].close()
         raise
-    return opened
+    return [player_of(reward) for reward in opened]
 
 
-def _environment(setup: Setup, log: Path) -> Environment:
+def _episodes(setup: Setup, log: Path) -> Episodes:
     """The reward that scores episodes without an outcome is opened now where the config names one,
     else before the first such episode."""
     config, reward = setup.config, setup.config.reward
     text = training_text(config)
     opened = functools.partial(reward_role, setup, text, dense=True, log=log)
     sampling, mesh = setup.rollouts.sampling, setup.model.mesh
-    environment = make_environment(config, setup.tokenizer, mesh, sampling, opened, log)
+    player = make_episodes(config, setup.tokenizer, mesh, sampling, opened, log)
     if reward.function or reward.rubrics:
-        environment.open_reward()
-    return environment
+        player.open_reward()
+    return player

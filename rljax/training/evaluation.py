@@ -15,13 +15,13 @@ from rljax.errors import InputError
 from rljax.evaluation import policy as policies
 from rljax.evaluation.saved import evaluate_saved
 from rljax.policies import Policy
-from rljax.rollout import Environment, Reward
+from rljax.rollout import Player, Reward
 from rljax.training.result import TrainedRun
 
 
 def evaluate(
     policy: TrainedRun | str | Path | Policy,
-    reward: str | Callable | Reward | Environment | None = None,
+    reward: str | Callable | Reward | Player | None = None,
     prompts: int | Sequence[PromptRecord] | None = None,
     *,
     data: object = None,
@@ -48,7 +48,7 @@ def evaluate(
       options: what else `rljax evaluate` takes, by the names of its flags: temperature=0.8,
         step="best", trust_code=True (a folder whose config names functions of other files).
 
-    A `Policy` of `rljax.policies.saved` is evaluated with its `reward` and its `prompts`, both
+    A `Policy` of `rljax.policies.saved` is evaluated with its `player` and its `prompts`, both
     objects of the library; then the metrics alone are returned, and `options` are correct_at and
     seed. Raises InputError for anything the user can fix.
     """

@@ -12,8 +12,7 @@ from rljax.config import Config
 from rljax.data.online.loader import make_loader
 from rljax.data.rows.show import show
 from rljax.rewards.pool.calling import asks_nobody
-from rljax.rewards.pool.pool import RewardPool
-from rljax.rollout import Environment, Reward
+from rljax.rollout import Episodes
 from rljax.setup import build
 from rljax.setup.weights import check_weights
 from rljax.tracking.packages import require_packages
@@ -65,11 +64,11 @@ def _preview(config: Config, console: Console, rows: int, devices, shipped: Conf
 
 def _show_rewards(run: Run, console: Console, rows: int) -> None:
     """A line for each of the responses that a reward is tried with."""
-    reward = run.reward
-    if isinstance(reward, Environment):
-        _show_exchange(run, reward, console)
+    if run.player.has_turns:
+        _show_exchange(run, run.player, console)
         return
-    if not _can_be_tried(reward):
+    reward = run.reward
+    if reward.row_pool is None or not asks_nobody(reward.row_pool.component):
         console.print("rewards: of a model or a server, which is not asked here")
         return
     for source in run.setup.data.sources:
@@ -80,19 +79,14 @@ def _show_rewards(run: Run, console: Console, rows: int) -> None:
                 console.print(text, markup=False, soft_wrap=True)
 
 
-def _show_exchange(run: Run, environment: Environment, console: Console) -> None:
+def _show_exchange(run: Run, player: Episodes, console: Console) -> None:
     """Shows the environment's first text for a row, a scripted reply, and the answer to that."""
     (record,) = make_loader(run.setup.data.sources[0], batch_size=1, seed=run.config.seed).take(1)
     decode = run.setup.tokenizer.decode
-    for step in environment.first_exchange(record):
+    for step in player.first_exchange(record):
         if step.ended:
             text = f"environment: ended, outcome {step.outcome}"
         else:
             reply = f"reply {step.text!r:.200}; " if step.text else ""
             text = f"{reply}environment says {decode(step.ids, skip_special_tokens=False)!r:.400}"
         console.print(text, markup=False, soft_wrap=True)
-
-
-def _can_be_tried(reward: Reward) -> bool:
-    pool = reward.pool
-    return isinstance(pool, RewardPool) and not reward.model and asks_nobody(pool.component)

@@ -41,7 +41,7 @@ from rljax.plan.memory import check_fits, fewest_microbatches
 from rljax.policies import Policy, sample_all
 from rljax.report.run_warnings import IN_A_ROW, fault_lines, is_said
 from rljax.roles.placed import run_dataflow
-from rljax.rollout import Environment, Reward
+from rljax.rollout import Player, Reward, player_of
 from rljax.runs.folder import whole_export
 from rljax.setup import Phase, Setup
 from rljax.setup.dry_run import check_fields_read
@@ -114,14 +114,14 @@ class Run:
         self.half_step: tuple[dict, dict[str, list[dict]]] | None = None
         self.started_training = False
         self.saved_step: int | None = None  # of the checkpoint that a resume would go on from
-        self.owned: list[Reward | Environment] = []
-        self.reward = self.eval_reward = reward
+        self.owned: list[Player] = []
+        self.player = self.eval_player = None if reward is None else player_of(reward)
         if reward is None and (setup.needs_reward or setup.data.test_prompts):
-            self.owned = build.open_rewards(setup, self.folder / PRINTED)
-            self.reward, self.eval_reward = self.owned[0], self.owned[-1]
-        if self.eval_reward is not None:  # evaluation uses the outcome reward only
-            self.eval_reward = self.eval_reward.outcome_alone()
-        self.sources = make_sources(setup, self.reward, self.key)
+            self.owned = build.open_players(setup, self.folder / PRINTED)
+            self.player, self.eval_player = self.owned[0], self.owned[-1]
+        if self.eval_player is not None:  # evaluation uses the outcome reward only
+            self.eval_player = self.eval_player.outcome_alone()
+        self.sources = make_sources(setup, self.player, self.key)
 
     def __enter__(self) -> "Run":
         return self
@@ -131,8 +131,13 @@ class Run:
 
     def close(self) -> None:
         self.checkpoints.close()
-        for reward in self.owned:
-            reward.close()
+        for player in self.owned:
+            player.close()
+
+    @property
+    def reward(self) -> Reward | None:
+        """The reward that scores samples; of episodes the one that was opened, if there is any."""
+        return None if self.player is None else self.player.reward
 
     @property
     def phase(self) -> Phase:
@@ -275,7 +280,7 @@ class Run:
             "progress": dataclasses.asdict(self.progress),
             "fingerprints": self.fingerprints,
             "offsets": tracking.offsets(),
-            **(self.begun_at or positions(self.sources, self.reward)),
+            **(self.begun_at or positions(self.sources, self.player)),
             "metrics": {
                 k: v for k, v in self.metrics.items() if isinstance(v, float) and np.isfinite(v)
             },
@@ -309,7 +314,7 @@ class Run:
         """One step of the current phase: a batch of its source through its dataflow -> metrics."""
         phase, taken = self.phase, self.progress.taken.get(self.progress.phase, 0)
         if hosts.count() > 1:  # a step can be abandoned; one process stops between two
-            self.begun_at = copy.deepcopy(positions(self.sources, self.reward))
+            self.begun_at = copy.deepcopy(positions(self.sources, self.player))
         with hosts.may_stop(), heartbeat.phase("data"):
             batch, metrics = self.source.next(taken, self.roles)
             metrics |= draw_pretraining(self.sources, taken, self.roles)
@@ -380,7 +385,7 @@ class Run:
         limit, samples = self.config.data.drop_above_pass_rate, self.config.data.pass_rate_samples
         every, loader = self.setup.data.prompts, self.source.loader
         drawn = sample_all(
-            self._policy(), every, samples, self.reward, key=stream(self.key, "drop solved"),
+            self._policy(), every, samples, self.player, key=stream(self.key, "drop solved"),
             prompts_per_call=self.config.batch.prompts_per_step,
         )  # fmt: skip
         known = [sample for sample in drawn if not np.isnan(sample.reward)]
@@ -423,7 +428,7 @@ class Run:
     def _accuracy(self) -> dict:
         """Greedy accuracy on the held-out prompts, and pass@k where samples are drawn."""
         data, evaluate, policy = self.setup.data, self.config.evaluate, self._policy()
-        asked = (policy, self.eval_reward, data.test_prompts)
+        asked = (policy, self.eval_player, data.test_prompts)
         right, samples = greedy_accuracy(*asked, correct_at=evaluate.correct_at)
         if np.isnan(right).all():  # a judge that is down must not end the run
             LOG.warning("step %d: every reward of the evaluation failed", self.progress.step)
@@ -434,7 +439,7 @@ class Run:
         metrics = accuracy_metrics(data.test_prompts, right, samples)
         if n := evaluate.samples:
             key = stream(self.key, "evaluate", self.progress.step)
-            drawn = sample_all(policy, data.test_prompts, n, self.eval_reward, key=key)
+            drawn = sample_all(policy, data.test_prompts, n, self.eval_player, key=key)
             metrics |= pass_metrics(drawn, n, evaluate.correct_at)
         return metrics
 

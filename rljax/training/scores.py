@@ -14,9 +14,8 @@ from rljax.data.online.prompts import PromptRecord
 from rljax.data.online.stream import Stream
 from rljax.errors import InputError
 from rljax.rewards.pool.calling import FIELDS, asks_nobody, members, wanted_fields
-from rljax.rewards.pool.pool import RewardPool
-from rljax.rollout import Environment, Reward, ScoredRow
-from rljax.rollout.reward import with_cost_or_error
+from rljax.rollout import Reward, ScoredRow
+from rljax.rollout.scoring.reward import with_cost_or_error
 from rljax.tracking.episodes import shown_episodes
 from rljax.training.run import Run
 
@@ -54,15 +53,16 @@ def try_rewards(run: Run) -> list[str]:
     tried. An environment plays one exchange on the first row.
     """
     data, trains = run.setup.data, run.setup.needs_reward
-    if isinstance(run.reward, Environment):
+    if run.player is not None and run.player.has_turns:
         for record in _some_rows(data.sources[0])[:1]:
-            run.reward.first_exchange(record)
+            run.player.first_exchange(record)
         return []
     warnings = []
     for source in data.sources if trains else ():
         warnings += _try_reward(run.reward, _some_rows(source))
-    if run.eval_reward is not None and not (trains and run.eval_reward.pool is run.reward.pool):
-        warnings += _try_reward(run.eval_reward, _some_rows(data.test_prompts))
+    other = None if run.eval_player is None else run.eval_player.reward
+    if other is not None and not (trains and other.pool is run.reward.pool):
+        warnings += _try_reward(other, _some_rows(data.test_prompts))
     return list(dict.fromkeys(warnings))
 
 
@@ -74,10 +74,8 @@ def _some_rows(source: Sequence[PromptRecord] | Stream) -> list[PromptRecord]:
 
 
 def _try_reward(reward: Reward, records: Sequence[PromptRecord]) -> list[str]:
-    pool = reward.pool
-    if not isinstance(pool, RewardPool) or reward.model is not None or reward.rubrics is not None:
-        return []
-    if not asks_nobody(pool.component):
+    pool = reward.row_pool
+    if pool is None or reward.rubrics is not None or not asks_nobody(pool.component):
         return []
     rows: list[ScoredRow] = []
     for record in records:
@@ -187,7 +185,7 @@ def scored_responses(
     a trial may."""
     texts = texts or [form.format(record.ground_truth) for form in _PLAIN]
     samples = [
-        {**reward.sample(record, [0] * (len(text.split()) + 1), 0, 0), "response": text}
+        {**reward.fields(record, [0] * (len(text.split()) + 1), 0, 0), "response": text}
         for text in texts
     ]
     pending, deadline = reward.pool.submit(samples), time.monotonic() + _TRIAL_S
@@ -236,7 +234,7 @@ def _no_scores(run: Run, what: str) -> InputError:
     return InputError(
         what,
         rule=f"the first one of the last step: {shown_sample(row)}" if row else "",
-        fix=_mending(row, run.reward.needs_costs)
+        fix=_mending(row, run.setup.needs_costs)
         if row
         else "look at the samples of the last step in the report",
     )

@@ -26,16 +26,24 @@ from rljax.keys import stream
 from rljax.metric import Metric
 from rljax.roles.placed import PlacedReference
 from rljax.rollout import (
-    BesideReference,
     BestSeen,
-    Environment,
-    Reward,
+    Landed,
+    Player,
     RewardReport,
+    make_sample,
     once,
+    player_of,
     run_rollout,
     widened,
 )
-from rljax.rollout.in_flight import Clock, Episodes, InFlight, Ready, Responses, Tickets
+from rljax.rollout.flight import (
+    Clock,
+    EpisodesInFlight,
+    Flight,
+    InFlight,
+    ResponsesInFlight,
+    Tickets,
+)
 from rljax.setup import Phase, Setup, prompt_order
 from rljax.setup.setup import sampled_prompts
 from rljax.training.epochs import epoch_metrics
@@ -59,7 +67,7 @@ METRICS = {
 }  # fmt: skip
 
 
-def make_source(setup: Setup, phase: Phase, reward: Reward | None, key: jax.Array):
+def make_source(setup: Setup, phase: Phase, player: Player | None, key: jax.Array):
     """The source of a phase's batches, by the kind of data that its dataflow declares."""
     config, data = setup.config, setup.data
     if phase.name == "sft":
@@ -75,14 +83,14 @@ def make_source(setup: Setup, phase: Phase, reward: Reward | None, key: jax.Arra
     replayed = config.batch.prompts_per_step - count
     if not count:
         return ReplaySource(setup, replayed)
-    sampled = RolloutSource(setup, phase, reward, key, count)
+    sampled = RolloutSource(setup, phase, player, key, count)
     return MixedSource(sampled, ReplaySource(setup, replayed), setup) if replayed else sampled
 
 
-def make_sources(setup: Setup, reward: Reward | None, key: jax.Array) -> dict:
+def make_sources(setup: Setup, player: Player | None, key: jax.Array) -> dict:
     """{name of a phase: the source of its batches}, and with pretraining.data "pretraining": the
     source of the examples beside those of the last phase."""
-    sources = {phase.name: make_source(setup, phase, reward, key) for phase in setup.phases}
+    sources = {phase.name: make_source(setup, phase, player, key) for phase in setup.phases}
     if setup.pretraining is not None:
         data, size = setup.data, setup.pretraining_rows
         loader = make_loader(data.pretraining, batch_size=size, seed=setup.config.seed)
@@ -104,10 +112,11 @@ def draw_pretraining(sources: dict, step: int, roles: dict) -> dict:
     }  # fmt: skip
 
 
-def positions(sources: dict, reward: Reward | None) -> dict:
+def positions(sources: dict, player: Player | None) -> dict:
     """Returns the positions of sources in their data, and what the rubrics of the reward have
     learned."""
-    rubrics = reward.rubrics if reward is not None else None
+    reward = None if player is None else player.reward
+    rubrics = None if reward is None else reward.rubrics
     return {
         "sources": {name: source.get_state() for name, source in sources.items()},
         "rubrics": rubrics.get_state() if rubrics is not None else None,
@@ -152,29 +161,30 @@ class RolloutSource(LoaderSource):
     """Scored trajectories of the current policy on the next `count` prompts. `report` is what the
     reward said of the last step's samples."""
 
-    def __init__(self, setup: Setup, phase: Phase, reward: Reward | None, key, count: int):
-        self.setup, self.reward, self.count = setup, reward, count
-        self.score = reward if phase.data == "rollouts" else unscored
+    def __init__(self, setup: Setup, phase: Phase, player: Player | None, key, count: int):
+        self.setup, self.count, self.scored = setup, count, phase.data == "rollouts"
+        self.player = player_of(player if self.scored else None)
         self.key, self.loader = key, prompt_order(setup.config, setup.data)
         self.report: RewardReport | None = None
         self.best_seen = BestSeen(setup.data.endless)
         # Every row that is scored is learned from: its reference log-probs may begin before.
         every = setup.rollout.function is once and count == setup.config.batch.prompts_per_step
-        self.ahead = every and isinstance(reward, Reward)
+        self.ahead = every and self.scored
         self.in_flight = self._flight() if setup.config.rollouts.max_staleness else None
 
     def _flight(self) -> InFlight:
         setup, settings = self.setup, self.setup.config.rollouts
         cfg = setup.rollouts.replace(prompts_per_step=self.count)
         clock = Clock.parsed(settings.clock)
-        if isinstance(self.score, Environment):
-            flight = Episodes(self.score, cfg, clock)
+        if self.player.has_turns:
+            player = EpisodesInFlight(self.player, cfg, clock)
         else:
-            flight = Responses(self.score, cfg, setup.data.prompt_tokens, clock)
+            columns = setup.data.prompt_tokens
+            player = ResponsesInFlight(self.player.reward, cfg, columns, clock)
         return InFlight(
-            Tickets(self.count, settings.max_staleness, settings.steps_ahead), flight, self.draw,
-            setup.rollout, self.key, reread=settings.in_flight_cache == "reread",
-            partial_mask=settings.partial_mask,
+            Tickets(self.count, settings.max_staleness, settings.steps_ahead),
+            Flight(player, clock), self.draw, setup.rollout, self.key,
+            reread=settings.in_flight_cache == "reread", partial_mask=settings.partial_mask,
         )  # fmt: skip
 
     def draw(self, count: int) -> Prompts:
@@ -185,22 +195,22 @@ class RolloutSource(LoaderSource):
 
     def next(self, step: int, roles: dict) -> tuple[Batch, dict]:
         setup, before = self.setup, self.loader.position
-        cfg = setup.rollouts.replace(prompts_per_step=self.count)
-        score, reference = self.score, roles.get("reference")
-        if self.ahead and score is self.reward and isinstance(reference, PlacedReference):
-            score = BesideReference(score, reference)
-        flown: dict[str, float] = {}
-        if self.in_flight is None:
-            prompts = self.draw(self.count)
-        else:
-            prompts, score, flown = self.in_flight.take(roles["actor"], step, score)
-        done = run_rollout(
-            setup.rollout, prompts, stream(self.key, "rollout", step), cfg,
-            **{**roles, "reward": score}, draw=self.draw, tokenizer=setup.tokenizer,
+        flies = self.in_flight is not None
+        cfg = setup.rollouts.replace(prompts_per_step=self.count, in_flight=flies)
+        player, reference = self.player, roles.get("reference")
+        if self.ahead and isinstance(reference, PlacedReference):
+            player = player.beside(reference)
+        landed, flown = self.in_flight.take(roles["actor"], step) if flies else (None, {})
+        prompts = landed.prompts if flies else self.draw(self.count)
+        given = dict(
+            sample=make_sample(roles.get("actor"), player, cfg.sampling, landed),
+            reward=player.reward, draw=self.draw, tokenizer=setup.tokenizer,
         )  # fmt: skip
+        key = stream(self.key, "rollout", step)
+        done = run_rollout(setup.rollout, prompts, key, cfg, **{**roles, **given})
         drawn = self.loader.position - before
-        if self.in_flight is not None:
-            _require_taken(score, setup)
+        if flies:
+            _require_taken(landed, setup)
             drawn = self.count + int(flown["queue/dropped"])
         metrics = {
             **done.metrics,
@@ -212,7 +222,7 @@ class RolloutSource(LoaderSource):
                 setup.data.counts.get("dropped_overlong", 0) + self.loader.dropped
             ),
         }
-        if self.score is self.reward:
+        if self.scored:
             metrics |= self._learn(done.report)
         names = (setup.config.data.train, *setup.config.data.sources)
         batch = place(widened(done.batch, setup.row_tokens), setup.model.mesh)
@@ -221,7 +231,7 @@ class RolloutSource(LoaderSource):
     def _learn(self, report: RewardReport) -> dict:
         """Teaches the curriculum and the rubrics what the rewards said -> metrics."""
         self.report = report
-        metrics = report.metrics() | self.best_seen.record(report) | self.reward.learn(report)
+        metrics = report.metrics() | self.best_seen.record(report) | self.player.learn(report)
         if isinstance(self.loader, Curriculum):
             self.loader.record(report.outcomes, self.setup.rollouts.correct_at)
             metrics["data/retired_prompts"] = float(self.loader.skipped)
@@ -281,14 +291,14 @@ def record_finder(sources: Sequence) -> Callable[[dict], PromptRecord]:
     return find
 
 
-def _require_taken(ready: Ready, setup: Setup) -> None:
+def _require_taken(landed: Landed, setup: Setup) -> None:
     """Raises InputError where a rollout made samples of its own."""
-    if not ready.taken:
+    if not landed.taken:
         raise InputError(
             f"algorithm.collect={setup.rollout.text!r} with rollouts.max_staleness",
             value=setup.config.rollouts.max_staleness,
             rule="it did not ask for samples of the prompts that it was given, by "
-            "sample_scored(actor, reward, prompts, key, cfg.sampling, n=cfg.samples_per_prompt)",
+            "sample(prompts, key, n=cfg.samples_per_prompt)",
             fix="rollouts.max_staleness=0",
         )  # fmt: skip
 
@@ -403,11 +413,6 @@ def _joined(ours: Batch, theirs: Batch, mesh) -> Batch:
         if one is not None and other is not None:
             both[field.name] = jnp.concatenate([one, other])
     return place(Batch(**both), mesh)
-
-
-def unscored(batch: Batch, prompts: Prompts, early=None) -> tuple[Batch, RewardReport]:
-    """In place of a reward, for dataflows that read none."""
-    return batch, RewardReport()
 
 
 def _chances(loader, names: tuple[str, ...]) -> dict[str, float]:

@@ -6,8 +6,8 @@ from rljax.config import NAMESPACES, Config
 from rljax.config.checks import Problems
 from rljax.contracts import spec
 from rljax.errors import InputError
-from rljax.rollout.in_flight import Clock
-from rljax.rollout.searched import SEARCHES
+from rljax.rollout.flight import Clock
+from rljax.rollout.rules.search import SEARCHES
 from rljax.setup.setup import rollout_of, sampled_prompts
 
 _OFF = "rollouts.max_staleness=0"

@@ -8,8 +8,8 @@ from rljax.config.checks import Problems
 from rljax.contracts import spec
 from rljax.errors import InputError
 from rljax.rollout import turn_tree
-from rljax.rollout.episode_tree import Tree
-from rljax.rollout.searched import SEARCHES
+from rljax.rollout.players.episodes.tree import Tree
+from rljax.rollout.rules.search import SEARCHES
 from rljax.validation.problems import resolve_field
 
 

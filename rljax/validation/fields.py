@@ -14,7 +14,7 @@ from rljax.learn.rounding import HELD
 from rljax.models.attention import CONTEXT_ATTENTION
 from rljax.models.cache import DTYPES as KV_DTYPES
 from rljax.models.config import DTYPES
-from rljax.rollout.in_flight import PARTIAL_MASKS
+from rljax.rollout.flight import PARTIAL_MASKS
 from rljax.sampler.layout import WEIGHT_DTYPES, parsed
 from rljax.sampler.requests import DTYPES as SAMPLER_DTYPES
 from rljax.sampler.requests import LOOPS, SWITCHES

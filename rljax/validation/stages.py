@@ -11,9 +11,9 @@ from rljax.contracts import spec
 from rljax.data.kinds import SAMPLED
 from rljax.errors import InputError
 from rljax.rewards.pool.calling import reads_model
-from rljax.rollout.searched import SEARCHES
-from rljax.rollout.special_token import check_rounds, special_token
-from rljax.rollout.vine import check_vine, vine
+from rljax.rollout.rules.search import SEARCHES
+from rljax.rollout.rules.special_token import check_rounds, special_token
+from rljax.rollout.rules.vine import check_vine, vine
 from rljax.setup.role_table import ROLES, own_roles
 from rljax.setup.setup import rollout_of
 from rljax.shaping.scores import mixed_parts, normalised
@@ -42,7 +42,7 @@ _CALLED_WITH = {
     "role": ("inputs",),
 }
 # What the run hands to a rollout that asks for it, beside the roles.
-_FOR_ROLLOUTS = ("reward", "draw", "tokenizer")
+_FOR_ROLLOUTS = ("sample", "reward", "draw", "tokenizer")
 _EACH = {
     "algorithm.reward_shaping": "shaping",
     "algorithm.baseline_filters": "filter",

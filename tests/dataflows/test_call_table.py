@@ -25,7 +25,7 @@ from rljax.models.huggingface import save_params
 from rljax.models.model import Model
 from rljax.roles import Actor, Critic, Reference, program
 from rljax.rollout import ModelScorer
-from rljax.rollout.reward import Reward
+from rljax.rollout.scoring.reward import Reward
 
 ONE = make_mesh(1, 1, 1, devices=jax.devices()[:1])
 METHODS = {  # what is counted, and as what

@@ -30,7 +30,8 @@ from rljax.errors import InputError
 from rljax.learn import weighted_loss
 from rljax.losses.policy import Policy
 from rljax.plan.programs import programs_of
-from rljax.rollout.baseline_response import task_of, with_baseline_response
+from rljax.rollout import make_sample
+from rljax.rollout.rules.baseline_response import task_of, with_baseline_response
 from rljax.setup.dry_run import check_fields_read
 from rljax.setup.role_table import abstract_roles
 from rljax.shaping.constrained import (
@@ -428,10 +429,9 @@ def test_a_text_of_the_data_is_the_baseline_response(shared, step):
         return run.reward(batch, prompts)
 
     def rollout(records):
-        given = dict(run.roles, reward=reward, draw=None, tokenizer=run.setup.tokenizer)
-        given = {
-            name: given[name] for name in ("actor", "reference", "reward", "draw", "tokenizer")
-        }
+        given = {name: run.roles[name] for name in ("actor", "reference")}
+        sample = make_sample(given["actor"], reward, run.setup.rollouts.sampling)
+        given |= dict(reward=reward, sample=sample, draw=None, tokenizer=run.setup.tokenizer)
         asked = dataclasses.replace(prompts, records=records)
         cfg = run.setup.rollouts.replace(samples_per_prompt=3)
         return with_baseline_response(asked, jax.random.key(1), cfg, **given)

@@ -18,7 +18,7 @@ from rljax.dataflows.grpo import grpo
 from rljax.dataflows.pf_ppo import redraw_in_groups
 from rljax.dataflows.steps import filter_baseline_rows, mean_sequence_kl, shape_rewards
 from rljax.roles import Baseline
-from rljax.rollout.greedy import with_greedy_baseline
+from rljax.rollout.rules.greedy import with_greedy_baseline
 from rljax.shaping.resampling import group_rank_weights
 from rljax.training.run import Run
 

@@ -19,7 +19,7 @@ from rljax.dataflows.pf_ppo import weights_of_scored
 from rljax.dataflows.steps import prepare_batch
 from rljax.learn import Steps
 from rljax.mesh import make_mesh
-from rljax.rollout.greedy import with_greedy_baseline
+from rljax.rollout.rules.greedy import with_greedy_baseline
 from rljax.setup import build
 from rljax.setup.dry_run import dry_run
 from rljax.shaping.scores import apply_shaping

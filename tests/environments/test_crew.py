@@ -15,7 +15,7 @@ from processes import alive, children, wait_until
 
 from rljax.environments.crew import EpisodeCrew
 from rljax.errors import InputError
-from rljax.rollout.environment import MENDING
+from rljax.rollout.players.episodes.episodes import MENDING
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -17,9 +17,9 @@ def calc(expression: str) -> str:
     return str(int(right(expression)) * 7 % 9000 + 1000)
 
 
-def inverted(prompts, key, cfg, *, actor, reward):
+def inverted(prompts, key, cfg, *, sample):
     """`once`, where what the policy read is learned from, and what it wrote is not."""
-    made = once(prompts, key, cfg, actor=actor, reward=reward)
+    made = once(prompts, key, cfg, sample=sample)
     batch = made.batch
     read = (batch.segment_ids > 0) & (batch.mask == 0) & (batch.positions > 0)
     return dataclasses.replace(made, batch=batch.replace(mask=read.astype(jnp.float32)))

@@ -7,7 +7,7 @@ from rljax.learn import Objective
 from rljax.losses.policy import Policy, ppo_clip
 from rljax.policies import Policy as SamplingPolicy
 from rljax.policies import sample_all
-from rljax.rollout import Rollout, once, sample_scored
+from rljax.rollout import Rollout, once
 from rljax.tasks import Task, first_letter
 from rljax.tasks.task import TEXT
 
@@ -55,9 +55,9 @@ def begins_even(response) -> float:
     return float(response[:1] in tuple("02468"))
 
 
-def scored_once_more(prompts, key, cfg, *, actor, reward, tokenizer):
+def scored_once_more(prompts, key, cfg, *, sample, actor, reward, tokenizer):
     """`once`, and the mean reward of one more sample of every prompt as a metric."""
-    done = once(prompts, key, cfg, actor=actor, reward=reward)
+    done = once(prompts, key, cfg, sample=sample)
     policy = SamplingPolicy(actor, tokenizer, cfg.sampling, prompts.tokens.shape[1])
     more = sample_all(policy, prompts.records, 1, reward, key=key)
     mean = sum(sample.reward for sample in more) / len(more)
@@ -65,9 +65,9 @@ def scored_once_more(prompts, key, cfg, *, actor, reward, tokenizer):
 
 
 @contract(needs_groups=True)
-def chooses_groups(prompts, key, cfg, *, actor, reward):
+def chooses_groups(prompts, key, cfg, *, sample):
     """A rollout that would choose groups, and says nothing of those in flight."""
-    batch, report = sample_scored(actor, reward, prompts, key, cfg.sampling, n=2)
+    batch, report = sample(prompts, key, n=2)
     return Rollout(batch, prompts, report)
 
 

@@ -15,11 +15,11 @@ from rljax.shaping.steps import line_ids
 
 @contract(fills=("step_ids", "values"))
 def vine(
-    prompts, key, cfg, *, actor, reward, tokenizer, completions: int = 9, most_states: int = 20
-):
+    prompts, key, cfg, *, sample, actor, reward, tokenizer, completions=9, most_states=20
+):  # fmt: skip
     """`once`, and at the first token of each of the first `most_states` lines of a response the
     mean reward of `completions` fresh samples from there; NaN where that is not known."""
-    done = once(prompts, key, cfg, actor=actor, reward=reward)
+    done = once(prompts, key, cfg, sample=sample)
     batch = done.batch
     tokens, mask, group, finish = fetch(
         (batch.tokens, batch.mask, batch.group, batch.finish_reason)

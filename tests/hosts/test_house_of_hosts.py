@@ -239,7 +239,7 @@ def is_own(node, local: set[str]) -> bool:
 
 # Calls in which all hosts take part, or which lead there.
 TOGETHER = ALIKE | {
-    "fetch", "place", "put_whole", "wait", "generate", "sample_all", "sample_scored", "run_rollout",
+    "fetch", "place", "put_whole", "wait", "generate", "sample_all", "sample", "run_rollout",
     "greedy_accuracy", "held_out_step", "evaluate", "begin", "start", "load", "save", "export",
     "export_adapter", "initial_params", "step", "one_step", "whole_step", "loop", "roll_back",
 }  # fmt: skip

@@ -203,7 +203,7 @@ def test_comparisons_of_a_policy_end_at_its_stop_strings():
 def test_a_reward_of_a_policy_reads_the_reward_model_of_its_run(tmp_path):
     one, text = saved(max_response_tokens=3), "mixture(rewards=('reward_model()',), weights=(2.0,))"
     with pytest.raises(InputError, match="reward.model is ''.*or another reward"):
-        one.reward(text)
+        one.player(text)
     scalar = Model(dataclasses.replace(one.model.config, labels=1), make_mesh(), "scalar")
     rng = np.random.default_rng(0)
     noise = lambda x: x + 0.3 * rng.normal(size=x.shape).astype(x.dtype)  # noqa: E731
@@ -211,14 +211,14 @@ def test_a_reward_of_a_policy_reads_the_reward_model_of_its_run(tmp_path):
     save_params(tmp_path, scalar, params, bos_id=None, eos_ids=CHARS.eos_ids, pad_id=CHARS.pad_id)
     one.config.reward.model = str(tmp_path)
     prompts = records("ab>", "ca>")
-    with contextlib.closing(one.reward(text)) as reward:
+    with contextlib.closing(one.player(text)) as reward:
         samples = sample_all(one.ready(prompts), prompts, 2, reward, key=key())
     assert len({s.reward for s in samples}) > 1
     for sample in samples:
         ids = np.array([[*prompts[sample.prompt].token_ids, *sample.ids]], np.int32)
         batch = batch_from_rows(jnp.asarray(ids), jnp.asarray([ids.shape[1]]), jnp.ones(ids.shape))
         assert sample.reward == pytest.approx(2 * float(scalar.scores(params, batch)[0, 0]), 1e-4)
-    with contextlib.closing(one.reward("exact_match()")) as reward:
+    with contextlib.closing(one.player("exact_match()")) as reward:
         assert reward.model is None  # it reads no score
 
 

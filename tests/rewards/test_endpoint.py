@@ -14,7 +14,7 @@ from judge_server import closed_port, completion, raw_server, reset, serving
 from rljax.errors import InputError
 from rljax.rewards.judges.endpoint import EndpointError, chat, post_json, strict_json
 from rljax.rewards.pool.pool import RewardPool
-from rljax.rollout.report import error_kind
+from rljax.rollout.scoring.report import error_kind
 
 GOOD = completion('{"score": 5}')
 MESSAGES = [{"role": "user", "content": "?"}]

@@ -128,7 +128,7 @@ def score(tmp_path_factory):
         with RewardPool(text, workers=1) as pool:
             reward = Reward(pool, Letters, None)
             return pool.score(
-                [{**reward.sample(record, [0, 1, 2], 0, 7), "response": text} for text in responses]
+                [{**reward.fields(record, [0, 1, 2], 0, 7), "response": text} for text in responses]
             )
 
     yield scored
@@ -218,7 +218,7 @@ def mixed(score, *names, weights=(), responses=("4", "55", "?"), more="", messag
         record = PromptRecord(
             "2+2", np.ones(1, np.int32), "4", "toy", {"difficulty": 3}, 0, messages=messages
         )
-        samples = [{**reward.sample(record, [1], 0, 7), "response": r} for r in responses]
+        samples = [{**reward.fields(record, [1], 0, 7), "response": r} for r in responses]
         found = pool.score(samples)
     assert {s.status for s in found} <= {"ok", "abstained"}, found
     return [None if s.status != "ok" else (s.value, {**s.parts, "score": 0.0}) for s in found]

@@ -320,7 +320,7 @@ def test_a_sample_of_a_run_knows_its_answer(tokenizer):
     with RewardPool(f"mixture(rewards={texts!r})", workers=1) as pool:
         reward = Reward(pool, tokenizer, None)
         samples = [
-            reward.sample(record, tokenizer.encode(said), 0, 0)
+            reward.fields(record, tokenizer.encode(said), 0, 0)
             for said in ("I see: 72", "5[/THINK]72", "7")
         ]
         scores = pool.score(samples)

@@ -6,7 +6,7 @@ from golden_checks.common import response_batch
 
 from rljax.batch import FinishReason
 from rljax.learn.metrics import sample_metrics
-from rljax.rollout.in_flight.ages import ages
+from rljax.rollout.flight.ages import ages
 
 
 def test_worked_example():

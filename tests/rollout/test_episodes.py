@@ -17,11 +17,11 @@ from rljax.errors import InputError
 from rljax.evaluation.policy import evaluate
 from rljax.keys import root_key
 from rljax.policies import Policy
-from rljax.rollout.episode_rows import rows_of
-from rljax.rollout.episodes import Driver
+from rljax.rollout.players.episodes.driver import Driver
+from rljax.rollout.players.episodes.rows import rows_of
 from rljax.sampler import Layout, held_weights
 from rljax.sampler.keys import Keys
-from rljax.setup import build, initial_params, make_roles, open_rewards
+from rljax.setup import build, initial_params, make_roles, open_players
 from rljax.tracking.timing import collect
 from rljax.training import train
 from rljax.validation import validate
@@ -59,7 +59,7 @@ def actor():
 @contextlib.contextmanager
 def environment_of(config, tmp_path):
     setup = build(config, jax.devices()[:1])
-    environment = open_rewards(setup, tmp_path / "rewards.log")[0]
+    environment = open_players(setup, tmp_path / "rewards.log")[0]
     with contextlib.closing(environment):
         yield setup, environment
 
@@ -206,7 +206,7 @@ def test_masked_turns_leave_their_rewards_to_the_rest(actor, tmp_path, monkeypat
                 turn.bad = True
         return rows_of(episodes, *rest, **options)
 
-    monkeypatch.setattr("rljax.rollout.environment.rows_of", with_bad_turns)
+    monkeypatch.setattr("rljax.rollout.players.episodes.episodes.rows_of", with_bad_turns)
     config = config_of("tiny_environments.pays_then_anew()", mask_bad_turns=True, max_rows=2)
     config.batch.samples_per_prompt = 8
     batch, report, _ = played(actor, config, tmp_path, n=8)
@@ -226,7 +226,7 @@ def test_an_episode_of_masked_turns_alone_is_in_nobodys_baseline(actor, tmp_path
             turn.bad = True
         return rows_of(episodes, *rest, **options)
 
-    monkeypatch.setattr("rljax.rollout.environment.rows_of", with_bad_turns)
+    monkeypatch.setattr("rljax.rollout.players.episodes.episodes.rows_of", with_bad_turns)
     config = config_of("tiny_environments.count_letter()", mask_bad_turns=True)
     batch, _, _ = played(actor, config, tmp_path)
     assert not batch.mask[1].any() and not batch.rewards[1].any() and batch.scores[1] == 0

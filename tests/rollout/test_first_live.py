@@ -14,7 +14,7 @@ from rljax.batch import FinishReason
 from rljax.errors import InputError
 from rljax.models.model import Model
 from rljax.rewards.pool.pool import Pending, RewardPool
-from rljax.rollout import ModelScorer, Reward, RolloutConfig, dynamic, first_live
+from rljax.rollout import ModelScorer, Reward, RolloutConfig, dynamic, first_live, make_sample
 from rljax.sampler import Sampling
 from rljax.sampler.whole_batch import TURN_STEPS
 
@@ -84,7 +84,8 @@ def collected(actor, reward, collect=first_live, **options):
         return PROMPTS.select(range(WANTED, WANTED + count))
 
     prompts = PROMPTS.select(range(WANTED))
-    done = collect(prompts, KEY, CFG, actor=actor, reward=reward, draw=draw, **options)
+    sample = make_sample(actor, reward, CFG.sampling)
+    done = collect(prompts, KEY, CFG, actor=actor, sample=sample, draw=draw, **options)
     assert drawn == [4]  # of eight prompts that start together
     return done
 

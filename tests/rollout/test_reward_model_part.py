@@ -15,7 +15,7 @@ from rljax.errors import InputError
 from rljax.models.model import Model
 from rljax.rewards.pool.calling import HOME, reads_model
 from rljax.rewards.pool.pool import RewardPool
-from rljax.rollout import ModelScorer, Reward, sample_scored
+from rljax.rollout import ModelScorer, Reward, make_sample
 from rljax.validation import validate
 
 REWARDS = """
@@ -135,7 +135,7 @@ def test_a_whole_batch_is_scored_at_once(sampled):
     with RewardPool(MIXED, workers=1) as pool:
         reward = Reward(pool, Letters, actor.model.mesh, model=scorer)
         assert reward.start_early(prompts, 3) is None and reward.outcome_alone() is reward
-        one, _ = sample_scored(actor, reward, prompts, jax.random.key(4), ASKED, n=3)
+        one, _ = make_sample(actor, reward, ASKED)(prompts, jax.random.key(4), n=3)
         np.testing.assert_array_equal(one.scores, reward(batch, prompts)[0].scores)
     assert reads_model(resolve(MIXED, HOME)) and not reads_model(resolve("gsm8k()", HOME))
 

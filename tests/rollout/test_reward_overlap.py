@@ -17,7 +17,7 @@ from rljax.models.model import Model
 from rljax.report.timeline import scored_while_decoding
 from rljax.rewards.pool.pool import RewardPool
 from rljax.roles.models import Reference
-from rljax.rollout import AgainstOpponent, Reward, sample_scored
+from rljax.rollout import AgainstOpponent, Reward, make_sample
 from rljax.sampler import Decoding, Sampling, generate
 from rljax.sampler.whole_batch import TURN_STEPS
 from rljax.tracking import timing
@@ -173,7 +173,7 @@ def test_scores_are_those_of_a_whole_batch(model, case):
         key = jax.random.key(4)
         plain, report = reward(actor.generate(asked, key, ASKED, n=6), asked)
         with timing.collect() as timings:
-            ahead, early = sample_scored(actor, reward, asked, key, ASKED, n=6)
+            ahead, early = make_sample(actor, reward, ASKED)(asked, key, n=6)
         same(ahead, plain)
         rows, counts = report.examples, report.metrics()
         assert str(early.examples) == str(rows)  # as text: NaN is not equal to itself
@@ -215,9 +215,9 @@ def test_a_reward_that_cannot_be_asked_is_an_error_of_the_caller(model):
     with RewardPool("overlap_rewards.score") as pool:
         reward = Reward(pool, Letters, model.mesh)
         with pytest.raises(AttributeError, match="prompt_text"):
-            sample_scored(policy(model, slots=8), reward, asked, jax.random.key(4), ASKED, n=6)
+            make_sample(policy(model, slots=8), reward, ASKED)(asked, jax.random.key(4), n=6)
         again = asked_prompts()
-        sample_scored(policy(model, slots=8), reward, again, jax.random.key(4), ASKED, n=6)
+        make_sample(policy(model, slots=8), reward, ASKED)(again, jax.random.key(4), n=6)
 
 
 class Interrupted:
@@ -236,7 +236,7 @@ def test_a_ctrl_c_while_the_pool_works_ahead_drops_what_was_begun(model):
     with RewardPool("overlap_rewards.hang_on_long", workers=1, timeout_s=600) as pool:
         reward = Reward(pool, Letters, model.mesh)
         with pytest.raises(KeyboardInterrupt):
-            sample_scored(Interrupted(actor), reward, asked, jax.random.key(4), ASKED, n=6)
+            make_sample(Interrupted(actor), reward, ASKED)(asked, jax.random.key(4), n=6)
         assert pool.score([{"response": "a"}])[0].value == 1.0  # behind nobody who hangs
 
 

@@ -14,8 +14,8 @@ from tiny_tokenizer import write_tokenizer
 from rljax.data.online.prompts import PromptRecord, Prompts
 from rljax.data.text.tokenizer import HuggingFaceTokenizer
 from rljax.rewards.pool.pool import RewardPool, Score
-from rljax.rollout import Reward, RewardReport, ScoredRow, sample_scored
-from rljax.rollout.reward import parts_of
+from rljax.rollout import Reward, RewardReport, ScoredRow, make_sample
+from rljax.rollout.scoring.reward import parts_of
 from rljax.sampler import Sampling
 
 SHORT = Sampling(max_response_tokens=4, stop_ids=(EOS,))
@@ -184,9 +184,9 @@ def test_the_scored_response_begins_at_starts(loop):
     long = SHORT if loop == "whole" else ASKED
     with Counting(LENGTH, workers=1) as pool:
         reward = Reward(pool, Letters, model.mesh)
-        batch, report = sample_scored(actor, reward, prompts, key, long, n=2)
+        batch, report = make_sample(actor, reward, long)(prompts, key, n=2)
         assert pool.late == (4 if loop == "whole" else 0)
-        _, own = sample_scored(actor, reward, plain, key, long, n=2)
+        _, own = make_sample(actor, reward, long)(plain, key, n=2)
     for r, (whole, rest) in enumerate(zip(report.rows, own.rows, strict=True)):
         p = r // 2
         prefix = plain.tokens[p, plain.lengths[p] - 1 : plain.lengths[p]].tolist()
@@ -212,12 +212,14 @@ def test_prompts_joined_and_selected_keep_their_starts():
 
 
 def test_a_reward_is_any_function(pool):
-    """sample_scored hands it the batch and the prompts, and returns what it returns."""
+    """`sample` hands it the batch and the prompts, and returns what it returns."""
     prompts, said = asked_prompts(2), RewardReport((row(1.0, 0),))
-    batch, report = sample_scored(
-        policy(tiny_model()), lambda batch, prompts: (batch.replace(mask=batch.mask * 0), said),
-        prompts, jax.random.key(0), SHORT, n=2,
-    )  # fmt: skip
+    sample = make_sample(
+        policy(tiny_model()),
+        lambda batch, prompts: (batch.replace(mask=batch.mask * 0), said),
+        SHORT,
+    )
+    batch, report = sample(prompts, jax.random.key(0), n=2)
     assert report is said and not np.asarray(batch.mask).any() and isinstance(prompts, Prompts)
 
 
@@ -232,7 +234,7 @@ def test_samples_are_shown_with_the_special_tokens_within_them(tmp_path, pool):
         ([*tokenizer.encode("4"), start, *tokenizer.encode("2"), end], "4<|im_start|>2"),
         (tokenizer.encode("4"), "4"),
     ):
-        sample = reward.sample(record, ids, 1, 0)
+        sample = reward.fields(record, ids, 1, 0)
         assert sample["response"] == shown.replace("<|im_start|>", "")
         assert (
             ScoredRow(sample, Score(1.0, {}, "ok", 0.0, ""), record, 0).example()["response"]

@@ -19,7 +19,7 @@ from rljax.mesh import make_mesh
 from rljax.models.huggingface import save_params
 from rljax.models.model import Model
 from rljax.plan.programs import programs_of
-from rljax.rollout.searched import scored_by
+from rljax.rollout.players.searched import scored_by
 from rljax.sampler import generate
 from rljax.search import Search, Value, beam
 from rljax.setup import abstract_roles, initial_params

@@ -14,7 +14,7 @@ from rljax import setup as build
 from rljax.arrays import fetch
 from rljax.errors import InputError
 from rljax.plan.programs import programs_of
-from rljax.rollout import smallest_advantage, special_token
+from rljax.rollout import make_sample, smallest_advantage, special_token
 from rljax.sampler import Decoding
 from rljax.shaping.scores import apply_shaping, response_tokens, soft_overlong
 from rljax.validation import validate
@@ -69,7 +69,7 @@ def rolled(started, advantage=None, decoding=None, failing=(), **options):
         cfg = cfg.replace(advantage=advantage)
 
     def reward(batch, prompts, early=None):
-        out, report = run.source.reward(batch, prompts)
+        out, report = run.source.player.reward(batch, prompts)
         if len(calls) in failing:
             bad = np.arange(batch.rows) == failing[len(calls)]
             alone = np.where(bad, len(prompts.records) + np.arange(batch.rows), out.group)
@@ -78,8 +78,9 @@ def rolled(started, advantage=None, decoding=None, failing=(), **options):
         calls.append((fetch(batch), fetch(out)))
         return out, report
 
+    sample = make_sample(actor, reward, cfg.sampling)
     done = special_token(
-        prompts, jax.random.key(4), cfg, actor=actor, critic=critic, reward=reward, **options
+        prompts, jax.random.key(4), cfg, actor=actor, critic=critic, sample=sample, **options
     )
     return done, calls
 

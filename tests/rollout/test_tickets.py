@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljax.errors import InputError
-from rljax.rollout.in_flight.tickets import Tickets
+from rljax.rollout.flight.tickets import Tickets
 
 
 def play(groups: int, eta: int, ahead: int, seed: int, steps: int = 30, beside: float = 0.0):

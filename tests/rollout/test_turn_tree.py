@@ -23,8 +23,8 @@ from rljax.errors import InputError
 from rljax.keys import root_key
 from rljax.plan.programs import programs_of
 from rljax.rollout import Rules
-from rljax.rollout.episode_log import Episode, Log, Turn
-from rljax.rollout.episode_tree import Tree, tree_rows
+from rljax.rollout.players.episodes.log import Episode, Log, Turn
+from rljax.rollout.players.episodes.tree import Tree, tree_rows
 from rljax.sampler import Sampling
 from rljax.sampler.sample import RECORD, Sample
 from rljax.setup import abstract_roles, build

@@ -16,11 +16,9 @@ from rljax.components import Component
 from rljax.config import NAMESPACES
 from rljax.errors import InputError
 from rljax.plan.programs import programs_of
-from rljax.rollout import vine
-from rljax.rollout.ready import Ready
-from rljax.rollout.reward import Reward
-from rljax.rollout.scored import sample_scored
-from rljax.rollout.vine import _calibration
+from rljax.rollout import Landed, make_sample, vine
+from rljax.rollout.rules.vine import _calibration
+from rljax.rollout.scoring.reward import Reward
 from rljax.sampler import Decoding
 from rljax.validation import validate
 
@@ -50,11 +48,12 @@ def rolled(started, decoding=None, shaping=(), **options):
 
     def reward(batch, prompts, early=None):
         calls.append(fetch(batch))
-        return run.source.reward(batch, prompts)
+        return run.source.player.reward(batch, prompts)
 
     options = dict(completions=COMPLETIONS, step_tokens=1) | options
+    sample = make_sample(actor, reward, cfg.sampling)
     done = vine(
-        prompts, jax.random.key(3), cfg, actor=actor, reward=reward,
+        prompts, jax.random.key(3), cfg, actor=actor, sample=sample,
         tokenizer=setup.tokenizer, **options,
     )  # fmt: skip
     return done, calls
@@ -87,7 +86,7 @@ def test_values_are_the_mean_scores_of_real_completions(run):
     done, calls = rolled(run)
     batch, states = fetch(done.batch), states_of(done.batch)
     rows = jax.tree.map(lambda *x: np.concatenate(x), *calls[1:])
-    scored, _ = started.source.reward(jax.tree.map(jnp.asarray, rows), prompts)
+    scored, _ = started.source.player.reward(jax.tree.map(jnp.asarray, rows), prompts)
     raw, limited = np.asarray(scored.scores), np.isin(rows.finish_reason, LIMITS)
     assert limited.any() and not limited.all()
     for unfinished, of_each in (
@@ -135,7 +134,7 @@ def test_shaping_by_statistics_of_other_samples_is_refused(rule):
 
 def test_in_flight_the_reward_of_continuations_is_the_outcome_alone(run):
     started, prompts = run
-    scored = started.source.reward
+    scored = started.source.player.reward
     asked = []
 
     class Outcome(Reward):
@@ -146,17 +145,14 @@ def test_in_flight_the_reward_of_continuations_is_the_outcome_alone(run):
     own = Outcome(None, None, None)
     actor, setup = started.roles["actor"], started.setup
     cfg = setup.rollouts
-    batch, report = sample_scored(
-        actor, scored, prompts, jax.random.key(3), cfg.sampling, n=cfg.samples_per_prompt
-    )
-    ready = Ready(
-        own, prompts, batch, report, actor=actor, sampling=cfg.sampling, n=cfg.samples_per_prompt
-    )
+    n, key = cfg.samples_per_prompt, jax.random.key(3)
+    done = make_sample(actor, scored, cfg.sampling)(prompts, key, n=n)
+    landed = Landed(prompts, actor, cfg.sampling, n, done)
     vine(
-        prompts, jax.random.key(3), cfg, actor=actor, reward=ready, tokenizer=setup.tokenizer,
-        completions=COMPLETIONS, step_tokens=1,
+        prompts, key, cfg, actor=actor, sample=make_sample(actor, own, cfg.sampling, landed),
+        tokenizer=setup.tokenizer, completions=COMPLETIONS, step_tokens=1,
     )  # fmt: skip
-    assert ready.taken and asked == ["alone"]
+    assert landed.taken and asked == ["alone"]
 
 
 def exact_values(started, batch, states):

@@ -127,7 +127,7 @@ def opened(config, field):
     """Makes what reads the ids of the run, as a run does before its first compile."""
     setup = build.build(config, jax.devices()[:1])
     if field.startswith("reward"):
-        for reward in build.open_rewards(setup, None):
+        for reward in build.open_players(setup, None):
             reward.close()
         return
     name = field.removeprefix("role ").removesuffix("_model")

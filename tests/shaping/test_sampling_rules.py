@@ -19,7 +19,8 @@ from rljax.mesh import make_mesh
 from rljax.models.builtin import decoder
 from rljax.models.model import Model
 from rljax.rewards.pool.calling import HOME, call_reward
-from rljax.rollout import RewardReport, collect
+from rljax.rollout import RewardReport, make_sample
+from rljax.rollout.rules import collect
 from rljax.sampler import Sampling, generate
 from rljax.shaping import filters
 from rljax.shaping import scores as shaping
@@ -146,7 +147,8 @@ def fake_step(outcomes, wanted, n):
 
     mesh = make_mesh(devices=jax.devices()[:1])
     actor = FakeActor(outcomes, type("M", (), {"mesh": mesh}))
-    return more(wanted), dict(actor=actor, reward=reward, draw=more), position
+    sample = make_sample(actor, reward, None)
+    return more(wanted), dict(actor=actor, sample=sample, draw=more), position
 
 
 CFG = type("Cfg", (), {"sampling": None, "samples_per_prompt": 4})
@@ -207,7 +209,7 @@ def test_seats_are_compared_apart_and_episodes_of_rounds_do_not_mix():
     its four scores differ."""
     dead, live = [1, -1, 1, -1], [1, -1, -1, 1]
     prompts, roles, _ = fake_step([dead, live, live, dead], 2, 4)
-    plain = roles["reward"]
+    plain = roles["sample"].score
 
     def reward(batch, prompts):
         batch, report = plain(batch, prompts)
@@ -215,7 +217,7 @@ def test_seats_are_compared_apart_and_episodes_of_rounds_do_not_mix():
         group = batch.group * 2 + rows % 2
         return batch.replace(seat=rows % 2, episode=rows, group=group), report
 
-    roles["reward"] = reward
+    roles["sample"] = make_sample(roles["actor"], reward, None)
     done = collect.active(prompts, jax.random.key(0), CFG, **roles, refill=0.5)
     assert [r["index"] for r in done.prompts.records] == [1, 2]
     np.testing.assert_array_equal(done.batch.group, [0, 1, 0, 1, 2, 3, 2, 3])

@@ -64,7 +64,7 @@ def accuracy(folder, environment: str) -> float:
     policy = load_policy(folder)  # begun here: it needs no trust_code
     policy.config.environment.function = environment
     prompts = load_data(policy.config, policy.tokenizer).test_prompts
-    reward = policy.reward("exact_match()")
+    reward = policy.player("exact_match()")
     try:
         ready = policy.ready(prompts).greedy()
         samples = sample_all(ready, prompts, 1, reward, key=jax.random.key(0))

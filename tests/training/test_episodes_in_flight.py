@@ -83,7 +83,7 @@ def test_slow_environments_stay_below_the_bound_and_evaluation_plays_beside_them
 
     def between(run):
         policy = Policy(run.roles["actor"], run.setup.tokenizer, run.setup.rollouts.sampling, 4)
-        found = evaluate(policy, run.eval_reward, run.setup.data.test_prompts, samples=1, ks=(1,))
+        found = evaluate(policy, run.eval_player, run.setup.data.test_prompts, samples=1, ks=(1,))
         evaluated.append(found["mean@1"]["value"])
         open_after.append(run.source.in_flight.tickets)
         open_after[-1].check()

@@ -112,7 +112,7 @@ def test_the_exported_policy_reads_the_same_images(two_steps):
     for policy in (run, exported):
         prompts, _ = policy.encode(records)
         ready = policy.ready(prompts, max_response_tokens=2)
-        with contextlib.closing(policy.reward("exact_match()")) as reward:
+        with contextlib.closing(policy.player("exact_match()")) as reward:
             found.append(evaluate(ready, reward, prompts, samples=2, ks=(1, 2)))
     assert found[0] == found[1] and found[0]["failed_rewards"] == 0
     accuracy = json.loads((two_steps / "summary.json").read_text())["accuracy_after"]["value"]

@@ -11,7 +11,7 @@ from tiny_run import tiny_config, train_on_one
 
 from rljax.errors import InputError
 from rljax.keys import root_key
-from rljax.rollout.in_flight import Tickets
+from rljax.rollout.flight import Tickets
 from rljax.setup import build
 from rljax.training import sources
 from rljax.training.run import Run

@@ -29,7 +29,7 @@ from rljax.rewards.judges.endpoint import EndpointError, chat
 from rljax.rewards.judges.judges import JUDGE_TEMPLATE, message
 from rljax.rewards.pool.pool import RewardPool
 from rljax.rollout import MeshJudge, Reward
-from rljax.rollout.report import error_kind
+from rljax.rollout.scoring.report import error_kind
 from rljax.serving.saved import make_worker
 from rljax.setup import abstract_scorers, text_scorer
 from rljax.setup.abstract import abstract_setup

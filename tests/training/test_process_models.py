@@ -364,5 +364,5 @@ def test_from_a_policy_to_ppo_with_its_process_reward_model(tmp_path):
     both.reward.process_model, both.critic_model = folder, ""
     with Run(build_setup(both, jax.devices()[:1]), tmp_path / "dense") as run:
         run.begin(run.setup.main, initial_params(both, run.setup.model))
-        assert run.reward.process is not None and run.eval_reward.process is None
+        assert run.reward.process is not None and run.eval_player.reward.process is None
         assert not np.any(run.roles["critic"].state.params["head"])

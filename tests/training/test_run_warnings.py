@@ -19,7 +19,7 @@ from rljax.report.page import write_report
 from rljax.report.run_warnings import fault_lines, is_said
 from rljax.report.watch import watch
 from rljax.rewards.pool.pool import RewardPool
-from rljax.rollout import Reward
+from rljax.rollout import Reward, player_of
 from rljax.setup import build
 from rljax.setup.weights import check_weights
 from rljax.tracking.console import Console
@@ -225,7 +225,8 @@ def tried(tmp_path_factory):
         text = name if "(" in name else f"{folder / 'warned_rewards.py'}:{name}"
         with RewardPool(text, workers=1, timeout_s=timeout_s) as pool:
             reward = Reward(pool, built.tokenizer, built.model.mesh)
-            return try_rewards(types.SimpleNamespace(setup=built, reward=reward, eval_reward=None))
+            run = dict(setup=built, player=player_of(reward), reward=reward, eval_player=None)
+            return try_rewards(types.SimpleNamespace(**run))
 
     return trial
 

@@ -14,6 +14,7 @@ from preset_runs import Shared, preset_config
 
 from rljax.errors import InputError
 from rljax.mesh import make_mesh
+from rljax.rollout import player_of
 from rljax.setup import build
 from rljax.setup.setup import sampled_prompts
 from rljax.tracking import compiles
@@ -248,8 +249,7 @@ def test_what_only_sampling_reads_recompiles_no_learning(shared):
     collect = dataclasses.replace(run.config.algorithm, collect="active(max_rounds=1)")
     other = build(dataclasses.replace(run.config, algorithm=collect), jax.devices()[:1])
     source.setup = dataclasses.replace(setup, rollout=other.rollout)
-    source.score = source.reward = lambda batch, prompts, **_: shared.reward(batch, prompts)
-    source.score.rubrics, source.score.learn = None, lambda report: {}
+    source.player = player_of(lambda batch, prompts: shared.reward(batch, prompts))
     run.step()
     assert learning(before) == 0 and compiles.count() > before  # decoding did compile again
 

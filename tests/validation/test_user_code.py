@@ -14,7 +14,7 @@ from rljax.config import Config
 from rljax.data.text.tokenizer import CharTokenizer
 from rljax.errors import InputError
 from rljax.rewards.pool.pool import RewardPool
-from rljax.rollout import Reward, run_rollout
+from rljax.rollout import Reward, player_of, run_rollout
 from rljax.setup import build
 from rljax.setup.dry_run import check_fields_read
 from rljax.training import train
@@ -328,7 +328,8 @@ def rewards_tried(tmp_path_factory):
         text = name if "(" in name else f"{folder / 'tried_rewards.py'}:{name}"
         with RewardPool(text, workers=1, timeout_s=30.0) as pool:
             reward = Reward(pool, built.tokenizer, built.model.mesh)
-            run = types.SimpleNamespace(setup=built, reward=reward, eval_reward=None)
+            own = dict(player=player_of(reward), reward=reward, eval_player=None)
+            run = types.SimpleNamespace(setup=built, **own)
             try:
                 try_rewards(run)
             except InputError as error:

@@ -1,7 +1,7 @@
 """A model as the judge of one response: its prompt, and a strict reading of the verdict.
 
 Templates, how untrusted texts are quoted in them, verdicts, and the reward `judge`. Judges of two
-completions are in rljax.rewards.judges.judging, a judge on the mesh in rljax.rollout.judge.
+completions are in rljax.rewards.judges.judging, a judge on the mesh in rljax.rollout.scoring.judge.
 
 The response wants a high score and may say anything. It stands in the prompt as a JSON string, so
 it can neither end its own place nor hold a control token, and what it says of {placeholders} is not

@@ -98,8 +98,8 @@ class RubricBuffer:
         return self._prompts.get(_key(record)) or {"visits": 0, "active": [], "inactive": []}
 
     def learn(self, rows: Sequence) -> dict[str, float]:
-        """Visits every prompt of one step's scored rows (rljax.rollout.reward.ScoredRow), whose
-        samples hold what `extra_info` returned; the metrics of the step.
+        """Visits every prompt of one step's scored rows (rljax.rollout.ScoredRow), whose samples
+        hold what `extra_info` returned; the metrics of the step.
 
         rubric/active and rubric/inactive are means over all prompts visited so far.
         """

@@ -18,10 +18,8 @@ from rljax.errors import InputError
 from rljax.keys import stream
 from rljax.mesh import constrain_rows
 from rljax.metric import Metric
-from rljax.rollout.branch import branch_scored
-from rljax.rollout.report import RewardReport
 from rljax.rollout.rollout import Rollout
-from rljax.rollout.scored import sample_scored
+from rljax.rollout.scoring.report import RewardReport
 from rljax.shaping.scores import apply_shaping
 
 METRICS = {
@@ -38,7 +36,7 @@ METRICS = {
 
 @contract(safe=True, fills=("kept_tokens",))
 def special_token(
-    prompts, key, cfg, *, actor, critic, reward,
+    prompts, key, cfg, *, actor, critic, sample,
     max_rounds: int = 2,
     tau: float = 0.0,
     train_prefix: bool = False,
@@ -55,7 +53,7 @@ def special_token(
     n, count = cfg.samples_per_prompt, len(prompts.records)
     check_rounds(n, max_rounds)
     own = np.repeat(np.arange(count, dtype=np.int32), n // max_rounds)
-    batch, report = sample_scored(actor, reward, prompts, key, cfg.sampling, n=n // max_rounds)
+    batch, report = sample(prompts, key, n=n // max_rounds)
     whole, learned = batch.mask, [batch.mask]
     kept = [jnp.zeros((batch.rows,), jnp.int32)]
     batches, reports, weakest, gains, cut = [batch], [report], [], [], []
@@ -73,10 +71,9 @@ def special_token(
         columns = np.where(going, columns, sizes - 1)
         source = batch.replace(mask=whole, group=jnp.asarray(own), values=None)
         rows = np.arange(len(own))
-        batch, report = branch_scored(
-            actor, reward, prompts, source, rows, columns - starts,
-            stream(key, "special_token", number), cfg.sampling,
-        )  # fmt: skip
+        batch, report = sample.branch(
+            prompts, source, rows, columns - starts, stream(key, "special_token", number)
+        )
         known = [row.score.status == "ok" for row in report.rows]
         gains += (fetch(batch.scores) - before)[going & known].tolist()
         cut += ((columns - starts) / (sizes - starts))[going].tolist()

@@ -12,7 +12,7 @@ import numpy as np
 from rljax.arrays import fetch
 from rljax.batch import Batch, FinishReason, batch_from_rows
 from rljax.metric import Metric
-from rljax.rollout.episode_log import Episode, Log, Rules
+from rljax.rollout.players.episodes.log import Episode, Log, Rules
 from rljax.tracking.episodes import EpisodeSummary, episode_record, turn_record
 
 METRICS = {

@@ -1,8 +1,7 @@
-"""Environment: what plays the episodes of a step, in place of a reward.
+"""Episodes: trajectories of several turns, in which an environment answers the policy.
 
-It has the face of a `Reward`: a rollout hands it to `sample_scored`, which plays episodes with it
-instead of sampling one response to each prompt. So every rollout, dataflow, evaluation and filter
-is agentic with an environment, and knows nothing of it.
+A rollout, a dataflow, a filter and an evaluation ask a player for samples and know nothing of the
+environment.
 """
 
 import dataclasses
@@ -21,13 +20,13 @@ from rljax.environments.messages import Step
 from rljax.errors import InputError
 from rljax.metric import Metric
 from rljax.rewards.pool.pool import Score
-from rljax.rollout.episode_log import Episode, Rules
-from rljax.rollout.episode_rows import episode_metrics, rows_of, summaries
-from rljax.rollout.episode_tree import Tree, tree_rows
-from rljax.rollout.episodes import AT_ONCE, Driver
-from rljax.rollout.outcomes import Outcomes, episode_sample, seat_scores
-from rljax.rollout.report import RewardReport, Sample, ScoredRow
-from rljax.rollout.reward import Reward, parts_of
+from rljax.rollout.players.episodes.driver import AT_ONCE, Driver
+from rljax.rollout.players.episodes.log import Episode, Rules
+from rljax.rollout.players.episodes.outcomes import Outcomes, episode_sample, seat_scores
+from rljax.rollout.players.episodes.rows import episode_metrics, rows_of, summaries
+from rljax.rollout.players.episodes.tree import Tree, tree_rows
+from rljax.rollout.scoring.report import RewardReport, Sample, ScoredRow
+from rljax.rollout.scoring.reward import Reward, parts_of
 from rljax.sampler import Engine, Sampler
 from rljax.sampler.host_rollout import engine_of_rows
 from rljax.sampler.keys import Keys
@@ -60,11 +59,11 @@ MENDING = {  # kind of a failure -> what mends the environment
 }
 
 
-class Environment:
-    """Episodes of the environment that `crew` plays. `open_reward` makes the Reward that scores
-    episodes which return None; it is called when the first one does."""
+class Episodes:
+    """The player of episodes of the environment in the processes of `crew`. `open_reward` makes the
+    Reward that scores episodes which return None; it is called when the first one does."""
 
-    pool = model = process = None
+    has_turns = True
 
     def __init__(
         self,
@@ -81,38 +80,43 @@ class Environment:
         self.crew, self.rules, self.tokenizer, self.mesh = crew, rules, tokenizer, mesh
         self.mask_bad_turns, self.max_failed = mask_bad_turns, max_failed
         self.correct_at, self._open = correct_at, open_reward
-        self._reward: Reward | None = None
+        self.reward: Reward | None = None
 
     def open_reward(self) -> Reward:
         """What scores the episodes that do not score themselves, opened once."""
-        if self._reward is None:
-            self._reward = self._open()
-        return self._reward
+        if self.reward is None:
+            self.reward = self._open()
+        return self.reward
 
     @property
-    def rubrics(self):
-        """Those of the reward that was opened, if it has any."""
-        return None if self._reward is None else self._reward.rubrics
+    def rows(self) -> int:
+        """Rows of the batch that an episode takes."""
+        return self.rules.rows
 
-    def outcome_alone(self) -> "Environment":
+    def outcome_alone(self) -> "Episodes":
         """For evaluation: the same episodes."""
+        return self
+
+    def beside(self, reference) -> "Episodes":
+        """The same episodes: scores are known before their batch is."""
         return self
 
     def learn(self, report: RewardReport) -> dict[str, float]:
         """Updates the rubrics of the reward by a step's report -> metrics."""
-        return {} if self._reward is None else self._reward.learn(report)
+        return {} if self.reward is None else self.reward.learn(report)
 
     def close(self) -> None:
         self.crew.close()
-        if self._reward is not None:
-            self._reward.close()
+        if self.reward is not None:
+            self.reward.close()
 
     def play(
-        self, actor, prompts: Prompts, key, sampling, *, n: int, tree: Tree | None = None
-    ) -> tuple[Batch, RewardReport]:
+        self, actor, prompts: Prompts, key, sampling, *, n: int, enough=None,
+        tree: Tree | None = None,
+    ) -> tuple[Batch, RewardReport]:  # fmt: skip
         """Plays n / rows episodes on each prompt, `rows` those of an episode -> the batch of
         prompts x n rows and the report, as `Reward` returns them. The episodes of a `tree` are its
-        leaves, and the batch has the rows of its nodes."""
+        leaves, and the batch has the rows of its nodes. All are played to their ends."""
         each, waiting = self.episodes_of_a_prompt(n), {}
         branches = None
         if tree is not None:
@@ -143,6 +147,19 @@ class Environment:
         with timed("reward"):
             scores, groups = early.scores(episodes), [episode.prompt for episode in episodes]
             return self.reported(driver, episodes, scores, groups, tree, each)
+
+    def score(self, *_):
+        """Raises InputError: a row is not a response."""
+        fix = "a rollout that samples all of its rows"
+        raise InputError("rewards of responses with an environment", fix=fix)
+
+    def completions(
+        self, batch: Batch, report: RewardReport, prompts: Prompts, n: int
+    ) -> tuple[Batch, np.ndarray, tuple[ScoredRow, ...]]:
+        """The first seat's row of each episode, where its tokens begin, and its score."""
+        rows = list(range(0, batch.rows, self.rows))
+        first = jax.tree.map(lambda x: x[rows], fetch(batch))
+        return first, np.argmax(first.mask > 0, axis=1), report.rows[:: len(self.rules.seats)]
 
     def first_exchange(self, record: PromptRecord) -> list[Step]:
         """One exchange on a row with a scripted policy, whose reply is the row's ground truth, as
@@ -180,9 +197,10 @@ class Environment:
         most = self.rules.sampling.max_response_tokens - 1
         return [*ids[:most], *self.tokenizer.eos_ids[:1]]
 
-    def sample(self, episode: Episode) -> Sample:
+    def fields(self, episode: Episode) -> Sample:
         """What a reward function may read of an episode."""
-        return episode_sample(episode, self.tokenizer, self.rubrics)
+        rubrics = None if self.reward is None else self.reward.rubrics
+        return episode_sample(episode, self.tokenizer, rubrics)
 
     def episodes(self, prompts: Prompts, group: int, at: int, keys: Keys, n: int) -> list[Episode]:
         """The n / rows episodes of one prompt, still to be played. Siblings start from one seed,
@@ -208,7 +226,7 @@ class Environment:
         return made
 
     def episodes_of_a_prompt(self, n: int) -> int:
-        """How many episodes n rows are. Raises InputError where that is no whole number."""
+        """The number of episodes that n rows are. Raises InputError where it is no whole number."""
         if n % self.rules.rows:
             seats, rows = len(self.rules.seats), self.rules.max_rows
             raise InputError(
@@ -266,7 +284,7 @@ class Environment:
         rules, seats, found = self.rules, len(self.rules.seats), []
         every = [seat_scores(episode, rules, of_reward) for episode in episodes]
         for episode, group, scores in zip(episodes, groups, every, strict=True):
-            sample = self.sample(episode)
+            sample = self.fields(episode)
             for seat, score in enumerate(scores):
                 found.append(ScoredRow(sample, score, episode.record, group * seats + seat))
                 if score.status != "ok" and not episode.failure:

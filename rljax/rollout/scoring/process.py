@@ -1,7 +1,7 @@
 """ProcessScorer: a frozen process reward model's scores of lines, as rewards of tokens.
 
-The formulas are rljax.shaping.steps; the outcome reward is rljax.rollout.reward. Axes: B rows,
-S tokens.
+The formulas are rljax.shaping.steps; the outcome reward is rljax.rollout.scoring.reward.
+Axes: B rows, S tokens.
 """
 
 import functools

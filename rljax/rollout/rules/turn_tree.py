@@ -1,14 +1,12 @@
 """A rollout for environments: episodes that branch where turns end."""
 
 from rljax.contracts import contract
-from rljax.rollout.environment import Environment
-from rljax.rollout.episode_tree import Tree
+from rljax.rollout.players.episodes.tree import Tree
 from rljax.rollout.rollout import Rollout
-from rljax.rollout.scored import sample_scored
 
 
 @contract(safe=True, fills=("weights",))
-def turn_tree(prompts, key, cfg, *, actor, reward, branches: int = 2, at: tuple[int, ...] = (1,)):
+def turn_tree(prompts, key, cfg, *, sample, branches: int = 2, at: tuple[int, ...] = (1,)):
     """Episodes that go on `branches` times from the end of each turn in `at`, each time by draws of
     its own: samples are compared that differ from one turn on, and what led there is drawn once.
 
@@ -23,7 +21,7 @@ def turn_tree(prompts, key, cfg, *, actor, reward, branches: int = 2, at: tuple[
     """
     tree = Tree(branches, at)
     n = tree.leaf_rows(cfg.samples_per_prompt)
-    batch, report = sample_scored(actor, reward, prompts, key, cfg.sampling, n=n, tree=tree)
-    leaves = reward.episodes_of_a_prompt(n) if isinstance(reward, Environment) else n
+    batch, report = sample(prompts, key, n=n, tree=tree)
+    leaves = n // sample.player.rows
     of_groups = [p for p in range(len(prompts.records)) for _ in range(tree.groups(leaves))]
     return Rollout(batch, prompts.select(of_groups), report)

@@ -27,7 +27,7 @@ from rljax.sampler import Sampling, SecondModel
 
 @contract(safe=True, rows=2)
 def against(
-    prompts, key, cfg, *, actor, reference, reward, draw,
+    prompts, key, cfg, *, actor, reference, reward, sample, draw,
     opponent: Literal["reference", "mixture"] = "reference",
     mixture: Share = 0.5,
     inner: RolloutText = "once()",
@@ -44,7 +44,9 @@ def against(
     other = reference if opponent == "reference" else GeometricMixture(actor, reference, mixture)
     both = AgainstOpponent(actor, other)
     inner = resolve(inner, NAMESPACES["collect"])
-    return run_rollout(inner, prompts, key, cfg, actor=both, reward=reward, draw=draw)
+    sample = functools.partial(sample, actor=both)
+    given = dict(actor=both, reward=reward, sample=sample, draw=draw)
+    return run_rollout(inner, prompts, key, cfg, **given)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,9 +22,8 @@ from rljax.errors import InputError
 from rljax.keys import stream
 from rljax.mesh import replicated, row_sharding, row_shards
 from rljax.metric import Metric
-from rljax.rollout.report import RewardReport
 from rljax.rollout.rollout import Rollout
-from rljax.rollout.scored import sample_scored
+from rljax.rollout.scoring.report import RewardReport
 
 METRICS = {
     "collect/rounds": Metric("rounds of sampling of this step", "rounds", "1 to 3"),
@@ -40,10 +39,9 @@ METRICS = {
 
 
 @contract(safe=True)
-def once(prompts, key, cfg, *, actor, reward):
+def once(prompts, key, cfg, *, sample):
     """One round of sampling. Every group is used, whether it is live or not."""
-    n = cfg.samples_per_prompt
-    batch, report = sample_scored(actor, reward, prompts, key, cfg.sampling, n=n)
+    batch, report = sample(prompts, key, n=cfg.samples_per_prompt)
     return Rollout(batch, prompts, report)
 
 
@@ -53,7 +51,7 @@ def once(prompts, key, cfg, *, actor, reward):
     drops_dead=lambda o: (o["oversample"] * o["max_rounds"], o["if_short"]),
 )
 def dynamic(
-    prompts, key, cfg, *, actor, reward, draw,
+    prompts, key, cfg, *, actor, sample, draw,
     oversample: AtLeastOne = 3.0,
     max_rounds: int = 10,
     if_short: Literal["error", "fill"] = "error",
@@ -66,7 +64,7 @@ def dynamic(
     wanted = len(prompts.records)
     size = _oversampled("dynamic", oversample, wanted)
     return _rounds(
-        prompts, key, cfg, actor, reward, draw, first=size, further=size, max_rounds=max_rounds,
+        prompts, key, cfg, actor, sample, draw, first=size, further=size, max_rounds=max_rounds,
         if_short=if_short,
     )  # fmt: skip
 
@@ -77,7 +75,7 @@ def dynamic(
     drops_dead=lambda o: (1 + o["refill"] * o["max_rounds"], o["if_short"]),
 )
 def active(
-    prompts, key, cfg, *, actor, reward, draw,
+    prompts, key, cfg, *, actor, sample, draw,
     refill: AboveZero = 0.25,
     max_rounds: int = 40,
     if_short: Literal["error", "fill"] = "fill",
@@ -87,14 +85,14 @@ def active(
     wanted = len(prompts.records)
     further = max(1, round(refill * wanted))
     return _rounds(
-        prompts, key, cfg, actor, reward, draw, first=wanted, further=further,
+        prompts, key, cfg, actor, sample, draw, first=wanted, further=further,
         max_rounds=max_rounds, if_short=if_short,
     )  # fmt: skip
 
 
 @contract(safe=True, needs_groups=True, drops_dead=lambda o: (o["oversample"], o["if_short"]))
 def first_live(
-    prompts, key, cfg, *, actor, reward, draw,
+    prompts, key, cfg, *, actor, sample, draw,
     oversample: AtLeastOne = 2.0,
     if_short: Literal["error", "fill"] = "fill",
 ):  # fmt: skip
@@ -109,9 +107,7 @@ def first_live(
     wanted, n = len(prompts.records), cfg.samples_per_prompt
     size = _oversampled("first_live", oversample, wanted)
     sampled = prompts if size == wanted else prompts.joined(draw(size - wanted))
-    batch, report = sample_scored(
-        actor, reward, sampled, key, cfg.sampling, n=n, enough=lambda early: _enough(early, wanted)
-    )
+    batch, report = sample(sampled, key, n=n, enough=lambda early: _enough(early, wanted))
     groups = _Groups(wanted, n, actor.model.mesh)
     groups.add(batch, sampled, cut=True)
     return groups.rollout(report, if_short, rounds=1)
@@ -283,7 +279,7 @@ def _ordered(rows: Batch, order: jax.Array, group: jax.Array, n: int, mesh) -> B
 
 
 def _rounds(
-    prompts, key, cfg, actor, reward, draw, *, first: int, further: int, max_rounds: int,
+    prompts, key, cfg, actor, sample, draw, *, first: int, further: int, max_rounds: int,
     if_short: str,
 ) -> Rollout:  # fmt: skip
     wanted, n = len(prompts.records), cfg.samples_per_prompt
@@ -296,7 +292,7 @@ def _rounds(
     sampled = prompts if first == wanted else prompts.joined(draw(first - wanted))
     while True:
         round_key = stream(key, "round", len(reports))
-        batch, report = sample_scored(actor, reward, sampled, round_key, cfg.sampling, n=n)
+        batch, report = sample(sampled, round_key, n=n)
         groups.add(batch, sampled)
         reports.append(report)
         if len(groups.live) >= wanted or len(reports) >= max_rounds:

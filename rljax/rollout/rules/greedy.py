@@ -11,7 +11,6 @@ from rljax.config import NAMESPACES
 from rljax.contracts import contract, spec
 from rljax.metric import Metric
 from rljax.rollout.rollout import RolloutText, run_rollout
-from rljax.rollout.scored import sample_scored
 from rljax.shaping.scores import apply_shaping
 
 METRICS = {
@@ -25,12 +24,15 @@ METRICS = {
     fills=("values",),
     drops_dead=lambda o: spec(resolve(o["inner"], NAMESPACES["collect"])).drops_dead,
 )
-def greedy_baseline(prompts, key, cfg, *, actor, reward, draw, inner: RolloutText = "once()"):
+def greedy_baseline(
+    prompts, key, cfg, *, actor, reward, sample, draw, inner: RolloutText = "once()"
+):
     """The rollout `inner` with values: the score of the prompt's greedy response, shaped like those
     of the samples (arXiv 2310.10505)."""
     inner = resolve(inner, NAMESPACES["collect"])
-    done = run_rollout(inner, prompts, key, cfg, actor=actor, reward=reward, draw=draw)
-    greedy, _ = sample_scored(actor, reward, done.prompts, key, cfg.sampling.greedy())
+    given = dict(actor=actor, reward=reward, sample=sample, draw=draw)
+    done = run_rollout(inner, prompts, key, cfg, **given)
+    greedy, _ = sample(done.prompts, key, n=1, sampling=cfg.sampling.greedy())
     scores = row_scores(apply_shaping(greedy, cfg.reward_shaping))
     known = jnp.any(greedy.mask > 0, axis=1)
     batch = with_greedy_baseline(done.batch, scores, known)

@@ -13,8 +13,8 @@ import numpy as np
 
 from rljax.batch import Batch, FinishReason
 from rljax.errors import InputError
-from rljax.rollout.episode_log import Episode, Log, Rules
-from rljax.rollout.episode_rows import rows_of
+from rljax.rollout.players.episodes.log import Episode, Log, Rules
+from rljax.rollout.players.episodes.rows import rows_of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,11 +23,10 @@ from rljax.data.online.prompts import Prompts
 from rljax.errors import InputError
 from rljax.keys import stream
 from rljax.metric import Metric
-from rljax.rollout.in_flight.ages import ages
-from rljax.rollout.in_flight.episodes import Episodes
-from rljax.rollout.in_flight.responses import Responses
-from rljax.rollout.in_flight.tickets import Broken, Tickets
-from rljax.rollout.ready import Ready
+from rljax.rollout.flight.ages import ages
+from rljax.rollout.flight.flight import Flight
+from rljax.rollout.flight.tickets import Broken, Tickets
+from rljax.rollout.sample import Landed
 from rljax.sampler import held_weights
 from rljax.tracking import timing
 
@@ -64,7 +63,7 @@ class InFlight:
     def __init__(
         self,
         tickets: Tickets,
-        flight: Responses | Episodes,
+        flight: Flight,
         draw: Callable[[int], Prompts],
         rollout: Component,
         key,
@@ -75,7 +74,7 @@ class InFlight:
         self.tickets, self.flight, self.draw, self.key = tickets, flight, draw, key
         self.reread, self.partial_mask = reread, partial_mask
         self.drops = spec(rollout).drops_dead
-        if self.drops is not None and not flight.scores_early:
+        if self.drops is not None and not flight.player.scores_early:
             raise InputError(
                 f"algorithm.collect={rollout.text!r} in flight",
                 rule="it needs a group's scores as soon as its samples have ended",
@@ -86,9 +85,8 @@ class InFlight:
         self._weights, self._version = None, 0  # that draw now
         self._mesh: Mesh | None = None  # devices that only sample
 
-    def take(self, actor, step: int, reward) -> tuple[Prompts, Ready, dict[str, float]]:
-        """Decodes until the groups of this step are complete -> their prompts, what a rollout
-        finds their batch by, and metrics."""
+    def take(self, actor, step: int) -> tuple[Landed, dict[str, float]]:
+        """Decodes until the groups of this step are complete -> their trajectories, and metrics."""
         tickets, flight = self.tickets, self.flight
         if not tickets.admitted:
             tickets.begin_at(step)
@@ -118,13 +116,14 @@ class InFlight:
             **flight.metrics(),
         }
         self._dropped = self._dropped_tokens = 0
-        asked = dict(actor=actor, sampling=flight.cfg.sampling, n=flight.n)
-        return prompts, Ready(reward, prompts, batch, report, **asked), metrics
+        player = flight.player
+        landed = Landed(prompts, actor, player.cfg.sampling, player.n, (batch, report))
+        return landed, metrics
 
     def _rows(self, actor) -> int:
         """How many samples may decode at once: those of a step, or as many as the config has slots
         for, up to all that are in flight."""
-        rows = self.tickets.groups_per_step * self.flight.n
+        rows = self.tickets.groups_per_step * self.flight.player.n
         return max(rows, min(actor.decoding.slots, (1 + self.tickets.ahead) * rows))
 
     def meanwhile(self, learned: Callable[[], bool]) -> None:

@@ -37,7 +37,7 @@ COLUMN = "baseline_response"  # of the data
 
 @contract(safe=True, fills=("task",))
 def with_baseline_response(
-    prompts, key, cfg, *, actor, reference, reward, draw, tokenizer,
+    prompts, key, cfg, *, actor, reference, reward, sample, draw, tokenizer,
     tasks: tuple[PlainText, ...] = (),
     inner: RolloutText = "once()",
 ):  # fmt: skip
@@ -56,12 +56,13 @@ def with_baseline_response(
         )  # fmt: skip
     for record in prompts.records:  # before anything is sampled
         task_of(record, tasks)
-    roles = dict(actor=actor, reference=reference, reward=reward, draw=draw, tokenizer=tokenizer)
+    roles = dict(actor=actor, reference=reference, reward=reward)
+    roles |= dict(sample=sample, draw=draw, tokenizer=tokenizer)
     inner = resolve(inner, NAMESPACES["collect"])
     done = run_rollout(inner, prompts, key, cfg.replace(samples_per_prompt=samples), **roles)
     task = [task_of(record, tasks) for record in done.prompts.records]
     baseline = _baseline_rows(done, key, cfg.sampling, reference, tokenizer, samples)
-    baseline, report = reward(baseline, done.prompts)
+    baseline, report = sample.score(baseline, done.prompts)
     mesh = actor.model.mesh
     batch = _joined(done.batch, baseline, *place((np.array(task, np.int32),), mesh), mesh=mesh)
     known = [row.score.value for row in report.rows if row.score.status == "ok"]

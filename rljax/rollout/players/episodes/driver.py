@@ -19,8 +19,8 @@ from rljax.batch import FinishReason
 from rljax.environments.crew import EpisodeCrew
 from rljax.environments.messages import Step
 from rljax.metric import Metric
-from rljax.rollout.clock import Clock
-from rljax.rollout.episode_log import Episode, Log, Rules, Turn, replies_of, reply_of
+from rljax.rollout.players.clock import Clock
+from rljax.rollout.players.episodes.log import Episode, Log, Rules, Turn, replies_of, reply_of
 from rljax.sampler import Sampler, Sampling
 from rljax.sampler.sample import Sample
 from rljax.tracking import timing

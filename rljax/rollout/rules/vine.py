@@ -14,11 +14,8 @@ from rljax.errors import InputError
 from rljax.keys import stream
 from rljax.mesh import row_shards
 from rljax.metric import Metric
-from rljax.rollout.branch import branch_scored
-from rljax.rollout.collect import once
-from rljax.rollout.process import TokenTexts
-from rljax.rollout.ready import Ready
-from rljax.rollout.reward import Reward
+from rljax.rollout.rules.collect import once
+from rljax.rollout.scoring.process import TokenTexts
 from rljax.shaping.scores import apply_shaping
 from rljax.shaping.steps import line_ids
 
@@ -39,7 +36,7 @@ METRICS = {
 
 @contract(safe=True, fills=("step_ids", "values"))
 def vine(
-    prompts, key, cfg, *, actor, reward, tokenizer,
+    prompts, key, cfg, *, actor, sample, tokenizer,
     completions: int = 9,
     most_states: int = 20,
     step_tokens: int = 0,
@@ -54,7 +51,7 @@ def vine(
     """
     check_vine(completions, most_states, step_tokens)
     began = time.perf_counter()
-    done = once(prompts, key, cfg, actor=actor, reward=reward)
+    done = once(prompts, key, cfg, sample=sample)
     sampled = time.perf_counter()
     batch = done.batch
     tokens, mask, finish = fetch((batch.tokens, batch.mask, batch.finish_reason))
@@ -66,8 +63,9 @@ def vine(
     ]
     values = np.full(steps.shape, np.nan, np.float32)
     key = stream(key, "vine")
+    branch = sample.outcome_alone().branch
     scores, cut = _estimates(
-        actor, reward, done.prompts, batch, states, key, cfg, completions, unfinished
+        branch, done.prompts, batch, states, key, cfg, actor.model.mesh, completions, unfinished
     )
     for (row, column), some in zip(states, scores, strict=True):
         known = some[~np.isnan(some)]
@@ -112,16 +110,14 @@ def _steps(tokens, mask, finish, tokenizer, step_tokens: int) -> np.ndarray:
 
 
 def _estimates(
-    actor, reward, prompts, batch: Batch, states, key, cfg, completions: int,
+    branch, prompts, batch: Batch, states, key, cfg, mesh, completions: int,
     unfinished: float | None,
 ) -> tuple[np.ndarray, float]:  # fmt: skip
     """Shaped scores of continuations of states [(row, column)], NaN where the reward failed:
     [M, K]; and the part of them that a limit ended."""
     # Calls of one shape, of about as many rows as the step has.
-    shards = row_shards(actor.model.mesh)
+    shards = row_shards(mesh)
     size = -(-max(1, batch.rows // completions) // shards) * shards
-    reward = reward.reward if isinstance(reward, Ready) else reward
-    scorer = reward.outcome_alone() if isinstance(reward, Reward) else reward
     group, mask = fetch((batch.group, batch.mask))
     before = np.cumsum(mask > 0, axis=1) - (mask > 0)  # policy tokens of the row before each one
     found, cut = [], []
@@ -130,17 +126,15 @@ def _estimates(
         rows = np.array([row for row, _ in some] + [some[-1][0]] * (size - len(some)), np.int32)
         columns = np.array([c for _, c in some] + [some[-1][1]] * (size - len(some)), np.int32)
         at = columns - np.asarray(prompts.response_starts)[group[rows]]
-        out, report = branch_scored(
-            actor, scorer, prompts, batch, rows, at, key, cfg.sampling, n=completions
-        )
+        out, report = branch(prompts, batch, rows, at, key, n=completions)
         scores = [r.score.value if r.score.status == "ok" else np.nan for r in report.rows]
         limited = np.isin(fetch(out.finish_reason), LIMITS)
         scores = np.array(scores, np.float64)
         if unfinished is not None:
             scores = np.where(limited & ~np.isnan(scores), unfinished, scores)
         kept = np.repeat(before[rows, columns].astype(np.int32), completions)
-        out = out.replace(kept_tokens=place(kept, actor.model.mesh))
-        scores = _shaped(out, scores, cfg.reward_shaping, actor.model.mesh)
+        out = out.replace(kept_tokens=place(kept, mesh))
+        scores = _shaped(out, scores, cfg.reward_shaping, mesh)
         found.append(scores.reshape(size, completions)[: len(some)])
         cut.append(limited.reshape(size, completions)[: len(some)])
     if not found:

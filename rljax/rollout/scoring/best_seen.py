@@ -3,7 +3,7 @@
 import numpy as np
 
 from rljax.metric import Metric
-from rljax.rollout.report import RewardReport
+from rljax.rollout.scoring.report import RewardReport
 
 METRICS = {
     "reward/best_seen": Metric(

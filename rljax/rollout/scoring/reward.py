@@ -2,7 +2,7 @@
 
 Each host scores whole groups, those of its own prompts, in its own workers; the scores of all are
 gathered, so that every host fills the same batch and the same report. Reward functions and their
-workers are rljax.rewards; scores of lines are rljax.rollout.process.
+workers are rljax.rewards; scores of lines are rljax.rollout.scoring.process.
 Axes: P prompts, B rows, S tokens, K parts.
 """
 
@@ -25,9 +25,9 @@ from rljax.reasoning import response_of
 from rljax.rewards.judges.rubric_buffer import RubricBuffer
 from rljax.rewards.pool.pool import Pending, RewardPool, Score
 from rljax.rewards.sandbox.tiers import ALL_TIERS
-from rljax.rollout.judge import MeshJudge
-from rljax.rollout.process import ProcessScorer
-from rljax.rollout.report import RewardReport, Sample, ScoredRow
+from rljax.rollout.scoring.judge import MeshJudge
+from rljax.rollout.scoring.process import ProcessScorer
+from rljax.rollout.scoring.report import RewardReport, Sample, ScoredRow
 from rljax.tracking import timing
 from rljax.tracking.timing import timed
 
@@ -38,6 +38,7 @@ METRICS = {
 }  # fmt: skip
 
 COST = "cost"  # the part of a reward that is a cost
+_OF_SCORE = ("value", "parts", "status", "seconds", "message")
 
 
 class ModelScorer:
@@ -103,11 +104,17 @@ class Reward:
         plain = self.process is None and self.rubrics is None and not self.needs_costs
         return self if plain else Reward(self.pool, self.tokenizer, self.mesh, model=self.model)
 
-    def start_early(self, prompts: Prompts, n: int) -> "EarlyScores | None":
-        """Scores of rows as they end, n samples per prompt, while others still decode. None for a
-        reward model, which scores whole batches on the mesh, and rewards that read its score."""
+    @property
+    def row_pool(self) -> RewardPool | None:
+        """The processes that score rows one by one. None for a reward model, which scores whole
+        batches on the mesh, and rewards that read its score."""
         by_rows = isinstance(self.pool, RewardPool) and self.model is None
-        return EarlyScores(self, prompts, n) if by_rows else None
+        return self.pool if by_rows else None
+
+    def start_early(self, prompts: Prompts, n: int) -> "EarlyScores | None":
+        """Scores of rows as they end, n samples per prompt, while others still decode. None where
+        rows are not scored one by one."""
+        return None if self.row_pool is None else EarlyScores(self, prompts, n)
 
     def __call__(
         self, batch: Batch, prompts: Prompts, *, early: "EarlyScores | None" = None
@@ -173,7 +180,7 @@ class Reward:
         samples = [
             known[row][0]
             if row in known
-            else self.sample(prompts.records[group[row]], ids[row], finish[row], group[row])
+            else self.fields(prompts.records[group[row]], ids[row], finish[row], group[row])
             for row in rows
         ]
         if isinstance(self.pool, ModelScorer):
@@ -211,7 +218,7 @@ class Reward:
         scores = of_all_hosts(scores) | aborted
         return samples, [scores[row] for row in rows]
 
-    def sample(self, record: PromptRecord, ids: Sequence[int], finish: int, group: int) -> Sample:
+    def fields(self, record: PromptRecord, ids: Sequence[int], finish: int, group: int) -> Sample:
         """What the pool scores: the fields that a reward may declare, and `group`, the same number
         for all samples of a prompt."""
         said = (record.prompt_text, record.messages)
@@ -235,6 +242,22 @@ class Reward:
         self.pool.close()
         if self.rubrics is not None:
             self.rubrics.close()
+
+
+class FunctionReward(Reward):
+    """A reward that is a function (batch, prompts) -> (batch, report), of whole batches."""
+
+    def __init__(self, function: Callable[[Batch, Prompts], tuple[Batch, RewardReport]]):
+        super().__init__(None, None, None)
+        self.function = function
+
+    def __call__(
+        self, batch: Batch, prompts: Prompts, *, early: "EarlyScores | None" = None
+    ) -> tuple[Batch, RewardReport]:
+        return self.function(batch, prompts)
+
+    def close(self) -> None:
+        """Does nothing: no process was started."""
 
 
 def sample_of(
@@ -284,7 +307,7 @@ class EarlyScores:
             return
         start, length = self.prompts.response_starts[group], self.prompts.lengths[group]
         ids = [*self.prompts.tokens[group, start:length].tolist(), *ids]
-        sample = self.reward.sample(self.prompts.records[group], ids, finish, group)
+        sample = self.reward.fields(self.prompts.records[group], ids, finish, group)
         self._rows[row] = (ids, finish, sample)
         together = range(group * self.n, (group + 1) * self.n) if pool.grouped else (row,)
         if all(other in self._rows for other in together):
@@ -346,16 +369,21 @@ def _all_known(pending: list[Pending]) -> bool:
 def of_all_hosts(own: dict[int, Score]) -> dict[int, Score]:
     """The scores by row of all hosts, of which each has scored its `own`. When another host knew a
     score is of another clock: NaN."""
-    told = [
-        (row, s.value, s.parts, s.status, s.seconds, s.message, s.over_limit)
-        for row, s in own.items()
-    ]
-    everyone = {
-        row: Score(*fields, over_limit=over_limit)
-        for of_host in hosts.gather(told)
-        for row, *fields, over_limit in of_host
-    }
-    return everyone | own
+    told = hosts.gather([(row, told_score(score)) for row, score in own.items()])
+    return {row: score_of(one) for of_host in told for row, one in of_host} | own
+
+
+def told_score(score: Score) -> list:
+    """A score as JSON, to other hosts and in checkpoints. When it was known is of a clock here."""
+    return [*(getattr(score, name) for name in _OF_SCORE), score.over_limit]
+
+
+def score_of(told: list) -> Score:
+    """The score that `told_score` wrote."""
+    value, parts, status, seconds, message, over_limit = told
+    return Score(
+        float(value), dict(parts), str(status), float(seconds), str(message), over_limit=over_limit
+    )
 
 
 def _with_cost(score: Score, of_model: Score) -> Score:

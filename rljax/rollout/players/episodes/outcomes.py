@@ -6,9 +6,9 @@ from rljax import hosts
 from rljax.errors import InputError
 from rljax.reasoning import response_of
 from rljax.rewards.pool.pool import RewardPool, Score
-from rljax.rollout.episode_log import Episode, Rules
-from rljax.rollout.report import Sample
-from rljax.rollout.reward import Reward, of_all_hosts, sample_of
+from rljax.rollout.players.episodes.log import Episode, Rules
+from rljax.rollout.scoring.report import Sample
+from rljax.rollout.scoring.reward import Reward, of_all_hosts, sample_of
 
 
 def is_unscored(episode: Episode) -> bool:
@@ -18,7 +18,7 @@ def is_unscored(episode: Episode) -> bool:
 
 def pool_of(reward: Reward) -> RewardPool:
     """The processes that score episodes. Raises InputError for what reads whole batches."""
-    if not isinstance(reward.pool, RewardPool) or reward.model is not None:
+    if reward.row_pool is None:
         raise InputError(
             "a reward model or a judge on the mesh cannot score episodes",
             value=reward.pool and type(reward.pool).__name__,
@@ -26,7 +26,7 @@ def pool_of(reward: Reward) -> RewardPool:
             fix="a reward function, a judge that asks a server, or an outcome of the "
             "environment's own",
         )
-    return reward.pool
+    return reward.row_pool
 
 
 def episode_sample(episode: Episode, tokenizer, rubrics) -> Sample:
@@ -69,16 +69,16 @@ class Outcomes:
     """The scores by reward functions of episodes that are played at once, asked for as they end, by
     the host that played them. `environment` is an Environment."""
 
-    def __init__(self, environment):
-        self.environment = environment
+    def __init__(self, player):
+        self.player = player
         self._pending: dict[int, tuple] = {}  # by the number of the episode
 
     def ended(self, episode: Episode) -> None:
         """Submits an episode that a reward function scores."""
         if is_unscored(episode) and episode.is_here:
-            pool = pool_of(self.environment.open_reward())
+            pool = pool_of(self.player.open_reward())
             if not pool.grouped:
-                self._pending[episode.number] = pool.submit([self.environment.sample(episode)])
+                self._pending[episode.number] = pool.submit([self.player.fields(episode)])
 
     def cancel(self) -> None:
         """Cancels what is not scored yet."""
@@ -90,12 +90,12 @@ class Outcomes:
         asked = [episode for episode in episodes if is_unscored(episode)]
         if not asked:
             return {}
-        pool = pool_of(self.environment.open_reward())
+        pool = pool_of(self.player.open_reward())
         mine = [episode for episode in asked if episode.is_here]
         if pool.grouped:  # a group is scored where its first sample is
             mine = [e for e in asked if e.prompt % hosts.count() == hosts.index()]
         late = [episode for episode in mine if episode.number not in self._pending]
-        scored = pool.score([self.environment.sample(episode) for episode in late])
+        scored = pool.score([self.player.fields(episode) for episode in late])
         own = {episode.number: score for episode, score in zip(late, scored, strict=True)}
         own |= {number: of.result()[0] for number, of in self._pending.items()}
         return own if hosts.count() == 1 else of_all_hosts(own)

@@ -1,0 +1,1 @@
+"""Episodes: trajectories of several turns, in which an environment answers the policy."""

@@ -1,0 +1,194 @@
+"""Episodes in flight: those of a group are played by one driver that lives over steps."""
+
+from collections.abc import Callable, Iterable
+
+import jax
+import numpy as np
+
+from rljax.arrays import fetch
+from rljax.batch import Batch
+from rljax.contracts import spec
+from rljax.data.online.prompts import Prompts
+from rljax.errors import InputError
+from rljax.rewards.pool.pool import RewardPool
+from rljax.rollout.players.clock import Clock
+from rljax.rollout.players.episodes.driver import IN_FLIGHT, Driver
+from rljax.rollout.players.episodes.episodes import Episodes
+from rljax.rollout.players.episodes.log import Episode
+from rljax.rollout.players.episodes.outcomes import is_unscored, pool_of, seat_scores
+from rljax.rollout.rollout import RolloutConfig
+from rljax.rollout.scoring.report import RewardReport
+from rljax.sampler import Engine, Sampler
+from rljax.sampler.keys import Keys
+from rljax.sampler.sample import Sample
+from rljax.tracking.timing import timed
+
+
+class EpisodesInFlight:
+    """The player of episodes that outlive their step. One that its environment does not score is
+    scored by a reward function in processes, as it ends."""
+
+    scores_early = True  # a group's scores are known before it is taken
+
+    def __init__(self, player: Episodes, cfg: RolloutConfig, clock: Clock):
+        self.player, self.cfg, self.clock = player, cfg, clock
+        self.n = cfg.samples_per_prompt
+        self.each = player.episodes_of_a_prompt(self.n)
+        self.driver: Driver | None = None
+        self._engine: Engine | None = None
+        self._dropped: list[Episode] = []  # since the last step was taken
+
+    @property
+    def pool(self) -> RewardPool:
+        return pool_of(self.player.open_reward())
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a driver, and so a sampler."""
+        return self.driver is not None
+
+    @property
+    def sampler(self) -> Sampler:
+        return self.driver.sampler
+
+    def open(self, actor, rows: int, groups: Iterable) -> None:
+        """Makes the driver, where the episodes of these groups go on: environments are played up to
+        where they stood. Those that say something else each time begin anew."""
+        player, rules = self.player, self.player.rules_of(self.cfg.sampling)
+        self._engine = self._engine or player.engine(actor, rows)
+        sampler = player.sampler(self._engine)
+        self.driver = Driver(sampler, player.crew, rules, IN_FLIGHT, self.clock)
+        unfinished = []
+        for group in groups:
+            stood, group.stood = group.stood["episodes"], None
+            for episode, state in zip(self._new_episodes(group), stood, strict=True):
+                unfinished += self._brought_to(episode, state)
+        sampler.restore(unfinished)
+
+    def pause(self, groups: Iterable) -> None:
+        """The next driver goes on from where episodes stand."""
+        if self.driver is not None:
+            for group in groups:
+                group.stood = self.get_state(group)
+            self.driver.close()
+        self.driver, self._dropped = None, []
+
+    def begin(self, group) -> None:
+        for episode in self._new_episodes(group):
+            self.driver.admit(episode)
+
+    def _new_episodes(self, group) -> list[Episode]:
+        return self.player.episodes(group.prompts, group.ticket, group.at, group.keys, self.n)
+
+    def dispatch(self, weights, version: int, keep_cache: bool, ended: Callable) -> bool:
+        """Acts on what environments have said, waiting a little where nothing is left to decode,
+        and decodes one dispatch; whether it did. Calls ended(ticket) for each episode that has
+        ended."""
+        for ticket in dict.fromkeys(episode.prompt for episode in self.driver.look()):
+            ended(ticket)
+        return self.driver.dispatch(weights, version, keep_cache)
+
+    # -- what a flight asks of a group
+
+    def members(self, group) -> list[Episode]:
+        first = self.first(group)
+        return [self.driver.episodes[number] for number in range(first, first + self.each)]
+
+    def first(self, group) -> int:
+        """The number of its first episode."""
+        return group.ticket * self.each
+
+    def has_ended(self, episode: Episode) -> bool:
+        return episode.finish is not None
+
+    def wants_score(self, episode: Episode) -> bool:
+        """Whether processes score it."""
+        return is_unscored(episode)
+
+    def is_here(self, group, i: int) -> bool:
+        """Whether this host has its member scored."""
+        return self.members(group)[i].is_here
+
+    def fields(self, group, i: int, number: int):
+        """What the reward reads of episode i."""
+        return self.player.fields(self.members(group)[i])
+
+    def _scores(self, groups: Iterable) -> dict:
+        """The scores of the members that have one, by the numbers of the episodes."""
+        return {
+            self.first(group) + i: score for group in groups for i, score in group.scores.items()
+        }
+
+    def seat_values(self, group) -> set[tuple[int, float]]:
+        """The known scores, each with its seat."""
+        scores, rules = self._scores([group]), self.player.rules
+        of_seats = [seat_scores(episode, rules, scores) for episode in self.members(group)]
+        return {(seat, s.value) for of in of_seats for seat, s in enumerate(of) if s.status == "ok"}
+
+    def tokens(self, group) -> int:
+        logs = [log for episode in self.members(group) for log in episode.logs]
+        return sum(int(np.count_nonzero(log.sample.chosen)) for log in logs)
+
+    def drop(self, group) -> None:
+        self._dropped += self._taken(group)
+
+    def _taken(self, group) -> list[Episode]:
+        members = self.members(group)
+        for episode in members:
+            del self.driver.episodes[episode.number]
+        return members
+
+    def collect(self, groups: list, prompts: Prompts, mesh) -> tuple[Batch, RewardReport]:
+        """The batch of complete groups, in this order. Raises InputError where too many episodes
+        have failed."""
+        episodes = [episode for group in groups for episode in self._taken(group)]
+        self.player.refuse_failures(self._dropped + episodes)
+        self._dropped = []
+        self.driver.rest()
+        of = np.repeat(np.arange(len(groups)), self.each).tolist()
+        with timed("reward"):
+            return self.player.reported(self.driver, episodes, self._scores(groups), of)
+
+    # -- a checkpoint
+
+    def get_state(self, group) -> dict:
+        if group.stood is not None:
+            return group.stood
+        return {
+            "at": group.at,
+            "key": fetch(jax.random.key_data(group.keys.root)).tolist(),
+            "episodes": [e.get_state(self.driver.seconds) for e in self.members(group)],
+        }
+
+    def set_state(self, group, saved: dict) -> None:
+        """Raises InputError where the episodes of a checkpoint are not of this run."""
+        if len(saved["episodes"]) != self.each:
+            rule = f"the prompts in flight have {len(saved['episodes'])} episodes, not {self.each}"
+            raise InputError("batch.samples_per_prompt", value=self.n, rule=rule, fix="as it was")
+        group.at = int(saved["at"])
+        group.keys = Keys(jax.random.wrap_key_data(np.asarray(saved["key"], np.uint32)))
+        group.stood = {name: saved[name] for name in ("at", "key", "episodes")}
+        rules = self.player.rules_of(self.cfg.sampling)
+        for episode, one in zip(self._new_episodes(group), saved["episodes"], strict=True):
+            episode.set_state(one, rules.sampling)
+            tokens = max((log.tokens for log in episode.logs), default=0)
+            if tokens > (most := rules.limits.max_tokens):
+                rule = f"an episode in flight has a log of {tokens} tokens"
+                fix = f"--config.environment.max_tokens={tokens}, or more"
+                raise InputError("environment.max_tokens", value=most, rule=rule, fix=fix)
+
+    def versions(self, group) -> set[int]:
+        """Of the tokens that the policy wrote, after `set_state`."""
+        logs = [log["sample"] for one in group.stood["episodes"] for log in one["logs"]]
+        samples = [Sample.from_state(one, self.cfg.sampling) for one in logs]
+        written = [sample.versions[sample.chosen] for sample in samples]
+        return {int(version) for of_sample in written for version in np.unique(of_sample)}
+
+    def _brought_to(self, episode: Episode, stood: dict) -> list[Sample]:
+        """Plays a new episode on from where one stood -> its samples that are in the sampler."""
+        repeatable = spec(self.player.crew.component).repeatable
+        if stood["finish"] is not None or repeatable:
+            episode.set_state(stood, self.driver.rules.sampling)
+        self.driver.admit(episode)
+        last = {log.seat: log.sample for log in episode.logs}  # the earlier ones have ended
+        return [] if episode.finish is not None else list(last.values())

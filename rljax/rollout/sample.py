@@ -1,0 +1,135 @@
+"""sample: prompts -> scored trajectories. A player makes trajectories, and a reward scores them.
+
+A rollout is handed `sample` and knows neither: with an environment a sample is an episode, and in
+flight it has been decoded already.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from rljax.arrays import fetch
+from rljax.batch import Batch
+from rljax.data.online.prompts import Prompts
+from rljax.errors import InputError
+from rljax.rollout.players.episodes.episodes import Episodes
+from rljax.rollout.players.episodes.tree import Tree
+from rljax.rollout.players.responses import Responses
+from rljax.rollout.scoring.report import RewardReport
+from rljax.rollout.scoring.reward import EarlyScores, FunctionReward, Reward
+from rljax.sampler import Sampling
+
+Player = Responses | Episodes
+
+
+@dataclasses.dataclass(eq=False)
+class Landed:
+    """Trajectories of `prompts`, n of `actor` by `sampling`, that were decoded in flight. They are
+    handed out once."""
+
+    prompts: Prompts
+    actor: object
+    sampling: Sampling
+    n: int
+    result: tuple[Batch, RewardReport]
+    taken: bool = False
+
+    def is_of(self, actor, prompts: Prompts, sampling: Sampling, n: int) -> bool:
+        """Returns True if these are the trajectories that somebody asks for. (Greedy responses to
+        the same prompts, and those of an opponent, are not.)"""
+        same = actor is self.actor and prompts is self.prompts
+        return same and (sampling, n) == (self.sampling, self.n) and not self.taken
+
+
+@dataclasses.dataclass(frozen=True)
+class TrajectorySampler:
+    """`sample` of a rollout: the player, and the actor and the sampling where a call names none.
+    `landed`: the trajectories of this step that were decoded in flight."""
+
+    player: Player
+    actor: object
+    sampling: Sampling
+    landed: Landed | None = None
+
+    def __call__(
+        self, prompts: Prompts, key: jax.Array, *, n: int, sampling: Sampling | None = None,
+        actor=None, enough: Callable[[EarlyScores], bool] | None = None, tree: Tree | None = None,
+    ) -> tuple[Batch, RewardReport]:  # fmt: skip
+        """n scored trajectories of each prompt, one after another, and their report.
+
+        Args:
+          n: rows of each prompt; an episode takes one for each seat and row of its log.
+          sampling: how tokens are drawn; default: by the config.
+          actor: who draws them; default: the policy.
+          enough: enough(early_scores) -> bool stops decoding; rows that have not ended are aborted
+            and not scored. On several hosts it reads its argument alone, so that all hosts stop at
+            the same turn. Episodes, and rewards that score whole batches, go on to their ends.
+          tree: where episodes branch; n counts the rows of its leaves then, and the rows that are
+            returned are those of its nodes.
+        """
+        actor, sampling = self._asked(actor, sampling)
+        if self.landed is not None and self.landed.is_of(actor, prompts, sampling, n):
+            self.landed.taken = True
+            return self.landed.result
+        return self.player.play(actor, prompts, key, sampling, n=n, enough=enough, tree=tree)
+
+    def branch(
+        self, prompts: Prompts, batch: Batch, rows, at, key: jax.Array, *, n: int = 1,
+        sampling: Sampling | None = None, actor=None,
+    ) -> tuple[Batch, RewardReport]:  # fmt: skip
+        """n continuations of rows [M] of `batch` behind the first at [M] tokens of their responses
+        (`Actor.branch`), M n rows, scored as whole responses. `batch.group` is the index into
+        `prompts`.
+
+        Row r draws with the key fold_in(key, r). Another M is another program."""
+        if self.player.has_turns:
+            fix = "algorithm.collect='turn_tree()' branches episodes"
+            raise InputError("branches of responses with an environment", fix=fix)
+        group = fetch(batch.group)
+        known = group < len(prompts.records)
+        if not known[np.asarray(rows)].all():
+            row = np.asarray(rows)[~known[np.asarray(rows)]].tolist()[:8]
+            raise InputError(
+                "branches of rows whose prompt is not known",
+                value=row,
+                fix="continue rows of this step's own prompts alone",
+            )
+        starts = np.asarray(prompts.response_starts)[np.where(known, group, 0)]
+        actor, sampling = self._asked(actor, sampling)
+        return self.score(actor.branch(batch, rows, at, starts, key, sampling, n=n), prompts)
+
+    def score(self, batch: Batch, prompts: Prompts) -> tuple[Batch, RewardReport]:
+        """The batch of responses that others made, with rewards, and its report."""
+        return self.player.score(batch, prompts)
+
+    def outcome_alone(self) -> "TrajectorySampler":
+        """The sampler that scores as an evaluation does: without scores of lines, rubrics that
+        evolve, and costs."""
+        return dataclasses.replace(self, player=self.player.outcome_alone(), landed=None)
+
+    def _asked(self, actor, sampling: Sampling | None) -> tuple:
+        return self.actor if actor is None else actor, sampling or self.sampling
+
+
+def player_of(scorer: Player | Reward | Callable | None) -> Player:
+    """A player as it is; the player of responses that a Reward or a function (batch, prompts) ->
+    (batch, report) scores, or nobody where that is None."""
+    if isinstance(scorer, Player):
+        return scorer
+    if isinstance(scorer, Reward):
+        return Responses(scorer)
+    return Responses(FunctionReward(_unscored if scorer is None else scorer))
+
+
+def _unscored(batch: Batch, prompts: Prompts) -> tuple[Batch, RewardReport]:
+    return batch, RewardReport()
+
+
+def make_sample(
+    actor, scorer: Player | Reward | Callable | None, sampling: Sampling,
+    landed: Landed | None = None,
+) -> TrajectorySampler:  # fmt: skip
+    """The `sample` of a player, or of responses that a reward scores (`player_of`)."""
+    return TrajectorySampler(player_of(scorer), actor, sampling, landed)

@@ -1,0 +1,1 @@
+"""Scores of trajectories: rewards, judges on the mesh, scores of lines, and reports."""

@@ -1,0 +1,1 @@
+"""The run folder: its lock, its files, and its copy under a URL."""
