@@ -25,8 +25,8 @@ import rljax  # noqa: E402
 from rljax.command.commands import COMMANDS  # noqa: E402
 from rljax.components import _is_public_function  # noqa: E402
 from rljax.config import NAMESPACES, Config, changed_fields, field_names, value_of  # noqa: E402
-from rljax.config.declare import _specs  # noqa: E402
-from rljax.config.describe import _kind, _shown, field_comments  # noqa: E402
+from rljax.config.declare import declared, shown_default  # noqa: E402
+from rljax.config.describe import type_text, value_text  # noqa: E402
 from rljax.config.flags import load_config_file  # noqa: E402
 from rljax.report import glossary  # noqa: E402
 from rljax.setup.role_table import ROLES  # noqa: E402
@@ -114,7 +114,7 @@ def first_line(function) -> str:
 
 
 def config_page() -> str:
-    comments, lines = field_comments(), []
+    lines = []
 
     def section(node, prefix: str) -> None:
         rows, inner = [], []
@@ -123,9 +123,9 @@ def config_page() -> str:
             if dataclasses.is_dataclass(value):
                 inner.append((value, name))
                 continue
-            text = comments.get(type(node).__name__, {}).get(field.name, "")
-            kind = _kind(field.type).replace(" | ", " or ")
-            rows.append((f"`{name}`", kind, f"`{_shown(value)}`", cell(text)))
+            text = field.metadata["spec"].help
+            kind = type_text(field.type).replace(" | ", " or ")
+            rows.append((f"`{name}`", kind, f"`{value_text(value)}`", cell(text)))
         if rows:
             lines.extend(table(("field", "type", "default", "meaning"), rows))
         for value, name in inner:
@@ -196,16 +196,11 @@ def commands_page() -> str:
     ]  # fmt: skip
     for name, command in COMMANDS.items():
         rows = []
-        for field, (_, flag, spec) in zip(
-            dataclasses.fields(command.options), _specs(command.options), strict=True
-        ):
-            default = field.default
-            default = ",".join(map(str, default)) if isinstance(default, tuple) else default
-            shown = "" if default is None or default == "" else f"`{default}`"
-            shown = shown.lower() if isinstance(default, bool) else shown
-            written = flag.upper() if spec.positional else f"--{flag}"
-            needed = f"{spec.help} (needed)" if spec.required else spec.help
-            rows.append((f"`{written}`", shown, cell(needed)))
+        for field, spec in declared(command.options).items():
+            default = shown_default(getattr(command.options, field))
+            written = spec.flag.upper() if spec.positional else f"--{spec.flag}"
+            shown = f"`{default}`" if default else ""
+            rows.append((f"`{written}`", shown, cell(spec.help_text)))
         takes = {"": "none", "needed": "needed", "optional": "may be given"}
         config = takes.get(command.config, f"`{command.config}` where none is given")
         lines += [f"## rljax {name}", "", f"{prose(command.about)}. Config: {config}.", ""]
