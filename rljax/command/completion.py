@@ -14,11 +14,11 @@ from collections.abc import Iterable, Mapping
 
 from rljax.command.commands import COMMANDS
 from rljax.config.checks import components_of
-from rljax.config.completion_options import SHELLS, CompletionOptions
 from rljax.config.declare import option_words
 from rljax.config.flags import shipped_configs
-from rljax.config.options import PodOptions
+from rljax.config.run_options import SHELLS, CompletionOptions
 from rljax.config.schema import FIELDS, NAMESPACES
+from rljax.config.service_options import PodOptions
 
 
 def main(options: CompletionOptions) -> None:
