@@ -28,6 +28,7 @@ from rljax.config import NAMESPACES, Config, changed_fields, field_names, value_
 from rljax.config.declare import declared, shown_default  # noqa: E402
 from rljax.config.describe import type_text, value_text  # noqa: E402
 from rljax.config.flags import load_config_file  # noqa: E402
+from rljax.config.schema import FIELDS  # noqa: E402
 from rljax.report import glossary  # noqa: E402
 from rljax.setup.role_table import ROLES  # noqa: E402
 
@@ -50,26 +51,14 @@ FAMILIES = (
      ("raft", "expert_iteration", "distil", "on_policy_distil", "cgpo")),
 )  # fmt: skip
 
-# Where a component is named, for the headings of reference/components.md.
+# Where components are named that are not the whole text of a field.
 NAMED_BY = {
-    "dataflow": "`dataflow`",
-    "data": "`data.train`, `data.sources`, `data.test`, `sft.data`",
-    "reward": "`reward.function`, `evaluate.reward`",
-    "environment": "`environment.function`",
     "tool": "`functions` of `tools(...)`",
-    "rubrics": "`reward.rubrics`",
-    "process_reward": "`reward.process_reward`, `reward.process_lines`",
     "preference": "`preference` of the dataflows that compare samples",
     "constrained": "`optimizer` of the dataflow `cgpo`",
-    "collect": "`algorithm.collect`",
     "search": "`method` of the rollouts that search, `rljax evaluate --search`",
     "role": "`roles`",
     "placement": "`placement`, `sampler.layout`",
-    "shaping": "`algorithm.reward_shaping`",
-    "filter": "`algorithm.filters`, `algorithm.baseline_filters`",
-    "model": "`model`",
-    "optimizer": "`actor_optimizer.name`, `critic_optimizer.name`, `sft.optimizer.name`",
-    "schedule": "`actor_optimizer.schedule` and that of the others",
 }
 
 
@@ -237,7 +226,8 @@ def components() -> dict[str, list]:
 def components_page() -> str:
     lines = []
     for space, functions in components().items():
-        where = NAMED_BY.get(space, f"`algorithm.{space}`")
+        fields = [f"`{name}`" for name, spec in FIELDS.items() if spec.component == space]
+        where = ", ".join(fields) or NAMED_BY[space]
         lines += [f"## {space}", "", f"Named by {where}; functions of `{NAMESPACES[space]}`.", ""]
         rows = []
         for function in functions:
