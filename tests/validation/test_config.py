@@ -281,6 +281,19 @@ def test_what_a_declaration_names_is_there():
             assert spec.fix or spec.low is not None, f"{name}: an error without a fix"
 
 
+def test_fields_that_a_resume_may_change_are_those_that_change_no_number():
+    may_change = {name for name, spec in FIELDS.items() if spec.may_change}
+    assert may_change == {
+        "run_dir", "trackers", "checkpoint.every_steps", "checkpoint.keep",
+        "checkpoint.best_metric", "checkpoint.allow_changed", "samples_every_steps",
+        "report_every_minutes", "reward.workers",
+        "compilation_cache", "profile_steps", "profile_port", "profile_hosts", "export",
+        "hosts.init_timeout_s", "hosts.heartbeat_s", "hosts.stall_s", "offline.reference_logprobs",
+    }  # fmt: skip
+    named = set(fingerprints(Config()))
+    assert named == (FIELDS.keys() - may_change) | {"offline.reference_logprobs"}
+
+
 def test_all_problems_at_once():
     found = problems_of(
         valid(
