@@ -1,11 +1,14 @@
 """What guides/errors.md lists: every InputError of the source, read with ast, and the rules of
-config fields that the checks of a config state."""
+config fields, which are declared beside them or which the checks of a config state."""
 
 import ast
 import dataclasses
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
+
+from rljax.config.schema import FIELDS
 
 GAP = "…"  # what is only known where the error is raised
 KINDS = {"InputError", "UnknownField", "Unreadable", "HostsLate", "UnknownModel", "Damaged"}
@@ -27,7 +30,18 @@ def listed_errors(package: Path) -> dict[str, list[Listed]]:
     for file in sorted(package.rglob("*.py")):
         room = file.relative_to(package).parts[0].removesuffix(".py")
         rooms.setdefault(room, set()).update(_of_file(file.read_text(encoding="utf-8")))
+    rooms.setdefault("config", set()).update(_declared())
     return {room: sorted(errors) for room, errors in rooms.items() if errors}
+
+
+def _declared() -> list[Listed]:
+    """The rules that are declared beside fields of the config."""
+    found = []
+    for name, spec in FIELDS.items():
+        rule = spec.rule or spec.problem(GAP) or spec.problem(math.nan)
+        if rule != "must be finite":
+            found.append(Listed(name, rule, spec.fix_of(name, GAP)))
+    return found
 
 
 def _of_file(source: str) -> list[Listed]:

@@ -26,9 +26,10 @@ import rljax  # noqa: E402
 from rljax.command.commands import COMMANDS  # noqa: E402
 from rljax.components import _is_public_function  # noqa: E402
 from rljax.config import NAMESPACES, Config, changed_fields, field_names, value_of  # noqa: E402
-from rljax.config.declare import _specs  # noqa: E402
-from rljax.config.describe import _kind, _shown, field_comments  # noqa: E402
+from rljax.config.declare import declared, shown_default  # noqa: E402
+from rljax.config.describe import type_text, value_text  # noqa: E402
 from rljax.config.flags import load_config_file  # noqa: E402
+from rljax.config.schema import FIELDS  # noqa: E402
 from rljax.metric import Metric  # noqa: E402
 from rljax.setup.role_table import ROLES  # noqa: E402
 
@@ -51,26 +52,14 @@ FAMILIES = (
      ("raft", "expert_iteration", "distil", "on_policy_distil", "cgpo")),
 )  # fmt: skip
 
-# Where a component is named, for the headings of reference/components.md.
+# Where components are named that are not the whole text of a field.
 NAMED_BY = {
-    "dataflow": "`dataflow`",
-    "data": "`data.train`, `data.sources`, `data.test`, `sft.data`",
-    "reward": "`reward.function`, `evaluate.reward`",
-    "environment": "`environment.function`",
     "tool": "`functions` of `tools(...)`",
-    "rubrics": "`reward.rubrics`",
-    "process_reward": "`reward.process_reward`, `reward.process_lines`",
     "preference": "`preference` of the dataflows that compare samples",
     "constrained": "`optimizer` of the dataflow `cgpo`",
-    "collect": "`algorithm.collect`",
     "search": "`method` of the rollouts that search, `rljax evaluate --search`",
     "role": "`roles`",
     "placement": "`placement`, `sampler.layout`",
-    "shaping": "`algorithm.reward_shaping`",
-    "filter": "`algorithm.filters`, `algorithm.baseline_filters`",
-    "model": "`model`",
-    "optimizer": "`actor_optimizer.name`, `critic_optimizer.name`, `sft.optimizer.name`",
-    "schedule": "`actor_optimizer.schedule` and that of the others",
 }
 
 
@@ -115,7 +104,7 @@ def first_line(function) -> str:
 
 
 def config_page() -> str:
-    comments, lines = field_comments(), []
+    lines = []
 
     def section(node, prefix: str) -> None:
         rows, inner = [], []
@@ -124,9 +113,9 @@ def config_page() -> str:
             if dataclasses.is_dataclass(value):
                 inner.append((value, name))
                 continue
-            text = comments.get(type(node).__name__, {}).get(field.name, "")
-            kind = _kind(field.type).replace(" | ", " or ")
-            rows.append((f"`{name}`", kind, f"`{_shown(value)}`", cell(text)))
+            text = field.metadata["spec"].help
+            kind = type_text(field.type).replace(" | ", " or ")
+            rows.append((f"`{name}`", kind, f"`{value_text(value)}`", cell(text)))
         if rows:
             lines.extend(table(("field", "type", "default", "meaning"), rows))
         for value, name in inner:
@@ -208,16 +197,11 @@ def commands_page() -> str:
     ]  # fmt: skip
     for name, command in COMMANDS.items():
         rows = []
-        for field, (_, flag, spec) in zip(
-            dataclasses.fields(command.options), _specs(command.options), strict=True
-        ):
-            default = field.default
-            default = ",".join(map(str, default)) if isinstance(default, tuple) else default
-            shown = "" if default is None or default == "" else f"`{default}`"
-            shown = shown.lower() if isinstance(default, bool) else shown
-            written = flag.upper() if spec.positional else f"--{flag}"
-            needed = f"{spec.help} (needed)" if spec.required else spec.help
-            rows.append((f"`{written}`", shown, cell(needed)))
+        for field, spec in declared(command.options).items():
+            default = shown_default(getattr(command.options, field))
+            written = spec.flag.upper() if spec.positional else f"--{spec.flag}"
+            shown = f"`{default}`" if default else ""
+            rows.append((f"`{written}`", shown, cell(spec.help_text)))
         takes = {"": "none", "needed": "needed", "optional": "may be given"}
         config = takes.get(command.config, f"`{command.config}` where none is given")
         lines += [f"## rljax {name}", "", f"{prose(command.about)}. Config: {config}.", ""]
@@ -254,7 +238,8 @@ def components() -> dict[str, list]:
 def components_page() -> str:
     lines = []
     for space, functions in components().items():
-        where = NAMED_BY.get(space, f"`algorithm.{space}`")
+        fields = [f"`{name}`" for name, spec in FIELDS.items() if spec.component == space]
+        where = ", ".join(fields) or NAMED_BY[space]
         lines += [f"## {space}", "", f"Named by {where}; functions of `{NAMESPACES[space]}`.", ""]
         rows = []
         for function in functions:

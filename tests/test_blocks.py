@@ -24,7 +24,7 @@ from rljax.command import COMMANDS
 from rljax.config import Config
 from rljax.config.declare import define_flags, parsed_options
 from rljax.config.flags import config_flags, load_config_file
-from rljax.config.options import PodOptions
+from rljax.config.service_options import PodOptions
 from rljax.config.texts import with_texts
 from rljax.pods import read_pod
 

@@ -433,11 +433,11 @@ def test_flags_fields_and_commands_of_fixes_are_there():
         sys.path.pop(0)
     from rljax.command.commands import COMMANDS
     from rljax.config import Config
-    from rljax.config.declare import _specs
+    from rljax.config.declare import declared
     from rljax.config.names import field_names
 
     fields = set(field_names(Config))
-    flags = {flag for command in COMMANDS.values() for _, flag, _ in _specs(command.options)}
+    flags = {o.flag for command in COMMANDS.values() for o in declared(command.options).values()}
     flags |= {f"no{flag}" for flag in flags}  # off
     flags |= {"config", "help", "print_config", "FLAG"}
     flags |= {"ntasks-per-node", "worker"}  # of srun and gcloud

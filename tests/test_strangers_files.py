@@ -69,7 +69,7 @@ MAY = {
     "config/overrides.py": WORKER, "doctor/before_jax.py": MESSAGE,
     "data/images/files.py": "images: Source._opened is its own one place, and read below",
     "data/rows/prepare.py": MESSAGE, "data/rows/read.py": "tables, read below",
-    "data/rows/stored.py": "tables, read below", "data/tasks/programs.py": OURS,
+    "data/rows/stored.py": "tables, read below", "tasks/programs.py": OURS,
     "data/text/guarded_process.py": WORKER,
     "data/text/messages.py": "arguments of calls with raw control characters, read below",
     "doctor/packages.py": "metadata of a package, by the library", "doctor/probe.py": WORKER,

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator
 
 from rljax.config import Config
-from rljax.config.serve_options import ChatOptions
+from rljax.config.service_options import ChatOptions
 from rljax.config.trust import untrained
 from rljax.errors import printable
 

@@ -10,17 +10,11 @@ from collections.abc import Mapping, Sequence
 
 import rljax
 from rljax.command.launch import Command, complain, launch
-from rljax.config import options as of
-from rljax.config.completion_options import CompletionOptions
-from rljax.config.config_options import DiffOptions, ShowOptions
+from rljax.config import data_options as data
+from rljax.config import policy_options as policies
+from rljax.config import run_options as runs
+from rljax.config import service_options as services
 from rljax.config.declare import Options
-from rljax.config.demo_options import DemoOptions
-from rljax.config.doctor_options import DoctorOptions
-from rljax.config.plan_options import PlanOptions
-from rljax.config.play_options import PlayOptions
-from rljax.config.push_options import PushOptions
-from rljax.config.serve_options import ChatOptions, ServeOptions
-from rljax.config.watch_options import WatchOptions
 from rljax.errors import InputError
 from rljax.suggest import near_names
 from rljax.tracking.screen import printable_streams
@@ -30,59 +24,60 @@ COMMANDS = {
     command.name: command
     for command in (
         Command("demo", "train a policy here in minutes: a small one, or --real, a pretrained one",
-                "demo", DemoOptions, "quickstart:demo"),
-        Command("train", "run a config: rljax train quickstart", "train", of.TrainOptions,
+                "demo", runs.DemoOptions, "quickstart:demo"),
+        Command("train", "run a config: rljax train quickstart", "train", runs.TrainOptions,
                 "needed"),
         Command("configs", "list the configs that ship", "configs", Options, jax=False),
         Command("config show", "the resolved config, as a table, YAML or JSON", "config_show",
-                ShowOptions, "needed", prints_config=True, jax=False),
+                runs.ShowOptions, "needed", prints_config=True, jax=False),
         Command("config diff", "the fields in which two configs or runs differ", "config_diff",
-                DiffOptions, jax=False),
+                runs.DiffOptions, jax=False),
         Command("doctor", "what is wrong with this machine or a run folder, and how to mend it",
-                "doctor", DoctorOptions, jax=False),
+                "doctor", runs.DoctorOptions, jax=False),
         Command("inspect", "print rows of the data as the model reads them", "inspect_data",
-                of.InspectOptions, "needed", data_with="model"),
+                data.InspectOptions, "needed", data_with="model"),
         Command("play", "one episode of a config's environment: by hand, or by a policy", "play",
-                PlayOptions, "needed", one_host=True),
+                policies.PlayOptions, "needed", one_host=True),
         Command("plan", "memory and time of a config, on chips that need not be there", "plan",
-                PlanOptions, "needed"),
+                runs.PlanOptions, "needed"),
         Command("evaluate", "accuracy, pass@k and majority@k of a run or model", "evaluate",
-                of.EvaluateOptions, one_host=True),
+                policies.EvaluateOptions, one_host=True),
         Command("report", "write the report of a run anew, or compare several", "report",
-                of.ReportOptions, jax=False),
+                runs.ReportOptions, jax=False),
         Command("watch", "curves and completions of runs in the terminal, while they go on",
-                "watch", WatchOptions, jax=False),
+                "watch", runs.WatchOptions, jax=False),
         Command("push", "put a run's policy or adapter on the Hugging Face Hub, with a model card",
-                "push", PushOptions, one_host=True, jax=False),
+                "push", runs.PushOptions, one_host=True, jax=False),
         Command("replay", "find what made a step's loss or gradient not finite", "replay",
-                of.ReplayOptions, one_host=True),
+                runs.ReplayOptions, one_host=True),
         Command("serve", "an OpenAI-compatible endpoint for a run or model", "serve",
-                ServeOptions, one_host=True),
-        Command("chat", "talk to a run or model, with tools", "chat", ChatOptions,
+                services.ServeOptions, one_host=True),
+        Command("chat", "talk to a run or model, with tools", "chat", services.ChatOptions,
                 one_host=True),
-        Command("sweep", "run what a config's sweep() yields", "sweep", of.SweepOptions, "needed"),
+        Command("sweep", "run what a config's sweep() yields", "sweep", runs.SweepOptions,
+                "needed"),
         Command("pipeline", "chain the stages that a config's pipeline() yields: SFT, RM, RL",
-                "pipeline", of.PipelineOptions, "needed", one_host=True),
+                "pipeline", runs.PipelineOptions, "needed", one_host=True),
         Command("pod", "several hosts: here, TPU VMs, SLURM, Kubernetes, SkyPilot", "pod",
-                of.PodOptions, jax=False),
+                services.PodOptions, jax=False),
         Command("data prepare", "map rows to the columns that training reads", "prepare_data",
-                of.PrepareOptions, jax=False),
-        Command("data inspect", "the same as inspect", "inspect_data", of.InspectOptions,
+                data.PrepareOptions, jax=False),
+        Command("data inspect", "the same as inspect", "inspect_data", data.InspectOptions,
                 "needed", data_with="model"),
         Command("sample", "rejection sampling: the best of K samples as a file; RAFT",
-                "rejection_sample", of.RejectionOptions, "optional", one_host=True),
+                "rejection_sample", policies.RejectionOptions, "optional", one_host=True),
         Command("label steps", "find the first wrong line of programs", "label_steps",
-                of.LabelOptions, one_host=True),
+                policies.LabelOptions, one_host=True),
         Command("label preferences", "have a judge label pairs", "label_preferences",
-                of.PreferenceOptions, one_host=True),
+                policies.PreferenceOptions, one_host=True),
         Command("score steps", "a process reward model on labelled lines", "score_steps",
-                of.ScoreOptions, one_host=True),
+                policies.ScoreOptions, one_host=True),
         Command("compare", "offline algorithms on one file of samples", "compare_offline",
-                of.ComparisonOptions, "optional", one_host=True),
+                policies.ComparisonOptions, "optional", one_host=True),
         Command("completion", "completion of these words by bash, zsh or fish", "completion",
-                CompletionOptions, jax=False),
+                runs.CompletionOptions, jax=False),
         Command("scaling", "fit curves of performance over compute", "fit_scaling",
-                of.ScalingOptions, jax=False),
+                runs.ScalingOptions, jax=False),
     )
 }  # fmt: skip
 

@@ -8,7 +8,7 @@ goes on: finished cells are kept. --capabilities prints what the dataflows need 
 
 from rljax.command.launch import Given, print_table
 from rljax.config.flags import config_module, load_config_file
-from rljax.config.options import ComparisonOptions
+from rljax.config.policy_options import ComparisonOptions
 from rljax.errors import InputError
 
 _DEFAULT = "compare_offline"  # ships with the library

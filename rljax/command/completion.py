@@ -13,13 +13,12 @@ import shlex
 from collections.abc import Iterable, Mapping
 
 from rljax.command.commands import COMMANDS
-from rljax.config.checks import COMPONENTS, components_of
-from rljax.config.completion_options import SHELLS, CompletionOptions
+from rljax.config.checks import components_of
 from rljax.config.declare import option_words
 from rljax.config.flags import shipped_configs
-from rljax.config.options import PodOptions
-from rljax.config.schema import NAMESPACES
-from rljax.config.texts import kinds
+from rljax.config.run_options import SHELLS, CompletionOptions
+from rljax.config.schema import FIELDS, NAMESPACES
+from rljax.config.service_options import PodOptions
 
 
 def main(options: CompletionOptions) -> None:
@@ -49,14 +48,13 @@ def words() -> dict[str, list[str]]:
         "completion +": list(SHELLS),
         "pod +": [*PodOptions.READ_BY],
     }
-    fields = kinds()
     table["--config="] = configs
-    table["--config."] = [f"--config.{field}=" for field in fields]
-    for field, kind in fields.items():
-        if kind is bool:
+    table["--config."] = [f"--config.{field}=" for field in FIELDS]
+    for field, spec in FIELDS.items():
+        if spec.kind is bool:
             table[f"--config.{field}="] = ["true", "false"]
-        elif field in COMPONENTS:
-            table[f"--config.{field}="] = components_of(NAMESPACES[COMPONENTS[field]])
+        elif spec.component:
+            table[f"--config.{field}="] = components_of(NAMESPACES[spec.component])
     return table
 
 

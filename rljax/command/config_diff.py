@@ -11,8 +11,8 @@ import json
 
 from rljax.command.config_show import shown
 from rljax.config import Config, field_names, value_of
-from rljax.config.config_options import DiffOptions
 from rljax.config.flags import load_config_file
+from rljax.config.run_options import DiffOptions
 
 
 def main(options: DiffOptions) -> None:

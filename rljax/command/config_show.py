@@ -12,8 +12,8 @@ import json
 
 from rljax.command.launch import Given, config_as_data
 from rljax.config import Config, changed_fields, field_names, value_of
-from rljax.config.config_options import ShowOptions
 from rljax.config.data_files import to_yaml
+from rljax.config.run_options import ShowOptions
 
 
 def main(options: ShowOptions, given: Given) -> None:

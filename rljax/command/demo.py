@@ -16,9 +16,8 @@ import dataclasses
 
 from rljax.command import train
 from rljax.command.launch import Given
-from rljax.config.demo_options import DemoOptions
 from rljax.config.flags import load_config_file
-from rljax.config.options import TrainOptions
+from rljax.config.run_options import DemoOptions, TrainOptions
 from rljax.config.texts import with_texts
 
 SHORT = "quickstart:demo"  # the config where none is given

@@ -10,7 +10,7 @@ is.
 import dataclasses
 import json
 
-from rljax.config.doctor_options import DoctorOptions
+from rljax.config.run_options import DoctorOptions
 
 _MARK = {"fine": "ok", "warning": "warning", "broken": "BROKEN"}
 

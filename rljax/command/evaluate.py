@@ -17,7 +17,7 @@ prompt, response and score. docs/guides/evaluation.md says where prompts and ext
 import sys
 
 from rljax.command.launch import print_table
-from rljax.config.options import EvaluateOptions
+from rljax.config.policy_options import EvaluateOptions
 from rljax.report.run_warnings import MOST_TRUNCATED, too_many_truncated
 
 

@@ -9,7 +9,7 @@ predicts the value at a compute. --compute=NAME sums another metric, such as bat
 import json
 
 from rljax.command.launch import print_table
-from rljax.config.options import ScalingOptions
+from rljax.config.run_options import ScalingOptions
 
 
 def main(options: ScalingOptions) -> None:

@@ -10,7 +10,7 @@ tokenizer and the data, no weights.
 
 from rljax.command.launch import Given
 from rljax.config.checks import refuse_early
-from rljax.config.options import InspectOptions
+from rljax.config.data_options import InspectOptions
 from rljax.errors import InputError
 
 

@@ -7,7 +7,7 @@ not answered. The pairs that are written are data.train of the dataflows prefere
 reward_model.
 """
 
-from rljax.config.options import PreferenceOptions
+from rljax.config.policy_options import PreferenceOptions
 
 
 def main(options: PreferenceOptions) -> None:

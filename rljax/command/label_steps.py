@@ -9,7 +9,7 @@ FOLDER/train.jsonl and test.jsonl are data for dataflow="process_reward_model":
 """
 
 from rljax.command.launch import print_table
-from rljax.config.options import LabelOptions
+from rljax.config.policy_options import LabelOptions
 
 
 def main(options: LabelOptions) -> None:

@@ -217,7 +217,7 @@ def complain(error: InputError) -> int:
 def _help_about(command: Command, words: Sequence[str]) -> str:
     """The flags and fields whose name or help holds the words that stand behind --help."""
     found = options_help(command.options, _width(), words)
-    fields = config_help(_width(), words).strip("\n") if command.config else ""
+    fields = "\n".join(config_help(Config(), _width(), words)).strip("\n") if command.config else ""
     return "\n".join([*found, *([""] if found and fields else []), *([fields] if fields else [])])
 
 
@@ -241,7 +241,7 @@ def _help(command: Command, program: str) -> str:
             "resolved config, --print_config=changed what differs from the defaults below. A word "
             "behind --help, as in --help kl, prints the flags and fields alone that are about it."
         )
-        lines += [*textwrap.wrap(text, width), "", config_help(width)]
+        lines += [*textwrap.wrap(text, width), "", *config_help(Config(), width)]
     return "\n".join(lines)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rljax.command.launch import Given
 from rljax.config.flags import is_data, listed, split_config
-from rljax.config.options import PipelineOptions
+from rljax.config.run_options import PipelineOptions
 
 
 def main(options: PipelineOptions, given: Given) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rljax.command.launch import Given
 from rljax.config.checks import refuse_early
-from rljax.config.plan_options import PlanOptions
+from rljax.config.run_options import PlanOptions
 from rljax.errors import InputError
 
 

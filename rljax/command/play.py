@@ -8,7 +8,7 @@ parted by lines of --- (--script=FILE).
 
 from rljax.command.launch import Given
 from rljax.config.checks import refuse_early
-from rljax.config.play_options import PlayOptions
+from rljax.config.policy_options import PlayOptions
 from rljax.errors import InputError
 
 

@@ -20,7 +20,7 @@ TPU VMs of Google Cloud, by gcloud, which must be logged in. --name, --zone and 
 import sys
 from pathlib import Path
 
-from rljax.config.options import PodOptions
+from rljax.config.service_options import PodOptions
 from rljax.errors import InputError
 
 

@@ -14,7 +14,7 @@ gsm8k() and math() are there for the published columns of those data sets:
 --test_fraction splits by a hash of the prompt: no row changes sides when rows are added.
 """
 
-from rljax.config.options import PrepareOptions
+from rljax.config.data_options import PrepareOptions
 
 
 def main(options: PrepareOptions) -> None:

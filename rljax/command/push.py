@@ -9,7 +9,7 @@ passwords in the config or the command are hidden. --out=FOLDER writes what woul
 import dataclasses
 
 from rljax.command.launch import print_table
-from rljax.config.push_options import PushOptions
+from rljax.config.run_options import PushOptions
 
 
 def main(options: PushOptions) -> None:

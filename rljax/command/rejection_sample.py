@@ -7,7 +7,7 @@ sample, select, SFT, N times, in the folder --out.
 """
 
 from rljax.command.launch import Given, print_table
-from rljax.config.options import RejectionOptions
+from rljax.config.policy_options import RejectionOptions
 from rljax.errors import InputError
 
 

@@ -6,7 +6,7 @@ infinity of those that reached the loss or the gradient: its line, its loops, it
 Exit code 0: found; 3: the step is finite here.
 """
 
-from rljax.config.options import ReplayOptions
+from rljax.config.run_options import ReplayOptions
 
 
 def main(options: ReplayOptions) -> int:

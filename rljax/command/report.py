@@ -4,7 +4,7 @@ Writes report.html of a run folder anew, also of a run that goes on or was kille
 the folder of a sweep, are compared on one page, comparison.html.
 """
 
-from rljax.config.options import ReportOptions
+from rljax.config.run_options import ReportOptions
 
 
 def main(options: ReportOptions) -> None:

@@ -4,7 +4,7 @@ A process reward model on labelled lines, such as `rljax label steps` writes: me
 error and sign accuracy over all rows of a split, and for the first rows each line beside its score.
 """
 
-from rljax.config.options import ScoreOptions
+from rljax.config.policy_options import ScoreOptions
 
 
 def main(options: ScoreOptions) -> None:

@@ -5,7 +5,7 @@ seed, logprobs), GET /v1/models, /health, /metrics. Needs
 `pip install 'starlette>=0.40' 'uvicorn>=0.30'`.
 """
 
-from rljax.config.serve_options import ServeOptions
+from rljax.config.service_options import ServeOptions
 
 
 def main(options: ServeOptions) -> None:

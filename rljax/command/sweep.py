@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rljax.command.launch import Given
 from rljax.config.flags import is_data, listed, split_config
-from rljax.config.options import SweepOptions
+from rljax.config.run_options import SweepOptions
 from rljax.pods.supervise import INPUT, LAST_WORDS, RESTARTS, code_of_the_failure
 
 

@@ -16,7 +16,7 @@ from rljax.command.launch import Given
 from rljax.config import Config
 from rljax.config.checks import refuse_early
 from rljax.config.flags import load_config_file, shipped_config
-from rljax.config.options import TrainOptions
+from rljax.config.run_options import TrainOptions
 from rljax.config.trust import asks, untrained, vouched
 from rljax.files import is_whole_number
 from rljax.runs.mirror import local_copy

@@ -8,7 +8,7 @@ Where the output is no terminal, each new step is a line. --once prints one pict
 --metrics='reward/*,loss' says what is shown.
 """
 
-from rljax.config.watch_options import WatchOptions
+from rljax.config.run_options import WatchOptions
 
 
 def main(options: WatchOptions) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from rljax.config.declare import EXAMPLES, kind_name
 from rljax.config.names import FIELDS_LISTED, field_names
 from rljax.config.overrides import TFDS, is_path, value_of
-from rljax.config.schema import NAMESPACES, Config
+from rljax.config.schema import DATA, FIELDS, MODELS, NAMESPACES, Config
 from rljax.errors import InputError
 from rljax.files import data_files, how_to_get_data, near_path
 from rljax.gguf import is_gguf
@@ -22,40 +22,6 @@ from rljax.runs.store import is_url
 from rljax.suggest import near_names, other_value
 
 _OF_TRAINING = ("data.train", "data.sources", "sft.data", "pretraining.data", "rollouts.replay")
-OF_DATA = (*_OF_TRAINING, "data.test", "evaluate.prompts_from")
-FOLDERS = (
-    "critic_model", "teacher_model", "reward.model", "reward.cost_model", "reward.process_model",
-    "reward.judge_model", "lora.adapter",
-)  # fmt: skip
-_NEW_FOLDERS = ("run_dir", "offline.reference_logprobs")
-# Fields that name a component, and the namespace of bare names.
-COMPONENTS = {
-    "dataflow": "dataflow",
-    "model": "model",
-    "reward.function": "reward",
-    "evaluate.reward": "reward",
-    "reward.rubrics": "rubrics",
-    "environment.function": "environment",
-    **dict.fromkeys(OF_DATA, "data"),
-    **dict.fromkeys(("reward.process_reward", "reward.process_lines"), "process_reward"),
-    **{
-        f"algorithm.{stage}": stage
-        for stage in (
-            "advantage", "policy_loss", "value_loss", "preference_loss", "reward_loss", "reduction",
-            "correction", "collect",
-        )
-    },
-    "algorithm.reward_shaping": "shaping",
-    "algorithm.baseline_filters": "filter",
-    "algorithm.filters": "filter",
-    **{
-        f"{optimizer}.{field}": home
-        for optimizer in ("actor_optimizer", "critic_optimizer", "sft.optimizer")
-        for field, home in (("name", "optimizer"), ("schedule", "schedule"))
-    },
-    "trackers": "tracker",
-}  # fmt: skip
-
 # Fixes of a model that is not there, and of a component that no namespace has.
 MODEL_FIX = (
     "the path of a Hugging Face folder, or on the hub OWNER/NAME, such as Qwen/Qwen2.5-0.5B, or "
@@ -66,68 +32,6 @@ DATA_FIX = (
     "(`rljax inspect` shows one), such as sort_digits()"
 )
 OWN_NAME = "one of its functions, or a dotted name of your own, such as 'my_module"
-
-_POSITIVE = (
-    "batch.prompts_per_step",
-    "batch.samples_per_prompt",
-    "batch.sequences_per_optimizer_step",
-    "batch.epochs",
-    "sampler.max_response_tokens",
-    "data.max_prompt_tokens",
-    "reward.workers",
-    "environment.max_turns",
-    "environment.max_reply_tokens",
-    "environment.max_rows",
-    "environment.workers",
-    "sft.sequences_per_step",
-    "sft.check_every_steps",
-    "pretraining.sequences_per_optimizer_step",
-    "pretraining.max_tokens",
-    "evaluate.prompts",
-    "checkpoint.keep",
-    "samples_every_steps",
-    "max_skipped_in_a_row",
-    "data.pass_rate_samples",
-    "offline.examples_per_step",
-    "offline.max_tokens",
-    "hosts.init_timeout_s",
-    "hosts.heartbeat_s",
-)
-_NOT_NEGATIVE = (
-    "sampler.page_tokens",
-    "sampler.pages",
-    "sampler.draft_tokens",
-    "rollouts.max_staleness",
-    "hosts.stall_s",
-    "rollouts.sampler_devices",
-    "reward.memory_gb",
-    "environment.max_calls",
-    "environment.max_tokens",
-    "environment.episode_timeout_s",
-    "environment.memory_gb",
-    "environment.retries",
-    "batch.tokens_per_microbatch",
-    "steps",
-    "report_every_minutes",
-    "sft.steps",
-    "evaluate.every_steps",
-    "evaluate.samples",
-    "evaluate.patience",
-    "checkpoint.every_steps",
-    "sampler.top_k",
-    "sampler.temperature",
-    "sampler.slots",
-    "algorithm.kl_in_reward",
-    "algorithm.kl_in_loss",
-    "lora.rank",
-    "model_settings.router_aux_loss_coef",
-    "model_settings.router_bias_update_speed",
-    "algorithm.entropy_coef",
-    "algorithm.kl_target",
-    "algorithm.trust_region",
-    "sft.stop_at_accuracy",
-    "seed",
-)
 
 
 class Problems(list):
@@ -157,7 +61,7 @@ def refuse_early(config: Config) -> None:
     problems = Problems()
     check_types(config, problems)
     if not problems:
-        check_bounds(config, problems)
+        check_fields(config, problems)
         check_paths(config, problems)
         check_names(config, problems)
         _check_bare_names(config, problems)
@@ -215,14 +119,12 @@ def check_types(config, problems: Problems, prefix: str = "") -> None:
             )
 
 
-def check_bounds(config: Config, problems: Problems) -> None:
-    """Sizes and counts that must be at least 1, or not negative."""
-    for names, least in ((_POSITIVE, 1), (_NOT_NEGATIVE, 0)):
-        for name in names:
-            value = value_of(config, name)
-            problems.check(
-                value >= least, name, value, f"must be >= {least}", fix=f"write {least} or more"
-            )
+def check_fields(config: Config, problems: Problems) -> None:
+    """Ranges, choices and rules of the fields, each by itself, as it is declared."""
+    for name, spec in FIELDS.items():
+        value = value_of(config, name)
+        if rule := spec.problem(value):
+            problems.check(False, name, value, rule, spec.fix_of(name, value))
 
 
 def _each(config: Config, field: str) -> tuple[str, ...]:
@@ -233,24 +135,24 @@ def _each(config: Config, field: str) -> tuple[str, ...]:
 
 def check_paths(config: Config, problems: Problems) -> None:
     """Data, models and tokenizer that are named by a path exist; what will be written is free."""
-    for field in ("model", "tokenizer", *FOLDERS):
-        spec = value_of(config, field)
+    for field in MODELS:
+        spec, kind = value_of(config, field), FIELDS[field].path
         if not spec or field == "model" and not (is_path(spec) or is_no_component(spec)):
             continue
         if is_gguf(spec) and not is_hub(spec) and not os.path.isdir(spec):
             _check_gguf(field, spec, problems)
         elif not os.path.isdir(spec):
             _check_on_hub(field, spec, model_name, problems)
-        elif field not in ("tokenizer", "lora.adapter"):
+        elif kind == "model":
             _check_model_folder(field, spec, problems)
-    for field in OF_DATA:
+    for field in DATA:
         for spec in _each(config, field):
             if is_hub(spec):
                 _check_on_hub(field, spec, data_name, problems)
             elif is_path(spec) and not spec.startswith(TFDS):
                 file = spec.replace("{split}", "train" if field in _OF_TRAINING else "test")
                 _check_files(field, spec, file, problems)
-    for field in _NEW_FOLDERS:
+    for field in (name for name, spec in FIELDS.items() if spec.path == "written"):
         path = value_of(config, field)
         free = not os.path.exists(path) or os.path.isdir(path)
         problems.check(free, field, path, "is a file", "name a folder")
@@ -358,8 +260,8 @@ def check_names(config: Config, problems: Problems) -> None:
 
 def _check_bare_names(config: Config, problems: Problems) -> None:
     """A component without a dot is a function of its namespace, whose source says which it has."""
-    for field in COMPONENTS:
-        for text in _each(config, field):
+    for field, spec in FIELDS.items():
+        for text in _each(config, field) if spec.component else ():
             check_bare_name(field, text, problems)
 
 
@@ -367,25 +269,28 @@ def check_bare_name(field: str, text: str, problems: Problems) -> bool:
     """Adds a problem, and returns False, where a component of a field is a name without a dot that
     its namespace has not: another trainer's name, a component of another field, or a misspelling.
     """
-    if field not in COMPONENTS or is_path(text):
+    stage = FIELDS[field].component
+    if not stage or is_path(text):
         return True
-    home, name = NAMESPACES[COMPONENTS[field]], text.partition("(")[0].strip()
+    home, name = NAMESPACES[stage], text.partition("(")[0].strip()
     known = functions_of(home) + ["console"] * (field == "trackers")
     if not known or not name or name in known or {".", ":"} & set(name):
         return True
     if field == "model" and "(" not in text and not near_names(name, known):
         return problems.check(False, field, text, "is not a folder", MODEL_FIX)
     others = [
-        other for other, stage in COMPONENTS.items()
-        if NAMESPACES[stage] != home and name in components_of(NAMESPACES[stage])
+        other for other, spec in FIELDS.items()
+        if spec.component not in ("", stage) and name in components_of(NAMESPACES[spec.component])
     ]  # fmt: skip
     rule, near = f"{home} has no {name!r}", near_names(name, known, 2)
     if said := other_value(field, name):
         fix = f"use {said}"
     elif others:
-        fix = f"{name} is a value of {others[0]}"
+        # Not sft.optimizer.name where actor_optimizer.name will do; tasks are called like rewards.
+        meant = min(others, key=lambda other: (other in DATA, other.count(".")))
+        fix = f"{name} is a value of {meant}"
     else:
-        own = DATA_FIX if field in OF_DATA else f"{OWN_NAME}.{name}'"
+        own = DATA_FIX if stage == "data" else f"{OWN_NAME}.{name}'"
         fix = f"did you mean {' or '.join(near)}?" if near else own
     return problems.check(False, field, text, rule, fix)
 

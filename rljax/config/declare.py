@@ -1,11 +1,13 @@
-"""How an option of a command is declared: a field of a dataclass with its help and its range; its
-flag, its line of --help and its check follow from that."""
+"""How a field of the config and an option of a command are declared: a field of a dataclass with
+its help, its range and what else is known of it. Its flag, its line of --help and of the reference,
+its check, and whether a stranger's value needs trust follow from that."""
 
 import dataclasses
+import difflib
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rljax.components import Range
 from rljax.config.describe import flag_lines, is_about
@@ -28,8 +30,8 @@ def kind_name(kind: type) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Spec:
-    """Help and range of an option; `low` and `high` are included, `above` and `below` are not."""
+class Spec:
+    """The declaration of a field; `low` and `high` are included, `above` and `below` are not."""
 
     help: str
     low: float | None = None
@@ -37,15 +39,31 @@ class _Spec:
     above: float | None = None
     below: float | None = None
     choices: tuple[str, ...] = ()
+    fits: Callable[[typing.Any], bool] | None = None
+    rule: str = ""  # what `fits` or the range asks for
+    fix: str = ""  # of an error; "" = by the choices or the range
+    # Of options of commands.
     required: bool = False
-    fits: Callable[[str], bool] | None = None
-    rule: str = ""  # what `fits` asks for
     flag: str = ""  # the flag's name where it is not the field's
     positional: bool = False  # no flag: the arguments without one
     first: bool = False  # may also be given as the argument without a flag
+    # Of fields of the config.
+    component: str = ""  # it names components: the key of their namespace in NAMESPACES
+    path: str = ""  # it names a folder: of a "model", a "tokenizer", an "adapter", or one "written"
+    needs: str = ""  # the field of its section without which nothing reads it; of a section, too
+    switches: tuple[str, ...] = ()  # dotted names of all such fields, of the sections around first
+    learn: bool = False  # a field of rljax.dataflows.Algorithm
+    may_change: bool = False  # changes no number of the run, so that a resume may change it
+    safe: str = ""  # what a stranger may write: "any" text, or a "word", as where there are choices
+    kind: typing.Any = None  # the type of its values, which `declared` reads from the class
 
-    def problem(self, value) -> str:
-        """Why `value` cannot be used, "" if it can. None stands for the default and always can."""
+    @property
+    def help_text(self) -> str:
+        return f"{self.help} (needed)" if self.required else self.help
+
+    def problem(self, value, most: int | None = None) -> str:
+        """Returns why `value` cannot be used, "" if it can. None stands for the default and always
+        can. `most` is the limit of whole numbers that have none of their own."""
         if value is None:
             return ""
         if self.required and not value:
@@ -54,17 +72,62 @@ class _Spec:
             return f"one of {', '.join(self.choices)}"
         if self.fits is not None and not self.fits(value):
             return self.rule
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        return self._out_of_range(value) if number else ""
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return ""
+        high = most if self.high is None and isinstance(value, int) else self.high
+        wrong = Range(self.low, high, self.above, self.below).problem(value)
+        return wrong and (self.rule or wrong)
 
-    def _out_of_range(self, value: float) -> str:
-        high = _MOST if self.high is None and isinstance(value, int) else self.high
-        return Range(self.low, high, self.above, self.below).problem(value)
+    def fix_of(self, name: str, value) -> str:
+        """Returns the fix of a value that has a problem; `name` is that of the field."""
+        if self.fix or not self.choices:
+            return self.fix or f"write {self.low} or more"
+        near = difflib.get_close_matches(value, filter(None, self.choices), n=1)
+        other = f"{name}={self.choices[0]!r}, or another one"
+        return f"did you mean {near[0]!r}?" if near else other
 
 
 def option(default: object, help: str, **spec) -> typing.Any:
-    """A field of an options class; `spec` are fields of `_Spec`."""
-    return dataclasses.field(default=default, metadata={"spec": _Spec(help, **spec)})
+    """A field of the config or of the options of a command; `spec` are fields of `Spec`."""
+    return dataclasses.field(default=default, metadata={"spec": Spec(help, **spec)})
+
+
+def section(make: Callable[[], object], needs: str = "") -> typing.Any:
+    """A section of the config; nothing reads it while its field `needs` is off."""
+    return dataclasses.field(default_factory=make, metadata={"spec": Spec("", needs=needs)})
+
+
+def declared(kind: type, prefix: str = "", switches: tuple[str, ...] = ()) -> dict[str, Spec]:
+    """{dotted name: declaration} of every field of a class and of its sections, in their order."""
+    out = {}
+    for field in dataclasses.fields(kind):
+        name, spec = prefix + field.name, field.metadata["spec"]
+        if dataclasses.is_dataclass(field.type):
+            inside = (f"{name}.{spec.needs}",) if spec.needs else ()
+            out |= declared(field.type, f"{name}.", switches + inside)
+        else:
+            own = (prefix + spec.needs,) if spec.needs else ()
+            facts = dict(kind=field.type, flag=spec.flag or name, switches=switches + own)
+            out[name] = dataclasses.replace(spec, **facts)
+    return out
+
+
+def is_interval(limits: Sequence[int]) -> bool:
+    """Returns whether limits are (low, high) with 1 <= low <= high, or () for none."""
+    return len(limits) == 0 or len(limits) == 2 and 1 <= limits[0] <= limits[1]
+
+
+def is_count_or_rest(number: int) -> bool:
+    """Returns whether a number is at least 1, or -1 for all that there are."""
+    return number >= 1 or number == -1
+
+
+# The rule of a field that holds limits in tokens.
+LIMITS = {
+    "fits": is_interval,
+    "rule": "(low, high) with 1 <= low <= high, or () = off",
+    "fix": "write (64, 512), or ()",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,20 +139,13 @@ class Options:
         return ()
 
 
-def _specs(kind: type) -> Iterator[tuple[str, str, _Spec]]:
-    """(field, flag, spec) of every option of a class."""
-    for field in dataclasses.fields(kind):
-        spec = field.metadata["spec"]
-        yield field.name, spec.flag or field.name, spec
-
-
 def check_options(options: Options) -> None:
     """Raises InputError that lists every problem of every option, in the order of the fields."""
     shown, problems = {}, []
-    for name, flag, spec in _specs(type(options)):
-        shown[name] = name.upper() if spec.positional else f"--{flag}"
+    for name, spec in declared(type(options)).items():
+        shown[name] = name.upper() if spec.positional else f"--{spec.flag}"
         value = getattr(options, name)
-        problems.append((name, value, spec.problem(value)))
+        problems.append((name, value, spec.problem(value, _MOST)))
     problems += options.conflicts()
     problems = [problem for problem in problems if problem[-1]]
     problems.sort(key=lambda problem: list(shown).index(problem[0]))
@@ -110,18 +166,16 @@ def define_flags(kind: type, into) -> None:
         str: flags.DEFINE_string,
     }
     main = {"flag_values": into}
-    hints = typing.get_type_hints(kind)
-    for field in dataclasses.fields(kind):
-        spec, default, hint = field.metadata["spec"], field.default, hints[field.name]
-        name = spec.flag or field.name
+    for name, spec in declared(kind).items():
+        default = getattr(kind, name)
         if spec.positional:
             continue
         if spec.choices:
-            flags.DEFINE_enum(name, default, spec.choices, spec.help, **main)
-        elif typing.get_origin(hint) is tuple:
-            flags.DEFINE_string(name, ",".join(map(str, default)), spec.help, **main)
+            flags.DEFINE_enum(spec.flag, default, spec.choices, spec.help, **main)
+        elif typing.get_origin(spec.kind) is tuple:
+            flags.DEFINE_string(spec.flag, ",".join(map(str, default)), spec.help, **main)
         else:
-            define[_without_none(hint)](name, default, spec.help, **main)
+            define[_without_none(spec.kind)](spec.flag, default, spec.help, **main)
 
 
 def parse_flags(
@@ -131,7 +185,7 @@ def parse_flags(
     command that takes a config, `config_flag` says which of its flags another flag means."""
     from absl import flags
 
-    specs = {flag: (name, spec) for name, flag, spec in _specs(kind)}
+    specs = {spec.flag: spec for spec in declared(kind).values()}
     try:
         rest = into(argv)
     except flags.UnrecognizedFlagError as error:
@@ -145,11 +199,10 @@ def parse_flags(
         wrong = re.match(_WRONG, str(error), re.DOTALL)
         if wrong is None or wrong[1] not in specs:  # a flag without a value
             raise InputError(str(error), fix="--FLAG=VALUE; --help lists the flags") from None
-        name, spec = specs[wrong[1]]
-        rule = f"one of {', '.join(filter(None, spec.choices))}" if spec.choices else ""
-        rule = rule or f"must be {KINDS.get(_without_none(typing.get_type_hints(kind)[name]))}"
-        example = next(filter(None, spec.choices), "") if spec.choices else ""
-        example = example or EXAMPLES[_without_none(typing.get_type_hints(kind)[name])].lower()
+        spec = specs[wrong[1]]
+        of_type, known = _without_none(spec.kind), list(filter(None, spec.choices))
+        rule = f"one of {', '.join(known)}" if known else f"must be {KINDS.get(of_type)}"
+        example = known[0] if known else EXAMPLES[of_type].lower()
         what, fix = f"--{wrong[1]}={wrong[2]}: {rule}", f"such as --{wrong[1]}={example}"
         raise InputError(what, fix=fix) from None
     twice = [name for name in into if into[name].present > 1]
@@ -161,24 +214,24 @@ def parse_flags(
 def parsed_options(kind: type, positional: Sequence[str], parsed):
     """The options of a class, checked, from parsed flags (absl's FlagValues) and the arguments
     without a flag."""
-    values, hints, rest = {}, typing.get_type_hints(kind), tuple(positional)
-    for name, flag, spec in _specs(kind):
+    values, rest = {}, tuple(positional)
+    for name, spec in declared(kind).items():
         if spec.positional:
             values[name], rest = rest, ()
             continue
-        value = parsed[flag].value
+        value = parsed[spec.flag].value
         if spec.first and rest:
             if value:
                 raise InputError(
-                    f"--{flag} is given twice",
+                    f"--{spec.flag} is given twice",
                     value=[value, rest[0]],
-                    fix=f"write it once: leave --{flag} or the name in front out",
+                    fix=f"write it once: leave --{spec.flag} or the name in front out",
                 )
             value, rest = rest[0], rest[1:]
-        if typing.get_origin(hints[name]) is tuple:
-            numbers = typing.get_args(hints[name])[0] is int
+        if typing.get_origin(spec.kind) is tuple:
+            numbers = typing.get_args(spec.kind)[0] is int
             texts = tuple(part.strip() for part in split_at_commas(value) if part.strip())
-            value = whole_numbers(value, flag) if numbers and texts else texts
+            value = whole_numbers(value, spec.flag) if numbers and texts else texts
         values[name] = value
     if rest:
         raise InputError("unknown arguments", value=list(rest), fix="--help lists the flags")
@@ -190,7 +243,7 @@ def parsed_options(kind: type, positional: Sequence[str], parsed):
 def option_flags(kind: type, values: Mapping[str, object]) -> list[str]:
     """The flags that set options of a class to these values. Raises InputError for a name that the
     class has not."""
-    known, out = {name: flag for name, flag, _ in _specs(kind)}, []
+    known, out = {name: spec.flag for name, spec in declared(kind).items()}, []
     for name, value in values.items():
         if name not in known:
             near = near_names(name, known, 1)
@@ -216,38 +269,41 @@ def options_of(kind: type, values: Mapping[str, object]):
 def option_words(kind: type) -> dict[str, tuple[str, ...]]:
     """{flag as it is typed: the values it may have, where they are few}: {"--rows=": (), "--ids":
     (), "--noids": (), "--split=": ("train", "test")}."""
-    out, hints = {}, typing.get_type_hints(kind)
-    for name, flag, spec in _specs(kind):
+    out = {}
+    for spec in declared(kind).values():
         if spec.positional:
             continue
-        if _without_none(hints[name]) is bool:
-            out |= {f"--{flag}": (), f"--no{flag}": ()}
+        if _without_none(spec.kind) is bool:
+            out |= {f"--{spec.flag}": (), f"--no{spec.flag}": ()}
         else:
-            out[f"--{flag}="] = tuple(filter(None, spec.choices))
+            out[f"--{spec.flag}="] = tuple(filter(None, spec.choices))
     return out
 
 
 def options_usage(kind: type) -> str:
     """The arguments without a flag, as --help writes them: "[CHECKPOINT]"."""
-    names = [name for name, _, spec in _specs(kind) if spec.first or spec.positional]
+    names = [n for n, spec in declared(kind).items() if spec.first or spec.positional]
     return "".join(f" {name.upper()}" for name in names)
 
 
 def options_help(kind: type, width: int, words: Iterable[str] = ()) -> list[str]:
     """Lines for --help: every option with its default, its type and what it is for; with `words`
     those whose flag or help holds them."""
-    lines, hints = [], typing.get_type_hints(kind)
-    for field, (name, flag, spec) in zip(dataclasses.fields(kind), _specs(kind), strict=True):
-        if not is_about(words, flag, spec.help):
-            continue
-        default = field.default
-        default = ",".join(map(str, default)) if isinstance(default, tuple) else default
-        shown = "" if default is None else str(default)
-        shown = shown.lower() if isinstance(default, bool) else shown
-        written = name.upper() if spec.positional else f"--{flag}={shown}"
-        needed = f"{spec.help} (needed)" if spec.required else spec.help
-        lines += flag_lines(written, hints[name], needed, width)
+    lines = []
+    for name, spec in declared(kind).items():
+        if is_about(words, spec.flag, spec.help):
+            default = shown_default(getattr(kind, name))
+            written = name.upper() if spec.positional else f"--{spec.flag}={default}"
+            lines += flag_lines(written, spec.kind, spec.help_text, width)
     return lines
+
+
+def shown_default(default: object) -> str:
+    """The default of an option as its flag has it."""
+    if isinstance(default, bool):
+        return str(default).lower()
+    listed = ",".join(map(str, default)) if isinstance(default, tuple) else default
+    return "" if listed is None else str(listed)
 
 
 def _without_none(hint):

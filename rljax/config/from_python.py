@@ -17,7 +17,6 @@ import typing
 from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path
 
-from rljax.config.checks import OF_DATA
 from rljax.config.declare import kind_name
 from rljax.config.flags import load_config_file
 from rljax.config.names import (
@@ -30,7 +29,7 @@ from rljax.config.names import (
 from rljax.config.overrides import with_overrides
 from rljax.config.own_functions import component_text, not_written
 from rljax.config.python_rows import KINDS, is_columns, is_section, lines_of, splits_of
-from rljax.config.schema import Config
+from rljax.config.schema import DATA, Config
 from rljax.config.texts import kinds
 from rljax.errors import InputError
 from rljax.runs.folder import removed_if_empty
@@ -133,7 +132,7 @@ def _leaves(fields: Mapping, prefix: str = "") -> Iterator[tuple[str, object]]:
 def _is_of_data(name: str) -> bool:
     """Returns whether a name, whole or the last part of one, is that of a field that holds rows."""
     section = any(field.startswith(f"{name}.") for field in kinds())
-    return not section and any(f".{field}".endswith(f".{name}") for field in OF_DATA)
+    return not section and any(f".{field}".endswith(f".{name}") for field in DATA)
 
 
 def _full_names(name: str) -> list[str]:
@@ -181,21 +180,21 @@ def as_text(
             fix="reward=my_function, or reward='exact_match()'",
         )  # fmt: skip
     items = typing.get_args(kind)
-    if name in OF_DATA and not items and isinstance(value, int | float):
+    if name in DATA and not items and isinstance(value, int | float):
         raise InputError(
             f"{where}: {name}", value=value,
             rule=f"must be rows ({KINDS}), a file of them, a name of the hub, or a task",
             fix="data=[{'prompt': ..., 'answer': ...}], or data='rows.jsonl'",
         )  # fmt: skip
-    if name in OF_DATA and not items and not isinstance(value, str | int | float | None):
+    if name in DATA and not items and not isinstance(value, str | int | float | None):
         return _rows_file(name, value, folder, where)
     if items and isinstance(value, list | tuple):
-        if name in OF_DATA and value and all(isinstance(row, Mapping) for row in value):
+        if name in DATA and value and all(isinstance(row, Mapping) for row in value):
             return (_rows_file(name, value, folder, where),)
         return tuple(as_text(name, item, folder, items[0], where=where) for item in value)
     if value is None or isinstance(value, str | int | float):
         return value
-    rows = f", or {KINDS}" if name in OF_DATA else ""
+    rows = f", or {KINDS}" if name in DATA else ""
     raise InputError(
         f"{where}: {name}", value=value, rule=f"must be {kind_name(kind)}{rows}", fix=FIELDS_LISTED
     )

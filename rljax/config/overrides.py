@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rljax.components import names_file, names_of
 from rljax.config.names import FIELDS_LISTED, field_names, unknown_fields
-from rljax.config.schema import BatchConfig, Config
+from rljax.config.schema import FIELDS, BatchConfig, Config
 from rljax.errors import InputError
 from rljax.files import DATA_FILES, OTHER_FILES
 from rljax.gguf import is_gguf
@@ -114,34 +114,11 @@ def changed_fields(config: Config) -> dict[str, object]:
     return {name: value for name, (value, usual) in values.items() if value != usual}
 
 
-# Where the run's files go and how it is watched changes no number of it.
-_NOT_OF_THE_RUN = (
-    "run_dir",
-    "trackers",
-    "checkpoint.every_steps",
-    "checkpoint.keep",
-    "checkpoint.allow_changed",
-    "checkpoint.best_metric",
-    "samples_every_steps",
-    "report_every_minutes",
-    "reward.workers",
-    "compilation_cache",
-    "profile_steps",
-    "profile_port",
-    "profile_hosts",
-    "hosts.init_timeout_s",
-    "hosts.heartbeat_s",
-    "hosts.stall_s",
-    "export",
-    "offline.reference_logprobs",
-)
-
-
 def fingerprints(config: Config) -> dict[str, str]:
     """{dotted field: digest of its value} of all fields that change the run's numbers."""
     out = {}
-    for name in field_names(config):
-        if name not in _NOT_OF_THE_RUN:
+    for name, spec in FIELDS.items():
+        if not spec.may_change:
             text = json.dumps(value_of(config, name))
             out[name] = hashlib.sha256(text.encode()).hexdigest()[:16]
     # Where the reference's log-probs are kept changes nothing; whether they are, changes the roles.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from rljax.config.declare import EXAMPLES, kind_name
 from rljax.config.names import FIELDS_LISTED, unknown_fields
 from rljax.config.overrides import with_overrides
-from rljax.config.schema import Config
+from rljax.config.schema import FIELDS, Config
 from rljax.errors import InputError
 from rljax.files import parse_number
 
@@ -52,14 +52,9 @@ def shown_value(value: object, read: Callable) -> str:
     return text if len(text) <= 200 else text[:200] + "..."
 
 
-def kinds(kind: type = Config, prefix: str = "") -> dict[str, type]:
+def kinds() -> dict[str, type]:
     """{dotted field: its type}."""
-    out = {}
-    for name, field in kind.__dataclass_fields__.items():
-        section = isinstance(field.type, type) and hasattr(field.type, "__dataclass_fields__")
-        inside = kinds(field.type, f"{prefix}{name}.") if section else {prefix + name: field.type}
-        out |= inside
-    return out
+    return {name: spec.kind for name, spec in FIELDS.items()}
 
 
 def value_of_text(text: object, kind: type):

@@ -4,7 +4,7 @@ A run folder, or a config in JSON or YAML, may come from anybody. These values a
 `--trust_code`; everything else, new fields and new components included, needs it:
 
     numbers and booleans    except the port of the profiler
-    texts                   by the kind of their field, in the tables below
+    texts                   by what the declaration of their field says, in `_rule_of`
     components              if they declare contract(safe=True), and only with options whose
                             annotations are harmless: numbers, choices, PlainText, and other
                             components (rljax.contracts)
@@ -30,30 +30,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rljax.components import is_own_code, names_of, parse_component, resolve
-from rljax.config.checks import COMPONENTS, FOLDERS, OF_DATA
+from rljax.config.declare import Spec
 from rljax.config.flags import config_file, is_data
 from rljax.config.names import field_names
 from rljax.config.overrides import TFDS, from_dict, kind_of_text, to_dict, value_of
-from rljax.config.schema import NAMESPACES, Config
+from rljax.config.schema import FIELDS, NAMESPACES, Config
 from rljax.contracts import Home, PlainText, spec
 from rljax.errors import InputError
 from rljax.files import read_data
 from rljax.runs.store import is_url
 
-# Texts that are only shown, compared or sampled; and fields that hold one of a few words.
-_PLAIN = {
-    "data.target_instruction", "offline.step_separator", "sampler.stop_strings",
-    "sampler.end_of_thinking", "sampler.interrupt_phrase",
-}  # fmt: skip
-_WORDS = {
-    "model_settings.dtype", "model_settings.weight_dtype", "model_settings.remat",
-    "model_settings.head_dtype", "model_settings.context_attention", "lora.base",
-    "data.overlong", "data.turns", "offline.ties", "sampler.dtype", "sampler.head_in_float32",
-    "sampler.weight_dtype", "sampler.loop", "sampler.kv_dtype", "reward.judge_grades",
-    "environment.on_bad_call", "environment.history", "algorithm.kl_estimator",
-    "algorithm.kl_reward_estimator", "algorithm.old_logprobs", "rollouts.in_flight_cache",
-    "rollouts.partial_mask", "rollouts.clock", "checkpoint.best_metric",
-}  # fmt: skip
 _WORD = re.compile(r"[\w @/+*-]*")  # "-eval/loss"
 _LINEAR_MAPS = re.compile(r"[\w*]*|[*.]*(?:self_attn|mlp|experts|visual)\.[\w.*]*")
 _VARIABLE = re.compile(r"\w+=.*", re.DOTALL)
@@ -112,11 +98,7 @@ def _rules() -> dict[str, Callable[[str, str | os.PathLike], bool]]:
     """Returns {field: a function (text, folder) that says whether the text needs no trust}. A text
     of a field that is not in the table needs it."""
     return {
-        **{field: lambda text, folder: True for field in _PLAIN},
-        **{field: lambda text, folder: _WORD.fullmatch(text) is not None for field in _WORDS},
-        **{field: _is_harmless_folder for field in (*FOLDERS, "tokenizer")},
-        **{field: _component_rule(NAMESPACES[stage]) for field, stage in COMPONENTS.items()},
-        **{field: _is_harmless_data for field in OF_DATA},
+        **{name: rule for name, spec in FIELDS.items() if (rule := _rule_of(spec))},
         "model": lambda text, folder: (
             kind_of_text(text) in ("file", "hub")
             or kind_of_text(text) == "component"
@@ -132,14 +114,27 @@ def _rules() -> dict[str, Callable[[str, str | os.PathLike], bool]]:
         "lora.targets": lambda text, folder: _LINEAR_MAPS.fullmatch(text) is not None,
         "data.template_variables": lambda text, folder: _VARIABLE.fullmatch(text) is not None,
         "checkpoint.allow_changed": lambda text, folder: text in ("data", *field_names(Config)),
-        "run_dir": _is_inside,
-        "offline.reference_logprobs": _is_inside,
         # Compiled programs are read back and run.
         "compilation_cache": lambda text, folder: text == _DEFAULTS["compilation_cache"],
     }
 
 
-_DEFAULTS = {field: value_of(Config(), field) for field in field_names(Config)}
+def _rule_of(spec: Spec) -> Callable[[str, str | os.PathLike], bool] | None:
+    """Returns the rule that follows from the declaration of a field, None where there is none."""
+    if spec.safe == "any":
+        return lambda text, folder: True
+    if spec.safe == "word" or spec.choices:
+        return lambda text, folder: _WORD.fullmatch(text) is not None
+    if spec.component == "data":
+        return _is_harmless_data
+    if spec.component:
+        return _component_rule(NAMESPACES[spec.component])
+    if spec.path == "written":
+        return _is_inside
+    return _is_harmless_folder if spec.path else None
+
+
+_DEFAULTS = {field: value_of(Config(), field) for field in FIELDS}
 
 
 def _component_rule(home: str, *words: str) -> Callable[[str, str | os.PathLike], bool]:

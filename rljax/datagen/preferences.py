@@ -13,7 +13,8 @@ import jax
 
 from rljax.arrays import place
 from rljax.batch import Batch
-from rljax.config.options import PreferenceOptions, check_options
+from rljax.config.declare import check_options
+from rljax.config.policy_options import PreferenceOptions
 from rljax.data.images.columns import require_text_alone
 from rljax.data.offline.batches import batch_arrays
 from rljax.data.offline.encode import encode_rows

@@ -14,7 +14,8 @@ import jax
 
 from rljax import hub
 from rljax.config import Config
-from rljax.config.options import RejectionOptions, check_options
+from rljax.config.declare import check_options
+from rljax.config.policy_options import RejectionOptions
 from rljax.data.images.columns import require_text_alone
 from rljax.data.online.default_rewards import reward_text
 from rljax.data.online.prompts import PromptRecord

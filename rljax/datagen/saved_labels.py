@@ -11,7 +11,8 @@ import jax
 
 from rljax.components import resolve
 from rljax.config import NAMESPACES
-from rljax.config.options import LabelOptions, check_options
+from rljax.config.declare import check_options
+from rljax.config.policy_options import LabelOptions
 from rljax.data.images.columns import require_text_alone
 from rljax.data.online.default_rewards import reward_text
 from rljax.data.online.prompts import PromptRecord

@@ -8,7 +8,7 @@ metadata. Only `probe`, `network` and the checkpoints of a run folder import JAX
 import os
 from collections.abc import Iterator
 
-from rljax.config.doctor_options import DoctorOptions
+from rljax.config.run_options import DoctorOptions
 from rljax.doctor.finding import Finding
 from rljax.doctor.machine import machine
 from rljax.doctor.network import hosts_network

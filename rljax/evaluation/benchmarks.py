@@ -19,8 +19,8 @@ import jax
 import rljax
 from rljax import hub
 from rljax.components import resolve
-from rljax.config.declare import option_flags
-from rljax.config.options import EvaluateOptions, check_options
+from rljax.config.declare import check_options, option_flags
+from rljax.config.policy_options import EvaluateOptions
 from rljax.data.rows.read import read_rows
 from rljax.data.rows.sources import prompt_record
 from rljax.errors import InputError

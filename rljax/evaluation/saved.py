@@ -11,7 +11,8 @@ import numpy as np
 
 from rljax import hub
 from rljax.config import Config, is_path
-from rljax.config.options import EvaluateOptions, check_options
+from rljax.config.declare import check_options
+from rljax.config.policy_options import EvaluateOptions
 from rljax.data.online.default_rewards import evaluation_of, evaluation_text
 from rljax.data.online.prompts import PromptRecord
 from rljax.data.rows.sources import load_prompts

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rljax.config.options import ScalingOptions, check_options
+from rljax.config.declare import check_options
+from rljax.config.run_options import ScalingOptions
 from rljax.errors import InputError
 from rljax.report.run_folder import Run, read_run
 from rljax.runs.mirror import local_copy

@@ -20,7 +20,8 @@ import jax
 import numpy as np
 
 from rljax.config import Config, is_path, to_dict, with_overrides
-from rljax.config.options import ComparisonOptions, check_options
+from rljax.config.declare import check_options
+from rljax.config.policy_options import ComparisonOptions
 from rljax.data.online.default_rewards import evaluation_text, reward_text
 from rljax.data.rows.sources import load_prompts
 from rljax.data.rows.split import held_out_fraction

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from rljax.config.checks import FOLDERS, OF_DATA
+from rljax.config.schema import DATA, MODELS
 from rljax.files import file_sha256
 
 EXPORTED = ("policy", "reward_model", "adapter")  # folders that a run hands on
@@ -13,7 +13,7 @@ EXPORTED = ("policy", "reward_model", "adapter")  # folders that a run hands on
 _WRITTEN = ("run_dir", "out", "pairs", "trajectories", "answers", "compilation_cache")
 # Fields in which a bare word may be a file or a folder; elsewhere it is a name.
 _PATHS = {
-    "model", "tokenizer", *FOLDERS, *OF_DATA, "checkpoint", "checkpoints", "policy", "against",
+    *MODELS, *DATA, "checkpoint", "checkpoints", "policy", "against",
     "completer", "reward_model", "search_model", "data",
 }  # fmt: skip
 

@@ -29,7 +29,7 @@ from rljax.config import (
     value_of,
     with_overrides,
 )
-from rljax.config import options as of
+from rljax.config import policy_options as of
 from rljax.config.declare import Options, option_flags, options_of
 from rljax.config.flags import load_named_config
 from rljax.config.trust import asks_for_trust, is_harmless, refuse_own_code

@@ -8,7 +8,7 @@ import numpy as np
 from rljax.chips import Chip
 from rljax.components import resolve
 from rljax.config import Config
-from rljax.config.plan_options import PlanOptions
+from rljax.config.run_options import PlanOptions
 from rljax.errors import InputError
 from rljax.mesh import make_mesh, row_shards
 from rljax.plan.expected import Expected, drawn_lengths, expect, modes

@@ -13,7 +13,7 @@ import jax
 from rljax.batch import FinishReason
 from rljax.components import resolve
 from rljax.config import NAMESPACES
-from rljax.config.serve_options import ChatOptions
+from rljax.config.service_options import ChatOptions
 from rljax.environments.calls import parser
 from rljax.environments.conversation import TAIL
 from rljax.environments.episode import Episode

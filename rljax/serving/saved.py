@@ -13,8 +13,8 @@ from pathlib import Path
 import jax
 
 from rljax import hub
-from rljax.config.options import check_options
-from rljax.config.serve_options import ServeOptions
+from rljax.config.declare import check_options
+from rljax.config.service_options import ServeOptions
 from rljax.data.text.tokenizer import CharTokenizer, Tokenizer
 from rljax.environments.calls import parser
 from rljax.errors import InputError, printable

@@ -7,7 +7,16 @@ compile.
 import dataclasses
 
 from rljax.components import Component, resolve
-from rljax.config import NAMESPACES, Config, OptimizerConfig, is_path, microbatch_rows, model_fields
+from rljax.config import (
+    NAMESPACES,
+    Config,
+    OptimizerConfig,
+    is_path,
+    microbatch_rows,
+    model_fields,
+    value_of,
+)
+from rljax.config.schema import FIELDS
 from rljax.contracts import spec
 from rljax.data.kinds import PAIRED, SAMPLED
 from rljax.data.online.curriculum import Curriculum
@@ -336,38 +345,21 @@ def prompt_order(config: Config, data: Data) -> Loader | StreamLoader | Curricul
     )
 
 
-def _each(texts: tuple[str, ...], stage: str) -> tuple[Component, ...]:
-    return tuple(resolve(text, NAMESPACES[stage]) for text in texts)
-
-
 def make_algorithm(config: Config, steps: Steps) -> Algorithm:
-    """The config's algorithm with its components resolved."""
-    settings = config.algorithm
-    named = {
-        stage: resolve(vars(settings)[stage], NAMESPACES[stage])
-        for stage in (
-            "advantage", "policy_loss", "value_loss", "preference_loss", "reward_loss", "reduction"
-        )
-    }  # fmt: skip
-    correction = settings.correction
-    return Algorithm(
-        **named,
-        steps=steps,
-        samples_per_prompt=config.batch.samples_per_prompt,
-        kl_in_reward=settings.kl_in_reward,
-        kl_in_loss=settings.kl_in_loss,
-        kl_estimator=settings.kl_estimator,
-        kl_reward_estimator=settings.kl_reward_estimator,
-        kl_importance=settings.kl_importance,
-        entropy_coef=settings.entropy_coef,
-        correct_at=config.evaluate.correct_at,
-        trust_region=settings.trust_region,
-        correction=resolve(correction, NAMESPACES["correction"]) if correction else None,
-        old_logprobs=settings.old_logprobs,
-        reward_shaping=_each(settings.reward_shaping, "shaping"),
-        baseline_filters=_each(settings.baseline_filters, "filter"),
-        filters=_each(settings.filters, "filter"),
-    )
+    """The fields of a config that are declared with `learn`, their components resolved."""
+    fields = {}
+    for name, field in FIELDS.items():
+        if field.learn:
+            value, stage = value_of(config, name), field.component
+            fields[name.rpartition(".")[2]] = _resolved(value, stage) if stage else value
+    return Algorithm(steps=steps, **fields)
+
+
+def _resolved(value: str | tuple[str, ...], stage: str) -> Component | tuple[Component, ...] | None:
+    """The components that a field names; None of an empty text."""
+    if isinstance(value, str):
+        return resolve(value, NAMESPACES[stage]) if value else None
+    return tuple(resolve(text, NAMESPACES[stage]) for text in value)
 
 
 def rollout_of(config: Config, dataflow: Component) -> Component:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rljax import hosts, hub
 from rljax.config import Config, is_path, model_fields, value_of
-from rljax.config.checks import FOLDERS
+from rljax.config.schema import MODELS
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
 from rljax.files import open_file
@@ -53,7 +53,7 @@ def check_weights(config: Config, model: Model) -> None:
     if config.model and os.path.exists(config.model):
         plain = dataclasses.replace(model, config=lora.without(model.config))
         compare(hub.model_folder(config.model), plain)
-    for field in FOLDERS:
+    for field in (name for name in MODELS if name not in ("model", "tokenizer")):
         folder = value_of(config, field)
         if not folder or not os.path.exists(folder):
             continue

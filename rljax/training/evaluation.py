@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rljax.config.from_python import as_text
 from rljax.config.names import nearest_fields
-from rljax.config.options import EvaluateOptions, default_ks
+from rljax.config.policy_options import EvaluateOptions, default_ks
 from rljax.config.python_words import in_python
 from rljax.data.online.prompts import PromptRecord
 from rljax.errors import InputError

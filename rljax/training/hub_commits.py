@@ -6,12 +6,11 @@ from pathlib import Path
 
 from rljax import hosts, hub
 from rljax.config import Config, field_names, value_of, with_overrides
-from rljax.config.checks import FOLDERS
+from rljax.config.schema import MODELS
 from rljax.errors import InputError
 from rljax.files import read_json_object
 
 COMMITS = "hub.json"  # of a run folder: {as the config names it: with the commit}
-_MODELS = ("model", "tokenizer", *FOLDERS)
 
 
 def with_commits(config: Config, folder: Path) -> tuple[Config, dict[str, str]]:
@@ -24,7 +23,7 @@ def with_commits(config: Config, folder: Path) -> tuple[Config, dict[str, str]]:
     changes = {}
     for field in field_names(Config):
         old = value_of(config, field)
-        new = _put(old, commits, whole=field in _MODELS)
+        new = _put(old, commits, whole=field in MODELS)
         if new != old:
             changes[field] = new
     return with_overrides(config, changes, "the hub"), commits
@@ -38,7 +37,7 @@ def _asked(config: Config) -> list[str]:
         for text in value if isinstance(value, tuple | list) else (value,):
             if isinstance(text, str) and text:
                 found += hub.names_in(text)
-                if field in _MODELS and not hub.is_hub(text) and hub.model_name(text):
+                if field in MODELS and not hub.is_hub(text) and hub.model_name(text):
                     found.append(text)
     return list(dict.fromkeys(found))
 

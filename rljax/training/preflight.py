@@ -12,8 +12,8 @@ from pathlib import Path
 from rljax import hosts
 from rljax.components import is_own_code, names_of
 from rljax.config import Config, changed_fields, field_names, is_path
-from rljax.config.checks import FOLDERS
 from rljax.config.overrides import value_of
+from rljax.config.schema import MODELS
 from rljax.errors import InputError
 from rljax.hosts import preflight
 from rljax.runs.folder import make_folder
@@ -73,7 +73,7 @@ def _module(name: str) -> tuple[str, str]:
 def _folders(config: Config) -> Iterator[tuple[str, str]]:
     """(field, digest) of what the model folders of the config say of themselves, and of the sizes
     of their weights."""
-    for field in ("model", "tokenizer", *FOLDERS):
+    for field in MODELS:
         folder = value_of(config, field)
         if folder and is_path(folder):
             files = sorted(Path(folder).glob("*.json"))

@@ -1,52 +1,18 @@
-"""Ranges, batch arithmetic, tasks and models of a config: field by field. Types, paths and names
-are rljax.config.checks."""
+"""Rules of fields that depend on others, batch arithmetic, tasks and models of a config. Types,
+ranges, paths and names of the fields by themselves are rljax.config.checks."""
 
-import difflib
 import math
 
 from rljax.components import Component
 from rljax.config import Config, OptimizerConfig, is_path, row_tokens, value_of
-from rljax.config.checks import Problems, check_bounds, is_no_component
-from rljax.data.online.prompts import TURNS
+from rljax.config.checks import Problems, check_fields, is_no_component
 from rljax.errors import InputError
 from rljax.learn.optimizers import handed, learning_rate, make_optimizer, rule_fields
-from rljax.learn.rounding import HELD
-from rljax.models.attention import CONTEXT_ATTENTION
-from rljax.models.cache import DTYPES as KV_DTYPES
-from rljax.models.config import DTYPES
-from rljax.rollout.flight import PARTIAL_MASKS
-from rljax.sampler.layout import WEIGHT_DTYPES, parsed
-from rljax.sampler.requests import DTYPES as SAMPLER_DTYPES
-from rljax.sampler.requests import LOOPS, SWITCHES
+from rljax.sampler.layout import parsed
 from rljax.validation.asynchrony import check_flight_ranges
 from rljax.validation.problems import resolve_field
 
 MOST_LR = 10.0
-_CHOICES = {
-    "data.overlong": ("drop", "error", "left", "right"),
-    "data.turns": TURNS,
-    "offline.ties": ("drop", "both_orders"),
-    "algorithm.kl_estimator": ("k1", "abs", "k2", "k3", "k1+", "abs+", "k2+", "k3+"),
-    "algorithm.kl_reward_estimator": ("k1", "abs", "k2", "k3"),
-    "algorithm.old_logprobs": ("recomputed", "sampler"),
-    "model_settings.dtype": DTYPES,
-    "model_settings.weight_dtype": HELD,
-    "model_settings.head_dtype": ("", "bfloat16", "float16"),
-    "model_settings.context_attention": CONTEXT_ATTENTION,
-    "model_settings.remat": ("none", "dots", "attention", "full", "offload"),
-    "sampler.loop": LOOPS,
-    "sampler.dtype": SAMPLER_DTYPES,
-    "sampler.head_in_float32": SWITCHES,
-    "sampler.weight_dtype": WEIGHT_DTYPES,
-    "sampler.kv_dtype": KV_DTYPES,
-    "environment.on_bad_call": ("reply", "end"),
-    "environment.history": ("append", "rewrite"),
-    "lora.base": ("float32", "bfloat16", "int8", "nf4"),
-    "rollouts.in_flight_cache": ("keep", "reread"),
-    "rollouts.partial_mask": PARTIAL_MASKS,
-}
-
-
 # What model_settings.batch_invariant takes. Devices and images: rljax.models.invariant.check.
 _EXACT = {
     "model_settings.dtype": ("float32",),
@@ -73,45 +39,10 @@ def _check_batch_invariant(config: Config, problems: Problems) -> None:
 
 
 def check_ranges(config: Config, problems: Problems) -> None:
-    check_bounds(config, problems)
-    for name, choices in _CHOICES.items():
-        near = difflib.get_close_matches(value_of(config, name), filter(None, choices), n=1)
-        problems.check(
-            value_of(config, name) in choices,
-            name,
-            value_of(config, name),
-            f"one of {', '.join(choices)}",
-            fix=f"did you mean {near[0]!r}?" if near else f"{name}={choices[0]!r}, or another one",
-        )
-    for name in ("reward.timeout_s", "environment.turn_timeout_s"):
-        seconds = value_of(config, name)
-        problems.check(
-            seconds > 0,
-            name,
-            seconds,
-            "must be > 0 seconds",
-            fix="write 10, or as long as one takes at most",
-        )
+    """Rules of the fields by themselves, and of those that depend on a few others."""
+    check_fields(config, problems)
     if config.model_settings.batch_invariant:
         _check_batch_invariant(config, problems)
-    share = config.environment.max_failed
-    problems.check(
-        0 <= share <= 1,
-        "environment.max_failed",
-        share,
-        "a share, from 0 to 1",
-        fix="write 0.5",
-    )
-    top_p = config.sampler.top_p
-    problems.check(
-        0 < top_p <= 1, "sampler.top_p", top_p, "0 < top_p <= 1 (1 = off)", fix="write 1.0"
-    )
-    min_p = config.sampler.min_p
-    problems.check(0 <= min_p <= 1, "sampler.min_p", min_p, "from 0 (off) to 1", fix="write 0.0")
-    stops = config.sampler.stop_strings
-    problems.check(
-        all(stops), "sampler.stop_strings", stops, "no empty string", fix="leave the empty one out"
-    )
     paged = config.sampler.page_tokens
     problems.check(
         not paged or config.sampler.loop == "host" or bool(config.environment.function)
@@ -127,18 +58,7 @@ def check_ranges(config: Config, problems: Problems) -> None:
         "training needs samples, and temperature 0 is greedy",
         "1.0 (evaluation is greedy by itself)",
     )
-    coef = config.pretraining.coef
-    problems.check(coef > 0, "pretraining.coef", coef, "must be > 0", "pretraining.data='' (off)")
-    horizon = config.algorithm.kl_horizon
-    problems.check(
-        horizon > 0,
-        "algorithm.kl_horizon",
-        horizon,
-        "must be > 0 sequences",
-        fix="write 10000",
-    )
     check_flight_ranges(config, problems)
-    _check_profile(config, problems)
     _check_prompt_rules(config, problems)
     _check_optimizers(config, problems)
     _check_mesh(config, problems)
@@ -163,9 +83,6 @@ def _check_router_replay(config: Config, problems: Problems) -> None:
 
 def _check_lora(config: Config, problems: Problems) -> None:
     lora = config.lora
-    problems.check(lora.alpha > 0, "lora.alpha", lora.alpha, "must be > 0", fix="write 16")
-    rule = "at least one pattern"
-    problems.check(len(lora.targets) > 0, "lora.targets", lora.targets, rule, '("*",) for all')
     speed = config.model_settings.router_bias_update_speed
     rule = "must be 0 with lora: the biases are a part of its frozen base"
     field = "model_settings.router_bias_update_speed"
@@ -193,37 +110,10 @@ def _check_weight_dtype(config: Config, problems: Problems) -> None:
     problems.check(exact or not speed, field, held, rule, f"{field}='float32'")
 
 
-def _check_profile(config: Config, problems: Problems) -> None:
-    steps, port, most = config.profile_steps, config.profile_port, config.profile_hosts
-    fits = len(steps) == 0 or (len(steps) == 2 and 1 <= steps[0] <= steps[1])
-    rule = "(first, last) with 1 <= first <= last, or () = off"
-    problems.check(fits, "profile_steps", steps, rule, fix="write (3, 5)")
-    problems.check(
-        0 <= port < 2**16,
-        "profile_port",
-        port,
-        "from 0 (off) to 65535",
-        fix="write 9012, or 0",
-    )
-    rule = "at least 1, or -1 = all hosts"
-    problems.check(most >= 1 or most == -1, "profile_hosts", most, rule, fix="write 1")
-
-
 def _check_prompt_rules(config: Config, problems: Problems) -> None:
-    """Mixtures, pass rates, and ranges of tokens."""
+    """Mixtures, held-out rows and streams."""
     data = config.data
-    for name in ("retire_at_pass_rate", "drop_above_pass_rate"):
-        rate = getattr(data, name)
-        problems.check(
-            0 <= rate <= 1,
-            f"data.{name}",
-            rate,
-            "from 0 to 1 (0 = off)",
-            fix="write a share such as 0.9, or 0",
-        )
     fraction, files = data.test_fraction, [s for s in (data.train, *data.sources) if is_path(s)]
-    rule = "from 0 (off) to below 1"
-    problems.check(0 <= fraction < 1, "data.test_fraction", fraction, rule, fix="write 0.05")
     rule, fix = "data.test names the held-out rows already", "data.test=''"
     problems.check(not (fraction and data.test), "data.test_fraction", fraction, rule, fix)
     rule = "no source is a file, and tasks have a test split of their own"
@@ -250,29 +140,6 @@ def _check_prompt_rules(config: Config, problems: Problems) -> None:
             rule,
             fix=f"write {(1.0,) * sources}, or ()",
         )
-    for field in ("data.target_tokens", "sampler.thinking_tokens"):
-        limits = value_of(config, field)
-        fits = len(limits) == 0 or (len(limits) == 2 and 1 <= limits[0] <= limits[1])
-        problems.check(
-            fits,
-            field,
-            limits,
-            "(low, high) with 1 <= low <= high, or () = off",
-            fix="write (64, 512), or ()",
-        )
-    try:
-        asked = data.target_instruction.format(target_tokens=1)
-        fits = "{target_tokens}" in data.target_instruction and bool(asked)
-    except (KeyError, IndexError, ValueError, AttributeError):
-        fits = False
-    rule = "a text that holds {target_tokens}, and no other braces"
-    problems.check(
-        fits,
-        "data.target_instruction",
-        data.target_instruction,
-        rule,
-        fix="'Think for {target_tokens} tokens.'",
-    )
 
 
 def _check_optimizers(config: Config, problems: Problems) -> None:
@@ -281,25 +148,9 @@ def _check_optimizers(config: Config, problems: Problems) -> None:
 
 
 def check_optimizer(optimizer: OptimizerConfig, problems: Problems, prefix: str) -> None:
-    """Ranges, the two components, and that they read every field that is set."""
-    before = len(problems)
+    """The two components, and that they read every field that is set."""
     rule = f"a learning rate is at most {MOST_LR:g}"
     problems.check(optimizer.lr <= MOST_LR, f"{prefix}.lr", optimizer.lr, rule, f"{prefix}.lr=1e-6")
-    for name in ("lr", "warmup_steps", "warmup_from", "weight_decay", "clip_norm"):
-        value = getattr(optimizer, name)
-        problems.check(value >= 0, f"{prefix}.{name}", value, "must be >= 0", fix="write 0 or more")
-    for name in ("beta1", "beta2"):
-        beta = getattr(optimizer, name)
-        problems.check(
-            0 <= beta < 1,
-            f"{prefix}.{name}",
-            beta,
-            "0 <= beta < 1",
-            fix=f"write {getattr(OptimizerConfig(), name)}, the default",
-        )
-    problems.check(
-        optimizer.eps > 0, f"{prefix}.eps", optimizer.eps, "must be > 0", fix="write 1e-8"
-    )
     rule = resolve_field(problems, f"{prefix}.name", optimizer.name, "optimizer")
     schedule = resolve_field(problems, f"{prefix}.schedule", optimizer.schedule, "schedule")
     if rule is not None:
@@ -309,7 +160,7 @@ def check_optimizer(optimizer: OptimizerConfig, problems: Problems, prefix: str)
     if schedule is not None:
         fields = handed(schedule, {"lr": None, "steps": None})
         _check_call(problems, f"{prefix}.schedule", schedule, (), fields)
-    if len(problems) > before:
+    if any(problem.startswith(f"{prefix}.") for problem in problems):
         return
     for field, make in (("schedule", learning_rate), ("name", make_optimizer)):
         try:
@@ -348,14 +199,6 @@ def _check_read(optimizer, rule: Component, problems: Problems, prefix: str) -> 
 
 def _check_mesh(config: Config, problems: Problems) -> None:
     sizes, slices = config.mesh.sizes(), config.mesh.slices
-    for name, size in sizes.items():
-        problems.check(
-            size >= 1 or size == -1,
-            f"mesh.{name}",
-            size,
-            "must be >= 1, or -1 = what is left",
-            fix="write 1 or more, or -1",
-        )
     unset = [name for name, size in sizes.items() if size == -1]
     problems.check(
         len(unset) <= 1,
@@ -363,13 +206,6 @@ def _check_mesh(config: Config, problems: Problems) -> None:
         sizes,
         "at most one size may be -1",
         f"set mesh.{next(iter(unset), 'data')}=1",
-    )
-    problems.check(
-        slices >= 1 or slices == -1,
-        "mesh.slices",
-        slices,
-        "must be >= 1, or -1 = of the devices",
-        fix="write -1",
     )
     data = config.mesh.data
     problems.check(

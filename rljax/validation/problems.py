@@ -2,13 +2,18 @@
 
 from rljax.components import resolve
 from rljax.config import NAMESPACES
-from rljax.config.checks import COMPONENTS, Problems, check_bare_name
+from rljax.config.checks import Problems, check_bare_name
+from rljax.config.schema import FIELDS
 from rljax.errors import InputError
 
 
 def resolve_field(problems: Problems, field: str, text: str, home: str):
     """The component that a field names; None, and a problem, if there is none."""
-    if COMPONENTS.get(field) == home and not check_bare_name(field, text, problems):
+    if (
+        field in FIELDS
+        and FIELDS[field].component == home
+        and not check_bare_name(field, text, problems)
+    ):
         return None
     try:
         return resolve(text, NAMESPACES[home])

@@ -13,39 +13,13 @@ from collections.abc import Iterable
 from rljax.components import Component, resolve
 from rljax.config import NAMESPACES, Config, value_of
 from rljax.config.names import field_names
+from rljax.config.schema import FIELDS
 from rljax.contracts import spec
 from rljax.data.kinds import SAMPLED
 from rljax.errors import InputError
 from rljax.setup.setup import rollout_of
 
 OPTIMIZERS = ("actor_optimizer", "critic_optimizer", "sft.optimizer")
-# Switch -> fields that are read only where it is on.
-_SWITCHES = {
-    "lora.rank": ("lora.alpha", "lora.targets", "lora.base"),
-    "data.drop_above_pass_rate": ("data.pass_rate_samples",),
-    "data.target_tokens": ("data.target_instruction",),
-    "sampler.thinking_tokens": ("sampler.end_of_thinking", "sampler.interrupt_phrase"),
-    "reward.judge_model": ("reward.judge_grades",),
-    "pretraining.data": (
-        "pretraining.coef",
-        "pretraining.sequences_per_optimizer_step",
-        "pretraining.max_tokens",
-    ),
-    "reward.process_model": ("reward.process_reward", "reward.process_lines"),
-    "rollouts.replay": ("rollouts.replay_share",),
-    "rollouts.max_staleness": (
-        "rollouts.ahead",
-        "rollouts.in_flight_cache",
-        "rollouts.partial_mask",
-        "rollouts.clock",
-    ),
-    **{f"{name}.warmup_steps": (f"{name}.warmup_from",) for name in OPTIMIZERS},
-    "sft.steps": ("sft.*",),
-    "environment.function": ("environment.*",),
-    "sampler.page_tokens": ("sampler.pages",),
-}
-
-
 # Patterns of fields, and why a dataflow does not read them: of those that learn from a file, of
 # those that sample, and where a role is missing. What `rljax evaluate` and `rljax serve` read of
 # the config of a run, such as `sampler`, is not here.
@@ -86,11 +60,12 @@ def _matching(patterns: Iterable[str], why: str) -> dict[str, str]:
 
 def behind_switches(config: Config) -> dict[str, str]:
     """{field: why nothing reads it}, of fields behind a switch that is off, whatever they hold."""
-    out: dict[str, str] = {}
-    for switch, patterns in _SWITCHES.items():
-        if not value_of(config, switch):
-            out |= _matching(patterns, f"nothing reads it while {switch} is off")
-    return {name: why for name, why in out.items() if name not in _SWITCHES}
+    out = {}
+    for name, field in FIELDS.items():
+        off = [switch for switch in field.switches if not value_of(config, switch)]
+        if off and name not in field.switches:
+            out[name] = f"nothing reads it while {off[0]} is off"
+    return out
 
 
 def unread(config: Config) -> dict[str, str]:

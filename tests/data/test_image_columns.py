@@ -252,7 +252,7 @@ def test_a_model_of_text_and_a_missing_processor(scene, written, tmp_path):
 
 
 def test_what_writes_rows_of_text_refuses_images(written, tmp_path):
-    from rljax.config.options import PrepareOptions
+    from rljax.config.data_options import PrepareOptions
     from rljax.data.rows.prepare import prepare
 
     path = written({**FORMS["base64"], **TRUTH})

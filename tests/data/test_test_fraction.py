@@ -9,7 +9,7 @@ import pytest
 
 import rljax
 from rljax.config import Config
-from rljax.config.options import EvaluateOptions, RejectionOptions
+from rljax.config.policy_options import EvaluateOptions, RejectionOptions
 from rljax.data.offline.rows import load_rows
 from rljax.data.online.encoded import load_data
 from rljax.data.rows.sources import load_demonstrations, load_prompts

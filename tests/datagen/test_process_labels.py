@@ -14,7 +14,8 @@ from program_oracle import recoverable
 from rljax.batch import batch_from_rows
 from rljax.components import resolve
 from rljax.config import NAMESPACES
-from rljax.config.options import LabelOptions, check_options
+from rljax.config.declare import check_options
+from rljax.config.policy_options import LabelOptions
 from rljax.data.offline.encode import encode_rows
 from rljax.data.online.prompts import encode_prompts
 from rljax.data.text.tokenizer import CharTokenizer

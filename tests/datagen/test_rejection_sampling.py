@@ -12,7 +12,8 @@ from conftest import worked_example
 
 from rljax.batch import Batch
 from rljax.config import Config
-from rljax.config.options import RejectionOptions, check_options
+from rljax.config.declare import check_options
+from rljax.config.policy_options import RejectionOptions
 from rljax.data.offline.batches import batch_arrays
 from rljax.data.offline.encode import encode_rows
 from rljax.data.offline.rows import load_rows

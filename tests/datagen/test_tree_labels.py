@@ -10,7 +10,8 @@ import pytest
 from sampler_cases import tiny, weights
 
 from rljax.config import Config
-from rljax.config.options import LabelOptions, check_options
+from rljax.config.declare import check_options
+from rljax.config.policy_options import LabelOptions
 from rljax.data.offline.encode import encode_rows
 from rljax.data.online.prompts import PromptRecord
 from rljax.data.text.tokenizer import CharTokenizer

@@ -16,7 +16,8 @@ from tiny_gsm8k import write_model
 
 import rljax
 from rljax.config import Config
-from rljax.config.options import EvaluateOptions, check_options, whole_numbers
+from rljax.config.declare import check_options, whole_numbers
+from rljax.config.policy_options import EvaluateOptions
 from rljax.errors import InputError
 from rljax.evaluation.lengths import by_length
 from rljax.evaluation.policy import (

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from launching import launch
 
-from rljax.config.options import ScalingOptions
+from rljax.config.run_options import ScalingOptions
 from rljax.errors import InputError
 from rljax.evaluation.scaling import fit_runs, sigmoid_curve
 

@@ -10,7 +10,7 @@ import rljax
 from rljax.checkpoint.checkpoint import Checkpoints
 from rljax.components import resolve
 from rljax.config import NAMESPACES, Config
-from rljax.config.options import EvaluateOptions
+from rljax.config.policy_options import EvaluateOptions
 from rljax.data.online.prompts import Prompts
 from rljax.data.rows.sources import load_prompts
 from rljax.errors import InputError

@@ -30,8 +30,8 @@ from tiny_suites import (
 import rljax
 from rljax.command import evaluate as evaluate_command
 from rljax.config import Config
-from rljax.config.declare import option_flags, options_of, split_at_commas
-from rljax.config.options import EvaluateOptions, check_options
+from rljax.config.declare import check_options, option_flags, options_of, split_at_commas
+from rljax.config.policy_options import EvaluateOptions
 from rljax.data.rows.sources import load_prompts
 from rljax.errors import InputError
 from rljax.evaluation.benchmarks import (

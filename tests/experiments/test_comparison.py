@@ -10,8 +10,9 @@ from conftest import REPO
 from tiny_gsm8k import write_model
 
 from rljax.config import Config
+from rljax.config.declare import check_options
 from rljax.config.flags import config_module
-from rljax.config.options import ComparisonOptions, check_options
+from rljax.config.policy_options import ComparisonOptions
 from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.experiments.capabilities import PROPERTIES, capabilities, capability_table

@@ -16,8 +16,9 @@ from rich.console import Console
 
 from rljax.command.sweep import _start_again
 from rljax.config import Config, to_dict
+from rljax.config.declare import check_options
 from rljax.config.flags import config_module, load_config_file
-from rljax.config.options import SweepOptions, check_options
+from rljax.config.run_options import SweepOptions
 from rljax.errors import InputError
 from rljax.experiments.sweep import (
     ALONE,

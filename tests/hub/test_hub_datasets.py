@@ -13,7 +13,7 @@ from hub_server import Fault, forget, running_hub, use
 
 from rljax import hub
 from rljax.config import Config
-from rljax.config.options import PrepareOptions
+from rljax.config.data_options import PrepareOptions
 from rljax.data.online.default_rewards import evaluation_text
 from rljax.data.rows.prepare import _has_own_test
 from rljax.data.rows.read import read_rows

@@ -10,7 +10,7 @@ from test_plan import tiny
 from rljax.command.launch import Given
 from rljax.command.plan import main
 from rljax.config.declare import check_options
-from rljax.config.plan_options import PlanOptions
+from rljax.config.run_options import PlanOptions
 from rljax.errors import InputError
 from rljax.plan import chips, draws
 from rljax.plan.compiled import make_plan

@@ -12,7 +12,7 @@ from tool_families import write_tool_family
 
 from rljax.command.chat import _show
 from rljax.config import Config
-from rljax.config.serve_options import ChatOptions
+from rljax.config.service_options import ChatOptions
 from rljax.data.text.tokenizer import CharTokenizer, load_tokenizer
 from rljax.errors import InputError
 from rljax.models.builtin import decoder

@@ -8,7 +8,7 @@ from test_chat_command import policy_of
 from tool_families import write_tool_family
 
 from rljax.config import Config
-from rljax.config.serve_options import ChatOptions
+from rljax.config.service_options import ChatOptions
 from rljax.data.text.tokenizer import CharTokenizer, load_tokenizer
 from rljax.errors import InputError
 from rljax.serving.chat import TEXT_TOKENS, Chat

@@ -25,7 +25,7 @@ from tiny_tokenizer import write_tokenizer
 
 from rljax.batch import FinishReason
 from rljax.config import Config
-from rljax.config.serve_options import ServeOptions
+from rljax.config.service_options import ServeOptions
 from rljax.data.text.tokenizer import CharTokenizer, load_tokenizer
 from rljax.errors import InputError
 from rljax.evaluation.saved import SavedPolicy

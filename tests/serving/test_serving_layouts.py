@@ -10,7 +10,7 @@ import pytest
 from tiny_tokenizer import write_tokenizer
 
 from rljax.config import Config
-from rljax.config.serve_options import ServeOptions
+from rljax.config.service_options import ServeOptions
 from rljax.data.text.tokenizer import load_tokenizer
 from rljax.errors import InputError
 from rljax.evaluation.saved import SavedPolicy

@@ -8,8 +8,9 @@ import sys
 
 from rljax.components import resolve
 from rljax.config import NAMESPACES, Config, field_names, from_dict, value_of
-from rljax.config.checks import COMPONENTS, OF_DATA
 from rljax.config.overrides import kind_of_text
+from rljax.config.schema import DATA
+from rljax.config.schema import FIELDS as DECLARED
 from rljax.config.trust import asks
 from rljax.errors import InputError
 
@@ -68,10 +69,10 @@ def is_accepted(made: Config) -> bool:
     """Returns whether nothing of the config asks for trust; if so its components are looked up."""
     if asks(made):
         return False
-    for field, stage in COMPONENTS.items():
+    for field, stage in ((n, spec.component) for n, spec in DECLARED.items() if spec.component):
         value = value_of(made, field)
         for one in (value,) if isinstance(value, str) else value:
-            data = field in (*OF_DATA, "model") and kind_of_text(one) != "component"
+            data = field in (*DATA, "model") and kind_of_text(one) != "component"
             try:
                 if one and one != "console" and not data:
                     resolve(one, NAMESPACES[stage])

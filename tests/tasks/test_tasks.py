@@ -342,7 +342,7 @@ def test_a_run_on_a_stream_resumes_at_the_same_prompts(tmp_path, monkeypatch):
 
 
 def test_what_a_saved_policy_is_judged_by(tmp_path):
-    from rljax.config.options import EvaluateOptions
+    from rljax.config.policy_options import EvaluateOptions
     from rljax.evaluation.saved import data_and_reward
     from rljax.policies import SavedPolicy
 

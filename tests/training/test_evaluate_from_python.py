@@ -11,7 +11,7 @@ from tiny_run import tiny_config
 
 import rljax
 from rljax.config import Config, DataConfig, RewardConfig
-from rljax.config.options import EvaluateOptions
+from rljax.config.policy_options import EvaluateOptions
 from rljax.config.python_words import in_python
 from rljax.errors import InputError
 from rljax.evaluation.saved import data_and_reward

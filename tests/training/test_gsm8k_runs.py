@@ -15,7 +15,7 @@ from tiny_run import checkpoint_bytes, flat_bytes, metrics_rows
 from rljax.batch import batch_from_rows
 from rljax.config import from_dict
 from rljax.config.flags import load_config_file
-from rljax.config.options import EvaluateOptions
+from rljax.config.policy_options import EvaluateOptions
 from rljax.evaluation.saved import evaluate_saved
 from rljax.models.huggingface import load_params
 from rljax.policies import load_policy

@@ -17,7 +17,7 @@ from tiny_tokenizer import write_tokenizer
 from rljax.batch import Batch, batch_from_rows
 from rljax.components import resolve
 from rljax.config import NAMESPACES, Config
-from rljax.config.serve_options import ServeOptions
+from rljax.config.service_options import ServeOptions
 from rljax.data.online.prompts import PromptRecord, Prompts
 from rljax.data.text.tokenizer import CharTokenizer, load_tokenizer
 from rljax.errors import InputError

@@ -18,7 +18,7 @@ from rljax.batch import batch_from_rows
 from rljax.components import resolve
 from rljax.config import NAMESPACES, Config
 from rljax.config.flags import config_module, load_config_file
-from rljax.config.options import LabelOptions
+from rljax.config.policy_options import LabelOptions
 from rljax.data.online.prompts import PromptRecord, Prompts
 from rljax.data.text.tokenizer import CharTokenizer
 from rljax.datagen.saved_labels import label_saved

@@ -10,7 +10,7 @@ from conftest import REPO
 from tiny_run import train_on_one
 
 from rljax.config.flags import config_module
-from rljax.config.options import ComparisonOptions, LabelOptions
+from rljax.config.policy_options import ComparisonOptions, LabelOptions
 from rljax.data.rows.sources import load_prompts
 from rljax.datagen.saved_labels import label_saved
 from rljax.evaluation.process_models import evaluate_scorer

@@ -32,7 +32,7 @@ from tiny_run import (
 )
 
 from rljax.checkpoint.checkpoint import Checkpoints, reads_steps
-from rljax.config.options import EvaluateOptions
+from rljax.config.policy_options import EvaluateOptions
 from rljax.errors import InputError
 from rljax.evaluation.saved import evaluate_saved
 from rljax.policies import load_policy

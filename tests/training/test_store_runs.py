@@ -18,7 +18,7 @@ from processes import wait_until
 from tiny_run import metrics_rows, policy_bytes, summary, tiny_config
 
 from rljax.command.train import next_steps
-from rljax.config.options import EvaluateOptions
+from rljax.config.policy_options import EvaluateOptions
 from rljax.errors import InputError
 from rljax.evaluation.saved import evaluate_saved
 from rljax.report.comparison import write_pages

@@ -6,8 +6,10 @@ import json
 
 import pytest
 from conftest import REPO
+from rljax.rollout.in_flight import PARTIAL_MASKS
 
 from rljax.config import (
+    NAMESPACES,
     Config,
     field_names,
     fingerprints,
@@ -15,11 +17,18 @@ from rljax.config import (
     is_path,
     microbatch_rows,
     to_dict,
+    value_of,
     with_overrides,
 )
 from rljax.config.flags import config_flags
+from rljax.config.schema import FIELDS
 from rljax.config.texts import with_texts
+from rljax.data.online import prompts
+from rljax.dataflows import algorithm
 from rljax.errors import InputError
+from rljax.learn import rounding
+from rljax.models import attention, cache, config, remat
+from rljax.sampler import layout, requests
 from rljax.validation import validate
 
 PACKAGE = sorted((REPO / "rljax").rglob("*.py"))
@@ -231,6 +240,58 @@ def test_each_rule(overrides, says):
     named = [line for line in message.splitlines()[1:] if says in line]
     assert named, message
     assert any(f" {field}=" in named[0] for field in fields), message
+
+
+def test_choices_are_those_of_the_code_that_reads_them():
+    read = {
+        "data.turns": prompts.TURNS,
+        "model_settings.dtype": config.DTYPES,
+        "model_settings.remat": remat.POLICIES,
+        "model_settings.weight_dtype": rounding.HELD,
+        "model_settings.context_attention": attention.CONTEXT_ATTENTION,
+        "sampler.loop": requests.LOOPS,
+        "sampler.dtype": requests.DTYPES,
+        "sampler.head_in_float32": requests.SWITCHES,
+        "sampler.weight_dtype": layout.WEIGHT_DTYPES,
+        "sampler.kv_dtype": cache.DTYPES,
+        "rollouts.partial_mask": PARTIAL_MASKS,
+    }
+    assert {name: FIELDS[name].choices for name in read} == read
+
+
+def test_what_a_declaration_names_is_there():
+    """Namespaces, switches, fixes, and the fields of Algorithm."""
+    stages = {spec.component for spec in FIELDS.values()} - {""}
+    assert stages <= NAMESPACES.keys() and {"data", "reward", "advantage"} <= stages
+    assert {spec.path for spec in FIELDS.values()} == {
+        "", "model", "tokenizer", "adapter", "written",
+    }  # fmt: skip
+    assert {spec.safe for spec in FIELDS.values()} == {"", "any", "word"}
+    switches = {switch for spec in FIELDS.values() for switch in spec.switches}
+    assert switches <= FIELDS.keys() and {"sft.steps", "sft.optimizer.warmup_steps"} <= switches
+    assert FIELDS["sft.optimizer.warmup_from"].switches == (
+        "sft.steps",
+        "sft.optimizer.warmup_steps",
+    )
+    learned = [name.rpartition(".")[2] for name, spec in FIELDS.items() if spec.learn]
+    assert {*learned, "steps", "positive_nll"} == algorithm.FIELDS and len(learned) == 20
+    for name, spec in FIELDS.items():
+        assert spec.problem(value_of(Config(), name)) == "", name
+        if spec.fits is not None or not {spec.above, spec.below, spec.high} <= {None}:
+            assert spec.fix or spec.low is not None, f"{name}: an error without a fix"
+
+
+def test_fields_that_a_resume_may_change_are_those_that_change_no_number():
+    may_change = {name for name, spec in FIELDS.items() if spec.may_change}
+    assert may_change == {
+        "run_dir", "trackers", "checkpoint.every_steps", "checkpoint.keep",
+        "checkpoint.best_metric", "checkpoint.allow_changed", "samples_every_steps",
+        "report_every_minutes", "reward.workers",
+        "compilation_cache", "profile_steps", "profile_port", "profile_hosts", "export",
+        "hosts.init_timeout_s", "hosts.heartbeat_s", "hosts.stall_s", "offline.reference_logprobs",
+    }  # fmt: skip
+    named = set(fingerprints(Config()))
+    assert named == (FIELDS.keys() - may_change) | {"offline.reference_logprobs"}
 
 
 def test_all_problems_at_once():

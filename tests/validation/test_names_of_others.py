@@ -11,9 +11,10 @@ import pytest
 import rljax
 from rljax.components import Component, is_own_code, ranges_of, resolve
 from rljax.config import NAMESPACES, Config, with_overrides
-from rljax.config.checks import COMPONENTS, check_bare_name, components_of
+from rljax.config.checks import check_bare_name, components_of
 from rljax.config.flags import config_flag, config_flags, load_config_file, shipped_configs
 from rljax.config.names import field_names, nearest_fields, unknown_field
+from rljax.config.schema import FIELDS as DECLARED
 from rljax.config.texts import kinds, value_of_text, with_texts
 from rljax.errors import InputError
 from rljax.suggest import FIELDS, VALUES, elsewhere, near_names, other_value
@@ -39,7 +40,7 @@ def check_target(target: str) -> None:
         return
     value = value_of_text(text.strip('"'), kinds()[field])
     for one in value if isinstance(value, tuple) else (value,):
-        stage = COMPONENTS.get(field)
+        stage = DECLARED[field].component
         if stage and not (stage == "tracker" and one == "console"):
             assert not is_own_code(one.partition("(")[0])
             assert isinstance(resolve(one, NAMESPACES[stage]), Component)
@@ -65,7 +66,7 @@ def test_every_target_of_a_value_exists(field):
         assert "{" not in text and targets_of(text), value
         for target in targets_of(text):
             check_target(target)
-        known = components_of(NAMESPACES[COMPONENTS[field]])
+        known = components_of(NAMESPACES[DECLARED[field].component])
         assert value not in known, "it is a component here: nothing would ask for this line"
 
 

@@ -6,7 +6,7 @@ import math
 import pytest
 from absl import flags
 
-from rljax.config import options as declared
+from rljax.command.commands import COMMANDS
 from rljax.config.declare import (
     Options,
     check_options,
@@ -79,11 +79,7 @@ def test_whole_numbers_are_sorted_and_given_once():
     assert whole_numbers("4,1, 4", "k") == (1, 4)
 
 
-LAUNCHERS = [
-    kind
-    for name, kind in vars(declared).items()
-    if name.endswith("Options") and kind is not Options
-]
+LAUNCHERS = list(dict.fromkeys(one.options for one in COMMANDS.values() if one.options != Options))
 
 
 @pytest.mark.parametrize("kind", LAUNCHERS, ids=lambda kind: kind.__name__)
@@ -91,6 +87,6 @@ def test_every_option_says_what_it_is_and_its_default_is_in_range(kind):
     assert len(LAUNCHERS) >= 15
     for field in dataclasses.fields(kind):
         spec = field.metadata["spec"]
-        assert spec.help and spec.help[0].isupper() or spec.help[0] in "0j", field.name
+        assert spec.help and spec.help[0].isupper() or spec.help[0] in "0jp", field.name
         if not spec.required:
             assert spec.problem(field.default) == "", field.name

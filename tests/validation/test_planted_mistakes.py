@@ -20,10 +20,10 @@ from rljax.command.commands import COMMANDS
 from rljax.command.launch import launch
 from rljax.components import resolve
 from rljax.config import Config
-from rljax.config.checks import _NOT_NEGATIVE, _POSITIVE
 from rljax.config.data_files import read_config
 from rljax.config.names import field_names
 from rljax.config.overrides import value_of
+from rljax.config.schema import FIELDS as DECLARED
 from rljax.config.texts import kinds, with_texts
 from rljax.data.offline.rows import load_rows
 from rljax.data.rows.sources import load_prompts
@@ -32,7 +32,6 @@ from rljax.losses.policy import Policy
 from rljax.rewards.pool.calling import wanted_fields
 from rljax.setup.dry_run import _Checked
 from rljax.validation import validate
-from rljax.validation.fields import _CHOICES
 
 DRAWS = 20  # of each kind: 220 in all
 FIELDS = field_names(Config)
@@ -98,12 +97,11 @@ def field_type(rng, folder) -> Mistake:
 def field_range(rng, folder) -> Mistake:
     """Below the least, and none of the choices."""
     config = CONFIG(folder)
-    what = rng.choice(["positive", "negative", "choice"])
-    if what == "choice":
-        field = rng.choice(list(_CHOICES))
+    if rng.choice([True, False]):
+        field = rng.choice([name for name, spec in DECLARED.items() if spec.choices])
         put(config, field, rng.choice(["nothing_of_it", "Offf", "bloat16"]))
     else:
-        field = rng.choice(_POSITIVE if what == "positive" else _NOT_NEGATIVE)
+        field = rng.choice([name for name, spec in DECLARED.items() if spec.low in (0, 1)])
         put(config, field, -rng.randrange(1, 9))
     return partial(validate, config), [f"{field}="]
 

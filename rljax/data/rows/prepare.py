@@ -18,7 +18,7 @@ from pathlib import Path
 from rljax import hub
 from rljax.components import resolve
 from rljax.config import is_path
-from rljax.config.options import PrepareOptions
+from rljax.config.data_options import PrepareOptions
 from rljax.data.images.columns import require_text_alone
 from rljax.data.online.prompts import encode_prompt
 from rljax.data.rows.conversation import conversation

@@ -1,14 +1,10 @@
-"""Options of `rljax serve` and `rljax chat`."""
+"""Options of `rljax serve`, `rljax chat` and `rljax pod`."""
 
 import dataclasses
+import typing
 
-from rljax.config.declare import option
-from rljax.config.options import (
-    CompilerOptions,
-    TrustOptions,
-    dtype_option,
-    step_option,
-)
+from rljax.config.declare import Options, option
+from rljax.config.options import CompilerOptions, TrustOptions, dtype_option, step_option
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,3 +83,65 @@ class ChatOptions(CompilerOptions, TrustOptions):
     )
     steps: int = option(8, "Tokens per dispatch: how often text is shown", low=1)
     seed: int = option(0, "Of the draws", low=0, high=2**32 - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class PodOptions(Options):
+    """rljax pod. Which verb reads which of these is in READ_BY."""
+
+    verb: str = option("", "See above", first=True, required=True)
+    type: str = option("", "TPU of one slice: v5litepod-16, v4-32, v6e-256, v5p:4x4x4, ...")
+    slices: int = option(1, "Slices of that type, joined by the data-center network", low=1)
+    name: str = option("rljax", "Of the pod or job")
+    zone: str = option("", "Of Google Cloud")
+    project: str = option("", "Of Google Cloud; default: gcloud's own")
+    api: str = option("tpu", "Service: tpu, Cloud TPU (v4 v5e v5p v6e); compute, Compute Engine "
+                      "(v5p v6e tpu7x)", choices=("tpu", "compute"))  # fmt: skip
+    spot: bool = option(False, "Cheaper, and taken away at any time")
+    setup: str = option(
+        "",
+        "Shell command that fills $VENV on a new host; default: install the folder where it "
+        "is a clone of rljax, else $RLJAX_SOURCE, with the extras tpu and gcs",
+    )
+    poll_s: float = option(20.0, "Seconds between two questions to the cloud", above=0)
+    hosts: int = option(2, "Of local: processes on this machine", low=1)
+    devices: int = option(1, "Of local: virtual CPU devices of each", low=1)
+    nodes: int = option(1, "Of slurm and sky: machines", low=1)
+    gpus: int = option(8, "Of slurm: GPUs of a node", low=0)
+    time: str = option("", "Of slurm: limit, such as 24:00:00")
+    partition: str = option("", "Of slurm")
+    account: str = option("", "Of slurm")
+    image: str = option("python:3.12", "Of jobset: with your code in it, or plain Python")
+    queue: str = option("", "Of jobset: the LocalQueue of Kueue")
+    accelerators: str = option("", "Of sky: GPUs of a machine, such as H100:8")
+    bucket: str = option("", "Of sky: gs:// or s3://, mounted at /runs")
+    out: str = option("", "Of accept: folder of the manifest; default: runs/accept")
+    command: tuple[str, ...] = option(
+        (), "What every host runs, behind --: train quickstart --config.steps=20", positional=True
+    )
+
+    def conflicts(self):
+        known = self.READ_BY
+        if self.verb and self.verb not in known:
+            yield "verb", self.verb, f"one of {', '.join(known)}"
+            return
+        for field in dataclasses.fields(self):
+            value, read = getattr(self, field.name), known.get(self.verb, ())
+            if field.name != "verb" and value != field.default and field.name not in read:
+                yield field.name, value, f"not read by pod {self.verb}"
+
+    _CLOUD = ("type", "slices", "name", "zone", "project", "api", "spot", "poll_s")
+    READ_BY: typing.ClassVar[dict[str, tuple[str, ...]]] = {
+        "local": ("hosts", "devices", "command"),
+        "up": _CLOUD,
+        "run": (*_CLOUD, "setup", "command"),
+        "logs": _CLOUD,
+        "stop": _CLOUD,
+        "babysit": (*_CLOUD, "setup", "command"),
+        "down": _CLOUD,
+        "slurm": ("name", "nodes", "gpus", "time", "partition", "account", "command"),
+        "jobset": ("type", "slices", "name", "image", "queue", "spot", "command"),
+        "sky": ("type", "slices", "name", "nodes", "accelerators", "bucket", "spot", "command"),
+        "supervise": ("command",),
+        "accept": (*_CLOUD, "setup", "hosts", "devices", "out"),
+    }

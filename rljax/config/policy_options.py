@@ -1,0 +1,265 @@
+"""Options of the commands that sample from policies or score with models: evaluate, sample, label,
+score, compare, play."""
+
+import dataclasses
+import typing
+
+from rljax.config.declare import option
+from rljax.config.options import (
+    CompilerOptions,
+    TrustOptions,
+    jsonl_option,
+    prompt_tokens_option,
+    response_tokens_option,
+    step_option,
+    temperature_option,
+)
+
+
+def default_ks(samples: int) -> tuple[int, ...]:
+    """The k of pass@k, best-of-k and majority@k that are taken where none are set."""
+    return tuple(k for k in (1, 4, 8) if k <= samples)
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluateOptions(CompilerOptions, TrustOptions):
+    """rljax evaluate. None: as the run's config.json says, else the default of Config."""
+
+    checkpoint: str = option(
+        "", "A run folder, a model folder, or OWNER/NAME of the hub", required=True, first=True
+    )
+    suites: tuple[str, ...] = option(
+        (), "Benchmarks: gsm8k(shots=8),math500,aime24,mmlu_pro,ifeval,livecodebench, or your own",
+        flag="suite",
+    )  # fmt: skip
+    data: str | None = option(None, "File or task; default: the run's held-out prompts")
+    reward: str | None = option(None, "Reward function; default: the run's")
+    samples: int | None = option(
+        None, "Samples per prompt; 0 = the greedy response only; default: the suite's, or 8", low=0
+    )
+    ks: tuple[int, ...] = option(
+        (), "For pass@k, best-of-k and majority@k; default: those of 1,4,8 that --samples allows",
+        flag="k",
+    )  # fmt: skip
+    length_buckets: tuple[int, ...] = option(
+        (), "Bounds in tokens: pass@1 of prompts by the mean length of their responses"
+    )
+    against: str = option(
+        "", "Another policy, or RUN@STEP: its metrics on the same prompts, and the differences"
+    )
+    prompts: int | None = option(
+        None, "The first so many prompts; default: the run's, or 256", low=1
+    )
+    temperature: float | None = temperature_option()
+    max_prompt_tokens: int | None = prompt_tokens_option()
+    max_response_tokens: int | None = response_tokens_option()
+    step: str = step_option()
+    search: str = option(
+        "", "Decode by a search: mcts(simulations=32, width=4), beam(), best_of_n(), lookahead()"
+    )
+    search_model: str = option(
+        "", "What guides the search: a reward model's folder, or a run folder for its critic"
+    )
+    search_reads: typing.Literal["outcome", "process", "critic"] = option(
+        "outcome", "Where it is read: after any token, at the ends of lines, or as a critic",
+        choices=("outcome", "process", "critic"),
+    )  # fmt: skip
+    seed: int = option(0, "Of the samples", low=0)
+    out: str = option("", "Write the result to this file, as JSON")
+    answers: str = jsonl_option("Write the greedy response to every prompt here, and its score")
+
+    def ks_of(self, samples: int) -> tuple[int, ...]:
+        """`ks`; where none are set, those of 1, 4 and 8 that so many samples allow."""
+        return self.ks or default_ks(samples)
+
+    def conflicts(self):
+        if self.search_model and not self.search:
+            yield "search_model", self.search_model, "needs --search"
+        samples = 8 if self.samples is None else self.samples
+        for k in self.ks if samples > 0 else ():
+            if not 1 <= k <= samples and not (self.suites and k > 0):
+                yield "ks", k, f"each is between 1 and --samples={samples}"
+        if self.suites:
+            yield from self._suite_conflicts()
+        for bound in self.length_buckets:
+            if bound < 1:
+                yield "length_buckets", bound, "each is at least 1 token"
+
+    def _suite_conflicts(self):
+        for name in ("reward", "length_buckets", "against", "search", "answers"):
+            if value := getattr(self, name):
+                yield name, value, "not beside --suite, which says what is asked and how it is read"
+        if self.data is not None and len(self.suites) > 1:
+            yield "data", self.data, "of one suite; of several in brackets: gsm8k(data='a.jsonl')"
+
+
+@dataclasses.dataclass(frozen=True)
+class RejectionOptions(CompilerOptions, TrustOptions):
+    """rljax sample. None: as the run's config.json says."""
+
+    checkpoint: str = option(
+        "", "A run folder, a model folder, or OWNER/NAME of the hub", required=True, first=True
+    )
+    out: str = option(
+        "", "The .jsonl file of demonstrations; with --iterations, a folder", required=True
+    )
+    step: str = step_option()
+    data: str | None = option(None, "File or task with prompts; default: the run's")
+    split: str = option("train", "Of the data")
+    reward: str | None = option(None, "Reward function; default: the run's")
+    reward_model: str = option(
+        "", "A reward model's folder: the reward, or its reward_model() where --reward is set"
+    )
+    samples: int = option(8, "Per prompt", low=1)
+    prompts: int | None = option(None, "The first so many prompts; default: all", low=1)
+    temperature: float | None = temperature_option()
+    max_prompt_tokens: int | None = prompt_tokens_option()
+    max_response_tokens: int | None = response_tokens_option()
+    select: typing.Literal["best", "top_k", "threshold"] = option(
+        "best", "What is kept of a prompt's samples", choices=("best", "top_k", "threshold")
+    )
+    top_k: int = option(1, "With --select=top_k: how many", low=1)
+    min_reward: float | None = option(None, "Keep only rewards above it")
+    per_prompt: int = option(0, "Keep at most so many samples of a prompt; 0 = no limit", low=0)
+    dedup: bool = option(True, "Keep one of several equal texts to a prompt")
+    keep_truncated: bool = option(False, "Responses without an end may be kept")
+    pairs: str = jsonl_option(
+        "Write the best and the worst sample of every prompt here, ties dropped"
+    )
+    trajectories: str = jsonl_option("Write every sample with its reward and log-probs here")
+    process_samples: int = option(0, "Completions per prefix for process scores; 0 = none", low=0)
+    seed: int = option(0, "Of the samples", low=0)
+    iterations: int = option(0, "RAFT: how many rounds of sampling and SFT; 0 = sample once", low=0)
+    epochs: int = option(1, "RAFT: of SFT on each selection", low=1)
+
+    def conflicts(self):
+        if not self.iterations and self.out and not self.out.endswith(".jsonl"):
+            yield "out", self.out, "the name of a .jsonl file"
+        files = [file for file in (self.out, self.pairs, self.trajectories) if file]
+        if len(set(files)) < len(files):
+            yield "out", self.out, "another file than --pairs and --trajectories"
+        if self.select == "threshold" and self.min_reward is None:
+            yield "min_reward", None, "--select=threshold needs the bound"
+        if self.top_k > self.samples >= 1:
+            yield "top_k", self.top_k, f"between 1 and --samples={self.samples}"
+        if self.process_samples and not self.trajectories:
+            rule = "process scores are columns of --trajectories"
+            yield "process_samples", self.process_samples, rule
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelOptions(CompilerOptions, TrustOptions):
+    """rljax label steps. None: as the run's config.json says, else the default of Config."""
+
+    checkpoints: tuple[str, ...] = option(
+        (), "Run folders, RUN@STEP, model folders, or OWNER/NAME of the hub", required=True
+    )
+    out: str = option("", "Folder for train.jsonl, test.jsonl and labels.json", required=True)
+    data: str | None = option(None, "File or task; default: the run's training prompts")
+    reward: str | None = option(None, "Unit tests; default: the run's reward function")
+    prompts: int = option(256, "Prompts drawn for each checkpoint", low=1)
+    programs_per_prompt: int = option(4, "Programs sampled per prompt", low=1)
+    completions: int = option(20, "At most so many completions of each prefix", low=1)
+    completer: str = option(
+        "", "Completes the prefixes, such as RUN@STEP; default: the checkpoint that wrote them"
+    )
+    search: str = option(
+        "", "Labels by the simulations of a search, such as mcts(simulations=32), not completions"
+    )
+    held_out: float = option(
+        0.1, "Share of the prompts whose rows go to test.jsonl", low=0, below=1
+    )
+    neutral: typing.Literal["zero", "drop", "inherit"] = option(
+        "zero", "Labels of blank lines and comments", choices=("zero", "drop", "inherit")
+    )
+    code_only: bool = option(False, "Lines of the last fenced block alone")
+    replay: bool = option(False, "Ask every probe once more, to see how far it can be trusted")
+    temperature: float | None = temperature_option()
+    max_prompt_tokens: int | None = prompt_tokens_option()
+    max_response_tokens: int | None = response_tokens_option()
+    rows_at_once: int = option(256, "Sequences sampled together", low=1)
+    seed: int = option(0, "Of prompts, programs and completions", low=0)
+
+    def conflicts(self):
+        for name in ("completer", "replay") if self.search else ():
+            if value := getattr(self, name):
+                yield name, value, "no completions with --search: its simulations are the labels"
+
+
+@dataclasses.dataclass(frozen=True)
+class PreferenceOptions(CompilerOptions, TrustOptions):
+    """rljax label preferences. None: as the run's config.json says."""
+
+    data: str = option("", "Rows to compare, or prompts where --policy is set", required=True)
+    out: str = option("", "Where the pairs are written, jsonl", required=True)
+    judge: str = option("", "judge(prompt, first, second) -> P(first is better), as text")
+    reward_model: str = option("", "A reward model's folder, in place of a judge")
+    policy: str = option("", "Samples the completions: a run folder, a model folder, or OWNER/NAME")
+    samples: int = option(2, "Completions per prompt; all pairs of them are compared", low=2)
+    temperature: float | None = temperature_option()
+    max_prompt_tokens: int | None = prompt_tokens_option()
+    max_response_tokens: int | None = response_tokens_option()
+    max_tokens: int = option(4096, "Prompt and completion, for --reward_model", low=1)
+    ties: typing.Literal["drop", "keep"] = option(
+        "drop", "Pairs on which the orders do not agree", choices=("drop", "keep")
+    )
+    workers: int = option(2, "Processes of the judge", low=1)
+    timeout_s: float = option(60.0, "Of one judgement; then its process is killed", above=0)
+    seed: int = option(0, "Of the samples", low=0)
+
+    def conflicts(self):
+        if bool(self.judge) == bool(self.reward_model):
+            yield "judge", self.judge, "exactly one of --judge and --reward_model labels the pairs"
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoreOptions(CompilerOptions):
+    """rljax score steps."""
+
+    reward_model: str = option("", "A folder of a process reward model", required=True)
+    data: str = option("", "File or folder of rows with completions and labels", required=True)
+    split: str = option("test", "Of the data: train or test", choices=("train", "test"))
+    show: int = option(4, "Print a table of lines for the first so many rows", low=0)
+    out: str = option("", "Write the result to this file, as JSON")
+
+
+@dataclasses.dataclass(frozen=True)
+class ComparisonOptions(CompilerOptions, TrustOptions):
+    """rljax compare: the same for every method."""
+
+    out: str = option("", "Folder of the comparison")
+    seeds: tuple[int, ...] = option(
+        (0, 1, 2), "Each has a base policy, a file and a run of every method", required=True
+    )
+    prompts: int = option(1024, "Of the training split, that the base policy samples on", low=1)
+    samples: int = option(4, "Per prompt", low=2)
+    process_samples: int = option(4, "Completions per prefix, for the process scores", low=1)
+    steps: int = option(100, "Optimizer steps of every method", low=1)
+    test_prompts: int = option(256, "Held-out prompts", low=1)
+    test_samples: int = option(8, "Per held-out prompt, for the sampled accuracy", low=1)
+    capabilities: bool = option(False, "Print what PPO, DPO, KTO and DQO need, and stop")
+
+    def conflicts(self):
+        if not (self.out or self.capabilities):
+            yield "out", self.out, "needed: the folder of the comparison"
+        if len(set(self.seeds)) < len(self.seeds):
+            yield "seeds", self.seeds, "each once"
+
+
+@dataclasses.dataclass(frozen=True)
+class PlayOptions(CompilerOptions, TrustOptions):
+    """rljax play."""
+
+    human: bool = option(False, "You type the replies; a line that ends with \\ goes on")
+    policy: str = option("", "Who replies: a run folder, RUN@STEP, a model folder, or OWNER/NAME")
+    script: str = option("", "A file of replies, parted by lines of ---")
+    row: int = option(0, "Which row of the data", low=0)
+    split: str = option("train", "Which rows: train or test", choices=("train", "test"))
+    greedy: bool = option(False, "The policy's most likely tokens")
+    seed: int = option(0, "Of the episode, and of the policy's samples", low=0)
+
+    def conflicts(self):
+        if sum(map(bool, (self.human, self.policy, self.script))) != 1:
+            yield "human", self.human, "exactly one of --human, --policy and --script plays"
+        if self.greedy and not self.policy:
+            yield "greedy", self.greedy, "read with --policy alone"

