@@ -26,7 +26,7 @@ from rljax.rollout.rollout import Rollout
 from rljax.rollout.scored import sample_scored
 
 
-@contract(safe=True)
+@contract(safe=True, every_row=True)
 def once(prompts, key, cfg, *, actor, reward):
     """One round of sampling. Every group is used, whether it is live or not."""
     n = cfg.samples_per_prompt
@@ -79,7 +79,12 @@ def active(
     )  # fmt: skip
 
 
-@contract(safe=True, needs_groups=True, drops_dead=lambda o: (o["oversample"], o["if_short"]))
+@contract(
+    safe=True,
+    needs_groups=True,
+    drops_dead=lambda o: (o["oversample"], o["if_short"]),
+    single_rows=True,
+)
 def first_live(
     prompts, key, cfg, *, actor, reward, draw,
     oversample: AtLeastOne = 2.0,

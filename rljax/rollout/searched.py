@@ -119,14 +119,14 @@ def _metrics(batch: Batch) -> dict[str, float]:
     return {"search/value": mean(values), "search/agreement": mean(own)}
 
 
-@contract(safe=True, fills=_fills, targets=_targets)
+@contract(safe=True, fills=_fills, targets=_targets, searches=True)
 def search(prompts, key, cfg, *, actor, reward, method: SearchText = "mcts()"):
     """Samples by tree search (rljax.search.mcts): a text that has not ended is worth the reward of
     a response that the policy samples from there."""
     return _searched(prompts, key, cfg, actor, reward, method, None)
 
 
-@contract(safe=True, fills=_fills, targets=_targets)
+@contract(safe=True, fills=_fills, targets=_targets, searches=True)
 def critic_search(prompts, key, cfg, *, actor, critic, reward, method: SearchText = "mcts()"):
     """Samples by tree search: a text that has not ended is worth what the critic says, one that has
     its reward."""
@@ -134,11 +134,8 @@ def critic_search(prompts, key, cfg, *, actor, critic, reward, method: SearchTex
     return _searched(prompts, key, cfg, actor, reward, method, value)
 
 
-@contract(safe=True, fills=_fills, targets=_targets)
+@contract(safe=True, fills=_fills, targets=_targets, searches=True)
 def guided_search(prompts, key, cfg, *, actor, guide, reward, method: SearchText = "mcts()"):
     """Samples by tree search: a text that has not ended is worth what the role `guide` says, a
     reward model of a folder (config.roles = ("guide=value_model(folder=...)",))."""
     return _searched(prompts, key, cfg, actor, reward, method, guide.value)
-
-
-SEARCHES = (search, critic_search, guided_search)

@@ -24,7 +24,13 @@ from rljax.rollout.scored import sample_scored
 from rljax.shaping.scores import apply_shaping
 
 
-@contract(safe=True, fills=("kept_tokens",))
+@contract(
+    safe=True,
+    fills=("kept_tokens",),
+    continues=True,
+    rounds=True,
+    check=lambda config, options: check_rounds(config.batch.samples_per_prompt, **options),
+)
 def special_token(
     prompts, key, cfg, *, actor, critic, reward,
     max_rounds: int = 2,

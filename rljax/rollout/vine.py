@@ -22,7 +22,12 @@ from rljax.shaping.scores import apply_shaping
 from rljax.shaping.steps import line_ids
 
 
-@contract(safe=True, fills=("step_ids", "values"))
+@contract(
+    safe=True,
+    fills=("step_ids", "values"),
+    continues=True,
+    check=lambda config, options: check_vine(**options),
+)
 def vine(
     prompts, key, cfg, *, actor, reward, tokenizer,
     completions: int = 9,
