@@ -204,7 +204,7 @@ FEATURES = {
     ),
     "correction": Feature("algorithm.correction"),
     "bypass": Feature("algorithm.old_logprobs", lambda parts, value: value == "sampler"),
-    # What goes with everything above.
+    # Learning, data and the sampler.
     "filters": Feature("algorithm.filters"),
     "epochs": Feature("batch.epochs", lambda parts, epochs: epochs > 1),
     "unpacked rows": Feature("batch.packing", lambda parts, packs: not packs),
@@ -213,6 +213,7 @@ FEATURES = {
     "adapters": Feature("lora.rank"),
     "pages": Feature("sampler.page_tokens"),
     "speculation": Feature("sampler.draft_tokens"),
+    "stop strings": Feature("sampler.stop_strings"),
     "thinking limits": Feature("sampler.thinking_tokens"),
 }
 
@@ -259,6 +260,12 @@ EXCLUDES = (
       for a in ("reward model", "judge model")),
     Rule("dead groups replaced in flight", "no reward read",
          "dataflow={dataflow!r} reads no reward: no group is known to be dead", "'once()'"),
+    Rule("search", "opponent",
+         "it searches with one policy, and half of the samples of dataflow={dataflow!r} are an "
+         "opponent's", "once()"),
+    Rule("environment", "opponent",
+         "one policy plays an episode, and half of the samples of dataflow={dataflow!r} are an "
+         "opponent's", "environment.function='', or dataflow='grpo'"),
     Rule("rollout of other roles", "rollout inside another",
          "it asks for roles that {rollout!r}, the rollout of dataflow={dataflow!r}, does not hand "
          "on", "once()"),
@@ -297,6 +304,8 @@ EXCLUDES = (
     Rule("rule over the batch", "search",
          "it compares the rows of a batch, and {collect!r} scores some rows at a time",
          "scaled(), clipped()"),
+    *(Rule(a, "search", "{collect!r} ends a response at stop ids and its limit alone",
+           f"{FEATURES[a].field}=()") for a in ("stop strings", "thinking limits")),
     *(Rule(a, "search of whole texts", _NO_DRAWS, _SAMPLED)
       for a in ("dataflow over draws", "loss over draws", "advantage over draws")),
     Rule("correction", "search of whole texts", _NO_DRAWS, "algorithm.correction=''"),

@@ -13,9 +13,11 @@ from tiny_environments import rows
 from rljax import setup as build
 from rljax.components import resolve
 from rljax.config import NAMESPACES, Config, with_overrides
+from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.models.huggingface import save_params
 from rljax.models.model import Model
+from rljax.rollout import once
 from rljax.setup.features import Parts, violations
 from rljax.tasks import Task, drawn_digits
 from rljax.training.run import Run
@@ -57,7 +59,7 @@ SETTINGS = {
     "search": {"algorithm.collect": "search(method='mcts(simulations=4, width=3)')"},
     "search of whole texts": {"algorithm.collect": "search(method='best_of_n(samples=2)')"},
     "tree of episodes": {**_EPISODES, **_TREES},
-    "choice of groups": {"algorithm.collect": "toy.chooses_groups()"},
+    "choice of groups": {"algorithm.collect": "feature_settings.chosen()"},
     "rollout inside another": {"dataflow": "remax", "algorithm.advantage": "remax()"},
     "rollout of other roles": {"algorithm.collect": "vine(completions=2, step_tokens=1)"},
     "dead groups replaced in flight": {
@@ -106,6 +108,7 @@ SETTINGS = {
     "epochs": {"batch.epochs": 2},
     "filters": {"algorithm.filters": ("overlong()",)},
     "curriculum": {"data.retire_at_pass_rate": 0.9},
+    "stop strings": {"sampler.stop_strings": ("?",)},
     "thinking limits": {"sampler.thinking_tokens": (1, 2), "sampler.end_of_thinking": "?",
                         "sampler.interrupt_phrase": "?"},
 }  # fmt: skip
@@ -125,12 +128,16 @@ def _alphabet() -> str:
     return "".join(dict.fromkeys(rows().alphabet + drawn_digits(kinds=4, test=8).alphabet))
 
 
+@contract(reads=("rewards", "entropy"))
 def by_entropy(batch):
     """An advantage of the user's own."""
     return batch.rewards * batch.entropy
 
 
-by_entropy.contract = {"reads": ("rewards", "entropy")}
+@contract(needs_groups=True)
+def chosen(prompts, key, cfg, *, actor, reward):
+    """A rollout that says nothing of groups in flight."""
+    return once(prompts, key, cfg, actor=actor, reward=reward)
 
 
 def share(response, ground_truth) -> float:
