@@ -83,7 +83,7 @@ def _rollout(name: str) -> Feature:
 
 
 def _reads_draws(component: Component | None) -> bool:
-    """Whether it reads what is not known of tokens where whole texts are chosen."""
+    """True if it reads what is not known of tokens where whole texts are chosen."""
     of_draws = {"sampler_logprobs", "entropy", "target_ids", "target_probs", "search_values"}
     return not of_draws.isdisjoint(contract_of(component).reads)
 

@@ -1,4 +1,4 @@
-"""The environment of a config: whether it can be called, and what does not go with turns."""
+"""The environment of a config: it can be called, and rows and limits fit its episodes."""
 
 import inspect
 

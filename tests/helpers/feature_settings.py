@@ -157,7 +157,7 @@ def base_config() -> Config:
 
 
 def clash(one: dict, other: dict) -> bool:
-    """Whether two settings want different values of a field: no config has both features."""
+    """True if two settings want different values of a field: no config has both features."""
     return any(field in other and other[field] != value for field, value in one.items())
 
 
