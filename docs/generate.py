@@ -1,8 +1,8 @@
 """Writes the pages of docs/ that say what the code says: `python docs/generate.py`.
 
-reference/ (config, metrics, commands, components, api), guides/errors.md, and in methods/ the paper
-index with a page for each family of presets. tests/test_docs_generated.py holds the committed pages
-against what this writes; `--check` prints those that are not current.
+reference/ (config, features, metrics, commands, components, api), guides/errors.md, and in methods/
+the paper index with a page for each family of presets. tests/test_docs_generated.py holds the
+committed pages against what this writes; `--check` prints those that are not current.
 """
 
 import ast
@@ -20,7 +20,7 @@ DOCS = Path(__file__).resolve().parent
 REPO = DOCS.parent
 sys.path[:0] = [str(DOCS), str(REPO)]
 
-from error_list import listed_errors  # noqa: E402
+from error_list import GAP, Listed, listed_errors  # noqa: E402
 
 import rljax  # noqa: E402
 from rljax.command.commands import COMMANDS  # noqa: E402
@@ -31,6 +31,7 @@ from rljax.config.describe import type_text, value_text  # noqa: E402
 from rljax.config.flags import load_config_file  # noqa: E402
 from rljax.config.schema import FIELDS  # noqa: E402
 from rljax.metric import Metric  # noqa: E402
+from rljax.setup.features import EXCLUDES, FEATURES, NEEDS  # noqa: E402
 from rljax.setup.role_table import ROLES  # noqa: E402
 
 HEAD = "<!-- Written by docs/generate.py from the code: edit the code, then run it again. -->\n"
@@ -143,9 +144,9 @@ METRIC_SECTIONS = (
      ("rollout", "learn.metrics", "dataflows", "shaping", "rewards", "roles.state")),
     ("Of the run", "", ("",)),
     ("Sampler against trainer", "See [mismatch](../guides/mismatch.md).", ("correction",)),
-    ("In flight", "See [asynchronous](../guides/asynchronous.md).", ("rollout.in_flight",)),
+    ("In flight", "See [asynchronous](../guides/asynchronous.md).", ("rollout.flight", "rollout.players.responses_in_flight")),
     ("Of environments", "See [environments](../guides/environments.md).",
-     ("rollout.episode", "rollout.environment", "dataflows.self_play")),
+     ("rollout.players.episodes", "dataflows.self_play")),
 )  # fmt: skip
 
 
@@ -257,6 +258,40 @@ def components_page() -> str:
     )
 
 
+def reason(text: str) -> str:
+    """The reason or the fix of a rule, without what only a config knows."""
+    return re.sub(r"\{\w+!r\}", GAP, text)
+
+
+def features_page() -> str:
+    numbers = {name: str(i) for i, name in enumerate(FEATURES, 1)}
+    excluded = {frozenset((rule.a, rule.b)) for rule in EXCLUDES}
+    needed = {(rule.a, rule.b) for rule in NEEDS}
+    columns = [name for name in FEATURES if name in {rule.b for rule in (*EXCLUDES, *NEEDS)}]
+    rows = []
+    for name, feature in FEATURES.items():
+        cells = [
+            "no" if {name, other} in excluded else "needs" if (name, other) in needed else ""
+            for other in columns
+        ]
+        rows.append((numbers[name], name, f"`{feature.field}`", *cells))
+    reasons = [
+        (rule.a, word, rule.b, cell(reason(rule.why)), cell(reason(rule.fix)))
+        for rules, word in ((EXCLUDES, "not with"), (NEEDS, "needs")) for rule in rules
+    ]  # fmt: skip
+    return page(
+        "What goes with what",
+        "The features of a run that samples, each with the field that turns it on, often because "
+        "the function that it names [declares](../extend/rollout.md) it: yours too. Two features "
+        "go together unless their cell says `no`; `needs` is what the feature of the row needs. "
+        "A column is the feature of that number. A config with an excluded pair is refused before "
+        "anything loads; images, once the data is read.",
+        *table(("", "feature", "field", *(numbers[name] for name in columns)), rows), "",
+        "## Why", "",
+        *table(("feature", "", "feature", "why", "what to do"), reasons),
+    )  # fmt: skip
+
+
 def api_page() -> str:
     lines = []
     for name in rljax.__all__:
@@ -295,6 +330,11 @@ def api_page() -> str:
 
 def errors_page() -> str:
     rooms = listed_errors(REPO / "rljax")
+    of_features = {
+        Listed(FEATURES[rule.a].field, reason(rule.why), reason(rule.fix))
+        for rule in (*EXCLUDES, *NEEDS)
+    }
+    rooms["validation"] = sorted({*rooms["validation"], *of_features})
     lines = []
     for room, errors in rooms.items():
         rows = [tuple(cell(text) for text in dataclasses.astuple(error)) for error in errors]
@@ -431,6 +471,7 @@ def pages() -> dict[str, str]:
     """{path under docs: text} of every generated page."""
     return {
         "reference/config.md": config_page(),
+        "reference/features.md": features_page(),
         "reference/metrics.md": metrics_page(),
         "reference/commands.md": commands_page(),
         "reference/components.md": components_page(),

@@ -6,8 +6,9 @@ once, beside their definition; validation, the update and the planner read it wi
     @contract(reads=("ref_logprobs",), rows=2, whole_step=lambda options: options["kind"] == "aot")
     def pairwise(policy, batch, *, beta=0.1, kind="sigmoid"): ...
 
-A value may be a function of the options of the call, defaults included. A function without a
-declaration has the defaults of Contract, so that a user's own function needs none.
+A value, but for `check`, may be a function of the options of the call, defaults included. A
+function without a declaration has the defaults of Contract, so that a user's own function needs
+none.
 
 A function of a response, such as a reward, may declare reads="answer". Then it is handed what
 stands behind the reasoning (rljax.reasoning), whoever calls it:
@@ -54,6 +55,7 @@ class Contract:
     applies_weights: bool = False  # multiplies by the rollout correction, batch.weights, itself
     reads_greedy: bool = False  # reads whether a token is the most likely one (Policy.greedy)
     per_token: bool = False  # a reward loss of scores [B, S] instead of [B]
+    corrects_mismatch: bool = False  # weighs by the sampler's log-probs, as a correction does
     labels: int = 1  # logits of a reward model's head that a reward loss reads
     squash: str = "none"  # of a score, by whoever asks the reward model: "tanh" if it fits tanh(s)
     scores_of_samples: bool = False  # batch.scores is made of the policy's samples, not of a file
@@ -73,6 +75,14 @@ class Contract:
     # The metrics that it makes, by name: meaning, unit and healthy range, for the report of a run.
     # A function of rljax has them in the METRICS of its module.
     metrics: Mapping[str, Metric] = dataclasses.field(default_factory=dict, hash=False)
+    continues: bool = False  # a rollout whose samples go on from within others of the same step
+    searches: bool = False  # a rollout that chooses responses by search, together, to their ends
+    opponent: bool = False  # a rollout half of whose samples are those of an opponent
+    rounds: bool = False  # a rollout that draws samples by the scores of those before
+    every_row: bool = False  # a rollout whose batch has every sample that it scores
+    tree: object = (
+        None  # of the episodes that a rollout plays: rljax.rollout.players.episodes.tree.Tree
+    )
     # In flight, a rollout whose dead groups are replaced as they end: how many steps' groups may be
     # dropped for one step, and what then ("error", "fill"). None: every group is learned from.
     drops_dead: tuple[float, str] | None = None
@@ -80,9 +90,19 @@ class Contract:
     # memory; or a function of that sample. None: the sample is masked, because what it asks (a
     # server, a model) may be slow by itself.
     on_timeout: object = None
+    # Rewards: whom one asks. "server": the one at its option url. "mesh": reward.judge_model, or an
+    # endpoint by its options base_url, model and timeout_s; its options are those of judge().
+    asks: str = ""
+    rubrics: bool = False  # a reward that reads the rubrics of a prompt
     # Rewards: what `ground_truth` is: an "answer", which a right response gives, or a
     # "specification", by which one is checked (unit tests, a pattern).
     truth: str = "answer"
+    compares_batch: bool = False  # a shaping rule that reads statistics of the other rows
+    # An advantage, a rollout or a dataflow that takes each row for a whole sample, where an episode
+    # may have several.
+    single_rows: bool = False
+    # check(config, options) raises InputError where the options that a config gives do not fit it.
+    check: Callable[[object, dict], None] | None = None
     # Tasks: what a run says at its start of the rows that they give; "" = nothing.
     caution: str = ""
     # Environments.
@@ -187,7 +207,8 @@ def spec(function: Callable | Component) -> Contract:
         parameters = inspect.signature(function).parameters.values()
         defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
         options = {**defaults, **options}
-    return Contract(**{k: v(options) if callable(v) else v for k, v in declared.items()})
+    applied = {k: v(options) if callable(v) and k != "check" else v for k, v in declared.items()}
+    return Contract(**applied)
 
 
 def _attributes(function: Callable) -> dict:

@@ -29,6 +29,7 @@ def _energy(batch: Batch) -> jax.Array:
     reads=("rewards", "group", "old_logprobs", "sum_pi_squared"),
     compares_samples=True,
     token_rewards=True,
+    single_rows=True,
 )
 def optimal_token_baseline(
     batch: Batch,

@@ -6,7 +6,12 @@ from rljax.dataflows.grpo import grpo
 from rljax.roles import program
 
 
-@contract(safe=True, reads=("rewards", "scores", "group", "values"), rollout="greedy_baseline()")
+@contract(
+    safe=True,
+    reads=("rewards", "scores", "group", "values"),
+    rollout="greedy_baseline()",
+    single_rows=True,
+)
 @program
 def remax(batch, key, cfg, *, actor, reference=None, kl_controller=None):
     """The greedy scores come with the rollout, rljax.rollout.greedy_baseline, as `values`."""

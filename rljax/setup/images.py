@@ -6,43 +6,29 @@ import contextlib
 from pathlib import Path
 
 from rljax import hub
-from rljax.components import resolve
-from rljax.config import NAMESPACES, Config, is_path
-from rljax.contracts import spec
+from rljax.config import Config, is_path
 from rljax.data.images.encode import PROCESSOR, image_reader
 from rljax.data.images.patches import to_hf_processor
 from rljax.data.online.encoded import Data
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
 from rljax.files import read_json_object, write_json
+from rljax.setup.features import Parts, violations
 from rljax.setup.scoring import turn_sampling
 from rljax.setup.setup import make_sampling
 
-_BRANCHES = ("vine", "special_token")  # rollouts that continue rows from within
-
 _GENERATION = "generation_config.json"
-_SEARCHES = ("search", "critic_search", "guided_search")
 
 
 def check_images(config: Config, data: Data) -> None:
     """Raises InputError for a setting that images exclude, where rows of the data have some."""
     if data.images is None:
         return
-    dataflow = resolve(config.dataflow, NAMESPACES["dataflow"])
-    rollout = spec(dataflow).rollout or config.algorithm.collect
-    refused = (
-        ("rollouts.replay", config.rollouts.replay, bool(config.rollouts.replay),
-         "stored rollouts hold no images", "rollouts.replay=''"),
-        ("environment.function", config.environment.function, bool(config.environment.function),
-         "episodes are of text", "rows of text alone"),
-        ("algorithm.collect", rollout, rollout.partition("(")[0] in _BRANCHES,
-         "its samples go on from within others, which are of text", "algorithm.collect='once'"),
-        ("algorithm.collect", rollout, rollout.partition("(")[0] in _SEARCHES,
-         "a search reads text", "algorithm.collect='once'"),
-    )  # fmt: skip
-    for field, value, wrong, rule, fix in refused:
-        if wrong:
-            raise InputError(f"{field} with images in the data", value=value, rule=rule, fix=fix)
+    for rule, field, value, why in violations(Parts(config, images=True)):
+        if rule.b == "images":
+            raise InputError(
+                f"{field} with images in the data", value=value, rule=why, fix=rule.fix
+            )
 
 
 def stop_ids(config: Config, tokenizer: Tokenizer) -> tuple[int, ...]:

@@ -9,14 +9,14 @@ from rljax import hosts
 from rljax.arrays import moved
 from rljax.components import resolve
 from rljax.config import NAMESPACES, Config, microbatch_tokens, model_fields
+from rljax.contracts import spec
 from rljax.data.online.encoded import load_run_tokenizer
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
 from rljax.mesh import on_host
 from rljax.models.huggingface import load_config, load_params
 from rljax.models.model import Model
-from rljax.rewards.judges.judges import judge
-from rljax.rewards.judges.rubrics import rubric, rubrics_of
+from rljax.rewards.judges.rubrics import rubrics_of
 from rljax.rewards.pool.calling import asks_nobody, reads_model
 from rljax.rewards.pool.pool import RewardPool
 from rljax.rollout import MeshJudge, ModelScorer, ProcessScorer, Reward
@@ -36,7 +36,7 @@ def reward_role(setup: Setup, text: str, *, dense: bool = False, log: Path | Non
     scorer = model_scorer(setup.config, there, setup.tokenizer, text, rows)
     if text:
         evolving = dense and bool(reward.rubrics)
-        if resolve(text, NAMESPACES["reward"]).function is rubric and not evolving:
+        if spec(resolve(text, NAMESPACES["reward"])).rubrics and not evolving:
             _check_rubrics(setup)
         judge_mesh = setup.model_on("judge").mesh
         pool = text_scorer(setup.config, text, judge_mesh, log, apart=judge_mesh != mesh)
@@ -114,7 +114,7 @@ def text_scorer(
     can answer. What a function prints goes to the file `log`, or to stderr. `apart`: the mesh is
     the judge's own."""
     reward, component = config.reward, resolve(text, NAMESPACES["reward"])
-    if not reward.judge_model or component.function not in (judge, rubric):
+    if not reward.judge_model or spec(component).asks != "mesh":
         workers = reward.workers if asks_nobody(component) else _share(reward.workers)
         return RewardPool(
             text, workers=workers, timeout_s=reward.timeout_s, memory_gb=reward.memory_gb, log=log

@@ -84,7 +84,7 @@ def clipped(batch: Batch, *, low: float, high: float):
     return jnp.clip(batches.row_scores(batch), low, high)
 
 
-@contract(safe=True, reads=("rewards",))
+@contract(safe=True, reads=("rewards",), compares_batch=True)
 def normalised(batch: Batch, *, eps: NotNegative = 1e-8):
     """(score - mean) / sqrt(variance + eps) over the rows with policy tokens of the batch, an
     episode counted once."""
@@ -101,7 +101,7 @@ def _whitened(x, keep, batch: Batch, eps: float):
     return batches.over_rows(batches.whiten(x, keep.astype(x.dtype), eps=eps), batch)
 
 
-@contract(safe=True, reads=("reward_parts",))
+@contract(safe=True, reads=("reward_parts",), compares_batch=True)
 def mixed_parts(batch: Batch, *, weights: tuple[float, ...] = (), eps: NotNegative = 1e-8):
     """sum_k w_k (part_k - mean) / sqrt(variance + eps) over the rows with policy tokens.
 

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 from rljax.arrays import place
 from rljax.batch import Batch
+from rljax.contracts import spec
 from rljax.data.offline.batches import batch_arrays, mismatched_arrays
 from rljax.data.offline.encode import encode_rows
 from rljax.data.offline.rows import load_rows
@@ -31,7 +32,6 @@ from rljax.rollout import (
     Player,
     RewardReport,
     make_sample,
-    once,
     player_of,
     run_rollout,
     widened,
@@ -168,7 +168,7 @@ class RolloutSource(LoaderSource):
         self.report: RewardReport | None = None
         self.best_seen = BestSeen(setup.data.endless)
         # Every row that is scored is learned from: its reference log-probs may begin before.
-        every = setup.rollout.function is once and count == setup.config.batch.prompts_per_step
+        every = spec(setup.rollout).every_row and count == setup.config.batch.prompts_per_step
         self.ahead = every and self.scored
         self.in_flight = self._flight() if setup.config.rollouts.max_staleness else None
 

@@ -128,8 +128,7 @@ def _loss_warnings(algorithm: AlgorithmConfig) -> list[str]:
             f"policy_loss={loss.name} is one value per sequence, repeated on its tokens: with "
             f"reduction={reduction!r} long sequences weigh more; the paper's is {usual}"
         )
-    weighs = loss.name == "decoupled_ppo" or loss.options.get("behaviour") == "sampler"
-    if weighs and algorithm.correction:
+    if spec(loss).corrects_mismatch and algorithm.correction:
         correction = resolve(algorithm.correction, NAMESPACES["correction"])
         if correction.options.get("mode") != "off":
             found.append(
@@ -204,12 +203,11 @@ def _warnings(config: Config) -> list[str]:
     ):
         found.append("memory.reference_on_host does nothing: without a KL there is no reference")
     advantage = resolve(config.algorithm.advantage, NAMESPACES["advantage"])
-    if advantage.name == "gdpo" and (
-        config.algorithm.reward_shaping or config.algorithm.kl_in_reward
-    ):
+    by_parts = "reward_parts" in (reads := spec(advantage).reads) and "rewards" not in reads
+    if by_parts and (config.algorithm.reward_shaping or config.algorithm.kl_in_reward):
         found.append(
-            "advantage=gdpo reads the parts of the reward: algorithm.reward_shaping and "
-            "kl_in_reward do not reach it"
+            f"advantage={advantage.name} reads the parts of the reward: algorithm.reward_shaping "
+            "and kl_in_reward do not reach it"
         )
     found += _loss_warnings(config.algorithm) + flight_warnings(config)
     specs = (config.data.train, *config.data.sources)

@@ -1,16 +1,12 @@
-"""Samples in flight (rollouts.max_staleness above 0): what does not go with them, and what learns
-from old tokens as if they were new."""
+"""Samples in flight (rollouts.max_staleness above 0): their settings, and what learns from old
+tokens as if they were new."""
 
-from rljax.components import Component, resolve
+from rljax.components import resolve
 from rljax.config import NAMESPACES, Config
 from rljax.config.checks import Problems
 from rljax.contracts import spec
 from rljax.errors import InputError
 from rljax.rollout.flight import Clock
-from rljax.rollout.rules.search import SEARCHES
-from rljax.setup.setup import rollout_of, sampled_prompts
-
-_OFF = "rollouts.max_staleness=0"
 
 
 def check_flight_ranges(config: Config, problems: Problems) -> None:
@@ -25,44 +21,6 @@ def check_flight_ranges(config: Config, problems: Problems) -> None:
         Clock.parsed(settings.clock)
     except InputError as error:
         problems.add("rollouts.clock", settings.clock, error)
-
-
-def check_in_flight(
-    config: Config, problems: Problems, dataflow: Component, collect: Component
-) -> None:
-    """A rollout of the policy's own samples, whose dead groups, if it replaces any, are known as
-    soon as they have ended."""
-    most, field = config.rollouts.max_staleness, "rollouts.max_staleness"
-    if most <= 0:
-        return
-    try:
-        rollout = rollout_of(config, dataflow)
-    except InputError:  # of algorithm.collect, which is said elsewhere
-        return
-    rule = f"{rollout.text!r} draws half of a prompt's samples from an opponent, at one moment"
-    problems.check(rollout.short_name != "against", field, most, rule, _OFF)
-    rule = f"{rollout.text!r} scores a round of samples before it draws the next one"
-    problems.check(rollout.short_name != "special_token", field, most, rule, _OFF)
-    rule = f"{rollout.text!r} searches the responses of a step together, to their ends"
-    problems.check(rollout.function not in SEARCHES, field, most, rule, _OFF)
-    rule = f"{rollout.text!r} plays the trees of a step at once"
-    problems.check(rollout.short_name != "turn_tree", field, most, rule, _OFF)
-    rule = f"dataflow={config.dataflow!r} compares samples of one version of the policy"
-    problems.check(not spec(dataflow).one_version, field, most, rule, _OFF)
-    rule = "rollouts.replay_share=1.0: nothing is sampled"
-    problems.check(sampled_prompts(config) > 0, field, most, rule, _OFF)
-    needs, drops = spec(collect).needs_groups, spec(collect).drops_dead
-    rule = "it chooses groups, and does not say how many may be dropped for one step in flight"
-    fix = f"@contract(needs_groups=True, drops_dead=(10, 'error')), or {_OFF}"
-    problems.check(not needs or drops is not None, "algorithm.collect", collect.text, rule, fix)
-    reward, early = config.reward, spec(dataflow).data == "rollouts"
-    for name, value in (("model", reward.model), ("judge_model", reward.judge_model)):
-        rule = "it scores the groups of a step at once, on the mesh, and "
-        rule += f"algorithm.collect={collect.text!r} replaces dead ones as soon as they have ended"
-        fits = drops is None or not value
-        problems.check(fits, f"reward.{name}", value, rule, f"'once()', or {_OFF}")
-    rule = f"dataflow={config.dataflow!r} reads no reward: no group is known to be dead"
-    problems.check(drops is None or early, "algorithm.collect", collect.text, rule, "'once()'")
 
 
 def flight_warnings(config: Config) -> list[str]:

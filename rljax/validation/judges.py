@@ -3,11 +3,8 @@
 from rljax.components import Component, resolve
 from rljax.config import NAMESPACES, Config, value_of
 from rljax.config.checks import Problems
+from rljax.contracts import spec
 from rljax.errors import InputError
-from rljax.rewards.judges.judges import judge
-from rljax.rewards.judges.rubric_buffer import evolving_rubrics, generator_of
-from rljax.rewards.judges.rubrics import rubric
-from rljax.rewards.unit_tests.code_fusion import sandbox_fusion
 
 
 def _component(config: Config, field: str, home: str) -> Component | None:
@@ -32,10 +29,10 @@ def check_judges(config: Config, problems: Problems) -> None:
         _check_mesh_judge(config, problems)
     for field in ("reward.function", "evaluate.reward"):
         component = _component(config, field, "reward")
-        if component is not None and component.function is sandbox_fusion:
+        asks = "" if component is None else spec(component).asks
+        if asks == "server":
             _check_address(component, "url", field, problems)
-        asks = component is not None and component.function in (judge, rubric)
-        if not asks or reward.judge_model:
+        if asks != "mesh" or reward.judge_model:
             continue
         for name in ("base_url", "model"):
             rule = f"has no {name}: it asks an OpenAI-compatible endpoint"
@@ -69,11 +66,9 @@ def _check_address(component: Component, name: str, field: str, problems: Proble
 def _check_mesh_judge(config: Config, problems: Problems) -> None:
     reward, field = config.reward, "reward.judge_model"
     component = _component(config, "reward.function", "reward")
-    asks = component is not None and component.function in (judge, rubric)
+    asks = component is not None and spec(component).asks == "mesh"
     rule = f"answers for judge(...) and rubric(...); reward.function is {reward.function!r}"
     problems.check(asks, field, reward.judge_model, rule, "reward.function='judge()'")
-    rule = "reward.model takes its place"
-    problems.check(not reward.model, field, reward.judge_model, rule, "reward.model=''")
     grades = reward.judge_grades
     fits = len(grades) != 1 and all(grades) and len(set(grades)) == len(grades)
     rule = "two or more different texts, worst first; () = the numbers from 0 to scale"
@@ -83,13 +78,6 @@ def _check_mesh_judge(config: Config, problems: Problems) -> None:
 def _check_rubrics(config: Config, problems: Problems) -> None:
     reward, field = config.reward, "reward.rubrics"
     text, component = reward.rubrics, _component(config, "reward.function", "reward")
-    fits = component is not None and ("." in component.name or component.function is rubric)
+    fits = component is not None and ("." in component.name or spec(component).rubrics)
     rule = f"no rubric reaches reward.function={reward.function!r}"
     problems.check(fits, field, text, rule, "reward.function='rubric(...)'")
-    buffer = _component(config, field, "rubrics")
-    if buffer is not None and buffer.function is evolving_rubrics and "generator" in buffer.options:
-        try:
-            generator_of(buffer.options["generator"])
-        except InputError as error:
-            problems.add(field, text, error)
-        problems.check(_option(buffer, "cap") >= 0, field, text, "cap must be >= 0", "cap=5")

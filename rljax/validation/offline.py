@@ -2,8 +2,8 @@
 
 import math
 
-from rljax.components import Component
-from rljax.config import Config, value_of
+from rljax.components import Component, resolve
+from rljax.config import NAMESPACES, Config, value_of
 from rljax.config.checks import Problems
 from rljax.contracts import spec
 from rljax.data.kinds import OF_FILES
@@ -154,32 +154,23 @@ def check_online(config: Config, problems: Problems, dataflow: Component) -> Non
     )
     rule = "there is nothing to replay: rollouts.replay is ''"
     problems.check(bool(replay) or share == 1, "rollouts.replay_share", share, rule, "1.0")
-    if spec(dataflow).data == "samples":
-        unread = {"reward.model": "", "reward.process_model": "", "rollouts.replay": ""}
-        rule = f"dataflow={config.dataflow!r} does not read it"
-        _check_off(config, problems, unread, rule)
     _check_costs(config, problems, dataflow)
     _check_pretraining(config, problems, dataflow)
     if replay:
         one = config.batch.prompts_per_step == 1 and share < 1
         rule = "a step of one prompt has no share to replay"
         problems.check(not one, "rollouts.replay_share", share, rule, "1.0")
-    if spec(dataflow).rows > 1 or spec(dataflow).rollout.startswith("against"):
-        _check_compared(config, problems, dataflow)
+    around = spec(dataflow).rollout
+    opponent = bool(around) and spec(resolve(around, NAMESPACES["collect"])).opponent
+    if spec(dataflow).rows > 1 or opponent:
+        _check_compared(config, problems, dataflow, opponent)
 
 
 def _check_costs(config: Config, problems: Problems, dataflow: Component) -> None:
-    """A dataflow that reads costs has samples whose rewards bring them; a cost model has a
-    reader."""
+    """A cost model has a reader."""
     reads, folder = "costs" in spec(dataflow).reads, config.reward.cost_model
     rule, fix = f"dataflow={config.dataflow!r} reads no costs", "reward.cost_model=''"
     problems.check(reads or not folder, "reward.cost_model", folder, rule, fix)
-    for field, value in (
-        ("environment.function", config.environment.function),
-        ("rollouts.replay", config.rollouts.replay),
-    ):
-        rule = f"dataflow={config.dataflow!r} reads the cost of every response, which these lack"
-        problems.check(not reads or not value, field, value, rule, f"{field}=''")
 
 
 def _check_pretraining(config: Config, problems: Problems, dataflow: Component) -> None:
@@ -207,7 +198,9 @@ def _check_teacher(config: Config, problems: Problems, wanted: bool) -> None:
     problems.check(bool(value) == wanted, field, value, rule, fix)
 
 
-def _check_compared(config: Config, problems: Problems, dataflow: Component) -> None:
+def _check_compared(
+    config: Config, problems: Problems, dataflow: Component, opponent: bool
+) -> None:
     """Samples that are compared with each other: the loss reads what the dataflow makes of them,
     and the numbers divide."""
     field, text = "algorithm.preference_loss", config.algorithm.preference_loss
@@ -218,7 +211,6 @@ def _check_compared(config: Config, problems: Problems, dataflow: Component) -> 
     rule = f"reads examples of {has} rows; those of dataflow={config.dataflow!r} have {wanted}"
     if not problems.check(has == wanted, field, text, rule, "sppo, xpo, nash_md have their own"):
         return
-    opponent = spec(dataflow).rollout.startswith("against")
     told = ("chosen_is_policy",) if opponent and wanted == 2 else ()
     called = ("policy", "batch", *(name for name in told if name in loss.positional))
     try:

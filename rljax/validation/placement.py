@@ -11,7 +11,7 @@ from rljax.data.kinds import SAMPLED
 from rljax.errors import InputError
 from rljax.setup.placement import PLACED, check_room, devices_apart, parsed
 from rljax.setup.role_table import own_roles
-from rljax.setup.setup import rollout_of, sampled_prompts
+from rljax.setup.setup import sampled_prompts
 
 
 def check_placement(config: Config, problems: Problems) -> None:
@@ -49,14 +49,6 @@ def _check_sampler_devices(config: Config, problems: Problems) -> None:
         return
     if not samples or not sampled_prompts(config):
         problems.check(False, name, count, "no policy samples: the batches come from a file", "0")
-        return
-    stale = config.rollouts.max_staleness
-    rule = "rollouts.max_staleness=0 samples with the newest weights: nothing is left to do beside "
-    fix = "rollouts.max_staleness=1 or more, or rollouts.sampler_devices=0"
-    problems.check(stale > 0, name, count, rule + "learning", fix)
-    rule = f"placement={config.placement!r} has devices of its own as well"
-    fix = "one of both: placement=(), or rollouts.sampler_devices=0"
-    problems.check(not config.placement, name, count, rule, fix)
 
 
 def _check_reference(config: Config, problems: Problems) -> None:
@@ -65,14 +57,6 @@ def _check_reference(config: Config, problems: Problems) -> None:
         "the reference's log-probs are stored by offline.reference_logprobs: no role computes them"
     )
     problems.check(not stored, "placement", where, rule, "leave reference out")
-    try:
-        dataflow = resolve(config.dataflow, NAMESPACES["dataflow"])
-        samples = spec(dataflow).data in SAMPLED
-        reads = samples and "reference" in rollout_of(config, dataflow).parameters
-    except InputError:  # of a field that is named by itself
-        return
-    rule = f"dataflow={config.dataflow!r} samples from the reference, on the mesh of the actor"
-    problems.check(not reads, "placement", where, rule, "leave reference out")
 
 
 def devices_left(config: Config, devices: int, problems: Problems) -> int:

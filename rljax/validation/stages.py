@@ -4,20 +4,16 @@ fields. What a component needs is its contract (rljax.contracts)."""
 import inspect
 
 from rljax import dataflows
-from rljax.components import Component, resolve
+from rljax.components import Component
 from rljax.config import NAMESPACES, Config, value_of
 from rljax.config.checks import Problems
 from rljax.contracts import spec
 from rljax.data.kinds import SAMPLED
 from rljax.errors import InputError
 from rljax.rewards.pool.calling import reads_model
-from rljax.rollout.rules.search import SEARCHES
-from rljax.rollout.rules.special_token import check_rounds, special_token
-from rljax.rollout.rules.vine import check_vine, vine
+from rljax.setup.features import Parts, violations
 from rljax.setup.role_table import ROLES, own_roles
 from rljax.setup.setup import rollout_of
-from rljax.shaping.scores import mixed_parts, normalised
-from rljax.validation.asynchrony import check_in_flight
 from rljax.validation.environment import check_environment
 from rljax.validation.judges import check_judges
 from rljax.validation.offline import check_file, check_online
@@ -61,6 +57,8 @@ def check_components(config: Config, problems: Problems) -> str:
         if component is not None:
             components[stage] = component
             _check_signature(problems, field, component, stage, roles)
+            if stage != "collect":  # which a dataflow that learns from a file does not read
+                _check_options(config, problems, field, component)
 
     for field, stage in _EACH.items():
         for text in value_of(config, field):
@@ -75,7 +73,6 @@ def check_components(config: Config, problems: Problems) -> str:
     check_judges(config, problems)
     if config.reward.rubrics:
         check("reward.rubrics", config.reward.rubrics, "rubrics")
-    _check_correction(config, problems)
     dataflow = components.get("dataflow")
     if dataflow is None:
         return ""
@@ -84,18 +81,20 @@ def check_components(config: Config, problems: Problems) -> str:
     if kind not in SAMPLED:
         check_file(config, problems, dataflow, kind)
         return kind
+    collect = components.get("collect")
+    if collect is not None and not _check_options(config, problems, "algorithm.collect", collect):
+        collect = None
     if "advantage" in components and kind == "rollouts":
         _check_advantage(config, problems, dataflow, components["advantage"])
-        _check_group_of_one(config, problems, components["advantage"])
-        _check_process(config, problems, components["advantage"])
+        _check_group_of_one(config, problems, components["advantage"], collect)
+        _check_process(config, problems)
     _check_kl(config, problems, dataflow)
-    if "collect" in components:
-        _check_groups(config, problems, dataflow, components["collect"])
-        _check_branching(config, problems, components["collect"])
-        _check_search(config, problems, components)
-        check_in_flight(config, problems, dataflow, components["collect"])
+    if collect is not None:
+        _check_groups(config, problems, dataflow, collect)
+    for rule, field, value, why in violations(Parts(config)):
+        problems.check(False, field, value, why, rule.fix)
     check_online(config, problems, dataflow)
-    check_environment(config, problems, kind)
+    check_environment(config, problems, collect)
     return kind
 
 
@@ -150,12 +149,25 @@ def _check_signature(
         problems.check(False, field, text, f"{rule}: {error}", fix)
 
 
+def _check_options(config: Config, problems: Problems, field: str, component: Component) -> bool:
+    """The options fit each other and the config. False if no contract follows from them."""
+    declared = None
+    try:
+        declared = spec(component)
+        if declared.check is not None:
+            declared.check(config, component.options)
+    except InputError as error:
+        problems.add(field, component.text, error)
+    return declared is not None
+
+
 def _check_reward(config: Config, field: str, problems: Problems) -> None:
     """A reward that reads model_score needs reward.model; reward.model needs a reader."""
     text, model = value_of(config, field), config.reward.model
     reward = resolve_field(problems, field, text, "reward") if text else None  # "" = the task's own
     if reward is None:
         return
+    _check_options(config, problems, field, reward)
     try:
         reads = reads_model(reward)
     except InputError as error:
@@ -167,80 +179,6 @@ def _check_reward(config: Config, field: str, problems: Problems) -> None:
         rule = f"reward.function={text!r} does not read its score"
         fix = "reward.function='' (the model alone), or mixture(rewards=('reward_model()', ...))"
         problems.check(reads, "reward.model", model, rule, fix)
-
-
-def _check_branching(config: Config, problems: Problems, collect: Component) -> None:
-    """The options of rollouts that continue responses."""
-    try:
-        if collect.function is vine:
-            check_vine(**collect.options)
-        elif collect.function is special_token:
-            check_rounds(config.batch.samples_per_prompt, **collect.options)
-    except InputError as error:
-        problems.add("algorithm.collect", collect.text, error)
-    for text in config.algorithm.reward_shaping if collect.function is vine else ():
-        try:
-            rule = resolve(text, NAMESPACES["shaping"]).function
-        except InputError:  # is said elsewhere
-            continue
-        problems.check(
-            rule not in (normalised, mixed_parts), "algorithm.reward_shaping", text,
-            "its mean and variance over the samples are not those over the continuations that "
-            f"algorithm.collect={collect.text!r} compares them with",
-            "rules of one row alone: scaled, clipped, soft_overlong",
-        )  # fmt: skip
-
-
-# What is not known of tokens where whole texts are chosen.
-_OF_DRAWS = {"sampler_logprobs", "entropy", "target_ids", "target_probs", "search_values"}
-
-
-def _check_search(config: Config, problems: Problems, components: dict[str, Component]) -> None:
-    """Nothing reads what a search does not know: the other rows of the batch where it scores some
-    of them, and, of a method without a tree, shares of visits and log-probs of the draws."""
-    collect, algorithm = components["collect"], config.algorithm
-    if collect.function not in SEARCHES:
-        return
-    for text in algorithm.reward_shaping:
-        try:
-            compares = resolve(text, NAMESPACES["shaping"]).function in (normalised, mixed_parts)
-        except InputError:  # which is said elsewhere
-            continue
-        rule = f"it compares the rows of a batch, and {collect.text!r} scores some rows at a time"
-        problems.check(not compares, "algorithm.reward_shaping", text, rule, "scaled(), clipped()")
-    try:
-        targets = spec(collect).targets
-    except InputError as error:
-        problems.add("algorithm.collect", collect.text, error)
-        return
-    if targets:
-        return
-    rule = (
-        f"{collect.text!r} chooses whole texts: it knows no log-probs of draws, and no shares of "
-    )
-    rule += "visits"
-    for field, stage in (
-        ("dataflow", "dataflow"),
-        ("algorithm.policy_loss", "policy_loss"),
-        ("algorithm.advantage", "advantage"),
-    ):
-        reads = spec(components[stage]).reads if stage in components else ()
-        problems.check(
-            _OF_DRAWS.isdisjoint(reads),
-            field,
-            value_of(config, field),
-            rule,
-            fix="algorithm.collect='once()', or one that reads neither",
-        )
-    problems.check(
-        not algorithm.correction,
-        "algorithm.correction",
-        algorithm.correction,
-        rule,
-        fix="algorithm.correction=''",
-    )
-    old = algorithm.old_logprobs
-    problems.check(old != "sampler", "algorithm.old_logprobs", old, rule, "'recomputed'")
 
 
 def _check_groups(
@@ -336,9 +274,10 @@ def _check_advantage(
         problems.check(False, field, text, rule, fix)
 
 
-def _check_group_of_one(config: Config, problems: Problems, advantage: Component) -> None:
+def _check_group_of_one(
+    config: Config, problems: Problems, advantage: Component, collect: Component | None
+) -> None:
     """An advantage that compares the samples of a prompt has several."""
-    collect = resolve_field(Problems(), "algorithm.collect", config.algorithm.collect, "collect")
     if collect is not None and spec(collect).targets:
         return  # what a search has chosen is learned, whatever it was worth beside others
     samples = config.batch.samples_per_prompt
@@ -359,33 +298,13 @@ def _fills(config: Config, name: str, fields: list[str]) -> bool:
     )
 
 
-def _check_process(config: Config, problems: Problems, advantage: Component) -> None:
-    """Scores of lines reach a learner that reads the reward of every token."""
-    folder = config.reward.process_model
+def _check_process(config: Config, problems: Problems) -> None:
+    """What makes the scores of lines can be called."""
     for stage in ("process_reward", "process_lines"):
         name = f"reward.{stage}"
         component = resolve_field(problems, name, value_of(config, name), "process_reward")
         if component is not None:
             _check_signature(problems, name, component, stage, ())
-    if not folder:
-        return
-    reads = spec(advantage).token_rewards or "." in advantage.name
-    rule = f"algorithm.advantage={config.algorithm.advantage!r} reads no rewards of single tokens"
-    fix = "gae() with dataflow='ppo', or reinforce_plus_plus(); or reward.process_model=''"
-    problems.check(reads, "reward.process_model", folder, rule, fix)
-
-
-def _check_correction(config: Config, problems: Problems) -> None:
-    algorithm = config.algorithm
-    both = bool(algorithm.correction) and algorithm.old_logprobs == "sampler"
-    problems.check(
-        not both,
-        "algorithm.correction",
-        algorithm.correction,
-        "with old_logprobs='sampler' (bypass) the ratio is already that to the sampler: a weight "
-        "would count it twice",
-        "correction='', or old_logprobs='recomputed'",
-    )
 
 
 def _check_kl(config: Config, problems: Problems, dataflow: Component) -> None:
@@ -406,11 +325,3 @@ def _check_kl(config: Config, problems: Problems, dataflow: Component) -> None:
             f"dataflow={config.dataflow!r} takes no kl_controller",
             "kl_target=0",
         )
-    wanted = algorithm.kl_in_reward > 0 or algorithm.kl_in_loss > 0
-    problems.check(
-        not wanted or "reference" in dataflow.parameters,
-        "dataflow",
-        config.dataflow,
-        "takes no reference, but algorithm.kl_in_reward or kl_in_loss is above 0",
-        "set both to 0",
-    )

@@ -6,7 +6,6 @@ import json
 
 import pytest
 from conftest import REPO
-from rljax.rollout.in_flight import PARTIAL_MASKS
 
 from rljax.config import (
     NAMESPACES,
@@ -28,6 +27,7 @@ from rljax.dataflows import algorithm
 from rljax.errors import InputError
 from rljax.learn import rounding
 from rljax.models import attention, cache, config, remat
+from rljax.rollout.flight import PARTIAL_MASKS
 from rljax.sampler import layout, requests
 from rljax.validation import validate
 

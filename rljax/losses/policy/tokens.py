@@ -126,7 +126,7 @@ def ppo_clip(
     return loss, metrics
 
 
-@contract(safe=True, reads=(*RATIO, "sampler_logprobs"))
+@contract(safe=True, reads=(*RATIO, "sampler_logprobs"), corrects_mismatch=True)
 def decoupled_ppo(
     policy: Policy,
     batch: Batch,
@@ -157,7 +157,11 @@ def decoupled_ppo(
     return jnp.minimum(weight, weight_max) * loss, metrics
 
 
-@contract(safe=True, reads=lambda options: ("advantages", f"{options['behaviour']}_logprobs"))
+@contract(
+    safe=True,
+    reads=lambda options: ("advantages", f"{options['behaviour']}_logprobs"),
+    corrects_mismatch=lambda options: options["behaviour"] == "sampler",
+)
 def cispo(
     policy: Policy,
     batch: Batch,

@@ -122,7 +122,7 @@ def check_scale(scale: float) -> None:
         )
 
 
-@contract(safe=True, reads="answer")
+@contract(safe=True, reads="answer", asks="mesh")
 def judge(
     response, prompt, ground_truth=None, *, base_url: str = "", model: PlainText = "",
     template: PlainText = JUDGE_TEMPLATE, scale: float = 10.0, reason: bool = False,

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rljax.components import Component, resolve
+from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.files import read_json
 from rljax.metric import Metric
@@ -226,6 +227,14 @@ def _with_std(active: list[dict], judged_by: list[dict], scores: list[Score]) ->
     return out
 
 
+def _check_options(config, options: dict) -> None:
+    if "generator" in options:
+        generator_of(options["generator"])
+        if options.get("cap", 0) < 0:
+            raise InputError("cap must be >= 0", fix="cap=5")
+
+
+@contract(check=_check_options)
 def evolving_rubrics(
     workers: int, *, generator: str, cap: int = 5, seed: int = 0, timeout_s: float = 60.0
 ) -> RubricBuffer:

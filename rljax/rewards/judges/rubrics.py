@@ -190,7 +190,7 @@ def rubric_parts(rubrics: Sequence[dict], values: Sequence[float], normalise: bo
 # -- rewards and generators -----------------------------------------------------------------------
 
 
-@contract(safe=True, reads="answer")
+@contract(safe=True, reads="answer", asks="mesh", rubrics=True)
 def rubric(
     response, prompt, extra_info, *, base_url: str = "", model: PlainText = "",
     template: PlainText = RUBRIC_TEMPLATE, scale: float = 2.0, normalise: bool = True,

@@ -164,7 +164,7 @@ def _verdict(program: str, given, expected, tests: Tests, literal: bool, ask, sa
     return Verdict("failed", seconds, f"wrong: {value!r:.200}")
 
 
-@contract(reads="answer", truth="specification")
+@contract(reads="answer", truth="specification", asks="server")
 def sandbox_fusion(
     response: str,
     ground_truth: str,

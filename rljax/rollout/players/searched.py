@@ -11,21 +11,11 @@ import numpy as np
 from rljax.arrays import fetch, place
 from rljax.batch import Batch, batch_from_rows, row_scores
 from rljax.data.online.prompts import Prompts
-from rljax.metric import Metric
 from rljax.models.model import Model
 from rljax.roles.models import Actor
 from rljax.sampler import Sampling
 from rljax.search import Search
 from rljax.shaping.scores import apply_shaping
-
-METRICS = {
-    "search/value": Metric(
-        "what the simulations of a search found, mean over the tokens", "reward",
-        "rises; far from reward/mean: the value model or the rollouts mislead it"),
-    "search/agreement": Metric(
-        "share of the simulations that went to the token that was chosen", "share",
-        "rises, as search and policy agree"),
-}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

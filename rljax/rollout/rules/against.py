@@ -25,7 +25,7 @@ from rljax.rollout.rollout import RolloutText, run_rollout
 from rljax.sampler import Sampling, SecondModel
 
 
-@contract(safe=True, rows=2)
+@contract(safe=True, rows=2, opponent=True)
 def against(
     prompts, key, cfg, *, actor, reference, reward, sample, draw,
     opponent: Literal["reference", "mixture"] = "reference",

@@ -38,7 +38,7 @@ METRICS = {
 }  # fmt: skip
 
 
-@contract(safe=True)
+@contract(safe=True, every_row=True)
 def once(prompts, key, cfg, *, sample):
     """One round of sampling. Every group is used, whether it is live or not."""
     batch, report = sample(prompts, key, n=cfg.samples_per_prompt)
@@ -90,7 +90,12 @@ def active(
     )  # fmt: skip
 
 
-@contract(safe=True, needs_groups=True, drops_dead=lambda o: (o["oversample"], o["if_short"]))
+@contract(
+    safe=True,
+    needs_groups=True,
+    drops_dead=lambda o: (o["oversample"], o["if_short"]),
+    single_rows=True,
+)
 def first_live(
     prompts, key, cfg, *, actor, sample, draw,
     oversample: AtLeastOne = 2.0,

@@ -12,9 +12,19 @@ from rljax.components import Component, resolve
 from rljax.config import NAMESPACES
 from rljax.contracts import component_in, contract, spec
 from rljax.data.online.prompts import Prompts
+from rljax.metric import Metric
 from rljax.rollout.players.searched import Searching, scored_by
 from rljax.rollout.rollout import Rollout
 from rljax.search import Search, Value
+
+METRICS = {
+    "search/value": Metric(
+        "what the simulations of a search found, mean over the tokens", "reward",
+        "rises; far from reward/mean: the value model or the rollouts mislead it"),
+    "search/agreement": Metric(
+        "share of the simulations that went to the token that was chosen", "share",
+        "rises, as search and policy agree"),
+}  # fmt: skip
 
 SearchText = component_in(NAMESPACES["search"])
 
@@ -57,14 +67,14 @@ def _metrics(batch: Batch) -> dict[str, float]:
     return {"search/value": mean(values), "search/agreement": mean(own)}
 
 
-@contract(safe=True, fills=_fills, targets=_targets)
+@contract(safe=True, fills=_fills, targets=_targets, searches=True)
 def search(prompts, key, cfg, *, actor, sample, method: SearchText = "mcts()"):
     """Samples by tree search (rljax.search.mcts): a text that has not ended is worth the reward of
     a response that the policy samples from there."""
     return _searched(prompts, key, cfg, actor, sample, method, None)
 
 
-@contract(safe=True, fills=_fills, targets=_targets)
+@contract(safe=True, fills=_fills, targets=_targets, searches=True)
 def critic_search(prompts, key, cfg, *, actor, critic, sample, method: SearchText = "mcts()"):
     """Samples by tree search: a text that has not ended is worth what the critic says, one that has
     its reward."""
@@ -72,11 +82,8 @@ def critic_search(prompts, key, cfg, *, actor, critic, sample, method: SearchTex
     return _searched(prompts, key, cfg, actor, sample, method, value)
 
 
-@contract(safe=True, fills=_fills, targets=_targets)
+@contract(safe=True, fills=_fills, targets=_targets, searches=True)
 def guided_search(prompts, key, cfg, *, actor, guide, sample, method: SearchText = "mcts()"):
     """Samples by tree search: a text that has not ended is worth what the role `guide` says, a
     reward model of a folder (config.roles = ("guide=value_model(folder=...)",))."""
     return _searched(prompts, key, cfg, actor, sample, method, guide.value)
-
-
-SEARCHES = (search, critic_search, guided_search)

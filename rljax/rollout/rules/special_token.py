@@ -34,7 +34,13 @@ METRICS = {
 }  # fmt: skip
 
 
-@contract(safe=True, fills=("kept_tokens",))
+@contract(
+    safe=True,
+    fills=("kept_tokens",),
+    continues=True,
+    rounds=True,
+    check=lambda config, options: check_rounds(config.batch.samples_per_prompt, **options),
+)
 def special_token(
     prompts, key, cfg, *, actor, critic, sample,
     max_rounds: int = 2,

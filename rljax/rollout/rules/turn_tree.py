@@ -5,7 +5,7 @@ from rljax.rollout.players.episodes.tree import Tree
 from rljax.rollout.rollout import Rollout
 
 
-@contract(safe=True, fills=("weights",))
+@contract(safe=True, fills=("weights",), tree=lambda o: Tree(o["branches"], o["at"]))
 def turn_tree(prompts, key, cfg, *, sample, branches: int = 2, at: tuple[int, ...] = (1,)):
     """Episodes that go on `branches` times from the end of each turn in `at`, each time by draws of
     its own: samples are compared that differ from one turn on, and what led there is drawn once.

@@ -34,7 +34,12 @@ METRICS = {
 }  # fmt: skip
 
 
-@contract(safe=True, fills=("step_ids", "values"))
+@contract(
+    safe=True,
+    fills=("step_ids", "values"),
+    continues=True,
+    check=lambda config, options: check_vine(**options),
+)
 def vine(
     prompts, key, cfg, *, actor, sample, tokenizer,
     completions: int = 9,

@@ -1,0 +1,357 @@
+"""Features of runs that sample, and which of them exclude each other.
+
+A feature is on where a config field has some value, often because the component that the field
+names declares it (rljax.contracts): a function of the user's own is excluded as a built-in one is.
+Read by validation, by the check of data with images, and by docs/generate.py.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from rljax.components import Component, resolve
+from rljax.config import NAMESPACES, Config, value_of
+from rljax.contracts import Contract, spec
+from rljax.errors import InputError
+from rljax.setup.placement import parsed
+from rljax.setup.setup import rollout_of, sampled_prompts
+
+
+class Parts:
+    """A config and the components that it names; None where one does not resolve, which is said
+    elsewhere. `images`: rows of the data have images, which no field says."""
+
+    def __init__(self, config: Config, images: bool = False):
+        self.config, self.images = config, images
+        self.dataflow = self._named("dataflow", "dataflow")
+        self.collect = self._named("algorithm.collect", "collect")
+        self.advantage = self._named("algorithm.advantage", "advantage")
+        self.policy_loss = self._named("algorithm.policy_loss", "policy_loss")
+        self.environment = self._named("environment.function", "environment")
+        self.rollout = None
+        if self.dataflow is not None and self.collect is not None:
+            self.rollout = _or_none(rollout_of, config, self.dataflow)
+
+    def _named(self, field: str, home: str) -> Component | None:
+        text = value_of(self.config, field)
+        return _or_none(resolve, text, NAMESPACES[home]) if text else None
+
+    def rolls(self, name: str):
+        """Returns what the rollout declares as `name`, or else what algorithm.collect, which it may
+        call, does."""
+        return getattr(contract_of(self.rollout), name) or getattr(contract_of(self.collect), name)
+
+    @property
+    def episode_rows(self) -> int:
+        """Rows of one episode."""
+        return len(contract_of(self.environment).seats) * self.config.environment.max_rows
+
+    def texts(self) -> dict:
+        """Returns what the reason of a rule may name."""
+        config, algorithm = self.config, self.config.algorithm
+        return {
+            "dataflow": config.dataflow,
+            "collect": algorithm.collect,
+            "rollout": self.rollout.text if self.rollout is not None else algorithm.collect,
+            "advantage": algorithm.advantage,
+            "environment": config.environment.function,
+            "placement": config.placement,
+        }
+
+
+def _or_none(function: Callable, *args):
+    try:
+        return function(*args)
+    except InputError:
+        return None
+
+
+def contract_of(component: Component | None) -> Contract:
+    """The contract of a component; of none, or where its options are wrong, an empty one."""
+    found = _or_none(spec, component) if component is not None else None
+    return Contract() if found is None else found
+
+
+class Feature(NamedTuple):
+    field: str  # the config field that a message names
+    # (parts, value of the field) -> bool. It is asked of each rule of algorithm.reward_shaping.
+    is_on: Callable[[Parts, object], bool] = lambda parts, value: bool(value)
+
+
+def _rollout(name: str) -> Feature:
+    """The feature of a rollout that declares `name`."""
+    return Feature("algorithm.collect", lambda parts, _: bool(parts.rolls(name)))
+
+
+def _reads_draws(component: Component | None) -> bool:
+    """True if it reads what is not known of tokens where whole texts are chosen."""
+    of_draws = {"sampler_logprobs", "entropy", "target_ids", "target_probs", "search_values"}
+    return not of_draws.isdisjoint(contract_of(component).reads)
+
+
+def _compares_batch(parts: Parts, text: object) -> bool:
+    return contract_of(_or_none(resolve, text, NAMESPACES["shaping"])).compares_batch
+
+
+def _replaces_in_flight(parts: Parts, _) -> bool:
+    return parts.config.rollouts.max_staleness > 0 and parts.rolls("drops_dead") is not None
+
+
+def _asks_for_more(parts: Parts, _) -> bool:
+    """True if algorithm.collect needs more than the rollout around it hands on."""
+    if parts.collect is None:
+        return False
+    parameters = parts.collect.signature.parameters.values()
+    needed = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty}
+    around = parts.rollout if contract_of(parts.dataflow).rollout else None
+    handed = ("actor", "reward", "draw") if around is None else around.parameters
+    return not needed <= {*handed}
+
+
+def _places_reference(parts: Parts, texts: object) -> bool:
+    return any("reference" in (_or_none(parsed, text) or ((),))[0] for text in texts)
+
+
+def _token_blind(parts: Parts, _) -> bool:
+    """True if a built-in advantage reads no rewards of single tokens: a user's own may read any."""
+    own = parts.advantage is None or "." in parts.advantage.name
+    reads = own or contract_of(parts.advantage).token_rewards
+    return not reads and contract_of(parts.dataflow).data == "rollouts"
+
+
+def _over_rows(name: str, field: str) -> Feature:
+    """The feature of a component that takes each row for a whole sample."""
+    part = lambda parts: getattr(parts, name)  # noqa: E731
+    return Feature(field, lambda parts, _: contract_of(part(parts)).single_rows)
+
+
+FEATURES = {
+    # What samples.
+    "in flight": Feature("rollouts.max_staleness", lambda parts, steps: steps > 0),
+    "sampler devices": Feature(
+        "rollouts.sampler_devices", lambda parts, n: n > 0 and sampled_prompts(parts.config) > 0
+    ),
+    "placed roles": Feature("placement"),
+    "placed reference": Feature("placement", _places_reference),
+    "replay": Feature("rollouts.replay"),
+    "replay alone": Feature("rollouts.replay", lambda parts, _: not sampled_prompts(parts.config)),
+    "environment": Feature("environment.function"),
+    "episodes of several rows": Feature(
+        "environment.function", lambda parts, _: bool(parts.environment) and parts.episode_rows != 1
+    ),
+    "unrepeatable environment": Feature(
+        "environment.function", lambda parts, _: not contract_of(parts.environment).repeatable
+    ),
+    "images": Feature("data.train", lambda parts, _: parts.images),
+    # Rollouts.
+    "opponent": _rollout("opponent"),
+    "rounds": _rollout("rounds"),
+    "continuations": _rollout("continues"),
+    "values by continuations": Feature(
+        "algorithm.collect",
+        lambda parts, _: parts.rolls("continues") and "values" in parts.rolls("fills"),
+    ),
+    "search": _rollout("searches"),
+    "search of whole texts": Feature(
+        "algorithm.collect", lambda parts, _: parts.rolls("searches") and not parts.rolls("targets")
+    ),
+    "tree of episodes": _rollout("tree"),
+    "choice of groups": Feature(
+        "algorithm.collect",
+        lambda parts, _: parts.rolls("needs_groups") and parts.rolls("drops_dead") is None,
+    ),
+    "rollout inside another": Feature(
+        "dataflow", lambda parts, _: bool(contract_of(parts.dataflow).rollout)
+    ),
+    "rollout of other roles": Feature("algorithm.collect", _asks_for_more),
+    "dead groups replaced in flight": Feature("algorithm.collect", _replaces_in_flight),
+    "rollout of single rows": _over_rows("collect", "algorithm.collect"),
+    # Rewards.
+    "reward model": Feature("reward.model"),
+    "judge model": Feature("reward.judge_model"),
+    "process model": Feature("reward.process_model"),
+    "reward of evaluation": Feature("evaluate.reward"),
+    "rule over the batch": Feature("algorithm.reward_shaping", _compares_batch),
+    # Dataflows and what they name.
+    "no reward read": Feature(
+        "dataflow", lambda parts, _: contract_of(parts.dataflow).data == "samples"
+    ),
+    "costs": Feature("dataflow", lambda parts, _: "costs" in contract_of(parts.dataflow).reads),
+    "samples compared": Feature(
+        "dataflow", lambda parts, _: contract_of(parts.dataflow).compares_samples
+    ),
+    "one version of the policy": Feature(
+        "dataflow", lambda parts, _: contract_of(parts.dataflow).one_version
+    ),
+    "samples of the reference": Feature(
+        "dataflow", lambda parts, _: bool(parts.rollout) and "reference" in parts.rollout.parameters
+    ),
+    "dataflow over draws": Feature("dataflow", lambda parts, _: _reads_draws(parts.dataflow)),
+    "dataflow of single rows": _over_rows("dataflow", "dataflow"),
+    "loss over draws": Feature(
+        "algorithm.policy_loss", lambda parts, _: _reads_draws(parts.policy_loss)
+    ),
+    "advantage over draws": Feature(
+        "algorithm.advantage", lambda parts, _: _reads_draws(parts.advantage)
+    ),
+    "advantage of single rows": _over_rows("advantage", "algorithm.advantage"),
+    "advantage blind to tokens": Feature("algorithm.advantage", _token_blind),
+    "no reference": Feature(
+        "dataflow",
+        lambda parts, _: bool(parts.dataflow) and "reference" not in parts.dataflow.parameters,
+    ),
+    "KL": Feature(
+        "algorithm.kl_in_loss", lambda parts, kl: kl > 0 or parts.config.algorithm.kl_in_reward > 0
+    ),
+    "correction": Feature("algorithm.correction"),
+    "bypass": Feature("algorithm.old_logprobs", lambda parts, value: value == "sampler"),
+    # Learning, data and the sampler.
+    "filters": Feature("algorithm.filters"),
+    "epochs": Feature("batch.epochs", lambda parts, epochs: epochs > 1),
+    "unpacked rows": Feature("batch.packing", lambda parts, packs: not packs),
+    "curriculum": Feature("data.retire_at_pass_rate"),
+    "pretraining": Feature("pretraining.data"),
+    "adapters": Feature("lora.rank"),
+    "pages": Feature("sampler.page_tokens"),
+    "speculation": Feature("sampler.draft_tokens"),
+    "stop strings": Feature("sampler.stop_strings"),
+    "thinking limits": Feature("sampler.thinking_tokens"),
+}
+
+
+class Rule(NamedTuple):
+    """What is wrong with feature `a` beside feature `b`, and how to mend the field of `a`."""
+
+    a: str
+    b: str
+    why: str  # may name {dataflow!r}, {collect!r} and so on: Parts.texts
+    fix: str
+
+
+_SYNCHRONOUS = "rollouts.max_staleness=0"
+_ONE_TURN = "it reads single responses, and an environment plays episodes of several turns"
+_ONE_ROW = "compares single rows, and an episode has several here"
+_NO_DRAWS = (
+    "{collect!r} chooses whole texts: it knows no log-probs of draws, and no shares of visits"
+)
+_SAMPLED = "algorithm.collect='once()', or one that reads neither"
+_AT_ONCE = (
+    "it scores the groups of a step at once, on the mesh, and algorithm.collect={collect!r} "
+    "replaces dead ones as soon as they have ended"
+)
+
+EXCLUDES = (
+    Rule("in flight", "opponent",
+         "{rollout!r} draws half of a prompt's samples from an opponent, at one moment",
+         _SYNCHRONOUS),
+    Rule("in flight", "rounds",
+         "{rollout!r} scores a round of samples before it draws the next one", _SYNCHRONOUS),
+    Rule("in flight", "search",
+         "{rollout!r} searches the responses of a step together, to their ends", _SYNCHRONOUS),
+    Rule("in flight", "tree of episodes", "{rollout!r} plays the trees of a step at once",
+         _SYNCHRONOUS),
+    Rule("in flight", "one version of the policy",
+         "dataflow={dataflow!r} compares samples of one version of the policy", _SYNCHRONOUS),
+    Rule("in flight", "replay alone", "rollouts.replay_share=1.0: nothing is sampled",
+         _SYNCHRONOUS),
+    Rule("choice of groups", "in flight",
+         "it chooses groups, and does not say how many may be dropped for one step in flight",
+         f"@contract(needs_groups=True, drops_dead=(10, 'error')), or {_SYNCHRONOUS}"),
+    *(Rule(a, "dead groups replaced in flight", _AT_ONCE, f"'once()', or {_SYNCHRONOUS}")
+      for a in ("reward model", "judge model")),
+    Rule("dead groups replaced in flight", "no reward read",
+         "dataflow={dataflow!r} reads no reward: no group is known to be dead", "'once()'"),
+    Rule("search", "opponent",
+         "it searches with one policy, and half of the samples of dataflow={dataflow!r} are an "
+         "opponent's", "once()"),
+    Rule("environment", "opponent",
+         "one policy plays an episode, and half of the samples of dataflow={dataflow!r} are an "
+         "opponent's", "environment.function='', or dataflow='grpo'"),
+    Rule("rollout of other roles", "rollout inside another",
+         "it asks for roles that {rollout!r}, the rollout of dataflow={dataflow!r}, does not hand "
+         "on", "once()"),
+    Rule("sampler devices", "placed roles",
+         "placement={placement!r} has devices of its own as well",
+         "one of both: placement=(), or rollouts.sampler_devices=0"),
+    Rule("placed reference", "samples of the reference",
+         "dataflow={dataflow!r} samples from the reference, on the mesh of the actor",
+         "leave reference out"),
+    Rule("environment", "no reward read",
+         "dataflow={dataflow!r} learns from samples, and episodes are rollouts",
+         "dataflow='grpo', or environment.function=''"),
+    *(Rule(a, "environment",
+           "it continues single responses, and an environment plays episodes of several turns",
+           "turn_tree()") for a in ("continuations", "search")),
+    *(Rule(a, "environment", _ONE_TURN, f"{FEATURES[a].field}='' beside environment.function")
+      for a in ("process model", "reward model", "judge model", "reward of evaluation", "replay")),
+    Rule("rollout of single rows", "episodes of several rows", _ONE_ROW, "dynamic()"),
+    Rule("advantage of single rows", "episodes of several rows", _ONE_ROW, "rloo()"),
+    Rule("dataflow of single rows", "episodes of several rows", _ONE_ROW, "grpo"),
+    Rule("tree of episodes", "unrepeatable environment",
+         "a branch of a turn_tree is played again from recorded replies, and "
+         "environment.function={environment!r} declares repeatable=False", "once()"),
+    Rule("tree of episodes", "samples compared",
+         "dataflow={dataflow!r} compares all rows of a prompt, and those of a turn_tree begin at "
+         "different turns", "once()"),
+    Rule("replay", "images", "stored rollouts hold no images", "rollouts.replay=''"),
+    Rule("environment", "images", "episodes are of text", "rows of text alone"),
+    Rule("continuations", "images", "its samples go on from within others, which are of text",
+         "algorithm.collect='once'"),
+    Rule("search", "images", "a search reads text", "algorithm.collect='once'"),
+    Rule("rule over the batch", "values by continuations",
+         "its mean and variance over the samples are not those over the continuations that "
+         "algorithm.collect={collect!r} compares them with",
+         "rules of one row alone: scaled, clipped, soft_overlong"),
+    Rule("rule over the batch", "search",
+         "it compares the rows of a batch, and {collect!r} scores some rows at a time",
+         "scaled(), clipped()"),
+    *(Rule(a, "search", "{collect!r} ends a response at stop ids and its limit alone",
+           f"{FEATURES[a].field}=()") for a in ("stop strings", "thinking limits")),
+    *(Rule(a, "search of whole texts", _NO_DRAWS, _SAMPLED)
+      for a in ("dataflow over draws", "loss over draws", "advantage over draws")),
+    Rule("correction", "search of whole texts", _NO_DRAWS, "algorithm.correction=''"),
+    Rule("bypass", "search of whole texts", _NO_DRAWS, "'recomputed'"),
+    Rule("correction", "bypass",
+         "with old_logprobs='sampler' (bypass) the ratio is already that to the sampler: a weight "
+         "would count it twice", "correction='', or old_logprobs='recomputed'"),
+    Rule("process model", "advantage blind to tokens",
+         "algorithm.advantage={advantage!r} reads no rewards of single tokens",
+         "gae() with dataflow='ppo', or reinforce_plus_plus(); or reward.process_model=''"),
+    Rule("no reference", "KL",
+         "takes no reference, but algorithm.kl_in_reward or kl_in_loss is above 0",
+         "set both to 0"),
+    Rule("judge model", "reward model", "reward.model takes its place", "reward.model=''"),
+    *(Rule(a, "no reward read", "dataflow={dataflow!r} does not read it",
+           f"{FEATURES[a].field}=''") for a in ("reward model", "process model", "replay")),
+    *(Rule(a, "costs",
+           "dataflow={dataflow!r} reads the cost of every response, which these lack",
+           f"{FEATURES[a].field}=''") for a in ("environment", "replay")),
+)  # fmt: skip
+NEEDS = (
+    Rule("sampler devices", "in flight",
+         "rollouts.max_staleness=0 samples with the newest weights: nothing is left to do beside "
+         "learning", "rollouts.max_staleness=1 or more, or rollouts.sampler_devices=0"),
+    Rule("tree of episodes", "environment",
+         "episodes branch where turns of an environment end, and environment.function is ''",
+         "once()"),
+)  # fmt: skip
+
+
+def violations(parts: Parts) -> Iterator[tuple[Rule, str, object, str]]:
+    """(rule, field, value, reason) of each pair of features that do not go together, and of
+    each feature that lacks one it needs."""
+    texts, on = parts.texts(), turned_on(parts)
+    for rules, with_b in ((EXCLUDES, True), (NEEDS, False)):
+        for rule in rules:
+            for value in on.get(rule.a, ()) if (rule.b in on) == with_b else ():
+                yield rule, FEATURES[rule.a].field, value, rule.why.format_map(texts)
+
+
+def turned_on(parts: Parts) -> dict[str, list]:
+    """{feature that is on: the values of its field that turn it on}."""
+    out = {}
+    for name, feature in FEATURES.items():
+        value = value_of(parts.config, feature.field)
+        values = value if feature.field == "algorithm.reward_shaping" else (value,)
+        if values := [value for value in values if feature.is_on(parts, value)]:
+            out[name] = values
+    return out

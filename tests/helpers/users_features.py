@@ -1,0 +1,62 @@
+"""Functions of a user's own that declare what they are: they are excluded as built-in ones are."""
+
+from rljax.contracts import contract
+from rljax.errors import InputError
+from rljax.rollout.players.episodes.tree import Tree
+
+
+@contract(continues=True, rounds=True)
+def in_rounds(prompts, key, cfg, *, actor, reward): ...
+
+
+@contract(continues=True, fills=("step_ids", "values"))
+def values(prompts, key, cfg, *, actor, reward): ...
+
+
+@contract(searches=True)
+def best(prompts, key, cfg, *, actor, reward): ...
+
+
+@contract(searches=True, targets=3)
+def visits(prompts, key, cfg, *, actor, reward): ...
+
+
+@contract(opponent=True, rows=2)
+def duel(prompts, key, cfg, *, actor, reward): ...
+
+
+@contract(tree=Tree(2, (1,)))
+def branches(prompts, key, cfg, *, actor, reward): ...
+
+
+@contract(single_rows=True)
+def by_row(prompts, key, cfg, *, actor, reward): ...
+
+
+@contract(single_rows=True)
+def row_advantage(batch):
+    return batch.rewards
+
+
+@contract(compares_batch=True)
+def ranked(batch):
+    return batch.scores
+
+
+def at_most(config, options: dict) -> None:
+    if options.get("size", 2) > config.batch.samples_per_prompt:
+        raise InputError("best_of(size)", value=options["size"], fix="batch.samples_per_prompt")
+
+
+@contract(check=at_most)
+def best_of(prompts, key, cfg, *, actor, reward, size: int = 2): ...
+
+
+@contract(asks="server")
+def remote(response, *, url: str) -> float:
+    return 1.0
+
+
+@contract(corrects_mismatch=True)
+def own_loss(policy, batch):
+    return policy.logprobs, {}

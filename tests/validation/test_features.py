@@ -1,0 +1,124 @@
+"""Features and what excludes them: every row of the tables is reached, by functions of the user's
+own as well, and nothing is excluded by the name of a function."""
+
+import ast
+
+import pytest
+from conftest import REPO
+from feature_settings import SETTINGS, base_config, config_of
+from test_asynchrony import in_flight
+from test_config import problems_of, valid
+
+from rljax.config import with_overrides
+from rljax.contracts import spec
+from rljax.setup.features import EXCLUDES, FEATURES, NEEDS, Parts, turned_on, violations
+from rljax.validation import validate
+
+
+def test_every_feature_can_be_turned_on():
+    assert set(SETTINGS) == set(FEATURES)
+    for name in FEATURES:
+        assert name in turned_on(Parts(config_of(name), images=name == "images")), name
+    assert turned_on(Parts(base_config())).keys() == {"advantage blind to tokens"}
+
+
+@pytest.mark.parametrize("rule", EXCLUDES, ids=lambda rule: f"{rule.a}, {rule.b}")
+def test_every_exclusion_is_reached(rule):
+    config = config_of(rule.a, rule.b)
+    parts = Parts(config, images=rule.b == "images")
+    assert {rule.a, rule.b} <= turned_on(parts).keys()
+    said = [
+        f"{field}={value!r}: {why}. Fix: {rule.fix}"
+        for one, field, value, why in violations(parts) if one == rule
+    ]  # fmt: skip
+    assert said
+    if rule.b != "images":  # which are known once the data is read: test_image_runs.py
+        problems = problems_of(config)
+        assert all(text in problems for text in said), problems
+
+
+def test_every_need_is_reached():
+    without = {
+        ("sampler devices", "in flight"): {"rollouts.sampler_devices": 1},
+        ("tree of episodes", "environment"): {"algorithm.collect": "turn_tree()"},
+    }
+    assert {(rule.a, rule.b) for rule in NEEDS} == without.keys()
+    for rule in NEEDS:
+        said = problems_of(with_overrides(base_config(), without[rule.a, rule.b], "test"))
+        assert rule.why in said and rule.fix in said
+
+
+EPISODES = {"environment__function": "tiny_environments.two_seats()"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"collect": "in_rounds", "rollouts__max_staleness": 1}, "scores a round of samples"),
+        ({"collect": "best", "rollouts__max_staleness": 1}, "searches the responses of a step"),
+        ({"collect": "duel", "rollouts__max_staleness": 1}, "from an opponent"),
+        ({"collect": "branches", "rollouts__max_staleness": 1}, "plays the trees of a step"),
+        ({"collect": "in_rounds", **EPISODES}, "it continues single responses"),
+        ({"collect": "values", **EPISODES}, "it continues single responses"),
+        ({"collect": "best", **EPISODES}, "it continues single responses"),
+        ({"collect": "by_row", **EPISODES}, "compares single rows"),
+        ({"advantage": "row_advantage", **EPISODES}, "compares single rows"),
+        ({"collect": "branches"}, "episodes branch where turns of an environment end"),
+        ({"collect": "branches", **EPISODES, "batch__samples_per_prompt": 2}, "a multiple of 6"),
+        ({"collect": "values", "algorithm__reward_shaping": ("normalised()",)}, "its mean and"),
+        ({"collect": "vine()", "algorithm__reward_shaping": ("users_features.ranked",)},
+         "its mean and variance over the samples"),
+        ({"collect": "best", "algorithm__reward_shaping": ("normalised()",)}, "some rows at"),
+        ({"collect": "best", "algorithm__old_logprobs": "sampler"}, "chooses whole texts"),
+        ({"collect": "best_of(size=9)"}, "best_of(size): got 9"),
+        ({"reward__function": "users_features.remote(url='a b')"}, "url is no address"),
+        ({"dataflow": "remax", "algorithm__advantage": "remax()",
+          "algorithm__collect": "vine(completions=2)"}, "does not hand on"),
+    ],
+)  # fmt: skip
+def test_a_users_own_function_is_excluded_by_what_it_declares(fields, says):
+    named = dict(fields)
+    for stage in ("collect", "advantage"):
+        if (text := named.pop(stage, "")) != "":
+            own = text if text == "vine()" else f"users_features.{text}"
+            named[f"algorithm__{stage}"] = own
+    assert says in problems_of(valid(**named))
+
+
+def test_what_a_user_declares_excludes_no_more():
+    validate(valid(algorithm__collect="users_features.visits", algorithm__old_logprobs="sampler"))
+    assert validate(in_flight(algorithm__collect="users_features.values")) == []
+    validate(valid(algorithm__collect="users_features.best_of(size=8)"))
+    warned = validate(
+        valid(
+            algorithm__policy_loss="users_features.own_loss",
+            algorithm__correction="rollout_correction()",
+        )
+    )
+    assert any("counts the mismatch twice" in text for text in warned)
+
+
+def test_a_check_is_no_function_of_options():
+    from users_features import at_most, best_of
+
+    assert spec(best_of).check is at_most
+
+
+# The modules that decide what goes with what, and the attributes that would name a function.
+DECIDING = ["setup/features.py", "setup/images.py", "setup/rewards.py", "training/sources.py"]
+
+
+def test_no_function_is_told_by_its_name():
+    files = [*(REPO / "rljax" / "validation").glob("*.py")]
+    files += [REPO / "rljax" / name for name in DECIDING]
+    wrong = []
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if not isinstance(node, ast.Compare) or isinstance(node.ops[0], ast.NotIn | ast.In):
+                sides = [node.left] if isinstance(node, ast.Compare) else []
+            else:
+                sides = [node.left, *node.comparators]
+            names = {side.attr for side in sides if isinstance(side, ast.Attribute)}
+            if names & {"function", "short_name"}:
+                wrong.append(f"{file.name}:{node.lineno}")
+    assert wrong == []
