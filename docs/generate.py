@@ -144,7 +144,8 @@ METRIC_SECTIONS = (
      ("rollout", "learn.metrics", "dataflows", "shaping", "rewards", "roles.state")),
     ("Of the run", "", ("",)),
     ("Sampler against trainer", "See [mismatch](../guides/mismatch.md).", ("correction",)),
-    ("In flight", "See [asynchronous](../guides/asynchronous.md).", ("rollout.flight", "rollout.players.responses_in_flight")),
+    ("In flight", "See [asynchronous](../guides/asynchronous.md).",
+     ("rollout.flight", "rollout.players.responses_in_flight")),
     ("Of environments", "See [environments](../guides/environments.md).",
      ("rollout.players.episodes", "dataflows.self_play")),
 )  # fmt: skip

@@ -456,3 +456,16 @@ def test_flags_fields_and_commands_of_fixes_are_there():
                 wrong += [] if known else [f"{room}: rljax {words}: {error.fix}"]
     assert seen > 60
     assert not wrong, "\n".join(wrong)
+
+
+def test_a_docstring_begins_with_a_verb_or_with_what_is_returned():
+    """Not with a clause: What, Whether, How, Of, Where, ..."""
+    clause = re.compile(r"\W*(What|Whatever|Whether|How|Of|Where|Who|Which|When)\b")
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    found = [
+        f"{path.relative_to(REPO)}: {text.splitlines()[0]}"
+        for path in FILES
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, documented) and (text := ast.get_docstring(node)) and clause.match(text)
+    ]
+    assert found == []

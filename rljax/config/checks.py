@@ -1,5 +1,5 @@
-"""What can be said of a config without JAX, so that a mistyped path or name is answered at once:
-types, sizes, paths, and names of trackers and of our functions. rljax.validation has the rest."""
+"""Checks of a config without JAX, so that a mistyped path or name is answered at once: types,
+sizes, paths, and names of trackers and of our functions. rljax.validation has the rest."""
 
 import ast
 import dataclasses

@@ -1,4 +1,4 @@
-"""What a run reads: a part of rljax.config.schema."""
+"""Settings of what a run reads: a part of rljax.config.schema."""
 
 import dataclasses
 
@@ -137,8 +137,8 @@ class PretrainingSettings(Settings):
 
 @dataclasses.dataclass
 class OfflineConfig(Settings):
-    """Of dataflows that learn from a file (sft, preference, kto, reward_model, dqo, ...), the rows
-    of data.train: every step is one optimizer step on examples_per_step of them."""
+    """Settings of dataflows that learn from a file (sft, preference, kto, reward_model, dqo, ...),
+    the rows of data.train: every step is one optimizer step on examples_per_step of them."""
 
     examples_per_step: int = option(
         64, "a pair is one example; with packing a full row is one", low=1

@@ -1,6 +1,6 @@
-"""How a field of the config and an option of a command are declared: a field of a dataclass with
-its help, its range and what else is known of it. Its flag, its line of --help and of the reference,
-its check, and whether a stranger's value needs trust follow from that."""
+"""Declarations of config fields and of commands' options: a field of a dataclass with its help, its
+range and what else is known of it. Its flag, its line of --help and of the reference, its check,
+and whether a stranger's value needs trust follow from that."""
 
 import dataclasses
 import difflib
@@ -24,7 +24,7 @@ _MOST = 2**31 - 1  # of every whole number
 
 
 def kind_name(kind: type) -> str:
-    """What a value of a config field's type is called: "a whole number", "a list of texts"."""
+    """Names the kind of value of a config field: "a whole number", "a list of texts"."""
     items = typing.get_args(kind)
     return f"a list of {_ITEMS[items[0]]}" if items else KINDS[kind]
 

@@ -153,9 +153,9 @@ def config_module(path: str):
 
 
 def listed(path: str, name: str, fix: str, variant: str = "") -> object:
-    """What the function `name` of a Python config file yields, given the variant if it takes one;
-    of JSON and YAML the list of that name: mappings of fields and options. Raises InputError where
-    there is none."""
+    """Returns what the function `name` of a Python config file yields, given the variant if it
+    takes one; of JSON and YAML the list of that name: mappings of fields and options. Raises
+    InputError where there is none."""
     file = config_file(path)
     if is_data(file):
         return read_entries(file, name)

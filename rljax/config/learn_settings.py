@@ -1,4 +1,4 @@
-"""How the samples of a step are learned from: a part of rljax.config.schema."""
+"""Settings of learning from the samples of a step: a part of rljax.config.schema."""
 
 import dataclasses
 
@@ -83,7 +83,7 @@ class BatchConfig(Settings):
 
 @dataclasses.dataclass
 class AlgorithmConfig(Settings):
-    """Which function fills each stage. KL coefficients of 0 mean that no reference model is
+    """Functions of the parts of an algorithm. KL coefficients of 0 mean that no reference model is
     loaded."""
 
     advantage: str = option(

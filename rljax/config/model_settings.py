@@ -1,4 +1,4 @@
-"""What a model computes with, and where its parts lie: a part of rljax.config.schema."""
+"""Settings of a model's numbers and layout: a part of rljax.config.schema."""
 
 import dataclasses
 
@@ -40,7 +40,7 @@ class MeshConfig(Settings):
 
 @dataclasses.dataclass
 class ModelSettings(Settings):
-    """How the model runs, whatever its family."""
+    """Settings of the model, whatever its family."""
 
     dtype: str = option(
         "float32",
@@ -107,8 +107,9 @@ class ModelSettings(Settings):
 
 @dataclasses.dataclass
 class MemoryConfig(Settings):
-    """What is kept in host memory while the devices do not need it. The numbers of a run stay the
-    same up to rounding; each use costs a copy to the devices, and for a state one back."""
+    """Settings of what is kept in host memory while the devices do not need it. The numbers of a
+    run stay the same up to rounding; each use costs a copy to the devices, and for a state one
+    back."""
 
     optimizer_on_host: bool = option(
         False, "the optimizers' moments, fetched for each optimizer step"

@@ -10,7 +10,7 @@ from rljax.files import is_whole_number
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompilerOptions(Options):
-    """What every command that compiles programs asks for."""
+    """Options of every command that compiles programs."""
 
     compilation_cache: str = option(
         Config().compilation_cache, "Folder for compiled programs; empty = off"
@@ -19,7 +19,7 @@ class CompilerOptions(Options):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrustOptions(Options):
-    """What every command asks for that reads a run folder, or a config in JSON or YAML."""
+    """Options of every command that reads a run folder, or a config in JSON or YAML."""
 
     trust_code: bool = option(
         False, "Run the functions of others that a run folder, or a config in JSON or YAML, names"

@@ -151,7 +151,7 @@ class _Carried:
         self.pieces.append(source)
 
     def _add(self, name: str, value: object, source: str) -> None:
-        """What `name` stands for where the function was written."""
+        """Adds what `name` stands for where the function was written."""
         self.known.add(name)
         own = inspect.isfunction(value) or inspect.isclass(value)
         if isinstance(value, types.ModuleType) and value.__name__ != "__main__":

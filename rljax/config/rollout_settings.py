@@ -1,4 +1,4 @@
-"""How the samples of a step are made and scored: a part of rljax.config.schema."""
+"""Settings of sampling and scoring: a part of rljax.config.schema."""
 
 import dataclasses
 
@@ -195,8 +195,8 @@ class RewardConfig(Settings):
 
 @dataclasses.dataclass
 class EnvironmentConfig(Settings):
-    """What the policy plays with, over several turns: a generator function
-    (docs/guides/environments.md). Limits end an episode; it is scored as it stands."""
+    """The environment of the policy's episodes: a generator function (docs/guides/environments.md).
+    Limits end an episode; it is scored as it stands."""
 
     function: str = option(
         "",
@@ -271,8 +271,8 @@ class EnvironmentConfig(Settings):
 
 @dataclasses.dataclass
 class RolloutSettings(Settings):
-    """Where a step's samples come from: the newest weights, weights of the steps before (in
-    flight), or a file of stored rollouts."""
+    """Source of a step's samples: the newest weights, weights of the steps before (in flight), or a
+    file of stored rollouts."""
 
     max_staleness: int = option(
         0,

@@ -79,8 +79,8 @@ def arms_of(runs: Sequence[Run]) -> list[Arm]:
 
 
 def _names(configs: Sequence[Mapping]) -> list[str]:
-    """What each arm sets, of the fields in which arms differ: "lr=1e-05, critic_model=scorer"; of
-    paths the last part, and nothing of fields that are empty."""
+    """Returns what each arm sets, of the fields in which arms differ: "lr=1e-05,
+    critic_model=scorer"; of paths the last part, and nothing of fields that are empty."""
     fields = [
         name
         for name in dict.fromkeys(name for config in configs for name in config)
@@ -113,9 +113,9 @@ def interval(values: Sequence[float]) -> dict:
 
 
 def seeds_needed(differences: Sequence[float]) -> int | None:
-    """How many seeds tell the mean of paired differences from 0 with 80 % power, were mean and
-    spread as measured: the least n at which the t test of the intervals has it (noncentral t). None
-    where nothing says so."""
+    """Returns how many seeds tell the mean of paired differences from 0 with 80 % power, were mean
+    and spread as measured: the least n at which the t test of the intervals has it (noncentral t).
+    None where nothing says so."""
     known = np.asarray(differences, np.float64)
     known = known[np.isfinite(known)]
     if len(known) < 2 or known.mean() == 0:

@@ -168,7 +168,7 @@ def _folded(title: str, figures: Sequence[str], more: str = "") -> str:
 
 
 def repeats(run: Run, key: str) -> bool:
-    """Whether a part or a source of the reward is the reward itself, in every row."""
+    """Returns whether a part or a source of the reward is the reward itself, in every row."""
     if not matches(key, ("reward/part/*", "reward/source/*")):
         return False
     one, other = (run.columns(k) for k in (key, "reward/mean"))
@@ -221,7 +221,7 @@ def what_it_means(known: Metric | None, values: Sequence[float] = ()) -> str:
 
 
 def _since(run: Run, lines: Sequence[Series]) -> str:
-    """Where the lines begin, if that is later than the run itself did."""
+    """Returns where the lines begin, if that is later than the run itself did."""
     begins = [float(s.x[0]) for s in lines if s.x.size]
     if not spans(run) or not begins or min(begins) <= spans(run)[0].start:
         return ""

@@ -7,7 +7,7 @@ from rljax.tracking.charts import escaped, short
 
 
 def shares(*estimates: Estimate) -> bool:
-    """Whether all values and bounds lie in 0 to 1, so that they are shown in percent."""
+    """Returns whether all values and bounds lie in 0 to 1, so that they are shown in percent."""
     return all(0 <= v <= 1 for e in estimates for v in (e.value, e.low, e.high) if v is not None)
 
 

@@ -33,7 +33,7 @@ FAULTS = ("*skipped*", "reward*error*", "*timeout*", "*dropped_overlong*")  # co
 
 
 def headline(run: Run) -> str:
-    """What the evaluations before and after say, with the interval of the change."""
+    """Returns a sentence on the evaluations before and after, with the interval of the change."""
     measured = [p for p in pairs(run.summary) if p[0] == "accuracy"]
     trained = escaped(run.trained())
     if not measured:

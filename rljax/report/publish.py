@@ -29,7 +29,7 @@ _CONFIG = "training_config.json"
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """What was written or pushed."""
+    """Files that were written or pushed."""
 
     part: str
     files: tuple[str, ...]

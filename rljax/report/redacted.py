@@ -1,5 +1,5 @@
-"""What a page or a model card that leaves this machine does not say: keys, passwords, the names of
-machines and of the user's own folders."""
+"""Removes what a page or a model card that leaves this machine must not say: keys, passwords, the
+names of machines and of the user's own folders."""
 
 import os
 import re

@@ -28,7 +28,7 @@ MOST_FAILED = 0.01  # of the rewards of a step: above it there is a warning
 
 
 def is_number(value: object) -> bool:
-    """Whether a value of a JSON file is a number that a float can hold."""
+    """Returns whether a value of a JSON file is a number that a float can hold."""
     return isinstance(value, float) or isinstance(value, int) and abs(value) < 2**1000
 
 
@@ -81,12 +81,12 @@ class Run:
         return list(dict.fromkeys(r["phase"] for r in self.rows if r["phase"]))
 
     def ended(self) -> bool:
-        """Whether the last start came to an end that wrote a summary."""
+        """Returns whether the last start came to an end that wrote a summary."""
         started = self.starts[-1]["time"] if self.starts else None
         return bool(self.summary) and self.summary.get("started") in (None, started)
 
     def running(self) -> bool:
-        """Whether a process still writes the folder."""
+        """Returns whether a process still writes the folder."""
         return not self.ended() and is_locked(self.folder)
 
     def steps(self) -> tuple[int, int | None]:
@@ -100,7 +100,7 @@ class Run:
         return last, int(first + own)
 
     def devices(self) -> int:
-        """How many devices it runs on; 0 where nothing says so."""
+        """Number of devices that it runs on; 0 where nothing says so."""
         device = self.summary.get("device") or (
             self.starts[-1].get("device") if self.starts else ""
         )
@@ -212,7 +212,7 @@ def moment(seconds: float) -> str:
 
 
 def _unfinished(run: Run) -> str:
-    """What is known of a run whose last start has written no summary."""
+    """Describes a run whose last start has written no summary."""
     last, total = run.steps()
     place = f"{last} of {total}" if total else f"{last}"
     if run.running():

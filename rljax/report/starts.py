@@ -1,4 +1,4 @@
-"""Where a run was started: a line of `starts.jsonl` in its folder for each start, resumes included.
+"""Starts of a run: a line of `starts.jsonl` in its folder for each start, resumes included.
 
 Command line, working folder and its git commit, rljax's version, host, process and devices.
 """
@@ -99,7 +99,7 @@ def read_starts(folder: Path) -> list[dict]:
 
 
 def last_start(folder: Path) -> float | None:
-    """When the run was started last, in seconds since 1970; None where nothing says so."""
+    """Returns the time of the last start, in seconds since 1970; None where nothing says so."""
     starts = read_starts(folder)
     return starts[-1]["time"] if starts else None
 

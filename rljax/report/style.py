@@ -1,4 +1,4 @@
-"""What the pages share: one style sheet, light and dark, and the document around a body."""
+"""Parts that the pages share: one style sheet, light and dark, and the document around a body."""
 
 import urllib.parse
 

@@ -117,8 +117,8 @@ def targets_of(run: Run) -> list[Target]:
 
 
 def differences(run: Run, target: Target) -> str:
-    """How the setting of a run differs from that of a published result; "" where its model and its
-    held-out data are the same."""
+    """Describes how the setting of a run differs from that of a published result; "" where its
+    model and its held-out data are the same."""
     model = str(short_name(field(run.config, "model")) or "unknown")
     if target.model.lower() != model.lower():
         return f"not comparable: the model is {model}, not {target.model}"

@@ -87,7 +87,7 @@ def read(folder: Path) -> list[dict]:
 
 
 def _is_record(one: object) -> bool:
-    """Whether a value of the file is what record_of makes."""
+    """Returns whether a value of the file is what record_of makes."""
     if not isinstance(one, dict) or not isinstance(one.get("spans"), dict):
         return False
     spans = [_are_rows(rows, 2) for rows in one["spans"].values()]
@@ -96,7 +96,7 @@ def _is_record(one: object) -> bool:
 
 
 def _are_rows(rows: object, width: int) -> bool:
-    """Whether they are a list of lists of `width` numbers."""
+    """Returns whether they are a list of lists of `width` numbers."""
     return isinstance(rows, list) and all(
         isinstance(row, list)
         and len(row) == width

@@ -47,7 +47,7 @@ def transcripts(run: Run) -> str:
 
 
 class _Budget:
-    """How many tokens the page may still mark one by one."""
+    """Number of tokens that the page may still mark one by one."""
 
     def __init__(self, left: int):
         self.left = left

@@ -39,7 +39,7 @@ SHOWN = 2  # completions of a run
 
 @dataclasses.dataclass(frozen=True)
 class Screen:
-    """How much room there is, and whether it shows more than ASCII."""
+    """Size of the screen, and whether it shows more than ASCII."""
 
     width: int
     height: int
@@ -108,7 +108,7 @@ def _read(folders: Sequence[str | os.PathLike]) -> dict[str, Run]:
 
 
 def all_ended(runs: Mapping[str, Run]) -> bool:
-    """Whether no process writes any of the folders, and each has begun."""
+    """Returns whether no process writes any of the folders, and each has begun."""
     return bool(runs) and all(
         run.ended() or (bool(run.starts or run.rows) and not run.running()) for run in runs.values()
     )

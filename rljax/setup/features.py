@@ -219,7 +219,8 @@ FEATURES = {
 
 
 class Rule(NamedTuple):
-    """What is wrong with feature `a` beside feature `b`, and how to mend the field of `a`."""
+    """An exclusion: why feature `a` does not go with feature `b`, and the fix for the field of
+    `a`."""
 
     a: str
     b: str

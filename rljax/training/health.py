@@ -1,4 +1,4 @@
-"""What a run compares its metrics with: the limits that the user's functions declare, and the
+"""Limits that a run compares its metrics with: those that the user's functions declare, and the
 numbers that sampler and trainer compute with."""
 
 import sys

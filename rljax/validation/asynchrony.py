@@ -24,7 +24,7 @@ def check_flight_ranges(config: Config, problems: Problems) -> None:
 
 
 def flight_warnings(config: Config) -> list[str]:
-    """What a run in flight should know before it begins."""
+    """Returns warnings of a run in flight before it begins."""
     settings = config.rollouts
     if not settings.max_staleness:
         return []

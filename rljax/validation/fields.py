@@ -249,7 +249,7 @@ def _longest_part(config: Config) -> str:
 
 
 def _row_of(config: Config) -> str:
-    """What the tokens of a row are."""
+    """Names the tokens that make up a row."""
     if config.environment.function:
         return "environment.max_tokens, or all turns"
     return (

@@ -8,7 +8,8 @@ from rljax.errors import InputError
 
 
 def _component(config: Config, field: str, home: str) -> Component | None:
-    """What the field names; None if it is off, or does not resolve, which is said elsewhere."""
+    """Returns the component that the field names; None if it is off, or does not resolve, which is
+    said elsewhere."""
     try:
         return (
             resolve(value_of(config, field), NAMESPACES[home]) if value_of(config, field) else None

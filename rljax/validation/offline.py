@@ -1,4 +1,4 @@
-"""What the source of a dataflow's batches makes of a config: rows of a file, or rollouts."""
+"""Checks of a config by the source of its dataflow's batches: rows of a file, or rollouts."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What rljax.validation's checks share."""
+"""Parts that rljax.validation's checks share."""
 
 from rljax.components import resolve
 from rljax.config import NAMESPACES

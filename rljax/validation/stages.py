@@ -299,7 +299,7 @@ def _fills(config: Config, name: str, fields: list[str]) -> bool:
 
 
 def _check_process(config: Config, problems: Problems) -> None:
-    """What makes the scores of lines can be called."""
+    """Checks that what makes the scores of lines can be called."""
     for stage in ("process_reward", "process_lines"):
         name = f"reward.{stage}"
         component = resolve_field(problems, name, value_of(config, name), "process_reward")

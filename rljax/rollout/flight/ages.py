@@ -1,4 +1,4 @@
-"""How many steps old the tokens of a batch are. Axes: B rows, S tokens in a row."""
+"""Ages of a batch's tokens, in steps. Axes: B rows, S tokens in a row."""
 
 from collections.abc import Mapping
 

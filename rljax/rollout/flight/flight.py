@@ -51,9 +51,9 @@ class Group:
 
 
 class Flight:
-    """What a source in flight decodes. `player` begins trajectories and says which have ended; they
-    are scored by processes as they end, on one host each. What computes on the mesh scores all
-    groups of a step at once."""
+    """Trajectories that a source decodes in flight. `player` begins trajectories and says which
+    have ended; they are scored by processes as they end, on one host each. What computes on the
+    mesh scores all groups of a step at once."""
 
     def __init__(self, player: ResponsesInFlight | EpisodesInFlight, clock: Clock):
         self.player, self.clock = player, clock
@@ -136,16 +136,16 @@ class Flight:
         return complete
 
     def _of_all_hosts(self, told: list) -> list:
-        """What any host was told; nothing is exchanged where no score is owed."""
+        """Gathers what any host was told; nothing is exchanged where no score is owed."""
         return [one for host in hosts.gather(told) for one in host] if self._owed else []
 
     def is_live(self, ticket: int) -> bool:
-        """Whether the scores of a complete group differ within a seat."""
+        """Returns whether the scores of a complete group differ within a seat."""
         pairs = self.player.seat_values(self._groups[ticket])
         return len(pairs) > len({seat for seat, _ in pairs})
 
     def tokens(self, ticket: int) -> int:
-        """How many tokens a group has that the policy drew."""
+        """Counts the tokens of a group that the policy drew."""
         return self.player.tokens(self._groups[ticket])
 
     def drop(self, ticket: int) -> None:
@@ -161,14 +161,15 @@ class Flight:
         return (*self.player.collect(groups, prompts, mesh), prompts)
 
     def metrics(self) -> dict[str, float]:
-        """How busy the slots were since the last call, and how full pages and drafts were."""
+        """Returns how busy the slots were since the last call, and how full pages and drafts
+        were."""
         return self._use.taken()
 
     # -- a checkpoint
 
     @property
     def tickets(self) -> set[int]:
-        """Of the groups that began and were not taken."""
+        """Returns the tickets of the groups that began and were not taken."""
         return set(self._groups)
 
     def get_state(self) -> dict:
@@ -199,7 +200,7 @@ class Flight:
         self.read_again()
 
     def read_again(self) -> None:
-        """What was decoded is read again, by a sampler that has read nothing."""
+        """Reads again what was decoded, by a sampler that has read nothing."""
         self.player.pause(self._groups.values())
         self.clock.now, self._complete = 0, []
         for group in self._groups.values():
@@ -208,12 +209,12 @@ class Flight:
         self._asked = [(group, which, pending, 0) for group, which, pending, _ in self._asked]
 
     def versions(self) -> set[int]:
-        """Of all tokens in flight, after `set_state`."""
+        """Returns the versions of all tokens in flight, after `set_state`."""
         return {v for group in self._groups.values() for v in self.player.versions(group)}
 
 
 class SlotUse:
-    """How busy the slots of a sampler are between two looks."""
+    """Measures how busy the slots of a sampler are between two looks."""
 
     def __init__(self, sampler: Sampler):
         self.sampler, self._seen = sampler, (0, 0, 0, 0)

@@ -121,8 +121,8 @@ class InFlight:
         return landed, metrics
 
     def _rows(self, actor) -> int:
-        """How many samples may decode at once: those of a step, or as many as the config has slots
-        for, up to all that are in flight."""
+        """Returns how many samples may decode at once: those of a step, or as many as the config
+        has slots for, up to all that are in flight."""
         rows = self.tickets.groups_per_step * self.flight.player.n
         return max(rows, min(actor.decoding.slots, (1 + self.tickets.ahead) * rows))
 
@@ -158,8 +158,8 @@ class InFlight:
             self.flight.prepare(actor, self._rows(actor))
 
     def _device(self):
-        """Where what is on no mesh is computed: beside learning not on its devices, where it would
-        wait."""
+        """Selects the device for small arrays of the host: not one that trains while a step runs on
+        it."""
         if self._mesh is None:
             return contextlib.nullcontext()
         return jax.default_device(self._mesh.devices.flat[0])
@@ -195,8 +195,8 @@ class InFlight:
                 self.tickets.completed(ticket)
 
     def _may_drop(self) -> bool:
-        """Whether one more dead group may be dropped for this step. Raises InputError where the
-        rollout says that too many are an error."""
+        """Returns whether one more dead group may be dropped for this step. Raises InputError where
+        the rollout says that too many are an error."""
         steps, if_short = self.drops
         if self._dropped < steps * self.tickets.groups_per_step:
             return True
@@ -209,7 +209,7 @@ class InFlight:
         return False
 
     def _aged(self, batch: Batch, step: int, mesh) -> tuple[Batch, dict[str, float]]:
-        """How many steps old the tokens are; stale parts masked, if the config says so."""
+        """Computes how many steps old the tokens are; stale parts masked, if the config says so."""
         mask, versions = (np.asarray(x) for x in fetch((batch.mask, batch.policy_version)))
         older, metrics = ages(mask, versions, self._step_of, step)
         if (oldest := metrics["staleness/steps_max"]) > self.tickets.max_staleness:

@@ -81,7 +81,8 @@ class Tickets:
 
     @property
     def room(self) -> int:
-        """How many groups may be admitted now; below 0 where a run goes on with a smaller bound."""
+        """Returns how many groups may be admitted now; below 0 where a run goes on with a smaller
+        bound."""
         most = (self.drawing + self.ahead + 1) * self.groups_per_step
         return most - self.trained - self.failed - len(self.open)
 
@@ -123,13 +124,13 @@ class Tickets:
         return sorted(chosen) if enough else None
 
     def _leaves_room(self, chosen: list[int]) -> bool:
-        """Whether the groups that stay open can all be trained in time."""
+        """Returns whether the groups that stay open can all be trained in time."""
         taken = set(chosen)
         return self._fit([at for ticket, at in self.open.items() if ticket not in taken], 0)
 
     def _fit(self, begun: list[int], steps: int) -> bool:
-        """Whether groups admitted at the steps `begun` can all be trained in time: in the steps
-        after this one, and in `steps` more."""
+        """Returns whether groups admitted at the steps `begun` can all be trained in time: in the
+        steps after this one, and in `steps` more."""
         return all(
             sum(at <= u for at in begun)
             <= (u + self.max_staleness - self.step + steps) * self.groups_per_step

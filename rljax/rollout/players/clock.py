@@ -44,5 +44,6 @@ class Clock:
             time.sleep(_NOTHING_S)
 
     def due(self, asked: int, done: Callable[[], bool]) -> bool:
-        """Whether what was asked for at `asked` counts now; it may have to be waited for."""
+        """Returns whether what was asked for at `asked` counts now; it may have to be waited
+        for."""
         return self.now >= asked + self.turns if self.turns else done()

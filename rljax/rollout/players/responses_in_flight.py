@@ -33,12 +33,12 @@ class ResponsesInFlight:
 
     @property
     def scores_early(self) -> bool:
-        """Whether a group's scores are known before it is taken."""
+        """Returns whether a group's scores are known before it is taken."""
         return self.pool is not None
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a sampler."""
+        """Returns whether there is a sampler."""
         return self.sampler is not None
 
     def open(self, actor, rows: int, groups: Iterable) -> None:
@@ -97,15 +97,15 @@ class ResponsesInFlight:
         return sample.finish_reason is not None
 
     def wants_score(self, sample: Sample) -> bool:
-        """Whether processes score it."""
+        """Returns whether processes score it."""
         return self.scores_early
 
     def is_here(self, group, i: int) -> bool:
-        """Whether this host has its member scored."""
+        """Returns whether this host has its member scored."""
         return group.ticket % hosts.count() == hosts.index()
 
     def fields(self, group, i: int, number: int):
-        """What the reward reads of sample i."""
+        """Returns what the reward reads of sample i."""
         start, sample = int(group.prompts.response_starts[0]), group.members[i]
         ids, reason = sample.ids[start:].tolist(), int(sample.finish_reason)
         return self.reward.fields(group.prompts.records[0], ids, reason, number)

@@ -119,6 +119,6 @@ def _interleaved(ours: Batch, theirs: Batch, mesh) -> Batch:
 
 
 def sampled_by_actor(batch: Batch) -> jax.Array:
-    """Whether the actor sampled a row, at this step or an earlier one: [B] bool."""
+    """Returns whether the actor sampled a row, at this step or an earlier one: [B] bool."""
     batch.require("policy_version", by="sampled_by_actor")
     return ~jnp.any((batch.mask > 0) & (batch.policy_version < 0), axis=1)

@@ -119,7 +119,7 @@ def first_live(
 
 
 def _enough(early, wanted: int) -> bool:
-    """Whether as many groups as are wanted are complete and have unequal scores."""
+    """Returns whether as many groups as are wanted are complete and have unequal scores."""
     return sum(len(set(scores)) > 1 for scores in early.complete_groups()) >= wanted
 
 
@@ -135,7 +135,7 @@ def _oversampled(name: str, oversample: float, wanted: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class _Group:
-    """What hosts know of a group."""
+    """The part of a group that all hosts know."""
 
     row: int  # its first one in the batch of its round
     prompt: int  # index into the prompts of all rounds
@@ -239,7 +239,7 @@ class _Groups:
 
 @jax.jit
 def _facts(batch: Batch) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Whether each row has a policy token, where it ends, and its seat: three [B]."""
+    """Returns whether each row has a policy token, where it ends, and its seat: three [B]."""
     known, ends = jnp.any(batch.mask > 0, axis=1), jnp.sum(batch.segment_ids > 0, axis=1)
     return known, ends, jnp.zeros_like(ends) if batch.seat is None else batch.seat
 

@@ -160,8 +160,9 @@ def _shaped(batch: Batch, scores: np.ndarray, rules, mesh) -> np.ndarray:
 
 
 def _calibration(values, states, scores: np.ndarray, bins: int = 10) -> dict[str, float]:
-    """How far the values of states are from the scores of the responses that went through them:
-    the mean of V - R, and |mean V - mean R| in each tenth of the states, by V, in the mean."""
+    """Measures how far the values of states are from the scores of the responses that went through
+    them: the mean of V - R, and |mean V - mean R| in each tenth of the states, by V, in the
+    mean."""
     pairs = [(values[row, column], scores[row]) for row, column in states]
     pairs = sorted(pair for pair in pairs if not np.isnan(pair[0]))
     if not pairs:

@@ -219,8 +219,8 @@ class Reward:
         return samples, [scores[row] for row in rows]
 
     def fields(self, record: PromptRecord, ids: Sequence[int], finish: int, group: int) -> Sample:
-        """What the pool scores: the fields that a reward may declare, and `group`, the same number
-        for all samples of a prompt."""
+        """Returns the fields that the pool scores: those that a reward may declare, and `group`,
+        the same number for all samples of a prompt."""
         said = (record.prompt_text, record.messages)
         text = lambda: response_of(self.tokenizer, ids, *said)  # noqa: E731
         shown = lambda: _shown(self.tokenizer, ids)  # noqa: E731

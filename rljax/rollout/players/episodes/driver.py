@@ -118,7 +118,8 @@ class Driver:
                 self._drop(episode)
 
     def take_use(self) -> dict[str, float]:
-        """How slots were used since the last call, means over dispatches; tokens read again."""
+        """Returns how slots were used since the last call, means over dispatches; tokens read
+        again."""
         count = max(self._dispatches, 1)
         use = {"live": self._live, "held": self._held, "parked": self._parked}
         reread, self._reread = self._reread, self.sampler.reread_tokens
@@ -129,8 +130,8 @@ class Driver:
     # -- what has happened
 
     def _news(self) -> list[Step]:
-        """What environments have said and counts now, in the order of episodes, the same on every
-        host."""
+        """Gathers the steps of environments that count now, in the order of episodes, the same on
+        every host."""
         mine, now = self._own_news(), time.monotonic()
         if hosts.count() > 1:
             told = [
@@ -145,7 +146,8 @@ class Driver:
         return sorted(mine, key=lambda step: step.episode)
 
     def _own_news(self) -> list[Step]:
-        """What this host's environments have said and counts now. What is due is waited for."""
+        """Returns the steps of this host's environments that count now. What is due is waited
+        for."""
         logical, numbers = self.clock.turns, self.numbers
         wait_s = 0.0 if self.sampler.pending or logical else _NOTHING_S
         came = [step for step in self._came if self._is_open(step)]
@@ -162,13 +164,13 @@ class Driver:
         return [step for step, now in zip(came, counts, strict=True) if now]
 
     def _is_open(self, step: Step) -> bool:
-        """Whether the episode of a step that came before has not been ended by a limit."""
+        """Returns whether the episode of a step that came before has not been ended by a limit."""
         episode = self.episodes.get(step.episode - self.numbers.start)
         return episode is not None and episode.finish is None
 
     def _counts(self, step: Step) -> bool:
-        """Whether a step that has come counts now. One that nobody has asked for, of an episode
-        that begins anew, always does."""
+        """Returns whether a step that has come counts now. One that nobody has asked for, of an
+        episode that begins anew, always does."""
         asked = self.episodes[step.episode - self.numbers.start].asked
         return asked is None or self.clock.due(asked, lambda: True)
 
@@ -213,7 +215,7 @@ class Driver:
         log.turns.append(turn)
 
     def _begins(self, log: Log) -> int:
-        """Where the turn that is being written begins, in tokens of the log."""
+        """Returns where the turn that is being written begins, in tokens of the log."""
         return len(log.sample.prompt) + log.sample.begun
 
     def _act(self, step: Step) -> None:
@@ -243,7 +245,7 @@ class Driver:
             self._go_on(episode, step)
 
     def _credit(self, episode: Episode, step: Step) -> None:
-        """What a step says of the reply before it."""
+        """Credits a step's reward to the reply before it."""
         episode.calls += step.calls
         if step.calls:
             episode.call_seconds.append(step.seconds / step.calls)
@@ -257,8 +259,8 @@ class Driver:
             turn.reward, turn.bad, turn.text = step.reward, step.bad_turn, step.text
 
     def _reason(self, episode: Episode, step: Step) -> FinishReason:
-        """Of an episode that its environment ended. One that is scored by its last turn ended as
-        that turn did: a cut answer is a cut episode."""
+        """Returns the finish reason of an episode that its environment ended. One that is scored by
+        its last turn ended as that turn did: a cut answer is a cut episode."""
         if step.limit:
             return FinishReason.LENGTH if step.limit == "tokens" else FinishReason.TURNS
         if step.outcome is not None or episode.speaker is None:
@@ -436,7 +438,7 @@ class Driver:
 
 
 def _waits(log: Log) -> bool:
-    """Whether the log's last turn has ended, and its environment is at work."""
+    """Returns whether the log's last turn has ended, and its environment is at work."""
     return bool(log.turns) and log.turns[-1].end == log.tokens
 
 

@@ -83,7 +83,7 @@ class Episodes:
         self.reward: Reward | None = None
 
     def open_reward(self) -> Reward:
-        """What scores the episodes that do not score themselves, opened once."""
+        """Opens the reward of the episodes that do not score themselves, opened once."""
         if self.reward is None:
             self.reward = self._open()
         return self.reward
@@ -198,7 +198,7 @@ class Episodes:
         return [*ids[:most], *self.tokenizer.eos_ids[:1]]
 
     def fields(self, episode: Episode) -> Sample:
-        """What a reward function may read of an episode."""
+        """Returns what a reward function may read of an episode."""
         rubrics = None if self.reward is None else self.reward.rubrics
         return episode_sample(episode, self.tokenizer, rubrics)
 
@@ -331,7 +331,7 @@ class Episodes:
         )  # fmt: skip
 
     def _counts(self, driver: Driver) -> dict[str, float]:
-        """What the workers of all hosts did again, and how slots were used."""
+        """Counts what the workers of all hosts did again, and how slots were used."""
         told = hosts.gather(self.crew.take_counts())
         again = ("retried", "replayed", "killed")
         found = {f"env/{name}": float(sum(counts[name] for counts in told)) for name in again}
@@ -343,7 +343,7 @@ class Episodes:
 
 
 def _fields(record: PromptRecord) -> dict:
-    """What an environment may declare of a row: its own columns, too."""
+    """Names the fields of a row that an environment may declare: its own columns, too."""
     return {
         **record.extra_info, "prompt": record.prompt, "ground_truth": record.ground_truth,
         "data_source": record.data_source, "extra_info": record.extra_info,

@@ -44,7 +44,7 @@ class EpisodesInFlight:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a driver, and so a sampler."""
+        """Returns whether there is a driver, and so a sampler."""
         return self.driver is not None
 
     @property
@@ -102,15 +102,15 @@ class EpisodesInFlight:
         return episode.finish is not None
 
     def wants_score(self, episode: Episode) -> bool:
-        """Whether processes score it."""
+        """Returns whether processes score it."""
         return is_unscored(episode)
 
     def is_here(self, group, i: int) -> bool:
-        """Whether this host has its member scored."""
+        """Returns whether this host has its member scored."""
         return self.members(group)[i].is_here
 
     def fields(self, group, i: int, number: int):
-        """What the reward reads of episode i."""
+        """Returns what the reward reads of episode i."""
         return self.player.fields(self.members(group)[i])
 
     def _scores(self, groups: Iterable) -> dict:
@@ -178,7 +178,7 @@ class EpisodesInFlight:
                 raise InputError("environment.max_tokens", value=most, rule=rule, fix=fix)
 
     def versions(self, group) -> set[int]:
-        """Of the tokens that the policy wrote, after `set_state`."""
+        """Returns the versions of the tokens that the policy wrote, after `set_state`."""
         logs = [log["sample"] for one in group.stood["episodes"] for log in one["logs"]]
         samples = [Sample.from_state(one, self.cfg.sampling) for one in logs]
         written = [sample.versions[sample.chosen] for sample in samples]

@@ -1,4 +1,4 @@
-"""What is known of an episode: the logs of its seats, their turns, and how it stands."""
+"""State of an episode: the logs of its seats, their turns, and how it stands."""
 
 import copy
 import dataclasses
@@ -120,11 +120,11 @@ class Episode:
 
     @property
     def is_here(self) -> bool:
-        """Whether this host plays it."""
+        """Returns whether this host plays it."""
         return self.number % hosts.count() == hosts.index()
 
     def get_state(self, seconds: float) -> dict:
-        """How the episode stands, as JSON, when the driver's clock shows `seconds`."""
+        """Returns the episode's state as JSON, when the driver's clock shows `seconds`."""
         reason = None if self.finish is None else int(self.finish)
         begun = None if self.begun_s is None else seconds - self.begun_s
         return {
@@ -155,8 +155,8 @@ class Episode:
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """Of all episodes of a step. A seat's rows are `max_rows` of the batch; `sampling` is a turn's,
-    with the stops of tool calls."""
+    """Rules of all episodes of a step. A seat's rows are `max_rows` of the batch; `sampling` is a
+    turn's, with the stops of tool calls."""
 
     limits: Limits
     sampling: Sampling
@@ -172,7 +172,7 @@ class Rules:
 
 
 def replies_of(episode: Episode, limits: Limits) -> list[tuple]:
-    """What the environment of an episode was handed so far, in order."""
+    """Returns what the environment of an episode was handed so far, in order."""
     turns = [(turn.number, log, turn) for log in episode.logs for turn in log.turns]
     turns.sort(key=lambda one: one[0])
     return [reply_of(log, turn, limits) for _, log, turn in turns]

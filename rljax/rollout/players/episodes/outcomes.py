@@ -1,4 +1,4 @@
-"""What episodes are worth: the total return of each seat, by the environment or a reward."""
+"""Scores of episodes: the total return of each seat, by the environment or a reward."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from rljax.rollout.scoring.reward import Reward, of_all_hosts, sample_of
 
 
 def is_unscored(episode: Episode) -> bool:
-    """Whether a reward function scores the last turn of an episode that has ended."""
+    """Returns whether a reward function scores the last turn of an episode that has ended."""
     return not episode.failure and episode.outcome is None
 
 
@@ -30,7 +30,7 @@ def pool_of(reward: Reward) -> RewardPool:
 
 
 def episode_sample(episode: Episode, tokenizer, rubrics) -> Sample:
-    """What a reward function may read of an episode: its last turn, and the whole of it."""
+    """Returns what a reward function may read of an episode: its last turn, and the whole of it."""
     log = episode.speaker
     ids = [] if log is None or not log.turns else log.sample.ids[log.turns[-1].start :]
     asked = (episode.record.prompt_text, episode.record.messages)

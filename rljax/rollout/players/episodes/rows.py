@@ -223,8 +223,8 @@ def _record(
 def episode_metrics(
     episodes: Sequence[Episode], groups: Sequence[int], returns: Sequence[float], correct_at: float
 ) -> dict[str, float]:
-    """What is logged of a step's episodes; `groups` are those of `rows_of`, `returns` those of each
-    one's first seat."""
+    """Returns metrics of a step's episodes; `groups` are those of `rows_of`, `returns` those of
+    each one's first seat."""
     live = [episode for episode in episodes if not episode.failure]
     count = max(len(episodes), 1)
     ends = {"stop": 0, "length": 0, "turns": 0, "time": 0, "failed": len(episodes) - len(live)}

@@ -57,16 +57,16 @@ class Tree:
 
     @property
     def leaves(self) -> int:
-        """Of a root that branches wherever it may."""
+        """Number of leaves of a root that branches wherever it may."""
         return self.branches ** len(self.at)
 
     @property
     def nodes(self) -> int:
-        """Of such a root, itself included."""
+        """Number of nodes of such a root, itself included."""
         return sum(self.branches**level for level in range(len(self.at) + 1))
 
     def leaf_rows(self, rows: int) -> int:
-        """How many rows the leaves of a prompt would take, whose nodes take `rows`."""
+        """Returns how many rows the leaves of a prompt would take, whose nodes take `rows`."""
         if rows % self.nodes:
             raise InputError(
                 "samples per prompt of a turn_tree", value=rows,
@@ -96,7 +96,7 @@ class Tree:
         return found
 
     def groups(self, leaves: int) -> int:
-        """How many groups of siblings a prompt with so many leaves has."""
+        """Returns how many groups of siblings a prompt with so many leaves has."""
         return 1 + self.of_prompt(leaves)[-1].group
 
     def means(self, of_leaves: np.ndarray) -> list[np.ndarray]:
@@ -184,7 +184,7 @@ def _view(tree: Tree, node: Node, leaves: dict[int, Episode], number: int, faile
 
 
 def _is_there(tree: Tree, node: Node, leaves: dict[int, Episode]) -> bool:
-    """Whether the parent of a node has branched, or it is a root."""
+    """Returns whether the parent of a node has branched, or it is a root."""
     if not node.level:
         return True
     parent = node.leaf - node.leaf % (node.leaves * tree.branches)
