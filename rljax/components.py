@@ -128,9 +128,16 @@ def parse_component(text: str) -> tuple[str, tuple[tuple[str, object], ...]]:
     return name, tuple(options)
 
 
-# Rooms that a component of a config may name and that had another name before: runs that were
+# Modules that a component of a config may name and that had another name before: runs that were
 # written then go on.
-_MOVED = {"rljax.data.tasks": "rljax.tasks"}
+_RULES = (
+    "against", "baseline_response", "collect", "greedy", "special_token", "turn_tree", "vine",
+)  # fmt: skip
+_MOVED = {
+    "rljax.data.tasks": "rljax.tasks",
+    "rljax.rollout.searched": "rljax.rollout.rules.search",
+    **{f"rljax.rollout.{name}": f"rljax.rollout.rules.{name}" for name in _RULES},
+}
 
 
 def _is_public_function(name: str, value: object, home: str) -> bool:

@@ -195,3 +195,6 @@ def test_a_config_written_before_a_room_was_renamed_names_the_same_function():
     now = resolve("rljax.tasks.integers.arithmetic(test=9)", "rljax.tasks")
     before = resolve("rljax.data.tasks.integers.arithmetic(test=9)", "rljax.tasks")
     assert before.function is now.function and before().test == now().test
+    for name, rule in (("collect", "once()"), ("vine", "vine()"), ("searched", "critic_search()")):
+        found = resolve(f"rljax.rollout.{name}.{rule}", "rljax.rollout")
+        assert found.function is resolve(rule, "rljax.rollout").function

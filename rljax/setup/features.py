@@ -103,7 +103,7 @@ def _asks_for_more(parts: Parts, _) -> bool:
     parameters = parts.collect.signature.parameters.values()
     needed = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty}
     around = parts.rollout if contract_of(parts.dataflow).rollout else None
-    handed = ("actor", "reward", "draw") if around is None else around.parameters
+    handed = ("actor", "reward", "sample", "draw") if around is None else around.parameters
     return not needed <= {*handed}
 
 

@@ -67,7 +67,7 @@ class Flight:
         """Makes the sampler where there is none: slots for `rows` rows, or as many as the config
         says. What is in flight goes on there."""
         if not self.player.is_open:
-            self.player.open(actor, rows, self._groups.values())
+            self.player.make_sampler(actor, rows, self._groups.values())
             self._use = SlotUse(self.player.sampler)
             for group in self._groups.values():
                 self._settle(group)

@@ -41,7 +41,7 @@ class ResponsesInFlight:
         """Returns whether there is a sampler."""
         return self.sampler is not None
 
-    def open(self, actor, rows: int, groups: Iterable) -> None:
+    def make_sampler(self, actor, rows: int, groups: Iterable) -> None:
         """Makes the sampler, where the samples of these groups go on."""
         decoding, sampling = actor.decoding, self.cfg.sampling
         if self._engine is None:

@@ -51,7 +51,7 @@ class EpisodesInFlight:
     def sampler(self) -> Sampler:
         return self.driver.sampler
 
-    def open(self, actor, rows: int, groups: Iterable) -> None:
+    def make_sampler(self, actor, rows: int, groups: Iterable) -> None:
         """Makes the driver, where the episodes of these groups go on: environments are played up to
         where they stood. Those that say something else each time begin anew."""
         player, rules = self.player, self.player.rules_of(self.cfg.sampling)
