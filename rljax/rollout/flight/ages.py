@@ -25,7 +25,7 @@ METRICS = {
 def ages(
     mask: np.ndarray, versions: np.ndarray, step_of: Mapping[int, int], step: int
 ) -> tuple[np.ndarray, dict[str, float]]:
-    """(Which policy tokens are older than the newest of their row: [B, S], metrics in steps).
+    """Returns (the policy tokens older than the newest of their row [B, S], metrics in steps).
 
     A token of a version v is step - step_of[v] steps old; `versions` [B, S] count optimizer steps.
     """
