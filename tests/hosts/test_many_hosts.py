@@ -16,7 +16,7 @@ from tiny_run import metrics_rows, tiny_config
 
 from rljax.config import to_dict
 from rljax.errors import InputError
-from rljax.heartbeat import Place
+from rljax.heartbeat import CurrentPhase
 from rljax.hosts import HostFailed
 from rljax.hosts.preflight import table
 from rljax.hosts.shutdown import FAILED, Ending
@@ -96,13 +96,13 @@ def test_a_failure_reaches_all_who_wait_and_the_first_of_two_counts():
 def test_a_host_that_stands_still_is_named_by_all():
     def work(exchange):
         k = exchange.index
-        place = Place("learn", 120, 482, True, 310.0, 130.0)
+        place = CurrentPhase("learn", 120, 482, True, 310.0, 130.0)
         if k in (17, 30):  # behind: one at work, one that waits for the other's scores
-            place = Place("reward", 120, 481, k == 30, 312.0, 130.0)
+            place = CurrentPhase("reward", 120, 481, k == 30, 312.0, 130.0)
         exchange.client.set(f"{NOW}{k}", json.dumps(dataclasses.astuple(place)))
         exchange.wait("all have said it", 30.0)
         seen = {
-            int(key.rpartition("/")[2]): Seen(Place(*json.loads(text)), "", text, 0.0)
+            int(key.rpartition("/")[2]): Seen(CurrentPhase(*json.loads(text)), "", text, 0.0)
             for key, text in exchange.client.list(NOW).items()
         }
         return behind(seen), stall(seen, 0.0), described(seen, exchange.names, 0.0)
