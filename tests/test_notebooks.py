@@ -180,7 +180,7 @@ def test_the_small_model_goes_on_after_a_disconnect():
     assert figures == 1 and measured["plan"] and rose(measured["difference"])
     assert measured["steps"] == list(range(1, 41)) and measured["starts"] == 2
     after = measured["after"]
-    assert f"[{100 * after['low']:g}, {100 * after['high']:g}]" in measured["card"]
+    assert f"[{100 * after['low']:.4g}, {100 * after['high']:.4g}]" in measured["card"]
     assert "improved" in measured["card"]
 
 

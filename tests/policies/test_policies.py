@@ -219,7 +219,7 @@ def test_a_reward_of_a_policy_reads_the_reward_model_of_its_run(tmp_path):
         batch = batch_from_rows(jnp.asarray(ids), jnp.asarray([ids.shape[1]]), jnp.ones(ids.shape))
         assert sample.reward == pytest.approx(2 * float(scalar.scores(params, batch)[0, 0]), 1e-4)
     with contextlib.closing(one.player("exact_match()")) as reward:
-        assert reward.model is None  # it reads no score
+        assert reward.reward.model is None  # it reads no score
 
 
 def test_a_folder_may_have_an_at_sign_in_its_name(tmp_path):
