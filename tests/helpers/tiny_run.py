@@ -108,6 +108,8 @@ def saved_state(folder, step: int) -> dict:
     path = Path(folder) / "checkpoints" / f"{step:08d}" / "state.json"
     state = json.loads(path.read_text())
     del state["offsets"], state["progress"]["elapsed_s"]
+    for part in ("faults", "fault_steps"):  # a process that goes on compiles anew
+        state["progress"][part].pop("compiled_again", None)
     state["metrics"] = {
         k: v for k, v in state["metrics"].items() if not k.startswith("time/") and k not in RATES
     }
