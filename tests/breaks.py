@@ -330,7 +330,7 @@ BREAKS = {
         ["tests/setup/test_trust.py", "-k", "began_here"],
     ),
     "a note vouches for a function of the same name elsewhere": (
-        TRUST, "        \"functions\": sorted(map(_place_of, _own_names(config))),\n", "",
+        TRUST, '        "functions": sorted(map(_place_of, own_names(config))),\n', "",
         ["tests/setup/test_trust.py", "-k", "began_here"],
     ),
     "any file is run as a Python config": (
