@@ -37,7 +37,7 @@ class Landed:
     taken: bool = False
 
     def is_of(self, actor, prompts: Prompts, sampling: Sampling, n: int) -> bool:
-        """Returns True if these are the trajectories that somebody asks for. (Greedy responses to
+        """Returns whether these are the trajectories that somebody asks for. (Greedy responses to
         the same prompts, and those of an opponent, are not.)"""
         same = actor is self.actor and prompts is self.prompts
         return same and (sampling, n) == (self.sampling, self.n) and not self.taken

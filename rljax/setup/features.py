@@ -83,7 +83,7 @@ def _rollout(name: str) -> Feature:
 
 
 def _reads_draws(component: Component | None) -> bool:
-    """True if it reads what is not known of tokens where whole texts are chosen."""
+    """Returns whether it reads what is not known of tokens where whole texts are chosen."""
     of_draws = {"sampler_logprobs", "entropy", "target_ids", "target_probs", "search_values"}
     return not of_draws.isdisjoint(contract_of(component).reads)
 
@@ -97,7 +97,7 @@ def _replaces_in_flight(parts: Parts, _) -> bool:
 
 
 def _asks_for_more(parts: Parts, _) -> bool:
-    """True if algorithm.collect needs more than the rollout around it hands on."""
+    """Returns whether algorithm.collect needs more than the rollout around it hands on."""
     if parts.collect is None:
         return False
     parameters = parts.collect.signature.parameters.values()
@@ -112,7 +112,8 @@ def _places_reference(parts: Parts, texts: object) -> bool:
 
 
 def _token_blind(parts: Parts, _) -> bool:
-    """True if a built-in advantage reads no rewards of single tokens: a user's own may read any."""
+    """Returns whether a built-in advantage reads no rewards of single tokens: a user's own may read
+    any."""
     own = parts.advantage is None or "." in parts.advantage.name
     reads = own or contract_of(parts.advantage).token_rewards
     return not reads and contract_of(parts.dataflow).data == "rollouts"

@@ -46,8 +46,8 @@ class Progress:
 
     @property
     def measured(self) -> bool:
-        """True if the last evaluation came after the last step of the dataflow, so that it is of
-        the policy as it is now."""
+        """Returns whether the last evaluation came after the last step of the dataflow, so that it
+        is of the policy as it is now."""
         return self.rl_steps > 0 and self.evaluated_step == self.step
 
     def count_fault(self, name: str, count: float = 1.0) -> None:

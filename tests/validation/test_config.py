@@ -27,7 +27,6 @@ from rljax.dataflows import algorithm
 from rljax.errors import InputError
 from rljax.learn import rounding
 from rljax.models import attention, cache, config, remat
-from rljax.rollout.flight import PARTIAL_MASKS
 from rljax.sampler import layout, requests
 from rljax.validation import validate
 
@@ -254,7 +253,6 @@ def test_choices_are_those_of_the_code_that_reads_them():
         "sampler.head_in_float32": requests.SWITCHES,
         "sampler.weight_dtype": layout.WEIGHT_DTYPES,
         "sampler.kv_dtype": cache.DTYPES,
-        "rollouts.partial_mask": PARTIAL_MASKS,
     }
     assert {name: FIELDS[name].choices for name in read} == read
 

@@ -5,14 +5,13 @@ and their scores. in_flight: both, as the source of a run asks for them. ages: h
 """
 
 from rljax.rollout.flight.flight import Flight
-from rljax.rollout.flight.in_flight import PARTIAL_MASKS, InFlight
+from rljax.rollout.flight.in_flight import InFlight
 from rljax.rollout.flight.tickets import Tickets
 from rljax.rollout.players.clock import Clock
 from rljax.rollout.players.episodes.in_flight import EpisodesInFlight
 from rljax.rollout.players.responses_in_flight import ResponsesInFlight
 
 __all__ = [
-    "PARTIAL_MASKS",
     "Clock",
     "EpisodesInFlight",
     "Flight",

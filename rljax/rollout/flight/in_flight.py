@@ -48,8 +48,6 @@ METRICS = {
     "queue/dropped_tokens": Metric("tokens of these groups", "tokens", "small beside batch/tokens"),
 }  # fmt: skip
 
-PARTIAL_MASKS = ("none", "stale")
-
 
 class InFlight:
     """The groups of a run that began and were not learned from yet.
