@@ -80,10 +80,17 @@ def small_sft(folder: Path, seed: int) -> dict[str, float]:
     """96 demonstrations, as many epochs as it takes: the loss on them, and on 200 held-out prompts
     the share of well-formed and of right answers, before and after."""
     config = tiny(
-        "presets/grpo", model=MODEL, steps=0, data__train="claims_tasks.bracketed(rule='sum')",
-        reward__function="", sampler__max_response_tokens=6, evaluate__prompts=200,
-        sft__steps=300, sft__sequences_per_step=96, sft__check_every_steps=1,
-    )  # fmt: skip
+        "presets/grpo",
+        model=MODEL,
+        steps=0,
+        data__train="claims_tasks.bracketed(rule='sum')",
+        reward__function="",
+        sampler__max_response_tokens=6,
+        evaluate__prompts=200,
+        sft__steps=300,
+        sft__sequences_per_step=96,
+        sft__check_every_steps=1,
+    )
     config.sft.optimizer.lr = 2e-3
     run = trained(config, folder / "run", seed)
     rows = run.metrics.to_pylist()
@@ -102,10 +109,16 @@ def kl(folder: Path, seed: int) -> dict[str, float]:
     found = {}
     for name, coefficient in (("off", 1e-9), ("on", 0.1)):
         config = tiny(
-            "presets/grpo", data__train="claims_tasks.many_answers()", data__max_prompt_tokens=5,
-            reward__function="", sampler__max_response_tokens=5, steps=150,
-            sft__steps=60, evaluate__correct_at=1.0, algorithm__kl_in_loss=coefficient,
-        )  # fmt: skip
+            "presets/grpo",
+            data__train="claims_tasks.many_answers()",
+            data__max_prompt_tokens=5,
+            reward__function="",
+            sampler__max_response_tokens=5,
+            steps=150,
+            sft__steps=60,
+            evaluate__correct_at=1.0,
+            algorithm__kl_in_loss=coefficient,
+        )
         run = trained(config, folder / name, seed)
         entropy = curve(run, "entropy")
         found |= {
@@ -128,11 +141,17 @@ def winner(folder: Path, seed: int) -> dict[str, float]:
         ("dpo and sft", "dpo(beta=0.1, losses=('sigmoid', 'rpo'))"),
     ):
         config = tiny(
-            "offline/dpo", data__train="claims_tasks.sorted_pairs()",
-            data__test="claims_tasks.sorted_pairs()", sft__data="claims_tasks.sorted_pairs()",
-            offline__max_tokens=16, model=MODEL,
-            algorithm__preference_loss=loss, steps=150, sft__steps=100, evaluate__every_steps=50,
-        )  # fmt: skip
+            "offline/dpo",
+            data__train="claims_tasks.sorted_pairs()",
+            data__test="claims_tasks.sorted_pairs()",
+            sft__data="claims_tasks.sorted_pairs()",
+            offline__max_tokens=16,
+            model=MODEL,
+            algorithm__preference_loss=loss,
+            steps=150,
+            sft__steps=100,
+            evaluate__every_steps=50,
+        )
         config.sft.optimizer.lr = 2e-3
         config.offline.examples_per_step = 64
         config.actor_optimizer.lr = 1e-3
@@ -159,10 +178,15 @@ def format_first(folder: Path, seed: int) -> dict[str, float]:
     """PPO with a score for right answers alone, from a policy that seldom writes the form: the
     steps at which half and nine tenths of the samples have the form, and are right."""
     config = tiny(
-        "presets/ppo", data__train="claims_tasks.bracketed()", reward__function="",
-        sampler__max_response_tokens=5, steps=200, sft__steps=8, evaluate__every_steps=10,
+        "presets/ppo",
+        data__train="claims_tasks.bracketed()",
+        reward__function="",
+        sampler__max_response_tokens=5,
+        steps=200,
+        sft__steps=8,
+        evaluate__every_steps=10,
         evaluate__prompts=200,
-    )  # fmt: skip
+    )
     run = trained(config, folder / "run", seed)
     form, right = 1 - curve(run, "reward/extraction_failed_fraction"), curve(run, "reward/mean")
     found = {
@@ -190,11 +214,19 @@ def mixture(folder: Path, seed: int) -> dict[str, float]:
     found = {}
     for name, weights in (("alone", (1.0, 0.0, 0.0, 0.0)), ("mixed", ())):
         config = tiny(
-            "presets/grpo", data__train=sources[0], data__sources=tuple(sources[1:]),
-            data__weights=weights, data__max_prompt_tokens=6, reward__function="exact_match()",
-            sampler__max_response_tokens=1, sft__steps=0, steps=150, evaluate__prompts=64,
-            algorithm__kl_in_loss=0.0, actor_optimizer__lr=3e-3,
-        )  # fmt: skip
+            "presets/grpo",
+            data__train=sources[0],
+            data__sources=tuple(sources[1:]),
+            data__weights=weights,
+            data__max_prompt_tokens=6,
+            reward__function="exact_match()",
+            sampler__max_response_tokens=1,
+            sft__steps=0,
+            steps=150,
+            evaluate__prompts=64,
+            algorithm__kl_in_loss=0.0,
+            actor_optimizer__lr=3e-3,
+        )
         run = trained(config, folder / name, seed)
         right = [float(curve(run, f"eval/source/{source}")[-1]) for source in sources]
         found |= {f"own source, {name}": right[0], f"others, {name}": float(np.mean(right[1:]))}
@@ -209,10 +241,16 @@ def answers(folder: Path, seed: int) -> dict[str, float | str]:
     on sums of two digits: what each says to "2+2=", and how often each is right."""
     task, found = "addition(digits=1, test=30, worked_examples=70)", {}
     sizes = dict(
-        model=MODEL, data__test="", data__max_prompt_tokens=8, evaluate__prompts_from=task,
-        evaluate__prompts=30, evaluate__every_steps=0, sampler__max_response_tokens=8,
-        offline__max_tokens=32, offline__examples_per_step=64,
-    )  # fmt: skip
+        model=MODEL,
+        data__test="",
+        data__max_prompt_tokens=8,
+        evaluate__prompts_from=task,
+        evaluate__prompts=30,
+        evaluate__every_steps=0,
+        sampler__max_response_tokens=8,
+        offline__max_tokens=32,
+        offline__examples_per_step=64,
+    )
     texts = f'prompt_texts(of="{task}", texts=512)'
     for name, data, steps in (("base", texts, 200), ("post-trained", task, 300)):
         config = tiny("offline/sft", data__train=data, steps=steps, **sizes)

@@ -18,16 +18,17 @@ def bracketed_reward(response: str, ground_truth: str) -> dict[str, float]:
     """1 for the right answer in brackets, as verl scores GSM8K without a score for the form;
     `extracted` is the form alone: brackets around one digit."""
     well_formed = len(response) == 3 and response[0] + response[2] == "[]" and response[1].isdigit()
-    return {
-        "score": float(response == f"[{ground_truth}]"),
-        "extracted": float(well_formed),
-    }
+    return {"score": float(response == f"[{ground_truth}]"), "extracted": float(well_formed)}
 
 
 def bracketed(
-    rule: str = "first", digits: int = 3, kinds: int = 10, test: int = 200,
-    worked_examples: int = 96, seed: int = 0,
-) -> Task:  # fmt: skip
+    rule: str = "first",
+    digits: int = 3,
+    kinds: int = 10,
+    test: int = 200,
+    worked_examples: int = 96,
+    seed: int = 0,
+) -> Task:
     """ "417>" -> "[4]" by rule="first": a digit of the prompt, or the sum of all modulo 10."""
     numbers = list(itertools.product(range(kinds), repeat=digits))
     random.Random(seed).shuffle(numbers)
@@ -39,9 +40,10 @@ def bracketed(
         }
         for number in numbers
     ]
-    told = lambda part: [  # noqa: E731
-        {"prompt": row["prompt"], "completion": f"[{row['ground_truth']}]"} for row in part
-    ]
+
+    def told(part):
+        return [{"prompt": row["prompt"], "completion": f"[{row['ground_truth']}]"} for row in part]
+
     return Task(
         alphabet="0123456789>[]",
         train=rows[test:],
@@ -76,7 +78,10 @@ def many_answers(prompts: int = 128, length: int = 4, seed: int = 0) -> Task:
     """Prompts whose demonstrations are any four letters: half of all letters are wanted, so that
     there are 81 best answers."""
     rng = random.Random(seed)
-    word = lambda: "".join(rng.choices(LETTERS, k=length))  # noqa: E731
+
+    def word():
+        return "".join(rng.choices(LETTERS, k=length))
+
     names = list(dict.fromkeys(word() for _ in range(2 * prompts)))[:prompts]
     rows = [{"prompt": f"{name}>", "ground_truth": LETTERS[:3]} for name in names]
     shown = [{"prompt": f"{rng.choice(names)}>", "completion": word()} for _ in range(512)]

@@ -101,8 +101,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
-    print(json.dumps({"python": platform.python_version(), "kernel": platform.release(),
-                      "cores": os.cpu_count()}))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "python": platform.python_version(),
+                "kernel": platform.release(),
+                "cores": os.cpu_count(),
+            }
+        )
+    )
     for tier in TIERS:
         try:
             one_program(tier, True)
@@ -111,7 +118,10 @@ def main() -> None:
             continue
         for warm in (True, False):
             name = "warm" if warm else "cold"
-            run = lambda warm=warm, tier=tier: one_program(tier, warm)  # noqa: E731
+
+            def run(warm=warm, tier=tier):
+                return one_program(tier, warm)
+
             row = measure(name, tier, run, arguments)
             if warm:
                 row["zygote_private_bytes"] = zygote_bytes(tier)
@@ -121,11 +131,19 @@ def main() -> None:
     except InputError as error:
         sys.exit(str(error))
     program = "def add(a, b): return a + b"
-    calls = read_tests({"inputs": [[n, n] for n in range(10)],
-                        "outputs": [2 * n for n in range(10)], "fn_name": "add"})  # fmt: skip
+    calls = read_tests(
+        {
+            "inputs": [[n, n] for n in range(10)],
+            "outputs": [2 * n for n in range(10)],
+            "fn_name": "add",
+        }
+    )
     asserts = read_tests([f"assert add({n}, {n}) == {2 * n}" for n in range(10)])
     for name, tests in (("10 tests by call", calls), ("10 asserts", asserts)):
-        run = lambda tests=tests: run_tests(program, tests)  # noqa: E731
+
+        def run(tests=tests):
+            return run_tests(program, tests)
+
         print(json.dumps(measure(name, tier, run, arguments)), flush=True)
 
 

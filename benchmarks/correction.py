@@ -29,9 +29,13 @@ from rljax.models.model import Model
 
 ROWS, COLUMNS, VOCABULARY = 16, 256, 4096
 EVERYTHING = dict(
-    level="sequence", mode="mask", upper=5.0, veto=1e-4, batch_normalise=True,
+    level="sequence",
+    mode="mask",
+    upper=5.0,
+    veto=1e-4,
+    batch_normalise=True,
     reject=(("seq_mean_k1", -0.5, 0.5), ("token_k3", None, 1.0)),
-)  # fmt: skip
+)
 VARIANTS = {
     "without": lambda batch: (batch, {}),
     "metrics": lambda batch: (batch, mismatch_metrics(batch)),
@@ -62,7 +66,10 @@ def make_batch():
     lengths = jnp.asarray(rng.integers(COLUMNS // 2, COLUMNS + 1, ROWS), jnp.int32)
     column = jnp.arange(COLUMNS)[None, :]
     mask = ((column >= 32) & (column < lengths[:, None])).astype(jnp.float32)
-    draw = lambda: jnp.asarray(rng.standard_normal((ROWS, COLUMNS)), jnp.float32)  # noqa: E731
+
+    def draw():
+        return jnp.asarray(rng.standard_normal((ROWS, COLUMNS)), jnp.float32)
+
     tokens = jnp.asarray(rng.integers(0, VOCABULARY, (ROWS, COLUMNS)), jnp.int32)
     near = -jnp.log(VOCABULARY) + 0.05 * draw()  # what an untrained model says, and a little noise
     return batch_from_rows(tokens, lengths, mask, sampler_logprobs=near, advantages=draw())
@@ -80,9 +87,15 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=10)
     repeats = parser.parse_args().repeats
     config = decoder(
-        VOCABULARY, layers=6, embed=256, mlp=768, heads=8, kv_heads=4, head_dim=32,
+        VOCABULARY,
+        layers=6,
+        embed=256,
+        mlp=768,
+        heads=8,
+        kv_heads=4,
+        head_dim=32,
         max_tokens=COLUMNS,
-    )  # fmt: skip
+    )
     model = Model(config, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
     params = model.init(jax.random.key(0))
     optimizer = make_optimizer(OptimizerConfig(lr=1e-5), 0)

@@ -65,7 +65,10 @@ def layer(n: int, d: int, f: int, x: int, k: int, repeats: int) -> dict:
     config = types.SimpleNamespace(embed=d, experts=experts, weight_dtype="float32", init_std=0.02)
     graph, state = nnx.split(Experts(nnx.Rngs(0), config))
     params, mesh = nnx.to_pure_dict(state), make_mesh(1, 1, 1, devices=jax.devices()[:1])
-    forward = lambda params, x: nnx.merge(graph, params)(x, mesh)[0]  # noqa: E731
+
+    def forward(params, x):
+        return nnx.merge(graph, params)(x, mesh)[0]
+
     rows = jnp.asarray(np.random.default_rng(0).standard_normal((1, n, d)), jnp.float32)
     both = jax.jit(with_gradients(forward))
     return {
@@ -88,7 +91,10 @@ def main() -> None:
         row = {"N": n, "D": d, "F": f, "X": experts, "k": k, "gflop_forward": 2e-9 * m * d * f}
         row["floor"] = measure(jnp.matmul, x, w[0], g, repeats)
         for name, platform in LOWERINGS.items():
-            product = lambda x, w, s=sizes, p=platform: grouped_matmul(x, w, s, platform=p)  # noqa: E731
+
+            def product(x, w, s=sizes, p=platform):
+                return grouped_matmul(x, w, s, platform=p)
+
             row[name] = measure(product, x, w, g, repeats)
         row["layer"] = layer(n, d, f, experts, k, repeats)
         results.append(row)

@@ -36,7 +36,10 @@ def associative_sum(x, decay, mask, ids):
     """jax.lax.associative_scan of the maps y -> b + c y; ids is None."""
     keep = mask > 0
     maps = jnp.where(keep, x, 0.0), jnp.where(keep, decay, 1.0)
-    compose = lambda later, here: (here[0] + here[1] * later[0], here[1] * later[1])  # noqa: E731
+
+    def compose(later, here):
+        return (here[0] + here[1] * later[0], here[1] * later[1])
+
     sums = jax.lax.associative_scan(compose, maps, reverse=True, axis=1)
     return jnp.where(keep, sums[0], 0.0)
 
@@ -140,9 +143,10 @@ def on_chip(chip, rows, tokens) -> dict:
 
     report = {}
     for name, function, given in (
-        ("gae", packed, (x, x, x, ids)), ("discounted_sum", total, (x, x, ids)),
+        ("gae", packed, (x, x, x, ids)),
+        ("discounted_sum", total, (x, x, ids)),
         ("gae_xla", functools.partial(packed, impl="xla"), (x, x, x, ids)),
-    ):  # fmt: skip
+    ):
         start = time.perf_counter()
         program = jax.jit(function).lower(*given).compile()
         seconds = time.perf_counter() - start

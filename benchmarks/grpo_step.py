@@ -26,17 +26,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-from step_shapes import (
-    SHAPES,
-    Cost,
-    Shape,
-    forget_peak,
-    lap,
-    spent,
-    spread,
-    spreads,
-    task_text,
-)
+from step_shapes import SHAPES, Cost, Shape, forget_peak, lap, spent, spread, spreads, task_text
 
 from rljax.arrays import fetch
 from rljax.config import BatchConfig, Config, DataConfig, ModelSettings, SamplerConfig
@@ -115,7 +105,10 @@ class Steps:
         """Laps of the actor's log-probs of the last batch, after one that compiles."""
         actor, steps = self.run.roles["actor"], self.run.phase.algorithm.steps
         logprobs = jax.jit(lambda actor, batch: actor.logprobs(batch, steps))
-        call = lambda: jax.block_until_ready(logprobs(actor, self.batch))  # noqa: E731
+
+        def call():
+            return jax.block_until_ready(logprobs(actor, self.batch))
+
         call()
         return [lap(call) for _ in range(repeats)]
 
@@ -163,7 +156,9 @@ class MatmulRate:
         self.laps: list[Cost] = []
 
     def read(self) -> None:
-        call = lambda: jax.block_until_ready(self.product(*self.arrays))  # noqa: E731
+        def call():
+            return jax.block_until_ready(self.product(*self.arrays))
+
         self.laps += [lap(call) for _ in range(READINGS)]
 
     def gflop_per(self, clock: str) -> dict:
@@ -237,9 +232,10 @@ def measure(shape: Shape, repeats: int, tokens_per_microbatch: int = 0) -> dict:
         logprobs = steps.logprobs_laps(repeats)
     tokens = {name: sum(x[name] for x in counts) / repeats for name in counts[0]}
     laps, response = steps.laps, [x["response_tokens"] for x in counts]
-    tokens_per_s = lambda part: spread(  # noqa: E731
-        [count / x.wall_s for count, x in zip(response, laps[part], strict=True)]
-    )
+
+    def tokens_per_s(part):
+        return spread([count / x.wall_s for count, x in zip(response, laps[part], strict=True)])
+
     return {
         "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
         "jax": jax.__version__,

@@ -117,8 +117,11 @@ def measure(hosts: int, devices: int, flags) -> dict:
         lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines][WARM:]
     assert len(every) == hosts and all(len(steps) == flags.steps for steps in every), every
-    parts = [name for name in rows[0] if name in
-             ("time/generate_s", "time/reward_s", "time/learn_s", "time/rest_s")]  # fmt: skip
+    parts = [
+        name
+        for name in rows[0]
+        if name in ("time/generate_s", "time/reward_s", "time/learn_s", "time/rest_s")
+    ]
     return {
         "hosts": hosts,
         "devices_of_each": devices,

@@ -30,8 +30,13 @@ def write_checkpoint(folder: Path, size: int, shard: int, form: str) -> dict:
     from rljax.models.huggingface.checkpoint_folder import INDEX, WHOLE
 
     config, one_layer, rest = (_gpt_oss if form == "mxfp4" else _qwen3)(size)
-    stored = lambda tensors: dict(_stored(tensors, form))  # noqa: E731
-    bytes_of = lambda kind, shape: {"BF16": 2, "F32": 4}.get(kind, 1) * math.prod(shape)  # noqa: E731
+
+    def stored(tensors):
+        return dict(_stored(tensors, form))
+
+    def bytes_of(kind, shape):
+        return {"BF16": 2, "F32": 4}.get(kind, 1) * math.prod(shape)
+
     layer = sum(bytes_of(*each) for each in stored(one_layer).values())
     around = sum(bytes_of(*each) for each in stored(rest).values())
     if form == "fp8":
@@ -100,42 +105,78 @@ def _qwen3(size: int) -> tuple[dict, dict, dict]:
     d, vocab = (1024, 32_768) if size >= 2**30 else (512, 8192)
     f, e, heads, kv_heads = 4 * d, 64, d // 64, 8
     config = dict(
-        model_type="qwen3", architectures=["Qwen3ForCausalLM"], vocab_size=vocab, hidden_size=d,
-        intermediate_size=f, num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=e,
-        tie_word_embeddings=False, rope_theta=10_000.0, rms_norm_eps=1e-6, hidden_act="silu",
-        max_position_embeddings=4096, eos_token_id=1,
-    )  # fmt: skip
+        model_type="qwen3",
+        architectures=["Qwen3ForCausalLM"],
+        vocab_size=vocab,
+        hidden_size=d,
+        intermediate_size=f,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=e,
+        tie_word_embeddings=False,
+        rope_theta=10_000.0,
+        rms_norm_eps=1e-6,
+        hidden_act="silu",
+        max_position_embeddings=4096,
+        eos_token_id=1,
+    )
     layer = {
-        "input_layernorm": (d,), "post_attention_layernorm": (d,),
-        "self_attn.q_proj": (heads * e, d), "self_attn.k_proj": (kv_heads * e, d),
-        "self_attn.v_proj": (kv_heads * e, d), "self_attn.o_proj": (d, heads * e),
-        "self_attn.q_norm": (e,), "self_attn.k_norm": (e,),
-        "mlp.gate_proj": (f, d), "mlp.up_proj": (f, d), "mlp.down_proj": (d, f),
-    }  # fmt: skip
+        "input_layernorm": (d,),
+        "post_attention_layernorm": (d,),
+        "self_attn.q_proj": (heads * e, d),
+        "self_attn.k_proj": (kv_heads * e, d),
+        "self_attn.v_proj": (kv_heads * e, d),
+        "self_attn.o_proj": (d, heads * e),
+        "self_attn.q_norm": (e,),
+        "self_attn.k_norm": (e,),
+        "mlp.gate_proj": (f, d),
+        "mlp.up_proj": (f, d),
+        "mlp.down_proj": (d, f),
+    }
     return config, {f"{name}.weight": shape for name, shape in layer.items()}, _around(vocab, d)
 
 
 def _gpt_oss(size: int) -> tuple[dict, dict, dict]:
     d, vocab, experts, heads, kv_heads, e = 1024, 8192, 16, 16, 4, 64
     config = dict(
-        model_type="gpt_oss", architectures=["GptOssForCausalLM"], vocab_size=vocab, hidden_size=d,
-        intermediate_size=d, num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=e,
-        num_local_experts=experts, num_experts_per_tok=4, tie_word_embeddings=False,
-        attention_bias=True, sliding_window=128, rms_norm_eps=1e-5, hidden_act="silu",
-        rope_theta=150_000.0, max_position_embeddings=4096, eos_token_id=1, swiglu_limit=7.0,
+        model_type="gpt_oss",
+        architectures=["GptOssForCausalLM"],
+        vocab_size=vocab,
+        hidden_size=d,
+        intermediate_size=d,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=e,
+        num_local_experts=experts,
+        num_experts_per_tok=4,
+        tie_word_embeddings=False,
+        attention_bias=True,
+        sliding_window=128,
+        rms_norm_eps=1e-5,
+        hidden_act="silu",
+        rope_theta=150_000.0,
+        max_position_embeddings=4096,
+        eos_token_id=1,
+        swiglu_limit=7.0,
         quantization_config=dict(quant_method="mxfp4"),
-    )  # fmt: skip
+    )
     layer = {
-        "input_layernorm.weight": (d,), "post_attention_layernorm.weight": (d,),
+        "input_layernorm.weight": (d,),
+        "post_attention_layernorm.weight": (d,),
         "self_attn.sinks": (heads,),
-        "mlp.router.weight": (experts, d), "mlp.router.bias": (experts,),
+        "mlp.router.weight": (experts, d),
+        "mlp.router.bias": (experts,),
         "mlp.experts.gate_up_proj": (experts, d, 2 * d),
         "mlp.experts.gate_up_proj_bias": (experts, 2 * d),
-        "mlp.experts.down_proj": (experts, d, d), "mlp.experts.down_proj_bias": (experts, d),
-    }  # fmt: skip
+        "mlp.experts.down_proj": (experts, d, d),
+        "mlp.experts.down_proj_bias": (experts, d),
+    }
     for name, outs, ins in (
-        ("q", heads * e, d), ("k", kv_heads * e, d), ("v", kv_heads * e, d), ("o", d, heads * e)
-    ):  # fmt: skip
+        ("q", heads * e, d),
+        ("k", kv_heads * e, d),
+        ("v", kv_heads * e, d),
+        ("o", d, heads * e),
+    ):
         layer[f"self_attn.{name}_proj.weight"] = (outs, ins)
         layer[f"self_attn.{name}_proj.bias"] = (outs,)
     return config, layer, _around(vocab, d)

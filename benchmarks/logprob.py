@@ -141,7 +141,10 @@ def spread(values) -> dict:
 def random_arrays(structs, seed=0):
     rng = np.random.default_rng(seed)
     (n, d), (_, v) = structs[0].shape, structs[1].shape
-    normal = lambda *shape: rng.standard_normal(shape, np.float32)  # noqa: E731
+
+    def normal(*shape):
+        return rng.standard_normal(shape, np.float32)
+
     arrays = normal(n, d), normal(d, v) / d**0.5, rng.integers(0, v, n), normal(n), normal(n)
     return [jnp.asarray(x, s.dtype) for x, s in zip(arrays, structs, strict=True)]
 
@@ -165,7 +168,10 @@ def against_products(size, dtype, repeats: int) -> dict:
     n, d, v, soft_cap = size
     structs = shapes(n, d, v, dtype)
     arrays = random_arrays(structs)[:3]
-    product = lambda h, w, _: jnp.dot(h, w, preferred_element_type=h.dtype)  # noqa: E731
+
+    def product(h, w, _):
+        return jnp.dot(h, w, preferred_element_type=h.dtype)
+
     forward = functools.partial(fused, soft_cap=soft_cap)
     programs = {"product": jax.jit(product), "forward": jax.jit(forward)}
     times = alternate(programs, arrays, repeats)

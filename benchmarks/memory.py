@@ -42,14 +42,24 @@ MODELS = {
         4096, layers=8, embed=256, mlp=768, heads=8, kv_heads=4, head_dim=32, max_tokens=8192
     ),
     "qwen2.5-0.5b": ModelConfig(
-        "qwen2", 151936, 896, 4864, 24, 14, 2, 64, max_tokens=32768,
-        qkv_bias=True, tie_embeddings=True, dtype="bfloat16",
+        "qwen2",
+        151936,
+        896,
+        4864,
+        24,
+        14,
+        2,
+        64,
+        max_tokens=32768,
+        qkv_bias=True,
+        tie_embeddings=True,
+        dtype="bfloat16",
     ),
     # Eight of its 32 layers: what does not grow with depth is all there.
     "llama3-8b-8-layers": ModelConfig(
         "llama", 128256, 4096, 14336, 8, 32, 8, 128, max_tokens=8192, dtype="bfloat16"
     ),
-}  # fmt: skip
+}
 # (remat, the optimizer's moments on the host, the reference's weights on the host)
 CASES = (
     *((remat, False, False) for remat in POLICIES),
@@ -141,7 +151,10 @@ def compiled(model: Model, batch, cfg, optimizer_on_host: bool, reference_on_hos
 
 def concrete_roles(model: Model, params, optimizer_on_host: bool, reference_on_host: bool):
     layout = abstract_roles(model, optimizer_on_host, reference_on_host)[1].params
-    copy = lambda x, like: jax.device_put(jnp.copy(x).astype(like.dtype), like.sharding)  # noqa: E731
+
+    def copy(x, like):
+        return jax.device_put(jnp.copy(x).astype(like.dtype), like.sharding)
+
     own = jax.tree.map(jnp.copy, params)  # donated
     state = start_training(model, own, OPTIMIZER, optimizer_on_host=optimizer_on_host)
     frozen = jax.tree.map(copy, params, layout)

@@ -97,9 +97,10 @@ def measure(model: Model, rows: int, repeats: int) -> dict:
             rates[name].append(rate)
             shares[name].append(rate / here)
             before = after
-    spread = lambda values: {  # noqa: E731
-        "median": statistics.median(values), "min": min(values), "max": max(values)
-    }  # fmt: skip
+
+    def spread(values):
+        return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
     return {
         "forward_gflop": flops / 1e9,
         "gflop_per_s": {k: spread([r / 1e9 for r in v]) for k, v in rates.items()},

@@ -12,12 +12,7 @@ import torch
 from datasets import IterableDataset
 from peer_worker import Worker, reward
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import (
-    PreTrainedTokenizerFast,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    TrainerCallback,
-)
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 
@@ -77,13 +72,25 @@ def main() -> None:
             worker.wait()
 
     settings = GRPOConfig(
-        output_dir=tempfile.mkdtemp(), use_cpu=True, bf16=False, report_to=[], disable_tqdm=True,
-        logging_strategy="no", save_strategy="no", max_steps=10**6, beta=0.0, temperature=1.0,
-        per_device_train_batch_size=shape.microbatch, num_generations=shape.samples,
-        gradient_accumulation_steps=shape.rows // shape.microbatch, learning_rate=1e-5,
-        max_completion_length=shape.response, gradient_checkpointing=False,
-        dataloader_pin_memory=False, shuffle_dataset=False,
-    )  # fmt: skip
+        output_dir=tempfile.mkdtemp(),
+        use_cpu=True,
+        bf16=False,
+        report_to=[],
+        disable_tqdm=True,
+        logging_strategy="no",
+        save_strategy="no",
+        max_steps=10**6,
+        beta=0.0,
+        temperature=1.0,
+        per_device_train_batch_size=shape.microbatch,
+        num_generations=shape.samples,
+        gradient_accumulation_steps=shape.rows // shape.microbatch,
+        learning_rate=1e-5,
+        max_completion_length=shape.response,
+        gradient_checkpointing=False,
+        dataloader_pin_memory=False,
+        shuffle_dataset=False,
+    )
     trainer = Trainer(
         model=make_model(shape),
         processing_class=make_tokenizer(shape.decoder.vocabulary),

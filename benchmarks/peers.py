@@ -79,9 +79,13 @@ class Process:
         command = [python, HERE / script, json.dumps(given)]
         with log.open("w") as errors:
             self.process = subprocess.Popen(
-                command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=errors, text=True,
-            )  # fmt: skip
+                command,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
         self.ready = self._answer()["ready"]
 
     def _answer(self) -> dict:
@@ -133,10 +137,8 @@ def compared(systems: dict[str, dict]) -> dict:
             out[f"{part}_by_{clock}"] = {
                 "best_peer": best,
                 "ratio": mine["median"] / theirs["median"],
-                "ratio_of_the_extremes": [
-                    mine["min"] / theirs["max"], mine["max"] / theirs["min"]
-                ],
-            }  # fmt: skip
+                "ratio_of_the_extremes": [mine["min"] / theirs["max"], mine["max"] / theirs["min"]],
+            }
     memory = {peer: x["step"]["peak_mb"]["max"] for peer, x in peers.items()}
     best = min(memory, key=memory.get)
     ratio = memory[best] / ours["step"]["peak_mb"]["max"]
@@ -183,9 +185,7 @@ def measure(
         process.end()
     for system, each in laps.items():
         results[system] |= summary(each)
-    return {
-        "shape": dataclasses.asdict(shape), "systems": results, "ratios": compared(results)
-    }  # fmt: skip
+    return {"shape": dataclasses.asdict(shape), "systems": results, "ratios": compared(results)}
 
 
 def main() -> None:

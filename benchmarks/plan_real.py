@@ -55,13 +55,20 @@ def rows(folder: str, path: Path) -> int:
 def flags(folder: str, data: Path, prompt_tokens: int, prompts: int, changes: dict) -> list[str]:
     samples = changes.get("batch.samples_per_prompt", 8)
     fields = {
-        "model": Path(folder).resolve(), "data.train": data, "data.test": data,
-        "reward.function": "plan_real_reward.short", "model_settings.dtype": "float32",
-        "algorithm.kl_in_loss": 0, "data.max_prompt_tokens": prompt_tokens,
-        "sampler.max_response_tokens": 12, "batch.prompts_per_step": prompts,
-        "batch.samples_per_prompt": samples, "evaluate.prompts": 1,
-        "batch.sequences_per_optimizer_step": prompts * samples, **changes,
-    }  # fmt: skip
+        "model": Path(folder).resolve(),
+        "data.train": data,
+        "data.test": data,
+        "reward.function": "plan_real_reward.short",
+        "model_settings.dtype": "float32",
+        "algorithm.kl_in_loss": 0,
+        "data.max_prompt_tokens": prompt_tokens,
+        "sampler.max_response_tokens": 12,
+        "batch.prompts_per_step": prompts,
+        "batch.samples_per_prompt": samples,
+        "evaluate.prompts": 1,
+        "batch.sequences_per_optimizer_step": prompts * samples,
+        **changes,
+    }
     return [f"--config.{name}={value}" for name, value in fields.items()]
 
 
@@ -76,10 +83,13 @@ def planned(case: list[str], folder: Path, env: dict) -> dict:
     plan = json.loads(out.read_text())
     programs = {one["name"]: one["expected_s"] for one in plan["programs"]}
     return {
-        "peak_bytes": plan["process_peak_bytes"], "process_bytes": plan["process_bytes"],
-        "arrays_bytes": plan["total"], "step_s": plan["expected_s"],
-        "cpu_s": plan["expected_cpu_s"], "programs_s": programs,
-    }  # fmt: skip
+        "peak_bytes": plan["process_peak_bytes"],
+        "process_bytes": plan["process_bytes"],
+        "arrays_bytes": plan["total"],
+        "step_s": plan["expected_s"],
+        "cpu_s": plan["expected_cpu_s"],
+        "programs_s": programs,
+    }
 
 
 def measured(case: list[str], folder: Path, env: dict) -> dict:
@@ -110,12 +120,14 @@ def measured(case: list[str], folder: Path, env: dict) -> dict:
     parts = {name: [one[f"time/{name}_s"] for one in counted] for name in ("generate", "learn")}
     last = STEPS - 1
     return {
-        "peak_bytes": peak, "step_s": sum(map(sum, parts.values())) / len(counted),
+        "peak_bytes": peak,
+        "step_s": sum(map(sum, parts.values())) / len(counted),
         "programs_s": {name: sum(each) / len(each) for name, each in parts.items()},
         "cpu_s": (cpu[last] - cpu[1]) / (last - 1) if {1, last} <= set(cpu) else None,
-        "cpu_s_to_step_1": cpu.get(1), "wall_s": time.monotonic() - begun,
+        "cpu_s_to_step_1": cpu.get(1),
+        "wall_s": time.monotonic() - begun,
         "positions": [one["positions"] for one in counted if "positions" in one],
-    }  # fmt: skip
+    }
 
 
 def main() -> None:

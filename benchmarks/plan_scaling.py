@@ -58,10 +58,18 @@ def draw(runs: list[dict], file: str, title: str) -> None:
     for name in ("fsdp", "tensor"):
         sizes = [run["sent_bytes"].get(name, 0.0) / 1e9 for run in runs]
         axes.plot(chips, sizes, marker="o", label=f"along {name}")
-        axes.annotate(f"{sizes[-1]:.0f}", (chips[-1], sizes[-1]), xytext=(4, 4),
-                      textcoords="offset points")  # fmt: skip
-    axes.set(xscale="log", xticks=chips, xticklabels=chips, ylim=(0, None), title=title,
-             xlabel="chips", ylabel="GB sent by a chip per step")  # fmt: skip
+        axes.annotate(
+            f"{sizes[-1]:.0f}", (chips[-1], sizes[-1]), xytext=(4, 4), textcoords="offset points"
+        )
+    axes.set(
+        xscale="log",
+        xticks=chips,
+        xticklabels=chips,
+        ylim=(0, None),
+        title=title,
+        xlabel="chips",
+        ylabel="GB sent by a chip per step",
+    )
     axes.minorticks_off()
     axes.legend()
     figure.savefig(file, metadata={"Date": None} if file.endswith(".svg") else None)
@@ -79,12 +87,20 @@ def main() -> None:
         names = tuple(args.programs.split(","))
         plan = make_plan(config, devices, chip, topology, only=names)
         for one in plan.reports:
-            out.append({
-                "topology": topology, "chips": len(devices), "mesh": plan.mesh,
-                "program": one.name, "compile_s": one.compile_s, "error": one.error,
-                "sent_bytes": one.sent_bytes, "seconds": one.seconds, "flops": one.flops,
-                "total_bytes": one.total,
-            })  # fmt: skip
+            out.append(
+                {
+                    "topology": topology,
+                    "chips": len(devices),
+                    "mesh": plan.mesh,
+                    "program": one.name,
+                    "compile_s": one.compile_s,
+                    "error": one.error,
+                    "sent_bytes": one.sent_bytes,
+                    "seconds": one.seconds,
+                    "flops": one.flops,
+                    "total_bytes": one.total,
+                }
+            )
             print(json.dumps(out[-1]), file=sys.stderr, flush=True)  # a compile may take minutes
     if args.figure:
         draw(out, args.figure, f"{args.config}: {args.rows_per_chip} rows per chip")

@@ -45,11 +45,16 @@ TYPES = {
     "all float16 and its head": ({"dtype": "float16", "head_in_float32": False}, {}),
 }
 SHOWN = {
-    "mean": "abs_logprob_diff_mean", "p99": "abs_logprob_diff_p99", "max": "abs_logprob_diff_max",
-    "kl": "mismatch_kl", "k3_kl": "mismatch_k3_kl", "ess": "rollout_is_eff_sample_size",
-    "veto": "rollout_is_veto_fraction", "weight": "rollout_is_mean",
+    "mean": "abs_logprob_diff_mean",
+    "p99": "abs_logprob_diff_p99",
+    "max": "abs_logprob_diff_max",
+    "kl": "mismatch_kl",
+    "k3_kl": "mismatch_k3_kl",
+    "ess": "rollout_is_eff_sample_size",
+    "veto": "rollout_is_veto_fraction",
+    "weight": "rollout_is_mean",
     "correlation": "probability_correlation",
-}  # fmt: skip
+}
 
 
 def prompts_of(args, vocab: int):

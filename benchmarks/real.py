@@ -147,11 +147,13 @@ def compared(ours: list[dict], theirs: list[dict]) -> dict:
         out[f"{name}_ratio"] = interval(costs[1] / costs[0])
     per_token = [
         np.array(
-            [[cost(lap, "step", "wall_s") / lap["response_tokens"] for lap in x["laps"][1:]]
-             for x in system]
+            [
+                [cost(lap, "step", "wall_s") / lap["response_tokens"] for lap in x["laps"][1:]]
+                for x in system
+            ]
         )
         for system in (ours, theirs)
-    ]  # fmt: skip
+    ]
     out["wall_s_per_response_token_ratio"] = interval(per_token[1] / per_token[0])
     pairs = list(zip(ours, theirs, strict=True))
     out["other_prompts"] = sum(

@@ -49,9 +49,7 @@ def agreement(ours: list[list[int]], theirs: list[list[int]]) -> dict:
         differ = (i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y)
         shared.append(next(differ, len(a)))
     equal = sum(a == b for a, b in zip(ours, theirs, strict=True))
-    return {
-        "equal": equal, "sequences": len(ours), "mean_common_tokens": sum(shared) / len(shared)
-    }  # fmt: skip
+    return {"equal": equal, "sequences": len(ours), "mean_common_tokens": sum(shared) / len(shared)}
 
 
 def summary(ready: dict, laps: list[dict], sequences: int, tokens: int) -> dict:

@@ -58,7 +58,7 @@ def prompts_of(batch) -> list[tuple[int, ...]]:
     return [
         tuple(int(t) for t in row[(r > 0) & (np.cumsum(m > 0) == 0)])
         for row, m, r in zip(tokens, mask, real, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def main() -> None:

@@ -125,9 +125,10 @@ def markdown(result: dict) -> str:
                 continue
             shown = [
                 "{value:.3f} [{low:.3f}, {high:.3f}]".format(**tasks[name][key])
-                if key in tasks[name] else "-"
+                if key in tasks[name]
+                else "-"
                 for key in ("greedy_accuracy", "pass@1", "pass@8")
-            ]  # fmt: skip
+            ]
             lines.append(f"| `{name}` | {model} | {' | '.join(shown)} |")
     return "\n".join(lines)
 

@@ -20,18 +20,40 @@ def make_settings(given: dict, folder: str) -> GRPOConfig:
     rows = given["prompts"] * given["samples"]
     microbatch = given["microbatch"] or rows
     return GRPOConfig(
-        output_dir=folder, use_cpu=True, report_to=[], disable_tqdm=True,
-        logging_strategy="no", save_strategy="no", max_steps=given["steps"] + 1,
-        seed=given["seed"], shuffle_dataset=False, dataloader_pin_memory=False,
-        bf16=given["dtype"] == "bfloat16", gradient_checkpointing=given["remat"] == "full",
-        per_device_train_batch_size=microbatch, gradient_accumulation_steps=rows // microbatch,
-        num_generations=given["samples"], max_completion_length=given["max_response_tokens"],
-        temperature=1.0, top_p=1.0, top_k=0,
+        output_dir=folder,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        logging_strategy="no",
+        save_strategy="no",
+        max_steps=given["steps"] + 1,
+        seed=given["seed"],
+        shuffle_dataset=False,
+        dataloader_pin_memory=False,
+        bf16=given["dtype"] == "bfloat16",
+        gradient_checkpointing=given["remat"] == "full",
+        per_device_train_batch_size=microbatch,
+        gradient_accumulation_steps=rows // microbatch,
+        num_generations=given["samples"],
+        max_completion_length=given["max_response_tokens"],
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
         # The mean over all tokens of the batch, a clip of 0.2, no KL: rljax's config beside this.
-        loss_type="dapo", scale_rewards="group", beta=0.0, epsilon=0.2, num_iterations=1,
-        learning_rate=given["lr"], lr_scheduler_type="constant", warmup_steps=0,
-        adam_beta1=0.9, adam_beta2=0.999, adam_epsilon=1e-8, weight_decay=0.0, max_grad_norm=1.0,
-    )  # fmt: skip
+        loss_type="dapo",
+        scale_rewards="group",
+        beta=0.0,
+        epsilon=0.2,
+        num_iterations=1,
+        learning_rate=given["lr"],
+        lr_scheduler_type="constant",
+        warmup_steps=0,
+        adam_beta1=0.9,
+        adam_beta2=0.999,
+        adam_epsilon=1e-8,
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+    )
 
 
 def main() -> None:

@@ -64,9 +64,14 @@ def parsed() -> argparse.Namespace:
 def policy(args) -> Reference:
     heads = args.embed // 64
     config = decoder(
-        VOCAB, layers=2, embed=args.embed, mlp=3 * args.embed, heads=heads, kv_heads=heads,
+        VOCAB,
+        layers=2,
+        embed=args.embed,
+        mlp=3 * args.embed,
+        heads=heads,
+        kv_heads=heads,
         head_dim=64,
-    )  # fmt: skip
+    )
     model = Model(config, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
     params = model.init(jax.random.key(0))
     return Reference(params, model, 1.0, Decoding(slots=args.slots, loop=args.loop))
@@ -76,11 +81,15 @@ def prompts(count: int) -> Prompts:
     rng = np.random.default_rng(0)
     records = [
         PromptRecord(
-            token_ids=rng.integers(2, VOCAB, 16), prompt_text="", ground_truth="", index=i,
-            data_source="random", extra_info={},
+            token_ids=rng.integers(2, VOCAB, 16),
+            prompt_text="",
+            ground_truth="",
+            index=i,
+            data_source="random",
+            extra_info={},
         )
         for i in range(count)
-    ]  # fmt: skip
+    ]
     return Prompts.from_records(records, length=16)
 
 
@@ -101,7 +110,10 @@ def measured(actor, args, reward_s: float) -> dict:
     text = f"overlap_rewards.sleep(seconds={reward_s})"
     with RewardPool(text, workers=args.workers, timeout_s=60) as pool:
         reward = Reward(pool, Words, actor.model.mesh)
-        generate = lambda: actor.generate(data, key, how, n=args.samples)  # noqa: E731
+
+        def generate():
+            return actor.generate(data, key, how, n=args.samples)
+
         ways = {
             "decoding": generate,
             "after": lambda: reward(generate(), data)[0].scores,

@@ -21,9 +21,17 @@ _THOUGHTS = "We add the numbers, then divide by what is left over. " * 40
 # @ is another number in every sample.
 _NUMBERS = ["@", "-@", "1/@", "0.@", "1,@", r"\frac{3}{@}", "@.5", "2@"]
 _OTHERS = [
-    r"2\sqrt{@}", r"\frac{\pi}{@}", "x^2+@x+1", "(1,@)", r"\{1,2,@\}", r"(-\infty,@]", "x=@+y",
-    r"\begin{pmatrix}1&2\\3&@\end{pmatrix}", r"\text{Evelyn}", "3+@i",
-]  # fmt: skip
+    r"2\sqrt{@}",
+    r"\frac{\pi}{@}",
+    "x^2+@x+1",
+    "(1,@)",
+    r"\{1,2,@\}",
+    r"(-\infty,@]",
+    "x=@+y",
+    r"\begin{pmatrix}1&2\\3&@\end{pmatrix}",
+    r"\text{Evelyn}",
+    "3+@i",
+]
 
 
 def _samples(answers: list[str], count: int) -> list[dict]:

@@ -109,10 +109,13 @@ class Bench:
         for row in (plain, turns, new):
             row["host_share_of_0.3_s"] = row["host_ms"] / 1e3 / DISPATCH_S
         return {
-            "plain": plain, "with_replies": turns, "with_new_prompts": new,
+            "plain": plain,
+            "with_replies": turns,
+            "with_new_prompts": new,
             "replies_over_plain": turns["wall_s"] / plain["wall_s"],
-            "compiles": len(programs), "programs": programs,
-        }  # fmt: skip
+            "compiles": len(programs),
+            "programs": programs,
+        }
 
     def parking(self) -> dict:
         """(c)."""
@@ -136,11 +139,15 @@ class Bench:
                     sampler.release(sample)
                     del left[sample]
         return {
-            "episodes": 2 * slots, "turns": 2, "wall_s": time.perf_counter() - start,
-            "dispatches": sampler.dispatches, "most_held": most["held"],
-            "most_parked": most["parked"], "reread_tokens": sampler.reread_tokens,
+            "episodes": 2 * slots,
+            "turns": 2,
+            "wall_s": time.perf_counter() - start,
+            "dispatches": sampler.dispatches,
+            "most_held": most["held"],
+            "most_parked": most["parked"],
+            "reread_tokens": sampler.reread_tokens,
             "occupancy": sampler.live_slot_steps / sampler.slot_steps,
-        }  # fmt: skip
+        }
 
 
 def main() -> None:
@@ -155,9 +162,12 @@ def main() -> None:
     bench = Bench(options)
     report = {
         "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
-        "jax": jax.__version__, **vars(options), "slot_tokens": bench.tokens,
-        **bench.replies(), "parking": bench.parking(),
-    }  # fmt: skip
+        "jax": jax.__version__,
+        **vars(options),
+        "slot_tokens": bench.tokens,
+        **bench.replies(),
+        "parking": bench.parking(),
+    }
     print(json.dumps(report, indent=2))
 
 

@@ -125,7 +125,9 @@ class Bench:
         decode_s = row["wall_s"] - prefill["wall_s"]
         floor = floor_s(self.config, self.params, rates, slots, prompt + NEW / 2)
         return row | {
-            "slots": slots, "prompt_tokens": prompt, "new_tokens": NEW,
+            "slots": slots,
+            "prompt_tokens": prompt,
+            "new_tokens": NEW,
             "prefill_s": prefill["wall_s"],
             "tokens_per_s": slots * NEW / row["wall_s"],
             "tokens_per_cpu_s": slots * NEW / row["cpu_s"],
@@ -133,7 +135,7 @@ class Bench:
             "floor_step_ms": 1e3 * floor,
             "share_of_floor": floor / (decode_s / NEW),
             **rates,
-        }  # fmt: skip
+        }
 
     def ragged(self) -> dict:
         """(b): refilled slots against batches that wait."""
@@ -157,9 +159,14 @@ class Bench:
             for at in range(0, count, slots // n):
                 part = slice(at, at + slots // n)
                 one = generate(
-                    self.model, self.params, prompts[part], lengths[part],
-                    jax.random.fold_in(key, at), how, n=n,
-                )  # fmt: skip
+                    self.model,
+                    self.params,
+                    prompts[part],
+                    lengths[part],
+                    jax.random.fold_in(key, at),
+                    how,
+                    n=n,
+                )
                 total += float(one.mask.sum())
                 out.append(one.tokens)
             tokens["static"] = total
@@ -187,7 +194,8 @@ class Bench:
                 waiting[1] += sampler.live_slot_steps - counted[1]
         static = rows["static"]["tokens_per_s"]
         return rows | {
-            "requests": count * n, "slots": slots,
+            "requests": count * n,
+            "slots": slots,
             "mean_tokens": tokens["device"] / (count * n),
             "occupancy_while_requests_wait": waiting[1] / waiting[0],
             "occupancy": sampler.live_slot_steps / sampler.slot_steps,
@@ -197,7 +205,7 @@ class Bench:
             "device_over_static_cpu": rows["static"]["cpu_s"] / rows["device"]["cpu_s"],
             "device_over_static": rows["device"]["tokens_per_s"] / static,
             "host_over_static": rows["host"]["tokens_per_s"] / static,
-        }  # fmt: skip
+        }
 
     def sampler(self, slots: int, tokens: int, steps=32, chunk=PROMPT, stops=STOP_IDS) -> Sampler:
         engine = Engine(self.model, slots, tokens, steps=steps, stop_ids=stops)
@@ -226,7 +234,10 @@ class Bench:
         itself: greedy, of a model without attention, whose next token depends on the newest alone,
         so that it goes round in a circle, behind a prompt that holds the circle, as what is copied
         stands in a prompt. Text that does not: temperature 1 of the random model."""
-        zero = lambda path, x: x * ("['o']" not in jax.tree_util.keystr(path))  # noqa: E731
+
+        def zero(path, x):
+            return x * ("['o']" not in jax.tree_util.keystr(path))
+
         circles = jax.tree_util.tree_map_with_path(zero, self.params)
         texts = {"repeats": (circles, 0.0), "does_not_repeat": (self.params, 1.0)}
         rows: dict = {name: [] for name in texts}
@@ -245,11 +256,16 @@ class Bench:
             for d, all_runs in found.items():
                 wall, cpu = (statistics.median(one[i] for one in all_runs) for i in (0, 1))
                 plain = [statistics.median(one[i] for one in found[0]) for i in (0, 1)]
-                rows[name].append({
-                    "slots": slots, "draft_tokens": d, "steps_of_a_slot": all_runs[0][2] / slots,
-                    "wall_s": wall, "plain_over_wall": plain[0] / wall,
-                    "plain_over_cpu": plain[1] / cpu,
-                })  # fmt: skip
+                rows[name].append(
+                    {
+                        "slots": slots,
+                        "draft_tokens": d,
+                        "steps_of_a_slot": all_runs[0][2] / slots,
+                        "wall_s": wall,
+                        "plain_over_wall": plain[0] / wall,
+                        "plain_over_cpu": plain[1] / cpu,
+                    }
+                )
         return rows
 
     def _circles(self, params, prompts) -> list:

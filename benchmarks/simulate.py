@@ -117,24 +117,35 @@ def report(options: argparse.Namespace, arms: list[Arm]) -> dict:
         ours = [simulate(load, one, arm.eta, arm.eta, steps=200) for one in rows]
         took = np.mean(arm.steps[FIRST:], axis=0)
         decoded = np.mean(arm.decoding[FIRST:], axis=0)[1]
-        table.append({
-            "eta": arm.eta,
-            "decoding_cpu_s": {"measured": decoded, "simulated": ours[1].step_s - rows[1].learn_s},
-            **{
-                f"{name}_s": {"measured": took[i], "simulated": ours[i].step_s,
-                              "ratio": ours[i].step_s / took[i]}
-                for i, name in enumerate(("wall", "cpu"))
-            },
-            "dispatches": [arm.column("slots/dispatches").mean(), ours[0].dispatches],
-            "decode_steps": [arm.column("slots/decode_steps").mean(), ours[0].decode_steps],
-            "live_share": [live_share(arm), ours[0].live_share],
-            "age": [arm.column("staleness/steps_mean").mean(), ours[0].mean_age],
-            "tokens": arm.column("tokens").mean(),
-        })  # fmt: skip
+        table.append(
+            {
+                "eta": arm.eta,
+                "decoding_cpu_s": {
+                    "measured": decoded,
+                    "simulated": ours[1].step_s - rows[1].learn_s,
+                },
+                **{
+                    f"{name}_s": {
+                        "measured": took[i],
+                        "simulated": ours[i].step_s,
+                        "ratio": ours[i].step_s / took[i],
+                    }
+                    for i, name in enumerate(("wall", "cpu"))
+                },
+                "dispatches": [arm.column("slots/dispatches").mean(), ours[0].dispatches],
+                "decode_steps": [arm.column("slots/decode_steps").mean(), ours[0].decode_steps],
+                "live_share": [live_share(arm), ours[0].live_share],
+                "age": [arm.column("staleness/steps_mean").mean(), ours[0].mean_age],
+                "tokens": arm.column("tokens").mean(),
+            }
+        )
     return {
-        "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}", "jax": jax.__version__,
-        **vars(options), "seconds": {"wall": vars(rows[0]), "cpu": vars(rows[1])}, "arms": table,
-    }  # fmt: skip
+        "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+        "jax": jax.__version__,
+        **vars(options),
+        "seconds": {"wall": vars(rows[0]), "cpu": vars(rows[1])},
+        "arms": table,
+    }
 
 
 def live_share(arm: Arm) -> float:

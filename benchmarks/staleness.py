@@ -207,8 +207,10 @@ def main() -> None:
     options = parser.parse_args()
     report = {
         "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
-        "jax": jax.__version__, **vars(options), "median_least_most": measured(options),
-    }  # fmt: skip
+        "jax": jax.__version__,
+        **vars(options),
+        "median_least_most": measured(options),
+    }
     print(json.dumps(report, indent=2))
 
 

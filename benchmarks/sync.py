@@ -87,7 +87,10 @@ def measured(model: Model, decoding: Decoding, *, rows: int, new: int, repeats: 
 
 def summary(found: dict) -> dict:
     """Medians with least and most, and the ratios of medians."""
-    spread = lambda x: [round(f(x), 5) for f in (statistics.median, min, max)]  # noqa: E731
+
+    def spread(x):
+        return [round(f(x), 5) for f in (statistics.median, min, max)]
+
     out = {
         name: {
             field: spread(values) if field.endswith("_s") else values[-1]
@@ -95,8 +98,13 @@ def summary(found: dict) -> dict:
         }
         for name, fields in found.items()
     }
-    median = lambda name, field: statistics.median(found[name][field])  # noqa: E731
-    share = lambda a, b, field: round(median(a, field) / median(b, field), 4)  # noqa: E731
+
+    def median(name, field):
+        return statistics.median(found[name][field])
+
+    def share(a, b, field):
+        return round(median(a, field) / median(b, field), 4)
+
     sent = {name: one["written_bytes"] + one["host_bytes"] for name, one in out.items()}
     out["ratios"] = {
         "rollout: resharded / colocated": share("resharded", "colocated", "rollout_s"),
@@ -122,9 +130,14 @@ def main() -> None:
     devices = make_mesh()
     mesh = parsed(asked.train).mesh(devices)
     config = decoder(
-        4096, layers=asked.layers, embed=asked.embed, mlp=3 * asked.embed, heads=8, kv_heads=4,
+        4096,
+        layers=asked.layers,
+        embed=asked.embed,
+        mlp=3 * asked.embed,
+        heads=8,
+        kv_heads=4,
         head_dim=asked.embed // 8,
-    )  # fmt: skip
+    )
     decoding = Decoding(layout=parsed(asked.decode), weight_dtype=asked.weight_dtype)
     how = dict(rows=asked.rows, new=asked.new, repeats=asked.repeats)
     found = summary(measured(Model(config, mesh), decoding, **how))

@@ -155,14 +155,30 @@ def main():
         step = sum(v for k, v in whole.items() if k.endswith("_ms") and k != "async_ici_ms")
         steps = facts.pop("steps")
         late = whole.get("collectives", 0.0) * args.latency_us / 1e3
-        rounded = lambda d: {k: round(v, 3) for k, v in sorted(d.items())}  # noqa: E731
-        print(json.dumps({
-            "layout": layout, "config": args.config, "topology": args.topology, "set": args.set,
-            "a_layer": rounded(layer), "the_rest": rounded(rest),
-            f"at_{args.to}_layers": rounded(whole), "step_ms": round(step, 3),
-            "rollout_s": round(step * steps / 1e3, 2), "steps": steps,
-            "latency_s": round(late * steps / 1e3, 2), f"programs_of_{many}_layers": facts,
-        }, indent=1), flush=True)  # fmt: skip
+
+        def rounded(d):
+            return {k: round(v, 3) for k, v in sorted(d.items())}
+
+        print(
+            json.dumps(
+                {
+                    "layout": layout,
+                    "config": args.config,
+                    "topology": args.topology,
+                    "set": args.set,
+                    "a_layer": rounded(layer),
+                    "the_rest": rounded(rest),
+                    f"at_{args.to}_layers": rounded(whole),
+                    "step_ms": round(step, 3),
+                    "rollout_s": round(step * steps / 1e3, 2),
+                    "steps": steps,
+                    "latency_s": round(late * steps / 1e3, 2),
+                    f"programs_of_{many}_layers": facts,
+                },
+                indent=1,
+            ),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -225,11 +225,16 @@ def main():
     roles, mesh = abstract_roles(setup), setup.model.mesh
     makers = {"update": update_program, "logprobs": logprobs_program}
     out = {
-        "topology": args.topology, "mesh": {k: n for k, n in mesh.shape.items() if n > 1},
-        "layers": args.layers, "rows": args.rows, "tokens": args.tokens, "set": args.set,
+        "topology": args.topology,
+        "mesh": {k: n for k, n in mesh.shape.items() if n > 1},
+        "layers": args.layers,
+        "rows": args.rows,
+        "tokens": args.tokens,
+        "set": args.set,
         "microbatch_rows": setup.algorithm.steps.microbatch_rows,
-        "packing": setup.algorithm.steps.packing and steps_text(setup), "programs": [],
-    }  # fmt: skip
+        "packing": setup.algorithm.steps.packing and steps_text(setup),
+        "programs": [],
+    }
     for name in args.programs.split(","):
         program, arguments = makers[name](setup, roles)
         out["programs"].append(measured(name, program, arguments, mesh, chip, args))

@@ -42,7 +42,10 @@ def measured(preset: str, precision: str, seed: int) -> dict[str, float]:
         train(config, devices=jax.devices()[:1])
         text = (Path(config.run_dir) / "metrics.jsonl").read_text()
     rows = [json.loads(line) for line in text.splitlines()]
-    of = lambda name, over: [float(row[name]) for row in rows[over:] if name in row]  # noqa: E731
+
+    def of(name, over):
+        return [float(row[name]) for row in rows[over:] if name in row]
+
     found = {}
     for name in ("reward/mean", "loss"):
         if values := of(name, -LAST):

@@ -57,27 +57,44 @@ def methods():
     """Rows of the table: a name, which rows of the file it reads, and fields of the config."""
     yield {"name": "SFT", "rows": "correct", "dataflow": "sft", "actor_optimizer.lr": 5e-4}
     yield {
-        "name": "Reject Sampling", "rows": "selected", "dataflow": "sft",
+        "name": "Reject Sampling",
+        "rows": "selected",
+        "dataflow": "sft",
         "actor_optimizer.lr": 5e-4,
-    }  # fmt: skip
+    }
     yield {
-        "name": "DPO", "rows": "pairs", "dataflow": "preference",
-        "algorithm.preference_loss": "dpo(beta=0.1)", "actor_optimizer.lr": 1e-5,
-    }  # fmt: skip
+        "name": "DPO",
+        "rows": "pairs",
+        "dataflow": "preference",
+        "algorithm.preference_loss": "dpo(beta=0.1)",
+        "actor_optimizer.lr": 1e-5,
+    }
     # A third of the samples is right: twice their weight makes both kinds count alike.
     yield {
-        "name": "KTO", "rows": "labelled", "dataflow": "kto", "actor_optimizer.lr": 1e-5,
+        "name": "KTO",
+        "rows": "labelled",
+        "dataflow": "kto",
+        "actor_optimizer.lr": 1e-5,
         "algorithm.preference_loss": "kto(beta=0.1, desirable_weight=2.0)",
-    }  # fmt: skip
+    }
     yield {
-        "name": "DRO", "rows": "outcome", "dataflow": "dro(tau=0.1)",
-        "actor_optimizer.lr": 1e-4, "critic_optimizer.lr": 2e-3,
-    }  # fmt: skip
+        "name": "DRO",
+        "rows": "outcome",
+        "dataflow": "dro(tau=0.1)",
+        "actor_optimizer.lr": 1e-4,
+        "critic_optimizer.lr": 2e-3,
+    }
     yield {
-        "name": "DQO", "rows": "outcome", "dataflow": "dqo(beta=0.1)",
-        "actor_optimizer.lr": 1e-4, "critic_optimizer.lr": 2e-3,
-    }  # fmt: skip
+        "name": "DQO",
+        "rows": "outcome",
+        "dataflow": "dqo(beta=0.1)",
+        "actor_optimizer.lr": 1e-4,
+        "critic_optimizer.lr": 2e-3,
+    }
     yield {
-        "name": "DQO w/ process scores", "rows": "process", "dataflow": "dqo(beta=0.1)",
-        "actor_optimizer.lr": 1e-4, "critic_optimizer.lr": 2e-3,
-    }  # fmt: skip
+        "name": "DQO w/ process scores",
+        "rows": "process",
+        "dataflow": "dqo(beta=0.1)",
+        "actor_optimizer.lr": 1e-4,
+        "critic_optimizer.lr": 2e-3,
+    }

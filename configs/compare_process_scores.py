@@ -53,8 +53,6 @@ def get_config() -> Config:
 
 def methods():
     """The same dataflow with the same options: what differs is the rewards of the file."""
-    shared = {
-        "dataflow": "dqo(beta=0.3)", "actor_optimizer.lr": 1e-4, "critic_optimizer.lr": 2e-3,
-    }  # fmt: skip
+    shared = {"dataflow": "dqo(beta=0.3)", "actor_optimizer.lr": 1e-4, "critic_optimizer.lr": 2e-3}
     yield {"name": "DQO", "rows": "outcome", **shared}
     yield {"name": "DQO w/ process scores", "rows": "process", **shared}

@@ -95,7 +95,10 @@ def _error(node: ast.Call, known: Callable[[], dict[str, ast.expr]]) -> list[Lis
 
 def _text(node: ast.expr, known: dict[str, ast.expr], depth: int = 0) -> str:
     """The text of an expression, with a gap for what only a run knows."""
-    again = lambda part: _text(part, known, depth + 1)  # noqa: E731
+
+    def again(part):
+        return _text(part, known, depth + 1)
+
     if depth > 8:
         return GAP
     if isinstance(node, ast.Constant):

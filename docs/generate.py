@@ -39,19 +39,32 @@ PAPER = re.compile(r"(?<![\d./])(\d{4}\.\d{4,5})(?![\d.])")
 
 # The families of the presets: (file, title, what they have in common, their dataflows).
 FAMILIES = (
-    ("groups", "Groups of samples, no critic",
-     "Several responses to each prompt; a response is better or worse than its siblings.",
-     ("grpo", "reinforce", "remax")),
-    ("critic", "With a critic",
-     "A value model says what to expect from each token on; the advantage is what came beyond it.",
-     ("ppo", "vapo", "pf_ppo", "safe_rlhf", "prime")),
-    ("preferences", "Preferences between samples",
-     "The policy's own samples are compared, and pairs or games are learned from.",
-     ("online_dpo", "sppo", "xpo", "nash_md")),
-    ("selection", "Imitation of samples and of teachers",
-     "What is good is imitated: the best samples, what a search visited, a teacher's tokens.",
-     ("raft", "expert_iteration", "distil", "on_policy_distil", "cgpo")),
-)  # fmt: skip
+    (
+        "groups",
+        "Groups of samples, no critic",
+        "Several responses to each prompt; a response is better or worse than its siblings.",
+        ("grpo", "reinforce", "remax"),
+    ),
+    (
+        "critic",
+        "With a critic",
+        "A value model says what to expect from each token on; the advantage is what came "
+        "beyond it.",
+        ("ppo", "vapo", "pf_ppo", "safe_rlhf", "prime"),
+    ),
+    (
+        "preferences",
+        "Preferences between samples",
+        "The policy's own samples are compared, and pairs or games are learned from.",
+        ("online_dpo", "sppo", "xpo", "nash_md"),
+    ),
+    (
+        "selection",
+        "Imitation of samples and of teachers",
+        "What is good is imitated: the best samples, what a search visited, a teacher's tokens.",
+        ("raft", "expert_iteration", "distil", "on_policy_distil", "cgpo"),
+    ),
+)
 
 # Where components are named that are not the whole text of a field.
 NAMED_BY = {
@@ -70,7 +83,10 @@ NAMED_BY = {
 def prose(text: str) -> str:
     """Plain text as Markdown that shows it as it is: signs are escaped outside of code spans."""
     parts = re.split(r"(`[^`]+`)", text)
-    plain = lambda part: re.sub(r"([*<\[\]|])", r"\\\1", part).replace("\\<", "&lt;")  # noqa: E731
+
+    def plain(part):
+        return re.sub(r"([*<\[\]|])", r"\\\1", part).replace("\\<", "&lt;")
+
     return "".join(part if part.startswith("`") else plain(part) for part in parts)
 
 
@@ -137,18 +153,29 @@ def config_page() -> str:
 # The sections of the page of metrics: (title, about, the modules that declare them). A module is of
 # the section with the longest name that it begins with.
 METRIC_SECTIONS = (
-    ("Of an update",
-     "Also with a prefix: of another role (`critic/`, `NAME/`), of held-out rows (`eval/`).",
-     ("learn", "roles", "models", "losses", "dataflows.sft", "dataflows.prime")),
-    ("Of the samples of a step", "",
-     ("rollout", "learn.metrics", "dataflows", "shaping", "rewards", "roles.state")),
+    (
+        "Of an update",
+        "Also with a prefix: of another role (`critic/`, `NAME/`), of held-out rows (`eval/`).",
+        ("learn", "roles", "models", "losses", "dataflows.sft", "dataflows.prime"),
+    ),
+    (
+        "Of the samples of a step",
+        "",
+        ("rollout", "learn.metrics", "dataflows", "shaping", "rewards", "roles.state"),
+    ),
     ("Of the run", "", ("",)),
     ("Sampler against trainer", "See [mismatch](../guides/mismatch.md).", ("correction",)),
-    ("In flight", "See [asynchronous](../guides/asynchronous.md).",
-     ("rollout.flight", "rollout.players.responses_in_flight")),
-    ("Of environments", "See [environments](../guides/environments.md).",
-     ("rollout.players.episodes", "dataflows.self_play")),
-)  # fmt: skip
+    (
+        "In flight",
+        "See [asynchronous](../guides/asynchronous.md).",
+        ("rollout.flight", "rollout.players.responses_in_flight"),
+    ),
+    (
+        "Of environments",
+        "See [environments](../guides/environments.md).",
+        ("rollout.players.episodes", "dataflows.self_play"),
+    ),
+)
 
 
 def metric_tables() -> dict[str, dict[str, Metric]]:
@@ -195,8 +222,9 @@ def metrics_page() -> str:
 def commands_page() -> str:
     lines = [
         "A command that takes a config takes every [field](config.md) as `--config.FIELD=VALUE`, "
-        "too, and `--print_config`. In a clone `python launchers/train.py` is `rljax train`.", "",
-    ]  # fmt: skip
+        "too, and `--print_config`. In a clone `python launchers/train.py` is `rljax train`.",
+        "",
+    ]
     for name, command in COMMANDS.items():
         rows = []
         for field, spec in declared(command.options).items():
@@ -210,11 +238,7 @@ def commands_page() -> str:
         lines += ["```text", command.doc(), "```", ""]
         if rows:
             lines += [*table(("flag", "default", "what it is for"), rows), ""]
-    return page(
-        "Commands",
-        "What `rljax COMMAND --help` says, from the same source.",
-        *lines,
-    )
+    return page("Commands", "What `rljax COMMAND --help` says, from the same source.", *lines)
 
 
 def signature_of(function) -> str:
@@ -278,8 +302,9 @@ def features_page() -> str:
         rows.append((numbers[name], name, f"`{feature.field}`", *cells))
     reasons = [
         (rule.a, word, rule.b, cell(reason(rule.why)), cell(reason(rule.fix)))
-        for rules, word in ((EXCLUDES, "not with"), (NEEDS, "needs")) for rule in rules
-    ]  # fmt: skip
+        for rules, word in ((EXCLUDES, "not with"), (NEEDS, "needs"))
+        for rule in rules
+    ]
     return page(
         "What goes with what",
         "The features of a run that samples, each with the field that turns it on, often because "
@@ -287,10 +312,12 @@ def features_page() -> str:
         "go together unless their cell says `no`; `needs` is what the feature of the row needs. "
         "A column is the feature of that number. A config with an excluded pair is refused before "
         "anything loads; images, once the data is read.",
-        *table(("", "feature", "field", *(numbers[name] for name in columns)), rows), "",
-        "## Why", "",
+        *table(("", "feature", "field", *(numbers[name] for name in columns)), rows),
+        "",
+        "## Why",
+        "",
         *table(("feature", "", "feature", "why", "what to do"), reasons),
-    )  # fmt: skip
+    )
 
 
 def api_page() -> str:
@@ -311,10 +338,14 @@ def api_page() -> str:
         if inspect.isclass(member) and not dataclasses.is_dataclass(member):
             continue
         methods = [
-            (n, f) for n, f in vars(member).items()
-            if inspect.isclass(member) and not n.startswith("_") and inspect.isfunction(f)
-            and inspect.getdoc(f) and not hasattr(object, n)
-        ]  # fmt: skip
+            (n, f)
+            for n, f in vars(member).items()
+            if inspect.isclass(member)
+            and not n.startswith("_")
+            and inspect.isfunction(f)
+            and inspect.getdoc(f)
+            and not hasattr(object, n)
+        ]
         if methods:
             rows = [(f"`{n}`", cell(first_line(f))) for n, f in methods]
             lines += [*table(("method", "what it does"), rows), ""]
@@ -407,9 +438,15 @@ def family_page(title: str, about: str, members: list[Preset]) -> str:
             paragraph = paragraph.replace("docs/methods/presets.md", "presets.md")
             text = linked(prose(paragraph))
             lines += [text.replace("presets.md", "[measured](presets.md)"), ""]
-        lines += [f"`rljax train presets/{preset.name}:tiny`. Settings that are not the "
-                  "[defaults](../reference/config.md):", "",
-                  "```text", *settings_of(preset.config), "```", ""]  # fmt: skip
+        lines += [
+            f"`rljax train presets/{preset.name}:tiny`. Settings that are not the "
+            "[defaults](../reference/config.md):",
+            "",
+            "```text",
+            *settings_of(preset.config),
+            "```",
+            "",
+        ]
     about += " Parts by name: [components](../reference/components.md)."
     return page(title, about, *lines)
 
@@ -447,16 +484,30 @@ def method_pages() -> dict[str, str]:
     known, out, lines = presets("presets"), {}, []
     head = ("preset", "paper", "what it is", "where paper and code differ")
     for file, title, about, flows in FAMILIES:
-        flow = lambda p: re.split(r"[(.]", p.config.dataflow)[0]  # noqa: E731
+
+        def flow(p):
+            return re.split(r"[(.]", p.config.dataflow)[0]
+
         members = [preset for preset in known if flow(preset) in flows]
         out[f"methods/{file}.md"] = family_page(title, about, members)
         lines += [f"## [{title}]({file}.md)", "", about, ""]
         lines += [*table(head, index_rows(members, f"{file}.md#{{}}")), ""]
-    lines += ["## [From a file](offline.md)", "", "Pairs, labels, demonstrations, steps: no "
-              "samples are drawn. Configs of `configs/offline/`.", "",
-              *table(head, index_rows(presets("offline"), "offline.md")), ""]  # fmt: skip
-    lines += ["## Parts with a paper", "", "Losses, advantages, ..., for any config.", "",
-              *table(("name", "part", "paper", "what it does"), part_rows())]  # fmt: skip
+    lines += [
+        "## [From a file](offline.md)",
+        "",
+        "Pairs, labels, demonstrations, steps: no "
+        "samples are drawn. Configs of `configs/offline/`.",
+        "",
+        *table(head, index_rows(presets("offline"), "offline.md")),
+        "",
+    ]
+    lines += [
+        "## Parts with a paper",
+        "",
+        "Losses, advantages, ..., for any config.",
+        "",
+        *table(("name", "part", "paper", "what it does"), part_rows()),
+    ]
     out["methods/index.md"] = page(
         "Methods: the paper index",
         "Every config that ships as a method, with its paper and where the code departs from it; "

@@ -11,23 +11,51 @@ from mkdocs.structure.files import File
 # The order of the site. Pages that are not named follow by name, so a new page needs no line here.
 TABS = (
     ("Home", ("index.md",)),
-    ("Start", ("start/install.md", "start/first_run.md", "start/your_data.md",
-               "start/your_reward.md", "start/your_model.md", "choose.md")),
+    (
+        "Start",
+        (
+            "start/install.md",
+            "start/first_run.md",
+            "start/your_data.md",
+            "start/your_reward.md",
+            "start/your_model.md",
+            "choose.md",
+        ),
+    ),
     ("Notebooks", ()),
     ("Guides", ("guides/command.md", "guides/faq.md", "guides/errors.md")),
-    ("Methods", ("methods/index.md", "methods/groups.md", "methods/critic.md",
-                 "methods/preferences.md", "methods/selection.md", "methods/offline.md",
-                 "methods/composite.md", "methods/presets.md")),
+    (
+        "Methods",
+        (
+            "methods/index.md",
+            "methods/groups.md",
+            "methods/critic.md",
+            "methods/preferences.md",
+            "methods/selection.md",
+            "methods/offline.md",
+            "methods/composite.md",
+            "methods/presets.md",
+        ),
+    ),
     ("Cookbook", ("cookbook/index.md", "cookbook/real_model.md")),
-    ("Pods", ("pods/overview.md", "pods/tpu_vm.md", "pods/slurm.md", "pods/gke.md",
-              "pods/skypilot.md")),
+    (
+        "Pods",
+        ("pods/overview.md", "pods/tpu_vm.md", "pods/slurm.md", "pods/gke.md", "pods/skypilot.md"),
+    ),
     ("Extend", ("extend/index.md",)),
     ("Internals", ("architecture.md",)),
-    ("Reference", ("reference/config.md", "reference/commands.md", "reference/components.md",
-                   "reference/metrics.md", "reference/api.md")),
-    ("About", ("claims.md", "compared.md", "measurements.md",
-               "contributing.md")),
-)  # fmt: skip
+    (
+        "Reference",
+        (
+            "reference/config.md",
+            "reference/commands.md",
+            "reference/components.md",
+            "reference/metrics.md",
+            "reference/api.md",
+        ),
+    ),
+    ("About", ("claims.md", "compared.md", "measurements.md", "contributing.md")),
+)
 _LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 # (The picture of the badge lies elsewhere, and the site loads nothing from elsewhere.)
 _BADGE = re.compile(r"\[!\[Open in Colab\]\([^)]*\)\]\(([^)]*)\)")

@@ -36,23 +36,32 @@ COLOURS = 64  # of the report's picture
 BOX = 76  # the height of one
 DIAGRAMS = {
     "overview.svg": (
-        660, 300,
+        660,
+        300,
         [
             (20, 30, 170, "Prompts", ["files, the hub,", "or a task"]),
             (245, 30, 170, "Sampler", ["responses, or", "episodes with tools"]),
             (470, 30, 170, "Rewards", ["your function, in", "worker processes"]),
-            (245, 194, 395, "Training step", ["log-probs, advantages, all optimizer steps:",
-                                             "one compiled JAX function"]),
+            (
+                245,
+                194,
+                395,
+                "Training step",
+                ["log-probs, advantages, all optimizer steps:", "one compiled JAX function"],
+            ),
             (20, 194, 170, "Results", ["accuracy, report,", "checkpoints, policy"]),
         ],
         [
-            ("M190 68 H237", None), ("M415 68 H462", None), ("M555 106 V186", None),
+            ("M190 68 H237", None),
+            ("M415 68 H462", None),
+            ("M555 106 V186", None),
             ("M300 194 V114", (314, 154, "the same weights, not a copy")),
             ("M245 232 H198", None),
         ],
     ),
     "architecture.svg": (
-        660, 300,
+        660,
+        300,
         [
             (20, 30, 180, "Source", ["rows of a file, or a", "rollout with rewards"]),
             (240, 30, 180, "Batch", ["tokens [B, S], mask,", "rewards, group, ..."]),
@@ -60,12 +69,13 @@ DIAGRAMS = {
             (460, 194, 180, "Roles", ["Actor, Critic,", "Reference, ..."]),
         ],
         [
-            ("M200 68 H232", None), ("M420 68 H452", None),
+            ("M200 68 H232", None),
+            ("M420 68 H452", None),
             ("M550 106 V186", (538, 150, "new weights, metrics")),
             ("M460 232 H110 V114", (124, 222, "the actor that samples: the same arrays")),
         ],
     ),
-}  # fmt: skip
+}
 STYLE = """
 rect { fill: #f3f5fb; stroke: #5c6bc0; stroke-width: 1.5 }
 path { fill: none; stroke: #37474f; stroke-width: 2; marker-end: url(#head) }
@@ -121,30 +131,43 @@ def bands(width: int, rows: list[tuple[str, list[tuple[float, float, str]]]], no
                 f'<text x="{(x + wide) / 2:g}" y="{y + 22}" text-anchor="middle" '
                 f'style="font-size:13px">{escape(text)}</text>'
             )
-    return "\n".join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height + 26}" role="img">',
-        f"<style>{STYLE}</style>",
-        f'<rect width="{width}" height="{height + 26}" rx="10" style="fill:#ffffff;stroke:none"/>',
-        *boxes,
-        f'<text class="label" x="{left}" y="{height + 14}">{escape(note)}</text>',
-        "</svg>", "",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" '
+            f'viewBox="0 0 {width} {height + 26}" role="img">',
+            f"<style>{STYLE}</style>",
+            f'<rect width="{width}" height="{height + 26}" rx="10" '
+            f'style="fill:#ffffff;stroke:none"/>',
+            *boxes,
+            f'<text class="label" x="{left}" y="{height + 14}">{escape(note)}</text>',
+            "</svg>",
+            "",
+        ]
+    )
 
 
 # One step: when each part of the machine works, in shares of the step.
 STEP = [
     ("sampler", [(0.0, 0.38, "decode responses"), (0.44, 1.0, "samples of next steps")]),
     ("reward workers", [(0.1, 0.44, "score each response as it ends")]),
-    ("program", [(0.44, 0.55, "log-probs"), (0.555, 0.68, "advantages"),
-                 (0.685, 0.86, "optimizer steps")]),
+    (
+        "program",
+        [(0.44, 0.55, "log-probs"), (0.555, 0.68, "advantages"), (0.685, 0.86, "optimizer steps")],
+    ),
     ("host", [(0.0, 0.1, "prompts"), (0.86, 1.0, "metrics, save")]),
-]  # fmt: skip
+]
 # The rooms of tests/test_house.py by floor, each floor with the name of its lowest room.
 FLOORS = [
-    ("ground", "errors"), ("services", "hub"), ("formulas", "kernels"), ("models, data", "models"),
-    ("sampling", "learn"), ("algorithms", "roles"), ("a run's parts", "checkpoint"),
-    ("runs, servers", "plan"), ("commands", "datagen"),
-]  # fmt: skip
+    ("ground", "errors"),
+    ("services", "hub"),
+    ("formulas", "kernels"),
+    ("models, data", "models"),
+    ("sampling", "learn"),
+    ("algorithms", "roles"),
+    ("a run's parts", "checkpoint"),
+    ("runs, servers", "plan"),
+    ("commands", "datagen"),
+]
 
 
 def floors() -> str:
@@ -161,9 +184,15 @@ def floors() -> str:
     rows = []
     for title, names in reversed(rooms):
         share = 1 / len(names)
-        rows.append((title, [
-            (n * share + 0.004, (n + 1) * share - 0.004, name) for n, name in enumerate(names)
-        ]))  # fmt: skip
+        rows.append(
+            (
+                title,
+                [
+                    (n * share + 0.004, (n + 1) * share - 0.004, name)
+                    for n, name in enumerate(names)
+                ],
+            )
+        )
     return bands(1100, rows, "A module imports rooms to the left of its own, and of floors below.")
 
 
@@ -186,9 +215,14 @@ class Panel(Console):
 
     def __init__(self, run_dir, config):
         screen = rich.console.Console(
-            file=io.StringIO(), record=True, force_terminal=True, color_system="truecolor",
-            width=COLUMNS, height=ROWS, legacy_windows=False,
-        )  # fmt: skip
+            file=io.StringIO(),
+            record=True,
+            force_terminal=True,
+            color_system="truecolor",
+            width=COLUMNS,
+            height=ROWS,
+            legacy_windows=False,
+        )
         super().__init__(config["sft"]["steps"] + config["steps"], live=False, console=screen)
         self.grpo_steps = 0
 
@@ -216,19 +250,28 @@ def photograph(report: Path, picture: Path) -> None:
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), "")
     if not browser:
         raise InputError(
-            "no browser takes the picture of the report", rule="Chromium is looked for on PATH",
+            "no browser takes the picture of the report",
+            rule="Chromium is looked for on PATH",
             fix="apt-get install chromium",
-        )  # fmt: skip
+        )
     with tempfile.TemporaryDirectory() as folder:
         taken = Path(folder) / "report.png"
         subprocess.run(
             [
-                browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-                f"--user-data-dir={folder}", f"--window-size={WIDTH},{HEIGHT}",
-                f"--screenshot={taken}", report.resolve().as_uri(),
+                browser,
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--hide-scrollbars",
+                f"--user-data-dir={folder}",
+                f"--window-size={WIDTH},{HEIGHT}",
+                f"--screenshot={taken}",
+                report.resolve().as_uri(),
             ],
-            check=True, timeout=120, capture_output=True,
-        )  # fmt: skip
+            check=True,
+            timeout=120,
+            capture_output=True,
+        )
         image = Image.open(taken).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
         image.save(picture, optimize=True)
 

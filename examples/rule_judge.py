@@ -55,8 +55,11 @@ def main() -> None:
     options = parser.parse_args()
     Handler.delay_s = options.delay_s
     server = http.server.ThreadingHTTPServer(("127.0.0.1", options.port), Handler)
-    print(f"--config.reward.function=\"judge(base_url='http://127.0.0.1:{server.server_port}/v1', "
-          "model='rule')\"", flush=True)  # fmt: skip
+    print(
+        f"--config.reward.function=\"judge(base_url='http://127.0.0.1:{server.server_port}/v1', "
+        "model='rule')\"",
+        flush=True,
+    )
     server.serve_forever()
 
 

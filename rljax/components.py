@@ -43,9 +43,11 @@ class Range:
     def problem(self, value: float) -> str:
         """Why a number is out of range, "" where it is not."""
         bounds = (
-            (">=", self.low, operator.ge), ("<=", self.high, operator.le),
-            (">", self.above, operator.gt), ("<", self.below, operator.lt),
-        )  # fmt: skip
+            (">=", self.low, operator.ge),
+            ("<=", self.high, operator.le),
+            (">", self.above, operator.gt),
+            ("<", self.below, operator.lt),
+        )
         bounds = [bound for bound in bounds if bound[1] is not None]
         if math.isfinite(value) and all(holds(value, bound) for _, bound, holds in bounds):
             return ""
@@ -75,10 +77,11 @@ def parse_component(text: str) -> tuple[str, tuple[tuple[str, object], ...]]:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         if entry_point := _ENTRY_POINT.fullmatch(text):
             raise InputError(
-                "a component has a colon between module and function", value=text,
+                "a component has a colon between module and function",
+                value=text,
                 rule="only the path of a .py file has one",
                 fix=f"write {entry_point[1]}.{entry_point[2]}",
-            ) from None  # fmt: skip
+            ) from None
         raise InputError(
             "a component is not a valid call",
             value=text,
@@ -130,9 +133,7 @@ def parse_component(text: str) -> tuple[str, tuple[tuple[str, object], ...]]:
 
 # Modules that a component of a config may name and that had another name before: runs that were
 # written then go on.
-_RULES = (
-    "against", "baseline_response", "collect", "greedy", "special_token", "turn_tree", "vine",
-)  # fmt: skip
+_RULES = ("against", "baseline_response", "collect", "greedy", "special_token", "turn_tree", "vine")
 _MOVED = {
     "rljax.data.tasks": "rljax.tasks",
     "rljax.rollout.searched": "rljax.rollout.rules.search",
@@ -223,10 +224,33 @@ def is_own_code(name: str) -> bool:
 
 # Libraries beside rljax: none of their functions is a component, and some run what they are told.
 _LIBRARIES = {
-    "absl", "flax", "grain", "jax", "jaxlib", "jinja2", "mlflow", "numpy", "orbax", "pip",
-    "pyarrow", "pytest", "rich", "safetensors", "scipy", "setuptools", "starlette", "swanlab",
-    "tensorboardX", "tokenizers", "torch", "trackio", "transformers", "uvicorn", "wandb", "yaml",
-}  # fmt: skip
+    "absl",
+    "flax",
+    "grain",
+    "jax",
+    "jaxlib",
+    "jinja2",
+    "mlflow",
+    "numpy",
+    "orbax",
+    "pip",
+    "pyarrow",
+    "pytest",
+    "rich",
+    "safetensors",
+    "scipy",
+    "setuptools",
+    "starlette",
+    "swanlab",
+    "tensorboardX",
+    "tokenizers",
+    "torch",
+    "trackio",
+    "transformers",
+    "uvicorn",
+    "wandb",
+    "yaml",
+}
 
 
 def _is_a_librarys(module_name: str) -> bool:
@@ -304,10 +328,17 @@ def _functions_in(path: str) -> list[str]:
 
 # Packages that are called otherwise than what they are imported by.
 _PACKAGES = {
-    "bs4": "beautifulsoup4", "cv2": "opencv-python", "Crypto": "pycryptodome",
-    "dateutil": "python-dateutil", "dotenv": "python-dotenv", "fitz": "pymupdf", "PIL": "pillow",
-    "skimage": "scikit-image", "sklearn": "scikit-learn", "yaml": "pyyaml",
-}  # fmt: skip
+    "bs4": "beautifulsoup4",
+    "cv2": "opencv-python",
+    "Crypto": "pycryptodome",
+    "dateutil": "python-dateutil",
+    "dotenv": "python-dotenv",
+    "fitz": "pymupdf",
+    "PIL": "pillow",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
 
 
 _PATHS = sysconfig.get_paths()

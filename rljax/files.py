@@ -275,9 +275,10 @@ def parse_yaml(text: str | bytes, place: str, loader: type | None = None) -> obj
         text = _decoded(text, place)
     if len(text) > LARGEST_YAML:
         raise InputError(
-            f"{place} has {len(text)} characters of YAML", rule=f"at most {LARGEST_YAML}",
+            f"{place} has {len(text)} characters of YAML",
+            rule=f"at most {LARGEST_YAML}",
             fix="write it as JSON, which is read faster",
-        )  # fmt: skip
+        )
     try:
         # The parser follows each bracket by several calls, so the stack would end it later.
         value = yaml.load(text, loader or _loader_class())
@@ -420,9 +421,11 @@ def require_whole(value: object, place: str) -> None:
             except UnicodeEncodeError as error:
                 near = one[max(0, error.start - 20) : error.end + 20]
                 raise InputError(
-                    f"{place} has half a surrogate pair", value=near,
-                    rule="no text can hold it", fix="write the whole character",
-                ) from None  # fmt: skip
+                    f"{place} has half a surrogate pair",
+                    value=near,
+                    rule="no text can hold it",
+                    fix="write the whole character",
+                ) from None
 
 
 def _require_bounded(value: object, place: str) -> None:
@@ -459,9 +462,11 @@ def parse_row(line: str, path: str | Path, number: int) -> object:
         if what := _why_no_row(line.strip(), number):
             what, fix = what
             raise InputError(
-                f"{place} {what}", value=line.strip()[:80],
-                rule="a .jsonl file has one object per line", fix=fix,
-            ) from None  # fmt: skip
+                f"{place} {what}",
+                value=line.strip()[:80],
+                rule="a .jsonl file has one object per line",
+                fix=fix,
+            ) from None
         raise error from None
 
 

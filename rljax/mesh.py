@@ -111,9 +111,11 @@ def _slices(devices: list, slices: int) -> list[list]:
         parts = [[d for d in devices if slice_of(d) == index] for index in sorted(named)]
         if slices not in (-1, len(parts)):
             raise InputError(
-                "mesh.slices", value=slices, rule=f"the devices are of {len(parts)} slices",
+                "mesh.slices",
+                value=slices,
+                rule=f"the devices are of {len(parts)} slices",
                 fix="leave it at -1",
-            )  # fmt: skip
+            )
         if len({len(part) for part in parts}) > 1:
             raise InputError(
                 "slices of several sizes",
@@ -129,11 +131,12 @@ def _slices(devices: list, slices: int) -> list[list]:
     split = any(a & b for a, b in itertools.combinations(hosts, 2)) and len(set.union(*hosts)) > 1
     if size * slices != len(devices) or split:
         raise InputError(
-            "mesh.slices", value=slices,
+            "mesh.slices",
+            value=slices,
             rule=f"cuts {len(devices)} devices of {len(set.union(*hosts))} hosts into equal parts "
             "of whole hosts",
             fix="--config.mesh.slices=-1, which takes the slices of the devices",
-        )  # fmt: skip
+        )
     return parts
 
 
@@ -258,7 +261,10 @@ def is_on_host(x) -> bool:
 
 def in_device_memory(tree):
     """Inside or outside a program: what waits on the host, copied to the devices."""
-    fetch = lambda x: jax.device_put(x, jax.memory.Space.Device) if is_on_host(x) else x  # noqa: E731
+
+    def fetch(x):
+        return jax.device_put(x, jax.memory.Space.Device) if is_on_host(x) else x
+
     return jax.tree.map(fetch, tree)
 
 
@@ -388,7 +394,8 @@ def check_products(dtype: str, mesh: Mesh) -> None:
     """Raises InputError where the devices of a mesh have no products of a dtype."""
     if dtype == "float16" and mesh.devices.flat[0].platform == "tpu":
         raise InputError(
-            "products in float16, on a TPU", value=dtype,
+            "products in float16, on a TPU",
+            value=dtype,
             rule="its matrix units take bfloat16, to which XLA rounds float16",
             fix="bfloat16 or float32: model_settings.dtype, sampler.dtype, --dtype",
-        )  # fmt: skip
+        )

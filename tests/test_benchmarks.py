@@ -29,9 +29,16 @@ import sync
 from step_shapes import SHAPES, Cost, Decoder, Shape, lap
 
 TINY = Shape(  # a row for each of the tests' devices
-    prompts=4, samples=2, shortest_prompt=3, longest_prompt=5, response=8, mean_response=5,
-    slots=8, microbatch=8, decoder=Decoder(64, layers=1, embed=32, mlp=64, heads=2, kv_heads=1),
-)  # fmt: skip
+    prompts=4,
+    samples=2,
+    shortest_prompt=3,
+    longest_prompt=5,
+    response=8,
+    mean_response=5,
+    slots=8,
+    microbatch=8,
+    decoder=Decoder(64, layers=1, embed=32, mlp=64, heads=2, kv_heads=1),
+)
 
 
 def test_prompts_are_of_the_lengths_of_the_shape_and_end_no_response():
@@ -53,9 +60,11 @@ def test_useful_work_counts_a_prompt_once_in_its_group_and_no_padding():
         mask[row, prompt : prompt + response] = 1
         real[row, : prompt + response] = 1
     batch = Batch(
-        tokens=np.zeros((4, 6), np.int32), mask=mask, segment_ids=real,
+        tokens=np.zeros((4, 6), np.int32),
+        mask=mask,
+        segment_ids=real,
         positions=np.zeros((4, 6), np.int32),
-    )  # fmt: skip
+    )
     every = [(p + r) * (p + r + 1) // 2 for p, r in rows]
     assert grpo_step.needed(batch, 2) == {
         "response_tokens": 5,
@@ -128,8 +137,10 @@ def test_ratios_are_to_the_best_peer():
     assert systems["rljax"]["step"]["wall_s"] == {"min": 1.0, "median": 2.0, "max": 4.0}
     ratios = peers.compared(systems)
     assert ratios["step_by_wall_s"] == {
-        "best_peer": "tunix", "ratio": 1.5, "ratio_of_the_extremes": [0.75, 3.0]
-    }  # fmt: skip
+        "best_peer": "tunix",
+        "ratio": 1.5,
+        "ratio_of_the_extremes": [0.75, 3.0],
+    }
     assert ratios["update_by_cpu_s"]["ratio"] == 1.5
     assert ratios["peak_memory"] == {"best_peer": "trl", "ratio": 2 / 3}
     assert peers.compared({**systems, "tunix": {"failed": "why"}})["step_by_wall_s"]["ratio"] == 2
@@ -201,10 +212,20 @@ def test_rows_of_a_seed_are_those_that_a_run_draws(tmp_path):
 
 
 GIVEN = {
-    "model": "m", "rows": "r.jsonl", "reward": f"{real_rows.__file__}:last_number", "steps": 1,
-    "prompts": 2, "samples": 4, "max_prompt_tokens": 8, "max_response_tokens": 4, "microbatch": 4,
-    "lr": 2e-5, "seed": 1, "dtype": "float32", "remat": "full",
-}  # fmt: skip
+    "model": "m",
+    "rows": "r.jsonl",
+    "reward": f"{real_rows.__file__}:last_number",
+    "steps": 1,
+    "prompts": 2,
+    "samples": 4,
+    "max_prompt_tokens": 8,
+    "max_response_tokens": 4,
+    "microbatch": 4,
+    "lr": 2e-5,
+    "seed": 1,
+    "dtype": "float32",
+    "remat": "full",
+}
 
 
 def test_both_systems_are_given_the_same_settings(tmp_path):
@@ -219,8 +240,11 @@ def test_both_systems_are_given_the_same_settings(tmp_path):
     assert theirs.per_device_train_batch_size * theirs.gradient_accumulation_steps == 8
     assert theirs.steps_per_generation == theirs.gradient_accumulation_steps == 2
     assert (theirs.learning_rate, theirs.adam_beta1, theirs.adam_beta2, theirs.adam_epsilon) == (
-        adamw.lr, adamw.beta1, adamw.beta2, adamw.eps
-    )  # fmt: skip
+        adamw.lr,
+        adamw.beta1,
+        adamw.beta2,
+        adamw.eps,
+    )
     assert (theirs.max_grad_norm, theirs.weight_decay) == (adamw.clip_norm, adamw.weight_decay)
     assert theirs.gradient_checkpointing and not theirs.bf16
     assert theirs.lr_scheduler_type == adamw.schedule == "constant"
@@ -269,9 +293,12 @@ def test_prompts_that_differ_are_counted_and_not_compared():
     def lap(digest):
         cost = dataclasses.asdict(Cost(2.0, 1.0, 0.0, 1, 100.0))
         return {
-            **dict.fromkeys(real.PARTS, cost), "response_tokens": 4, "prompts_sha256": digest,
-            "rewards": [1.0], "workers": {"cpu_s": 1.0, "peak_mb": 100.0},
-        }  # fmt: skip
+            **dict.fromkeys(real.PARTS, cost),
+            "response_tokens": 4,
+            "prompts_sha256": digest,
+            "rewards": [1.0],
+            "workers": {"cpu_s": 1.0, "peak_mb": 100.0},
+        }
 
     seeds = [[{"laps": [lap("x"), lap(last)]}] for last in ("x", "y")]
     found = real.compared(*seeds)
@@ -321,7 +348,10 @@ def test_ratios_of_synchronisation_are_of_medians():
 
 def a_result(rate: float, *cpu_s: float) -> dict:
     """What benchmarks/grpo_step.py prints, of which the history reads a part."""
-    spread = lambda x: {"min": x, "median": x, "max": x}  # noqa: E731
+
+    def spread(x):
+        return {"min": x, "median": x, "max": x}
+
     parts = dict(zip(history.PARTS, cpu_s, strict=True))
     return {"matmul_gflop_per_cpu_s": spread(rate)} | {
         name: {"cpu_s": spread(x)} for name, x in parts.items()

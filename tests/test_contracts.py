@@ -46,45 +46,66 @@ OF_POLICY, OF_TOKENS, OF_ROWS = (Policy(TOKEN, TOKEN),), (TOKEN,), (ROW,)
 # Namespace -> what stands before the batch, and the functions with the options that change what
 # they read. Functions without such an option are added by themselves.
 TABLE = {
-    advantages: ((), [
-        P(advantages.group_relative, exclude_truncated=True),
-        P(advantages.gae, bootstrap_truncated=True),
-        P(advantages.vapo_gae, bootstrap_truncated=True),
-    ]),
-    policy: (OF_POLICY, [
-        P(policy.ppo_clip, max_sequence_kl=0.1), P(policy.gspo, max_sequence_kl=0.1),
-        P(policy.cispo, behaviour="sampler"),
-        P(policy.trajectory_balance, log_z=jnp.zeros(ROWS)),
-    ]),
+    advantages: (
+        (),
+        [
+            P(advantages.group_relative, exclude_truncated=True),
+            P(advantages.gae, bootstrap_truncated=True),
+            P(advantages.vapo_gae, bootstrap_truncated=True),
+        ],
+    ),
+    policy: (
+        OF_POLICY,
+        [
+            P(policy.ppo_clip, max_sequence_kl=0.1),
+            P(policy.gspo, max_sequence_kl=0.1),
+            P(policy.cispo, behaviour="sampler"),
+            P(policy.trajectory_balance, log_z=jnp.zeros(ROWS)),
+        ],
+    ),
     value: (OF_TOKENS, [P(value.squared_error, clip=None)]),
-    preference: (OF_POLICY, [
-        P(preference.dpo, wpo_weighting=True),
-        P(preference.dpo, losses=("sigmoid", "sft"), wpo_weighting=True),
-    ]),
+    preference: (
+        OF_POLICY,
+        [
+            P(preference.dpo, wpo_weighting=True),
+            P(preference.dpo, losses=("sigmoid", "sft"), wpo_weighting=True),
+        ],
+    ),
     implicit_reward: (OF_POLICY, []),
-    q_function: (OF_POLICY, [
-        P(q_function.dqo_policy, beta=0.1),
-        P(q_function.dqo_policy, beta=0.1, behaviour="ref", bootstrap_truncated=True),
-        P(q_function.dqo_policy, beta=0.1, behaviour="old", one_step=True),
-        P(q_function.dqo_policy, beta=0.1, is_level="off"),
-        P(q_function.dqo_value, beta=0.1), P(q_function.dqo_value, beta=0.1, one_step=True),
-        P(q_function.dqo_value, beta=0.1, is_level="off", bootstrap_truncated=True),
-        P(q_function.dro_policy, tau=0.1), P(q_function.dro_policy, tau=0.1, value=jnp.zeros(ROWS)),
-        P(q_function.dro_value, tau=0.1),
-    ]),
+    q_function: (
+        OF_POLICY,
+        [
+            P(q_function.dqo_policy, beta=0.1),
+            P(q_function.dqo_policy, beta=0.1, behaviour="ref", bootstrap_truncated=True),
+            P(q_function.dqo_policy, beta=0.1, behaviour="old", one_step=True),
+            P(q_function.dqo_policy, beta=0.1, is_level="off"),
+            P(q_function.dqo_value, beta=0.1),
+            P(q_function.dqo_value, beta=0.1, one_step=True),
+            P(q_function.dqo_value, beta=0.1, is_level="off", bootstrap_truncated=True),
+            P(q_function.dro_policy, tau=0.1),
+            P(q_function.dro_policy, tau=0.1, value=jnp.zeros(ROWS)),
+            P(q_function.dro_value, tau=0.1),
+        ],
+    ),
     reward_model: (OF_ROWS, [P(reward_model.bradley_terry, margin=True)]),
-    reductions: ((), [
-        P(reductions.token_sum_norm, max_tokens=9),
-        P(reductions.seq_mean_token_sum_norm, max_tokens=9),
-    ]),
+    reductions: (
+        (),
+        [
+            P(reductions.token_sum_norm, max_tokens=9),
+            P(reductions.seq_mean_token_sum_norm, max_tokens=9),
+        ],
+    ),
     filters: ((), []),
-    scores: ((), [
-        P(scores.soft_overlong, max_tokens=5, cache_tokens=2),
-        P(scores.length_penalty_when_right, max_tokens=5, cache_tokens=2),
-        P(scores.clipped, low=0.0, high=1.0),
-    ]),
+    scores: (
+        (),
+        [
+            P(scores.soft_overlong, max_tokens=5, cache_tokens=2),
+            P(scores.length_penalty_when_right, max_tokens=5, cache_tokens=2),
+            P(scores.clipped, low=0.0, high=1.0),
+        ],
+    ),
     correction: ((), []),
-}  # fmt: skip
+}
 # Functions that another array stands beside the batch of.
 BESIDE = {
     preference.kto: (0.3,),
@@ -92,16 +113,21 @@ BESIDE = {
     preference.xpo: (jnp.zeros(ROWS // 2, jnp.bool_),),
 }
 BEFORE = {
-    reward_model.step_regression: OF_TOKENS, reward_model.step_classification: (LOGITS,),
-    q_function.dqo_value: OF_TOKENS, q_function.dro_value: OF_TOKENS,
-}  # fmt: skip
+    reward_model.step_regression: OF_TOKENS,
+    reward_model.step_classification: (LOGITS,),
+    q_function.dqo_value: OF_TOKENS,
+    q_function.dro_value: OF_TOKENS,
+}
 # Public functions of these modules that are not called with a batch as their stage does.
 HELPERS = {
-    implicit_reward.group_accuracy, scores.response_tokens,
+    implicit_reward.group_accuracy,
+    scores.response_tokens,
     scores.apply_shaping,
-    q_function.lambda_returns, q_function.offline_weights, q_function.prompt_values,
+    q_function.lambda_returns,
+    q_function.offline_weights,
+    q_function.prompt_values,
     q_function.soft_rewards,
-}  # fmt: skip
+}
 
 
 def cases():
@@ -166,8 +192,17 @@ WITH_RETURNS = (advantages.gae, advantages.vapo_gae)
 
 
 def test_every_namespace_of_formulas_is_in_the_table():
-    stages = ("advantage", "policy_loss", "value_loss", "preference_loss", "reward_loss",
-              "reduction", "filter", "shaping", "correction")  # fmt: skip
+    stages = (
+        "advantage",
+        "policy_loss",
+        "value_loss",
+        "preference_loss",
+        "reward_loss",
+        "reduction",
+        "filter",
+        "shaping",
+        "correction",
+    )
     homes = {importlib.import_module(NAMESPACES[stage]) for stage in stages}
     assert homes <= TABLE.keys()
 
@@ -219,7 +254,9 @@ def test_spec_is_that_of_the_function_and_its_options(function, reads, rows):
 
 
 def test_spec_of_a_component_has_the_options_of_its_text():
-    of = lambda text, stage: spec(resolve(text, NAMESPACES[stage]))  # noqa: E731
+    def of(text, stage):
+        return spec(resolve(text, NAMESPACES[stage]))
+
     assert of("dpo", "preference_loss") == Contract(safe=True, reads=("ref_logprobs",), rows=2)
     both = of("dpo(losses=('sigmoid', 'sft'), wpo_weighting=True)", "preference_loss")
     assert both.whole_step and both.reads == ("ref_logprobs", "sum_pi_squared")

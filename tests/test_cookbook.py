@@ -13,9 +13,17 @@ from rljax.validation import validate
 
 FOLDER = REPO / "docs" / "cookbook"
 RECIPES = [
-    "math", "code", "json_output", "preference_pairs", "reward_model", "process_reward_model",
-    "judge", "distillation", "length_control", "images",
-]  # fmt: skip
+    "math",
+    "code",
+    "json_output",
+    "preference_pairs",
+    "reward_model",
+    "process_reward_model",
+    "judge",
+    "distillation",
+    "length_control",
+    "images",
+]
 PARTS = ("When", "Data", "Here, without a download", "With a model", "Result", "Watch", "Change it")
 _OWN = re.compile(r"_FOLDER|\.jsonl|\.parquet")  # what a user brings
 _EARLIER = re.compile(r"(?<!run_dir)=runs/")  # what the command before has written

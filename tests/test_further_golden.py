@@ -17,22 +17,44 @@ from rljax.mesh import make_mesh
 pytest.importorskip("torch", reason="torch makes the further runs")
 pytest.importorskip("transformers", reason="transformers has the model of the further runs")
 
-OPTIMIZER = {"lr": 0.002, "betas": [0.8, 0.95], "eps": 1e-6, "weight_decay": 0.1,
-             "max_grad_norm": 0.4, "warmup_steps": 1}  # fmt: skip
+OPTIMIZER = {
+    "lr": 0.002,
+    "betas": [0.8, 0.95],
+    "eps": 1e-6,
+    "weight_decay": 0.1,
+    "max_grad_norm": 0.4,
+    "warmup_steps": 1,
+}
 TWO = {"gradient_accumulation_steps": 2, "max_steps": 3}
 ALTERED = {  # name -> (what it is made from, what is other there)
     "dpo": ("dpo", OPTIMIZER | TWO | {"loss_type": "ipo", "beta": 0.3, "scheduler": "COSINE"}),
     "dpo_hinge": ("dpo", {"loss_type": "hinge", "beta": 0.5, "warmup_steps": 0}),
-    "kto": ("kto", {"beta": 0.3, "desirable_weight": 1.4, "undesirable_weight": 0.7,
-                    "scheduler": "CONSTANT_WITH_WARMUP"}),
+    "kto": (
+        "kto",
+        {
+            "beta": 0.3,
+            "desirable_weight": 1.4,
+            "undesirable_weight": 0.7,
+            "scheduler": "CONSTANT_WITH_WARMUP",
+        },
+    ),
     "reward": ("reward", OPTIMIZER | TWO | {"center_rewards_coefficient": 0.2}),
     "sft": ("sft", OPTIMIZER | {"loss_type": "dft", "scheduler": "SchedulerType.CONSTANT"}),
-    "grpo": ("grpo", TWO | {"loss_type": "dr_grpo", "beta": 0.0, "epsilon": 0.1,
-                            "epsilon_high": 0.4, "max_completion_length": 17}),
+    "grpo": (
+        "grpo",
+        TWO
+        | {
+            "loss_type": "dr_grpo",
+            "beta": 0.0,
+            "epsilon": 0.1,
+            "epsilon_high": 0.4,
+            "max_completion_length": 17,
+        },
+    ),
     "grpo_rows": ("grpo", OPTIMIZER | {"loss_type": "grpo", "beta": 0.2, "epsilon": 0.05}),
     "grpo_cispo": ("grpo", {"loss_type": "cispo", "beta": 0.1, "epsilon_high": 1.2}),
     "rloo": ("rloo", OPTIMIZER | {"epsilon": 0.05}),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -77,9 +99,13 @@ def run_golden(folder, *arguments: str) -> str:
     """Returns what pytest prints of the tests that read golden vectors, with RLJAX_GOLDEN."""
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [*command, *arguments], cwd=REPO, capture_output=True, text=True, check=False,
+        [*command, *arguments],
+        cwd=REPO,
+        capture_output=True,
+        text=True,
+        check=False,
         env=os.environ | {"RLJAX_GOLDEN": str(folder), "PYTHONPATH": str(REPO)},
-    )  # fmt: skip
+    )
     return done.stdout + done.stderr
 
 
@@ -139,4 +165,7 @@ def test_all_trainers_of_another_folder_are_replayed(written):
         path = written(name)
     said = run_golden(path.parent.parent, "-rA", "tests/dataflows/test_trl_runs.py")
     for name in ALTERED:
-        assert f"PASSED tests/dataflows/test_trl_runs.py::test_six_steps_equal_trl[further/{name}]" in said, said[-3000:]  # fmt: skip  # noqa: E501
+        assert (
+            f"PASSED tests/dataflows/test_trl_runs.py::test_six_steps_equal_trl[further/{name}]"
+            in said
+        ), said[-3000:]

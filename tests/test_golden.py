@@ -19,9 +19,17 @@ from golden_checks.common import Skip
 from golden_io import read_cases, same
 
 ROOMS = (
-    "advantages", "policy", "correction", "objectives", "data", "preference", "reward_model",
-    "distillation", "schedules", "logprobs",
-)  # fmt: skip
+    "advantages",
+    "policy",
+    "correction",
+    "objectives",
+    "data",
+    "preference",
+    "reward_model",
+    "distillation",
+    "schedules",
+    "logprobs",
+)
 
 # What no formula of these rooms answers to. A prefix ending in / stands for a folder.
 NOT_HERE: dict[str, str] = {
@@ -70,19 +78,33 @@ CHECKS = checks()
 # The normal lane holds every case to float64; in float32, where a compile costs as much again, it
 # holds every fourth case of one file of each room and the slow lane all cases of all.
 ALSO_FLOAT32 = (
-    "trl/dpo", "trl/grpo_loss", "trl/reward_model", "trl/sft", "verl/adv_gae",
-    "verl/policy_loss_vanilla", "verl/value_loss",
-)  # fmt: skip
+    "trl/dpo",
+    "trl/grpo_loss",
+    "trl/reward_model",
+    "trl/sft",
+    "verl/adv_gae",
+    "verl/policy_loss_vanilla",
+    "verl/value_loss",
+)
 
 
 # Files of many cases that differ in few options each, of which every one is a program to compile:
 # the normal lane holds a half of the cases to float64, the slow lane all.
 HALVED = (
-    "trl/dpo", "trl/dpo_seq_v024", "trl/gkd_generalized_jsd", "trl/gmpo_loss",
-    "trl/grpo_advantages", "trl/grpo_loss", "trl/grpo_vllm_is_correction", "trl/ppo_loss",
-    "verl/apply_kl_penalty", "verl/policy_loss_bypass_mode", "verl/policy_loss_vanilla",
-    "verl/rollout_correction", "verl/value_loss",
-)  # fmt: skip
+    "trl/dpo",
+    "trl/dpo_seq_v024",
+    "trl/gkd_generalized_jsd",
+    "trl/gmpo_loss",
+    "trl/grpo_advantages",
+    "trl/grpo_loss",
+    "trl/grpo_vllm_is_correction",
+    "trl/ppo_loss",
+    "verl/apply_kl_penalty",
+    "verl/policy_loss_bypass_mode",
+    "verl/policy_loss_vanilla",
+    "verl/rollout_correction",
+    "verl/value_loss",
+)
 
 # Older releases of what verl/rollout_correction holds.
 OLDER = ("verl/rollout_is_pr3694", "verl/rollout_corr_v070")
@@ -133,9 +155,15 @@ def tolerance(kind: str, key: str, case, dtype: str) -> tuple[float, float]:
 def compare(got: dict, case, dtype: str) -> list[str]:
     """Returns what differs, and what is missing. Where agreement is optional, shapes are compared,
     and a number has to be one."""
-    stored = {f"{kind}/{k}": v for kind, values in (
-        ("output", case.outputs), ("grad", case.grads), ("metric", case.metrics)
-    ) for k, v in values.items()}  # fmt: skip
+    stored = {
+        f"{kind}/{k}": v
+        for kind, values in (
+            ("output", case.outputs),
+            ("grad", case.grads),
+            ("metric", case.metrics),
+        )
+        for k, v in values.items()
+    }
     omitted = got.pop("omitted", {})
     wrong = [f"{key} is not computed" for key in stored if key not in got and key not in omitted]
     wrong += [f"{key} is not in the file" for key in got if key not in stored]

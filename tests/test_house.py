@@ -283,9 +283,7 @@ def test_a_dataflow_page_speaks_of_no_device():
 # Rooms whose arrays never leave the devices' side, or that make the layouts.
 WITH_DEVICES = ("arrays.py", "mesh.py", "models", "kernels", "plan")
 # Weights and queues that are placed on a layout of their own, which `place` does not know.
-EXCEPTIONS = {
-    ("sampler/generate.py", "_arguments"): "a queue that every device reads whole",
-}
+EXCEPTIONS = {("sampler/generate.py", "_arguments"): "a queue that every device reads whole"}
 
 
 def crossings(tree) -> list[tuple[str, str]]:
@@ -357,12 +355,20 @@ def test_nothing_says_to_install_rljax_by_its_name():
 
 
 def test_an_installation_by_name_is_found():
-    for bad in ("pip install rljax", "pip install 'rljax[hub]'", "%pip install -q -c x rljax",
-                'pip install -U "rljax>=0.1"', "pip install rljax\\[tpu,gcs\\]"):  # fmt: skip
+    for bad in (
+        "pip install rljax",
+        "pip install 'rljax[hub]'",
+        "%pip install -q -c x rljax",
+        'pip install -U "rljax>=0.1"',
+        "pip install rljax\\[tpu,gcs\\]",
+    ):
         assert installs(bad), bad
-    for good in ("pip install -e '.[hub]'", "pip install ./rljax_lm-0.1.0-py3-none-any.whl",
-                 "pip install 'rljax-lm[hub]'",
-                 "pip install 'rljax-lm[hub] @ git+https://h/o/rljax'"):  # fmt: skip
+    for good in (
+        "pip install -e '.[hub]'",
+        "pip install ./rljax_lm-0.1.0-py3-none-any.whl",
+        "pip install 'rljax-lm[hub]'",
+        "pip install 'rljax-lm[hub] @ git+https://h/o/rljax'",
+    ):
         assert not installs(good), good
 
 
@@ -386,9 +392,15 @@ def without_fix(tree) -> list[str]:
         fixes = [word.value for word in node.keywords if word.arg == "fix"]
         fixes = fixes or (node.args[4:5] if checked else [])
         whole = any(word.arg is None for word in node.keywords)  # **{...}, of a message
-        nothing = [one for fix in fixes for one in ast.walk(fix)
-                   if isinstance(fix, ast.Constant | ast.IfExp) and one in parts_of(fix)
-                   and isinstance(one, ast.Constant) and one.value == ""]  # fmt: skip
+        nothing = [
+            one
+            for fix in fixes
+            for one in ast.walk(fix)
+            if isinstance(fix, ast.Constant | ast.IfExp)
+            and one in parts_of(fix)
+            and isinstance(one, ast.Constant)
+            and one.value == ""
+        ]
         if not whole and (not fixes or nothing):
             wrong.append(f"{node.lineno}: {ast.unparse(node)[:80]}")
     return wrong
@@ -411,10 +423,13 @@ def test_every_error_has_a_fix():
 
 def test_an_error_without_a_fix_is_found():
     for code in (
-        "raise InputError('a', value=1, rule='b')", "InputError('a', fix='')",
-        "Damaged(f'{a} is gone')", "problems.check(a > 0, 'field', a, 'above 0')",
-        "InputError('a', fix='b' if c else '')", "problems.check(a, 'field', a, 'rule', '')",
-    ):  # fmt: skip
+        "raise InputError('a', value=1, rule='b')",
+        "InputError('a', fix='')",
+        "Damaged(f'{a} is gone')",
+        "problems.check(a > 0, 'field', a, 'above 0')",
+        "InputError('a', fix='b' if c else '')",
+        "problems.check(a, 'field', a, 'rule', '')",
+    ):
         assert len(without_fix(ast.parse(code))) == 1, code
     for code in (
         "InputError('a', fix=f'write {b}')",

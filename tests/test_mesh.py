@@ -47,8 +47,9 @@ def test_slices_are_the_outermost_part_of_data():
         mesh = make_mesh(4, 2, 4, devices=shuffled)
         assert slice_count(mesh) == 2
         assert [[d.slice_index for d in part.flat] for part in mesh.devices.reshape(2, 16)] == [
-            [0] * 16, [1] * 16,
-        ]  # fmt: skip
+            [0] * 16,
+            [1] * 16,
+        ]
     with pytest.raises(InputError, match="does not divide by 2 slices"):
         make_mesh(1, -1, devices=devices)
 

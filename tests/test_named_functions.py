@@ -30,9 +30,20 @@ def names(path) -> set[str]:
 
 
 # Functions of such a module that others call and no config names.
-HELPERS = {"code_region", "devices_apart", "dividing", "generated", "generator_of",
-           "make_sample", "player_of", "reads", "response_tokens", "run_rollout", "sampler_mesh",
-           "widened"}  # fmt: skip
+HELPERS = {
+    "code_region",
+    "devices_apart",
+    "dividing",
+    "generated",
+    "generator_of",
+    "make_sample",
+    "player_of",
+    "reads",
+    "response_tokens",
+    "run_rollout",
+    "sampler_mesh",
+    "widened",
+}
 # What a page or the role table names itself runs in the tests of every page that has it.
 DECLARED = [
     *(REPO / "rljax" / "dataflows").glob("*.py"),

@@ -70,9 +70,15 @@ sys.exit(0 if result.success else 1)
 
 
 def first_cell(
-    folder, jax: str, rljax: str | None, others: dict[str, str], source: str = "",
-    here: str = ".", code: int = 0, without: str = "",
-) -> tuple[str, list]:  # fmt: skip
+    folder,
+    jax: str,
+    rljax: str | None,
+    others: dict[str, str],
+    source: str = "",
+    here: str = ".",
+    code: int = 0,
+    without: str = "",
+) -> tuple[str, list]:
     """What the first cell prints and what it asks of pip in an environment that has such versions;
     [] where it asks for nothing."""
     home = folder / "site"
@@ -101,9 +107,13 @@ def first_cell(
     env["RLJAX_SOURCE"] = source
     done = subprocess.run(
         [sys.executable, "-c", RUN.replace("result =", f"{hide}result =")],
-        input=setup_of(NOTEBOOKS[0]), cwd=folder / here, env=env, capture_output=True, text=True,
+        input=setup_of(NOTEBOOKS[0]),
+        cwd=folder / here,
+        env=env,
+        capture_output=True,
+        text=True,
         timeout=120,
-    )  # fmt: skip
+    )
     asked = folder / here / "asked.json"
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout, json.loads(asked.read_text()) if asked.exists() else []
@@ -121,8 +131,11 @@ def test_a_good_jax_is_kept_as_it_is(tmp_path):
     assert arguments[0] == "install" and arguments[-1] == "/a clone" and "-q" in arguments
     assert "--upgrade" not in arguments and "-U" not in arguments
     assert sorted(kept.split()) == [
-        "jax-cuda12-plugin==0.12.2", "jax==0.12.3", "jaxlib==0.12.3", "libtpu==0.0.30"
-    ]  # fmt: skip
+        "jax-cuda12-plugin==0.12.2",
+        "jax==0.12.3",
+        "jaxlib==0.12.3",
+        "libtpu==0.0.30",
+    ]
 
 
 def test_an_old_rljax_is_renewed_and_an_old_jax_may_be(tmp_path):
@@ -139,13 +152,19 @@ WHEEL = "rljax_lm-0.1.0-py3-none-any.whl"
     "source, files, installed",
     [
         ("", ["clone/rljax/", "clone/pyproject.toml"], "clone"),
-        ("", ["clone/rljax/", "clone/pyproject.toml", f"clone/notebooks/{WHEEL}"],
-         f"clone/notebooks/{WHEEL}"),
-        ("git+https://example.org/me/rljax", ["clone/rljax/", "clone/pyproject.toml"],
-         "git+https://example.org/me/rljax"),
+        (
+            "",
+            ["clone/rljax/", "clone/pyproject.toml", f"clone/notebooks/{WHEEL}"],
+            f"clone/notebooks/{WHEEL}",
+        ),
+        (
+            "git+https://example.org/me/rljax",
+            ["clone/rljax/", "clone/pyproject.toml"],
+            "git+https://example.org/me/rljax",
+        ),
         ("", ["clone/rljax/"], None),
     ],
-)  # fmt: skip
+)
 def test_no_index_is_asked_for_the_name_rljax(tmp_path, source, files, installed):
     """The name belongs to another project there: from what the user names, the wheel beside the
     notebook or its clone; without one of these the cell ends."""

@@ -19,12 +19,27 @@ _ARXIV = re.compile(r"(?<![\d.])(?:0[7-9]|1\d|2[0-6])(?:0[1-9]|1[0-2])\.\d{5}(?!
 
 # The sources of the lecture, in its order.
 TWENTY = (
-    "Supervised Learning of Behaviors", "When Speed Kills Stability", "Nature 550", "2508.01329",
-    "Sutton and Barto", "1506.02438", "2402.03300", "2402.14740", "2501.03262", "2410.01679",
-    "1707.06347", "2503.14476", "2506.13585", "2507.18071",
-    "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training", "2510.26788",
-    "2505.24298", "2509.19128", "2510.13786", "2503.04697",
-)  # fmt: skip
+    "Supervised Learning of Behaviors",
+    "When Speed Kills Stability",
+    "Nature 550",
+    "2508.01329",
+    "Sutton and Barto",
+    "1506.02438",
+    "2402.03300",
+    "2402.14740",
+    "2501.03262",
+    "2410.01679",
+    "1707.06347",
+    "2503.14476",
+    "2506.13585",
+    "2507.18071",
+    "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training",
+    "2510.26788",
+    "2505.24298",
+    "2509.19128",
+    "2510.13786",
+    "2503.04697",
+)
 
 
 def names_of(file) -> set[str]:
@@ -111,11 +126,16 @@ def test_the_bibliography_lists_no_paper_twice_and_twenty_to_begin_with():
 def test_what_the_bibliography_says_is_here_exists():
     """A part by name after its kind, a preset, or a field of the config."""
     kinds = {
-        "loss": ("policy_loss", "preference_loss"), "losses": ("policy_loss",),
-        "advantage": ("advantage",), "reward": ("reward",), "dataflow": ("dataflow",),
-        "optimizer": ("optimizer",), "schedule": ("schedule",), "search": ("search",),
+        "loss": ("policy_loss", "preference_loss"),
+        "losses": ("policy_loss",),
+        "advantage": ("advantage",),
+        "reward": ("reward",),
+        "dataflow": ("dataflow",),
+        "optimizer": ("optimizer",),
+        "schedule": ("schedule",),
+        "search": ("search",),
         "correction": ("correction",),
-    }  # fmt: skip
+    }
     named = re.findall(rf"\b({'|'.join(kinds)}) `(\w+)`", REFERENCES)
     assert len(named) > 40
     for kind, name in named:

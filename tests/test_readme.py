@@ -111,8 +111,9 @@ def other_dialect(text: str) -> list[str]:
     """Commands that are written in another way than `rljax COMMAND CONFIG`."""
     return re.findall(
         r"(?:python3? |bin/python )launchers/\w+\.py|launchers/\w+\.py --|bin/rljax\b"
-        r"|(?<!\w/)rljax (?:train|plan|sweep|play|inspect|pipeline)[^\n`]*? --config=\S+", text
-    )  # fmt: skip
+        r"|(?<!\w/)rljax (?:train|plan|sweep|play|inspect|pipeline)[^\n`]*? --config=\S+",
+        text,
+    )
 
 
 # The quickstart has no environment that is on PATH; one page says what a clone's launchers are.
@@ -152,14 +153,22 @@ def test_no_page_refers_to_documents_that_are_not_here():
 def path_headings(text: str) -> list[str]:
     """Headings that are, or hold, the path of a file or of a folder."""
     headings = re.findall(r"^#{1,6} (.*)$", _FENCE.sub("", text), re.M)
-    return [h for h in headings if re.search(r"\w/\w*[`)\]]|\w+\.(?:py|md|sh|json)\b|`\w+/", h)
-            and not re.fullmatch(r"\[[^\]`/]+\]\([\w/]+\.md\)", h)]  # fmt: skip
+    return [
+        h
+        for h in headings
+        if re.search(r"\w/\w*[`)\]]|\w+\.(?:py|md|sh|json)\b|`\w+/", h)
+        and not re.fullmatch(r"\[[^\]`/]+\]\([\w/]+\.md\)", h)
+    ]
 
 
 def test_no_heading_is_a_path():
     assert {path.name: found for path in PAGES if (found := path_headings(path.read_text()))} == {}
-    for bad in ("## rljax/batch.py", "### Batch ([`rljax/batch.py`](../rljax/batch.py))",
-                "# `rljax/roles/`", "## See hooks.py"):  # fmt: skip
+    for bad in (
+        "## rljax/batch.py",
+        "### Batch ([`rljax/batch.py`](../rljax/batch.py))",
+        "# `rljax/roles/`",
+        "## See hooks.py",
+    ):
         assert path_headings(bad), bad
     for good in ("## Reward", "## [From a file](offline.md)", "## Sampler and trainer"):
         assert not path_headings(good), good

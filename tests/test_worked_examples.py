@@ -127,13 +127,14 @@ def test_an_empty_microbatch_is_exactly_zero(reduction):
     example = worked_example("edge.empty_batch")
     x = example["inputs"]
     batch = response_batch(
-        x["response_mask"], jnp.float32, old_logprobs=x["old_log_prob"],
-        advantages=x["advantages"],
-    )  # fmt: skip
+        x["response_mask"], jnp.float32, old_logprobs=x["old_log_prob"], advantages=x["advantages"]
+    )
     loss, gradient, _ = reduced(
         lambda logp, b: policy.ppo_clip(policy.Policy(logp, logp), b),
-        jnp.asarray(x["log_prob"]), batch, reduction(batch),
-    )  # fmt: skip
+        jnp.asarray(x["log_prob"]),
+        batch,
+        reduction(batch),
+    )
     assert float(loss) == example["outputs"]["loss"]
     np.testing.assert_array_equal(gradient, example["outputs"]["grad"])
 

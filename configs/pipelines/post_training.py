@@ -61,42 +61,70 @@ def pipeline(variant: str = ""):
     tiny, data = variant == "tiny", task(variant)
     test = 64 if tiny else 512
     yield {
-        "stage": "base", "command": "train",
+        "stage": "base",
+        "command": "train",
         "data.train": f'prompt_texts(of="{data}", texts=512)',
-        "steps": 40 if tiny else 200, "actor_optimizer.lr": 3e-3 if tiny else 1e-3,
+        "steps": 40 if tiny else 200,
+        "actor_optimizer.lr": 3e-3 if tiny else 1e-3,
         "evaluate.prompts_from": data,
-    }  # fmt: skip
+    }
     yield {
-        "stage": "sft", "command": "train", "model": "{base}/policy",
-        "steps": 12 if tiny else 200, "actor_optimizer.lr": 5e-3 if tiny else 5e-4,
-        "evaluate.prompts_from": data, "evaluate.every_steps": 20,
-    }  # fmt: skip
+        "stage": "sft",
+        "command": "train",
+        "model": "{base}/policy",
+        "steps": 12 if tiny else 200,
+        "actor_optimizer.lr": 5e-3 if tiny else 5e-4,
+        "evaluate.prompts_from": data,
+        "evaluate.every_steps": 20,
+    }
     yield {
-        "stage": "pairs", "command": "label preferences", "policy": "{sft}/policy", "data": data,
-        "judge": f"{__file__}:person(task={data.partition('(')[0]!r})", "samples": 8,
-        "temperature": 1.5, "max_response_tokens": 3, "max_prompt_tokens": 10,
-    }  # fmt: skip
+        "stage": "pairs",
+        "command": "label preferences",
+        "policy": "{sft}/policy",
+        "data": data,
+        "judge": f"{__file__}:person(task={data.partition('(')[0]!r})",
+        "samples": 8,
+        "temperature": 1.5,
+        "max_response_tokens": 3,
+        "max_prompt_tokens": 10,
+    }
     yield {
-        "stage": "scorer", "command": "train", "dataflow": "reward_model",
-        "model": "{sft}/policy", "data.train": "{pairs}/pairs.jsonl",
-        "steps": 100 if tiny else 400, "critic_optimizer.lr": 3e-3 if tiny else 1e-3,
+        "stage": "scorer",
+        "command": "train",
+        "dataflow": "reward_model",
+        "model": "{sft}/policy",
+        "data.train": "{pairs}/pairs.jsonl",
+        "steps": 100 if tiny else 400,
+        "critic_optimizer.lr": 3e-3 if tiny else 1e-3,
         "critic_optimizer.beta2": 0.99,
         "algorithm.reward_loss": "bradley_terry(center=0.01)",
-    }  # fmt: skip
+    }
     yield {
-        "stage": "rl", "command": "train", "dataflow": "grpo", "model": "{sft}/policy",
-        "reward.model": "{scorer}/reward_model", "reward.function": REWARD,
+        "stage": "rl",
+        "command": "train",
+        "dataflow": "grpo",
+        "model": "{sft}/policy",
+        "reward.model": "{scorer}/reward_model",
+        "reward.function": REWARD,
         "evaluate.reward": "exact_match()",
-        "steps": 60 if tiny else 200, "evaluate.every_steps": 20,
-        "batch.prompts_per_step": 16 if tiny else 32, "batch.samples_per_prompt": 8,
+        "steps": 60 if tiny else 200,
+        "evaluate.every_steps": 20,
+        "batch.prompts_per_step": 16 if tiny else 32,
+        "batch.samples_per_prompt": 8,
         "batch.sequences_per_optimizer_step": 128 if tiny else 256,
-        "actor_optimizer.lr": 3e-3 if tiny else 1e-3, "algorithm.kl_in_loss": 0.1,
+        "actor_optimizer.lr": 3e-3 if tiny else 1e-3,
+        "algorithm.kl_in_loss": 0.1,
         "algorithm.advantage": "group_relative(std='none')",
         "algorithm.entropy_coef": 0.0 if tiny else 0.02,
-    }  # fmt: skip
+    }
     for stage in ("base", "sft", "rl"):
         yield {
-            "stage": f"evaluate_{stage}", "command": "evaluate",
-            "checkpoint": f"{{{stage}}}/policy", "data": data, "samples": 0, "prompts": test,
-            "max_response_tokens": 3, "max_prompt_tokens": 10,
-        }  # fmt: skip
+            "stage": f"evaluate_{stage}",
+            "command": "evaluate",
+            "checkpoint": f"{{{stage}}}/policy",
+            "data": data,
+            "samples": 0,
+            "prompts": test,
+            "max_response_tokens": 3,
+            "max_prompt_tokens": 10,
+        }

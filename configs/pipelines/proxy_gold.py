@@ -65,25 +65,48 @@ def get_config() -> Config:
 
 def pipeline():
     yield {
-        "stage": "sft", "command": "train", "steps": 120, "actor_optimizer.lr": 3e-3,
-        "evaluate.prompts_from": TASK, "evaluate.prompts": 64,
-    }  # fmt: skip
+        "stage": "sft",
+        "command": "train",
+        "steps": 120,
+        "actor_optimizer.lr": 3e-3,
+        "evaluate.prompts_from": TASK,
+        "evaluate.prompts": 64,
+    }
     yield {
-        "stage": "pairs", "command": "label preferences", "policy": "{sft}/policy", "data": TASK,
-        "judge": f"{__file__}:labeller(noise=0.2)", "samples": 8, "temperature": 1.0,
-        "max_prompt_tokens": 5, "max_response_tokens": 12,
-    }  # fmt: skip
+        "stage": "pairs",
+        "command": "label preferences",
+        "policy": "{sft}/policy",
+        "data": TASK,
+        "judge": f"{__file__}:labeller(noise=0.2)",
+        "samples": 8,
+        "temperature": 1.0,
+        "max_prompt_tokens": 5,
+        "max_response_tokens": 12,
+    }
     yield {
-        "stage": "scorer", "command": "train", "dataflow": "reward_model",
-        "model": "{sft}/policy", "data.train": "{pairs}/pairs.jsonl",
-        "steps": 200, "critic_optimizer.lr": 2e-3, "critic_optimizer.beta2": 0.99,
-    }  # fmt: skip
+        "stage": "scorer",
+        "command": "train",
+        "dataflow": "reward_model",
+        "model": "{sft}/policy",
+        "data.train": "{pairs}/pairs.jsonl",
+        "steps": 200,
+        "critic_optimizer.lr": 2e-3,
+        "critic_optimizer.beta2": 0.99,
+    }
     yield {
-        "stage": "rl", "command": "train", "dataflow": "grpo", "model": "{sft}/policy",
+        "stage": "rl",
+        "command": "train",
+        "dataflow": "grpo",
+        "model": "{sft}/policy",
         "reward.model": "{scorer}/reward_model",
         "reward.function": f"mixture(rewards=('reward_model()', '{GOLD}'), weights=(1.0, 0.0))",
-        "evaluate.reward": GOLD, "evaluate.prompts": 64, "evaluate.every_steps": 10,
-        "steps": 80, "algorithm.kl_in_loss": 0.001,
-        "batch.prompts_per_step": 16, "batch.samples_per_prompt": 8,
-        "batch.sequences_per_optimizer_step": 128, "actor_optimizer.lr": 5e-4,
-    }  # fmt: skip
+        "evaluate.reward": GOLD,
+        "evaluate.prompts": 64,
+        "evaluate.every_steps": 10,
+        "steps": 80,
+        "algorithm.kl_in_loss": 0.001,
+        "batch.prompts_per_step": 16,
+        "batch.samples_per_prompt": 8,
+        "batch.sequences_per_optimizer_step": 128,
+        "actor_optimizer.lr": 5e-4,
+    }

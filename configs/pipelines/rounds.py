@@ -42,44 +42,70 @@ def get_config() -> Config:
 
 def pipeline():
     measured = {"evaluate.prompts_from": TASK, "evaluate.prompts": 64, "evaluate.reward": GOLD}
-    yield {
-        "stage": "sft", "command": "train", "steps": 120, "actor_optimizer.lr": 3e-3, **measured,
-    }  # fmt: skip
+    yield {"stage": "sft", "command": "train", "steps": 120, "actor_optimizer.lr": 3e-3, **measured}
     policy, labels = "{sft}/policy", ()
     yield evaluation(0, policy)
     for r in range(1, ROUNDS + 1):
         # "Human" labels of this round's policy: the true reward tells the better of its samples.
         yield {
-            "stage": f"pairs_{r}", "command": "sample", "checkpoint": policy, "reward": GOLD,
-            "samples": 4, "pairs": "pairs.jsonl", **SAMPLING,
-        }  # fmt: skip
+            "stage": f"pairs_{r}",
+            "command": "sample",
+            "checkpoint": policy,
+            "reward": GOLD,
+            "samples": 4,
+            "pairs": "pairs.jsonl",
+            **SAMPLING,
+        }
         labels += (f"{{pairs_{r}}}/pairs.jsonl",)
         # The reward model is trained anew on the labels of all rounds.
         yield {
-            "stage": f"scorer_{r}", "command": "train", "dataflow": "reward_model",
-            "model": "{sft}/policy", "data.train": labels[0], "data.sources": labels[1:],
-            "steps": 120, "critic_optimizer.lr": 2e-3, "critic_optimizer.beta2": 0.99,
-        }  # fmt: skip
+            "stage": f"scorer_{r}",
+            "command": "train",
+            "dataflow": "reward_model",
+            "model": "{sft}/policy",
+            "data.train": labels[0],
+            "data.sources": labels[1:],
+            "steps": 120,
+            "critic_optimizer.lr": 2e-3,
+            "critic_optimizer.beta2": 0.99,
+        }
         scorer = f"{{scorer_{r}}}/reward_model"
         yield {
-            "stage": f"best_{r}", "command": "sample", "checkpoint": policy,
-            "reward_model": scorer, "samples": 16, **SAMPLING,
-        }  # fmt: skip
+            "stage": f"best_{r}",
+            "command": "sample",
+            "checkpoint": policy,
+            "reward_model": scorer,
+            "samples": 16,
+            **SAMPLING,
+        }
         yield {
-            "stage": f"sft_{r}", "command": "train", "model": policy,
-            "data.train": f"{{best_{r}}}/samples.jsonl", "steps": 40,
-            "actor_optimizer.lr": 1e-3, **measured,
-        }  # fmt: skip
+            "stage": f"sft_{r}",
+            "command": "train",
+            "model": policy,
+            "data.train": f"{{best_{r}}}/samples.jsonl",
+            "steps": 40,
+            "actor_optimizer.lr": 1e-3,
+            **measured,
+        }
         yield {
-            "stage": f"labels_{r}", "command": "label preferences",
-            "policy": f"{{sft_{r}}}/policy", "reward_model": scorer, "samples": 4, **SAMPLING,
-        }  # fmt: skip
+            "stage": f"labels_{r}",
+            "command": "label preferences",
+            "policy": f"{{sft_{r}}}/policy",
+            "reward_model": scorer,
+            "samples": 4,
+            **SAMPLING,
+        }
         yield {
-            "stage": f"dpo_{r}", "command": "train", "dataflow": "preference",
-            "model": f"{{sft_{r}}}/policy", "data.train": f"{{labels_{r}}}/pairs.jsonl",
-            "algorithm.preference_loss": "dpo(beta=0.1)", "steps": 30,
-            "actor_optimizer.lr": 3e-4, **measured,
-        }  # fmt: skip
+            "stage": f"dpo_{r}",
+            "command": "train",
+            "dataflow": "preference",
+            "model": f"{{sft_{r}}}/policy",
+            "data.train": f"{{labels_{r}}}/pairs.jsonl",
+            "algorithm.preference_loss": "dpo(beta=0.1)",
+            "steps": 30,
+            "actor_optimizer.lr": 3e-4,
+            **measured,
+        }
         policy = f"{{dpo_{r}}}/policy"
         yield evaluation(r, policy)
 
@@ -87,6 +113,12 @@ def pipeline():
 def evaluation(number: int, policy: str) -> dict:
     """The true reward of a policy on held-out prompts; 0 is the policy before the first round."""
     return {
-        "stage": f"evaluate_{number}", "command": "evaluate", "checkpoint": policy,
-        "reward": GOLD, "samples": 4, "ks": (1,), "prompts": 64, **SAMPLING,
-    }  # fmt: skip
+        "stage": f"evaluate_{number}",
+        "command": "evaluate",
+        "checkpoint": policy,
+        "reward": GOLD,
+        "samples": 4,
+        "ks": (1,),
+        "prompts": 64,
+        **SAMPLING,
+    }

@@ -24,19 +24,23 @@ EXPERIMENTS = {
     # The demonstrations lack the best answer: 4 letters of the kind that counts, they show 0 to 2.
     "teacher": (
         "letter_quota(letters=8, kinds=4, quota=4, shown=2, prompts=256, test=64)",
-        "letter_quota(quota=4)", 10,
+        "letter_quota(quota=4)",
+        10,
     ),
     # They have it, among all others: likelihood is another objective than the reward, which is a
     # count over the whole response and has no gradient.
     "objective": (
         "letter_quota(letters=8, kinds=4, quota=4, shown=8, prompts=256, test=64)",
-        "letter_quota(quota=4)", 10,
+        "letter_quota(quota=4)",
+        10,
     ),
     # They are right, and few: SFT never sees what follows from the policy's own slips.
     "on_distribution": (
-        "running_sum(terms=4, modulus=5, worked_examples=48, test=64)", "last_line()", 8,
+        "running_sum(terms=4, modulus=5, worked_examples=48, test=64)",
+        "last_line()",
+        8,
     ),
-}  # fmt: skip
+}
 
 
 def get_config(variant: str = "") -> Config:
@@ -66,23 +70,37 @@ def pipeline(variant: str = ""):
 def experiment(name: str, task: str, reward: str, tokens: int):
     """SFT to its plateau, and from there as much SFT again, or 200 steps of RL."""
     shared = {
-        "command": "train", "data.train": task, "reward.function": reward,
+        "command": "train",
+        "data.train": task,
+        "reward.function": reward,
         "sampler.max_response_tokens": tokens,
-    }  # fmt: skip
+    }
     sft = {**shared, "steps": 200, "evaluate.prompts_from": task, "actor_optimizer.lr": 3e-3}
     yield {"stage": f"{name}_sft", **sft}
     yield {"stage": f"{name}_more_sft", "model": f"{{{name}_sft}}/policy", **sft}
     yield {
-        "stage": f"{name}_rl", "model": f"{{{name}_sft}}/policy", **shared, "dataflow": "grpo",
-        "steps": 200, "actor_optimizer.lr": 1e-3,
+        "stage": f"{name}_rl",
+        "model": f"{{{name}_sft}}/policy",
+        **shared,
+        "dataflow": "grpo",
+        "steps": 200,
+        "actor_optimizer.lr": 1e-3,
         "algorithm.policy_loss": "ppo_clip(clip_high=0.28)",
         "algorithm.entropy_coef": 0.003,
-        "batch.prompts_per_step": 16, "batch.samples_per_prompt": 8,
+        "batch.prompts_per_step": 16,
+        "batch.samples_per_prompt": 8,
         "batch.sequences_per_optimizer_step": 128,
-    }  # fmt: skip
+    }
     for stage in ("sft", "more_sft", "rl"):
         yield {
-            "stage": f"evaluate_{name}_{stage}", "command": "evaluate", "data": task,
-            "checkpoint": f"{{{name}_{stage}}}/policy", "reward": reward, "samples": 8, "ks": (1,),
-            "prompts": 64, "max_prompt_tokens": 5, "max_response_tokens": tokens,
-        }  # fmt: skip
+            "stage": f"evaluate_{name}_{stage}",
+            "command": "evaluate",
+            "data": task,
+            "checkpoint": f"{{{name}_{stage}}}/policy",
+            "reward": reward,
+            "samples": 8,
+            "ks": (1,),
+            "prompts": 64,
+            "max_prompt_tokens": 5,
+            "max_response_tokens": tokens,
+        }

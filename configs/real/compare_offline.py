@@ -70,23 +70,37 @@ def methods():
     imitates, compares, critic = 2e-5, 1e-5, 2e-5
     yield {"name": "SFT", "rows": "correct", "dataflow": "sft", "actor_optimizer.lr": imitates}
     yield {
-        "name": "Reject Sampling", "rows": "selected", "dataflow": "sft",
+        "name": "Reject Sampling",
+        "rows": "selected",
+        "dataflow": "sft",
         "actor_optimizer.lr": imitates,
-    }  # fmt: skip
+    }
     yield {
-        "name": "DPO", "rows": "pairs", "dataflow": "preference",
-        "algorithm.preference_loss": "dpo(beta=0.1)", "actor_optimizer.lr": compares,
-    }  # fmt: skip
+        "name": "DPO",
+        "rows": "pairs",
+        "dataflow": "preference",
+        "algorithm.preference_loss": "dpo(beta=0.1)",
+        "actor_optimizer.lr": compares,
+    }
     # One of ten samples is right: nine times their weight makes both kinds count alike.
     yield {
-        "name": "KTO", "rows": "labelled", "dataflow": "kto", "actor_optimizer.lr": compares,
+        "name": "KTO",
+        "rows": "labelled",
+        "dataflow": "kto",
+        "actor_optimizer.lr": compares,
         "algorithm.preference_loss": "kto(beta=0.1, desirable_weight=9.0)",
-    }  # fmt: skip
+    }
     yield {
-        "name": "DRO", "rows": "outcome", "dataflow": "dro(tau=0.1)",
-        "actor_optimizer.lr": compares, "critic_optimizer.lr": critic,
-    }  # fmt: skip
+        "name": "DRO",
+        "rows": "outcome",
+        "dataflow": "dro(tau=0.1)",
+        "actor_optimizer.lr": compares,
+        "critic_optimizer.lr": critic,
+    }
     yield {
-        "name": "DQO", "rows": "outcome", "dataflow": "dqo(beta=0.1)",
-        "actor_optimizer.lr": compares, "critic_optimizer.lr": critic,
-    }  # fmt: skip
+        "name": "DQO",
+        "rows": "outcome",
+        "dataflow": "dqo(beta=0.1)",
+        "actor_optimizer.lr": compares,
+        "critic_optimizer.lr": critic,
+    }

@@ -60,10 +60,14 @@ def optimal_token_baseline(
     steps = jnp.where(keep, steps, columns)  # one column more takes what is no step
 
     def at_steps(x):
-        place = lambda row, step: jnp.zeros((columns + 1,), x.dtype).at[step].set(row)  # noqa: E731
+        def place(row, step):
+            return jnp.zeros((columns + 1,), x.dtype).at[step].set(row)
+
         return jax.vmap(place)(x, steps)[:, :columns]
 
-    at_tokens = lambda x: jnp.take_along_axis(x, jnp.minimum(steps, columns - 1), axis=1)  # noqa: E731
+    def at_tokens(x):
+        return jnp.take_along_axis(x, jnp.minimum(steps, columns - 1), axis=1)
+
     here = at_steps(keep.astype(returns.dtype))
     value, weight = at_steps(returns) * here, at_steps(energy) * here
     ids = dense_ids(batch.group)

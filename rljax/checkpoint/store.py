@@ -118,9 +118,7 @@ class StoreFolder:
             if only_state:
                 files = {STATE: files[STATE]}
             return Reader(self._store(step), files)
-        except (
-            FileNotFoundError, ValueError, KeyError, TypeError, AttributeError,
-        ) as error:  # fmt: skip
+        except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:
             if isinstance(error, Damaged):
                 raise
             raise Damaged(

@@ -15,10 +15,11 @@ except (ImportError, AttributeError) as _error:
     # A file named as a module of Python itself, before which PYTHONPATH puts it, breaks libraries.
     _FILES = [
         os.path.join(folder, name)
-        for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isdir(folder)
+        for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        if os.path.isdir(folder)
         for name in sorted(os.listdir(folder))
         if name.endswith(".py") and name[:-3] in sys.stdlib_module_names
-    ]  # fmt: skip
+    ]
     if not _FILES and isinstance(_error, ModuleNotFoundError) and _LACKS not in ("", "rljax"):
         _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         _OWN = os.path.join(_ROOT, ".venv", "bin", "python")

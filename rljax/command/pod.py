@@ -95,19 +95,33 @@ def _text(options: PodOptions) -> str:
     pod = read_pod(options.type, options.slices) if options.type else None
     if options.verb == "slurm":
         return templates.slurm(
-            options.command, name=options.name, nodes=options.nodes, gpus=options.gpus,
-            time=options.time, partition=options.partition, account=options.account,
-        )  # fmt: skip
+            options.command,
+            name=options.name,
+            nodes=options.nodes,
+            gpus=options.gpus,
+            time=options.time,
+            partition=options.partition,
+            account=options.account,
+        )
     if options.verb == "sky":
         task = templates.sky(
-            options.command, name=options.name, pod=pod, accelerators=options.accelerators,
-            nodes=options.nodes, bucket=options.bucket, spot=options.spot,
-        )  # fmt: skip
+            options.command,
+            name=options.name,
+            pod=pod,
+            accelerators=options.accelerators,
+            nodes=options.nodes,
+            bucket=options.bucket,
+            spot=options.spot,
+        )
         return templates.yaml_text(task)
     if pod is None:
         raise InputError("no --type", fix="such as --type=v5litepod-64")
     manifest = templates.jobset(
-        pod, options.command, name=options.name, image=options.image, queue=options.queue,
+        pod,
+        options.command,
+        name=options.name,
+        image=options.image,
+        queue=options.queue,
         spot=options.spot,
-    )  # fmt: skip
+    )
     return templates.yaml_text(manifest)

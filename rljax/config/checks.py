@@ -170,9 +170,11 @@ def check_paths(config: Config, problems: Problems) -> None:
 def _check_files(field: str, spec: str, named: str, problems: Problems) -> None:
     if is_url(spec):
         problems.add(
-            field, spec, "addresses are not read. Fix: download it and give the path of the file, "
+            field,
+            spec,
+            "addresses are not read. Fix: download it and give the path of the file, "
             "or name a data set of the hub, hf://datasets/OWNER/NAME",
-        )  # fmt: skip
+        )
         return
     try:
         files = data_files(named)
@@ -279,9 +281,10 @@ def check_bare_name(field: str, text: str, problems: Problems) -> bool:
     if field == "model" and "(" not in text and not near_names(name, known):
         return problems.check(False, field, text, "is not a folder", MODEL_FIX)
     others = [
-        other for other, spec in FIELDS.items()
+        other
+        for other, spec in FIELDS.items()
         if spec.component not in ("", stage) and name in components_of(NAMESPACES[spec.component])
-    ]  # fmt: skip
+    ]
     rule, near = f"{home} has no {name!r}", near_names(name, known, 2)
     if said := other_value(field, name):
         fix = f"use {said}"

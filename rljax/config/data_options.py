@@ -16,10 +16,11 @@ class PrepareOptions(Options):
     data_source: str = option("", "Name of the data; default: what the map or source says")
     test_fraction: float = option(0.0, "Share held out; 0 = the source's own test split, if any")
     turns: str = option(
-        "last", "Turns of the assistant in 'messages' that become prompts: the last, or each, with"
+        "last",
+        "Turns of the assistant in 'messages' that become prompts: the last, or each, with"
         " what was said before it as the prompt and its own text as the ground truth",
         choices=("last", "each"),
-    )  # fmt: skip
+    )
     tokenizer: str = option("", "Folder, to drop prompts over --max_prompt_tokens")
     max_prompt_tokens: int = option(0, "Longer prompts are dropped; 0 = no limit")
 
@@ -29,14 +30,24 @@ class InspectOptions(TrustOptions):
     """rljax inspect."""
 
     model: str = option(
-        "", "Model, a folder or a name of the hub, whose tokenizer reads DATA: the argument is then"
+        "",
+        "Model, a folder or a name of the hub, whose tokenizer reads DATA: the argument is then"
         " a file of rows or a data set, and no config",
-    )  # fmt: skip
+    )
     kind: str = option(
-        "", "Kind of the rows of DATA; by default the one that their columns say",
-        choices=("", "rollouts", "examples", "pairs", "safety", "unpaired", "stepwise",
-                 "trajectories"),
-    )  # fmt: skip
+        "",
+        "Kind of the rows of DATA; by default the one that their columns say",
+        choices=(
+            "",
+            "rollouts",
+            "examples",
+            "pairs",
+            "safety",
+            "unpaired",
+            "stepwise",
+            "trajectories",
+        ),
+    )
     rows: int = option(3, "Rows of each source", low=1)
     split: str = option("train", "Which rows: train or test", choices=("train", "test"))
     ids: bool = option(False, "A table of position, id, token and mask instead")

@@ -6,8 +6,12 @@ from rljax.config.declare import LIMITS, option, section
 from rljax.config.learn_settings import OptimizerConfig
 from rljax.config.names import Settings
 
-_PASS_RATE = {"low": 0, "high": 1, "rule": "from 0 to 1 (0 = off)",
-             "fix": "write a share such as 0.9, or 0"}  # fmt: skip
+_PASS_RATE = {
+    "low": 0,
+    "high": 1,
+    "rule": "from 0 to 1 (0 = off)",
+    "fix": "write a share such as 0.9, or 0",
+}
 
 
 def _takes_target(instruction: str) -> bool:

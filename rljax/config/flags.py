@@ -57,11 +57,12 @@ def config_file(path: str) -> str:
     if os.path.isfile(name):
         if not name.lower().endswith((".py", *_DATA)):
             raise InputError(
-                "this file is no config", value=name,
+                "this file is no config",
+                value=name,
                 rule="a config is Python (.py), JSON or YAML, or a run folder",
                 fix=f"of a file of rows: `rljax inspect {name} --model=MODEL`, or "
                 f"--config.data.train={name}",
-            )  # fmt: skip
+            )
         return name
     if os.path.isfile(os.path.join(name, "config.json")):  # a run folder
         return os.path.join(name, "config.json")
@@ -73,10 +74,11 @@ def config_file(path: str) -> str:
     near = near or [other for other in shipped if other.rpartition("/")[2] == stem]
     hint = f"did you mean {near[0]}? " if near else ""
     raise InputError(
-        "no such config file", value=name,
+        "no such config file",
+        value=name,
         fix=f"{hint}A .py, .json or .yaml file, a run folder, or one that ships (`rljax configs` "
         "lists them)",
-    )  # fmt: skip
+    )
 
 
 def is_shipped(path: str) -> bool:
@@ -117,9 +119,10 @@ def load_config_file(path: str) -> Config:
         raise _failed(f"get_config({argument!r}) failed", file, error) from error
     if unknown:
         raise InputError(
-            f"{name} has no variant {argument!r}", rule="it gives the same config as without one",
+            f"{name} has no variant {argument!r}",
+            rule="it gives the same config as without one",
             fix=f"--config={name}, or a variant that its get_config names",
-        )  # fmt: skip
+        )
     if not isinstance(config, Config):
         raise InputError(
             f"{name}: get_config() must return rljax.config.Config",
@@ -170,9 +173,11 @@ def load_named_config(path: str, trusted: bool) -> Config:
     to trust names it, it is data, too, or one that ships: no Python of a stranger is run."""
     if not (trusted or is_data(path) or is_shipped(path)):
         raise InputError(
-            "config names a Python file", value=path, fix="look at it, then --trust_code",
+            "config names a Python file",
+            value=path,
+            fix="look at it, then --trust_code",
             rule="a file of data runs no Python of others",
-        )  # fmt: skip
+        )
     return load_config_file(path)
 
 

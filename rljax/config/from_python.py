@@ -19,13 +19,7 @@ from pathlib import Path
 
 from rljax.config.declare import kind_name
 from rljax.config.flags import load_config_file
-from rljax.config.names import (
-    FIELDS_LISTED,
-    MOST_PROBLEMS,
-    OFTEN_MEANT,
-    field_names,
-    unknown_field,
-)
+from rljax.config.names import FIELDS_LISTED, MOST_PROBLEMS, OFTEN_MEANT, field_names, unknown_field
 from rljax.config.overrides import with_overrides
 from rljax.config.own_functions import component_text, not_written
 from rljax.config.python_rows import KINDS, is_columns, is_section, lines_of, splits_of
@@ -42,19 +36,24 @@ _ARGUMENTS = {REWARD: "reward", "data.train": "data"}  # fields that are argumen
 
 
 def config_from(
-    config: Config | str, model: object, data: object, reward: object, fields: Mapping,
+    config: Config | str,
+    model: object,
+    data: object,
+    reward: object,
+    fields: Mapping,
     unread: Callable[[Config], Container[str]] = lambda config: (),
-) -> Config:  # fmt: skip
+) -> Config:
     """The config of a call: `config`, itself or by the name that --config takes ("" = the
     defaults), with the rest set. None leaves a field as it is. A last part that several fields have
     is that of the one that is not among the fields that the config has `unread`. Raises InputError.
     """
     if not isinstance(config, Config | str | os.PathLike):
         raise InputError(
-            f"{WHERE}(config)", value=config,
+            f"{WHERE}(config)",
+            value=config,
             rule="a Config, or the name or file of one, such as 'quickstart'",
             fix="name everything else: rljax.train(model=..., data=..., reward=..., steps=...)",
-        )  # fmt: skip
+        )
     base = config if isinstance(config, Config) else Config()
     if not isinstance(config, Config) and str(config):
         base = load_config_file(str(config))
@@ -176,16 +175,19 @@ def as_text(
         return f"mixture(rewards=({', '.join(map(repr, texts))},))"
     if name == REWARD and not isinstance(value, str):
         raise InputError(
-            f"{where}: {name}", value=value, rule="must be a function, or the name of one",
+            f"{where}: {name}",
+            value=value,
+            rule="must be a function, or the name of one",
             fix="reward=my_function, or reward='exact_match()'",
-        )  # fmt: skip
+        )
     items = typing.get_args(kind)
     if name in DATA and not items and isinstance(value, int | float):
         raise InputError(
-            f"{where}: {name}", value=value,
+            f"{where}: {name}",
+            value=value,
             rule=f"must be rows ({KINDS}), a file of them, a name of the hub, or a task",
             fix="data=[{'prompt': ..., 'answer': ...}], or data='rows.jsonl'",
-        )  # fmt: skip
+        )
     if name in DATA and not items and not isinstance(value, str | int | float | None):
         return _rows_file(name, value, folder, where)
     if items and isinstance(value, list | tuple):

@@ -5,8 +5,11 @@ import dataclasses
 from rljax.config.declare import is_count_or_rest, option
 from rljax.config.names import Settings
 
-_SIZE = {"fits": is_count_or_rest, "rule": "must be >= 1, or -1 = what is left",
-         "fix": "write 1 or more, or -1"}  # fmt: skip
+_SIZE = {
+    "fits": is_count_or_rest,
+    "rule": "must be >= 1, or -1 = what is left",
+    "fix": "write 1 or more, or -1",
+}
 
 
 @dataclasses.dataclass

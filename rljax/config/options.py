@@ -28,10 +28,11 @@ class TrustOptions(Options):
 
 def step_option():
     return option(
-        "latest", "Of a run: latest, best, or the number of a checkpoint",
+        "latest",
+        "Of a run: latest, best, or the number of a checkpoint",
         fits=lambda step: step in ("latest", "best") or is_whole_number(step),
         rule="latest, best, or the number of a step",
-    )  # fmt: skip
+    )
 
 
 def temperature_option():
@@ -48,11 +49,15 @@ def response_tokens_option():
 
 def dtype_option(help: str, *known: str):
     return option(
-        "", f"{help}: {', '.join(known)}", fits=lambda dtype: dtype in ("", *known),
+        "",
+        f"{help}: {', '.join(known)}",
+        fits=lambda dtype: dtype in ("", *known),
         rule=f"one of {', '.join(known)}",
-    )  # fmt: skip
+    )
 
 
 def jsonl_option(help: str, **spec):
-    fits = lambda path: not path or path.endswith(".jsonl")  # noqa: E731
+    def fits(path):
+        return not path or path.endswith(".jsonl")
+
     return option("", help, fits=fits, rule="the name of a .jsonl file", **spec)

@@ -85,9 +85,11 @@ def not_written(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise InputError(
-            "what the run was given cannot be written", value=str(path), rule=str(error),
+            "what the run was given cannot be written",
+            value=str(path),
+            rule=str(error),
             fix="set run_dir to a folder that can be written",
-        ) from None  # fmt: skip
+        ) from None
 
 
 def _is_literal(value: object) -> bool:

@@ -29,18 +29,20 @@ class EvaluateOptions(CompilerOptions, TrustOptions):
         "", "A run folder, a model folder, or OWNER/NAME of the hub", required=True, first=True
     )
     suites: tuple[str, ...] = option(
-        (), "Benchmarks: gsm8k(shots=8),math500,aime24,mmlu_pro,ifeval,livecodebench, or your own",
+        (),
+        "Benchmarks: gsm8k(shots=8),math500,aime24,mmlu_pro,ifeval,livecodebench, or your own",
         flag="suite",
-    )  # fmt: skip
+    )
     data: str | None = option(None, "File or task; default: the run's held-out prompts")
     reward: str | None = option(None, "Reward function; default: the run's")
     samples: int | None = option(
         None, "Samples per prompt; 0 = the greedy response only; default: the suite's, or 8", low=0
     )
     ks: tuple[int, ...] = option(
-        (), "For pass@k, best-of-k and majority@k; default: those of 1,4,8 that --samples allows",
+        (),
+        "For pass@k, best-of-k and majority@k; default: those of 1,4,8 that --samples allows",
         flag="k",
-    )  # fmt: skip
+    )
     length_buckets: tuple[int, ...] = option(
         (), "Bounds in tokens: pass@1 of prompts by the mean length of their responses"
     )
@@ -61,9 +63,10 @@ class EvaluateOptions(CompilerOptions, TrustOptions):
         "", "What guides the search: a reward model's folder, or a run folder for its critic"
     )
     search_reads: typing.Literal["outcome", "process", "critic"] = option(
-        "outcome", "Where it is read: after any token, at the ends of lines, or as a critic",
+        "outcome",
+        "Where it is read: after any token, at the ends of lines, or as a critic",
         choices=("outcome", "process", "critic"),
-    )  # fmt: skip
+    )
     seed: int = option(0, "Of the samples", low=0)
     out: str = option("", "Write the result to this file, as JSON")
     answers: str = jsonl_option("Write the greedy response to every prompt here, and its score")

@@ -66,9 +66,11 @@ def splits_of(value: Mapping) -> dict[str, object] | None:
         return {name: value[name] for name in SPLITS if name in value}
     named = next((name for name in value if "train" in str(name)), next(iter(value)))
     raise InputError(
-        "rljax.train: data", value=list(value),
-        rule="one split is called train, and test may be another", fix=f"data=splits[{named!r}]",
-    )  # fmt: skip
+        "rljax.train: data",
+        value=list(value),
+        rule="one split is called train, and test may be another",
+        fix=f"data=splits[{named!r}]",
+    )
 
 
 def rows_of(value: object, what: str) -> Iterator[dict]:
@@ -127,9 +129,10 @@ def _given_one_by_one(value: Iterable, what: str) -> Iterator:
             yield item
     except Exception as error:
         raise InputError(
-            f"{what}: row {given + 1} was not given", rule=f"{type(error).__name__}: {error}",
+            f"{what}: row {given + 1} was not given",
+            rule=f"{type(error).__name__}: {error}",
             fix="list(rows) alone raises the same: mend what gives the rows",
-        ) from error  # fmt: skip
+        ) from error
 
 
 def _endless(what: str, how_many: str) -> InputError:
@@ -210,9 +213,11 @@ def _plain_row(row: Mapping, what: str, number: int, of_table: bool) -> dict:
     for name, value in row.items():
         if not isinstance(name, str):
             raise InputError(
-                f"{what}: row {number}: the name of a column", value=name, rule="must be a text",
+                f"{what}: row {number}: the name of a column",
+                value=name,
+                rule="must be a text",
                 fix="rename it: frame.columns = ['prompt', 'ground_truth', ...]",
-            )  # fmt: skip
+            )
         if of_table and _is_missing(value):
             continue
         out[name] = _plain(value, f"{what}: row {number}, column {name!r}")

@@ -5,8 +5,11 @@ import dataclasses
 from rljax.config.declare import LIMITS, option
 from rljax.config.names import Settings
 
-_SECONDS = {"above": 0, "rule": "must be > 0 seconds",
-            "fix": "write 10, or as long as one takes at most"}  # fmt: skip
+_SECONDS = {
+    "above": 0,
+    "rule": "must be > 0 seconds",
+    "fix": "write 10, or as long as one takes at most",
+}
 
 
 @dataclasses.dataclass

@@ -48,9 +48,13 @@ class CompletionOptions(Options):
     """rljax completion."""
 
     shell: str = option(
-        "", f"Whose script: {', '.join(SHELLS)}", first=True, required=True,
-        fits=lambda shell: shell in ("", *SHELLS), rule=f"one of {', '.join(SHELLS)}",
-    )  # fmt: skip
+        "",
+        f"Whose script: {', '.join(SHELLS)}",
+        first=True,
+        required=True,
+        fits=lambda shell: shell in ("", *SHELLS),
+        rule=f"one of {', '.join(SHELLS)}",
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,9 +75,11 @@ class DiffOptions(Options):
     """rljax config diff."""
 
     configs: tuple[str, ...] = option(
-        (), "Two of: a .py, .json or .yaml file, a run folder, a config that ships",
-        required=True, positional=True,
-    )  # fmt: skip
+        (),
+        "Two of: a .py, .json or .yaml file, a run folder, a config that ships",
+        required=True,
+        positional=True,
+    )
     json: bool = option(False, "Print {field: {a, b, default}} as JSON")
 
     def conflicts(self):
@@ -118,9 +124,10 @@ class PlanOptions(TrustOptions):
         False, "Simulate the run: step seconds and the age of tokens by rollouts.max_staleness"
     )
     lengths: str = option(
-        "", "Of --simulate: tokens of a response, or of a turn, as "
-        "'lognormal(mean=2500, sigma=0.9, cap=8192)' or 'geometric(mean=33, cap=128)'"
-    )  # fmt: skip
+        "",
+        "Of --simulate: tokens of a response, or of a turn, as "
+        "'lognormal(mean=2500, sigma=0.9, cap=8192)' or 'geometric(mean=33, cap=128)'",
+    )
     turns: str = option("", "Of --simulate: turns of an episode, as 'geometric(mean=4, cap=16)'")
     tools: str = option(
         "", "Of --simulate: seconds between two turns, as 'lognormal(mean=2, sigma=1.2, cap=60)'"
@@ -134,16 +141,26 @@ class PlanOptions(TrustOptions):
     )
     learn_s: float | None = option(None, "Of --simulate: seconds of a step's learning", low=0)
     dispatch_s: float = option(
-        0.0, "Of --simulate: the host's seconds from one dispatch of 32 decode steps to the next",
+        0.0,
+        "Of --simulate: the host's seconds from one dispatch of 32 decode steps to the next",
         low=0,
-    )  # fmt: skip
+    )
     measured: str = option(
         "", "Of --simulate: a run folder whose metrics say the seconds, of a run in flight"
     )
 
     def conflicts(self):
-        read = ("lengths", "turns", "tools", "etas", "decode_step_s", "decode_idle_s", "learn_s",
-                "dispatch_s", "measured")  # fmt: skip
+        read = (
+            "lengths",
+            "turns",
+            "tools",
+            "etas",
+            "decode_step_s",
+            "decode_idle_s",
+            "learn_s",
+            "dispatch_s",
+            "measured",
+        )
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if not self.simulate and field.name in read and value != field.default:
@@ -153,11 +170,7 @@ class PlanOptions(TrustOptions):
         if self.search:
             yield "search", True, "not with --simulate, which compares no meshes"
         if not self.lengths:
-            yield (
-                "lengths",
-                "",
-                "needed by --simulate: they decide what staleness buys",
-            )
+            yield ("lengths", "", "needed by --simulate: they decide what staleness buys")
         if self.tools and not self.turns:
             yield "turns", "", "tools are called between turns"
         if any(eta > 64 for eta in self.etas):
@@ -196,9 +209,10 @@ class PushOptions(Options):
     run: str = option("", "A run folder", required=True, first=True)
     to: str = option("", "OWNER/NAME, or hf://OWNER/NAME", required=True, first=True)
     part: str = option(
-        "", "policy, adapter or reward_model; default: the adapter, if the run has one",
+        "",
+        "policy, adapter or reward_model; default: the adapter, if the run has one",
         choices=("", "policy", "adapter", "reward_model"),
-    )  # fmt: skip
+    )
     public: bool = option(False, "A new repository is for all to see; default: private")
     evaluations: tuple[str, ...] = option((), "Files of rljax evaluate --out, for the card")
     base: str = option("", "OWNER/NAME of the base model, where the run read it from a folder")
@@ -213,10 +227,11 @@ class ReplayOptions(CompilerOptions, TrustOptions):
 
     run: str = option("", "A run folder", required=True, first=True)
     step: str = option(
-        "first", "Whose batch was kept: RUN_DIR/bad/STEP.npz",
+        "first",
+        "Whose batch was kept: RUN_DIR/bad/STEP.npz",
         fits=lambda step: step == "first" or is_whole_number(step),
         rule="first, or the number of a step",
-    )  # fmt: skip
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,11 +241,12 @@ class SweepOptions(TrustOptions):
     out: str = option("", "Folder of the sweep; default: runs/NAME_OF_THE_CONFIG_FILE")
     dry_run: bool = option(False, "Check the members and print their commands")
     member_of: str = option(
-        "", "INDEX/COUNT: of COUNT machines that share --out, this one runs every COUNT-th member, "
+        "",
+        "INDEX/COUNT: of COUNT machines that share --out, this one runs every COUNT-th member, "
         "alone; such as $SLURM_ARRAY_TASK_ID/8",
         fits=lambda text: not text or _share(text) is not None,
         rule="INDEX/COUNT, INDEX from 0 to COUNT - 1",
-    )  # fmt: skip
+    )
 
     def share(self) -> tuple[int, int] | None:
         """(index, count), None where this machine runs every member."""

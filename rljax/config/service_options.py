@@ -27,9 +27,10 @@ class ServeOptions(CompilerOptions, TrustOptions):
         "Of keys and values; default: the model's", "float32", "bfloat16", "float16", "int8"
     )
     layout: str = option(
-        "", 'Of the weights: "mesh(data=2, tensor=4)", as sampler.layout; default: split over all '
-        "devices as fsdp"
-    )  # fmt: skip
+        "",
+        'Of the weights: "mesh(data=2, tensor=4)", as sampler.layout; default: split over all '
+        "devices as fsdp",
+    )
     weight_dtype: str = dtype_option(
         "Of the weights while decoding; default: as the run sampled",
         "float32",
@@ -40,9 +41,11 @@ class ServeOptions(CompilerOptions, TrustOptions):
     page_tokens: int = option(0, "Of a page of keys and values; 0 = slots of their own", low=0)
     pages: int = option(0, "Of all slots together; 0 = as many as they take", low=0)
     draft_tokens: int = option(
-        0, "Read in a step, copied from where the newest tokens have stood before; 0 = off",
-        low=0, high=64
-    )  # fmt: skip
+        0,
+        "Read in a step, copied from where the newest tokens have stood before; 0 = off",
+        low=0,
+        high=64,
+    )
     chunk_tokens: int = option(256, "Of a prompt, read between two dispatches", low=1)
     steps: int = option(8, "Tokens per dispatch: how often streams get text", low=1)
     max_waiting: int = option(256, "Samples that may wait for a slot; more get a 503", low=0)
@@ -66,18 +69,21 @@ class ChatOptions(CompilerOptions, TrustOptions):
     )
     step: str = step_option()
     environment: str = option(
-        "", "What the policy plays with, \"tools(functions=('search(corpus=...)',))\"; default: "
-        "the run's"
-    )  # fmt: skip
+        "",
+        "What the policy plays with, \"tools(functions=('search(corpus=...)',))\"; default: "
+        "the run's",
+    )
     calls: str = option("", "How tool calls are written, as environment.calls; default: the run's")
     question: str = option("", "Asked alone; default: lines of the terminal, or of standard input")
     system: str = option("", "A system message; without a chat template the beginning of a prompt")
     tokens: int = option(4096, "Of a conversation; at most the model's context", low=2)
     max_turns: int = option(0, "Of the policy for a question; 0 = the run's, or 8", low=0)
     temperature: float | None = option(
-        None, "Of the samples, 0 = greedy; default: the run's, or that of the model's "
-        "generation_config.json, or greedy", low=0
-    )  # fmt: skip
+        None,
+        "Of the samples, 0 = greedy; default: the run's, or that of the model's "
+        "generation_config.json, or greedy",
+        low=0,
+    )
     max_response_tokens: int | None = option(
         None, "Of a response; default: the run's, or 512, or 128 without a chat template", low=1
     )
@@ -95,8 +101,11 @@ class PodOptions(Options):
     name: str = option("rljax", "Of the pod or job")
     zone: str = option("", "Of Google Cloud")
     project: str = option("", "Of Google Cloud; default: gcloud's own")
-    api: str = option("tpu", "Service: tpu, Cloud TPU (v4 v5e v5p v6e); compute, Compute Engine "
-                      "(v5p v6e tpu7x)", choices=("tpu", "compute"))  # fmt: skip
+    api: str = option(
+        "tpu",
+        "Service: tpu, Cloud TPU (v4 v5e v5p v6e); compute, Compute Engine (v5p v6e tpu7x)",
+        choices=("tpu", "compute"),
+    )
     spot: bool = option(False, "Cheaper, and taken away at any time")
     setup: str = option(
         "",

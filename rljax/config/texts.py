@@ -20,9 +20,12 @@ _NO_NULL = 'there is no null; "" is an empty text, [] an empty list, 0 is off'
 
 
 def with_texts(
-    config: Config, texts: Mapping[str, object], where: str, prefix: str,
+    config: Config,
+    texts: Mapping[str, object],
+    where: str,
+    prefix: str,
     read: Callable[[object, type], object] | None = None,
-) -> Config:  # fmt: skip
+) -> Config:
     """The config with {field: text} set, each text read by the type of its field with `read`, by
     default `value_of_text`. Raises InputError that lists every unknown field and every text that is
     no such value."""

@@ -22,8 +22,10 @@ LARGEST_DIFFERENCE = {
 # Ranges for a sampler that has the trainer's weights. Of older ones on purpose the effective sample
 # size says whether too little is left to learn from.
 _OF_ONE_POLICY = (
-    "mismatch/mismatch_kl", "mismatch/mismatch_k3_kl", "mismatch/probability_correlation",
-)  # fmt: skip
+    "mismatch/mismatch_kl",
+    "mismatch/mismatch_k3_kl",
+    "mismatch/probability_correlation",
+)
 
 
 def health_warnings(

@@ -31,59 +31,88 @@ BY_NUMBERS = (
 )
 METRICS = {
     "mismatch/mismatch_kl": Metric(
-        "KL from the sampler's to the trainer's log-probs of the same tokens", "nats per token",
-        limits=(-0.1, 0.1), advice=OTHER_POLICY),
+        "KL from the sampler's to the trainer's log-probs of the same tokens",
+        "nats per token",
+        limits=(-0.1, 0.1),
+        advice=OTHER_POLICY,
+    ),
     "mismatch/mismatch_k3_kl": Metric(
-        "KL between sampler and trainer by an estimate that is never negative", "nats per token",
-        limits=(0.0, 0.1), advice=OTHER_POLICY),
+        "KL between sampler and trainer by an estimate that is never negative",
+        "nats per token",
+        limits=(0.0, 0.1),
+        advice=OTHER_POLICY,
+    ),
     "mismatch/mismatch_chi2_token": Metric(
-        "mean squared ratio of trainer to sampler, minus 1, per token", "", "near 0"),
+        "mean squared ratio of trainer to sampler, minus 1, per token", "", "near 0"
+    ),
     "mismatch/mismatch_chi2_seq": Metric(
-        "mean squared ratio of trainer to sampler, minus 1, per sequence", "", "below 1"),
+        "mean squared ratio of trainer to sampler, minus 1, per sequence", "", "below 1"
+    ),
     "mismatch/mismatch_training_ppl": Metric(
-        "perplexity of the samples by the trainer", "choices", "equals rollout_ppl"),
+        "perplexity of the samples by the trainer", "choices", "equals rollout_ppl"
+    ),
     "mismatch/mismatch_training_log_ppl": Metric(
-        "log perplexity of the samples by the trainer", "nats", "equals rollout_log_ppl"),
+        "log perplexity of the samples by the trainer", "nats", "equals rollout_log_ppl"
+    ),
     "mismatch/mismatch_rollout_ppl": Metric("perplexity of the samples by the sampler", "choices"),
     "mismatch/mismatch_rollout_log_ppl": Metric(
-        "log perplexity of the samples by the sampler", "nats"),
+        "log perplexity of the samples by the sampler", "nats"
+    ),
     "mismatch/mismatch_log_ppl_diff": Metric(
-        "trainer's log perplexity minus the sampler's", "nats", "near 0"),
+        "trainer's log perplexity minus the sampler's", "nats", "near 0"
+    ),
     "mismatch/mismatch_log_ppl_abs_diff": Metric(
-        "size of the difference of the log perplexities, mean over sequences", "nats", "near 0"),
+        "size of the difference of the log perplexities, mean over sequences", "nats", "near 0"
+    ),
     "mismatch/mismatch_log_ppl_diff_max": Metric(
-        "trainer's log perplexity minus the sampler's, highest", "nats", "below 0.1"),
+        "trainer's log perplexity minus the sampler's, highest", "nats", "below 0.1"
+    ),
     "mismatch/mismatch_log_ppl_diff_min": Metric(
-        "trainer's log perplexity minus the sampler's, lowest", "nats", "above -0.1"),
+        "trainer's log perplexity minus the sampler's, lowest", "nats", "above -0.1"
+    ),
     "mismatch/mismatch_ppl_ratio": Metric(
-        "trainer's perplexity over the sampler's", "ratio", "near 1"),
+        "trainer's perplexity over the sampler's", "ratio", "near 1"
+    ),
     "mismatch/eff_sample_size": Metric(
         "share of the tokens that carry an update in which each weighs as the trainer's "
-        "probability of it over the sampler's", "share", limits=(0.8, 1.0), advice=OTHER_POLICY),
+        "probability of it over the sampler's",
+        "share",
+        limits=(0.8, 1.0),
+        advice=OTHER_POLICY,
+    ),
     "mismatch/probability_correlation": Metric(
-        "correlation of the sampler's and the trainer's probabilities", "-1 to 1",
+        "correlation of the sampler's and the trainer's probabilities",
+        "-1 to 1",
         limits=(0.99, 1.0),
         advice="sampler and trainer disagree about probabilities: float32 output head on both "
-        "sides, and the same model options"),
+        "sides, and the same model options",
+    ),
     "mismatch/probability_diff_mean": Metric(
-        "difference of the probabilities, mean", "share", "below 0.01"),
+        "difference of the probabilities, mean", "share", "below 0.01"
+    ),
     "mismatch/probability_diff_max": Metric(
-        "difference of the probabilities, largest", "share", "below 0.3"),
+        "difference of the probabilities, largest", "share", "below 0.3"
+    ),
     "mismatch/probability_diff_std": Metric(
-        "difference of the probabilities, spread", "share", "below 0.01"),
+        "difference of the probabilities, spread", "share", "below 0.01"
+    ),
     "mismatch/abs_logprob_diff_mean": Metric(
-        "difference of the log-probs, mean size", "nats", BY_NUMBERS),
+        "difference of the log-probs, mean size", "nats", BY_NUMBERS
+    ),
     "mismatch/abs_logprob_diff_p99": Metric(
-        "size of the difference of the log-probs that 99 % of the tokens stay below", "nats",
-        BY_NUMBERS),
+        "size of the difference of the log-probs that 99 % of the tokens stay below",
+        "nats",
+        BY_NUMBERS,
+    ),
     "mismatch/abs_logprob_diff_max": Metric(
-        "difference of the log-probs, largest", "nats", "below 1"),
+        "difference of the log-probs, largest", "nats", "below 1"
+    ),
     "variance_proxy/proxy1_signal_strength": Metric("squared norm of the gradient"),
     "variance_proxy/proxy2_total_power": Metric("estimate of the gradient's total power"),
     "variance_proxy/proxy3_pure_noise": Metric("noise in the gradient", "", "below the signal"),
     "variance_proxy/expected_a_squared": Metric("mean squared advantage"),
     "variance_proxy/expected_w": Metric("mean weighted squared norm of the scores"),
-}  # fmt: skip
+}
 
 
 def _correlation(x, y, mask):

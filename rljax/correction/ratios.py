@@ -110,8 +110,13 @@ def spread(values, per_sequence, mask, share, *, by_sequence: bool, bounds, idea
     """
     lower, upper = bounds
     over = share if by_sequence else mask
-    high = lambda x, w: weighted_mean((x > upper).astype(share.dtype), w)  # noqa: E731
-    low = lambda x, w: weighted_mean((x < lower).astype(share.dtype), w)  # noqa: E731
+
+    def high(x, w):
+        return weighted_mean((x > upper).astype(share.dtype), w)
+
+    def low(x, w):
+        return weighted_mean((x < lower).astype(share.dtype), w)
+
     return {
         "mean": masked_mean(values, mask),
         "max": masked_max(values, mask),

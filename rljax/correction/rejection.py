@@ -29,19 +29,34 @@ from rljax.metric import Metric
 
 METRICS = {
     "mismatch/rollout_rs_masked_fraction": Metric(
-        "tokens rejected by the rules of `reject`", "share", limits=(0.0, 0.3),
-        advice="rejection drops many tokens: widen the bounds in reject"),
+        "tokens rejected by the rules of `reject`",
+        "share",
+        limits=(0.0, 0.3),
+        advice="rejection drops many tokens: widen the bounds in reject",
+    ),
     "mismatch/rollout_rs_seq_masked_fraction": Metric(
-        "sequences with a rejected token", "share", "below 0.3"),
+        "sequences with a rejected token", "share", "below 0.3"
+    ),
     "mismatch/rollout_rs_*": Metric("rejection statistic {}", "", "within the rule's bounds"),
-}  # fmt: skip
+}
 
 RATIOS = ("token_ratio", "sequence_ratio", "geometric_ratio")
 STATISTICS = (
-    *RATIOS, "token_k1", "token_k2", "token_k3", "token_binary_kl",
-    "seq_sum_k1", "seq_sum_k2", "seq_sum_k3", "seq_mean_k1", "seq_mean_k2", "seq_mean_k3",
-    "seq_max_k1", "seq_max_k2", "seq_max_k3",
-)  # fmt: skip
+    *RATIOS,
+    "token_k1",
+    "token_k2",
+    "token_k3",
+    "token_binary_kl",
+    "seq_sum_k1",
+    "seq_sum_k2",
+    "seq_sum_k3",
+    "seq_mean_k1",
+    "seq_mean_k2",
+    "seq_mean_k3",
+    "seq_max_k1",
+    "seq_max_k2",
+    "seq_max_k3",
+)
 
 
 def checked_rules(reject: tuple) -> tuple[tuple[str, float, float], ...]:

@@ -28,46 +28,69 @@ from rljax.metric import Metric
 
 METRICS = {
     "mismatch/rollout_is_mean": Metric(
-        "mean correction weight, before its bounds", "ratio", limits=(0.8, 1.25),
+        "mean correction weight, before its bounds",
+        "ratio",
+        limits=(0.8, 1.25),
         advice="the weights should average to 1: compare temperature and precision of sampler and "
-        "trainer"),
+        "trainer",
+    ),
     "mismatch/rollout_is_eff_sample_size": Metric(
-        "share of the tokens that carry the update", "share", limits=(0.8, 1.0),
+        "share of the tokens that carry the update",
+        "share",
+        limits=(0.8, 1.0),
         advice="few tokens carry the update: raise upper, use level='geometric', or update on "
-        "fresher samples"),
+        "fresher samples",
+    ),
     "mismatch/rollout_is_veto_fraction": Metric(
-        "sequences dropped for a token that the trainer finds impossible", "share",
+        "sequences dropped for a token that the trainer finds impossible",
+        "share",
         limits=(0.0, 0.05),
         advice="whole sequences are dropped: look for tokens that the trainer finds nearly "
-        "impossible (top-p or stop handling of the sampler), or lower veto"),
+        "impossible (top-p or stop handling of the sampler), or lower veto",
+    ),
     "mismatch/rollout_is_catastrophic_token_fraction": Metric(
-        "sampled tokens that the trainer finds nearly impossible", "share", limits=(0.0, 0.01),
+        "sampled tokens that the trainer finds nearly impossible",
+        "share",
+        limits=(0.0, 0.01),
         advice="the trainer finds sampled tokens nearly impossible: check tokenizer, chat template "
-        "and the weights the sampler holds"),
+        "and the weights the sampler holds",
+    ),
     "mismatch/rollout_is_masked_fraction": Metric(
-        "tokens whose weight left its bounds", "share", limits=(0.0, 0.3),
-        advice="mask mode drops many tokens: widen lower and upper, or use mode='truncate'"),
+        "tokens whose weight left its bounds",
+        "share",
+        limits=(0.0, 0.3),
+        advice="mask mode drops many tokens: widen lower and upper, or use mode='truncate'",
+    ),
     "mismatch/rollout_is_seq_masked_fraction": Metric(
-        "sequences with a token whose weight left its bounds", "share", "below 0.3"),
+        "sequences with a token whose weight left its bounds", "share", "below 0.3"
+    ),
     "mismatch/rollout_is_batch_norm_factor": Metric(
-        "mean weight that the weights were divided by", "ratio", "near 1"),
+        "mean weight that the weights were divided by", "ratio", "near 1"
+    ),
     "mismatch/rollout_is_std": Metric(
-        "spread of the weights of tokens, within their bounds", "ratio", "near 0"),
+        "spread of the weights of tokens, within their bounds", "ratio", "near 0"
+    ),
     "mismatch/rollout_is_seq_std": Metric("spread of the weights of sequences", "ratio", "below 1"),
     "mismatch/rollout_is_p*": Metric(
-        "weight that {} % of the tokens stay below", "ratio", "near 1"),
+        "weight that {} % of the tokens stay below", "ratio", "near 1"
+    ),
     "mismatch/rollout_is_*_applied": Metric(
-        "{} weight after bounds and rejection", "ratio", "within the bounds"),
+        "{} weight after bounds and rejection", "ratio", "within the bounds"
+    ),
     "mismatch/rollout_is_ratio_fraction_*": Metric(
-        "tokens whose weight is too {}", "share", "near 0"),
+        "tokens whose weight is too {}", "share", "near 0"
+    ),
     "mismatch/rollout_is_seq_fraction_*": Metric(
-        "sequences whose weight is too {}", "share", "near 0"),
+        "sequences whose weight is too {}", "share", "near 0"
+    ),
     "mismatch/rollout_is_seq_max_deviation": Metric(
-        "largest distance of a sequence's weight from 1", "ratio", "below 1"),
+        "largest distance of a sequence's weight from 1", "ratio", "below 1"
+    ),
     "mismatch/rollout_is_seq_*": Metric(
-        "weights of sequences before their bounds: {}", "ratio", "near 1"),
+        "weights of sequences before their bounds: {}", "ratio", "near 1"
+    ),
     "mismatch/rollout_is_*": Metric("weights of tokens before their bounds: {}", "ratio", "near 1"),
-}  # fmt: skip
+}
 
 QUANTILES = (25, 50, 75, 95, 99)
 
@@ -148,9 +171,7 @@ def _checked_bounds(level, mode, upper, lower, veto) -> tuple[float, float]:
     ):
         if value not in known:
             raise InputError(
-                f"rollout_correction {name}",
-                value=value,
-                fix=f"write one of {', '.join(known)}",
+                f"rollout_correction {name}", value=value, fix=f"write one of {', '.join(known)}"
             )
     if not upper > 0:
         raise InputError(

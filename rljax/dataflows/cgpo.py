@@ -26,25 +26,35 @@ from rljax.shaping.constrained import Responses, Targets
 _OF_A_STEP = {
     "cgpo/compliant_fraction": Metric("samples that satisfy all judges", "share", "rises to 1"),
     "cgpo/calibrated_reward": Metric(
-        "sigmoid(reward - reward of the baseline response)", "0 to 1", "rises above 0.5"),
+        "sigmoid(reward - reward of the baseline response)", "0 to 1", "rises above 0.5"
+    ),
     "cgpo/skipped_prompts": Metric("prompts that nothing is learned from", "prompts", "falls"),
     "cgpo/baseline_compliant_fraction": Metric(
-        "baseline responses that satisfy all judges", "share"),
+        "baseline responses that satisfy all judges", "share"
+    ),
     "cgpo/kl_factor": Metric(
-        "factor max(1 - log-ratio / kl_max, 0) on the reward (crpg)", "x",
-        "1, falling slowly; at 0 the policy is kl_max from the reference"),
+        "factor max(1 - log-ratio / kl_max, 0) on the reward (crpg)",
+        "x",
+        "1, falling slowly; at 0 the policy is kl_max from the reference",
+    ),
     "cgpo/regularised_reward": Metric(
-        "mean of the calibrated reward x KL factor, 0 where a judge fails (crpg)", "", "rises"),
+        "mean of the calibrated reward x KL factor, 0 where a judge fails (crpg)", "", "rises"
+    ),
     "cgpo/violating_rejected_fraction": Metric(
-        "pairs whose rejected sample fails a judge (codpo)", "share", "falls"),
+        "pairs whose rejected sample fails a judge (codpo)", "share", "falls"
+    ),
     "cgpo/within_kl_fraction": Metric(
-        "samples whose log-ratio is at most kl_max (crraft)", "share", "above 0.5"),
+        "samples whose log-ratio is at most kl_max (crraft)", "share", "above 0.5"
+    ),
     "cgpo/grad_norm": Metric(
-        "gradient norm of a task's own loss, before its weight", "",
-        "of one order in all tasks, else see task_weights"),
+        "gradient norm of a task's own loss, before its weight",
+        "",
+        "of one order in all tasks, else see task_weights",
+    ),
     "cgpo/baseline_fallbacks": Metric(
-        "prompts learned from by their baseline response (crraft)", "prompts", "falls to 0"),
-}  # fmt: skip
+        "prompts learned from by their baseline response (crraft)", "prompts", "falls to 0"
+    ),
+}
 METRICS = _OF_A_STEP | {
     f"{name}/*": dataclasses.replace(metric, meaning=f"{metric.meaning}, in task {{}}")
     for name, metric in _OF_A_STEP.items()
@@ -66,12 +76,17 @@ def _rollout(options: dict) -> str:
 )
 @program
 def cgpo(
-    batch, key, cfg, *, actor, reference,
+    batch,
+    key,
+    cfg,
+    *,
+    actor,
+    reference,
     optimizer: ConstrainedText = "crpg()",
     tasks: tuple[tuple[PlainText, ConstrainedText], ...] = (),
     task_weights: tuple[float, ...] = (),
     gradient_norms: bool = False,
-):  # fmt: skip
+):
     """The gradient of sum_l rho_l g_l, g_l the mean of what the optimizer of task l learns from.
 
     `optimizer` (rljax.shaping.constrained: crpg, codpo, crraft) is that of all prompts, or of each
@@ -104,9 +119,11 @@ def _tasks(optimizer: str, tasks, task_weights):
     pairs = tasks or (("", ""),)
     if not all(isinstance(p, tuple) and [type(x) for x in p] == [str, str] for p in pairs):
         raise InputError(
-            "cgpo(tasks)", value=tasks, rule="pairs of a data source and its optimizer",
+            "cgpo(tasks)",
+            value=tasks,
+            rule="pairs of a data source and its optimizer",
             fix="tasks=(('my_set', 'crpg(kl_max=5.0)'),): one pair needs the comma behind it",
-        )  # fmt: skip
+        )
     weights = task_weights or (1 / len(pairs),) * len(pairs)
     numbers = all(isinstance(w, int | float) and w >= 0 for w in weights)
     if len(weights) != len(pairs) or not numbers or not sum(weights):
@@ -126,10 +143,11 @@ def _with_old_logprobs(batch, cfg, actor):
     if cfg.old_logprobs == "sampler":
         if cfg.trust_region:
             raise InputError(
-                "algorithm.trust_region", value=cfg.trust_region,
+                "algorithm.trust_region",
+                value=cfg.trust_region,
                 rule="a baseline response has no log-probs of the sampler",
                 fix="algorithm.old_logprobs='recomputed'",
-            )  # fmt: skip
+            )
         return bypass_old_logprobs(batch), {}
     old, load = actor.logprobs_and_load(batch, cfg.steps)
     return batch.replace(old_logprobs=old), load
@@ -145,7 +163,10 @@ def responses_of(batch, rows: int):
             rule="it learns from single responses",
             fix="clear environment.function, or use dataflow=grpo, which learns from episodes",
         )
-    of = lambda x: x.reshape(-1, rows)  # noqa: E731
+
+    def of(x):
+        return x.reshape(-1, rows)
+
     policy = batch.mask > 0
     parts = batch.reward_parts
     compliant = of(jnp.all(jnp.isnan(parts) | (parts >= 1), axis=1))
@@ -154,10 +175,14 @@ def responses_of(batch, rows: int):
     known, scores = live[:, -1], of(batch.scores)
     log_ratios = of(jnp.sum(gap, axis=1))
     responses = Responses(
-        rewards=scores[:, :-1], compliant=compliant[:, :-1], log_ratios=log_ratios[:, :-1],
-        tokens=tokens[:, :-1], live=live[:, :-1] & known[:, None],
-        baseline_rewards=scores[:, -1], baseline_compliant=compliant[:, -1] & known,
-    )  # fmt: skip
+        rewards=scores[:, :-1],
+        compliant=compliant[:, :-1],
+        log_ratios=log_ratios[:, :-1],
+        tokens=tokens[:, :-1],
+        live=live[:, :-1] & known[:, None],
+        baseline_rewards=scores[:, -1],
+        baseline_compliant=compliant[:, -1] & known,
+    )
     return jax.lax.stop_gradient(responses), of(batch.task)[:, 0]
 
 
@@ -193,9 +218,11 @@ def choose(batch: Batch, samples_per_prompt: int, optimizers, weights) -> Chosen
     count = jnp.sum(jnp.any(keep.reshape(-1, together), axis=1))
     counts = jnp.stack([jnp.maximum(one.count, 1) for one in targets])
     loss = functools.partial(
-        constrained_policy_loss, scales=jnp.asarray(weights) * count / counts,
-        pair_betas=pair_betas, rows_per_example=together,
-    )  # fmt: skip
+        constrained_policy_loss,
+        scales=jnp.asarray(weights) * count / counts,
+        pair_betas=pair_betas,
+        rows_per_example=together,
+    )
     examples = examples.replace(advantages=advantages)
     return Chosen(examples, loss, keep, responses, task, targets)
 

@@ -16,7 +16,13 @@ from rljax.roles import program
 @contract(safe=True, data="trajectories", token_rewards=True)
 @program
 def dqo(
-    batch, key, cfg, *, actor, critic, reference=None,
+    batch,
+    key,
+    cfg,
+    *,
+    actor,
+    critic,
+    reference=None,
     beta: AboveZero = 0.03,
     lam: Share = 1.0,
     one_step: bool = False,
@@ -24,7 +30,7 @@ def dqo(
     is_level: Literal["trajectory", "suffix", "token", "off"] = "trajectory",
     is_cap: AboveZero = math.e,
     bootstrap_truncated: bool = False,
-):  # fmt: skip
+):
     """Q = beta log pi + V in the MDP of tokens. behaviour: who wrote the completions, for the
     weight pi / mu; "auto" is their recorded log-probs, or the reference where there are none."""
     if behaviour == "auto":
@@ -36,9 +42,14 @@ def dqo(
             fix="add it, or behaviour='ref' where the reference wrote them",
         )
     options = dict(
-        beta=beta, lam=lam, one_step=one_step, behaviour=behaviour, is_level=is_level,
-        is_cap=is_cap, bootstrap_truncated=bootstrap_truncated,
-    )  # fmt: skip
+        beta=beta,
+        lam=lam,
+        one_step=one_step,
+        behaviour=behaviour,
+        is_level=is_level,
+        is_cap=is_cap,
+        bootstrap_truncated=bootstrap_truncated,
+    )
     losses = (functools.partial(loss, **options) for loss in (dqo_policy, dqo_value))
     return _both(batch, cfg, *losses, actor=actor, critic=critic, reference=reference)
 
@@ -75,9 +86,12 @@ def explained(metrics: dict) -> dict:
     parts = [
         metrics.pop(f"critic/{name}")
         for name in (
-            "dqo_value_residual", "dqo_value_residual_square", "dqo_target", "dqo_target_square"
+            "dqo_value_residual",
+            "dqo_value_residual_square",
+            "dqo_target",
+            "dqo_target_square",
         )
-    ]  # fmt: skip
+    ]
     residual, target = parts[1] - parts[0] ** 2, parts[3] - parts[2] ** 2
     share = 1 - residual / jnp.maximum(target, 1e-8)
     return {**metrics, "critic/explained_variance": jnp.where(target > 1e-8, share, 0.0)}

@@ -30,11 +30,13 @@ METRICS = {
     "pair/kept_fraction": Metric("prompts that give a pair", "share", "above 0.3"),
     "pair/tied_fraction": Metric("prompts whose best and worst sample tie", "share", "below 0.7"),
     "pair/policy_won_fraction": Metric(
-        "pairs that the policy won against the opponent", "share", "rises above 0.5"),
+        "pairs that the policy won against the opponent", "share", "rises above 0.5"
+    ),
     "opponent/reward": Metric("mean score of the opponent", "score"),
     "opponent/beaten_fraction": Metric(
-        "prompts at which the policy beats the opponent", "share", "rises above 0.5"),
-}  # fmt: skip
+        "prompts at which the policy beats the opponent", "share", "rises above 0.5"
+    ),
+}
 
 PreferenceText = component_in(NAMESPACES["preference"])
 
@@ -42,11 +44,16 @@ PreferenceText = component_in(NAMESPACES["preference"])
 @contract(safe=True, reads=("rewards", "scores", "group"), rows=2, compares_samples=True)
 @program(donates=("reference",))
 def online_dpo(
-    batch, key, cfg, *, actor, reference,
+    batch,
+    key,
+    cfg,
+    *,
+    actor,
+    reference,
     rejected: Literal["worst", "random"] = "worst",
     min_margin: NotNegative = 0.0,
     refresh_every: int = 0,
-):  # fmt: skip
+):
     """The best of each prompt's samples against the worst, or another at random; prompts whose best
     score leads by less than `min_margin`, or not at all, are left out. Every `refresh_every`
     optimizer steps the reference becomes the policy (iterated DPO); 0 = never."""
@@ -59,10 +66,15 @@ def online_dpo(
 @contract(safe=True, reads=("rewards", "scores", "group"), rows=2, compares_samples=True)
 @program(donates=("reference",))
 def sppo(
-    batch, key, cfg, *, actor, reference,
+    batch,
+    key,
+    cfg,
+    *,
+    actor,
+    reference,
     preference: PreferenceText = "bradley_terry()",
     refresh_every: int = 1,
-):  # fmt: skip
+):
     """The sample that wins most often against its prompt's others, and the one that wins least,
     each towards eta (P - 1/2); `preference` (rljax.shaping.pairs) makes P of two scores. The
     reference is the policy of `refresh_every` optimizer steps ago, at most."""
@@ -93,10 +105,15 @@ def xpo(batch, key, cfg, *, actor, reference):
 )
 @program
 def nash_md(
-    batch, key, cfg, *, actor, reference,
+    batch,
+    key,
+    cfg,
+    *,
+    actor,
+    reference,
     mixture: Share = 0.5,
     preference: PreferenceText = "bradley_terry()",
-):  # fmt: skip
+):
     """Samples of the policy, each scored by how likely it beats one of the geometric mixture
     pi^(1 - mixture) ref^mixture; algorithm.preference_loss is nash_md. `preference`
     (rljax.shaping.pairs) makes that probability of two scores."""

@@ -16,12 +16,19 @@ from rljax.shaping.resampling import group_rank_weights, resample, score_weights
 @contract(safe=True, reads=("rewards", "scores", "group"), fills=("values",))
 @program
 def pf_ppo(
-    batch, key, cfg, *, actor, critic, reference=None, kl_controller=None,
+    batch,
+    key,
+    cfg,
+    *,
+    actor,
+    critic,
+    reference=None,
+    kl_controller=None,
     scope: Literal["prompt", "batch"] = "prompt",
     kind: Literal["bon", "br", "bw"] = "br",
     method: Literal["pow", "max_min", "max_random"] = "pow",
     power: NotNegative = 2.0,
-):  # fmt: skip
+):
     """scope "prompt": each row is replaced by one of its prompt's, drawn by rank (`kind`), before
     learning. "batch": by one of the whole batch, drawn by score (`method`, `power`), after GAE."""
     read = dict(actor=actor, critic=critic, reference=reference)

@@ -19,9 +19,11 @@ from rljax.roles import program
 METRICS = {
     "process_share": Metric(
         "how far the implicit rewards of a prompt's samples lie apart, as a part of that and the "
-        "outcomes' distance: both at equal coefficients", "share",
-        "above 0.01; at 0 the implicit model says nothing"),
-}  # fmt: skip
+        "outcomes' distance: both at equal coefficients",
+        "share",
+        "above 0.01; at 0 the implicit model says nothing",
+    )
+}
 
 
 @contract(
@@ -29,10 +31,17 @@ METRICS = {
 )
 @program
 def prime(
-    batch, key, cfg, *, actor, implicit, reference, kl_controller=None,
+    batch,
+    key,
+    cfg,
+    *,
+    actor,
+    implicit,
+    reference,
+    kl_controller=None,
     beta: AboveZero = 0.05,
     update: Literal["before", "after"] = "before",
-):  # fmt: skip
+):
     """process_rewards = beta (log pi_implicit - log ref), for algorithm.advantage="prime()".
 
     `implicit` takes its steps on the rows that algorithm.baseline_filters keep, before or after it

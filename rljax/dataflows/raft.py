@@ -15,21 +15,28 @@ from rljax.shaping.scores import apply_shaping
 
 METRICS = {
     "raft/reward_kept": Metric(
-        "mean score of the samples that are imitated", "score", "above reward/mean"),
+        "mean score of the samples that are imitated", "score", "above reward/mean"
+    ),
     "raft/kept_fraction": Metric("samples that are imitated", "share", "keep / samples_per_prompt"),
     "raft/prompts_without_any": Metric(
-        "prompts none of whose samples is imitated", "share", "below 0.7"),
-}  # fmt: skip
+        "prompts none of whose samples is imitated", "share", "below 0.7"
+    ),
+}
 
 
 @contract(safe=True, reads=("rewards", "scores", "group"), compares_samples=True)
 @program
 def raft(
-    batch, key, cfg, *, actor, reference=None,
+    batch,
+    key,
+    cfg,
+    *,
+    actor,
+    reference=None,
     keep: int = 1,
     min_score: float | None = None,
     truncated: bool = False,
-):  # fmt: skip
+):
     """-log pi of the `keep` best samples of each prompt, of equal ones the first. Left out are
     scores of at most `min_score` (None: none), failed rewards and, unless `truncated`, samples that
     ended at the token limit."""

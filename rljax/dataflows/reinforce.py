@@ -14,8 +14,9 @@ from rljax.roles import program
 
 METRICS = {
     "baseline": Metric(
-        "running mean of the scores that is subtracted", "score", "follows reward/mean"),
-}  # fmt: skip
+        "running mean of the scores that is subtracted", "score", "follows reward/mean"
+    )
+}
 
 
 @contract(safe=True, reads=("rewards", "scores", "group"), fills=("values",))
@@ -27,9 +28,13 @@ def reinforce(
     # The mean of earlier steps only: a baseline that has seen the sample is biased.
     values = jnp.where(batch.mask > 0, baseline.value, 0.0).astype(jnp.float32)
     new, metrics = grpo.page(
-        batch.replace(values=values), key, cfg,
-        actor=actor, reference=reference, kl_controller=kl_controller,
-    )  # fmt: skip
+        batch.replace(values=values),
+        key,
+        cfg,
+        actor=actor,
+        reference=reference,
+        kl_controller=kl_controller,
+    )
     scored = jnp.any(batch.mask > 0, axis=1)
     updated = baseline.update(masked_mean(batch.scores, scored), decay)
     # A step whose rewards all failed says nothing of the mean.

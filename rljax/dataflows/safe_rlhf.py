@@ -15,9 +15,20 @@ from rljax.roles import program
 @contract(safe=True, reads=("rewards", "scores", "group", "costs"), fills=("values", "cost_values"))
 @program
 def safe_rlhf(
-    batch, key, cfg, *, actor, critic, cost_critic, multiplier, reference=None, kl_controller=None,
-    pretraining=None, kl_split: Share = 1.0, clip: NotNegative = 50.0,
-):  # fmt: skip
+    batch,
+    key,
+    cfg,
+    *,
+    actor,
+    critic,
+    cost_critic,
+    multiplier,
+    reference=None,
+    kl_controller=None,
+    pretraining=None,
+    kl_split: Share = 1.0,
+    clip: NotNegative = 50.0,
+):
     """Costs come from reward.cost_model, or as the reward's part `cost`; above 0 is unsafe.
 
     config.roles = ("cost_critic=trained_values(lr=5e-6)", "multiplier=lagrange_multiplier()").

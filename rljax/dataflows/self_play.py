@@ -13,17 +13,26 @@ from rljax.roles import program
 
 METRICS = {
     "seat_baseline/*": Metric(
-        "running mean of the returns of seat {}, which is subtracted", "score",
-        "of all seats of a zero-sum game together: near 0"),
-}  # fmt: skip
+        "running mean of the returns of seat {}, which is subtracted",
+        "score",
+        "of all seats of a zero-sum game together: near 0",
+    )
+}
 
 
 @contract(safe=True, reads=("rewards", "scores", "group"), fills=("values",))
 @program
 def self_play(
-    batch, key, cfg, *, actor, seat_baseline, reference=None, kl_controller=None,
+    batch,
+    key,
+    cfg,
+    *,
+    actor,
+    seat_baseline,
+    reference=None,
+    kl_controller=None,
     decay: Share = 0.95,
-):  # fmt: skip
+):
     """`decay` is that of the running means, per step; 0 = the means of the previous step. An
     advantage that reads `values` takes them off: reinforce()."""
     if not 0 <= decay < 1:
@@ -38,9 +47,13 @@ def self_play(
     # The means of earlier steps only: a baseline that has seen the episode is biased.
     values = jnp.where(batch.mask > 0, seat_baseline.values[seat][:, None], 0.0)
     new, metrics = grpo.page(
-        batch.replace(values=values.astype(jnp.float32)), key, cfg,
-        actor=actor, reference=reference, kl_controller=kl_controller,
-    )  # fmt: skip
+        batch.replace(values=values.astype(jnp.float32)),
+        key,
+        cfg,
+        actor=actor,
+        reference=reference,
+        kl_controller=kl_controller,
+    )
     counted = first_of_sequence(batch) & jnp.any(batch.mask > 0, axis=1)
     count = jax.ops.segment_sum(counted.astype(jnp.float32), seat, num_segments=seats)
     total = jax.ops.segment_sum(jnp.where(counted, batch.scores, 0.0), seat, num_segments=seats)

@@ -10,10 +10,12 @@ from rljax.roles import program
 
 METRICS = {
     "perplexity": Metric(
-        "exp(loss): choices that the policy wavers between at each token", "choices",
-        "falls; eval/perplexity that rises meanwhile: overfitting"),
+        "exp(loss): choices that the policy wavers between at each token",
+        "choices",
+        "falls; eval/perplexity that rises meanwhile: overfitting",
+    ),
     "target_tokens": Metric("tokens learned from in this step", "tokens"),
-}  # fmt: skip
+}
 
 
 @contract(safe=True, data="examples")

@@ -22,10 +22,11 @@ from rljax.shaping.scores import apply_shaping
 
 METRICS = {
     "kl_controller/kl": Metric(
-        "KL that the controller sees", "nats per token", "near algorithm.kl_target"),
+        "KL that the controller sees", "nats per token", "near algorithm.kl_target"
+    ),
     "kl_controller/scale": Metric("factor on the KL coefficient", "x", "steady in the end"),
     "filter/kept_fraction": Metric("rows that are learned from", "share", "above 0.3"),
-}  # fmt: skip
+}
 
 
 def compute_logprobs(batch: Batch, cfg, *, actor, reference=None, critic=None):
@@ -218,11 +219,12 @@ def rescaled_steps(steps: Steps, generated: int, learned: int, rows_per_example:
     count = generated // steps.rows
     if learned % (count * rows_per_example):
         raise InputError(
-            "rows to learn from", value=learned,
+            "rows to learn from",
+            value=learned,
             rule=f"examples of {rows_per_example}, as many in each of the batch's {count} "
             "optimizer steps",
             fix="a larger batch.sequences_per_optimizer_step, which counts what is generated",
-        )  # fmt: skip
+        )
     rows = learned // count
     unit *= rows_per_example
     unit = unit if rows % unit == 0 else rows_per_example

@@ -13,9 +13,17 @@ from rljax.roles import program
 @contract(safe=True, reads=("rewards", "scores", "group"), fills=("values",))
 @program
 def vapo(
-    batch, key, cfg, *, actor, critic, reference=None, kl_controller=None,
-    value_pretraining_steps: int = 50, positive_nll: NotNegative = 0.1,
-):  # fmt: skip
+    batch,
+    key,
+    cfg,
+    *,
+    actor,
+    critic,
+    reference=None,
+    kl_controller=None,
+    value_pretraining_steps: int = 50,
+    positive_nll: NotNegative = 0.1,
+):
     """`value_pretraining_steps` optimizer steps of the critic, on returns of the fixed policy, come
     before the actor's first; `positive_nll` weighs the NLL of rows with score >= correct_at.
     Until then what only the actor's update measures is NaN."""

@@ -227,9 +227,12 @@ def sample_comparisons(
     require_text_alone(records, "this command")
     prompts, _ = saved.encode(records, max_tokens=max_prompt_tokens)
     completions = sample_all(
-        saved.ready(prompts, **sampling), prompts, samples, key=jax.random.key(seed),
+        saved.ready(prompts, **sampling),
+        prompts,
+        samples,
+        key=jax.random.key(seed),
         prompts_per_call=prompts_per_call,
-    )  # fmt: skip
+    )
     out = []
     for i, prompt in enumerate(prompts):
         texts = [sample.text for sample in completions[i * samples : (i + 1) * samples]]
@@ -256,10 +259,14 @@ def label_preferences(options: PreferenceOptions) -> dict[str, float]:
     if options.policy:
         policy = load_named_policy(options.policy, trust_code=options.trust_code)
         comparisons = sample_comparisons(
-            policy, options.data, samples=options.samples,
-            max_prompt_tokens=options.max_prompt_tokens, seed=options.seed,
-            temperature=options.temperature, max_response_tokens=options.max_response_tokens,
-        )  # fmt: skip
+            policy,
+            options.data,
+            samples=options.samples,
+            max_prompt_tokens=options.max_prompt_tokens,
+            seed=options.seed,
+            temperature=options.temperature,
+            max_response_tokens=options.max_response_tokens,
+        )
     else:
         comparisons = load_comparisons(options.data)
     rows, counts = label(comparisons, judge, ties=options.ties)

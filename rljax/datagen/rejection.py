@@ -190,9 +190,13 @@ def rejection_sample(options: RejectionOptions, *, test_fraction: float | None =
         kept, metrics = _select(groups, options)
         if options.trajectories:
             trajectories, counts = trajectories_of(
-                policy, prompts, player, samples, stream(key, "pass rates"),
+                policy,
+                prompts,
+                player,
+                samples,
+                stream(key, "pass rates"),
                 process_samples=options.process_samples,
-            )  # fmt: skip
+            )
     examples = _example_rows(prompts, groups, kept)
     if not examples:
         raise InputError(
@@ -244,10 +248,16 @@ def _write_report(
     """Writes a page beside the file: of the prompts whose rewards differ most the best sample, one
     near the mean and the worst. A look at them says whether the reward is sane."""
     samples = [
-        {"prompt": prompt.prompt_text, "ground_truth": prompt.ground_truth, "step": None,
-         "response": sample.text, "reward": float(sample.reward)}
-        for prompt, group in zip(prompts, groups, strict=True) for sample in group
-    ]  # fmt: skip
+        {
+            "prompt": prompt.prompt_text,
+            "ground_truth": prompt.ground_truth,
+            "step": None,
+            "response": sample.text,
+            "reward": float(sample.reward),
+        }
+        for prompt, group in zip(prompts, groups, strict=True)
+        for sample in group
+    ]
     title = f"Samples of {Path(out).name}"
     facts = "".join(
         f"<span>{escaped(name.replace('_', ' '))} <b>{value:.4g}</b></span>"
@@ -296,12 +306,17 @@ def _select(groups: list[list[Sample]], options: RejectionOptions) -> tuple[list
     texts = [[s.text for s in group] for group in groups]
     kept = [
         select(
-            r, t, method=options.select, top_k=options.top_k, min_reward=options.min_reward,
-            per_prompt=options.per_prompt, dedup=options.dedup,
+            r,
+            t,
+            method=options.select,
+            top_k=options.top_k,
+            min_reward=options.min_reward,
+            per_prompt=options.per_prompt,
+            dedup=options.dedup,
             eligible=_eligible(group, options),
         )
         for r, t, group in zip(rewards, texts, groups, strict=True)
-    ]  # fmt: skip
+    ]
     truncated = [[s.truncated for s in group] for group in groups]
     return kept, selection_metrics(rewards, texts, kept, truncated, method=options.select)
 
@@ -352,14 +367,18 @@ def raft(config: Config, options: RejectionOptions, folder: str | Path) -> list[
         here = Path(folder) / str(i)
         meta = rejection_sample(
             dataclasses.replace(
-                options, checkpoint=str(checkpoint), data=data, reward=reward,
-                out=str(here / "samples.jsonl"), seed=options.seed + i,
+                options,
+                checkpoint=str(checkpoint),
+                data=data,
+                reward=reward,
+                out=str(here / "samples.jsonl"),
+                seed=options.seed + i,
                 temperature=options.temperature or sampler.temperature,
                 max_prompt_tokens=options.max_prompt_tokens or tokens,
                 max_response_tokens=options.max_response_tokens or sampler.max_response_tokens,
             ),
             test_fraction=held_out_fraction(limits, data),
-        )  # fmt: skip
+        )
         made, examples = copy.deepcopy(config), meta["files"]["examples"]
         made.dataflow, made.model = "sft", str(_model_folder(checkpoint))
         made.run_dir, made.export = str(here), True

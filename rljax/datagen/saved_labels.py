@@ -104,9 +104,12 @@ def _label_checkpoint(options: LabelOptions, name: str, number: int) -> tuple[li
 
 
 def _completer(
-    options: LabelOptions, tokenizer: Tokenizer, drawn: list[dict],
-    prompts: Sequence[PromptRecord], sampling: dict,
-) -> Policy | None:  # fmt: skip
+    options: LabelOptions,
+    tokenizer: Tokenizer,
+    drawn: list[dict],
+    prompts: Sequence[PromptRecord],
+    sampling: dict,
+) -> Policy | None:
     """The policy of options.completer, which has to read prompts as the checkpoint does."""
     if not options.completer:
         return None
@@ -115,9 +118,11 @@ def _completer(
     same = [list(p.token_ids) for p in own] == [list(p.token_ids) for p in prompts]
     if not same or differing_ids(tokenizer, other.tokenizer):
         raise InputError(
-            "completer", value=options.completer, rule="other token ids than the checkpoint's",
+            "completer",
+            value=options.completer,
+            rule="other token ids than the checkpoint's",
             fix="a policy with the same tokenizer and chat template",
-        )  # fmt: skip
+        )
     return other.ready(prompts, **sampling)
 
 

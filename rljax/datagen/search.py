@@ -95,10 +95,11 @@ def search_labels(
     for name, given in (("passes", passes), ("tasks", tasks)):
         if given is not None and len(given) != len(programs):
             raise InputError(
-                f"search_labels({name})", value=len(given),
+                f"search_labels({name})",
+                value=len(given),
                 rule=f"one per program, of which there are {len(programs)}",
                 fix=f"give {name} in the order of the programs, one each, or leave it out",
-            )  # fmt: skip
+            )
     cache = {} if cache is None else cache
     searches = []
     for i, lines in enumerate(programs):
@@ -133,10 +134,11 @@ def _answers(accepts: Accepts, requests: list[Prefix]) -> list[bool]:
     answers = [bool(a) for a in accepts(requests)]
     if len(answers) != len(requests):
         raise InputError(
-            "accepts returned the wrong number of answers", value=len(answers),
+            "accepts returned the wrong number of answers",
+            value=len(answers),
             rule=f"one per prefix, of which there were {len(requests)}",
             fix="return one bool for each prefix, in their order",
-        )  # fmt: skip
+        )
     return answers
 
 

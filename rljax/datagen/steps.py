@@ -186,9 +186,12 @@ def label_programs(
     accepts = policy_completer(searcher, records, programs, complete, completions)
     passed, started = [p.passed for p in programs], time.perf_counter()
     labels, cost = search_labels(
-        [p.lines for p in programs], accepts, passes=passed, neutral=neutral,
+        [p.lines for p in programs],
+        accepts,
+        passes=passed,
+        neutral=neutral,
         tasks=[(p.prompt, p.head) for p in programs],
-    )  # fmt: skip
+    )
     seconds = time.perf_counter() - started
     rows = []
     for program, one in zip(programs, labels, strict=True):

@@ -22,9 +22,14 @@ Ids = tuple[int, ...]
 
 
 def label_trees(
-    searcher: Searcher, records: Sequence[PromptRecord], key, *, method: str,
-    programs_per_prompt: int, neutral: Neutral = "zero",
-) -> tuple[list[dict], dict[str, float]]:  # fmt: skip
+    searcher: Searcher,
+    records: Sequence[PromptRecord],
+    key,
+    *,
+    method: str,
+    programs_per_prompt: int,
+    neutral: Neutral = "zero",
+) -> tuple[list[dict], dict[str, float]]:
     """Rows of a `stepwise` file from the complete programs that a search of each prompt came to.
 
     The search is worth 1 where a response ends and passes its tests, and 0 where not. The label of

@@ -18,10 +18,15 @@ from rljax.errors import InputError
 # Findings at which JAX ends for sure. What a machine has is not among them: not every device shows
 # as a file.
 _FATAL = {
-    "platform_unknown", "platform_not_installed", "xla_flags_not_flags", "plugin_missing",
+    "platform_unknown",
+    "platform_not_installed",
+    "xla_flags_not_flags",
+    "plugin_missing",
     "xla_flag_value_wrong",
-    "jax_variable_not_boolean", "matmul_precision_unknown", "libtpu_missing",
-}  # fmt: skip
+    "jax_variable_not_boolean",
+    "matmul_precision_unknown",
+    "libtpu_missing",
+}
 _HARMLESS = ("--xla_force_host_platform_device_count", "--xla_dump_to=")
 _PARSES_FLAGS = "from jaxlib import _jax; _jax.CompileOptions()"
 

@@ -38,19 +38,21 @@ def hosts_network(
         return (yield _problem("hosts_variables_wrong", error))
     if cluster is None:
         yield broken(
-            "hosts_not_named", "--hosts, and nothing says that there are several",
+            "hosts_not_named",
+            "--hosts, and nothing says that there are several",
             "on every host RLJAX_COORDINATOR=ADDRESS_OF_HOST_0:8476, RLJAX_HOSTS and RLJAX_HOST; "
             "TPU VMs, srun and SkyPilot set their own",
-        )  # fmt: skip
+        )
         return
     name, _, port = cluster.coordinator.rpartition(":")
     try:
         own = socket.getaddrinfo(name.strip("[]"), int(port), proto=socket.IPPROTO_TCP)[0][4][0]
     except (OSError, ValueError) as error:  # ValueError: a name that no server can be asked for
         yield broken(
-            "host_unknown", f"the coordinator's name {name} is not known here: {error}",
+            "host_unknown",
+            f"the coordinator's name {name} is not known here: {error}",
             "give its address, or an entry in DNS or /etc/hosts",
-        )  # fmt: skip
+        )
         return
     try:
         said = meet(cluster, timeout_s)
@@ -77,9 +79,10 @@ def _both_ways(
         server = socket.create_server(("", at[here]))
     except OSError as error:
         yield broken(
-            "port_taken", f"port {at[here]} of this host cannot be listened at: {error.strerror}",
+            "port_taken",
+            f"port {at[here]} of this host cannot be listened at: {error.strerror}",
             f"end the process that has it (ss -ltnp 'sport = :{at[here]}'), or use another port",
-        )  # fmt: skip
+        )
         return
     callers: set[int] = set()
     deadline = time.monotonic() + timeout_s
@@ -106,16 +109,19 @@ def _both_ways(
         )
     for k in sorted(set(others) - callers):
         yield broken(
-            "host_does_not_reach_us", f"host {k} ({addresses[k]}) has not called port {at[here]} "
-            f"of this host within {timeout_s:g} s", _OPEN,
-        )  # fmt: skip
+            "host_does_not_reach_us",
+            f"host {k} ({addresses[k]}) has not called port {at[here]} "
+            f"of this host within {timeout_s:g} s",
+            _OPEN,
+        )
     for k, skew in skews.items():
         if abs(skew) > _SKEW_S:
             yield broken(
-                "clock_skew", f"the clock of host {k} is {abs(skew):.0f} s "
+                "clock_skew",
+                f"the clock of host {k} is {abs(skew):.0f} s "
                 f"{'ahead of' if skew > 0 else 'behind'} this one",
                 "set the clocks: timedatectl set-ntp true, on every host",
-            )  # fmt: skip
+            )
     if len(skews) == len(callers) == len(others):
         yield fine("port", f"{port}: reached and called by all other hosts")
 

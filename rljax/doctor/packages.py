@@ -18,11 +18,25 @@ from rljax.files import parse_toml, read_text
 SHOWN = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "libtpu")
 # What a file of the same name on PYTHONPATH would break without a word.
 LIBRARIES = (
-    "jax", "jaxlib", "flax", "optax", "orbax", "grain", "numpy", "rich", "safetensors",
-    "tokenizers", "jinja2", "pyarrow", "rljax",
-)  # fmt: skip
-_PLUGINS = [(f"jax-{kind}-{part}", kind) for kind in ("cuda12", "cuda13", "rocm7")
-            for part in ("plugin", "pjrt")]  # fmt: skip
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "orbax",
+    "grain",
+    "numpy",
+    "rich",
+    "safetensors",
+    "tokenizers",
+    "jinja2",
+    "pyarrow",
+    "rljax",
+)
+_PLUGINS = [
+    (f"jax-{kind}-{part}", kind)
+    for kind in ("cuda12", "cuda13", "rocm7")
+    for part in ("plugin", "pjrt")
+]
 
 
 def packages(env: Mapping[str, str]) -> Iterator[Finding]:
@@ -34,9 +48,10 @@ def packages(env: Mapping[str, str]) -> Iterator[Finding]:
     for name, kind in _PLUGINS:
         if jaxlib and (have := _version(name)) and have != jaxlib:
             yield broken(
-                "plugin_of_another_version", f"{name} {have} and jaxlib {jaxlib}: JAX leaves the "
-                "GPUs unused", f"pip install -U 'jax[{kind}]'",
-            )  # fmt: skip
+                "plugin_of_another_version",
+                f"{name} {have} and jaxlib {jaxlib}: JAX leaves the GPUs unused",
+                f"pip install -U 'jax[{kind}]'",
+            )
     for file, name in hidden_libraries(env):
         yield broken("library_hidden", f"{file} hides the library {name!r}", "rename that file")
     yield from _rljax()
@@ -56,14 +71,16 @@ def unmet_requirements() -> Iterator[Finding]:
         name, have = re.sub(r"[-_.]+", "-", one.name).lower(), _version(one.name)
         if not have:
             yield broken(
-                "package_missing", f"{name} is not installed, and rljax needs it",
+                "package_missing",
+                f"{name} is not installed, and rljax needs it",
                 f"pip install '{one}'",
-            )  # fmt: skip
+            )
         elif not one.specifier.contains(have, prereleases=True):
             yield broken(
-                "package_too_old", f"{name} {have} is installed, and rljax needs {one.specifier}",
+                "package_too_old",
+                f"{name} {have} is installed, and rljax needs {one.specifier}",
                 f"pip install -U '{one}'",
-            )  # fmt: skip
+            )
 
 
 def _parsed(text: str):
@@ -103,18 +120,20 @@ def _rljax() -> Iterator[Finding]:
     places = [path.resolve() for path in folders if (path / "__init__.py").is_file()]
     if others := [path for path in places if path != here]:
         yield broken(
-            "rljax_twice", f"{here} hides another rljax in {others[0]}",
+            "rljax_twice",
+            f"{here} hides another rljax in {others[0]}",
             f"pip uninstall {DISTRIBUTION}, or take one of them out of PYTHONPATH",
-        )  # fmt: skip
+        )
     with contextlib.suppress(PackageNotFoundError):
         other = distribution("rljax")  # of another project, which writes into the same folder
         scripts = {script.value for script in other.entry_points}
         if "rljax.command:main" not in scripts:  # as ours had, before it was renamed
             ours = f"{DISTRIBUTION} {have}" if (have := _version(DISTRIBUTION)) else "this one"
             yield broken(
-                "rljax_of_another_project", f"the distribution rljax {other.version} in "
+                "rljax_of_another_project",
+                f"the distribution rljax {other.version} in "
                 f"{other.locate_file('')} is not {ours}: on the public index that name is another "
                 "project's, and both install a package that is imported as rljax",
                 f"pip uninstall -y rljax {DISTRIBUTION}, then install {DISTRIBUTION} again: they "
                 "share files",
-            )  # fmt: skip
+            )

@@ -22,9 +22,14 @@ def probe(env: Mapping[str, str], timeout_s: float) -> Iterator[Finding]:
     path = os.pathsep.join(folder for folder in sys.path if folder)
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout_s, errors="replace",
-            stdin=subprocess.DEVNULL, env={**env, "PYTHONPATH": path},
-        )  # fmt: skip
+            command,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            env={**env, "PYTHONPATH": path},
+        )
         code, out, err = done.returncode, done.stdout, done.stderr
     except subprocess.TimeoutExpired as late:
         code, out, err = None, (late.stdout or b"").decode(errors="replace"), ""
@@ -35,17 +40,20 @@ def probe(env: Mapping[str, str], timeout_s: float) -> Iterator[Finding]:
     yield from seen
     if code is None:
         yield broken(
-            "jax_hangs", f"JAX has not started within {timeout_s:g} s: another process may have "
-            "the devices, or the driver does not answer", "end the process that has the devices "
+            "jax_hangs",
+            f"JAX has not started within {timeout_s:g} s: another process may have "
+            "the devices, or the driver does not answer",
+            "end the process that has the devices "
             "(nvidia-smi, lsof /dev/accel0), or restart the machine",
-        )  # fmt: skip
+        )
     elif code and (refused := refused_xla_flag(err)):
         yield refused
     elif code:
         yield broken(
-            "jax_does_not_start", f"JAX does not start: {_last_line(err) or f'exit code {code}'}",
+            "jax_does_not_start",
+            f"JAX does not start: {_last_line(err) or f'exit code {code}'}",
             _how_to_start(env, err),
-        )  # fmt: skip
+        )
 
 
 def refused_xla_flag(err: str) -> Finding | None:
@@ -56,9 +64,10 @@ def refused_xla_flag(err: str) -> Finding | None:
         return None
     flags = err.partition("Unknown flag")[2].partition(":")[2].splitlines()[0].strip()
     return broken(
-        "xla_flags_unknown", f"XLA_FLAGS holds {flags}, which this jaxlib does not know: the "
-        "process ends at it", "take it out of XLA_FLAGS",
-    )  # fmt: skip
+        "xla_flags_unknown",
+        f"XLA_FLAGS holds {flags}, which this jaxlib does not know: the process ends at it",
+        "take it out of XLA_FLAGS",
+    )
 
 
 def _how_to_start(env: Mapping[str, str], err: str) -> str:
@@ -69,9 +78,10 @@ def _how_to_start(env: Mapping[str, str], err: str) -> str:
     if names and not error.startswith(("ImportError", "ModuleNotFoundError")):
         return f"unset {' '.join(names)}; the one that the error is about is enough"
     kept = " ".join(
-        f"{one.name}=={one.version}" for one in distributions()
+        f"{one.name}=={one.version}"
+        for one in distributions()
         if one.name in ("jax", "jaxlib", "numpy")
-    )  # fmt: skip
+    )
     return f"pip install --force-reinstall {kept or 'jax jaxlib numpy'}, for this Python"
 
 
@@ -93,9 +103,10 @@ def _devices(jax) -> Iterator[Finding]:
     except (RuntimeError, AssertionError) as error:  # the latter of CUDA's plugin without a GPU
         said = str(error)[:300] or type(error).__name__
         yield broken(
-            "no_device", f"JAX finds no device: {said}",
+            "no_device",
+            f"JAX finds no device: {said}",
             "unset JAX_PLATFORMS, or install the plugin of this machine's devices",
-        )  # fmt: skip
+        )
         return
     yield fine("devices", f"{len(devices)} x {devices[0].device_kind}")
     for device in devices:
@@ -113,9 +124,11 @@ def _hosts() -> Iterator[Finding]:
     except InputError as error:
         what, fix = error.parts
         yield broken(
-            "hosts_variables_wrong", what, fix or "set RLJAX_COORDINATOR, RLJAX_HOSTS and "
-            "RLJAX_HOST on every host, or none of them",
-        )  # fmt: skip
+            "hosts_variables_wrong",
+            what,
+            fix
+            or "set RLJAX_COORDINATOR, RLJAX_HOSTS and RLJAX_HOST on every host, or none of them",
+        )
         return
     yield fine("hosts", str(cluster) if cluster else "one")
 
@@ -131,9 +144,10 @@ def _sandbox() -> Iterator[Finding]:
         return
     if tier in LEFT_OPEN:
         yield warning(
-            "sandbox_weak", f"programs of the policy run in the tier {tier}: {LEFT_OPEN[tier]}",
+            "sandbox_weak",
+            f"programs of the policy run in the tier {tier}: {LEFT_OPEN[tier]}",
             "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1), or install bwrap",
-        )  # fmt: skip
+        )
     else:
         yield fine("sandbox", tier)
 

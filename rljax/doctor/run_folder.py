@@ -17,9 +17,10 @@ def run_folder(place: str | Path) -> Iterator[Finding]:
     """Findings of a run folder on this machine's disk."""
     if is_url(str(place)):
         yield warning(
-            "run_folder_of_a_url", f"{place} was not looked at: the doctor reads folders of a disk",
+            "run_folder_of_a_url",
+            f"{place} was not looked at: the doctor reads folders of a disk",
             "copy the run here, or name a folder",
-        )  # fmt: skip
+        )
         return
     folder = Path(place)
     if not folder.exists():
@@ -36,40 +37,45 @@ def run_folder(place: str | Path) -> Iterator[Finding]:
         return
     if is_locked(folder):
         yield broken(
-            "run_folder_in_use", f"another process writes into {folder}",
+            "run_folder_in_use",
+            f"another process writes into {folder}",
             "wait until it ends, end it, or choose another run_dir",
-        )  # fmt: skip
+        )
     config = None
     if not (folder / "config.json").exists() and not empty:
         yield warning(
-            "run_folder_without_run", f"{folder} has no config.json: no run was looked at",
+            "run_folder_without_run",
+            f"{folder} has no config.json: no run was looked at",
             "name the folder of a run, as `rljax train` prints it",
-        )  # fmt: skip
+        )
     elif not empty:
         try:
             config = load_config_file(str(folder / "config.json"))
         except InputError as error:
             yield broken(
-                "run_of_another_version", str(error).replace("\n", " "),
+                "run_of_another_version",
+                str(error).replace("\n", " "),
                 "use the version of rljax that made the run, or mend config.json",
-            )  # fmt: skip
+            )
     now = time.time()
     young = [p for p in folder.rglob("*") if p.is_file() and p.stat().st_mtime > now + _SKEW_S]
     if young:
         yield broken(
-            "files_from_the_future", f"{young[0]} is {young[0].stat().st_mtime - now:.0f} s "
+            "files_from_the_future",
+            f"{young[0]} is {young[0].stat().st_mtime - now:.0f} s "
             "younger than now: the clocks of this machine and of the disk's differ",
             "set the clocks: timedatectl set-ntp true, on every host",
-        )  # fmt: skip
+        )
     if (folder / "checkpoints").is_dir():
         yield from _checkpoints(folder / "checkpoints", config)
 
 
 def _unwritable(reason: str) -> Finding:
     return broken(
-        "run_folder_unwritable", f"the run folder cannot be written: {reason}",
+        "run_folder_unwritable",
+        f"the run folder cannot be written: {reason}",
         "another run_dir, or free its disk and its permissions",
-    )  # fmt: skip
+    )
 
 
 def _checkpoints(folder: Path, config) -> Iterator[Finding]:
@@ -79,9 +85,10 @@ def _checkpoints(folder: Path, config) -> Iterator[Finding]:
     half = sorted(path.name for path in folder.iterdir() if path.name.startswith("."))
     if half and not is_locked(folder.parent):
         yield warning(
-            "checkpoint_half_written", f"a save of {folder / half[0]} was killed half-way",
+            "checkpoint_half_written",
+            f"a save of {folder / half[0]} was killed half-way",
             "nothing: the run removes it as it goes on",
-        )  # fmt: skip
+        )
     saved = Checkpoints(folder)
     whole = []
     for step in sorted(saved.steps()):
@@ -89,9 +96,10 @@ def _checkpoints(folder: Path, config) -> Iterator[Finding]:
         if problem:
             then = f"goes on from step {whole[-1]}" if whole else "begins anew"
             yield broken(
-                "checkpoint_torn", f"the checkpoint of step {step} is damaged: {problem}",
+                "checkpoint_torn",
+                f"the checkpoint of step {step} is damaged: {problem}",
                 f"restore a copy, or rm -r {saved.path(step)}: without it the run {then}",
-            )  # fmt: skip
+            )
         else:
             whole.append(step)
     if not whole:

@@ -24,18 +24,34 @@ Variables = Mapping[str, str]
 _KNOWN = ("cpu", "gpu", "cuda", "rocm", "tpu", "proxy")
 _TRUE, _FALSE = ("y", "yes", "t", "true", "on", "1"), ("n", "no", "f", "false", "off", "0")
 _BOOLEAN = (
-    "JAX_DISABLE_JIT", "JAX_ENABLE_X64", "JAX_DEBUG_NANS", "JAX_DEBUG_INFS", "JAX_LOG_COMPILES",
-    "JAX_ENABLE_COMPILATION_CACHE", "JAX_CHECK_TRACER_LEAKS", "JAX_ENABLE_CHECKS",
+    "JAX_DISABLE_JIT",
+    "JAX_ENABLE_X64",
+    "JAX_DEBUG_NANS",
+    "JAX_DEBUG_INFS",
+    "JAX_LOG_COMPILES",
+    "JAX_ENABLE_COMPILATION_CACHE",
+    "JAX_CHECK_TRACER_LEAKS",
+    "JAX_ENABLE_CHECKS",
     "JAX_THREEFRY_PARTITIONABLE",
-)  # fmt: skip
+)
 _PRECISIONS = ("default", "high", "highest", "bfloat16", "tensorfloat32", "float32")
 _DOT_PRESET = re.compile(r"(ANY_F8|F16|BF16|TF32|F32|F64)_\w+")
 _TPU = (
-    "TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES", "TPU_PROCESS_BOUNDS", "TPU_HOST_BOUNDS",
-    "TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_CHIPS_PER_HOST_BOUNDS", "TPU_VISIBLE_CHIPS",
-    "TPU_VISIBLE_DEVICES", "TPU_WORKER_ID", "CLOUD_TPU_TASK_ID", "TPU_ACCELERATOR_TYPE",
-    "MEGASCALE_NUM_SLICES", "MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_SLICE_ID",
-)  # fmt: skip
+    "TPU_WORKER_HOSTNAMES",
+    "TPU_PROCESS_ADDRESSES",
+    "TPU_PROCESS_BOUNDS",
+    "TPU_HOST_BOUNDS",
+    "TPU_CHIPS_PER_PROCESS_BOUNDS",
+    "TPU_CHIPS_PER_HOST_BOUNDS",
+    "TPU_VISIBLE_CHIPS",
+    "TPU_VISIBLE_DEVICES",
+    "TPU_WORKER_ID",
+    "CLOUD_TPU_TASK_ID",
+    "TPU_ACCELERATOR_TYPE",
+    "MEGASCALE_NUM_SLICES",
+    "MEGASCALE_COORDINATOR_ADDRESS",
+    "MEGASCALE_SLICE_ID",
+)
 _DEVICE_COUNT = "--xla_force_host_platform_device_count"
 _PLUGINS = "PJRT_NAMES_AND_LIBRARY_PATHS"
 _TPU_LOCK = "/tmp/libtpu_lockfile"
@@ -53,36 +69,80 @@ def _is_true(value: str) -> bool:
 # Variables of which the value alone is wrong: (name of the finding, status, variables, what is true
 # of a wrong value, what it does, what mends it).
 _VALUES = (
-    ("jax_variable_not_boolean", broken, _BOOLEAN, lambda x: x.lower() not in (*_TRUE, *_FALSE),
-     "{name}={value!r}: JAX ends at a value that is neither true nor false",
-     "unset {name}, or set it to 0 or 1"),
-    ("jit_disabled", broken, ("JAX_DISABLE_JIT",), _is_true,
-     "{name} is set: every operation runs by itself, a thousand times slower", "unset {name}"),
-    ("nan_checks", warning, ("JAX_DEBUG_NANS", "JAX_DEBUG_INFS"), _is_true,
-     "{name} is set: a step that is not finite ends the run, where rljax would skip and count it",
-     "unset {name}; `rljax replay RUN` finds the operation"),
-    ("matmul_precision_unknown", broken, ("JAX_DEFAULT_MATMUL_PRECISION",),
-     lambda x: x not in _PRECISIONS and not _DOT_PRESET.fullmatch(x),
-     "{name}={value!r}: JAX ends at it", f"one of {', '.join(_PRECISIONS)}, or unset it"),
-    ("plugin_missing", broken, (_PLUGINS,),
-     lambda x: not all(os.path.isfile(part.partition(":")[2]) for part in _parts(x)),
-     "{name} names {value!r}, and there is no such library",
-     "unset it, or give NAME:PATH of a library that is there"),
-    ("libtpu_missing", broken, ("TPU_LIBRARY_PATH",), lambda x: not os.path.isfile(x),
-     "{name}={value}: there is no such file",
-     "unset {name}: the installed libtpu is used then"),
-    ("certificates_missing", broken,
-     ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
-     lambda x: not os.path.exists(x),
-     "{name}={value}: there is no such file, so no https address is reached",
-     "unset {name}, or give a file of certificates"),
-    ("hub_token_malformed", broken, ("HF_TOKEN",),
-     lambda x: re.search(r"\s|['\"]", x.rstrip("\n")) or x.startswith("$"),
-     "{name} holds blanks, quotes or a name of a variable, which no token does",
-     "export HF_TOKEN=hf_... without quotes inside, or unset it and `hf auth login`"),
-    ("hub_offline", warning, ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"), _is_true,
-     "{name} is set: models and data come from the cache alone", "unset {name} to download"),
-)  # fmt: skip
+    (
+        "jax_variable_not_boolean",
+        broken,
+        _BOOLEAN,
+        lambda x: x.lower() not in (*_TRUE, *_FALSE),
+        "{name}={value!r}: JAX ends at a value that is neither true nor false",
+        "unset {name}, or set it to 0 or 1",
+    ),
+    (
+        "jit_disabled",
+        broken,
+        ("JAX_DISABLE_JIT",),
+        _is_true,
+        "{name} is set: every operation runs by itself, a thousand times slower",
+        "unset {name}",
+    ),
+    (
+        "nan_checks",
+        warning,
+        ("JAX_DEBUG_NANS", "JAX_DEBUG_INFS"),
+        _is_true,
+        "{name} is set: a step that is not finite ends the run, where rljax would skip and "
+        "count it",
+        "unset {name}; `rljax replay RUN` finds the operation",
+    ),
+    (
+        "matmul_precision_unknown",
+        broken,
+        ("JAX_DEFAULT_MATMUL_PRECISION",),
+        lambda x: x not in _PRECISIONS and not _DOT_PRESET.fullmatch(x),
+        "{name}={value!r}: JAX ends at it",
+        f"one of {', '.join(_PRECISIONS)}, or unset it",
+    ),
+    (
+        "plugin_missing",
+        broken,
+        (_PLUGINS,),
+        lambda x: not all(os.path.isfile(part.partition(":")[2]) for part in _parts(x)),
+        "{name} names {value!r}, and there is no such library",
+        "unset it, or give NAME:PATH of a library that is there",
+    ),
+    (
+        "libtpu_missing",
+        broken,
+        ("TPU_LIBRARY_PATH",),
+        lambda x: not os.path.isfile(x),
+        "{name}={value}: there is no such file",
+        "unset {name}: the installed libtpu is used then",
+    ),
+    (
+        "certificates_missing",
+        broken,
+        ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
+        lambda x: not os.path.exists(x),
+        "{name}={value}: there is no such file, so no https address is reached",
+        "unset {name}, or give a file of certificates",
+    ),
+    (
+        "hub_token_malformed",
+        broken,
+        ("HF_TOKEN",),
+        lambda x: re.search(r"\s|['\"]", x.rstrip("\n")) or x.startswith("$"),
+        "{name} holds blanks, quotes or a name of a variable, which no token does",
+        "export HF_TOKEN=hf_... without quotes inside, or unset it and `hf auth login`",
+    ),
+    (
+        "hub_offline",
+        warning,
+        ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"),
+        _is_true,
+        "{name} is set: models and data come from the cache alone",
+        "unset {name} to download",
+    ),
+)
 
 
 def _values(env: Variables) -> Iterator[Finding]:
@@ -112,9 +172,10 @@ def _platforms(env: Variables) -> Iterator[Finding]:
     if unknown and not plugins and not env.get(_PLUGINS):  # a plugin may register any name
         near = unknown[0].lower() if unknown[0].lower() in _KNOWN else "cpu (or cuda, tpu)"
         yield broken(
-            "platform_unknown", f"JAX_PLATFORMS names {unknown[0]!r}, which JAX does not know",
+            "platform_unknown",
+            f"JAX_PLATFORMS names {unknown[0]!r}, which JAX does not know",
             f"export JAX_PLATFORMS={near}, or unset it",
-        )  # fmt: skip
+        )
     gpu = any(map(is_installed, ("jax_cuda12_plugin", "jax_cuda13_plugin", "jax_rocm7_plugin")))
     tpu = is_installed("libtpu") or bool(env.get("TPU_LIBRARY_PATH"))
     for names, installed, there, devices, lack, extra in (
@@ -125,15 +186,17 @@ def _platforms(env: Variables) -> Iterator[Finding]:
         name = next((name for name in asked if name in names), "")
         if name and not installed:
             yield broken(
-                "platform_not_installed", f"JAX_PLATFORMS={name}, but {lack}",
+                "platform_not_installed",
+                f"JAX_PLATFORMS={name}, but {lack}",
                 f"{fix}, or unset JAX_PLATFORMS",
-            )  # fmt: skip
+            )
         if name and not there:
             yield broken(
-                "platform_without_device", f"JAX_PLATFORMS={name}, but this machine shows no such "
-                "device", "unset JAX_PLATFORMS, or run on a machine that has one (in a container: "
+                "platform_without_device",
+                f"JAX_PLATFORMS={name}, but this machine shows no such device",
+                "unset JAX_PLATFORMS, or run on a machine that has one (in a container: "
                 "hand the devices in)",
-            )  # fmt: skip
+            )
         if not asked and there and not installed:
             yield broken("device_not_used", f"this machine has {devices}, but {lack}", fix)
 
@@ -142,9 +205,10 @@ def xla_flag_value_wrong(flag: str, fix: str = "") -> Finding:
     """The finding of a flag that is known, and its value is not."""
     name = flag.partition("=")[0]
     return broken(
-        "xla_flag_value_wrong", f"XLA_FLAGS holds {flag}, and {name} takes no such value: JAX does "
-        "not start", fix or f"correct the value, or take {name} out of XLA_FLAGS",
-    )  # fmt: skip
+        "xla_flag_value_wrong",
+        f"XLA_FLAGS holds {flag}, and {name} takes no such value: JAX does not start",
+        fix or f"correct the value, or take {name} out of XLA_FLAGS",
+    )
 
 
 def _xla(env: Variables) -> Iterator[Finding]:
@@ -152,17 +216,20 @@ def _xla(env: Variables) -> Iterator[Finding]:
     if text and not text.startswith("--"):
         if not os.path.isfile(text):
             yield broken(
-                "xla_flags_not_flags", f"XLA_FLAGS={text!r} does not begin with --, so XLA takes "
-                "it for the name of a file, which is not there", "write "
-                "XLA_FLAGS='--xla_NAME=VALUE ...', or unset it",
-            )  # fmt: skip
+                "xla_flags_not_flags",
+                f"XLA_FLAGS={text!r} does not begin with --, so XLA takes "
+                "it for the name of a file, which is not there",
+                "write XLA_FLAGS='--xla_NAME=VALUE ...', or unset it",
+            )
         return
     flags = dict(word.partition("=")[::2] for word in text.split())
     if of_tpu := [name for name in flags if name.startswith(("--xla_tpu_", "--xla_jf_"))]:
         yield broken(
-            "xla_flags_of_tpu", f"XLA_FLAGS holds {of_tpu[0]}, which libtpu alone knows: elsewhere "
-            "the process ends at it", "put flags of TPUs into LIBTPU_INIT_ARGS",
-        )  # fmt: skip
+            "xla_flags_of_tpu",
+            f"XLA_FLAGS holds {of_tpu[0]}, which libtpu alone knows: elsewhere "
+            "the process ends at it",
+            "put flags of TPUs into LIBTPU_INIT_ARGS",
+        )
     counts = [word for word in text.split() if word.partition("=")[0] == _DEVICE_COUNT]
     for word in counts:
         count = word.partition("=")[2]
@@ -173,23 +240,27 @@ def _xla(env: Variables) -> Iterator[Finding]:
     count = flags.get(_DEVICE_COUNT, "1")
     if count != "1":
         yield warning(
-            "virtual_devices", f"XLA_FLAGS makes {count} devices of this CPU, as tests do",
+            "virtual_devices",
+            f"XLA_FLAGS makes {count} devices of this CPU, as tests do",
             "unset XLA_FLAGS for a run on the CPU: its cores are shared anyway",
-        )  # fmt: skip
+        )
 
 
 def _tpu(env: Variables) -> Iterator[Finding]:
     left = [name for name in _TPU if env.get(name)]
     if left and not has_tpu():
         yield broken(
-            "tpu_variables_left", f"{', '.join(left)} set, on a machine without TPU chips: a run "
-            "would look for the hosts of another one", f"unset {' '.join(left)}",
-        )  # fmt: skip
+            "tpu_variables_left",
+            f"{', '.join(left)} set, on a machine without TPU chips: a run "
+            "would look for the hosts of another one",
+            f"unset {' '.join(left)}",
+        )
     if (has_tpu() or "tpu" in platforms(env)) and (reason := _locked(_TPU_LOCK)):
         yield broken(
-            "tpu_lock", f"{_TPU_LOCK}: {reason}: another process or account has the TPU",
+            "tpu_lock",
+            f"{_TPU_LOCK}: {reason}: another process or account has the TPU",
             f"end that process (lsof -w /dev/accel0 /dev/vfio/*), then rm -f {_TPU_LOCK}",
-        )  # fmt: skip
+        )
 
 
 def _locked(file: str) -> str:
@@ -215,18 +286,19 @@ def _gpu(env: Variables) -> Iterator[Finding]:
     gpu = asks_for_gpu(env) or has_nvidia()
     if gpu and visible is not None and visible.strip() in ("", "-1", "NoDevFiles"):
         yield broken(
-            "gpus_hidden", f"CUDA_VISIBLE_DEVICES={visible!r} hides every GPU",
+            "gpus_hidden",
+            f"CUDA_VISIBLE_DEVICES={visible!r} hides every GPU",
             "unset CUDA_VISIBLE_DEVICES",
-        )  # fmt: skip
+        )
     for folder in env.get("LD_LIBRARY_PATH", "").split(os.pathsep) if gpu else ():
         names = sorted(os.listdir(folder)) if folder and os.path.isdir(folder) else []
         found = [name for name in names if _CUDA_LIBRARIES.match(name)]
         if found:
             yield broken(
-                "cuda_libraries_hidden", f"LD_LIBRARY_PATH: {found[0]} of {folder} hides the one "
-                "that JAX was built for", "unset LD_LIBRARY_PATH: pip has installed CUDA's "
-                "libraries",
-            )  # fmt: skip
+                "cuda_libraries_hidden",
+                f"LD_LIBRARY_PATH: {found[0]} of {folder} hides the one that JAX was built for",
+                "unset LD_LIBRARY_PATH: pip has installed CUDA's libraries",
+            )
             return
 
 
@@ -235,10 +307,11 @@ def _schedulers(env: Variables) -> Iterator[Finding]:
     if env.get("SLURM_JOB_ID") and is_whole_number(tasks) and int(tasks) > 1:
         if not env.get("SLURM_PROCID") or not env.get("SLURM_STEP_NODELIST"):
             yield warning(
-                "slurm_without_srun", f"a SLURM job of {tasks} tasks, and this process is none of "
-                "them: a run from here has one host", "start it by srun: `rljax pod slurm` prints "
-                "the script",
-            )  # fmt: skip
+                "slurm_without_srun",
+                f"a SLURM job of {tasks} tasks, and this process is none of "
+                "them: a run from here has one host",
+                "start it by srun: `rljax pod slurm` prints the script",
+            )
 
 
 def _network(env: Variables) -> Iterator[Finding]:
@@ -249,14 +322,18 @@ def _network(env: Variables) -> Iterator[Finding]:
         if env.get(name)
     }
     excepted = {"no": env.get("no_proxy") or env.get("NO_PROXY") or ""}
-    near = [h for h in ("localhost", "127.0.0.1")
-            if not urllib.request.proxy_bypass_environment(h, excepted)]  # fmt: skip
+    near = [
+        h
+        for h in ("localhost", "127.0.0.1")
+        if not urllib.request.proxy_bypass_environment(h, excepted)
+    ]
     if proxies and near:
         yield broken(
-            "proxy_for_loopback", f"{next(iter(proxies))} is used for {' and '.join(near)}, too: "
+            "proxy_for_loopback",
+            f"{next(iter(proxies))} is used for {' and '.join(near)}, too: "
             "judges, tools and hosts on this machine are not reached",
             "export no_proxy=localhost,127.0.0.1,::1",
-        )  # fmt: skip
+        )
 
 
 def _hub(env: Variables) -> Iterator[Finding]:

@@ -100,10 +100,17 @@ class Reply(Response):
     whole: str
 
     def __new__(
-        cls, text: str, *, calls: Sequence[Call] = (), problem: str = "", finish: str = "stop",
-        turns_left: int = 0, tokens_left: int = 0, whole: str | None = None,
+        cls,
+        text: str,
+        *,
+        calls: Sequence[Call] = (),
+        problem: str = "",
+        finish: str = "stop",
+        turns_left: int = 0,
+        tokens_left: int = 0,
+        whole: str | None = None,
         answer: str | None = None,
-    ) -> "Reply":  # fmt: skip
+    ) -> "Reply":
         self = super().__new__(cls, text, answer_of(text) if answer is None else answer)
         self.calls, self.problem, self.finish = tuple(calls), problem, finish
         self.turns_left, self.tokens_left = turns_left, tokens_left

@@ -39,9 +39,12 @@ class Conversation:
             # A last turn of the assistant is one that the policy goes on with. A template may write
             # no tools: an environment may tell of them itself.
             self._rendered = prompt_text(
-                self.tokenizer, self.messages, tools=self.tools, variables=self.variables,
+                self.tokenizer,
+                self.messages,
+                tools=self.tools,
+                variables=self.variables,
                 needs_tools=False,
-            )  # fmt: skip
+            )
             if ids is None or self.tools:
                 ids = self.tokenizer.encode(self._rendered)
         elif ids is None:
@@ -85,9 +88,15 @@ class Conversation:
             self.ids = [*self.ids, *ids]
             return ids, False, ""
         ids, whole, kept = appended_after(
-            self.tokenizer, self.ids[-1], self._rendered, self.messages, new,
-            written=self._written, tools=self.tools, variables=self.variables,
-        )  # fmt: skip
+            self.tokenizer,
+            self.ids[-1],
+            self._rendered,
+            self.messages,
+            new,
+            written=self._written,
+            tools=self.tools,
+            variables=self.variables,
+        )
         before = self._rendered
         check_messages(
             self.tokenizer, new, whole[len(before) :] if whole.startswith(before) else whole
@@ -109,9 +118,11 @@ class Conversation:
             return ""
         try:
             whole = self.tokenizer.render_chat(
-                self.messages, add_generation_prompt=False, tools=self.tools,
+                self.messages,
+                add_generation_prompt=False,
+                tools=self.tools,
                 variables=self.variables,
-            )  # fmt: skip
+            )
         except InputError:  # a template that refuses what the policy wrote
             return "rewritten"
         return compare_log(self.tokenizer, self.ids, whole, complete=False)[0].value

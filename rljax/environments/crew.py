@@ -52,9 +52,14 @@ class EpisodeCrew:
         self.component = resolve_for_workers("environment", text, HOME)
         self._owner = os.getpid()
         self._supervisor = Supervisor(
-            self.component, pickle.dumps(tokenizer), limits, workers, retries,
-            int(memory_gb * (1 << 30)), log and Prints(log),
-        )  # fmt: skip
+            self.component,
+            pickle.dumps(tokenizer),
+            limits,
+            workers,
+            retries,
+            int(memory_gb * (1 << 30)),
+            log and Prints(log),
+        )
         self._played: dict[int, Played] = {}
         self._attempts: dict[int, int] = {}  # the one whose Step was last handed out
         self._owing: set[int] = set()
@@ -105,9 +110,12 @@ class EpisodeCrew:
         chosen = chosen_fields(self.component, fields, seed=seed, sample_seed=sample_seed)
         own = {name: value for name, value in chosen.items() if name not in ("seed", "sample_seed")}
         start = dict(
-            fields=own, seed=seed, sample_seed=sample_seed, messages=messages,
+            fields=own,
+            seed=seed,
+            sample_seed=sample_seed,
+            messages=messages,
             prompt_ids=None if prompt_ids is None else [int(i) for i in prompt_ids],
-        )  # fmt: skip
+        )
         try:
             blob = pickle.dumps(start, protocol=5)
         except Exception as error:

@@ -71,10 +71,18 @@ class Episode:
     """
 
     def __init__(
-        self, number: int, component: Component, fields: Mapping, tokenizer, limits: Limits, *,
-        seed: int, sample_seed: int, prompt_ids: Sequence[int] | None = None,
+        self,
+        number: int,
+        component: Component,
+        fields: Mapping,
+        tokenizer,
+        limits: Limits,
+        *,
+        seed: int,
+        sample_seed: int,
+        prompt_ids: Sequence[int] | None = None,
         messages: Sequence[Mapping] | None = None,
-    ):  # fmt: skip
+    ):
         self.number, self.component, self.limits = number, component, limits
         self.tokenizer, self.sample_seed = tokenizer, sample_seed
         self.seats = spec(component).seats
@@ -258,10 +266,19 @@ class Episode:
             ids, new_row, drift = conversation.append(messages, look=look)
         self._state = state_hash(turn.state)
         return Step(
-            self.number, turn.seat, tuple(ids), new_row, reward=turn.reward,
-            parts=dict(turn.parts), state=self._state, seconds=seconds, drift=drift,
-            failed_calls=failures.count("failed"), messages=tuple(messages), **self._told(),
-        )  # fmt: skip
+            self.number,
+            turn.seat,
+            tuple(ids),
+            new_row,
+            reward=turn.reward,
+            parts=dict(turn.parts),
+            state=self._state,
+            seconds=seconds,
+            drift=drift,
+            failed_calls=failures.count("failed"),
+            messages=tuple(messages),
+            **self._told(),
+        )
 
     def _with_problem(self, messages: Sequence[Mapping]) -> list[Mapping]:
         """An observation that says, too, which call of the reply before could not be read: in its
@@ -296,9 +313,11 @@ class Episode:
         if ids is None and size > CHARACTERS_PER_TOKEN * limit:
             raise _TooLong(f"the first prompt has {size} characters; max_tokens is {limit}")
         conversation = Conversation(
-            self.tokenizer, self.limits.max_reply_tokens,
-            rewrite=self.limits.history == "rewrite", variables=self._variables,
-        )  # fmt: skip
+            self.tokenizer,
+            self.limits.max_reply_tokens,
+            rewrite=self.limits.history == "rewrite",
+            variables=self._variables,
+        )
         self._schemas[turn.seat] = tools
         if tools and self.limits.calls == "auto" and self._format is None:
             self._format = parser("auto", self.tokenizer)
@@ -326,9 +345,17 @@ class Episode:
         self.ended = True
         drift = max((c.final_drift() for c in self._conversations.values()), key=DRIFTS.index)
         return Step(
-            self.number, self._seat, ended=True, limit=limit, returned=returned, outcome=outcome,
-            outcome_parts=parts, seconds=seconds, drift=drift, **self._told(),
-        )  # fmt: skip
+            self.number,
+            self._seat,
+            ended=True,
+            limit=limit,
+            returned=returned,
+            outcome=outcome,
+            outcome_parts=parts,
+            seconds=seconds,
+            drift=drift,
+            **self._told(),
+        )
 
     def _failed(self, error: BaseException, kind: str, seconds: float = 0.0) -> Step:
         """The Step of an episode that fails: no fault of the policy, and no score."""
@@ -340,9 +367,14 @@ class Episode:
             trace = "".join(traceback.format_exception(error))
             failure += f"\n{trace[-TRACEBACK_CHARS:]}"
         return Step(
-            self.number, self._seat, ended=True, failure=failure, kind=kind, seconds=seconds,
+            self.number,
+            self._seat,
+            ended=True,
+            failure=failure,
+            kind=kind,
+            seconds=seconds,
             **self._told(),
-        )  # fmt: skip
+        )
 
     def _told(self) -> dict:
         said, self._said = self._said, {}
@@ -367,8 +399,7 @@ class Episode:
         if problem and not calls:
             text = whole
         conversation.said(ids, whole, parsed)
-        names = {schema.get("function", schema).get("name") for schema in
-                 self._schemas[self._seat]}  # fmt: skip
+        names = {schema.get("function", schema).get("name") for schema in self._schemas[self._seat]}
         unknown = sum(call.name not in names for call in calls) if names else 0
         self._said = dict(
             text=text, calls=len(calls), unknown_calls=unknown, bad_turn=bool(problem)

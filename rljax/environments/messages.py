@@ -58,9 +58,13 @@ class Step:
 
 
 _OTHER_KINDS = {  # of fields of a Step whose values are not all of the class of their default
-    "episode": (int,), "reward": (int, float), "seconds": (int, float),
-    "outcome": (dict, type(None)), "parts": (dict,), "outcome_parts": (dict,),
-}  # fmt: skip
+    "episode": (int,),
+    "reward": (int, float),
+    "seconds": (int, float),
+    "outcome": (dict, type(None)),
+    "parts": (dict,),
+    "outcome_parts": (dict,),
+}
 
 
 def is_step(value: object) -> bool:

@@ -70,9 +70,7 @@ def main(spec_text: str) -> None:
 def mark_of(step: Step) -> bytes:
     """Equal for steps that say the same, whatever time they took, wherever they were said and
     whichever of the episodes with these replies said it."""
-    told = dataclasses.replace(
-        step, episode=0, ids=(), seconds=0.0, drift="", messages=(), text=""
-    )  # fmt: skip
+    told = dataclasses.replace(step, episode=0, ids=(), seconds=0.0, drift="", messages=(), text="")
     hashed = hashlib.blake2b(np.asarray(step.ids, np.int64).tobytes(), digest_size=16)
     for field in dataclasses.fields(told):
         value = getattr(told, field.name)
@@ -209,10 +207,12 @@ class Player:
             self._said.append((ticket, step, mark))
         elif hosted.marks.popleft() != mark:
             step = Step(
-                step.episode, ended=True, kind="not repeatable",
+                step.episode,
+                ended=True,
+                kind="not repeatable",
                 failure=f"played again with the same replies, {hosted.episode.component.name!r} "
                 "said something else; @contract(repeatable=False) says that it may",
-            )  # fmt: skip
+            )
             self._said.append((ticket, step, mark_of(step)))
         if step.ended:
             del self._hosted[ticket]
@@ -281,9 +281,12 @@ class Player:
         del self._hosted[ticket]
         self._suspects.discard(ticket)
         step = Step(
-            hosted.episode.number, ended=True, kind="timeout", seconds=self.timeout_s,
+            hosted.episode.number,
+            ended=True,
+            kind="timeout",
+            seconds=self.timeout_s,
             failure=f"over environment.turn_timeout_s={self.timeout_s}",
-        )  # fmt: skip
+        )
         self._said.append((ticket, step, mark_of(step)))
         hosted.task.cancel()
         self._loop.stop()

@@ -26,9 +26,13 @@ _CHOICES = re.compile(r"\(choices:\s*(\[.*?\])\s*\)\s*$", re.DOTALL)
 
 # Keys of a tool that are for a decoder or a provider: a model is not told of them.
 _NOT_TOLD = {
-    "strict", "cache_control", "defer_loading", "allowed_callers", "eager_input_streaming",
+    "strict",
+    "cache_control",
+    "defer_loading",
+    "allowed_callers",
+    "eager_input_streaming",
     "input_examples",
-}  # fmt: skip
+}
 
 
 def told_of(tools: Sequence[Mapping]) -> list[dict]:
@@ -57,9 +61,10 @@ def schema_of(function: Callable, *, hidden: Iterable[str] = ()) -> dict:
         hints = typing.get_type_hints(_annotated(function), include_extras=True)
     except (TypeError, ValueError, NameError) as error:
         raise InputError(
-            f"{place} has no signature that can be read", rule=str(error),
+            f"{place} has no signature that can be read",
+            rule=str(error),
             fix="wrap it in a function with type hints",
-        ) from None  # fmt: skip
+        ) from None
     hidden = set(hidden)
     description, told = _docstring(inspect.getdoc(function) or "")
     properties, required = {}, []

@@ -64,9 +64,15 @@ class Supervisor(Crew):
     sends = (Step,)
 
     def __init__(
-        self, component: Component, tokenizer: bytes, limits: Limits, size: int, retries: int,
-        memory_bytes: int, prints: Prints | None,
-    ):  # fmt: skip
+        self,
+        component: Component,
+        tokenizer: bytes,
+        limits: Limits,
+        size: int,
+        retries: int,
+        memory_bytes: int,
+        prints: Prints | None,
+    ):
         super().__init__(size, prints, "environment")
         self.component, self.retries, self.memory_bytes = component, retries, memory_bytes
         self.timeout_s, self.repeatable = limits.turn_timeout_s, spec(component).repeatable

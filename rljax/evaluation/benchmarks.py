@@ -282,9 +282,11 @@ def _settled(suite: Suite, text: str, options: EvaluateOptions) -> Suite:
         suite = dataclasses.replace(suite, samples=1, temperature=0.0)
     if suite.samples > 1 and suite.temperature == 0:
         raise InputError(
-            "--samples", value=suite.samples, rule=f"{text} is greedy, and each would be the same",
+            "--samples",
+            value=suite.samples,
+            rule=f"{text} is greedy, and each would be the same",
             fix="set --temperature, such as --temperature=0.6",
-        )  # fmt: skip
+        )
     if over := [k for k in options.ks if k > suite.samples]:
         raise InputError(
             "--k",
@@ -306,12 +308,14 @@ def _run(suite: Suite, records: list[dict], saved: SavedPolicy, options: Evaluat
     for item, prompt in zip(items, prompts, strict=True):
         item["prompt"] = prompt.prompt_text
     for sample in samples:
-        items[sample.prompt]["samples"].append({
-            "response": _before(sample.text, suite.stop),
-            "tokens": len(sample.ids),
-            "finish_reason": sample.finish_reason,
-            "truncated": sample.cut_off,
-        })  # fmt: skip
+        items[sample.prompt]["samples"].append(
+            {
+                "response": _before(sample.text, suite.stop),
+                "tokens": len(sample.ids),
+                "finish_reason": sample.finish_reason,
+                "truncated": sample.cut_off,
+            }
+        )
     reward = saved.config.reward
     score_items(suite, items, workers=reward.workers, memory_gb=reward.memory_gb)
     sampling = policy.sampling
@@ -344,10 +348,14 @@ def _sampling(suite: Suite, policy: Policy) -> Policy:
     how = policy.sampling
     ends = (*how.stop_ids, *stop_tokens(policy.tokenizer, suite.stop))
     how = dataclasses.replace(
-        how, temperature=suite.temperature, top_p=suite.top_p, top_k=0, min_p=0.0,
+        how,
+        temperature=suite.temperature,
+        top_p=suite.top_p,
+        top_k=0,
+        min_p=0.0,
         stop_strings=tuple(dict.fromkeys((*how.stop_strings, *suite.stop))),
         stop_ids=tuple(dict.fromkeys(ends)),
-    )  # fmt: skip
+    )
     return dataclasses.replace(policy, sampling=how.greedy() if not suite.temperature else how)
 
 

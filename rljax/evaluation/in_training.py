@@ -6,14 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rljax.data.online.prompts import PromptRecord
-from rljax.evaluation.policy import (
-    SHARE,
-    bootstrap,
-    correct,
-    no_answer,
-    pass_at_k,
-    score_table,
-)
+from rljax.evaluation.policy import SHARE, bootstrap, correct, no_answer, pass_at_k, score_table
 from rljax.metric import Metric
 from rljax.policies import Sample
 
@@ -27,17 +20,21 @@ METRICS = {
     "eval/difficulty/*_low": Metric("lower end of the 95 % interval at difficulty {}", "share"),
     "eval/difficulty/*_high": Metric("upper end of the 95 % interval at difficulty {}", "share"),
     "eval/difficulty/*": Metric(
-        "accuracy on held-out prompts whose difficulty is {}", "share", "rises"),
+        "accuracy on held-out prompts whose difficulty is {}", "share", "rises"
+    ),
     "eval/pass@*_low": Metric("lower end of the 95 % interval of eval/pass@{}", "share"),
     "eval/pass@*_high": Metric("upper end of the 95 % interval of eval/pass@{}", "share"),
     "eval/pass@*": Metric(
-        "chance that a right one is among {} drawn responses", "share",
-        "rises; pass@1 that rises while the largest k falls: less is explored"),
+        "chance that a right one is among {} drawn responses",
+        "share",
+        "rises; pass@1 that rises while the largest k falls: less is explored",
+    ),
     "eval/truncated_fraction": Metric("held-out responses that were cut off", "share", "below 0.1"),
     "eval/failed_fraction": Metric("held-out responses whose reward failed", "share", "0"),
     "eval/extraction_failed_fraction": Metric(
-        "held-out responses without an answer", "share", "near 0"),
-}  # fmt: skip
+        "held-out responses without an answer", "share", "near 0"
+    ),
+}
 
 DIFFICULTY = ("difficulty", "level")  # columns of a data set that say how hard its row is
 

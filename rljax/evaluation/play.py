@@ -56,22 +56,37 @@ class Played:
 
 
 def play(
-    config: Config, tokenizer: Tokenizer, record: PromptRecord, player: Player, console: Console,
-    *, seed: int = 0,
-) -> Played:  # fmt: skip
+    config: Config,
+    tokenizer: Tokenizer,
+    record: PromptRecord,
+    player: Player,
+    console: Console,
+    *,
+    seed: int = 0,
+) -> Played:
     """Plays one episode of the row `record` and prints every turn."""
     component = resolve(config.environment.function, NAMESPACES["environment"])
     limits = limits_of(config)
     sampling = turn_sampling(config, make_sampling(config, tokenizer), tokenizer)
     fields = {
-        **record.extra_info, "prompt": record.prompt, "ground_truth": record.ground_truth,
-        "data_source": record.data_source, "extra_info": record.extra_info,
-    }  # fmt: skip
+        **record.extra_info,
+        "prompt": record.prompt,
+        "ground_truth": record.ground_truth,
+        "data_source": record.data_source,
+        "extra_info": record.extra_info,
+    }
     messages = None if record.messages is None else list(record.messages)
     episode = Episode(
-        0, component, fields, tokenizer, limits, seed=seed, sample_seed=seed + 1,
-        prompt_ids=record.token_ids.tolist(), messages=messages,
-    )  # fmt: skip
+        0,
+        component,
+        fields,
+        tokenizer,
+        limits,
+        seed=seed,
+        sample_seed=seed + 1,
+        prompt_ids=record.token_ids.tolist(),
+        messages=messages,
+    )
     try:
         played = _Table(tokenizer, limits, sampling, console).play(episode, player)
     finally:
@@ -159,10 +174,14 @@ def _score(config: Config, tokenizer, record: PromptRecord, played: Played) -> N
     sample = dict(
         response=response_of(tokenizer, log.ids[begin:], record.prompt_text, record.messages),
         ground_truth=record.ground_truth,
-        data_source=record.data_source, prompt=record.prompt, extra_info=record.extra_info,
-        num_tokens=len(log.ids) - begin, finish_reason="stop", messages=record.messages,
+        data_source=record.data_source,
+        prompt=record.prompt,
+        extra_info=record.extra_info,
+        num_tokens=len(log.ids) - begin,
+        finish_reason="stop",
+        messages=record.messages,
         token_ids=log.ids[begin:],
-    )  # fmt: skip
+    )
     try:
         score, parts = call_reward(resolve(text, HOME), sample)
     except Abstained as error:
@@ -246,10 +265,11 @@ def scripted(replies: Sequence[str], tokenizer: Tokenizer) -> Player:
     def player(log: Sequence[int], sampling: Sampling) -> tuple[list[int], str]:
         if not left:
             raise InputError(
-                "the script has too few replies", value=len(replies),
+                "the script has too few replies",
+                value=len(replies),
                 rule="one for each turn, parted by lines of ---",
                 fix="add the missing replies to the script, each behind a line of ---",
-            )  # fmt: skip
+            )
         return turn_ids(left.pop(0), sampling, tokenizer)
 
     return player

@@ -95,9 +95,13 @@ _Z2 = 1.959964**2  # of a 95 % interval
 
 
 def bootstrap(
-    values: Sequence[float], *, weights: Sequence[float] | None = None, resamples: int = 2000,
-    seed: int = 0, within: tuple[float, float] | None = None,
-) -> dict:  # fmt: skip
+    values: Sequence[float],
+    *,
+    weights: Sequence[float] | None = None,
+    resamples: int = 2000,
+    seed: int = 0,
+    within: tuple[float, float] | None = None,
+) -> dict:
     """Mean of per-prompt values with a 95 % percentile-bootstrap interval over prompts. `weights`:
     of each prompt in the mean, sum w x / sum w; None: all the same.
 

@@ -20,13 +20,16 @@ METRICS = {
     "eval/score/std": Metric("spread of the scores of the held-out completions", "score"),
     "eval/share/*": Metric("held-out pairs of the kind {}", "share"),
     "eval/accuracy/*": Metric(
-        "accuracy on held-out pairs of the kind {}", "share",
-        "alike for all kinds; else length decides"),
+        "accuracy on held-out pairs of the kind {}",
+        "share",
+        "alike for all kinds; else length decides",
+    ),
     "eval/favours_longer": Metric(
-        "pairs at which the longer completion is preferred", "share", "near 0.5"),
+        "pairs at which the longer completion is preferred", "share", "near 0.5"
+    ),
     "eval/calibration_error": Metric("confidence minus accuracy, mean size", "share", "below 0.1"),
     "eval/reliability/*": Metric("reliability: {}", "share", "accuracy near confidence"),
-}  # fmt: skip
+}
 
 
 def pair_report(scores, lengths, live=None, *, bins: int = 5) -> dict[str, float]:
@@ -42,11 +45,12 @@ def pair_report(scores, lengths, live=None, *, bins: int = 5) -> dict[str, float
     scores, lengths = np.asarray(scores, np.float64), np.asarray(lengths)
     if scores.ndim != 1 or scores.shape != lengths.shape or len(scores) % 2:
         raise InputError(
-            "pair_report(scores, lengths)", value=(scores.shape, lengths.shape),
+            "pair_report(scores, lengths)",
+            value=(scores.shape, lengths.shape),
             rule="both [2N]: chosen and rejected in turns",
             fix="give the score and the length of chosen, rejected, chosen, rejected, ... in two "
             "flat arrays",
-        )  # fmt: skip
+        )
     if bins < 1:
         raise InputError("pair_report(bins)", value=bins, fix="set bins to 1 or more")
     live = np.ones(len(scores) // 2, bool) if live is None else np.asarray(live, bool)
@@ -96,8 +100,11 @@ def _reliability(margin, right, bins: int) -> dict[str, float]:
         accuracy, mean = right[here].mean(), confidence[here].mean()
         error += here.mean() * abs(accuracy - mean)
         name = f"reliability/{edges[i]:.2f}-{edges[i + 1]:.2f}"
-        out |= {f"{name}/accuracy": accuracy, f"{name}/confidence": mean,
-                f"{name}/share": here.mean()}  # fmt: skip
+        out |= {
+            f"{name}/accuracy": accuracy,
+            f"{name}/confidence": mean,
+            f"{name}/share": here.mean(),
+        }
     return {"calibration_error": error, **out}
 
 

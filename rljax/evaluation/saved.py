@@ -30,12 +30,7 @@ from rljax.evaluation.policy import (
     score_table,
 )
 from rljax.files import write_rows
-from rljax.policies import (
-    Policy,
-    SavedPolicy,
-    load_named_policy,
-    load_policy,
-)
+from rljax.policies import Policy, SavedPolicy, load_named_policy, load_policy
 from rljax.policies.search import searching
 
 
@@ -86,7 +81,10 @@ class _Asked:
 
 def _answer_rows(asked: _Asked, correct_at: float) -> list[dict]:
     """Rows of prompt, greedy response, score and right; null where the reward failed."""
-    known = lambda x: None if np.isnan(x) else float(x)  # noqa: E731
+
+    def known(x):
+        return None if np.isnan(x) else float(x)
+
     greedy = asked.answers.greedy
     right = correct(score_table(greedy, 1)[:, 0], correct_at)
     return [
@@ -114,9 +112,13 @@ def evaluate_saved(
     fraction = 0.0 if options.data else held_out_fraction(config, data)
     count = options.prompts or (config.evaluate.prompts if run else 256)
     ask = functools.partial(
-        _asked, options, load_prompts(data, "test", test_fraction=fraction)[:count], reward_text,
-        config.evaluate.correct_at, answer,
-    )  # fmt: skip
+        _asked,
+        options,
+        load_prompts(data, "test", test_fraction=fraction)[:count],
+        reward_text,
+        config.evaluate.correct_at,
+        answer,
+    )
     asked = ask(saved)
     if options.answers:
         write_rows(options.answers, _answer_rows(asked, config.evaluate.correct_at))
@@ -144,9 +146,13 @@ def evaluate_saved(
 
 
 def _asked(
-    options: EvaluateOptions, records: list[dict], reward_text: str, correct_at: float,
-    answer: Callable[[str], str | None], saved: SavedPolicy,
-) -> _Asked:  # fmt: skip
+    options: EvaluateOptions,
+    records: list[dict],
+    reward_text: str,
+    correct_at: float,
+    answer: Callable[[str], str | None],
+    saved: SavedPolicy,
+) -> _Asked:
     """Samples a saved policy on the records, scores it, and takes its metrics."""
     prompts, counts = saved.encode(
         records, max_tokens=options.max_prompt_tokens, overlong=saved.config.data.overlong
@@ -180,10 +186,11 @@ def _compared(ours: _Asked, ask: Callable[[SavedPolicy], _Asked], options: Evalu
     read = [[(p.source, p.index) for p in asked.prompts] for asked in (ours, theirs)]
     if read[0] != read[1]:
         raise InputError(
-            "the two policies do not read the same prompts", value=(ours.counts, theirs.counts),
+            "the two policies do not read the same prompts",
+            value=(ours.counts, theirs.counts),
             rule="prompts that are too long for one of them are left out",
             fix="--max_prompt_tokens that is enough for both",
-        )  # fmt: skip
+        )
     by = functools.partial(by_length, "pass@1", tokens=theirs.tokens, bounds=options.length_buckets)
     ours.metrics.update(by(ours.right))
     theirs.metrics.update(by(theirs.right))

@@ -75,9 +75,10 @@ def _require_unseen(row: dict, solved: Solved, columns: Sequence[str]) -> None:
     asked = [row[name] for name in columns]
     if any([one[name] for name in columns] == asked for one in solved):
         raise InputError(
-            "is asked and is shown as an exemplar, too", value=asked[0],
+            "is asked and is shown as an exemplar, too",
+            value=asked[0],
             fix="exemplars='FILE' with other questions",
-        )  # fmt: skip
+        )
 
 
 # -- mathematics --
@@ -380,9 +381,10 @@ def _test_cases(row: dict, name: str) -> list[dict]:
         value = parse_json(value, place) if isinstance(value, str | bytes) else value
     except InputError as error:
         raise InputError(
-            f"{place} cannot be read", rule=error.parts[0],
+            f"{place} cannot be read",
+            rule=error.parts[0],
             fix="download the file again, or write the tests as JSON text",
-        ) from None  # fmt: skip
+        ) from None
     good = isinstance(value, list) and all(
         isinstance(test, dict)
         and all(isinstance(test.get(key), str) for key in ("input", "output", "testtype"))

@@ -52,9 +52,12 @@ class Suite:
 
 @contract(safe=True)
 def gsm8k(
-    *, data: str = "hf://datasets/openai/gsm8k/main", shots: int = 0, exemplars: str = "",
+    *,
+    data: str = "hf://datasets/openai/gsm8k/main",
+    shots: int = 0,
+    exemplars: str = "",
     instruction: PlainText = maps.GSM8K_INSTRUCTION,
-) -> Suite:  # fmt: skip
+) -> Suite:
     """GSM8K (Cobbe et al. 2021): the number behind `####`, compared as text without commas.
 
     shots=0: the question and the instruction, as a chat. shots=8: so many solved questions of the
@@ -65,9 +68,14 @@ def gsm8k(
     record = functools.partial(rows.gsm8k, instruction=instruction, solved=solved)
     stop = STOP if shots else ()
     return Suite(
-        data, record, "gsm8k(method='strict')", columns, max_response_tokens=1024, stop=stop,
+        data,
+        record,
+        "gsm8k(method='strict')",
+        columns,
+        max_response_tokens=1024,
+        stop=stop,
         answer=rows.marked_answer,
-    )  # fmt: skip
+    )
 
 
 @contract(safe=True)
@@ -77,9 +85,14 @@ def math500(
     r"""MATH-500 (Lightman et al. 2023): `\boxed{}`, compared as mathematics. By subject, level."""
     record = functools.partial(rows.boxed, instruction=instruction)
     return Suite(
-        data, record, "math_verify(extraction='boxed')", ("problem", "answer"),
-        max_response_tokens=4096, answer=rows.boxed_answer, by=("subject", "level"),
-    )  # fmt: skip
+        data,
+        record,
+        "math_verify(extraction='boxed')",
+        ("problem", "answer"),
+        max_response_tokens=4096,
+        answer=rows.boxed_answer,
+        by=("subject", "level"),
+    )
 
 
 @contract(safe=True)
@@ -97,9 +110,16 @@ def aime25(*, data: str = "hf://datasets/math-ai/aime25", instruction: PlainText
 def _aime(data: str, instruction: str) -> Suite:
     record = functools.partial(rows.aime, instruction=instruction)
     return Suite(
-        data, record, "integer_answer(low=0, high=999)", ("problem", "answer"), samples=32,
-        temperature=0.6, top_p=0.95, max_response_tokens=32768, answer=rows.boxed_answer,
-    )  # fmt: skip
+        data,
+        record,
+        "integer_answer(low=0, high=999)",
+        ("problem", "answer"),
+        samples=32,
+        temperature=0.6,
+        top_p=0.95,
+        max_response_tokens=32768,
+        answer=rows.boxed_answer,
+    )
 
 
 @contract(safe=True)
@@ -115,9 +135,14 @@ def mmlu_pro(
     solved = rows.exemplars(data, exemplars, "validation", shots, columns, by="category")
     record = functools.partial(rows.mmlu_pro, solved=solved)
     return Suite(
-        data, record, "mmlu_pro()", columns, max_response_tokens=2048, stop=STOP if shots else (),
+        data,
+        record,
+        "mmlu_pro()",
+        columns,
+        max_response_tokens=2048,
+        stop=STOP if shots else (),
         by=("category",),
-    )  # fmt: skip
+    )
 
 
 @contract(safe=True)
@@ -126,16 +151,22 @@ def ifeval(*, data: str = "hf://datasets/google/IFEval/train") -> Suite:
     instruction."""
     parts = {"prompt_loose": "", "instruction_strict": "instructions"}
     return Suite(
-        data, rows.ifeval, "instruction_following()", ("prompt", "instruction_id_list", "kwargs"),
-        max_response_tokens=1280, parts={**parts, "instruction_loose": "instructions"},
-    )  # fmt: skip
+        data,
+        rows.ifeval,
+        "instruction_following()",
+        ("prompt", "instruction_id_list", "kwargs"),
+        max_response_tokens=1280,
+        parts={**parts, "instruction_loose": "instructions"},
+    )
 
 
 @contract(safe=True)
 def livecodebench(
-    *, data: str = "hf://datasets/livecodebench/code_generation_lite/test*.jsonl",
-    start: PlainText = "", end: PlainText = "",
-) -> Suite:  # fmt: skip
+    *,
+    data: str = "hf://datasets/livecodebench/code_generation_lite/test*.jsonl",
+    start: PlainText = "",
+    end: PlainText = "",
+) -> Suite:
     """LiveCodeBench (Jain et al. 2024): programs run on stdin or as functions against all public
     and private tests; 10 samples at temperature 0.2. By difficulty.
 
@@ -149,6 +180,14 @@ def livecodebench(
         "float_tolerance=1e-12, fenced=True)"
     )
     return Suite(
-        data, record, reward, ("question_content", "public_test_cases"), samples=10,
-        temperature=0.2, top_p=0.95, max_response_tokens=2000, timeout_s=120.0, by=("difficulty",),
-    )  # fmt: skip
+        data,
+        record,
+        reward,
+        ("question_content", "public_test_cases"),
+        samples=10,
+        temperature=0.2,
+        top_p=0.95,
+        max_response_tokens=2000,
+        timeout_s=120.0,
+        by=("difficulty",),
+    )

@@ -170,8 +170,11 @@ def _written(stages: list[Stage], checks: dict[str, bool], out: Path, what: str)
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     manifest = {
-        "what": what, "versions": versions, "command": " ".join(TRAIN),
-        "stages": [dataclasses.asdict(stage) for stage in stages], "checks": checks,
-    }  # fmt: skip
+        "what": what,
+        "versions": versions,
+        "command": " ".join(TRAIN),
+        "stages": [dataclasses.asdict(stage) for stage in stages],
+        "checks": checks,
+    }
     write_json(out / "accept.json", manifest)
     return manifest

@@ -7,12 +7,7 @@ from rljax.config import NAMESPACES
 from rljax.contracts import spec
 from rljax.data.kinds import SAMPLED
 
-PROPERTIES = (
-    "no reward model",
-    "no online sampling",
-    "unbalanced samples",
-    "process supervision",
-)
+PROPERTIES = ("no reward model", "no online sampling", "unbalanced samples", "process supervision")
 
 
 def capabilities(dataflow: str) -> dict[str, bool]:

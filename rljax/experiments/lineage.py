@@ -13,9 +13,17 @@ EXPORTED = ("policy", "reward_model", "adapter")  # folders that a run hands on
 _WRITTEN = ("run_dir", "out", "pairs", "trajectories", "answers", "compilation_cache")
 # Fields in which a bare word may be a file or a folder; elsewhere it is a name.
 _PATHS = {
-    *MODELS, *DATA, "checkpoint", "checkpoints", "policy", "against",
-    "completer", "reward_model", "search_model", "data",
-}  # fmt: skip
+    *MODELS,
+    *DATA,
+    "checkpoint",
+    "checkpoints",
+    "policy",
+    "against",
+    "completer",
+    "reward_model",
+    "search_model",
+    "data",
+}
 
 
 def digest(path: str | Path) -> str:

@@ -39,9 +39,14 @@ from rljax.training.loop import train
 RECORD = "stage.json"
 # Metrics that differ between two runs of the same numbers.
 _OF_THE_CLOCK = (
-    "time/", "placement/", "sync/", "tokens_per_s", "generate_tokens_per_s", "compiles",
+    "time/",
+    "placement/",
+    "sync/",
+    "tokens_per_s",
+    "generate_tokens_per_s",
+    "compiles",
     "learning_programs",
-)  # fmt: skip
+)
 
 
 def record_of(stage: Stage) -> dict:
@@ -51,9 +56,10 @@ def record_of(stage: Stage) -> dict:
     missing = {"command", "status"} - record.keys()
     if record and missing:
         raise InputError(
-            f"{path} is no record of a stage", value=f"without {', '.join(sorted(missing))}",
+            f"{path} is no record of a stage",
+            value=f"without {', '.join(sorted(missing))}",
             fix=f"restore it, or --redo={stage.name}",
-        )  # fmt: skip
+        )
     return record
 
 
@@ -190,9 +196,10 @@ def _check_outputs(stage: Stage, record: dict) -> None:
         if not path.exists() or digest(path) != sha:
             what = "has changed since it was made" if path.exists() else "is gone"
             raise InputError(
-                f"{path} {what}", rule=f"stage.json has its SHA-256, {sha[:16]}...",
+                f"{path} {what}",
+                rule=f"stage.json has its SHA-256, {sha[:16]}...",
                 fix=f"put it back, or --redo={stage.name}",
-            )  # fmt: skip
+            )
 
 
 # -- what each command does --
@@ -211,8 +218,18 @@ def _train(config: Config) -> dict:
         raise InputError(f"{folder}: {summary['status']}", fix="the same command goes on")
     rows = read_jsonl(folder / "metrics.jsonl")
     last = {k: v for k, v in rows[-1].items() if not k.startswith(_OF_THE_CLOCK)} if rows else {}
-    kept = ("accuracy_before", "accuracy_after", "difference", "eval_before", "eval_after", "steps",
-            "sft_steps", "rl_steps", "prompts", "completions")  # fmt: skip
+    kept = (
+        "accuracy_before",
+        "accuracy_after",
+        "difference",
+        "eval_before",
+        "eval_after",
+        "steps",
+        "sft_steps",
+        "rl_steps",
+        "prompts",
+        "completions",
+    )
     return {**{name: summary.get(name) for name in kept}, "last_step": last}
 
 
@@ -276,8 +293,9 @@ def _suites(stages: Sequence[Stage], records: Sequence[dict]) -> list[dict]:
 
 
 def _suite(group: list[tuple[str, list[dict]]]) -> dict:
-    right = {name: [math.nan if r["right"] is None else r["right"] for r in rows]
-             for name, rows in group}  # fmt: skip
+    right = {
+        name: [math.nan if r["right"] is None else r["right"] for r in rows] for name, rows in group
+    }
     first = next(iter(right.values()))
 
     def interval(values: list[float], within: tuple[float, float]) -> dict | None:
@@ -292,8 +310,11 @@ def _suite(group: list[tuple[str, list[dict]]]) -> dict:
             for name, values in list(right.items())[1:]
         },
         "prompts": [
-            {"prompt": row["prompt"], "responses": [rows[i]["response"] for _, rows in group],
-             "right": [rows[i]["right"] for _, rows in group]}
+            {
+                "prompt": row["prompt"],
+                "responses": [rows[i]["response"] for _, rows in group],
+                "right": [rows[i]["right"] for _, rows in group],
+            }
             for i, row in enumerate(group[0][1])
         ],
-    }  # fmt: skip
+    }

@@ -144,8 +144,10 @@ class Stage:
             fields = {k: v for k, v in values.items() if k != "config"}
             return [*TRAIN, *self.arguments, *(flag(k, v) for k, v in fields.items())]
         return [
-            *TRAIN[:-1], *self.command.split(), *option_flags(COMMANDS[self.command][0], values)
-        ]  # fmt: skip
+            *TRAIN[:-1],
+            *self.command.split(),
+            *option_flags(COMMANDS[self.command][0], values),
+        ]
 
 
 def _exported(config: Config) -> str:
@@ -167,7 +169,10 @@ def _put(value: object, home: Path) -> object:
         return tuple(_put(item, home) for item in value)
     if not isinstance(value, str):
         return value
-    kept = lambda match: match[0] if match[1] in _KEPT else f"{home}/{match[1] or match[2]}"  # noqa: E731
+
+    def kept(match):
+        return match[0] if match[1] in _KEPT else f"{home}/{match[1] or match[2]}"
+
     return _REFERENCE.sub(kept, value)
 
 
@@ -177,7 +182,10 @@ def _with_whole_paths(value: object) -> object:
         return type(value)(map(_with_whole_paths, value))
     if not isinstance(value, str):
         return value
-    whole = lambda match: str(Path(match[0]).resolve())  # noqa: E731
+
+    def whole(match):
+        return str(Path(match[0]).resolve())
+
     return re.sub(r"[^\s()'\"=,]+\.py(?=:)", whole, value)
 
 

@@ -207,9 +207,12 @@ def _run_one(arguments: list[str], log: Path, env: Mapping[str, str]) -> int:
     """Run a member to its end, its output in `log`, too; a signal to this process is passed on."""
     received = []
     child = subprocess.Popen(
-        arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        arguments,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
         env={**os.environ, **env},
-    )  # fmt: skip
+    )
 
     def pass_on(number, _frame):
         received.append(number)
@@ -232,9 +235,13 @@ def _run_one(arguments: list[str], log: Path, env: Mapping[str, str]) -> int:
 
 
 def run_members(
-    members: Sequence[Member], arguments: Sequence[str], *, launcher: Sequence[str] = TRAIN,
-    host: int = 0, env: Mapping[str, str] | None = None,
-) -> Iterator[tuple[Member, int | None]]:  # fmt: skip
+    members: Sequence[Member],
+    arguments: Sequence[str],
+    *,
+    launcher: Sequence[str] = TRAIN,
+    host: int = 0,
+    env: Mapping[str, str] | None = None,
+) -> Iterator[tuple[Member, int | None]]:
     """Each member that is not finished, in order -> (member, exit code); None = was finished.
 
     `host`: the number of this one of those that run a member together. `env`: variables of the

@@ -44,9 +44,10 @@ def cached_folder(path: str | Path) -> Path:
         _write(folder, path, {**texts, _SOURCE: source})
     except OSError as error:
         raise InputError(
-            f"{folder} cannot be written", rule=str(error),
+            f"{folder} cannot be written",
+            rule=str(error),
             fix="set XDG_CACHE_HOME to a folder of yours, on a disk with room",
-        ) from None  # fmt: skip
+        ) from None
     return folder
 
 
@@ -56,8 +57,13 @@ def _identity(path: Path) -> dict:
         status = os.fstat(file)
     finally:
         os.close(file)
-    return {"file": str(path), "place": os.path.realpath(path), "bytes": status.st_size,
-            "changed_ns": status.st_mtime_ns, "form": _FORM}  # fmt: skip
+    return {
+        "file": str(path),
+        "place": os.path.realpath(path),
+        "bytes": status.st_size,
+        "changed_ns": status.st_mtime_ns,
+        "form": _FORM,
+    }
 
 
 def _texts(header: Header) -> dict[str, dict]:
@@ -96,9 +102,10 @@ def tensors_of(path: Path) -> dict[str, Rows]:
         known, now = json_object(read_text(note, _LARGEST_NOTE), note), _identity(path)
         if [known.get(k) for k in ("bytes", "changed_ns")] != [now["bytes"], now["changed_ns"]]:
             raise InputError(
-                f"{os.path.realpath(path)} has changed", rule="its config was read before",
+                f"{os.path.realpath(path)} has changed",
+                rule="its config was read before",
                 fix="start again: the file is read anew",
-            )  # fmt: skip
+            )
     header = read_header(path, texts=False)
     check_types(header)
     return hf_tensors(header)

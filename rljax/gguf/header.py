@@ -22,8 +22,19 @@ from rljax.files import open_file
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
-_NUMBERS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "<u1",
-            10: "<u8", 11: "<i8", 12: "<f8"}  # fmt: skip
+_NUMBERS = {
+    0: "<u1",
+    1: "<i1",
+    2: "<u2",
+    3: "<i2",
+    4: "<u4",
+    5: "<i4",
+    6: "<f4",
+    7: "<u1",
+    10: "<u8",
+    11: "<i8",
+    12: "<f8",
+}
 _BOOL, _TEXT, _ARRAY = 7, 8, 9
 # Bounds on a header. The largest published one has 12 MB, 50 keys and 500,000 texts in an array.
 _MOST_BYTES = 256_000_000
@@ -104,9 +115,11 @@ class _Stream:
         value = int(self.numbers(dtype, 1, what)[0])
         if most is not None and value > most:
             raise InputError(
-                f"{self.path}: {what}", value=value, rule=f"at most {most}",
+                f"{self.path}: {what}",
+                value=value,
+                rule=f"at most {most}",
                 fix=f"{_COPY_AGAIN}: it is damaged",
-            )  # fmt: skip
+            )
         return value
 
     def text(self, what: str) -> str:
@@ -127,9 +140,11 @@ class _Stream:
             return self.numbers(_NUMBERS[kind], 1, what)[0].item()
         if kind != _ARRAY:
             raise InputError(
-                f"{self.path}: the type of {what}", value=kind,
-                rule=f"0 to {max(_NUMBERS)}, as the format numbers them", fix=_COPY_AGAIN,
-            )  # fmt: skip
+                f"{self.path}: the type of {what}",
+                value=kind,
+                rule=f"0 to {max(_NUMBERS)}, as the format numbers them",
+                fix=_COPY_AGAIN,
+            )
         inner = self.whole("<u4", f"the type of {what}")
         count = self.whole("<u8", f"the number of values of {what}", _MOST_ITEMS)
         if inner in _NUMBERS:
@@ -138,8 +153,9 @@ class _Stream:
         if inner != _TEXT:
             raise InputError(
                 f"{self.path}: {what} is an array of type {inner}",
-                rule="arrays of numbers and of texts are read", fix=_COPY_AGAIN,
-            )  # fmt: skip
+                rule="arrays of numbers and of texts are read",
+                fix=_COPY_AGAIN,
+            )
         if not self.texts:
             for _ in range(count):
                 self.take(self.whole("<u8", what), what)
@@ -175,20 +191,24 @@ def _check_beginning(stream: _Stream) -> None:
     magic = stream.take(4, "the first four bytes") if stream.end >= 4 else b""
     if magic != _MAGIC:
         raise InputError(
-            f"{stream.path} is no GGUF file", value=magic, rule="one begins with GGUF",
+            f"{stream.path} is no GGUF file",
+            value=magic,
+            rule="one begins with GGUF",
             fix=_COPY_AGAIN,
-        )  # fmt: skip
+        )
     version = stream.whole("<u4", "the version")
     if version & 0xFFFF == 0:
         raise InputError(
-            f"{stream.path} is big-endian", rule="little-endian files are read",
+            f"{stream.path} is big-endian",
+            rule="little-endian files are read",
             fix="take the model's little-endian file, or convert it with gguf-convert-endian",
-        )  # fmt: skip
+        )
     if version not in _VERSIONS:
         raise InputError(
-            f"{stream.path} is of GGUF version {version}", rule="versions 2 and 3 are read",
+            f"{stream.path} is of GGUF version {version}",
+            rule="versions 2 and 3 are read",
             fix="convert the model again with a current llama.cpp",
-        )  # fmt: skip
+        )
 
 
 def _check_whole(path: Path, metadata: dict) -> None:
@@ -208,9 +228,11 @@ def _alignment(path: Path, metadata: dict) -> int:
     good = isinstance(value, int) and 0 < value <= _MOST_ALIGNMENT and value & (value - 1) == 0
     if not good:
         raise InputError(
-            f"{path}: general.alignment", value=value,
-            rule=f"a power of two up to {_MOST_ALIGNMENT}", fix=_COPY_AGAIN,
-        )  # fmt: skip
+            f"{path}: general.alignment",
+            value=value,
+            rule=f"a power of two up to {_MOST_ALIGNMENT}",
+            fix=_COPY_AGAIN,
+        )
     return value
 
 
@@ -235,22 +257,25 @@ def _tensors(path: Path, infos: list, start: int, size: int) -> dict[str, Tensor
             raise InputError(f"{what} stands twice", fix=_COPY_AGAIN)
         if names.get(kind) not in sizes_of:
             raise InputError(
-                f"{what} is of type {kind}", rule="the package gguf does not know it",
+                f"{what} is of type {kind}",
+                rule="the package gguf does not know it",
                 fix="update the package: pip install -U gguf",
-            )  # fmt: skip
+            )
         elements, stored = sizes_of[names[kind]]
         if not sizes or sizes[0] % elements:
             raise InputError(
                 f"{what} has shape {sizes[::-1]}",
-                rule=f"rows of {names[kind]} are multiples of {elements}", fix=_COPY_AGAIN,
-            )  # fmt: skip
+                rule=f"rows of {names[kind]} are multiples of {elements}",
+                fix=_COPY_AGAIN,
+            )
         begin = start + offset
         end = begin + math.prod(sizes) // elements * stored
         if end > size:
             raise InputError(
-                f"{what} ends at byte {end}", rule=f"the file has {size}",
+                f"{what} ends at byte {end}",
+                rule=f"the file has {size}",
                 fix=f"{_COPY_AGAIN}: it is cut short or damaged",
-            )  # fmt: skip
+            )
         out[name] = Tensor(names[kind], tuple(sizes[::-1]), begin, end)
     last, before = start, ""
     for name, tensor in sorted(out.items(), key=lambda item: (item[1].begin, item[1].end)):

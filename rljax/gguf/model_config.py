@@ -23,8 +23,11 @@ _LARGEST = 1e15  # of any number
 _ANOTHER = "take another file of the model, or its Hugging Face folder"
 # Keys below the architecture that change no result.
 _IGNORED = {"vocab_size", "rope.scaling.finetuned", "tensor_data_layout", "mm.tokens_per_image"}
-_TOP = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight",
-        "output.weight": "lm_head.weight"}  # fmt: skip
+_TOP = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
 _LAYER = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -43,9 +46,7 @@ _GEMMA_LAYER = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-_PHI_LAYER = {
-    **_LAYER, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj",
-}  # fmt: skip
+_PHI_LAYER = {**_LAYER, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 _ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _BLOCK = re.compile(r"blk\.(\d{1,9})\.(\w+)\.(weight|bias)")
 # What Llama 3.1 and 3.2 stretch their rotation by; a file holds the outcome alone.
@@ -88,9 +89,11 @@ class Keys:
         if not good or (kind is int and type(value) is not int):
             shown = f"{len(value)} values" if isinstance(value, (list, np.ndarray)) else value
             raise InputError(
-                f"{self.header.path}: {name}", value=shown,
-                rule=f"one {'number' if kind is float else kind.__name__} is read", fix=_ANOTHER,
-            )  # fmt: skip
+                f"{self.header.path}: {name}",
+                value=shown,
+                rule=f"one {'number' if kind is float else kind.__name__} is read",
+                fix=_ANOTHER,
+            )
         # A float32 as it was written, not as a float64 shows it: 1e-05.
         return float(str(np.float32(value))) if kind is float else value
 
@@ -100,9 +103,11 @@ class Keys:
     def require(self, key: str, value: object, expected: object, why: str) -> None:
         if value != expected:
             raise InputError(
-                f"{self.header.path}: {self.prefix}{key}", value=value,
-                rule=f"{why}: {expected} is read", fix=_ANOTHER,
-            )  # fmt: skip
+                f"{self.header.path}: {self.prefix}{key}",
+                value=value,
+                rule=f"{why}: {expected} is read",
+                fix=_ANOTHER,
+            )
 
     def check_all_read(self) -> None:
         keys = [k for k in self.header.metadata if k.startswith(self.prefix)]
@@ -130,8 +135,9 @@ def _llama(keys: Keys, config: dict) -> dict:
     if any(out.values()):
         raise InputError(
             f"{keys.header.path} has a sliding window and biases",
-            rule="a Mistral model has no biases, a Llama model no window", fix=_ANOTHER,
-        )  # fmt: skip
+            rule="a Mistral model has no biases, a Llama model no window",
+            fix=_ANOTHER,
+        )
     mistral = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
     return {**mistral, "sliding_window": window}
 
@@ -161,8 +167,9 @@ def _gemma(keys: Keys, config: dict) -> dict:
             LOG.warning(
                 "%s: query_pre_attn_scalar is taken to be 256, as published models have it: the "
                 "file does not say it, and its heads have %d",
-                keys.header.path, config["head_dim"],
-            )  # fmt: skip
+                keys.header.path,
+                config["head_dim"],
+            )
     return {**out, "query_pre_attn_scalar": scalar}
 
 
@@ -196,14 +203,19 @@ def _pattern(keys: Keys, period: int) -> int:
     value = keys.header.metadata.get(keys.prefix + key, period)
     if isinstance(value, np.ndarray):
         layers = len(value)
-        periods = [p for p in range(1, layers + 1)
-                   if all(bool(v) == ((i + 1) % p != 0) for i, v in enumerate(value))]  # fmt: skip
+        periods = [
+            p
+            for p in range(1, layers + 1)
+            if all(bool(v) == ((i + 1) % p != 0) for i, v in enumerate(value))
+        ]
         value = period if period in periods else next(iter(periods), 0)
     if type(value) is not int or value < 1 or (period == 2 and value != 2):
         raise InputError(
-            f"{keys.header.path}: {keys.prefix}{key}", value=value,
-            rule="layers without a window come at one distance from each other", fix=_ANOTHER,
-        )  # fmt: skip
+            f"{keys.header.path}: {keys.prefix}{key}",
+            value=value,
+            rule="layers without a window come at one distance from each other",
+            fix=_ANOTHER,
+        )
     return value
 
 
@@ -211,16 +223,23 @@ KINDS = {
     "llama": Kind("llama", "Llama", _LAYER, _llama, pairs=True),
     "qwen2": Kind("qwen2", "Qwen2", _LAYER, lambda k, c: {"use_sliding_window": False}),
     "qwen3": Kind(
-        "qwen3", "Qwen3", {**_LAYER, **_QK_NORMS},
+        "qwen3",
+        "Qwen3",
+        {**_LAYER, **_QK_NORMS},
         lambda k, c: {"use_sliding_window": False, "attention_bias": False},
     ),
     "gemma2": Kind("gemma2", "Gemma2", _GEMMA_LAYER, _gemma2, norm_shift=1.0),
     "gemma3": Kind(
-        "gemma3_text", "Gemma3", {**_GEMMA_LAYER, **_QK_NORMS}, _gemma3, norm_shift=1.0,
-        theta=1_000_000.0, scalings=("linear",),
+        "gemma3_text",
+        "Gemma3",
+        {**_GEMMA_LAYER, **_QK_NORMS},
+        _gemma3,
+        norm_shift=1.0,
+        theta=1_000_000.0,
+        scalings=("linear",),
     ),
     "phi3": Kind("phi3", "Phi3", _PHI_LAYER, _phi3, scalings=("longrope",)),
-}  # fmt: skip
+}
 
 
 def kind_of(header: Header) -> Kind:
@@ -229,15 +248,18 @@ def kind_of(header: Header) -> Kind:
     content = header.metadata.get("general.type", "model")
     if content != "model":
         raise InputError(
-            f"{header.path} holds no model", value=content, rule="general.type model is read",
+            f"{header.path} holds no model",
+            value=content,
+            rule="general.type model is read",
             fix="name the .gguf file of the model itself",
-        )  # fmt: skip
+        )
     if not isinstance(architecture, str) or architecture not in KINDS:
         raise InputError(
-            f"{header.path}: general.architecture", value=architecture,
+            f"{header.path}: general.architecture",
+            value=architecture,
             rule=f"read are {', '.join(KINDS)}",
             fix="take the model's Hugging Face folder, whose model_type may be supported",
-        )  # fmt: skip
+        )
     return KINDS[architecture]
 
 
@@ -253,16 +275,21 @@ def hf_config(header: Header) -> dict:
         raise InputError(
             f"{header.path} holds a model of experts",
             value=header.metadata.get(f"{keys.prefix}expert_count"),
-            rule="experts of a GGUF file are not read", fix="take the model's Hugging Face folder",
-        )  # fmt: skip
+            rule="experts of a GGUF file are not read",
+            fix="take the model's Hugging Face folder",
+        )
     embedding = _tensor(header, "token_embd.weight", 2)
     heads = keys.get("attention.head_count", int)
     embed = keys.get("embedding_length", int)
     if heads < 1:
         keys.require("attention.head_count", heads, 1, "above 0")
     head_dim = keys.get("attention.key_length", int, embed // heads)
-    keys.require("attention.value_length", keys.get("attention.value_length", int, head_dim),
-                 head_dim, "values as long as keys")  # fmt: skip
+    keys.require(
+        "attention.value_length",
+        keys.get("attention.value_length", int, head_dim),
+        head_dim,
+        "values as long as keys",
+    )
     keys.require("attention.causal", keys.get("attention.causal", bool, True), True, "a decoder")
     config = {
         "architectures": [f"{kind.architecture}ForCausalLM"],
@@ -299,8 +326,9 @@ def _tensor(header: Header, name: str, axes: int) -> Tensor:
     if tensor is None or len(tensor.shape) != axes:
         raise InputError(
             f"{header.path} has no tensor {name} of {axes} axes",
-            value=tensor.shape if tensor else None, fix=_ANOTHER,
-        )  # fmt: skip
+            value=tensor.shape if tensor else None,
+            fix=_ANOTHER,
+        )
     return tensor
 
 
@@ -308,9 +336,11 @@ def _factors(header: Header, name: str) -> list[float]:
     tensor = _tensor(header, name, 1)
     if tensor.type != "F32" or tensor.shape[0] > 4096:
         raise InputError(
-            f"{header.path}: tensor {name}", value=f"{tensor.type} {tensor.shape}",
-            rule="at most 4096 values of F32", fix=_ANOTHER,
-        )  # fmt: skip
+            f"{header.path}: tensor {name}",
+            value=f"{tensor.type} {tensor.shape}",
+            rule="at most 4096 values of F32",
+            fix=_ANOTHER,
+        )
     out = np.empty(tensor.shape, "<f4")
     file = open_file(header.path)
     try:
@@ -328,19 +358,27 @@ def _rope_scaling(kind: Kind, keys: Keys, config: dict) -> dict:
     context = config["max_position_embeddings"]
     if longrope:
         # Such a file may leave the type unsaid.
-        keys.require("rope.scaling.type", scaling if scaling != "none" else "longrope", "longrope",
-                     "the file has factors of LongRoPE")  # fmt: skip
+        keys.require(
+            "rope.scaling.type",
+            scaling if scaling != "none" else "longrope",
+            "longrope",
+            "the file has factors of LongRoPE",
+        )
         original = keys.get("rope.scaling.original_context_length", int)
-        factors = {"rope_type": "longrope", "short_factor": _factors(header, _ROPE_TENSORS[2]),
-                   "long_factor": _factors(header, _ROPE_TENSORS[1])}  # fmt: skip
+        factors = {
+            "rope_type": "longrope",
+            "short_factor": _factors(header, _ROPE_TENSORS[2]),
+            "long_factor": _factors(header, _ROPE_TENSORS[1]),
+        }
         if keys.has("rope.scaling.attn_factor"):
             factors["attention_factor"] = keys.get("rope.scaling.attn_factor", float)
         return {"rope_scaling": factors, "original_max_position_embeddings": original}
     if present and (present != [_ROPE_TENSORS[0]] or scaling != "none"):
         raise InputError(
             f"{header.path} has the tensors {', '.join(present)} and rope.scaling.type {scaling}",
-            rule=f"a {kind.model_type} model has them not, or with another type", fix=_ANOTHER,
-        )  # fmt: skip
+            rule=f"a {kind.model_type} model has them not, or with another type",
+            fix=_ANOTHER,
+        )
     if present:
         return {"rope_scaling": _llama3(header, config)}
     if scaling == "none":
@@ -348,8 +386,12 @@ def _rope_scaling(kind: Kind, keys: Keys, config: dict) -> dict:
         keys.get("rope.scaling.original_context_length", int, context)
         return {}
     if scaling not in kind.scalings:
-        keys.require("rope.scaling.type", scaling, " or ".join(("none", *kind.scalings)),
-                     f"of a {kind.model_type} model")  # fmt: skip
+        keys.require(
+            "rope.scaling.type",
+            scaling,
+            " or ".join(("none", *kind.scalings)),
+            f"of a {kind.model_type} model",
+        )
     out = {"rope_type": scaling, "factor": keys.get("rope.scaling.factor", float)}
     if scaling == "yarn":
         out["original_max_position_embeddings"] = keys.get(
@@ -377,9 +419,11 @@ def _llama3(header: Header, config: dict) -> dict:
     if len(stored) != half or not np.allclose(stored, wanted, rtol=1e-4, atol=0):
         raise InputError(
             f"{header.path}: tensor {_ROPE_TENSORS[0]} holds other divisors than those of Llama 3",
-            value=stored[:4], rule=f"low_freq_factor {low}, high_freq_factor {high}, {length} "
-            "tokens before it was stretched", fix="take the model's Hugging Face folder",
-        )  # fmt: skip
+            value=stored[:4],
+            rule=f"low_freq_factor {low}, high_freq_factor {high}, {length} "
+            "tokens before it was stretched",
+            fix="take the model's Hugging Face folder",
+        )
     return {"rope_type": "llama3", "factor": factor, **_LLAMA3}
 
 
@@ -403,8 +447,9 @@ def hf_tensors(header: Header) -> dict[str, Rows]:
         if paired and (paired < 0 or tensor.shape[0] % (2 * paired)):
             raise InputError(
                 f"{header.path}: tensor {name} has shape {tensor.shape}",
-                rule=f"an even number of rows for each of {paired} heads", fix=_ANOTHER,
-            )  # fmt: skip
+                rule=f"an even number of rows for each of {paired} heads",
+                fix=_ANOTHER,
+            )
         shift = -kind.norm_shift if name.endswith("norm.weight") else 0.0
         out[hf_name] = Rows(tensor.type, tensor.shape, tensor.begin, tensor.end, paired, shift)
     return out

@@ -26,7 +26,9 @@ def weights_file(folder: str | Path) -> Path | None:
     if len(files) > 1:
         shown = ", ".join(files[:6]) + (f" and {len(files) - 6} more" if len(files) > 6 else "")
         raise InputError(
-            f"{folder} holds {len(files)} .gguf files", value=shown,
-            rule="a folder is one model", fix=f"name the file: {folder / files[0]}",
-        )  # fmt: skip
+            f"{folder} holds {len(files)} .gguf files",
+            value=shown,
+            rule="a folder is one model",
+            fix=f"name the file: {folder / files[0]}",
+        )
     return folder / files[0]

@@ -17,11 +17,20 @@ _ANOTHER = "take another file of the model, or set tokenizer= to its Hugging Fac
 # Bounds on pieces of SentencePiece, of which every way to cut one in two is tried.
 _LONGEST_PIECE = 256
 _MOST_CHARACTERS = 8_000_000
-_FLAGS = ("add_bos_token", "add_eos_token", "add_sep_token", "add_space_prefix",
-          "remove_extra_whitespaces")  # fmt: skip
+_FLAGS = (
+    "add_bos_token",
+    "add_eos_token",
+    "add_sep_token",
+    "add_space_prefix",
+    "remove_extra_whitespaces",
+)
 _READ = {"model", "pre", "tokens", "scores", "token_type", "merges", "token_type_count", *_FLAGS}
-_NAMED = {"bos_token": "bos_token_id", "eos_token": "eos_token_id",
-          "unk_token": "unknown_token_id", "pad_token": "padding_token_id"}  # fmt: skip
+_NAMED = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+}
 # Of what ends a turn or a message, beside the end of a text.
 _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
@@ -46,8 +55,12 @@ _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
 
 def _split(pattern: str, **more) -> dict:
     """Returns the parts of tokenizer.json that cut a text by `pattern`, of byte-level tokens."""
-    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated",
-             "invert": False}  # fmt: skip
+    split = {
+        "type": "Split",
+        "pattern": {"Regex": pattern},
+        "behavior": "Isolated",
+        "invert": False,
+    }
     steps = [split, {**_BYTES, "use_regex": False}]
     return {"pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}, **more}
 
@@ -55,10 +68,8 @@ def _split(pattern: str, **more) -> dict:
 _GPT2 = {"pre_tokenizer": {**_BYTES, "use_regex": True}}
 _DIGITS = {"type": "Digits", "individual_digits": True}
 _STARCODER = {
-    "pre_tokenizer": {
-        "type": "Sequence", "pretokenizers": [_DIGITS, {**_BYTES, "use_regex": True}],
-    }
-}  # fmt: skip
+    "pre_tokenizer": {"type": "Sequence", "pretokenizers": [_DIGITS, {**_BYTES, "use_regex": True}]}
+}
 # Llama 3 takes a word that is a token whole, and begins every text with its BOS.
 _LLAMA3_PARTS = _split(_LLAMA3, ignore_merges=True, add_bos=True)
 _QWEN2_PARTS = _split(_QWEN2, normalizer={"type": "NFC"})
@@ -95,12 +106,16 @@ def tokenizer_files(header: Header, model_type: str) -> dict[str, dict]:
         content, adds_bos = _sentencepiece(values, tokens, model_type), True
     else:
         raise InputError(
-            f"{header.path}: {_PREFIX}model", value=kind, rule="gpt2 and llama are read",
+            f"{header.path}: {_PREFIX}model",
+            value=kind,
+            rule="gpt2 and llama are read",
             fix=_ANOTHER,
-        )  # fmt: skip
+        )
     named = {name: values.token(key) for name, key in _NAMED.items()}
-    flags = {"bos": values.get("add_bos_token", bool, adds_bos),
-             "eos": values.get("add_eos_token", bool, False)}  # fmt: skip
+    flags = {
+        "bos": values.get("add_bos_token", bool, adds_bos),
+        "eos": values.get("add_eos_token", bool, False),
+    }
     content["added_tokens"] = _added(values, tokens, content["model"]["vocab"], named)
     content["post_processor"] = _ends_of_text(flags, named, values)
     content = {"version": "1.0", "truncation": None, "padding": None, **content}
@@ -129,8 +144,10 @@ def generation_config(header: Header) -> dict:
     for theirs, name in named.items():
         value = header.metadata.get(f"general.sampling.{theirs}")
         if type(value) in (int, float):
-            out |= {name: float(str(np.float32(value))) if type(value) is float else value,
-                    "do_sample": True}  # fmt: skip
+            out |= {
+                name: float(str(np.float32(value))) if type(value) is float else value,
+                "do_sample": True,
+            }
     return {name: value for name, value in out.items() if value is not None}
 
 
@@ -139,8 +156,9 @@ class _Values:
 
     def __init__(self, header: Header):
         self.header = header
-        self.all = {k.removeprefix(_PREFIX): v for k, v in header.metadata.items()
-                    if k.startswith(_PREFIX)}  # fmt: skip
+        self.all = {
+            k.removeprefix(_PREFIX): v for k, v in header.metadata.items() if k.startswith(_PREFIX)
+        }
 
     def wrong(self, key: str, rule: str) -> InputError:
         value = self.all.get(key)
@@ -155,8 +173,9 @@ class _Values:
             names = ", ".join(_PREFIX + k for k in unread or ["remove_extra_whitespaces"])
             raise InputError(
                 f"{self.header.path} sets {names}",
-                rule="rljax does not read it, and it changes how texts are cut", fix=_ANOTHER,
-            )  # fmt: skip
+                rule="rljax does not read it, and it changes how texts are cut",
+                fix=_ANOTHER,
+            )
 
     def get(self, key: str, kind: type, default: object = None):
         value = self.all.get(key, default)
@@ -180,8 +199,10 @@ class _Values:
         tokens = self.texts("tokens")
         rows = self.header.tensors.get("token_embd.weight")
         if not tokens or (rows is not None and len(tokens) > rows.shape[0]):
-            raise self.wrong("tokens", f"1 to {rows.shape[0] if rows else 'any number'}, as the "
-                             "embedding has rows")  # fmt: skip
+            raise self.wrong(
+                "tokens",
+                f"1 to {rows.shape[0] if rows else 'any number'}, as the embedding has rows",
+            )
         return tokens
 
     def id(self, key: str) -> int | None:
@@ -211,9 +232,11 @@ def _listed_merges(values: _Values, vocabulary: dict[str, int]) -> list[list[str
         known = len(merge) == 2 and all(part in vocabulary for part in (*merge, "".join(merge)))
         if not known:
             raise InputError(
-                f"{values.header.path}: {_PREFIX}merges", value=" ".join(merge)[:200],
-                rule="two tokens and a space between them, which make a token", fix=_ANOTHER,
-            )  # fmt: skip
+                f"{values.header.path}: {_PREFIX}merges",
+                value=" ".join(merge)[:200],
+                rule="two tokens and a space between them, which make a token",
+                fix=_ANOTHER,
+            )
     return merges
 
 
@@ -224,8 +247,9 @@ def _byte_level(values: _Values, tokens: list[str]) -> tuple[dict, bool]:
         raise values.wrong("pre", f"known are {', '.join(_PRE)}")
     parts = {"normalizer": None, "ignore_merges": False, "add_bos": False, **_PRE[pre]}
     vocabulary = _vocabulary(tokens)
-    model = _bpe(vocabulary, _listed_merges(values, vocabulary), None,
-                 ignore_merges=parts["ignore_merges"])  # fmt: skip
+    model = _bpe(
+        vocabulary, _listed_merges(values, vocabulary), None, ignore_merges=parts["ignore_merges"]
+    )
     content = {
         "normalizer": parts["normalizer"],
         "pre_tokenizer": parts["pre_tokenizer"],
@@ -237,10 +261,18 @@ def _byte_level(values: _Values, tokens: list[str]) -> tuple[dict, bool]:
 
 def _bpe(vocabulary, merges, unknown: str | None, **more) -> dict:
     return {
-        "type": "BPE", "dropout": None, "unk_token": unknown, "continuing_subword_prefix": None,
-        "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
-        "ignore_merges": False, "vocab": vocabulary, "merges": merges, **more,
-    }  # fmt: skip
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": unknown,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": False,
+        "vocab": vocabulary,
+        "merges": merges,
+        **more,
+    }
 
 
 def _sentencepiece(values: _Values, tokens: list[str], model_type: str) -> dict:
@@ -264,14 +296,22 @@ def _sentencepiece(values: _Values, tokens: list[str], model_type: str) -> dict:
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     if gemma:
         normalizer = space
-        pre_tokenizer = {"type": "Split", "pattern": {"String": " "},
-                         "behavior": "MergedWithPrevious", "invert": False}  # fmt: skip
+        pre_tokenizer = {
+            "type": "Split",
+            "pattern": {"String": " "},
+            "behavior": "MergedWithPrevious",
+            "invert": False,
+        }
     elif model_type == "phi3" and prefix:
         steps = [{"type": "Prepend", "prepend": "▁"}, space]
         normalizer = {"type": "Sequence", "normalizers": steps}
     else:
-        pre_tokenizer = {"type": "Metaspace", "replacement": "▁", "split": False,
-                         "prepend_scheme": "first" if prefix else "never"}  # fmt: skip
+        pre_tokenizer = {
+            "type": "Metaspace",
+            "replacement": "▁",
+            "split": False,
+            "prepend_scheme": "first" if prefix else "never",
+        }
     how = dict(fuse_unk=True, byte_fallback=True)
     return {
         "normalizer": normalizer,

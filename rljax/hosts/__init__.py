@@ -28,11 +28,36 @@ from rljax.hosts.stopping import Notices, StopAgreed, Stops
 from rljax.hosts.watchdog import Watchdog
 
 __all__ = [
-    "STOPPED", "Client", "Cluster", "Exchange", "HostFailed", "StopAgreed", "agree",
-    "asked_to_stop", "client", "count", "environment", "fail", "first", "gather", "index",
-    "may_stop", "mine", "names", "raise_if_failed", "refuse_several", "saved", "say", "share",
-    "start",    "stop_agreed", "stop_here", "telling", "wait", "watched",
-]  # fmt: skip
+    "STOPPED",
+    "Client",
+    "Cluster",
+    "Exchange",
+    "HostFailed",
+    "StopAgreed",
+    "agree",
+    "asked_to_stop",
+    "client",
+    "count",
+    "environment",
+    "fail",
+    "first",
+    "gather",
+    "index",
+    "may_stop",
+    "mine",
+    "names",
+    "raise_if_failed",
+    "refuse_several",
+    "saved",
+    "say",
+    "share",
+    "start",
+    "stop_agreed",
+    "stop_here",
+    "telling",
+    "wait",
+    "watched",
+]
 JAX_START_S = 300  # all hosts are there by then: what is left is one connection each
 
 _exchange: Exchange | None = None

@@ -20,9 +20,7 @@ from rljax.errors import InputError
 # Google Cloud's default firewall leaves 8470, 8471, 8474 and 8476 open between hosts; JAX's 8482 is
 # closed there. GKE gives 8476 to libtpu where it sets TPU_PROCESS_PORT.
 PORT, OTHER_PORT = 8476, 8474
-_SLICES = (
-    "MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID",
-)  # fmt: skip
+_SLICES = ("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID")
 _OURS_FIX = "set RLJAX_COORDINATOR, RLJAX_HOSTS and RLJAX_HOST on every host"
 Metadata = Callable[[str], str | None]
 MOST_HOSTS = 100_000
@@ -81,9 +79,10 @@ def _ours(env: Mapping[str, str]) -> Cluster | None:
         return None
     if "RLJAX_HOSTS" not in given:
         raise InputError(
-            f"{' and '.join(given)} without RLJAX_HOSTS", rule="the number of hosts is needed",
+            f"{' and '.join(given)} without RLJAX_HOSTS",
+            rule="the number of hosts is needed",
             fix="set RLJAX_HOSTS, or unset the others for a run on one host",
-        )  # fmt: skip
+        )
     hosts = _number(env, "RLJAX_HOSTS", low=1)
     if hosts == 1:
         return Cluster("", 1, 0, "RLJAX_HOSTS")
@@ -195,10 +194,11 @@ def _address(endpoint: str) -> str:
     parts = endpoint.strip().split(":")
     if len(parts) not in (1, 3) or not parts[-1]:
         raise InputError(
-            "worker-network-endpoints of the metadata server", value=endpoint,
-            rule="addresses, or NAME:ID:ADDRESS", fix="set RLJAX_COORDINATOR, RLJAX_HOSTS and "
-            "RLJAX_HOST on every host",
-        )  # fmt: skip
+            "worker-network-endpoints of the metadata server",
+            value=endpoint,
+            rule="addresses, or NAME:ID:ADDRESS",
+            fix="set RLJAX_COORDINATOR, RLJAX_HOSTS and RLJAX_HOST on every host",
+        )
     return parts[-1]
 
 
@@ -273,9 +273,7 @@ def _slurm(env: Mapping[str, str]) -> Cluster | None:
     # Above Linux's ephemeral ports; another one for each job and step of a shared node.
     job, step = (_number(env, f"SLURM_{name}_ID", low=0, default=0) for name in ("JOB", "STEP"))
     port = _given_port(env) or 61_440 + (job + 17 * step) % 4096
-    return Cluster(
-        f"{node_names(nodes)[0]}:{port}", hosts, host, "SLURM", _gpus_of_task(env)
-    )  # fmt: skip
+    return Cluster(f"{node_names(nodes)[0]}:{port}", hosts, host, "SLURM", _gpus_of_task(env))
 
 
 def node_names(listed: str) -> list[str]:
@@ -335,9 +333,10 @@ def _gpus_of_task(env: Mapping[str, str]) -> tuple[int, ...] | None:
         return None
     if seen % tasks:
         raise InputError(
-            f"{tasks} tasks on this node see {seen} GPUs", rule="GPUs are split evenly",
+            f"{tasks} tasks on this node see {seen} GPUs",
+            rule="GPUs are split evenly",
             fix="--ntasks-per-node=1, which takes all of them, or one that divides them",
-        )  # fmt: skip
+        )
     each, local = seen // tasks, _number(env, "SLURM_LOCALID", low=0)
     _check_host("SLURM_LOCALID", local, "tasks of this node", tasks)
     return tuple(range(local * each, (local + 1) * each))
@@ -350,10 +349,7 @@ def _tasks_here(env: Mapping[str, str]) -> int:
         match = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", part.strip())
         if match is None or not int(match[1]):
             raise InputError(
-                "SLURM_STEP_TASKS_PER_NODE",
-                value=part,
-                rule="such as 2(x3),1",
-                fix=_OURS_FIX,
+                "SLURM_STEP_TASKS_PER_NODE", value=part, rule="such as 2(x3),1", fix=_OURS_FIX
             )
         tasks, begin = int(match[1]), begin + int(match[2] or 1)
         if node < begin:
@@ -371,9 +367,11 @@ def _skypilot(env: Mapping[str, str]) -> Cluster | None:
     hosts = _number(env, "SKYPILOT_NUM_NODES", low=1, default=len(addresses))
     if hosts != len(addresses):
         raise InputError(
-            "SKYPILOT_NUM_NODES", value=hosts, rule=f"SKYPILOT_NODE_IPS lists {len(addresses)}",
+            "SKYPILOT_NUM_NODES",
+            value=hosts,
+            rule=f"SKYPILOT_NODE_IPS lists {len(addresses)}",
             fix="start the task anew by `sky launch` or `sky jobs launch`",
-        )  # fmt: skip
+        )
     if hosts == 1:
         return None
     host = _number(env, "SKYPILOT_NODE_RANK", low=0)
@@ -385,9 +383,13 @@ def _skypilot(env: Mapping[str, str]) -> Cluster | None:
 
 
 def _number(
-    env: Mapping[str, str], name: str, *, low: int, high: int = 999_999_999,
+    env: Mapping[str, str],
+    name: str,
+    *,
+    low: int,
+    high: int = 999_999_999,
     default: int | None = None,
-) -> int:  # fmt: skip
+) -> int:
     text = (env.get(name) or "").strip()
     if not text and default is not None:
         return default
@@ -406,9 +408,11 @@ def _number(
 def _check_host(name: str, index: int, of: str, count: int) -> None:
     if index >= count:
         raise InputError(
-            name, value=index, rule=f"from 0 to {count - 1}: {of} is {count}",
+            name,
+            value=index,
+            rule=f"from 0 to {count - 1}: {of} is {count}",
             fix="number the hosts from 0, each number once",
-        )  # fmt: skip
+        )
 
 
 def _port(env: Mapping[str, str]) -> int:

@@ -30,8 +30,10 @@ class Console:
         given = [path, host, json.dumps(names), os.getpid(), out, err, facts]
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", __file__, *map(str, given)],
-            pass_fds=(out, err, facts), stdin=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
+            pass_fds=(out, err, facts),
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         for fd in (out, err, facts):
             os.close(fd)
         self._redirect(self._out, self._err)

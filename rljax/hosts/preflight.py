@@ -17,9 +17,13 @@ from rljax.errors import InputError
 _PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax", "numpy")
 # What changes a program without a word in the config.
 _VARIABLES = (
-    "XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_PLATFORMS", "JAX_ENABLE_X64", "JAX_DEBUG_NANS",
+    "XLA_FLAGS",
+    "LIBTPU_INIT_ARGS",
+    "JAX_PLATFORMS",
+    "JAX_ENABLE_X64",
+    "JAX_DEBUG_NANS",
     "JAX_DEFAULT_MATMUL_PRECISION",
-)  # fmt: skip
+)
 _OWN = ("--xla_dump",)  # flags that may name a folder of the host's own
 _LONGEST = 60  # characters of a value in the table
 _MOST_NAMES = 4  # of hosts with the same value

@@ -77,9 +77,13 @@ class Watchdog:
     """The thread of one host. `folder` gets the stacks; `stall_s` as in config.hosts."""
 
     def __init__(
-        self, exchange: Exchange, ending: Ending, folder: Path, stall_s: float,
+        self,
+        exchange: Exchange,
+        ending: Ending,
+        folder: Path,
+        stall_s: float,
         know: Callable[[dict[int, str]], None],
-    ):  # fmt: skip
+    ):
         self.exchange, self.ending, self.know = exchange, ending, know
         self.folder, self.stall_s = folder, stall_s
         self.seen: dict[int, Seen] = {}

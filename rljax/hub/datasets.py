@@ -99,9 +99,10 @@ def _chosen(name: HubName, path: str, split: str) -> tuple[str, list[str]]:
 
 def _none(name: HubName, path: str, data: list[str]):
     raise InputError(
-        f"no file of {name.repository} matches {path!r}", value=data[:10],
+        f"no file of {name.repository} matches {path!r}",
+        value=data[:10],
         fix=f"one of {client.page(name)}/tree/{name.revision}",
-    )  # fmt: skip
+    )
 
 
 def _no_part(name: HubName, path: str, subsets: Mapping) -> InputError:

@@ -40,22 +40,28 @@ class Files:
             return self._below(f"{pattern.rstrip('/')}/")
         if len(pattern) > LONGEST:
             raise InputError(
-                "a pattern of files", value=pattern, rule=f"at most {LONGEST} letters",
+                "a pattern of files",
+                value=pattern,
+                rule=f"at most {LONGEST} letters",
                 fix="name the files, or the folder that they are in",
-            )  # fmt: skip
+            )
         begun = self._below(pattern[: _GLOB.search(pattern).start()])
         self._looks += len(begun)
         if self._looks > MOST_LOOKS:
             raise InputError(
                 f"patterns are compared with more than {MOST_LOOKS} names of files",
-                rule="a data set has so many patterns or files", fix="name the files themselves",
-            )  # fmt: skip
+                rule="a data set has so many patterns or files",
+                fix="name the files themselves",
+            )
         return list(filter(matcher(pattern), begun))
 
     def _below(self, beginning: str) -> list[str]:
         """The paths with this beginning, which is followed by something."""
         first = bisect.bisect_left(self.paths, beginning)
-        ends = lambda path: not path.startswith(beginning)  # noqa: E731
+
+        def ends(path):
+            return not path.startswith(beginning)
+
         return self.paths[first : bisect.bisect_left(self.paths, True, lo=first, key=ends)]
 
 

@@ -75,8 +75,9 @@ def _bounded_answers() -> Iterator[None]:
 
     try:
         session.event_hooks = {
-            "request": [*before["request"], plain], "response": [*before["response"], look],
-        }  # fmt: skip
+            "request": [*before["request"], plain],
+            "response": [*before["response"], look],
+        }
         yield
     finally:
         session.event_hooks = before
@@ -86,9 +87,11 @@ def _push(api, name: HubName, folder: Path, message: str):
     """The commit with the files of a folder."""
     try:
         return api.upload_folder(
-            repo_id=name.repository, folder_path=folder, commit_message=message,
+            repo_id=name.repository,
+            folder_path=folder,
+            commit_message=message,
             delete_patterns=_REPLACED,
-        )  # fmt: skip
+        )
     except RuntimeError as error:  # the client's, around what has ended the upload of a file
         raise error.__cause__ or OSError(str(error)) from None
 

@@ -99,13 +99,18 @@ def _on_tpu_backward(interpret, saved, g):
     block, in_block, out_block = _tiles(rows, groups, inside, outside, x.dtype.itemsize)
     x_whole, g_whole = (jnp.pad(a, ((0, -rows % block), (0, 0))) for a in (x, g))
     to_x = functools.partial(
-        gmm, preferred_element_type=x.dtype, tiling=(block, out_block, in_block),
-        transpose_rhs=True, interpret=interpret,
-    )  # fmt: skip
-    to_w = functools.partial(
-        tgmm, preferred_element_type=w.dtype, tiling=(block, in_block, out_block),
+        gmm,
+        preferred_element_type=x.dtype,
+        tiling=(block, out_block, in_block),
+        transpose_rhs=True,
         interpret=interpret,
-    )  # fmt: skip
+    )
+    to_w = functools.partial(
+        tgmm,
+        preferred_element_type=w.dtype,
+        tiling=(block, in_block, out_block),
+        interpret=interpret,
+    )
     dx = _on_device(to_x, g_whole, w, sizes)[:rows]
     dw = _on_device(to_w, x_whole.swapaxes(0, 1), g_whole, sizes)
     # What varies over the mesh is declared so again; where no group has rows, dx is garbage.

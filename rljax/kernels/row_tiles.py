@@ -53,7 +53,10 @@ def tiled(function: Callable, axes: int, weights, *rows: jax.Array):
         return flat.reshape(tiles, *ones, TILE, *flat.shape[1:])
 
     parts = [cut(x) for x in rows]
-    one = lambda i: function(weights, *[x[i] for x in parts])  # noqa: E731
+
+    def one(i):
+        return function(weights, *[x[i] for x in parts])
+
     leaves, form = jax.tree.flatten(jax.eval_shape(one, 0))
     real = [jnp.issubdtype(x.dtype, jnp.floating) for x in leaves]
 

@@ -95,8 +95,15 @@ def _start(packing: Packing, rows: int) -> _Bins:
     shape = (rows, packing.blocks)
     none = jnp.full(rows, -1, jnp.int32)
     free = jnp.full(shape, packing.block_tokens, jnp.int32)
-    return _Bins(free, jnp.zeros(shape, bool), jnp.full(shape, -1, jnp.int32), none,
-                  jnp.zeros(rows, jnp.int32), none, jnp.int32(-1))  # fmt: skip
+    return _Bins(
+        free,
+        jnp.zeros(shape, bool),
+        jnp.full(shape, -1, jnp.int32),
+        none,
+        jnp.zeros(rows, jnp.int32),
+        none,
+        jnp.int32(-1),
+    )
 
 
 def _options(state: _Bins, packing: Packing, size, prefix):
@@ -165,7 +172,10 @@ class Assignment:
 def first_fit(pieces: Pieces, packing: Packing, rows: int, together: int) -> Assignment:
     """First fit, group by group, longest first. The `together` rows of an example go into one
     packed row."""
-    of = lambda x: x.reshape(-1, together)  # noqa: E731
+
+    def of(x):
+        return x.reshape(-1, together)
+
     size, prefix, leader, live = (
         of(x) for x in (pieces.rest, pieces.prefix, pieces.leader, pieces.live)
     )

@@ -17,24 +17,35 @@ from rljax.models.trees import merged
 METRICS = {
     "optimizer_steps": Metric("optimizer steps of this step", "steps", "1 is fully on-policy"),
     "skipped_steps": Metric(
-        "optimizer steps left out because loss or gradient was not finite", "steps", "0"),
+        "optimizer steps left out because loss or gradient was not finite", "steps", "0"
+    ),
     "skipped_in_a_row": Metric(
-        "longest streak of steps that were not finite", "steps",
-        "0; a run stops at max_skipped_in_a_row"),
+        "longest streak of steps that were not finite",
+        "steps",
+        "0; a run stops at max_skipped_in_a_row",
+    ),
     "overflow_steps": Metric(
         "optimizer steps not taken because the gradient, times the loss scale, left the range of "
-        "float16: the scale halves", "steps",
-        "a few at the start; no fault, unless they come in most steps"),
+        "float16: the scale halves",
+        "steps",
+        "a few at the start; no fault, unless they come in most steps",
+    ),
     "loss_scale": Metric(
-        "what the loss is multiplied by before its float16 gradient is computed", "x",
-        "above 1; doubles after 2,000 optimizer steps without an overflow"),
+        "what the loss is multiplied by before its float16 gradient is computed",
+        "x",
+        "above 1; doubles after 2,000 optimizer steps without an overflow",
+    ),
     "empty_steps": Metric(
-        "optimizer steps without a token to learn from", "steps",
-        "0; more: filters or failed rewards leave nothing"),
+        "optimizer steps without a token to learn from",
+        "steps",
+        "0; more: filters or failed rewards leave nothing",
+    ),
     "trust_region_stopped_steps": Metric(
         "optimizer steps not taken, as the policy had moved further than algorithm.trust_region",
-        "steps", "few"),
-}  # fmt: skip
+        "steps",
+        "few",
+    ),
+}
 
 
 def fit(
@@ -97,7 +108,10 @@ def fit(
     if count * steps.epochs == 1:
         (state, _), (metrics, kept) = step(carry, rows)
     else:
-        epoch = lambda carry, _: jax.lax.scan(step, carry, _split(rows, count))  # noqa: E731
+
+        def epoch(carry, _):
+            return jax.lax.scan(step, carry, _split(rows, count))
+
         (state, _), (metrics, _) = jax.lax.scan(epoch, carry, None, length=steps.epochs)
         metrics, kept = {k: _over_steps(k, v) for k, v in metrics.items()}, None
     _count_steps(metrics, before, state, count * steps.epochs, trust_region)
@@ -113,7 +127,10 @@ def _moved_by_sums(objective: Objective, old: TrainState, new: TrainState, count
         objective.auxiliary.after(old.params, new.params, counted),
         new.step > old.step,
     )
-    keep = lambda moved, as_it_is: jnp.where(is_taken, moved, as_it_is)  # noqa: E731
+
+    def keep(moved, as_it_is):
+        return jnp.where(is_taken, moved, as_it_is)
+
     return dataclasses.replace(new, params=jax.tree.map(keep, moved, new.params))
 
 
@@ -133,10 +150,11 @@ class Beside:
         `count` optimizer steps."""
         if self.batch.rows != count * self.steps.rows:
             raise InputError(
-                f"rows of {self.name}", value=self.batch.rows,
+                f"rows of {self.name}",
+                value=self.batch.rows,
                 rule=f"{count} optimizer steps of {self.steps.rows} rows",
                 fix=f"give {self.name} {count * self.steps.rows} rows",
-            )  # fmt: skip
+            )
         return dataclasses.replace(self, objective=_with_frozen(self.objective, frozen))
 
     def added(self, params, examples: Batch, loss, gradient, metrics: dict, empty, counted, scale):

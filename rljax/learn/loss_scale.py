@@ -29,9 +29,15 @@ class LossScale:
         return ~finite & jnp.isfinite(loss) & (self.scale > 1)
 
     def after(
-        self, loss, finite, take, *, growth: float = GROWTH, backoff: float = BACKOFF,
+        self,
+        loss,
+        finite,
+        take,
+        *,
+        growth: float = GROWTH,
+        backoff: float = BACKOFF,
         interval: int = INTERVAL,
-    ) -> "LossScale":  # fmt: skip
+    ) -> "LossScale":
         """The scale after a step whose loss and gradient were all `finite`, or not; without `take`
         it is no step."""
         good = self.good_steps + 1
@@ -48,7 +54,10 @@ class LossScale:
 
 def new_loss_scale() -> LossScale:
     """The scale of the first step."""
-    zero = lambda: jnp.zeros((), jnp.int32)  # noqa: E731 (buffers of their own, for donation)
+
+    def zero():
+        return jnp.zeros((), jnp.int32)  # (buffers of their own, for donation)
+
     return LossScale(jnp.float32(INITIAL), zero(), zero())
 
 

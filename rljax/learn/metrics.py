@@ -9,60 +9,85 @@ from rljax.metric import Metric
 
 METRICS = {
     "reward/mean": Metric(
-        "mean score of the step's completions", "score",
-        "rises, with noise; flat for long: too hard, too easy, or a wrong format"),
+        "mean score of the step's completions",
+        "score",
+        "rises, with noise; flat for long: too hard, too easy, or a wrong format",
+    ),
     "reward/std": Metric("spread of the scores", "score", "above 0, or nothing is learned"),
     "reward/min": Metric("lowest score", "score"),
     "reward/max": Metric("highest score", "score", "above reward/mean, or nothing is learned"),
     "reward/length_correlation": Metric(
-        "correlation of score and length", "-1 to 1",
-        "steady; far above 0, longer answers are rewarded"),
+        "correlation of score and length",
+        "-1 to 1",
+        "steady; far above 0, longer answers are rewarded",
+    ),
     "shaped_reward/mean": Metric(
-        "mean score after shaping and KL penalty, which is what is learned from", "score", "rises"),
+        "mean score after shaping and KL penalty, which is what is learned from", "score", "rises"
+    ),
     "advantage/mean": Metric("mean advantage over tokens", "", "near 0"),
     "advantage/std": Metric("spread of the advantages", "", "above 0, or nothing is learned"),
     "advantage/min": Metric("lowest advantage", "", "above -10"),
     "advantage/max": Metric("highest advantage", "", "below 10"),
     "advantage/zero_fraction": Metric(
-        "tokens without an advantage, which teach nothing", "share", "below 0.7"),
+        "tokens without an advantage, which teach nothing", "share", "below 0.7"
+    ),
     "advantage/length_correlation": Metric(
-        "correlation of advantage and length", "-1 to 1",
-        "near 0; far from it, length itself is learned"),
+        "correlation of advantage and length",
+        "-1 to 1",
+        "near 0; far from it, length itself is learned",
+    ),
     "group/zero_advantage_fraction": Metric(
-        "prompts whose samples have equal scores and teach nothing", "share",
-        "below 0.7; more: other prompts, or dynamic sampling"),
+        "prompts whose samples have equal scores and teach nothing",
+        "share",
+        "below 0.7; more: other prompts, or dynamic sampling",
+    ),
     "group/all_right_fraction": Metric(
-        "prompts that all samples solve", "share", "rises as it learns"),
+        "prompts that all samples solve", "share", "rises as it learns"
+    ),
     "group/all_wrong_fraction": Metric(
-        "prompts that no sample solves", "share", "falls as it learns"),
+        "prompts that no sample solves", "share", "falls as it learns"
+    ),
     "group/singletons": Metric(
-        "samples without a group, as their reward failed or a filter took them", "samples", "few"),
+        "samples without a group, as their reward failed or a filter took them", "samples", "few"
+    ),
     "response_tokens/mean": Metric(
-        "length of the responses", "tokens", "well below sampler.max_response_tokens"),
+        "length of the responses", "tokens", "well below sampler.max_response_tokens"
+    ),
     "response_tokens/min": Metric("shortest response", "tokens"),
     "response_tokens/max": Metric("longest response", "tokens"),
     "prompt_tokens/mean": Metric("length of the prompts", "tokens"),
     "response/truncated_fraction": Metric(
         "responses cut off at sampler.max_response_tokens, or episodes at a limit of theirs",
-        "share", "below 0.1; more: a higher limit, or the end is not learned"),
+        "share",
+        "below 0.1; more: a higher limit, or the end is not learned",
+    ),
     "response/interrupted_fraction": Metric(
-        "responses interrupted before their end", "share", "near 0"),
+        "responses interrupted before their end", "share", "near 0"
+    ),
     "staleness/mean": Metric(
-        "optimizer steps that the sampler's weights are behind", "optimizer steps", "0 on-policy"),
+        "optimizer steps that the sampler's weights are behind", "optimizer steps", "0 on-policy"
+    ),
     "staleness/max": Metric(
-        "most optimizer steps behind, of any token", "optimizer steps", "below 8"),
+        "most optimizer steps behind, of any token", "optimizer steps", "below 8"
+    ),
     "value/mean": Metric("mean value by the critic", "score", "near return/mean"),
     "return/mean": Metric("mean return that the critic learns", "score", "rises"),
     "explained_variance": Metric(
-        "share of the returns' variance that the critic explains", "share",
-        "rises towards 1; below 0 it is worse than a constant"),
+        "share of the returns' variance that the critic explains",
+        "share",
+        "rises towards 1; below 0 it is worse than a constant",
+    ),
     "ref_kl/k1": Metric(
-        "distance to the reference, mean of log policy - log reference", "nats per token",
-        "rises slowly; a jump: check samples for gibberish"),
+        "distance to the reference, mean of log policy - log reference",
+        "nats per token",
+        "rises slowly; a jump: check samples for gibberish",
+    ),
     "ref_kl/k3": Metric(
-        "distance to the reference by an estimate that is never negative", "nats per token",
-        "below 0.1 with a KL term; above 1 it is another model"),
-}  # fmt: skip
+        "distance to the reference by an estimate that is never negative",
+        "nats per token",
+        "below 0.1 with a KL term; above 1 it is another model",
+    ),
+}
 
 
 def _spread(prefix: str, x, keep) -> dict:

@@ -99,8 +99,11 @@ def map_tokens(function: Callable, batch: Batch, steps: Steps | int | None = Non
 
     def one(part):
         numbers, sums = function(part)
+
         # map_microbatches joins rows: every row carries a share of its microbatch's sums.
-        spread = lambda x: jnp.broadcast_to(x / part.rows, (part.rows, *x.shape))  # noqa: E731
+        def spread(x):
+            return jnp.broadcast_to(x / part.rows, (part.rows, *x.shape))
+
         return numbers, jax.tree.map(spread, sums)
 
     numbers, sums = map_microbatches(one, batch, steps.microbatch_rows)
@@ -258,9 +261,13 @@ def loss_alone(
 
 
 def loss_and_gradient(
-    params, batch: Batch, objective: Objective, microbatch_rows: int,
-    packing: Packing | None = None, scale: jax.Array | None = None,
-):  # fmt: skip
+    params,
+    batch: Batch,
+    objective: Objective,
+    microbatch_rows: int,
+    packing: Packing | None = None,
+    scale: jax.Array | None = None,
+):
     """Loss, gradient, metrics of one optimizer step over all rows of `batch`, microbatch by
     microbatch (of `microbatch_rows` rows, or packed), and (what the objective keeps of its
     outputs, the model's sums). `scale`: the gradient is computed of the loss times this, and
@@ -365,7 +372,10 @@ def _packed(params, batch: Batch, objective: Objective, weights, row_weights, pa
     params = replicas.copies(params)
     (loss, (sums, keep, count)), _ = jax.eval_shape(gradient_of, params, 0)
     no_sums = {name: _no_part(name, *pair) for name, pair in sums.items()}
-    zeros = lambda x: jnp.zeros(x.shape, x.dtype)  # noqa: E731
+
+    def zeros(x):
+        return jnp.zeros(x.shape, x.dtype)
+
     kept = jax.tree.map(lambda x: jnp.zeros((packed.parts, *x.shape), x.dtype), keep)
     start = zeros(loss), replicas.zeros(params), no_sums, kept, jax.tree.map(zeros, count)
     loss, gradient, sums, kept, counted = each_microbatch(packed, accumulate, start)

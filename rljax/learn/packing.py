@@ -29,12 +29,16 @@ from rljax.metric import Metric
 
 METRICS = {
     "positions": Metric(
-        "positions that a pass of an optimizer step computes", "tokens",
-        "follows the lengths of the responses"),
+        "positions that a pass of an optimizer step computes",
+        "tokens",
+        "follows the lengths of the responses",
+    ),
     "positions_filled": Metric(
         "share of those positions that are tokens, a prompt counted once for its samples",
-        "fraction", "above 0.8"),
-}  # fmt: skip
+        "fraction",
+        "above 0.8",
+    ),
+}
 
 # A packed row holds at most so many times the sequences that fill it at full length.
 SHORTER = 8
@@ -83,7 +87,10 @@ def packing_for(
         # A block of rests continues one block of prompts: what is left over of it takes no others.
         in_block = together * (piece // prompt_tokens)
         whole, left = divmod(held, in_block)
-        of_rests = lambda rows: -(-rows // (piece // rest))  # noqa: E731
+
+        def of_rests(rows):
+            return -(-rows // (piece // rest))
+
         pieces = whole * of_rests(in_block) + of_rests(left) + -(-held // in_block)
         # A block for a short prompt beside one long response would be mostly padding.
         if shared := pieces * piece < held * row_tokens:
@@ -251,7 +258,10 @@ def pack(
     )
     sequences = jnp.full((units, packing.sequences_of(rows_per_example)), b, jnp.int32)
     sequences = sequences.at[home, went.number].set(jnp.arange(b, dtype=jnp.int32), mode="drop")
-    split = lambda x: x.reshape(-1, packing.rows, *x.shape[1:])  # noqa: E731
+
+    def split(x):
+        return x.reshape(-1, packing.rows, *x.shape[1:])
+
     count = jnp.max(jnp.where(live, went.home // packing.rows + 1, 0))
     if packing.full:
         count = min(-(-b // packing.full_rows), units // packing.rows)
@@ -279,9 +289,10 @@ def _packed_rows(batch, packing, pieces, went: Assignment, places, homes) -> Bat
     begins = (column == 0) | (batch.segment_ids != jnp.roll(batch.segment_ids, 1, axis=1))
     begins = jax.lax.cummax(jnp.where(begins, column, 0), axis=1)
     in_piece = jnp.where(in_prefix, begins, jnp.maximum(begins - pieces.prefix[:, None], 0))
-    named = lambda start, offset: jnp.where(  # noqa: E731
-        batch.segment_ids > 0, 1 + start % packing.block_tokens + offset, 0
-    )
+
+    def named(start, offset):
+        return jnp.where(batch.segment_ids > 0, 1 + start % packing.block_tokens + offset, 0)
+
     start = jnp.where(in_prefix, went.prefix[:, None], went.rest[:, None])
     fields = {
         "tokens": put(batch.tokens),
@@ -312,7 +323,10 @@ def _whole(tree, mesh: Mesh):
     """Every device decides alike where everything goes."""
     if mesh.size == 1:
         return tree
-    keep = lambda x: jax.lax.with_sharding_constraint(x, replicated(mesh))  # noqa: E731
+
+    def keep(x):
+        return jax.lax.with_sharding_constraint(x, replicated(mesh))
+
     return jax.tree.map(keep, tree)
 
 
@@ -332,7 +346,9 @@ def map_packed(function: Callable, packed: Packed):
         out = jax.tree.map(lambda all, one: all.at[index].set(one), out, new)
         return out, jax.tree.map(jnp.add, total, more)
 
-    empty = lambda x: jnp.zeros((packed.parts, *x.shape), x.dtype)  # noqa: E731
+    def empty(x):
+        return jnp.zeros((packed.parts, *x.shape), x.dtype)
+
     start = jax.tree.map(empty, shapes), jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), sums)
     out, total = each_microbatch(packed, body, start)
     return packed.gathered(out), total

@@ -37,7 +37,10 @@ class Replicas:
         """The trained weights as every replica has them, [N, ...] each."""
         if self.count == 1:
             return params
-        copy = lambda x: jnp.broadcast_to(x, (self.count, *x.shape))  # noqa: E731
+
+        def copy(x):
+            return jnp.broadcast_to(x, (self.count, *x.shape))
+
         return self._laid_out(jax.tree.map(copy, params))
 
     def zeros(self, like):
@@ -49,9 +52,12 @@ class Replicas:
 
     def _laid_out(self, copies):
         layout, _ = self.model.split(self.model.shardings())
-        keep = lambda x, s: jax.lax.with_sharding_constraint(  # noqa: E731
-            x, NamedSharding(s.mesh, PartitionSpec(REPLICA, *s.spec))
-        )
+
+        def keep(x, s):
+            return jax.lax.with_sharding_constraint(
+                x, NamedSharding(s.mesh, PartitionSpec(REPLICA, *s.spec))
+            )
+
         return jax.tree.map(keep, copies, layout)
 
     def each(self, function: Callable, in_axes: Any = 0) -> Callable:
@@ -68,10 +74,11 @@ class Replicas:
         def one(x):
             if x.shape[0] % self.count:
                 raise InputError(
-                    "rows of a microbatch", value=x.shape[0],
+                    "rows of a microbatch",
+                    value=x.shape[0],
                     rule=f"must divide by mesh.data={self.count}",
                     fix="more rows per optimizer step and microbatch",
-                )  # fmt: skip
+                )
             x = x.reshape(self.count, -1, *x.shape[1:])
             return self._rows(x, PartitionSpec(REPLICA, self._inner(x.shape[1])))
 
@@ -102,7 +109,10 @@ class Replicas:
         """Arrays of which any replica reads any row, whole on every device."""
         if self.count == 1:
             return tree
-        keep = lambda x: jax.lax.with_sharding_constraint(x, replicated(self.model.mesh))  # noqa: E731
+
+        def keep(x):
+            return jax.lax.with_sharding_constraint(x, replicated(self.model.mesh))
+
         # Without a barrier XLA gathers them again in every turn of a loop that reads them.
         return jax.lax.optimization_barrier(jax.tree.map(keep, tree))
 

@@ -53,7 +53,9 @@ def check_trainable(params) -> None:
     dtypes = {str(x.dtype) for x in jax.tree.leaves(params)}
     if strange := sorted(dtypes - {*HELD, "float64"}):
         raise InputError(
-            "trained weights", value=", ".join(strange), rule=f"held in {' or '.join(HELD)}",
+            "trained weights",
+            value=", ".join(strange),
+            rule=f"held in {' or '.join(HELD)}",
             fix="model_settings.weight_dtype='float32'; model_settings.dtype says what products "
             "are computed in",
-        )  # fmt: skip
+        )

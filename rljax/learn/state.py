@@ -20,13 +20,17 @@ from rljax.models.trees import merged
 
 METRICS = {
     "loss": Metric(
-        "what the optimizer minimises, mean over its tokens or examples", "",
+        "what the optimizer minimises, mean over its tokens or examples",
+        "",
         "falls in supervised, preference and reward-model training; with a policy loss its level "
-        "says nothing, look at reward and evaluation"),
+        "says nothing, look at reward and evaluation",
+    ),
     "grad_norm": Metric(
-        "norm of the gradient before clipping", "",
-        "steady; spikes that keep coming back: a lower learning rate"),
-}  # fmt: skip
+        "norm of the gradient before clipping",
+        "",
+        "steady; spikes that keep coming back: a lower learning rate",
+    ),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +134,10 @@ def _changed(optimizer, gradient, state: TrainState, take, layout: StepLayout | 
             params, mine = (constrain(x, layout.moments) for x in (params, gradient))
         wide = widened(params)
         updates, new = optimizer.update(mine, held, wide)
-        keep = lambda new, old: jnp.where(take, new, old)  # noqa: E731
+
+        def keep(new, old):
+            return jnp.where(take, new, old)
+
         moved = optax.apply_updates(wide, updates)
         if "rounding" in state.precision:
             moved = rounded_like(moved, params, state.precision["rounding"], state.step)

@@ -15,7 +15,7 @@ from rljax.metric import Metric
 METRICS = {
     "likelihood_loss": Metric("the part of the loss that weighs log-probabilities (cgpo)", "nats"),
     "pair_loss": Metric("the part of the loss that compares pairs (cgpo)", "", "falls"),
-}  # fmt: skip
+}
 
 
 @contract(

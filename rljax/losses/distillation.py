@@ -34,18 +34,22 @@ from rljax.metric import Metric
 
 METRICS = {
     "teacher_gap": Metric(
-        "log policy - log teacher at the sampled tokens", "nats per token", "falls to 0"),
+        "log policy - log teacher at the sampled tokens", "nats per token", "falls to 0"
+    ),
     "student_entropy": Metric("entropy of the student", "nats per token", "near the teacher's"),
     "teacher_entropy": Metric("entropy of the teacher", "nats per token"),
     "same_first_word": Metric("tokens at which both have the same first choice", "share", "rises"),
     "student_mass": Metric(
-        "student's probability of the entries that the teacher sent", "share", "near teacher_mass"),
+        "student's probability of the entries that the teacher sent", "share", "near teacher_mass"
+    ),
     "teacher_mass": Metric(
-        "teacher's probability of the entries that it sent", "share", "above 0.9"),
+        "teacher's probability of the entries that it sent", "share", "above 0.9"
+    ),
     "overlap": Metric("sent entries that are the student's first choices, too", "share", "rises"),
     "overlap_advantage": Metric(
-        "how much more likely the teacher finds the shared entries", "nats"),
-}  # fmt: skip
+        "how much more likely the teacher finds the shared entries", "nats"
+    ),
+}
 
 # Log-prob of an entry of probability 0: finite, so that 0 times it is 0, in the gradient too.
 _LOG_ZERO = -1e30
@@ -164,10 +168,11 @@ def _check(student: Readout, temperature: float, top_k: int) -> None:
         )
     if not 0 <= top_k <= student.vocabulary:
         raise InputError(
-            "distillation(top_k)", value=top_k,
+            "distillation(top_k)",
+            value=top_k,
             rule=f"0 (all) to {student.vocabulary}, the size of the vocabulary",
             fix="distillation(top_k=0), or a number of this range",
-        )  # fmt: skip
+        )
 
 
 def distillation(
@@ -191,16 +196,15 @@ def distillation(
     _check(student, temperature, top_k)
     if student.vocabulary != teacher.vocabulary:
         raise InputError(
-            "distillation: the two heads", value=(student.head.shape, teacher.head.shape),
+            "distillation: the two heads",
+            value=(student.head.shape, teacher.head.shape),
             rule="the same vocabulary: student and teacher share a tokenizer",
             fix="take a teacher of the student's family, or distil by text: dataflow=sft on its "
             "responses",
-        )  # fmt: skip
+        )
     if top_k_of not in ("student", "teacher"):
         raise InputError(
-            "distillation(top_k_of)",
-            value=top_k_of,
-            fix="write student or teacher for top_k_of",
+            "distillation(top_k_of)", value=top_k_of, fix="write student or teacher for top_k_of"
         )
     teacher = jax.lax.stop_gradient(teacher)
 

@@ -25,11 +25,14 @@ from rljax.metric import Metric
 METRICS = {
     "accuracy": OF_REWARD_MODELS["accuracy"],
     "implicit_reward": Metric(
-        "implicit reward of the samples, beta times log policy - log reference", "nats x beta"),
+        "implicit reward of the samples, beta times log policy - log reference", "nats x beta"
+    ),
     "group_accuracy": Metric(
-        "pairs of a prompt's samples that the implicit reward orders as the scores do", "share",
-        "rises above 0.5"),
-}  # fmt: skip
+        "pairs of a prompt's samples that the implicit reward orders as the scores do",
+        "share",
+        "rises above 0.5",
+    ),
+}
 
 
 @contract(reads=("ref_logprobs", "scores"))
@@ -92,7 +95,10 @@ def group_accuracy(rewards: jax.Array, batch: Batch, *, by: str = "group_accurac
     # Pairs (right row, wrong row): each pair with different labels once.
     pairs = siblings & right[:, None] & ~right[None, :]
     ordered = pairs & (rewards[:, None] > rewards[None, :])
-    count = lambda x: jnp.sum(jnp.where(siblings, jnp.sum(x, axis=1)[None, :], 0), axis=1)  # noqa: E731
+
+    def count(x):
+        return jnp.sum(jnp.where(siblings, jnp.sum(x, axis=1)[None, :], 0), axis=1)
+
     total = count(pairs)
     return jnp.where(total > 0, count(ordered) / jnp.maximum(total, 1), 0.5)
 

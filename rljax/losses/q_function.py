@@ -26,9 +26,11 @@ from rljax.metric import Metric
 METRICS = {
     "dqo_residual_abs": Metric("size of the soft Bellman error of the policy", "score", "falls"),
     "dqo_value_residual_abs": Metric(
-        "size of the soft Bellman error of the critic", "score", "falls"),
+        "size of the soft Bellman error of the critic", "score", "falls"
+    ),
     "value_at_prompt": Metric(
-        "value that the critic gives the prompt", "score", "near return_at_prompt"),
+        "value that the critic gives the prompt", "score", "near return_at_prompt"
+    ),
     "return_at_prompt": Metric("return from the prompt on", "score"),
     "is_weight": Metric("weight of the policy over whoever wrote the row", "ratio", "near 1"),
     "is_capped": Metric("tokens whose weight was capped", "share", "below 0.3"),
@@ -37,7 +39,7 @@ METRICS = {
     "dro_reward": Metric("reward of the rows", "score"),
     "ref_kl": Metric("log policy - log reference of the rows' tokens", "nats per token", "near 0"),
     "ref_kl_sequence": Metric("log policy - log reference of whole completions", "nats", "near 0"),
-}  # fmt: skip
+}
 
 # What one importance weight is the product over: the response, the rest of it from the token on,
 # the token alone; or no correction.
@@ -207,9 +209,13 @@ def dqo_policy(
     later = values
     if not one_step:
         later = lambda_returns(
-            batch, values, logprobs=policy.logprobs, beta=beta, lam=lam,
+            batch,
+            values,
+            logprobs=policy.logprobs,
+            beta=beta,
+            lam=lam,
             bootstrap_truncated=bootstrap_truncated,
-        )  # fmt: skip
+        )
     end = _behind(batch, values, bootstrap_truncated)
     target = constant(batch.rewards, batch) + batches.next_policy_token(later, batch) + end
     ratio = at_tokens(policy.logprobs, batch) - constant(batch.ref_logprobs, batch)

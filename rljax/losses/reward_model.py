@@ -13,12 +13,7 @@ import jax.numpy as jnp
 from rljax.batch import Batch, row_sum
 from rljax.contracts import contract
 from rljax.errors import InputError
-from rljax.losses.preference.common import (
-    label_noise,
-    log_sigmoid_smoothed,
-    one_of,
-    rows_of,
-)
+from rljax.losses.preference.common import label_noise, log_sigmoid_smoothed, one_of, rows_of
 from rljax.metric import Metric
 
 METRICS = {
@@ -34,8 +29,10 @@ METRICS = {
     "mse": Metric("squared error of the steps' scores", "score squared", "falls"),
     "sign_accuracy": Metric(
         "labelled steps, or completions labelled safe or unsafe, whose score has the right sign",
-        "share", "rises above 0.5"),
-}  # fmt: skip
+        "share",
+        "rises above 0.5",
+    ),
+}
 
 
 @contract(safe=True, reads=lambda options: ("scores",) if options["margin"] else (), rows=2)

@@ -10,8 +10,9 @@ from rljax.metric import Metric
 METRICS = {
     "vf_clipfrac": Metric("values whose update is clipped", "share", "below 0.2"),
     "vpred": Metric(
-        "value that the critic predicts, mean over tokens", "score", "near the returns"),
-}  # fmt: skip
+        "value that the critic predicts, mean over tokens", "score", "near the returns"
+    ),
+}
 
 
 @contract(safe=True, reads=lambda o: ("returns",) if o["clip"] is None else ("returns", "values"))

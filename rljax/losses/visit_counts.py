@@ -11,11 +11,14 @@ from rljax.metric import Metric
 
 METRICS = {
     "visits_entropy": Metric(
-        "how evenly a search spread its simulations over the next tokens", "nats per token",
-        "falls, as search and policy agree"),
+        "how evenly a search spread its simulations over the next tokens",
+        "nats per token",
+        "falls, as search and policy agree",
+    ),
     "visits_kl": Metric(
-        "KL of the policy from the shares of the visits", "nats per token", "falls"),
-}  # fmt: skip
+        "KL of the policy from the shares of the visits", "nats per token", "falls"
+    ),
+}
 
 
 @contract(reads=("target_ids", "target_probs"), reads_targets=True)

@@ -126,9 +126,17 @@ def attention_cached(
     columns = k.shape[2 if order == "heads" else 1]
     assert allowed.shape == (*q.shape[:2], columns), (allowed.shape, q.shape, k.shape)
     return paths.plain(
-        q, k, v, allowed, sinks, scale=scale, soft_cap=soft_cap, order=order, k_scales=k_scales,
+        q,
+        k,
+        v,
+        allowed,
+        sinks,
+        scale=scale,
+        soft_cap=soft_cap,
+        order=order,
+        k_scales=k_scales,
         v_scales=v_scales,
-    )  # fmt: skip
+    )
 
 
 def attention_paired(

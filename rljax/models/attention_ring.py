@@ -57,9 +57,20 @@ class _Ring:
 
 
 def ring(
-    q, k, v, segments, sinks, prefix: Prefix | None, *, devices, impl, scale, window, soft_cap,
+    q,
+    k,
+    v,
+    segments,
+    sinks,
+    prefix: Prefix | None,
+    *,
+    devices,
+    impl,
+    scale,
+    window,
+    soft_cap,
     interpret=False,
-) -> jax.Array:  # fmt: skip
+) -> jax.Array:
     """Causal attention within segments, on one device of a ring, inside `jax.shard_map`: its part
     of the tokens of q [B, S / devices, H, E], k [B, S / devices, K, E] and v -> [B, S / devices, H,
     F]. Segments and prefix [B, S'] are of whole rows, S' <= S.

@@ -171,7 +171,10 @@ def _parts(rule: Rule, q, k, v, sinks, segments, prefix):
     own, whole = _kernel(rule, tokens, heads, causal=True, save_residuals=True)
     before, _ = _kernel(rule, tokens, heads, causal=False, save_residuals=True)
     keys, values = (columns(x, prefix, whole) for x in (k, v))
-    flat = lambda x: pad_axis(x.reshape(-1, tokens), 1, whole)  # noqa: E731
+
+    def flat(x):
+        return pad_axis(x.reshape(-1, tokens), 1, whole)
+
     ids = flat(segments)
     continued = flat(looked_for(prefix)), flat(prefix_blocks(segments, prefix))
     return by_block(q, blocks, whole), [

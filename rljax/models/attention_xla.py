@@ -219,7 +219,10 @@ def _request(rule: Rule, k, v, segments, prefix: Prefix | None) -> _Request:
     blocks = 1 if prefix is None else prefix.blocks.shape[1]
     spans = _spans(tokens // blocks, rule.window)
     whole = sum(span.size * span.count for span in spans)
-    flat = lambda x: pad_axis(x.reshape(b * blocks, -1), 1, whole)  # noqa: E731
+
+    def flat(x):
+        return pad_axis(x.reshape(b * blocks, -1), 1, whole)
+
     ids = flat(segments)
     if prefix is None:
         places = jnp.broadcast_to(jnp.arange(whole)[None, :], ids.shape)
@@ -228,7 +231,10 @@ def _request(rule: Rule, k, v, segments, prefix: Prefix | None) -> _Request:
     keys, values = (columns(x, prefix, whole) for x in (k, v))
     parts, wanted = [_Columns(keys[0], values[0], ids, places)], [(ids,)]
     if prefix is not None:
-        of_prefix = lambda x: flat(prefix_blocks(x, prefix))  # noqa: E731
+
+        def of_prefix(x):
+            return flat(prefix_blocks(x, prefix))
+
         parts.append(_Columns(keys[1], values[1], of_prefix(segments), of_prefix(prefix.positions)))
         wanted.append((flat(looked_for(prefix)),))
     return _Request(parts, wanted, places, spans)
@@ -256,7 +262,10 @@ def _seen(rule: Rule, asked: _Request, first, span: _Span):
     if start is None:
         start = jnp.maximum(first + span.size - span.reach, 0)
     own = asked.parts[0]
-    cut = lambda x, axis: _cut(x, axis, start, span.reach)  # noqa: E731
+
+    def cut(x, axis):
+        return _cut(x, axis, start, span.reach)
+
     near = _Columns(cut(own.k, 2), cut(own.v, 2), cut(own.ids, 1), cut(own.places, 1))
     parts = [near, *asked.parts[1:]]
     allowed = [_allowed(rule, asked, i, part, first, span) for i, part in enumerate(parts)]
@@ -327,7 +336,10 @@ def _product(equation: str, x, y):
     """A product of one matrix per block and kv head, summed in float32 or wider; x is taken in y's
     type."""
     n, kv_heads, c = x.shape[0], x.shape[1], x.shape[3]
-    flat = lambda a: a.reshape(n * kv_heads, -1, a.shape[-1])  # noqa: E731
+
+    def flat(a):
+        return a.reshape(n * kv_heads, -1, a.shape[-1])
+
     wide = jnp.promote_types(y.dtype, jnp.float32)
     out = jnp.einsum(equation, flat(x.astype(y.dtype)), flat(y), preferred_element_type=wide)
     if equation.endswith("gq" + equation[-1]):

@@ -72,19 +72,30 @@ def vision_decoder(
     with IMAGE_CHARACTERS; sizes of patches are in pixels, 2 x 2 patches are a token."""
     third = head_dim // 8  # rotary pairs that turn with rows, and as many with columns
     text = {
-        "hidden_size": embed, "intermediate_size": mlp, "num_hidden_layers": layers,
-        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "vocab_size": vocab_size,
-        "max_position_embeddings": max_tokens, "rope_theta": rope_theta,
-        "initializer_range": init_std, "head_dim": head_dim,
-        "rope_scaling": {
-            "rope_type": "default", "mrope_section": [head_dim // 2 - 2 * third, third, third],
-        },
-    }  # fmt: skip
-    vision = {
-        "depth": vision_layers, "hidden_size": vision_embed, "intermediate_size": vision_mlp,
-        "num_heads": vision_heads, "out_hidden_size": embed, "patch_size": patch_size,
+        "hidden_size": embed,
+        "intermediate_size": mlp,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "vocab_size": vocab_size,
+        "max_position_embeddings": max_tokens,
+        "rope_theta": rope_theta,
         "initializer_range": init_std,
-    }  # fmt: skip
+        "head_dim": head_dim,
+        "rope_scaling": {
+            "rope_type": "default",
+            "mrope_section": [head_dim // 2 - 2 * third, third, third],
+        },
+    }
+    vision = {
+        "depth": vision_layers,
+        "hidden_size": vision_embed,
+        "intermediate_size": vision_mlp,
+        "num_heads": vision_heads,
+        "out_hidden_size": embed,
+        "patch_size": patch_size,
+        "initializer_range": init_std,
+    }
     if family == "qwen3_vl":
         vision |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
     else:

@@ -190,9 +190,14 @@ def constrain(caches: list[Cache], mesh: Mesh) -> list[Cache]:
 
 
 def empty(
-    config: ModelConfig, mesh: Mesh, slots: int, columns: int, dtype: str = "", pool=None,
+    config: ModelConfig,
+    mesh: Mesh,
+    slots: int,
+    columns: int,
+    dtype: str = "",
+    pool=None,
     rings=True,
-):  # fmt: skip
+):
     """One empty cache per layer (inside a program), of pages where there is a Pool. Without rings a
     layer with a sliding window has all columns, too."""
     check_dtype(config, dtype)
@@ -400,7 +405,10 @@ def first_tokens(cache: Cache, counts: jax.Array) -> Cache:
 def take_rows(cache: Cache, slots: jax.Array, length: jax.Array) -> Cache:
     """Slots [M] of `cache`, of which `length` [M] tokens count, on one device; a slot out of range
     gives some row."""
-    pick = lambda x: jnp.take(x, slots, axis=0, mode="clip")  # noqa: E731
+
+    def pick(x):
+        return jnp.take(x, slots, axis=0, mode="clip")
+
     if not cache.pool:
         return jax.tree.map(pick, cache)
     return cache_pages.side_by_side(dataclasses.replace(cache, table=pick(cache.table)), length)
@@ -409,7 +417,10 @@ def take_rows(cache: Cache, slots: jax.Array, length: jax.Array) -> Cache:
 def resized(cache: Cache, columns: int) -> Cache:
     """A contiguous cache cut or filled with zeros to so many columns."""
     axis = token_axis(cache.order)
-    cut = lambda x: x[:, :columns] if axis == 1 else x[:, :, :columns]  # noqa: E731
+
+    def cut(x):
+        return x[:, :columns] if axis == 1 else x[:, :, :columns]
+
     return jax.tree.map(lambda x: pad_axis(cut(x), axis, columns), cache)
 
 

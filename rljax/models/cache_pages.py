@@ -114,7 +114,10 @@ def remember(cache, new, place: jax.Array, held: jax.Array, *, view: bool):
     cache = on_each_device(pool, lambda c, _, *a: written(c, *a), cache, new, place, by_slot=True)
     if not view:
         return cache, cache
-    look = lambda c, _, held: side_by_side(c, held)  # noqa: E731
+
+    def look(c, _, held):
+        return side_by_side(c, held)
+
     return cache, on_each_device(pool, look, cache, held, by_slot=True)
 
 

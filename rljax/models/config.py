@@ -67,8 +67,15 @@ class Rope:
         numbers = {k: v for k, v in dataclasses.asdict(self).items() if isinstance(v, float)}
         kinds = ("default", "linear", "llama3", "yarn", "longrope", "dynamic")
         _check(self.kind in kinds, "rope kind", self.kind, f"one of {', '.join(kinds)}")
-        for name in ("theta", "factor", "low_freq_factor", "high_freq_factor", "beta_fast",
-                     "beta_slow", "original_max_tokens"):  # fmt: skip
+        for name in (
+            "theta",
+            "factor",
+            "low_freq_factor",
+            "high_freq_factor",
+            "beta_fast",
+            "beta_slow",
+            "original_max_tokens",
+        ):
             largest = LARGEST_THETA if name == "theta" else LARGEST_TOKENS
             value = getattr(self, name)
             _check(0 < value <= largest, f"rope {name}", value, f"above 0, at most {largest:g}")
@@ -266,8 +273,17 @@ class ModelConfig:
     remat: str = "full"
 
     def __post_init__(self):
-        sizes = ("vocab_size", "embed", "mlp", "layers", "heads", "kv_heads", "head_dim",
-                 "max_tokens", "labels")  # fmt: skip
+        sizes = (
+            "vocab_size",
+            "embed",
+            "mlp",
+            "layers",
+            "heads",
+            "kv_heads",
+            "head_dim",
+            "max_tokens",
+            "labels",
+        )
         for name in sizes:
             value = getattr(self, name)
             good = isinstance(value, int) and value >= 1
@@ -295,8 +311,14 @@ class ModelConfig:
         for name in ("embed_scale", "residual_scale", "logit_divisor"):
             value = getattr(self, name)
             _check(0 < abs(value) < math.inf, f"model.{name}", value, "a number, not 0")
-        for name in ("init_std", "attention_scale", "attention_soft_cap", "final_soft_cap",
-                     "router_aux_loss_coef", "router_bias_update_speed"):  # fmt: skip
+        for name in (
+            "init_std",
+            "attention_scale",
+            "attention_soft_cap",
+            "final_soft_cap",
+            "router_aux_loss_coef",
+            "router_bias_update_speed",
+        ):
             value = getattr(self, name)
             _check(0 <= value < math.inf, f"model.{name}", value, "0 or above")
         if self.experts:

@@ -118,7 +118,10 @@ def places_of(config: ModelConfig, positions: jax.Array, width: int) -> dict:
     """Returns positions in the form that layers read, as fields of Pass, where a batch or a cache
     has `width` tokens of a sequence."""
     how = dict(head_dim=config.rope_dims, tokens=config.rope_tokens or width)
-    angles = lambda rope: lambda _, at: rope_angles(at, rope, **how)  # noqa: E731
+
+    def angles(rope):
+        return lambda _, at: rope_angles(at, rope, **how)
+
     tiles = functools.partial(in_tiles, config.batch_invariant)
     found = {"angles": tuple(tiles(angles(rope), (), positions) for rope in config.ropes)}
     if floor := config.temperature_floor:
@@ -293,8 +296,13 @@ class LatentAttention(nnx.Module):
         q_latent = jnp.einsum("bshn,rhn->bshr", q_nope, up[..., : lat.nope_dim])
         out = attention_cached(
             jnp.concatenate([q_latent, q_rope], axis=-1),
-            joint, joint, allowed, k_scales=scales, v_scales=scales, **how,
-        )[..., : lat.kv_rank]  # fmt: skip
+            joint,
+            joint,
+            allowed,
+            k_scales=scales,
+            v_scales=scales,
+            **how,
+        )[..., : lat.kv_rank]
         return jnp.einsum("bshr,rhv->bshv", out, up[..., lat.nope_dim :]), cache
 
 

@@ -90,7 +90,10 @@ def not_split(inside: str | None) -> dict[str, set[str]]:
     """{array: the mesh axes that it is whole along, and that the product which it meets in is
     split over}, where `spread` leaves any."""
     part, out = {inside} - {None}, {}
-    for name, read, written in (("gate", part, {"tensor"}), ("up", part, {"tensor"}),
-                                ("down", {"tensor"}, part)):  # fmt: skip
+    for name, read, written in (
+        ("gate", part, {"tensor"}),
+        ("up", part, {"tensor"}),
+        ("down", {"tensor"}, part),
+    ):
         out |= {f"{name}_lora_a": written, f"{name}_lora_b": read}
     return out | {"gate_bias": part, "up_bias": part}

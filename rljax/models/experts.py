@@ -38,14 +38,18 @@ from rljax.models.layers import Linear, activate, weight
 
 METRICS = {
     "expert_load_max": Metric(
-        "load of the busiest expert of any layer, over the mean load", "x mean",
-        "below 3; more: experts starve"),
+        "load of the busiest expert of any layer, over the mean load",
+        "x mean",
+        "below 3; more: experts starve",
+    ),
     "expert_load_min": Metric(
-        "load of the idlest expert of any layer, over the mean load", "x mean",
-        "above 0: an expert at 0 is dead"),
+        "load of the idlest expert of any layer, over the mean load",
+        "x mean",
+        "above 0: an expert at 0 is dead",
+    ),
     "router_entropy": Metric("entropy of a token's choice among the experts", "nats", "steady"),
     "load_balance_loss": Metric("imbalance of the experts' load", "", "near 1, which is even"),
-}  # fmt: skip
+}
 
 _LARGEST_SIZE = 2**24
 GATED = ("silu", "gelu_tanh", "gelu", "clamped_swiglu")
@@ -230,15 +234,21 @@ def _permute(x: jax.Array, order: jax.Array, inverse: jax.Array) -> jax.Array:
 
 
 _permute.defvjp(
-    lambda x, order, inverse: (x[order], inverse),
-    lambda inverse, g: (g[inverse], None, None),
+    lambda x, order, inverse: (x[order], inverse), lambda inverse, g: (g[inverse], None, None)
 )
 
 
 def _run_experts(
-    x, ids, weights, matrices: dict, first, config: ExpertsConfig, platform: str, total=lambda y: y,
+    x,
+    ids,
+    weights,
+    matrices: dict,
+    first,
+    config: ExpertsConfig,
+    platform: str,
+    total=lambda y: y,
     apart: bool = False,
-):  # fmt: skip
+):
     """sum over a token's experts of weight * expert(x), of the experts first, first + 1, ... that
     `matrices` holds: x [N, D], ids and weights [N, k] -> [N, D]. `total` makes sums over a part of
     D whole; `apart`: a token's result depends on nothing else (rljax.models.invariant)."""
@@ -272,7 +282,10 @@ def _run_experts(
     gated = in_tiles(apart, lambda _, *x: _gate(*x, config), (), gate, up, axes=1)
     out = bias("down_bias", product(gated, "down"))
     out = _permute(out, inverse, order).reshape(*ids.shape, -1)
-    mixed = lambda _, out, w: jnp.einsum("nkd,nk->nd", out, w)  # noqa: E731
+
+    def mixed(_, out, w):
+        return jnp.einsum("nkd,nk->nd", out, w)
+
     return in_tiles(apart, mixed, (), out.astype(jnp.float32), weights, axes=1).astype(x.dtype)
 
 
@@ -348,7 +361,10 @@ def _flat(x: jax.Array | None) -> jax.Array | None:
 def _routed_here(x, keep, routes, router, matrices, config, platform: str, apart: bool = False):
     """`_routed` on one device."""
     flat, known = _flat(x), [] if routes is None else [_flat(routes)]
-    choose = lambda router, x, routes=None: _choose(x, routes, router, config)  # noqa: E731
+
+    def choose(router, x, routes=None):
+        return _choose(x, routes, router, config)
+
     logits, ids, weights = in_tiles(apart, choose, router, flat, *known, axes=1)
     y = _run_experts(flat, ids, weights, matrices, 0, config, platform, apart=apart)
     stats = _load(logits, ids, keep.reshape(-1), config)
@@ -421,7 +437,10 @@ def _routed_shard(
     matrices = {k: _vary(v, lacking.get(k, set())) for k, v in matrices.items()}
     matrices = _vary(matrices, set(split) - partial_sums)
     start = jax.lax.axis_index("expert") * matrices["gate"].shape[0]
-    total = lambda y: _vary(jax.lax.psum(y, inside), of_part) if inside else y  # noqa: E731
+
+    def total(y):
+        return _vary(jax.lax.psum(y, inside), of_part) if inside else y
+
     y = _run_experts(*sent, matrices, start, config, platform, total)
     if rows:
         y = jax.lax.psum_scatter(y, "expert", scatter_dimension=0, tiled=True)

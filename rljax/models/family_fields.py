@@ -29,8 +29,14 @@ QWEN_MOE = {
     "moe_intermediate_size": "mlp",
     "norm_topk_prob": "normalise",
 }
-GPT_OSS_ROPE = dict(rope_type="yarn", factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
-                     original_max_position_embeddings=4096)  # fmt: skip
+GPT_OSS_ROPE = dict(
+    rope_type="yarn",
+    factor=32.0,
+    beta_fast=32.0,
+    beta_slow=1.0,
+    truncate=False,
+    original_max_position_embeddings=4096,
+)
 GPT_OSS = {**MIXTRAL, "swiglu_alpha": "alpha", "swiglu_limit": "limit"}
 DEEPSEEK = {
     "n_routed_experts|num_local_experts": "count",
@@ -90,8 +96,11 @@ def gpt_oss(keys: Keys, fields: dict) -> dict:
 
 def deepseek_experts(keys: Keys, fields: dict) -> dict:
     """The experts of DeepSeek-V3 and GLM-4.5, which all layers from some layer on have."""
-    for key, value in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc"),
-                       ("moe_layer_freq", 1)):  # fmt: skip
+    for key, value in (
+        ("scoring_func", "sigmoid"),
+        ("topk_method", "noaux_tc"),
+        ("moe_layer_freq", 1),
+    ):
         given = keys.get(key, (str, int), value)
         if given != value:
             raise InputError(

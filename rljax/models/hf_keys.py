@@ -157,8 +157,10 @@ def windows(keys: Keys, layers: int, default: Callable[[int], bool] | None) -> l
     window = keys.get("sliding_window", int, None)
     types = _layer_types(keys, layers)
     if types is None:
-        types = ["sliding_attention" if default and default(i) else "full_attention"
-                 for i in range(layers)]  # fmt: skip
+        types = [
+            "sliding_attention" if default and default(i) else "full_attention"
+            for i in range(layers)
+        ]
     slides = [t == "sliding_attention" for t in types]
     if any(slides) and window is not None and window < 1:
         raise InputError(
@@ -260,8 +262,14 @@ def no_windows(keys: Keys, layers: int) -> list[int]:
 
 def text_config(config: Mapping) -> dict:
     """The decoder's keys of a model with images: of text_config, or beside vision_config."""
-    shared = {"vision_config", "image_token_id", "video_token_id", "vision_start_token_id",
-              "vision_end_token_id", "vision_token_id"}  # fmt: skip
+    shared = {
+        "vision_config",
+        "image_token_id",
+        "video_token_id",
+        "vision_start_token_id",
+        "vision_end_token_id",
+        "vision_token_id",
+    }
     text = config.get("text_config")
     outer = {k: v for k, v in config.items() if k not in (*shared, "text_config")}
     if not isinstance(text, Mapping):

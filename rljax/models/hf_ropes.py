@@ -30,12 +30,25 @@ _ROPE_OF_KIND = {
     "default": (),
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    "yarn": ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "truncate",
-             "attention_factor", "mscale", "mscale_all_dim"),
-    "longrope": ("factor", "original_max_position_embeddings", "attention_factor", "short_factor",
-                 "long_factor"),
+    "yarn": (
+        "factor",
+        "original_max_position_embeddings",
+        "beta_fast",
+        "beta_slow",
+        "truncate",
+        "attention_factor",
+        "mscale",
+        "mscale_all_dim",
+    ),
+    "longrope": (
+        "factor",
+        "original_max_position_embeddings",
+        "attention_factor",
+        "short_factor",
+        "long_factor",
+    ),
     "dynamic": ("factor",),
-}  # fmt: skip
+}
 _SECTIONS = ("mrope_section", "mrope_interleaved")
 
 
@@ -205,9 +218,11 @@ def rope_out(rope: Rope) -> dict | None:
     default = Rope()
     for key in (*_ROPE_OF_KIND[rope.kind], *_SECTIONS):
         value = getattr(rope, _ROPE[key])
-        if key in ("factor", "original_max_position_embeddings") or value != getattr(
-            default, _ROPE[key]
-        ) or key.endswith("_freq_factor"):  # fmt: skip
+        if (
+            key in ("factor", "original_max_position_embeddings")
+            or value != getattr(default, _ROPE[key])
+            or key.endswith("_freq_factor")
+        ):
             out[key] = list(value) if isinstance(value, tuple) else value
     if out and "rope_type" not in out:
         out["rope_type"] = "default"

@@ -101,7 +101,10 @@ def attended(store, q, row, start, first, last, *, scale, soft_cap, order) -> ja
 
 def _each(q, k, v, sinks, row, start, first, last, **how) -> jax.Array:
     """`attended` for q [B, S, H, E], row, first and last [B, S], start [B, S, 3]."""
-    one = lambda store, q, *rest: attended(store, q[0], *(x[0] for x in rest), **how)[None]  # noqa: E731
+
+    def one(store, q, *rest):
+        return attended(store, q[0], *(x[0] for x in rest), **how)[None]
+
     return tiled(one, 2, (k, v, sinks), q, row, start, first, last)
 
 

@@ -308,7 +308,10 @@ class Model:
             how = dict(precision=precision, preferred_element_type=wide)
             return capped(project_turned(hidden, head, **how), config.final_soft_cap)
         options = Options(config.final_soft_cap, config.tie_embeddings, precision=precision)
-        rows = lambda head, hidden: logits(hidden, head, 1.0, options)  # noqa: E731
+
+        def rows(head, hidden):
+            return logits(hidden, head, 1.0, options)
+
         return in_tiles(config.batch_invariant, rows, head, hidden, axes=hidden.ndim - 1)
 
     # -- decoding: layers unrolled over per-layer caches

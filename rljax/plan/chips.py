@@ -72,10 +72,11 @@ def _parsed(topology: str) -> tuple[int, str, list[int]]:
     # A size of 0 would end the process inside of libtpu.
     if name not in TPUS or len(shape) != len(sizes.split("x")):
         raise InputError(
-            "topology", value=topology,
+            "topology",
+            value=topology,
             rule=f"VERSION:AxB or AxBxC, of {', '.join(TPUS)}; Nx before it are N such slices",
             fix="such as v5e:2x4, v5p:4x4x4 or 2xv5e:16x16",
-        )  # fmt: skip
+        )
     shape += [1] * (3 - len(shape) if name in ("v4", "v5p", "tpu7x") else 0)
     return int(several[1]) if several else 1, name, shape
 

@@ -257,15 +257,24 @@ def report(call: Call, held: dict, mesh: Mesh, chip: Chip | None, slices: int = 
     done = work(traced.jaxpr, turns=call.turns, platform=platform)
     hbm = moved.hbm_bytes + done.kernel_bytes / mesh.size
     out = Report(
-        call.name, seconds,
-        arguments=memory.argument_size_in_bytes, outputs=memory.output_size_in_bytes,
-        aliased=memory.alias_size_in_bytes, temporaries=memory.temp_size_in_bytes,
+        call.name,
+        seconds,
+        arguments=memory.argument_size_in_bytes,
+        outputs=memory.output_size_in_bytes,
+        aliased=memory.alias_size_in_bytes,
+        temporaries=memory.temp_size_in_bytes,
         code=memory.generated_code_size_in_bytes,
         host=memory.host_argument_size_in_bytes + memory.host_temp_size_in_bytes,
-        beside=beside, parts=parts, turns=call.turns,
-        flops=done.flops / mesh.size, kernel_flops=done.kernel_flops / mesh.size,
-        hbm_bytes=hbm, sent_bytes=moved.by_axis(), products=done.products, instead=call.instead,
-    )  # fmt: skip
+        beside=beside,
+        parts=parts,
+        turns=call.turns,
+        flops=done.flops / mesh.size,
+        kernel_flops=done.kernel_flops / mesh.size,
+        hbm_bytes=hbm,
+        sent_bytes=moved.by_axis(),
+        products=done.products,
+        instead=call.instead,
+    )
     if chip is not None:
         out.seconds = roofline(done, hbm, out.sent_bytes, mesh, chip)
     out.warnings += lost_donations(lowered, program) + crossings(moved.collectives)
@@ -283,9 +292,15 @@ def _refused(call: Call, held: dict, text: str, seconds: float) -> Report:
     what = next((line for line in text.splitlines() if match and match[0] in line), text)
     what = what.splitlines()[0]
     return Report(
-        call.name, seconds, beside=beside, parts=parts, turns=call.turns, needs=needs, error=what,
+        call.name,
+        seconds,
+        beside=beside,
+        parts=parts,
+        turns=call.turns,
+        needs=needs,
+        error=what,
         instead=call.instead,
-    )  # fmt: skip
+    )
 
 
 def _held(call: Call, held: dict) -> tuple[int, dict[str, int]]:

@@ -103,28 +103,47 @@ def expected_text(expected: Expected) -> str:
     """A table of the modes on one mesh and the fastest split of each; then all splits."""
     load, base = expected.load, expected.rows[0].outcome
     [top] = [max(len(row.outcome.ages) for row in expected.rows)]
-    table = [["", "step", "speed-up", "slots live", "learning", "age mean", "max",
-              *[f"{age}" for age in range(top)]]]  # fmt: skip
+    table = [
+        [
+            "",
+            "step",
+            "speed-up",
+            "slots live",
+            "learning",
+            "age mean",
+            "max",
+            *[f"{age}" for age in range(top)],
+        ]
+    ]
     one_mesh = [row for row in expected.rows if not row.mode.sampling]
     for row in [*one_mesh, *fastest_splits(expected.rows)]:
         outcome = row.outcome
-        table.append([
-            _name(row.mode, expected.devices), seconds_text(outcome.step_s),
-            f"{base.step_s / outcome.step_s:.2f}x", f"{outcome.live_share:.2f}",
-            f"{outcome.learn_share:.2f}", f"{outcome.mean_age:.2f}", f"{outcome.max_age}",
-            *[f"{share:.2f}" for share in outcome.ages],
-            *["" for _ in range(top - len(outcome.ages))],
-        ])  # fmt: skip
+        table.append(
+            [
+                _name(row.mode, expected.devices),
+                seconds_text(outcome.step_s),
+                f"{base.step_s / outcome.step_s:.2f}x",
+                f"{outcome.live_share:.2f}",
+                f"{outcome.learn_share:.2f}",
+                f"{outcome.mean_age:.2f}",
+                f"{outcome.max_age}",
+                *[f"{share:.2f}" for share in outcome.ages],
+                *["" for _ in range(top - len(outcome.ages))],
+            ]
+        )
     spread = max(row.spread for row in expected.rows)
     lines = [
         f"{load.groups} prompts x {load.samples} in {load.slots} slots; {expected.lengths}",
         f"seconds {expected.source}",
         *[_parts(split, one, expected.devices) for split, one in expected.seconds.items()],
-        LEFT_OUT, "",
+        LEFT_OUT,
+        "",
         "shares: of slots that decode while any does, of the time for learning, of tokens by age",
-        *rows_text(table), "", *_splits(expected),
+        *rows_text(table),
+        "",
+        *_splits(expected),
         f"{SEEDS} seeds each, which differ by at most {spread:.0%}",
-    ]  # fmt: skip
+    ]
     return "\n".join(lines)
 
 
@@ -149,16 +168,21 @@ def _splits(expected: Expected) -> list[str]:
     splits = [split for split in expected.seconds if split]
     if not splits:
         return []
-    step = {(row.mode.max_staleness, row.mode.ahead, row.mode.sampling): row.outcome.step_s
-            for row in expected.rows}  # fmt: skip
+    step = {
+        (row.mode.max_staleness, row.mode.ahead, row.mode.sampling): row.outcome.step_s
+        for row in expected.rows
+    }
     table = [["step by devices that sample", *map(str, splits), "balance", "one mesh"]]
     for best in fastest_splits(expected.rows):
         pair = best.mode.max_staleness, best.mode.ahead
-        table.append([
-            f"eta {pair[0]}, ahead {pair[1]}",
-            *[seconds_text(step[*pair, split]) for split in splits],
-            str(best.mode.sampling), seconds_text(step[*pair, 0]),
-        ])  # fmt: skip
+        table.append(
+            [
+                f"eta {pair[0]}, ahead {pair[1]}",
+                *[seconds_text(step[*pair, split]) for split in splits],
+                str(best.mode.sampling),
+                seconds_text(step[*pair, 0]),
+            ]
+        )
     return [*rows_text(table), ""]
 
 
@@ -166,8 +190,12 @@ def expected_json(expected: Expected) -> dict:
     """Everything that was simulated, as JSON data."""
     load = expected.load
     return {
-        "groups": load.groups, "samples": load.samples, "slots": load.slots,
-        "lengths": expected.lengths, "source": expected.source, "devices": expected.devices,
+        "groups": load.groups,
+        "samples": load.samples,
+        "slots": load.slots,
+        "lengths": expected.lengths,
+        "source": expected.source,
+        "devices": expected.devices,
         "seconds": {str(n): dataclasses.asdict(one) for n, one in expected.seconds.items()},
         "modes": [
             dataclasses.asdict(row.mode)
@@ -175,4 +203,4 @@ def expected_json(expected: Expected) -> dict:
             | dataclasses.asdict(row.outcome)
             for row in expected.rows
         ],
-    }  # fmt: skip
+    }

@@ -96,7 +96,10 @@ def _walk(jaxpr, turns: int, platform: str, in_kernel: bool) -> Work:
     total, chosen = Work(), {}
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
-        deeper = lambda j: _walk(j, turns, platform, in_kernel)  # noqa: E731
+
+        def deeper(j):
+            return _walk(j, turns, platform, in_kernel)
+
         if name == "dot_general":
             total += _dot(eqn)
         elif name == "conv_general_dilated":

@@ -64,10 +64,11 @@ def check_groups_fit(groups: dict[str, dict[str, int]], have: float) -> None:
             if needs > have:
                 raise InputError(
                     f"rollouts.sampler_devices: each needs {human_bytes(needs)} for weights, keys "
-                    "and values", value=f"{human_bytes(have)} left",
+                    "and values",
+                    value=f"{human_bytes(have)} left",
                     fix="more of them with sampler.layout='mesh(tensor=...)', fewer sampler.slots, "
                     "or sampler.kv_dtype and weight_dtype",
-                )  # fmt: skip
+                )
             continue
         needs = sum(size for what, size in parts.items() if what != USE)
         if needs > have:

@@ -23,14 +23,30 @@ from rljax.plan.hlo_text import ARRAY, Instruction, array_bytes, axes_of, groups
 DCN = "DCN"
 _CALLED = re.compile(r"(?:calls|to_apply|body|called_computations)=\{?%?([\w.\-]+)")
 COLLECTIVES = (
-    "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all",
-    "collective-permute", "collective-broadcast",
-)  # fmt: skip
+    "all-gather",
+    "all-reduce",
+    "reduce-scatter",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+)
 # Nothing is read or written by these: another's memory, or what was counted where it began.
 _FREE = {
-    "parameter", "get-tuple-element", "tuple", "bitcast", "constant", "after-all", "iota",
-    "partition-id", "replica-id", "opt-barrier", "domain", "bitcast-convert", "get-dimension-size",
-}  # fmt: skip
+    "parameter",
+    "get-tuple-element",
+    "tuple",
+    "bitcast",
+    "constant",
+    "after-all",
+    "iota",
+    "partition-id",
+    "replica-id",
+    "opt-barrier",
+    "domain",
+    "bitcast-convert",
+    "get-dimension-size",
+}
 
 
 # What is written into the memory of its first operand, and which operand is all that is.
@@ -211,7 +227,10 @@ class _Walk:
             self._add(called, times, in_open, largest, set())
             branches.append(largest)
         if branches:
-            sent = lambda t: sum(t.by_axis().values()) + t.hbm_bytes  # noqa: E731
+
+            def sent(t):
+                return sum(t.by_axis().values()) + t.hbm_bytes
+
             least = min(branches, key=sent)
             out.hbm_bytes += least.hbm_bytes
             out.collectives += least.collectives
@@ -297,7 +316,10 @@ class _Walk:
         """Operands read and results written, as far as they lie in device memory; of slices, and of
         updates in place, the part alone."""
         types = self.types[name]
-        size = lambda n: array_bytes(types.get(n, ""), in_hbm=True)  # noqa: E731
+
+        def size(n):
+            return array_bytes(types.get(n, ""), in_hbm=True)
+
         if one.op == "fusion" and self._called(one):
             return self._fusion_bytes(self._called(one)[0], one, types)
         if one.op == "custom-call" and any(name in one.rest for name in _KERNELS):

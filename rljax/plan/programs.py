@@ -71,9 +71,12 @@ def learning_call(setup: Setup, phase: Phase, roles: dict, name: str) -> Call:
             fix="decorate it with rljax.roles.program; --nocompile estimates its memory",
         )
     positional, static = function.arguments(
-        abstract_batch(setup, phase), abstract_key(setup), planned(phase.algorithm),
-        **roles_read(phase, roles), **phase.dataflow.options,
-    )  # fmt: skip
+        abstract_batch(setup, phase),
+        abstract_key(setup),
+        planned(phase.algorithm),
+        **roles_read(phase, roles),
+        **phase.dataflow.options,
+    )
     return Call(name, function.run, positional, static=static)
 
 
@@ -106,10 +109,16 @@ def _decoding(setup: Setup, roles: dict) -> list[Call]:
         rollouts = rollouts.replace(sampling=whole)
     try:
         run_rollout(
-            setup.rollout, prompts, jax.random.key(0), rollouts, **samplers, reward=_rewarded,
+            setup.rollout,
+            prompts,
+            jax.random.key(0),
+            rollouts,
+            **samplers,
+            reward=_rewarded,
             sample=make_sample(samplers.get("actor"), _rewarded, rollouts.sampling),
-            draw=lambda count: _prompts(setup, count), tokenizer=setup.tokenizer,
-        )  # fmt: skip
+            draw=lambda count: _prompts(setup, count),
+            tokenizer=setup.tokenizer,
+        )
     except Exception as error:  # of the rollout's code between its programs
         cause = error.__cause__ if isinstance(error, InputError) else error
         if cause is None:  # a refusal, and no line of the user's that failed

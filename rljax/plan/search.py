@@ -15,11 +15,7 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
-from rljax.config import (
-    Config,
-    microbatch_tokens,
-    with_overrides,
-)
+from rljax.config import Config, microbatch_tokens, with_overrides
 from rljax.errors import InputError
 from rljax.kernels.logprob.options import product_dtypes
 from rljax.mesh import undivided
@@ -188,9 +184,11 @@ def _rough_learn_s(setup: Setup, chip: Chip) -> float:
     again = {"none": 0, "dots": 0.1, "attention": 0.8}.get(model_config.remat, 1)
     head = model_config.vocab_size * model_config.embed
     *dtypes, precision = product_dtypes(
-        jnp.dtype(model_config.dtype), jnp.dtype(model_config.weight_dtype),
-        model_config.head_in_float32, model_config.head_dtype,
-    )  # fmt: skip
+        jnp.dtype(model_config.dtype),
+        jnp.dtype(model_config.weight_dtype),
+        model_config.head_in_float32,
+        model_config.head_dtype,
+    )
     wide = sum(dtype == jnp.float32 for dtype in dtypes) if precision else 0
     passes, size = (1, 3, 6)[wide], jnp.dtype(dtypes[1]).itemsize
     # Logits are made in a pass for log-probs, forward, and once more backward.

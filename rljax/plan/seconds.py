@@ -64,12 +64,16 @@ def measured(folder: str) -> Seconds:
     known = [row for row in rows if row.get("time/generate_s", 0) > 0]
     if len(known) < 2:
         raise InputError(
-            f"--measured={folder}", value=f"{len(known)} steps of use",
+            f"--measured={folder}",
+            value=f"{len(known)} steps of use",
             rule=f"metrics.jsonl has {_DISPATCHES}, {_STEPS} and time/generate_s of more than "
             f"the first {_FIRST} steps",
             fix="the folder of a run with rollouts.max_staleness above 0",
-        )  # fmt: skip
-    column = lambda name: np.array([row.get(name, 0.0) for row in known])  # noqa: E731
+        )
+
+    def column(name):
+        return np.array([row.get(name, 0.0) for row in known])
+
     rest = column("time/learn_s") + column("time/reward_s") + column("time/rest_s")
     counts = column(_DISPATCHES), column(_STEPS), column("time/generate_s")
     return fitted(*counts, [np.median(rest)])

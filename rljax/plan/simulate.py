@@ -75,9 +75,16 @@ class Outcome:
 
 
 def simulate(
-    load: Load, seconds: Seconds, max_staleness: int, ahead: int, *,
-    overlap: bool = False, steps: int = 24, warm: int = 4, seed: int = 0,
-) -> Outcome:  # fmt: skip
+    load: Load,
+    seconds: Seconds,
+    max_staleness: int,
+    ahead: int,
+    *,
+    overlap: bool = False,
+    steps: int = 24,
+    warm: int = 4,
+    seed: int = 0,
+) -> Outcome:
     """A run of warm + steps steps, of which the first `warm` are left out. `overlap`: some devices
     sample while others learn; else all of them do one after the other."""
     run = _Run(load, seconds, Tickets(load.groups, max_staleness, ahead), seed)
@@ -99,9 +106,14 @@ def simulate(
     tokens = sum(run.ages.values())
     ages = tuple(run.ages[age] / tokens for age in range(max(run.ages) + 1))
     return Outcome(
-        took / steps, live / (decoded * load.slots), ages, dispatches / steps, decoded / steps,
-        steps * seconds.learn_s / took if took else 0.0, tuple(counts),
-    )  # fmt: skip
+        took / steps,
+        live / (decoded * load.slots),
+        ages,
+        dispatches / steps,
+        decoded / steps,
+        steps * seconds.learn_s / took if took else 0.0,
+        tuple(counts),
+    )
 
 
 class _Run:

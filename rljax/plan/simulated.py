@@ -31,10 +31,12 @@ def draw_of(text: str, flag: str) -> Draw:
         numbers = np.asarray(component(np.random.default_rng(0), 8), float)
     except (InputError, TypeError, ValueError, OverflowError) as error:
         raise InputError(
-            f"--{flag}", value=text, rule=str(error),
+            f"--{flag}",
+            value=text,
+            rule=str(error),
             fix="such as 'lognormal(mean=2500, sigma=0.9, cap=8192)', 'geometric(mean=33, "
             "cap=128)', 'uniform(low=1, high=4)', 'fixed(value=100)'",
-        ) from None  # fmt: skip
+        ) from None
     if numbers.shape != (8,) or not np.isfinite(numbers).all() or numbers.min() <= 0:
         raise InputError(
             f"--{flag}",
@@ -62,10 +64,11 @@ def simulated(
     seconds, source = _given(options, len(devices))
     if not seconds and chip is None:
         raise InputError(
-            "--simulate needs the seconds of decoding and learning", value=topology,
+            "--simulate needs the seconds of decoding and learning",
+            value=topology,
             rule="the figures of this device are not known",
             fix="--topology=v5p:4x4x4, --measured=RUN_DIR, or --decode_step_s and --learn_s",
-        )  # fmt: skip
+        )
     if not seconds:
         seconds, source = _of_chip(setup, chip, lengths), f"of {topology}, the least by the chip's "
         source += "published figures: not validated, nothing was measured on one"
@@ -123,9 +126,11 @@ def _given(options: PlanOptions, devices: int) -> tuple[dict[int, Seconds], str]
     for split in _splits(devices):
         slower = devices / split
         out[split] = dataclasses.replace(
-            one, step_s=slower * one.step_s, idle_s=slower * one.idle_s,
+            one,
+            step_s=slower * one.step_s,
+            idle_s=slower * one.idle_s,
             learn_s=devices / (devices - split) * one.learn_s,
-        )  # fmt: skip
+        )
     return out, source + (", in proportion to the devices where they are split" * (len(out) > 1))
 
 

@@ -146,29 +146,57 @@ def _resharding(plan: Plan) -> list[str]:
 
 def _layouts(plan: Plan) -> list[str]:
     """The layouts of decoding, counted and not compiled, the chosen one marked with a star."""
-    chosen = lambda one: all(plan.decode_mesh[a] == one.mesh.get(a, 1) for a in plan.decode_mesh)  # noqa: E731
+
+    def chosen(one):
+        return all(plan.decode_mesh[a] == one.mesh.get(a, 1) for a in plan.decode_mesh)
+
     shown = [
-        one for i, one in enumerate(plan.layouts)
+        one
+        for i, one in enumerate(plan.layouts)
         if i < LAYOUTS or one.layout is None or chosen(one)
-    ]  # fmt: skip
-    rows = [["mesh of decoding", "copy GiB", "HBM ms", "ICI ms", "latency ms", "reshard ms",
-             "rollout", "bound by", ""]]  # fmt: skip
+    ]
+    rows = [
+        [
+            "mesh of decoding",
+            "copy GiB",
+            "HBM ms",
+            "ICI ms",
+            "latency ms",
+            "reshard ms",
+            "rollout",
+            "bound by",
+            "",
+        ]
+    ]
     for one in shown:
         name = _mesh(one.mesh) + ("" if one.layout else ", training's own")
         times = (one.hbm_s, sum(one.ici_s.values()), one.latency_s, one.reshard_s)
         fits = "" if one.most_bytes <= plan.free else "may not fit"
-        rows.append([
-            f"{'* ' if chosen(one) else ''}{name}", _gib(one.copy_bytes),
-            *(f"{seconds * 1e3:.3g}" for seconds in times), seconds_text(one.rollout_s),
-            one.binding, fits,
-        ])  # fmt: skip
+        rows.append(
+            [
+                f"{'* ' if chosen(one) else ''}{name}",
+                _gib(one.copy_bytes),
+                *(f"{seconds * 1e3:.3g}" for seconds in times),
+                seconds_text(one.rollout_s),
+                one.binding,
+                fits,
+            ]
+        )
     title = f"decoding in {len(plan.layouts)} layouts, a step of it and the rollout, counted"
     return [f"{title} ({LATENCY_S * 1e6:g} us per collective assumed)", *rows_text(rows)]
 
 
 def _memory(plan: Plan) -> list[str]:
-    kinds = ("weights", "optimizer", "other arguments", "new outputs", "temporaries", "held beside",
-             "total", "on host")  # fmt: skip
+    kinds = (
+        "weights",
+        "optimizer",
+        "other arguments",
+        "new outputs",
+        "temporaries",
+        "held beside",
+        "total",
+        "on host",
+    )
     rows = [["program", "compile", *kinds]]
     kv = plan.estimate.generate.get(KV, 0)
     for r in plan.reports:
@@ -185,16 +213,33 @@ def _memory(plan: Plan) -> list[str]:
 
 def _costs(plan: Plan) -> list[str]:
     axes = sorted({name for r in plan.reports for name in r.sent_bytes})
-    rows = [["program", "turns", "TFLOP", "of kernels", "HBM GB", *[f"{a} GB" for a in axes],
-             "at least", "bound by"]]  # fmt: skip
+    rows = [
+        [
+            "program",
+            "turns",
+            "TFLOP",
+            "of kernels",
+            "HBM GB",
+            *[f"{a} GB" for a in axes],
+            "at least",
+            "bound by",
+        ]
+    ]
     for r in plan.reports:
         if r.error:
             continue
-        rows.append([
-            r.name, str(r.turns), f"{r.flops / 1e12:.4g}", f"{r.kernel_flops / 1e12:.3g}",
-            f"{r.hbm_bytes / 1e9:.4g}", *[f"{r.sent_bytes.get(a, 0) / 1e9:.3g}" for a in axes],
-            seconds_text(r.least_s) if r.seconds else "", r.binding,
-        ])  # fmt: skip
+        rows.append(
+            [
+                r.name,
+                str(r.turns),
+                f"{r.flops / 1e12:.4g}",
+                f"{r.kernel_flops / 1e12:.3g}",
+                f"{r.hbm_bytes / 1e9:.4g}",
+                *[f"{r.sent_bytes.get(a, 0) / 1e9:.3g}" for a in axes],
+                seconds_text(r.least_s) if r.seconds else "",
+                r.binding,
+            ]
+        )
     seconds = [
         f"{r.name}: " + ", ".join(f"{name} {seconds_text(s)}" for name, s in r.seconds.items())
         for r in plan.reports
@@ -230,21 +275,32 @@ def plan_json(plan: Plan) -> dict:
 
     estimate = plan.estimate
     return {
-        "topology": plan.topology, "mesh": plan.mesh, "fits": plan.fits, "total": plan.total,
-        "chip": dataclasses.asdict(plan.chip) if plan.chip else None, "least_s": plan.least_s,
-        "left": plan.left, "nearest": plan.nearest, "weights": plan.weights,
+        "topology": plan.topology,
+        "mesh": plan.mesh,
+        "fits": plan.fits,
+        "total": plan.total,
+        "chip": dataclasses.asdict(plan.chip) if plan.chip else None,
+        "least_s": plan.least_s,
+        "left": plan.left,
+        "nearest": plan.nearest,
+        "weights": plan.weights,
         "stages": {n: dataclasses.asdict(x) for n, x in plan.stages.items()},
         "training": dataclasses.asdict(plan.training) if plan.training else None,
         "estimate": dataclasses.asdict(estimate)
         | {"total": estimate.total, "least": estimate.least},
-        "groups": plan.groups, "programs": [one(r) for r in plan.reports], "config": plan.config,
-        "slices": plan.slices, "host_devices": plan.host_devices,
-        "layouts": [_layout(one) for one in plan.layouts], "decode_mesh": plan.decode_mesh,
-        "padding": plan.padding, "expected_s": plan.expected_s,
+        "groups": plan.groups,
+        "programs": [one(r) for r in plan.reports],
+        "config": plan.config,
+        "slices": plan.slices,
+        "host_devices": plan.host_devices,
+        "layouts": [_layout(one) for one in plan.layouts],
+        "decode_mesh": plan.decode_mesh,
+        "padding": plan.padding,
+        "expected_s": plan.expected_s,
         "expected_cpu_s": plan.expected_cpu_s,
         "process_bytes": plan.process_bytes,
         "process_peak_bytes": plan.process_bytes and plan.process_bytes + plan.total,
-    }  # fmt: skip
+    }
 
 
 def _layout(one: LayoutCost) -> dict:
@@ -261,9 +317,13 @@ def search_text(candidates: list[Candidate], tried: int, left: int) -> str:
     rows = [[*names, "GiB", "step at least", "bound by"]]
     for one in candidates:
         slowest = max(one.plan.run, key=lambda r: r.least_s)
-        rows.append([
-            *[str(_value(one.plan.config, name)) for name in names], _gib(one.plan.total),
-            seconds_text(one.plan.least_s), f"{slowest.name}: {slowest.binding}",
-        ])  # fmt: skip
+        rows.append(
+            [
+                *[str(_value(one.plan.config, name)) for name in names],
+                _gib(one.plan.total),
+                seconds_text(one.plan.least_s),
+                f"{slowest.name}: {slowest.binding}",
+            ]
+        )
     summary = f"{tried} compiled, {len(candidates)} fit, {left} not tried"
     return "\n".join([*rows_text(rows), summary]) if candidates else f"nothing fits: {summary}"

@@ -27,10 +27,11 @@ def code_archive(folder: Path, into: Path) -> str:
     if not sizes or total > MOST_BYTES:
         largest = sorted(sizes, key=sizes.get)[-3:][::-1]
         raise InputError(
-            "the code to send", value=f"{total / 2**20:.0f} MiB in {folder}",
+            "the code to send",
+            value=f"{total / 2**20:.0f} MiB in {folder}",
             rule=f"above nothing, at most {MOST_BYTES // 2**20} MiB",
             fix=f"move data to a bucket or name it in .gitignore: {', '.join(largest)}",
-        )  # fmt: skip
+        )
     with into.open("wb") as raw, gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as zipped:
         with tarfile.open(fileobj=zipped, mode="w") as tar:
             for name in sorted(sizes):
@@ -51,8 +52,10 @@ def _of_git(folder: Path) -> list[str] | None:
         return None
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=folder, capture_output=True, check=False,
-    )  # fmt: skip
+        cwd=folder,
+        capture_output=True,
+        check=False,
+    )
     if listed.returncode:
         return None
     return sorted(set(filter(None, listed.stdout.decode().split("\0"))))

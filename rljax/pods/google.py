@@ -99,10 +99,15 @@ class CloudTpu(Cloud):
         if self.pod.slices > 1:
             nodes = (f"--node-count={self.pod.slices}", f"--node-prefix={self.name}")
         self.gcloud(
-            *self._resource, "create", self.name, *nodes, f"--zone={self.zone}",
-            f"--accelerator-type={self.pod.type}", f"--runtime-version={self.pod.figures.runtime}",
+            *self._resource,
+            "create",
+            self.name,
+            *nodes,
+            f"--zone={self.zone}",
+            f"--accelerator-type={self.pod.type}",
+            f"--runtime-version={self.pod.figures.runtime}",
             *(("--spot",) if self.spot else ()),
-        )  # fmt: skip
+        )
 
     def state(self) -> tuple[str, str]:
         """(one of the states, the service's own word)."""
@@ -156,26 +161,41 @@ class ComputeEngine(Cloud):
             raise InputError(f"Compute Engine has no {self.pod.version}", fix="--api=tpu")
         policy = ("compute", "resource-policies", "create", "workload-policy", self.name)
         self._unless_there(
-            *policy, "--type=HIGH_THROUGHPUT", f"--accelerator-topology={self.pod.topology_text}",
+            *policy,
+            "--type=HIGH_THROUGHPUT",
+            f"--accelerator-topology={self.pod.topology_text}",
             f"--region={self._region}",
-        )  # fmt: skip
+        )
         spot = ("--provisioning-model=SPOT", "--instance-termination-action=DELETE")
         self._unless_there(
-            "compute", "instance-templates", "create", self.name,
-            f"--machine-type={self.pod.machine_type}", "--maintenance-policy=TERMINATE",
-            f"--image-family={figures.image}", "--image-project=ubuntu-os-accelerator-images",
-            "--boot-disk-size=200GB", "--scopes=cloud-platform", *(spot if self.spot else ()),
-        )  # fmt: skip
+            "compute",
+            "instance-templates",
+            "create",
+            self.name,
+            f"--machine-type={self.pod.machine_type}",
+            "--maintenance-policy=TERMINATE",
+            f"--image-family={figures.image}",
+            "--image-project=ubuntu-os-accelerator-images",
+            "--boot-disk-size=200GB",
+            "--scopes=cloud-platform",
+            *(spot if self.spot else ()),
+        )
         project = self.project or self.gcloud("config", "get-value", "project").stdout.strip()
         place = f"projects/{project}/regions/{self._region}/resourcePolicies/{self.name}"
         for group in self._groups:
             self._unless_there(
-                "compute", "instance-groups", "managed", "create", group,
-                f"--size={self.pod.hosts_per_slice}", f"--template={self.name}",
-                f"--zone={self.zone}", "--default-action-on-vm-failure=do-nothing",
+                "compute",
+                "instance-groups",
+                "managed",
+                "create",
+                group,
+                f"--size={self.pod.hosts_per_slice}",
+                f"--template={self.name}",
+                f"--zone={self.zone}",
+                "--default-action-on-vm-failure=do-nothing",
                 # One host has no topology to be joined in.
                 *((f"--workload-policy={place}",) if self.pod.hosts_per_slice > 1 else ()),
-            )  # fmt: skip
+            )
 
     def _unless_there(self, *words: str) -> None:
         done = self.gcloud(*words, check=False)

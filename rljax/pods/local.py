@@ -29,9 +29,13 @@ def run_local(command: Sequence[str], hosts: int, devices: int) -> int:
     try:
         for host in range(hosts):
             process = subprocess.Popen(
-                command, env=_environment(host, hosts, devices, port), stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
+                command,
+                env=_environment(host, hosts, devices, port),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
             processes.append(process)
             thread = threading.Thread(target=_print, args=(process.stdout, host), daemon=True)
             thread.start()

@@ -27,16 +27,32 @@ class Version:
 
 _IMAGE = "ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e"
 VERSIONS = {
-    "v4": Version(4096, 3, "ct4p-hightpu-{}t", "tpu-v4-podslice", "tpu-ubuntu2204-base",
-                  devices_per_chip=2, counts="cores"),
-    "v5e": Version(256, 2, "ct5lp-hightpu-{}t", "tpu-v5-lite-podslice", "v2-alpha-tpuv5-lite",
-                   "v5litepod"),
-    "v5p": Version(8960, 3, "ct5p-hightpu-{}t", "tpu-v5p-slice", "v2-alpha-tpuv5",
-                   counts="cores", image=_IMAGE),
+    "v4": Version(
+        4096,
+        3,
+        "ct4p-hightpu-{}t",
+        "tpu-v4-podslice",
+        "tpu-ubuntu2204-base",
+        devices_per_chip=2,
+        counts="cores",
+    ),
+    "v5e": Version(
+        256, 2, "ct5lp-hightpu-{}t", "tpu-v5-lite-podslice", "v2-alpha-tpuv5-lite", "v5litepod"
+    ),
+    "v5p": Version(
+        8960, 3, "ct5p-hightpu-{}t", "tpu-v5p-slice", "v2-alpha-tpuv5", counts="cores", image=_IMAGE
+    ),
     "v6e": Version(256, 2, "ct6e-standard-{}t", "tpu-v6e-slice", "v2-alpha-tpuv6e", image=_IMAGE),
-    "tpu7x": Version(9216, 3, "tpu7x-standard-{}t", "tpu7x", devices_per_chip=2, counts="cores",
-                     image="ubuntu-accel-2404-amd64-tpu-tpu7x"),
-}  # fmt: skip
+    "tpu7x": Version(
+        9216,
+        3,
+        "tpu7x-standard-{}t",
+        "tpu7x",
+        devices_per_chip=2,
+        counts="cores",
+        image="ubuntu-accel-2404-amd64-tpu-tpu7x",
+    ),
+}
 _ALIASES = {"v5litepod": "v5e", "v7x": "tpu7x"}
 _FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 _SMALL = ("2x2x1", "2x2x2", "2x2x4", "2x4x4")  # of three dimensions, below a cube of 64 chips
@@ -115,9 +131,11 @@ def read_pod(text: str, slices: int = 1) -> Pod:
     version = _ALIASES.get(name, name)
     if version not in VERSIONS or not re.fullmatch(r"[1-9][0-9x]*", rest):
         raise InputError(
-            "type", value=text, rule=f"VERSION-NUMBER or VERSION:AxB(xC), of {', '.join(VERSIONS)}",
+            "type",
+            value=text,
+            rule=f"VERSION-NUMBER or VERSION:AxB(xC), of {', '.join(VERSIONS)}",
             fix="such as v5litepod-16, v4-32, v6e-256 or v5p:4x4x4",
-        )  # fmt: skip
+        )
     figures = VERSIONS[version]
     shapes = topologies(version)
     if ":" in text:
@@ -136,10 +154,11 @@ def read_pod(text: str, slices: int = 1) -> Pod:
         numbers = sorted({math.prod(s) * each for s in shapes})
         near = sorted(numbers, key=lambda n: abs(n - int(rest)) if rest.isdigit() else n)[:4]
         raise InputError(
-            f"{version} has no such type", value=text,
+            f"{version} has no such type",
+            value=text,
             rule=f"the number counts {figures.counts}",
             fix=f"of {', '.join(f'{name}-{n}' for n in sorted(near))}, for example",
-        )  # fmt: skip
+        )
     return Pod(version, min(fitting, key=lambda s: s[::-1]), slices)  # the most cube-like one
 
 

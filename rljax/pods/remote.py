@@ -163,10 +163,11 @@ def _numbers(cloud: Cloud, machines: list[Machine]) -> dict[Machine, dict[str, s
         values |= {"RLJAX_HOSTS": str(cloud.pod.hosts), "RLJAX_COORDINATOR": first}
         if slices > 1:  # no service couples the groups
             values |= {
-                "RLJAX_SLICES": str(slices), "MEGASCALE_NUM_SLICES": str(slices),
+                "RLJAX_SLICES": str(slices),
+                "MEGASCALE_NUM_SLICES": str(slices),
                 "MEGASCALE_SLICE_ID": str(machine.slice_index),
                 "MEGASCALE_COORDINATOR_ADDRESS": first,
-            }  # fmt: skip
+            }
     return out
 
 

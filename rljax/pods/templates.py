@@ -27,9 +27,10 @@ def host_command(words: Sequence[str], *, supervised: bool) -> list[str]:
     """The same as arguments. `supervised`: restarted on its host after what a restart can mend."""
     if not words:
         raise InputError(
-            "no command", rule="what every host runs stands behind --",
+            "no command",
+            rule="what every host runs stands behind --",
             fix="such as: -- train quickstart",
-        )  # fmt: skip
+        )
     ours = not re.search(r"python|[./]", words[0])
     command = ["python3", "-m", "rljax", *words] if ours else list(words)
     if not supervised:
@@ -49,10 +50,11 @@ def package(extras: str, folder: Path) -> str:
     if project.is_file() and _name(project) == DISTRIBUTION:
         return shlex.quote(f".[{extras}]")
     raise InputError(
-        "what a host installs rljax from is not said", value=str(folder),
+        "what a host installs rljax from is not said",
+        value=str(folder),
         rule="the folder that is sent is no clone of rljax",
         fix="export RLJAX_SOURCE=URL of a wheel or of git+https://, which pip reads on the hosts",
-    )  # fmt: skip
+    )
 
 
 def _name(project: Path) -> str:
@@ -65,15 +67,29 @@ def _name(project: Path) -> str:
 
 
 def slurm(
-    command: Sequence[str], *, name: str, nodes: int, gpus: int, time: str, partition: str,
+    command: Sequence[str],
+    *,
+    name: str,
+    nodes: int,
+    gpus: int,
+    time: str,
+    partition: str,
     account: str,
-) -> str:  # fmt: skip
+) -> str:
     """A script for sbatch: one task per node, which takes all GPUs of it."""
     options = {
-        "job-name": name, "nodes": nodes, "ntasks-per-node": 1, "gpus-per-node": gpus,
-        "time": time, "partition": partition, "account": account, "requeue": None,
-        "signal": f"TERM@{GRACE_S}", "open-mode": "append", "output": "%x-%j.log",
-    }  # fmt: skip
+        "job-name": name,
+        "nodes": nodes,
+        "ntasks-per-node": 1,
+        "gpus-per-node": gpus,
+        "time": time,
+        "partition": partition,
+        "account": account,
+        "requeue": None,
+        "signal": f"TERM@{GRACE_S}",
+        "open-mode": "append",
+        "output": "%x-%j.log",
+    }
     lines = [
         f"#SBATCH --{option}" + ("" if value is None else f"={value}")
         for option, value in options.items()
@@ -105,43 +121,54 @@ def jobset(
     _check_dns(name)
     if pod.slices > 1 and pod.hosts_per_slice == 1:
         raise InputError(
-            "several slices of one host", value=str(pod), rule="GKE joins multi-host slices only",
+            "several slices of one host",
+            value=str(pod),
+            rule="GKE joins multi-host slices only",
             fix="a larger --type",
-        )  # fmt: skip
+        )
     labels = {"labels": {"kueue.x-k8s.io/queue-name": queue}} if queue else {}
     exclusive = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
     rules = [
         # What the cloud took away costs no restart; what the user has to mend is not repeated.
-        {"name": "evicted", "action": "RestartJobSetAndIgnoreMaxRestarts",
-         "onJobFailureReasons": ["PodFailurePolicy"],
-         "onJobFailureMessagePatterns": [".*DisruptionTarget.*"]},
+        {
+            "name": "evicted",
+            "action": "RestartJobSetAndIgnoreMaxRestarts",
+            "onJobFailureReasons": ["PodFailurePolicy"],
+            "onJobFailureMessagePatterns": [".*DisruptionTarget.*"],
+        },
         {"name": "bad_input", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]},
-    ]  # fmt: skip
+    ]
     pod_rules = [
-        {"action": "FailJob",
-         "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-        {"action": "FailJob", "onExitCodes": {"containerName": "rljax", "operator": "In",
-                                              "values": [2]}},
-    ]  # fmt: skip
+        {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        {
+            "action": "FailJob",
+            "onExitCodes": {"containerName": "rljax", "operator": "In", "values": [2]},
+        },
+    ]
     job = {
-        "parallelism": pod.hosts_per_slice, "completions": pod.hosts_per_slice,
-        "completionMode": "Indexed", "backoffLimit": 0, "podFailurePolicy": {"rules": pod_rules},
+        "parallelism": pod.hosts_per_slice,
+        "completions": pod.hosts_per_slice,
+        "completionMode": "Indexed",
+        "backoffLimit": 0,
+        "podFailurePolicy": {"rules": pod_rules},
         "template": {"spec": _pod_spec(pod, command, image, spot)},
-    }  # fmt: skip
+    }
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
         "metadata": {"name": name, "annotations": exclusive, **labels},
         "spec": {
             "failurePolicy": {
-                "maxRestarts": 10, "restartStrategy": "BlockingRecreate", "rules": rules,
+                "maxRestarts": 10,
+                "restartStrategy": "BlockingRecreate",
+                "rules": rules,
             },
             "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
             "replicatedJobs": [
                 {"name": "slice", "replicas": pod.slices, "template": {"spec": job}}
             ],
         },
-    }  # fmt: skip
+    }
 
 
 def _pod_spec(pod: Pod, command: Sequence[str], image: str, spot: bool) -> dict:
@@ -167,22 +194,32 @@ def _pod_spec(pod: Pod, command: Sequence[str], image: str, spot: bool) -> dict:
         install = f"pip install --quiet {package('tpu,gcs,s3', Path())}"
     script = f"python3 -c 'import rljax' 2>/dev/null || {install}\nexec {run}\n"
     container = {
-        "name": "rljax", "image": image, "command": ["bash", "-c", script],
+        "name": "rljax",
+        "image": image,
+        "command": ["bash", "-c", script],
         "env": [{"name": "RLJAX_HOSTS", "value": str(pod.hosts)}, *fields],
         "ports": [{"containerPort": 8471}, {"containerPort": 8476}, {"containerPort": 8474}],
         "resources": {"limits": {"google.com/tpu": pod.chips_per_host}},
-    }  # fmt: skip
+    }
     return {
-        "restartPolicy": "Never", "terminationGracePeriodSeconds": 180, "nodeSelector": where,
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 180,
+        "nodeSelector": where,
         "tolerations": [{"key": "google.com/tpu", "operator": "Exists", "effect": "NoSchedule"}],
         "containers": [container],
-    }  # fmt: skip
+    }
 
 
 def sky(
-    command: Sequence[str], *, name: str, pod: Pod | None, accelerators: str, nodes: int,
-    bucket: str, spot: bool,
-) -> dict:  # fmt: skip
+    command: Sequence[str],
+    *,
+    name: str,
+    pod: Pod | None,
+    accelerators: str,
+    nodes: int,
+    bucket: str,
+    spot: bool,
+) -> dict:
     """A task of SkyPilot, for `sky jobs launch`: a TPU slice, or `nodes` machines with GPUs such as
     H100:8. `bucket` is mounted at /runs."""
     if pod is not None and pod.slices > 1:
@@ -196,9 +233,10 @@ def sky(
             raise InputError(f"SkyPilot has no {pod.version}", fix="JobSet, or --api=compute")
         # tpu_vm: as a machine of its own; SkyPilot then starts all hosts of the slice.
         resources |= {
-            "infra": "gcp", "accelerators": f"tpu-{pod.type}",
+            "infra": "gcp",
+            "accelerators": f"tpu-{pod.type}",
             "accelerator_args": {"runtime_version": pod.figures.runtime, "tpu_vm": True},
-        }  # fmt: skip
+        }
     else:
         resources |= {"accelerators": accelerators}
     extra = "tpu" if pod is not None else "cuda"
@@ -209,9 +247,13 @@ def sky(
     )
     run = f"source ~/rljax-venv/bin/activate\nexec {shell_command(command, supervised=True)}\n"
     task = {
-        "name": name, "workdir": ".", "num_nodes": 1 if pod is not None else nodes,
-        "resources": resources, "setup": setup, "run": run,
-    }  # fmt: skip
+        "name": name,
+        "workdir": ".",
+        "num_nodes": 1 if pod is not None else nodes,
+        "resources": resources,
+        "setup": setup,
+        "run": run,
+    }
     if bucket:
         task["file_mounts"] = {"/runs": {"source": bucket, "mode": "MOUNT"}}
     return task

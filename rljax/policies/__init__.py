@@ -4,6 +4,12 @@ from rljax.policies.sampling import ROWS_PER_CALL, Policy, Sample, filled_chunks
 from rljax.policies.saved import SavedPolicy, load_named_policy, load_policy
 
 __all__ = [
-    "ROWS_PER_CALL", "Policy", "Sample", "SavedPolicy", "filled_chunks", "load_named_policy",
-    "load_policy", "sample_all",
-]  # fmt: skip
+    "ROWS_PER_CALL",
+    "Policy",
+    "Sample",
+    "SavedPolicy",
+    "filled_chunks",
+    "load_named_policy",
+    "load_policy",
+    "sample_all",
+]

@@ -151,6 +151,8 @@ def _read_rows(
         at = slice(int(start), int(np.sum(segments[row] > 0)))
         ids = tokens[row, at].tolist()
         yield (
-            response_of(tokenizer, ids, record.prompt_text, record.messages), tuple(ids),
-            tuple(logprobs[row, at].tolist()), FinishReason(int(finish[row])).name.lower(),
-        )  # fmt: skip
+            response_of(tokenizer, ids, record.prompt_text, record.messages),
+            tuple(ids),
+            tuple(logprobs[row, at].tolist()),
+            FinishReason(int(finish[row])).name.lower(),
+        )

@@ -114,9 +114,12 @@ class SavedPolicy:
 
 
 def load_policy(
-    folder: str | Path, step: str = "latest", *, trust_code: bool = False,
+    folder: str | Path,
+    step: str = "latest",
+    *,
+    trust_code: bool = False,
     read: Callable[[Config], Config] = untrained,
-) -> SavedPolicy:  # fmt: skip
+) -> SavedPolicy:
     """The policy of a run folder (config.json, checkpoints/) or of a Hugging Face folder; either
     may be a URL, and the latter a repository of the hub. `step` of a run: latest, best, or a
     number.
@@ -150,9 +153,13 @@ def load_policy(
 
 
 def _run_policy(
-    saved: dict, path: Path, checkpoints: str, step: str, trust_code: bool,
+    saved: dict,
+    path: Path,
+    checkpoints: str,
+    step: str,
+    trust_code: bool,
     read: Callable[[Config], Config],
-) -> SavedPolicy:  # fmt: skip
+) -> SavedPolicy:
     """The policy of a run with the config `saved`, which lies at `path`."""
     if "dataflow" not in saved:
         raise InputError(

@@ -15,19 +15,41 @@ from rljax.report.redacted import redacted
 from rljax.report.run_folder import Estimate, Run, estimate, moment, pairs, verdict
 from rljax.tracking.charts import duration, escaped
 
-KINDS = {"policy": "text-generation", "adapter": "text-generation",
-         "reward_model": "text-classification"}  # fmt: skip
+KINDS = {
+    "policy": "text-generation",
+    "adapter": "text-generation",
+    "reward_model": "text-classification",
+}
 # What a reader asks of a run, beside model and data; what is "" or off, and what the run does not
 # read (`unread` of its summary), is left out.
 _FIELDS = (
-    "dataflow", "algorithm.advantage", "algorithm.policy_loss", "algorithm.preference_loss",
-    "algorithm.reward_loss", "algorithm.kl_in_loss", "algorithm.kl_in_reward", "reward.function",
-    "reward.model", "environment.function", "teacher_model", "critic_model", "lora.rank",
-    "lora.alpha", "actor_optimizer.name", "actor_optimizer.lr", "critic_optimizer.name",
-    "critic_optimizer.lr", "batch.prompts_per_step", "batch.samples_per_prompt",
-    "offline.examples_per_step", "sampler.temperature", "sampler.max_response_tokens", "sft.steps",
-    "sft.optimizer.lr", "steps",
-)  # fmt: skip
+    "dataflow",
+    "algorithm.advantage",
+    "algorithm.policy_loss",
+    "algorithm.preference_loss",
+    "algorithm.reward_loss",
+    "algorithm.kl_in_loss",
+    "algorithm.kl_in_reward",
+    "reward.function",
+    "reward.model",
+    "environment.function",
+    "teacher_model",
+    "critic_model",
+    "lora.rank",
+    "lora.alpha",
+    "actor_optimizer.name",
+    "actor_optimizer.lr",
+    "critic_optimizer.name",
+    "critic_optimizer.lr",
+    "batch.prompts_per_step",
+    "batch.samples_per_prompt",
+    "offline.examples_per_step",
+    "sampler.temperature",
+    "sampler.max_response_tokens",
+    "sft.steps",
+    "sft.optimizer.lr",
+    "steps",
+)
 _MARKDOWN = re.compile(r"[\\`*\[\]~#!|]")
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\r?\n(.*?)\r?\n---", re.DOTALL)
 
@@ -72,10 +94,17 @@ def license_of(base: hub.HubName | None) -> str:
 
 
 def model_card(
-    run: Run, part: str, repository: str, *, base: hub.HubName | None, license: str = "",
-    evaluations: Sequence[tuple[str, dict]] = (), report: bool = False, tokenizer: bool = True,
+    run: Run,
+    part: str,
+    repository: str,
+    *,
+    base: hub.HubName | None,
+    license: str = "",
+    evaluations: Sequence[tuple[str, dict]] = (),
+    report: bool = False,
+    tokenizer: bool = True,
     generation: bool = False,
-) -> str:  # fmt: skip
+) -> str:
     """README.md of a repository with the `part` (policy, adapter, reward_model) of a run;
     `evaluations` are (name, result) of `rljax evaluate --out`. `tokenizer`: transformers can read
     the tokenizer that is beside the weights, which the alphabet of a task is not. `generation`:
@@ -182,11 +211,16 @@ def _evaluation(run: Run, evaluations: Sequence[tuple[str, dict]]) -> str:
         for name, before, after, change in rows:
             percent = name == "accuracy"
             count = after.n if after.n is not None else change.n
-            cells.append([
-                name, _number(before, percent=percent), _number(after, percent=percent),
-                _number(change, percent=percent), "" if count is None else str(count),
-                verdict(change),
-            ])  # fmt: skip
+            cells.append(
+                [
+                    name,
+                    _number(before, percent=percent),
+                    _number(after, percent=percent),
+                    _number(change, percent=percent),
+                    "" if count is None else str(count),
+                    verdict(change),
+                ]
+            )
         where = field(run.config, "data.test") or field(run.config, "data.train")
         reward = field(run.config, "evaluate.reward") or field(run.config, "reward.function")
         by = f", judged by {_code(reward)}" if reward else ""
@@ -302,9 +336,13 @@ def _training(run: Run) -> str:
 
 
 def _use(
-    part: str, repository: str, base: hub.HubName | None, tokenizer: bool, generation: bool,
+    part: str,
+    repository: str,
+    base: hub.HubName | None,
+    tokenizer: bool,
+    generation: bool,
     stops: Sequence[str],
-) -> str:  # fmt: skip
+) -> str:
     """Writes the code that loads it and, where it generates, ends its responses as the run did:
     transformers reads stop ids from a model's folder, and stop strings only from the call."""
     generates = part != "reward_model" and tokenizer and generation

@@ -39,9 +39,16 @@ from rljax.tracking.charts import duration, escaped, legend, line_chart, short
 OF_A_RUN = ("config.json", "metrics.jsonl", "summary.json", "starts.jsonl")
 LAST_PART = 0.1  # of the steps, that a noisy metric's final number is the mean of
 NUMBERS = (  # of the last part of the steps
-    "reward/mean", "reward/best_of_k", "eval/loss", "loss", "entropy", "ref_kl/k3",
-    "response_tokens/mean", "response/truncated_fraction", "tokens_per_s",
-)  # fmt: skip
+    "reward/mean",
+    "reward/best_of_k",
+    "eval/loss",
+    "loss",
+    "entropy",
+    "ref_kl/k3",
+    "response_tokens/mean",
+    "response/truncated_fraction",
+    "tokens_per_s",
+)
 OVER_ALL = ("reward/mean", "reward/best_of_k")  # of arms, also the mean over all steps
 NOT_COMPARED = ("run_dir",)
 PAGE = "comparison.html"
@@ -79,9 +86,11 @@ def write_pages(
         return write_comparison(folders, out)
     except OSError as error:
         raise InputError(
-            "the page cannot be written", value=error.filename, rule=str(error.strerror or error),
+            "the page cannot be written",
+            value=error.filename,
+            rule=str(error.strerror or error),
             fix="make room or give it permissions; --out=FILE writes the page of runs elsewhere",
-        ) from error  # fmt: skip
+        ) from error
 
 
 def write_comparison(
@@ -126,9 +135,12 @@ def names_of(runs: Sequence[Run]) -> list[str]:
 
 
 def _legend(
-    runs: Sequence[Run], names: Sequence[str], path: Path | None, arms: Sequence[Arm],
+    runs: Sequence[Run],
+    names: Sequence[str],
+    path: Path | None,
+    arms: Sequence[Arm],
     left_out: Mapping[int, str],
-) -> str:  # fmt: skip
+) -> str:
     """A line per run: its look in the charts, or that of its arm, its report, what it trained, how
     it ended, and why it is in no mean over seeds, where there are any. `path` is that of the page,
     None where there is no way from it to the reports."""
@@ -231,10 +243,11 @@ def _numbers(runs: Sequence[Run], names: Sequence[str]) -> str:
     for title in ("accuracy_before", "accuracy_after", "difference"):
         found = [estimate(run.summary.get(title)) for run in runs]
         columns[title.replace("_", " ")] = [
-            "-" if e is None else shown(e, shares(e) or title == "difference",
-                                        signed=title == "difference")
+            "-"
+            if e is None
+            else shown(e, shares(e) or title == "difference", signed=title == "difference")
             for e in found
-        ]  # fmt: skip
+        ]
     for key in NUMBERS:
         columns[key] = [escaped(_final(run, key)) for run in runs]
     walls = [run.summary.get("wall_s") for run in runs]

@@ -15,10 +15,26 @@ from rljax.tracking.charts import duration, escaped, short
 
 # What a run may have written, in the order in which it is looked at.
 FILES = (
-    "config.json", "data.json", "metrics.jsonl", "samples.jsonl", "episodes.jsonl", "rewards.log",
-    "log.txt", "summary.json", "starts.jsonl", "timeline.json", "model.json", "hub.json", "policy",
-    "adapter", "reward_model", "checkpoints", "tensorboard", "profile", "bad",
-)  # fmt: skip
+    "config.json",
+    "data.json",
+    "metrics.jsonl",
+    "samples.jsonl",
+    "episodes.jsonl",
+    "rewards.log",
+    "log.txt",
+    "summary.json",
+    "starts.jsonl",
+    "timeline.json",
+    "model.json",
+    "hub.json",
+    "policy",
+    "adapter",
+    "reward_model",
+    "checkpoints",
+    "tensorboard",
+    "profile",
+    "bad",
+)
 
 
 def check_is_run(folder: str | os.PathLike, shown: str | os.PathLike) -> None:
@@ -26,20 +42,28 @@ def check_is_run(folder: str | os.PathLike, shown: str | os.PathLike) -> None:
     folder = Path(folder)
     if not any((folder / name).exists() for name in FILES) and not is_locked(folder):
         raise InputError(
-            "no run has begun in this folder", value=str(shown),
+            "no run has begun in this folder",
+            value=str(shown),
             rule="it has nothing that a run writes: no config.json, no metrics.jsonl",
             fix="name the folder that `rljax train` printed as its run folder",
-        )  # fmt: skip
+        )
 
 
 # Fields of the config that are shown above the charts, and their names there.
 FACTS = {
-    "model": "model", "data.train": "data", "data": "data", "dataset": "dataset",
-    "dataflow": "dataflow", "algorithm.policy_loss": "policy loss", "policy_loss": "policy loss",
-    "algorithm.advantage": "advantage", "reward.function": "reward",
-    "actor_optimizer.lr": "learning rate", "batch.prompts_per_step": "prompts per step",
+    "model": "model",
+    "data.train": "data",
+    "data": "data",
+    "dataset": "dataset",
+    "dataflow": "dataflow",
+    "algorithm.policy_loss": "policy loss",
+    "policy_loss": "policy loss",
+    "algorithm.advantage": "advantage",
+    "reward.function": "reward",
+    "actor_optimizer.lr": "learning rate",
+    "batch.prompts_per_step": "prompts per step",
     "batch.samples_per_prompt": "samples per prompt",
-}  # fmt: skip
+}
 
 
 def field(config: Mapping, dotted: str) -> object:
@@ -152,9 +176,11 @@ def _commit(git: object) -> str:
 def _origin(run: Run) -> str:
     """The command, the code and the machine of every start, the last one first."""
     versions = run.summary.get("versions")
-    libraries = ", ".join(
-        f"{name} {number}" for name, number in versions.items()
-    ) if isinstance(versions, Mapping) else ""  # fmt: skip
+    libraries = (
+        ", ".join(f"{name} {number}" for name, number in versions.items())
+        if isinstance(versions, Mapping)
+        else ""
+    )
     rows = []
     for number, start in reversed(list(enumerate(run.starts))):
         what = "Started" if number == 0 else f"Resumed at step {start.get('step')}"

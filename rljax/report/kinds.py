@@ -28,16 +28,21 @@ def kinds_of(runs: Sequence[Run], kind: str) -> list[str]:
 
 
 def _natural(name: str) -> list:
-    return [(0, int(part), "") if is_whole_number(part) else (1, 0, part)
-            for part in re.split(r"(\d+)", name)]  # fmt: skip
+    return [
+        (0, int(part), "") if is_whole_number(part) else (1, 0, part)
+        for part in re.split(r"(\d+)", name)
+    ]
 
 
 def of_a_run(run: Run) -> str:
     """The tables of one run: its first and its last evaluation, with intervals over prompts."""
     rows = {"first": 0, "last": -1}
-    return _tables([run], [
-        (name, lambda key, at=at: value_at(run, key, at)) for name, at in rows.items()
-    ], "", "Intervals are 95 %, over prompts.")  # fmt: skip
+    return _tables(
+        [run],
+        [(name, lambda key, at=at: value_at(run, key, at)) for name, at in rows.items()],
+        "",
+        "Intervals are 95 %, over prompts.",
+    )
 
 
 def of_runs(groups: Mapping[str, Sequence[Run]]) -> str:
@@ -76,8 +81,10 @@ def _cell(found: Estimate | None) -> str:
 
 def value_at(run: Run, key: str, at: int) -> Estimate | None:
     """The first or the last value of a metric with the interval that was logged beside it."""
-    ends = {name: run.columns(f"{key}{end}")[1]
-            for name, end in (("value", ""), ("low", "_low"), ("high", "_high"))}  # fmt: skip
+    ends = {
+        name: run.columns(f"{key}{end}")[1]
+        for name, end in (("value", ""), ("low", "_low"), ("high", "_high"))
+    }
     known = {name: float(values[at]) for name, values in ends.items() if len(values)}
     return estimate(known)
 

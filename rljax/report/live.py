@@ -51,9 +51,13 @@ def _write(folder: Path, ended: threading.Event) -> None:
     paths = [str(PACKAGE), *filter(None, [os.environ.get("PYTHONPATH")])]
     # A session of its own: a Ctrl-C for the run is not one for it.
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, start_new_session=True,
-    )  # fmt: skip
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        start_new_session=True,
+    )
     waited = 0.0
     while process.poll() is None and waited < LONGEST_S and not ended.wait(0.2):
         waited += 0.2

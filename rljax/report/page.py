@@ -77,12 +77,7 @@ def _evaluation_table(run: Run) -> str:
         return ""  # the headline says it
     for name, before, after, change in measured:
         s = shares(before, after)
-        cells = (
-            shown(before, s),
-            shown(after, s),
-            shown(change, s, signed=True),
-            verdict(change),
-        )
+        cells = (shown(before, s), shown(after, s), shown(change, s, signed=True), verdict(change))
         count = str(after.n) if after.n else "-"
         rows.append(
             f"<tr><th>{escaped(name.replace('_', ' '))}</th>"

@@ -18,8 +18,14 @@ LINEAGE = "lineage.json"
 PAGE = "pipeline.html"
 SHOWN_PROMPTS = 12
 # Metrics that a row of the table shows, where a stage has them.
-NUMBERS = ("mean_reward_all", "mean_reward_selected", "rows of examples", "rows of pairs",
-           "judge/labelled", "judge/disagreements")  # fmt: skip
+NUMBERS = (
+    "mean_reward_all",
+    "mean_reward_selected",
+    "rows of examples",
+    "rows of pairs",
+    "judge/labelled",
+    "judge/disagreements",
+)
 LAST = ("reward/mean", "ref_kl/k1", "accuracy", "loss")  # of the last step of a run
 
 
@@ -55,8 +61,9 @@ def _accuracy(records: list[dict]) -> str:
     )
     line = Series("accuracy", x, value, low, high, dots=True)
     note = '<span class="what">Greedy accuracy on held-out prompts, with 95 % intervals.</span>'
-    chart = line_chart("Accuracy, stage by stage", "", [line], unit_x="stage", from_zero=True,
-                       note=note)  # fmt: skip
+    chart = line_chart(
+        "Accuracy, stage by stage", "", [line], unit_x="stage", from_zero=True, note=note
+    )
     return f'<section><div class="grid">{chart}</div></section>'
 
 
@@ -76,16 +83,20 @@ def _stage(folder: Path, number: int, record: dict) -> str:
     label = escaped(name)
     if name == Path(name).name and (folder / name / "report.html").exists():
         label = link(f"{name}/report.html", label)
-    reads = [
-        _file(path, sha) for paths in record["inputs"].values() for path, sha in paths.items()
-    ]  # fmt: skip
+    reads = [_file(path, sha) for paths in record["inputs"].values() for path, sha in paths.items()]
     makes = [_file(path, sha) for path, sha in record.get("outputs", {}).items()]
     done = record["status"] == "finished"
     took = duration(record["ended"] - record["started"]) if done else "begun"
     cells = (
-        str(number), label, escaped(record["command"]), "<br>".join(dict.fromkeys(reads)),
-        "<br>".join(makes), _change(metrics), _numbers(metrics), took,
-    )  # fmt: skip
+        str(number),
+        label,
+        escaped(record["command"]),
+        "<br>".join(dict.fromkeys(reads)),
+        "<br>".join(makes),
+        _change(metrics),
+        _numbers(metrics),
+        took,
+    )
     return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 
 
@@ -148,9 +159,11 @@ def _origin(records: list[dict]) -> str:
         git = record.get("git") or {}
         versions = ", ".join(f"{k} {v}" for k, v in record.get("versions", {}).items() if v)
         facts = (
-            ("by hand", record["by_hand"]), ("settings SHA-256", record["settings_sha256"]),
-            ("commit", git.get("commit")), ("versions", versions),
-        )  # fmt: skip
+            ("by hand", record["by_hand"]),
+            ("settings SHA-256", record["settings_sha256"]),
+            ("commit", git.get("commit")),
+            ("versions", versions),
+        )
         text = "".join(f"<tr><th>{k}</th><td>{escaped(str(v))}</td></tr>" for k, v in facts if v)
         rows.append(f"<h3>{escaped(record['stage'])}</h3><table>{text}</table>")
     return f"<details><summary>Commands and code</summary>{''.join(rows)}</details>"

@@ -37,9 +37,17 @@ class Published:
 
 
 def publish(
-    run_dir: str, repository: str, *, part: str = "", base: str = "", license: str = "",
-    evaluations: Sequence[str] = (), public: bool = False, report: bool = True, out: str = "",
-) -> Published:  # fmt: skip
+    run_dir: str,
+    repository: str,
+    *,
+    part: str = "",
+    base: str = "",
+    license: str = "",
+    evaluations: Sequence[str] = (),
+    public: bool = False,
+    report: bool = True,
+    out: str = "",
+) -> Published:
     """Pushes the `part` of a run ("": its adapter, else its policy, else its reward model) to a
     repository of the hub, which is made private where it is new, unless `public`. With `out` the
     folder is written there and nothing is pushed."""
@@ -60,10 +68,16 @@ def publish(
         base_name = base_of(run, base)
         _copy(folder / part, stage, part, base_name)
         made = model_card(
-            run, part, name.repository, base=base_name, license=license or license_of(base_name),
-            evaluations=results, report=report, tokenizer=(stage / "tokenizer.json").is_file(),
+            run,
+            part,
+            name.repository,
+            base=base_name,
+            license=license or license_of(base_name),
+            evaluations=results,
+            report=report,
+            tokenizer=(stage / "tokenizer.json").is_file(),
             generation=(stage / "generation_config.json").is_file(),
-        )  # fmt: skip
+        )
         write_text(stage / "README.md", made)
         write_json(stage / _CONFIG, redacted_values(run.config))
         if report:

@@ -133,7 +133,10 @@ def _browser(samples: Sequence[Mapping]) -> str:
 def _fold(step: float, rows: Sequence[Mapping]) -> str:
     scored = [row["reward"] for row in rows if _is_scored(row)]
     spread = f", reward {short(min(scored))} to {short(max(scored))}" if scored else ""
-    order = lambda row: -row["reward"] if _is_scored(row) else math.inf  # noqa: E731
+
+    def order(row):
+        return -row["reward"] if _is_scored(row) else math.inf
+
     body = "".join(sample(row) for row in sorted(rows, key=order)[:MOST_A_STEP])
     title = f"step {short(step)}: {len(rows)} completion{'s' if len(rows) > 1 else ''}{spread}"
     return f'<details class="step"><summary>{title}</summary>{body}</details>'

@@ -40,10 +40,15 @@ def git_state(folder: str | os.PathLike) -> dict:
 def _git(folder: str | os.PathLike, *arguments: str) -> str:
     # No lock is taken: the user's own git commands go on.
     done = subprocess.run(
-        ["git", "--no-optional-locks", *arguments], cwd=folder, check=True, text=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        ["git", "--no-optional-locks", *arguments],
+        cwd=folder,
+        check=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
         timeout=GIT_TIMEOUT_S,
-    )  # fmt: skip
+    )
     return done.stdout.strip()
 
 

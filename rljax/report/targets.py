@@ -38,19 +38,25 @@ _PRM = "arXiv 2410.17621, table 1, mean of 10 runs"
 # Method: GSM8K greedy, GSM8K sampled, MATH greedy, MATH sampled.
 _DQO_ROWS = {
     "Qwen2-7B-Instruct": {
-        "base": (59.06, 53.30, 37.44, 35.42), "SFT": (85.06, 84.15, 44.56, 41.34),
-        "Reject Sampling": (84.15, 83.47, 49.82, 48.02), "DPO": (87.26, 84.23, 51.66, 49.00),
-        "KTO": (86.35, 83.55, 50.32, 46.30), "DRO": (86.73, 83.39, 51.18, 48.40),
+        "base": (59.06, 53.30, 37.44, 35.42),
+        "SFT": (85.06, 84.15, 44.56, 41.34),
+        "Reject Sampling": (84.15, 83.47, 49.82, 48.02),
+        "DPO": (87.26, 84.23, 51.66, 49.00),
+        "KTO": (86.35, 83.55, 50.32, 46.30),
+        "DRO": (86.73, 83.39, 51.18, 48.40),
         "DQO": (87.26, 84.69, 51.72, 50.18),
     },
     "Gemma-1.1-7B-it": {
-        "base": (39.65, 38.89, 17.04, 16.06), "SFT": (53.45, 45.46, 21.64, 18.00),
-        "Reject Sampling": (53.60, 53.37, 21.74, 20.42), "DPO": (57.85, 59.41, 22.62, 22.66),
-        "KTO": (50.49, 50.19, 18.56, 18.56), "DRO": (60.58, 60.05, 24.56, 23.70),
+        "base": (39.65, 38.89, 17.04, 16.06),
+        "SFT": (53.45, 45.46, 21.64, 18.00),
+        "Reject Sampling": (53.60, 53.37, 21.74, 20.42),
+        "DPO": (57.85, 59.41, 22.62, 22.66),
+        "KTO": (50.49, 50.19, 18.56, 18.56),
+        "DRO": (60.58, 60.05, 24.56, 23.70),
         "DQO": (63.91, 64.06, 24.90, 24.68),
         "DQO w/ process scores": (65.04, 65.35, 25.54, 25.10),
     },
-}  # fmt: skip
+}
 _DQO_COLUMNS = (("GSM8K", "greedy"), ("GSM8K", "sampled"), ("MATH", "greedy"), ("MATH", "sampled"))
 # Setting: LiveCodeBench easy, medium, hard, overall; in-house contest, NL2Alg, overall.
 _PRM_ROWS = {
@@ -61,34 +67,91 @@ _PRM_ROWS = {
     "ValueInit and DenseReward": (69.3, 12.0, 1.6, 29.8, 27.9, 53.5, 35.8),
 }
 _PRM_COLUMNS = (
-    "LiveCodeBench easy", "LiveCodeBench medium", "LiveCodeBench hard", "LiveCodeBench overall",
-    "in-house contest", "in-house NL2Alg", "in-house overall",
-)  # fmt: skip
+    "LiveCodeBench easy",
+    "LiveCodeBench medium",
+    "LiveCodeBench hard",
+    "LiveCodeBench overall",
+    "in-house contest",
+    "in-house NL2Alg",
+    "in-house overall",
+)
 
 TARGETS = (
-    Target(("ppo_gsm8k",), "PPO, greedy", "Qwen2.5-0.5B-Instruct", "GSM8K", "gsm8k", 56.7,
-           "verl.readthedocs.io, algorithm baselines"),
-    Target(("dapo",), "DAPO, avg@32", "Qwen2.5-32B", "AIME 2024", "aime", 50.0,
-           "arXiv 2503.14476"),
-    Target(("vapo",), "VAPO, avg@32", "Qwen2.5-32B", "AIME 2024", "aime", 60.4,
-           "arXiv 2504.05118"),
-    Target(("vapo",), "another system", "Seed-Thinking-v1.5", "AIME 2024",
-           "aime", 86.7, "arXiv 2504.13914"),
-    Target(("vapo",), "another system", "Seed-Thinking-v1.5", "Codeforces",
-           "codeforces", 55.0, "arXiv 2504.13914"),
-    Target(("vapo",), "another system", "Seed-Thinking-v1.5", "GPQA diamond",
-           "gpqa", 77.3, "arXiv 2504.13914"),
-    Target(("vapo",), "another system, RL scaling preview", "Doubao-1.5-pro",
-           "AIME", "aime", 70.0, "github.com/volcengine/verl, README"),
-    *(Target(("compare_offline",), f"{method}, {how}", model, benchmark, benchmark.lower(), value,
-             _DQO)
-      for model, methods in _DQO_ROWS.items() for method, values in methods.items()
-      for (benchmark, how), value in zip(_DQO_COLUMNS, values, strict=True)),
-    *(Target(("prm_programs", "sweep_prm_programs"), f"{setting}, pass@1", "an in-house model",
-             benchmark, "", value, _PRM)
-      for setting, values in _PRM_ROWS.items()
-      for benchmark, value in zip(_PRM_COLUMNS, values, strict=True)),
-)  # fmt: skip
+    Target(
+        ("ppo_gsm8k",),
+        "PPO, greedy",
+        "Qwen2.5-0.5B-Instruct",
+        "GSM8K",
+        "gsm8k",
+        56.7,
+        "verl.readthedocs.io, algorithm baselines",
+    ),
+    Target(("dapo",), "DAPO, avg@32", "Qwen2.5-32B", "AIME 2024", "aime", 50.0, "arXiv 2503.14476"),
+    Target(("vapo",), "VAPO, avg@32", "Qwen2.5-32B", "AIME 2024", "aime", 60.4, "arXiv 2504.05118"),
+    Target(
+        ("vapo",),
+        "another system",
+        "Seed-Thinking-v1.5",
+        "AIME 2024",
+        "aime",
+        86.7,
+        "arXiv 2504.13914",
+    ),
+    Target(
+        ("vapo",),
+        "another system",
+        "Seed-Thinking-v1.5",
+        "Codeforces",
+        "codeforces",
+        55.0,
+        "arXiv 2504.13914",
+    ),
+    Target(
+        ("vapo",),
+        "another system",
+        "Seed-Thinking-v1.5",
+        "GPQA diamond",
+        "gpqa",
+        77.3,
+        "arXiv 2504.13914",
+    ),
+    Target(
+        ("vapo",),
+        "another system, RL scaling preview",
+        "Doubao-1.5-pro",
+        "AIME",
+        "aime",
+        70.0,
+        "github.com/volcengine/verl, README",
+    ),
+    *(
+        Target(
+            ("compare_offline",),
+            f"{method}, {how}",
+            model,
+            benchmark,
+            benchmark.lower(),
+            value,
+            _DQO,
+        )
+        for model, methods in _DQO_ROWS.items()
+        for method, values in methods.items()
+        for (benchmark, how), value in zip(_DQO_COLUMNS, values, strict=True)
+    ),
+    *(
+        Target(
+            ("prm_programs", "sweep_prm_programs"),
+            f"{setting}, pass@1",
+            "an in-house model",
+            benchmark,
+            "",
+            value,
+            _PRM,
+        )
+        for setting, values in _PRM_ROWS.items()
+        for benchmark, value in zip(_PRM_COLUMNS, values, strict=True)
+    ),
+)
 
 
 def config_of(run: Run) -> str:

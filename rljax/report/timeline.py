@@ -46,7 +46,10 @@ def _union(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 def record_of(timings: Timings, step: int, seconds: float) -> dict:
     """The record of a step."""
-    since = lambda t: round(t - timings.begun_s, 4)  # noqa: E731
+
+    def since(t):
+        return round(t - timings.begun_s, 4)
+
     spans: dict[str, list] = {}
     for name, begin, end in timings.spans:
         spans.setdefault(name, []).append([since(begin), since(end)])
@@ -108,7 +111,10 @@ def _are_rows(rows: object, width: int) -> bool:
 def figure(record: Mapping) -> str:
     """A <figure>: lanes of decoding, scoring and learning over the seconds of one step."""
     total = max(float(record["seconds"]), 1e-6)
-    x = lambda t: LEFT + min(max(t / total, 0.0), 1.0) * (WIDTH - LEFT - RIGHT)  # noqa: E731
+
+    def x(t):
+        return LEFT + min(max(t / total, 0.0), 1.0) * (WIDTH - LEFT - RIGHT)
+
     decoding = [(t, n) for t, n in record["decoding"]]
     running = [(t, n) for t, n, _ in record["scoring"]]
     scored = [(t, n) for t, _, n in record["scoring"]]
@@ -155,7 +161,10 @@ def _curve(curve, x, top: int, colour: int, what: str, filled: bool = True) -> l
     if not curve:
         return []
     most = _most(curve) or 1
-    y = lambda n: top + LANE * (1 - n / most)  # noqa: E731
+
+    def y(n):
+        return top + LANE * (1 - n / most)
+
     steps, before = [], 0.0
     for t, count in curve:
         steps += [(x(t), y(before)), (x(t), y(count))]

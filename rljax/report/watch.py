@@ -30,8 +30,13 @@ from rljax.tracking.console import one_line
 from rljax.tracking.screen import Terminal
 
 CHARTED = (  # what is charted where nothing else is asked for, as far as the runs have it
-    "reward/mean", "eval/accuracy", "loss", "eval/loss", "entropy", "response_tokens/mean",
-)  # fmt: skip
+    "reward/mean",
+    "eval/accuracy",
+    "loss",
+    "eval/loss",
+    "entropy",
+    "response_tokens/mean",
+)
 CHART_ROWS, NARROW, GAP = 6, 36, 2  # lines of a chart; columns that it has at least; between two
 LABEL = 8  # columns of the numbers beside a chart
 SHOWN = 2  # completions of a run

@@ -38,10 +38,18 @@ def _check_opponents(opponents: int) -> None:
 
 @contract(safe=True)
 def diversity(
-    responses, prompt=None, ground_truth=None, data_source=None, extra_info=None, num_tokens=None,
-    finish_reasons=None, *, n: int = 3, unit: Literal["words", "characters"] = "words",
+    responses,
+    prompt=None,
+    ground_truth=None,
+    data_source=None,
+    extra_info=None,
+    num_tokens=None,
+    finish_reasons=None,
+    *,
+    n: int = 3,
+    unit: Literal["words", "characters"] = "words",
     correct: RewardText = "",
-) -> list[dict | Exception]:  # fmt: skip
+) -> list[dict | Exception]:
     """1 - mean over siblings of |A & B| / |A | B|, A and B the sets of n-grams of two responses: 1
     is unlike all others, 0 a copy of them. A response alone scores 1.
 

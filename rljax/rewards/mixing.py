@@ -55,9 +55,11 @@ def _check_sources(option: str, pairs: tuple) -> None:
     if all(isinstance(p, tuple) and [type(x) for x in p] == [str, str] for p in pairs):
         return
     raise InputError(
-        f"by_source({option})", value=pairs, rule="pairs of a data source and its reward",
+        f"by_source({option})",
+        value=pairs,
+        rule="pairs of a data source and its reward",
         fix=f"{option}=(('my_set', 'exact_match()'),): one pair needs the comma behind it",
-    )  # fmt: skip
+    )
 
 
 def _late_mixture(options: dict, sample: dict) -> dict:
@@ -120,10 +122,11 @@ def _weights(rewards: tuple, weights: tuple, normalise: bool) -> tuple[float, ..
     numbers = all(isinstance(w, int | float) and math.isfinite(w) for w in weights)
     if not rewards or len(weights) != len(rewards) or not numbers:
         raise InputError(
-            "mixture(weights)", value=weights,
+            "mixture(weights)",
+            value=weights,
             rule=f"one finite number for each of the {len(rewards)} rewards, at least one",
             fix=f"weights={(1.0,) * len(rewards)}",
-        )  # fmt: skip
+        )
     size = sum(abs(w) for w in weights)
     if normalise and size == 0:
         raise InputError(
@@ -169,11 +172,7 @@ def _late_with_judges(options: dict, sample: dict) -> dict | None:
 
 @contract(safe=True, on_timeout=lambda options: functools.partial(_late_with_judges, options))
 def with_judges(
-    *,
-    reward: RewardText,
-    judges: tuple[RewardText, ...],
-    pass_at: tuple[float, ...] = (),
-    **sample,
+    *, reward: RewardText, judges: tuple[RewardText, ...], pass_at: tuple[float, ...] = (), **sample
 ) -> dict:
     """The score of `reward`, and as part `compliant` 1 where every judge passes, else 0: what
     dataflow="cgpo" learns from (arXiv 2409.20370).
@@ -204,10 +203,11 @@ def _pass_marks(judges: tuple, pass_at: tuple[float, ...]) -> tuple[float, ...]:
     numbers = all(isinstance(x, int | float) and math.isfinite(x) for x in marks)
     if isinstance(judges, str) or not judges or len(marks) != len(judges) or not numbers:
         raise InputError(
-            "with_judges(pass_at)", value=pass_at,
+            "with_judges(pass_at)",
+            value=pass_at,
             rule=f"one finite number for each of the judges {judges!r}, at least one",
             fix="judges=('valid_json()',): one judge needs the comma behind it",
-        )  # fmt: skip
+        )
     return marks
 
 
@@ -270,6 +270,7 @@ def by_source(
         return _scored(text, sample, f"data source {data_source!r}, reward")[1]
     known = ", ".join(dict.fromkeys(name for name, _ in (*sources, *defaults)))
     raise InputError(
-        f"no reward for data source {data_source!r}", rule=f"named are {known or 'none'}",
+        f"no reward for data source {data_source!r}",
+        rule=f"named are {known or 'none'}",
         fix=f"by_source(sources=(({data_source!r}, 'my_module.my_reward()'),))",
-    )  # fmt: skip
+    )

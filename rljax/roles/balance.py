@@ -14,9 +14,11 @@ from rljax.models.trees import flattened, nested
 
 METRICS = {
     "router_aux_loss": Metric(
-        "load-balance loss of the update, before its coefficient", "",
-        "near the experts of a token, which is even"),
-}  # fmt: skip
+        "load-balance loss of the update, before its coefficient",
+        "",
+        "near the experts of a token, which is even",
+    )
+}
 
 
 def router_aux_loss(stats: dict) -> jax.Array:
@@ -26,7 +28,10 @@ def router_aux_loss(stats: dict) -> jax.Array:
 
     `stats` are those of `Experts`, of L layers, summed over all tokens of an optimizer step: the
     load evens out over the step, not within every microbatch (arXiv 2501.11873)."""
-    total = lambda name: jnp.sum(stats[name].reshape(-1, stats["tokens"].shape[-1]), axis=0)  # noqa: E731
+
+    def total(name):
+        return jnp.sum(stats[name].reshape(-1, stats["tokens"].shape[-1]), axis=0)
+
     rows = jnp.maximum(jnp.sum(stats["kept"]), 1.0)
     share = jax.lax.stop_gradient(total("tokens")) / rows
     return stats["tokens"].shape[-1] * jnp.sum(share * total("probabilities") / rows)

@@ -74,8 +74,9 @@ def training_layout(
     if optimizer_on_host:  # counters stay: every device reads them
         moments = jax.tree.map(
             lambda sharding, x: on_host(sharding) if x.ndim else sharding,
-            layout.opt_state, like.opt_state,
-        )  # fmt: skip
+            layout.opt_state,
+            like.opt_state,
+        )
         layout = dataclasses.replace(layout, opt_state=moments)
     shapes = jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), like, layout
@@ -95,9 +96,14 @@ def _create(model: Model, optimizer, spread: DataParallel):
 
 
 def start_training(
-    model: Model, params, optimizer, *, optimizer_on_host=False, spread: DataParallel = AS_WEIGHTS,
+    model: Model,
+    params,
+    optimizer,
+    *,
+    optimizer_on_host=False,
+    spread: DataParallel = AS_WEIGHTS,
     rounding: jax.Array | None = None,
-) -> TrainState:  # fmt: skip
+) -> TrainState:
     """A fresh optimizer state around all weights `params`, placed as `program` will hand it back:
     one compile, not two. Of a model with adapters only they are trained. `rounding` is the key of
     weights that are held in bfloat16 (default: of seed 0)."""

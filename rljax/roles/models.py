@@ -36,10 +36,12 @@ from rljax.tracking.timing import timed
 
 METRICS = {
     "kl_loss": Metric(
-        "KL to the reference in the loss, before its coefficient", "nats per token",
-        "small and rising slowly"),
+        "KL to the reference in the loss, before its coefficient",
+        "nats per token",
+        "small and rising slowly",
+    ),
     "vf_loss": Metric("squared error of the critic", "score squared", "falls, then steady"),
-}  # fmt: skip
+}
 
 
 class _Trained(Role):
@@ -121,19 +123,38 @@ class Actor(_Trained):
         return dataclasses.replace(self, state=state, temperature=temperature)
 
     def generate(
-        self, prompts, key, sampling: Sampling, *, n: int = 1, finished: Callable | None = None,
-        stop: Callable[[], bool] | None = None, second: SecondModel | None = None, search=None,
-    ) -> Batch:  # fmt: skip
+        self,
+        prompts,
+        key,
+        sampling: Sampling,
+        *,
+        n: int = 1,
+        finished: Callable | None = None,
+        stop: Callable[[], bool] | None = None,
+        second: SecondModel | None = None,
+        search=None,
+    ) -> Batch:
         """n trajectories per prompt, with the very parameter arrays that training updates (host
         verb). `finished` is called with rows as they end, `stop` ends the others, and `search`
         chooses the tokens (rljax.sampler.generate). `second` is a second model to draw from
         together: no step of the actor wrote such rows (version -1)."""
         with timed("generate"):
             batch = generate(
-                self.model, self.state.weights, prompts.tokens, prompts.lengths, key, sampling,
-                n=n, version=self.state.step if second is None else -1, decoding=self.decoding,
-                images=prompts.images, second=second, finished=finished, stop=stop, search=search,
-            )  # fmt: skip
+                self.model,
+                self.state.weights,
+                prompts.tokens,
+                prompts.lengths,
+                key,
+                sampling,
+                n=n,
+                version=self.state.step if second is None else -1,
+                decoding=self.decoding,
+                images=prompts.images,
+                second=second,
+                finished=finished,
+                stop=stop,
+                search=search,
+            )
             return jax.block_until_ready(batch)
 
     def branch(
@@ -143,20 +164,35 @@ class Actor(_Trained):
         responses, which begin at columns starts [B] (host verb; rljax.sampler.branch)."""
         with timed("generate"):
             out = branch(
-                self.model, self.state.weights, batch, rows, at, starts, key, sampling,
-                n=n, version=self.state.step, decoding=self.decoding,
-            )  # fmt: skip
+                self.model,
+                self.state.weights,
+                batch,
+                rows,
+                at,
+                starts,
+                key,
+                sampling,
+                n=n,
+                version=self.state.step,
+                decoding=self.decoding,
+            )
             return jax.block_until_ready(out)
 
     def logprobs(self, batch: Batch, steps: Steps | int | None = None) -> jax.Array:
         """log pi(tokens) at the sampling temperature: [B, S]; `steps` says how rows are packed, or
         how many are computed at once."""
-        one = lambda b: (self.model.logprobs(self.state.weights, b, self.temperature)[0], ())  # noqa: E731
+
+        def one(b):
+            return (self.model.logprobs(self.state.weights, b, self.temperature)[0], ())
+
         return map_tokens(one, batch, steps)[0]
 
     def logprobs_and_entropy(self, batch: Batch, steps: Steps | int | None = None):
         """log pi(tokens) and the entropy of each choice: two [B, S]."""
-        one = lambda b: (self.model.logprobs(self.state.weights, b, self.temperature), ())  # noqa: E731
+
+        def one(b):
+            return (self.model.logprobs(self.state.weights, b, self.temperature), ())
+
         return map_tokens(one, batch, steps)[0]
 
     def logprobs_and_load(self, batch: Batch, steps: Steps | int | None = None):
@@ -173,7 +209,10 @@ class Actor(_Trained):
     def sum_pi_squared(self, batch: Batch, steps: Steps | int | None = None) -> jax.Array:
         """sum over words of pi^2 at the sampling temperature: [B, S]."""
         weights = self.state.weights
-        one = lambda b: (self.model.sum_pi_squared(weights, b, self.temperature), ())  # noqa: E731
+
+        def one(b):
+            return (self.model.sum_pi_squared(weights, b, self.temperature), ())
+
         return map_tokens(one, batch, steps)[0]
 
     def update(
@@ -251,9 +290,11 @@ class Actor(_Trained):
             return distillation(ours, theirs, part.mask, beta=beta, temperature=temperature)
 
         objective = Objective(
-            terms=lambda found, _: ([found[0]], found[1]), reductions=(reduction,),
-            corrected=(False,), **balanced(model, divergence),
-        )  # fmt: skip
+            terms=lambda found, _: ([found[0]], found[1]),
+            reductions=(reduction,),
+            corrected=(False,),
+            **balanced(model, divergence),
+        )
         state, metrics, _ = self._fit(batch, objective, steps)
         return self._after(state, metrics)
 
@@ -280,7 +321,10 @@ class Critic(_Trained):
 
     def values(self, batch: Batch, steps: Steps | int | None = None) -> jax.Array:
         """V(state before each token): [B, S]."""
-        one = lambda b: (self.model.values(self.state.weights, b), ())  # noqa: E731
+
+        def one(b):
+            return (self.model.values(self.state.weights, b), ())
+
         return map_tokens(one, batch, steps)[0]
 
     def valued(self, batch: Batch, rows: int = 0) -> Batch:
@@ -336,7 +380,10 @@ class RewardModel(_Trained):
     def step_scores(self, batch: Batch, steps: Steps | int | None = None) -> jax.Array:
         """r(text up to and with each token): [B, S]."""
         weights, live = self.state.weights, jnp.any(batch.segment_ids > 0, axis=1)
-        one = lambda b: (_one_number(self.model.token_scores(weights, b)), ())  # noqa: E731
+
+        def one(b):
+            return (_one_number(self.model.token_scores(weights, b)), ())
+
         return map_tokens(one, batch, steps, live)[0]
 
     def update(self, batch: Batch, loss: Callable, *, steps: Steps, reduction: Callable):
@@ -359,10 +406,13 @@ class RewardModel(_Trained):
             return [value], metrics
 
         objective = Objective(
-            terms=terms, reductions=(reduction,), corrected=(False,),
-            whole_step=declared.whole_step, rows_per_example=declared.rows,
+            terms=terms,
+            reductions=(reduction,),
+            corrected=(False,),
+            whole_step=declared.whole_step,
+            rows_per_example=declared.rows,
             **balanced(raw, scores),
-        )  # fmt: skip
+        )
         state, metrics, _ = self._fit(batch, objective, steps)
         return self._after(state, metrics)
 
@@ -398,24 +448,42 @@ class Reference(Role):
 
     def pinned(self):
         layout = self.model.split(self.model.shardings())[0]
-        pin = lambda x, s: x if is_on_host(x) else jax.lax.with_sharding_constraint(x, s)  # noqa: E731
+
+        def pin(x, s):
+            return x if is_on_host(x) else jax.lax.with_sharding_constraint(x, s)
+
         return dataclasses.replace(self, params=jax.tree.map(pin, self.params, layout))
 
     def parts(self) -> dict:
         return {"weights": self.arrays() if self.model.config.lora else self.params}
 
     def generate(
-        self, prompts, key, sampling: Sampling, *, n: int = 1, finished: Callable | None = None,
+        self,
+        prompts,
+        key,
+        sampling: Sampling,
+        *,
+        n: int = 1,
+        finished: Callable | None = None,
         stop: Callable[[], bool] | None = None,
-    ) -> Batch:  # fmt: skip
+    ) -> Batch:
         """n trajectories per prompt (host verb). Their policy_version is -1: no step of the actor
         wrote them."""
         with timed("generate"):
             batch = generate(
-                self.model, self.sampling_params(), prompts.tokens, prompts.lengths, key,
-                sampling, n=n, version=-1, decoding=self.decoding, images=prompts.images,
-                finished=finished, stop=stop,
-            )  # fmt: skip
+                self.model,
+                self.sampling_params(),
+                prompts.tokens,
+                prompts.lengths,
+                key,
+                sampling,
+                n=n,
+                version=-1,
+                decoding=self.decoding,
+                images=prompts.images,
+                finished=finished,
+                stop=stop,
+            )
             return jax.block_until_ready(batch)
 
     def sampling_params(self):
@@ -435,5 +503,8 @@ class Reference(Role):
     def logprobs(self, batch: Batch, steps: Steps | int | None = None) -> jax.Array:
         """log pi_ref(tokens) at the sampling temperature: [B, S]."""
         params = in_device_memory(self.params)  # once, and only until the last microbatch
-        one = lambda b: (self.model.logprobs(params, b, self.temperature)[0], ())  # noqa: E731
+
+        def one(b):
+            return (self.model.logprobs(params, b, self.temperature)[0], ())
+
         return map_tokens(one, batch, steps)[0]

@@ -17,9 +17,11 @@ from rljax.roles.targets import target_logprobs
 
 METRICS = {
     "entropy": Metric(
-        "how open the policy's choice of the next token is", "nats per token",
-        "falls slowly; near 0 early on, the samples are all alike and learning stops"),
-}  # fmt: skip
+        "how open the policy's choice of the next token is",
+        "nats per token",
+        "falls slowly; near 0 early on, the samples are all alike and learning stops",
+    )
+}
 
 
 def policy_objective(actor, loss: Callable, reduction: Callable, terms, shown) -> Objective:

@@ -88,9 +88,7 @@ class PlacedReference(Reference):
         return {"weights": self.params}
 
 
-_READ = (
-    "tokens", "segment_ids", "positions", "mask", "pixels", "patch_coords", "rope_positions"
-)  # fmt: skip
+_READ = ("tokens", "segment_ids", "positions", "mask", "pixels", "patch_coords", "rope_positions")
 
 
 @functools.partial(jax.jit, static_argnames="steps")

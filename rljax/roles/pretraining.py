@@ -15,8 +15,10 @@ from rljax.roles.role import Role, static_field
 METRICS = {
     "pretraining_loss": Metric(
         "negative log-likelihood of the pre-training examples, before its coefficient",
-        "nats per token", "steady or falling; a rise: the policy forgets"),
-}  # fmt: skip
+        "nats per token",
+        "steady or falling; a rise: the policy forgets",
+    )
+}
 
 
 @jax.tree_util.register_dataclass
@@ -45,7 +47,10 @@ class Pretraining(Role):
             return Policy(*own.model.logprobs(params, part, own.temperature, hidden))
 
         objective = Objective(
-            terms=terms, reductions=(token_mean,), corrected=(False,),
-            replicas=replicas_of(actor.model, actor.state), **balanced(own.model, policy),
-        )  # fmt: skip
+            terms=terms,
+            reductions=(token_mean,),
+            corrected=(False,),
+            replicas=replicas_of(actor.model, actor.state),
+            **balanced(own.model, policy),
+        )
         return Beside(self.state, objective, self.steps, "pretraining_loss")

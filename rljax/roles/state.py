@@ -12,16 +12,21 @@ from rljax.roles.role import Role, static_field
 
 METRICS = {
     "cost/mean": Metric(
-        "mean cost of the step's completions", "cost", "falls to the multiplier's threshold"),
+        "mean cost of the step's completions", "cost", "falls to the multiplier's threshold"
+    ),
     "cost/unsafe_fraction": Metric("completions whose cost is above 0", "share", "falls"),
     "multiplier/lambda": Metric(
-        "weight of the cost beside the reward", "x",
+        "weight of the cost beside the reward",
+        "x",
         "rises while costs are above the threshold; at its maximum for long: the constraint cannot "
-        "be met"),
+        "be met",
+    ),
     "multiplier/window_cost": Metric(
-        "mean cost of the last episodes, which the multiplier learns from", "cost",
-        "falls to the threshold"),
-}  # fmt: skip
+        "mean cost of the last episodes, which the multiplier learns from",
+        "cost",
+        "falls to the threshold",
+    ),
+}
 
 
 @jax.tree_util.register_dataclass

@@ -17,15 +17,24 @@ def target_logprobs(model: Model, params, batch: Batch, temperature=1.0, hidden=
     hidden, head = model.readout(params, batch, hidden)
     config = model.config
     read = functools.partial(
-        token_logprobs, hidden, head, temperature=temperature, soft_cap=config.final_soft_cap,
-        vocab_first=config.tie_embeddings, float32_head=config.head_in_float32,
-        head_dtype=config.head_dtype, mesh=model.mesh,
-    )  # fmt: skip
+        token_logprobs,
+        hidden,
+        head,
+        temperature=temperature,
+        soft_cap=config.final_soft_cap,
+        vocab_first=config.tie_embeddings,
+        float32_head=config.head_in_float32,
+        head_dtype=config.head_dtype,
+        mesh=model.mesh,
+    )
     logprobs, entropy, _ = read(batch.tokens)
     each = [
         read(batch.target_ids[..., k], with_entropy=False)[0]
         for k in range(batch.target_ids.shape[-1])
     ]
     first = (jnp.arange(batch.tokens.shape[1]) == 0) & (batch.previous is None)
-    zero = lambda x: jnp.where(first, 0.0, x)  # noqa: E731
+
+    def zero(x):
+        return jnp.where(first, 0.0, x)
+
     return zero(logprobs), zero(entropy), None, jnp.stack([zero(x) for x in each], axis=-1)

@@ -10,12 +10,7 @@ from rljax.rollout.players.episodes.log import Rules
 from rljax.rollout.players.responses import Responses
 from rljax.rollout.players.searched import Searching
 from rljax.rollout.rollout import Rollout, RolloutConfig, run_rollout, widened
-from rljax.rollout.rules.against import (
-    AgainstOpponent,
-    GeometricMixture,
-    against,
-    sampled_by_actor,
-)
+from rljax.rollout.rules.against import AgainstOpponent, GeometricMixture, against, sampled_by_actor
 from rljax.rollout.rules.baseline_response import with_baseline_response
 from rljax.rollout.rules.collect import active, dynamic, first_live, once
 from rljax.rollout.rules.greedy import greedy_baseline
@@ -27,12 +22,7 @@ from rljax.rollout.sample import Landed, Player, TrajectorySampler, make_sample,
 from rljax.rollout.scoring.best_seen import BestSeen
 from rljax.rollout.scoring.judge import MeshJudge
 from rljax.rollout.scoring.process import ProcessScorer, TokenTexts
-from rljax.rollout.scoring.report import (
-    RewardReport,
-    Sample,
-    ScoredRow,
-    extraction_failed_fraction,
-)
+from rljax.rollout.scoring.report import RewardReport, Sample, ScoredRow, extraction_failed_fraction
 from rljax.rollout.scoring.reward import EarlyScores, ModelScorer, Reward
 
 __all__ = [

@@ -54,9 +54,16 @@ class TrajectorySampler:
     landed: Landed | None = None
 
     def __call__(
-        self, prompts: Prompts, key: jax.Array, *, n: int, sampling: Sampling | None = None,
-        actor=None, enough: Callable[[EarlyScores], bool] | None = None, tree: Tree | None = None,
-    ) -> tuple[Batch, RewardReport]:  # fmt: skip
+        self,
+        prompts: Prompts,
+        key: jax.Array,
+        *,
+        n: int,
+        sampling: Sampling | None = None,
+        actor=None,
+        enough: Callable[[EarlyScores], bool] | None = None,
+        tree: Tree | None = None,
+    ) -> tuple[Batch, RewardReport]:
         """n scored trajectories of each prompt, one after another, and their report.
 
         Args:
@@ -76,9 +83,17 @@ class TrajectorySampler:
         return self.player.play(actor, prompts, key, sampling, n=n, enough=enough, tree=tree)
 
     def branch(
-        self, prompts: Prompts, batch: Batch, rows, at, key: jax.Array, *, n: int = 1,
-        sampling: Sampling | None = None, actor=None,
-    ) -> tuple[Batch, RewardReport]:  # fmt: skip
+        self,
+        prompts: Prompts,
+        batch: Batch,
+        rows,
+        at,
+        key: jax.Array,
+        *,
+        n: int = 1,
+        sampling: Sampling | None = None,
+        actor=None,
+    ) -> tuple[Batch, RewardReport]:
         """n continuations of rows [M] of `batch` behind the first at [M] tokens of their responses
         (`Actor.branch`), M n rows, scored as whole responses. `batch.group` is the index into
         `prompts`.
@@ -128,8 +143,10 @@ def _unscored(batch: Batch, prompts: Prompts) -> tuple[Batch, RewardReport]:
 
 
 def make_sample(
-    actor, scorer: Player | Reward | Callable | None, sampling: Sampling,
+    actor,
+    scorer: Player | Reward | Callable | None,
+    sampling: Sampling,
     landed: Landed | None = None,
-) -> TrajectorySampler:  # fmt: skip
+) -> TrajectorySampler:
     """The `sample` of a player, or of responses that a reward scores (`player_of`)."""
     return TrajectorySampler(player_of(scorer), actor, sampling, landed)

@@ -22,10 +22,21 @@ from rljax.runs.store import Store, is_url, local_path
 LOG = logging.getLogger("rljax.tracking.trackers")
 FILES = ("metrics.jsonl", "samples.jsonl")
 EPISODES = "episodes.jsonl"  # of runs with an environment: there from its first row on
-TEXT_FIELDS = frozenset({  # "inf" is text here
-    "prompt", "response", "ground_truth", "status", "phase",
-    "observation", "text", "pieces", "seat", "finish", "message",
-})  # fmt: skip
+TEXT_FIELDS = frozenset(
+    {  # "inf" is text here
+        "prompt",
+        "response",
+        "ground_truth",
+        "status",
+        "phase",
+        "observation",
+        "text",
+        "pieces",
+        "seat",
+        "finish",
+        "message",
+    }
+)
 NON_FINITE = frozenset({"nan", "inf", "-inf"})
 
 

@@ -17,11 +17,18 @@ from rljax.errors import InputError
 PAUSES_S = (0.1, 0.5, 2.0, 8.0, 20.0)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _NEEDS = {  # what pip installs for a scheme
-    "gs": "gcsfs>=2024.6", "gcs": "gcsfs>=2024.6", "s3": "s3fs>=2024.6", "s3a": "s3fs>=2024.6",
-}  # fmt: skip
+    "gs": "gcsfs>=2024.6",
+    "gcs": "gcsfs>=2024.6",
+    "s3": "s3fs>=2024.6",
+    "s3a": "s3fs>=2024.6",
+}
 _FINAL = (  # what another try does not mend
-    FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, NotImplementedError,
-)  # fmt: skip
+    FileNotFoundError,
+    PermissionError,
+    IsADirectoryError,
+    NotADirectoryError,
+    NotImplementedError,
+)
 
 
 class StoreError(OSError):
@@ -131,10 +138,11 @@ class Store:
         found = self._tried("listed", folder, once)
         # Some services keep an empty file under the name of a folder itself.
         return [
-            facts for facts in found
+            facts
+            for facts in found
             if facts["name"].strip("/") != top.strip("/")
             and (facts["type"] != "file" or facts["name"][-1] != "/")
-        ]  # fmt: skip
+        ]
 
     def exists(self, name: str) -> bool:
         """Returns whether there is a file of that name. Not by fsspec's `isfile`, to which every
@@ -207,15 +215,18 @@ def _opened(url: str):
         install = f"pip install '{package}'" if package else "install the package that it names"
         raise InputError(
             f"{scheme}:// needs a package that is not installed",
-            value=url, rule=str(error), fix=install,
-        ) from None  # fmt: skip
+            value=url,
+            rule=str(error),
+            fix=install,
+        ) from None
     except Exception as error:
         known = scheme in fsspec.available_protocols()
         raise InputError(
             "the URL cannot be used" if known else f"no file system is known for {scheme}://",
-            value=url, rule=f"{type(error).__name__}: {error}"[:300],
+            value=url,
+            rule=f"{type(error).__name__}: {error}"[:300],
             fix="gs://, s3://, or a file system of fsspec",
-        ) from None  # fmt: skip
+        ) from None
 
 
 @functools.lru_cache(maxsize=64)

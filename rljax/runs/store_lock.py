@@ -16,14 +16,7 @@ from pathlib import Path
 
 from rljax.errors import InputError
 from rljax.files import json_object, read_json_object
-from rljax.runs.folder import (
-    HEARTBEAT_S,
-    LOCK,
-    STALE_S,
-    describe_process,
-    held,
-    is_running,
-)
+from rljax.runs.folder import HEARTBEAT_S, LOCK, STALE_S, describe_process, held, is_running
 from rljax.runs.store import Store
 
 LOG = logging.getLogger("rljax")

@@ -14,9 +14,13 @@ from rljax.sampler.sample import Sample
 
 
 def check_branch(
-    sample: Sample, places: Sequence[int], n: int, sampling: Sampling | None,
-    more: Sequence[int], both: bool,
-) -> None:  # fmt: skip
+    sample: Sample,
+    places: Sequence[int],
+    n: int,
+    sampling: Sampling | None,
+    more: Sequence[int],
+    both: bool,
+) -> None:
     """Raises InputError where `Sampler.branch` cannot be done; `both`: keep and hold are asked."""
     check_whole("n of a branch", n, 1)
     if sample.images is not None:

@@ -115,7 +115,10 @@ def _edges(weights: jax.Array, mass: jax.Array, rules: Rules) -> tuple[jax.Array
     def of_mass(edge):
         inside = jnp.where(weights >= edge[:, None], weights, 0.0)
         wanted = rules.top_p * jnp.where(by_count, jnp.sum(inside, axis=-1), mass)
-        enough = lambda kept: jnp.sum(jnp.where(kept, inside, 0.0), axis=-1) >= wanted  # noqa: E731
+
+        def enough(kept):
+            return jnp.sum(jnp.where(kept, inside, 0.0), axis=-1) >= wanted
+
         return jnp.where(by_mass, jnp.maximum(_edge(inside, enough), edge), edge)
 
     nothing = jnp.zeros_like(mass)
@@ -131,7 +134,10 @@ def _edges_by_largest(weights: jax.Array, mass: jax.Array, rules: Rules) -> jax.
     counted, edge = _edges(largest, mass, rules)
     sure = (counted > largest[:, -1]) | (rules.top_k <= 0)
     sure &= (edge > largest[:, -1]) | ~_is_cut(rules)
-    whole = lambda: jnp.where(sure, edge, _edges(weights, mass, rules)[1])  # noqa: E731
+
+    def whole():
+        return jnp.where(sure, edge, _edges(weights, mass, rules)[1])
+
     return jax.lax.cond(jnp.all(sure), lambda: edge, whole)
 
 
@@ -140,12 +146,15 @@ def _truncate(weights: jax.Array, rules: Rules) -> jax.Array:
     of these the tokens of at least min_p times the top probability. Ties at an edge stay. The
     largest weight is 1."""
     mass = jnp.sum(weights, axis=-1)
-    search = whole = lambda *of: _edges(*of)[1]  # noqa: E731
+    search = whole = lambda *of: _edges(*of)[1]
     if weights.shape[-1] > 2 * LARGEST:  # which a CPU finds far faster than it reads rows 31 times
-        search = lambda *of: jax.lax.platform_dependent(  # noqa: E731
-            *of, cpu=_edges_by_largest, default=whole
-        )
-    nothing = lambda *_: jnp.zeros_like(mass)  # noqa: E731
+
+        def search(*of):
+            return jax.lax.platform_dependent(*of, cpu=_edges_by_largest, default=whole)
+
+    def nothing(*_):
+        return jnp.zeros_like(mass)
+
     edge = jax.lax.cond(jnp.any(_is_cut(rules)), search, nothing, weights, mass, rules)
     # (The largest may be 1 less a rounding: min_p = 1 must keep it.)
     least = rules.min_p * jnp.max(weights, axis=-1)
@@ -196,9 +205,13 @@ def _is_ruled(rules: Rules) -> jax.Array:
 
 
 def sample(
-    logits: jax.Array, keys: jax.Array, positions: jax.Array, rules: Rules, mode=None,
+    logits: jax.Array,
+    keys: jax.Array,
+    positions: jax.Array,
+    rules: Rules,
+    mode=None,
     batch_invariant: bool = False,
-) -> Drawn:  # fmt: skip
+) -> Drawn:
     """Draws one token per row: logits [B, V] float32, keys [B, 2] uint32, positions [B] of
     the tokens. `mode` is mode_of(rules), where it is known. `batch_invariant`: the log-probs are
     those of a trainer that is (rljax.models.invariant).
@@ -215,7 +228,9 @@ def sample(
     lse = jnp.log(total) + top[:, 0]
     weighted = jnp.sum(jnp.where(plain > 0, plain * scaled, 0.0), axis=-1)
     u = jax.vmap(_uniform)(keys, positions)
-    at = lambda x, ids: jnp.take_along_axis(x, ids[:, None], axis=-1)[:, 0]  # noqa: E731
+
+    def at(x, ids):
+        return jnp.take_along_axis(x, ids[:, None], axis=-1)[:, 0]
 
     # Of each mode: the tokens, and logp minus the log-prob with which each was drawn.
     def softmax(rules):

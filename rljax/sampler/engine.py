@@ -25,13 +25,7 @@ from rljax.models.cache_pages import Pool
 from rljax.models.model import Model
 from rljax.sampler import slots as slot
 from rljax.sampler import speculation
-from rljax.sampler.memory import (
-    check_memory,
-    check_pages,
-    check_whole,
-    model_of_slots,
-    pool_for,
-)
+from rljax.sampler.memory import check_memory, check_pages, check_whole, model_of_slots, pool_for
 from rljax.sampler.requests import STOP_IDS, Sampling, rules_of
 from rljax.sampler.slots import Entry, Slots, Tokens
 
@@ -143,7 +137,10 @@ class Engine:
         """Shape, dtype and sharding of everything in `init_state`, of which nothing is allocated:
         programs are compiled ahead of time for it (rljax.models.model.Model.abstract)."""
         state = jax.eval_shape(self.init_state)
-        place = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)  # noqa: E731
+
+        def place(x, s):
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
+
         return jax.tree.map(place, state, slot.layout(state, self.model.mesh))
 
     def lower_generate(self):
@@ -346,7 +343,10 @@ def _gather(engine: Engine, state: Slots, at, pages, length) -> Prefix:
     rows = slot.take(dataclasses.replace(state, table=table, length=held), at, engine.model.mesh)
     blank = engine.model.empty_caches(1, engine.tokens, engine.kv_dtype)
     caches = [cache.resized(one, old.columns) for one, old in zip(rows, blank, strict=True)]
-    number = lambda value: jnp.full((1,), value, jnp.int32)  # noqa: E731
+
+    def number(value):
+        return jnp.full((1,), value, jnp.int32)
+
     return Prefix(caches, number(length), number(-1), number(0))
 
 
@@ -380,7 +380,10 @@ def _extend(engine: Engine, params, state: Slots, slots, tokens, counts, entry, 
     prefix = _appended(engine, params, taken, tokens, counts)
     where = (slots, jnp.arange(len(slots)), engine.model.mesh)
     state = slot.place(state, (prefix.caches,), *where, taken.length)
-    put = lambda old, new: old.at[slots].set(new, mode="drop")  # noqa: E731
+
+    def put(old, new):
+        return old.at[slots].set(new, mode="drop")
+
     length, token = put(state.length, prefix.length), put(state.token, prefix.token)
     return _pinned(engine, dataclasses.replace(state, length=length, token=token))
 
@@ -441,7 +444,9 @@ def _release(engine: Engine, state: Slots, slots) -> Slots:
 
 @_program(donate=1)
 def _clear(engine: Engine, state: Slots, slots) -> Slots:
-    zero = lambda x: x.at[slots].set(0, mode="drop")  # noqa: E731
+    def zero(x):
+        return x.at[slots].set(0, mode="drop")
+
     # (What is read of pages is zero behind a slot's tokens, so theirs can be used as they are.)
     caches = [one if one.pool else jax.tree.map(zero, one) for one in state.caches[0]]
     caches, length, token = (caches,), zero(state.length), zero(state.token)
@@ -452,6 +457,9 @@ def _clear(engine: Engine, state: Slots, slots) -> Slots:
 
 def _taken(engine: Engine, state: Slots, slots) -> Prefix:
     """The rows of the slots as a prefix; a slot out of range gives some row."""
-    pick = lambda x: jnp.take(x, slots, axis=0, mode="clip")  # noqa: E731
+
+    def pick(x):
+        return jnp.take(x, slots, axis=0, mode="clip")
+
     rows = jax.tree.map(pick, (state.length, state.token, state.shift))
     return Prefix(slot.take(state, slots, engine.model.mesh), *rows)

@@ -90,9 +90,16 @@ def entry_of(
     if engine.draft_tokens:
         history = speculation.histories(rows, engine.tokens, [sample.ids for sample in samples])
     return Entry(
-        _column(length, rows), _column(token, rows), _column(limit, rows),
-        _column(shift, rows), key, rules, _forcing(engine, requests, samples), which, history,
-    )  # fmt: skip
+        _column(length, rows),
+        _column(token, rows),
+        _column(limit, rows),
+        _column(shift, rows),
+        key,
+        rules,
+        _forcing(engine, requests, samples),
+        which,
+        history,
+    )
 
 
 def _rules(engine: Engine, requests: list[Sampling]):

@@ -42,11 +42,22 @@ WHOLE_BATCH = Decoding()
 
 
 def generate(
-    model: Model, params, prompts, lengths, key, sampling: Sampling, *, n: int = 1, version=0,
-    decoding: Decoding = WHOLE_BATCH, images: dict | None = None, second: SecondModel | None = None,
+    model: Model,
+    params,
+    prompts,
+    lengths,
+    key,
+    sampling: Sampling,
+    *,
+    n: int = 1,
+    version=0,
+    decoding: Decoding = WHOLE_BATCH,
+    images: dict | None = None,
+    second: SecondModel | None = None,
     finished: Callable[[int, list[int], int], None] | None = None,
-    stop: Callable[[], bool] | None = None, search: Callable | None = None,
-) -> Batch:  # fmt: skip
+    stop: Callable[[], bool] | None = None,
+    search: Callable | None = None,
+) -> Batch:
     """Sample n responses to each prompt: prompts [P, L] int32 right-padded, lengths [P] -> Batch of
     R = P n rows.
 
@@ -97,7 +108,10 @@ def generate(
     stops = (sampling.stop_strings, decoding.decode)
     tell = None
     if finished is not None:
-        tell = lambda row, ids, why: finished(row, *cut_row(ids, why, *stops))  # noqa: E731
+
+        def tell(row, ids, why):
+            return finished(row, *cut_row(ids, why, *stops))
+
     batch = _decoded(arguments, shape, rows, tell, stop)
     if sampling.stop_strings:
         batch = cut_at_stop_strings(batch, np.repeat(lengths, n), *stops)
@@ -212,10 +226,14 @@ def _sources(batch: Batch, rows, at, starts, key, sampling: Sampling) -> dict[in
         for name, field in zip(("logprobs", "log_kept", "entropy", "versions"), names, strict=True):
             new[name] = known[field][where] if field in known else 0
         sources[row] = source = Sample(
-            row, known["tokens"][row, : starts[row]], sampling, keys[row], drawn=len(new),
+            row,
+            known["tokens"][row, : starts[row]],
+            sampling,
+            keys[row],
+            drawn=len(new),
             interrupted=int(np.count_nonzero(~new["chosen"])),
             finish_reason=FinishReason(int(known["finish_reason"][row])),
-        )  # fmt: skip
+        )
         source.record(new)
     return sources
 
@@ -228,7 +246,10 @@ def _behind(out: Batch, batch: Batch, rows, lengths) -> Batch:
     names = ("sampler_logprobs", "sampler_log_kept", "entropy", "policy_version")
     names = [name for name in names if getattr(batch, name) is not None]
     names += ["routes"] if out.routes is not None and batch.routes is not None else []
-    wide = lambda x: inside.reshape(*inside.shape, *(1,) * (x.ndim - 2))  # noqa: E731
+
+    def wide(x):
+        return inside.reshape(*inside.shape, *(1,) * (x.ndim - 2))
+
     both = {name: (getattr(batch, name)[rows], getattr(out, name)) for name in names}
     taken = {name: jnp.where(wide(old), old, new) for name, (old, new) in both.items()}
     return out.replace(**taken, group=batch.group[rows])
@@ -271,9 +292,20 @@ def _with_layout(sharding):
 
 
 def _arguments(
-    model: Model, params, prompts, lengths, keys, forcing, sampling, n, decoding, version, images,
-    second, limits=None,
-):  # fmt: skip
+    model: Model,
+    params,
+    prompts,
+    lengths,
+    keys,
+    forcing,
+    sampling,
+    n,
+    decoding,
+    version,
+    images,
+    second,
+    limits=None,
+):
     """The program's arguments, placed on the mesh, and its shape. With `limits` rows are as wide as
     `prompts`."""
     rows = prompts.shape[0] * n
@@ -302,9 +334,16 @@ def _shape(n: int, slots: int, sampling: Sampling, decoding: Decoding, columns: 
 
 
 def planned_rollout(
-    model: Model, params, prompts, sampling: Sampling, *, n: int, decoding: Decoding, second=None,
+    model: Model,
+    params,
+    prompts,
+    sampling: Sampling,
+    *,
+    n: int,
+    decoding: Decoding,
+    second=None,
     branches: bool = False,
-) -> tuple[dict[str, tuple], Batch]:  # fmt: skip
+) -> tuple[dict[str, tuple], Batch]:
     """Returns the programs that `generate` would run, for a plan: ({program: (jitted function, its
     arguments as shapes, turns of its loop at most)}, rows of zeros of this host, each with all its
     tokens). `branches`: what `branch` would run, of `prompts` that are whole rows."""
@@ -326,7 +365,10 @@ def planned_rollout(
         forcing = slot.forcing_of(requests, slot.forcing_room(requests), none, none)
     split = shard_count(model, count, slots) > 1
     layout = (row_sharding if split else replicated)(model.mesh)
-    array = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=layout)  # noqa: E731
+
+    def array(shape, dtype):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=layout)
+
     rules = jax.tree.map(lambda x: array(x.shape, x.dtype), rules_of(requests, model.config.ids))
     queue = (array((count, columns), jnp.int32), array((count,), jnp.int32))
     queue += (array((rows, 2), jnp.uint32), rules, np.zeros((), np.int32))
@@ -336,10 +378,14 @@ def planned_rollout(
     programs = {name: (rollout, arguments, turns)}
     if decoding.loop == "host":
         engine = Engine(
-            model, slots, wide, kv_dtype=decoding.kv_dtype,
-            page_tokens=decoding.page_tokens, pages=decoding.pages,
+            model,
+            slots,
+            wide,
+            kv_dtype=decoding.kv_dtype,
+            page_tokens=decoding.page_tokens,
+            pages=decoding.pages,
             draft_tokens=decoding.draft_tokens,
-        )  # fmt: skip
+        )
         hosts = engine.programs(params, count, columns)
         programs = {"prefill": (*hosts["prefill"], 1), name: (*hosts["generate"], turns)}
     batch, _ = jax.eval_shape(functools.partial(rollout, model, shape), *arguments[2:])
@@ -426,9 +472,11 @@ def _check(
         )
     if second is not None and decoding.draft_tokens:
         raise InputError(
-            "sampler draft_tokens", value=decoding.draft_tokens,
-            rule="0 where two models decode together", fix="sampler.draft_tokens=0",
-        )  # fmt: skip
+            "sampler draft_tokens",
+            value=decoding.draft_tokens,
+            rule="0 where two models decode together",
+            fix="sampler.draft_tokens=0",
+        )
     if second is not None and second.model.config.ids != model.config.ids:
         raise InputError(
             "vocabulary of the second model",

@@ -127,9 +127,12 @@ def batch_of(samples: list[Sample], columns: int, n: int, images: dict | None = 
         start, end = len(sample.prompt), sample.size
         tokens[row, :end] = sample.ids
         for array, values in (
-            (mask, sample.chosen), (logp, sample.logprobs), (kept, sample.log_kept),
-            (entropy, sample.entropy), (versions, sample.versions),
-        ):  # fmt: skip
+            (mask, sample.chosen),
+            (logp, sample.logprobs),
+            (kept, sample.log_kept),
+            (entropy, sample.entropy),
+            (versions, sample.versions),
+        ):
             array[row, start:end] = values
         mask[row, start : start + sample.branched] = 0
     batch = batch_from_rows(

@@ -25,9 +25,15 @@ def budgets(keys, sampling: Sampling) -> np.ndarray | jax.Array:
 @jax.jit
 def _budgets(keys, low, high):
     # Places use the small numbers of each key's stream; this draw must not meet them.
-    draw = lambda key: jax.random.randint(  # noqa: E731
-        jax.random.fold_in(jax.random.wrap_key_data(key), _BUDGETS), (), low, high + 1, jnp.int32
-    )
+    def draw(key):
+        return jax.random.randint(
+            jax.random.fold_in(jax.random.wrap_key_data(key), _BUDGETS),
+            (),
+            low,
+            high + 1,
+            jnp.int32,
+        )
+
     return jax.vmap(draw)(keys)
 
 
@@ -40,7 +46,10 @@ def branch_keys(keys, at, n: int):
         # (Not a place's own number: its draw would be of the bits that are keys here.)
         key = jax.random.fold_in(jax.random.wrap_key_data(key), _BRANCHES)
         at = jax.random.fold_in(key, at)
-        child = lambda i: jax.random.key_data(jax.random.fold_in(at, i))  # noqa: E731
+
+        def child(i):
+            return jax.random.key_data(jax.random.fold_in(at, i))
+
         return jax.vmap(child)(jnp.arange(n))
 
     return jax.vmap(one)(jnp.asarray(keys), jnp.asarray(at))
@@ -49,7 +58,10 @@ def branch_keys(keys, at, n: int):
 @functools.partial(jax.jit, static_argnums=1)
 def request_keys(key, count: int):
     """The keys of requests 0 to count - 1: [count, 2] uint32."""
-    one = lambda i: jax.random.key_data(jax.random.fold_in(key, i))  # noqa: E731
+
+    def one(i):
+        return jax.random.key_data(jax.random.fold_in(key, i))
+
     return jax.vmap(one)(jnp.arange(count))
 
 
@@ -72,7 +84,9 @@ class Keys:
 
 @jax.jit
 def _block_keys(key, first):
-    one = lambda i: jax.random.key_data(jax.random.fold_in(key, i))  # noqa: E731
+    def one(i):
+        return jax.random.key_data(jax.random.fold_in(key, i))
+
     return jax.vmap(one)(first + jnp.arange(_BLOCK))
 
 

@@ -72,11 +72,12 @@ class Layout:
         fits = training.size % known == 0 if free else training.size == known
         if not fits:
             raise InputError(
-                "sampler.layout does not fit the devices", value=str(self),
+                "sampler.layout does not fit the devices",
+                value=str(self),
                 rule=f"its sizes divide the {training.size} devices of the mesh, and one of them "
                 "may be -1: what is left",
                 fix="--config.sampler.layout='mesh(tensor=-1)', or sizes that multiply to them",
-            )  # fmt: skip
+            )
         sizes |= {name: training.size // known for name in free}
         grid = training.devices.reshape([sizes[name] for name in MESH_AXES])
         return Mesh(grid, MESH_AXES, axis_types=training.axis_types)
@@ -113,10 +114,11 @@ def check_slices(mesh: Mesh, slices: int) -> None:
     """Raises InputError where a mesh of decoding splits weights over several slices."""
     if mesh.shape["data"] % slices:
         raise InputError(
-            "sampler.layout: data", value=mesh.shape["data"],
+            "sampler.layout: data",
+            value=mesh.shape["data"],
             rule=f"a multiple of the {slices} slices: data alone reaches from one to another",
             fix=f"data={slices} in sampler.layout, or a multiple of it",
-        )  # fmt: skip
+        )
 
 
 # -- the model that decodes
@@ -156,9 +158,11 @@ def _check_fits(model: Model, layout: Layout) -> None:
         return
     fit = [n for n in range(1, model.mesh.size + 1) if model.mesh.size % n == 0 == count % n]
     raise InputError(
-        f"sampler.layout does not fit the model: expert={size}", value=str(layout),
-        rule=f"it divides experts of {count}", fix=f"expert of {', '.join(map(str, fit))}",
-    )  # fmt: skip
+        f"sampler.layout does not fit the model: expert={size}",
+        value=str(layout),
+        rule=f"it divides experts of {count}",
+        fix=f"expert of {', '.join(map(str, fit))}",
+    )
 
 
 # -- the weights that it reads
@@ -170,7 +174,10 @@ def weights_like(model: Model, params, *, keep_dtypes: bool) -> dict:
     like = model.abstract()
     if not keep_dtypes:
         return like
-    own = lambda x, p: jax.ShapeDtypeStruct(x.shape, p.dtype, sharding=x.sharding)  # noqa: E731
+
+    def own(x, p):
+        return jax.ShapeDtypeStruct(x.shape, p.dtype, sharding=x.sharding)
+
     return jax.tree.map(own, like, params)
 
 

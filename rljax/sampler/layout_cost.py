@@ -178,7 +178,7 @@ def decode_bytes(model: Model, work: Workload, decoding: Decoding) -> dict[str, 
         + slots_bytes(model, work.prompts, work.prompt_tokens, decoding.kv_dtype),
         "weights as used": copied + wide * size,
         "logits": 4 * 4 * _split(slots, shards) * config.vocab_size // tensor,
-    }  # fmt: skip
+    }
 
 
 # -- the parts of a step

@@ -171,9 +171,10 @@ def check_memory(
         raise InputError(
             plan(model, slots, columns, kv_dtype, pool),
             value=f"{human_bytes(have)} left for {local} device(s)",
-            fix=f"about {fit} pages, or kv_dtype bfloat16 or int8" if pool else
-            f"at most {fit} slots, fewer tokens, or kv_dtype bfloat16 or int8",
-        )  # fmt: skip
+            fix=f"about {fit} pages, or kv_dtype bfloat16 or int8"
+            if pool
+            else f"at most {fit} slots, fewer tokens, or kv_dtype bfloat16 or int8",
+        )
 
 
 def slots_that_fit(model: Model, rows: int, columns: int, kv_dtype: str = "") -> int:

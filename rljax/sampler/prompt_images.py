@@ -45,10 +45,11 @@ class PromptImages:
         vision = config.vision
         if vision is None:
             raise InputError(
-                "images of a prompt", value=f"{len(self.pixels)} patches",
+                "images of a prompt",
+                value=f"{len(self.pixels)} patches",
                 rule=f"a {config.family} model without a vision tower reads none",
                 fix="a model with images, or a prompt of text",
-            )  # fmt: skip
+            )
         count = len(self.pixels)
         shapes = self.pixels.shape, self.patch_coords.shape, self.rope_positions.shape
         wanted = (count, vision.patch_values), (count, 4), (len(ids), 3)
@@ -65,8 +66,9 @@ class PromptImages:
         if int(np.count_nonzero(special)) != given:
             raise InputError(
                 f"a prompt has {np.count_nonzero(special)} tokens of images",
-                rule=f"its images fill {given}", fix="rljax.data.images.rows.prompt_images",
-            )  # fmt: skip
+                rule=f"its images fill {given}",
+                fix="rljax.data.images.rows.prompt_images",
+            )
 
     def padded(
         self, config: ModelConfig, ids: np.ndarray, least: int, most: int
@@ -103,6 +105,8 @@ def of_prompt(images: Mapping[str, np.ndarray] | None, row: int, size: int) -> P
     if images is None or not np.any(images["patch_coords"][row, :, 0] > 0):
         return None
     return PromptImages(
-        np.asarray(images["pixels"][row]), np.asarray(images["patch_coords"][row]),
-        np.asarray(images["rope_positions"][row, :size]), int(images["shift"][row]),
-    )  # fmt: skip
+        np.asarray(images["pixels"][row]),
+        np.asarray(images["patch_coords"][row]),
+        np.asarray(images["rope_positions"][row, :size]),
+        int(images["shift"][row]),
+    )

@@ -42,21 +42,21 @@ class Prompts:
     """The queue of prompts, in the order in which they came."""
 
     def __init__(
-        self,
-        engine: Engine,
-        cache: PrefixCache,
-        seats: Seats,
-        chunk_tokens: int,
-        prefill_rows: int,
+        self, engine: Engine, cache: PrefixCache, seats: Seats, chunk_tokens: int, prefill_rows: int
     ):
         self.engine, self.cache, self.seats = engine, cache, seats
         self.chunk_tokens, self.prefill_rows = chunk_tokens, prefill_rows
         self._groups: collections.deque[_Group] = collections.deque()
 
     def add(
-        self, ids: np.ndarray, samples: list[Sample], *, first: bool = False,
-        prefix: Prefix | None = None, read: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        ids: np.ndarray,
+        samples: list[Sample],
+        *,
+        first: bool = False,
+        prefix: Prefix | None = None,
+        read: int = 0,
+    ) -> None:
         """Puts samples whose tokens are `ids`, or the first of them, at the end of the queue, or
         first. `read` tokens of them were read into `prefix`, if it is given."""
         group = _Group(ids, collections.deque(samples), samples[0].images)

@@ -43,7 +43,10 @@ def _in_common(sharding: NamedSharding, common: Mesh, rank: int) -> list[tuple[s
     def axes(entry) -> tuple[str, ...]:
         names = entry if isinstance(entry, tuple) else (entry,) * (entry is not None)
         spans = [ours[name] for name in names]
-        inside = lambda a, b, low, high: low <= a < b <= high  # noqa: E731
+
+        def inside(a, b, low, high):
+            return low <= a < b <= high
+
         return tuple(
             name for low, high in spans for name, of in theirs.items() if inside(*of, low, high)
         )

@@ -139,10 +139,11 @@ class Decoding:
         check_whole("slots", self.slots)
         if self.record_routes and (self.loop == "host" or self.draft_tokens):
             raise InputError(
-                "sampler.router_replay", value=True,
+                "sampler.router_replay",
+                value=True,
                 rule="routes are recorded by the device's loop, a token at a time",
                 fix="sampler.loop='device', sampler.draft_tokens=0",
-            )  # fmt: skip
+            )
         check_whole("look_every", self.look_every, 1)
         check_pages(self.page_tokens, self.pages)
         if not isinstance(self.layout, Layout | None):
@@ -159,9 +160,11 @@ class Decoding:
             )
         if self.page_tokens and self.loop != "host":
             raise InputError(
-                "sampler page_tokens", value=self.page_tokens,
-                rule="pages are given out by the host, between dispatches", fix="loop='host'",
-            )  # fmt: skip
+                "sampler page_tokens",
+                value=self.page_tokens,
+                rule="pages are given out by the host, between dispatches",
+                fix="loop='host'",
+            )
         if self.dtype not in DTYPES:
             known = ", ".join(DTYPES[1:])
             raise InputError(
@@ -205,9 +208,14 @@ class Decoding:
 def alike(one: Sampling) -> tuple:
     """Returns the key of a request's rules: equal for requests that share them."""
     return (
-        one.temperature, one.top_k, one.top_p, one.min_p, one.stop_ids, one.logit_bias,
+        one.temperature,
+        one.top_k,
+        one.top_p,
+        one.min_p,
+        one.stop_ids,
+        one.logit_bias,
         one.allowed_ids,
-    )  # fmt: skip
+    )
 
 
 def stop_room(requests: Sequence[Sampling]) -> int:

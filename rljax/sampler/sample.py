@@ -18,11 +18,15 @@ from rljax.sampler.stop_strings import find_stop
 # What is recorded of a token of the response, side by side: a dispatch's tokens are one copy.
 RECORD = np.dtype(
     [
-        ("ids", np.int32), ("logprobs", np.float32), ("log_kept", np.float32),
-        ("entropy", np.float32), ("versions", np.int32), ("chosen", np.bool_),
+        ("ids", np.int32),
+        ("logprobs", np.float32),
+        ("log_kept", np.float32),
+        ("entropy", np.float32),
+        ("versions", np.int32),
+        ("chosen", np.bool_),
     ],
     align=True,
-)  # fmt: skip
+)
 _FIRST_ROOM = 64  # tokens
 _COUNTS = ("turn", "begun", "drawn", "resumed", "interrupted", "branched")  # of a Sample's state
 
@@ -124,10 +128,18 @@ class Sample:
         behind = self._records[at : self._count]
         budget_key = self.key if self.budget_key is None else self.budget_key
         sample = Sample(
-            request_id, self.prompt, self.sampling, key, turn=self.turn, begun=self.begun,
-            drawn=self.drawn - len(behind), branched=at, budget_key=budget_key,
-            interrupted=self.interrupted - int(np.count_nonzero(~behind["chosen"])), **how,
-        )  # fmt: skip
+            request_id,
+            self.prompt,
+            self.sampling,
+            key,
+            turn=self.turn,
+            begun=self.begun,
+            drawn=self.drawn - len(behind),
+            branched=at,
+            budget_key=budget_key,
+            interrupted=self.interrupted - int(np.count_nonzero(~behind["chosen"])),
+            **how,
+        )
         sample.record(self._records[:at])
         if sampling is not None:
             sample.limit(sampling)
@@ -139,12 +151,15 @@ class Sample:
         most = self.sampling.max_response_tokens
         return {
             **{name: getattr(self, name) for name in _COUNTS},
-            "id": self.id, "hold": self.hold, "key": _text(self.key, np.uint32),
-            "prompt": _text(self.prompt, np.int32), "max_response_tokens": most,
+            "id": self.id,
+            "hold": self.hold,
+            "key": _text(self.key, np.uint32),
+            "prompt": _text(self.prompt, np.int32),
+            "max_response_tokens": most,
             "budget_key": None if self.budget_key is None else _text(self.budget_key, np.uint32),
             "finish_reason": None if self.finish_reason is None else int(self.finish_reason),
             "tokens": _text(self._records[: self._count], RECORD),
-        }  # fmt: skip
+        }
 
     @classmethod
     def from_state(cls, state: dict, sampling: Sampling) -> "Sample":
@@ -153,13 +168,15 @@ class Sample:
         most, reason = int(state["max_response_tokens"]), state["finish_reason"]
         budget = state["budget_key"]
         sample = cls(
-            int(state["id"]), _array(state["prompt"], np.int32),
+            int(state["id"]),
+            _array(state["prompt"], np.int32),
             dataclasses.replace(sampling, max_response_tokens=most),
-            _array(state["key"], np.uint32), hold=bool(state["hold"]),
+            _array(state["key"], np.uint32),
+            hold=bool(state["hold"]),
             finish_reason=None if reason is None else FinishReason(reason),
             budget_key=None if budget is None else _array(budget, np.uint32),
             **{name: int(state[name]) for name in _COUNTS},
-        )  # fmt: skip
+        )
         sample.record(_array(state["tokens"], RECORD))
         if sample.key.shape != (2,) or not 0 <= sample.drawn <= min(most, sample._count):
             raise ValueError(f"sample {sample.id} has drawn {sample.drawn} tokens of {most}")

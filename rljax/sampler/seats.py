@@ -20,20 +20,29 @@ from rljax.sampler.slots import Slots
 
 METRICS = {
     "pages/occupancy": Metric(
-        "pages of keys and values in use, mean over dispatches", "share",
-        "far below 1: fewer pages, or more slots, would do"),
+        "pages of keys and values in use, mean over dispatches",
+        "share",
+        "far below 1: fewer pages, or more slots, would do",
+    ),
     "pages/occupancy_max": Metric(
-        "the same, at most", "share", "1 where samples had to wait for pages"),
+        "the same, at most", "share", "1 where samples had to wait for pages"
+    ),
     "pages/fill": Metric(
-        "tokens held, of what the pages in use have room for", "share",
-        "above 0.8; below: smaller pages"),
+        "tokens held, of what the pages in use have room for",
+        "share",
+        "above 0.8; below: smaller pages",
+    ),
     "pages/shared": Metric(
-        "pages in use that several samples read", "share",
-        "the larger, the longer prompts are beside responses"),
+        "pages in use that several samples read",
+        "share",
+        "the larger, the longer prompts are beside responses",
+    ),
     "pages/preemptions": Metric(
-        "samples that gave up their pages and were read again", "samples",
-        "small beside the samples of a step; else more pages"),
-}  # fmt: skip
+        "samples that gave up their pages and were read again",
+        "samples",
+        "small beside the samples of a step; else more pages",
+    ),
+}
 
 
 @dataclasses.dataclass
@@ -209,8 +218,10 @@ class Seats:
             return
         self.dispatches += 1
         used, page = self.pages.used, self.pages.page_tokens
-        empty = sum(len(r.pages) * page - min(s.size - 1, len(r.pages) * page)
-                    for s, r in self._runs.items())  # fmt: skip
+        empty = sum(
+            len(r.pages) * page - min(s.size - 1, len(r.pages) * page)
+            for s, r in self._runs.items()
+        )
         self._used, self._shared = self._used + used, self._shared + self.pages.shared
         self._tokens += used * page - empty
         self.most_used = max(self.most_used, used)

@@ -79,13 +79,24 @@ class Tokens:
 
 
 def empty(
-    models: list[Model], slots: int, columns: int, kv_dtype: str, rules, forcing, pool=None,
+    models: list[Model],
+    slots: int,
+    columns: int,
+    kv_dtype: str,
+    rules,
+    forcing,
+    pool=None,
     draft_tokens=0,
-) -> Slots:  # fmt: skip
+) -> Slots:
     """Empty slots (inside a program), of a Pool of pages where there is one. `rules` and `forcing`
     are templates of any number of rows."""
-    whole = lambda value, dtype: jnp.full((slots,), value, dtype)  # noqa: E731
-    blank = lambda x: jnp.zeros((slots, *x.shape[1:]), x.dtype)  # noqa: E731
+
+    def whole(value, dtype):
+        return jnp.full((slots,), value, dtype)
+
+    def blank(x):
+        return jnp.zeros((slots, *x.shape[1:]), x.dtype)
+
     rules, forcing = jax.tree.map(blank, (rules, forcing))
     return Slots(
         caches=tuple(one.empty_caches(slots, columns, kv_dtype, pool) for one in models),
@@ -225,7 +236,10 @@ def _emit(slots: Slots, drawn: Drawn, going: jax.Array) -> tuple[Slots, Tokens]:
         reason=reason.astype(jnp.int32),
         forcing=forcing,
     )
-    unless_forced = lambda x: jnp.where(forced, 0.0, x)  # noqa: E731
+
+    def unless_forced(x):
+        return jnp.where(forced, 0.0, x)
+
     return slots, Tokens(
         ids,
         unless_forced(drawn.logp),
@@ -249,7 +263,9 @@ def step_with_drafts(models, weight, slots: Slots, mode=None, *, always=False):
         behind = ((0, draft.shape[1]), (0, 0))
         return slots, jax.tree.map(lambda x: jnp.pad(x[None], behind), new)
 
-    along = lambda slots: _read_along(models, weight, slots, mode, draft, count)  # noqa: E731
+    def along(slots):
+        return _read_along(models, weight, slots, mode, draft, count)
+
     if always:
         slots, tokens = along(slots)
     else:
@@ -303,9 +319,15 @@ def _next_logits(models, weight, slots: Slots, read, counts):
 
 
 def decode(
-    models, weight, slots: Slots, steps, room: int, enough_free=None, look_every: int = 1,
+    models,
+    weight,
+    slots: Slots,
+    steps,
+    room: int,
+    enough_free=None,
+    look_every: int = 1,
     routed=False,
-):  # fmt: skip
+):
     """Decodes up to `steps` <= room steps. Ends early when no slot is live, or when `enough_free`
     of them are not. Returns the slots, Tokens of `room` steps (with drafts: of all tokens that they
     may give a slot), and how many steps were done.
@@ -330,7 +352,10 @@ def decode(
         if drafts is not None:
             given, how = slots.length - before, dict(always=look_every > 1)
             slots, new = step_with_drafts(models, weight, slots, mode, **how)
-            put = lambda old, x: speculation.put(old, x, new.valid, given)  # noqa: E731
+
+            def put(old, x):
+                return speculation.put(old, x, new.valid, given)
+
             return done + 1, slots, jax.tree.map(put, tokens, new)
         slots, new = step(models, weight, slots, mode, routed)
         return done + 1, slots, jax.tree.map(lambda a, x: a.at[done].set(x), tokens, new)

@@ -129,7 +129,10 @@ def put(old: jax.Array, new: jax.Array, valid, given) -> jax.Array:
     of each slot."""
     at = given[None, :] + jnp.arange(new.shape[0])[:, None]
     at = jnp.where(valid, at, old.shape[0])
-    write = lambda old, at, new: old.at[at].set(new, mode="drop")  # noqa: E731
+
+    def write(old, at, new):
+        return old.at[at].set(new, mode="drop")
+
     return jax.vmap(write, in_axes=1, out_axes=1)(old, at, new)
 
 

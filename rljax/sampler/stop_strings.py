@@ -143,9 +143,15 @@ def _cut(batch: Batch, ends: jax.Array, stopped: jax.Array) -> Batch:
     """The batch without what stands at columns ends [B] and behind."""
     inside = jnp.arange(batch.tokens.shape[1])[None, :] < ends[:, None]
     names = (
-        "tokens", "segment_ids", "positions", "mask", "sampler_logprobs", "sampler_log_kept",
-        "entropy", "policy_version",
-    )  # fmt: skip
+        "tokens",
+        "segment_ids",
+        "positions",
+        "mask",
+        "sampler_logprobs",
+        "sampler_log_kept",
+        "entropy",
+        "policy_version",
+    )
     cut = {name: getattr(batch, name) for name in names}
     cut = {name: jnp.where(inside, x, jnp.zeros_like(x)) for name, x in cut.items()}
     reason = jnp.where(stopped, FinishReason.STOP, batch.finish_reason)

@@ -77,9 +77,11 @@ class Sampler:
         read of held samples whose slots others need. `decode`: ids -> text, for stop strings; of a
         tokenizer that has fewer ids than the model, the others are never drawn."""
         for name, value, least in (
-            ("chunk_tokens", chunk_tokens, 1), ("prefill_rows", prefill_rows, 1),
-            ("parked_tokens", parked_tokens, 0), ("prefix_cache_tokens", prefix_cache_tokens, 0),
-        ):  # fmt: skip
+            ("chunk_tokens", chunk_tokens, 1),
+            ("prefill_rows", prefill_rows, 1),
+            ("parked_tokens", parked_tokens, 0),
+            ("prefix_cache_tokens", prefix_cache_tokens, 0),
+        ):
             check_whole(name, value, least)
         engine = _of_known_ids(engine, decode)
         self.engine, self.decode = engine, decode
@@ -240,8 +242,7 @@ class Sampler:
         """
         sample = partial.take()
         left = sampling or dataclasses.replace(
-            sample.sampling,
-            max_response_tokens=sample.sampling.max_response_tokens - sample.drawn,
+            sample.sampling, max_response_tokens=sample.sampling.max_response_tokens - sample.drawn
         )
         ids = self._checked([*sample.ids.tolist(), *more], left, 1)
         sample.append_observation(more, self._places.version or 0)
@@ -425,9 +426,12 @@ class Sampler:
         most = int(counts.max())
         records = np.zeros((len(self._places.slots), most), RECORD)
         for name, values in (
-            ("ids", tokens.ids), ("logprobs", tokens.logp), ("log_kept", tokens.log_kept),
-            ("entropy", tokens.entropy), ("chosen", tokens.chosen),
-        ):  # fmt: skip
+            ("ids", tokens.ids),
+            ("logprobs", tokens.logp),
+            ("log_kept", tokens.log_kept),
+            ("entropy", tokens.entropy),
+            ("chosen", tokens.chosen),
+        ):
             records[name] = values[:most].T
         records["versions"] = version
         forced = (tokens.valid & ~tokens.chosen).sum(axis=0).tolist()

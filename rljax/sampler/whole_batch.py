@@ -68,9 +68,19 @@ class Shape:
 
 @functools.partial(jax.jit, static_argnames=("model", "shape"))
 def rollout(
-    model: Model, shape: Shape, params, prompts, lengths, keys, rules, version, forcing, images,
-    second, limits=None,
-):  # fmt: skip
+    model: Model,
+    shape: Shape,
+    params,
+    prompts,
+    lengths,
+    keys,
+    rules,
+    version,
+    forcing,
+    images,
+    second,
+    limits=None,
+):
     """The program of a whole batch. prompts [P, L], lengths [P], keys [R, 2], rules and forcing of
     R rows; forcing, images and second are None, or arrays. limits [P]: tokens of prompt and
     response at which the rows of a prompt end; None: response_tokens behind it. Returns the
@@ -99,7 +109,7 @@ def rollout(
 
 def _start(
     model, shape: Shape, params, prompts, lengths, keys, rules, forcing, images, second, limits
-):  # fmt: skip
+):
     """Reads every prompt. Returns the prompts as a batch, the queue, and the state of the loop:
     slots, their owners, how many rows each shard has taken, the record."""
     count, total = shape.slots, shape.columns or prompts.shape[1] + shape.response_tokens
@@ -161,7 +171,7 @@ def fits_a_turn(shape: Shape, rows: int) -> bool:
 @functools.partial(jax.jit, static_argnames=("model", "shape"))
 def _begin(
     model, shape: Shape, params, prompts, lengths, keys, rules, forcing, images, second, limits
-):  # fmt: skip
+):
     prompt_batch, queue, carry = _start(
         model, shape, params, prompts, lengths, keys, rules, forcing, images, second, limits
     )
@@ -203,10 +213,22 @@ def _pinned(carry, model: Model):
 
 
 def in_turns(
-    model: Model, shape: Shape, params, prompts, lengths, keys, rules, version, forcing, images,
-    second, limits=None, *, finished: Callable[[int, list[int], int], None],
+    model: Model,
+    shape: Shape,
+    params,
+    prompts,
+    lengths,
+    keys,
+    rules,
+    version,
+    forcing,
+    images,
+    second,
+    limits=None,
+    *,
+    finished: Callable[[int, list[int], int], None],
     stop: Callable[[], bool] | None,
-):  # fmt: skip
+):
     """Decodes in turns and returns as `rollout`. `finished(row, ids, reason)` is called as rows
     end, on every host for every row, while the devices decode the next turn; once `stop` says so,
     that turn is the last. Where hosts were told to stop, all of them do so between the same two
@@ -306,7 +328,9 @@ def _refill(slots, owner, taken, queue: _Queue, n: int, shape: Shape, shards: in
     kept = jnp.where(slots.live, owner, queue.keys.shape[0])
     owner = jnp.where(take, (row + base).reshape(-1), kept)
     row, prompt = row.reshape(-1), (row // n).reshape(-1)
-    pick = lambda x, index: _pick(x, index, shards)  # noqa: E731
+
+    def pick(x, index):
+        return _pick(x, index, shards)
 
     def choose(old, new):
         where = take.reshape((-1,) + (1,) * (old.ndim - 1))
@@ -375,13 +399,18 @@ def _record(out: _Record, owner, before, slots, tokens: slot.Tokens, shards: int
     steps, (rows, total) = tokens.ids.shape[0], out.tokens.shape
     column = before[None, :] + 1 + jnp.arange(steps)[:, None]
     column = jnp.where(tokens.valid, column, total)
-    parts = lambda x, axis=0: x.reshape(*x.shape[:axis], shards, -1, *x.shape[axis + 1 :])  # noqa: E731
+
+    def parts(x, axis=0):
+        return x.reshape(*x.shape[:axis], shards, -1, *x.shape[axis + 1 :])
+
     first = (jnp.arange(shards) * (rows // shards))[:, None]
     own = parts(owner) - first
     own = jnp.where(own < rows // shards, own, rows)  # the rows of no slot: dropped
 
     def put(old, new, column=column):
-        write = lambda old, row, column, new: old.at[row[None], column].set(new, mode="drop")  # noqa: E731
+        def write(old, row, column, new):
+            return old.at[row[None], column].set(new, mode="drop")
+
         write = jax.vmap(write, in_axes=(0, 0, 1, 1))
         return write(parts(old), own, parts(column, 1), parts(new, 1)).reshape(old.shape)
 

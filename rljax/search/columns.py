@@ -56,16 +56,28 @@ class Columns:
     of at most `tokens` tokens: a slot has tokens + nodes columns."""
 
     def __init__(
-        self, model: Model, params, rules: Rules, width: int, value: Value | None = None, *,
-        tokens: int, nodes: int, kv_dtype: str = "",
-    ):  # fmt: skip
+        self,
+        model: Model,
+        params,
+        rules: Rules,
+        width: int,
+        value: Value | None = None,
+        *,
+        tokens: int,
+        nodes: int,
+        kv_dtype: str = "",
+    ):
         self.rules, self.width, self.calls = rules, width, 0
         models = (model,) if value is None else (model, value.model)
         check(models, len(rules.temperature), tokens, nodes, kv_dtype)
         self._plan = _Plan(
-            models, tokens + nodes, nodes, width, kv_dtype,
+            models,
+            tokens + nodes,
+            nodes,
+            width,
+            kv_dtype,
             value is not None and value.reads == "process",
-        )  # fmt: skip
+        )
         self._weights = (params,) if value is None else (params, value.params)
         self._why = why_lines_end(value, rules, model.config.ids)
 
@@ -77,9 +89,15 @@ class Columns:
         """{name: (jitted function, its arguments as shapes, 1)} of a search of prompts of so many
         columns, as `Forked.programs`; no path is read, so `depth` changes none."""
         rows, plan = len(self.rules.temperature), self._plan
-        whole = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)  # noqa: E731
+
+        def whole(*shape):
+            return jax.ShapeDtypeStruct(shape, jnp.int32)
+
         read = plan, self._weights, whole(rows, columns), whole(rows)
-        put = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)  # noqa: E731
+
+        def put(x, s):
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
+
         trees = jax.eval_shape(lambda *rest: _started(plan, *rest), *read[1:])
         trees = jax.tree.map(put, trees, _layout(plan, trees))
         live = jax.ShapeDtypeStruct((rows,), bool)
@@ -175,14 +193,16 @@ def _started(plan: _Plan, weights, prompts, lengths) -> _Trees:
     )
     last = jnp.take_along_axis(prompts, lengths[:, None] - 1, axis=1)[:, 0]
     trees = _Trees(
-        caches, lengths - 1, last,
+        caches,
+        lengths - 1,
+        last,
         tokens=jnp.zeros((rows, nodes), jnp.int32),
         depths=jnp.zeros((rows, nodes), jnp.int32),
         ancestors=jnp.zeros((rows, nodes, nodes), bool),
         scores=jnp.zeros((rows, nodes), jnp.float32),
         before=jnp.zeros((rows,), jnp.float32),
         inside=jnp.zeros((rows,), bool),
-    )  # fmt: skip
+    )
     return _pinned(plan, trees)
 
 
@@ -256,7 +276,10 @@ def _moved(plan: _Plan, trees: _Trees, tokens, kept, live) -> _Trees:
         [cache_tree.moved(one, trees.held, source) for one in of_model] for of_model in trees.caches
     )
     index = jnp.where(there, kept, order)
-    pick = lambda x: jnp.take_along_axis(x, index, axis=1)  # noqa: E731
+
+    def pick(x):
+        return jnp.take_along_axis(x, index, axis=1)
+
     ancestors = jnp.take_along_axis(trees.ancestors, index[:, :, None], axis=1)
     ancestors = jnp.take_along_axis(ancestors, index[:, None, :], axis=2)
     # What is no node any more is nobody's ancestor: new nodes will have these columns.

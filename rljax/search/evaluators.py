@@ -102,7 +102,9 @@ class Forked:
         columns: what reads them, a look at leaves of `depth` tokens, a move of the roots. `params`
         may be shapes."""
         rows = self.rules.temperature.shape[0]
-        whole = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)  # noqa: E731
+
+        def whole(*shape):
+            return jax.ShapeDtypeStruct(shape, jnp.int32)
 
         def prefix(engine: Engine | None):
             if engine is None:
@@ -111,7 +113,10 @@ class Forked:
             small = dataclasses.replace(made, caches=[])
             layout = rows_layout(small, mesh)
             layout = dataclasses.replace(layout, caches=cache.shardings(made.caches, mesh))
-            put = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)  # noqa: E731
+
+            def put(x, s):
+                return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
+
             return jax.tree.map(put, made, layout)
 
         roots = tuple(prefix(engine) for engine in (self.engine, self.value_engine))
@@ -140,10 +145,17 @@ class Forked:
         self.calls += 1
         return Evaluation(
             *_looked(
-                self._engines, self.width, self._weights, self.roots, self.before, self.rules,
-                self.ends_line, leaves.path, leaves.depth,
+                self._engines,
+                self.width,
+                self._weights,
+                self.roots,
+                self.before,
+                self.rules,
+                self.ends_line,
+                leaves.path,
+                leaves.depth,
             )
-        )  # fmt: skip
+        )
 
     def move_root(self, tokens: np.ndarray, kept: np.ndarray, live: np.ndarray) -> None:
         self.advance(tokens[:, None], live.astype(np.int32))
@@ -153,9 +165,15 @@ class Forked:
         behind it root b."""
         source = np.arange(len(counts)) if len(source) == 0 else np.asarray(source)
         self.roots, self.before = _advanced(
-            self._engines, self._weights, self.roots, self.before, self.ends_line, tokens,
-            np.asarray(counts, np.int32), source,
-        )  # fmt: skip
+            self._engines,
+            self._weights,
+            self.roots,
+            self.before,
+            self.ends_line,
+            tokens,
+            np.asarray(counts, np.int32),
+            source,
+        )
 
     def roll(
         self, leaves: Leaves, keys: np.ndarray, limit: np.ndarray, steps: int, *, greedy=False
@@ -171,9 +189,14 @@ class Forked:
         if greedy:
             rules = dataclasses.replace(rules, temperature=np.zeros_like(rules.temperature))
         entry = Entry(
-            reached.length, reached.token, np.asarray(limit, np.int32), reached.shift, keys,
-            rules, None,
-        )  # fmt: skip
+            reached.length,
+            reached.token,
+            np.asarray(limit, np.int32),
+            reached.shift,
+            keys,
+            rules,
+            None,
+        )
         slots = np.where(leaves.live, rows, len(rows)).astype(np.int32)
         state = engine.insert(reached, engine.init_state(), slots, rows, entry)
         _, new, _ = engine.generate(self.params, state, steps)
@@ -270,7 +293,10 @@ def _advanced(engines, weights, roots, before, ends_line, tokens, counts, source
         scores = one_number(_peek(judge, weights[1], roots[1], line, jnp.maximum(counts, 1)))
         score = _of_lines(scores, line, counts, before, ends_line)
         before = jnp.where(counts > 0, score, before[0]), before[1] | (counts > 0)
-    append = lambda engine, params, prefix: _appended(engine, params, prefix, tokens, counts)  # noqa: E731
+
+    def append(engine, params, prefix):
+        return _appended(engine, params, prefix, tokens, counts)
+
     other = None if judge is None else append(judge, weights[1], roots[1])
     return _pinned(engines, (append(policy, weights[0], roots[0]), other), before)
 
@@ -295,7 +321,9 @@ def _pinned(engines, roots, before):
     """Inside a program: the roots on the layout that the next program expects, so that each is
     compiled once."""
     mesh = engines[0].model.mesh
-    rows = lambda tree: jax.lax.with_sharding_constraint(tree, rows_layout(tree, mesh))  # noqa: E731
+
+    def rows(tree):
+        return jax.lax.with_sharding_constraint(tree, rows_layout(tree, mesh))
 
     def pin(prefix: Prefix | None):
         if prefix is None:

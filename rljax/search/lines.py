@@ -80,9 +80,14 @@ def beam(
 
 @contract(safe=True)
 def lookahead(
-    task: Task, *, beams: int = 1, samples: int = 4, step_tokens: int = 32,
-    lookahead_tokens: int = 0, temperature: float = 1.0,
-) -> list[Response]:  # fmt: skip
+    task: Task,
+    *,
+    beams: int = 1,
+    samples: int = 4,
+    step_tokens: int = 32,
+    lookahead_tokens: int = 0,
+    temperature: float = 1.0,
+) -> list[Response]:
     """Beams of lines: each of K = `beams` texts is continued `samples` times, at `temperature`, by
     a line (`step_tokens` tokens at most), and the K continuations stay that the process reward
     model says are best. It reads them after `lookahead_tokens` more tokens, the likeliest ones."""
@@ -171,9 +176,10 @@ def _repeated(task: Task, beams: int) -> Task:
 
 def _keys(keys: np.ndarray, number: int) -> np.ndarray:
     """Keys [B, 2] of the draws `number` of each row."""
-    one = lambda key: jax.random.key_data(  # noqa: E731
-        jax.random.fold_in(jax.random.wrap_key_data(key), number)
-    )
+
+    def one(key):
+        return jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(key), number))
+
     return fetch(jax.vmap(one)(keys))
 
 

@@ -55,9 +55,14 @@ def mcts(
     _check(task, rollouts, simulations, visit_temperature, noise_fraction, noise_concentration)
     explores = task.sampling.temperature > 0
     search = _Searched(
-        task, simulations, width, exploration, rollouts or task.value is None,
-        noise_fraction if explores else 0.0, noise_concentration,
-    )  # fmt: skip
+        task,
+        simulations,
+        width,
+        exploration,
+        rollouts or task.value is None,
+        noise_fraction if explores else 0.0,
+        noise_concentration,
+    )
     for place in range(task.limit):
         if not search.live.any():
             break
@@ -71,10 +76,11 @@ def _check(
 ) -> None:
     if task.value is None and task.scored is None:
         raise InputError(
-            "mcts", value="no value model, no reward",
+            "mcts",
+            value="no value model, no reward",
             rule="it compares texts by a critic, a reward model or a reward",
             fix="give a value model by --search_model=FOLDER, or a config with a reward",
-        )  # fmt: skip
+        )
     if rollouts and task.scored is None and task.value.reads == "critic":
         rule = "the end of a rollout is scored by a reward model or a reward: a critic has no score"
         raise InputError(
@@ -130,13 +136,19 @@ def _emitted(tree: Tree, keys, place, temperature, live, exploration):
     visits, prior, tokens = tree.visits[:, 0], tree.prior[:, 0], tree.tokens[:, 0]
     visited = jnp.any(visits > 0, axis=-1)
     warm = trees.visit_policy(visits, jnp.maximum(temperature, 1e-3))
-    draw = lambda key, p: jax.random.categorical(  # noqa: E731
-        jax.random.fold_in(jax.random.wrap_key_data(key), place), jnp.log(p)
-    )
+
+    def draw(key, p):
+        return jax.random.categorical(
+            jax.random.fold_in(jax.random.wrap_key_data(key), place), jnp.log(p)
+        )
+
     draws = (temperature > 0) & visited
     drawn = jax.vmap(draw)(keys, warm).astype(jnp.int32)
     edge = jnp.where(draws, drawn, trees.best_of(visits, prior, tokens))
-    at = lambda x: jnp.take_along_axis(x, edge[:, None], axis=1)[:, 0]  # noqa: E731
+
+    def at(x):
+        return jnp.take_along_axis(x, edge[:, None], axis=1)[:, 0]
+
     logprob = jnp.where(draws, jnp.log(jnp.maximum(at(warm), 1e-30)), 0.0)
     shares = jnp.where(
         visited[:, None], trees.visit_policy(visits, 1.0), jax.nn.one_hot(edge, visits.shape[1])
@@ -151,9 +163,12 @@ _NOISE, _CHOICE, _ROLLOUT = 0, 1, 2  # streams of a row's draws
 
 def _stream(keys: np.ndarray, purpose: int) -> np.ndarray:
     """Keys [B, 2] of their own for a purpose."""
-    one = lambda key: jax.random.key_data(  # noqa: E731
-        jax.random.fold_in(jax.random.wrap_key_data(key), 2**30 + purpose)
-    )
+
+    def one(key):
+        return jax.random.key_data(
+            jax.random.fold_in(jax.random.wrap_key_data(key), 2**30 + purpose)
+        )
+
     return fetch(jax.vmap(one)(keys))
 
 
@@ -212,9 +227,11 @@ class _Searched:
                 self.responses[row].ids + path[row, : depth[row]].tolist() for row in range(rows)
             ]
             ended = np.array(
-                [asked[r] and depth[r] > 0 and self.task.reason(texts[r]) is not None
-                 for r in range(rows)]
-            )  # fmt: skip
+                [
+                    asked[r] and depth[r] > 0 and self.task.reason(texts[r]) is not None
+                    for r in range(rows)
+                ]
+            )
             value = self._values(tree, leaves, texts, ended, value)
         found = (tokens, logprobs, value.astype(np.float32), ended)
         return _grown(tree, selected, *found, active, self.exploration)
@@ -247,9 +264,9 @@ class _Searched:
         rolls = leaves.live & ~ended
         if not rolls.any():
             return texts
-        keys = jax.vmap(lambda key, i: jax.random.key_data(
-            jax.random.fold_in(jax.random.wrap_key_data(key), i)
-        ))(self.keys[_ROLLOUT], self.done)  # fmt: skip
+        keys = jax.vmap(
+            lambda key, i: jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(key), i))
+        )(self.keys[_ROLLOUT], self.done)
         limit = self.task.lengths + self.task.limit
         part = leaves._replace(live=rolls)
         more = self.evaluator.roll(part, keys, limit, self.task.limit)

@@ -122,9 +122,18 @@ class Search:
     scored: Scored | None = None
 
     def __call__(
-        self, model: Model, params, prompts: np.ndarray, lengths: np.ndarray, key,
-        sampling: Sampling, *, n: int, version: int, decoding: Decoding,
-    ) -> Batch:  # fmt: skip
+        self,
+        model: Model,
+        params,
+        prompts: np.ndarray,
+        lengths: np.ndarray,
+        key,
+        sampling: Sampling,
+        *,
+        n: int,
+        version: int,
+        decoding: Decoding,
+    ) -> Batch:
         """The batch of `rljax.sampler.generate`: n responses to each prompt, row p n + s. Of them
         `decoding.slots` are searched at a time, which changes none."""
         _check(sampling)
@@ -143,9 +152,17 @@ class Search:
             at = np.minimum(row[start : start + size], rows - 1)
             at = np.pad(at, (0, size - len(at)), mode="edge")  # one shape
             task = Task(
-                model, params, prompts[at // n], lengths[at // n], keys[at], sampling, decoding,
-                self.value, self.scored, at,
-            )  # fmt: skip
+                model,
+                params,
+                prompts[at // n],
+                lengths[at // n],
+                keys[at],
+                sampling,
+                decoding,
+                self.value,
+                self.scored,
+                at,
+            )
             heartbeat.beat()
             responses += self.method(task)[: rows - start]
         whole = np.repeat(prompts, n, axis=0), np.repeat(lengths, n)
@@ -153,9 +170,15 @@ class Search:
         return place(_batch(responses, *whole, columns, n, version), model.mesh)
 
     def planned(
-        self, model: Model, params, shape: tuple[int, int], sampling: Sampling, *, n: int,
+        self,
+        model: Model,
+        params,
+        shape: tuple[int, int],
+        sampling: Sampling,
+        *,
+        n: int,
         decoding: Decoding,
-    ) -> tuple[dict[str, tuple], Batch]:  # fmt: skip
+    ) -> tuple[dict[str, tuple], Batch]:
         """Returns the programs that a call would run, for a plan, with prompts of `shape` [P, L]:
         ({program: (jitted function, its arguments as shapes, 1)}, rows of zeros with all their
         tokens). The longest path is a whole response; a step runs the look once for each
@@ -217,4 +240,4 @@ def _batch(responses: list[Response], prompts, lengths, columns: int, n: int, ve
         group=np.arange(rows, dtype=np.int32) // n,
         finish_reason=np.array([int(one.reason) for one in responses], np.int32),
         **more,
-    )  # fmt: skip
+    )

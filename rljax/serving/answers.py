@@ -14,11 +14,7 @@ from rljax.serving.fields import ParsedRequest
 from rljax.serving.text import StopStrings, TextStream, text_stream
 from rljax.serving.worker import TokenChunk
 
-REASONS = {
-    FinishReason.STOP: "stop",
-    FinishReason.LENGTH: "length",
-    FinishReason.INTERRUPT: "stop",
-}
+REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.INTERRUPT: "stop"}
 
 
 def error_body(message: str, kind: str, *, param: str | None = None, code: str | None = None):

@@ -155,9 +155,15 @@ class _Requests:
     """Parses requests, has them decoded and answers them."""
 
     def __init__(
-        self, worker: Worker, tokenizer: Tokenizer, name: str, calls: Format,
-        images: ImageReader | None, stops: Sequence[str], defaults: Mapping[str, float] | None,
-    ):  # fmt: skip
+        self,
+        worker: Worker,
+        tokenizer: Tokenizer,
+        name: str,
+        calls: Format,
+        images: ImageReader | None,
+        stops: Sequence[str],
+        defaults: Mapping[str, float] | None,
+    ):
         self._stops, self._defaults = tuple(stops), dict(defaults or {})
         self._worker, self._tokenizer, self._name, self._calls = worker, tokenizer, name, calls
         self._images = images

@@ -9,12 +9,7 @@ from collections.abc import Sequence
 
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.environments.calls import Format
-from rljax.reasoning import (
-    LONGEST_MARK,
-    begins_reasoning,
-    closes_reasoning,
-    reasoning_spans,
-)
+from rljax.reasoning import LONGEST_MARK, begins_reasoning, closes_reasoning, reasoning_spans
 from rljax.sampler.stop_strings import holds_special, text_before_stop
 from rljax.serving.text import StopStrings, text_stream
 

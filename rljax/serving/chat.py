@@ -83,10 +83,16 @@ class Chat:
         decoding = decoding_of(policy.config, policy.tokenizer)
         self._params = decoding.weights(policy.model, policy.params)
         engine = Engine(
-            decoding.of(policy.model), 1, self.limits.max_tokens, steps=options.steps,
+            decoding.of(policy.model),
+            1,
+            self.limits.max_tokens,
+            steps=options.steps,
             stop_ids=max(16, len(self.turn.stop_ids)),
-        )  # fmt: skip
-        whole = lambda ids: policy.tokenizer.decode(ids, skip_special_tokens=False)  # noqa: E731
+        )
+
+        def whole(ids):
+            return policy.tokenizer.decode(ids, skip_special_tokens=False)
+
         self._sampler = Sampler(engine, key=jax.random.key(options.seed), decode=whole)
 
     def forget(self) -> None:
@@ -118,9 +124,11 @@ class Chat:
                 ids = yield from self._written(sample)
                 log, turns = log + len(step.ids) + len(ids), turns + 1
                 step = episode.reply(
-                    ids, REASONS.get(sample.finish_reason, "stop"),
-                    self.limits.max_turns - turns, self.limits.max_tokens - log,
-                )  # fmt: skip
+                    ids,
+                    REASONS.get(sample.finish_reason, "stop"),
+                    self.limits.max_turns - turns,
+                    self.limits.max_tokens - log,
+                )
                 yield from ((ANSWER, message.get("content") or "") for message in step.messages)
             if step.ended:
                 yield END, _why(step)
@@ -138,9 +146,16 @@ class Chat:
             ids = tokenizer.encode(self._system + question, add_special_tokens=True)
         fields = {"prompt": question, "ground_truth": "", "data_source": "chat", "extra_info": {}}
         return Episode(
-            self._asked, self._component, fields, tokenizer, self.limits, seed=self._asked,
-            sample_seed=self._asked, prompt_ids=ids, messages=messages,
-        )  # fmt: skip
+            self._asked,
+            self._component,
+            fields,
+            tokenizer,
+            self.limits,
+            seed=self._asked,
+            sample_seed=self._asked,
+            prompt_ids=ids,
+            messages=messages,
+        )
 
     def _written(self, sample: Sample) -> Iterator[tuple[str, str]]:
         """Decodes a turn and yields its text and calls; returns its ids."""

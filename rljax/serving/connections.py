@@ -147,8 +147,10 @@ class _Connection(H11Protocol):
 async def _refuse_all(scope, receive, send) -> None:
     body = error_body("too many connections; try again", "overloaded_error", code="overloaded")
     headers = [
-        (b"content-type", b"application/json"), (b"connection", b"close"), (b"retry-after", b"1"),
-    ]  # fmt: skip
+        (b"content-type", b"application/json"),
+        (b"connection", b"close"),
+        (b"retry-after", b"1"),
+    ]
     await send({"type": "http.response.start", "status": 503, "headers": headers})
     await send({"type": "http.response.body", "body": json.dumps(body).encode()})
 

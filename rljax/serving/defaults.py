@@ -14,11 +14,22 @@ GENERATION = "generation_config.json"
 # Fields of generation_config.json that would change the samples and are not done, with the values
 # that change nothing.
 _NOT_DONE = {
-    "repetition_penalty": (1,), "encoder_repetition_penalty": (1,), "no_repeat_ngram_size": (0,),
-    "typical_p": (1,), "epsilon_cutoff": (0,), "eta_cutoff": (0,), "top_h": (), "num_beams": (1,),
-    "guidance_scale": (1,), "min_length": (0,), "min_new_tokens": (0,), "bad_words_ids": ([],),
-    "suppress_tokens": ([],), "begin_suppress_tokens": ([],), "sequence_bias": ({},),
-}  # fmt: skip
+    "repetition_penalty": (1,),
+    "encoder_repetition_penalty": (1,),
+    "no_repeat_ngram_size": (0,),
+    "typical_p": (1,),
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+    "top_h": (),
+    "num_beams": (1,),
+    "guidance_scale": (1,),
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+    "bad_words_ids": ([],),
+    "suppress_tokens": ([],),
+    "begin_suppress_tokens": ([],),
+    "sequence_bias": ({},),
+}
 
 
 @dataclasses.dataclass(frozen=True)

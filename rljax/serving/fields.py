@@ -102,7 +102,7 @@ NEUTRAL = {
     "rid": _ANY,
     "separate_reasoning": (False,),
     "stop_regex": ([],),
-}  # fmt: skip
+}
 _NEUTRAL_IN_CHAT = {
     "add_special_tokens": (False,),  # templates write them
     "best_of": (1,),
@@ -385,7 +385,10 @@ def _read(body: object, known: dict, neutral: dict, defaults: Mapping[str, float
 def _without_effect(name: str, value: object, neutral: dict) -> bool:
     """Returns whether a field's value changes nothing. 1 is not true, and 0 not false."""
     values = neutral.get(name, ())
-    same = lambda one: one == value and isinstance(one, bool) == isinstance(value, bool)  # noqa: E731
+
+    def same(one):
+        return one == value and isinstance(one, bool) == isinstance(value, bool)
+
     return values is _ANY or any(map(same, values))
 
 
@@ -393,9 +396,13 @@ def _without_effect(name: str, value: object, neutral: dict) -> bool:
 
 
 def read_completion(
-    body: object, tokenizer: Tokenizer, name: str, limits: Limits, stops: Sequence[str] = (),
+    body: object,
+    tokenizer: Tokenizer,
+    name: str,
+    limits: Limits,
+    stops: Sequence[str] = (),
     defaults: Mapping[str, float] | None = None,
-) -> ParsedRequest:  # fmt: skip
+) -> ParsedRequest:
     """The body of POST /v1/completions for the model that is served as `name`. `stops`: the stop
     strings of the run that is served, beside those of the request. `defaults`: of fields that the
     request does not name."""
@@ -424,10 +431,15 @@ def read_completion(
 
 
 def read_chat(
-    body: object, tokenizer: Tokenizer, name: str, limits: Limits, calls: Format | None = None,
-    reader: ImageReader | None = None, stops: Sequence[str] = (),
+    body: object,
+    tokenizer: Tokenizer,
+    name: str,
+    limits: Limits,
+    calls: Format | None = None,
+    reader: ImageReader | None = None,
+    stops: Sequence[str] = (),
     defaults: Mapping[str, float] | None = None,
-) -> ParsedRequest:  # fmt: skip
+) -> ParsedRequest:
     """The body of POST /v1/chat/completions. Without a limit the response fills the slot. `calls`:
     how the model writes tool calls. `reader`: how it reads images."""
     fields = _read(body, _CHAT, NEUTRAL | _NEUTRAL_IN_CHAT, defaults)
@@ -501,9 +513,17 @@ def _parsed(
         name = "top_logprobs" if chat else "logprobs"
         _refuse(name, likeliest, rule, fix="send 0, or stream=false")
     return ParsedRequest(
-        chat, requests, fields["n"], fields["stream"], fields["stream_options"],
-        fields["logprobs"], likeliest, echo, fields["stop"], **more,
-    )  # fmt: skip
+        chat,
+        requests,
+        fields["n"],
+        fields["stream"],
+        fields["stream_options"],
+        fields["logprobs"],
+        likeliest,
+        echo,
+        fields["stop"],
+        **more,
+    )
 
 
 def _check_model(fields: dict, name: str) -> None:

@@ -42,21 +42,27 @@ def _part(part: object, place: str, user: bool, sources: list[Source]) -> object
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind == "image":
         raise InputError(
-            f"{place}.type", value=kind, rule="an image is a part of type 'image_url'",
+            f"{place}.type",
+            value=kind,
+            rule="an image is a part of type 'image_url'",
             fix='{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}',
-        )  # fmt: skip
+        )
     if kind != "image_url":
         return part
     if not user:
         raise InputError(
-            place, value=kind, rule="images stand in messages of the user",
+            place,
+            value=kind,
+            rule="images stand in messages of the user",
             fix="put the image into a message with role 'user'",
-        )  # fmt: skip
+        )
     if len(sources) == IMAGES:
         raise InputError(
-            "images of one request", value=f"{IMAGES + 1} or more", rule=f"at most {IMAGES}",
+            "images of one request",
+            value=f"{IMAGES + 1} or more",
+            rule=f"at most {IMAGES}",
             fix="fewer images",
-        )  # fmt: skip
+        )
     sources.append(Source(data_url(_url(part, place), place), place))
     return {"type": "image"}
 
@@ -72,21 +78,26 @@ def _url(part: Mapping, place: str) -> str:
         raise InputError(f"{place}: a field", value=unknown[0][:64], rule=rule, fix="leave it out")
     if named.get("detail") not in _DETAILS:
         raise InputError(
-            f"{place}.image_url.detail", value=named["detail"],
-            rule="the size of images is the model's", fix="leave it out, and scale the image down",
-        )  # fmt: skip
+            f"{place}.image_url.detail",
+            value=named["detail"],
+            rule="the size of images is the model's",
+            fix="leave it out, and scale the image down",
+        )
     url = named.get("url")
     if not isinstance(url, str):
         raise InputError(
-            f"{place}.image_url.url", value=url, rule="a string",
+            f"{place}.image_url.url",
+            value=url,
+            rule="a string",
             fix='{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}',
-        )  # fmt: skip
+        )
     if not url.startswith("data:"):
         raise InputError(
-            f"{place}.image_url.url", value=url[:80],
+            f"{place}.image_url.url",
+            value=url[:80],
             rule="a data URL: this server downloads nothing and opens no file",
             fix='send the image itself, as "data:image/png;base64,..."',
-        )  # fmt: skip
+        )
     return url
 
 
@@ -96,17 +107,21 @@ def opened(sources: Sequence[Source], reader: ImageReader | None) -> tuple[Image
         return ()
     if reader is None:
         raise InputError(
-            sources[0].place, value=f"{len(sources)} images", rule="this model reads text alone",
+            sources[0].place,
+            value=f"{len(sources)} images",
+            rule="this model reads text alone",
             fix="leave the images out, or serve a model with images",
-        )  # fmt: skip
+        )
     total = 0
     for source in sources:
         total += int(np.prod(source.size()))
         if total > MOST_PIXELS:
             raise InputError(
-                "images of one request", value=f"{total} pixels or more",
-                rule=f"at most {MOST_PIXELS} in all", fix="fewer images, or smaller ones",
-            )  # fmt: skip
+                "images of one request",
+                value=f"{total} pixels or more",
+                rule=f"at most {MOST_PIXELS} in all",
+                fix="fewer images, or smaller ones",
+            )
     return reader.opened(sources)
 
 

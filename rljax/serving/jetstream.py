@@ -70,7 +70,10 @@ class ResultTokens:
     def get_result_at_slots(self, slots: Sequence[int]) -> SlotData:
         """Rows `slots`."""
         at = np.asarray(slots)
-        column = lambda pair: self.data[at, pair[0] : pair[1]]  # noqa: E731
+
+        def column(pair):
+            return self.data[at, pair[0] : pair[1]]
+
         log_prob = None if self.log_prob is None else self.log_prob[at]
         return SlotData(
             column(self.tokens_idx), column(self.valid_idx), column(self.length_idx)[:, 0], log_prob
@@ -303,17 +306,31 @@ class JetStreamHeadEngine(JetStreamEngine):
         return min(HEAD_CHUNK_TOKENS, self.max_prefill_length)
 
     def prefill(
-        self, *, params, existing_prefix=None, padded_tokens, true_length, sampler=None,
+        self,
+        *,
+        params,
+        existing_prefix=None,
+        padded_tokens,
+        true_length,
+        sampler=None,
         request_id=None,
-    ) -> tuple[dict, ResultTokens]:  # fmt: skip
+    ) -> tuple[dict, ResultTokens]:
         """(what was read, the first token). existing_prefix: JetStream's ExistingPrefix."""
         keys = self._keys(request_id, 1)
         return self._first(params, existing_prefix, padded_tokens, true_length, sampler, keys)
 
     def prefill_multisampling(
-        self, *, params, existing_prefix=None, padded_tokens, true_length, sampler=None, rng=None,
-        num_samples: int = 1, request_id=None,
-    ) -> tuple[dict, ResultTokens]:  # fmt: skip
+        self,
+        *,
+        params,
+        existing_prefix=None,
+        padded_tokens,
+        true_length,
+        sampler=None,
+        rng=None,
+        num_samples: int = 1,
+        request_id=None,
+    ) -> tuple[dict, ResultTokens]:
         """One prompt, num_samples first tokens: rows for bulk_insert."""
         if num_samples < 1:
             raise InputError("num_samples", value=num_samples, fix="give num_samples=1 or more")

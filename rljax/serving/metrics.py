@@ -17,21 +17,27 @@ COUNTERS = {
     "device_s": ("device_seconds_total", "counter", "Time of decoding on the devices"),
     "prefix_cache_hits": ("prefix_cache_hits_total", "counter", "Prompts found in the cache"),
     "prefix_cache_reused_tokens": (
-        "prefix_cache_reused_tokens_total", "counter", "Tokens that were not read again",
+        "prefix_cache_reused_tokens_total",
+        "counter",
+        "Tokens that were not read again",
     ),
     "pages/occupancy": ("pages_used_ratio", "gauge", "Share of the pages in use, mean"),
     "pages/occupancy_max": ("pages_used_max_ratio", "gauge", "The same, at most"),
     "pages/fill": ("pages_filled_ratio", "gauge", "Tokens held by those of the pages in use"),
     "pages/shared": ("pages_shared_ratio", "gauge", "Pages in use that several samples read"),
     "pages/preemptions": (
-        "preemptions_total", "counter", "Samples that were taken out of their slots for pages",
+        "preemptions_total",
+        "counter",
+        "Samples that were taken out of their slots for pages",
     ),
     "drafts/kept": ("drafts_kept_ratio", "gauge", "Share of the drafted tokens that were kept"),
     "drafts/tokens_per_step": (
-        "tokens_per_step_ratio", "gauge", "Tokens that a step of a slot gave, mean",
+        "tokens_per_step_ratio",
+        "gauge",
+        "Tokens that a step of a slot gave, mean",
     ),
     "version": ("parameters_version", "gauge", "Version of the parameters"),
-}  # fmt: skip
+}
 
 
 def prometheus_text(statistics: Mapping[str, float]) -> str:

@@ -84,7 +84,9 @@ def _likeliest(model: Model, params, batch: Batch, temperature):
     whole = -(-s // size) * size
     hidden = jnp.pad(hidden, ((0, 0), (0, whole - s), (0, 0)))
     tokens = jnp.pad(batch.tokens, ((0, 0), (0, whole - s)))
-    columns = lambda x: x.reshape(b, -1, size, *x.shape[2:]).swapaxes(0, 1)  # noqa: E731
+
+    def columns(x):
+        return x.reshape(b, -1, size, *x.shape[2:]).swapaxes(0, 1)
 
     def some(part):
         hidden, tokens = part

@@ -45,9 +45,11 @@ def make_worker(policy: SavedPolicy, options: ServeOptions) -> Worker:
         raise InputError("--tokens", value=options.tokens, rule=rule, fix=f"--tokens={context}")
     decoding = decoding_of(policy.config, policy.tokenizer)
     decoding = dataclasses.replace(
-        decoding, dtype=options.dtype or decoding.dtype, layout=parsed(options.layout),
+        decoding,
+        dtype=options.dtype or decoding.dtype,
+        layout=parsed(options.layout),
         weight_dtype=options.weight_dtype or decoding.weight_dtype,
-    )  # fmt: skip
+    )
     weights = functools.partial(decoding.weights, policy.model)
     engine = Engine(
         decoding.of(policy.model),

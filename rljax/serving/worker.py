@@ -54,9 +54,14 @@ class Worker:
     """One thread that owns a Sampler and the parameters it decodes with."""
 
     def __init__(
-        self, sampler: Sampler, params, *, version: int = 0, max_waiting: int = 256,
+        self,
+        sampler: Sampler,
+        params,
+        *,
+        version: int = 0,
+        max_waiting: int = 256,
         weights: Callable = lambda params: params,
-    ):  # fmt: skip
+    ):
         """At most `max_waiting` samples wait beyond those that the slots hold. `weights` makes of
         the parameters of training those that the sampler reads (rljax.sampler.layout)."""
         if max_waiting < 0:
@@ -74,9 +79,12 @@ class Worker:
     # -- from any thread
 
     def submit(
-        self, ticket: Ticket, requests: Sequence[tuple[Sequence[int], Sampling]], n: int,
+        self,
+        ticket: Ticket,
+        requests: Sequence[tuple[Sequence[int], Sampling]],
+        n: int,
         images: PromptImages | None = None,
-    ) -> Future:  # fmt: skip
+    ) -> Future:
         """Submits n samples of each (prompt, sampling), all or none; `images` are those of each
         prompt. The future's result is None;
         it raises InputError for what can never be served, Overloaded, or Failed."""
@@ -245,10 +253,8 @@ class Worker:
         if sample.finish_reason is not None:
             del self._tickets[id(sample)], ticket.unfinished[place]
         ticket.deliver(
-            TokenChunk(
-                place, ids, logprobs, self.version, sample.finish_reason, sample.error,
-            )
-        )  # fmt: skip
+            TokenChunk(place, ids, logprobs, self.version, sample.finish_reason, sample.error)
+        )
 
     def _end(self, why: str) -> None:
         for ticket, place in self._tickets.values():

@@ -16,14 +16,7 @@ from rljax.setup.role_table import (
     with_arrays,
 )
 from rljax.setup.scoring import make_episodes, open_players
-from rljax.setup.setup import (
-    Phase,
-    Setup,
-    check_length,
-    load_model,
-    make_sampling,
-    prompt_order,
-)
+from rljax.setup.setup import Phase, Setup, check_length, load_model, make_sampling, prompt_order
 from rljax.setup.weights import initial_params, load_scalar
 
 __all__ = [

@@ -64,4 +64,4 @@ def check_slots(decoding: Decoding, model: Model, rows: int) -> None:
             rule="data x fsdp of sampler.layout splits the slots; without it every device is one",
             fix=f"sampler.slots={max(slots // shards, 1) * shards}, so many devices: "
             f"{dividing(slots, slots)}, or a layout with tensor={devices}",
-        )  # fmt: skip
+        )

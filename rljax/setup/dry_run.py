@@ -26,8 +26,13 @@ from rljax.setup.setup import Phase, Setup, sampled_prompts
 
 # Fields beside tokens, segment_ids, positions and mask that the batch of each kind of data has.
 _SAMPLES = (
-    "sampler_logprobs", "sampler_log_kept", "entropy", "policy_version", "group", "finish_reason"
-)  # fmt: skip
+    "sampler_logprobs",
+    "sampler_log_kept",
+    "entropy",
+    "policy_version",
+    "group",
+    "finish_reason",
+)
 _FIELDS = {
     "rollouts": (*_SAMPLES, "rewards", "scores"),
     "samples": _SAMPLES,
@@ -88,9 +93,10 @@ def abstract_batch(setup: Setup, phase: Phase) -> Batch:
         rows *= setup.rows_per_example
     # How many parts the reward has shows when it runs: as many as there are weights for them.
     readers = [
-        c for c in (phase.dataflow, algorithm.advantage, *algorithm.reward_shaping)
+        c
+        for c in (phase.dataflow, algorithm.advantage, *algorithm.reward_shaping)
         if "reward_parts" in spec(c).reads
-    ]  # fmt: skip
+    ]
     weights = [c.options["weights"] for c in readers if c.options.get("weights")]
     if readers:
         names.add("reward_parts")
@@ -102,13 +108,17 @@ def abstract_batch(setup: Setup, phase: Phase) -> Batch:
     if (images := images_of(setup, phase)) is not None:
         sizes |= images.fields
     layout = row_sharding(mesh) if rows % row_shards(mesh) == 0 else replicated(mesh)
-    return Batch(**{
-        field.name: jax.ShapeDtypeStruct(
-            [sizes[axis] for axis in field.metadata["axes"]], dtypes[field.name], sharding=layout,
-        )
-        for field in dataclasses.fields(Batch)
-        if field.name in names
-    })  # fmt: skip
+    return Batch(
+        **{
+            field.name: jax.ShapeDtypeStruct(
+                [sizes[axis] for axis in field.metadata["axes"]],
+                dtypes[field.name],
+                sharding=layout,
+            )
+            for field in dataclasses.fields(Batch)
+            if field.name in names
+        }
+    )
 
 
 def abstract_key(setup: Setup):
@@ -226,9 +236,10 @@ def _check_process_reward(text: str) -> None:
     if rewards.shape != numbers.shape:
         raise InputError(
             f"reward.process_reward={text!r} returns the wrong shape",
-            value=rewards.shape, rule="rewards [B, S]",
+            value=rewards.shape,
+            rule="rewards [B, S]",
             fix="return one number for each token, of the shape of batch.rewards",
-        )  # fmt: skip
+        )
 
 
 def check_fields_read(setup: Setup) -> set[str]:
@@ -247,9 +258,10 @@ def check_fields_read(setup: Setup) -> set[str]:
         read |= {"kl_target", "kl_horizon"}
     settings, default = vars(setup.config.algorithm), vars(AlgorithmConfig())
     unread = [
-        name for name, usual in default.items()
+        name
+        for name, usual in default.items()
         if name not in read and not _same(name, settings[name], usual)
-    ]  # fmt: skip
+    ]
     if unread:
         raise InputError(
             ", ".join(f"algorithm.{name}={settings[name]!r}" for name in unread),
@@ -262,9 +274,12 @@ def check_fields_read(setup: Setup) -> set[str]:
 
 # A formula of Algorithm that decides what is learned -> a dataflow that reads it.
 _READERS = {
-    "policy_loss": "grpo", "advantage": "grpo", "value_loss": "ppo", "reward_loss": "reward_model",
+    "policy_loss": "grpo",
+    "advantage": "grpo",
+    "value_loss": "ppo",
+    "reward_loss": "reward_model",
     "preference_loss": "preference",
-}  # fmt: skip
+}
 
 
 def _fix_of_unread(name: str, value, usual) -> str:
@@ -333,16 +348,24 @@ class _Noting(Algorithm):
 # Stage -> what its function returns; an array alone where none is named.
 _FORMS = {
     "advantage": ("array", "advantages, returns"),
-    "policy_loss": ("loss, metrics",), "value_loss": ("loss, metrics",),
-    "reward_loss": ("loss, metrics",), "preference_loss": ("loss, metrics",),
+    "policy_loss": ("loss, metrics",),
+    "value_loss": ("loss, metrics",),
+    "reward_loss": ("loss, metrics",),
+    "preference_loss": ("loss, metrics",),
     "correction": ("batch, metrics",),
-}  # fmt: skip
+}
 # Stage -> the axes that its function may return: T [B, S], R [B], E [B / rows of an example].
 _RETURNS = {
-    "advantage": "T", "policy_loss": "TR", "value_loss": "TR", "reduction": "T",
-    "preference_loss": "TE", "reward_loss": "TE", "reward_shaping": "R", "baseline_filters": "R",
+    "advantage": "T",
+    "policy_loss": "TR",
+    "value_loss": "TR",
+    "reduction": "T",
+    "preference_loss": "TE",
+    "reward_loss": "TE",
+    "reward_shaping": "R",
+    "baseline_filters": "R",
     "filters": "R",
-}  # fmt: skip
+}
 
 
 class _Checked(Component):
@@ -398,8 +421,9 @@ class _Checked(Component):
                 value=_kind(result),
                 rule=f"{rule}{place_of(self.function)}",
                 fix="algorithm.correction='rollout_correction()', which measures as well"
-                if self.stage == "correction" else f"return {forms[0]}",
-            )  # fmt: skip
+                if self.stage == "correction"
+                else f"return {forms[0]}",
+            )
         if names[0] == "loss" and not jnp.issubdtype(jnp.result_type(parts[0]), jnp.floating):
             raise InputError(
                 f"{named} returns {_kind(parts[0])}",

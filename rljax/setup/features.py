@@ -121,7 +121,10 @@ def _token_blind(parts: Parts, _) -> bool:
 
 def _over_rows(name: str, field: str) -> Feature:
     """The feature of a component that takes each row for a whole sample."""
-    part = lambda parts: getattr(parts, name)  # noqa: E731
+
+    def part(parts):
+        return getattr(parts, name)
+
     return Feature(field, lambda parts, _: contract_of(part(parts)).single_rows)
 
 
@@ -242,100 +245,212 @@ _AT_ONCE = (
 )
 
 EXCLUDES = (
-    Rule("in flight", "opponent",
-         "{rollout!r} draws half of a prompt's samples from an opponent, at one moment",
-         _SYNCHRONOUS),
-    Rule("in flight", "rounds",
-         "{rollout!r} scores a round of samples before it draws the next one", _SYNCHRONOUS),
-    Rule("in flight", "search",
-         "{rollout!r} searches the responses of a step together, to their ends", _SYNCHRONOUS),
-    Rule("in flight", "tree of episodes", "{rollout!r} plays the trees of a step at once",
-         _SYNCHRONOUS),
-    Rule("in flight", "one version of the policy",
-         "dataflow={dataflow!r} compares samples of one version of the policy", _SYNCHRONOUS),
-    Rule("in flight", "replay alone", "rollouts.replay_share=1.0: nothing is sampled",
-         _SYNCHRONOUS),
-    Rule("choice of groups", "in flight",
-         "it chooses groups, and does not say how many may be dropped for one step in flight",
-         f"@contract(needs_groups=True, drops_dead=(10, 'error')), or {_SYNCHRONOUS}"),
-    *(Rule(a, "dead groups replaced in flight", _AT_ONCE, f"'once()', or {_SYNCHRONOUS}")
-      for a in ("reward model", "judge model")),
-    Rule("dead groups replaced in flight", "no reward read",
-         "dataflow={dataflow!r} reads no reward: no group is known to be dead", "'once()'"),
-    Rule("search", "opponent",
-         "it searches with one policy, and half of the samples of dataflow={dataflow!r} are an "
-         "opponent's", "once()"),
-    Rule("environment", "opponent",
-         "one policy plays an episode, and half of the samples of dataflow={dataflow!r} are an "
-         "opponent's", "environment.function='', or dataflow='grpo'"),
-    Rule("rollout of other roles", "rollout inside another",
-         "it asks for roles that {rollout!r}, the rollout of dataflow={dataflow!r}, does not hand "
-         "on", "once()"),
-    Rule("sampler devices", "placed roles",
-         "placement={placement!r} has devices of its own as well",
-         "one of both: placement=(), or rollouts.sampler_devices=0"),
-    Rule("placed reference", "samples of the reference",
-         "dataflow={dataflow!r} samples from the reference, on the mesh of the actor",
-         "leave reference out"),
-    Rule("environment", "no reward read",
-         "dataflow={dataflow!r} learns from samples, and episodes are rollouts",
-         "dataflow='grpo', or environment.function=''"),
-    *(Rule(a, "environment",
-           "it continues single responses, and an environment plays episodes of several turns",
-           "turn_tree()") for a in ("continuations", "search")),
-    *(Rule(a, "environment", _ONE_TURN, f"{FEATURES[a].field}='' beside environment.function")
-      for a in ("process model", "reward model", "judge model", "reward of evaluation", "replay")),
+    Rule(
+        "in flight",
+        "opponent",
+        "{rollout!r} draws half of a prompt's samples from an opponent, at one moment",
+        _SYNCHRONOUS,
+    ),
+    Rule(
+        "in flight",
+        "rounds",
+        "{rollout!r} scores a round of samples before it draws the next one",
+        _SYNCHRONOUS,
+    ),
+    Rule(
+        "in flight",
+        "search",
+        "{rollout!r} searches the responses of a step together, to their ends",
+        _SYNCHRONOUS,
+    ),
+    Rule(
+        "in flight",
+        "tree of episodes",
+        "{rollout!r} plays the trees of a step at once",
+        _SYNCHRONOUS,
+    ),
+    Rule(
+        "in flight",
+        "one version of the policy",
+        "dataflow={dataflow!r} compares samples of one version of the policy",
+        _SYNCHRONOUS,
+    ),
+    Rule(
+        "in flight", "replay alone", "rollouts.replay_share=1.0: nothing is sampled", _SYNCHRONOUS
+    ),
+    Rule(
+        "choice of groups",
+        "in flight",
+        "it chooses groups, and does not say how many may be dropped for one step in flight",
+        f"@contract(needs_groups=True, drops_dead=(10, 'error')), or {_SYNCHRONOUS}",
+    ),
+    *(
+        Rule(a, "dead groups replaced in flight", _AT_ONCE, f"'once()', or {_SYNCHRONOUS}")
+        for a in ("reward model", "judge model")
+    ),
+    Rule(
+        "dead groups replaced in flight",
+        "no reward read",
+        "dataflow={dataflow!r} reads no reward: no group is known to be dead",
+        "'once()'",
+    ),
+    Rule(
+        "search",
+        "opponent",
+        "it searches with one policy, and half of the samples of dataflow={dataflow!r} are an "
+        "opponent's",
+        "once()",
+    ),
+    Rule(
+        "environment",
+        "opponent",
+        "one policy plays an episode, and half of the samples of dataflow={dataflow!r} are an "
+        "opponent's",
+        "environment.function='', or dataflow='grpo'",
+    ),
+    Rule(
+        "rollout of other roles",
+        "rollout inside another",
+        "it asks for roles that {rollout!r}, the rollout of dataflow={dataflow!r}, does not hand "
+        "on",
+        "once()",
+    ),
+    Rule(
+        "sampler devices",
+        "placed roles",
+        "placement={placement!r} has devices of its own as well",
+        "one of both: placement=(), or rollouts.sampler_devices=0",
+    ),
+    Rule(
+        "placed reference",
+        "samples of the reference",
+        "dataflow={dataflow!r} samples from the reference, on the mesh of the actor",
+        "leave reference out",
+    ),
+    Rule(
+        "environment",
+        "no reward read",
+        "dataflow={dataflow!r} learns from samples, and episodes are rollouts",
+        "dataflow='grpo', or environment.function=''",
+    ),
+    *(
+        Rule(
+            a,
+            "environment",
+            "it continues single responses, and an environment plays episodes of several turns",
+            "turn_tree()",
+        )
+        for a in ("continuations", "search")
+    ),
+    *(
+        Rule(a, "environment", _ONE_TURN, f"{FEATURES[a].field}='' beside environment.function")
+        for a in ("process model", "reward model", "judge model", "reward of evaluation", "replay")
+    ),
     Rule("rollout of single rows", "episodes of several rows", _ONE_ROW, "dynamic()"),
     Rule("advantage of single rows", "episodes of several rows", _ONE_ROW, "rloo()"),
     Rule("dataflow of single rows", "episodes of several rows", _ONE_ROW, "grpo"),
-    Rule("tree of episodes", "unrepeatable environment",
-         "a branch of a turn_tree is played again from recorded replies, and "
-         "environment.function={environment!r} declares repeatable=False", "once()"),
-    Rule("tree of episodes", "samples compared",
-         "dataflow={dataflow!r} compares all rows of a prompt, and those of a turn_tree begin at "
-         "different turns", "once()"),
+    Rule(
+        "tree of episodes",
+        "unrepeatable environment",
+        "a branch of a turn_tree is played again from recorded replies, and "
+        "environment.function={environment!r} declares repeatable=False",
+        "once()",
+    ),
+    Rule(
+        "tree of episodes",
+        "samples compared",
+        "dataflow={dataflow!r} compares all rows of a prompt, and those of a turn_tree begin at "
+        "different turns",
+        "once()",
+    ),
     Rule("replay", "images", "stored rollouts hold no images", "rollouts.replay=''"),
     Rule("environment", "images", "episodes are of text", "rows of text alone"),
-    Rule("continuations", "images", "its samples go on from within others, which are of text",
-         "algorithm.collect='once'"),
+    Rule(
+        "continuations",
+        "images",
+        "its samples go on from within others, which are of text",
+        "algorithm.collect='once'",
+    ),
     Rule("search", "images", "a search reads text", "algorithm.collect='once'"),
-    Rule("rule over the batch", "values by continuations",
-         "its mean and variance over the samples are not those over the continuations that "
-         "algorithm.collect={collect!r} compares them with",
-         "rules of one row alone: scaled, clipped, soft_overlong"),
-    Rule("rule over the batch", "search",
-         "it compares the rows of a batch, and {collect!r} scores some rows at a time",
-         "scaled(), clipped()"),
-    *(Rule(a, "search", "{collect!r} ends a response at stop ids and its limit alone",
-           f"{FEATURES[a].field}=()") for a in ("stop strings", "thinking limits")),
-    *(Rule(a, "search of whole texts", _NO_DRAWS, _SAMPLED)
-      for a in ("dataflow over draws", "loss over draws", "advantage over draws")),
+    Rule(
+        "rule over the batch",
+        "values by continuations",
+        "its mean and variance over the samples are not those over the continuations that "
+        "algorithm.collect={collect!r} compares them with",
+        "rules of one row alone: scaled, clipped, soft_overlong",
+    ),
+    Rule(
+        "rule over the batch",
+        "search",
+        "it compares the rows of a batch, and {collect!r} scores some rows at a time",
+        "scaled(), clipped()",
+    ),
+    *(
+        Rule(
+            a,
+            "search",
+            "{collect!r} ends a response at stop ids and its limit alone",
+            f"{FEATURES[a].field}=()",
+        )
+        for a in ("stop strings", "thinking limits")
+    ),
+    *(
+        Rule(a, "search of whole texts", _NO_DRAWS, _SAMPLED)
+        for a in ("dataflow over draws", "loss over draws", "advantage over draws")
+    ),
     Rule("correction", "search of whole texts", _NO_DRAWS, "algorithm.correction=''"),
     Rule("bypass", "search of whole texts", _NO_DRAWS, "'recomputed'"),
-    Rule("correction", "bypass",
-         "with old_logprobs='sampler' (bypass) the ratio is already that to the sampler: a weight "
-         "would count it twice", "correction='', or old_logprobs='recomputed'"),
-    Rule("process model", "advantage blind to tokens",
-         "algorithm.advantage={advantage!r} reads no rewards of single tokens",
-         "gae() with dataflow='ppo', or reinforce_plus_plus(); or reward.process_model=''"),
-    Rule("no reference", "KL",
-         "takes no reference, but algorithm.kl_in_reward or kl_in_loss is above 0",
-         "set both to 0"),
+    Rule(
+        "correction",
+        "bypass",
+        "with old_logprobs='sampler' (bypass) the ratio is already that to the sampler: a weight "
+        "would count it twice",
+        "correction='', or old_logprobs='recomputed'",
+    ),
+    Rule(
+        "process model",
+        "advantage blind to tokens",
+        "algorithm.advantage={advantage!r} reads no rewards of single tokens",
+        "gae() with dataflow='ppo', or reinforce_plus_plus(); or reward.process_model=''",
+    ),
+    Rule(
+        "no reference",
+        "KL",
+        "takes no reference, but algorithm.kl_in_reward or kl_in_loss is above 0",
+        "set both to 0",
+    ),
     Rule("judge model", "reward model", "reward.model takes its place", "reward.model=''"),
-    *(Rule(a, "no reward read", "dataflow={dataflow!r} does not read it",
-           f"{FEATURES[a].field}=''") for a in ("reward model", "process model", "replay")),
-    *(Rule(a, "costs",
-           "dataflow={dataflow!r} reads the cost of every response, which these lack",
-           f"{FEATURES[a].field}=''") for a in ("environment", "replay")),
-)  # fmt: skip
+    *(
+        Rule(
+            a, "no reward read", "dataflow={dataflow!r} does not read it", f"{FEATURES[a].field}=''"
+        )
+        for a in ("reward model", "process model", "replay")
+    ),
+    *(
+        Rule(
+            a,
+            "costs",
+            "dataflow={dataflow!r} reads the cost of every response, which these lack",
+            f"{FEATURES[a].field}=''",
+        )
+        for a in ("environment", "replay")
+    ),
+)
 NEEDS = (
-    Rule("sampler devices", "in flight",
-         "rollouts.max_staleness=0 samples with the newest weights: nothing is left to do beside "
-         "learning", "rollouts.max_staleness=1 or more, or rollouts.sampler_devices=0"),
-    Rule("tree of episodes", "environment",
-         "episodes branch where turns of an environment end, and environment.function is ''",
-         "once()"),
-)  # fmt: skip
+    Rule(
+        "sampler devices",
+        "in flight",
+        "rollouts.max_staleness=0 samples with the newest weights: nothing is left to do beside "
+        "learning",
+        "rollouts.max_staleness=1 or more, or rollouts.sampler_devices=0",
+    ),
+    Rule(
+        "tree of episodes",
+        "environment",
+        "episodes branch where turns of an environment end, and environment.function is ''",
+        "once()",
+    ),
+)
 
 
 def violations(parts: Parts) -> Iterator[tuple[Rule, str, object, str]]:

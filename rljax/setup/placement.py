@@ -52,9 +52,15 @@ class Group:
 
 @contract(safe=True)
 def group(
-    free: list, *, devices: int, data: int = 1, fsdp: int = -1, tensor: int = 1, context: int = 1,
+    free: list,
+    *,
+    devices: int,
+    data: int = 1,
+    fsdp: int = -1,
+    tensor: int = 1,
+    context: int = 1,
     expert: int = 1,
-) -> Mesh:  # fmt: skip
+) -> Mesh:
     """A mesh of the first so many of the `free` devices; the axes are those of config.mesh."""
     return make_mesh(data, fsdp, tensor, context=context, expert=expert, devices=free[:devices])
 
@@ -89,9 +95,11 @@ def parsed(text: str, own_roles=()) -> tuple[tuple[str, ...], Component]:
     devices = made.options["devices"]
     if devices < 1:
         raise InputError(
-            f"placement={text!r}: a group with no devices", value=devices, rule="devices >= 1",
+            f"placement={text!r}: a group with no devices",
+            value=devices,
+            rule="devices >= 1",
             fix=f"devices=1 or more, or leave {names.strip()} out of it: on the mesh of the others",
-        )  # fmt: skip
+        )
     if any(size == 0 or size < -1 for size in sizes.values()):
         raise InputError(
             f"placement={text!r}",
@@ -106,10 +114,11 @@ def parsed(text: str, own_roles=()) -> tuple[tuple[str, ...], Component]:
     if not fits:
         most = "devices must be a multiple of" if -1 in sizes.values() else "devices must be"
         raise InputError(
-            f"placement={text!r}: the sizes do not divide the group", value=devices,
+            f"placement={text!r}: the sizes do not divide the group",
+            value=devices,
             rule=f"{most} {known}, the product of the sizes",
             fix=f"devices={-(-devices // known) * known if -1 in sizes.values() else known}",
-        )  # fmt: skip
+        )
     return roles, made
 
 
@@ -161,11 +170,12 @@ def _check_one_process(config: Config, devices: list) -> None:
     processes = {device.process_index for device in devices}
     if len(processes) > 1:
         raise InputError(
-            "rollouts.sampler_devices", value=config.rollouts.sampler_devices,
+            "rollouts.sampler_devices",
+            value=config.rollouts.sampler_devices,
             rule=f"the devices are of {len(processes)} processes, and weights go from those that "
             "train to those that sample within one alone",
             fix="0: one mesh of all devices, which decodes on under the next weights",
-        )  # fmt: skip
+        )
 
 
 def check_room(config: Config, devices: int) -> None:
@@ -179,9 +189,11 @@ def check_room(config: Config, devices: int) -> None:
     if wanted >= devices and config.placement:
         fix = f"groups of {devices - 1} devices together at most" if devices > 1 else "placement=()"
         raise InputError(
-            "placement", value=config.placement,
-            rule=f"its groups take {wanted} devices, {there}, and the actor needs one", fix=fix,
-        )  # fmt: skip
+            "placement",
+            value=config.placement,
+            rule=f"its groups take {wanted} devices, {there}, and the actor needs one",
+            fix=fix,
+        )
 
 
 def dividing(rows: int, most: int) -> str:

@@ -127,9 +127,14 @@ def text_scorer(
     model = Model(facts, mesh)
     tokens = microbatch_tokens(config)
     return MeshJudge(
-        model, _kept(config, load_params(folder, model)), tokenizer, component,
-        grades=reward.judge_grades, tokens_per_call=tokens, apart=apart,
-    )  # fmt: skip
+        model,
+        _kept(config, load_params(folder, model)),
+        tokenizer,
+        component,
+        grades=reward.judge_grades,
+        tokens_per_call=tokens,
+        apart=apart,
+    )
 
 
 def _process_scorer(setup: Setup, rows: int) -> ProcessScorer:
@@ -139,10 +144,14 @@ def _process_scorer(setup: Setup, rows: int) -> ProcessScorer:
     asked = (setup.config, policy, setup.tokenizer, "reward.process_model", wish.process_model)
     model, params = scalar_model(*asked, adapted=False)
     return ProcessScorer(
-        model, _kept(setup.config, params), rows, setup.tokenizer,
-        lines=resolve(wish.process_lines, home), reward=resolve(wish.process_reward, home),
+        model,
+        _kept(setup.config, params),
+        rows,
+        setup.tokenizer,
+        lines=resolve(wish.process_lines, home),
+        reward=resolve(wish.process_reward, home),
         home=setup.model.mesh,
-    )  # fmt: skip
+    )
 
 
 def abstract_scorers(setup: Setup) -> dict[str, dict]:
@@ -164,7 +173,10 @@ def abstract_scorers(setup: Setup) -> dict[str, dict]:
             one = Model(facts, mesh)
             if role != "judge":
                 one = Model(dataclasses.replace(facts, labels=1), mesh, "scalar")
-            held = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=on_host(x.sharding))  # noqa: E731
+
+            def held(x):
+                return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=on_host(x.sharding))
+
             arrays = one.abstract()
             found[f"{name} weights"] = jax.tree.map(held, arrays) if waits else arrays
     return found

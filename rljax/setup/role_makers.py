@@ -47,10 +47,16 @@ def number(inputs: RoleInputs, *, initial: float = 0.0, size: int = 0) -> Number
 
 @contract(safe=True)
 def trained_policy(
-    inputs: RoleInputs, *, folder: str = "", lr: float = 1e-6, schedule: ScheduleText = "constant",
-    warmup_steps: int = 0, weight_decay: float = 0.0, clip_norm: float = 1.0,
+    inputs: RoleInputs,
+    *,
+    folder: str = "",
+    lr: float = 1e-6,
+    schedule: ScheduleText = "constant",
+    warmup_steps: int = 0,
+    weight_decay: float = 0.0,
+    clip_norm: float = 1.0,
     optimizer: OptimizerText = "adamw",
-) -> Actor:  # fmt: skip
+) -> Actor:
     """A second policy that the dataflow trains, with metrics named NAME/...: it starts from the
     weights of `folder`, or from the policy's. The optimizer's options are those of
     OptimizerConfig."""
@@ -65,9 +71,13 @@ def trained_policy(
         own, base = model.split(params)
         params = merged(inputs.copied(own), base)
     settings = OptimizerConfig(
-        name=optimizer, lr=lr, schedule=schedule, warmup_steps=warmup_steps,
-        weight_decay=weight_decay, clip_norm=clip_norm,
-    )  # fmt: skip
+        name=optimizer,
+        lr=lr,
+        schedule=schedule,
+        warmup_steps=warmup_steps,
+        weight_decay=weight_decay,
+        clip_norm=clip_norm,
+    )
     made = inputs.optimizer(settings)
     temperature = inputs.config.sampler.temperature
     state = inputs.training(model, params, made)
@@ -76,17 +86,27 @@ def trained_policy(
 
 @contract(safe=True)
 def trained_values(
-    inputs: RoleInputs, *, lr: float = 1e-5, schedule: ScheduleText = "constant",
-    warmup_steps: int = 0, weight_decay: float = 0.0, clip_norm: float = 1.0,
-    optimizer: OptimizerText = "adamw", folder: str = "",
-) -> Critic:  # fmt: skip
+    inputs: RoleInputs,
+    *,
+    lr: float = 1e-5,
+    schedule: ScheduleText = "constant",
+    warmup_steps: int = 0,
+    weight_decay: float = 0.0,
+    clip_norm: float = 1.0,
+    optimizer: OptimizerText = "adamw",
+    folder: str = "",
+) -> Critic:
     """A second critic (of costs, say), with metrics named NAME/...: it starts from the reward model
     or cost model of `folder`, else as `critic` does. The optimizer's options are those of
     OptimizerConfig."""
     settings = OptimizerConfig(
-        name=optimizer, lr=lr, schedule=schedule, warmup_steps=warmup_steps,
-        weight_decay=weight_decay, clip_norm=clip_norm,
-    )  # fmt: skip
+        name=optimizer,
+        lr=lr,
+        schedule=schedule,
+        warmup_steps=warmup_steps,
+        weight_decay=weight_decay,
+        clip_norm=clip_norm,
+    )
     made = inputs.optimizer(settings)
     model, body = scalar_start(inputs, folder=folder, field=f"role {inputs.name}")
     return Critic(inputs.training(model, body, made), model, made, f"{inputs.name}/")
@@ -94,9 +114,14 @@ def trained_values(
 
 @contract(safe=True)
 def lagrange_multiplier(
-    inputs: RoleInputs, *, initial: float = 1.0, lr: float = 0.1, threshold: float = 0.0,
-    maximum: float = 5.0, window: int = 128,
-) -> Multiplier:  # fmt: skip
+    inputs: RoleInputs,
+    *,
+    initial: float = 1.0,
+    lr: float = 0.1,
+    threshold: float = 0.0,
+    maximum: float = 5.0,
+    window: int = 128,
+) -> Multiplier:
     """The multiplier of a constraint E[cost] <= threshold (rljax.roles.Multiplier), with metrics
     named NAME/...: it starts at `initial` and learns by SGD of its logarithm with rate `lr`, from
     the mean cost of the last `window` episodes. lr=0 keeps it as it is."""
@@ -116,8 +141,9 @@ def lagrange_multiplier(
             )
     state = {
         "log": inputs.number(math.log(initial) if initial else -math.inf),
-        "costs": inputs.number([0.0] * window), "seen": inputs.number(0.0),
-    }  # fmt: skip
+        "costs": inputs.number([0.0] * window),
+        "seen": inputs.number(0.0),
+    }
     return Multiplier(state, lr, threshold, maximum, f"{inputs.name}/")
 
 

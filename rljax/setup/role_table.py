@@ -124,7 +124,10 @@ def _copied(tree: dict, like: dict | None = None) -> dict:
         return jax.tree.map(lambda x, y: jnp.array(x, y.dtype), tree, like)
 
     copies = jax.jit(copy, out_shardings=layout)(tree)
-    put = lambda x, y: x if y.sharding == x.sharding else moved(x, y.sharding)  # noqa: E731
+
+    def put(x, y):
+        return x if y.sharding == x.sharding else moved(x, y.sharding)
+
     return jax.tree.map(put, copies, like)
 
 
@@ -146,9 +149,13 @@ def make_actor(inputs: RoleInputs, *, prefix: str = "", settings=None) -> Actor:
 
 
 def scalar_start(
-    inputs: RoleInputs, labels: int = 1, squash: str | None = None, *, folder: str = "",
+    inputs: RoleInputs,
+    labels: int = 1,
+    squash: str | None = None,
+    *,
+    folder: str = "",
     field: str = "critic_model",
-) -> tuple[Model, dict]:  # fmt: skip
+) -> tuple[Model, dict]:
     """The reward model of `folder`, else of critic_model, with its own config.json and head;
     without one, the policy's body and a head of zeros, of `labels` labels. `squash`: what its
     scores are read through; None = as its config.json says."""

@@ -58,14 +58,25 @@ def make_episodes(
         declared.on_limit,
     )
     crew = EpisodeCrew(
-        own.function, tokenizer, limits, workers=own.workers, retries=own.retries,
-        memory_gb=own.memory_gb, log=log,
-    )  # fmt: skip
+        own.function,
+        tokenizer,
+        limits,
+        workers=own.workers,
+        retries=own.retries,
+        memory_gb=own.memory_gb,
+        log=log,
+    )
     crew.start()
     return Episodes(
-        crew, rules, tokenizer, mesh, open_reward, mask_bad_turns=own.mask_bad_turns,
-        max_failed=own.max_failed, correct_at=config.evaluate.correct_at,
-    )  # fmt: skip
+        crew,
+        rules,
+        tokenizer,
+        mesh,
+        open_reward,
+        mask_bad_turns=own.mask_bad_turns,
+        max_failed=own.max_failed,
+        correct_at=config.evaluate.correct_at,
+    )
 
 
 def open_players(setup: Setup, log: Path) -> list[Player]:

@@ -219,10 +219,11 @@ def _check_own_tokenizer(config: Config, tokenizer: Tokenizer) -> None:
         return
     if differ := differing_ids(tokenizer, own, may_lack=True):
         raise InputError(
-            f"the tokenizer of {config.tokenizer} is not that of {config.model}", value=differ,
+            f"the tokenizer of {config.tokenizer} is not that of {config.model}",
+            value=differ,
             rule="the model would read its ids as other words",
             fix="tokenizer='' takes the model's own; a copy of it may have another template",
-        )  # fmt: skip
+        )
 
 
 def _check_balance(config: Config, model: ModelConfig) -> None:
@@ -238,9 +239,11 @@ def _check_balance(config: Config, model: ModelConfig) -> None:
         value = getattr(config.model_settings, name)
         if value and not getattr(model, name):
             raise InputError(
-                f"model_settings.{name}", value=value, rule=f"{rule} (family {model.family})",
+                f"model_settings.{name}",
+                value=value,
+                rule=f"{rule} (family {model.family})",
                 fix=f"model_settings.{name}=0",
-            )  # fmt: skip
+            )
     if config.sampler.router_replay and model.experts is None:
         rule = f"it replays routes to experts, and the model has none (family {model.family})"
         raise InputError(
@@ -327,11 +330,12 @@ def prompt_order(config: Config, data: Data) -> Loader | StreamLoader | Curricul
     for name in ("retire_at_pass_rate", "drop_above_pass_rate"):
         if data.endless and getattr(settings, name):
             raise InputError(
-                f"data.{name}", value=getattr(settings, name),
+                f"data.{name}",
+                value=getattr(settings, name),
                 rule="the prompts of a stream are not known before: there is nothing to leave out",
                 fix=f"data.{name}=0, or a fixed number of prompts: prompts=5000 in the task's "
                 "brackets (reasoning_gym: size=5000), data.stream=False",
-            )  # fmt: skip
+            )
     if not (settings.sources or settings.retire_at_pass_rate or settings.drop_above_pass_rate):
         return make_loader(data.sources[0], batch_size=size, seed=seed)
     return Curriculum(
@@ -381,9 +385,13 @@ def check_context(what: str, tokens: int, model: Model, fix: str) -> None:
 
 
 def assemble(
-    config: Config, tokenizer: Tokenizer, data: Data, model: Model, row: int,
+    config: Config,
+    tokenizer: Tokenizer,
+    data: Data,
+    model: Model,
+    row: int,
     groups: tuple[Group, ...] = (),
-) -> Setup:  # fmt: skip
+) -> Setup:
     """The setup of what was loaded; rows of the last phase have `row` tokens."""
     dataflow = resolve(config.dataflow, NAMESPACES["dataflow"])
     batch, together, optimizer_steps = config.batch, 1, config.steps
@@ -395,9 +403,14 @@ def assemble(
         # An environment opens with a text of its own: half of a row has room for most.
         prompt = row // 2 if config.environment.function else data.prompt_tokens
         steps = _steps(
-            config, rows, row, model, batch.epochs, prompt_tokens=prompt,
+            config,
+            rows,
+            row,
+            model,
+            batch.epochs,
+            prompt_tokens=prompt,
             samples=batch.samples_per_prompt,
-        )  # fmt: skip
+        )
         generated = batch.prompts_per_step * batch.samples_per_prompt
         optimizer_steps *= batch.epochs * (generated // rows)
     else:
@@ -425,9 +438,19 @@ def assemble(
     decoding = decoding_on(model, config, tokenizer, sampler_mesh(groups))
     check_slots(decoding, model, sampled_prompts(config) * batch.samples_per_prompt)
     return Setup(
-        config, model, tokenizer, data, (*before, main), rollout_of(config, dataflow), rollouts,
-        decoding, row, together, groups, _pretraining_steps(config, data, model),
-    )  # fmt: skip
+        config,
+        model,
+        tokenizer,
+        data,
+        (*before, main),
+        rollout_of(config, dataflow),
+        rollouts,
+        decoding,
+        row,
+        together,
+        groups,
+        _pretraining_steps(config, data, model),
+    )
 
 
 def _sft_phase(config: Config, data: Data, model: Model, algorithm: Algorithm) -> Phase:
@@ -437,10 +460,14 @@ def _sft_phase(config: Config, data: Data, model: Model, algorithm: Algorithm) -
     steps = _steps(config, config.sft.sequences_per_step, data.example_tokens, model, 1)
     reduction = resolve("token_mean", NAMESPACES["reduction"])
     return Phase(
-        "sft", resolve("sft()", NAMESPACES["dataflow"]),
+        "sft",
+        resolve("sft()", NAMESPACES["dataflow"]),
         algorithm.replace(steps=steps, reduction=reduction),
-        config.sft.steps, config.sft.steps, config.sft.optimizer, "examples",
-    )  # fmt: skip
+        config.sft.steps,
+        config.sft.steps,
+        config.sft.optimizer,
+        "examples",
+    )
 
 
 def _pretraining_steps(config: Config, data: Data, model: Model) -> Steps | None:

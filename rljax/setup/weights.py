@@ -121,22 +121,31 @@ def reading_same_ids(
     if isinstance(other, str):
         if wanted.vocab_size != policy.config.vocab_size:
             raise InputError(
-                f"{field}={folder} has another vocabulary", value=wanted.vocab_size,
-                rule=f"the policy's has {policy.config.vocab_size} tokens", fix=fix,
-            )  # fmt: skip
+                f"{field}={folder} has another vocabulary",
+                value=wanted.vocab_size,
+                rule=f"the policy's has {policy.config.vocab_size} tokens",
+                fix=fix,
+            )
         if hosts.first():
             LOG.warning(
                 "%s=%s has no tokenizer to compare with the run's (%s): its vocabulary is taken "
-                "for the same, as it has the same size", field, folder, other,
-            )  # fmt: skip
+                "for the same, as it has the same size",
+                field,
+                folder,
+                other,
+            )
     elif differ := differing_ids(tokenizer, other):
         raise InputError(
-            f"{field}={folder} has another tokenizer than the run", value=differ,
-            rule="it would read the run's ids as other words", fix=fix,
-        )  # fmt: skip
+            f"{field}={folder} has another tokenizer than the run",
+            value=differ,
+            rule="it would read the run's ids as other words",
+            fix=fix,
+        )
     elif wanted.vocab_size < tokenizer.vocab_size:
         raise InputError(
-            f"{field}={folder} has another vocabulary", value=wanted.vocab_size,
-            rule=f"the run's tokenizer has {tokenizer.vocab_size} ids", fix=fix,
-        )  # fmt: skip
+            f"{field}={folder} has another vocabulary",
+            value=wanted.vocab_size,
+            rule=f"the run's tokenizer has {tokenizer.vocab_size} ids",
+            fix=fix,
+        )
     return known

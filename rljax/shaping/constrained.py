@@ -125,9 +125,13 @@ def codpo(responses: Responses, *, beta: AboveZero = 0.1, nll_coef: NotNegative 
     weights = jnp.stack([nll_weight, jnp.zeros_like(nll_weight)], axis=1)
     with_violation = masked_mean(some[:, 0].astype(nll_weight.dtype), keep)
     return Targets(
-        jnp.stack([chosen, rejected], axis=1), weights, jnp.repeat(keep[:, None], 2, axis=1),
-        jnp.sum(keep), beta, {"violating_rejected_fraction": with_violation},
-    )  # fmt: skip
+        jnp.stack([chosen, rejected], axis=1),
+        weights,
+        jnp.repeat(keep[:, None], 2, axis=1),
+        jnp.sum(keep),
+        beta,
+        {"violating_rejected_fraction": with_violation},
+    )
 
 
 @contract(safe=True)

@@ -82,7 +82,10 @@ def choose_pairs(
     else:
         another = live & (jnp.arange(scores.shape[1])[None, :] != best[:, None])
         other = jax.random.categorical(key, jnp.where(another, 0.0, -jnp.inf), axis=1)
-    of = lambda x, at: jnp.take_along_axis(x, at[:, None], axis=1)[:, 0]  # noqa: E731
+
+    def of(x, at):
+        return jnp.take_along_axis(x, at[:, None], axis=1)[:, 0]
+
     known = jnp.sum(live, axis=1) > 1
     margin = jnp.where(known, of(scores, best) - of(scores, other), 0.0)
     return Pairs(best, other, margin, known & (margin > 0) & (margin >= min_margin))

@@ -57,9 +57,7 @@ def score_weights(scores: jax.Array, *, method: str = "pow", power: float = 2.0)
     """
     if method not in METHODS:
         raise InputError(
-            "method of score weights",
-            value=method,
-            fix=f"write one of {', '.join(METHODS)}",
+            "method of score weights", value=method, fix=f"write one of {', '.join(METHODS)}"
         )
     best = scores == jnp.max(scores)
     if method == "pow":

@@ -36,10 +36,11 @@ def _overlong(batch: Batch, name: str, max_tokens: int, cache_tokens: int):
     [B]. A cache of 0 is a hard limit: -1 beyond max_tokens."""
     if not 0 <= cache_tokens <= max_tokens:
         raise InputError(
-            f"{name}(cache_tokens)", value=cache_tokens,
+            f"{name}(cache_tokens)",
+            value=cache_tokens,
             rule=f"0 <= cache_tokens <= max_tokens, which is {max_tokens}",
             fix="lower cache_tokens, or raise max_tokens",
-        )  # fmt: skip
+        )
     left = jnp.minimum(max_tokens - cache_tokens - response_tokens(batch), 0.0)
     return left / cache_tokens if cache_tokens else jnp.maximum(left, -1.0)
 

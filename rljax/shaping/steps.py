@@ -22,17 +22,22 @@ from rljax.metric import Metric
 
 METRICS = {
     "process/dense_sum": Metric(
-        "rewards of lines, summed over a response", "score", "small beside 1"),
+        "rewards of lines, summed over a response", "score", "small beside 1"
+    ),
     "process/share_of_return": Metric(
-        "part of the return that the lines' rewards make", "share", "below 0.5"),
+        "part of the return that the lines' rewards make", "share", "below 0.5"
+    ),
     "process/correlation": Metric(
-        "correlation of the lines' scores with the outcome", "-1 to 1",
-        "above 0.2; at 0 the process model says nothing"),
+        "correlation of the lines' scores with the outcome",
+        "-1 to 1",
+        "above 0.2; at 0 the process model says nothing",
+    ),
     "process/lines": Metric("scored lines of a response", "lines"),
     "process/score_passed": Metric(
-        "mean line score of responses that pass", "score", "above process/score_failed"),
+        "mean line score of responses that pass", "score", "above process/score_failed"
+    ),
     "process/score_failed": Metric("mean line score of responses that fail", "score"),
-}  # fmt: skip
+}
 
 _FENCE = re.compile(r"^```[^\n]*\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULTILINE)
 
@@ -72,10 +77,11 @@ def line_ids(
         tokens = [t for t in range(mask.shape[1]) if mask[b, t] > 0]
         if tokens and tokens[-1] >= len(texts):
             raise InputError(
-                f"line_ids: texts of row {b}", value=len(texts),
+                f"line_ids: texts of row {b}",
+                value=len(texts),
                 rule=f"at least {tokens[-1] + 1}, up to its last policy token",
                 fix="give a text for each token of the row",
-            )  # fmt: skip
+            )
         _mark_lines(out[b], tokens, texts, bool(truncated[b]) and not score_partial_line, code_only)
     return out
 

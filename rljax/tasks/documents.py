@@ -112,10 +112,17 @@ def json_extraction(
         return Problem(prompt, truth, f"```json\n{truth}\n```")
 
     return procedural(
-        "json_extraction", draw, reward="json_match()", evaluation="json_match(partial=False)",
+        "json_extraction",
+        draw,
+        reward="json_match()",
+        evaluation="json_match(partial=False)",
         alphabet='0123456789abcdefgh=;>{}":,' if style == "short" else TEXT,
-        chat=chat, prompts=prompts, test=test, worked_examples=worked_examples, seed=seed,
-    )  # fmt: skip
+        chat=chat,
+        prompts=prompts,
+        test=test,
+        worked_examples=worked_examples,
+        seed=seed,
+    )
 
 
 _TYPES = {str: "text", int: "whole number", float: "number", bool: "true or false"}

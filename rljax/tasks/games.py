@@ -103,9 +103,11 @@ def _thirds(board: list[str], mark: str) -> list[int]:
     """The free cells of lines that hold two of a mark."""
     lines = [[int(i) for i in line] for line in LINES]
     return [
-        i for line in lines for i in line
+        i
+        for line in lines
+        for i in line
         if board[i] == "." and sum(board[j] == mark for j in line) == 2
-    ]  # fmt: skip
+    ]
 
 
 @contract(safe=True)

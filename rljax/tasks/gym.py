@@ -63,9 +63,14 @@ def _made(name, difficulty, size, test, worked_examples, chat, seed, options) ->
         )
 
     task = procedural(
-        f"reasoning_gym/{name}", numbered=numbered, reward="reasoning_gym_score()", chat=chat,
-        prompts=size, test=test, worked_examples=worked_examples,
-    )  # fmt: skip
+        f"reasoning_gym/{name}",
+        numbered=numbered,
+        reward="reasoning_gym_score()",
+        chat=chat,
+        prompts=size,
+        test=test,
+        worked_examples=worked_examples,
+    )
     shown = [*task.worked_examples, *task.worked_test, *task.test]
     characters = {c for row in shown for text in row.values() for c in str(text)}
     return dataclasses.replace(task, alphabet=TEXT + "".join(sorted(characters - {*TEXT})))
@@ -84,16 +89,20 @@ def _config(name: str, difficulty: int, options: dict) -> dict:
 
     if name == "composite":
         raise InputError(
-            "reasoning_gym(name)", value=name, rule="it mixes other data sets",
+            "reasoning_gym(name)",
+            value=name,
+            rule="it mixes other data sets",
             fix="mix tasks with data.sources and data.weights",
-        )  # fmt: skip
+        )
     if name not in DATASETS:
         close = near_names(name, DATASETS, 3)
         raise InputError(
-            "reasoning-gym has no such data set", value=name,
-            fix=f"did you mean {' or '.join(close)}?" if close
+            "reasoning-gym has no such data set",
+            value=name,
+            fix=f"did you mean {' or '.join(close)}?"
+            if close
             else f"use one of {', '.join(sorted(DATASETS))}",
-        )  # fmt: skip
+        )
     kind = DATASETS[name][1]
     fields = [f.name for f in dataclasses.fields(kind) if f.name not in ("seed", "size")]
     for option in options:
@@ -108,17 +117,20 @@ def _config(name: str, difficulty: int, options: dict) -> dict:
     if difficulty >= 0:
         if name not in CURRICULA:
             raise InputError(
-                "reasoning_gym(difficulty)", value=difficulty, rule=f"{name} has no curriculum",
+                "reasoning_gym(difficulty)",
+                value=difficulty,
+                rule=f"{name} has no curriculum",
                 fix=f"set its options instead: {', '.join(fields)}",
-            )  # fmt: skip
+            )
         curriculum = CURRICULA[name]()
         levels = max((len(a.levels) for a in curriculum.attributes.values()), default=1)
         if difficulty >= levels:
             raise InputError(
-                "reasoning_gym(difficulty)", value=difficulty, rule=f"{name} has levels 0 to "
-                f"{levels - 1}, of {', '.join(curriculum.attributes)}",
+                "reasoning_gym(difficulty)",
+                value=difficulty,
+                rule=f"{name} has levels 0 to {levels - 1}, of {', '.join(curriculum.attributes)}",
                 fix=f"difficulty={levels - 1} or lower, or leave it out",
-            )  # fmt: skip
+            )
         curriculum.set_global_level(difficulty)
         made = curriculum.generate_configuration({})
         plain, new = vars(kind()), vars(made)
@@ -137,9 +149,11 @@ def _config(name: str, difficulty: int, options: dict) -> dict:
             made.validate()
     except (AssertionError, ValueError, TypeError) as error:
         raise InputError(
-            f"reasoning_gym(name={name!r}) refuses its options", value=chosen,
-            rule=str(error) or type(error).__name__, fix="change the options",
-        ) from None  # fmt: skip
+            f"reasoning_gym(name={name!r}) refuses its options",
+            value=chosen,
+            rule=str(error) or type(error).__name__,
+            fix="change the options",
+        ) from None
     return chosen
 
 

@@ -16,10 +16,19 @@ _TOPICS = (
     "school shadow ship shop snake spoon storm table teacher tiger tower train tree village window"
 ).split()
 _ENDINGS = (
-    "and that is all", "as everybody knows", "before the sun rises", "every single day",
-    "for the first time", "like never before", "no matter what", "once and for all",
-    "or so they say", "until the very end", "when nobody is looking", "with a big smile",
-)  # fmt: skip
+    "and that is all",
+    "as everybody knows",
+    "before the sun rises",
+    "every single day",
+    "for the first time",
+    "like never before",
+    "no matter what",
+    "once and for all",
+    "or so they say",
+    "until the very end",
+    "when nobody is looking",
+    "with a big smile",
+)
 
 
 def _exactly(kind: str, argument: str, count: int, **options) -> list[tuple[str, dict]]:
@@ -77,6 +86,12 @@ def instructions(
         return Problem(prompt, truth, answer)
 
     return procedural(
-        "instructions", draw, reward="instruction_following()",
-        chat=chat, prompts=prompts, test=test, worked_examples=worked_examples, seed=seed,
-    )  # fmt: skip
+        "instructions",
+        draw,
+        reward="instruction_following()",
+        chat=chat,
+        prompts=prompts,
+        test=test,
+        worked_examples=worked_examples,
+        seed=seed,
+    )

@@ -81,10 +81,17 @@ def countdown(
         return Problem(prompt, truth, f"<answer>{text}</answer>")
 
     return procedural(
-        "countdown", draw, reward="countdown(format_score=0.1)", evaluation="countdown()",
+        "countdown",
+        draw,
+        reward="countdown(format_score=0.1)",
+        evaluation="countdown()",
         alphabet="0123456789+-*/(),=>" if style == "short" else TEXT,
-        chat=chat, prompts=prompts, test=test, worked_examples=worked_examples, seed=seed,
-    )  # fmt: skip
+        chat=chat,
+        prompts=prompts,
+        test=test,
+        worked_examples=worked_examples,
+        seed=seed,
+    )
 
 
 def _random_expression(
@@ -166,14 +173,21 @@ def arithmetic(
 
     most = 10 ** (digits * terms)
     rewards = {
-        "words": "gsm8k()", "short": "exact_match()",
+        "words": "gsm8k()",
+        "short": "exact_match()",
         "number": f"integer_answer(low={-most}, high={most})",
-    }  # fmt: skip
+    }
     return procedural(
-        "arithmetic", draw, reward=rewards[style],
+        "arithmetic",
+        draw,
+        reward=rewards[style],
         alphabet="0123456789+-*/()=" if style == "short" else TEXT,
-        chat=chat, prompts=prompts, test=test, worked_examples=worked_examples, seed=seed,
-    )  # fmt: skip
+        chat=chat,
+        prompts=prompts,
+        test=test,
+        worked_examples=worked_examples,
+        seed=seed,
+    )
 
 
 def _chain(rng: random.Random, numbers: list[int], operations: str) -> tuple[int, str]:
@@ -229,7 +243,14 @@ def sorting(
         return Problem(prompt, answer, f"<answer>{answer}</answer>")
 
     return procedural(
-        "sorting", draw, reward="list_match(partial=0.5)", evaluation="list_match()",
+        "sorting",
+        draw,
+        reward="list_match(partial=0.5)",
+        evaluation="list_match()",
         alphabet="0123456789,>" if style == "short" else TEXT,
-        chat=chat, prompts=prompts, test=test, worked_examples=worked_examples, seed=seed,
-    )  # fmt: skip
+        chat=chat,
+        prompts=prompts,
+        test=test,
+        worked_examples=worked_examples,
+        seed=seed,
+    )

@@ -180,7 +180,10 @@ def first_letter(
     random.Random(seed).shuffle(texts)
     pairs = [(f"{t}>", t[0]) for t in texts]
     task = _split("first_letter", alphabet + ">", pairs, test, len(pairs) - test)
-    named = lambda rows: [row | {"data_source": data_source} for row in rows]  # noqa: E731
+
+    def named(rows):
+        return [row | {"data_source": data_source} for row in rows]
+
     return dataclasses.replace(task, train=named(task.train), test=named(task.test))
 
 
@@ -244,7 +247,10 @@ def running_sum(
         sums = [total % modulus for total in itertools.accumulate(digits)]
         pairs.append(("".join(map(str, digits)) + ">", "\n".join(map(str, sums[1:]))))
     task = _split("running_sum", "0123456789>\n", pairs, test, worked_examples)
-    judged = lambda rows: [r | {"ground_truth": r["ground_truth"][-1]} for r in rows]  # noqa: E731
+
+    def judged(rows):
+        return [r | {"ground_truth": r["ground_truth"][-1]} for r in rows]
+
     return dataclasses.replace(
         task, train=judged(task.train), test=judged(task.test), reward="last_line()"
     )
@@ -277,9 +283,10 @@ def program_synthesis(
     asked for has `min_lines` at least. Repeated prompts are dropped: 500 of 5000 functions stay.
     """
     ranges = (
-        ("lines", lines, 1, 6), ("min_lines", min_lines, 1, lines),
+        ("lines", lines, 1, 6),
+        ("min_lines", min_lines, 1, lines),
         ("max_constant", max_constant, 2, 9),
-    )  # fmt: skip
+    )
     for name, value, low, high in (*ranges, ("examples", examples, 1, 8)):
         if not low <= value <= high:
             raise InputError(
@@ -297,29 +304,40 @@ def program_synthesis(
         )
     if show not in ("function", "examples", "trace"):
         raise InputError(
-            "program_synthesis(show)",
-            value=show,
-            fix="write function, examples or trace",
+            "program_synthesis(show)", value=show, fix="write function, examples or trace"
         )
     if show == "trace" and (with_input or set(operations) != {"+", "-"}):
         raise InputError(
-            "program_synthesis(show='trace')", value=(operations, with_input),
+            "program_synthesis(show='trace')",
+            value=(operations, with_input),
             rule="one run does not tell +x from +3, nor *2 from +3",
             fix="operations='+-', with_input=False",
-        )  # fmt: skip
+        )
     _check_prompts("program_synthesis", prompts)
     drawn = program_problems(
-        random.Random(seed), lines=lines, min_lines=min_lines, max_constant=max_constant,
-        operations=operations, with_input=with_input, show=show, examples=examples,
-    )  # fmt: skip
+        random.Random(seed),
+        lines=lines,
+        min_lines=min_lines,
+        max_constant=max_constant,
+        operations=operations,
+        with_input=with_input,
+        show=show,
+        examples=examples,
+    )
     distinct = {p.prompt: p for p in itertools.islice(drawn, prompts)}
     # _split puts an answer beside each prompt: the program is the demonstration, the tests judge.
     alphabet = "0123456789+-*x^>,:\n"
     task = _split(
-        "program_synthesis", alphabet, [(p.prompt, p.program) for p in distinct.values()],
-        test, worked_examples,
-    )  # fmt: skip
-    judged = lambda rows: [r | {"ground_truth": distinct[r["prompt"]].ground_truth} for r in rows]  # noqa: E731
+        "program_synthesis",
+        alphabet,
+        [(p.prompt, p.program) for p in distinct.values()],
+        test,
+        worked_examples,
+    )
+
+    def judged(rows):
+        return [r | {"ground_truth": distinct[r["prompt"]].ground_truth} for r in rows]
+
     return dataclasses.replace(
         task, train=judged(task.train), test=judged(task.test), reward="program_tests()"
     )
@@ -366,8 +384,13 @@ def letter_quota(
         rng.shuffle(answer)
         pairs.append((f"{text}>", "".join(answer)))
     task = _split("letter_quota", alphabet + ">", pairs, test, worked_examples)
-    judged = lambda rows: [r | {"ground_truth": r["prompt"][0]} for r in rows]  # noqa: E731
+
+    def judged(rows):
+        return [r | {"ground_truth": r["prompt"][0]} for r in rows]
+
     return dataclasses.replace(
-        task, train=judged(task.train), test=judged(task.test),
+        task,
+        train=judged(task.train),
+        test=judged(task.test),
         reward=f"letter_quota(quota={quota})",
-    )  # fmt: skip
+    )

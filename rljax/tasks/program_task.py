@@ -11,10 +11,7 @@ import json
 import random
 from collections.abc import Iterator, Sequence
 
-from rljax.rewards.unit_tests.programs import (
-    Instruction,
-    run_program,
-)
+from rljax.rewards.unit_tests.programs import Instruction, run_program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +54,10 @@ def _coefficients(program: Sequence[Instruction]) -> list[int]:
         else:
             sign = 1 if operation == "+" else -1
             width = max(len(register), len(value))
-            wide = lambda p: p + [0] * (width - len(p))  # noqa: B023, E731
+
+            def wide(p):
+                return p + [0] * (width - len(p))  # noqa: B023
+
             register = [a + sign * b for a, b in zip(wide(register), wide(value), strict=True)]
     return register
 

@@ -36,17 +36,28 @@ _MAP: tuple[Step, ...] = (
 _REDUCE: tuple[tuple[str, str, Callable[[list[int]], str]], ...] = (
     ("the sum", "print(sum(numbers))", lambda v: str(sum(v))),
     ("how many are left", "print(len(numbers))", lambda v: str(len(v))),
-    ("the largest, or 0 if none is left", "print(max(numbers, default=0))",
-     lambda v: str(max(v, default=0))),
-    ("the smallest, or 0 if none is left", "print(min(numbers, default=0))",
-     lambda v: str(min(v, default=0))),
-    ("them in ascending order, parted by blanks", "print(*sorted(numbers))",
-     lambda v: " ".join(map(str, sorted(v)))),
-    ("them in reverse order, parted by blanks", "print(*reversed(numbers))",
-     lambda v: " ".join(map(str, reversed(v)))),
-    ("how many different ones there are", "print(len(set(numbers)))",
-     lambda v: str(len(set(v)))),
-)  # fmt: skip
+    (
+        "the largest, or 0 if none is left",
+        "print(max(numbers, default=0))",
+        lambda v: str(max(v, default=0)),
+    ),
+    (
+        "the smallest, or 0 if none is left",
+        "print(min(numbers, default=0))",
+        lambda v: str(min(v, default=0)),
+    ),
+    (
+        "them in ascending order, parted by blanks",
+        "print(*sorted(numbers))",
+        lambda v: " ".join(map(str, sorted(v))),
+    ),
+    (
+        "them in reverse order, parted by blanks",
+        "print(*reversed(numbers))",
+        lambda v: " ".join(map(str, reversed(v))),
+    ),
+    ("how many different ones there are", "print(len(set(numbers)))", lambda v: str(len(set(v)))),
+)
 
 
 @contract(safe=True)
@@ -86,10 +97,16 @@ def code_tests(
                 return problem
 
     return procedural(
-        "code_tests", draw, reward="code_tests()",
+        "code_tests",
+        draw,
+        reward="code_tests()",
         alphabet=_SHORT_TEXT if style == "short" else TEXT,
-        chat=chat, prompts=prompts, test=test, worked_examples=worked_examples, seed=seed,
-    )  # fmt: skip
+        chat=chat,
+        prompts=prompts,
+        test=test,
+        worked_examples=worked_examples,
+        seed=seed,
+    )
 
 
 def _program_problem(rng: random.Random, steps: int, tests: int, shown: int) -> Problem:

@@ -19,10 +19,15 @@ _DATA_SETS = {
 
 def _caution(name: str, count: int) -> Callable[[dict], str]:
     """Says of a task without a path that its rows are not the data set."""
-    return lambda options: "" if options["path"] else (
-        f"data {name}() without a path is a sample of {count} rows of our own, to try the pipeline"
-        f" with. The data set is {_DATA_SETS[name]}, or {name}(path='FOLDER')"
-    )  # fmt: skip
+    return lambda options: (
+        ""
+        if options["path"]
+        else (
+            f"data {name}() without a path is a sample of {count} rows of our own, to try the "
+            f"pipeline"
+            f" with. The data set is {_DATA_SETS[name]}, or {name}(path='FOLDER')"
+        )
+    )
 
 
 @contract(safe=True, caution=_caution("gsm8k", len(offline_samples.GSM8K)))
@@ -34,8 +39,13 @@ def gsm8k(
     `path` is a folder with train and test files, a file name with {split}, or "tfds:gsm8k"; "" is
     a sample of 10 rows of our own, to try the pipeline. `chat` writes prompts as messages.
     """
-    mapped = lambda row, i: maps.gsm8k(row, i, instruction=instruction)  # noqa: E731
-    solved = lambda row: row["extra_info"]["answer"]  # noqa: E731
+
+    def mapped(row, i):
+        return maps.gsm8k(row, i, instruction=instruction)
+
+    def solved(row):
+        return row["extra_info"]["answer"]
+
     return _public("gsm8k", path, offline_samples.GSM8K, mapped, solved, chat, "gsm8k()")
 
 
@@ -45,8 +55,13 @@ def math(
 ) -> Task:
     r"""MATH: rows of {"problem", "solution"} with the answer in \boxed{}, or verl's columns as they
     are. Reward: boxed(). `path` as in gsm8k; "" is a sample of 8 rows of our own."""
-    mapped = lambda row, i: maps.math(row, i, instruction=instruction)  # noqa: E731
-    solved = lambda row: row["extra_info"]["solution"]  # noqa: E731
+
+    def mapped(row, i):
+        return maps.math(row, i, instruction=instruction)
+
+    def solved(row):
+        return row["extra_info"]["solution"]
+
     return _public("math", path, offline_samples.MATH, mapped, solved, chat, "boxed()")
 
 
@@ -63,7 +78,10 @@ def _public(
     splits = {"train": sample[held_out:], "test": sample[:held_out]}
     made, shown = {}, {}
     for split, rows in splits.items():
-        place = lambda i: f"the sample of {name}: row {i}"  # noqa: E731
+
+        def place(i):
+            return f"the sample of {name}: row {i}"
+
         if path:
             read = read_rows(path, split)
             rows, place = read.rows, read.place
@@ -80,6 +98,4 @@ def _public(
             written = [{"role": "user", "content": prompt}] if chat else prompt
             made[split].append({**record, "prompt": written, "data_source": name})
             shown[split].append({"prompt": written, "completion": solved(record)})
-    return Task(
-        TEXT, made["train"], made["test"], shown["train"], shown["test"], reward=reward
-    )  # fmt: skip
+    return Task(TEXT, made["train"], made["test"], shown["train"], shown["test"], reward=reward)

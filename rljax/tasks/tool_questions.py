@@ -46,11 +46,20 @@ def products(
                 return Problem(f"{a}*{b}=", str(a * b), str(a * b))
 
     task = procedural(
-        "products", draw, reward="exact_match()", test=test,
-        worked_examples=worked_examples, seed=seed,
-    )  # fmt: skip
-    answers = lambda row: row["completion"]  # noqa: E731
-    asked = lambda row: row["prompt"].removesuffix("=")  # noqa: E731
+        "products",
+        draw,
+        reward="exact_match()",
+        test=test,
+        worked_examples=worked_examples,
+        seed=seed,
+    )
+
+    def answers(row):
+        return row["completion"]
+
+    def asked(row):
+        return row["prompt"].removesuffix("=")
+
     return _with_calls(task, call, asked, answers, call_share, seed)
 
 
@@ -71,18 +80,29 @@ def expressions(
             a, b, c = (rng.randint(10, 99) for _ in range(3))
             sign = rng.choice("+-")
             text, value = rng.choice(
-                ((f"{a}*{b}{sign}{c}", a * b + (c if sign == "+" else -c)),
-                 (f"{c}{sign}{a}*{b}", c + (a * b if sign == "+" else -a * b)))
-            )  # fmt: skip
+                (
+                    (f"{a}*{b}{sign}{c}", a * b + (c if sign == "+" else -c)),
+                    (f"{c}{sign}{a}*{b}", c + (a * b if sign == "+" else -a * b)),
+                )
+            )
             if 1000 <= value <= 9999:
                 return Problem(f"{text}=", str(value), str(value))
 
     task = procedural(
-        "expressions", draw, reward="exact_match()", test=test,
-        worked_examples=worked_examples, seed=seed,
-    )  # fmt: skip
-    answers = lambda row: row["completion"]  # noqa: E731
-    asked = lambda row: row["prompt"].removesuffix("=")  # noqa: E731
+        "expressions",
+        draw,
+        reward="exact_match()",
+        test=test,
+        worked_examples=worked_examples,
+        seed=seed,
+    )
+
+    def answers(row):
+        return row["completion"]
+
+    def asked(row):
+        return row["prompt"].removesuffix("=")
+
     return _with_calls(task, call, asked, answers, call_share, seed)
 
 
@@ -112,8 +132,13 @@ def facts(
         for row in (rng.choice(rows[test:]) for _ in range(worked_examples))
     ]
     task = Task(TEXT, rows[test:], rows[:test], shown)
-    asked = lambda row: row["prompt"].removesuffix("?")  # noqa: E731
-    answers = lambda row: answer.format(f"{asked(row)} {row['completion']}")  # noqa: E731
+
+    def asked(row):
+        return row["prompt"].removesuffix("?")
+
+    def answers(row):
+        return answer.format(f"{asked(row)} {row['completion']}")
+
     return _with_calls(task, call, asked, answers, call_share, seed)
 
 
@@ -186,6 +211,11 @@ def broken_lines(
         return Problem(prompt, json.dumps(truth), rng.choice(lines))
 
     return procedural(
-        "broken_lines", draw, reward="code_tests()", alphabet="0123456789x+-* :>", test=test,
-        worked_examples=worked_examples, seed=seed,
-    )  # fmt: skip
+        "broken_lines",
+        draw,
+        reward="code_tests()",
+        alphabet="0123456789x+-* :>",
+        test=test,
+        worked_examples=worked_examples,
+        seed=seed,
+    )

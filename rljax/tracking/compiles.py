@@ -64,13 +64,23 @@ def expect(programs: Iterable[tuple[str, str]]) -> None:
 
 # Phases of rljax.heartbeat in the words of whoever waits for them.
 _WORDS = {
-    "start": "preparing the run", "load": "loading the model", "begin": "setting up the next phase",
-    "data": "drawing rows of the data", "generate": "sampling responses",
-    "reward": "scoring responses", "learn": "learning", "evaluate": "evaluating", "rest": "working",
-    "save": "saving a checkpoint", "tracking": "writing metrics", "finish": "wrapping the run up",
-    "export": "exporting the policy", "programs": "copying compiled programs",
-    "download": "downloading", "reference_logprobs": "computing log-probs of the reference",
-}  # fmt: skip
+    "start": "preparing the run",
+    "load": "loading the model",
+    "begin": "setting up the next phase",
+    "data": "drawing rows of the data",
+    "generate": "sampling responses",
+    "reward": "scoring responses",
+    "learn": "learning",
+    "evaluate": "evaluating",
+    "rest": "working",
+    "save": "saving a checkpoint",
+    "tracking": "writing metrics",
+    "finish": "wrapping the run up",
+    "export": "exporting the policy",
+    "programs": "copying compiled programs",
+    "download": "downloading",
+    "reference_logprobs": "computing log-probs of the reference",
+}
 
 
 def doing() -> tuple[str, float]:

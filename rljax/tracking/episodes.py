@@ -37,10 +37,17 @@ class EpisodeSummary:
 
 
 def turn_record(
-    *, observation: str, tokens: Sequence[int], pieces: Sequence[str], logprobs: Sequence[float],
-    chosen: Sequence[float], versions: Sequence[int] = (), text: str = "", reward: float = 0.0,
+    *,
+    observation: str,
+    tokens: Sequence[int],
+    pieces: Sequence[str],
+    logprobs: Sequence[float],
+    chosen: Sequence[float],
+    versions: Sequence[int] = (),
+    text: str = "",
+    reward: float = 0.0,
     bad: bool = False,
-) -> dict:  # fmt: skip
+) -> dict:
     """One turn: what the policy read and the tokens behind it, one entry each.
 
     `pieces` are the texts of the tokens, `logprobs` the sampler's, `chosen` 0 where a token was
@@ -60,9 +67,16 @@ def turn_record(
 
 
 def episode_record(
-    *, episode: int, group: int, turns: Sequence[dict], seat: str = "", status: str = "ok",
-    finish: str = "stop", total: float | None = None, message: str = "",
-) -> dict:  # fmt: skip
+    *,
+    episode: int,
+    group: int,
+    turns: Sequence[dict],
+    seat: str = "",
+    status: str = "ok",
+    finish: str = "stop",
+    total: float | None = None,
+    message: str = "",
+) -> dict:
     """A line of episodes.jsonl; `turns` are `turn_record`s, the first with the prompt as its
     observation.
 
@@ -75,10 +89,15 @@ def episode_record(
         kept.append(turn | {name: turn[name][:left] for name in of_tokens})
         left -= min(left, len(turn["tokens"]))
     return {
-        "episode": int(episode), "group": int(group), "seat": seat, "status": status,
-        "finish": finish, "return": None if total is None else float(total),
-        "message": _cut(message), "turns": kept,
-    }  # fmt: skip
+        "episode": int(episode),
+        "group": int(group),
+        "seat": seat,
+        "status": status,
+        "finish": finish,
+        "return": None if total is None else float(total),
+        "message": _cut(message),
+        "turns": kept,
+    }
 
 
 def shown_episodes(

@@ -14,31 +14,45 @@ from rljax.metric import Metric
 
 METRICS = {
     "sync/bytes": Metric(
-        "weights written in the layout of decoding, on all devices together", "bytes",
-        "0 where decoding reads training's own arrays"),
+        "weights written in the layout of decoding, on all devices together",
+        "bytes",
+        "0 where decoding reads training's own arrays",
+    ),
     "sync/seconds": Metric(
-        "bringing the weights to that layout, a part of time/generate_s", "seconds",
-        "small beside time/generate_s; the first one compiles"),
+        "bringing the weights to that layout, a part of time/generate_s",
+        "seconds",
+        "small beside time/generate_s; the first one compiles",
+    ),
     "drafts/kept": Metric(
-        "drafted tokens that were what was drawn", "share",
-        "above 0.1; below: sampler.draft_tokens costs more than it saves"),
+        "drafted tokens that were what was drawn",
+        "share",
+        "above 0.1; below: sampler.draft_tokens costs more than it saves",
+    ),
     "drafts/tokens_per_step": Metric(
-        "tokens that a decode step gives a sequence, mean", "tokens", "above 1.3 where drafts pay"),
+        "tokens that a decode step gives a sequence, mean", "tokens", "above 1.3 where drafts pay"
+    ),
     "time/beside_s": Metric(
-        "decoding on rollouts.sampler_devices while the others learned", "seconds",
+        "decoding on rollouts.sampler_devices while the others learned",
+        "seconds",
         "near time/learn_s; less: fewer of them, or more prompts ahead; with a long "
-        "time/generate_s: more of them, or one mesh"),
+        "time/generate_s: more of them, or one mesh",
+    ),
     "placement/*/moved_bytes": Metric(
-        "rows moved to the devices of {} and back", "bytes", "small: tokens and numbers per token"),
+        "rows moved to the devices of {} and back", "bytes", "small: tokens and numbers per token"
+    ),
     "placement/*/moved_s": Metric(
-        "moving these rows; on several hosts also waiting for those that come back", "seconds",
-        "small"),
+        "moving these rows; on several hosts also waiting for those that come back",
+        "seconds",
+        "small",
+    ),
     "placement/*/waited_s": Metric(
-        "the step waited for {}, beside which nothing else ran", "seconds",
-        "small: it runs while samples are scored"),
+        "the step waited for {}, beside which nothing else ran",
+        "seconds",
+        "small: it runs while samples are scored",
+    ),
     "placement/*/weights_bytes": Metric("weights of {} copied to its devices", "bytes"),
     "placement/*/weights_s": Metric("copying these weights", "seconds", "small beside their use"),
-}  # fmt: skip
+}
 
 
 @dataclasses.dataclass

@@ -6,8 +6,9 @@ from rljax.metric import Metric
 
 METRICS = {
     "data/steps_per_epoch": Metric(
-        "steps in which the data are passed over once, rounded down", "steps"),
-}  # fmt: skip
+        "steps in which the data are passed over once, rounded down", "steps"
+    )
+}
 
 
 def steps_per_epoch(items: float, count: int) -> int | None:

@@ -73,10 +73,11 @@ def _options(policy: object, given: Mapping) -> EvaluateOptions:
         policy = policy.folder
     if not isinstance(policy, str | os.PathLike):
         raise InputError(
-            "rljax.evaluate", value=type(policy).__name__,
+            "rljax.evaluate",
+            value=type(policy).__name__,
             rule="a run that rljax.train returned, a folder, or a name of the hub",
             fix="rljax.evaluate(run), or rljax.evaluate('runs/mine')",
-        )  # fmt: skip
+        )
     names = [field.name for field in dataclasses.fields(EvaluateOptions)]
     for name in given:
         if name not in names or name in ("checkpoint", "suites"):

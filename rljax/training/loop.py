@@ -58,36 +58,35 @@ from rljax.training.progress import bad_steps_in_a_row
 from rljax.training.result import RunStopped, TrainedRun
 from rljax.training.run import Run
 from rljax.training.run_folder import RunFolder, run_folder, write_config, write_data_page
-from rljax.training.scores import (
-    check_scores,
-    examples,
-    require_scores,
-    shown_sample,
-    try_rewards,
-)
+from rljax.training.scores import check_scores, examples, require_scores, shown_sample, try_rewards
 from rljax.training.setup_warnings import setup_warnings
 from rljax.validation import validate
 
 METRICS = {
     "learning_programs": Metric(
-        "programs of the phases' learning compiled so far", "programs",
-        "1 for each phase: lengths change none"),
+        "programs of the phases' learning compiled so far",
+        "programs",
+        "1 for each phase: lengths change none",
+    ),
     "compiles": Metric("programs compiled so far", "programs", "flat after the first steps"),
     "tokens_per_s": Metric("tokens per second of the whole step", "tokens/s", "steady"),
     "generate_tokens_per_s": Metric("tokens per second while sampling", "tokens/s", "steady"),
     "time/generate_s": Metric("sampling", "seconds"),
     "time/reward_s": Metric(
-        "waiting for rewards", "seconds", "small: scoring goes on beside sampling"),
+        "waiting for rewards", "seconds", "small: scoring goes on beside sampling"
+    ),
     "time/learn_s": Metric("log-probs, advantages and update", "seconds"),
     "time/rest_s": Metric("everything else of the step", "seconds", "small"),
     "time/evaluate_s": Metric("evaluation", "seconds"),
     "time/reward_hidden_s": Metric("scoring that went on while sequences were decoded", "seconds"),
     "time/reward_sample_mean_s": Metric(
-        "scoring one sample, mean", "seconds", "below reward.timeout_s"),
+        "scoring one sample, mean", "seconds", "below reward.timeout_s"
+    ),
     "time/reward_sample_max_s": Metric(
-        "scoring one sample, longest", "seconds", "below reward.timeout_s"),
+        "scoring one sample, longest", "seconds", "below reward.timeout_s"
+    ),
     "time/*_s": Metric("seconds of {}", "seconds"),
-}  # fmt: skip
+}
 
 LOG = logging.getLogger("rljax")
 _OF_SCORES = ("reward/mean", "reward/std", "reward/min", "reward/max", "shaped_reward/mean")
@@ -168,9 +167,10 @@ def _count_faults(run: Run, metrics: dict) -> None:
         run.warn_in_a_row(EQUAL_REWARDS, equal, lambda steps: equal_rewards(steps, metrics))
     if (share := metrics.get("response/truncated_fraction")) is not None:
         run.warn_in_a_row(
-            TRUNCATED, share > MOST_TRUNCATED,
+            TRUNCATED,
+            share > MOST_TRUNCATED,
             lambda steps: f"{steps} steps in a row: {too_many_truncated(share)}",
-        )  # fmt: skip
+        )
     if (norm := metrics.get("grad_norm")) is not None and not equal:
         run.warn_in_a_row(NO_GRADIENT, norm == 0, lambda steps: _without_gradient(steps, metrics))
 
@@ -476,12 +476,13 @@ def _train(
     with (
         contextlib.closing(console) if console else contextlib.nullcontext(),
         Signals(abandons=hosts.count() > 1) as signals,
-        place.watched(config, lambda: signals.received), place.locked(),
+        place.watched(config, lambda: signals.received),
+        place.locked(),
         contextlib.nullcontext(with_commits(config, folder)) as (config, commits),
         ProgramCache(config, place, say=console and console.say) as cache,
         Profile(config, folder, cache.after_step) as profile,
         _new_run(config, devices, place) as run,
-    ):  # fmt: skip
+    ):
         run.warnings = [*warnings, *setup_warnings(run.setup, shipped)]
         for warning in run.warnings if writes else ():
             LOG.warning("%s", warning)

@@ -132,9 +132,15 @@ class _Walk:
         where = _index(out, kind)
         shown = tuple(_operand(x, np.shape(out), where) for x in values)
         return Origin(
-            self.made, kind, eqn.primitive.name, summarize(eqn.source_info, num_frames=FRAMES),
-            ", ".join(loops), _count(out, kind), shown, cause,
-        )  # fmt: skip
+            self.made,
+            kind,
+            eqn.primitive.name,
+            summarize(eqn.source_info, num_frames=FRAMES),
+            ", ".join(loops),
+            _count(out, kind),
+            shown,
+            cause,
+        )
 
     def found(self, value, text: str) -> Marks:
         """The marks of a value that nothing here has computed."""
@@ -185,9 +191,12 @@ class _Walk:
                 for x, mark in zip(rows, marks[m:], strict=True)
             ]
             outs, found = self.run(
-                body.jaxpr, body.consts, [*values[:n], *carry, *rows],
-                [*marks[:n], *carried, *of_rows], inside,
-            )  # fmt: skip
+                body.jaxpr,
+                body.consts,
+                [*values[:n], *carry, *rows],
+                [*marks[:n], *carried, *of_rows],
+                inside,
+            )
             carry, carried = outs[: m - n], found[: m - n]
             stacked[turn] = outs[m - n :]
             for i, mark in enumerate(found[m - n :]):
@@ -202,14 +211,24 @@ class _Walk:
 
 _INSIDE = {
     **dict.fromkeys(
-        ("jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint",
-         "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
+        (
+            "jit",
+            "pjit",
+            "closed_call",
+            "core_call",
+            "remat",
+            "remat2",
+            "checkpoint",
+            "custom_jvp_call",
+            "custom_vjp_call",
+            "custom_vjp_call_jaxpr",
+        ),
         _Walk.call,
     ),
     "cond": _Walk.cond,
     "while": _Walk.while_loop,
     "scan": _Walk.scan,
-}  # fmt: skip
+}
 
 
 def _bind(eqn, values) -> list:

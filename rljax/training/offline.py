@@ -53,9 +53,11 @@ def store_reference_logprobs(setup: Setup, params: dict, folder: Path) -> str:
     digest = hashlib.sha256(repr(known).encode())
     for record in _records(setup):
         arrays = batch_arrays(
-            setup.main.data, [record["item"]], length=setup.row_tokens,
+            setup.main.data,
+            [record["item"]],
+            length=setup.row_tokens,
             rows_per_example=setup.rows_per_example,
-        )  # fmt: skip
+        )
         for name in ("tokens", "segment_ids", "mask"):
             digest.update(arrays[name].tobytes())
         if images := item_images(record["item"]):
@@ -93,9 +95,10 @@ def read_reference_logprobs(setup: Setup, path: Path) -> None:
     records, together = _records(setup), setup.rows_per_example
     if len(rows) != len(records) * together:
         raise InputError(
-            f"{path} has {len(rows)} rows", rule=f"the data have {len(records) * together}",
+            f"{path} has {len(rows)} rows",
+            rule=f"the data have {len(records) * together}",
             fix="start a new run",
-        )  # fmt: skip
+        )
     for i, record in enumerate(records):
         record["ref_logprobs"] = rows[i * together : (i + 1) * together]
 

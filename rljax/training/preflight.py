@@ -29,9 +29,11 @@ def check_same_start(config: Config) -> None:
     if hosts.count() == 1:
         return
     preflight.require_same(
-        preflight.of_this_host() | _config_facts(config) | dict(_modules(config))
+        preflight.of_this_host()
+        | _config_facts(config)
+        | dict(_modules(config))
         | dict(_folders(config))
-    )  # fmt: skip
+    )
     # Only now: the devices of hosts with several versions of JAX would not find each other.
     preflight.require_same(preflight.devices_of_this_host())
 

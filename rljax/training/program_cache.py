@@ -47,7 +47,7 @@ class ProgramCache:
 
     def __init__(
         self, config: Config, place: RunFolder, *, say: Callable[[str], None] | None = None
-    ):  # fmt: skip
+    ):
         self.run_dir, self.say = place.path, say
         self.folder: Path | None = None  # of this host; None: nothing is kept
         self.shared: Store | None = None  # the copy that all hosts see, where that is another

@@ -70,8 +70,12 @@ class Progress:
         wrong = sorted(name for name, value in saved.items() if not _is_a(value, hints[name]))
         if not wrong:
             counted = ("taken", "in_a_row", "faults", "fault_steps")
-            wrong = [n for n in counted for value in saved[n].values()
-                     if not _is_a(value, float if n == "faults" else int)]  # fmt: skip
+            wrong = [
+                n
+                for n in counted
+                for value in saved[n].values()
+                if not _is_a(value, float if n == "faults" else int)
+            ]
         if wrong:
             raise InputError(
                 "a checkpoint's progress has values of other types than a run writes",

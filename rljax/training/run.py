@@ -18,13 +18,7 @@ import numpy as np
 from rljax import heartbeat, hosts
 from rljax import setup as build
 from rljax.arrays import fetch
-from rljax.checkpoint.checkpoint import (
-    STATE,
-    Checkpoints,
-    Damaged,
-    check_fingerprints,
-    reads_steps,
-)
+from rljax.checkpoint.checkpoint import STATE, Checkpoints, Damaged, check_fingerprints, reads_steps
 from rljax.config import fingerprints, is_path
 from rljax.data.online.curriculum import Curriculum
 from rljax.errors import InputError
@@ -48,19 +42,13 @@ from rljax.setup.dry_run import check_fields_read
 from rljax.tracking.timing import timed
 from rljax.training.bad_batch import is_bad, keep, of_taken_steps
 from rljax.training.health import own_metrics
-from rljax.training.offline import (
-    held_out_step,
-    read_reference_logprobs,
-    store_reference_logprobs,
-)
+from rljax.training.offline import held_out_step, read_reference_logprobs, store_reference_logprobs
 from rljax.training.progress import Progress, bad_steps_in_a_row
 from rljax.training.run_folder import RunFolder
 from rljax.training.sources import draw_pretraining, make_sources, positions
 from rljax.validation.unread import unread
 
-METRICS = {
-    "lr": Metric("learning rate of the last optimizer step", "", "as its schedule says"),
-}  # fmt: skip
+METRICS = {"lr": Metric("learning rate of the last optimizer step", "", "as its schedule says")}
 
 LOG = logging.getLogger("rljax")
 PRINTED = "rewards.log"  # what the functions of rewards print
@@ -242,8 +230,13 @@ class Run:
         except InputError:
             raise
         except (
-            ValueError, LookupError, TypeError, AttributeError, OverflowError, StopIteration,
-        ) as error:  # fmt: skip
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            OverflowError,
+            StopIteration,
+        ) as error:
             raise InputError(
                 f"{self.checkpoints.path(step) / STATE} does not hold what a run saves",
                 rule=f"{type(error).__name__}: {error}",
@@ -385,9 +378,13 @@ class Run:
         limit, samples = self.config.data.drop_above_pass_rate, self.config.data.pass_rate_samples
         every, loader = self.setup.data.prompts, self.source.loader
         drawn = sample_all(
-            self._policy(), every, samples, self.player, key=stream(self.key, "drop solved"),
+            self._policy(),
+            every,
+            samples,
+            self.player,
+            key=stream(self.key, "drop solved"),
             prompts_per_call=self.config.batch.prompts_per_step,
-        )  # fmt: skip
+        )
         known = [sample for sample in drawn if not np.isnan(sample.reward)]
         outcomes = [(every[sample.prompt].prompt_id, sample.reward) for sample in known]
         loader.record(outcomes, self.config.evaluate.correct_at)

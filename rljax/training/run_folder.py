@@ -179,10 +179,12 @@ def _tried_by_all(action: Callable, what: str, url: str):
 
 def _refused(what: str, url: str, rule: str) -> InputError:
     return InputError(
-        what, value=url, rule=rule,
+        what,
+        value=url,
+        rule=rule,
         fix="a place that all hosts reach, where this machine's account has the right to read, "
         "write and list; or try again, or choose another run_dir",
-    )  # fmt: skip
+    )
 
 
 def write_config(folder: Path, config: Config, commits: Mapping[str, str] | None = None) -> None:

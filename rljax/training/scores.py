@@ -108,10 +108,13 @@ def _try_reward(reward: Reward, records: Sequence[PromptRecord]) -> list[str]:
 # How a right answer may be written, and what of it a prompt that asks for it names.
 _PLAIN = ("{}", "The answer is {}.")
 _FORMATS = (
-    ("#### {}", "####"), ("\\boxed{{{}}}", "boxed"), ("<answer>{}</answer>", "<answer>"),
-    ("<think>...</think>\n<answer>{}</answer>", "<answer>"), ("```\n{}\n```", "```"),
+    ("#### {}", "####"),
+    ("\\boxed{{{}}}", "boxed"),
+    ("<answer>{}</answer>", "<answer>"),
+    ("<think>...</think>\n<answer>{}</answer>", "<answer>"),
+    ("```\n{}\n```", "```"),
     ("Answer: {}", "Answer:"),
-)  # fmt: skip
+)
 
 
 def _try_formats(reward: Reward, record: PromptRecord, plain: Sequence[ScoredRow]) -> list[str]:
@@ -212,9 +215,10 @@ def check_scores(run: Run, metrics: dict) -> None:
     run.unscored_steps = run.unscored_steps + 1 if unscored else 0
     if run.unscored_steps >= _UNSCORED_STEPS:
         raise _no_scores(
-            run, f"stopped at step {run.progress.step}: no reward of {run.unscored_steps} steps in "
+            run,
+            f"stopped at step {run.progress.step}: no reward of {run.unscored_steps} steps in "
             f"a row was a score, and nothing was learned from them",
-        )  # fmt: skip
+        )
     _warn_of_long_ones(run, metrics)
 
 
@@ -260,8 +264,11 @@ def _warn_of_long_ones(run: Run, metrics: dict) -> None:
         LOG.warning(
             "step %d: %d responses were over the limits of the reward, and %.0f %% of the time the "
             "late response is the longer one: %s",
-            run.progress.step, run.late_samples, 100 * share, what,
-        )  # fmt: skip
+            run.progress.step,
+            run.late_samples,
+            100 * share,
+            what,
+        )
 
 
 def _of_prompts(rows: Sequence[ScoredRow]) -> list[tuple[float, list[int]]]:
@@ -290,8 +297,7 @@ def examples(run: Run) -> dict[str, list[dict]]:
     worst; with an environment also "episodes" (rljax.tracking.episodes)."""
     report = run.source.report
     rows = sorted(
-        report.rows,
-        key=lambda row: -row.score.value if row.score.status == "ok" else np.inf,
+        report.rows, key=lambda row: -row.score.value if row.score.status == "ok" else np.inf
     )
     picks = np.unique(np.linspace(0, len(rows) - 1, min(8, len(rows))).astype(int)).tolist()
     means = {}

@@ -54,9 +54,11 @@ METRICS = {
     "batch/examples": Metric("examples read", "examples"),
     "batch/tokens": Metric("tokens in the batch, prompts included", "tokens"),
     "data/epoch": Metric(
-        "passes over the data so far", "epochs", "many passes: watch the evaluation"),
+        "passes over the data so far", "epochs", "many passes: watch the evaluation"
+    ),
     "data/dropped_overlong": Metric(
-        "prompts left out as longer than data.max_prompt_tokens", "prompts", "few of them"),
+        "prompts left out as longer than data.max_prompt_tokens", "prompts", "few of them"
+    ),
     "data/retired_prompts": Metric("prompts that the curriculum retired as solved", "prompts"),
     "data/chance/*": Metric("chance that a prompt is drawn from {}", "share"),
     "replay/prompts": Metric("prompts with stored rollouts in the batch", "prompts"),
@@ -64,7 +66,7 @@ METRICS = {
     "replay/epoch": Metric("passes over the stored rollouts so far", "epochs"),
     "pretraining/epoch": Metric("passes over the pre-training examples so far", "epochs"),
     "pretraining/tokens": Metric("tokens of the pre-training examples of this step", "tokens"),
-}  # fmt: skip
+}
 
 
 def make_source(setup: Setup, phase: Phase, player: Player | None, key: jax.Array):
@@ -77,7 +79,10 @@ def make_source(setup: Setup, phase: Phase, player: Player | None, key: jax.Arra
     if not phase.samples:
         loader = prompt_order(config, data)
         names = (config.data.train, *config.data.sources)
-        rows = lambda records: offline_rows(setup, records)  # noqa: E731
+
+        def rows(records):
+            return offline_rows(setup, records)
+
         return FileSource(loader, rows, setup.model.mesh, names)
     count = sampled_prompts(config)
     replayed = config.batch.prompts_per_step - count
@@ -95,7 +100,10 @@ def make_sources(setup: Setup, player: Player | None, key: jax.Array) -> dict:
         data, size = setup.data, setup.pretraining_rows
         loader = make_loader(data.pretraining, batch_size=size, seed=setup.config.seed)
         how = dict(length=data.pretraining_tokens, images=data.pretraining_images)
-        rows = lambda items: Batch(**pad_examples(items, **how))  # noqa: E731
+
+        def rows(items):
+            return Batch(**pad_examples(items, **how))
+
         sources["pretraining"] = FileSource(loader, rows, setup.model.mesh, ())
     return sources
 
@@ -108,8 +116,9 @@ def draw_pretraining(sources: dict, step: int, roles: dict) -> dict:
     examples, metrics = sources["pretraining"].next(step, roles)
     roles["pretraining"] = dataclasses.replace(roles["pretraining"], state=examples)
     return {
-        "pretraining/epoch": metrics["data/epoch"], "pretraining/tokens": metrics["batch/tokens"]
-    }  # fmt: skip
+        "pretraining/epoch": metrics["data/epoch"],
+        "pretraining/tokens": metrics["batch/tokens"],
+    }
 
 
 def positions(sources: dict, player: Player | None) -> dict:
@@ -183,9 +192,13 @@ class RolloutSource(LoaderSource):
             player = ResponsesInFlight(self.player.reward, cfg, columns, clock)
         return InFlight(
             Tickets(self.count, settings.max_staleness, settings.steps_ahead),
-            Flight(player, clock), self.draw, setup.rollout, self.key,
-            reread=settings.in_flight_cache == "reread", partial_mask=settings.partial_mask,
-        )  # fmt: skip
+            Flight(player, clock),
+            self.draw,
+            setup.rollout,
+            self.key,
+            reread=settings.in_flight_cache == "reread",
+            partial_mask=settings.partial_mask,
+        )
 
     def draw(self, count: int) -> Prompts:
         """The next prompts of the data."""
@@ -204,8 +217,10 @@ class RolloutSource(LoaderSource):
         prompts = landed.prompts if flies else self.draw(self.count)
         given = dict(
             sample=make_sample(roles.get("actor"), player, cfg.sampling, landed),
-            reward=player.reward, draw=self.draw, tokenizer=setup.tokenizer,
-        )  # fmt: skip
+            reward=player.reward,
+            draw=self.draw,
+            tokenizer=setup.tokenizer,
+        )
         key = stream(self.key, "rollout", step)
         done = run_rollout(setup.rollout, prompts, key, cfg, **{**roles, **given})
         drawn = self.loader.position - before
@@ -254,7 +269,10 @@ class RolloutSource(LoaderSource):
             find = record_finder(self.setup.data.sources)
             data = self.setup.data
             how = dict(length=data.prompt_tokens, images=data.images)
-            prompt = lambda one: Prompts.from_records([find(one)], **how)  # noqa: E731
+
+            def prompt(one):
+                return Prompts.from_records([find(one)], **how)
+
             self.in_flight.set_state(saved, prompt)
 
     def saved(self) -> None:
@@ -271,8 +289,10 @@ def record_finder(sources: Sequence) -> Callable[[dict], PromptRecord]:
     run may have a thousand prompts in flight of a million.)"""
     known = {
         (one.prompt_id, one.index, one.source): one
-        for source in sources if not isinstance(source, Stream) for one in source
-    }  # fmt: skip
+        for source in sources
+        if not isinstance(source, Stream)
+        for one in source
+    }
 
     def find(saved: dict) -> PromptRecord:
         at = (saved["prompt_id"], saved["index"], saved["source"])
@@ -283,10 +303,11 @@ def record_finder(sources: Sequence) -> Callable[[dict], PromptRecord]:
             if record is not None and record.source == at[2]:
                 return record
         raise InputError(
-            "a prompt in flight is not in the data", value=saved,
+            "a prompt in flight is not in the data",
+            value=saved,
             rule="a run goes on with the data that it began with",
             fix="set data.train and data.sources as they were, or begin a new run_dir",
-        )  # fmt: skip
+        )
 
     return find
 
@@ -300,7 +321,7 @@ def _require_taken(landed: Landed, setup: Setup) -> None:
             rule="it did not ask for samples of the prompts that it was given, by "
             "sample(prompts, key, n=cfg.samples_per_prompt)",
             fix="rollouts.max_staleness=0",
-        )  # fmt: skip
+        )
 
 
 class ReplaySource(LoaderSource):
@@ -360,10 +381,11 @@ def _groups(items: list, n: int, file: str) -> list[list]:
     if not groups:
         most = max(map(len, by_prompt.values()), default=0)
         raise InputError(
-            f"rollouts.replay={file} has no prompt with {n} trajectories", value=most,
+            f"rollouts.replay={file} has no prompt with {n} trajectories",
+            value=most,
             rule="a prompt brings batch.samples_per_prompt of them",
             fix=f"batch.samples_per_prompt={max(most, 1)} or less",
-        )  # fmt: skip
+        )
     return groups
 
 

@@ -11,12 +11,7 @@ from rljax.contracts import spec
 from rljax.data.kinds import SAMPLED
 from rljax.errors import InputError
 from rljax.validation.asynchrony import flight_warnings
-from rljax.validation.fields import (
-    check_batch,
-    check_data_and_model,
-    check_devices,
-    check_ranges,
-)
+from rljax.validation.fields import check_batch, check_data_and_model, check_devices, check_ranges
 from rljax.validation.placement import check_placement, devices_left
 from rljax.validation.problems import resolve_field
 from rljax.validation.stages import check_components
@@ -46,8 +41,11 @@ def validate(
             check_devices(found.sound, left, found.others, devices - left)
     found.refuse()
     return [
-        *unread_warnings(config, shipped), *_cautions(config), *_unusual(config), *_warnings(config)
-    ]  # fmt: skip
+        *unread_warnings(config, shipped),
+        *_cautions(config),
+        *_unusual(config),
+        *_warnings(config),
+    ]
 
 
 def validate_sizes(config: Config) -> None:
@@ -168,11 +166,17 @@ _UNUSUAL = (
         "it outweighs most gradients in AdamW's denominator, so that steps are tiny; 1e-8 is usual",
         lambda value: value > 1e-2,
     ),
-    (("sampler.temperature",), "samples are close to random tokens; 1.0 is usual",
-     lambda value: value > 2),
-    (("algorithm.kl_in_loss", "algorithm.kl_in_reward"),
-     "the KL penalty outweighs the rewards; 0.001 to 0.1 is usual", lambda value: value > 1),
-)  # fmt: skip
+    (
+        ("sampler.temperature",),
+        "samples are close to random tokens; 1.0 is usual",
+        lambda value: value > 2,
+    ),
+    (
+        ("algorithm.kl_in_loss", "algorithm.kl_in_reward"),
+        "the KL penalty outweighs the rewards; 0.001 to 0.1 is usual",
+        lambda value: value > 1,
+    ),
+)
 
 
 def _unusual(config: Config) -> list[str]:

@@ -45,11 +45,15 @@ def check_ranges(config: Config, problems: Problems) -> None:
         _check_batch_invariant(config, problems)
     paged = config.sampler.page_tokens
     problems.check(
-        not paged or config.sampler.loop == "host" or bool(config.environment.function)
+        not paged
+        or config.sampler.loop == "host"
+        or bool(config.environment.function)
         or config.rollouts.max_staleness > 0,
-        "sampler.page_tokens", paged,
-        "pages are given out by the host, between dispatches", "sampler.loop='host'",
-    )  # fmt: skip
+        "sampler.page_tokens",
+        paged,
+        "pages are given out by the host, between dispatches",
+        "sampler.loop='host'",
+    )
     temperature = config.sampler.temperature
     problems.check(
         temperature != 0,
@@ -120,9 +124,11 @@ def _check_prompt_rules(config: Config, problems: Problems) -> None:
     problems.check(not fraction or bool(files), "data.test_fraction", fraction, rule, "0")
     rule, fix = "rows that are read as they are drawn are not known before", "data.stream=False"
     for name, off in (
-        ("data.test_fraction", 0.0), ("offline.packing", False), ("offline.ties", "drop"),
+        ("data.test_fraction", 0.0),
+        ("offline.packing", False),
+        ("offline.ties", "drop"),
         ("offline.reference_logprobs", ""),
-    ):  # fmt: skip
+    ):
         value = value_of(config, name)
         problems.check(not data.stream or value == off, name, value, rule, fix)
     rule = "no source is a file: tasks are made, not read"
@@ -209,10 +215,12 @@ def _check_mesh(config: Config, problems: Problems) -> None:
     )
     data = config.mesh.data
     problems.check(
-        slices < 1 or data < 1 or data % slices == 0, "mesh.data", data,
+        slices < 1 or data < 1 or data % slices == 0,
+        "mesh.data",
+        data,
         f"must divide by mesh.slices={slices}: data alone reaches from one slice to another",
         f"mesh.data={slices}",
-    )  # fmt: skip
+    )
     try:
         parsed(config.sampler.layout)
     except InputError as error:

@@ -44,10 +44,12 @@ def check_judges(config: Config, problems: Problems) -> None:
             _check_address(component, "base_url", field, problems)
         own = _option(component, "timeout_s")
         problems.check(
-            own < reward.timeout_s, "reward.timeout_s", reward.timeout_s,
+            own < reward.timeout_s,
+            "reward.timeout_s",
+            reward.timeout_s,
             f"the pool would kill {component.name} before its own timeout_s={own:g} ends",
             f"reward.timeout_s={own + 2:g}, or {component.name}(timeout_s=...)",
-        )  # fmt: skip
+        )
     if reward.rubrics:
         _check_rubrics(config, problems)
 

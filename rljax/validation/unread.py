@@ -24,9 +24,13 @@ OPTIMIZERS = ("actor_optimizer", "critic_optimizer", "sft.optimizer")
 # those that sample, and where a role is missing. What `rljax evaluate` and `rljax serve` read of
 # the config of a run, such as `sampler`, is not here.
 _OF_SAMPLES = (
-    "batch.prompts_per_step", "batch.samples_per_prompt", "batch.sequences_per_optimizer_step",
-    "environment.*", "rollouts.*", "reward.*",
-)  # fmt: skip
+    "batch.prompts_per_step",
+    "batch.samples_per_prompt",
+    "batch.sequences_per_optimizer_step",
+    "environment.*",
+    "rollouts.*",
+    "reward.*",
+)
 _OF_A_CRITIC = ("critic_optimizer.*", "critic_model")
 _WITH_OPTIMIZER = {"critic", "cost_critic", "reward_model"}  # roles that critic_optimizer trains
 

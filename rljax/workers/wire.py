@@ -17,10 +17,11 @@ _NUMPY = {
     (module, name)
     for core in ("numpy.core", "numpy._core")
     for module, name in (
-        (f"{core}.multiarray", "scalar"), (f"{core}.multiarray", "_reconstruct"),
+        (f"{core}.multiarray", "scalar"),
+        (f"{core}.multiarray", "_reconstruct"),
         (f"{core}.numeric", "_frombuffer"),
     )
-} | {("numpy", "dtype"), ("numpy", "ndarray")}  # fmt: skip
+} | {("numpy", "dtype"), ("numpy", "ndarray")}
 
 
 class BrokenFrame(ValueError):

@@ -71,8 +71,11 @@ class TestWorkedExamples:
         example = worked_example("gae.basic")
         batch = response_batch(**example["inputs"])
         for name, gamma, lam in (
-            ("g1_l095", 1, 0.95), ("g1_l0", 1, 0), ("g1_l1", 1, 1), ("g099_l09", 0.99, 0.9),
-        ):  # fmt: skip
+            ("g1_l095", 1, 0.95),
+            ("g1_l0", 1, 0),
+            ("g1_l1", 1, 1),
+            ("g099_l09", 0.99, 0.9),
+        ):
             got = advantages.gae(batch, gamma=gamma, lam=lam, whiten=False)
             close(got[0], example["outputs"][f"adv_{name}"])
             close(got[1], example["outputs"][f"ret_{name}"])
@@ -126,9 +129,10 @@ class TestWorkedExamples:
         batch, want = outcome(**example["inputs"]), example["outputs"]
         eps = example["params"]["eps"]
         for std, name in (
-            ("sample", "grpo_std_unbiased"), ("population", "grpo_std_biased"),
+            ("sample", "grpo_std_unbiased"),
+            ("population", "grpo_std_biased"),
             ("none", "dr_grpo_centered"),
-        ):  # fmt: skip
+        ):
             got = advantages.group_relative(batch, std=std, eps=eps, singleton="raw")[:, 0]
             close(got, want[name])
         close(advantages.rloo(batch, singleton="raw")[:, 0], want["rloo"])
@@ -263,66 +267,80 @@ TABLE = {
     "gae_returns": (lambda b: advantages.gae(b, lam=0.9)[1], ("rewards", "values"), ""),
     "gae_bootstrap": (
         lambda b: advantages.gae(b, gamma=0.9, lam=0.9, bootstrap_truncated=True)[1],
-        ("rewards", "values", "finish_reason"), "",
+        ("rewards", "values", "finish_reason"),
+        "",
     ),
     "gae_turns": (
         lambda b: advantages.gae(b, gamma=0.9, lam=0.8, time="turn")[1],
-        ("rewards", "values", "step_ids"), "",
+        ("rewards", "values", "step_ids"),
+        "",
     ),
     "vapo_gae": (lambda b: advantages.vapo_gae(b, alpha=0.5)[0], ("rewards", "values"), ""),
     "vapo_gae_fixed": (
         lambda b: advantages.vapo_gae(b, lam_actor=0.9, lam_critic=0.5)[1],
-        ("rewards", "values"), "",
+        ("rewards", "values"),
+        "",
     ),
     "reinforce": (lambda b: advantages.reinforce(b, gamma=0.9), ("rewards",), ""),
     "reinforce_sequence": (
-        lambda b: advantages.reinforce(b, gamma=0.9, form="sequence"), ("rewards",), "",
+        lambda b: advantages.reinforce(b, gamma=0.9, form="sequence"),
+        ("rewards",),
+        "",
     ),
     "remax": (advantages.remax, ("rewards", "values"), ""),
     "reinforce_plus_plus": (
-        functools.partial(advantages.reinforce_plus_plus, gamma=0.9), ("rewards",), "",
+        functools.partial(advantages.reinforce_plus_plus, gamma=0.9),
+        ("rewards",),
+        "",
     ),
     "reinforce_plus_plus_baseline": (advantages.reinforce_plus_plus_baseline, GROUPED, ""),
     "group_relative": (advantages.group_relative, GROUPED, "dead alone"),
-    "dr_grpo": (
-        functools.partial(advantages.group_relative, std="none"), GROUPED, "dead alone",
-    ),
+    "dr_grpo": (functools.partial(advantages.group_relative, std="none"), GROUPED, "dead alone"),
     "group_relative_exclude": (
         functools.partial(advantages.group_relative, exclude_truncated=True),
-        (*GROUPED, "finish_reason"), "dead alone",
+        (*GROUPED, "finish_reason"),
+        "dead alone",
     ),
     "rloo": (advantages.rloo, GROUPED, "dead alone"),
     "opo": (advantages.opo, GROUPED, "dead alone"),
     "gpg": (advantages.gpg, GROUPED, "dead alone"),
     "best_of_group": (
-        functools.partial(advantages.best_of_group, std="sample"), GROUPED, "dead alone",
+        functools.partial(advantages.best_of_group, std="sample"),
+        GROUPED,
+        "dead alone",
     ),
     "batch_normalised": (advantages.batch_normalised, GROUPED, "dead alone"),
-    "gdpo": (
-        functools.partial(advantages.gdpo, weights=(1.0, 0.5)), ("reward_parts", "group"), "",
-    ),
+    "gdpo": (functools.partial(advantages.gdpo, weights=(1.0, 0.5)), ("reward_parts", "group"), ""),
     "group_process": (advantages.group_process, ("process_rewards", "step_ids", "group"), ""),
     "vineppo": (advantages.vineppo, ("rewards", "values", "step_ids"), ""),
     "prime": (advantages.prime, (*GROUPED, "process_rewards"), ""),
     "prime_normalised": (
-        functools.partial(advantages.prime, normalise=True), (*GROUPED, "process_rewards"), "",
+        functools.partial(advantages.prime, normalise=True),
+        (*GROUPED, "process_rewards"),
+        "",
     ),
     "gigpo": (advantages.gigpo, (*GROUPED, "step_ids", "state_ids"), "dead alone"),
     "turn_leave_one_out": (
-        functools.partial(advantages.turn_leave_one_out, gamma=0.9), (*GROUPED, "step_ids"),
+        functools.partial(advantages.turn_leave_one_out, gamma=0.9),
+        (*GROUPED, "step_ids"),
         "alone",
     ),
     "turn_group": (
-        functools.partial(advantages.turn_group, gamma=0.9), (*GROUPED, "step_ids"), "alone",
+        functools.partial(advantages.turn_group, gamma=0.9),
+        (*GROUPED, "step_ids"),
+        "alone",
     ),
     "optimal_token_baseline": (
-        advantages.optimal_token_baseline, (*GROUPED, "old_logprobs", "sum_pi_squared"), "alone",
+        advantages.optimal_token_baseline,
+        (*GROUPED, "old_logprobs", "sum_pi_squared"),
+        "alone",
     ),
     "optimal_token_baseline_turns": (
         functools.partial(advantages.optimal_token_baseline, multi_turn=True),
-        (*GROUPED, "old_logprobs", "sum_pi_squared"), "alone",
+        (*GROUPED, "old_logprobs", "sum_pi_squared"),
+        "alone",
     ),
-}  # fmt: skip
+}
 TABLE = {name: (compiled(function), *rest) for name, (function, *rest) in TABLE.items()}
 
 
@@ -573,9 +591,11 @@ def test_whitened_advantages_have_mean_0_and_std_1(scores, group):
     parts = np.stack([scores, np.asarray(scores)[::-1]], axis=1)
     batch = outcome(scores, group, mask, reward_parts=parts, values=np.zeros((8, 4)))
     for function in (
-        advantages.reinforce_plus_plus, advantages.reinforce_plus_plus_baseline, advantages.gdpo,
+        advantages.reinforce_plus_plus,
+        advantages.reinforce_plus_plus_baseline,
+        advantages.gdpo,
         lambda b: advantages.gae(b)[0],
-    ):  # fmt: skip
+    ):
         got = np.asarray(function(batch))[mask]
         if np.ptp(got) == 0:
             assert (got == 0).all()
@@ -673,9 +693,11 @@ class TestSpecial:
         """Zero tail: the last column of the longer row has no baseline."""
         mask = [[1, 1], [1, 0]]
         batch = outcome(
-            [1.0, 0.0], mask=mask, old_logprobs=np.log([[0.5, 0.5], [0.5, 0.5]]),
+            [1.0, 0.0],
+            mask=mask,
+            old_logprobs=np.log([[0.5, 0.5], [0.5, 0.5]]),
             sum_pi_squared=np.full((2, 2), 0.5),
-        )  # fmt: skip
+        )
         got = advantages.optimal_token_baseline(batch, eps=0.0)
         close(got, [[0.5, 1.0], [-0.5, 0.0]])
         got = advantages.optimal_token_baseline(batch, eps=0.0, zero_tail=False)
@@ -694,14 +716,22 @@ class TestSpecial:
 @pytest.mark.parametrize(
     "function,option",
     [
-        (advantages.group_relative, "std"), (advantages.group_relative, "singleton"),
-        (advantages.rloo, "singleton"), (advantages.opo, "singleton"), (advantages.gpg, "alpha"),
-        (advantages.gpg, "f_norm"), (advantages.best_of_group, "std"), (advantages.gigpo, "std"),
-        (advantages.turn_leave_one_out, "singleton"), (advantages.turn_group, "std"),
-        (advantages.turn_group, "singleton"), (advantages.gae, "time"),
-        (advantages.reinforce, "form"), (advantages.optimal_token_baseline, "singleton"),
+        (advantages.group_relative, "std"),
+        (advantages.group_relative, "singleton"),
+        (advantages.rloo, "singleton"),
+        (advantages.opo, "singleton"),
+        (advantages.gpg, "alpha"),
+        (advantages.gpg, "f_norm"),
+        (advantages.best_of_group, "std"),
+        (advantages.gigpo, "std"),
+        (advantages.turn_leave_one_out, "singleton"),
+        (advantages.turn_group, "std"),
+        (advantages.turn_group, "singleton"),
+        (advantages.gae, "time"),
+        (advantages.reinforce, "form"),
+        (advantages.optimal_token_baseline, "singleton"),
     ],
-)  # fmt: skip
+)
 def test_a_misspelt_option_is_refused(function, option):
     batch = make("gigpo", old_logprobs=np.zeros((10, 8)), sum_pi_squared=np.zeros((10, 8)))
     with pytest.raises(InputError, match=option):

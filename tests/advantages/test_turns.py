@@ -152,9 +152,11 @@ def test_centring_each_turn_is_biased_by_what_going_on_pays(n, singleton):
 def test_time_in_turns():
     """gamma and lambda count at the step from turn to turn, across the observation."""
     batch = response_batch(
-        [[0, 1, 1, 0, 1, 1]], rewards=[[9, 0, 1, 9, 0, 2]], values=[[9, 0.1, 0.2, 9, 0.3, 0.4]],
+        [[0, 1, 1, 0, 1, 1]],
+        rewards=[[9, 0, 1, 9, 0, 2]],
+        values=[[9, 0.1, 0.2, 9, 0.3, 0.4]],
         step_ids=[[0, 1, 1, 0, 2, 2]],
-    )  # fmt: skip
+    )
     got, returns = advantages.gae(batch, gamma=0.5, lam=0.5, whiten=False, time="turn")
     np.testing.assert_allclose(got, [[0, 1.475, 1.375, 0, 1.7, 1.6]], rtol=1e-6)
     np.testing.assert_allclose(returns, [[0, 1.575, 1.575, 0, 2.0, 2.0]], rtol=1e-6)
@@ -182,9 +184,12 @@ def test_a_reward_of_a_later_turn_reaches_the_first(name):
 def test_every_limit_truncates(reason):
     """The value behind the last token of what a limit ended is not 0."""
     batch = response_batch(
-        np.ones((2, 2)), rewards=np.zeros((2, 2)), values=np.full((2, 2), 0.5), group=[0, 0],
+        np.ones((2, 2)),
+        rewards=np.zeros((2, 2)),
+        values=np.full((2, 2), 0.5),
+        group=[0, 0],
         finish_reason=[reason, FinishReason.STOP],
-    )  # fmt: skip
+    )
     got, _ = advantages.gae(batch, whiten=False, bootstrap_truncated=True)
     np.testing.assert_allclose(got, [[0, 0], [-0.5, -0.5]])
     scored = batch.replace(rewards=batch.rewards.at[1, 1].set(1.0))
@@ -193,10 +198,20 @@ def test_every_limit_truncates(reason):
 
 
 OF_GROUPS = {
-    "group_relative": {}, "rloo": {}, "opo": {}, "gpg": {}, "best_of_group": {},
-    "batch_normalised": {}, "reinforce_plus_plus_baseline": {}, "prime": {}, "gdpo": {},
-    "gigpo": {}, "group_process": {}, "turn_leave_one_out": dict(gamma=0.9), "turn_group": {},
-}  # fmt: skip
+    "group_relative": {},
+    "rloo": {},
+    "opo": {},
+    "gpg": {},
+    "best_of_group": {},
+    "batch_normalised": {},
+    "reinforce_plus_plus_baseline": {},
+    "prime": {},
+    "gdpo": {},
+    "gigpo": {},
+    "group_process": {},
+    "turn_leave_one_out": dict(gamma=0.9),
+    "turn_group": {},
+}
 
 
 def episodes(seed: int = 0):
@@ -208,11 +223,15 @@ def episodes(seed: int = 0):
     mask = (turn[None, :] <= np.array(count)[:, None]) & (column < 2)
     rewards = mask * (column == 1) * random.normal(size=mask.shape)
     return dict(
-        mask=mask, rewards=rewards, step_ids=mask * turn, group=[0] * 5 + [1] * 3,
-        state_ids=mask * random.integers(1, 3, mask.shape), scores=rewards.sum(axis=1),
+        mask=mask,
+        rewards=rewards,
+        step_ids=mask * turn,
+        group=[0] * 5 + [1] * 3,
+        state_ids=mask * random.integers(1, 3, mask.shape),
+        scores=rewards.sum(axis=1),
         process_rewards=mask * random.normal(size=mask.shape),
         reward_parts=random.normal(size=(8, 2)),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.usefixtures("x64")

@@ -47,7 +47,10 @@ def mesh(*shape: int) -> Mesh:
 
 def arrays(value: float, over: Mesh | None = None) -> dict:
     over = over or mesh(4, 2)
-    put = lambda x, *axes: jax.device_put(x, NamedSharding(over, PartitionSpec(*axes)))  # noqa: E731
+
+    def put(x, *axes):
+        return jax.device_put(x, NamedSharding(over, PartitionSpec(*axes)))
+
     rows = jnp.arange(16 * 8, dtype=jnp.float32).reshape(16, 8)
     y = "y" if len(over.axis_names) > 1 else None
     return {
@@ -265,16 +268,51 @@ def test_damage_of_arrays_is_named_when_they_are_read(bucket):
 
 INDEX, MANIFEST = "arrays/0000.json", "manifest.json"
 OTHER = [
-    0, -1, 7, 2**62, 10**300, 1.5, None, True, "", "8", [], [1], {"a": 1}, [None], ["1"], [0, 0],
-    [2**40, 2**40], [-1, 8], [0] * 40, [1.0, 0.0],
-]  # fmt: skip
+    0,
+    -1,
+    7,
+    2**62,
+    10**300,
+    1.5,
+    None,
+    True,
+    "",
+    "8",
+    [],
+    [1],
+    {"a": 1},
+    [None],
+    ["1"],
+    [0, 0],
+    [2**40, 2**40],
+    [-1, 8],
+    [0] * 40,
+    [1.0, 0.0],
+]
 TEXTS = [
-    b"", b"null", b"[]", b"5", b'"x"', b"{}", b"[" * 100_000, b'{"a":' * 5000, b"\xff", b"1e400",
-    b'{"parts": 5}', b'{"parts": {}}', b'{"parts": [5]}', b'{"parts": [[]], "piece_bytes": 1}',
-    b'{"parts": [["w", "float32", [0, 0], [16, 8], 0]]}', b'{"piece_bytes": 64}',
-    b'{"files": 5}', b'{"files": []}', b'{"files": {"a": 5}}', b'{"files": {"a": {"bytes": 1}}}',
-    b'{"files": {"a": {"bytes": "1", "sha256": 5}}}', b'{"step": 2, "files": {"state.json": 1}}',
-]  # fmt: skip
+    b"",
+    b"null",
+    b"[]",
+    b"5",
+    b'"x"',
+    b"{}",
+    b"[" * 100_000,
+    b'{"a":' * 5000,
+    b"\xff",
+    b"1e400",
+    b'{"parts": 5}',
+    b'{"parts": {}}',
+    b'{"parts": [5]}',
+    b'{"parts": [[]], "piece_bytes": 1}',
+    b'{"parts": [["w", "float32", [0, 0], [16, 8], 0]]}',
+    b'{"piece_bytes": 64}',
+    b'{"files": 5}',
+    b'{"files": []}',
+    b'{"files": {"a": 5}}',
+    b'{"files": {"a": {"bytes": 1}}}',
+    b'{"files": {"a": {"bytes": "1", "sha256": 5}}}',
+    b'{"step": 2, "files": {"state.json": 1}}',
+]
 
 
 def forged(bucket: Path, name: str, change) -> None:

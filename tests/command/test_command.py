@@ -43,9 +43,16 @@ def test_launchers_are_the_same_commands():
     texts = [path.read_text() for path in launchers]
     named = [name for name in COMMANDS if any(f'run("{name}")' in text for text in texts)]
     assert len(launchers) == len(named) and COMMANDS.keys() - named == {
-        "demo", "configs", "report", "data inspect", "config show", "config diff",
-        "doctor", "completion", "watch",
-    }  # fmt: skip
+        "demo",
+        "configs",
+        "report",
+        "data inspect",
+        "config show",
+        "config diff",
+        "doctor",
+        "completion",
+        "watch",
+    }
     assert all(len(text.splitlines()) == 10 for text in texts)
 
 
@@ -177,9 +184,13 @@ def test_a_mistyped_path_is_answered_before_jax_is_imported(tmp_path):
         ("train quickstart --config.actor_optimizer.name=adamv", "did you mean adamw"),
     ]:
         done = subprocess.run(
-            [sys.executable, "-c", code, *line.split()], cwd=tmp_path, capture_output=True,
-            text=True, env={**os.environ, "PYTHONPATH": str(REPO)}, timeout=120,
-        )  # fmt: skip
+            [sys.executable, "-c", code, *line.split()],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(REPO)},
+            timeout=120,
+        )
         assert done.stdout == "2 False\n" and says in done.stderr, done.stderr
         assert "consol" not in line or "did you mean console" in done.stderr
         assert "steps" not in line or "steps=-1: must be >= 0" in done.stderr
@@ -203,9 +214,12 @@ def test_the_end_of_a_command_waits_for_threads_and_exit_functions_and_frees_not
     )
     for words, exit_code in (["completion", "bash"], 0), (["completion", "dos"], 2):
         done = subprocess.run(
-            [sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=120,
+            [sys.executable, "-c", code, *words],
+            capture_output=True,
+            text=True,
+            timeout=120,
             env={**os.environ, "PYTHONPATH": str(REPO)},
-        )  # fmt: skip
+        )
         assert done.returncode == exit_code
         assert done.stdout.endswith("thread\nexit function\n") and "freed" not in done.stderr
 
@@ -264,9 +278,13 @@ def test_the_command_works_from_a_wheel_in_an_empty_folder(wheel, tmp_path):
 
     def call(*arguments):
         return subprocess.run(
-            [sys.executable, "-m", "rljax", *arguments], cwd=tmp_path, env=environment,
-            capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
+            [sys.executable, "-m", "rljax", *arguments],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
 
     done = call("configs")
     assert done.returncode == 0 and str(wheel / "rljax" / "configs") in done.stdout
@@ -287,13 +305,19 @@ def test_the_name_of_the_distribution_is_said_once():
     project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
     assert project["name"] == rljax.DISTRIBUTION != "rljax"
     assert project["scripts"] == {"rljax": "rljax.command:main"}
-    written = [str(path) for path in (REPO / "rljax").rglob("*.py")
-               if re.search(rf"[\"']{rljax.DISTRIBUTION}\b", path.read_text())]  # fmt: skip
+    written = [
+        str(path)
+        for path in (REPO / "rljax").rglob("*.py")
+        if re.search(rf"[\"']{rljax.DISTRIBUTION}\b", path.read_text())
+    ]
     assert written == [str(REPO / "rljax" / "__init__.py")]
     # Nothing asks for the metadata of the import's name, but for doctor, which looks for the other.
-    asking = [path.name for path in (REPO / "rljax").rglob("*.py")
-              if "importlib.metadata" in (text := path.read_text())
-              and re.search(r"(?<!getLogger)[\[(]\s*[\"']rljax[\"']\s*[,\])]", text)]  # fmt: skip
+    asking = [
+        path.name
+        for path in (REPO / "rljax").rglob("*.py")
+        if "importlib.metadata" in (text := path.read_text())
+        and re.search(r"(?<!getLogger)[\[(]\s*[\"']rljax[\"']\s*[,\])]", text)
+    ]
     assert asking == ["packages.py"]
 
 
@@ -308,8 +332,9 @@ def test_the_demo_trains_in_an_empty_folder_and_ends_on_a_report(wheel, tmp_path
     assert done.returncode == 0, done.stderr
     (run,) = (tmp_path / "runs").iterdir()
     assert f"report:       runs/{run.name}/report.html  (open it in a browser)" in done.stdout
-    assert re.match(r"The task: how often is there an \"a\"\? '[a-f]{8}>' is answered by '[0-4]'\.",
-                    done.stdout)  # fmt: skip
+    assert re.match(
+        r"The task: how often is there an \"a\"\? '[a-f]{8}>' is answered by '[0-4]'\.", done.stdout
+    )
     assert "| rl | " in done.stdout and " step 4/4 | " in done.stdout
     assert json.loads((run / "summary.json").read_text())["status"] == "finished"
     assert (run / "policy" / "model.safetensors").is_file() and (run / "report.html").is_file()

@@ -36,7 +36,7 @@ ASKED = [
     ("rljax completion ", {"bash", "zsh", "fish"}, "train"),
     ("rljax report my_", {"my_run"}, "other"),
     ("rljax train --config.model=my_", {"my_run"}, "other"),
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +51,12 @@ def scripts(tmp_path_factory):
     files = {}
     for shell in ("bash", "zsh", "fish"):
         done = subprocess.run(
-            [sys.executable, "-c", code, "completion", shell], capture_output=True, text=True,
-            cwd=REPO, env={**os.environ, "PYTHONPATH": str(REPO)},
-        )  # fmt: skip
+            [sys.executable, "-c", code, "completion", shell],
+            capture_output=True,
+            text=True,
+            cwd=REPO,
+            env={**os.environ, "PYTHONPATH": str(REPO)},
+        )
         assert done.returncode == 0, done.stderr
         files[shell] = folder / f"c.{shell}"
         files[shell].write_text(done.stdout)
@@ -83,9 +86,11 @@ def test_bash_completes(scripts):
         program += f"COMP_LINE='{line}' COMP_POINT={len(line)}; _rljax; "
         program += 'printf "%s\\n" "${COMPREPLY[@]}" ---\n'
     done = subprocess.run(
-        [needs("bash"), "--norc", "-c", program], capture_output=True, text=True,
+        [needs("bash"), "--norc", "-c", program],
+        capture_output=True,
+        text=True,
         cwd=scripts["bash"].parent,
-    )  # fmt: skip
+    )
     answers = done.stdout.split("---\n")
     for (line, some, other), answer in zip(ASKED, answers, strict=False):
         assert some <= set(answer.split()) and other not in answer.split(), (line, answer)
@@ -96,8 +101,10 @@ def test_fish_completes(scripts):
     for line, some, other in ASKED:
         done = subprocess.run(
             [needs("fish"), "--no-config", "-c", f"source {scripts['fish']}; complete -C '{line}'"],
-            capture_output=True, text=True, cwd=scripts["fish"].parent,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            cwd=scripts["fish"].parent,
+        )
         found = {word.split("\t")[0].strip("/") for word in done.stdout.splitlines()}
         found |= {word.partition("=")[2] for word in found if not word.endswith("=")}
         assert some <= found and other not in found, (line, found, done.stderr)
@@ -136,7 +143,7 @@ PRESSED = [
     ("rljax train --config.dataflow=saf", "rljax train --config.dataflow=safe_rlhf "),
     ("rljax train --config.batch.ep", "rljax train --config.batch.epochs="),
     ("rljax train presets/da", "rljax train presets/dapo "),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
@@ -145,6 +152,7 @@ def test_a_press_of_the_key_completes_the_line(shell, line, whole, scripts):
     command = {"bash": ["--norc", "--noprofile", "-i"], "zsh": ["-f", "-i"]}[shell]
     start = "autoload -Uz compinit; compinit -u -D; " if shell == "zsh" else ""
     folder = scripts[shell].parent
-    shown = pressed([needs(shell), *command], f"{start}source c.{shell}", line, whole.encode(),
-                    folder)  # fmt: skip
+    shown = pressed(
+        [needs(shell), *command], f"{start}source c.{shell}", line, whole.encode(), folder
+    )
     assert whole in shown, shown

@@ -35,9 +35,33 @@ def test_every_config_that_ships_is_the_same_in_yaml_and_json(name, rljax_comman
 
 
 def test_texts_that_yaml_would_read_as_something_else_come_back(tmp_path):
-    nasty = ["no", "null", "~", "1e-5", "0x10", "010", "true", "", " a ", "a: b", "# c", "- d",
-             "\n", "é\u2028\t", "'", '"', "1:30", "=", "<<", "!x", "&a", "*a", "{a}", "[a, b]",
-             "a, b"]  # fmt: skip
+    nasty = [
+        "no",
+        "null",
+        "~",
+        "1e-5",
+        "0x10",
+        "010",
+        "true",
+        "",
+        " a ",
+        "a: b",
+        "# c",
+        "- d",
+        "\n",
+        "é\u2028\t",
+        "'",
+        '"',
+        "1:30",
+        "=",
+        "<<",
+        "!x",
+        "&a",
+        "*a",
+        "{a}",
+        "[a, b]",
+        "a, b",
+    ]
     config = Config(roles=tuple(nasty))
     config.offline.step_separator, config.sampler.stop_strings = "\n\n", tuple(nasty)
     config.data.weights, config.data.final_weights = (1e-12, 1 / 3, 1e22), ()
@@ -62,11 +86,14 @@ PITFALLS = [
     ("steps: !!int 3", "steps", 3),
     ("<<: {seed: 4, steps: 1}\nsteps: 2", "seed", 4),
     ("<<: {seed: 4, steps: 1}\nsteps: 2", "steps", 2),
-    ("actor_optimizer: &o {lr: 1e-5, beta2: 0.9}\ncritic_optimizer: {<<: *o, lr: 2}",
-     "critic_optimizer.beta2", 0.9),
+    (
+        "actor_optimizer: &o {lr: 1e-5, beta2: 0.9}\ncritic_optimizer: {<<: *o, lr: 2}",
+        "critic_optimizer.beta2",
+        0.9,
+    ),
     ("sft: {optimizer: {<<: [{lr: 1}, {lr: 2}]}}", "sft.optimizer.lr", 1.0),
     ("profile_steps: &s [3, 5]\nsampler: {thinking_tokens: *s}", "sampler.thinking_tokens", (3, 5)),
-]  # fmt: skip
+]
 REFUSED = [
     ("export: no", "export=no: must be true or false"),
     ("export: yes", "must be true or false"),
@@ -88,7 +115,7 @@ REFUSED = [
     ("", "is no config; it holds nothing"),
     ("\tsteps: 1", "is not YAML"),
     ("steps: [", "is not YAML"),
-]  # fmt: skip
+]
 WRONG_JSON = [
     ('{"steps": "10"}', 'steps="10": must be a whole number'),
     ('{"export": 1}', "export=1: must be true or false"),
@@ -215,7 +242,7 @@ def test_sweeps_and_pipelines_in_a_file_of_data(ending, tmp_path):
         ("pipeline: [{stage: a, command: sample, checkpoint: ., trust_code: true}]", "trust_code"),
         ("pipeline: [{stage: a, command: evaluate, checkpoint: ., data: e.rows()}]", "data: got"),
     ],
-)  # fmt: skip
+)
 def test_what_a_file_of_data_lists_runs_no_code(entry, says, tmp_path, rljax_command, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "evil.py").write_text("open('ran', 'w')\n")
@@ -234,8 +261,9 @@ def test_a_python_file_of_ones_own_still_names_what_it_likes(tmp_path):
         "def get_config(): return load_config_file('quickstart:tiny')\n"
         "def sweep(): yield {'config': __file__, 'seed': 1}\n"
     )
-    members = make_members(load_config_file(str(file)), config_module(str(file)).sweep(), tmp_path,
-                           str(file))  # fmt: skip
+    members = make_members(
+        load_config_file(str(file)), config_module(str(file)).sweep(), tmp_path, str(file)
+    )
     assert members[0].config.seed == 1
     with pytest.raises(InputError, match="names a Python file"):
         make_members(members[0].config, [{"config": str(file)}], tmp_path, str(file), False)

@@ -46,8 +46,10 @@ def test_lines_name_what_is_there_and_commands_that_exist(tmp_path, finished, mi
         assert (program, command) == ("rljax", "train")
         path, fields, others = config_flags(words)
         assert (path, dict(fields), others) == (
-            "quickstart:tiny", {"seed": "1", "notes": "a b", "run_dir": str(folder)}, [],
-        )  # fmt: skip
+            "quickstart:tiny",
+            {"seed": "1", "notes": "a b", "run_dir": str(folder)},
+            [],
+        )
     for name in {"evaluate", "serve"} & lines.keys():
         program, command, *words = shlex.split(lines[name])
         assert program == "rljax" and words == [str(folder)] and {"policy"} <= set(there)
@@ -85,9 +87,13 @@ def test_the_command_to_evaluate_says_what_the_run_does_not(tmp_path, data, rewa
 ESTIMATE = {"value": 0.125, "low": 0.0625, "high": 0.25, "n": 100}
 LATER = ESTIMATE | {"value": 0.5, "high": 0.75}
 SUMMARY = dict(
-    sft_steps=2, steps=9, accuracy_before=None, accuracy_after=None, eval_before=None,
+    sft_steps=2,
+    steps=9,
+    accuracy_before=None,
+    accuracy_after=None,
+    eval_before=None,
     last_evaluation=None,
-)  # fmt: skip
+)
 
 
 def evaluated(step, accuracy=None, metrics=None):
@@ -100,35 +106,48 @@ def evaluated(step, accuracy=None, metrics=None):
         ({}, []),
         (
             {"accuracy_before": ESTIMATE, "accuracy_after": LATER} | evaluated(9, LATER),
-            ["accuracy_before: 0.125 [0.062, 0.250], n=100, at step 2",
-             "accuracy_after: 0.500 [0.062, 0.750], n=100, at step 9"],
+            [
+                "accuracy_before: 0.125 [0.062, 0.250], n=100, at step 2",
+                "accuracy_after: 0.500 [0.062, 0.750], n=100, at step 9",
+            ],
         ),
         (  # stopped, and evaluated before the first step alone
             {"accuracy_before": ESTIMATE} | evaluated(2, ESTIMATE),
-            ["accuracy_before: 0.125 [0.062, 0.250], n=100, at step 2",
-             "accuracy_after: not measured after the last update"],
+            [
+                "accuracy_before: 0.125 [0.062, 0.250], n=100, at step 2",
+                "accuracy_after: not measured after the last update",
+            ],
         ),
         (  # stopped behind an evaluation
             {"accuracy_before": ESTIMATE} | evaluated(6, LATER),
-            ["accuracy_before: 0.125 [0.062, 0.250], n=100, at step 2",
-             "accuracy: 0.500 [0.062, 0.750], n=100, at step 6, the last evaluation; steps taken "
-             "since: 3"],
+            [
+                "accuracy_before: 0.125 [0.062, 0.250], n=100, at step 2",
+                "accuracy: 0.500 [0.062, 0.750], n=100, at step 6, the last evaluation; steps "
+                "taken "
+                "since: 3",
+            ],
         ),
-        ({"accuracy_before": ESTIMATE, "steps": 2} | evaluated(2, ESTIMATE),
-         ["accuracy_before: 0.125 [0.062, 0.250], n=100, at step 2"]),
+        (
+            {"accuracy_before": ESTIMATE, "steps": 2} | evaluated(2, ESTIMATE),
+            ["accuracy_before: 0.125 [0.062, 0.250], n=100, at step 2"],
+        ),
         (
             {"eval_before": {"eval/loss": 0.6931, "eval/x": 1.0}}
             | evaluated(9, None, {"eval/loss": 0.375, "eval/rewards/accuracies": 1.0}),
-            ["held-out rows: loss 0.6931, at step 2",
-             "held-out rows: loss 0.375, rewards/accuracies 1, at step 9"],
+            [
+                "held-out rows: loss 0.6931, at step 2",
+                "held-out rows: loss 0.375, rewards/accuracies 1, at step 9",
+            ],
         ),
         (
             {"eval_before": {"eval/loss": 0.6931}} | evaluated(6, None, {"eval/loss": 0.5}),
-            ["held-out rows: loss 0.6931, at step 2",
-             "held-out rows: loss 0.5, at step 6, the last evaluation; steps taken since: 3"],
+            [
+                "held-out rows: loss 0.6931, at step 2",
+                "held-out rows: loss 0.5, at step 6, the last evaluation; steps taken since: 3",
+            ],
         ),
     ],
-)  # fmt: skip
+)
 def test_each_number_that_is_printed_has_the_step_at_which_it_was_measured(changes, lines):
     assert list(measured_lines(SUMMARY | changes)) == lines
 

@@ -23,9 +23,10 @@ def failed(answer) -> str:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_has_one_form(name, rljax_command):
     answers = [
-        rljax_command(*name.split(), "--help"), rljax_command(*name.split(), "-h"),
+        rljax_command(*name.split(), "--help"),
+        rljax_command(*name.split(), "-h"),
         rljax_command("help", *name.split()),
-    ]  # fmt: skip
+    ]
     assert answers[0] == answers[1] == answers[2]
     code, out, err = answers[0]
     lines = out.splitlines()
@@ -88,17 +89,31 @@ def test_a_config_that_is_wrong_is_refused_by_all_alike(name, rljax_command, tmp
 
 
 MISSING = [
-    "train nothing", "inspect nothing.yaml", "plan nothing.json", "play nothing --human",
-    "evaluate nothing", "report nothing", "push nothing --to=me/x", "replay nothing",
-    "chat nothing", "sweep nothing", "pipeline nothing.yaml",
-    "data prepare --source=nothing.jsonl --out=here", "sample nothing --out=o.jsonl",
+    "train nothing",
+    "inspect nothing.yaml",
+    "plan nothing.json",
+    "play nothing --human",
+    "evaluate nothing",
+    "report nothing",
+    "push nothing --to=me/x",
+    "replay nothing",
+    "chat nothing",
+    "sweep nothing",
+    "pipeline nothing.yaml",
+    "data prepare --source=nothing.jsonl --out=here",
+    "sample nothing --out=o.jsonl",
     "label steps --checkpoints=nothing --out=o",
     "label preferences --data=nothing.jsonl --out=o.jsonl --judge=judge()",
-    "score steps --reward_model=nothing --data=nothing.jsonl", "scaling nothing",
-    "compare --config=nothing --out=o", "config show nothing", "config diff nothing quickstart",
-    "config diff quickstart nothing.yaml", "doctor --nojax --ports=0", "completion csh",
+    "score steps --reward_model=nothing --data=nothing.jsonl",
+    "scaling nothing",
+    "compare --config=nothing --out=o",
+    "config show nothing",
+    "config diff nothing quickstart",
+    "config diff quickstart nothing.yaml",
+    "doctor --nojax --ports=0",
+    "completion csh",
     "pod nothing",
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("line", MISSING)

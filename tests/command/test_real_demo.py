@@ -108,9 +108,13 @@ def test_a_child_ends_with_the_demo(number, tmp_path):
     )
     environment = {**one_device_environment(), "PYTHONPATH": str(REPO)}
     demo = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment,
-        cwd=tmp_path, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        cwd=tmp_path,
+        stderr=subprocess.DEVNULL,
+    )
     pid = int(demo.stdout.readline())
     assert alive(pid)
     demo.send_signal(number)
@@ -123,10 +127,13 @@ def test_the_whole_demo_on_a_small_model(folder, tmp_path):
     pytest.importorskip("openai"), pytest.importorskip("transformers"), pytest.importorskip("torch")
     environment = {**one_device_environment(), "PYTHONPATH": str(REPO)}
     fields = {
-        "steps": 2, "batch.prompts_per_step": 2, "batch.samples_per_prompt": 4,
-        "batch.sequences_per_optimizer_step": 8, "evaluate.prompts": 8,
+        "steps": 2,
+        "batch.prompts_per_step": 2,
+        "batch.samples_per_prompt": 4,
+        "batch.sequences_per_optimizer_step": 8,
+        "evaluate.prompts": 8,
         "data.max_prompt_tokens": 100,
-    }  # fmt: skip
+    }
     command = [sys.executable, "-m", "rljax", "demo", "--real", f"--model={folder}", "--seed=3"]
     command += ["--out=out", "--answers=5", *(f"--config.{n}={v}" for n, v in fields.items())]
     how = dict(cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900)

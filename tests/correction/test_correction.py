@@ -27,14 +27,23 @@ from rljax.mesh import make_mesh
 SAME_AGE = {"staleness/steps_mean": 0.0}
 LEVELS = ("token", "sequence", "geometric")
 EXAMPLES = (
-    "ris.token.truncate", "ris.token.mask", "ris.sequence.truncate", "ris.sequence.mask",
-    "ris.geometric.truncate", "ris.geometric.mask", "ris.sequence.truncate.noveto",
-)  # fmt: skip
+    "ris.token.truncate",
+    "ris.token.mask",
+    "ris.sequence.truncate",
+    "ris.sequence.mask",
+    "ris.geometric.truncate",
+    "ris.geometric.mask",
+    "ris.sequence.truncate.noveto",
+)
 # Every option at work at once, on every level.
 EVERYTHING = dict(
-    mode="mask", upper=3.0, lower=0.4, veto=0.05, batch_normalise=True,
+    mode="mask",
+    upper=3.0,
+    lower=0.4,
+    veto=0.05,
+    batch_normalise=True,
     reject=(("token_k3", None, 0.5), ("seq_max_k2", None, 0.9), ("geometric_ratio", 0.6, 1.6)),
-)  # fmt: skip
+)
 
 
 def make(old, sampler, mask, dtype=jnp.float64) -> Batch:
@@ -70,9 +79,13 @@ def test_worked_examples(name):
     p = example["params"]
     with jax.enable_x64(True):
         batch, metrics = rollout_correction(
-            s1(name), level=p["level"], mode=p["mode"], upper=p["threshold"],
-            lower=p["threshold_lower"], veto=p["veto"],
-        )  # fmt: skip
+            s1(name),
+            level=p["level"],
+            mode=p["mode"],
+            upper=p["threshold"],
+            lower=p["threshold_lower"],
+            veto=p["veto"],
+        )
     np.testing.assert_allclose(batch.weights, example["outputs"]["weights"], rtol=1e-5, atol=1e-6)
     for key, value in example["outputs"]["metrics"].items():
         assert float(metrics[f"mismatch/{key}"]) == pytest.approx(value, rel=1e-5, abs=1e-6), key
@@ -330,15 +343,22 @@ def test_health_warnings_name_metric_value_range_and_remedy():
 # -- options --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options,match", [
-    (dict(level="row"), "level"), (dict(mode="cut"), "mode"), (dict(upper=0.0), "upper"),
-    (dict(upper=2.0, lower=3.0), "lower"), (dict(upper=0.5), "lower"), (dict(veto=0.0), "veto"),
-    (dict(reject=("token_k3", None, 0.1)), "triple"),
-    (dict(reject=(("token_k4", None, 0.1),)), "seq_max_k3"),
-    (dict(reject=(("token_k1", 0.5, 0.1),)), "lower <= upper"),
-    (dict(reject=(("token_ratio", None, -1.0),)), "positive"),
-    (dict(reject=(("token_k2", None, 0.1), ("token_k2", None, 0.2))), "once"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "options,match",
+    [
+        (dict(level="row"), "level"),
+        (dict(mode="cut"), "mode"),
+        (dict(upper=0.0), "upper"),
+        (dict(upper=2.0, lower=3.0), "lower"),
+        (dict(upper=0.5), "lower"),
+        (dict(veto=0.0), "veto"),
+        (dict(reject=("token_k3", None, 0.1)), "triple"),
+        (dict(reject=(("token_k4", None, 0.1),)), "seq_max_k3"),
+        (dict(reject=(("token_k1", 0.5, 0.1),)), "lower <= upper"),
+        (dict(reject=(("token_ratio", None, -1.0),)), "positive"),
+        (dict(reject=(("token_k2", None, 0.1), ("token_k2", None, 0.2))), "once"),
+    ],
+)
 def test_bad_options_are_refused(options, match):
     with pytest.raises(InputError, match=match):
         rollout_correction(random_batch(rows=4), **options)
@@ -417,7 +437,10 @@ def test_rows_may_come_in_any_order(level):
 def test_packed_rows_equal_unpacked_ones(level):
     batch = random_batch(rows=6, columns=8)
     weights, metrics = correct(batch, level)
-    pack = lambda x: x.reshape(3, 16)  # noqa: E731  two rows after one another
+
+    def pack(x):
+        return x.reshape(3, 16)  # two rows after one another
+
     packed = jax.tree.map(pack, batch)
     segments = np.tile(np.repeat([1, 2], 8), (3, 1)).astype(np.int32)
     packed = packed.replace(segment_ids=jnp.asarray(segments))

@@ -92,9 +92,10 @@ def playable(family):
         if name in ("unknown_role", "assistant_twice", "system_late", "special_in_text", "parts"):
             continue
         if (family, name) in (
-            ("llama3", "tool_calls_together"), ("llama3", "tool_call_bare"),
+            ("llama3", "tool_calls_together"),
+            ("llama3", "tool_call_bare"),
             ("deepseek", "tool_call_bare"),
-        ):  # fmt: skip
+        ):
             continue
         yield name, {**case, "messages": case["messages"][:8]}
 
@@ -155,7 +156,7 @@ def test_tool_answers_follow_a_thinking_turn(ours, family):
         "<|im_start|>assistant\n",
         "deepseek": "<｜tool▁outputs▁begin｜><｜tool▁output▁begin｜>5.5<｜tool▁output▁end｜>"
         "<｜tool▁outputs▁end｜>",
-    }  # fmt: skip
+    }
     assert text_of(tokenizer, first.ids) == expected[family]
 
 

@@ -5,12 +5,7 @@ import datetime
 import pytest
 from tiny_tokenizer import FORGETFUL, LLAMA_LIKE, QWEN_LIKE, write_tokenizer
 
-from rljax.data.text.chat import (
-    ChatTemplate,
-    RewrittenTurn,
-    encode_conversation,
-    validate_messages,
-)
+from rljax.data.text.chat import ChatTemplate, RewrittenTurn, encode_conversation, validate_messages
 from rljax.data.text.tokenizer import HuggingFaceTokenizer
 from rljax.errors import InputError
 

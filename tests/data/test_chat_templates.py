@@ -4,12 +4,7 @@ import pytest
 from conversations import ANSWERED, CORPUS, TOOLS, assistant, system, user
 from family_tokenizers import FAMILIES, write_family
 
-from rljax.data.text.chat import (
-    RewrittenTurn,
-    encode_conversation,
-    encode_last_turn,
-    encode_turns,
-)
+from rljax.data.text.chat import RewrittenTurn, encode_conversation, encode_last_turn, encode_turns
 from rljax.data.text.messages import for_template
 from rljax.data.text.tokenizer import HuggingFaceTokenizer
 from rljax.errors import InputError
@@ -82,15 +77,16 @@ MODES = [
 # How many conversations each family refuses in each mode; Gemma wants turns that alternate.
 REFUSED = dict(
     llama3=(2, 2, 3), qwen2_5=(0, 0, 1), qwen3=(0, 0, 1), gemma=(17, 17, 19), deepseek=(1, 1, 5)
-)  # fmt: skip
+)
 
 
 # A tool's answer may hold no token of the template: such a text gets a space here.
 PARTED = {
     ("qwen3", "tool_call_nested"): (
-        "<tool_response>\nx\n</tool_response>", "< tool_response>\nx\n< /tool_response>"
-    ),
-}  # fmt: skip
+        "<tool_response>\nx\n</tool_response>",
+        "< tool_response>\nx\n< /tool_response>",
+    )
+}
 
 
 @pytest.mark.parametrize("mode", MODES, ids=["finished", "prompt", "continued"])
@@ -167,10 +163,15 @@ REFUSED_ROWS = {
     "qwen3": {"special_in_text"},
     "gemma": {*_NO_REASONING, "tools_unused", "tools_and_system", "tool_call", "tools_in_system"},
     "deepseek": {
-        *_NO_REASONING, "thinking", "thinking_once", "thinking_odd", "tool_loop",
-        "tool_loop_with_reasoning", "tool_by_ipython",
+        *_NO_REASONING,
+        "thinking",
+        "thinking_once",
+        "thinking_odd",
+        "tool_loop",
+        "tool_loop_with_reasoning",
+        "tool_by_ipython",
     },
-}  # fmt: skip
+}
 # Where we differ on purpose: a greeting before the first question is read only; no token spans the
 # border of prompt and turn; a stop token that a turn says itself ends it.
 READ_OTHERWISE = {"assistant_first", "blanks", "newlines", "special_in_text", "parts"}
@@ -229,7 +230,7 @@ LEARNED = [
     ("qwen2_5", [*ANSWERED, assistant("5.5")], [QWEN_CALL, "5.5<|im_end|>"]),
     ("deepseek", [*ANSWERED, assistant("5")], [DEEPSEEK_CALL, "5<｜end▁of▁sentence｜>"]),
     ("qwen3", TURNS[1:3], ["<think>\n\n</think>\n\n a\nb <|im_end|>"]),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("marked", [True, False])

@@ -23,7 +23,7 @@ MORE = {
     "qwen3_coder": ["<tool_response>", "</tool_response>", "<tool_call>", "<think>"],
     "deepseek_v31": ["<think>", "</think>", "<｜tool▁outputs▁begin｜>", "<｜tool▁output▁end｜>"],
     "llama3": ["<|python_tag|>"],
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -60,11 +60,22 @@ def hostile(rng: random.Random, tokens: list[str]) -> str:
         token, other = rng.choice(tokens), rng.choice(tokens)
         at = rng.randrange(len(token) + 1)
         pieces.append(
-            rng.choice([
-                token, token[:at], token[at:], token[:at] + other + token[at:], token + other,
-                f" {token} ", f"\n{token}\t", "x", "wörd", token.upper(), " ",
-            ])
-        )  # fmt: skip
+            rng.choice(
+                [
+                    token,
+                    token[:at],
+                    token[at:],
+                    token[:at] + other + token[at:],
+                    token + other,
+                    f" {token} ",
+                    f"\n{token}\t",
+                    "x",
+                    "wörd",
+                    token.upper(),
+                    " ",
+                ]
+            )
+        )
     return "".join(pieces)
 
 
@@ -137,8 +148,12 @@ def test_descriptions_of_tools_hold_no_token(families, family):
 
     def schema(text):
         about = {"type": "object", "properties": {"a": {"type": "string", "description": text}}}
-        return [{"type": "function",
-                 "function": {"name": "f", "description": text, "parameters": about}}]  # fmt: skip
+        return [
+            {
+                "type": "function",
+                "function": {"name": "f", "description": text, "parameters": about},
+            }
+        ]
 
     safe = counted(tokenizer, tokenizer.encode_chat([QUESTION], tools=schema("x")))
     for _ in range(30):
@@ -177,24 +192,42 @@ def test_what_is_learned_stays_as_it_is(families, family):
 
 
 FLAGS = [
-    dict(lstrip=True), dict(rstrip=True), dict(lstrip=True, rstrip=True), dict(single_word=True),
-    dict(normalized=True), dict(normalized=True, lstrip=True, rstrip=True),
-]  # fmt: skip
+    dict(lstrip=True),
+    dict(rstrip=True),
+    dict(lstrip=True, rstrip=True),
+    dict(single_word=True),
+    dict(normalized=True),
+    dict(normalized=True, lstrip=True, rstrip=True),
+]
 NORMALIZERS = {
     "none": None,
     "lower": tokenizers.normalizers.Lowercase(),
     "compatible": tokenizers.normalizers.NFKC(),
-    "accents": tokenizers.normalizers.Sequence([
-        tokenizers.normalizers.NFD(), tokenizers.normalizers.StripAccents(),
-        tokenizers.normalizers.Lowercase(),
-    ]),
+    "accents": tokenizers.normalizers.Sequence(
+        [
+            tokenizers.normalizers.NFD(),
+            tokenizers.normalizers.StripAccents(),
+            tokenizers.normalizers.Lowercase(),
+        ]
+    ),
     "replaced": tokenizers.normalizers.Replace("((", "<<"),
-}  # fmt: skip
+}
 SPELLINGS = [
-    "<<end>>", " <<end>> ", "\n<<end>>\n", "<<END>>", "<<énd>>", "((end>>", "＜＜end＞＞",
-    "a<<end>>b", "<<e<<end>>nd>>", "<<end>><<end>>", "<<end>> <<end>>", "<< end>>", 
-    "((e((END>>nd>>", "<<end>",
-]  # fmt: skip
+    "<<end>>",
+    " <<end>> ",
+    "\n<<end>>\n",
+    "<<END>>",
+    "<<énd>>",
+    "((end>>",
+    "＜＜end＞＞",
+    "a<<end>>b",
+    "<<e<<end>>nd>>",
+    "<<end>><<end>>",
+    "<<end>> <<end>>",
+    "<< end>>",
+    "((e((END>>nd>>",
+    "<<end>",
+]
 
 
 @pytest.mark.parametrize("normalizer", NORMALIZERS)

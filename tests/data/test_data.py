@@ -128,12 +128,7 @@ def test_tasks():
         ({"text": "a"}, {"text": "a"}),
         (
             {"prompt": [{"role": "user", "content": "a"}], "completion": "b"},
-            {
-                "messages": [
-                    {"role": "user", "content": "a"},
-                    {"role": "assistant", "content": "b"},
-                ]
-            },
+            {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
         ),
     ],
 )

@@ -37,31 +37,76 @@ def write(path, rows):
 # (form, row, its record as a demonstration, prompt, ground truth)
 ONES = [
     ("ShareGPT", {"conversations": [HUMAN, GPT]}, {"messages": [U, A]}, [U], "4"),
-    ("ShareGPT", {"conversations": [HUMAN, GPT], "system": "S"},
-     {"messages": [{"role": "system", "content": "S"}, U, A]},
-     [{"role": "system", "content": "S"}, U], "4"),
+    (
+        "ShareGPT",
+        {"conversations": [HUMAN, GPT], "system": "S"},
+        {"messages": [{"role": "system", "content": "S"}, U, A]},
+        [{"role": "system", "content": "S"}, U],
+        "4",
+    ),
     ("ShareGPT", {"conversations": [U, A], "answer": "four"}, {"messages": [U, A]}, [U], "four"),
     ("Alpaca", ALPACA, {"prompt": "Add.\n\n2+2", "completion": "4"}, "Add.\n\n2+2", "4"),
     ("Alpaca", {**ALPACA, "input": ""}, {"prompt": "Add.", "completion": "4"}, "Add.", "4"),
-    ("Alpaca", {**ALPACA, "input": None, "history": [["1+1?", "2"]]},
-     {"messages": [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"},
-                   {"role": "user", "content": "Add."}, A], "prompt_messages": 3},
-     [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"},
-      {"role": "user", "content": "Add."}], "4"),
-    ("Alpaca", {"instruction": "Add.", "context": "2+2", "response": "4"},  # Dolly
-     {"prompt": "Add.\n\n2+2", "completion": "4"}, "Add.\n\n2+2", "4"),
-    ("OpenOrca", {"system_prompt": "S", "question": "2+2?", "response": "4"},
-     {"messages": [{"role": "system", "content": "S"}, U, A]},
-     [{"role": "system", "content": "S"}, U], "4"),
-    ("OpenOrca", {"system_prompt": "", "question": "2+2?", "response": "4"},
-     {"prompt": "2+2?", "completion": "4"}, "2+2?", "4"),
-    ("verl's prompts", {"prompt": [{"role": "user", "content": "2+2? Think."}],
-      "reward_model": {"ground_truth": "4"}, "extra_info": {"question": "2+2?", "answer": "4"}},
-     {"messages": [U, A]}, [{"role": "user", "content": "2+2? Think."}], "4"),
+    (
+        "Alpaca",
+        {**ALPACA, "input": None, "history": [["1+1?", "2"]]},
+        {
+            "messages": [
+                {"role": "user", "content": "1+1?"},
+                {"role": "assistant", "content": "2"},
+                {"role": "user", "content": "Add."},
+                A,
+            ],
+            "prompt_messages": 3,
+        },
+        [
+            {"role": "user", "content": "1+1?"},
+            {"role": "assistant", "content": "2"},
+            {"role": "user", "content": "Add."},
+        ],
+        "4",
+    ),
+    (
+        "Alpaca",
+        {"instruction": "Add.", "context": "2+2", "response": "4"},  # Dolly
+        {"prompt": "Add.\n\n2+2", "completion": "4"},
+        "Add.\n\n2+2",
+        "4",
+    ),
+    (
+        "OpenOrca",
+        {"system_prompt": "S", "question": "2+2?", "response": "4"},
+        {"messages": [{"role": "system", "content": "S"}, U, A]},
+        [{"role": "system", "content": "S"}, U],
+        "4",
+    ),
+    (
+        "OpenOrca",
+        {"system_prompt": "", "question": "2+2?", "response": "4"},
+        {"prompt": "2+2?", "completion": "4"},
+        "2+2?",
+        "4",
+    ),
+    (
+        "verl's prompts",
+        {
+            "prompt": [{"role": "user", "content": "2+2? Think."}],
+            "reward_model": {"ground_truth": "4"},
+            "extra_info": {"question": "2+2?", "answer": "4"},
+        },
+        {"messages": [U, A]},
+        [{"role": "user", "content": "2+2? Think."}],
+        "4",
+    ),
     ("", {"messages": [U, A]}, {"messages": [U, A]}, [U], "4"),
-    ("GSM8K", {"question": "2+2?", "answer": "It is\n#### 1,000"},
-     {"prompt": "2+2?", "completion": "It is\n#### 1,000"}, "2+2?", "1000"),
-]  # fmt: skip
+    (
+        "GSM8K",
+        {"question": "2+2?", "answer": "It is\n#### 1,000"},
+        {"prompt": "2+2?", "completion": "It is\n#### 1,000"},
+        "2+2?",
+        "1000",
+    ),
+]
 
 
 @pytest.mark.parametrize("case", ONES, ids=lambda case: case[0] or "OpenAI")
@@ -129,15 +174,27 @@ def test_rows_that_leave_the_form(tmp_path, rows, says):
 OPENRLHF = [
     ({"input": "2+2?", "output": "4"}, "examples", {"prompt": "2+2?", "completion": "4"}),
     ({"input": [U], "output": [A]}, "examples", {"messages": [U, A]}),
-    ({"input": "2+2?", "output": "4", "label": True}, "unpaired",
-     {"prompt": "2+2?", "completion": "4", "label": True}),
-    ({"input": "2+2?", "chosen": "4", "rejected": "5"}, "pairs",
-     {"prompt": "2+2?", "chosen": "4", "rejected": "5", "margin": 0.0, "tie": False}),
-    ({"input": [U], "label": "4", "datasource": "sums"}, "prompts",
-     {"prompt": [U], "ground_truth": "4", "data_source": "sums", "extra_info": {}}),
-    ({"context_messages": [U], "label": 4}, "prompts",
-     {"prompt": [U], "ground_truth": "4", "data_source": "rows", "extra_info": {}}),
-]  # fmt: skip
+    (
+        {"input": "2+2?", "output": "4", "label": True},
+        "unpaired",
+        {"prompt": "2+2?", "completion": "4", "label": True},
+    ),
+    (
+        {"input": "2+2?", "chosen": "4", "rejected": "5"},
+        "pairs",
+        {"prompt": "2+2?", "chosen": "4", "rejected": "5", "margin": 0.0, "tie": False},
+    ),
+    (
+        {"input": [U], "label": "4", "datasource": "sums"},
+        "prompts",
+        {"prompt": [U], "ground_truth": "4", "data_source": "sums", "extra_info": {}},
+    ),
+    (
+        {"context_messages": [U], "label": 4},
+        "prompts",
+        {"prompt": [U], "ground_truth": "4", "data_source": "rows", "extra_info": {}},
+    ),
+]
 
 
 @pytest.mark.parametrize(("row", "kind", "want"), OPENRLHF)
@@ -150,20 +207,27 @@ def test_openrlhf(tmp_path, row, kind, want):
     refused(lambda: load(write(tmp_path / "b.jsonl", [row, {"a": 1}]), "train"), "row 1 (line 2)")
 
 
-@pytest.mark.parametrize(("row", "said"), [
-    ({"prompt": [U], "data_source": "a", "reward_model": {"ground_truth": "4"}},
-     "verl's prompts, conversational"),
-    ({"text": "a"}, "language modeling"),
-    ({"messages": [U, A], "tools": [{"name": "f"}]},
-     "language modeling, conversational, with tools"),
-    ({"prompt": "a", "completion": "b"}, "prompt-completion"),
-    ({"prompt": [U], "chosen": [A], "rejected": [A]}, "preference, conversational"),
-    ({"chosen": "ab", "rejected": "ac"}, "preference, implicit prompt"),
-    ({"prompt": [U], "completion": [A], "label": True}, "unpaired preference, conversational"),
-    ({"prompt": "a", "completions": ["b"], "labels": [1]}, "stepwise supervision"),
-    ({"question": "a", "answer": "b"}, "prompts"),
-    ({"prompt": "a", "safer": "b", "more_harmful": "c"}, "safety pairs"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (
+            {"prompt": [U], "data_source": "a", "reward_model": {"ground_truth": "4"}},
+            "verl's prompts, conversational",
+        ),
+        ({"text": "a"}, "language modeling"),
+        (
+            {"messages": [U, A], "tools": [{"name": "f"}]},
+            "language modeling, conversational, with tools",
+        ),
+        ({"prompt": "a", "completion": "b"}, "prompt-completion"),
+        ({"prompt": [U], "chosen": [A], "rejected": [A]}, "preference, conversational"),
+        ({"chosen": "ab", "rejected": "ac"}, "preference, implicit prompt"),
+        ({"prompt": [U], "completion": [A], "label": True}, "unpaired preference, conversational"),
+        ({"prompt": "a", "completions": ["b"], "labels": [1]}, "stepwise supervision"),
+        ({"question": "a", "answer": "b"}, "prompts"),
+        ({"prompt": "a", "safer": "b", "more_harmful": "c"}, "safety pairs"),
+    ],
+)
 def test_what_rows_are_read_as_is_said_in_a_line(tmp_path, row, said):
     notes = []
     read_rows(write(tmp_path / "rows.jsonl", [row] * 2), "train", notes=notes)
@@ -228,7 +292,9 @@ CELLS = [
 
 @pytest.mark.parametrize(("names", "cells", "says"), CELLS)
 def test_cells_that_look_like_json(tmp_path, names, cells, says):
-    load = lambda: load_prompts(written(tmp_path, names, cells), "train")  # noqa: E731
+    def load():
+        return load_prompts(written(tmp_path, names, cells), "train")
+
     if says:
         refused(load, "rows.csv: row 0 (line 2)", says)
     else:
@@ -280,12 +346,15 @@ def test_lines_that_are_no_rows_are_named_for_what_they_are(tmp_path, text, what
         refused(lambda: load_endless_prompts(str(path), stored=True).first(2), what, fix)
 
 
-@pytest.mark.parametrize(("text", "fix"), [
-    (json.dumps(ROW) + "\n" + json.dumps(ROW), "one object per line is a .jsonl file"),
-    (json.dumps(ROW, indent=1) + "\n" + json.dumps(ROW, indent=1), "write [{...}, {...}]"),
-    (str([ROW]), "Python's own repr"),
-    (json.dumps({"prompt": ["a"], "answer": ["1"]}), "orient='records'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "fix"),
+    [
+        (json.dumps(ROW) + "\n" + json.dumps(ROW), "one object per line is a .jsonl file"),
+        (json.dumps(ROW, indent=1) + "\n" + json.dumps(ROW, indent=1), "write [{...}, {...}]"),
+        (str([ROW]), "Python's own repr"),
+        (json.dumps({"prompt": ["a"], "answer": ["1"]}), "orient='records'"),
+    ],
+)
 def test_json_files_that_are_no_list_of_rows(tmp_path, text, fix):
     path = tmp_path / "rows.json"
     path.write_text(text)
@@ -418,12 +487,15 @@ def test_names_on_the_hub_are_taken_or_say_how_they_are_written():
 
 
 def test_openrlhf_rows_of_kto_and_of_process_rewards(tmp_path):
-    rows = [{"instruction": "2+2?", "response": text, "score": score}
-            for text, score in (("4", 1), ("5", 0))]  # fmt: skip
+    rows = [
+        {"instruction": "2+2?", "response": text, "score": score}
+        for text, score in (("4", 1), ("5", 0))
+    ]
     found = load_rows(write(tmp_path / "kto.jsonl", rows), "train", "unpaired")
     assert [(r["prompt"], r["completion"], r["label"]) for r in found] == [
-        ("2+2?", "4", True), ("2+2?", "5", False),
-    ]  # fmt: skip
+        ("2+2?", "4", True),
+        ("2+2?", "5", False),
+    ]
     steps = "Janet has 2. How many? Step 1: 2+2 = 4 \u043a\u0438\nStep 2: So 5. \u043a\u0438"
     row = {"input": steps, "value": ["+", "-"]}
     (found,) = load_rows(write(tmp_path / "prm.jsonl", [row]), "train", "stepwise")
@@ -434,10 +506,15 @@ def test_openrlhf_rows_of_kto_and_of_process_rewards(tmp_path):
     refused(lambda: load_rows(path, "train", "stepwise"), "row 0", "does not fit the steps")
 
 
-@pytest.mark.parametrize("columns", [
-    {"chat_template_kwargs": {"enable_thinking": False, "other": None}}, {"enable_thinking": False},
-    {"chat_template_kwargs": '{"enable_thinking": false}'}, {"enable_thinking": 0},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"chat_template_kwargs": {"enable_thinking": False, "other": None}},
+        {"enable_thinking": False},
+        {"chat_template_kwargs": '{"enable_thinking": false}'},
+        {"enable_thinking": 0},
+    ],
+)
 def test_variables_of_a_row_reach_the_chat_template(tmp_path, columns):
     write_family(tmp_path / "qwen3", "qwen3", marked=False)
     tokenizer, path = load_tokenizer(tmp_path / "qwen3"), tmp_path / "rows.jsonl"

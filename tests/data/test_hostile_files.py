@@ -92,10 +92,12 @@ IN_PLACE = {
     "a loop of links": (as_loop, "cannot be read"),
     "a folder": (lambda path: path.mkdir(), "is a folder"),
     "a git-lfs pointer": (lambda path: path.write_text(POINTER), "run 'git lfs pull'"),
-    "too large a file": (lambda path: os.truncate(os.open(path, os.O_CREAT | os.O_WRONLY), 10**13),
-                         ""),
+    "too large a file": (
+        lambda path: os.truncate(os.open(path, os.O_CREAT | os.O_WRONLY), 10**13),
+        "",
+    ),
     "a file of /proc": (lambda path: path.symlink_to("/proc/kmsg"), ""),
-}  # fmt: skip
+}
 READERS = {
     "config.json": load_config,
     "model.safetensors": find_tensors,
@@ -226,10 +228,17 @@ BASES = {
     "mixtral": dict(num_local_experts=4, num_experts_per_tok=2),
     "qwen3_moe": dict(num_experts=4, **EXPERTS),
     "deepseek_v3": dict(
-        n_routed_experts=8, routed_scaling_factor=2.5, n_group=1, topk_group=1,
-        kv_lora_rank=8, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=8, **EXPERTS,
+        n_routed_experts=8,
+        routed_scaling_factor=2.5,
+        n_group=1,
+        topk_group=1,
+        kv_lora_rank=8,
+        qk_nope_head_dim=8,
+        qk_rope_head_dim=8,
+        v_head_dim=8,
+        **EXPERTS,
     ),
-}  # fmt: skip
+}
 OF_FAMILY = {
     "gemma2": [{"query_pre_attn_scalar": 0}, {"query_pre_attn_scalar": -4.0}],
     "gemma3_text": [{"sliding_window_pattern": 0}, {"_sliding_window_pattern": -3}],
@@ -246,10 +255,17 @@ OF_FAMILY = {
 @pytest.mark.parametrize("family", OF_FAMILY)
 def test_config_bombs_of_families(tmp_path, family):
     config = dict(
-        model_type=family, vocab_size=64, hidden_size=32, intermediate_size=64, head_dim=8,
-        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        max_position_embeddings=64, **BASES[family],
-    )  # fmt: skip
+        model_type=family,
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        head_dim=8,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        **BASES[family],
+    )
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert load_config(tmp_path).layers == 2
     for values in OF_FAMILY[family]:
@@ -302,29 +318,54 @@ TOKENIZERS = {
     "doubled": replace("z", "zz", 40),
     "a character that few texts have": replace("é", "é" * 1_000, 3),
     "a letter that no trial has": replace("ж", "ж" * 1_000, 3),
-    "steps without end": {"normalizer": {"type": "Sequence", "normalizers": [
-        {"type": "NFKC"}] * 10**5}},
-    "tables that feed each other": {"normalizer": {"type": "Sequence", "normalizers": [
-        {"type": "Precompiled", "precompiled_charsmap": ""}] * 3}},
-    "prepended": {"normalizer": {"type": "Sequence", "normalizers": [
-        {"type": "Prepend", "prepend": "x" * 10**5}] * 60}},
+    "steps without end": {
+        "normalizer": {"type": "Sequence", "normalizers": [{"type": "NFKC"}] * 10**5}
+    },
+    "tables that feed each other": {
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [{"type": "Precompiled", "precompiled_charsmap": ""}] * 3,
+        }
+    },
+    "prepended": {
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [{"type": "Prepend", "prepend": "x" * 10**5}] * 60,
+        }
+    },
     "a pattern that backtracks": split("(a+)+$"),
     "and another": split("(x+x+)+y"),
     "and one of blanks": split(r"^(\w+\s?)*$"),
-    "a decoder": {"decoder": {"type": "Sequence", "decoders": [
-        {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1_000}] * 3}},
+    "a decoder": {
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [{"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1_000}]
+            * 3,
+        }
+    },
     "no vocabulary": of_model(lambda model: {"vocab": {}, "merges": []}),
     "all ids 0": of_model(lambda m: {"vocab": dict.fromkeys(m["vocab"], 0), "merges": []}),
     "an id of four thousand million": of_model(
         lambda m: {"vocab": {**m["vocab"], "zzzzz": 2**32 - 6}}
     ),
     "an endless token": of_model(lambda m: {"vocab": {**m["vocab"], "z" * 10**6: 900}}),
-    "scores that are no numbers": of_model(lambda m: {
-        "type": "Unigram", "unk_id": 0, "vocab": [["<unk>", float("nan")], ["a", float("nan")]]}),
-    "words of any length": of_model(lambda m: {
-        "type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
-        "max_input_chars_per_word": 10**9, "vocab": {"[UNK]": 10**9, "a": 1}}),
-}  # fmt: skip
+    "scores that are no numbers": of_model(
+        lambda m: {
+            "type": "Unigram",
+            "unk_id": 0,
+            "vocab": [["<unk>", float("nan")], ["a", float("nan")]],
+        }
+    ),
+    "words of any length": of_model(
+        lambda m: {
+            "type": "WordPiece",
+            "unk_token": "[UNK]",
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 10**9,
+            "vocab": {"[UNK]": 10**9, "a": 1},
+        }
+    ),
+}
 SAMPLE = ("each l a thousand, three times", "a pattern that backtracks", "no vocabulary")
 SAMPLE += ("a letter that no trial has", "steps without end", "tables that feed each other")
 SAMPLE += ("all ids 0", "an endless token", "an id of four thousand million", "a decoder")
@@ -356,9 +397,12 @@ def test_a_hundred_thousand_added_tokens_are_read_in_linear_time(tmp_path):
         tokens = added(count)
         for name, field, value in (
             ("tokenizer.json", "added_tokens", tokens),
-            ("tokenizer_config.json", "added_tokens_decoder",
-             {str(t["id"]): {k: v for k, v in t.items() if k != "id"} for t in tokens}),
-        ):  # fmt: skip
+            (
+                "tokenizer_config.json",
+                "added_tokens_decoder",
+                {str(t["id"]): {k: v for k, v in t.items() if k != "id"} for t in tokens},
+            ),
+        ):
             path = tmp_path / name
             path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
         before = time.process_time()

@@ -15,12 +15,7 @@ from rljax.data.images.encode import image_reader, layout_of
 from rljax.data.offline.batches import batch_arrays, longest_row
 from rljax.data.offline.encode import encode_rows
 from rljax.data.offline.rows import load_rows
-from rljax.data.online.prompts import (
-    Prompts,
-    encode_demonstrations,
-    encode_prompts,
-    pad_examples,
-)
+from rljax.data.online.prompts import Prompts, encode_demonstrations, encode_prompts, pad_examples
 from rljax.data.rows.sources import load_demonstrations, load_prompts
 from rljax.data.text.tokenizer import load_tokenizer
 from rljax.errors import InputError
@@ -71,14 +66,36 @@ FORMS = {
     "base64": dict(prompt=[{"role": "user", "content": SAID}], images=BASE64),
     "data URLs": dict(prompt=[{"role": "user", "content": SAID}], images=URLS),
     "bytes, parts (TRL)": dict(prompt=[{"role": "user", "content": PARTS}], images=BYTES),
-    "images in the messages": dict(prompt=[{"role": "user", "content": [
-        text("Which "), {"type": "image_url", "image_url": {"url": URLS[0]}},
-        text(" is like "), {"type": "image", "image": URLS[1]}, text("?"),
-    ]}]),
-    "half and half": dict(prompt=[{"role": "user", "content": [
-        text("Which "), IMAGE, text(" is like "), {"type": "image", "image": URLS[1]}, text("?"),
-    ]}], images=PATHS[:1]),
-}  # fmt: skip
+    "images in the messages": dict(
+        prompt=[
+            {
+                "role": "user",
+                "content": [
+                    text("Which "),
+                    {"type": "image_url", "image_url": {"url": URLS[0]}},
+                    text(" is like "),
+                    {"type": "image", "image": URLS[1]},
+                    text("?"),
+                ],
+            }
+        ]
+    ),
+    "half and half": dict(
+        prompt=[
+            {
+                "role": "user",
+                "content": [
+                    text("Which "),
+                    IMAGE,
+                    text(" is like "),
+                    {"type": "image", "image": URLS[1]},
+                    text("?"),
+                ],
+            }
+        ],
+        images=PATHS[:1],
+    ),
+}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -98,25 +115,32 @@ def test_every_form_gives_the_same_prompt(scene, written, form):
     assert prompt.prompt_text == whole.replace(pad * 6, pad)
     layout = layout_of(reader, [prompt.images])
     prompts = Prompts.from_records([prompt, prompt], length=60, images=layout)
-    want = [image.read() for image in reader.opened(
-        with_images({"prompt": SAID, "images": [FIRST, SECOND]}, "here", None)["images"]
-    )]  # fmt: skip
+    want = [
+        image.read()
+        for image in reader.opened(
+            with_images({"prompt": SAID, "images": [FIRST, SECOND]}, "here", None)["images"]
+        )
+    ]
     np.testing.assert_array_equal(prompts.images["pixels"][1], np.concatenate(want))
     assert layout.patches == 28 and prompts.images["shift"].tolist() == [-3, -3]  # 2 x 3 -> 3
 
 
 def test_a_conversation_without_places_begins_with_its_images(scene, written):
-    row = {"messages": [{"role": "user", "content": "Alike?"},
-                        {"role": "assistant", "content": "no"}], "images": PATHS}  # fmt: skip
+    row = {
+        "messages": [{"role": "user", "content": "Alike?"}, {"role": "assistant", "content": "no"}],
+        "images": PATHS,
+    }
     (record,) = load_demonstrations(written(row), "train")
     assert record["messages"][0]["content"] == MARK * 2 + "Alike?"
 
 
 def test_rows_without_images_among_others(scene, written):
     tokenizer, reader, _ = scene
-    rows = [{"prompt": "Two <image>?", **TRUTH, "images": PATHS[1:]},
-            {"prompt": "A literal <image>?", **TRUTH, "images": []},
-            {"prompt": "No image?", **TRUTH, "images": None}]  # fmt: skip
+    rows = [
+        {"prompt": "Two <image>?", **TRUTH, "images": PATHS[1:]},
+        {"prompt": "A literal <image>?", **TRUTH, "images": []},
+        {"prompt": "No image?", **TRUTH, "images": None},
+    ]
     records = load_prompts(written(*rows), "train")
     prompts, _ = encode_prompts(records, tokenizer, max_prompt_tokens=64, images=reader)
     assert [len(p.images) for p in prompts] == [1, 0, 0]
@@ -130,8 +154,12 @@ def test_rows_without_images_among_others(scene, written):
 
 def test_demonstrations_learn_the_answer_alone_and_are_cut_before_an_image(scene, written):
     tokenizer, reader, _ = scene
-    turns = [("user", "A <image>?"), ("assistant", "one"), ("user", "And <image>?"),
-             ("assistant", "two")]  # fmt: skip
+    turns = [
+        ("user", "A <image>?"),
+        ("assistant", "one"),
+        ("user", "And <image>?"),
+        ("assistant", "two"),
+    ]
     row = {"messages": [{"role": r, "content": c} for r, c in turns], "images": PATHS[::-1]}
     records = load_demonstrations(written(row), "train")
     (whole,), _ = encode_demonstrations(records, tokenizer, max_tokens=99, images=reader)
@@ -161,15 +189,24 @@ ASKED = {"prompt": [{"role": "user", "content": "A <image>?"}], "images": PATHS[
 WHOLE = [{"role": "user", "content": [text("A "), IMAGE, text("?")]}]
 KINDS = {
     "pairs": {**ASKED, "chosen": "yes", "rejected": "no"},
-    "implicit pairs": {"images": PATHS[:1], **{name: [
-        *WHOLE, {"role": "assistant", "content": said}
-    ] for name, said in (("chosen", "yes"), ("rejected", "no"))}},
+    "implicit pairs": {
+        "images": PATHS[:1],
+        **{
+            name: [*WHOLE, {"role": "assistant", "content": said}]
+            for name, said in (("chosen", "yes"), ("rejected", "no"))
+        },
+    },
     "unpaired": {**ASKED, "completion": "yes", "label": True},
-    "safety": {**ASKED, "safer": "yes", "more_harmful": "no", "safer_is_safe": True,
-               "more_harmful_is_safe": False},
+    "safety": {
+        **ASKED,
+        "safer": "yes",
+        "more_harmful": "no",
+        "safer_is_safe": True,
+        "more_harmful_is_safe": False,
+    },
     "stepwise": {**ASKED, "completions": ["a", "b"], "labels": [True, False]},
     "trajectories": {**ASKED, "completion": "yes", "reward": 1.0},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -212,7 +249,7 @@ BAD = {
         dict(prompt=user("<image>"), images=[data_url(np.zeros((1, 999, 3), np.uint8))]),
         "image 0.*200 times",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -265,9 +302,7 @@ def test_one_image_in_a_column_of_its_own_is_a_text_that_names_it(written, tmp_p
     """LLaVA's rows: `image`, a path, beside a conversation in ShareGPT's columns."""
     encoded = base64.b64encode(png(FIRST)).decode()
     value = {"base64": encoded, "data URL": data_url(FIRST)}.get(value, value)
-    turns = [
-        {"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "a picture"},
-    ]  # fmt: skip
+    turns = [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "a picture"}]
     (shown,) = load_demonstrations(written({"image": value, "conversations": turns}), "train")
     asked = {"image": value, "prompt": "What? <image>", "ground_truth": "1"}
     (prompt,) = load_prompts(written(asked), "train")

@@ -117,22 +117,25 @@ HOSTILE = {
     "cut png": (encoded(picture(64, 64))[:-40], "ends early.*copy it again"),
     "cut jpeg": (encoded(picture(64, 64), "JPEG")[:-900], "ends early"),
     "cut jpeg with a thumbnail": (
-        encoded(PIL.fromarray(picture(64, 64)), "JPEG", exif=THUMBNAIL)[:-900], "ends early",
+        encoded(PIL.fromarray(picture(64, 64)), "JPEG", exif=THUMBNAIL)[:-900],
+        "ends early",
     ),
     "cut progressive jpeg": (
-        encoded(PIL.fromarray(picture(64, 64)), "JPEG", progressive=True)[:-900], "ends early",
+        encoded(PIL.fromarray(picture(64, 64)), "JPEG", progressive=True)[:-900],
+        "ends early",
     ),
     "cut bmp": (encoded(picture(64, 64), "BMP")[:-40], "ends early"),
     "cut gif": (encoded(picture(64, 64), "GIF")[:-40], "ends early"),
     "cut webp": (encoded(picture(64, 64), "WEBP")[:-90], "ends early|not a readable"),
     "animated gif": (
-        encoded(FRAMES[0], "GIF", save_all=True, append_images=FRAMES[1:]), "3 frames",
+        encoded(FRAMES[0], "GIF", save_all=True, append_images=FRAMES[1:]),
+        "3 frames",
     ),
     "animated webp": (
         encoded(FRAMES[0], "WEBP", save_all=True, append_images=FRAMES[1:], lossless=True),
         "3 frames",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -107,8 +107,9 @@ def test_ids_are_a_table_and_chat_is_rendered(tmp_path):
 
 
 def test_rows_of_a_stream_the_test_split_and_what_is_not_there(tmp_path):
-    config = config_of("sorting(style='short', items=3, max_number=999, test=40)",
-                       max_prompt_tokens=11)  # fmt: skip
+    config = config_of(
+        "sorting(style='short', items=3, max_number=999, test=40)", max_prompt_tokens=11
+    )
     text = printed(config, rows=40)
     assert text.count("--- prompt") == 40 and "dropped_overlong_of_stream=" in text
     assert "ground_truth='" in printed(config, rows=2, split="test")
@@ -121,8 +122,12 @@ def test_rows_of_a_stream_the_test_split_and_what_is_not_there(tmp_path):
 
 
 def test_the_launcher_respects_no_color():
-    command = [sys.executable, "launchers/inspect_data.py", "--config=configs/quickstart.py",
-               "--rows=1"]  # fmt: skip
+    command = [
+        sys.executable,
+        "launchers/inspect_data.py",
+        "--config=configs/quickstart.py",
+        "--rows=1",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(REPO), "NO_COLOR": "1", "FORCE_COLOR": "1"}
     done = subprocess.run(command, cwd=REPO, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -168,9 +173,14 @@ def test_a_file_of_rows_and_a_model_are_enough(tmp_path):
     folder = write_tokenizer(tmp_path / "tokenizer", FORGETFUL + "{# greeting #}")
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in CONVERSATIONS))
     command = [
-        sys.executable, "-m", "rljax", "inspect", str(tmp_path / "rows.jsonl"), f"--model={folder}",
+        sys.executable,
+        "-m",
+        "rljax",
+        "inspect",
+        str(tmp_path / "rows.jsonl"),
+        f"--model={folder}",
         "--config.data.template_variables=greeting=true",
-    ]  # fmt: skip
+    ]
     environment = {**os.environ, "PYTHONPATH": str(REPO), "NO_COLOR": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -19,8 +19,18 @@ from rljax.data.text.messages import for_template
 from rljax.data.text.tokenizer import HuggingFaceTokenizer
 from rljax.errors import InputError
 
-FEW = ["two_turns", "system_first", "system_twice", "blanks", "emoji", "tool_call_bare", "parts",
-       "special_in_text", "empty_assistant", "user_twice"]  # fmt: skip
+FEW = [
+    "two_turns",
+    "system_first",
+    "system_twice",
+    "blanks",
+    "emoji",
+    "tool_call_bare",
+    "parts",
+    "special_in_text",
+    "empty_assistant",
+    "user_twice",
+]
 
 
 _NO_CALLS = (

@@ -62,12 +62,17 @@ def test_several_files_are_read_one_after_the_other(here):
     (here / "rows").mkdir()
     for name in ("p_2.jsonl", "p_1.jsonl", "other.jsonl", ".p_0.jsonl"):
         jsonl(here / "rows" / name, {"prompt": name, "answer": "1"})
-    for spec in ("rows/p_*.jsonl", "~/rows/p_?.jsonl", f"{here}/rows/p_[12].jsonl",
-                 "rows/p_1.jsonl, rows/p_2.jsonl"):  # fmt: skip
+    for spec in (
+        "rows/p_*.jsonl",
+        "~/rows/p_?.jsonl",
+        f"{here}/rows/p_[12].jsonl",
+        "rows/p_1.jsonl, rows/p_2.jsonl",
+    ):
         assert [r["prompt"] for r in load_prompts(spec, "train")] == ["p_1.jsonl", "p_2.jsonl"]
         assert {read_stored(spec, "train").rows[i]["prompt"] for i in range(2)} == {
-            "p_1.jsonl", "p_2.jsonl",
-        }  # fmt: skip
+            "p_1.jsonl",
+            "p_2.jsonl",
+        }
     assert data_files("rows/p_*.jsonl") == ["rows/p_1.jsonl", "rows/p_2.jsonl"]
     jsonl(here / "odd[1].jsonl", {"prompt": "odd", "answer": "1"})  # the file of that very name
     assert load_prompts("odd[1].jsonl", "train")[0]["prompt"] == "odd"
@@ -110,9 +115,13 @@ def test_the_home_folder_stands_in_any_field(here):
 
 
 SOLUTIONS = {
-    "so it is $\\boxed{\\frac{1}{2}}$.": "\\frac{1}{2}", "first \\boxed{1}, then \\boxed{2}": "2",
-    "<think>no</think><answer> 3 </answer>": "3", "$4$": "4", "work\n#### 72": "72", "7": "7",
-}  # fmt: skip
+    "so it is $\\boxed{\\frac{1}{2}}$.": "\\frac{1}{2}",
+    "first \\boxed{1}, then \\boxed{2}": "2",
+    "<think>no</think><answer> 3 </answer>": "3",
+    "$4$": "4",
+    "work\n#### 72": "72",
+    "7": "7",
+}
 
 
 @pytest.mark.parametrize("solution", SOLUTIONS)
@@ -148,13 +157,21 @@ DEMO, STEPS = (
 @pytest.mark.parametrize(
     ("row", "kind", "dataflow"),
     [
-        (PAIR, "prompts", "preference"), (LABELLED, "prompts", "kto"), (DEMO, "prompts", "sft"),
-        (STEPS, "prompts", "process_reward_model"), (PROMPT, "pairs", "grpo"),
-        (DEMO, "pairs", "sft"), (LABELLED, "pairs", "kto"), (PAIR, "unpaired", "preference"),
-        (PROMPT, "unpaired", "grpo"), (SOLVED, "pairs", "grpo"), (PAIR, "examples", "preference"),
-        (PROMPT, "examples", "grpo"), (PROMPT, "stepwise", "grpo"),
+        (PAIR, "prompts", "preference"),
+        (LABELLED, "prompts", "kto"),
+        (DEMO, "prompts", "sft"),
+        (STEPS, "prompts", "process_reward_model"),
+        (PROMPT, "pairs", "grpo"),
+        (DEMO, "pairs", "sft"),
+        (LABELLED, "pairs", "kto"),
+        (PAIR, "unpaired", "preference"),
+        (PROMPT, "unpaired", "grpo"),
+        (SOLVED, "pairs", "grpo"),
+        (PAIR, "examples", "preference"),
+        (PROMPT, "examples", "grpo"),
+        (PROMPT, "stepwise", "grpo"),
     ],
-)  # fmt: skip
+)
 def test_rows_of_another_kind_lead_to_the_dataflow_that_reads_them(here, row, kind, dataflow):
     file = jsonl(here / "a.jsonl", row)
     with pytest.raises(InputError, match=f"Fix: --config.dataflow={dataflow}, which reads such"):

@@ -67,10 +67,12 @@ def test_the_fullest_row_that_has_room_is_filled_first():
 @pytest.mark.parametrize(
     ("lengths", "row_tokens", "strategy", "says"),
     [
-        ([3, 0], 8, "bfd", "lengths[1]"), ([3], 0, "bfd", "row_tokens"), ([3], 2.5, "bfd", "2.5"),
+        ([3, 0], 8, "bfd", "lengths[1]"),
+        ([3], 0, "bfd", "row_tokens"),
+        ([3], 2.5, "bfd", "2.5"),
         ([3], 8, "ffd", "'strategy'"),
     ],
-)  # fmt: skip
+)
 def test_bad_requests(lengths, row_tokens, strategy, says):
     with pytest.raises(InputError) as caught:
         pack(lengths, row_tokens, strategy)

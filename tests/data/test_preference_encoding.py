@@ -14,12 +14,7 @@ from rljax.data.offline.batches import batch_arrays, longest_row, mismatched_arr
 from rljax.data.offline.encode import encode_rows
 from rljax.data.offline.rows import load_rows
 from rljax.data.online.prompts import encode_demonstrations
-from rljax.data.text.chat import (
-    RewrittenTurn,
-    encode_conversation,
-    encode_last_turn,
-    encode_turns,
-)
+from rljax.data.text.chat import RewrittenTurn, encode_conversation, encode_last_turn, encode_turns
 from rljax.data.text.tokenizer import CharTokenizer, HuggingFaceTokenizer
 from rljax.errors import InputError
 
@@ -40,7 +35,10 @@ def families(tmp_path_factory):
 def unmarked_families(tmp_path_factory):
     """The same templates without their marks of what the assistant says."""
     root = tmp_path_factory.mktemp("unmarked")
-    write = lambda f: write_family(root / f, f, marked=False)  # noqa: E731
+
+    def write(f):
+        return write_family(root / f, f, marked=False)
+
     return {f: HuggingFaceTokenizer(write(f)) for f in FAMILIES}
 
 
@@ -124,9 +122,10 @@ def test_turns_of_the_prompt_are_not_learned(families):
 
 def test_examples_are_the_demonstrations(tokenizer):
     rows = [
-        dict(prompt="the a", completion="nswer"), dict(text="42 is"),
+        dict(prompt="the a", completion="nswer"),
+        dict(text="42 is"),
         dict(messages=[user("1"), assistant("42"), user("2"), assistant("43")]),
-    ]  # fmt: skip
+    ]
     records = load_rows(rows, "train", "examples")
     want, _ = encode_demonstrations(records, tokenizer, max_tokens=999)
     found, counts = encode_rows(records, tokenizer, "examples", max_tokens=999)
@@ -159,9 +158,14 @@ def test_pairs_of_texts():
     assert pair.rejected_mask.tolist() == [1, 1, 1, 1]
     assert pair.margin == 0.5 and pair.reference_ids is None
     assert counts == dict(
-        total=1, kept=1, dropped_overlong=0, dropped_empty=0, truncated=0,
-        dropped_identical=0, dropped_tie=0,
-    )  # fmt: skip
+        total=1,
+        kept=1,
+        dropped_overlong=0,
+        dropped_empty=0,
+        truncated=0,
+        dropped_identical=0,
+        dropped_tie=0,
+    )
 
 
 def test_an_empty_response_is_its_end_token(families):
@@ -192,10 +196,11 @@ def test_no_token_spans_the_border(tokenizer):
 
 def test_identical_pairs_and_ties_are_counted():
     rows = [
-        dict(prompt="1", chosen="2", rejected="2"), dict(chosen="12", rejected="12"),
+        dict(prompt="1", chosen="2", rejected="2"),
+        dict(chosen="12", rejected="12"),
         dict(prompt="1", chosen="2", rejected="3", tie=True, margin=0.5),
         dict(prompt="1", chosen="4", rejected="5", margin=1.0),
-    ]  # fmt: skip
+    ]
     items, counts = items_of(rows, CHARS, "pairs")
     assert len(items) == 1 and items[0].margin == 1
     assert (counts["dropped_identical"], counts["dropped_tie"], counts["kept"]) == (2, 1, 1)
@@ -216,13 +221,17 @@ PAIR = dict(prompt="12345", chosen="67", rejected="8")  # 5 + 3 tokens, 5 + 2 to
 @pytest.mark.parametrize(
     ("overlong", "limit", "expected"),
     [
-        ("drop", 8, ("12345", "67", "8")), ("drop", 7, "dropped_overlong"),
-        ("left", 7, ("2345", "67", "8")), ("left", 4, ("5", "67", "8")),
-        ("left", 3, "dropped_overlong"), ("right", 7, ("12345", "67", "8")),
-        ("right", 6, ("12345", "6", "8")), ("right", 5, "dropped_empty"),
+        ("drop", 8, ("12345", "67", "8")),
+        ("drop", 7, "dropped_overlong"),
+        ("left", 7, ("2345", "67", "8")),
+        ("left", 4, ("5", "67", "8")),
+        ("left", 3, "dropped_overlong"),
+        ("right", 7, ("12345", "67", "8")),
+        ("right", 6, ("12345", "6", "8")),
+        ("right", 5, "dropped_empty"),
         ("right", 2, "dropped_empty"),
     ],
-)  # fmt: skip
+)
 def test_overlong_pairs(overlong, limit, expected):
     other = dict(prompt="0", chosen="1", rejected="2")
     try:
@@ -270,10 +279,11 @@ def test_overlong_errors_and_bad_options(tmp_path):
 @pytest.mark.parametrize(
     ("overlong", "limit", "ids", "mask"),
     [
-        ("left", 4, "234", [0, 0, 1, 1]), ("right", 3, "123", [0, 0, 0]),
+        ("left", 4, "234", [0, 0, 1, 1]),
+        ("right", 3, "123", [0, 0, 0]),
         ("right", 4, "1234", [0, 0, 0, 1]),
     ],
-)  # fmt: skip
+)
 def test_overlong_examples(overlong, limit, ids, mask):
     rows = [dict(prompt="123", completion="4"), dict(prompt="1", completion="2")]
     items, counts = items_of(rows, CHARS, "examples", limit, overlong=overlong)
@@ -309,8 +319,10 @@ def test_steps_are_labelled_at_their_last_token(tokenizer):
     assert item.ids[: len(prompt)].tolist() == prompt
     assert tokenizer.decode(item.ids[len(prompt) :]) == "the answer\nis 42\n"
     ends = [tokenizer.decode(item.ids[: t + 1]) for t in np.flatnonzero(item.mask)]
-    assert [text.rpartition("\n")[0].endswith(step) for text, step in
-            zip(ends, ("the answer", "is 42"), strict=True)] == [True, True]  # fmt: skip
+    assert [
+        text.rpartition("\n")[0].endswith(step)
+        for text, step in zip(ends, ("the answer", "is 42"), strict=True)
+    ] == [True, True]
 
 
 def test_trajectories_of_texts():
@@ -334,9 +346,12 @@ def test_process_scores_stand_at_the_ends_of_steps(families, family, truncated):
     tokenizer = families[family]
     steps = ["What is 2 + 3? é😀", "It is five.", "5.5"]
     row = dict(
-        prompt=[user("2?")], steps=steps, reward=1, process_scores=[0.25, -0.5, 2.0],
+        prompt=[user("2?")],
+        steps=steps,
+        reward=1,
+        process_scores=[0.25, -0.5, 2.0],
         truncated=truncated,
-    )  # fmt: skip
+    )
     ((item,), _) = items_of([row], tokenizer, "trajectories")
     whole = [user("2?"), assistant("\n".join(steps))]
     turns = encode_turns(tokenizer, whole, 1)

@@ -298,9 +298,7 @@ def pairs_task():
 
 
 ROWS = {
-    "examples": [
-        {"messages": [U, A, V, B], "tools": json.dumps(SCHEMA)}, {"messages": [U, C]},
-    ],
+    "examples": [{"messages": [U, A, V, B], "tools": json.dumps(SCHEMA)}, {"messages": [U, C]}],
     "pairs": [
         {"prompt": [U], "chosen": [A], "rejected": [B], "margin": 0.5},
         {"prompt": [U, A, V], "chosen": [B], "rejected": [C, TOOL, A], "margin": 2.0},
@@ -308,16 +306,26 @@ ROWS = {
     "unpaired": [GOOD["unpaired"], {"prompt": "é", "completion": "ß", "label": False}],
     "stepwise": [GOOD["stepwise"], {"prompt": "r", "completions": ["s"], "labels": [True]}],
     "safety": [
-        {"prompt": "q", "safer": "s", "more_harmful": "t", "safer_is_safe": True,
-         "more_harmful_is_safe": False},
-        {"prompt": "r", "safer": "s", "more_harmful": "t", "safer_is_safe": False,
-         "more_harmful_is_safe": False},
+        {
+            "prompt": "q",
+            "safer": "s",
+            "more_harmful": "t",
+            "safer_is_safe": True,
+            "more_harmful_is_safe": False,
+        },
+        {
+            "prompt": "r",
+            "safer": "s",
+            "more_harmful": "t",
+            "safer_is_safe": False,
+            "more_harmful_is_safe": False,
+        },
     ],
     "trajectories": [
         {"prompt": "q", "steps": ["s", "t"], "reward": 1.0, "process_scores": [0.5, 1.0]},
         {"prompt": "r", "steps": ["s"], "reward": 0.0, "process_scores": [0.0]},
     ],
-}  # fmt: skip
+}
 
 
 def write_parquet(path, rows, as_bytes: bool = False):

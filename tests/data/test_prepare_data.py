@@ -108,8 +108,10 @@ def test_the_split_is_the_prompts_own(tmp_path):
             source, str(tmp_path / name), map="test_prepare_data.plain", test_fraction=0.2
         )
         counts = prepare(options)
-        sides = [{r["prompt"][0]["content"] for r in rows_of(tmp_path / name, s)}
-                 for s in ("train", "test")]  # fmt: skip
+        sides = [
+            {r["prompt"][0]["content"] for r in rows_of(tmp_path / name, s)}
+            for s in ("train", "test")
+        ]
         assert not sides[0] & sides[1] and 20 < len(sides[1]) < 60
         return counts, sides
 
@@ -145,19 +147,22 @@ def test_a_sources_own_test_split_leaves_the_training_split(tmp_path):
     (tmp_path / "rest").mkdir()
     write_rows(tmp_path / "rest" / "train.jsonl", questions(10))
     with pytest.raises(InputError, match="no file for the split 'test'"):
-        prepare(PrepareOptions(str(tmp_path / "rest"), str(tmp_path / "out"),
-                               map="test_prepare_data.plain"))  # fmt: skip
+        prepare(
+            PrepareOptions(
+                str(tmp_path / "rest"), str(tmp_path / "out"), map="test_prepare_data.plain"
+            )
+        )
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [("gsm8k", "#### "), ("math", "\\boxed")],
-)
+@pytest.mark.parametrize(("name", "says"), [("gsm8k", "#### "), ("math", "\\boxed")])
 def test_built_in_maps_and_offline_samples(tmp_path, name, says):
     options = PrepareOptions(
-        f"rljax.data.rows.offline_samples.{name}_rows()", str(tmp_path), map=f"{name}()",
-        data_source=f"sample/{name}", test_fraction=0.2,
-    )  # fmt: skip
+        f"rljax.data.rows.offline_samples.{name}_rows()",
+        str(tmp_path),
+        map=f"{name}()",
+        data_source=f"sample/{name}",
+        test_fraction=0.2,
+    )
     counts = prepare(options)
     assert counts["train"] >= 6 and counts["test"] >= 1
     rows = rows_of(tmp_path, "train") + rows_of(tmp_path, "test")
@@ -175,9 +180,12 @@ def test_over_long_prompts_are_dropped_and_counted(tmp_path):
     tokenizer = write_tokenizer(tmp_path / "tokenizer")
     rows = [*questions(5), {"q": "long " * 200, "a": "1", "level": 1}]
     options = PrepareOptions(
-        write_rows(tmp_path / "rows.jsonl", rows), str(tmp_path / "out"),
-        map="test_prepare_data.plain", tokenizer=str(tokenizer), max_prompt_tokens=100,
-    )  # fmt: skip
+        write_rows(tmp_path / "rows.jsonl", rows),
+        str(tmp_path / "out"),
+        map="test_prepare_data.plain",
+        tokenizer=str(tokenizer),
+        max_prompt_tokens=100,
+    )
     counts = prepare(options)
     assert (counts["dropped_overlong"], counts["train"]) == (1, 5)
 
@@ -205,12 +213,13 @@ GOOD = [{"q": "a", "a": "1"}, {"q": "b", "a": "2"}]
         (GOOD, {"out": ""}, "--out is not set"),
         (GOOD, {"source": "countdown(test=2)"}, "endless stream"),
     ],
-)  # fmt: skip
+)
 def test_errors_name_the_place_and_nothing_is_written(tmp_path, rows, options, says):
     fields = dict(
-        source=write_rows(tmp_path / "rows.jsonl", rows), out=str(tmp_path / "out"),
+        source=write_rows(tmp_path / "rows.jsonl", rows),
+        out=str(tmp_path / "out"),
         map="test_prepare_data.plain",
-    )  # fmt: skip
+    )
     with pytest.raises(InputError, match=says):
         prepare(PrepareOptions(**{**fields, **options}))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["rows.jsonl"]
@@ -230,10 +239,14 @@ def test_an_earlier_preparation_survives_a_failure_and_is_not_mixed(tmp_path):
 @pytest.mark.slow
 def test_the_launcher_and_the_example_of_a_map(tmp_path):
     command = [
-        sys.executable, "launchers/prepare_data.py", "--source=examples/limr_sample.jsonl",
-        "--map=examples.limr.make_map_fn(split='train')", "--data_source=limr",
-        "--test_fraction=0.25", f"--out={tmp_path}/limr",
-    ]  # fmt: skip
+        sys.executable,
+        "launchers/prepare_data.py",
+        "--source=examples/limr_sample.jsonl",
+        "--map=examples.limr.make_map_fn(split='train')",
+        "--data_source=limr",
+        "--test_fraction=0.25",
+        f"--out={tmp_path}/limr",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(REPO)}
     done = subprocess.run(command, cwd=REPO, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -243,9 +256,12 @@ def test_the_launcher_and_the_example_of_a_map(tmp_path):
     (row, *_) = load_prompts(f"{tmp_path}/limr", "train")
     assert row["data_source"] == "limr" and "\\boxed{}" in row["prompt"][0]["content"]
     done = subprocess.run(
-        [*command[:2], "--source=missing.jsonl", f"--out={tmp_path}/x"], cwd=REPO, env=environment,
-        capture_output=True, text=True,
-    )  # fmt: skip
+        [*command[:2], "--source=missing.jsonl", f"--out={tmp_path}/x"],
+        cwd=REPO,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
     assert (
         done.returncode == 2
         and done.stderr == "error: missing.jsonl does not exist. Fix: check the path\n"

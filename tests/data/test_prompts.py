@@ -199,12 +199,18 @@ def test_a_table_fills_calls_and_tools_of_prompts_and_demonstrations_and_it_is_t
         return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
     rows = [
-        {"messages": [{"role": "user", "content": f"q {name}"}, call(name, **given),
-                      {"role": "tool", "content": "3"}, {"role": "assistant", "content": "3"}],
-         "tools": [tool(name, **{key: {"type": "string"} for key in given})],
-         "extra_info": {"level": level}}
+        {
+            "messages": [
+                {"role": "user", "content": f"q {name}"},
+                call(name, **given),
+                {"role": "tool", "content": "3"},
+                {"role": "assistant", "content": "3"},
+            ],
+            "tools": [tool(name, **{key: {"type": "string"} for key in given})],
+            "extra_info": {"level": level},
+        }
         for name, given, level in (("f", {"a": "1"}, 1), ("g", {"b": 2}, None))
-    ]  # fmt: skip
+    ]
     lines, table = tmp_path / "rows.jsonl", tmp_path / "rows.parquet"
     lines.write_text("\n".join(map(json.dumps, rows)))
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), table)

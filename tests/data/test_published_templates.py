@@ -125,7 +125,10 @@ def test_what_is_learned_continues_the_samplers_prompt(folders, name):
     library = pytest.importorskip("transformers").PreTrainedTokenizerFast
     ours = HuggingFaceTokenizer(folders(name))
     theirs, seen = library.from_pretrained(folders(name)), 0
-    text = lambda ids: ours.decode(ids, skip_special_tokens=False)  # noqa: E731
+
+    def text(ids):
+        return ours.decode(ids, skip_special_tokens=False)
+
     for shape, messages in SHAPES.items():
         tools = [WEATHER] if shape in ("call", "tools") else None
         prompt, last = messages[:-1], messages[-1]
@@ -202,12 +205,19 @@ def test_the_calls_of_an_agent_keep_their_reasoning(folders):
         pytest.skip("trl is not installed")
     ours = HuggingFaceTokenizer(folders("trl-gptoss"))
     row = {
-        "messages": [ASK, {**CALL, "thinking": "look it up"}, SUNNY,
-                     assistant("It is sunny.", thinking="now I know")],
+        "messages": [
+            ASK,
+            {**CALL, "thinking": "look it up"},
+            SUNNY,
+            assistant("It is sunny.", thinking="now I know"),
+        ],
         "tools": [WEATHER],
-    }  # fmt: skip
+    }
     items, _ = encode_rows(load_rows([row], "train", "examples"), ours, "examples", max_tokens=9999)
-    text = lambda ids: ours.decode(ids, skip_special_tokens=False)  # noqa: E731
+
+    def text(ids):
+        return ours.decode(ids, skip_special_tokens=False)
+
     runs = [text(learned) for ids, mask in items for _, learned in spans(ids, mask)]
     first, last = runs
     assert first.startswith("<|channel|>analysis<|message|>look it up<|end|>")

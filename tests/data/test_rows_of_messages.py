@@ -37,8 +37,11 @@ def messages_of(row, kind="examples", name="messages"):
 FLAGS = [
     *[{name: 0} for name in ("weight", "loss_mask", "step_loss_mask", "loss_weight")],
     *[{name: False} for name in ("train", "training", "trainable", "loss", "learn", "isTrainable")],
-    {"weight": 0.0}, {"lossMask": 0}, {"weight": 0, "train": False}, {"train": False, "loss": None},
-]  # fmt: skip
+    {"weight": 0.0},
+    {"lossMask": 0},
+    {"weight": 0, "train": False},
+    {"train": False, "loss": None},
+]
 
 
 @pytest.mark.parametrize("flags", FLAGS, ids=str)
@@ -47,7 +50,10 @@ def test_a_turn_that_is_context_only(flags, tmp_path):
     want = [U, CONTEXT, V, B]
     assert messages_of({"messages": [U, {**A, **flags}, V, {**B, **other}]}) == want
     spoken = {"user": "human", "assistant": "gpt"}
-    said = lambda m, **more: {"from": spoken[m["role"]], "value": m["content"], **more}  # noqa: E731
+
+    def said(m, **more):
+        return {"from": spoken[m["role"]], "value": m["content"], **more}
+
     row = {"conversations": [said(U), said(A, **flags), said(V), said(B)]}
     assert messages_of(row) == want
     assert load_demonstrations(write(tmp_path / "a.jsonl", [row]), "train")[0]["messages"] == want
@@ -64,9 +70,10 @@ def test_a_turn_that_is_context_only(flags, tmp_path):
 def test_what_a_prompt_says_of_its_turns_is_no_matter(tmp_path):
     prompt = [U, {**A, "weight": 0}, V]
     for kind, more in [
-        ("pairs", {"chosen": "a", "rejected": "b"}), ("unpaired", {"completion": "a", "label": 1}),
+        ("pairs", {"chosen": "a", "rejected": "b"}),
+        ("unpaired", {"completion": "a", "label": 1}),
         ("stepwise", {"completions": ["a"], "labels": [1]}),
-    ]:  # fmt: skip
+    ]:
         assert messages_of({"prompt": prompt, **more}, kind, "prompt") == [U, A, V]
     rows = [{"prompt": prompt, "answer": "1"}, {"messages": [*prompt, B]}]
     records = load_prompts(write(tmp_path / "a.jsonl", rows), "train")
@@ -77,12 +84,18 @@ def test_what_a_prompt_says_of_its_turns_is_no_matter(tmp_path):
     assert (record["prompt"], record["chosen"]) == ([U, A, V], [B])
 
 
-@pytest.mark.parametrize(("columns", "messages"), [
-    ({"loss_mask": [0, 0, 0, 1]}, [U, A, V, B]),
-    ({"weights": [0, 1]}, [U, A, V, B]),
-    ({"loss_mask": [None, 0, None, 1]}, [U, A, V, B]),
-    ({"train": [False, False, False, True]}, [S, U, A, V, B]),  # the column `system` is in front
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("columns", "messages"),
+    [
+        ({"loss_mask": [0, 0, 0, 1]}, [U, A, V, B]),
+        ({"weights": [0, 1]}, [U, A, V, B]),
+        ({"loss_mask": [None, 0, None, 1]}, [U, A, V, B]),
+        (
+            {"train": [False, False, False, True]},
+            [S, U, A, V, B],
+        ),  # the column `system` is in front
+    ],
+)
 def test_a_column_with_a_value_for_each_message(columns, messages):
     context = [{**m, "learn": False} if m == A else m for m in messages]
     assert messages_of({"messages": messages, **columns}) == context
@@ -98,8 +111,15 @@ REFUSED = [
     ({"messages": [U, {**A, "ignore": True}]}, "'ignore' is not understood"),
     ({"messages": [U, {**A, "is_target": 0}]}, "'is_target' is not understood"),
     ({"messages": [U, {**A, "no_loss": "true"}]}, "'no_loss' is not understood"),
-    ({"messages": [U, {**A, "train_detail": [{"begin_offset": 0, "end_offset": 1, "train": 0}]}]},
-     "'train_detail' is not understood"),
+    (
+        {
+            "messages": [
+                U,
+                {**A, "train_detail": [{"begin_offset": 0, "end_offset": 1, "train": 0}]},
+            ]
+        },
+        "'train_detail' is not understood",
+    ),
     ({"messages": [{**U, "train": True}, A]}, "'train' asks to learn a turn of 'user'"),
     ({"messages": [{**S, "weight": 1}, U, A]}, "'weight' asks to learn a turn of 'system'"),
     ({"messages": [U, {**A, "weight": 0, "train": True}]}, "contradicts itself"),
@@ -114,15 +134,17 @@ REFUSED = [
     ({"messages": [U, A], "weight": "0.5"}, "'weight' is a weight of the whole row"),
     ({"messages": [U, A], "mask": "Assistant"}, "'mask' is not understood"),
     ({"messages": [U, A], "mask": [1, 0]}, "'mask' is not understood"),
-    ({"messages": [U, {**A, "content": [{"type": "text", "text": "x", "train": False}]}]},
-     "'train' leaves out a part of a turn"),
+    (
+        {"messages": [U, {**A, "content": [{"type": "text", "text": "x", "train": False}]}]},
+        "'train' leaves out a part of a turn",
+    ),
     ({"messages": [U, A], "train": False}, "'train' is a weight of the whole row"),
     ({"prompt": [U], "completion": [{**A, "weight": 0}]}, "says nothing that is learned"),
     ({"prompt": [U, {**A, "weight": 1}, V], "completion": [B]}, "'weight' asks to learn a turn of"),
     ({"prompt": [U, A, V], "completion": [B], "loss_mask": [0, 1, 0, 1]}, "turn of the prompt"),
     ({"prompt": "a", "completion": "b", "loss_mask": [0, 1]}, "has a value for each message"),
     ({"text": "a", "weights": [0, 1]}, "has a value for each message"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("row", "says"), REFUSED)
@@ -143,8 +165,9 @@ def test_keys_that_say_nothing_of_learning_pass():
     more = {"constraints": [1], "weight": None, "context": "long text", "id": 3, "skipped": []}
     columns = {"loss": 1.7, "training": "v2", "weight": "70 kg", "mask": "User"}
     assert messages_of({"messages": [U, {**A, **more}], **columns})[1] == {
-        **A, **{name: value for name, value in more.items() if value is not None}
-    }  # fmt: skip
+        **A,
+        **{name: value for name, value in more.items() if value is not None},
+    }
 
 
 # -- who speaks --
@@ -153,7 +176,10 @@ def test_keys_that_say_nothing_of_learning_pass():
 @pytest.mark.parametrize("role", ["User", "HUMAN", "human", "USER ", "Prompter"])
 def test_roles_of_any_case(tmp_path, role):
     rows = [{"prompt": [{**U, "role": role}], "answer": "1"}]
-    load = lambda: load_prompts(write(tmp_path / "a.jsonl", rows), "train")  # noqa: E731
+
+    def load():
+        return load_prompts(write(tmp_path / "a.jsonl", rows), "train")
+
     if role == "Prompter":
         refused(load, "row 0", "message 0 has an unknown role: got 'Prompter'")
         return
@@ -172,8 +198,11 @@ def test_unknown_roles_are_refused_by_name(tmp_path, kind):
         "pairs": {"prompt": [critic, U], "chosen": "a", "rejected": "b"},
     }[kind]
     path = write(tmp_path / "a.jsonl", [row])
-    load = (lambda: load_rows(path, "train", kind)) if kind == "pairs" else (
-        lambda: load_prompts(path, "train"))  # fmt: skip
+    load = (
+        (lambda: load_rows(path, "train", kind))
+        if kind == "pairs"
+        else (lambda: load_prompts(path, "train"))
+    )
     refused(load, "row 0 (line 1)", "unknown role: got 'critic'")
 
 
@@ -196,10 +225,18 @@ def asks(name, arguments):
     return {"role": "assistant", "content": "", "tool_calls": [call(name, arguments)]}
 
 
-@pytest.mark.parametrize(("written", "read"), [
-    ('{"a": 1}', {"a": 1}), ("", {}), ("{}", {}), (None, {}), ({"a": "1"}, {"a": "1"}),
-    ('{"a": null}', {"a": None}), ('{"a": "x\ny"}', {"a": "x\ny"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ('{"a": 1}', {"a": 1}),
+        ("", {}),
+        ("{}", {}),
+        (None, {}),
+        ({"a": "1"}, {"a": "1"}),
+        ('{"a": null}', {"a": None}),
+        ('{"a": "x\ny"}', {"a": "x\ny"}),
+    ],
+)
 def test_arguments_are_an_object_whatever_they_are_written_as(written, read):
     assert messages_of({"messages": [U, asks("f", written)]})[1] == asks("f", read)
     pair = {"prompt": [U], "chosen": [asks("f", written)], "rejected": [A]}
@@ -219,8 +256,12 @@ def test_arguments_are_an_object_whatever_they_are_written_as(written, read):
 
 @pytest.mark.parametrize("written", ["{", "[1]", "1", '"a"', "{'a': 1}", '{"a": NaN}', [1], 3])
 def test_arguments_that_are_none_are_refused(written):
-    refused(lambda: messages_of({"messages": [U, asks("f", written)]}), "row 0",
-            "message 1, call 0 of 'f'", "no JSON object")  # fmt: skip
+    refused(
+        lambda: messages_of({"messages": [U, asks("f", written)]}),
+        "row 0",
+        "message 1, call 0 of 'f'",
+        "no JSON object",
+    )
     refused(lambda: for_template([asks("f", written)]), "no JSON object")
 
 
@@ -242,14 +283,21 @@ def tool(name, parameters=None):
     return {"type": "function", "function": {"name": name, "parameters": parameters or {}}}
 
 
-@pytest.mark.parametrize("columns", [
-    {"tools": [tool("f")]}, {"tools": json.dumps([tool("f")])}, {"tool_defs": [tool("f")]},
-    {"functions": [tool("f")["function"]]}, {"functions": json.dumps([tool("f")["function"]])},
-    {"tool_defs": [tool("f")["function"]]}, {"tools": None, "extra_info": {"tools": [tool("f")]}},
-    {"tools": [tool("f")], "extra_info": {"tools": None}},
-    {"tools": [tool("f")], "extra_info": {"tools": [], "functions": None}},
-    {"tools": [tool("f")], "tool_defs": json.dumps([tool("f")])},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"tools": [tool("f")]},
+        {"tools": json.dumps([tool("f")])},
+        {"tool_defs": [tool("f")]},
+        {"functions": [tool("f")["function"]]},
+        {"functions": json.dumps([tool("f")["function"]])},
+        {"tool_defs": [tool("f")["function"]]},
+        {"tools": None, "extra_info": {"tools": [tool("f")]}},
+        {"tools": [tool("f")], "extra_info": {"tools": None}},
+        {"tools": [tool("f")], "extra_info": {"tools": [], "functions": None}},
+        {"tools": [tool("f")], "tool_defs": json.dumps([tool("f")])},
+    ],
+)
 def test_tools_under_all_their_names(tmp_path, columns):
     path = write(tmp_path / "a.jsonl", [{"prompt": [U], "answer": "1", **columns}])
     (record,) = load_prompts(path, "train")
@@ -333,8 +381,15 @@ def test_what_a_table_filled_in_is_not_learned(tmp_path, rows, how):
     if how != "list":
         demonstrations = load_demonstrations(source, "train")
         assert demonstrations == load_rows(rows, "train", "examples")
-    pairs = [{"prompt": r["messages"][:1], "chosen": r["messages"][1:], "rejected": [A],
-              **{n: v for n, v in r.items() if n == "tools"}} for r in rows]  # fmt: skip
+    pairs = [
+        {
+            "prompt": r["messages"][:1],
+            "chosen": r["messages"][1:],
+            "rejected": [A],
+            **{n: v for n, v in r.items() if n == "tools"},
+        }
+        for r in rows
+    ]
     source = as_table(tmp_path, pairs, how)
     assert load_rows(source, "train", "pairs") == load_rows(pairs, "train", "pairs")
 
@@ -362,8 +417,10 @@ def test_rows_that_are_read_as_they_are_drawn(tmp_path, suffix):
     )
     drawn = load_endless_prompts(as_table(tmp_path, PROMPTS, suffix), stored=True).first(3)
     assert sorted(r["extra_info"]["tools"][0]["function"]["name"] for r in drawn) == [
-        "add", "weather", "weather",
-    ]  # fmt: skip
+        "add",
+        "weather",
+        "weather",
+    ]
     assert all("null" not in json.dumps(r).replace('"null"', "") for r in drawn)
 
 
@@ -407,8 +464,12 @@ def test_a_null_of_several_tools_that_the_row_does_not_describe():
 
 
 def tools_read(*rows):
-    return [r["tools"] for r in load_rows(
-        [{"messages": [U, A], "tools": tools} for tools in rows], "train", "examples")]  # fmt: skip
+    return [
+        r["tools"]
+        for r in load_rows(
+            [{"messages": [U, A], "tools": tools} for tools in rows], "train", "examples"
+        )
+    ]
 
 
 def test_nulls_of_schemas_that_are_meant():

@@ -13,13 +13,21 @@ from rljax.data.offline.rows import load_rows
 from rljax.data.text.tokenizer import CharTokenizer
 
 PKU = {
-    "prompt": "ab", "response_0": "c", "response_1": "dd", "is_response_0_safe": True,
-    "is_response_1_safe": False, "better_response_id": 1, "safer_response_id": 0,
-}  # fmt: skip
+    "prompt": "ab",
+    "response_0": "c",
+    "response_1": "dd",
+    "is_response_0_safe": True,
+    "is_response_1_safe": False,
+    "better_response_id": 1,
+    "safer_response_id": 0,
+}
 OURS = {
-    "prompt": "ab", "safer": "c", "more_harmful": "dd", "safer_is_safe": True,
+    "prompt": "ab",
+    "safer": "c",
+    "more_harmful": "dd",
+    "safer_is_safe": True,
     "more_harmful_is_safe": False,
-}  # fmt: skip
+}
 RECORD = {"prompt": "ab", "chosen": "c", "rejected": "dd", "margin": 0.0, "tie": False}
 
 

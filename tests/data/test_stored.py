@@ -34,9 +34,10 @@ def write(path, rows, group=0):
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-@pytest.mark.parametrize(("count", "block", "window"), [
-    (1, 4, 8), (7, 4, 8), (64, 4, 8), (103, 5, 20), (103, 103, 1), (50, 1, 1), (103, 7, 1000),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("count", "block", "window"),
+    [(1, 4, 8), (7, 4, 8), (64, 4, 8), (103, 5, 20), (103, 103, 1), (50, 1, 1), (103, 7, 1000)],
+)
 def test_each_epoch_holds_every_row_once_in_an_order_of_its_own(
     tmp_path, monkeypatch, suffix, count, block, window
 ):
@@ -79,7 +80,10 @@ def test_a_run_goes_on_where_it_stood(tmp_path):
     whole, part = (load_data(config, CHARS, "examples") for _ in range(2))
     assert whole.digest == part.digest and whole.endless
     loader, begun = (make_loader(x.sources[0], batch_size=16, seed=3) for x in (whole, part))
-    ids = lambda items: [tuple(x["item"][0].tolist()) for x in items]  # noqa: E731
+
+    def ids(items):
+        return [tuple(x["item"][0].tolist()) for x in items]
+
     batches = [ids(next(loader)) for _ in range(30)]
     assert [ids(next(begun)) for _ in range(4)] == batches[:4]
     state = json.loads(json.dumps(begun.get_state()))
@@ -124,7 +128,10 @@ def test_demonstrations_beside_prompts_are_read_so(tmp_path):
     config.data.train = str(write(tmp_path / "r.jsonl", rows))
     config.data.max_prompt_tokens, config.sampler.max_response_tokens, config.sft.steps = 4, 3, 2
     config.reward.function = "exact_match()"
-    ids = lambda items: [(x.ids.tolist(), x.mask.tolist()) for x in items]  # noqa: E731
+
+    def ids(items):
+        return [(x.ids.tolist(), x.mask.tolist()) for x in items]
+
     for field in ("data.train", "sft.data", "pretraining.data"):
         if field != "data.train":
             own = str(write(tmp_path / f"{field}.parquet", rows[::-1], 10))
@@ -189,10 +196,16 @@ def test_bad_rows_are_named_when_they_are_drawn(tmp_path):
     refused(lambda: StoredRows([tmp_path / "none.jsonl"]), "none.jsonl")
 
 
-@pytest.mark.parametrize(("field", "value"), [
-    ("data.test_fraction", 0.1), ("offline.packing", True), ("offline.ties", "both_orders"),
-    ("offline.reference_logprobs", "folder"), ("data.train", "sort_digits()"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("data.test_fraction", 0.1),
+        ("offline.packing", True),
+        ("offline.ties", "both_orders"),
+        ("offline.reference_logprobs", "folder"),
+        ("data.train", "sort_digits()"),
+    ],
+)
 def test_what_needs_all_rows_is_refused(tmp_path, field, value):
     config = Config(dataflow="sft", model=str(tmp_path))
     config.data.train, config.data.stream = str(write(tmp_path / "r.jsonl", [{"text": "a"}])), True

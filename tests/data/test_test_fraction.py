@@ -128,9 +128,12 @@ def test_what_a_run_held_out_is_evaluated_and_never_sampled_for_training(tmp_pat
     CHARS.save(tmp_path / "tokenizer")
     config = Config(
         model="decoder(layers=1, embed=16, mlp=32, heads=2, kv_heads=2, head_dim=8)",
-        dataflow="sft", steps=1, trackers=(), run_dir=str(tmp_path / "run"),
+        dataflow="sft",
+        steps=1,
+        trackers=(),
+        run_dir=str(tmp_path / "run"),
         tokenizer=str(tmp_path / "tokenizer"),
-    )  # fmt: skip
+    )
     config.data.train, config.data.test_fraction = str(data), FRACTION
     config.data.max_prompt_tokens, config.sampler.max_response_tokens = 8, 2
     config.offline.examples_per_step, config.offline.max_tokens = 8, 8
@@ -139,9 +142,11 @@ def test_what_a_run_held_out_is_evaluated_and_never_sampled_for_training(tmp_pat
     held = {r["prompt"] for r in load_prompts(str(data), "test", test_fraction=FRACTION)}
     answers, samples = tmp_path / "answers.jsonl", tmp_path / "all.jsonl"
     evaluate_saved(EvaluateOptions(config.run_dir, samples=0, answers=str(answers)))
-    rejection_sample(RejectionOptions(
-        config.run_dir, str(tmp_path / "best.jsonl"), samples=1, trajectories=str(samples),
-    ))  # fmt: skip
+    rejection_sample(
+        RejectionOptions(
+            config.run_dir, str(tmp_path / "best.jsonl"), samples=1, trajectories=str(samples)
+        )
+    )
     asked, sampled = (
         {json.loads(line)["prompt"] for line in file.read_text().splitlines()}
         for file in (answers, samples)
@@ -186,8 +191,10 @@ def test_a_file_is_the_same_however_its_path_is_written(tmp_path, monkeypatch):
     config.data.train, config.data.test_fraction = "rows.jsonl", FRACTION
     config.sft.steps, config.sft.data = 1, "./rows.jsonl"
     config.pretraining.data = str(tmp_path / "link.jsonl")
-    assert all(held_out_fraction(config, spec) == FRACTION
-               for spec in (str(path), config.sft.data, config.pretraining.data))  # fmt: skip
+    assert all(
+        held_out_fraction(config, spec) == FRACTION
+        for spec in (str(path), config.sft.data, config.pretraining.data)
+    )
     assert held_out_fraction(config, str(tmp_path / "other.jsonl")) == 0.0
     config.reward.function = "exact_match()"
     data = load_data(config, CHARS)

@@ -141,12 +141,19 @@ def test_truncation_and_padding_in_the_file_are_ignored(tmp_path):
     expected = HuggingFaceTokenizer(tmp_path).encode("the answer is 42")
     content = json.loads((tmp_path / "tokenizer.json").read_text())
     content["truncation"] = {
-        "direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0
-    }  # fmt: skip
+        "direction": "Right",
+        "max_length": 2,
+        "strategy": "LongestFirst",
+        "stride": 0,
+    }
     content["padding"] = {
-        "strategy": {"Fixed": 50}, "direction": "Left", "pad_to_multiple_of": None,
-        "pad_id": 2, "pad_type_id": 0, "pad_token": "<|endoftext|>",
-    }  # fmt: skip
+        "strategy": {"Fixed": 50},
+        "direction": "Left",
+        "pad_to_multiple_of": None,
+        "pad_id": 2,
+        "pad_type_id": 0,
+        "pad_token": "<|endoftext|>",
+    }
     write_json(tmp_path / "tokenizer.json", content)
     assert HuggingFaceTokenizer(tmp_path).encode("the answer is 42") == expected
 

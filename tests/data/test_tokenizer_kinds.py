@@ -22,11 +22,29 @@ from rljax.data.text.tokenizer import HuggingFaceTokenizer, load_tokenizer
 from rljax.errors import InputError
 
 TEXTS = (
-    "the answer is 42", "", " ", "\n", "  two  spaces ", "\n\na\r\n\tb", "<s>", "a<s>b",
-    "a <s> b</s>", "</s></s>", "é😀 漢字 שלום", "e\u0301", "<s", "▁x ▁", "\u2028\x00", "THE Answer",
+    "the answer is 42",
+    "",
+    " ",
+    "\n",
+    "  two  spaces ",
+    "\n\na\r\n\tb",
+    "<s>",
+    "a<s>b",
+    "a <s> b</s>",
+    "</s></s>",
+    "é😀 漢字 שלום",
+    "e\u0301",
+    "<s",
+    "▁x ▁",
+    "\u2028\x00",
+    "THE Answer",
     "<0x41>",
-    "[X] [x]", "a [X]  b", "<mask> a<mask>b", "don't 1234567 !?..", "\u00a0a\u3000b",
-)  # fmt: skip
+    "[X] [x]",
+    "a [X]  b",
+    "<mask> a<mask>b",
+    "don't 1234567 !?..",
+    "\u00a0a\u3000b",
+)
 SPECIAL = ["<s>", "</s>", "<unk>"]
 NAMED = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 

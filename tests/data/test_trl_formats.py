@@ -26,21 +26,45 @@ FORMS = [
     ("prompt-only", "conversational", "grpo", {"prompt": [U]}),
     ("prompt-completion", "standard", "sft", {"prompt": "The sky is", "completion": " blue."}),
     ("prompt-completion", "conversational", "sft", {"prompt": [U], "completion": [A]}),
-    ("preference, explicit", "standard", "preference",
-     {"prompt": "The sky is", "chosen": " blue.", "rejected": " green."}),
-    ("preference, explicit", "conversational", "preference",
-     {"prompt": [U], "chosen": [A], "rejected": [G]}),
-    ("preference, implicit", "standard", "preference",
-     {"chosen": "The sky is blue.", "rejected": "The sky is green."}),
-    ("preference, implicit", "conversational", "preference",
-     {"chosen": [U, A], "rejected": [U, G]}),
-    ("preference, explicit", "conversational", "reward_model",
-     {"prompt": [U], "chosen": [A], "rejected": [G]}),
-    ("unpaired", "standard", "kto",
-     {"prompt": "The sky is", "completion": " blue.", "label": True}),
+    (
+        "preference, explicit",
+        "standard",
+        "preference",
+        {"prompt": "The sky is", "chosen": " blue.", "rejected": " green."},
+    ),
+    (
+        "preference, explicit",
+        "conversational",
+        "preference",
+        {"prompt": [U], "chosen": [A], "rejected": [G]},
+    ),
+    (
+        "preference, implicit",
+        "standard",
+        "preference",
+        {"chosen": "The sky is blue.", "rejected": "The sky is green."},
+    ),
+    (
+        "preference, implicit",
+        "conversational",
+        "preference",
+        {"chosen": [U, A], "rejected": [U, G]},
+    ),
+    (
+        "preference, explicit",
+        "conversational",
+        "reward_model",
+        {"prompt": [U], "chosen": [A], "rejected": [G]},
+    ),
+    (
+        "unpaired",
+        "standard",
+        "kto",
+        {"prompt": "The sky is", "completion": " blue.", "label": True},
+    ),
     ("unpaired", "conversational", "kto", {"prompt": [U], "completion": [A], "label": False}),
     ("stepwise", "standard", "process_reward_model", STEPS),
-]  # fmt: skip
+]
 
 
 def config_of(tmp_path, dataflow, rows, suffix=".jsonl"):

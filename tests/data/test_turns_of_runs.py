@@ -100,9 +100,13 @@ class TwoTokens(ImageReader):
 
 @pytest.mark.parametrize(
     ("ids", "mask", "count"),
-    [([1, 9, 9, 2], [0, 0, 0, 1], 1), ([1, 9, 9, 9, 9], [0] * 5, 2), ([1, 2], [0, 1], 0),
-     ([9, 9, 9, 9], [0, 0, 1, 1], 1)],
-)  # fmt: skip
+    [
+        ([1, 9, 9, 2], [0, 0, 0, 1], 1),
+        ([1, 9, 9, 9, 9], [0] * 5, 2),
+        ([1, 2], [0, 1], 0),
+        ([9, 9, 9, 9], [0, 0, 1, 1], 1),
+    ],
+)
 def test_an_example_of_an_earlier_turn_has_the_images_in_it(ids, mask, count):
     """A token that the policy wrote is no image."""
     images = ("a", "b", "c")

@@ -29,24 +29,58 @@ from rljax.rollout.scoring.reward import Reward
 
 ONE = make_mesh(1, 1, 1, devices=jax.devices()[:1])
 METHODS = {  # what is counted, and as what
-    (Actor, "logprobs"): "log-probs", (Actor, "logprobs_and_load"): "log-probs",
-    (Actor, "logprobs_and_entropy"): "log-probs", (Actor, "update"): "update",
-    (Critic, "values"): "values", (Critic, "update"): "critic update",
-    (Reference, "logprobs"): "reference", (Reward, "__call__"): "reward",
+    (Actor, "logprobs"): "log-probs",
+    (Actor, "logprobs_and_load"): "log-probs",
+    (Actor, "logprobs_and_entropy"): "log-probs",
+    (Actor, "update"): "update",
+    (Critic, "values"): "values",
+    (Critic, "update"): "critic update",
+    (Reference, "logprobs"): "reference",
+    (Reward, "__call__"): "reward",
     (ModelScorer, "score"): "cost",  # of these presets none has a reward model
-}  # fmt: skip
+}
 # "generate" and "greedy" are samples of a prompt; an absent verb is not called.
 TABLE = {
-    "ppo": {"generate": 1, "log-probs": 1, "values": 1, "reference": 1, "reward": 1,
-            "advantages": 1, "critic update": 1, "update": 1},
-    "remax": {"generate": 1, "greedy": 1, "log-probs": 1, "reference": 1, "reward": 2,
-              "advantages": 1, "update": 1},
-    "grpo": {"generate": 8, "log-probs": 1, "reference": 1, "reward": 1, "advantages": 1,
-             "update": 1},
+    "ppo": {
+        "generate": 1,
+        "log-probs": 1,
+        "values": 1,
+        "reference": 1,
+        "reward": 1,
+        "advantages": 1,
+        "critic update": 1,
+        "update": 1,
+    },
+    "remax": {
+        "generate": 1,
+        "greedy": 1,
+        "log-probs": 1,
+        "reference": 1,
+        "reward": 2,
+        "advantages": 1,
+        "update": 1,
+    },
+    "grpo": {
+        "generate": 8,
+        "log-probs": 1,
+        "reference": 1,
+        "reward": 1,
+        "advantages": 1,
+        "update": 1,
+    },
     # Two critics and two advantages; the cost model is asked once, within the reward's call.
-    "safe_rlhf": {"generate": 1, "log-probs": 1, "values": 2, "reference": 1, "reward": 1,
-                  "cost": 1, "advantages": 2, "critic update": 2, "update": 1},
-}  # fmt: skip
+    "safe_rlhf": {
+        "generate": 1,
+        "log-probs": 1,
+        "values": 2,
+        "reference": 1,
+        "reward": 1,
+        "cost": 1,
+        "advantages": 2,
+        "critic update": 2,
+        "update": 1,
+    },
+}
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +125,14 @@ def test_a_step_calls_each_role_as_the_table_says(shared, monkeypatch, tmp_path,
         advantage = run.setup.main.algorithm.advantage
         for (owner, method), verb in METHODS.items():
             count(owner, method, lambda *_, verb=verb, **__: (verb, 1))
-        count(Actor, "generate", lambda actor, prompts, key, sampling, n=1, **_: (
-            "generate" if sampling.temperature else "greedy", n))  # fmt: skip
+        count(
+            Actor,
+            "generate",
+            lambda actor, prompts, key, sampling, n=1, **_: (
+                "generate" if sampling.temperature else "greedy",
+                n,
+            ),
+        )
         count(Component, "__call__", lambda part, *_, **__: ("advantages", part == advantage))
         run.step()
     assert dict(counts) == TABLE[name]
@@ -120,8 +160,9 @@ def lines_of(page) -> list[str]:
 def test_ppo_becomes_remax_and_grpo_in_few_lines():
     """The edited page differs in at most 10 lines, keeps others, and takes the very step of the
     pages of both: what is left to ReMax is where `values` come from (its rollout)."""
-    changed = [line for line in difflib.ndiff(lines_of(ppo), lines_of(without_critic))
-               if line[0] in "+-"]  # fmt: skip
+    changed = [
+        line for line in difflib.ndiff(lines_of(ppo), lines_of(without_critic)) if line[0] in "+-"
+    ]
     assert 0 < len(changed) <= 10 and len(set(lines_of(ppo)) & set(lines_of(without_critic))) >= 1
 
     for page, advantage in ((remax, "remax()"), (grpo, "group_relative()")):

@@ -56,13 +56,22 @@ def responses(
 ):
     """One prompt, or several: rewards [P, K] or [K]."""
     rewards = np.atleast_2d(np.asarray(rewards, np.float32))
-    whole = lambda x, dtype: jnp.asarray(np.broadcast_to(np.asarray(x, dtype), rewards.shape))  # noqa: E731
-    each = lambda x, dtype: jnp.asarray(np.broadcast_to(np.asarray(x, dtype), rewards.shape[:1]))  # noqa: E731
+
+    def whole(x, dtype):
+        return jnp.asarray(np.broadcast_to(np.asarray(x, dtype), rewards.shape))
+
+    def each(x, dtype):
+        return jnp.asarray(np.broadcast_to(np.asarray(x, dtype), rewards.shape[:1]))
+
     return Responses(
-        jnp.asarray(rewards), whole(compliant, bool), whole(log_ratios, np.float32),
-        whole(tokens, np.int32), whole(live, bool), each(baseline, np.float32),
+        jnp.asarray(rewards),
+        whole(compliant, bool),
+        whole(log_ratios, np.float32),
+        whole(tokens, np.int32),
+        whole(live, bool),
+        each(baseline, np.float32),
         each(fallback, bool),
-    )  # fmt: skip
+    )
 
 
 # -- the worked examples --
@@ -81,9 +90,11 @@ def test_calib():
         np.testing.assert_allclose(reward, want[name], rtol=1e-6)
         # And so the optimizer sees it: two samples, of which one is worth 0, have +-R~/2.
         pair = responses(
-            [x["reward"], 0.0], [compliant, False], [x["logratio"], 0.0],
+            [x["reward"], 0.0],
+            [compliant, False],
+            [x["logratio"], 0.0],
             baseline=x["baseline_reward"],
-        )  # fmt: skip
+        )
         got = crpg(pair, kl_max=kl_max).weights
         np.testing.assert_allclose(got, [[want[name] / 2, -want[name] / 2]], rtol=1e-6)
 
@@ -113,10 +124,15 @@ def one_token_batch(rewards, compliant, logps, ref, *, baseline_compliant=0.0):
     rows = len(logps)
     scores = [*rewards, 0.0]
     return response_batch(
-        np.ones((rows, 1)), np.float32, scores=scores, rewards=np.reshape(scores, (-1, 1)),
-        reward_parts=[[c] for c in [*compliant, baseline_compliant]], task=None,
-        old_logprobs=np.reshape(logps, (-1, 1)), ref_logprobs=np.reshape(ref, (-1, 1)),
-    ).replace(task=jnp.zeros((rows,), jnp.int32))  # fmt: skip
+        np.ones((rows, 1)),
+        np.float32,
+        scores=scores,
+        rewards=np.reshape(scores, (-1, 1)),
+        reward_parts=[[c] for c in [*compliant, baseline_compliant]],
+        task=None,
+        old_logprobs=np.reshape(logps, (-1, 1)),
+        ref_logprobs=np.reshape(ref, (-1, 1)),
+    ).replace(task=jnp.zeros((rows,), jnp.int32))
 
 
 def test_crpg():
@@ -139,13 +155,20 @@ def test_codpo():
     example = worked_example("cgpo.codpo")
     x, p, want = example["inputs"], example["params"], example["outputs"]
     length = x["length_pos"]
+
     # Log-probs of a row are spread over as many tokens as the positive one has.
-    spread = lambda rows: np.repeat(np.reshape([*rows, 0.0], (-1, 1)) / length, length, axis=1)  # noqa: E731
+    def spread(rows):
+        return np.repeat(np.reshape([*rows, 0.0], (-1, 1)) / length, length, axis=1)
+
     batch = response_batch(
-        np.ones((5, length)), np.float32, scores=[*x["rewards"], 0.0],
-        rewards=np.zeros((5, length)), reward_parts=[[c] for c in [*x["compliant"], 0]],
-        old_logprobs=spread(x["logp"]), ref_logprobs=spread(x["ref_logp"]),
-    ).replace(task=jnp.zeros((5,), jnp.int32))  # fmt: skip
+        np.ones((5, length)),
+        np.float32,
+        scores=[*x["rewards"], 0.0],
+        rewards=np.zeros((5, length)),
+        reward_parts=[[c] for c in [*x["compliant"], 0]],
+        old_logprobs=spread(x["logp"]),
+        ref_logprobs=spread(x["ref_logp"]),
+    ).replace(task=jnp.zeros((5,), jnp.int32))
     text = f"codpo(beta={p['beta']}, nll_coef={p['lam']})"
     optimizer = resolve(text, NAMESPACES["constrained"])
     chosen = choose(batch, 5, [optimizer], (1.0,))
@@ -223,7 +246,10 @@ def by_loops(name, options, prompts):
                 continue
             best = max(good, key=lambda i: one["reward"][i])
             worst = min(bad or one["live"], key=lambda i: one["reward"][i])
-            delta = lambda i, one=one: one["logp"][i] - one["ref"][i]  # noqa: E731
+
+            def delta(i, one=one):
+                return one["logp"][i] - one["ref"][i]
+
             h = options["beta"] * (delta(best) - delta(worst))
             total += math.log1p(math.exp(-h))
             push = options["beta"] / (1 + math.exp(h))
@@ -270,20 +296,37 @@ def random_batch(
     scores = np.where(failed, np.nan, scores)
     task = np.repeat(rng.integers(0, tasks, prompts), each)
     batch = response_batch(
-        mask, np.float32, scores=scores, rewards=np.zeros(mask.shape), reward_parts=parts,
-        old_logprobs=logp, ref_logprobs=ref,
-    ).replace(task=jnp.asarray(task, jnp.int32))  # fmt: skip
+        mask,
+        np.float32,
+        scores=scores,
+        rewards=np.zeros(mask.shape),
+        reward_parts=parts,
+        old_logprobs=logp,
+        ref_logprobs=ref,
+    ).replace(task=jnp.asarray(task, jnp.int32))
     good = np.all(np.isnan(parts) | (parts == 1), axis=1)
-    inside = lambda x: np.where(mask, x, 0).sum(axis=1)  # noqa: E731
+
+    def inside(x):
+        return np.where(mask, x, 0).sum(axis=1)
+
     told = []
     for p in range(prompts):
         own, last = slice(p * each, (p + 1) * each), p * each + samples
         live = [i for i in range(samples) if not failed[p * each + i] and not failed[last]]
-        told.append({
-            "live": live, "reward": scores[own][:-1], "good": good[own], "logp": inside(logp)[own],
-            "ref": inside(ref)[own], "tokens": lengths[own], "baseline": scores[last],
-            "known": not failed[last], "fallback": good[last], "task": task[own][0],
-        })  # fmt: skip
+        told.append(
+            {
+                "live": live,
+                "reward": scores[own][:-1],
+                "good": good[own],
+                "logp": inside(logp)[own],
+                "ref": inside(ref)[own],
+                "tokens": lengths[own],
+                "baseline": scores[last],
+                "known": not failed[last],
+                "fallback": good[last],
+                "task": task[own][0],
+            }
+        )
     return batch, told, logp, mask
 
 
@@ -319,9 +362,11 @@ def test_no_violating_sample_is_made_more_likely():
     rng = np.random.default_rng(0)
     shape = (40, 6)
     some = responses(
-        rng.normal(size=shape), rng.random(shape) < 0.4, rng.normal(0, 3, shape),
+        rng.normal(size=shape),
+        rng.random(shape) < 0.4,
+        rng.normal(0, 3, shape),
         live=rng.random(shape) < 0.9,
-    )  # fmt: skip
+    )
     violating = some.live & ~some.compliant
     assert np.all(np.asarray(crpg(some, kl_max=2.0).weights)[np.asarray(violating)] <= 0)
     for optimizer in (codpo, crraft):
@@ -502,8 +547,12 @@ def test_the_gradient_norm_of_each_task_is_that_of_the_task_alone(step, together
 
 @pytest.mark.slow
 def test_the_gradient_norm_of_a_single_task_is_that_of_the_step(step):
-    _, metrics = paged(step, tasks=both("codpo()")[:1] + (("two*", ""),), gradient_norms=True,
-                       task_weights=(0.0, 1.0))  # fmt: skip
+    _, metrics = paged(
+        step,
+        tasks=both("codpo()")[:1] + (("two*", ""),),
+        gradient_norms=True,
+        task_weights=(0.0, 1.0),
+    )
     assert metrics["cgpo/grad_norm/two*"] == pytest.approx(float(metrics["grad_norm"]), rel=1e-4)
     assert abs(metrics["cgpo/grad_norm/first_letter"] - metrics["grad_norm"]) > 1e-3
 

@@ -148,9 +148,12 @@ def test_an_adapted_coefficient_reaches_loss_and_reward(shared):
     options = run.setup.algorithm.update_options(controller)
     assert float(options["kl_in_loss"]) == 0.0
     batch = response_batch(
-        np.ones((2, 3)), jnp.float32, rewards=np.zeros((2, 3)), old_logprobs=np.full((2, 3), -1.0),
+        np.ones((2, 3)),
+        jnp.float32,
+        rewards=np.zeros((2, 3)),
+        old_logprobs=np.full((2, 3), -1.0),
         ref_logprobs=np.full((2, 3), -1.5),
-    )  # fmt: skip
+    )
     cfg = run.setup.algorithm.replace(kl_in_reward=0.2)
     half = dataclasses.replace(controller, state=jnp.float32(0.5))
     np.testing.assert_allclose(shape_rewards(batch, cfg, half).rewards, -0.05, rtol=1e-5)
@@ -176,7 +179,10 @@ def test_correction_weighs_the_policy_loss_and_nothing_else(shared):
     batch = roles["actor"].generate(prompts, jax.random.key(3), setup.rollouts.sampling, n=8)
     batch, _ = shared.reward(batch, prompts)
     shifted = batch.replace(sampler_logprobs=batch.sampler_logprobs - 0.5 * batch.mask)
-    copy = lambda role: jax.tree.map(jnp.copy, role)  # noqa: E731  programs donate
+
+    def copy(role):
+        return jax.tree.map(jnp.copy, role)  # programs donate
+
     rest = dict(reference=None, kl_controller=None)
     losses = {}
     for name, made, cfg in (
@@ -222,7 +228,10 @@ def test_rows_that_leave_a_group_leave_its_baseline():
         np.ones((4, 2)), jnp.float32, group=[0, 0, 1, 1], rewards=np.zeros((4, 2))
     )
     batch = batch.replace(rewards=last_token(batch))
-    keep = lambda batch: jnp.array([1.0, 0, 1, 1])  # noqa: E731
+
+    def keep(batch):
+        return jnp.array([1.0, 0, 1, 1])
+
     made = filter_baseline_rows(batch, types.SimpleNamespace(baseline_filters=(keep,)))
     group = np.asarray(made.group)
     assert group[1] not in group[[0, 2, 3]] and (group[[0, 2, 3]] == [0, 1, 1]).all()

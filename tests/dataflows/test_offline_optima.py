@@ -90,7 +90,10 @@ def test_dro_whoever_wrote_the_data(data, gradient):
     def loss(params):
         policy = choices(params["logits"])
         fixed = jax.lax.stop_gradient(params)
-        values = lambda value: jnp.full((4, 1), 1.0) * value  # noqa: E731
+
+        def values(value):
+            return jnp.full((4, 1), 1.0) * value
+
         at = batch.replace(
             values=values(fixed["value"]), old_logprobs=choices(fixed["logits"]).logprobs
         )
@@ -128,7 +131,10 @@ def tree_rows(params):
     """Log-probs, entropies and values of the six trajectories, two tokens each: [6, 2]."""
     first = jax.nn.log_softmax(params["first"])
     second = jax.nn.log_softmax(params["second"], axis=-1)
-    entropy = lambda logp: -jnp.sum(jnp.exp(logp) * logp, axis=-1)  # noqa: E731
+
+    def entropy(logp):
+        return -jnp.sum(jnp.exp(logp) * logp, axis=-1)
+
     a, b = np.array(PATHS).T
     logp = jnp.stack([first[a], second[a, b]], axis=1)
     spread = jnp.stack([jnp.broadcast_to(entropy(first), (6,)), entropy(second)[a]], axis=1)

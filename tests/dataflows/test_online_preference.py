@@ -155,7 +155,10 @@ def test_a_random_rejected_sample_is_never_the_chosen_nor_a_failed_one():
 def test_win_probabilities_by_hand():
     """The worked example: rows beat columns."""
     table = jnp.array([[0.5, 0.9, 0.6], [0.1, 0.5, 0.3], [0.4, 0.7, 0.5]])
-    wins = lambda first, second: table[None]  # noqa: E731
+
+    def wins(first, second):
+        return table[None]
+
     live = jnp.ones((1, 3), bool)
     found = win_probabilities(jnp.zeros((1, 3)), live, wins)
     np.testing.assert_allclose(found[0], [2 / 3, 0.3, 0.53333], rtol=1e-4)
@@ -165,8 +168,9 @@ def test_win_probabilities_by_hand():
     judged = win_probabilities(scores, live.at[0, 2].set(False), bradley_terry)
     p = 1 / (1 + math.exp(-1.5))
     np.testing.assert_allclose(judged[0], [(0.5 + p) / 2, (1.5 - p) / 2, 0], rtol=1e-6)
-    np.testing.assert_allclose(higher_wins(jnp.array([1.0, 2, 2]), jnp.array([2.0, 2, 1])),
-                               [0, 0.5, 1])  # fmt: skip
+    np.testing.assert_allclose(
+        higher_wins(jnp.array([1.0, 2, 2]), jnp.array([2.0, 2, 1])), [0, 0.5, 1]
+    )
 
 
 def test_pairing_refuses_what_it_cannot_do():
@@ -223,8 +227,9 @@ def test_the_ends_of_the_mixture_are_the_two_models(shared):
     prompts, key, sampling = run.source.draw(4), jax.random.key(3), run.setup.rollouts.sampling
 
     def drawn(params, second):
-        batch = generate(actor.model, params, prompts.tokens, prompts.lengths, key, sampling, n=8,
-                        second=second)  # fmt: skip
+        batch = generate(
+            actor.model, params, prompts.tokens, prompts.lengths, key, sampling, n=8, second=second
+        )
         return np.asarray(batch.tokens)
 
     one, other = drawn(reference.params, None), drawn(moved, None)
@@ -295,15 +300,28 @@ def test_a_step_without_pairs_moves_nothing(shared):
         ("online_dpo()", {"algorithm__preference_loss": "kto()"}, "examples of 1 rows"),
         ("nash_md()", {"algorithm__preference_loss": "dpo()"}, "have 1"),
         ("online_dpo()", {"algorithm__preference_loss": "xpo()"}, "chosen_is_policy"),
-        ("online_dpo()", {"batch__samples_per_prompt": 1,
-                          "batch__sequences_per_optimizer_step": 16}, "2 or more"),
-        ("xpo()", {"batch__samples_per_prompt": 7,
-                   "batch__sequences_per_optimizer_step": 112}, "half are"),
+        (
+            "online_dpo()",
+            {"batch__samples_per_prompt": 1, "batch__sequences_per_optimizer_step": 16},
+            "2 or more",
+        ),
+        (
+            "xpo()",
+            {"batch__samples_per_prompt": 7, "batch__sequences_per_optimizer_step": 112},
+            "half are",
+        ),
         ("sppo(preference='bradly_terry()')", {}, "bradley_terry"),
-        ("online_dpo()", {"batch__prompts_per_step": 15, "batch__samples_per_prompt": 8,
-                          "batch__sequences_per_optimizer_step": 30}, "do not divide"),
+        (
+            "online_dpo()",
+            {
+                "batch__prompts_per_step": 15,
+                "batch__samples_per_prompt": 8,
+                "batch__sequences_per_optimizer_step": 30,
+            },
+            "do not divide",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_is_said_before_anything_loads(dataflow, changes, words):
     config = config_of(dataflow)
     config.algorithm.preference_loss = LOSSES.get(dataflow.split("(")[0] + "()", "sppo()")

@@ -25,9 +25,16 @@ from rljax.sampler import Decoding, Engine, Layout, Sampler, Sampling, generate
 
 VOCAB = 29
 CONFIG = decoder(
-    VOCAB, layers=2, embed=16, mlp=30, heads=14, kv_heads=2, head_dim=8, init_std=0.4,
+    VOCAB,
+    layers=2,
+    embed=16,
+    mlp=30,
+    heads=14,
+    kv_heads=2,
+    head_dim=8,
+    init_std=0.4,
     tie_embeddings=True,
-)  # fmt: skip
+)
 UNTIED = dataclasses.replace(CONFIG, tie_embeddings=False, heads=6, kv_heads=3, embed=18)
 TOKENS, LENGTHS = prompts(8, 5, vocab=VOCAB)
 ASKED = Sampling(max_response_tokens=6, stop_ids=(EOS,), top_p=0.9)

@@ -151,9 +151,8 @@ def with_a_pass(batch, key, cfg, *, actor, reference):
 def test_the_update_is_bitwise_that_with_a_separate_pass(loss, steps):
     """Parameters and every metric; kl_cov needs all rows of the step at once."""
     cfg = plain(
-        policy_loss=part("policy_loss", loss), steps=steps,
-        kl_in_loss=0.05, kl_importance=True,
-    )  # fmt: skip
+        policy_loss=part("policy_loss", loss), steps=steps, kl_in_loss=0.05, kl_importance=True
+    )
     names, batch = ("actor", "reference"), host_batch()
     old = jax.jit(lambda actor, b: actor.logprobs(b, steps))(roles("actor")["actor"], batch)
     given = batch.replace(old_logprobs=old)

@@ -29,9 +29,11 @@ def test_it_keeps_what_rejection_sampling_keeps(keep, truncated, min_score):
     ended = rng.choice([FinishReason.STOP, FinishReason.LENGTH], batch.rows).astype(np.int32)
     live = rng.random(batch.rows) < 0.8
     batch = batch.replace(
-        scores=jnp.asarray(scores), finish_reason=jnp.asarray(ended),
-        mask=batch.mask * live[:, None], tokens=batch.tokens.at[:, 0].set(jnp.arange(batch.rows)),
-    )  # fmt: skip
+        scores=jnp.asarray(scores),
+        finish_reason=jnp.asarray(ended),
+        mask=batch.mask * live[:, None],
+        tokens=batch.tokens.at[:, 0].set(jnp.arange(batch.rows)),
+    )
     best, metrics = best_rows(batch, samples, keep, min_score, truncated)
     kept = np.asarray(best.mask).any(1)
     found = np.asarray(best.tokens)[:, 0].reshape(-1, keep)
@@ -39,10 +41,13 @@ def test_it_keeps_what_rejection_sampling_keeps(keep, truncated, min_score):
     for first in range(0, batch.rows, samples):
         rows = np.arange(first, first + samples)
         chosen = select(
-            [float(scores[i]) if live[i] else float("nan") for i in rows], [str(i) for i in rows],
-            method="top_k", top_k=keep, min_reward=min_score,
+            [float(scores[i]) if live[i] else float("nan") for i in rows],
+            [str(i) for i in rows],
+            method="top_k",
+            top_k=keep,
+            min_reward=min_score,
             eligible=[truncated or ended[i] != FinishReason.LENGTH for i in rows],
-        )  # fmt: skip
+        )
         wanted.append([int(rows[i]) for i in chosen])
     for row, good, want in zip(found, kept.reshape(-1, keep), wanted, strict=True):
         assert list(row[good]) == want

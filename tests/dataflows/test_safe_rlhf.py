@@ -122,9 +122,13 @@ def test_worked_example_of_kl_in_reward_and_cost():
     kl, seen = np.asarray([x["kl"]]), []
     last = np.arange(kl.shape[1]) == kl.shape[1] - 1
     batch = response_batch(
-        np.ones_like(kl), jnp.float32, old_logprobs=kl - 2, ref_logprobs=np.full_like(kl, -2.0),
-        rewards=x["reward"] * last[None], costs=x["cost"] * last[None],
-    )  # fmt: skip
+        np.ones_like(kl),
+        jnp.float32,
+        old_logprobs=kl - 2,
+        ref_logprobs=np.full_like(kl, -2.0),
+        rewards=x["reward"] * last[None],
+        costs=x["cost"] * last[None],
+    )
     cfg = algorithm(rewards_alone(seen), kl_in_reward=p["beta"])
     found = weighed(batch, cfg, multiplier(2.0), kl_split=p["split"], clip=p["clip"])
     np.testing.assert_allclose(seen[0][0], want["token_reward"], atol=1e-6)
@@ -185,8 +189,10 @@ def test_costs_come_with_the_rewards(step):
     last = ends & (np.asarray(batch.mask) > 0)
     costs = np.asarray(batch.costs)
     assert (costs[~last] == 0).all() and set(costs[last]) == {1.0, -1.0}
-    said = [run.setup.tokenizer.decode(t[m > 0].tolist()) for t, m in zip(
-        np.asarray(batch.tokens), np.asarray(batch.mask), strict=True)]  # fmt: skip
+    said = [
+        run.setup.tokenizer.decode(t[m > 0].tolist())
+        for t, m in zip(np.asarray(batch.tokens), np.asarray(batch.mask), strict=True)
+    ]
     np.testing.assert_array_equal(costs[last] > 0, [len(text) > 1 for text in said])
     assert metrics["reward/part/cost"] == pytest.approx(costs[last].mean())
 

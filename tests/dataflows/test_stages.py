@@ -49,11 +49,17 @@ def batch():
     lengths = np.array([2, 3, 1, 2, 3, 2])
     mask = np.arange(3)[None] < lengths[:, None]
     made = response_batch(
-        mask, jnp.float32, scores=[1, 0, 1, 1, 0, 1], group=[0, 0, 1, 1, 2, 2],
-        old_logprobs=np.where(mask, -1.0, np.nan), ref_logprobs=np.where(mask, -1.5, np.nan),
-        sampler_logprobs=np.where(mask, -1.25, np.nan), rewards=np.zeros(mask.shape),
-        finish_reason=[0, FinishReason.LENGTH, 0, 0, 0, 0], policy_version=np.full(mask.shape, 1),
-    )  # fmt: skip
+        mask,
+        jnp.float32,
+        scores=[1, 0, 1, 1, 0, 1],
+        group=[0, 0, 1, 1, 2, 2],
+        old_logprobs=np.where(mask, -1.0, np.nan),
+        ref_logprobs=np.where(mask, -1.5, np.nan),
+        sampler_logprobs=np.where(mask, -1.25, np.nan),
+        rewards=np.zeros(mask.shape),
+        finish_reason=[0, FinishReason.LENGTH, 0, 0, 0, 0],
+        policy_version=np.full(mask.shape, 1),
+    )
     return made.replace(rewards=last_token(made) * made.scores[:, None])
 
 

@@ -20,13 +20,7 @@ from rljax.data.offline.encode import encode_rows
 from rljax.data.online.prompts import encode_prompts
 from rljax.data.text.tokenizer import CharTokenizer
 from rljax.datagen.saved_labels import label_saved
-from rljax.datagen.steps import (
-    Program,
-    Searcher,
-    label_programs,
-    sample_programs,
-    stepwise_row,
-)
+from rljax.datagen.steps import Program, Searcher, label_programs, sample_programs, stepwise_row
 from rljax.errors import InputError
 from rljax.mesh import make_mesh
 from rljax.models.huggingface import save_params
@@ -189,9 +183,10 @@ def test_a_completer_that_succeeds_finds_errors_that_the_writer_cannot():
         writer = Hopeless(records, programs)
         known = policy.policy
         policy = dataclasses.replace(
-            policy, policy=dataclasses.replace(known, actor=writer),
+            policy,
+            policy=dataclasses.replace(known, actor=writer),
             completer=known if name == "another" else None,
-        )  # fmt: skip
+        )
         rows, _ = label_programs(policy, records, key(), programs_per_prompt=1, completions=2)
         failing = [row for row in rows if row["first_error"] is not None]
         found[name] = [row["labels"] for row in failing]
@@ -242,8 +237,9 @@ def test_code_alone_and_lines_without_a_label():
     (program,), _ = sample_programs(policy, records, key(), 1)
     assert program.head == "#\n```\n" and program.lines == ("+1", "*2") and not program.ended
     assert [CHARS.decode(program.ids[:stop]) for stop in program.ends] == [
-        "#\n```\n+1\n", "#\n```\n+1\n*2\n",
-    ]  # fmt: skip
+        "#\n```\n+1\n",
+        "#\n```\n+1\n*2\n",
+    ]
     row = stepwise_row(records[0], program, (1.0, -1.0))
     assert row["completions"] == ["#\n```\n+1", "*2"] and row["labels"] == [1.0, -1.0]
     lines = ("#", "+1", "", "*2", "#")
@@ -283,9 +279,13 @@ def test_a_completer_with_another_tokenizer_is_refused(tmp_path):
         save_params(folder, model, model.init(key()), **ids)
         chars.save(folder)
     options = LabelOptions(
-        (str(tmp_path / "writer"),), str(tmp_path / "out"), completer=str(tmp_path / "other"),
-        data="program_synthesis(test=5, worked_examples=5)", reward="program_tests()", prompts=2,
-    )  # fmt: skip
+        (str(tmp_path / "writer"),),
+        str(tmp_path / "out"),
+        completer=str(tmp_path / "other"),
+        data="program_synthesis(test=5, worked_examples=5)",
+        reward="program_tests()",
+        prompts=2,
+    )
     with pytest.raises(InputError, match="completer.*other token ids"):
         label_saved(options)
 

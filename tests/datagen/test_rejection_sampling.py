@@ -88,12 +88,28 @@ def test_every_flag_that_is_wrong_is_named():
     with pytest.raises(InputError) as error:
         check_options(
             RejectionOptions(
-                "", "a.txt", samples=0, select="threshold", top_k=0, process_samples=2,
-                temperature=0.0, pairs="b", seed=-1,
+                "",
+                "a.txt",
+                samples=0,
+                select="threshold",
+                top_k=0,
+                process_samples=2,
+                temperature=0.0,
+                pairs="b",
+                seed=-1,
             )
-        )  # fmt: skip
-    for flag in ("checkpoint", "out", "samples", "min_reward", "top_k", "process_samples",
-                 "temperature", "pairs", "seed"):  # fmt: skip
+        )
+    for flag in (
+        "checkpoint",
+        "out",
+        "samples",
+        "min_reward",
+        "top_k",
+        "process_samples",
+        "temperature",
+        "pairs",
+        "seed",
+    ):
         assert f"--{flag}=" in str(error.value), flag
 
 
@@ -159,10 +175,17 @@ def drawn(base):
     """A pass with every file, and its meta."""
     folder = base.parent / "files"
     options = RejectionOptions(
-        str(base), str(folder / "best.jsonl"), samples=4, min_reward=0.0, keep_truncated=False,
-        pairs=str(folder / "pairs.jsonl"), trajectories=str(folder / "all.jsonl"),
-        process_samples=3, reward="toy.begins_even", seed=3,
-    )  # fmt: skip
+        str(base),
+        str(folder / "best.jsonl"),
+        samples=4,
+        min_reward=0.0,
+        keep_truncated=False,
+        pairs=str(folder / "pairs.jsonl"),
+        trajectories=str(folder / "all.jsonl"),
+        process_samples=3,
+        reward="toy.begins_even",
+        seed=3,
+    )
     return options, rejection_sample(options)
 
 
@@ -250,9 +273,14 @@ def test_the_same_seed_gives_the_same_file(drawn, tmp_path):
 def test_nothing_selected_is_said(drawn, tmp_path):
     options, _ = drawn
     hopeless = dataclasses.replace(
-        options, out=str(tmp_path / "a.jsonl"), pairs="", trajectories="", process_samples=0,
-        min_reward=1.0, prompts=4,
-    )  # fmt: skip
+        options,
+        out=str(tmp_path / "a.jsonl"),
+        pairs="",
+        trajectories="",
+        process_samples=0,
+        min_reward=1.0,
+        prompts=4,
+    )
     with pytest.raises(InputError, match="none of 16 samples was selected"):
         rejection_sample(hopeless)
     assert not (tmp_path / "a.jsonl").exists()

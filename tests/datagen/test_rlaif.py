@@ -59,17 +59,25 @@ def test_both_orders_must_agree(forward, backward, outcome, probability, positio
 
 def test_labels_by_a_judge_of_text():
     items = [
-        comparison("a a", "b"), comparison("b", "a"), comparison("ab", "ba"),
+        comparison("a a", "b"),
+        comparison("b", "a"),
+        comparison("ab", "ba"),
         comparison("same", "same"),
-    ]  # fmt: skip
+    ]
     judge = rlaif.text_judge("judges.more_a", workers=1)
     rows, counts = rlaif.label(items, judge)
     assert [(r["chosen"], r["rejected"]) for r in rows] == [("a a", "b"), ("a", "b")]
     assert [r["probability"] for r in rows] == pytest.approx([0.9, 0.9])
     assert counts == {
-        "judge/asked": 3, "judge/labelled": 2, "judge/ties": 1, "judge/disagreements": 0,
-        "judge/failed": 0, "judge/identical": 1, "judge/first_won": 0, "judge/second_won": 0,
-    }  # fmt: skip
+        "judge/asked": 3,
+        "judge/labelled": 2,
+        "judge/ties": 1,
+        "judge/disagreements": 0,
+        "judge/failed": 0,
+        "judge/identical": 1,
+        "judge/first_won": 0,
+        "judge/second_won": 0,
+    }
     kept, _ = rlaif.label(items, judge, ties="keep")
     assert [r["tie"] for r in kept] == [False, False, True]
 
@@ -85,9 +93,13 @@ def test_a_judge_that_answers_by_position_labels_nothing():
 @pytest.mark.slow
 def test_a_failed_judgement_is_no_label():
     items = [
-        comparison("a", "b"), comparison("hang", "a"), comparison("raise", "a"),
-        comparison("two", "a"), comparison("nan", "aa"), comparison("b", "aa"),
-    ]  # fmt: skip
+        comparison("a", "b"),
+        comparison("hang", "a"),
+        comparison("raise", "a"),
+        comparison("two", "a"),
+        comparison("nan", "aa"),
+        comparison("b", "aa"),
+    ]
     rows, counts = rlaif.label(items, rlaif.text_judge("judges.careless", workers=2, timeout_s=1.0))
     assert [r["chosen"] for r in rows] == ["a", "aa"]
     assert counts["judge/failed"] == 4 and counts["judge/labelled"] == 2
@@ -111,8 +123,11 @@ def test_comparisons_from_a_file(tmp_path):
     path.write_text("\n".join(map(json.dumps, rows)))
     found = rlaif.load_comparisons(str(path))
     assert [(c["first"], c["second"]) for c in found] == [
-        ("x", "y"), ("x", "z"), ("y", "z"), ("u", "v")
-    ]  # fmt: skip
+        ("x", "y"),
+        ("x", "z"),
+        ("y", "z"),
+        ("u", "v"),
+    ]
     assert found[-1]["prompt"] == [{"role": "user", "content": "q"}]
     (ended,) = rlaif.load_comparisons([{"prompt": "p", "first": "x", "second": ""}])
     assert ended["second"] == ""  # a response that ended at once
@@ -131,8 +146,10 @@ def test_the_labels_are_read_by_training_unchanged(tmp_path):
     found, counts = encode_rows(
         load_rows(str(path), "train", "pairs"), tokenizer, "pairs", max_tokens=32
     )
-    texts = [tokenizer.decode([int(i) for i in p.chosen_ids if i not in tokenizer.eos_ids])
-             for p in found]  # fmt: skip
+    texts = [
+        tokenizer.decode([int(i) for i in p.chosen_ids if i not in tokenizer.eos_ids])
+        for p in found
+    ]
     assert texts == ["a b a", "a"] and counts["dropped_tie"] == 2
     assert {p.margin for p in found} == {0.0}  # a probability is no margin of a reward
 
@@ -166,9 +183,7 @@ def test_a_reward_model_as_the_judge(tmp_path):
     assert odds[0] + odds[1] == pytest.approx(odds[2], abs=1e-4)
     (empty,) = judge([comparison("", "sold", "question ")])
     assert empty.status == "ok" and 0 < empty.value < 1
-    rows, counts = rlaif.label(
-        [*items, comparison("clips " * 40, "sold", "question ")], judge
-    )  # fmt: skip
+    rows, counts = rlaif.label([*items, comparison("clips " * 40, "sold", "question ")], judge)
     assert counts["judge/failed"] == 1 and counts["judge/disagreements"] == 0
     assert len(rows) + counts["judge/ties"] + counts["judge/identical"] == 5
 
@@ -180,9 +195,12 @@ def test_completions_of_a_policy_are_compared(tmp_path):
     params = model.init(jax.random.key(0))
     policy = SavedPolicy(Config(), model, params, tokenizer, None)
     found = rlaif.sample_comparisons(
-        policy, "first_letter(letters=2, kinds=4, test=4)", samples=3, max_response_tokens=4,
+        policy,
+        "first_letter(letters=2, kinds=4, test=4)",
+        samples=3,
+        max_response_tokens=4,
         prompts_per_call=8,
-    )  # fmt: skip
+    )
     assert {c["prompt"] for c in found} <= {f"{x}{y}>" for x in "abcd" for y in "abcd"}
     of_prompt = collections.Counter(c["prompt"] for c in found)
     # All pairs of three of each, the empty answers among them; the padding is left out.
@@ -206,11 +224,21 @@ def test_the_launcher(tmp_path):
     data, out = tmp_path / "rows.jsonl", tmp_path / "made" / "pairs.jsonl"
     data.write_text(json.dumps({"prompt": "p", "completions": ["aa", "b", "a"]}))
     command = [sys.executable, "launchers/label_preferences.py", f"--data={data}", f"--out={out}"]
-    run = lambda *more: subprocess.run(  # noqa: E731
-        [*command, *more], capture_output=True, text=True, cwd=REPO, timeout=120,
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{REPO}:{REPO}/tests/helpers",
-             "JAX_PLATFORMS": "cpu"},
-    )  # fmt: skip
+
+    def run(*more):
+        return subprocess.run(
+            [*command, *more],
+            capture_output=True,
+            text=True,
+            cwd=REPO,
+            timeout=120,
+            env={
+                "PATH": "/usr/bin:/bin",
+                "PYTHONPATH": f"{REPO}:{REPO}/tests/helpers",
+                "JAX_PLATFORMS": "cpu",
+            },
+        )
+
     done = run("--judge=judges.more_a()", "--workers=1", "--compilation_cache=")
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in out.read_text().splitlines()]

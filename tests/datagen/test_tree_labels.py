@@ -46,10 +46,11 @@ class Judge:
     def score(self, samples):
         self.seen += [(s["prompt"], s["response"], s["finish_reason"]) for s in samples]
         return [
-            Score(0.0, "timeout") if s["response"].count("#") == 2
+            Score(0.0, "timeout")
+            if s["response"].count("#") == 2
             else Score(1.0 if passes(s["response"]) else -1.0)
             for s in samples
-        ]  # fmt: skip
+        ]
 
 
 @functools.cache
@@ -67,9 +68,13 @@ def labelled(
     ]
     searcher = Searcher(Policy(saved.actor(), CHARS, sampling, 3), Judge())
     rows, metrics = label_trees(
-        searcher, records, jax.random.key(0), method=method, programs_per_prompt=programs,
+        searcher,
+        records,
+        jax.random.key(0),
+        method=method,
+        programs_per_prompt=programs,
         neutral=neutral,
-    )  # fmt: skip
+    )
     return rows, metrics, searcher.pool.seen
 
 
@@ -84,9 +89,10 @@ def test_a_label_counts_the_simulations_through_the_end_of_its_line():
     assert len(rows) > 15 and metrics["cost/simulations"] == len(seen)
     for row in rows:
         known = [
-            (text, why) for prompt, text, why in seen
+            (text, why)
+            for prompt, text, why in seen
             if prompt == prompts[row["index"]] and text.count("#") != 2
-        ]  # fmt: skip
+        ]
         for line, (label, visits) in enumerate(zip(row["labels"], row["visits"], strict=True), 1):
             whole = row["ended"] and line == len(row["labels"])
             start = prefix(row, line)
@@ -132,10 +138,11 @@ def test_programs_are_different_and_half_of_them_pass():
 def test_comments_are_labelled_as_asked():
     zero, dropped = labelled("zero")[0], labelled("drop")[0]
     comments = [
-        (line, label) for row in zero
+        (line, label)
+        for row in zero
         for line, label in zip(row["completions"], row["labels"], strict=True)
         if not line or line[0] == "#"
-    ]  # fmt: skip
+    ]
     assert len(comments) > 5 and {label for _, label in comments} == {0.0}
     assert all(len(row["visits"]) == len(row["completions"]) for row in [*zero, *dropped])
     assert sum(len(r["labels"]) for r in dropped) < sum(len(r["labels"]) for r in zero)
@@ -150,11 +157,20 @@ def test_the_command_writes_rows_for_a_process_reward_model(tmp_path):
     data = tmp_path / "prompts.jsonl"
     row = {"prompt": "a>", "ground_truth": json.dumps({"tests": [[0, 0]], "max_lines": 4})}
     data.write_text("\n".join([json.dumps(row)] * 4))
-    result = label_saved(LabelOptions(
-        (str(tmp_path / "policy"),), str(tmp_path / "out"), data=str(data), prompts=4,
-        reward="program_tests()", search="mcts(simulations=8, width=3)", programs_per_prompt=4,
-        max_response_tokens=6, held_out=0.5, temperature=20.0,
-    ))  # fmt: skip
+    result = label_saved(
+        LabelOptions(
+            (str(tmp_path / "policy"),),
+            str(tmp_path / "out"),
+            data=str(data),
+            prompts=4,
+            reward="program_tests()",
+            search="mcts(simulations=8, width=3)",
+            programs_per_prompt=4,
+            max_response_tokens=6,
+            held_out=0.5,
+            temperature=20.0,
+        )
+    )
     (metrics,) = result["checkpoints"].values()
     assert sum(result["rows"].values()) == metrics["programs/kept"] > 0
     assert metrics["cost/simulations"] > metrics["programs/kept"]

@@ -129,9 +129,13 @@ def doctor(site, here):
         path = shlex.quote(":".join(map(str, [*paths, REPO, packages])))
         line = f"{before}; export PYTHONPATH={path}"
         done = subprocess.run(
-            [*inside, "bash", "-c", f"{line}; exec {command}"], cwd=here, capture_output=True,
-            text=True, env={**PLAIN, "HOME": str(home), **(env or {})}, timeout=120,
-        )  # fmt: skip
+            [*inside, "bash", "-c", f"{line}; exec {command}"],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            env={**PLAIN, "HOME": str(home), **(env or {})},
+            timeout=120,
+        )
         assert "Traceback" not in done.stderr and done.stdout, done.stderr
         result = json.loads(done.stdout)
         found = {f["name"]: f for f in result["findings"] if f["status"] != "fine"}
@@ -179,16 +183,18 @@ def bad_packages(doctor, site, here):
 
 
 PACKAGES = (
-    "package_missing", "package_too_old", "plugin_of_another_version", "library_hidden",
+    "package_missing",
+    "package_too_old",
+    "plugin_of_another_version",
+    "library_hidden",
     "rljax_twice",
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("name", PACKAGES)
 def test_packages(name, bad_packages):
     assert name in bad_packages
-    said = {"package_missing": "grain", "package_too_old": "optax 0.0.1",
-            "library_hidden": "'jax'"}  # fmt: skip
+    said = {"package_missing": "grain", "package_too_old": "optax 0.0.1", "library_hidden": "'jax'"}
     assert said.get(name, "") in bad_packages[name]["what"]
 
 
@@ -224,17 +230,25 @@ def test_the_distribution_of_that_name_which_is_another_projects(doctor, site, o
 # -- the machine
 
 MACHINE = (
-    "open_files_limit", "process_limit", "memory_limit", "locale_not_utf8", "home_unwritable",
-    "compilation_cache_unwritable", "disk_full",
-)  # fmt: skip
+    "open_files_limit",
+    "process_limit",
+    "memory_limit",
+    "locale_not_utf8",
+    "home_unwritable",
+    "compilation_cache_unwritable",
+    "disk_full",
+)
 
 
 @pytest.fixture(scope="module")
 def bad_machine(doctor, here):
     (here / "a_file").touch()
     environment = {
-        "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "HOME": f"{here}/a_file/home",
-    }  # fmt: skip
+        "LC_ALL": "C",
+        "PYTHONUTF8": "0",
+        "PYTHONCOERCECLOCALE": "0",
+        "HOME": f"{here}/a_file/home",
+    }
     limits = "ulimit -n 128; ulimit -u 400; ulimit -v 8000000"
     return doctor("--disk_gb=1e9", env=environment, before=limits)
 
@@ -304,19 +318,29 @@ def test_a_flag_that_xla_does_not_know(doctor):
 # -- what a command that needs JAX looks for first
 
 ENDS_JAX = {  # what is named: variables that end JAX, in several spellings
-    "platform_not_installed": ("JAX_PLATFORMS=cuda", "JAX_PLATFORMS=gpu", "JAX_PLATFORMS=cuda,cpu",
-                               "JAX_PLATFORM_NAME=cuda"),
+    "platform_not_installed": (
+        "JAX_PLATFORMS=cuda",
+        "JAX_PLATFORMS=gpu",
+        "JAX_PLATFORMS=cuda,cpu",
+        "JAX_PLATFORM_NAME=cuda",
+    ),
     "platform_unknown": ("JAX_PLATFORMS=gpuu", "JAX_PLATFORMS=CPU", "JAX_PLATFORMS=cpu,tpuu"),
     "xla_flags_not_flags": ("XLA_FLAGS=xla_foo=1",),
-    "xla_flag_value_wrong": tuple(f"XLA_FLAGS=--xla_{flag}" for flag in (
-        *(f"force_host_platform_device_count={n}" for n in ("abc", "0", "-1", "", "1e3", "9" * 11)),
-        "force_host_platform_device_count=x --xla_force_host_platform_device_count=4",
-    )),
+    "xla_flag_value_wrong": tuple(
+        f"XLA_FLAGS=--xla_{flag}"
+        for flag in (
+            *(
+                f"force_host_platform_device_count={n}"
+                for n in ("abc", "0", "-1", "", "1e3", "9" * 11)
+            ),
+            "force_host_platform_device_count=x --xla_force_host_platform_device_count=4",
+        )
+    ),
     "jax_variable_not_boolean": ("JAX_DEBUG_NANS=maybe", "JAX_ENABLE_X64=2"),
     "matmul_precision_unknown": ("JAX_DEFAULT_MATMUL_PRECISION=hi",),
     "plugin_missing": ("PJRT_NAMES_AND_LIBRARY_PATHS=mine:/no/such.so",),
     "libtpu_missing": ("TPU_LIBRARY_PATH=/no/such.so",),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", ENDS_JAX)
@@ -333,9 +357,13 @@ def test_what_ends_jax_is_found_before_it(name):
 def command(*words, **env):
     path = {"PYTHONPATH": str(REPO), "JAX_PLATFORMS": "cpu"}
     return subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, timeout=120,
-        env={**PLAIN, **path, **env}, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+        [sys.executable, *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**PLAIN, **path, **env},
+        stdin=subprocess.DEVNULL,
+    )
 
 
 @pytest.mark.parametrize(
@@ -382,8 +410,8 @@ def test_an_old_jax_is_named(site):
 @pytest.mark.parametrize("words", [("launchers/train.py", "quickstart"), ("-m", "rljax", "train")])
 def test_a_python_without_the_packages_is_named(words):
     done = subprocess.run(
-        [sys.executable, "-S", *words], capture_output=True, text=True, cwd=REPO, env=PLAIN,
-    )  # fmt: skip
+        [sys.executable, "-S", *words], capture_output=True, text=True, cwd=REPO, env=PLAIN
+    )
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
     assert "has no package 'absl'" in done.stderr and f"pip install -e {REPO}" in done.stderr
 
@@ -522,13 +550,19 @@ def test_what_is_left_without_a_torn_checkpoint(run):
 @pytest.mark.parametrize(
     ("error", "env", "fix"),
     [
-        ("ValueError: invalid literal for int(): 'abc'", {"JAX_NUM_CPU_DEVICES": "abc", "A": "b"},
-         "unset JAX_NUM_CPU_DEVICES;"),
-        ("ImportError: numpy.core.multiarray", {"JAX_PLATFORMS": "cpu"},
-         f"pip install --force-reinstall jax=={importlib.metadata.version('jax')}"),
+        (
+            "ValueError: invalid literal for int(): 'abc'",
+            {"JAX_NUM_CPU_DEVICES": "abc", "A": "b"},
+            "unset JAX_NUM_CPU_DEVICES;",
+        ),
+        (
+            "ImportError: numpy.core.multiarray",
+            {"JAX_PLATFORMS": "cpu"},
+            f"pip install --force-reinstall jax=={importlib.metadata.version('jax')}",
+        ),
         ("ValueError: x", {}, "pip install --force-reinstall"),
     ],
-)  # fmt: skip
+)
 def test_what_mends_a_jax_that_does_not_start(error, env, fix):
     """The versions that are pinned stay, and a variable is no reason to install."""
     found = _how_to_start(env, f"Traceback\n{error}\n")
@@ -542,8 +576,9 @@ def test_a_file_that_hides_a_module_of_python_is_named(name, tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", "from rljax.command import main; main()", "doctor"],
         env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{REPO}"},
-        capture_output=True, text=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert f"{tmp_path}/{name}.py hides Python's own '{name}'. Fix: rename it" in done.stderr
 
@@ -571,8 +606,11 @@ def free_port() -> int:
 
 
 def variables_of(host: int, hosts: int, port: int) -> dict[str, str]:
-    return {"RLJAX_COORDINATOR": f"127.0.0.1:{port}", "RLJAX_HOSTS": str(hosts),
-            "RLJAX_HOST": str(host)}  # fmt: skip
+    return {
+        "RLJAX_COORDINATOR": f"127.0.0.1:{port}",
+        "RLJAX_HOSTS": str(hosts),
+        "RLJAX_HOST": str(host),
+    }
 
 
 def together(*calls) -> list[list]:
@@ -638,18 +676,35 @@ def test_hosts_that_are_not_there():
 # -- that nothing is left out
 
 OTHERS = {
-    "rljax_of_another_project", "compilation_cache_open", "tpu_lock",
-    "xla_flags_unknown", "xla_flag_value_wrong", "no_device",
-    "hosts_variables_wrong", "jax_does_not_start", "jax_hangs", "sandbox_weak",
-    "run_folder_in_use", "run_folder_of_a_url",
-    "hosts_do_not_meet", "hosts_not_named", "host_unknown", "port_taken",
-    "host_unreachable", "host_does_not_reach_us", "clock_skew",
-}  # fmt: skip
+    "rljax_of_another_project",
+    "compilation_cache_open",
+    "tpu_lock",
+    "xla_flags_unknown",
+    "xla_flag_value_wrong",
+    "no_device",
+    "hosts_variables_wrong",
+    "jax_does_not_start",
+    "jax_hangs",
+    "sandbox_weak",
+    "run_folder_in_use",
+    "run_folder_of_a_url",
+    "hosts_do_not_meet",
+    "hosts_not_named",
+    "host_unknown",
+    "port_taken",
+    "host_unreachable",
+    "host_does_not_reach_us",
+    "clock_skew",
+}
 
 
 def names_in_the_source() -> set[str]:
-    calls = [node for file in SOURCES for node in ast.walk(ast.parse(file.read_text()))
-             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]  # fmt: skip
+    calls = [
+        node
+        for file in SOURCES
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    ]
     wrong = [call for call in calls if call.func.id in ("broken", "warning", "_problem")]
     tables = {row[0] for row in (*_LIMITS, *_VALUES)}
     return {call.args[0].value for call in wrong if isinstance(call.args[0], ast.Constant)} | tables

@@ -34,8 +34,16 @@ def component(text):
 
 
 def opened(text, *, seed=3, number=0, **row):
-    return Episode(number, component(text), {"prompt": "", **row}, CHARS, LIMITS,
-                   seed=seed, sample_seed=number, prompt_ids=CHARS.encode("Go."))  # fmt: skip
+    return Episode(
+        number,
+        component(text),
+        {"prompt": "", **row},
+        CHARS,
+        LIMITS,
+        seed=seed,
+        sample_seed=number,
+        prompt_ids=CHARS.encode("Go."),
+    )
 
 
 def play(text, replies, **row):
@@ -154,9 +162,13 @@ def test_a_vector_environment_steps_all_of_its_episodes_at_once():
             stepped.append(len(actions))
             return super().step(actions)
 
-    gym.register("Counted-v0", entry_point="gymnasium.envs.classic_control:CartPoleEnv",
-                 vector_entry_point=lambda num_envs, **options: Counted(
-                     [lambda: gym.make("CartPole-v1")] * num_envs))  # fmt: skip
+    gym.register(
+        "Counted-v0",
+        entry_point="gymnasium.envs.classic_control:CartPoleEnv",
+        vector_entry_point=lambda num_envs, **options: Counted(
+            [lambda: gym.make("CartPole-v1")] * num_envs
+        ),
+    )
     text = "gymnasium_vector(id='Counted-v0', lanes=6, mode='vector_entry_point')"
     steps = lanes(text, [["1", "0", "1"], ["0", "0"], ["1"], []])
     assert stepped == [6] * 3 and [len(s) for s in steps] == [4, 3, 2, 1]
@@ -405,8 +417,9 @@ def test_an_openenv_server_has_a_session_for_each_episode():
         first = [one.begin(), two.begin()]
         assert [s.failure for s in first] == ["", ""]
         assert [CHARS.decode(s.ids) for s in first] == [
-            'Hi\n\n{"text": "seed 1"}', 'Hi\n\n{"text": "seed 2"}'
-        ]  # fmt: skip
+            'Hi\n\n{"text": "seed 1"}',
+            'Hi\n\n{"text": "seed 2"}',
+        ]
         steps = [one.reply(CHARS.encode("a")), two.reply(CHARS.encode("b"))]
         assert [CHARS.decode(s.ids) for s in steps] == ['{"text": "a"}', '{"text": "b"}']
         assert [s.reward for s in steps] == [1.0, 1.0]
@@ -638,14 +651,17 @@ def test_a_session_is_left_by_the_task_that_entered_it():
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("text, library, install", [
-    ("gymnasium(id='x')", "gymnasium", "pip install 'gymnasium>="),
-    ("mcp(server='x')", "mcp", "pip install 'mcp>="),
-    ("openenv(url='http://x')", "openenv.core", "pip install openenv-core"),
-    ("textarena(game='x')", "textarena", "pip install textarena"),
-    ("tinker(env='x.y')", "tinker_cookbook.renderers.base", "pip install tinker-cookbook"),
-    ("verifiers(id='x')", "verifiers.v1", "pip install verifiers"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, library, install",
+    [
+        ("gymnasium(id='x')", "gymnasium", "pip install 'gymnasium>="),
+        ("mcp(server='x')", "mcp", "pip install 'mcp>="),
+        ("openenv(url='http://x')", "openenv.core", "pip install openenv-core"),
+        ("textarena(game='x')", "textarena", "pip install textarena"),
+        ("tinker(env='x.y')", "tinker_cookbook.renderers.base", "pip install tinker-cookbook"),
+        ("verifiers(id='x')", "verifiers.v1", "pip install verifiers"),
+    ],
+)
 def test_a_library_that_is_missing_says_what_to_install(text, library, install, monkeypatch):
     monkeypatch.setitem(sys.modules, library, None)
     step = opened(text).begin()

@@ -97,8 +97,10 @@ def test_content_reasoning_and_ends_are_told_apart(tokenizers):
     parsed = form.parse(form.decode(oss, [*oss.encode(said), oss.eos_ids[0]]))
     assert (parsed.content, parsed.reasoning, parsed.calls) == ("4", "hm", ())
     assert assistant_message(said, parsed) == {
-        "role": "assistant", "content": "4", "reasoning_content": "hm",
-    }  # fmt: skip
+        "role": "assistant",
+        "content": "4",
+        "reasoning_content": "hm",
+    }
     assert set(form.stop_ids(oss)) == {oss.encode(t)[0] for t in ("<|return|>", "<|call|>")}
     llama = tokenizers["llama3"]
     assert llama.encode("<|eom_id|>")[0] in parser("llama3", llama).stop_ids(llama)
@@ -335,9 +337,12 @@ FORMS = [
     ("tag(name='add')", "<add>1</add>"),
 ]
 REASONING = [
-    ("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<thinking>", "</thinking>"),
-    ("<|channel>thought\n", "<channel|>"), ("<seed:think>", "</seed:think>"),
-]  # fmt: skip
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<thinking>", "</thinking>"),
+    ("<|channel>thought\n", "<channel|>"),
+    ("<seed:think>", "</seed:think>"),
+]
 
 
 def names_of(name, text, **how):
@@ -386,14 +391,21 @@ def test_what_is_shown_in_code_is_no_call(name, call):
 @pytest.mark.parametrize(
     "name, tag",
     [
-        ("hermes", "<tool_call>"), ("qwen3_coder", "<tool_call>"), ("qwen3_coder", "<function=f>"),
-        ("mistral", "[TOOL_CALLS]"), ("llama3", "<|python_tag|>"), ("llama3", '{"name": ...}'),
-        ("deepseek_v3", "<｜tool▁call▁begin｜>"), ("deepseek_v3", "<｜DSML｜function_calls>"),
-        ("deepseek_v3", '<｜DSML｜invoke name="f">'), ("gemma", "<|tool_call>"),
-        ("gemma", "<start_function_call>"), ("harmony", "to=functions.f"),
+        ("hermes", "<tool_call>"),
+        ("qwen3_coder", "<tool_call>"),
+        ("qwen3_coder", "<function=f>"),
+        ("mistral", "[TOOL_CALLS]"),
+        ("llama3", "<|python_tag|>"),
+        ("llama3", '{"name": ...}'),
+        ("deepseek_v3", "<｜tool▁call▁begin｜>"),
+        ("deepseek_v3", "<｜DSML｜function_calls>"),
+        ("deepseek_v3", '<｜DSML｜invoke name="f">'),
+        ("gemma", "<|tool_call>"),
+        ("gemma", "<start_function_call>"),
+        ("harmony", "to=functions.f"),
         ("tag(name='f')", "<f>"),
     ],
-)  # fmt: skip
+)
 def test_a_mention_of_a_tag_is_text(name, tag):
     for text in (
         f"I would use the {tag} tag for that, but the answer is 3.",
@@ -425,9 +437,19 @@ def test_a_form_is_text(text):
 
 @pytest.mark.parametrize(
     "text",
-    ["</think>", "a </think> b", "<think>", "[/THINK]", "<tool_call>", "</tool_call>", "`x", "```",
-     "<tool_call>{}</tool_call>", "```\nx\n```"],
-)  # fmt: skip
+    [
+        "</think>",
+        "a </think> b",
+        "<think>",
+        "[/THINK]",
+        "<tool_call>",
+        "</tool_call>",
+        "`x",
+        "```",
+        "<tool_call>{}</tool_call>",
+        "```\nx\n```",
+    ],
+)
 def test_a_tag_in_an_argument_is_text(text):
     quoted = json.dumps({"text": text})
     coder = (
@@ -568,10 +590,19 @@ def test_auto_without_calls_in_the_template(tmp_path):
 
 
 PUBLISHED = {
-    "qwen2_5": "hermes", "qwen3": "hermes", "qwen3_vl": "hermes", "qwen3_5_think": "qwen3_coder",
-    "llama3_1": "llama3", "llama3_2": "llama3", "gptoss": "harmony", "gemma4": "gemma",
-    "gemma4_v5": "gemma", "deepseekv3": "deepseek_v3", "llama3": "", "phi3": "",
-}  # fmt: skip
+    "qwen2_5": "hermes",
+    "qwen3": "hermes",
+    "qwen3_vl": "hermes",
+    "qwen3_5_think": "qwen3_coder",
+    "llama3_1": "llama3",
+    "llama3_2": "llama3",
+    "gptoss": "harmony",
+    "gemma4": "gemma",
+    "gemma4_v5": "gemma",
+    "deepseekv3": "deepseek_v3",
+    "llama3": "",
+    "phi3": "",
+}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -79,8 +79,14 @@ def test_each_misbehaviour_is_the_failure_of_its_episode_alone(tmp_path):
 def test_what_a_worker_sends_may_be_anything(monkeypatch):
     """The episode whose code wrote to its parent's stream has failed; the others go on."""
     monkeypatch.setattr("rljax.workers.crew.FRAME_TIMEOUT_S", 4.0)
-    told = ["garbage", "no pickle", "a huge length", "other values", "a failed start",
-            "half a message"]  # fmt: skip
+    told = [
+        "garbage",
+        "no pickle",
+        "a huge length",
+        "other values",
+        "a failed start",
+        "half a message",
+    ]
     rows = {i: dict(plan=["hello", f"send {what}", "bye"]) for i, what in enumerate(told)}
     rows[len(told)] = dict(plan=["hello"] * 5)
     with crew_of("act()") as crew:
@@ -117,8 +123,11 @@ def test_when_a_worker_is_killed_the_others_go_on_word_for_word():
     }
     assert all(one.end.outcome == {"": 1.0} for k, one in disturbed.items() if k != 77)
     assert counts["killed"] == 1 and counts["replayed"] > 0 and counts["failed"] == 1
-    assert all([s.state for s in disturbed[k].steps] == [s.state for s in calm[k].steps]
-               for k in rows if k != 77)  # fmt: skip
+    assert all(
+        [s.state for s in disturbed[k].steps] == [s.state for s in calm[k].steps]
+        for k in rows
+        if k != 77
+    )
 
 
 @pytest.mark.slow
@@ -276,9 +285,13 @@ def test_what_goes_on_must_say_what_it_said():
 
 
 ASYNC_WRONG = {
-    "raise": "raised", "wait": "timeout", "stubborn": "timeout", "hang": "timeout",
-    "exit": "killed", "task": "timeout",
-}  # fmt: skip
+    "raise": "raised",
+    "wait": "timeout",
+    "stubborn": "timeout",
+    "hang": "timeout",
+    "exit": "killed",
+    "task": "timeout",
+}
 
 
 @pytest.mark.slow

@@ -224,8 +224,10 @@ def test_an_opening_begins_another_row(users):
     game = episode(users("anew"))
     steps = [game.begin(), game.reply(written("x")), game.reply(written("y"))]
     assert [(text_of(s), s.new_row) for s in steps] == [
-        ("one", True), ("two", True), ("three", False)
-    ]  # fmt: skip
+        ("one", True),
+        ("two", True),
+        ("three", False),
+    ]
     assert game.reply(written("z")).outcome == {"": 1.0}
 
 
@@ -348,15 +350,38 @@ class Board:
 
 def test_equal_states_have_equal_hashes():
     equal = [
-        (1, 1.0), (1, True), ((1, "a"), (1.0, "a")), ({1: 2, 3: 4}, {3: 4, 1: 2}),
-        ({3, 1, 2}, frozenset({1, 2, 3})), (Board((1, 2), 3), Board((1, 2), 3)),
-        (np.float32(0.5), 0.5), (np.arange(3), np.arange(3)), (Suit.HEARTS, Suit(1)),
-    ]  # fmt: skip
+        (1, 1.0),
+        (1, True),
+        ((1, "a"), (1.0, "a")),
+        ({1: 2, 3: 4}, {3: 4, 1: 2}),
+        ({3, 1, 2}, frozenset({1, 2, 3})),
+        (Board((1, 2), 3), Board((1, 2), 3)),
+        (np.float32(0.5), 0.5),
+        (np.arange(3), np.arange(3)),
+        (Suit.HEARTS, Suit(1)),
+    ]
     assert all(state_hash(a) == state_hash(b) for a, b in equal)
     unlike = [
-        "a", b"a", ("a",), ["a"], {"a"}, {"a": 1}, ("a", ""), (("a",), ""), "1", 1, 2, 0.5,
-        math.inf, Board((1, 2), 3), Board((1, 2), 4), (), "", np.arange(3), np.arange(3.0),
-    ]  # fmt: skip
+        "a",
+        b"a",
+        ("a",),
+        ["a"],
+        {"a"},
+        {"a": 1},
+        ("a", ""),
+        (("a",), ""),
+        "1",
+        1,
+        2,
+        0.5,
+        math.inf,
+        Board((1, 2), 3),
+        Board((1, 2), 4),
+        (),
+        "",
+        np.arange(3),
+        np.arange(3.0),
+    ]
     assert len({state_hash(state) for state in unlike}) == len(unlike)
     assert state_hash(None) == b"" != state_hash((None,))
 
@@ -367,11 +392,14 @@ def test_a_state_has_one_hash_in_all_processes():
     code = f"from rljax.environments.yields import state_hash; print(state_hash({state}).hex())"
     said = {
         subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
             env={**os.environ, "PYTHONHASHSEED": seed},
         ).stdout.strip()
         for seed in ("1", "2")
-    }  # fmt: skip
+    }
     assert said == {state_hash(eval(state)).hex()}
 
 
@@ -505,8 +533,9 @@ def lines_module(tmp_path_factory):
 
 
 # deepseek's template drops the reasoning of a last turn, too; qwen3's writes an empty one there.
-@pytest.mark.parametrize("family, last", [("qwen3", "<think>\nfirst\n</think>\n\nyes"),
-                                          ("deepseek", "no")])  # fmt: skip
+@pytest.mark.parametrize(
+    "family, last", [("qwen3", "<think>\nfirst\n</think>\n\nyes"), ("deepseek", "no")]
+)
 def test_a_template_that_drops_reasoning(families, users, family, last):
     tokenizer = families[family]
     lines, thought = ["a", "b", "c"], "<think>\nfirst\n</think>\n\nyes"
@@ -617,9 +646,13 @@ def test_calls_cost_no_tokenizing_of_the_past_either(tmp_path, users, monkeypatc
     call = f'<tool_call>\n{{"name":{gap}"weather",{gap}"arguments":{gap}{arguments}}}\n</tool_call>'
     answer = [{"role": "tool", "content": "word " * 50}]
     game = episode(
-        users("talks"), tokenizer, Limits(), lines=["go"] + [answer] * 20, tools=SCHEMAS,
+        users("talks"),
+        tokenizer,
+        Limits(),
+        lines=["go"] + [answer] * 20,
+        tools=SCHEMAS,
         sample_seed=3,
-    )  # fmt: skip
+    )
     log, messages = list(game.begin().ids), [{"role": "user", "content": "go"}]
     rendered, encoded = [], []
     render, encode = tokenizer.render_chat, tokenizer._encode
@@ -704,8 +737,9 @@ def test_the_prompt_may_begin_the_reasoning(tmp_path, users):
 
 def test_a_begun_turn_is_gone_on_with(users, qwen):
     messages = [
-        {"role": "user", "content": "2 + 3?"}, {"role": "assistant", "content": "The answer is"},
-    ]  # fmt: skip
+        {"role": "user", "content": "2 + 3?"},
+        {"role": "assistant", "content": "The answer is"},
+    ]
     game = episode(users("asks_on"), qwen, Limits(), row=1, messages=messages)
     begun = qwen.decode(game.begin().ids, skip_special_tokens=False)
     assert begun.endswith("<|im_start|>assistant\nThe answer is")

@@ -66,8 +66,12 @@ def test_tic_tac_toe_against_oneself_by_hand():
     outcome, told = play(tic_tac_toe(0, 0, style="short"), scripted("1", "5\n", "2", "9", "3"))
     assert outcome == {"x": 1.0, "o": -1.0}
     assert [turn.observation for turn in told] == [
-        ".........x", "x........o", "x...o....x", "xx..o....o", "xx..o...ox",
-    ]  # fmt: skip
+        ".........x",
+        "x........o",
+        "x...o....x",
+        "xx..o....o",
+        "xx..o...ox",
+    ]
     assert [turn.seat for turn in told] == ["x", "o", "x", "o", "x"]
     draw, _ = play(tic_tac_toe(0, 0), scripted(*"159287364"))
     assert draw == {"x": 0.0, "o": 0.0}
@@ -115,24 +119,39 @@ def test_kuhn_poker_by_hand():
     outcome, told = play(kuhn_poker("KQ", style="short"), scripted("p", "b", "b"))
     assert outcome == {"first": 2.0, "second": -2.0}
     assert [(t.seat, t.observation) for t in told] == [
-        ("first", "K"), ("second", "Qp"), ("first", "Kpb"),
-    ]  # fmt: skip
+        ("first", "K"),
+        ("second", "Qp"),
+        ("first", "Kpb"),
+    ]
     assert log_of("K", "pb") == "KpKpb"
     assert play(kuhn_poker("JK"), scripted("b", "p"))[0] == {"first": 1.0, "second": -1.0}
     assert play(kuhn_poker("JK"), scripted("p", "raise"))[0] == {"first": 2.0, "second": -2.0}
     assert [chips(h, "JK") for h in ("pp", "bp", "pbp", "bb", "pbb", "pb")] == [
-        -1.0, 1.0, -1.0, -2.0, -2.0, None,
-    ]  # fmt: skip
+        -1.0,
+        1.0,
+        -1.0,
+        -2.0,
+        -2.0,
+        None,
+    ]
 
 
 def equilibrium(alpha):
     """Kuhn's family of equilibria (1950): the first seat bets a jack with probability alpha."""
     bet = {
-        ("J", ""): alpha, ("Q", ""): 0.0, ("K", ""): 3 * alpha,
-        ("J", "pb"): 0.0, ("Q", "pb"): alpha + 1 / 3, ("K", "pb"): 1.0,
-        ("J", "p"): 1 / 3, ("Q", "p"): 0.0, ("K", "p"): 1.0,
-        ("J", "b"): 0.0, ("Q", "b"): 1 / 3, ("K", "b"): 1.0,
-    }  # fmt: skip
+        ("J", ""): alpha,
+        ("Q", ""): 0.0,
+        ("K", ""): 3 * alpha,
+        ("J", "pb"): 0.0,
+        ("Q", "pb"): alpha + 1 / 3,
+        ("K", "pb"): 1.0,
+        ("J", "p"): 1 / 3,
+        ("Q", "p"): 0.0,
+        ("K", "p"): 1.0,
+        ("J", "b"): 0.0,
+        ("Q", "b"): 1 / 3,
+        ("K", "b"): 1.0,
+    }
     return {at: (1 - bet[at], bet[at]) for at in SITUATIONS}
 
 

@@ -115,8 +115,15 @@ def test_a_program_that_fails(agent):
     assert end.kind == "raised" and "status 1" in end.failure and "of mine" in end.failure
     assert played(agent(broken, ", failed=-1.0"), "b")[-1].outcome == {"": -1.0}
     assert "asked nothing" in played(agent("print(1)"))[-1].failure
-    gone = Episode(0, resolve("program(command='/no/such/agent')", "rljax.environments"), {},
-                   CHARS, LIMITS, seed=1, sample_seed=2)  # fmt: skip
+    gone = Episode(
+        0,
+        resolve("program(command='/no/such/agent')", "rljax.environments"),
+        {},
+        CHARS,
+        LIMITS,
+        seed=1,
+        sample_seed=2,
+    )
     assert "/no/such/agent" in played(gone)[-1].failure
 
 

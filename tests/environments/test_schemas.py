@@ -110,8 +110,9 @@ def test_defaults_hidden_parameters_and_other_docstrings():
     assert schema_of(Tool())["function"]["name"] == "Tool"
     partial = functools.partial(look, corpus="c")
     assert set(schema_of(partial, hidden=("corpus",))["function"]["parameters"]["properties"]) == {
-        "query", "top",
-    }  # fmt: skip
+        "query",
+        "top",
+    }
 
     def typed(x: float):
         """Halves.
@@ -133,8 +134,10 @@ def test_defaults_hidden_parameters_and_other_docstrings():
 
     empty = {"type": "object", "properties": {}}
     assert schema_of(nothing)["function"] == {
-        "name": "nothing", "description": "", "parameters": empty,
-    }  # fmt: skip
+        "name": "nothing",
+        "description": "",
+        "parameters": empty,
+    }
 
 
 def no_hint(a, b: int): ...
@@ -199,9 +202,14 @@ def test_arguments_are_checked_in_words(arguments, checked, problem):
 def test_arguments_of_other_shapes():
     schema = schema_of(shapes)
     good = {
-        "rows": "[[1, 2], []]", "table": {"a": 1}, "maybe": None, "either": "7",
-        "deep": [1, ["a"]], "anything": {"x": 1}, "pair": [1, "a"],
-    }  # fmt: skip
+        "rows": "[[1, 2], []]",
+        "table": {"a": 1},
+        "maybe": None,
+        "either": "7",
+        "deep": [1, ["a"]],
+        "anything": {"x": 1},
+        "pair": [1, "a"],
+    }
     found, problem = checked_arguments(schema, good)
     assert not problem and found["rows"] == [[1, 2], []] and found["either"] == "7"
     for name, value, words in [
@@ -216,11 +224,19 @@ def test_arguments_of_other_shapes():
 
 def test_texts_become_what_their_schema_says():
     cases = [
-        ("3", "integer", 3), ("3.0", "integer", 3), ("3.5", "integer", "3.5"),
-        ("1e3", "number", 1000.0), ("abc", "number", "abc"), (" TRUE", "boolean", True),
-        ("none", "null", None), ('{"a": [1]}', "object", {"a": [1]}), ("[" * 10**5, "array", None),
-        ("9" * 10**5, "integer", None), ("3", "string", "3"), ("x" * 99, ["integer", "null"], None),
-    ]  # fmt: skip
+        ("3", "integer", 3),
+        ("3.0", "integer", 3),
+        ("3.5", "integer", "3.5"),
+        ("1e3", "number", 1000.0),
+        ("abc", "number", "abc"),
+        (" TRUE", "boolean", True),
+        ("none", "null", None),
+        ('{"a": [1]}', "object", {"a": [1]}),
+        ("[" * 10**5, "array", None),
+        ("9" * 10**5, "integer", None),
+        ("3", "string", "3"),
+        ("x" * 99, ["integer", "null"], None),
+    ]
     for text, kind, value in cases:
         found = coerced(text, {"type": kind})
         assert found == (text if value is None and kind != "null" else value), (text[:20], kind)

@@ -73,9 +73,15 @@ def test_an_episode_with_tools(tokenizers, family, tmp_path):
     functions = f"('{tmp_path}/my_tools.py:weather',)"
     component = resolve(f"tools(functions={functions})", "rljax.environments")
     episode = Episode(
-        0, component, {"prompt": "?"}, tokenizer, Limits(), seed=0, sample_seed=0,
+        0,
+        component,
+        {"prompt": "?"},
+        tokenizer,
+        Limits(),
+        seed=0,
+        sample_seed=0,
         messages=[QUESTION],
-    )  # fmt: skip
+    )
     first = episode.begin()
     assert "Tells the weather" in tokenizer.decode(first.ids) or family == "deepseek_text"
     _, turn = sampled_call(tokenizer)

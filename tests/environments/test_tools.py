@@ -205,9 +205,7 @@ def test_what_the_machine_lacks_is_no_answer():
 def test_an_answer_bears_the_id_of_its_call():
     box = toolbox([multiply])
     message = box.answer(Call("multiply", {"a": 2}, id="call_7"))
-    assert message == {
-        "role": "tool", "name": "multiply", "tool_call_id": "call_7", "content": "4"
-    }  # fmt: skip
+    assert message == {"role": "tool", "name": "multiply", "tool_call_id": "call_7", "content": "4"}
     assert "tool_call_id" not in box.answer(Call("multiply", {"a": 2}))
 
 
@@ -299,8 +297,9 @@ def test_a_session_keeps_names_and_shows_output_once(cells):
     first = said(cells, "python", code="x")
     assert "NameError" in said(cells, "python", code="y = 5\nz")
     assert said(cells, "python", code="x") == first and 0 < float(first) < 1
-    assert "stopped" in said(toolbox(["python(session=True, timeout_s=0.3)"]), "python",
-                             code="while True: pass")  # fmt: skip
+    assert "stopped" in said(
+        toolbox(["python(session=True, timeout_s=0.3)"]), "python", code="while True: pass"
+    )
     assert said(cells, "python", code="print(y)") == "5"  # what ran before the error stays
 
 
@@ -336,8 +335,9 @@ def test_search_finds_the_texts_that_fit(corpus):
     )
     # Equal scores: in the order of the file.
     assert said(box, "search", query="ada").split("\n") == [
-        "[1] Room 0 belongs to Ada.", "[2] Room 3 belongs to Ada."
-    ]  # fmt: skip
+        "[1] Room 0 belongs to Ada.",
+        "[2] Room 3 belongs to Ada.",
+    ]
     assert said(box, "search", query="elephants") == "Nothing was found."
     for nothing in ("", "?!", "\x00", "\u2028"):
         assert said(box, "search", query=nothing) == "Nothing was found."

@@ -67,10 +67,16 @@ def test_two_calls_behind_each_other(writer, name):
         assert [call.arguments for call in parsed.calls] == both, text
 
 
-@pytest.mark.parametrize("family, writer", [("gemma4", "gemma4"), ("qwen3_coder", "qwen3_coder"),
-                                            ("deepseek_v31", "deepseek_v31"),
-                                            ("mistral_args", "mistral_args"),
-                                            ("qwen3", "hermes")])  # fmt: skip
+@pytest.mark.parametrize(
+    "family, writer",
+    [
+        ("gemma4", "gemma4"),
+        ("qwen3_coder", "qwen3_coder"),
+        ("deepseek_v31", "deepseek_v31"),
+        ("mistral_args", "mistral_args"),
+        ("qwen3", "hermes"),
+    ],
+)
 def test_the_writers_write_what_templates_do(tmp_path, family, writer):
     tokenizer = load_tokenizer(write_tool_family(tmp_path, family))
     (writer,) = (one for one in WRITERS if one.__name__ == writer)
@@ -80,8 +86,10 @@ def test_the_writers_write_what_templates_do(tmp_path, family, writer):
         "type": "function",
         "function": {"name": "f", "arguments": arguments},
     }
-    messages = [{"role": "user", "content": "?"},
-                {"role": "assistant", "content": "", "tool_calls": [call]}]  # fmt: skip
+    messages = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]
     whole = tokenizer.render_chat(messages, add_generation_prompt=False)
     assert "".join(writer("f", arguments).split()) in "".join(whole.split())
 
@@ -136,15 +144,31 @@ def test_hostile_ends_take_linear_time(name):
     """Marks that end nothing: ten times as many take about ten times as long, 40 to leave room."""
     form = parser(name, None)
     pieces = (
-        '\\"', '"""', "\\'''", "'", "#", "\\\n", "\n```x", "```python\n", "\n```python\n",
-        '<|"|>', '<|"|>,', '<|"|>}x', "<escape>]x", "</parameter>", "</parameter>\n<parameter=q>",
-        "</parameter></function>", "</｜DSML｜parameter>", "</｜DSML｜parameter><",
-    )  # fmt: skip
+        '\\"',
+        '"""',
+        "\\'''",
+        "'",
+        "#",
+        "\\\n",
+        "\n```x",
+        "```python\n",
+        "\n```python\n",
+        '<|"|>',
+        '<|"|>,',
+        '<|"|>}x',
+        "<escape>]x",
+        "</parameter>",
+        "</parameter>\n<parameter=q>",
+        "</parameter></function>",
+        "</｜DSML｜parameter>",
+        "</｜DSML｜parameter><",
+    )
     fronts = {
-        "python": "```python\n", "gemma": '<|tool_call>call:f{a:[<|"|>',
+        "python": "```python\n",
+        "gemma": '<|tool_call>call:f{a:[<|"|>',
         "deepseek_v3": '<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="a" string="true">',
         "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=a>\n",
-    }  # fmt: skip
+    }
 
     def seconds(text) -> float:
         took = []

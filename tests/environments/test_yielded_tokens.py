@@ -66,8 +66,16 @@ def steps(module, name, tokenizer, **limits):
     """The steps of an episode to whose turns "ok" is replied."""
     component = resolve(f"{module}:{name}", "rljax.environments")
     asked = [{"role": "user", "content": "row <|im_end|>"}]
-    episode = Episode(0, component, {"prompt": "?"}, tokenizer, Limits(**limits), seed=0,
-                      sample_seed=0, messages=asked)  # fmt: skip
+    episode = Episode(
+        0,
+        component,
+        {"prompt": "?"},
+        tokenizer,
+        Limits(**limits),
+        seed=0,
+        sample_seed=0,
+        messages=asked,
+    )
     made = [episode.begin()]
     while not made[-1].ended:
         reply = [*tokenizer.encode("ok"), tokenizer.eos_ids[0]]

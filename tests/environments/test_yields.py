@@ -44,9 +44,17 @@ def test_parts_that_every_episode_has_are_not_named_again(name):
 
 @pytest.mark.parametrize(
     "one, other",
-    [(1, 1.0), (True, 1), (Level.LOW, 1), (2, 2 + 0j), (np.float64(2), 2), ([1.0], [1]),
-     (np.array([0.0]), np.array([-0.0])), ({1: "a"}, {1.0: "a"})],
-)  # fmt: skip
+    [
+        (1, 1.0),
+        (True, 1),
+        (Level.LOW, 1),
+        (2, 2 + 0j),
+        (np.float64(2), 2),
+        ([1.0], [1]),
+        (np.array([0.0]), np.array([-0.0])),
+        ({1: "a"}, {1.0: "a"}),
+    ],
+)
 def test_equal_states_have_one_hash(one, other):
     assert state_hash(one) == state_hash(other) != state_hash("x")
 

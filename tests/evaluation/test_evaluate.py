@@ -125,8 +125,12 @@ def test_a_failed_reward_is_left_out():
     assert found["mean@4"]["value"] == pytest.approx(0.5) and found["mean@4"]["n"] == 2
     assert found["pass@2"]["value"] == pytest.approx((1.0 + pass_at_k(4, 2, 2)) / 2)
     assert found["best_of@2"]["n"] == 2
-    assert found["maj@4"] == {"value": 1.0, "low": pytest.approx(0.2065, abs=1e-4), "high": 1.0,
-                              "n": 1}  # fmt: skip
+    assert found["maj@4"] == {
+        "value": 1.0,
+        "low": pytest.approx(0.2065, abs=1e-4),
+        "high": 1.0,
+        "n": 1,
+    }
 
 
 def test_bootstrap():
@@ -219,8 +223,11 @@ def runs(tmp_path_factory):
     for name, steps in (("trained", 60), ("begun", 1)):
         config = Config(
             model="decoder(layers=1, embed=32, mlp=64, heads=2, kv_heads=2, head_dim=16)",
-            dataflow="sft", steps=steps, trackers=(), run_dir=str(folder / name),
-        )  # fmt: skip
+            dataflow="sft",
+            steps=steps,
+            trackers=(),
+            run_dir=str(folder / name),
+        )
         config.model_settings.remat = "none"
         config.data.train = LETTERS
         config.data.max_prompt_tokens, config.sampler.max_response_tokens = 4, 6
@@ -234,9 +241,13 @@ def runs(tmp_path_factory):
 @pytest.mark.slow
 def test_two_policies_are_compared_prompt_by_prompt(runs, tmp_path):
     options = EvaluateOptions(
-        str(runs / "trained"), against=f"{runs / 'begun'}@1", samples=4, ks=(1,),
-        length_buckets=(2,), prompts=6,
-    )  # fmt: skip
+        str(runs / "trained"),
+        against=f"{runs / 'begun'}@1",
+        samples=4,
+        ks=(1,),
+        length_buckets=(2,),
+        prompts=6,
+    )
     result = evaluate_saved(options)
     ours, theirs = result["metrics"], result["against"]["metrics"]
     gain = result["difference"]["pass@1"]
@@ -259,9 +270,15 @@ def test_two_policies_are_compared_prompt_by_prompt(runs, tmp_path):
 
 def test_flags_are_checked_at_once():
     options = EvaluateOptions(
-        "", step="newest", samples=4, ks=(0, 4, 8), length_buckets=(0,), prompts=0,
-        temperature=0.0, seed=-1,
-    )  # fmt: skip
+        "",
+        step="newest",
+        samples=4,
+        ks=(0, 4, 8),
+        length_buckets=(0,),
+        prompts=0,
+        temperature=0.0,
+        seed=-1,
+    )
     with pytest.raises(InputError) as error:
         check_options(options)
     lines = str(error.value).splitlines()

@@ -29,7 +29,10 @@ def test_a_report_by_hand():
     assert found["accuracy/chosen_shorter"] == 0 and found["share/chosen_shorter"] == 0.25
     assert found["accuracy/equal_length"] == 0.5
     assert found["favours_longer"] == 1  # of the three with a favourite, it is always the longer
-    sigmoid = lambda x: 1 / (1 + math.exp(-x))  # noqa: E731
+
+    def sigmoid(x):
+        return 1 / (1 + math.exp(-x))
+
     # Bins [0.5, 0.75): margins 1 and 0; [0.75, 1]: -3 and 5.
     low, high = [sigmoid(1), 0.5], [sigmoid(3), sigmoid(5)]
     error = 0.5 * abs(0.75 - np.mean(low)) + 0.5 * abs(0.5 - np.mean(high))
@@ -56,7 +59,10 @@ def test_labels_drawn_from_the_model_are_calibrated():
     margin = rng.normal(size=20_000) * 1.5
     won = rng.random(20_000) < 1 / (1 + np.exp(-margin))
     signed = np.where(won, margin, -margin)
-    both = lambda m: np.stack([m, np.zeros_like(m)], axis=1).reshape(-1)  # noqa: E731
+
+    def both(m):
+        return np.stack([m, np.zeros_like(m)], axis=1).reshape(-1)
+
     lengths = np.ones(40_000)
     assert pair_report(both(signed), lengths, bins=10)["calibration_error"] < 0.015
     assert pair_report(both(3 * signed), lengths, bins=10)["calibration_error"] > 0.08
@@ -75,11 +81,14 @@ def write_pairs(folder) -> None:
     CharTokenizer(task.alphabet).save(folder / "tokenizer")
     for split, records in (("train", task.train), ("test", task.test)):
         rows = [
-            {"prompt": r["prompt"], "chosen": r["ground_truth"],
-             "rejected": x if split == "train" or i % 2 else x + x}
+            {
+                "prompt": r["prompt"],
+                "chosen": r["ground_truth"],
+                "rejected": x if split == "train" or i % 2 else x + x,
+            }
             for r in records
             for i, x in enumerate(c for c in "abcd" if c != r["ground_truth"])
-        ]  # fmt: skip
+        ]
         (folder / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
 
@@ -130,8 +139,13 @@ def learns(folder, seed: int) -> dict:
 @pytest.mark.slow
 def test_a_reward_model_learns_and_its_report_is_logged(tmp_path):
     found = learns(tmp_path, 0)
-    assert {"eval/calibration_error", "eval/score/std", "eval/accuracy/chosen_shorter",
-            "eval/accuracy/equal_length", "eval/favours_longer"} <= found.keys()  # fmt: skip
+    assert {
+        "eval/calibration_error",
+        "eval/score/std",
+        "eval/accuracy/chosen_shorter",
+        "eval/accuracy/equal_length",
+        "eval/favours_longer",
+    } <= found.keys()
     assert found["eval/margin/mean"] == pytest.approx(found["eval/margin"], rel=1e-4)
 
 

@@ -34,8 +34,11 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("searched_evaluation") / "run"
     config = Config(
         model="decoder(layers=1, embed=32, mlp=64, heads=4, kv_heads=2, head_dim=8, init_std=0.5)",
-        dataflow="ppo", steps=1, trackers=(), run_dir=str(folder),
-    )  # fmt: skip
+        dataflow="ppo",
+        steps=1,
+        trackers=(),
+        run_dir=str(folder),
+    )
     config.model_settings.remat = "none"
     config.data.train = TASK
     config.data.max_prompt_tokens, config.sampler.max_response_tokens = 24, RESPONSE_TOKENS
@@ -71,21 +74,31 @@ def value_of(kind: str, run, folder, saved) -> tuple[str, Value]:
     return str(folder), Value(model, params, kind, lines)
 
 
-@pytest.mark.parametrize(("kind", "method"), [
-    ("critic", "mcts(simulations=6, width=3)"),
-    ("outcome", "mcts(simulations=6, width=3)"),
-    ("process", "mcts(simulations=12, width=4)"),
-    ("outcome", "beam(beams=3, width=3)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        ("critic", "mcts(simulations=6, width=3)"),
+        ("outcome", "mcts(simulations=6, width=3)"),
+        ("process", "mcts(simulations=12, width=4)"),
+        ("outcome", "beam(beams=3, width=3)"),
+    ],
+)
 def test_a_value_model_guides_on_eight_devices_as_on_one(run, tmp_path, kind, method):
     saved = load_policy(run)
     assert saved.model.mesh.size == 8
     folder, value = value_of(kind, run, tmp_path / "value", saved)
     answers = tmp_path / "answers.jsonl"
-    result = evaluate_saved(EvaluateOptions(
-        str(run), samples=0, prompts=6, search=method, search_model=folder, search_reads=kind,
-        answers=str(answers),
-    ))  # fmt: skip
+    result = evaluate_saved(
+        EvaluateOptions(
+            str(run),
+            samples=0,
+            prompts=6,
+            search=method,
+            search_model=folder,
+            search_reads=kind,
+            answers=str(answers),
+        )
+    )
     assert result["search"] == method and result["metrics"]["greedy_accuracy"]["n"] == 6
     rows = [json.loads(line) for line in answers.read_text().splitlines()]
     records, _ = saved.encode(load_prompts(TASK, "test"))
@@ -94,9 +107,15 @@ def test_a_value_model_guides_on_eight_devices_as_on_one(run, tmp_path, kind, me
     params = jax.device_put(jax.device_get(saved.params), mesh.devices.flat[0])
     search = Search(resolve(method, NAMESPACES["search"]), value)
     one = generate(
-        Model(saved.model.config, mesh), params, asked.tokens, asked.lengths, jax.random.key(0),
-        saved.sampling().greedy(), search=search, decoding=Decoding(),
-    )  # fmt: skip
+        Model(saved.model.config, mesh),
+        params,
+        asked.tokens,
+        asked.lengths,
+        jax.random.key(0),
+        saved.sampling().greedy(),
+        search=search,
+        decoding=Decoding(),
+    )
     tokens, mask = np.asarray(one.tokens), np.asarray(one.mask) > 0
     texts = [saved.tokenizer.decode(tokens[i][mask[i]].tolist()) for i in range(len(rows))]
     assert [row["response"] for row in rows] == texts

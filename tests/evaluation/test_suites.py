@@ -47,9 +47,14 @@ from rljax.report.card import read_evaluation
 from rljax.report.publish import publish
 
 SUITES = {
-    "gsm8k": GSM8K, "math500": MATH500, "aime24": AIME, "aime25": AIME_MATH_AI,
-    "mmlu_pro": MMLU_PRO, "ifeval": IFEVAL, "livecodebench": LIVECODEBENCH,
-}  # fmt: skip
+    "gsm8k": GSM8K,
+    "math500": MATH500,
+    "aime24": AIME,
+    "aime25": AIME_MATH_AI,
+    "mmlu_pro": MMLU_PRO,
+    "ifeval": IFEVAL,
+    "livecodebench": LIVECODEBENCH,
+}
 
 
 def opened(tmp_path, name: str, rows=None, options: str = ""):
@@ -82,9 +87,11 @@ def said(record) -> str:
 def test_gsm8k(tmp_path):
     suite, records = opened(tmp_path, "gsm8k")
     assert said(records[0]).startswith("Ada has 3 hens") and '"####"' in said(records[0])
-    items = scored(suite, records, [
-        ["3 + 4 = 7\n#### 7", "It is 7", "#### 8"], ["#### 1200", "#### 1,200", "#### 1,20"],
-    ])  # fmt: skip
+    items = scored(
+        suite,
+        records,
+        [["3 + 4 = 7\n#### 7", "It is 7", "#### 8"], ["#### 1200", "#### 1,200", "#### 1,20"]],
+    )
     assert scores(items) == [[1, 0, 0], [1, 1, 0]]
     found = suite_metrics(items, (2, 3))
     assert found["avg@3"]["value"] == 0.5 and found["pass@3"]["value"] == 1
@@ -95,11 +102,22 @@ def test_gsm8k(tmp_path):
 
 def test_the_majority_of_a_suite_votes_on_its_answers(tmp_path):
     suite, records = opened(tmp_path, "gsm8k")
-    items = scored(suite, records, [
-        # Two texts without an answer have no vote, and 7 wins against 8 as it came first.
-        ["It is 7", "#### 7", "It is 7", "#### 8", "the sum is\n#### 7", "#### 8"],
-        ["#### 1,200", "#### 1,1", "#### 11", "#### 1200", "#### 11", "<think>#### 1200</think>"],
-    ])  # fmt: skip
+    items = scored(
+        suite,
+        records,
+        [
+            # Two texts without an answer have no vote, and 7 wins against 8 as it came first.
+            ["It is 7", "#### 7", "It is 7", "#### 8", "the sum is\n#### 7", "#### 8"],
+            [
+                "#### 1,200",
+                "#### 1,1",
+                "#### 11",
+                "#### 1200",
+                "#### 11",
+                "<think>#### 1200</think>",
+            ],
+        ],
+    )
     found = suite_metrics(items, (3, 6), answer=suite.answer)
     assert found["maj@6"]["value"] == 0.5 and found["maj@6"]["n"] == 2
     assert found["maj@3"]["value"] == 0.5  # 7 and 8 of the first, 1200 and 11 of the second
@@ -139,9 +157,9 @@ def test_math500(tmp_path):
     pytest.importorskip("math_verify")
     suite, records = opened(tmp_path, "math500")
     assert said(records[0]).endswith(r"put your final answer within \boxed{}.")
-    items = scored(suite, records, [
-        [r"so \boxed{1.5}", "3/2"], [r"\boxed{2^{1/2}}", r"\boxed{1.414}"],
-    ])  # fmt: skip
+    items = scored(
+        suite, records, [[r"so \boxed{1.5}", "3/2"], [r"\boxed{2^{1/2}}", r"\boxed{1.414}"]]
+    )
     assert scores(items) == [[1, 0], [1, 0]]
     found = suite_metrics(items, ())
     assert found["avg@2/level=1"]["value"] == found["avg@2/subject=Algebra"]["value"] == 0.5
@@ -173,11 +191,15 @@ def test_mmlu_pro(tmp_path):
     prompt = said(records[0])
     assert "(with answers) about physics. Think" in prompt and '"the answer is (X)"' in prompt
     assert "Options:\nA. 0\nB. 1\n" in prompt and prompt.endswith("J. 9")
-    items = scored(suite, records, [
-        ["The answer is (A).", "answer is B", "A or\nAnswer: A", "It is A I think"],
-        ["the answer is (B), not A", "Answer: A", "none", "Answer: Answer: B"],
-        ["C"] * 4,
-    ])  # fmt: skip
+    items = scored(
+        suite,
+        records,
+        [
+            ["The answer is (A).", "answer is B", "A or\nAnswer: A", "It is A I think"],
+            ["the answer is (B), not A", "Answer: A", "none", "Answer: Answer: B"],
+            ["C"] * 4,
+        ],
+    )
     assert scores(items) == [[1, 0, 1, 0], [1, 0, 0, 1], [1, 1, 1, 1]]  # the last letter: I
     found = suite_metrics(items, ())
     assert found["avg@4/category=physics"]["n"] == 1 and found["avg@4/category=law"]["n"] == 2
@@ -348,9 +370,9 @@ def test_the_flags(tmp_path):
         )
     for flag in ("--data=a: of one suite", "--reward=b: not beside --suite", "--against=c"):
         assert flag in str(error.value)
-    greedy = EvaluateOptions("x", suites=("gsm8k",), samples=4, data=write_rows(
-        tmp_path / "a.jsonl", GSM8K
-    ))  # fmt: skip
+    greedy = EvaluateOptions(
+        "x", suites=("gsm8k",), samples=4, data=write_rows(tmp_path / "a.jsonl", GSM8K)
+    )
     with pytest.raises(InputError, match="--samples: got 4.*gsm8k is greedy.*--temperature"):
         evaluate_suites(greedy)
     with pytest.raises(InputError, match=r"--k: got \[64\]; aime24 draws 32 samples"):
@@ -361,9 +383,14 @@ def test_a_model_folder_from_rows_to_results(tmp_path):
     model = write_model(tmp_path / "qwen3", "qwen3")
     data = write_rows(tmp_path / "gsm8k.jsonl", GSM8K)
     options = EvaluateOptions(
-        str(model), suites=("gsm8k",), data=data, samples=2, temperature=4.0, ks=(1, 2),
+        str(model),
+        suites=("gsm8k",),
+        data=data,
+        samples=2,
+        temperature=4.0,
+        ks=(1, 2),
         max_response_tokens=6,
-    )  # fmt: skip
+    )
     result = evaluate_suites(options)
     (suite,) = result["suites"]
     assert suite["prompts"] == 2 and suite["template"] == "chat" and suite["temperature"] == 4.0
@@ -390,8 +417,11 @@ def test_a_trained_policy_its_own_suite_and_the_card(tmp_path):
     becomes tables of the model card."""
     config = Config(
         model="decoder(layers=1, embed=32, mlp=64, heads=2, kv_heads=2, head_dim=16)",
-        dataflow="sft", steps=60, trackers=(), run_dir=str(tmp_path / "run"),
-    )  # fmt: skip
+        dataflow="sft",
+        steps=60,
+        trackers=(),
+        run_dir=str(tmp_path / "run"),
+    )
     config.model_settings.remat, config.data.train = "none", LETTERS
     config.data.max_prompt_tokens, config.sampler.max_response_tokens = 4, 6
     config.offline.examples_per_step, config.offline.max_tokens = 32, 8
@@ -404,12 +434,13 @@ def test_a_trained_policy_its_own_suite_and_the_card(tmp_path):
     ]
     data, out = write_rows(tmp_path / "rows.jsonl", rows), tmp_path / "results.json"
     options = EvaluateOptions(
-        str(tmp_path / "run"), out=str(out),
+        str(tmp_path / "run"),
+        out=str(out),
         suites=(
             f"tiny_suites.digits(data={data!r})",
             f"tiny_suites.digits(data={data!r}, samples=4, temperature=1.0)",
         ),
-    )  # fmt: skip
+    )
     evaluate_command.main(options)
     result = json.loads(out.read_text())
     greedy, drawn = result["suites"]

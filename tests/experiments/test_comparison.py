@@ -64,17 +64,28 @@ def test_capabilities_follow_from_the_signature():
 def sampled(group, reward, text, truncated=False):
     steps = text.split("\n")
     return {
-        "prompt": f"p{group}>", "group": group, "completion": text, "reward": reward,
-        "truncated": truncated, "steps": steps, "process_scores": [0.5] * len(steps),
-        "pass_rates": [1.0] * len(steps), "logprobs": [-0.5] * (len(text) + 1),
-    }  # fmt: skip
+        "prompt": f"p{group}>",
+        "group": group,
+        "completion": text,
+        "reward": reward,
+        "truncated": truncated,
+        "steps": steps,
+        "process_scores": [0.5] * len(steps),
+        "pass_rates": [1.0] * len(steps),
+        "logprobs": [-0.5] * (len(text) + 1),
+    }
 
 
 FILE = [
-    sampled(0, 1.0, "b\na"), sampled(0, 0.0, "c"), sampled(0, 1.0, "b\na"), sampled(0, 1.0, "a"),
-    sampled(1, 0.0, "x"), sampled(1, 0.0, "y"),
-    sampled(2, 1.0, "z", truncated=True), sampled(2, 0.0, "w"),
-]  # fmt: skip
+    sampled(0, 1.0, "b\na"),
+    sampled(0, 0.0, "c"),
+    sampled(0, 1.0, "b\na"),
+    sampled(0, 1.0, "a"),
+    sampled(1, 0.0, "x"),
+    sampled(1, 0.0, "y"),
+    sampled(2, 1.0, "z", truncated=True),
+    sampled(2, 0.0, "w"),
+]
 
 
 def test_what_each_method_reads_of_the_file():
@@ -83,7 +94,7 @@ def test_what_each_method_reads_of_the_file():
     assert texts["correct"] == ["b\na", "b\na", "a"]  # z has no end
     assert found["selected"] == [{"prompt": "p0>", "completion": "b\na"}]  # z has no end
     assert [(p["prompt"], p["chosen"], p["rejected"]) for p in found["pairs"]] == [
-        ("p0>", "b\na", "c"),
+        ("p0>", "b\na", "c")
     ]
     assert [r["label"] for r in found["labelled"]] == [
         r["reward"] == 1.0 for r in FILE if not r["truncated"]
@@ -136,9 +147,11 @@ def test_gains_are_to_the_base_of_the_same_seed():
         return {"method": method, "seed": seed, "greedy": values, "sampled": values}
 
     cells = [
-        cell(BASE, 0, [0.0, 1.0, None]), cell("A", 0, [1.0, 1.0, 1.0]),
-        cell(BASE, 1, [0.0, 0.0, 1.0]), cell("A", 1, [1.0, 0.0, 1.0]),
-    ]  # fmt: skip
+        cell(BASE, 0, [0.0, 1.0, None]),
+        cell("A", 0, [1.0, 1.0, 1.0]),
+        cell(BASE, 1, [0.0, 0.0, 1.0]),
+        cell("A", 1, [1.0, 0.0, 1.0]),
+    ]
     base, a = summarise(cells)
     assert [row["method"] for row in (base, a)] == [BASE, "A"] and "greedy_gain" not in base
     assert a["greedy"]["value"] == pytest.approx(5 / 6)
@@ -169,9 +182,15 @@ def base_config() -> Config:
 
 def options(folder, **changes) -> ComparisonOptions:
     made = ComparisonOptions(
-        str(folder), seeds=(0,), prompts=48, samples=8, process_samples=2, steps=60,
-        test_prompts=16, test_samples=4,
-    )  # fmt: skip
+        str(folder),
+        seeds=(0,),
+        prompts=48,
+        samples=8,
+        process_samples=2,
+        steps=60,
+        test_prompts=16,
+        test_samples=4,
+    )
     return dataclasses.replace(made, **changes)
 
 

@@ -25,9 +25,12 @@ CACHE = f"--compilation_cache={jax.config.jax_compilation_cache_dir}"
 def tiny_config(folder) -> Config:
     config = Config(
         model="decoder(layers=1, embed=32, mlp=64, heads=2, kv_heads=2, head_dim=16, init_std=0.1)",
-        dataflow="sft", steps=40, run_dir=str(folder), trackers=(),
+        dataflow="sft",
+        steps=40,
+        run_dir=str(folder),
+        trackers=(),
         compilation_cache=jax.config.jax_compilation_cache_dir,
-    )  # fmt: skip
+    )
     config.mesh.data, config.mesh.fsdp = 8, 1
     config.data.train = TASK
     config.data.max_prompt_tokens, config.sampler.max_response_tokens = 5, 5
@@ -58,8 +61,11 @@ def rows_of(path):
 
 @pytest.mark.slow
 def test_prompts_from_measures_a_run_that_learns_from_a_file(folder):
-    logged = {r["step"]: r["eval/accuracy"] for r in rows_of(folder / "run" / "metrics.jsonl")
-              if "eval/accuracy" in r}  # fmt: skip
+    logged = {
+        r["step"]: r["eval/accuracy"]
+        for r in rows_of(folder / "run" / "metrics.jsonl")
+        if "eval/accuracy" in r
+    }
     assert list(logged) == [20, 40]
     summary = json.loads((folder / "run" / "summary.json").read_text())
     assert summary["accuracy_before"]["n"] == summary["accuracy_after"]["n"] == 12
@@ -70,10 +76,17 @@ def test_prompts_from_measures_a_run_that_learns_from_a_file(folder):
 def test_rejection_sample(folder):
     out = folder / "samples"
     done = launch(
-        "rejection_sample", f"--checkpoint={folder / 'run'}", f"--out={out / 'best.jsonl'}",
-        "--samples=4", "--prompts=10", f"--pairs={out / 'pairs.jsonl'}", "--temperature=2.0",
-        f"--trajectories={out / 'all.jsonl'}", "--process_samples=2", CACHE,
-    )  # fmt: skip
+        "rejection_sample",
+        f"--checkpoint={folder / 'run'}",
+        f"--out={out / 'best.jsonl'}",
+        "--samples=4",
+        "--prompts=10",
+        f"--pairs={out / 'pairs.jsonl'}",
+        "--temperature=2.0",
+        f"--trajectories={out / 'all.jsonl'}",
+        "--process_samples=2",
+        CACHE,
+    )
     assert done.returncode == 0, done.stderr
     meta = json.loads((out / "best.meta.json").read_text())
     assert meta["step"] == 40 and meta["temperature"] == 2.0 and meta["reward"] == "last_line()"
@@ -97,10 +110,18 @@ def labels(folder):
     """(the finished launcher, the folder that it wrote)."""
     out = folder / "steps"
     done = launch(
-        "label_steps", f"--checkpoints={folder / 'run'}@latest", f"--out={out}", "--prompts=8",
-        "--programs_per_prompt=2", "--completions=2", "--held_out=0.5", "--rows_at_once=16",
-        "--temperature=1.5", "--replay", CACHE,
-    )  # fmt: skip
+        "label_steps",
+        f"--checkpoints={folder / 'run'}@latest",
+        f"--out={out}",
+        "--prompts=8",
+        "--programs_per_prompt=2",
+        "--completions=2",
+        "--held_out=0.5",
+        "--rows_at_once=16",
+        "--temperature=1.5",
+        "--replay",
+        CACHE,
+    )
     return done, out
 
 
@@ -128,14 +149,23 @@ def test_score_steps(folder, labels):
     shutil.copytree(folder / "run" / "policy", scorer, ignore=shutil.ignore_patterns("*.safe*"))
     model = Model(policy.model.config, make_mesh(), "scalar")
     save_params(
-        scorer, model, model.init(jax.random.key(0)), bos_id=None,
-        eos_ids=tuple(policy.tokenizer.eos_ids), pad_id=0,
-    )  # fmt: skip
+        scorer,
+        model,
+        model.init(jax.random.key(0)),
+        bos_id=None,
+        eos_ids=tuple(policy.tokenizer.eos_ids),
+        pad_id=0,
+    )
     out = folder / "scores.json"
     done = launch(
-        "score_steps", f"--reward_model={scorer}", f"--data={labels[1]}", "--show=1",
-        "--split=train", f"--out={out}", CACHE,
-    )  # fmt: skip
+        "score_steps",
+        f"--reward_model={scorer}",
+        f"--data={labels[1]}",
+        "--show=1",
+        "--split=train",
+        f"--out={out}",
+        CACHE,
+    )
     assert done.returncode == 0, done.stderr
     result, rows = json.loads(out.read_text()), rows_of(labels[1] / "train.jsonl")
     assert [row["lines"] for row in result["rows"]] == [row["completions"] for row in rows]

@@ -48,25 +48,42 @@ def base(**fields) -> Config:
 
 
 SAMPLE = {
-    "command": "sample", "data": TASK, "reward": "exact_match()", "samples": 4, "prompts": 16,
-    "max_prompt_tokens": 4, "max_response_tokens": 3, "pairs": "pairs.jsonl",
-}  # fmt: skip
+    "command": "sample",
+    "data": TASK,
+    "reward": "exact_match()",
+    "samples": 4,
+    "prompts": 16,
+    "max_prompt_tokens": 4,
+    "max_response_tokens": 3,
+    "pairs": "pairs.jsonl",
+}
 
 
 def evaluated(name: str) -> dict:
     return {
-        "stage": f"evaluate_{name}", "command": "evaluate", "checkpoint": f"{{{name}}}/policy",
-        "data": TASK, "samples": 0, "prompts": 16, "max_prompt_tokens": 4,
+        "stage": f"evaluate_{name}",
+        "command": "evaluate",
+        "checkpoint": f"{{{name}}}/policy",
+        "data": TASK,
+        "samples": 0,
+        "prompts": 16,
+        "max_prompt_tokens": 4,
         "max_response_tokens": 3,
-    }  # fmt: skip
+    }
 
 
 RL = {
-    "stage": "rl", "command": "train", "dataflow": "grpo", "model": "{sft}/policy",
-    "reward.model": "{scorer}/reward_model", "evaluate.reward": "exact_match()",
-    "evaluate.prompts": 16, "batch.prompts_per_step": 4, "batch.samples_per_prompt": 4,
+    "stage": "rl",
+    "command": "train",
+    "dataflow": "grpo",
+    "model": "{sft}/policy",
+    "reward.model": "{scorer}/reward_model",
+    "evaluate.reward": "exact_match()",
+    "evaluate.prompts": 16,
+    "batch.prompts_per_step": 4,
+    "batch.samples_per_prompt": 4,
     "batch.sequences_per_optimizer_step": 16,
-}  # fmt: skip
+}
 
 
 def chain(sft_steps: int = 3) -> list[dict]:
@@ -75,19 +92,29 @@ def chain(sft_steps: int = 3) -> list[dict]:
         {"stage": "sft", "command": "train", "steps": sft_steps},
         {"stage": "pairs", "checkpoint": "{sft}/policy", **SAMPLE},
         {
-            "stage": "scorer", "command": "train", "dataflow": "reward_model",
-            "model": "{sft}/policy", "data.train": "{pairs}/pairs.jsonl",
+            "stage": "scorer",
+            "command": "train",
+            "dataflow": "reward_model",
+            "model": "{sft}/policy",
+            "data.train": "{pairs}/pairs.jsonl",
         },
         {
-            "stage": "chosen", "checkpoint": "{sft}/policy", **SAMPLE, "reward": None,
-            "reward_model": "{scorer}/reward_model", "pairs": "",
+            "stage": "chosen",
+            "checkpoint": "{sft}/policy",
+            **SAMPLE,
+            "reward": None,
+            "reward_model": "{scorer}/reward_model",
+            "pairs": "",
         },
         {
-            "stage": "best", "command": "train", "model": "{sft}/policy",
+            "stage": "best",
+            "command": "train",
+            "model": "{sft}/policy",
             "data.train": "{chosen}/samples.jsonl",
         },
-        evaluated("sft"), evaluated("best"),
-    ]  # fmt: skip
+        evaluated("sft"),
+        evaluated("best"),
+    ]
 
 
 def stages_in(folder, listed=None, **fields):
@@ -114,8 +141,13 @@ def problems(tmp_path, *listed) -> str:
 
 
 SFT = {"stage": "sft", "command": "train"}
-SCORER = {"stage": "scorer", "command": "train", "dataflow": "reward_model",
-          "model": "{sft}/policy", "data.train": "letter_feedback()"}  # fmt: skip
+SCORER = {
+    "stage": "scorer",
+    "command": "train",
+    "dataflow": "reward_model",
+    "model": "{sft}/policy",
+    "data.train": "letter_feedback()",
+}
 
 
 @pytest.mark.parametrize(
@@ -134,23 +166,32 @@ SCORER = {"stage": "scorer", "command": "train", "dataflow": "reward_model",
         ([{**SFT, "model": "{base}/policy"}], "no earlier stage is called 'base'"),
         ([SCORER], "no earlier stage is called 'sft'"),
         ([SFT, {**SCORER, "model": "{sft}/polcy"}], "stage 'sft' makes policy"),
-        ([SFT, SCORER, {**SFT, "stage": "b", "model": "{scorer}/policy"}],
-         "stage 'scorer' makes reward_model"),
+        (
+            [SFT, SCORER, {**SFT, "stage": "b", "model": "{scorer}/policy"}],
+            "stage 'scorer' makes reward_model",
+        ),
         ([{**SFT, "export": False}, SCORER], "its export is off"),
         ([SFT, {**SCORER, "algorithm.reward_loss": "bradly_terry()"}], "bradley_terry"),
-        ([SFT, {"stage": "s", **SAMPLE, "checkpoint": "{sft}/policy", "samplse": 4}],
-         "did you mean samples?"),
-        ([SFT, {"stage": "s", **SAMPLE, "checkpoint": "{sft}/policy", "samples": 0}],
-         "--samples=0"),
-        ([SFT, {"stage": "s", **SAMPLE, "checkpoint": "{sft}/policy", "samples": "many"}],
-         "many"),
-        ([SFT, {"stage": "s", **SAMPLE, "checkpoint": "{sft}", "out": "/tmp/x.jsonl"}],
-         "it is made in the stage's folder"),
-        ([SFT, {"stage": "s", **SAMPLE, "checkpoint": "{sft}", "iterations": 2}],
-         "yield a stage for each"),
+        (
+            [SFT, {"stage": "s", **SAMPLE, "checkpoint": "{sft}/policy", "samplse": 4}],
+            "did you mean samples?",
+        ),
+        (
+            [SFT, {"stage": "s", **SAMPLE, "checkpoint": "{sft}/policy", "samples": 0}],
+            "--samples=0",
+        ),
+        ([SFT, {"stage": "s", **SAMPLE, "checkpoint": "{sft}/policy", "samples": "many"}], "many"),
+        (
+            [SFT, {"stage": "s", **SAMPLE, "checkpoint": "{sft}", "out": "/tmp/x.jsonl"}],
+            "it is made in the stage's folder",
+        ),
+        (
+            [SFT, {"stage": "s", **SAMPLE, "checkpoint": "{sft}", "iterations": 2}],
+            "yield a stage for each",
+        ),
         ((1 / 0 for _ in "x"), "pipeline() failed; ZeroDivisionError"),
     ],
-)  # fmt: skip
+)
 def test_stages_are_checked_before_anything_runs(listed, says, tmp_path):
     if isinstance(listed, list):
         assert says in problems(tmp_path, *listed)
@@ -161,9 +202,11 @@ def test_stages_are_checked_before_anything_runs(listed, says, tmp_path):
 
 def test_all_problems_come_at_once_and_speak_of_stages_not_of_folders(tmp_path):
     text = problems(
-        tmp_path, {**SFT, "steps": -1}, {**SFT, "stage": "b", "batch.epochs": 0, "seed": -2},
+        tmp_path,
+        {**SFT, "steps": -1},
+        {**SFT, "stage": "b", "batch.epochs": 0, "seed": -2},
         {**SFT, "stage": "c", "model": "{b}/policy", "data.test": "{b}/policy/x.jsonl"},
-    )  # fmt: skip
+    )
     assert all(part in text for part in ("steps=-1", "batch.epochs=0", "seed=-2"))
     assert "{b}/policy/x.jsonl" in text and "/tmp" not in text
 
@@ -226,8 +269,9 @@ def test_a_reward_model_chooses_among_samples_by_its_own_score(whole):
     saved = load_scorer(whole / "scorer/reward_model")
     scorer = ModelScorer(saved.model, saved.params, 16)
     made = [dict(prompt=r["prompt"], completion=r["completion"], label=True) for r in rows]
-    items, _ = encode_rows(load_rows(made, "train", "unpaired"), saved.tokenizer, "unpaired",
-                           max_tokens=8)  # fmt: skip
+    items, _ = encode_rows(
+        load_rows(made, "train", "unpaired"), saved.tokenizer, "unpaired", max_tokens=8
+    )
     batch = Batch(**batch_arrays("unpaired", items, length=8))
     scores = [score.value for score in scorer.score(place(batch, saved.model.mesh))]
     np.testing.assert_allclose([row["reward"] for row in rows], scores, rtol=1e-4, atol=1e-5)
@@ -270,10 +314,16 @@ def test_a_digest_is_of_names_and_bytes_and_of_what_a_run_hands_on(whole, tmp_pa
     for split in ("train", "test"):
         (tmp_path / f"{split}.jsonl").write_text(split)
     (tmp_path / "own.py").write_text("")
-    found = inputs_of({
-        "data.train": f"{tmp_path}/{{split}}.jsonl", "policy": f"{run}@3", "model": "decoder()",
-        "judge": f"{tmp_path}/own.py:judge(noise=0.1)", "run_dir": str(run), "seed": 3,
-    })  # fmt: skip
+    found = inputs_of(
+        {
+            "data.train": f"{tmp_path}/{{split}}.jsonl",
+            "policy": f"{run}@3",
+            "model": "decoder()",
+            "judge": f"{tmp_path}/own.py:judge(noise=0.1)",
+            "run_dir": str(run),
+            "seed": 3,
+        }
+    )
     assert {k: len(v) for k, v in found.items()} == {"data.train": 2, "policy": 1, "judge": 1}
 
 
@@ -305,8 +355,9 @@ def test_what_has_changed_is_refused_by_name(whole, tmp_path):
         file.write("\n")
     text = refused()
     assert "pairs.jsonl has changed since it was made" in text and "--redo=pairs" in text
-    assert "['data.train']" in refused(sft, {**rest[0], "data.train": str(
-        home / "pairs/pairs.jsonl")})  # fmt: skip
+    assert "['data.train']" in refused(
+        sft, {**rest[0], "data.train": str(home / "pairs/pairs.jsonl")}
+    )
     shutil.rmtree(home / "sft/policy")
     assert "policy is gone" in refused()
 
@@ -404,8 +455,11 @@ def test_a_pipeline_killed_again_and_again_ends_in_the_same_bytes(tmp_path):
     arguments = [f"{path}={int(number)}" for path, number in kills.items()]
     done = subprocess.run(
         [sys.executable, "-c", KILLED, "own.py", *arguments],
-        cwd=tmp_path, env=environment, text=True, capture_output=True,
-    )  # fmt: skip
+        cwd=tmp_path,
+        env=environment,
+        text=True,
+        capture_output=True,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     codes = json.loads(done.stdout.splitlines()[-1])
     # SIGTERM: 3 from a run, which saves, -15 from a stage that is made anew.
@@ -454,9 +508,13 @@ def test_the_pipelines_that_ship_are_valid(path, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("why_rl", "one of teacher, objective, on_distribution"), ("proxy_gold", "has no variants"),
-     ("rounds", "has no variants"), ("post_training", "has no variant 'teeny'")],
-)  # fmt: skip
+    [
+        ("why_rl", "one of teacher, objective, on_distribution"),
+        ("proxy_gold", "has no variants"),
+        ("rounds", "has no variants"),
+        ("post_training", "has no variant 'teeny'"),
+    ],
+)
 def test_an_unknown_variant_is_refused_with_those_that_there_are(name, says):
     with pytest.raises(InputError, match=says) as error:
         load_config_file(f"{REPO}/configs/pipelines/{name}.py:teeny")
@@ -471,11 +529,14 @@ def test_inputs_are_files_that_a_field_names_and_no_words(tmp_path, monkeypatch)
         (tmp_path / name / "file.txt").write_text(name)
     found = inputs_of(
         {
-            "dataflow": "sft", "trackers": ("wandb",), "model": "model",
-            "data.train": "gsm8k(path='data/gsm')", "reward.function": "regex_match(pattern='..')",
+            "dataflow": "sft",
+            "trackers": ("wandb",),
+            "model": "model",
+            "data.train": "gsm8k(path='data/gsm')",
+            "reward.function": "regex_match(pattern='..')",
             "roles": ("guide=value_model(folder='data/gsm', reads='outcome')",),
         }
-    )  # fmt: skip
+    )
     assert sorted(found) == ["data.train", "model", "roles"]
     assert set(found["roles"]) == set(found["data.train"]) == {"data/gsm"}
 
@@ -483,9 +544,9 @@ def test_inputs_are_files_that_a_field_names_and_no_words(tmp_path, monkeypatch)
 EVALUATE = {"stage": "s", "command": "evaluate", "checkpoint": "{sft}", "data": TASK}
 
 
-@pytest.mark.parametrize(("search", "says"), [
-    ("mtcs()", "mcts"), ("mcts(simulation=3)", "simulation"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("search", "says"), [("mtcs()", "mcts"), ("mcts(simulation=3)", "simulation")]
+)
 def test_a_search_is_checked_before_anything_runs(tmp_path, search, says):
     assert says in problems(tmp_path, SFT, {**EVALUATE, "search": search})
     labels = {"stage": "s", "command": "label steps", "checkpoints": ("{sft}",), "search": search}

@@ -24,9 +24,12 @@ def finished(tmp_path_factory):
         out = home / f"{config.replace(':', '-')}-{seed}"
         command = [sys.executable, "-m", "rljax", "pipeline", f"configs/pipelines/{config}"]
         done = subprocess.run(
-            [*command, f"--out={out}", f"--config.seed={seed}"], cwd=REPO, text=True,
-            env={**one_device_environment(), "PYTHONPATH": str(REPO)}, capture_output=True,
-        )  # fmt: skip
+            [*command, f"--out={out}", f"--config.seed={seed}"],
+            cwd=REPO,
+            text=True,
+            env={**one_device_environment(), "PYTHONPATH": str(REPO)},
+            capture_output=True,
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         stages = json.loads((out / "lineage.json").read_text())["stages"]
         return out, {stage["stage"]: stage["metrics"] for stage in stages}

@@ -364,11 +364,14 @@ def test_a_sweep_over_a_pod_and_one_host_per_member(tmp_path):
     parts = [
         subprocess.Popen(
             [*rljax, *sweep, "--out=apart", f"--member_of={k}/2", "--config.mesh.data=1"],
-            cwd=tmp_path, env={**options["env"], "RLJAX_HOSTS": "2"},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            cwd=tmp_path,
+            env={**options["env"], "RLJAX_HOSTS": "2"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         for k in range(2)
-    ]  # fmt: skip
+    ]
     for part in parts:
         out, _ = part.communicate(timeout=500)
         assert part.returncode == 0, out

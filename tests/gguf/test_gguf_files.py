@@ -101,8 +101,9 @@ def test_greedy_tokens_are_those_of_transformers(architecture, tmp_path):
     transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
     layers = {"gemma3": 6}.get(architecture, 2)  # the sixth of Gemma 3 has no window
     kinds = READ if architecture in ("llama", "gemma3") else ("Q8_0", "F16", "Q4_1", "Q6_K")
-    write_gguf(tmp_path / "m.gguf", architecture, kinds=kinds, layers=layers,
-               tied=architecture != "qwen2")  # fmt: skip
+    write_gguf(
+        tmp_path / "m.gguf", architecture, kinds=kinds, layers=layers, tied=architecture != "qwen2"
+    )
     prompts = np.random.default_rng(1).integers(5, 260, (PROMPTS, LENGTH))
     model, params = loaded(tmp_path / "m.gguf")
     got = greedy(model, params, prompts)
@@ -120,8 +121,14 @@ def test_greedy_tokens_are_those_of_transformers(architecture, tmp_path):
         return
     # What was read is exported whole: transformers knows nothing of the file.
     out, tokenizer = tmp_path / "out", load_tokenizer(tmp_path / "m.gguf")
-    save_params(out, model, params, bos_id=tokenizer.bos_id, eos_ids=tokenizer.eos_ids,
-                pad_id=tokenizer.pad_id)  # fmt: skip
+    save_params(
+        out,
+        model,
+        params,
+        bos_id=tokenizer.bos_id,
+        eos_ids=tokenizer.eos_ids,
+        pad_id=tokenizer.pad_id,
+    )
     tokenizer.save(out)
     again = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
     for name, weight in theirs.state_dict().items():
@@ -158,8 +165,11 @@ def test_scaled_rotations_windows_and_caps(tmp_path):
     got = config_of(tmp_path / "a.gguf", "llama", metadata=linear)
     assert got["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
     assert got["rms_norm_eps"] == 1e-5  # as it was before it became a float32
-    yarn = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
-            "rope.scaling.original_context_length": 32}  # fmt: skip
+    yarn = {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 32,
+    }
     got = config_of(tmp_path / "b.gguf", "qwen2", metadata=yarn)["rope_scaling"]
     assert got == {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
     mistral = config_of(tmp_path / "c.gguf", metadata={"attention.sliding_window": 32})
@@ -185,8 +195,13 @@ def test_the_divisors_of_llama_3_are_recognised(tmp_path):
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
-               "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}  # fmt: skip
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
     config = LlamaConfig(head_dim=64, rope_parameters={"rope_theta": 500_000.0, **scaling})
     scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
     plain = 1 / 500_000.0 ** (np.arange(0, 64, 2) / 64)
@@ -202,8 +217,10 @@ def test_the_divisors_of_llama_3_are_recognised(tmp_path):
 
 def test_what_is_not_read_is_refused_by_name(tmp_path):
     cases = [
-        (dict(metadata={"attention.clamp_kqv": 8.0, "logit_scale": 2.0}),
-         "sets llama.attention.clamp_kqv, llama.logit_scale"),
+        (
+            dict(metadata={"attention.clamp_kqv": 8.0, "logit_scale": 2.0}),
+            "sets llama.attention.clamp_kqv, llama.logit_scale",
+        ),
         (dict(metadata={"expert_count": 8, "expert_used_count": 2}), "a model of experts"),
         (dict(metadata={"attention.head_count": [4, 4]}), "attention.head_count: got '2 values'"),
         (dict(metadata={"attention.value_length": 32}), "value_length"),
@@ -216,7 +233,7 @@ def test_what_is_not_read_is_refused_by_name(tmp_path):
         (dict(tokenizer=tokenizer_of("llama", normalizer="x")), "sets tokenizer.ggml.normalizer"),
         (dict(tokenizer=tokenizer_of("llama", merges=["h q"])), "merges: got 'h q'"),
         (dict(tokenizer=tokenizer_of("llama", eos_token_id=9999)), "eos_token_id: got 9999"),
-    ]  # fmt: skip
+    ]
     for i, (how, match) in enumerate(cases):
         write_gguf(tmp_path / f"{i}.gguf", kinds=("Q8_0",), layers=1, **how)
         with pytest.raises(InputError, match=match):
@@ -233,8 +250,21 @@ def test_what_is_not_read_is_refused_by_name(tmp_path):
 
 # -- the tokenizer --
 
-TEXTS = ["hello hello", "  two", "a  12 12", "é日本🙂", "tab\tnew\n\n", "it's", "", " ", "<|b|>x",
-         "<eos>hell", "\u00a0", "123456", "x=1; y  =  2"]  # fmt: skip
+TEXTS = [
+    "hello hello",
+    "  two",
+    "a  12 12",
+    "é日本🙂",
+    "tab\tnew\n\n",
+    "it's",
+    "",
+    " ",
+    "<|b|>x",
+    "<eos>hell",
+    "\u00a0",
+    "123456",
+    "x=1; y  =  2",
+]
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3", "phi3", "spm"])

@@ -23,10 +23,19 @@ from fsspec.spec import AbstractFileSystem
 FAULTS = {
     name: 0
     for name in (
-        "fail", "truncate", "kill", "killed_after", "slow_ms", "broken", "broken_step", "forbidden",
-        "fail_read", "fail_look", "unlisted",
+        "fail",
+        "truncate",
+        "kill",
+        "killed_after",
+        "slow_ms",
+        "broken",
+        "broken_step",
+        "forbidden",
+        "fail_read",
+        "fail_look",
+        "unlisted",
     )
-}  # fmt: skip
+}
 
 
 def configure(text: str) -> None:

@@ -57,14 +57,24 @@ class Browser:
         # Both numbers may be taken by the pipes themselves: they are moved out of the way.
         to_read, to_write = (os.dup2(fd, 100 + i) for i, fd in enumerate((to_read, to_write)))
         command = [
-            path(), "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe",
-            f"--user-data-dir={folder}", "--no-first-run", "--disable-background-networking",
-            "--disable-component-update", "--disable-dev-shm-usage",
-        ]  # fmt: skip
+            path(),
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--remote-debugging-pipe",
+            f"--user-data-dir={folder}",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-dev-shm-usage",
+        ]
         self.process = subprocess.Popen(
-            command, preexec_fn=fds, close_fds=False, stdout=subprocess.DEVNULL,
+            command,
+            preexec_fn=fds,
+            close_fds=False,
+            stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+        )
         os.close(to_read)
         os.close(to_write)
         os.set_blocking(self._read, False)
@@ -154,6 +164,10 @@ class Browser:
 
     def _answer(self, message: dict) -> None:
         self._number += 1
-        request = {"id": self._number, "method": "Page.handleJavaScriptDialog",
-                   "params": {"accept": True}, "sessionId": message["sessionId"]}  # fmt: skip
+        request = {
+            "id": self._number,
+            "method": "Page.handleJavaScriptDialog",
+            "params": {"accept": True},
+            "sessionId": message["sessionId"],
+        }
         os.write(self._write, json.dumps(request).encode() + b"\0")

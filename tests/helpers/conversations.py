@@ -93,13 +93,16 @@ PLAIN = dict(
     thinking_once=[*ASK, assistant(THINK + "5")],
     thinking_field=[*ASK, assistant("5", reasoning_content="\nI add\n"), user("k"), assistant("!")],
     thinking_other_names=[
-        *ASK, assistant("5", thinking="a"), user("b"), assistant("c", reasoning="d")
+        *ASK,
+        assistant("5", thinking="a"),
+        user("b"),
+        assistant("c", reasoning="d"),
     ],
     thinking_odd=[*ASK, assistant("</think>a</think>b<think>"), user("?"), assistant("<think>x")],
     more_keys=[user("a", name="Bo", weight=0.5), assistant("b", prefix=True, tool_calls=None)],
     none_keys=[user("a", name=None), assistant("b", reasoning_content=None, tool_calls=None)],
     parts=[user([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]), assistant("c")],
-)  # fmt: skip
+)
 WITH_TOOLS = dict(
     tools_unused=[*ASK, assistant("5")],
     tools_and_system=[system("Use tools."), *ASK, assistant("5")],
@@ -107,39 +110,56 @@ WITH_TOOLS = dict(
     tool_answer=ANSWERED,
     tool_turns=[*ANSWERED, assistant("It is 5.5."), user("thanks"), assistant("bye")],
     tool_call_with_text=[
-        *ASK, assistant("Let me see.", tool_calls=[call("add", {"a": -1, "b": 1e-9})]),
-        tool("0"), assistant("zero"),
+        *ASK,
+        assistant("Let me see.", tool_calls=[call("add", {"a": -1, "b": 1e-9})]),
+        tool("0"),
+        assistant("zero"),
     ],
     tool_call_empty_text=[
-        *ASK, assistant("", tool_calls=[call("add", {})]), tool(""), assistant("nothing"),
+        *ASK,
+        assistant("", tool_calls=[call("add", {})]),
+        tool(""),
+        assistant("nothing"),
     ],
     tool_calls_together=[
-        *ASK, assistant(None, tool_calls=[call("add", {"a": 1}), call("weather", {"c": "東京"})]),
-        tool("1"), tool('{"t": "21 °C", "ok": true}'), assistant("21 °C in 東京"),
+        *ASK,
+        assistant(None, tool_calls=[call("add", {"a": 1}), call("weather", {"c": "東京"})]),
+        tool("1"),
+        tool('{"t": "21 °C", "ok": true}'),
+        assistant("21 °C in 東京"),
     ],
     tool_call_text_arguments=[
-        *ASK, assistant(None, tool_calls=[call("add", '{"a": 1, "b": "ä"}')]), tool("1\r\n2"),
+        *ASK,
+        assistant(None, tool_calls=[call("add", '{"a": 1, "b": "ä"}')]),
+        tool("1\r\n2"),
         assistant("1"),
     ],
     tool_call_bare=[
-        *ASK, assistant(None, tool_calls=[{"name": "add", "arguments": {"a": 1}}]), tool("1"),
+        *ASK,
+        assistant(None, tool_calls=[{"name": "add", "arguments": {"a": 1}}]),
+        tool("1"),
         assistant("1"),
     ],
     tool_call_nested=[
         *ASK,
         assistant(None, tool_calls=[call("f", {"x": [1, None, True, {"y": '"\\\n<&>'}], "é": 0})]),
-        tool("<tool_response>\nx\n</tool_response>"), assistant("ok"),
+        tool("<tool_response>\nx\n</tool_response>"),
+        assistant("ok"),
     ],
     tool_loop=[
-        *ANSWERED, assistant(THINK, tool_calls=[call("add", {"a": 1, "b": 1})]), tool("2"),
+        *ANSWERED,
+        assistant(THINK, tool_calls=[call("add", {"a": 1, "b": 1})]),
+        tool("2"),
         assistant(THINK + "7.5"),
     ],
     tool_loop_with_reasoning=[
-        *ASK, assistant(None, reasoning_content="call", tool_calls=[call("add", {"a": 1, "b": 1})]),
-        tool("2"), assistant("2", reasoning_content="done"),
+        *ASK,
+        assistant(None, reasoning_content="call", tool_calls=[call("add", {"a": 1, "b": 1})]),
+        tool("2"),
+        assistant("2", reasoning_content="done"),
     ],
     tool_by_ipython=[*ASK, *CALLS, {"role": "ipython", "content": "5"}, assistant("5")],
-)  # fmt: skip
+)
 VARIABLES = dict(
     no_thinking=dict(messages=ASK, variables={"enable_thinking": False}),
     with_thinking=dict(messages=ASK, variables={"enable_thinking": True, "thinking": True}),

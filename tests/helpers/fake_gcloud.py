@@ -113,8 +113,11 @@ def group(folder: Path, kind: str, verb: str, name: str, flags: dict) -> int:
         word = found.get("state") or ("STAGING" if found["step"] == 0 else "RUNNING")
         found["step"] += 1
         zone = "https://www.googleapis.com/compute/v1/projects/p/zones/z/instances"
-        print(json.dumps([{"instance": f"{zone}/{n}", "instanceStatus": word}
-                          for n in found["nodes"]]))  # fmt: skip
+        print(
+            json.dumps(
+                [{"instance": f"{zone}/{n}", "instanceStatus": word} for n in found["nodes"]]
+            )
+        )
         return 0
 
 
@@ -132,9 +135,11 @@ def reach(folder: Path, verb: str, words: list[str], flags: dict) -> int:
         return 0
     server = (folder / "server").read_text()
     given = {
-        "HOME": str(home), "GCE_METADATA_IP": f"{server}/{node}/{flags.get('worker', '0')}",
-        "JAX_COORDINATOR_PORT": (folder / "port").read_text(), "FAKE_HOST": str(home),
-    }  # fmt: skip
+        "HOME": str(home),
+        "GCE_METADATA_IP": f"{server}/{node}/{flags.get('worker', '0')}",
+        "JAX_COORDINATOR_PORT": (folder / "port").read_text(),
+        "FAKE_HOST": str(home),
+    }
     command = ["bash", "-c", flags["command"]]
     return subprocess.run(command, cwd=home, env={**os.environ, **given}).returncode
 
@@ -165,9 +170,10 @@ class FakeCloud:
         (folder / "server").write_text(f"127.0.0.1:{self.server.server_port}")
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
         self.variables = {
-            **os.environ, "PATH": f"{self.bin}{os.pathsep}{os.environ['PATH']}",
+            **os.environ,
+            "PATH": f"{self.bin}{os.pathsep}{os.environ['PATH']}",
             "FAKE_CLOUD": str(folder),
-        }  # fmt: skip
+        }
 
     def _handler(cloud):
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -194,13 +200,16 @@ class FakeCloud:
                 slices = list(thing["nodes"])
                 lines = [f"WORKER_ID: '{worker}'"]
                 if len(slices) > 1:
-                    lines += [f"MEGASCALE_NUM_SLICES: '{len(slices)}'",
-                              f"MEGASCALE_SLICE_ID: '{slices.index(node)}'",
-                              "MEGASCALE_COORDINATOR_ADDRESS: '127.0.0.1:8080'"]  # fmt: skip
+                    lines += [
+                        f"MEGASCALE_NUM_SLICES: '{len(slices)}'",
+                        f"MEGASCALE_SLICE_ID: '{slices.index(node)}'",
+                        "MEGASCALE_COORDINATOR_ADDRESS: '127.0.0.1:8080'",
+                    ]
                 return {
-                    "agent-worker-number": str(worker), "tpu-env": "\n".join(lines),
+                    "agent-worker-number": str(worker),
+                    "tpu-env": "\n".join(lines),
                     "worker-network-endpoints": ",".join(["127.0.0.1"] * hosts),
-                }  # fmt: skip
+                }
         return {}
 
     def state(self) -> dict:

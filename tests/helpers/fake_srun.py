@@ -14,10 +14,14 @@ def main(words: list[str]) -> int:
     tasks = []
     for task in range(nodes):
         given = {
-            "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "localhost",
-            "SLURM_STEP_NUM_TASKS": str(nodes), "SLURM_PROCID": str(task), "SLURM_LOCALID": "0",
-            "SLURM_NODEID": str(task), "SLURM_STEP_TASKS_PER_NODE": f"1(x{nodes})",
-        }  # fmt: skip
+            "SLURM_STEP_ID": "0",
+            "SLURM_STEP_NODELIST": "localhost",
+            "SLURM_STEP_NUM_TASKS": str(nodes),
+            "SLURM_PROCID": str(task),
+            "SLURM_LOCALID": "0",
+            "SLURM_NODEID": str(task),
+            "SLURM_STEP_TASKS_PER_NODE": f"1(x{nodes})",
+        }
         tasks.append(
             subprocess.Popen(words, env={**os.environ, **given}, stdout=subprocess.PIPE, text=True)
         )

@@ -10,7 +10,9 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 FAMILIES = {  # bos, eos, pad, other special tokens, further stop tokens
     "llama3": (
-        "<|begin_of_text|>", "<|eot_id|>", None,
+        "<|begin_of_text|>",
+        "<|eot_id|>",
+        None,
         ["<|start_header_id|>", "<|end_header_id|>", "<|end_of_text|>", "<|eom_id|>"],
         ["<|end_of_text|>", "<|eom_id|>"],
     ),
@@ -18,44 +20,72 @@ FAMILIES = {  # bos, eos, pad, other special tokens, further stop tokens
     "qwen3": (None, "<|im_end|>", "<|endoftext|>", ["<|im_start|>"], ["<|endoftext|>"]),
     "gemma": ("<bos>", "<eos>", "<pad>", ["<start_of_turn>", "<end_of_turn>"], ["<end_of_turn>"]),
     "deepseek": (
-        "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>",
-        ["<｜User｜>", "<｜Assistant｜>", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>",
-         "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>",
-         "<｜tool▁outputs▁begin｜>", "<｜tool▁outputs▁end｜>",
-         "<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"],
+        "<｜begin▁of▁sentence｜>",
+        "<｜end▁of▁sentence｜>",
+        "<｜▁pad▁｜>",
+        [
+            "<｜User｜>",
+            "<｜Assistant｜>",
+            "<｜tool▁calls▁begin｜>",
+            "<｜tool▁calls▁end｜>",
+            "<｜tool▁call▁begin｜>",
+            "<｜tool▁call▁end｜>",
+            "<｜tool▁sep｜>",
+            "<｜tool▁outputs▁begin｜>",
+            "<｜tool▁outputs▁end｜>",
+            "<｜tool▁output▁begin｜>",
+            "<｜tool▁output▁end｜>",
+        ],
         [],
     ),
-}  # fmt: skip
+}
 _GLM = ["[gMASK]", "<sop>", "<|system|>", "<|assistant|>"]
 NEWER = {  # the same of families that test_newer_templates reads
     "olmo2": (
-        "<|endoftext|>", "<|endoftext|>", "<|pad|>",
-        ["<|system|>", "<|user|>", "<|assistant|>"], [],
+        "<|endoftext|>",
+        "<|endoftext|>",
+        "<|pad|>",
+        ["<|system|>", "<|user|>", "<|assistant|>"],
+        [],
     ),
     "olmo3": (None, "<|im_end|>", "<|pad|>", ["<|im_start|>"], ["<|endoftext|>"]),
     "phi4": (None, "<|im_end|>", "<|dummy_85|>", ["<|im_start|>", "<|im_sep|>"], ["<|endoftext|>"]),
     "phi4_mini": (
-        None, "<|endoftext|>", None,
-        ["<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|/tool|>"], ["<|end|>"],
+        None,
+        "<|endoftext|>",
+        None,
+        ["<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|/tool|>"],
+        ["<|end|>"],
     ),
     "smollm3": (None, "<|im_end|>", None, ["<|im_start|>"], []),
     "granite": (
-        None, "<|end_of_text|>", None,
-        ["<|start_of_role|>", "<|end_of_role|>", "<|tool_call|>"], [],
+        None,
+        "<|end_of_text|>",
+        None,
+        ["<|start_of_role|>", "<|end_of_role|>", "<|tool_call|>"],
+        [],
     ),
     "glm4": (None, "<|endoftext|>", None, _GLM, ["<|user|>", "<|observation|>"]),
     "glm4_5": (None, "<|endoftext|>", None, _GLM, ["<|user|>", "<|observation|>"]),
     "llama4": (
-        "<|begin_of_text|>", "<|eot|>", "<|finetune_right_pad|>",
+        "<|begin_of_text|>",
+        "<|eot|>",
+        "<|finetune_right_pad|>",
         ["<|header_start|>", "<|header_end|>", "<|python_start|>", "<|python_end|>", "<|image|>"],
         ["<|end_of_text|>", "<|eom|>"],
     ),
-}  # fmt: skip
+}
 NOT_SPECIAL = {  # added tokens that decoding keeps
     "qwen2_5": ["<tool_call>", "</tool_call>"],
-    "qwen3": ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>",
-              "</think>"],
-}  # fmt: skip
+    "qwen3": [
+        "<tool_call>",
+        "</tool_call>",
+        "<tool_response>",
+        "</tool_response>",
+        "<think>",
+        "</think>",
+    ],
+}
 WORDS = (*TEXT, 'What is 2 + 3? It is five. 5.5 turn ab ab ab\n\n {"name": "add"}')
 
 

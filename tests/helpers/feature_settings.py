@@ -27,35 +27,52 @@ MODEL = "decoder(layers=1, embed=32, mlp=64, heads=2, kv_heads=2, head_dim=16, i
 _CRITIC = {"dataflow": "ppo", "algorithm.advantage": "gae()"}
 _EPISODES = {
     "environment.function": "tiny_environments.count_letter()",
-    "environment.max_tokens": 40, "environment.max_reply_tokens": 8, "environment.max_turns": 3,
-    "environment.workers": 1, "reward.function": "",
-}  # fmt: skip
-_TREES = {"algorithm.collect": "turn_tree(branches=2)", "batch.samples_per_prompt": 6,
-          "batch.sequences_per_optimizer_step": 12, "algorithm.advantage": "rloo()"}  # fmt: skip
+    "environment.max_tokens": 40,
+    "environment.max_reply_tokens": 8,
+    "environment.max_turns": 3,
+    "environment.workers": 1,
+    "reward.function": "",
+}
+_TREES = {
+    "algorithm.collect": "turn_tree(branches=2)",
+    "batch.samples_per_prompt": 6,
+    "batch.sequences_per_optimizer_step": 12,
+    "algorithm.advantage": "rloo()",
+}
 # Feature -> the fields that turn it on. FOLDER is that of `folders`.
 SETTINGS = {
     "in flight": {"rollouts.max_staleness": 1},
     "sampler devices": {"rollouts.max_staleness": 1, "rollouts.sampler_devices": 1},
-    "placed roles": {"placement": ("reward_model=group(devices=1)",), "reward.function": "",
-                     "reward.model": "FOLDER/scorer"},
+    "placed roles": {
+        "placement": ("reward_model=group(devices=1)",),
+        "reward.function": "",
+        "reward.model": "FOLDER/scorer",
+    },
     "placed reference": {"placement": ("reference=group(devices=1)",), "algorithm.kl_in_loss": 0.1},
     "replay": {"rollouts.replay": "FOLDER/stored.jsonl", "rollouts.replay_share": 0.5},
     "replay alone": {"rollouts.replay": "FOLDER/stored.jsonl"},
     "environment": _EPISODES,
     "episodes of several rows": {
-        **_EPISODES, "environment.function": "tiny_environments.two_seats()",
+        **_EPISODES,
+        "environment.function": "tiny_environments.two_seats()",
     },
-    "unrepeatable environment": {
-        **_EPISODES, "environment.function": "tiny_environments.lives()"
+    "unrepeatable environment": {**_EPISODES, "environment.function": "tiny_environments.lives()"},
+    "images": {
+        "data.train": "feature_settings.pictures()",
+        "data.max_prompt_tokens": 7,
+        "model": MODEL.replace(
+            "decoder(",
+            "vision_decoder(patch_size=4, vision_layers=1, "
+            "vision_embed=32, vision_mlp=32, vision_heads=2, ",
+        ),
     },
-    "images": {"data.train": "feature_settings.pictures()", "data.max_prompt_tokens": 7,
-               "model": MODEL.replace("decoder(", "vision_decoder(patch_size=4, vision_layers=1, "
-                                      "vision_embed=32, vision_mlp=32, vision_heads=2, ")},
     "opponent": {"dataflow": "xpo", "algorithm.preference_loss": "xpo()"},
     "rounds": {**_CRITIC, "algorithm.collect": "special_token()"},
     "continuations": {**_CRITIC, "algorithm.collect": "special_token()"},
-    "values by continuations": {"algorithm.collect": "vine(completions=2, step_tokens=1)",
-                                "algorithm.advantage": "vineppo()"},
+    "values by continuations": {
+        "algorithm.collect": "vine(completions=2, step_tokens=1)",
+        "algorithm.advantage": "vineppo()",
+    },
     "search": {"algorithm.collect": "search(method='mcts(simulations=4, width=3)')"},
     "search of whole texts": {"algorithm.collect": "search(method='best_of_n(samples=2)')"},
     "tree of episodes": {**_EPISODES, **_TREES},
@@ -63,30 +80,39 @@ SETTINGS = {
     "rollout inside another": {"dataflow": "remax", "algorithm.advantage": "remax()"},
     "rollout of other roles": {"algorithm.collect": "vine(completions=2, step_tokens=1)"},
     "dead groups replaced in flight": {
-        "algorithm.collect": "dynamic(if_short='fill')", "rollouts.max_staleness": 1
+        "algorithm.collect": "dynamic(if_short='fill')",
+        "rollouts.max_staleness": 1,
     },
     "rollout of single rows": {"algorithm.collect": "first_live()"},
     "reward model": {"reward.model": "FOLDER/scorer", "reward.function": ""},
     "judge model": {"reward.judge_model": "FOLDER/judge", "reward.function": "judge(scale=2)"},
-    "process model": {"reward.process_model": "FOLDER/scorer",
-                      "algorithm.advantage": "reinforce_plus_plus()"},
+    "process model": {
+        "reward.process_model": "FOLDER/scorer",
+        "algorithm.advantage": "reinforce_plus_plus()",
+    },
     "reward of evaluation": {"evaluate.reward": "exact_match()"},
     "rule over the batch": {"algorithm.reward_shaping": ("normalised()",)},
-    "no reward read": {"dataflow": "on_policy_distil", "teacher_model": "FOLDER/policy",
-                       "reward.function": ""},
+    "no reward read": {
+        "dataflow": "on_policy_distil",
+        "teacher_model": "FOLDER/policy",
+        "reward.function": "",
+    },
     "costs": {
-        "dataflow": "safe_rlhf", "algorithm.advantage": "gae(whiten=False)",
+        "dataflow": "safe_rlhf",
+        "algorithm.advantage": "gae(whiten=False)",
         "roles": ("cost_critic=trained_values(lr=1e-3)", "multiplier=lagrange_multiplier()"),
         "reward.function": "with_cost(reward='exact_match()', cost=\"regex_match(pattern='..')\")",
     },
     "samples compared": {"dataflow": "raft"},
     "one version of the policy": {
-        "dataflow": "prime", "roles": ("implicit=trained_policy(lr=1e-3)",),
+        "dataflow": "prime",
+        "roles": ("implicit=trained_policy(lr=1e-3)",),
         "algorithm.advantage": "prime()",
     },
     "samples of the reference": {"dataflow": "nash_md", "algorithm.preference_loss": "nash_md()"},
     "dataflow over draws": {
-        "dataflow": "expert_iteration", "algorithm.advantage": "gae()",
+        "dataflow": "expert_iteration",
+        "algorithm.advantage": "gae()",
         "algorithm.collect": "critic_search(method='mcts(simulations=4, width=3)')",
     },
     "dataflow of single rows": {"dataflow": "remax", "algorithm.advantage": "remax()"},
@@ -94,8 +120,11 @@ SETTINGS = {
     "advantage over draws": {"algorithm.advantage": "feature_settings.by_entropy"},
     "advantage of single rows": {"algorithm.advantage": "optimal_token_baseline()"},
     "advantage blind to tokens": {"algorithm.advantage": "group_relative()"},
-    "no reference": {"dataflow": "on_policy_distil", "teacher_model": "FOLDER/policy",
-                     "reward.function": ""},
+    "no reference": {
+        "dataflow": "on_policy_distil",
+        "teacher_model": "FOLDER/policy",
+        "reward.function": "",
+    },
     "KL": {"algorithm.kl_in_loss": 0.1},
     "correction": {"algorithm.correction": "rollout_correction()"},
     "bypass": {"algorithm.old_logprobs": "sampler"},
@@ -103,15 +132,22 @@ SETTINGS = {
     "unpacked rows": {"batch.packing": False},
     "pages": {"sampler.page_tokens": 8, "sampler.loop": "host"},
     "speculation": {"sampler.draft_tokens": 2},
-    "pretraining": {**_CRITIC, "pretraining.data": "feature_settings.letters()",
-                    "pretraining.sequences_per_optimizer_step": 4, "pretraining.max_tokens": 16},
+    "pretraining": {
+        **_CRITIC,
+        "pretraining.data": "feature_settings.letters()",
+        "pretraining.sequences_per_optimizer_step": 4,
+        "pretraining.max_tokens": 16,
+    },
     "epochs": {"batch.epochs": 2},
     "filters": {"algorithm.filters": ("overlong()",)},
     "curriculum": {"data.retire_at_pass_rate": 0.9},
     "stop strings": {"sampler.stop_strings": ("?",)},
-    "thinking limits": {"sampler.thinking_tokens": (1, 2), "sampler.end_of_thinking": "?",
-                        "sampler.interrupt_phrase": "?"},
-}  # fmt: skip
+    "thinking limits": {
+        "sampler.thinking_tokens": (1, 2),
+        "sampler.end_of_thinking": "?",
+        "sampler.interrupt_phrase": "?",
+    },
+}
 
 
 def letters() -> Task:
@@ -261,8 +297,14 @@ def write_folders(folder: Path) -> None:
     save_params(folder / "scorer", model, params, **ids)
     write_judge(folder / "judge")
     rows = [
-        {"prompt": f"{letter}>", "completion": text, "reward": float(text[0] == letter),
-         "truncated": False, "logprobs": [-1.0] * (len(text) + 1)}
-        for letter in "abcdefgh" for text in ("a", "bc", letter, letter + "a")
-    ]  # fmt: skip
+        {
+            "prompt": f"{letter}>",
+            "completion": text,
+            "reward": float(text[0] == letter),
+            "truncated": False,
+            "logprobs": [-1.0] * (len(text) + 1),
+        }
+        for letter in "abcdefgh"
+        for text in ("a", "bc", letter, letter + "a")
+    ]
     (folder / "stored.jsonl").write_text("\n".join(map(json.dumps, rows)))

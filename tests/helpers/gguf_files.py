@@ -8,11 +8,29 @@ import numpy as np
 
 TYPE = gguf.GGMLQuantizationType
 # Where a block of these types, which the package cannot write, has its float16 scales.
-_SCALES = {TYPE.Q2_K: (80, 82), TYPE.Q3_K: (108,), TYPE.Q4_K: (0, 2), TYPE.Q5_K: (0, 2),
-           TYPE.Q6_K: (208,)}  # fmt: skip
+_SCALES = {
+    TYPE.Q2_K: (80, 82),
+    TYPE.Q3_K: (108,),
+    TYPE.Q4_K: (0, 2),
+    TYPE.Q5_K: (0, 2),
+    TYPE.Q6_K: (208,),
+}
 _SIZE = {TYPE.Q2_K: 3.0, TYPE.Q3_K: 60.0, TYPE.Q4_K: 500.0, TYPE.Q5_K: 900.0, TYPE.Q6_K: 1700.0}
-READ = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K",
-        "Q5_K", "Q6_K")  # fmt: skip
+READ = (
+    "F32",
+    "F16",
+    "BF16",
+    "Q8_0",
+    "Q4_0",
+    "Q4_1",
+    "Q5_0",
+    "Q5_1",
+    "Q2_K",
+    "Q3_K",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+)
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3")
 EMBED, MLP, HEADS, KV_HEADS = 256, 512, 4, 2
 
@@ -41,18 +59,28 @@ def byte_tokens() -> tuple[str, ...]:
 
 
 _BYTES_BPE = dict(
-    model="gpt2", pre="default", add_bos_token=False, bos_token_id=0, eos_token_id=1,
-    padding_token_id=1, chat_template="{% for m in messages %}<|a|>{{ m['content'] }}<|b|>"
+    model="gpt2",
+    pre="default",
+    add_bos_token=False,
+    bos_token_id=0,
+    eos_token_id=1,
+    padding_token_id=1,
+    chat_template="{% for m in messages %}<|a|>{{ m['content'] }}<|b|>"
     "{% endfor %}{% if add_generation_prompt %}<|a|>{% endif %}",
     tokens=["<|a|>", "<|b|>", *byte_tokens(), "he", "ll", "hell", "Ġhell", "Ġt", "12", "ĠĠ"],
     merges=["h e", "l l", "he ll", "Ġ hell", "Ġ t", "1 2", "Ġ Ġ"],
-)  # fmt: skip
+)
 _PIECES = ["▁", "h", "e", "l", "o", "t", "▁t", "he", "ll", "hell", "▁hell", "hello", "1", "2", "é"]
 _SPM = dict(
-    model="llama", pre="default", add_bos_token=True, bos_token_id=2, eos_token_id=1,
-    unknown_token_id=3, padding_token_id=0,
+    model="llama",
+    pre="default",
+    add_bos_token=True,
+    bos_token_id=2,
+    eos_token_id=1,
+    unknown_token_id=3,
+    padding_token_id=0,
     tokens=["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{i:02X}>" for i in range(256)), *_PIECES],
-)  # fmt: skip
+)
 
 
 def tokenizer_of(architecture: str, **changes) -> dict:
@@ -70,23 +98,37 @@ def tokenizer_of(architecture: str, **changes) -> dict:
 
 
 def write_gguf(
-    path, architecture: str = "llama", *, kinds=("Q8_0", "F16", "Q4_0", "Q6_K"), layers: int = 2,
-    metadata: dict | None = None, tokenizer: dict | None = None, tied: bool = True, seed: int = 0,
-    tensors: dict | None = None, vocabulary: int = 288,
-) -> dict:  # fmt: skip
+    path,
+    architecture: str = "llama",
+    *,
+    kinds=("Q8_0", "F16", "Q4_0", "Q6_K"),
+    layers: int = 2,
+    metadata: dict | None = None,
+    tokenizer: dict | None = None,
+    tied: bool = True,
+    seed: int = 0,
+    tensors: dict | None = None,
+    vocabulary: int = 288,
+) -> dict:
     """Writes a model; returns its keys below the architecture. `metadata` adds to them or, with
     None, takes one away; `tensors` adds float32 ones."""
     # The reader of transformers knows no other of Qwen3.
     head_dim = 128 if architecture == "qwen3" else 64
     rng, writer = np.random.default_rng(seed), gguf.GGUFWriter(path, architecture)
     keys = {
-        "vocab_size": vocabulary, "block_count": layers, "context_length": 128,
-        "embedding_length": EMBED, "feed_forward_length": MLP, "attention.head_count": HEADS,
-        "attention.head_count_kv": KV_HEADS, "attention.layer_norm_rms_epsilon": 1e-5,
-        "rope.freq_base": 10_000.0, "rope.dimension_count": head_dim,
+        "vocab_size": vocabulary,
+        "block_count": layers,
+        "context_length": 128,
+        "embedding_length": EMBED,
+        "feed_forward_length": MLP,
+        "attention.head_count": HEADS,
+        "attention.head_count_kv": KV_HEADS,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "rope.freq_base": 10_000.0,
+        "rope.dimension_count": head_dim,
         **({"attention.sliding_window": 6} if "gemma" in architecture else {}),
         **({"attention.key_length": head_dim} if architecture[0] in "gq" else {}),
-    }  # fmt: skip
+    }
     keys = {k: v for k, v in (keys | (metadata or {})).items() if v is not None}
     for key, value in keys.items():
         _add(writer, f"{architecture}.{key}", value)
@@ -142,6 +184,11 @@ def write_gguf(
 
 
 def _add(writer, name: str, value) -> None:
-    add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32,
-           str: writer.add_string, list: writer.add_array}  # fmt: skip
+    add = {
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        str: writer.add_string,
+        list: writer.add_array,
+    }
     add[type(value)](name, value)

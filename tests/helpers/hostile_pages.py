@@ -19,31 +19,81 @@ from rljax.tracking.episodes import episode_record, turn_record
 from rljax.tracking.notebook import NotebookConsole
 
 ACTIONS = (
-    "alert(1)", "parent.alert(2)", "fetch('http://127.0.0.1:9/leak')", "document.title='owned'",
+    "alert(1)",
+    "parent.alert(2)",
+    "fetch('http://127.0.0.1:9/leak')",
+    "document.title='owned'",
     "new Image().src='//127.0.0.1:9/x'",
-)  # fmt: skip
+)
 FORMS = (
-    "<script>{}</script>", '<img src=x onerror="{}">', "<svg onload={}>", "<svg/onload={}//",
-    "<iframe srcdoc='<script>{}</script>'></iframe>", "<iframe src=javascript:{}></iframe>",
-    "<body onload={}>", "<details open ontoggle={}>", "<video><source onerror={}></video>",
-    '<object data="javascript:{}">', "<embed src=//127.0.0.1:9/e>", "<base href=//127.0.0.1:9/>",
+    "<script>{}</script>",
+    '<img src=x onerror="{}">',
+    "<svg onload={}>",
+    "<svg/onload={}//",
+    "<iframe srcdoc='<script>{}</script>'></iframe>",
+    "<iframe src=javascript:{}></iframe>",
+    "<body onload={}>",
+    "<details open ontoggle={}>",
+    "<video><source onerror={}></video>",
+    '<object data="javascript:{}">',
+    "<embed src=//127.0.0.1:9/e>",
+    "<base href=//127.0.0.1:9/>",
     "<link rel=stylesheet href=http://127.0.0.1:9/s.css>",
     "<meta http-equiv=refresh content=0;url=//127.0.0.1:9>",
-    "<form action=javascript:{}><button autofocus onfocus={}>", '<a href="javascript:{}">x</a>',
+    "<form action=javascript:{}><button autofocus onfocus={}>",
+    '<a href="javascript:{}">x</a>',
     "<style>@import 'http://127.0.0.1:9/i.css'</style>",
     "<style>*{{background:url(//127.0.0.1:9/b)}}</style>",
-    "<math><mtext></mtext><script>{}</script></math>", "<template><script>{}</script></template>",
-    "<input autofocus onfocus={}>", "<select onfocus={} autofocus>", "<marquee onstart={}>",
-    "[x](javascript:{})", "![x](http://127.0.0.1:9/i.png)", "<http://127.0.0.1:9/>",
-    "javascript:{}", '[ref]: javascript:{} "x"', "```\n<script>{}</script>\n```",
-    "|x|<script>{}</script>|", "# <script>{}</script>",
-)  # fmt: skip
+    "<math><mtext></mtext><script>{}</script></math>",
+    "<template><script>{}</script></template>",
+    "<input autofocus onfocus={}>",
+    "<select onfocus={} autofocus>",
+    "<marquee onstart={}>",
+    "[x](javascript:{})",
+    "![x](http://127.0.0.1:9/i.png)",
+    "<http://127.0.0.1:9/>",
+    "javascript:{}",
+    '[ref]: javascript:{} "x"',
+    "```\n<script>{}</script>\n```",
+    "|x|<script>{}</script>|",
+    "# <script>{}</script>",
+)
 FRONTS = (
-    "", '"', "'", '">', "'>", "</title>", "</style>", "</textarea>", "</pre></details>", "-->",
-    "]]>", "</td></tr></table>", "</span>", "`", "``", "```\n", "\n\n", "&quot;>", "&#34;>",
-    '" onmouseover="', "' onfocus='", "\\", "\x00", "\t", "{{", "</svg>", "</section>",
-    "</script>", "|", "\u2028", "\u202e", "&lt;", "<!--", "<![CDATA[",
-)  # fmt: skip
+    "",
+    '"',
+    "'",
+    '">',
+    "'>",
+    "</title>",
+    "</style>",
+    "</textarea>",
+    "</pre></details>",
+    "-->",
+    "]]>",
+    "</td></tr></table>",
+    "</span>",
+    "`",
+    "``",
+    "```\n",
+    "\n\n",
+    "&quot;>",
+    "&#34;>",
+    '" onmouseover="',
+    "' onfocus='",
+    "\\",
+    "\x00",
+    "\t",
+    "{{",
+    "</svg>",
+    "</section>",
+    "</script>",
+    "|",
+    "\u2028",
+    "\u202e",
+    "&lt;",
+    "<!--",
+    "<![CDATA[",
+)
 
 
 def hostile_texts(count: int, seed: int = 0) -> list[str]:
@@ -90,51 +140,117 @@ def filled(value, texts: Texts):
 
 
 CONFIG = {
-    "name": "n", "model": "m", "dataflow": "d", "data": {"train": "t", "test": "s"},
-    "reward": {"function": "f"}, "algorithm": {"policy_loss": "p", "advantage": "a"},
-    "actor_optimizer": {"lr": 0.1, "name": "o"}, "evaluate": {"reward": "r"},
-    "batch": {"prompts_per_step": 4, "samples_per_prompt": 4}, "seed": 1, "steps": 3,
-    "sampler": {"stop_strings": ["x"], "temperature": 1.0}, "dataset": "d",
-}  # fmt: skip
+    "name": "n",
+    "model": "m",
+    "dataflow": "d",
+    "data": {"train": "t", "test": "s"},
+    "reward": {"function": "f"},
+    "algorithm": {"policy_loss": "p", "advantage": "a"},
+    "actor_optimizer": {"lr": 0.1, "name": "o"},
+    "evaluate": {"reward": "r"},
+    "batch": {"prompts_per_step": 4, "samples_per_prompt": 4},
+    "seed": 1,
+    "steps": 3,
+    "sampler": {"stop_strings": ["x"], "temperature": 1.0},
+    "dataset": "d",
+}
 ESTIMATE = {"value": 0.4, "low": 0.3, "high": 0.5, "n": 20}
 SUMMARY = {
-    "accuracy_before": ESTIMATE, "accuracy_after": {**ESTIMATE, "value": 0.45},
-    "eval_before": {"loss": 1.0}, "eval_after": {"loss": 0.5}, "status": "finished",
+    "accuracy_before": ESTIMATE,
+    "accuracy_after": {**ESTIMATE, "value": 0.45},
+    "eval_before": {"loss": 1.0},
+    "eval_after": {"loss": 0.5},
+    "status": "finished",
     "device": "cpu",
-    "wall_s": 12.0, "versions": {"jax": "1"}, "memory": {"peak_bytes": 10}, "seed": 1,
-    "completions": 3, "faults": {"skipped": 1}, "reward/errors": "e", "steps": 3,
-}  # fmt: skip
+    "wall_s": 12.0,
+    "versions": {"jax": "1"},
+    "memory": {"peak_bytes": 10},
+    "seed": 1,
+    "completions": 3,
+    "faults": {"skipped": 1},
+    "reward/errors": "e",
+    "steps": 3,
+}
 START = {
-    "time": 1.7e9, "command": "c", "working_folder": "w",
+    "time": 1.7e9,
+    "command": "c",
+    "working_folder": "w",
     "git": {"commit": "0" * 40, "dirty": True},
-    "rljax": "1", "python": "3", "host": "h", "device": "cpu", "memory": "1", "step": 0,
-}  # fmt: skip
-SAMPLE = {"prompt": "p", "response": "r", "ground_truth": "t", "reward": 0.5, "status": "ok",
-          "message": "m", "step": 1, "phase": "rl", "prompt_mean": 0.4}  # fmt: skip
+    "rljax": "1",
+    "python": "3",
+    "host": "h",
+    "device": "cpu",
+    "memory": "1",
+    "step": 0,
+}
+SAMPLE = {
+    "prompt": "p",
+    "response": "r",
+    "ground_truth": "t",
+    "reward": 0.5,
+    "status": "ok",
+    "message": "m",
+    "step": 1,
+    "phase": "rl",
+    "prompt_mean": 0.4,
+}
 ROW = {"title": "t", "tokens": 3, "fields": {"f": "v"}, "pieces": [["a", False], ["b", True]]}
 DATA = {"notes": ["n"], "lengths": {"prompt": [1, 2, 3, 4]}, "rows": [ROW]}
-TIMELINE = [{"step": 1, "seconds": 1.0, "spans": {"sample": [[0.0, 0.5]], "s": [[0.0, 0.1]]},
-             "decoding": [[0.0, 2.0]], "scoring": [[0.0, 1.0, 1.0]]}]  # fmt: skip
+TIMELINE = [
+    {
+        "step": 1,
+        "seconds": 1.0,
+        "spans": {"sample": [[0.0, 0.5]], "s": [[0.0, 0.1]]},
+        "decoding": [[0.0, 2.0]],
+        "scoring": [[0.0, 1.0, 1.0]],
+    }
+]
 METRICS = ("reward/mean", "loss", "eval/accuracy", "time/learn_s", "reward/errors", "skipped_steps")
 SHA = "0123456789abcdef" * 4
 STAGE = {
-    "stage": "s", "command": "train", "inputs": {"data": {"a.jsonl": SHA}}, "outputs": {"b": SHA},
-    "status": "finished", "started": 1.0, "ended": 9.0, "by_hand": "no", "settings_sha256": SHA,
-    "git": {"commit": SHA}, "versions": {"jax": "1"},
-    "metrics": {"accuracy_before": ESTIMATE, "accuracy_after": ESTIMATE, "mean_reward_all": 1.0,
-                "last_step": {"reward/mean": 1.0}},
-}  # fmt: skip
+    "stage": "s",
+    "command": "train",
+    "inputs": {"data": {"a.jsonl": SHA}},
+    "outputs": {"b": SHA},
+    "status": "finished",
+    "started": 1.0,
+    "ended": 9.0,
+    "by_hand": "no",
+    "settings_sha256": SHA,
+    "git": {"commit": SHA},
+    "versions": {"jax": "1"},
+    "metrics": {
+        "accuracy_before": ESTIMATE,
+        "accuracy_after": ESTIMATE,
+        "mean_reward_all": 1.0,
+        "last_step": {"reward/mean": 1.0},
+    },
+}
 
 
 def episode(texts):
     n = 3
     turn = turn_record(
-        observation=next(texts), tokens=range(n), pieces=[next(texts) for _ in range(n)],
-        text=next(texts), logprobs=[-0.1] * n, reward=0.5, bad=True, chosen=[True, False, True],
+        observation=next(texts),
+        tokens=range(n),
+        pieces=[next(texts) for _ in range(n)],
+        text=next(texts),
+        logprobs=[-0.1] * n,
+        reward=0.5,
+        bad=True,
+        chosen=[True, False, True],
         versions=[1] * n,
-    )  # fmt: skip
-    row = episode_record(episode=1, group=0, total=0.5, turns=[turn], seat=next(texts),
-                         status=next(texts), finish=next(texts), message=next(texts))  # fmt: skip
+    )
+    row = episode_record(
+        episode=1,
+        group=0,
+        total=0.5,
+        turns=[turn],
+        seat=next(texts),
+        status=next(texts),
+        finish=next(texts),
+        message=next(texts),
+    )
     return {"step": 2, **row}
 
 
@@ -156,11 +272,17 @@ def write_run(folder: Path, texts: Texts) -> Path:
     put("meanings.json", {name: meaning for name in METRICS})
     put("model.json", {"files": {"weights": {"sha256": SHA}}})
     rows = [
-        {"step": step, "phase": "rl", **dict.fromkeys(METRICS, step / 9),
-         **{key + next(texts): step / 7 for key in ("eval/difficulty/", "eval/source/", "time/",
-                                                  "reward/", "eval/", "")}}
+        {
+            "step": step,
+            "phase": "rl",
+            **dict.fromkeys(METRICS, step / 9),
+            **{
+                key + next(texts): step / 7
+                for key in ("eval/difficulty/", "eval/source/", "time/", "reward/", "eval/", "")
+            },
+        }
         for step in (1, 2, 3)
-    ]  # fmt: skip
+    ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     samples = [{**SAMPLE, "step": step, "reward": r} for step in (1, 3) for r in (0.1, 0.9)]
     kept = ("step", "reward", "phase")
@@ -188,8 +310,9 @@ def write_pages(root: Path, given: list[str], numbers: bool = False) -> dict[str
     names = [stage["stage"] for stage in stages]
     estimates = dict.fromkeys(names, ESTIMATE)
     asked = (next(texts), [{"role": "user", "content": next(texts)}])
-    prompts = [{"prompt": p, "responses": [next(texts), next(texts)], "right": [1, 0]}
-               for p in asked]  # fmt: skip
+    prompts = [
+        {"prompt": p, "responses": [next(texts), next(texts)], "right": [1, 0]} for p in asked
+    ]
     suite = {"stages": names, "accuracy": estimates, "difference": estimates, "prompts": prompts}
     lineage = {"pipeline": next(texts), "stages": stages, "same_prompts": [suite]}
     (folder / "lineage.json").write_text(json.dumps(lineage))
@@ -230,8 +353,10 @@ def _live(texts) -> str:
     console.say(next(texts))
     with console.lock:
         console.phase = next(texts)
-        console.rows = [{"prompt": next(texts), "response": next(texts), "reward": 0.5,
-                         "status": next(texts)} for _ in range(3)]  # fmt: skip
+        console.rows = [
+            {"prompt": next(texts), "response": next(texts), "reward": 0.5, "status": next(texts)}
+            for _ in range(3)
+        ]
     return console.html()
 
 
@@ -239,10 +364,22 @@ def card(root: Path, given: list[str]) -> str:
     """A model card as Markdown."""
     texts = Texts(given)
     run = read_run(write_run(root / "run", texts))
-    result = {"metrics": {next(texts): ESTIMATE, "m": ESTIMATE}, "data": next(texts),
-              "reward": next(texts), "samples": next(texts), "temperature": next(texts),
-              "max_response_tokens": next(texts), "suite": next(texts)}  # fmt: skip
+    result = {
+        "metrics": {next(texts): ESTIMATE, "m": ESTIMATE},
+        "data": next(texts),
+        "reward": next(texts),
+        "samples": next(texts),
+        "temperature": next(texts),
+        "max_response_tokens": next(texts),
+        "suite": next(texts),
+    }
     return model_card(
-        run, "policy", "owner/name", base=None, license=next(texts),
-        evaluations=[(next(texts), result)], report=True, generation=True,
-    )  # fmt: skip
+        run,
+        "policy",
+        "owner/name",
+        base=None,
+        license=next(texts),
+        evaluations=[(next(texts), result)],
+        report=True,
+        generation=True,
+    )

@@ -21,25 +21,87 @@ def nested(depth: int, opened: str = "[", closed: str = "]") -> str:
 
 # JSON as text: half of it cannot be written by a JSON library.
 VALUES = [
-    "null", "true", "false", "0", "1", "-1", "2", "17", "64", "65", "3.5", "-0.0", "1e-300", "1e30",
-    "1e400", "-1e400", "NaN", "Infinity", "-Infinity", "2147483647", "2147483648", "4294967296",
-    "9223372036854775808", "1" * 400, "1" * 5000, '""', '"a"', '"0"', '"true"', '"\\u0000"',
-    '"\\ud800"', '"\\udc00\\ud800"', '"\u00e9 \ud55c \U0001f642"', '"' + "x" * 1001 + '"',
-    '"' + "ab" * 50_000 + '"', '"' + "\\n" * 300_000 + '"', "[]", "[[]]", "[null]", '[""]', '["a"]',
-    "[" + ", ".join(['"a"'] * 17) + "]", '["' + "x" * 1001 + '"]', '["the", "the", "the"]',
-    "[0]", "[5, 6, 7]", "[1.5]", "[true]", "[-1]", "[100000]", "[[5], [6]]", "[[[5]]]",
-    "[" + "5, " * 100_000 + "5]", "[" + '"the", ' * 5000 + '"the"]', nested(500), nested(960),
-    nested(100_000), nested(960, '{"a": ', "}").replace("}", "1}", 1), "{}", '{"a": 1}', '{"0": 1}',
-    '{"5": -100, "6": 1e4}', '{"0": NaN}', '{"0": 1, "0": 2}', '{"999999": 1}', '{"": {}}',
-    '{"\\ud800": 1}', '{"include_usage": true}', '{"include_usage": 1}',
+    "null",
+    "true",
+    "false",
+    "0",
+    "1",
+    "-1",
+    "2",
+    "17",
+    "64",
+    "65",
+    "3.5",
+    "-0.0",
+    "1e-300",
+    "1e30",
+    "1e400",
+    "-1e400",
+    "NaN",
+    "Infinity",
+    "-Infinity",
+    "2147483647",
+    "2147483648",
+    "4294967296",
+    "9223372036854775808",
+    "1" * 400,
+    "1" * 5000,
+    '""',
+    '"a"',
+    '"0"',
+    '"true"',
+    '"\\u0000"',
+    '"\\ud800"',
+    '"\\udc00\\ud800"',
+    '"\u00e9 \ud55c \U0001f642"',
+    '"' + "x" * 1001 + '"',
+    '"' + "ab" * 50_000 + '"',
+    '"' + "\\n" * 300_000 + '"',
+    "[]",
+    "[[]]",
+    "[null]",
+    '[""]',
+    '["a"]',
+    "[" + ", ".join(['"a"'] * 17) + "]",
+    '["' + "x" * 1001 + '"]',
+    '["the", "the", "the"]',
+    "[0]",
+    "[5, 6, 7]",
+    "[1.5]",
+    "[true]",
+    "[-1]",
+    "[100000]",
+    "[[5], [6]]",
+    "[[[5]]]",
+    "[" + "5, " * 100_000 + "5]",
+    "[" + '"the", ' * 5000 + '"the"]',
+    nested(500),
+    nested(960),
+    nested(100_000),
+    nested(960, '{"a": ', "}").replace("}", "1}", 1),
+    "{}",
+    '{"a": 1}',
+    '{"0": 1}',
+    '{"5": -100, "6": 1e4}',
+    '{"0": NaN}',
+    '{"0": 1, "0": 2}',
+    '{"999999": 1}',
+    '{"": {}}',
+    '{"\\ud800": 1}',
+    '{"include_usage": true}',
+    '{"include_usage": 1}',
     '{"' + "k" * 90_000 + '": 1}',
-    "{" + ", ".join(f'"{i}": 1' for i in range(4000)) + "}", '{"type": "text"}',
-    '[{"role": "user", "content": "a"}]', '[{"role": "user", "content": null}]',
+    "{" + ", ".join(f'"{i}": 1' for i in range(4000)) + "}",
+    '{"type": "text"}',
+    '[{"role": "user", "content": "a"}]',
+    '[{"role": "user", "content": null}]',
     '[{"role": "user", "content": [{"type": "text", "text": "a"}]}]',
     '[{"role": 1, "content": ""}]',
-    '[{"role": "\\ud800", "content": "\\ud800"}]', '[{"role": "user", "content": "the", "x": NaN}]',
-    '[{"role": "user", "content": "a", "x": ' + nested(960) + "}]", MANY,
-]  # fmt: skip
+    '[{"role": "\\ud800", "content": "\\ud800"}]',
+    '[{"role": "user", "content": "the", "x": NaN}]',
+    '[{"role": "user", "content": "a", "x": ' + nested(960) + "}]",
+    MANY,
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,9 +116,13 @@ class Hostile:
 def request(path: str, body: bytes, *, method="POST", host="127.0.0.1", more=(), length=None):
     """An HTTP/1.1 request whose connection ends with its answer."""
     head = [
-        f"{method} {path} HTTP/1.1", f"Host: {host}", "Content-Type: application/json",
-        f"Content-Length: {len(body) if length is None else length}", "Connection: close", *more,
-    ]  # fmt: skip
+        f"{method} {path} HTTP/1.1",
+        f"Host: {host}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body) if length is None else length}",
+        "Connection: close",
+        *more,
+    ]
     return "\r\n".join([*head, "", ""]).encode("latin-1") + body
 
 
@@ -81,12 +147,23 @@ def mixed_cases(count: int = 600) -> list[Hostile]:
     """Four fields at a time, each as often with a value that is right for it."""
     rng, cases = random.Random(0), []
     right = {
-        "prompt": '[[5, 6], [7]]', "n": "3", "max_tokens": "40", "temperature": "0.5",
-        "top_p": "0.9", "top_k": "4", "min_p": "0.1", "seed": "3",
-        "stop": '["a", "the"]', "logit_bias": '{"7": 9}',
-        "stream": "true", "stream_options": '{"include_usage": true}', "echo": "true",
-        "logprobs": "0", "best_of": "1", "user": '"me"',
-    }  # fmt: skip
+        "prompt": "[[5, 6], [7]]",
+        "n": "3",
+        "max_tokens": "40",
+        "temperature": "0.5",
+        "top_p": "0.9",
+        "top_k": "4",
+        "min_p": "0.1",
+        "seed": "3",
+        "stop": '["a", "the"]',
+        "logit_bias": '{"7": 9}',
+        "stream": "true",
+        "stream_options": '{"include_usage": true}',
+        "echo": "true",
+        "logprobs": "0",
+        "best_of": "1",
+        "user": '"me"',
+    }
     for _ in range(count):
         fields = dict(GOOD[COMPLETIONS])
         for name in rng.sample(list(right), 4):
@@ -99,21 +176,32 @@ def mixed_cases(count: int = 600) -> list[Hostile]:
 def body_cases() -> list[Hostile]:
     good = json_body(GOOD[COMPLETIONS])
     bodies = {
-        "not an object": b"[]", "text": b'"x"', "number": b"7", "empty": b"", "blank": b" \n ",
-        "latin-1": '{"prompt": "é"}'.encode("latin-1"), "utf-16": good.decode().encode("utf-16"),
-        "null bytes": b"\x00" * 100, "bytes": bytes(range(256)), "BOM": b"\xef\xbb\xbf" + good,
-        "surrogate in UTF-8": b'{"prompt": "\xed\xa0\x80"}', "two values": good + good,
+        "not an object": b"[]",
+        "text": b'"x"',
+        "number": b"7",
+        "empty": b"",
+        "blank": b" \n ",
+        "latin-1": '{"prompt": "é"}'.encode("latin-1"),
+        "utf-16": good.decode().encode("utf-16"),
+        "null bytes": b"\x00" * 100,
+        "bytes": bytes(range(256)),
+        "BOM": b"\xef\xbb\xbf" + good,
+        "surrogate in UTF-8": b'{"prompt": "\xed\xa0\x80"}',
+        "two values": good + good,
         "duplicate keys": b'{"prompt": 1, "prompt": "the", "n": 1, "n": 2}',
-        "escaped key": b'{"\\u0070rompt": "the"}', "trailing comma": b'{"prompt": "the",}',
-        "comment": b'{"prompt": "the"} // x', "single quotes": b"{'prompt': 'the'}",
+        "escaped key": b'{"\\u0070rompt": "the"}',
+        "trailing comma": b'{"prompt": "the",}',
+        "comment": b'{"prompt": "the"} // x',
+        "single quotes": b"{'prompt': 'the'}",
         "10 MB of text": b'{"prompt": "' + b"x" * 10_000_000 + b'"}',
         "3 MB of text": b'{"prompt": "' + b"x " * 1_500_000 + b'"}',
         "3 MB of lists": b'{"prompt": [' + b"[]," * 1_000_000 + b"[]]}",
         "a list of 3 MB": b"[" + b"[]," * 1_000_000 + b"[]]",
         "3 MB of numbers": b'{"prompt": [' + b"7," * 1_500_000 + b"7]}",
         "3 MB of keys": b"{" + b",".join(b'"%d":1' % i for i in range(300_000)) + b"}",
-        "half the nesting": b"[" * 3_000_000, "keys of nests": b'{"a":' * 600_000,
-    }  # fmt: skip
+        "half the nesting": b"[" * 3_000_000,
+        "keys of nests": b'{"a":' * 600_000,
+    }
     cut = {f"cut at {at}": good[:at] for at in range(0, len(good), 2)}
     flipped = {
         f"byte {at} is {byte}": good[:at] + bytes([byte]) + good[at + 1 :]
@@ -134,9 +222,12 @@ def http_cases() -> list[Hostile]:
     chunked = f"{post}\r\nTransfer-Encoding: chunked{end}"
     whole = b"%x\r\n%b\r\n0\r\n\r\n" % (len(good), good)
     raws = {
-        "not HTTP": b"hello\r\n\r\n", "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 20,
-        "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "HTTP/0.9": b"GET /health\r\n\r\n",
-        "HTTP/1.0": b"GET /health HTTP/1.0\r\n\r\n", "HTTP/3": b"GET / HTTP/3.0\r\n\r\n",
+        "not HTTP": b"hello\r\n\r\n",
+        "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 20,
+        "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        "HTTP/0.9": b"GET /health\r\n\r\n",
+        "HTTP/1.0": b"GET /health HTTP/1.0\r\n\r\n",
+        "HTTP/3": b"GET / HTTP/3.0\r\n\r\n",
         "no Host": b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n",
         "two Hosts": b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: b\r\n\r\n",
         "null in a header": b"GET / HTTP/1.1\r\nHost: localhost\r\nX: \x00" + end.encode(),
@@ -152,28 +243,32 @@ def http_cases() -> list[Hostile]:
         "two lengths": f"{post}\r\nContent-Length: 3\r\nContent-Length: 9{end}".encode() + good,
         "a terabyte": f"{post}\r\nContent-Length: {10**12}{end}".encode() + good,
         "short length": request(COMPLETIONS, good, length=len(good) - 3),
-        "chunked": chunked.encode() + whole, "length and chunked":
-        f"{post}\r\nContent-Length: 4\r\nTransfer-Encoding: chunked{end}".encode() + whole,
+        "chunked": chunked.encode() + whole,
+        "length and chunked": (
+            f"{post}\r\nContent-Length: 4\r\nTransfer-Encoding: chunked{end}"
+        ).encode()
+        + whole,
         "gzip": f"{post}\r\nTransfer-Encoding: gzip{end}".encode() + good,
         "bad chunk": chunked.encode() + b"zz\r\n" + good,
         "chunk below 0": chunked.encode() + b"-1\r\n",
         "huge chunk": chunked.encode() + b"f" * 30 + b"\r\n" + good,
         "small chunks": chunked.encode() + b"1\r\n \r\n" * 60_000 + b"0\r\n\r\n",
-        "bad chunk behind an answer":
-        b"GET /health HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
-        + b"1\r\nx\r\nzz\r\n" * 9,
+        "bad chunk behind an answer": b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\nzz\r\n" * 9,
         "pipelined": b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 300
-        + b"GET /health HTTP/1.1\r\nHost: localhost" + end.encode(),
+        + b"GET /health HTTP/1.1\r\nHost: localhost"
+        + end.encode(),
         "rubbish behind a request": request(COMPLETIONS, good) + b"\x00rubbish\r\n" * 100,
         "upgrade": request(COMPLETIONS, b"", more=["Upgrade: websocket", "Connection: upgrade"]),
         "expects": request(COMPLETIONS, good, more=["Expect: 100-continue"]),
         "expects no more than a refusal": request(
-            COMPLETIONS, b"", length=10**9, more=["Expect: 100-continue"]),
+            COMPLETIONS, b"", length=10**9, more=["Expect: 100-continue"]
+        ),
         "compressed": request(COMPLETIONS, good, more=["Content-Encoding: gzip"]),
         "range": request(COMPLETIONS, good, more=["Range: bytes=0-1", "If-Match: *"]),
         "forwarded": request(COMPLETIONS, good, more=["X-Forwarded-For: \xff", "Forwarded: a;;"]),
         "authorized": request(COMPLETIONS, good, more=["Authorization: Bearer " + "a" * 8000]),
-    }  # fmt: skip
+    }
     methods = (
         "GET",
         "HEAD",
@@ -187,10 +282,24 @@ def http_cases() -> list[Hostile]:
         "A" * 99,
     )
     paths = (
-        COMPLETIONS, CHAT, "/v1/models", "/health", "/metrics", "/metrics.json", "/", "/v1",
-        "/health/", "//health", "/v1/models/../../etc/passwd", "/%2e%2e/%00%ff", "/?a=%zz",
-        "/v1/models/%ed%a0%80", "http://example.com/health", "*", "/v1/models/" + "x" * 3000,
-    )  # fmt: skip
+        COMPLETIONS,
+        CHAT,
+        "/v1/models",
+        "/health",
+        "/metrics",
+        "/metrics.json",
+        "/",
+        "/v1",
+        "/health/",
+        "//health",
+        "/v1/models/../../etc/passwd",
+        "/%2e%2e/%00%ff",
+        "/?a=%zz",
+        "/v1/models/%ed%a0%80",
+        "http://example.com/health",
+        "*",
+        "/v1/models/" + "x" * 3000,
+    )
     for method in (*methods, "POST"):
         for path in paths:
             raws[f"{method[:8]} {path[:40]}"] = request(path, b"", method=method)
@@ -214,20 +323,31 @@ def mutated_cases(count: int) -> list[Hostile]:
     rng, cases = random.Random(0), []
     whole = [case.raw for case in http_cases() if len(case.raw) < 5000]
     parts = [
-        b"\r\n", b"\n", b"\r", b"\0", b":", b" ", b"\r\n\r\n", b"0\r\n\r\n",
-        b"Content-Length: 5\r\n", b"Transfer-Encoding: chunked\r\n",
+        b"\r\n",
+        b"\n",
+        b"\r",
+        b"\0",
+        b":",
+        b" ",
+        b"\r\n\r\n",
+        b"0\r\n\r\n",
+        b"Content-Length: 5\r\n",
+        b"Transfer-Encoding: chunked\r\n",
         b"Connection: upgrade\r\nUpgrade: h2c\r\n",
-    ]  # fmt: skip
+    ]
     for number in range(count):
         raw = rng.choice(whole)
         for _ in range(rng.randint(1, 6)):
             at, size = rng.randrange(len(raw) + 1), rng.randint(1, 40)
             new, rest = rng.choice(
                 [
-                    (bytes([rng.randrange(256)]), at + 1), (rng.choice(parts), at),
-                    (b"", at + size), (raw[size : 2 * size], at), (rng.choice(whole), at),
+                    (bytes([rng.randrange(256)]), at + 1),
+                    (rng.choice(parts), at),
+                    (b"", at + size),
+                    (raw[size : 2 * size], at),
+                    (rng.choice(whole), at),
                 ]
-            )  # fmt: skip
+            )
             raw = raw[:at] + new + raw[rest:]
         cases.append(Hostile(f"mutated {number}", raw))
     return cases

@@ -32,9 +32,13 @@ def config_file(folder: Path, name: str = "run", **fields) -> Path:
 
     small = dict(
         model="decoder(layers=1, embed=32, mlp=64, heads=2, kv_heads=2, head_dim=16)",
-        data__train="sort_digits(digits=5, test=8)", evaluate__prompts=8,
-        sft__steps=2, steps=4, checkpoint__every_steps=1, hosts__heartbeat_s=6.0,
-    )  # fmt: skip
+        data__train="sort_digits(digits=5, test=8)",
+        evaluate__prompts=8,
+        sft__steps=2,
+        steps=4,
+        checkpoint__every_steps=1,
+        hosts__heartbeat_s=6.0,
+    )
     config = tiny_config(folder / name, **{**small, **fields})
     path = folder / f"{name}.json"
     path.write_text(json.dumps(to_dict(config)))
@@ -87,9 +91,12 @@ def rounds(folder: Path, rounds: list[dict], *, timeout_s: float, **env: str) ->
     given = json.dumps([str(folder), rounds, timeout_s])
     environment = host_environment(0, 1, 1, 0, **env)
     done = subprocess.run(
-        [sys.executable, __file__, given], env=environment, capture_output=True, text=True,
+        [sys.executable, __file__, given],
+        env=environment,
+        capture_output=True,
+        text=True,
         timeout=timeout_s * len(rounds) + 60,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -36,9 +36,13 @@ def play(model, versions, *, slots: int, parked: int, keep_cache: bool, **pages)
     engine = Engine(model, slots, 64, steps=3, forcing_tokens=8, **pages)
     sampler = Sampler(engine, chunk_tokens=6, decode=decode, parked_tokens=parked)
     asked = Sampling(
-        max_response_tokens=6, stop_ids=(1,), stop_strings=("b", "cd"), thinking_tokens=(3, 4),
-        end_of_thinking_ids=(7,), interrupt_ids=(9, 7),
-    )  # fmt: skip
+        max_response_tokens=6,
+        stop_ids=(1,),
+        stop_strings=("b", "cd"),
+        thinking_tokens=(3, 4),
+        end_of_thinking_ids=(7,),
+        interrupt_ids=(9, 7),
+    )
     rng, samples = np.random.default_rng(0), []
     for i in rng.permutation(10).tolist():
         prompt = rng.integers(2, VOCAB, rng.integers(1, 12))
@@ -76,9 +80,16 @@ def whole(model, params) -> dict:
     how = Decoding(loop="host", slots=6, decode=decode)
     asked = Sampling(max_response_tokens=12, stop_ids=(1,), stop_strings=("bc",))
     batch = generate(
-        model, params, tokens, lengths, jax.random.key(5), asked, n=2, decoding=how,
+        model,
+        params,
+        tokens,
+        lengths,
+        jax.random.key(5),
+        asked,
+        n=2,
+        decoding=how,
         finished=lambda row, ids, reason: told.append([row, len(ids), reason]),
-    )  # fmt: skip
+    )
     batch = fetch(batch)
     names = ("tokens", "mask", "segment_ids", "finish_reason")
     exact = [zlib.crc32(np.ascontiguousarray(getattr(batch, name)).tobytes()) for name in names]

@@ -252,18 +252,27 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 sha = hashlib.sha256(data).hexdigest()
                 one["lfs"] = {"sha256": sha, "size": len(data), "pointerSize": 134}
             siblings.append(one)
-        self._json({
-            "_id": "0", "id": repository, "sha": commit, "private": repo.private,
-            "gated": "manual" if repo.gated else False, "siblings": siblings, "tags": [],
-        })  # fmt: skip
+        self._json(
+            {
+                "_id": "0",
+                "id": repository,
+                "sha": commit,
+                "private": repo.private,
+                "gated": "manual" if repo.gated else False,
+                "siblings": siblings,
+                "tags": [],
+            }
+        )
 
     def tree(self, kinds: str, repository: str, revision: str):
         found = self._state(kinds.removesuffix("s"), repository, revision)
         if found is not None:
-            self._json([
-                {"type": "file", "path": path, "size": len(data), "oid": git_digest(data)}
-                for path, data in sorted(found[1].items())
-            ])  # fmt: skip
+            self._json(
+                [
+                    {"type": "file", "path": path, "size": len(data), "oid": git_digest(data)}
+                    for path, data in sorted(found[1].items())
+                ]
+            )
 
     def resolve(self, prefix: str | None, repository: str, revision: str, path: str):
         kind = (prefix or "models/").removesuffix("s/")
@@ -278,10 +287,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if path.endswith(_LARGE):  # signed, on the host of the store
             sha = hashlib.sha256(data).hexdigest()
             self._answer(
-                b"", 302, X_Repo_Commit=commit, X_Linked_Etag=f'"{sha}"', ETag='"of-the-redirect"',
+                b"",
+                302,
+                X_Repo_Commit=commit,
+                X_Linked_Etag=f'"{sha}"',
+                ETag='"of-the-redirect"',
                 X_Linked_Size=str(len(data)),
                 Location=f"http://localhost:{self.hub.port}/store/{sha}?Signature=abc",
-            )  # fmt: skip
+            )
             return
         where = f"/api/resolve-cache/{kind}s/{repository}/{commit}/{urllib.parse.quote(path)}"
         self._answer(b"", 307, X_Repo_Commit=commit, Location=where)
@@ -314,18 +327,31 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def preupload(self, kinds: str, repository: str, revision: str):
         files = json.loads(self.body)["files"]
-        self._json({"files": [
-            {"path": f["path"], "uploadMode": "lfs" if f["path"].endswith(_LARGE) else "regular",
-             "shouldIgnore": False}
-            for f in files
-        ]})  # fmt: skip
+        self._json(
+            {
+                "files": [
+                    {
+                        "path": f["path"],
+                        "uploadMode": "lfs" if f["path"].endswith(_LARGE) else "regular",
+                        "shouldIgnore": False,
+                    }
+                    for f in files
+                ]
+            }
+        )
 
     def batch(self, repository: str):
         objects = []
         for one in json.loads(self.body)["objects"]:
-            actions = {} if one["oid"] in self.hub.large else {
-                "actions": {"upload": {"href": f"http://localhost:{self.hub.port}/put/{one['oid']}"}}
-            }  # fmt: skip
+            actions = (
+                {}
+                if one["oid"] in self.hub.large
+                else {
+                    "actions": {
+                        "upload": {"href": f"http://localhost:{self.hub.port}/put/{one['oid']}"}
+                    }
+                }
+            )
             objects.append({"oid": one["oid"], "size": one["size"], **actions})
         self._json({"transfer": "basic", "objects": objects})
 
@@ -386,9 +412,12 @@ def running_hub() -> Iterator[HubServer]:
 def environment(server: HubServer, home) -> dict[str, str]:
     """What points another process's client to the server."""
     return {
-        "HF_ENDPOINT": server.url, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1",
-        "HF_HUB_ETAG_TIMEOUT": "1", "HF_HUB_DOWNLOAD_TIMEOUT": "2",
-    }  # fmt: skip
+        "HF_ENDPOINT": server.url,
+        "HF_HOME": str(home),
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_ETAG_TIMEOUT": "1",
+        "HF_HUB_DOWNLOAD_TIMEOUT": "2",
+    }
 
 
 def use(server: HubServer, home, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,9 +31,15 @@ LIMITS = [9, 5, 12, 3, 7, 10]
 def main(interleaved: bool) -> None:
     tokenizer = load_tokenizer(write_tokenizer(tempfile.mkdtemp()))
     config = decoder(
-        tokenizer.vocab_size, layers=2, embed=16, mlp=32, heads=4, kv_heads=2, head_dim=8,
+        tokenizer.vocab_size,
+        layers=2,
+        embed=16,
+        mlp=32,
+        heads=4,
+        kv_heads=2,
+        head_dim=8,
         init_std=0.5,
-    )  # fmt: skip
+    )
     model = Model(config, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
     params = model.init(jax.random.key(3))
     engine = Engine(model, 4, 64, steps=1)
@@ -61,12 +67,7 @@ def main(interleaved: bool) -> None:
         request = jetstream_pb2.DecodeRequest
         return await asyncio.gather(
             *(
-                ask(
-                    request(
-                        token_content=request.TokenContent(token_ids=ids),
-                        max_tokens=limit,
-                    )
-                )
+                ask(request(token_content=request.TokenContent(token_ids=ids), max_tokens=limit))
                 for ids, limit in zip(PROMPTS, LIMITS, strict=True)
             ),
             ask(request(text_content=request.TextContent(text="the answer"), max_tokens=4)),

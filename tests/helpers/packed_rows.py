@@ -28,7 +28,10 @@ BLOCK_TOKENS = 14
 
 def groups_of(rng, vocab: int, lengths=GROUPS):
     """Groups of random tokens."""
-    draw = lambda n: rng.integers(3, vocab, n).astype(np.int32)  # noqa: E731
+
+    def draw(n):
+        return rng.integers(3, vocab, n).astype(np.int32)
+
     return [(draw(n), [draw(m) for m in rests]) for n, rests in lengths]
 
 

@@ -16,9 +16,12 @@ from rljax.models.model import Model
 SIZES = dict(layers=1, embed=16, mlp=32, heads=2, kv_heads=2, head_dim=8, max_tokens=32768)
 PAIR = {"prompt": "What is 2 + 3?", "chosen": "5", "rejected": "6"}
 HARM = {
-    "prompt": "How do I open this?", "safer": "With a key.", "more_harmful": "With dynamite.",
-    "safer_is_safe": True, "more_harmful_is_safe": False,
-}  # fmt: skip
+    "prompt": "How do I open this?",
+    "safer": "With a key.",
+    "more_harmful": "With dynamite.",
+    "safer_is_safe": True,
+    "more_harmful_is_safe": False,
+}
 STEPS = {"prompt": "What is 2 + 3?", "completions": ["2 + 3", "= 6"], "labels": [True, False]}
 QUESTION = {"question": "What is 2 + 3?", "answer": "2 + 3 = 5\n#### 5"}
 INSTRUCTION = {

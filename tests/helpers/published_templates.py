@@ -41,16 +41,21 @@ def write_base_model(folder: Path, template: Path) -> Path:
     library.train_from_iterator(
         ["two plus two is four ", "\n\nIt is sunny.\n"],
         trainers.BpeTrainer(
-            vocab_size=320 + len(special), special_tokens=special, show_progress=False,
+            vocab_size=320 + len(special),
+            special_tokens=special,
+            show_progress=False,
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         ),
-    )  # fmt: skip
+    )
     library.add_tokens(["<think>", "</think>", "<tool_call>", "</tool_call>"])
     folder.mkdir(parents=True)
     library.save(str(folder / "tokenizer.json"))
     config = dict(
-        eos_token="<|endoftext|>", bos_token="<s>", pad_token="<|endoftext|>", chat_template=text,
+        eos_token="<|endoftext|>",
+        bos_token="<s>",
+        pad_token="<|endoftext|>",
+        chat_template=text,
         tokenizer_class="PreTrainedTokenizerFast",
-    )  # fmt: skip
+    )
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder

@@ -28,7 +28,10 @@ class Reader:
 
     def params(self, vocab: int, dtype=jnp.float64, width: int = 5):
         rng = np.random.default_rng(0)
-        draw = lambda *shape: jnp.asarray(rng.normal(size=shape), dtype)  # noqa: E731
+
+        def draw(*shape):
+            return jnp.asarray(rng.normal(size=shape), dtype)
+
         return {"embed": draw(vocab, width), "head": draw(width, vocab), "scalar": draw(width)}
 
     def hidden(self, params, batch):

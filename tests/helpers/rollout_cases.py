@@ -24,11 +24,15 @@ def asked_prompts(count=4):
     tokens, lengths = prompts(count)
     records = [
         PromptRecord(
-            token_ids=tokens[i, : lengths[i]], prompt_text=f"p{i}", ground_truth=str(i),
-            data_source="toy", extra_info={}, index=i,
+            token_ids=tokens[i, : lengths[i]],
+            prompt_text=f"p{i}",
+            ground_truth=str(i),
+            data_source="toy",
+            extra_info={},
+            index=i,
         )
         for i in range(count)
-    ]  # fmt: skip
+    ]
     return Prompts.from_records(records, length=tokens.shape[1])
 
 

@@ -51,8 +51,10 @@ def assert_same(sample, row, starts):
     assert sample.chosen.tolist() == (row.mask[at, where] > 0).tolist(), at
     assert sample.finish_reason == row.finish_reason[at], at
     for ours, theirs in (
-        ("logprobs", "sampler_logprobs"), ("log_kept", "sampler_log_kept"), ("entropy", "entropy"),
-    ):  # fmt: skip
+        ("logprobs", "sampler_logprobs"),
+        ("log_kept", "sampler_log_kept"),
+        ("entropy", "entropy"),
+    ):
         np.testing.assert_allclose(
             getattr(sample, ours), getattr(row, theirs)[at, where], atol=1e-5, err_msg=f"{at}"
         )
@@ -100,9 +102,10 @@ def kept_by_sorting(logits: np.ndarray, asked: Sampling) -> tuple[np.ndarray, np
 @jax.jit
 def uniforms(key, places):
     """What a request of this key [2] draws at places [N]."""
-    one = lambda i: jax.random.uniform(  # noqa: E731
-        jax.random.fold_in(jax.random.wrap_key_data(key), i)
-    )
+
+    def one(i):
+        return jax.random.uniform(jax.random.fold_in(jax.random.wrap_key_data(key), i))
+
     return jax.vmap(one)(places)
 
 

@@ -35,8 +35,10 @@ def experts(family: str) -> ModelConfig:
     window = (LayerKind(window=128, experts=True), LayerKind(experts=True))
     return dataclasses.replace(
         config(qk_norm=False, sinks=True, qkv_bias=True, output_bias=True),
-        family=family, experts=facts, kinds=window,
-    )  # fmt: skip
+        family=family,
+        experts=facts,
+        kinds=window,
+    )
 
 
 CONFIGS = {

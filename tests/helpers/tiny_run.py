@@ -12,13 +12,7 @@ from rljax.training import train
 
 REPO = Path(__file__).resolve().parents[2]
 # As much the machine's as the run's.
-RATES = (
-    "sync/seconds",
-    "tokens_per_s",
-    "generate_tokens_per_s",
-    "compiles",
-    "learning_programs",
-)
+RATES = ("sync/seconds", "tokens_per_s", "generate_tokens_per_s", "compiles", "learning_programs")
 
 
 def get_config() -> Config:

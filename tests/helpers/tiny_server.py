@@ -19,9 +19,15 @@ def tiny_server(tokenizer):
     from rljax.serving.app import in_background, make_app
 
     config = decoder(
-        tokenizer.vocab_size, layers=1, embed=16, mlp=32, heads=4, kv_heads=2, head_dim=8,
+        tokenizer.vocab_size,
+        layers=1,
+        embed=16,
+        mlp=32,
+        heads=4,
+        kv_heads=2,
+        head_dim=8,
         init_std=0.5,
-    )  # fmt: skip
+    )
     model = Model(config, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
     engine, params = Engine(model, SLOTS, SLOT_TOKENS, steps=4), model.init(jax.random.key(3))
     worker = Worker(make_sampler(engine, tokenizer), params, max_waiting=60)

@@ -13,36 +13,52 @@ GSM8K = [
 ]
 MATH500 = [
     {
-        "problem": "Halve $3$.", "solution": r"$\boxed{\frac{3}{2}}$", "answer": r"\frac{3}{2}",
-        "subject": "Algebra", "level": 1, "unique_id": "test/algebra/1.json",
+        "problem": "Halve $3$.",
+        "solution": r"$\boxed{\frac{3}{2}}$",
+        "answer": r"\frac{3}{2}",
+        "subject": "Algebra",
+        "level": 1,
+        "unique_id": "test/algebra/1.json",
     },
     {
-        "problem": "Which $x > 0$ has $x^2=2$?", "solution": r"\boxed{\sqrt{2}}",
-        "answer": r"\sqrt{2}", "subject": "Algebra", "level": 5, "unique_id": "test/algebra/2.json",
+        "problem": "Which $x > 0$ has $x^2=2$?",
+        "solution": r"\boxed{\sqrt{2}}",
+        "answer": r"\sqrt{2}",
+        "subject": "Algebra",
+        "level": 5,
+        "unique_id": "test/algebra/2.json",
     },
-]  # fmt: skip
+]
 AIME = [{"ID": "2024-I-1", "Problem": "Find n.", "Solution": "n = 25", "Answer": 25}]
 AIME_MATH_AI = [{"id": 60, "problem": "Find n.", "solution": r"\boxed{025}", "url": "u"}]
 MMLU_PRO = [
     {
-        "question_id": i, "question": f"Which is {i}?", "options": [str(n) for n in range(10 - i)],
-        "answer": "ABCDEFGHIJ"[i], "answer_index": i, "category": category, "src": "ours",
+        "question_id": i,
+        "question": f"Which is {i}?",
+        "options": [str(n) for n in range(10 - i)],
+        "answer": "ABCDEFGHIJ"[i],
+        "answer_index": i,
+        "category": category,
+        "src": "ours",
         "cot_content": f"A: Let's think step by step. It is {i}. "
         f"The answer is ({'ABCDEFGHIJ'[i]}).",
     }
     for i, category in enumerate(["physics", "law", "law"])
-]  # fmt: skip
+]
 IFEVAL = [
     {
-        "key": 1000, "prompt": "Write about rain without commas, with 2 bullets.",
+        "key": 1000,
+        "prompt": "Write about rain without commas, with 2 bullets.",
         "instruction_id_list": ["punctuation:no_comma", "detectable_format:number_bullet_lists"],
         "kwargs": [{"num_bullets": None}, {"num_bullets": 2}],
     },
     {
-        "key": 1001, "prompt": "Answer in quotation marks.",
-        "instruction_id_list": ["startend:quotation"], "kwargs": [{"num_bullets": None}],
+        "key": 1001,
+        "prompt": "Answer in quotation marks.",
+        "instruction_id_list": ["startend:quotation"],
+        "kwargs": [{"num_bullets": None}],
     },
-]  # fmt: skip
+]
 
 
 def packed(tests: list[dict]) -> str:
@@ -56,22 +72,32 @@ def _tests(kind: str, *pairs) -> list[dict]:
 
 LIVECODEBENCH = [
     {
-        "question_title": "Sum", "question_content": "Print the sum of two integers.",
-        "platform": "atcoder", "question_id": "abc1_a", "contest_id": "abc1",
-        "contest_date": "2024-05-04T00:00:00", "starter_code": "", "difficulty": "easy",
+        "question_title": "Sum",
+        "question_content": "Print the sum of two integers.",
+        "platform": "atcoder",
+        "question_id": "abc1_a",
+        "contest_id": "abc1",
+        "contest_date": "2024-05-04T00:00:00",
+        "starter_code": "",
+        "difficulty": "easy",
         "public_test_cases": json.dumps(_tests("stdin", ("1 2\n", "3\n"))),
-        "private_test_cases": packed(_tests("stdin", ("5 -7\n", "-2\n"))), "metadata": "{}",
+        "private_test_cases": packed(_tests("stdin", ("5 -7\n", "-2\n"))),
+        "metadata": "{}",
     },
     {
-        "question_title": "Twice", "question_content": "Return every number twice as large.",
-        "platform": "leetcode", "question_id": "100", "contest_id": "weekly",
-        "contest_date": "2024-09-01T00:00:00", "difficulty": "hard",
+        "question_title": "Twice",
+        "question_content": "Return every number twice as large.",
+        "platform": "leetcode",
+        "question_id": "100",
+        "contest_id": "weekly",
+        "contest_date": "2024-09-01T00:00:00",
+        "difficulty": "hard",
         "starter_code": "class Solution:\n    def twice(self, xs: List[int]) -> List[int]:\n",
         "public_test_cases": json.dumps(_tests("functional", ("[1, 2]", "[2, 4]"))),
         "private_test_cases": json.dumps(_tests("functional", ("[]", "[]"), ("[-1]", "[-2]"))),
         "metadata": json.dumps({"func_name": "twice"}),
     },
-]  # fmt: skip
+]
 ADD = "```python\na, b = map(int, input().split())\nprint(a + b)\n```"
 TWICE = (
     "Here:\n```python\nclass Solution:\n    def twice(self, xs: List[int]) -> List[int]:\n"
@@ -91,9 +117,15 @@ def write_rows(path, rows) -> str:
 def digits(*, data: str, samples: int = 1, temperature: float = 0.0) -> Suite:
     """Rows of {"ask", "say", "kind"}."""
     return Suite(
-        data, _digit, "exact_match()", ("ask", "say"), samples=samples, temperature=temperature,
-        max_response_tokens=3, by=("kind",),
-    )  # fmt: skip
+        data,
+        _digit,
+        "exact_match()",
+        ("ask", "say"),
+        samples=samples,
+        temperature=temperature,
+        max_response_tokens=3,
+        by=("kind",),
+    )
 
 
 def _digit(row: dict) -> dict:

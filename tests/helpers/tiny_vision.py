@@ -40,9 +40,19 @@ TEMPLATE = """\
 IMAGES = ("image_pad", "video_pad", "vision_start", "vision_end")
 SPECIAL = ["<|im_start|>", "<|im_end|>", *(f"<|{name}|>" for name in IMAGES)]
 SIZES = dict(
-    layers=2, embed=32, mlp=64, heads=2, kv_heads=2, head_dim=16, patch_size=4, vision_layers=2,
-    vision_embed=32, vision_mlp=32, vision_heads=2, init_std=0.1,
-)  # fmt: skip
+    layers=2,
+    embed=32,
+    mlp=64,
+    heads=2,
+    kv_heads=2,
+    head_dim=16,
+    patch_size=4,
+    vision_layers=2,
+    vision_embed=32,
+    vision_mlp=32,
+    vision_heads=2,
+    init_std=0.1,
+)
 
 
 def write_vision_folder(folder: Path, family: str = "qwen3_vl", *, weights: bool = True) -> Path:

@@ -15,35 +15,62 @@ from family_tokenizers import (
 )
 
 DEEPSEEK = [
-    "<｜User｜>", "<｜Assistant｜>", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>",
-    "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>",
-]  # fmt: skip
+    "<｜User｜>",
+    "<｜Assistant｜>",
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁calls▁end｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁sep｜>",
+]
 # Template, the format that reads its calls, bos, eos, other special tokens, further stops.
 OTHERS = {
     "qwen3_coder": ("qwen3_coder", None, "<|im_end|>", ["<|im_start|>"], []),
     "gpt_oss": (
-        "harmony", None, "<|return|>",
+        "harmony",
+        None,
+        "<|return|>",
         ["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>"],
         ["<|call|>"],
     ),
     "mistral": (
-        "mistral", "<s>", "</s>", ["[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]"], [],
+        "mistral",
+        "<s>",
+        "</s>",
+        ["[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]"],
+        [],
     ),
     "mistral_args": (
-        "mistral", "<s>", "</s>", ["[INST]", "[/INST]", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"], [],
+        "mistral",
+        "<s>",
+        "</s>",
+        ["[INST]", "[/INST]", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"],
+        [],
     ),
     "deepseek_text": ("deepseek_v3", "<s>", "<｜end▁of▁sentence｜>", DEEPSEEK, []),
     "deepseek_v31": ("deepseek_v3", "<s>", "<｜end▁of▁sentence｜>", DEEPSEEK, []),
     "gemma4": (
-        "gemma", "<bos>", "<eos>",
-        ["<|turn>", "<turn|>", "<|tool_call>", "<tool_call|>", '<|"|>', "<|tool_response>",
-         "<tool_response|>"],
+        "gemma",
+        "<bos>",
+        "<eos>",
+        [
+            "<|turn>",
+            "<turn|>",
+            "<|tool_call>",
+            "<tool_call|>",
+            '<|"|>',
+            "<|tool_response>",
+            "<tool_response|>",
+        ],
         ["<turn|>"],
     ),
-}  # fmt: skip
+}
 FORMATS = {
-    "llama3": "llama3", "qwen2_5": "hermes", "qwen3": "hermes", "deepseek": "deepseek_v3",
-} | {family: row[0] for family, row in OTHERS.items()}  # fmt: skip
+    "llama3": "llama3",
+    "qwen2_5": "hermes",
+    "qwen3": "hermes",
+    "deepseek": "deepseek_v3",
+} | {family: row[0] for family, row in OTHERS.items()}
 ONE_CALL = {"llama3", "gpt_oss"}  # their templates render one call to a turn
 
 
@@ -61,11 +88,31 @@ def write_tool_family(folder, family: str) -> Path:
 
 
 TEXTS = [
-    "", " ", "x", "naïve 東京 🏔️", 'say "hi"', "it's", "a\\b\\n", "two\nlines\n", "</tool_call>",
-    "<tool_call>", "{}", '{"name": "f"}', "```", "```json\n{}\n```", "[1]", "a, b: c",
-    "</function>", "<parameter=x>", "1 < 2 > 0 & 3", "\t", "null", "print(f(a=1))",
-    "[TOOL CALLS]", "%s {{x}} {%",
-]  # fmt: skip
+    "",
+    " ",
+    "x",
+    "naïve 東京 🏔️",
+    'say "hi"',
+    "it's",
+    "a\\b\\n",
+    "two\nlines\n",
+    "</tool_call>",
+    "<tool_call>",
+    "{}",
+    '{"name": "f"}',
+    "```",
+    "```json\n{}\n```",
+    "[1]",
+    "a, b: c",
+    "</function>",
+    "<parameter=x>",
+    "1 < 2 > 0 & 3",
+    "\t",
+    "null",
+    "print(f(a=1))",
+    "[TOOL CALLS]",
+    "%s {{x}} {%",
+]
 NAMES = ["town", "n", "ratio", "deep", "flag", "nothing", "rows"]
 
 

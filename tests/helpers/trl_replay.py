@@ -38,8 +38,10 @@ def _trained(model, reference, meta, cases) -> dict:
     """{losses, grad_norms, param/NAME} of the run."""
     decayed = [p for n, p in model.named_parameters() if "norm" not in n]
     spared = [p for n, p in model.named_parameters() if "norm" in n]
-    groups = [dict(params=decayed, weight_decay=meta["weight_decay"]),
-              dict(params=spared, weight_decay=0.0)]  # fmt: skip
+    groups = [
+        dict(params=decayed, weight_decay=meta["weight_decay"]),
+        dict(params=spared, weight_decay=0.0),
+    ]
     optimizer = torch.optim.AdamW(groups, lr=meta["lr"], betas=meta["betas"], eps=meta["eps"])
     size, losses, norms = meta["gradient_accumulation_steps"], [], []
     for i, case in enumerate(cases):
@@ -168,6 +170,10 @@ def _rloo(model, _, x, meta):
 
 
 FORMULAS = {
-    "DPOTrainer": _dpo, "KTOTrainer": _kto, "RewardTrainer": _reward, "SFTTrainer": _sft,
-    "GRPOTrainer": _grpo, "RLOOTrainer": _rloo,
-}  # fmt: skip
+    "DPOTrainer": _dpo,
+    "KTOTrainer": _kto,
+    "RewardTrainer": _reward,
+    "SFTTrainer": _sft,
+    "GRPOTrainer": _grpo,
+    "RLOOTrainer": _rloo,
+}

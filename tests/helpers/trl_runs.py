@@ -90,8 +90,12 @@ def _same_run(one: Path, other: Path) -> bool:
     return meta == other_meta and bool(pairs) and all(same(a, b) for a, b in pairs)
 
 
-SCHEDULES = {"LINEAR": "linear", "COSINE": "cosine", "CONSTANT": "constant",
-             "CONSTANT_WITH_WARMUP": "constant"}  # fmt: skip
+SCHEDULES = {
+    "LINEAR": "linear",
+    "COSINE": "cosine",
+    "CONSTANT": "constant",
+    "CONSTANT_WITH_WARMUP": "constant",
+}
 
 
 def trl_optimizer(meta: dict) -> optax.GradientTransformation:
@@ -233,7 +237,10 @@ def _kto(run: Run, mesh):
         names = ("input_ids", "attention_mask", "completion_mask")
         own, other = ([x[f"{front}{name}"] for name in names] for front in ("", "KL_"))
         width = max(own[0].shape[1], other[0].shape[1])
-        wide = lambda v: np.pad(v, ((0, 0), (0, width - v.shape[1])))  # noqa: E731
+
+        def wide(v):
+            return np.pad(v, ((0, 0), (0, width - v.shape[1])))
+
         own = _batch(*map(wide, own), scores=label)
         other = _batch(*map(wide, other), scores=jnp.zeros_like(label))
         both = jax.tree.map(lambda a, b: jnp.stack([a, b], 1).reshape(-1, *a.shape[1:]), own, other)
@@ -269,9 +276,12 @@ def _update(run: Run, mesh, to_batch, loss, reduction):
     @jax.jit
     def step(state, batch):
         return fit(
-            state, batch, objective(model, loss, reduction), optimizer=optimizer,
+            state,
+            batch,
+            objective(model, loss, reduction),
+            optimizer=optimizer,
             steps=Steps(batch.rows, batch.rows),
-        )  # fmt: skip
+        )
 
     def call(state, x):
         state, metrics, _ = step(state, to_batch(x))
@@ -372,6 +382,10 @@ def _rloo(run: Run, mesh):
 
 
 STARTS = {
-    "DPOTrainer": _dpo, "KTOTrainer": _kto, "RewardTrainer": _reward, "SFTTrainer": _sft,
-    "GRPOTrainer": _grpo, "RLOOTrainer": _rloo,
-}  # fmt: skip
+    "DPOTrainer": _dpo,
+    "KTOTrainer": _kto,
+    "RewardTrainer": _reward,
+    "SFTTrainer": _sft,
+    "GRPOTrainer": _grpo,
+    "RLOOTrainer": _rloo,
+}

@@ -8,32 +8,94 @@ import zlib
 
 # What a reader asks for stands in one of these, so that other kinds are met at each of its levels.
 EXAMPLES = (
-    {"steps": 2, "model": "m", "batch": {"epochs": 1}, "actor_optimizer": {"lr": 1.0},
-     "trackers": ["console"], "sft": {"steps": 1}},
-    {"prompt": [{"role": "user", "content": [{"type": "image"}]}], "ground_truth": "1",
-     "images": ["a.png"], "tools": [{"type": "function", "function": {"name": "f"}}],
-     "extra_info": {"index": 1}},
-    {"stages": [{"name": "a", "metrics": {"accuracy": {"value": 1, "low": 0, "high": 1, "n": 1}}}],
-     "same_prompts": [{"suite": "s", "rows": [{"prompt": "p", "answers": {"a": ["x", 1]}}]}],
-     "pipeline": "p"},
-    {"metadata": {}, "weight_map": {"a": "model.safetensors"}, "model_type": "qwen3",
-     "hidden_size": 8, "rope_parameters": {"rope_type": "default"}, "alphabet": "ab"},
-    {"version": "1.0", "added_tokens": [{"id": 0, "content": "<s>", "special": True}],
-     "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "bos_token": {"content": "<s>"},
-     "added_tokens_decoder": {"0": {"content": "<s>"}}, "chat_template": "{{ 1 }}"},
-    {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"],
-     "files": {"a": {"sha256": "0", "bytes": 1}}, "time": 1.0, "host": "h", "pid": 1,
-     "metrics": {"accuracy": {"value": 1.0}}, "checkpoint": 3},
-    [{"step": 1, "seconds": 2.0, "spans": {"learn": [[0, 1]]}, "decoding": [[0, 1]],
-      "scoring": [[0, 1, 1]]}],
-    {"step": 1, "prompt": "p", "response": "r", "reward": 1.0, "parts": {"a": 1.0},
-     "status": "finished", "steps": 3, "versions": {"jax": "1"}, "accuracy_before": {"value": 0.5},
-     "command": "c", "git": {"commit": "a"}, "device": "1 x cpu"},
-)  # fmt: skip
+    {
+        "steps": 2,
+        "model": "m",
+        "batch": {"epochs": 1},
+        "actor_optimizer": {"lr": 1.0},
+        "trackers": ["console"],
+        "sft": {"steps": 1},
+    },
+    {
+        "prompt": [{"role": "user", "content": [{"type": "image"}]}],
+        "ground_truth": "1",
+        "images": ["a.png"],
+        "tools": [{"type": "function", "function": {"name": "f"}}],
+        "extra_info": {"index": 1},
+    },
+    {
+        "stages": [
+            {"name": "a", "metrics": {"accuracy": {"value": 1, "low": 0, "high": 1, "n": 1}}}
+        ],
+        "same_prompts": [{"suite": "s", "rows": [{"prompt": "p", "answers": {"a": ["x", 1]}}]}],
+        "pipeline": "p",
+    },
+    {
+        "metadata": {},
+        "weight_map": {"a": "model.safetensors"},
+        "model_type": "qwen3",
+        "hidden_size": 8,
+        "rope_parameters": {"rope_type": "default"},
+        "alphabet": "ab",
+    },
+    {
+        "version": "1.0",
+        "added_tokens": [{"id": 0, "content": "<s>", "special": True}],
+        "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []},
+        "bos_token": {"content": "<s>"},
+        "added_tokens_decoder": {"0": {"content": "<s>"}},
+        "chat_template": "{{ 1 }}",
+    },
+    {
+        "peft_type": "LORA",
+        "r": 4,
+        "lora_alpha": 8,
+        "target_modules": ["q_proj"],
+        "files": {"a": {"sha256": "0", "bytes": 1}},
+        "time": 1.0,
+        "host": "h",
+        "pid": 1,
+        "metrics": {"accuracy": {"value": 1.0}},
+        "checkpoint": 3,
+    },
+    [
+        {
+            "step": 1,
+            "seconds": 2.0,
+            "spans": {"learn": [[0, 1]]},
+            "decoding": [[0, 1]],
+            "scoring": [[0, 1, 1]],
+        }
+    ],
+    {
+        "step": 1,
+        "prompt": "p",
+        "response": "r",
+        "reward": 1.0,
+        "parts": {"a": 1.0},
+        "status": "finished",
+        "steps": 3,
+        "versions": {"jax": "1"},
+        "accuracy_before": {"value": 0.5},
+        "command": "c",
+        "git": {"commit": "a"},
+        "device": "1 x cpu",
+    },
+)
 OTHERS = (
-    None, True, -1, 1e308, "", "x\u0000\x1b[31m\x85\u2028", [], {}, [[[]]], {"a": {"b": [None]}},
-    "9" * 5000, [1, "a", None],
-)  # fmt: skip
+    None,
+    True,
+    -1,
+    1e308,
+    "",
+    "x\u0000\x1b[31m\x85\u2028",
+    [],
+    {},
+    [[[]]],
+    {"a": {"b": [None]}},
+    "9" * 5000,
+    [1, "a", None],
+)
 
 
 def _places(value: object, above: tuple = ()):

@@ -14,9 +14,7 @@ from rljax.shaping.steps import line_ids
 
 
 @contract(fills=("step_ids", "values"))
-def vine(
-    prompts, key, cfg, *, sample, actor, reward, tokenizer, completions=9, most_states=20
-):  # fmt: skip
+def vine(prompts, key, cfg, *, sample, actor, reward, tokenizer, completions=9, most_states=20):
     """`once`, and at the first token of each of the first `most_states` lines of a response the
     mean reward of `completions` fresh samples from there; NaN where that is not known."""
     done = once(prompts, key, cfg, sample=sample)
@@ -41,10 +39,14 @@ def vine(
     policy = Policy(actor, tokenizer, cfg.sampling, width).continuing(width)
     if states:
         samples = sample_all(
-            policy, states, completions, reward, key=stream(key, "vine"),
+            policy,
+            states,
+            completions,
+            reward,
+            key=stream(key, "vine"),
             starts=[int(prompts.lengths[group[row]]) for row, _ in at],
             prompts_per_call=batch.rows,
-        )  # fmt: skip
+        )
         rewards = np.array([sample.reward for sample in samples]).reshape(-1, completions)
         known = ~np.isnan(rewards)
         sums = np.where(known, rewards, 0.0).sum(1)

@@ -33,8 +33,10 @@ def pieces_below(config) -> dict:
 
 def vision_params(config, tensors):
     """Tensors of a file, named below "visual.", -> the parameters of the tower."""
-    flat = {path: np.empty(shape, np.float32) for path, (shape, _) in
-            vision_definition(config)[1].items()}  # fmt: skip
+    flat = {
+        path: np.empty(shape, np.float32)
+        for path, (shape, _) in vision_definition(config)[1].items()
+    }
     for name, piece in pieces_below(config).items():
         assert piece.disk_shape == tensors[name].shape, name
         flat[piece.path[1:]][piece.index] = piece.ours(tensors[name])

@@ -5,24 +5,108 @@ import random
 from collections.abc import Callable
 
 PYTHON_CODE = (
-    "", "x = 1", 'print("""\n```\n""")', "s = '''\n```python\nx\n```\n'''\nprint(s)",
-    "# ```\nx = 2", 'print("```")', "a = '\\\n```'", 'f"""{x}\n```"""\n',
-    "def f():\n    '''\n    ```\n    x\n    ```\n    '''", "print('it\\'s')",
-    "x = \"#\"  # it's '''",    "r'''\\\n```\n'''", "print(1)\n",
-)  # fmt: skip
+    "",
+    "x = 1",
+    'print("""\n```\n""")',
+    "s = '''\n```python\nx\n```\n'''\nprint(s)",
+    "# ```\nx = 2",
+    'print("```")',
+    "a = '\\\n```'",
+    'f"""{x}\n```"""\n',
+    "def f():\n    '''\n    ```\n    x\n    ```\n    '''",
+    "print('it\\'s')",
+    "x = \"#\"  # it's '''",
+    "r'''\\\n```\n'''",
+    "print(1)\n",
+)
 MARKS = (
-    "<tool_call>", "</tool_call>", "<function=f>", "</function>", "<parameter=a>", "</parameter>",
-    "<|python_tag|>", ";", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|start|>",
-    "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>",
-    "<｜tool▁call▁end｜>", "<｜tool▁sep｜>", '<｜DSML｜parameter name="a">',
-    "</｜DSML｜parameter>", "</｜DSML｜invoke>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]",
-    "<|tool_call>", "<tool_call|>", '<|"|>', "<escape>", "<start_function_call>",
-    "<end_function_call>", "call:f{", "```", "```json", "```python", "```tool_code", "\n```\n",
-    "\n```", "~~~", "`", "<search>", "</search>", "<think>", "</think>", "{", "}", "[", "]", "(",
-    ")", '"', "'", '"""', "'''", "\\", "\\n", "\\u00e9", "\n", "\r\n", "\t", " ", ":", ",", "=",
-    "a:1", "},", '"}', "<", ">", "&lt;", "&amp;", "é", "東京", "🏔️", "\u2028", "null", "true",
-    "1", "1e5", '{"name": "f", "arguments": {}}', "f(a=1)", "x", "word", "{}", "[]", "%", "|",
-)  # fmt: skip
+    "<tool_call>",
+    "</tool_call>",
+    "<function=f>",
+    "</function>",
+    "<parameter=a>",
+    "</parameter>",
+    "<|python_tag|>",
+    ";",
+    "<|channel|>",
+    "<|message|>",
+    "<|end|>",
+    "<|call|>",
+    "<|start|>",
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁calls▁end｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁sep｜>",
+    '<｜DSML｜parameter name="a">',
+    "</｜DSML｜parameter>",
+    "</｜DSML｜invoke>",
+    "[TOOL_CALLS]",
+    "[CALL_ID]",
+    "[ARGS]",
+    "<|tool_call>",
+    "<tool_call|>",
+    '<|"|>',
+    "<escape>",
+    "<start_function_call>",
+    "<end_function_call>",
+    "call:f{",
+    "```",
+    "```json",
+    "```python",
+    "```tool_code",
+    "\n```\n",
+    "\n```",
+    "~~~",
+    "`",
+    "<search>",
+    "</search>",
+    "<think>",
+    "</think>",
+    "{",
+    "}",
+    "[",
+    "]",
+    "(",
+    ")",
+    '"',
+    "'",
+    '"""',
+    "'''",
+    "\\",
+    "\\n",
+    "\\u00e9",
+    "\n",
+    "\r\n",
+    "\t",
+    " ",
+    ":",
+    ",",
+    "=",
+    "a:1",
+    "},",
+    '"}',
+    "<",
+    ">",
+    "&lt;",
+    "&amp;",
+    "é",
+    "東京",
+    "🏔️",
+    "\u2028",
+    "null",
+    "true",
+    "1",
+    "1e5",
+    '{"name": "f", "arguments": {}}',
+    "f(a=1)",
+    "x",
+    "word",
+    "{}",
+    "[]",
+    "%",
+    "|",
+)
 
 
 def random_text(rng: random.Random) -> str:
@@ -134,11 +218,20 @@ def gemma_code(name, arguments) -> str:
 
 
 WRITERS: dict[Callable, str] = {  # how a call is written -> the parser that reads it
-    hermes: "hermes", llama3: "llama3", llama3_bare: "llama3", harmony: "harmony",
-    deepseek: "deepseek_v3", deepseek_v31: "deepseek_v3", deepseek_v32: "deepseek_v3",
-    mistral: "mistral", mistral_args: "mistral", qwen3_coder: "qwen3_coder", gemma4: "gemma",
-    gemma_function: "gemma", gemma_code: "gemma",
-}  # fmt: skip
+    hermes: "hermes",
+    llama3: "llama3",
+    llama3_bare: "llama3",
+    harmony: "harmony",
+    deepseek: "deepseek_v3",
+    deepseek_v31: "deepseek_v3",
+    deepseek_v32: "deepseek_v3",
+    mistral: "mistral",
+    mistral_args: "mistral",
+    qwen3_coder: "qwen3_coder",
+    gemma4: "gemma",
+    gemma_function: "gemma",
+    gemma_code: "gemma",
+}
 
 
 def python_block(code: str) -> str:
@@ -153,15 +246,26 @@ AMBIGUOUS = {
     r"|</function>\s*</tool_call>",
     gemma4: r'<\|"\|>\s*(?:[,:}\]]|$)',
     gemma_function: r"<escape>\s*(?:[,:}\]]|$)",
-}  # fmt: skip
-OWN_MARK = {deepseek_v32: "</｜DSML｜parameter>", qwen3_coder: "</parameter>", gemma4: '<|"|>',
-            gemma_function: "<escape>"}  # fmt: skip
+}
+OWN_MARK = {
+    deepseek_v32: "</｜DSML｜parameter>",
+    qwen3_coder: "</parameter>",
+    gemma4: '<|"|>',
+    gemma_function: "<escape>",
+}
 
 
 def types_of(arguments: dict) -> list[dict]:
     """The schema of a tool with these arguments."""
-    kinds = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array",
-             dict: "object", type(None): "null"}  # fmt: skip
+    kinds = {
+        str: "string",
+        bool: "boolean",
+        int: "integer",
+        float: "number",
+        list: "array",
+        dict: "object",
+        type(None): "null",
+    }
     properties = {name: {"type": kinds[type(value)]} for name, value in arguments.items()}
     parameters = {"type": "object", "properties": properties}
     return [{"type": "function", "function": {"name": "f", "parameters": parameters}}]

@@ -6,14 +6,7 @@ import threading
 import pytest
 
 from rljax.errors import InputError
-from rljax.hosts.cluster import (
-    Cluster,
-    corrected,
-    environment,
-    find,
-    node_names,
-    tpu_vm_metadata,
-)
+from rljax.hosts.cluster import Cluster, corrected, environment, find, node_names, tpu_vm_metadata
 
 # -- variables, as the platforms set them --
 
@@ -32,56 +25,97 @@ GCE_SLICES = {
     "MEGASCALE_NUM_SLICES: '2'\nMEGASCALE_SLICE_ID: '1'\nTYPE: 'V4'\n",
 }
 KAGGLE = {
-    "TPU_WORKER_ID": "0", "TPU_SKIP_MDS_QUERY": "1", "TPU_CHIPS_PER_HOST_BOUNDS": "2,4,1",
-    "TPU_HOST_BOUNDS": "1,1,1", "TPU_ACCELERATOR_TYPE": "v5litepod-8",
-    "TPU_WORKER_HOSTNAMES": "localhost", "KAGGLE_URL_BASE": "https://www.kaggle.com/",
-}  # fmt: skip
+    "TPU_WORKER_ID": "0",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_CHIPS_PER_HOST_BOUNDS": "2,4,1",
+    "TPU_HOST_BOUNDS": "1,1,1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "KAGGLE_URL_BASE": "https://www.kaggle.com/",
+}
 NO_ADDRESS = "WARNING: could not determine TPU worker hostnames or IP addresses, ask again later"
 COLAB = {
-    "COLAB_RELEASE_TAG": "release-colab-external_20260904", "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_WORKER_HOSTNAMES": "172.28.0.12", "TPU_WORKER_ID": "0", "COLAB_TPU_1VM": "1",
-}  # fmt: skip
+    "COLAB_RELEASE_TAG": "release-colab-external_20260904",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "172.28.0.12",
+    "TPU_WORKER_ID": "0",
+    "COLAB_TPU_1VM": "1",
+}
 _POD = "train-slice-{}-{}.train"
 GKE = {
-    "TPU_WORKER_ID": "3", "TPU_TOPOLOGY": "4x4", "TPU_ACCELERATOR_TYPE": "v5litepod-16",
-    "TPU_SKIP_MDS_QUERY": "true", "KUBERNETES_SERVICE_HOST": "34.118.224.1",
+    "TPU_WORKER_ID": "3",
+    "TPU_TOPOLOGY": "4x4",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-16",
+    "TPU_SKIP_MDS_QUERY": "true",
+    "KUBERNETES_SERVICE_HOST": "34.118.224.1",
     "TPU_WORKER_HOSTNAMES": ",".join(_POD.format(0, i) for i in range(4)),
-}  # fmt: skip
+}
 GKE_SLICES = {
     **GKE,
     "TPU_WORKER_HOSTNAMES": ",".join(_POD.format(1, i) for i in range(4)),
-    "MEGASCALE_COORDINATOR_ADDRESS": _POD.format(0, 0), "MEGASCALE_NUM_SLICES": "2",
-    "MEGASCALE_SLICE_ID": "1", "MEGASCALE_PORT": "8080",
-}  # fmt: skip
+    "MEGASCALE_COORDINATOR_ADDRESS": _POD.format(0, 0),
+    "MEGASCALE_NUM_SLICES": "2",
+    "MEGASCALE_SLICE_ID": "1",
+    "MEGASCALE_PORT": "8080",
+}
 TPU7X = {
-    "TPU_WORKER_ID": "1", "TPU_PROCESS_PORT": "8476",
+    "TPU_WORKER_ID": "1",
+    "TPU_PROCESS_PORT": "8476",
     "TPU_PROCESS_ADDRESSES": "job-0-0.job:8476,job-0-1.job:8476",
     "TPU_WORKER_HOSTNAMES": "job-0-0.job,job-0-1.job",
-}  # fmt: skip
+}
 JOBSET = {
-    "RLJAX_HOSTS": "8", "JOBSET_NAME": "train", "REPLICATED_JOB_NAME": "slice",
-    "REPLICATED_JOB_REPLICAS": "2", "JOB_INDEX": "1", "JOB_COMPLETION_INDEX": "2",
-}  # fmt: skip
+    "RLJAX_HOSTS": "8",
+    "JOBSET_NAME": "train",
+    "REPLICATED_JOB_NAME": "slice",
+    "REPLICATED_JOB_REPLICAS": "2",
+    "JOB_INDEX": "1",
+    "JOB_COMPLETION_INDEX": "2",
+}
 SLURM = {
-    "SLURM_JOB_ID": "65670", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "gpu-node-[905,954]",
-    "SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2", "SLURM_PROCID": "1", "SLURM_LOCALID": "0",
-    "SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_GPUS_ON_NODE": "8",
-    "CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7", "SLURM_STEP_GPUS": "0,1,2,3,4,5,6,7",
-}  # fmt: skip
+    "SLURM_JOB_ID": "65670",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "gpu-node-[905,954]",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_NTASKS": "2",
+    "SLURM_PROCID": "1",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+    "SLURM_GPUS_ON_NODE": "8",
+    "CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7",
+    "SLURM_STEP_GPUS": "0,1,2,3,4,5,6,7",
+}
 SLURM_EIGHT = {
-    **SLURM, "SLURM_STEP_NUM_TASKS": "16", "SLURM_NTASKS": "16", "SLURM_PROCID": "11",
-    "SLURM_LOCALID": "3", "SLURM_STEP_TASKS_PER_NODE": "8(x2)",
-}  # fmt: skip
-SLURM_FOUR = {**SLURM_EIGHT, "SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_STEP_NUM_TASKS": "8",
-              "SLURM_PROCID": "7"}  # fmt: skip
+    **SLURM,
+    "SLURM_STEP_NUM_TASKS": "16",
+    "SLURM_NTASKS": "16",
+    "SLURM_PROCID": "11",
+    "SLURM_LOCALID": "3",
+    "SLURM_STEP_TASKS_PER_NODE": "8(x2)",
+}
+SLURM_FOUR = {
+    **SLURM_EIGHT,
+    "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_PROCID": "7",
+}
 SLURM_BOUND = {**SLURM_EIGHT, "SLURM_GPUS_PER_TASK": "1", "CUDA_VISIBLE_DEVICES": "0"}
 SLURM_BOUND_TWO = {**SLURM_FOUR, "CUDA_VISIBLE_DEVICES": "0,1"}  # of eight of the step
-SLURM_UNEVEN = {**SLURM_FOUR, "SLURM_STEP_TASKS_PER_NODE": "4,1", "SLURM_STEP_NUM_TASKS": "5",
-                "SLURM_PROCID": "4", "SLURM_LOCALID": "0", "SLURM_NODEID": "1"}  # fmt: skip
+SLURM_UNEVEN = {
+    **SLURM_FOUR,
+    "SLURM_STEP_TASKS_PER_NODE": "4,1",
+    "SLURM_STEP_NUM_TASKS": "5",
+    "SLURM_PROCID": "4",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "1",
+}
 SKY = {
-    "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_NODES": "3", "SKYPILOT_NUM_GPUS_PER_NODE": "8",
+    "SKYPILOT_NODE_RANK": "1",
+    "SKYPILOT_NUM_NODES": "3",
+    "SKYPILOT_NUM_GPUS_PER_NODE": "8",
     "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.5\n10.0.0.6\n",
-}  # fmt: skip
+}
 OURS = {"RLJAX_COORDINATOR": "10.0.0.2:8476", "RLJAX_HOSTS": "8", "RLJAX_HOST": "3"}
 
 PORT_OF_JOB = 61_440 + 65670 % 4096
@@ -102,40 +136,50 @@ ENVIRONMENTS = {
     "a laptop": ({"HOME": "/home/me", "PATH": "/usr/bin"}, None, None),
     "ours": (OURS, None, cluster("10.0.0.2:8476", 8, 3, "RLJAX_HOSTS")),
     "ours without a port": (
-        OURS | {"RLJAX_COORDINATOR": "host-0"}, None,
+        OURS | {"RLJAX_COORDINATOR": "host-0"},
+        None,
         cluster("host-0:8476", 8, 3, "RLJAX_HOSTS"),
     ),
     "ours, IPv6": (
-        OURS | {"RLJAX_COORDINATOR": "[fd00::2]"}, None,
+        OURS | {"RLJAX_COORDINATOR": "[fd00::2]"},
+        None,
         cluster("[fd00::2]:8476", 8, 3, "RLJAX_HOSTS"),
     ),
     "ours, one host": ({"RLJAX_HOSTS": "1"} | SLURM, None, None),
     "ours before GKE": (OURS | GKE, None, cluster("10.0.0.2:8476", 8, 3, "RLJAX_HOSTS", None, 2)),
     "ours, two slices": (
-        OURS | {"RLJAX_SLICES": "2"}, None,
+        OURS | {"RLJAX_SLICES": "2"},
+        None,
         cluster("10.0.0.2:8476", 8, 3, "RLJAX_HOSTS", None, 2),
     ),
     "JobSet": (JOBSET, None, cluster("train-slice-0-0.train:8476", 8, 6, "JobSet")),
     "JobSet on TPUs, stale MEGASCALE": (
-        GKE_SLICES | JOBSET | {"MEGASCALE_NUM_SLICES": "3"}, None,
+        GKE_SLICES | JOBSET | {"MEGASCALE_NUM_SLICES": "3"},
+        None,
         cluster("train-slice-0-0.train:8476", 8, 6, "JobSet", None, 2),
     ),
     "TPU VM v5litepod-16": ({}, GCE, cluster("10.130.0.31:8476", 4, 2, NODES)),
     "TPU VM, old endpoints": ({}, GCE_OLD, cluster("10.164.0.5:8476", 2, 1, NODES)),
     "TPU VM, two slices": ({}, GCE_SLICES, cluster("10.128.0.3:8476", 4, 3, NODES, None, 2)),
     "TPU VM v5litepod-8": (
-        {}, {"agent-worker-number": "0", "worker-network-endpoints": "10.130.0.31"}, None,
+        {},
+        {"agent-worker-number": "0", "worker-network-endpoints": "10.130.0.31"},
+        None,
     ),
     "TPU VM, another port": (
-        {"JAX_COORDINATOR_PORT": "9999"}, GCE, cluster("10.130.0.31:9999", 4, 2, NODES),
+        {"JAX_COORDINATOR_PORT": "9999"},
+        GCE,
+        cluster("10.130.0.31:9999", 4, 2, NODES),
     ),
     "TPU VM of Compute Engine": (
-        {}, {"worker-network-endpoints": "10.0.0.7,10.0.0.9", "tpu-env": "WORKER_ID: '1'"},
+        {},
+        {"worker-network-endpoints": "10.0.0.7,10.0.0.9", "tpu-env": "WORKER_ID: '1'"},
         cluster("10.0.0.7:8476", 2, 1, NODES),
     ),
     "a machine of Compute Engine that is no TPU": ({}, {}, None),
     "a server that is named, and JAX saw no chip": (
-        {"TPU_SKIP_MDS_QUERY": "1", "GCE_METADATA_IP": "127.0.0.1:80"}, GCE,
+        {"TPU_SKIP_MDS_QUERY": "1", "GCE_METADATA_IP": "127.0.0.1:80"},
+        GCE,
         cluster("10.130.0.31:8476", 4, 2, NODES),
     ),
     "TPU VM, one process of it": ({"TPU_PROCESS_BOUNDS": "1,1,1"}, None, None),
@@ -143,10 +187,14 @@ ENVIRONMENTS = {
     "GKE": (GKE, None, cluster("train-slice-0-0.train:8476", 4, 3, NAMES)),
     "GKE, one host": (GKE | {NAMES: "localhost", "TPU_WORKER_ID": "0"}, None, None),
     "GKE, one host of one slice": (
-        GKE | {NAMES: "localhost", "TPU_WORKER_ID": "0", "MEGASCALE_NUM_SLICES": "1"}, None, None,
+        GKE | {NAMES: "localhost", "TPU_WORKER_ID": "0", "MEGASCALE_NUM_SLICES": "1"},
+        None,
+        None,
     ),
     "GKE, two slices": (
-        GKE_SLICES, None, cluster("train-slice-0-0.train:8476", 8, 7, NAMES, None, 2),
+        GKE_SLICES,
+        None,
+        cluster("train-slice-0-0.train:8476", 8, 7, NAMES, None, 2),
     ),
     "GKE tpu7x: libtpu has port 8476": (TPU7X, None, cluster("job-0-0.job:8474", 2, 1, NAMES)),
     "Kaggle": (KAGGLE, None, None),
@@ -161,28 +209,43 @@ ENVIRONMENTS = {
     "SLURM, the last task alone on its node": (SLURM_UNEVEN, None, slurm(5, 4)),
     "SLURM without GPUs": (
         {k: v for k, v in SLURM_EIGHT.items() if "GPU" not in k and "CUDA" not in k},
-        None, slurm(16, 11),
+        None,
+        slurm(16, 11),
     ),
     "SLURM, a second step": (
-        SLURM | {"SLURM_STEP_ID": "3"}, None,
+        SLURM | {"SLURM_STEP_ID": "3"},
+        None,
         cluster(f"gpu-node-905:{61_440 + (65670 + 51) % 4096}", 2, 1, "SLURM"),
     ),
     "SLURM, the batch script": (
-        {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_LOCALID": "0",
-         "SLURM_JOB_NODELIST": "a[1-8]"}, None, None,
+        {
+            "SLURM_JOB_ID": "7",
+            "SLURM_NTASKS": "8",
+            "SLURM_PROCID": "0",
+            "SLURM_LOCALID": "0",
+            "SLURM_JOB_NODELIST": "a[1-8]",
+        },
+        None,
+        None,
     ),
     "SLURM, ssh to a node": (
-        {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_STEP_NODELIST": "a1"}, None, None,
+        {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_STEP_NODELIST": "a1"},
+        None,
+        None,
     ),
     "SLURM, srun --pty bash": (
-        SLURM | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, None, None,
+        SLURM | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},
+        None,
+        None,
     ),
     "SkyPilot": (SKY, None, cluster("10.0.0.4:8476", 3, 1, "SkyPilot")),
     "SkyPilot, one node": (
-        SKY | {"SKYPILOT_NODE_IPS": "10.0.0.4", "SKYPILOT_NUM_NODES": "1"}, None, None,
+        SKY | {"SKYPILOT_NODE_IPS": "10.0.0.4", "SKYPILOT_NUM_NODES": "1"},
+        None,
+        None,
     ),
     "SkyPilot on a TPU pod": (SKY, GCE, cluster("10.130.0.31:8476", 4, 2, NODES)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
@@ -231,41 +294,82 @@ BAD = {
     ),
     "SLURM task too high": (SLURM | {"SLURM_PROCID": "2"}, "SLURM_PROCID.*from 0 to 1"),
     "SLURM, three tasks for eight GPUs": (
-        SLURM_EIGHT | {"SLURM_STEP_TASKS_PER_NODE": "3(x2)"}, "3 tasks on this node see 8 GPUs",
+        SLURM_EIGHT | {"SLURM_STEP_TASKS_PER_NODE": "3(x2)"},
+        "3 tasks on this node see 8 GPUs",
     ),
     "SLURM node list": (SLURM | {"SLURM_STEP_NODELIST": "a[1-"}, "SLURM_STEP_NODELIST"),
     **{
         f"SLURM nodes {nodes!r:.24}": (SLURM | {"SLURM_STEP_NODELIST": nodes}, "STEP_NODELIST")
         for nodes in (
-            ",", ",,", "a,", ",a", "[", "]", "n[]", "n[,]", "n[1-2-3]", "n[1-]", "n[-3]", "n[3-1]",
-            "n[1,]", "n[[1-2]]", "n[1-2", "n[1]]", "n[x]", "n[1-2]n[", "a b", "a\nb", "a;b", "a/b",
-            "n[" + "9" * 5000 + "]", "n[1-" + "9" * 5000 + "]", "n[1-999999999]", "n[0-100000]",
-            "n[1-400]m[1-400]", "n[1-9]" * 40, ",".join(["n[1-60000]"] * 2), "n[\u0661-\u0663]",
-            "[" * 5000, "n[1" + ",1-50000" * 3 + "]", "\x1b[2J", "n\u202e", "(1)" * 3, "n[1.5]",
+            ",",
+            ",,",
+            "a,",
+            ",a",
+            "[",
+            "]",
+            "n[]",
+            "n[,]",
+            "n[1-2-3]",
+            "n[1-]",
+            "n[-3]",
+            "n[3-1]",
+            "n[1,]",
+            "n[[1-2]]",
+            "n[1-2",
+            "n[1]]",
+            "n[x]",
+            "n[1-2]n[",
+            "a b",
+            "a\nb",
+            "a;b",
+            "a/b",
+            "n[" + "9" * 5000 + "]",
+            "n[1-" + "9" * 5000 + "]",
+            "n[1-999999999]",
+            "n[0-100000]",
+            "n[1-400]m[1-400]",
+            "n[1-9]" * 40,
+            ",".join(["n[1-60000]"] * 2),
+            "n[\u0661-\u0663]",
+            "[" * 5000,
+            "n[1" + ",1-50000" * 3 + "]",
+            "\x1b[2J",
+            "n\u202e",
+            "(1)" * 3,
+            "n[1.5]",
         )
     },
     **{
         f"{name} {value!r:.24}": (SLURM_EIGHT | {name: value}, name)
         for name, value in (
-            ("SLURM_STEP_TASKS_PER_NODE", "0"), ("SLURM_STEP_TASKS_PER_NODE", "0(x2)"),
-            ("SLURM_STEP_TASKS_PER_NODE", "2(x"), ("SLURM_STEP_TASKS_PER_NODE", ","),
-            ("SLURM_STEP_TASKS_PER_NODE", "9" * 5000), ("SLURM_STEP_TASKS_PER_NODE", "\u0662"),
-            ("SLURM_STEP_NUM_TASKS", "9" * 5000), ("SLURM_STEP_NUM_TASKS", "1e400"),
-            ("SLURM_PROCID", "-1"), ("SLURM_PROCID", "\u0661"), ("SLURM_JOB_ID", "x"),
-            ("SLURM_STEP_ID", "4" * 5000), ("JAX_COORDINATOR_PORT", "x"),
-            ("JAX_COORDINATOR_PORT", "70000"), ("JAX_COORDINATOR_PORT", "9" * 5000),
+            ("SLURM_STEP_TASKS_PER_NODE", "0"),
+            ("SLURM_STEP_TASKS_PER_NODE", "0(x2)"),
+            ("SLURM_STEP_TASKS_PER_NODE", "2(x"),
+            ("SLURM_STEP_TASKS_PER_NODE", ","),
+            ("SLURM_STEP_TASKS_PER_NODE", "9" * 5000),
+            ("SLURM_STEP_TASKS_PER_NODE", "\u0662"),
+            ("SLURM_STEP_NUM_TASKS", "9" * 5000),
+            ("SLURM_STEP_NUM_TASKS", "1e400"),
+            ("SLURM_PROCID", "-1"),
+            ("SLURM_PROCID", "\u0661"),
+            ("SLURM_JOB_ID", "x"),
+            ("SLURM_STEP_ID", "4" * 5000),
+            ("JAX_COORDINATOR_PORT", "x"),
+            ("JAX_COORDINATOR_PORT", "70000"),
+            ("JAX_COORDINATOR_PORT", "9" * 5000),
         )
     },
     "more hosts than any": (OURS | {"RLJAX_HOSTS": "999999999"}, "number of hosts.*at most"),
     "more tasks than any": (SLURM | {"SLURM_STEP_NUM_TASKS": "999999999"}, "number of hosts"),
     "more GPUs than any": (
         {k: v for k, v in SLURM_EIGHT.items() if k not in ("CUDA_VISIBLE_DEVICES",)}
-        | {"SLURM_GPUS_ON_NODE": "999999999"}, "SLURM_GPUS_ON_NODE",
+        | {"SLURM_GPUS_ON_NODE": "999999999"},
+        "SLURM_GPUS_ON_NODE",
     ),
     "more slices than any": (GKE_SLICES | {"MEGASCALE_NUM_SLICES": "999999999"}, "number of hosts"),
     "SkyPilot of another size": (SKY | {"SKYPILOT_NUM_NODES": "2"}, "SKYPILOT_NODE_IPS lists 3"),
     "SkyPilot rank": (SKY | {"SKYPILOT_NODE_RANK": "3"}, "SKYPILOT_NODE_RANK.*from 0 to 2"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -304,9 +408,10 @@ def test_stale_slices_are_dropped_or_set_anew():
     changes, warning = corrected(stale, environment(stale))
     first = "train-slice-0-0.train"
     assert changes == {
-        "MEGASCALE_NUM_SLICES": "2", "MEGASCALE_SLICE_ID": "1",
+        "MEGASCALE_NUM_SLICES": "2",
+        "MEGASCALE_SLICE_ID": "1",
         "MEGASCALE_COORDINATOR_ADDRESS": first,
-    }  # fmt: skip
+    }
     assert "stale" in warning
     # One process, and one slice, wait for no others.
     left = {name: value for name, value in GKE_SLICES.items() if "MEGASCALE" in name}

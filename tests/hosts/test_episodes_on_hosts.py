@@ -7,28 +7,53 @@ from on_hosts import all_well, on_hosts
 
 pytestmark = pytest.mark.hosts
 PLAYED = {
-    "preset": "grpo", "steps": 2, "sft.steps": 0, "data.train": "tiny_environments.rows()",
-    "reward.function": "", "batch.prompts_per_step": 4, "batch.samples_per_prompt": 4,
-    "batch.sequences_per_optimizer_step": 16, "environment.max_tokens": 40,
-    "environment.max_reply_tokens": 8, "environment.max_turns": 5, "environment.max_failed": 1.0,
-}  # fmt: skip
+    "preset": "grpo",
+    "steps": 2,
+    "sft.steps": 0,
+    "data.train": "tiny_environments.rows()",
+    "reward.function": "",
+    "batch.prompts_per_step": 4,
+    "batch.samples_per_prompt": 4,
+    "batch.sequences_per_optimizer_step": 16,
+    "environment.max_tokens": 40,
+    "environment.max_reply_tokens": 8,
+    "environment.max_turns": 5,
+    "environment.max_failed": 1.0,
+}
 FLIGHT = {
-    "rollouts.max_staleness": 2, "rollouts.ahead": 2, "rollouts.clock": "logical(2)",
+    "rollouts.max_staleness": 2,
+    "rollouts.ahead": 2,
+    "rollouts.clock": "logical(2)",
     "algorithm.policy_loss": "cispo(behaviour='sampler')",
-}  # fmt: skip
+}
 JOBS = {
     "alone": {**PLAYED, "environment.function": "tiny_environments.count_letter()"},
     "fails": {**PLAYED, "environment.function": "tiny_environments.fails(share=0.3)"},
-    "seats": {**PLAYED, "environment.function": "tiny_environments.two_seats()",
-              "sampler.slots": 6},
-    "scored": {**PLAYED, "environment.function": "tiny_environments.last_turn()",
-               "reward.function": "tiny_environments.first_letter_and_turns()"},
-    "flight": {**PLAYED, "environment.function": "tiny_environments.count_letter()", "steps": 3,
-               "sampler.slots": 8, **FLIGHT},
+    "seats": {
+        **PLAYED,
+        "environment.function": "tiny_environments.two_seats()",
+        "sampler.slots": 6,
+    },
+    "scored": {
+        **PLAYED,
+        "environment.function": "tiny_environments.last_turn()",
+        "reward.function": "tiny_environments.first_letter_and_turns()",
+    },
+    "flight": {
+        **PLAYED,
+        "environment.function": "tiny_environments.count_letter()",
+        "steps": 3,
+        "sampler.slots": 8,
+        **FLIGHT,
+    },
     "scored in flight": {
-        **PLAYED, "environment.function": "tiny_environments.last_turn()", "steps": 3,
-        "reward.function": "tiny_environments.first_letter_and_turns()", **FLIGHT},
-}  # fmt: skip
+        **PLAYED,
+        "environment.function": "tiny_environments.last_turn()",
+        "steps": 3,
+        "reward.function": "tiny_environments.first_letter_and_turns()",
+        **FLIGHT,
+    },
+}
 BATCH = ("tokens", "mask", "group", "scores", "rewards")
 
 

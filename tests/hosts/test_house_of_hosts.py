@@ -47,9 +47,13 @@ def test_only_the_room_hosts_knows_of_several_processes():
 
 @pytest.mark.parametrize(
     "code",
-    ("from jax.experimental import multihost_utils", "import jax.distributed as d",
-     "jax.process_index() == 0", "from jax._src import distributed"),
-)  # fmt: skip
+    (
+        "from jax.experimental import multihost_utils",
+        "import jax.distributed as d",
+        "jax.process_index() == 0",
+        "from jax._src import distributed",
+    ),
+)
 def test_words_of_processes_are_found(code):
     assert process_words(ast.parse(code))
 
@@ -79,8 +83,10 @@ def jitted(tree) -> set[str]:
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
-            if any("jit" in ast.unparse(d).split("(")[0] or "jax.jit" in ast.unparse(d)
-                   for d in node.decorator_list):  # fmt: skip
+            if any(
+                "jit" in ast.unparse(d).split("(")[0] or "jax.jit" in ast.unparse(d)
+                for d in node.decorator_list
+            ):
                 names.add(node.name)
         elif isinstance(node, ast.Assign) and "jax.jit(" in ast.unparse(node.value):
             names |= {t.id for t in node.targets if isinstance(t, ast.Name)}
@@ -114,8 +120,13 @@ def in_order(function, kinds) -> list:
     """What gives names values, and nodes of `kinds`, by lines; on one line a loop comes first, as
     what it names is read there, and an assignment last."""
     nodes = [n for n in ast.walk(function) if isinstance(n, ASSIGNS | kinds)]
-    line = lambda n: n.iter.lineno if isinstance(n, ast.comprehension) else n.lineno  # noqa: E731
-    rank = lambda n: 2 * isinstance(n, ast.Assign) - isinstance(n, ASSIGNS)  # noqa: E731
+
+    def line(n):
+        return n.iter.lineno if isinstance(n, ast.comprehension) else n.lineno
+
+    def rank(n):
+        return 2 * isinstance(n, ast.Assign) - isinstance(n, ASSIGNS)
+
     return sorted(nodes, key=lambda n: (line(n), rank(n)))
 
 
@@ -162,9 +173,7 @@ def held_reads(tree) -> list[tuple[str, str]]:
     return found
 
 
-ALONE = {
-    ("training/nonfinite.py", "while_loop"): "rljax replay is for one host",
-}
+ALONE = {("training/nonfinite.py", "while_loop"): "rljax replay is for one host"}
 
 
 def test_numbers_of_devices_are_read_by_fetch():
@@ -206,13 +215,41 @@ DECIDING = ("training", "rollout", "dataflows")
 # What one host may see otherwise than another: clocks, files, memory, pools, signals, its number.
 CLOCKS = {"monotonic", "time", "perf_counter", "process_time", "time_ns"}
 FILES_OF = {
-    "exists", "is_file", "is_dir", "is_symlink", "glob", "rglob", "iterdir", "stat", "lexists",
-    "listdir", "getsize", "access", "read_text", "read_bytes", "disk_usage", "free_bytes",
-}  # fmt: skip
+    "exists",
+    "is_file",
+    "is_dir",
+    "is_symlink",
+    "glob",
+    "rglob",
+    "iterdir",
+    "stat",
+    "lexists",
+    "listdir",
+    "getsize",
+    "access",
+    "read_text",
+    "read_bytes",
+    "disk_usage",
+    "free_bytes",
+}
 OTHERS = {
-    "device_bytes", "memory_stats", "getpid", "gethostname", "cpu_count", "urandom", "token_hex",
-    "poll", "done", "is_alive", "empty", "qsize", "index", "first", "mine", "getrandbits",
-}  # fmt: skip
+    "device_bytes",
+    "memory_stats",
+    "getpid",
+    "gethostname",
+    "cpu_count",
+    "urandom",
+    "token_hex",
+    "poll",
+    "done",
+    "is_alive",
+    "empty",
+    "qsize",
+    "index",
+    "first",
+    "mine",
+    "getrandbits",
+}
 OWN = CLOCKS | FILES_OF | OTHERS
 OWN_FIELDS = {"received"}  # of Signals
 ALIKE = {"agree", "share", "gather", "stop_agreed"}  # the same on all hosts, whatever they pass
@@ -239,10 +276,30 @@ def is_own(node, local: set[str]) -> bool:
 
 # Calls in which all hosts take part, or which lead there.
 TOGETHER = ALIKE | {
-    "fetch", "place", "put_whole", "wait", "generate", "sample_all", "sample", "run_rollout",
-    "greedy_accuracy", "held_out_step", "evaluate", "begin", "start", "load", "save", "export",
-    "export_adapter", "initial_params", "step", "one_step", "whole_step", "loop", "roll_back",
-}  # fmt: skip
+    "fetch",
+    "place",
+    "put_whole",
+    "wait",
+    "generate",
+    "sample_all",
+    "sample",
+    "run_rollout",
+    "greedy_accuracy",
+    "held_out_step",
+    "evaluate",
+    "begin",
+    "start",
+    "load",
+    "save",
+    "export",
+    "export_adapter",
+    "initial_params",
+    "step",
+    "one_step",
+    "whole_step",
+    "loop",
+    "roll_back",
+}
 LEAVES = ast.Return | ast.Raise | ast.Break | ast.Continue
 
 
@@ -260,8 +317,12 @@ def own_decisions(tree) -> list[tuple[str, str]]:
 
     def parts_them(node) -> bool:
         sides = [node.body, node.orelse]
-        inside = [n for side in sides for one in (side if isinstance(side, list) else [side])
-                  for n in ast.walk(one)]  # fmt: skip
+        inside = [
+            n
+            for side in sides
+            for one in (side if isinstance(side, list) else [side])
+            for n in ast.walk(one)
+        ]
         names = {name for n in inside for name in calls(n)}
         return bool(names & together) or any(isinstance(n, LEAVES) for n in inside)
 

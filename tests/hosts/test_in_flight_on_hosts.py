@@ -8,11 +8,16 @@ from on_hosts import all_well, free_port, on_hosts
 
 pytestmark = pytest.mark.hosts
 FLOWN = {
-    "preset": "grpo", "steps": 4, "sft.steps": 0, "batch.prompts_per_step": 8,
-    "batch.samples_per_prompt": 4, "batch.sequences_per_optimizer_step": 32,
-    "sampler.slots": 16, "reward.function": "in_flight_rewards.slow(fails=0.1)",
+    "preset": "grpo",
+    "steps": 4,
+    "sft.steps": 0,
+    "batch.prompts_per_step": 8,
+    "batch.samples_per_prompt": 4,
+    "batch.sequences_per_optimizer_step": 32,
+    "sampler.slots": 16,
+    "reward.function": "in_flight_rewards.slow(fails=0.1)",
     "algorithm.policy_loss": "cispo(behaviour='sampler')",
-}  # fmt: skip
+}
 ETA_1 = {**FLOWN, "rollouts.max_staleness": 1, "rollouts.clock": "logical(2)"}
 JOBS = {
     "eta 1": ETA_1,

@@ -36,8 +36,10 @@ def test_twelve_kills(tmp_path):
         assert all(result["codes"][k] in (-6, 171) for k in others), (kill, result)
         assert max(since(result, victim)) < 45
         for k in others:
-            assert re.search(rf"host {victim} \([^)]*\), last heard of in \w+, step \d+, was lost",
-                             result["err"][k]), (kill, result["err"][k])  # fmt: skip
+            assert re.search(
+                rf"host {victim} \([^)]*\), last heard of in \w+, step \d+, was lost",
+                result["err"][k],
+            ), (kill, result["err"][k])
     assert [result["codes"] for result in results[12:]] == [[0] * 4] * 2, results[12]["err"]
     assert_same_run(tmp_path / "killed", tmp_path / "whole")
 

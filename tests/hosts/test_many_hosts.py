@@ -132,8 +132,10 @@ def test_processes_of_the_coordination_service_start_meet_and_end():
     done = subprocess.run(
         [sys.executable, str(REPO / "tests/helpers/many_hosts.py"), str(hosts), "5"],
         env={**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"},
-        capture_output=True, text=True, timeout=400,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
     assert done.returncode == 0, done.stderr
     measured = json.loads(done.stdout.splitlines()[-1])
     print(measured)
@@ -149,10 +151,15 @@ def test_eight_processes_take_the_grpo_step_of_one(tmp_path):
     rows = {}
     for hosts, devices in ((1, 8), (8, 1)):
         config = tiny_config(
-            tmp_path / str(hosts), steps=1, sft__steps=0, batch__prompts_per_step=8,
-            batch__sequences_per_optimizer_step=32, evaluate__prompts=8, evaluate__every_steps=0,
+            tmp_path / str(hosts),
+            steps=1,
+            sft__steps=0,
+            batch__prompts_per_step=8,
+            batch__sequences_per_optimizer_step=32,
+            evaluate__prompts=8,
+            evaluate__every_steps=0,
             checkpoint__every_steps=0,
-        )  # fmt: skip
+        )
         file = tmp_path / f"{hosts}.json"
         file.write_text(json.dumps(to_dict(config)))
         command = ["tests/helpers/train_configs.py", file]

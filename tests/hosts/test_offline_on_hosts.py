@@ -95,8 +95,9 @@ def test_four_devices_whatever_their_hosts(runs, name):
 @pytest.mark.hosts
 def test_the_first_host_writes_and_all_return_the_same(runs):
     for (count, _), (folder, ends) in runs.items():
-        said = [[json.loads(line) for line in end.out.splitlines() if line[:1] == "{"]
-                for end in ends]  # fmt: skip
+        said = [
+            [json.loads(line) for line in end.out.splitlines() if line[:1] == "{"] for end in ends
+        ]
         assert len(said) == count and all(lines == said[0] for lines in said)
         assert all(line["summary"]["status"] == "finished" for line in said[0])
         for line in said[0]:

@@ -24,22 +24,33 @@ SIXTEEN = {"preset": "grpo", "steps": 1, "evaluate.reward": "hosts_rewards.logge
 # Rows decode for more than a turn, in slots that are refilled; stop strings, interruptions;
 # prompts that are dropped and retired.
 LONG = {
-    "preset": "grpo", "steps": 3, "sampler.max_response_tokens": 40, "sampler.slots": 64,
-    "sampler.stop_strings": ["cc", "bd"], "sampler.thinking_tokens": [2, 9],
-    "sampler.end_of_thinking": ">", "sampler.interrupt_phrase": "a>",
-    "data.retire_at_pass_rate": 0.6, "data.drop_above_pass_rate": 0.75,
+    "preset": "grpo",
+    "steps": 3,
+    "sampler.max_response_tokens": 40,
+    "sampler.slots": 64,
+    "sampler.stop_strings": ["cc", "bd"],
+    "sampler.thinking_tokens": [2, 9],
+    "sampler.end_of_thinking": ">",
+    "sampler.interrupt_phrase": "a>",
+    "data.retire_at_pass_rate": 0.6,
+    "data.drop_above_pass_rate": 0.75,
     "data.pass_rate_samples": 2,
-}  # fmt: skip
+}
 # Which groups are complete first depends on the speed of each host.
 FIRST_LIVE = {
-    **LONG, "steps": 2, "algorithm.collect": "first_live(oversample=2.0)",
-    "reward.function": "hosts_rewards.logged()", "data.drop_above_pass_rate": 0.0,
-}  # fmt: skip
+    **LONG,
+    "steps": 2,
+    "algorithm.collect": "first_live(oversample=2.0)",
+    "reward.function": "hosts_rewards.logged()",
+    "data.drop_above_pass_rate": 0.0,
+}
 RUBRICS = {
-    "preset": "grpo", "steps": 5, "evaluate.reward": "hosts_rewards.logged()",
+    "preset": "grpo",
+    "steps": 5,
+    "evaluate.reward": "hosts_rewards.logged()",
     "reward.function": "hosts_rewards.by_rubric()",
     "reward.rubrics": "evolving_rubrics(generator='hosts_rewards.generator', cap=3)",
-}  # fmt: skip
+}
 METHODS = ("grpo", "ppo", "remax", "dapo")
 
 
@@ -103,22 +114,31 @@ def jobs(tmp_path_factory):
     fails = tuple(drawn_first()[1:6:2])  # three prompts of host 1 of 2
 
     def of(folder) -> dict[str, dict]:
-        logged = lambda name: f"hosts_rewards.logged(file={str(folder / name)!r})"  # noqa: E731
+        def logged(name):
+            return f"hosts_rewards.logged(file={str(folder / name)!r})"
+
         methods = {
             name: {"preset": name, "steps": 2, "reward.function": "hosts_rewards.logged()"}
             for name in METHODS
         }
         methods["grpo"]["steps"] = 6
         judged = {
-            "preset": "ppo", "steps": 2, "batch.prompts_per_step": 32,
-            "batch.sequences_per_optimizer_step": 32, "reward.function": "judge()",
-            "reward.judge_model": chat, "reward.judge_grades": ["0", "1", "2"],
-            "reward.process_model": scalar, "evaluate.reward": "hosts_rewards.logged()",
-        }  # fmt: skip
+            "preset": "ppo",
+            "steps": 2,
+            "batch.prompts_per_step": 32,
+            "batch.sequences_per_optimizer_step": 32,
+            "reward.function": "judge()",
+            "reward.judge_model": chat,
+            "reward.judge_grades": ["0", "1", "2"],
+            "reward.process_model": scalar,
+            "evaluate.reward": "hosts_rewards.logged()",
+        }
         failing = {
-            **SIXTEEN, "steps": 2, "reward.timeout_s": 2.0,
+            **SIXTEEN,
+            "steps": 2,
+            "reward.timeout_s": 2.0,
             "reward.function": f"hosts_rewards.failing(fails={fails!r})",
-        }  # fmt: skip
+        }
         return {
             **methods,
             "once": {**SIXTEEN, "reward.function": logged("once")},

@@ -12,11 +12,27 @@ from tiny_run import assert_same_run
 # (phase, step) at which a host gets SIGTERM, and the step that is saved: 3 supervised steps, which
 # exchange nothing but at their ends, and 6 of GRPO, with an evaluation after every second one.
 MOMENTS = [
-    ("load", 0, None), ("data", 1, 1), ("learn", 2, 2), ("data", 3, 3), ("evaluate", 3, 3),
-    ("generate", 4, 3), ("reward", 4, 3), ("learn", 4, 4), ("generate", 5, 4), ("data", 5, 4),
-    ("reward", 5, 4), ("evaluate", 5, 5), ("evaluate", 5, 5), ("learn", 6, 6), ("generate", 7, 6),
-    ("reward", 7, 6), ("evaluate", 7, 7), ("save", 8, 8), ("reward", 9, 8), ("evaluate", 9, 9),
-]  # fmt: skip
+    ("load", 0, None),
+    ("data", 1, 1),
+    ("learn", 2, 2),
+    ("data", 3, 3),
+    ("evaluate", 3, 3),
+    ("generate", 4, 3),
+    ("reward", 4, 3),
+    ("learn", 4, 4),
+    ("generate", 5, 4),
+    ("data", 5, 4),
+    ("reward", 5, 4),
+    ("evaluate", 5, 5),
+    ("evaluate", 5, 5),
+    ("learn", 6, 6),
+    ("generate", 7, 6),
+    ("reward", 7, 6),
+    ("evaluate", 7, 7),
+    ("save", 8, 8),
+    ("reward", 9, 8),
+    ("evaluate", 9, 9),
+]
 
 STOPS = """
 import json, os, sys, time

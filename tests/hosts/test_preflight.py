@@ -76,8 +76,11 @@ def test_another_config_code_model_device_count_or_flag_is_named(tmp_path):
     other = config_file(tmp_path, seed=4)
     refused(
         logged(3, lambda k: [HELPER, other if k == 2 else config]),
-        "the hosts are not the same", "config.seed", "3: host 0", "4: host 2 (",
-    )  # fmt: skip
+        "the hosts are not the same",
+        "config.seed",
+        "3: host 0",
+        "4: host 2 (",
+    )
 
     odd = "import os, runpy, sys\nsys.argv = sys.argv[1:]\n{}\n"
     odd += "runpy.run_path(HELPER, run_name='__main__')"

@@ -30,19 +30,61 @@ def hello(**said) -> bytes:
 
 
 WORDS = [
-    b'{"host": 1e400}', b'{"host": 1e400, "hosts": 2}', b'{"host": 1, "hosts": 1e400}',
-    b"[" * 4000, b"[" * 2000 + b"]" * 2000, b'{"host":' * 500 + b"1" + b"}" * 500, b'{"a":' * 800,
-    b"null", b"5", b'"host"', b"[]", b"[1, 2]", b"{}", b"true", b"NaN", b"", b"\0" * 99,
-    b'{"host": NaN, "hosts": 2}', b'{"host": Infinity, "hosts": 2}', b"\xff\xfe\x00", b'"\xff"',
-    b'{"host": ' + b"9" * 4000 + b"}", b'{"host": 1, "hosts": 2', b"GET / HTTP/1.1\r\n\r\n",
-    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"SSH-2.0-x\r\n", b"{" * 4096, b"x" * 100_000,
-    hello(host=None), hello(host="1"), hello(host=1.0), hello(host=True), hello(host=[1]),
-    hello(host={}), hello(host=-1), hello(host=2), hello(host=10**30), hello(hosts=None),
-    hello(hosts="2"), hello(hosts=2.0), hello(hosts=0), hello(hosts=-2), hello(hosts=True),
-    hello(hosts=MOST_HOSTS + 1), hello(hosts=10**300), hello(name=5), hello(name=[]),
-    hello(name=None), hello(name="\x1b[2J"), hello(name="a b"), hello(name="x" * 256),
-    hello(name="\u202e"),    hello(name="\ud800"), hello(name={"a": 1}),
-]  # fmt: skip
+    b'{"host": 1e400}',
+    b'{"host": 1e400, "hosts": 2}',
+    b'{"host": 1, "hosts": 1e400}',
+    b"[" * 4000,
+    b"[" * 2000 + b"]" * 2000,
+    b'{"host":' * 500 + b"1" + b"}" * 500,
+    b'{"a":' * 800,
+    b"null",
+    b"5",
+    b'"host"',
+    b"[]",
+    b"[1, 2]",
+    b"{}",
+    b"true",
+    b"NaN",
+    b"",
+    b"\0" * 99,
+    b'{"host": NaN, "hosts": 2}',
+    b'{"host": Infinity, "hosts": 2}',
+    b"\xff\xfe\x00",
+    b'"\xff"',
+    b'{"host": ' + b"9" * 4000 + b"}",
+    b'{"host": 1, "hosts": 2',
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    b"SSH-2.0-x\r\n",
+    b"{" * 4096,
+    b"x" * 100_000,
+    hello(host=None),
+    hello(host="1"),
+    hello(host=1.0),
+    hello(host=True),
+    hello(host=[1]),
+    hello(host={}),
+    hello(host=-1),
+    hello(host=2),
+    hello(host=10**30),
+    hello(hosts=None),
+    hello(hosts="2"),
+    hello(hosts=2.0),
+    hello(hosts=0),
+    hello(hosts=-2),
+    hello(hosts=True),
+    hello(hosts=MOST_HOSTS + 1),
+    hello(hosts=10**300),
+    hello(name=5),
+    hello(name=[]),
+    hello(name=None),
+    hello(name="\x1b[2J"),
+    hello(name="a b"),
+    hello(name="x" * 256),
+    hello(name="\u202e"),
+    hello(name="\ud800"),
+    hello(name={"a": 1}),
+]
 
 
 def say(port: int, word: bytes) -> bytes:
@@ -110,13 +152,32 @@ def say_nothing(port: int) -> bytes:
 # -- a stranger in the first host's place --
 
 ANSWERS = [
-    b"{}", b"null", b"[]", b"5", b'"say"', b"[" * 4000, b"\xff", b'{"say": 1e400}', b'{"say": []}',
-    b'{"say": "\\u001b[2J"}', b'{"error": 5}', b'{"error": {}}', b'{"error": {"what": "x"}}',
-    b'{"error": {"what": "x", "value": 1, "fix": "y"}}', b'{"error": {"self": 1}}',
-    b'{"error": {"what": "a", "value": "b", "fix": "c", "rule": "d"}}', b'{"addresses": 1e400}',
-    b'{"addresses": []}', b'{"addresses": ["a"]}', b'{"addresses": [1, 2]}', b'{"addresses": "ab"}',
-    b'{"addresses": {"0": "a", "1": "b"}}', b"HTTP/1.1 400 Bad Request", b"x" * 1_000_000, b"",
-]  # fmt: skip
+    b"{}",
+    b"null",
+    b"[]",
+    b"5",
+    b'"say"',
+    b"[" * 4000,
+    b"\xff",
+    b'{"say": 1e400}',
+    b'{"say": []}',
+    b'{"say": "\\u001b[2J"}',
+    b'{"error": 5}',
+    b'{"error": {}}',
+    b'{"error": {"what": "x"}}',
+    b'{"error": {"what": "x", "value": 1, "fix": "y"}}',
+    b'{"error": {"self": 1}}',
+    b'{"error": {"what": "a", "value": "b", "fix": "c", "rule": "d"}}',
+    b'{"addresses": 1e400}',
+    b'{"addresses": []}',
+    b'{"addresses": ["a"]}',
+    b'{"addresses": [1, 2]}',
+    b'{"addresses": "ab"}',
+    b'{"addresses": {"0": "a", "1": "b"}}',
+    b"HTTP/1.1 400 Bad Request",
+    b"x" * 1_000_000,
+    b"",
+]
 
 
 def test_a_stranger_in_the_place_of_the_first_host_is_passed_over(monkeypatch, capsys):
@@ -188,10 +249,20 @@ def test_the_doctor_passes_strangers_over():
         for k in range(2)
     ]
     words = [
-        b'{"rljax": 1e400}', b"[" * 4000, b'{"rljax": 77}', b'{"rljax": "1"}', b'{"rljax": true}',
-        b'{"rljax": [1]}', b"\xff", b"null", b"5", b"[]", b'{"rljax": ' + b"9" * 4000 + b"}", b"",
+        b'{"rljax": 1e400}',
+        b"[" * 4000,
+        b'{"rljax": 77}',
+        b'{"rljax": "1"}',
+        b'{"rljax": true}',
+        b'{"rljax": [1]}',
+        b"\xff",
+        b"null",
+        b"5",
+        b"[]",
+        b'{"rljax": ' + b"9" * 4000 + b"}",
+        b"",
         b"x" * 10_000,
-    ]  # fmt: skip
+    ]
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(lambda: list(hosts_network(env[0], (other,), 20.0)))
         second = pool.submit(lambda: (time.sleep(1.0), list(hosts_network(env[1], (other,), 20.0))))

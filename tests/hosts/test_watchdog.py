@@ -115,12 +115,18 @@ os.kill(os.getpid(), {signal})
     ("said", "number", "words"),
     [
         (b"", signal.SIGKILL, "host 1 (b), last heard of in reward, step 12, was killed"),
-        (b"(stopped sending heartbeats):\n0\nThe tasks", signal.SIGABRT,
-         "host 0 (a), last heard of in generate, step 12, was lost; so host 1 (b) has ended"),
-        (b"UNAVAILABLE: Failed to send RPC to coordination service.", signal.SIGABRT,
-         "host 0 (a), last heard of in generate, step 12, was lost; so host 1 (b) has ended"),
+        (
+            b"(stopped sending heartbeats):\n0\nThe tasks",
+            signal.SIGABRT,
+            "host 0 (a), last heard of in generate, step 12, was lost; so host 1 (b) has ended",
+        ),
+        (
+            b"UNAVAILABLE: Failed to send RPC to coordination service.",
+            signal.SIGABRT,
+            "host 0 (a), last heard of in generate, step 12, was lost; so host 1 (b) has ended",
+        ),
     ],
-)  # fmt: skip
+)
 def test_last_words_of_a_host_that_was_ended(tmp_path, said, number, words):
     log = tmp_path / "host-001.log"
     folder = os.path.dirname(console.__file__)

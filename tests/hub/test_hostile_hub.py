@@ -24,9 +24,11 @@ from rljax.errors import InputError
 from rljax.hub import client
 
 FILES = {
-    "config.json": "{}", "tokenizer.json": '{"a": 1}', "model.safetensors": bytes(range(256)) * 40,
+    "config.json": "{}",
+    "tokenizer.json": '{"a": 1}',
+    "model.safetensors": bytes(range(256)) * 40,
     "README.md": "---\nconfigs:\n- config_name: default\n  data_files: '*.jsonl'\n---\n",
-}  # fmt: skip
+}
 ROWS = {"train.jsonl": '{"prompt": "a"}\n', "more.parquet": b"PAR1" * 9, "README.md": "# none"}
 PRECIOUS = "a key that must stay"
 
@@ -86,11 +88,24 @@ def tags(folder: Path) -> list[str]:
     """Values of a header that names a file of the cache where it is believed."""
     up = "../" * 12
     return [
-        "../../../../precious.txt", "../../../../shell/.profile", f"{up}{folder}/precious.txt",
-        str(folder / "precious.txt"), str(folder / "new.txt"), str(folder / "shell"),
-        "../../../shell/new", "..", ".", "", "a/b", "x" * 5000, "0" * 39, "0" * 41, "g" * 40,
-        "0" * 40 + "/../../../../../precious.txt", "%2e%2e%2fprecious.txt",
-    ]  # fmt: skip
+        "../../../../precious.txt",
+        "../../../../shell/.profile",
+        f"{up}{folder}/precious.txt",
+        str(folder / "precious.txt"),
+        str(folder / "new.txt"),
+        str(folder / "shell"),
+        "../../../shell/new",
+        "..",
+        ".",
+        "",
+        "a/b",
+        "x" * 5000,
+        "0" * 39,
+        "0" * 41,
+        "g" * 40,
+        "0" * 40 + "/../../../../../precious.txt",
+        "%2e%2e%2fprecious.txt",
+    ]
 
 
 WHEN = {
@@ -98,9 +113,10 @@ WHEN = {
     "to HEAD": lambda answer, seen: answer.method == "HEAD",
     "to GET": lambda answer, seen: answer.method == "GET",
     "the second time": lambda answer, seen: seen > 1,
-    "of the listing": lambda answer, seen: answer.path.startswith("/api/") and "cache" not in
-    answer.path,
-}  # fmt: skip
+    "of the listing": lambda answer, seen: (
+        answer.path.startswith("/api/") and "cache" not in answer.path
+    ),
+}
 
 
 @pytest.mark.parametrize("when", WHEN)
@@ -142,9 +158,10 @@ def test_a_file_that_is_not_there_leaves_no_note_outside(server, outside, tmp_pa
         if f"/{name}" in answer.path:
             answer.status, answer.body = 404, b"{}"
             answer.headers |= {
-                "X-Error-Code": "EntryNotFound", "Content-Length": "2",
+                "X-Error-Code": "EntryNotFound",
+                "Content-Length": "2",
                 "X-Repo-Commit": "../../../../shell",
-            }  # fmt: skip
+            }
 
     server.lie = lie
     for read in READS.values():
@@ -236,7 +253,11 @@ def listing(*entries, sha: object = COMMIT) -> dict:
 
 
 LISTINGS = {
-    "no object": [], "null": None, "a text": "x", "a number": 1, "nothing": {},
+    "no object": [],
+    "null": None,
+    "a text": "x",
+    "a number": 1,
+    "nothing": {},
     "no list": {"sha": COMMIT, "siblings": {"config.json": 1}},
     "a commit by another type": listing(ENTRY, sha=5),
     "a commit that is a path": listing(ENTRY, sha="../../../../shell"),
@@ -257,27 +278,48 @@ LISTINGS = {
     **{
         f"lfs {large!r:.24}": listing(ENTRY, {**LARGE, "lfs": large})
         for large in (
-            5, "x", [], {}, {"sha256": None}, {"sha256": 5}, {"sha256": "../precious.txt"},
-            {"sha256": "a" * 63}, {"sha256": ["a" * 64]},
+            5,
+            "x",
+            [],
+            {},
+            {"sha256": None},
+            {"sha256": 5},
+            {"sha256": "../precious.txt"},
+            {"sha256": "a" * 63},
+            {"sha256": ["a" * 64]},
         )
     },
     **{
         f"name {name!r:.16}": listing({**ENTRY, "rfilename": name})
         for name in (
-            "x" * 5000, "a/" * 900 + "b", "../../../precious.txt", "/etc/passwd", "a\0b",
-            "a\\..\\b", "..", ".", "", "a//b", "\ud800", "a\nb", "é" * 200,
+            "x" * 5000,
+            "a/" * 900 + "b",
+            "../../../precious.txt",
+            "/etc/passwd",
+            "a\0b",
+            "a\\..\\b",
+            "..",
+            ".",
+            "",
+            "a//b",
+            "\ud800",
+            "a\nb",
+            "é" * 200,
         )
     },
-}  # fmt: skip
+}
 TEXTS = {
-    "brackets": b"[" * 100_000, "closed brackets": b"[" * 50_000 + b"]" * 50_000,
-    "brackets inside": b'{"sha": ' + b'{"a":' * 50_000, "no UTF-8": b'{"sha": "\xff"}',
+    "brackets": b"[" * 100_000,
+    "closed brackets": b"[" * 50_000 + b"]" * 50_000,
+    "brackets inside": b'{"sha": ' + b'{"a":' * 50_000,
+    "no UTF-8": b'{"sha": "\xff"}',
     "empty": b"",
     "1e400": json.dumps(listing({**ENTRY, "size": 777})).encode().replace(b"777", b"1e400"),
     "digits": json.dumps(listing({**ENTRY, "size": 777})).encode().replace(b"777", b"9" * 5000),
-    "cut": json.dumps(listing(ENTRY)).encode()[:-9], "page": b"<html>no hub here</html>",
+    "cut": json.dumps(listing(ENTRY)).encode()[:-9],
+    "page": b"<html>no hub here</html>",
     "twice": json.dumps(listing(ENTRY)).encode() * 2,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", [*LISTINGS, *TEXTS])
@@ -335,11 +377,25 @@ def test_another_commit_than_asked_is_refused(server, outside):
 
 
 LOCATIONS = [
-    "", "?again", "#", "/api/models/me/tiny", "//127.0.0.1:1/", "http://127.0.0.1:1/x",
-    "file:///etc/passwd", "ftp://127.0.0.1/x", "gopher://x", "http://", "http://[::1", "\t",
-    "http://a:99999999/", "http://\ud8ff", "javascript:alert(1)", "data:,{}", "http://exa mple/",
+    "",
+    "?again",
+    "#",
+    "/api/models/me/tiny",
+    "//127.0.0.1:1/",
+    "http://127.0.0.1:1/x",
+    "file:///etc/passwd",
+    "ftp://127.0.0.1/x",
+    "gopher://x",
+    "http://",
+    "http://[::1",
+    "\t",
+    "http://a:99999999/",
+    "http://\ud8ff",
+    "javascript:alert(1)",
+    "data:,{}",
+    "http://exa mple/",
     "http://127.0.0.1:1/" + "a" * 20_000,
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("where", ["/api/models/me/tiny", "/resolve/", "/resolve-cache/"])
@@ -441,8 +497,10 @@ def test_what_a_hub_left_in_the_notes_of_the_cache_is_not_believed(server, outsi
     for files in (
         {"config.json": {"size": 2, "sha256": "", "git": "../../../../precious.txt"}},
         {"../../../precious.txt": {"size": 2, "sha256": "a" * 64, "git": ""}},
-        {"config.json": {"size": "2", "sha256": "a" * 64, "git": ""}}, {"config.json": 5}, [],
-    ):  # fmt: skip
+        {"config.json": {"size": "2", "sha256": "a" * 64, "git": ""}},
+        {"config.json": 5},
+        [],
+    ):
         record.parent.mkdir(parents=True, exist_ok=True)
         record.write_text(json.dumps({"files": files, "compared": []}))
         named = hub.parse(f"hf://me/tiny@{server.commit}")
@@ -487,17 +545,32 @@ def pushed(folder: Path) -> str:
 
 
 BODIES = {
-    "brackets": b"[" * 100_000, "no object": b"[]", "null": b"null", "a number": b"1e400",
-    "nothing": b"{}", "no UTF-8": b"\xff\xfe", "empty": b"", "text": b'"x"',
+    "brackets": b"[" * 100_000,
+    "no object": b"[]",
+    "null": b"null",
+    "a number": b"1e400",
+    "nothing": b"{}",
+    "no UTF-8": b"\xff\xfe",
+    "empty": b"",
+    "text": b'"x"',
     "keys of other kinds": b'{"files": 5, "objects": "x", "url": [], "commitUrl": {}, "sha": 1}',
     "lists": b'{"files": [[]], "objects": [5], "url": 5, "commitUrl": 5, "siblings": [1]}',
-}  # fmt: skip
+}
 
 
-@pytest.mark.parametrize("where", [
-    "GET /api/models", "/repos/create", "/validate-yaml", "/preupload/", "/info/lfs", "/put/",
-    "/commit/", "/tree/",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "where",
+    [
+        "GET /api/models",
+        "/repos/create",
+        "/validate-yaml",
+        "/preupload/",
+        "/info/lfs",
+        "/put/",
+        "/commit/",
+        "/tree/",
+    ],
+)
 def test_a_push_survives_any_answer(server, outside, tmp_path, where, monkeypatch):
     log_in(TOKEN)
     (tmp_path / "home" / "out").mkdir()

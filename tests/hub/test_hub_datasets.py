@@ -62,14 +62,18 @@ def jsonl(count: int, first: int = 0) -> str:
 def server(tmp_path, monkeypatch):
     with running_hub() as running:
         use(running, tmp_path / "home", monkeypatch)
-        running.put("openai/gsm8k", {
-            "README.md": GSM8K_README,
-            "main/train-00000-of-00002.parquet": parquet(3),
-            "main/train-00001-of-00002.parquet": parquet(2, 3),
-            "main/test-00000-of-00001.parquet": parquet(2, 50),
-            "socratic/train-00000-of-00001.parquet": parquet(4, 100),
-            "gsm8k.py": "raise SystemExit",
-        }, kind="dataset")  # fmt: skip
+        running.put(
+            "openai/gsm8k",
+            {
+                "README.md": GSM8K_README,
+                "main/train-00000-of-00002.parquet": parquet(3),
+                "main/train-00001-of-00002.parquet": parquet(2, 3),
+                "main/test-00000-of-00001.parquet": parquet(2, 50),
+                "socratic/train-00000-of-00001.parquet": parquet(4, 100),
+                "gsm8k.py": "raise SystemExit",
+            },
+            kind="dataset",
+        )
         yield running
 
 
@@ -107,32 +111,49 @@ def test_its_rows_train_with_its_own_reward(server):
     assert not _has_own_test(PrepareOptions(source=f"{spec}/socratic"))
 
 
-@pytest.mark.parametrize(("spec", "says"), [
-    ("hf://datasets/openai/gsm8k/socratic/test",
-     r"subset 'socratic', has no split 'test': got \['train'\].*gsm8k/socratic/train"),
-    ("hf://datasets/openai/gsm8k/none", "no subset, split, folder or file 'none'.*main.*socratic"),
-    ("hf://datasets/openai/gsm8k/main/val-*", "no file of openai/gsm8k matches 'main/val-"),
-    ("hf://datasets/openai/none", "has no data set openai/none.*hf auth login"),
-    ("hf://datasets/openai/gsm8k@v3", "openai/gsm8k has no revision 'v3'"),
-    ("hf://openai/gsm8k", "a data set is needed.*hf://datasets/OWNER/NAME"),
-    ("openai/gsm8k", "is hf://datasets/openai/gsm8k"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        (
+            "hf://datasets/openai/gsm8k/socratic/test",
+            r"subset 'socratic', has no split 'test': got \['train'\].*gsm8k/socratic/train",
+        ),
+        (
+            "hf://datasets/openai/gsm8k/none",
+            "no subset, split, folder or file 'none'.*main.*socratic",
+        ),
+        ("hf://datasets/openai/gsm8k/main/val-*", "no file of openai/gsm8k matches 'main/val-"),
+        ("hf://datasets/openai/none", "has no data set openai/none.*hf auth login"),
+        ("hf://datasets/openai/gsm8k@v3", "openai/gsm8k has no revision 'v3'"),
+        ("hf://openai/gsm8k", "a data set is needed.*hf://datasets/OWNER/NAME"),
+        ("openai/gsm8k", "is hf://datasets/openai/gsm8k"),
+    ],
+)
 def test_what_is_not_there_is_named_with_what_is(server, spec, says):
     with pytest.raises(InputError, match=says):
         read_rows(spec, "train")
 
 
 def test_layouts_without_a_readme(server):
-    server.put("a/names", {"train.jsonl": jsonl(2), "dev.jsonl": jsonl(1, 9), "LICENSE": "x"},
-               kind="dataset")  # fmt: skip
+    server.put(
+        "a/names",
+        {"train.jsonl": jsonl(2), "dev.jsonl": jsonl(1, 9), "LICENSE": "x"},
+        kind="dataset",
+    )
     assert firsts("hf://datasets/a/names") == (2, "0 + 0?")
     assert firsts("hf://datasets/a/names/validation") == (1, "9 + 9?")
     with pytest.raises(InputError, match=r"no split 'test': got \['train', 'validation'\]"):
         read_rows("hf://datasets/a/names", "test")
-    server.put("a/folders", {
-        "data/train/0.json": json.dumps(rows(2)), "data/train/1.json": json.dumps(rows(1, 2)),
-        "data/test/0.json": json.dumps(rows(1, 7)), "dataset_infos.json": "{}",
-    }, kind="dataset")  # fmt: skip
+    server.put(
+        "a/folders",
+        {
+            "data/train/0.json": json.dumps(rows(2)),
+            "data/train/1.json": json.dumps(rows(1, 2)),
+            "data/test/0.json": json.dumps(rows(1, 7)),
+            "dataset_infos.json": "{}",
+        },
+        kind="dataset",
+    )
     assert firsts("hf://datasets/a/folders") == (3, "0 + 0?")
     assert firsts("hf://datasets/a/folders/data", "test") == (1, "7 + 7?")
     assert firsts("hf://datasets/a/folders/data/test") == (1, "7 + 7?")
@@ -143,33 +164,61 @@ def test_layouts_without_a_readme(server):
     ]
 
 
-@pytest.mark.parametrize(("configs", "spec", "count"), [
-    ("- config_name: b\n  data_files: x/*.jsonl\n"
-     "- config_name: a\n  default: true\n  data_files: y.jsonl", "hf://datasets/a/forms", 2),
-    ("- config_name: b\n  data_files: x/*.jsonl\n- config_name: default\n  data_files: [y.jsonl]",
-     "hf://datasets/a/forms", 2),
-    ("- config_name: b\n  data_dir: x", "hf://datasets/a/forms/b", 4),
-    ("- config_name: b\n  data_files: {train: [x/0.jsonl, y.jsonl]}", "hf://datasets/a/forms", 3),
-    ("- config_name: b\n  data_dir: x\n  data_files: '1.jsonl'", "hf://datasets/a/forms", 3),
-    ("- config_name: b\n  data_files:\n  - split: train_sft\n    path: [x/*]",
-     "hf://datasets/a/forms/b/train_sft", 4),
-    ("- config_name: 20231101.en\n  data_files: x/**", "hf://datasets/a/forms/20231101.en", 4),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("configs", "spec", "count"),
+    [
+        (
+            "- config_name: b\n  data_files: x/*.jsonl\n"
+            "- config_name: a\n  default: true\n  data_files: y.jsonl",
+            "hf://datasets/a/forms",
+            2,
+        ),
+        (
+            "- config_name: b\n  data_files: x/*.jsonl\n"
+            "- config_name: default\n  data_files: [y.jsonl]",
+            "hf://datasets/a/forms",
+            2,
+        ),
+        ("- config_name: b\n  data_dir: x", "hf://datasets/a/forms/b", 4),
+        (
+            "- config_name: b\n  data_files: {train: [x/0.jsonl, y.jsonl]}",
+            "hf://datasets/a/forms",
+            3,
+        ),
+        ("- config_name: b\n  data_dir: x\n  data_files: '1.jsonl'", "hf://datasets/a/forms", 3),
+        (
+            "- config_name: b\n  data_files:\n  - split: train_sft\n    path: [x/*]",
+            "hf://datasets/a/forms/b/train_sft",
+            4,
+        ),
+        ("- config_name: 20231101.en\n  data_files: x/**", "hf://datasets/a/forms/20231101.en", 4),
+    ],
+)
 def test_every_form_of_a_readme(server, configs, spec, count):
     files = {"x/0.jsonl": jsonl(1), "x/1.jsonl": jsonl(3), "y.jsonl": jsonl(2)}
     server.put("a/forms", {**files, "README.md": f"---\nconfigs:\n{configs}\n---\n"}, "dataset")
     assert len(read_rows(spec, "train").rows) == count
 
 
-@pytest.mark.parametrize("readme", [
-    "", "# no front matter", "---\nconfigs: [1, {a: b}]\n---\n", "---\n{{{\n---\n",
-    "---\n- a\n---\n",
-    "---\nconfigs:\n- config_name: x\n  data_files: {split: [{}]}\n---\n", "---\nconfigs: x",
-    "---\nconfigs:\n- data_files: ../../etc/passwd\n---\n", b"---\nconfigs: \xff\n---\n",
-    "---\na: &a [x, x, x, x, x, x, x, x, x]\n"
-    + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("abcdefghi"))
-    + "configs:\n- config_name: *i\n  data_dir: *i\n  data_files: [{split: *i, path: *i}]\n---\n",
-], ids=range(10))  # fmt: skip
+@pytest.mark.parametrize(
+    "readme",
+    [
+        "",
+        "# no front matter",
+        "---\nconfigs: [1, {a: b}]\n---\n",
+        "---\n{{{\n---\n",
+        "---\n- a\n---\n",
+        "---\nconfigs:\n- config_name: x\n  data_files: {split: [{}]}\n---\n",
+        "---\nconfigs: x",
+        "---\nconfigs:\n- data_files: ../../etc/passwd\n---\n",
+        b"---\nconfigs: \xff\n---\n",
+        "---\na: &a [x, x, x, x, x, x, x, x, x]\n"
+        + "".join(f"{b}: &{b} [{', '.join(9 * ['*' + a])}]\n" for a, b in pairwise("abcdefghi"))
+        + "configs:\n- config_name: *i\n  data_dir: *i\n"
+        "  data_files: [{split: *i, path: *i}]\n---\n",
+    ],
+    ids=range(10),
+)
 def test_readmes_that_say_nothing_leave_it_to_the_names(server, readme):
     server.put("a/odd", {"README.md": readme, "train.jsonl": jsonl(2)}, "dataset")
     assert len(read_rows("hf://datasets/a/odd", "train").rows) == 2
@@ -181,8 +230,9 @@ def test_files_that_are_not_read_are_named(server):
         read_rows("hf://datasets/a/arrow", "train")
     with pytest.raises(InputError, match=r"no file of rows that is read.*refs/convert/parquet"):
         read_rows("hf://datasets/a/arrow/train.arrow", "train")
-    server.put("a/arrow", {"default/train/0000.parquet": parquet(2)}, "dataset",
-               ref="refs/convert/parquet")  # fmt: skip
+    server.put(
+        "a/arrow", {"default/train/0000.parquet": parquet(2)}, "dataset", ref="refs/convert/parquet"
+    )
     assert firsts("hf://datasets/a/arrow@refs/convert/parquet") == (2, "0 + 0?")
 
 

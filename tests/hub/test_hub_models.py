@@ -29,10 +29,14 @@ from rljax.models.model import Model
 
 # What a repository may hold, and nobody asks for.
 BESIDE = {
-    "modeling_evil.py": "raise SystemExit('run')", "pytorch_model.bin": b"\x80\x04pickle",
-    "original/consolidated.safetensors": b"0" * 64, "model.safetensors.extra.bin": b"1",
-    "README.md": "# model", "flax_model.msgpack": b"2", ".gitattributes": "x",
-}  # fmt: skip
+    "modeling_evil.py": "raise SystemExit('run')",
+    "pytorch_model.bin": b"\x80\x04pickle",
+    "original/consolidated.safetensors": b"0" * 64,
+    "model.safetensors.extra.bin": b"1",
+    "README.md": "# model",
+    "flax_model.msgpack": b"2",
+    ".gitattributes": "x",
+}
 
 
 @pytest.fixture(scope="module")
@@ -162,10 +166,17 @@ def test_a_download_goes_on_where_the_connection_broke(server, folder):
     assert len(starts) == 2 and 0 < starts[0] < starts[1] < len(data)
 
 
-@pytest.mark.parametrize(("where", "status"), [
-    ("GET /api/models", 500), ("GET /api/models", 503), ("GET /api/models", 429),
-    ("HEAD .*config.json", 503), ("GET .*config.json", 500), ("GET .*config.json", 503),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("where", "status"),
+    [
+        ("GET /api/models", 500),
+        ("GET /api/models", 503),
+        ("GET /api/models", 429),
+        ("HEAD .*config.json", 503),
+        ("GET .*config.json", 500),
+        ("GET .*config.json", 503),
+    ],
+)
 def test_a_server_in_trouble_is_asked_again(server, published, where, status):
     server.faults = [Fault(where, status)]
     assert hub.model_folder("me/tiny", hub.CONFIG).name == published
@@ -350,9 +361,12 @@ def test_without_the_package_it_is_named(tmp_path):
     """A package of its name that cannot be imported stands for one that is not there."""
     (tmp_path / "huggingface_hub.py").write_text("raise ImportError('none')")
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60,
+        [sys.executable, "-c", SCRIPT],
+        capture_output=True,
+        text=True,
+        timeout=60,
         env={"PYTHONPATH": f"{tmp_path}:{REPO}"},
-    )  # fmt: skip
+    )
     assert (
         "me/tiny is no folder here" in done.stderr
         and "pip install 'huggingface_hub>=2.4'" in done.stderr

@@ -11,29 +11,55 @@ from rljax.hub.globs import MOST_LOOKS, Files
 from rljax.hub.names import data_name, model_name, names_in, parse
 
 
-@pytest.mark.parametrize(("text", "parts"), [
-    ("hf://Qwen/Qwen2.5-0.5B", ("model", "Qwen/Qwen2.5-0.5B", "", "")),
-    ("hf://Qwen/Qwen2.5-0.5B@main/", ("model", "Qwen/Qwen2.5-0.5B", "main", "")),
-    ("hf://a/b@refs/pr/3", ("model", "a/b", "refs/pr/3", "")),
-    ("hf://a/b@v1.0/adapters/one", ("model", "a/b", "v1.0", "adapters/one")),
-    ("hf://a/b@feature%2Fx/c", ("model", "a/b", "feature/x", "c")),
-    ("hf://datasets/openai/gsm8k", ("dataset", "openai/gsm8k", "", "")),
-    ("hf://datasets/openai/gsm8k@" + "a" * 40 + "/main/train",
-     ("dataset", "openai/gsm8k", "a" * 40, "main/train")),
-    ("hf://datasets/a/b@refs/convert/parquet/x/*.parquet",
-     ("dataset", "a/b", "refs/convert/parquet", "x/*.parquet")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("hf://Qwen/Qwen2.5-0.5B", ("model", "Qwen/Qwen2.5-0.5B", "", "")),
+        ("hf://Qwen/Qwen2.5-0.5B@main/", ("model", "Qwen/Qwen2.5-0.5B", "main", "")),
+        ("hf://a/b@refs/pr/3", ("model", "a/b", "refs/pr/3", "")),
+        ("hf://a/b@v1.0/adapters/one", ("model", "a/b", "v1.0", "adapters/one")),
+        ("hf://a/b@feature%2Fx/c", ("model", "a/b", "feature/x", "c")),
+        ("hf://datasets/openai/gsm8k", ("dataset", "openai/gsm8k", "", "")),
+        (
+            "hf://datasets/openai/gsm8k@" + "a" * 40 + "/main/train",
+            ("dataset", "openai/gsm8k", "a" * 40, "main/train"),
+        ),
+        (
+            "hf://datasets/a/b@refs/convert/parquet/x/*.parquet",
+            ("dataset", "a/b", "refs/convert/parquet", "x/*.parquet"),
+        ),
+    ],
+)
 def test_a_path_says_kind_repository_revision_and_place(text, parts):
     name = parse(text)
     assert (name.kind, name.repository, name.revision, name.path) == parts
     assert parse(str(name)) == name
 
 
-@pytest.mark.parametrize("text", [
-    "hf://", "hf:///a/b", "hf://a", "hf://datasets/a", "hf://a//", "hf://a/b@", "hf://a/../b", "hf://../b",
-    "hf://a/b/../c", "hf://a/b/./c", "hf://-a/b", "hf://a/b--c", "hf://a/b c", "hf://a/" + "b" * 97,
-    "hf://a/b.", "hf://a/b/c//d", "hf://a/b@..%2F..%2Fc", "hf://a/b@../c", "hf://a/b/c\\d",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "hf://",
+        "hf:///a/b",
+        "hf://a",
+        "hf://datasets/a",
+        "hf://a//",
+        "hf://a/b@",
+        "hf://a/../b",
+        "hf://../b",
+        "hf://a/b/../c",
+        "hf://a/b/./c",
+        "hf://-a/b",
+        "hf://a/b--c",
+        "hf://a/b c",
+        "hf://a/" + "b" * 97,
+        "hf://a/b.",
+        "hf://a/b/c//d",
+        "hf://a/b@..%2F..%2Fc",
+        "hf://a/b@../c",
+        "hf://a/b/c\\d",
+    ],
+)
 def test_what_names_no_repository_is_refused_with_how_it_is_written(text):
     with pytest.raises(InputError, match="hf://OWNER/NAME"):
         parse(text)
@@ -67,8 +93,15 @@ def config(**fields) -> Config:
 
 
 def test_every_field_of_a_model_takes_a_name_and_says_what_is_none():
-    refuse_early(config(critic_model="a/b", teacher_model="hf://a/b", tokenizer="a/b@v1",
-                        reward__model="a/b", lora__adapter="hf://a/b/adapter"))  # fmt: skip
+    refuse_early(
+        config(
+            critic_model="a/b",
+            teacher_model="hf://a/b",
+            tokenizer="a/b@v1",
+            reward__model="a/b",
+            lora__adapter="hf://a/b/adapter",
+        )
+    )
     for field in ("model", "critic_model", "teacher_model", "tokenizer", "reward__model"):
         for wrong in ("/no/such", "runs/x/policy", "hf://datasets/a/b", "hf://a"):
             with pytest.raises(InputError, match=r"1 problem(.|\n)*(OWNER/NAME)"):
@@ -86,32 +119,44 @@ def test_a_folder_may_name_repositories_since_they_are_data():
             refuse_early(config(**{field: "hf://a/b.py:run"}))
 
 
-@pytest.mark.parametrize(("files", "splits"), [
-    (["data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet",
-      "data/test_prefs-00000-of-00001.parquet"], {"train": 2, "test_prefs": 1}),
-    (["train.jsonl", "dev.jsonl", "notes.json"], {"train": 1, "validation": 1}),
-    (["a/test/part.json", "a/training/part.json"], {"train": 1, "test": 1}),
-    (["rows.csv", "more.csv", "readme.txt"], {"train": 2}),
-    (["my-eval-set.jsonl", "contest.jsonl"], {"test": 1}),
-    (["validation/0000.parquet"], {"validation": 1}),
-    (["README.md"], {}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("files", "splits"),
+    [
+        (
+            [
+                "data/train-00000-of-00002.parquet",
+                "data/train-00001-of-00002.parquet",
+                "data/test_prefs-00000-of-00001.parquet",
+            ],
+            {"train": 2, "test_prefs": 1},
+        ),
+        (["train.jsonl", "dev.jsonl", "notes.json"], {"train": 1, "validation": 1}),
+        (["a/test/part.json", "a/training/part.json"], {"train": 1, "test": 1}),
+        (["rows.csv", "more.csv", "readme.txt"], {"train": 2}),
+        (["my-eval-set.jsonl", "contest.jsonl"], {"test": 1}),
+        (["validation/0000.parquet"], {"validation": 1}),
+        (["README.md"], {}),
+    ],
+)
 def test_splits_are_read_off_names(files, splits):
     assert {split: len(found) for split, found in _by_names(files).items()} == splits
 
 
-@pytest.mark.parametrize(("pattern", "found"), [
-    ("main/train-*", ["main/train-0.parquet"]),
-    ("**/*.parquet", ["main/train-0.parquet", "main/x/test.parquet", "top.parquet"]),
-    ("*.parquet", ["top.parquet"]),
-    ("main/*/test.[a-p]*", ["main/x/test.parquet"]),
-    ("main/?rain-[!1].parquet", ["main/train-0.parquet"]),
-    ("main", ["main/train-0.parquet", "main/x/test.parquet"]),
-    ("top.parquet", ["top.parquet"]),
-    ("mai", []),
-    ("**", ["main/train-0.parquet", "main/x/test.parquet", "top.parquet"]),
-    ("[z-a]", []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("main/train-*", ["main/train-0.parquet"]),
+        ("**/*.parquet", ["main/train-0.parquet", "main/x/test.parquet", "top.parquet"]),
+        ("*.parquet", ["top.parquet"]),
+        ("main/*/test.[a-p]*", ["main/x/test.parquet"]),
+        ("main/?rain-[!1].parquet", ["main/train-0.parquet"]),
+        ("main", ["main/train-0.parquet", "main/x/test.parquet"]),
+        ("top.parquet", ["top.parquet"]),
+        ("mai", []),
+        ("**", ["main/train-0.parquet", "main/x/test.parquet", "top.parquet"]),
+        ("[z-a]", []),
+    ],
+)
 def test_patterns_are_fsspecs(pattern, found):
     assert (
         Files(["main/train-0.parquet", "main/x/test.parquet", "top.parquet"]).matching(pattern)

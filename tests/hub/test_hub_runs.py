@@ -37,8 +37,9 @@ def server(tmp_path, monkeypatch):
         model = Model(tiny_config(vocab_size=320, layers=1), one_device())
         folder = write_folder(tmp_path / "model", model, tensors_of(model))
         running.first = running.put_folder("me/tiny", write_tokenizer(folder))
-        running.rows = running.put("me/rows", {"train.jsonl": jsonl(8), "test.jsonl": jsonl(2, 20)},
-                                   "dataset")  # fmt: skip
+        running.rows = running.put(
+            "me/rows", {"train.jsonl": jsonl(8), "test.jsonl": jsonl(2, 20)}, "dataset"
+        )
         yield running
 
 
@@ -64,8 +65,9 @@ def test_a_run_keeps_the_commits_that_it_began_with(server, tmp_path, monkeypatc
     assert told["files"]["model.safetensors"]["sha256"] == file_sha256(weights)
     data = f"hf://datasets/me/rows@{server.rows}"
     assert json.loads((run_dir / "hub.json").read_text()) == {
-        "me/tiny": pinned, "hf://datasets/me/rows": data,
-    }  # fmt: skip
+        "me/tiny": pinned,
+        "hf://datasets/me/rows": data,
+    }
     saved = json.loads((run_dir / "config.json").read_text())
     assert (saved["model"], saved["data"]["train"], saved["data"]["test"]) == (pinned, data, data)
     adapter = json.loads((run_dir / "adapter" / "adapter_config.json").read_text())

@@ -29,9 +29,14 @@ from rljax.report.redacted import HIDDEN, redacted, redacted_values
 
 BASE = "a" * 40
 SECRETS = (
-    "hf_" + "A1b2" * 8, "sk-" + "Zz9_" * 8, "ghp_" + "q" * 30, "AKIA" + "Q" * 16, "hunter2",
-    "s3cr3t", "alice:pw",
-)  # fmt: skip
+    "hf_" + "A1b2" * 8,
+    "sk-" + "Zz9_" * 8,
+    "ghp_" + "q" * 30,
+    "AKIA" + "Q" * 16,
+    "hunter2",
+    "s3cr3t",
+    "alice:pw",
+)
 COMMAND = (
     f"python launchers/train.py --config=x.py --config.model=Qwen/Q --token={SECRETS[0]} "
     f"--config.reward.function=\"judge(api_key='{SECRETS[4]}', base_url='https://alice:pw@x.org/v1')\""
@@ -56,21 +61,37 @@ def write_run(folder: Path, **changes) -> Path:
     (folder / "checkpoints" / "9").mkdir(parents=True)
     (folder / "checkpoints" / "9" / "state.json").write_text("{}")
     summary = {
-        "status": "finished", "steps": 9, "seed": 3, "wall_s": 61.0, "device": "1 x TPU v5e",
+        "status": "finished",
+        "steps": 9,
+        "seed": 3,
+        "wall_s": 61.0,
+        "device": "1 x TPU v5e",
         "accuracy_before": {"value": 0.25, "low": 0.2, "high": 0.3, "n": 200},
         "accuracy_after": {"value": 0.5, "low": 0.44, "high": 0.56, "n": 200},
         "difference": {"value": 0.25, "low": 0.18, "high": 0.32, "n": 200},
-        "eval_before": {"eval/loss": 2.0, "eval/x": None}, "eval_after": {"eval/loss": 1.5},
-        "score_before": {"value": 1.0, "low": 0.9, "high": 1.1, "n": 200}, "completions": 72,
+        "eval_before": {"eval/loss": 2.0, "eval/x": None},
+        "eval_after": {"eval/loss": 1.5},
+        "score_before": {"value": 1.0, "low": 0.9, "high": 1.1, "n": 200},
+        "completions": 72,
         "score_after": {"value": 1.05, "low": 0.95, "high": 1.15, "n": 200},
-        "versions": {"python": "3.11", "jax": "0.10"}, "started": 1.0, "sft_steps": 0,
+        "versions": {"python": "3.11", "jax": "0.10"},
+        "started": 1.0,
+        "sft_steps": 0,
         "unread": ["offline.examples_per_step", "critic_optimizer.lr", "critic_optimizer.name"],
-    }  # fmt: skip
+    }
     start = {
-        "time": 1.0, "command": COMMAND, "host": "secret-machine", "pid": 7, "step": 0,
-        "working_folder": str(Path.home() / "work"), "git": {"commit": "c" * 40, "dirty": True},
-        "rljax": "0.1", "python": "3.11", "device": "1 x TPU v5e", "memory": "1 GB",
-    }  # fmt: skip
+        "time": 1.0,
+        "command": COMMAND,
+        "host": "secret-machine",
+        "pid": 7,
+        "step": 0,
+        "working_folder": str(Path.home() / "work"),
+        "git": {"commit": "c" * 40, "dirty": True},
+        "rljax": "0.1",
+        "python": "3.11",
+        "device": "1 x TPU v5e",
+        "memory": "1 GB",
+    }
     model_json = {"files": {"model.safetensors": {"bytes": 1, "sha256": "b" * 64}}}
     for name, value in (("config", config), ("summary", summary), ("model", model_json)):
         (folder / f"{name}.json").write_text(json.dumps(value))
@@ -93,31 +114,57 @@ def run(tmp_path):
 
 def test_the_card_says_what_was_measured_and_how(server, run, tmp_path):
     result = {
-        "checkpoint": str(run), "data": "rows.parquet", "reward": "gsm8k()", "samples": 4,
-        "temperature": 0.7, "max_response_tokens": 64,
+        "checkpoint": str(run),
+        "data": "rows.parquet",
+        "reward": "gsm8k()",
+        "samples": 4,
+        "temperature": 0.7,
+        "max_response_tokens": 64,
         "metrics": {"pass@1": {"value": 0.5, "low": 0.4, "high": 0.6, "n": 50}, "wall": "x"},
-    }  # fmt: skip
+    }
     (tmp_path / "result.json").write_text(json.dumps(result))
-    done = publish(str(run), "me/out", out=str(tmp_path / "out"), license="apache-2.0",
-                   evaluations=(str(tmp_path / "result.json"),))  # fmt: skip
+    done = publish(
+        str(run),
+        "me/out",
+        out=str(tmp_path / "out"),
+        license="apache-2.0",
+        evaluations=(str(tmp_path / "result.json"),),
+    )
     assert (done.part, done.url) == ("adapter", "")
-    assert done.files == ("README.md", "adapter_config.json", "adapter_model.safetensors",
-                          "report.html", "training_config.json")  # fmt: skip
+    assert done.files == (
+        "README.md",
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "report.html",
+        "training_config.json",
+    )
     card = (tmp_path / "out" / "README.md").read_text()
     assert front_matter(card) == {
-        "license": "apache-2.0", "base_model": "Qwen/Tiny", "base_model_relation": "adapter",
-        "datasets": ["openai/gsm8k"], "library_name": "peft", "pipeline_tag": "text-generation",
+        "license": "apache-2.0",
+        "base_model": "Qwen/Tiny",
+        "base_model_relation": "adapter",
+        "datasets": ["openai/gsm8k"],
+        "library_name": "peft",
+        "pipeline_tag": "text-generation",
         "tags": ["rljax", "grpo", "lora"],
-    }  # fmt: skip
+    }
     for line in (
         "| accuracy | 25 % [20, 30] | 50 % [44, 56] | 25 % [18, 32] | 200 | improved |",
         "| score | 1 [0.9, 1.1] | 1.05 [0.95, 1.15] | 0.05 [-0.09142, 0.1914] | 200 | no ",
-        "| eval/loss | 2 | 1.5 |", ": GRPO of Tiny on gsm8k.",
-        "| pass@1 | 0.5 [0.4, 0.6] | 50 |", "4 samples at temperature 0.7", "| seed | `3` |",
-        f"commit `{BASE}`", f"SHA-256 `{'b' * 64}`", f"commit {'c' * 40} with changes",
-        "[report.html](report.html)", 'PeftModel.from_pretrained(model, "me/out")',
-        "--config.lora.adapter=me/out", "launchers/train.py --config=x.py", "| time | `1 min",
-    ):  # fmt: skip
+        "| eval/loss | 2 | 1.5 |",
+        ": GRPO of Tiny on gsm8k.",
+        "| pass@1 | 0.5 [0.4, 0.6] | 50 |",
+        "4 samples at temperature 0.7",
+        "| seed | `3` |",
+        f"commit `{BASE}`",
+        f"SHA-256 `{'b' * 64}`",
+        f"commit {'c' * 40} with changes",
+        "[report.html](report.html)",
+        'PeftModel.from_pretrained(model, "me/out")',
+        "--config.lora.adapter=me/out",
+        "launchers/train.py --config=x.py",
+        "| time | `1 min",
+    ):
         assert line in card, line
     assert "offline.examples" not in card and "batch.prompts_per_step" in card
     assert "critic_optimizer" not in card and "| lora.alpha |" in card
@@ -153,17 +200,23 @@ def test_nothing_that_is_secret_or_of_this_machine_leaves_it(server, run, tmp_pa
     assert "~/rows.jsonl" in (tmp_path / "policy" / "README.md").read_text()
 
 
-@pytest.mark.parametrize(("text", "shown"), [
-    ("judge(api_key_env='OPENAI_API_KEY')", "judge(api_key_env='OPENAI_API_KEY')"),
-    ("max_tokens=5, tokenizer='x', stop_tokens=3", "max_tokens=5, tokenizer='x', stop_tokens=3"),
-    ("judge(api_key='x', model='m')", f"judge(api_key='{HIDDEN}', model='m')"),
-    ("PASSWORD: abc, n=1", f"PASSWORD: {HIDDEN}, n=1"),
-    ('{"hf_token": "abc"}', f'{{"hf_token": "{HIDDEN}"}}'),
-    ("api_key=&#x27;abc&#x27;)", f"api_key=&#x27;{HIDDEN}&#x27;)"),
-    ("https://u:p@h.org/x?sig=abc&n=1", f"https://h.org/x?sig={HIDDEN}&n=1"),
-    ("gs://bucket/run@3", "gs://bucket/run@3"),
-    ("hf://a/b@" + BASE, "hf://a/b@" + BASE),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("judge(api_key_env='OPENAI_API_KEY')", "judge(api_key_env='OPENAI_API_KEY')"),
+        (
+            "max_tokens=5, tokenizer='x', stop_tokens=3",
+            "max_tokens=5, tokenizer='x', stop_tokens=3",
+        ),
+        ("judge(api_key='x', model='m')", f"judge(api_key='{HIDDEN}', model='m')"),
+        ("PASSWORD: abc, n=1", f"PASSWORD: {HIDDEN}, n=1"),
+        ('{"hf_token": "abc"}', f'{{"hf_token": "{HIDDEN}"}}'),
+        ("api_key=&#x27;abc&#x27;)", f"api_key=&#x27;{HIDDEN}&#x27;)"),
+        ("https://u:p@h.org/x?sig=abc&n=1", f"https://h.org/x?sig={HIDDEN}&n=1"),
+        ("gs://bucket/run@3", "gs://bucket/run@3"),
+        ("hf://a/b@" + BASE, "hf://a/b@" + BASE),
+    ],
+)
 def test_what_is_hidden_and_what_is_not(text, shown):
     assert redacted(text) == shown
     assert redacted_values({"a": [text], "password": "x"}) == {"a": [shown], "password": HIDDEN}
@@ -176,12 +229,23 @@ def test_a_policy_is_pushed_and_loaded_again(server, run, public):
     repo = server.repositories["model", "me/new"]
     assert repo.private is not public and done.url.endswith(repo.refs["main"])
     files = repo.commits[repo.refs["main"]]
-    assert {*files} == {*done.files, ".gitattributes"} == {
-        ".gitattributes", "README.md", "report.html", "training_config.json", "config.json",
-        "generation_config.json", "tokenizer.json", "tokenizer_config.json",
-        "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
-        "model.safetensors.index.json",
-    }  # fmt: skip
+    assert (
+        {*files}
+        == {*done.files, ".gitattributes"}
+        == {
+            ".gitattributes",
+            "README.md",
+            "report.html",
+            "training_config.json",
+            "config.json",
+            "generation_config.json",
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "model-00001-of-00002.safetensors",
+            "model-00002-of-00002.safetensors",
+            "model.safetensors.index.json",
+        }
+    )
     model = Model(load_config("me/new"), one_device())
     same(load_params("me/new", model), load_params(run / "policy", model))
     assert all("authorization" not in r.headers for r in server.requests if r.method == "PUT")

@@ -72,7 +72,10 @@ def problem(rows, tokens, *, packed, per_token, seed=0):
     if packed:
         ids = rng.integers(0, 3, mask.shape).astype(np.int32)
         ids[::2] = np.sort(ids[::2], axis=1)
-    garbage = lambda x: np.where(mask > 0, x, np.nan).astype(np.float32)  # noqa: E731
+
+    def garbage(x):
+        return np.where(mask > 0, x, np.nan).astype(np.float32)
+
     rewards, values = (garbage(rng.normal(size=mask.shape)) for _ in range(2))
     gamma = rng.uniform(0.8, 1.0, (rows, 1)).astype(np.float32)
     lam = rng.uniform(0.0, 1.0, (rows, tokens if per_token else 1)).astype(np.float32)
@@ -139,14 +142,24 @@ def test_whole_rows_of_every_shape(name, shape):
 def verl_batch(cases):
     """verl's cases as one problem [rows of all cases, longest], with gamma and lambda per row."""
     longest = max(case.inputs["response_mask"].shape[1] for case in cases)
-    wide = lambda x: np.pad(  # noqa: E731
-        np.asarray(x, np.float64), ((0, 0), (0, longest - np.shape(x)[1])), constant_values=np.nan
-    )
-    rows = lambda kind, key: np.concatenate([wide(vars(c)[kind][key]) for c in cases])  # noqa: E731
+
+    def wide(x):
+        return np.pad(
+            np.asarray(x, np.float64),
+            ((0, 0), (0, longest - np.shape(x)[1])),
+            constant_values=np.nan,
+        )
+
+    def rows(kind, key):
+        return np.concatenate([wide(vars(c)[kind][key]) for c in cases])
+
     mask = np.nan_to_num(rows("inputs", "response_mask"))
-    column = lambda key: np.concatenate(  # noqa: E731
-        [np.full((len(c.inputs["response_mask"]), 1), float(c.params[key])) for c in cases]
-    )
+
+    def column(key):
+        return np.concatenate(
+            [np.full((len(c.inputs["response_mask"]), 1), float(c.params[key])) for c in cases]
+        )
+
     given = (rows("inputs", "token_level_rewards"), rows("inputs", "values"), mask, None)
     wanted = (rows("outputs", "advantages_raw"), rows("outputs", "returns"))
     return (*given, column("gamma"), column("lam")), wanted
@@ -236,7 +249,9 @@ def lowered(platform, dtype=jnp.float32, impl="auto"):
     x = jax.ShapeDtypeStruct((12, 300), dtype)
 
     def run(rewards, values, mask):
-        total = lambda x: jnp.sum(discounted_sum(x, 0.9, mask, impl=impl) ** 2)  # noqa: E731
+        def total(x):
+            return jnp.sum(discounted_sum(x, 0.9, mask, impl=impl) ** 2)
+
         advantages, _ = gae(rewards, values, mask, gamma=0.9, lam=0.95, impl=impl)
         return advantages, jax.grad(total)(rewards)
 
@@ -330,12 +345,15 @@ def test_nothing_gives_nothing(shape):
 @pytest.mark.parametrize(
     "what,change",
     [
-        ("values", dict(values=np.zeros((2, 4)))), ("mask", dict(mask=np.zeros((3, 3)))),
-        ("axes", dict(rewards=np.zeros(3), values=np.zeros(3))), ("lam", dict(lam=np.zeros(4))),
-        ("gamma", dict(gamma=np.zeros((2, 3)))), ("impl", dict(impl="pallas")),
+        ("values", dict(values=np.zeros((2, 4)))),
+        ("mask", dict(mask=np.zeros((3, 3)))),
+        ("axes", dict(rewards=np.zeros(3), values=np.zeros(3))),
+        ("lam", dict(lam=np.zeros(4))),
+        ("gamma", dict(gamma=np.zeros((2, 3)))),
+        ("impl", dict(impl="pallas")),
         ("segment_ids", dict(segment_ids=np.zeros((2, 1), np.int32))),
     ],
-)  # fmt: skip
+)
 def test_bad_arguments_are_named(what, change):
     zeros = np.zeros((2, 3), np.float32)
     given = dict(rewards=zeros, values=zeros, mask=zeros, gamma=1.0, lam=1.0) | change

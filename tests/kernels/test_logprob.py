@@ -19,11 +19,7 @@ INTERPRETED = {
     "forward": functools.partial(pallas_gpu.forward, interpret=True),
     "backward": functools.partial(pallas_gpu.backward, interpret=True),
 }
-IMPLS = {
-    "reference": vars(reference),
-    "xla": vars(xla),
-    "pallas_gpu": INTERPRETED,
-}
+IMPLS = {"reference": vars(reference), "xla": vars(xla), "pallas_gpu": INTERPRETED}
 # N, D, V, soft cap, vocabulary first
 SHAPES = [(1, 9, 257, 0.0, False), (7, 70, 5, 3.0, True), (129, 33, 257, 3.0, False)]
 
@@ -201,9 +197,12 @@ def test_what_is_not_asked_for_is_not_there():
 
 def test_greedy_is_the_first_of_equals():
     head = jnp.asarray([[0.0, 1.0, 1.0, 0.5]])
-    said = lambda y: token_logprobs(  # noqa: E731
-        jnp.ones((1, 1)), head, jnp.asarray([y]), with_greedy=True, impl="xla"
-    )[3]
+
+    def said(y):
+        return token_logprobs(
+            jnp.ones((1, 1)), head, jnp.asarray([y]), with_greedy=True, impl="xla"
+        )[3]
+
     assert [float(said(y)[0]) for y in range(4)] == [0, 1, 0, 0]
 
 
@@ -267,9 +266,15 @@ def test_the_sampler_reads_the_same_head():
         sampled = jax.nn.log_softmax(logits(h, w, 1.0, Options(**how, precision=precision)) / 0.7)
         want = jnp.take_along_axis(sampled, targets[..., None], axis=-1)[..., 0]
         got = token_logprobs(
-            hidden, head, targets, temperature=0.7, float32_head=float32_head, impl="xla", **how,
+            hidden,
+            head,
+            targets,
+            temperature=0.7,
+            float32_head=float32_head,
+            impl="xla",
+            **how,
             head_dtype="".join(head_dtype),
-        )  # fmt: skip
+        )
         assert got[0].dtype == jnp.float32
         np.testing.assert_allclose(got[0], want, atol=1e-6)
 
@@ -301,7 +306,10 @@ def test_logprob_and_entropy_equal_verl():
 def gradient_of(rows, embed, vocab, dtype=jnp.float32, **options):
     """The gradient's program, traced for arrays of these sizes."""
     of = jax.ShapeDtypeStruct
-    f = lambda h, w, y: sum(map(jnp.sum, token_logprobs(h, w, y, **options)))  # noqa: E731
+
+    def f(h, w, y):
+        return sum(map(jnp.sum, token_logprobs(h, w, y, **options)))
+
     arrays = of((rows, embed), dtype), of((embed, vocab), dtype), of((rows,), jnp.int32)
     return jax.jit(jax.grad(f, argnums=(0, 1))).trace(*arrays)
 

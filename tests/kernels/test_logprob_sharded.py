@@ -34,9 +34,16 @@ def data(shape, vocab_first, dtype):
 def program(mesh, vocab_first, soft_cap=4.0, **options):
     def total(hidden, head, targets, temperature):
         found = token_logprobs(
-            hidden, head, targets, temperature=temperature, soft_cap=soft_cap,
-            vocab_first=vocab_first, with_greedy=True, mesh=mesh, **options,
-        )  # fmt: skip
+            hidden,
+            head,
+            targets,
+            temperature=temperature,
+            soft_cap=soft_cap,
+            vocab_first=vocab_first,
+            with_greedy=True,
+            mesh=mesh,
+            **options,
+        )
         weights = (1.0, 0.3, -0.2)
         return sum(w * jnp.sum(jnp.sin(x)) for w, x in zip(weights, found[:3], strict=True)), found
 

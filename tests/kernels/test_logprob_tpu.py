@@ -27,8 +27,7 @@ def run(hidden, head, targets, scale, weights, *, options):
     """All statistics and both gradients, as one program."""
     found = pallas_tpu.forward(hidden, head, targets, scale, options, interpret=True)
     gradients = pallas_tpu.backward(
-        *(hidden, head, targets, scale, found.top, found.log_sum, *weights, options),
-        interpret=True,
+        *(hidden, head, targets, scale, found.top, found.log_sum, *weights, options), interpret=True
     )
     return found, gradients
 

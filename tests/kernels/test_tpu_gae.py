@@ -103,9 +103,7 @@ def test_the_estimators_run_one_kernel_each(devices_of):
     batch = Batch(**given, ref_logprobs=x, old_logprobs=x)
 
     def dqo(batch):
-        return lambda_returns(
-            batch, batch.values, logprobs=batch.old_logprobs, beta=0.1, lam=0.9
-        )  # fmt: skip
+        return lambda_returns(batch, batch.values, logprobs=batch.old_logprobs, beta=0.1, lam=0.9)
 
     for estimate in (lambda b: advantages.gae(b, whiten=False), advantages.reinforce, dqo):
         text = jax.jit(estimate).lower(batch).compile().as_text()

@@ -76,7 +76,9 @@ def plain(hidden, head, targets, scale, g_logprob, g_entropy, options):
 
 
 def compile_for(sharding, function, n, depth, vocab, dtype, options):
-    array = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)  # noqa: E731
+    def array(shape, dtype):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
     head = (vocab, depth) if options.vocab_first else (depth, vocab)
     rows = array((n,), jnp.float32)
     return (

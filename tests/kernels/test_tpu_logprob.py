@@ -39,8 +39,11 @@ def compiled(mesh, vocab_first, of=(0, 1)):
         return jnp.sum(found[0]) + 0.1 * jnp.sum(found[1])
 
     hidden = array((B, S, D), jnp.bfloat16, BATCH_AXES, "context")
-    head = array((V, D) if vocab_first else (D, V), jnp.bfloat16,
-                 *(("tensor", "fsdp") if vocab_first else ("fsdp", "tensor")))  # fmt: skip
+    head = array(
+        (V, D) if vocab_first else (D, V),
+        jnp.bfloat16,
+        *(("tensor", "fsdp") if vocab_first else ("fsdp", "tensor")),
+    )
     targets = array((B, S), jnp.int32, BATCH_AXES, "context")
     return jax.jit(jax.value_and_grad(total, argnums=of)).lower(hidden, head, targets).compile()
 
@@ -77,5 +80,8 @@ def test_the_head_is_gathered_in_tiles_and_logits_are_never_whole(chips, name):
 def test_a_frozen_head_costs_no_gradient(chips):
     """Of a head that is not differentiated, as under adapters, the compiler drops the kernel."""
     mesh = make_mesh(1, 1, 1, devices=chips[:1])
-    kernels = lambda of: compiled(mesh, False, of).as_text().count("tpu_custom_call")  # noqa: E731
+
+    def kernels(of):
+        return compiled(mesh, False, of).as_text().count("tpu_custom_call")
+
     assert kernels((0,)) < kernels((0, 1))

@@ -29,10 +29,16 @@ def whole():
         FinishReason[name] for name in ("STOP LENGTH STOP TURNS TIME STOP STOP STOP".split())
     ]
     return response_batch(
-        mask, jnp.float32, rewards=rewards, step_ids=mask * turn, group=[3, 3, 3, 3, 1, 1, 1, 0],
-        scores=rewards.sum(axis=1), reward_parts=parts, finish_reason=reasons,
+        mask,
+        jnp.float32,
+        rewards=rewards,
+        step_ids=mask * turn,
+        group=[3, 3, 3, 3, 1, 1, 1, 0],
+        scores=rewards.sum(axis=1),
+        reward_parts=parts,
+        finish_reason=reasons,
         advantages=mask * random.normal(size=mask.shape),
-    )  # fmt: skip
+    )
 
 
 def close(got, want):

@@ -31,9 +31,9 @@ def test_the_scale_is_that_of_torchs_grad_scaler(how):
     bad = np.random.default_rng(0).random(60) < 0.2
     ours, theirs = new_loss_scale(), torch.tensor([INITIAL])
     tracker = torch.zeros(1, dtype=torch.int32)
-    after = jax.jit(functools.partial(
-        LossScale.after, growth=growth, backoff=backoff, interval=interval
-    ))  # fmt: skip
+    after = jax.jit(
+        functools.partial(LossScale.after, growth=growth, backoff=backoff, interval=interval)
+    )
     for one in bad:
         ours = after(ours, 1.0, jnp.asarray(not one), jnp.asarray(True))
         found = torch.tensor([float(one)])
@@ -61,7 +61,10 @@ def test_the_scale_changes_no_gradient_loss_or_metric_in_float32(
     aim = objective(Bigram(), policy.ppo_clip, learn.token_mean)
     aim = dataclasses.replace(aim, whole_step=whole_step)
     if auxiliary:  # as the load-balance loss of experts
-        counted = lambda params, part: (model(params, part), jnp.sum(params**2))  # noqa: E731
+
+        def counted(params, part):
+            return (model(params, part), jnp.sum(params**2))
+
         model, added = aim.model, AuxiliaryObjective(loss=lambda total: 0.125 * total)
         aim = dataclasses.replace(aim, model=counted, sums=True, auxiliary=added)
     run = jax.jit(lambda p, b, s: learn.loss_and_gradient(p, b, aim, rows, None, s)[:3])

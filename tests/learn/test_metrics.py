@@ -16,9 +16,10 @@ def test_mismatch_worked_example():
     example = worked_example("ris.mismatch")
     with jax.enable_x64(True):
         batch = response_batch(
-            example["inputs"]["response_mask"], old_logprobs=example["inputs"]["old_log_prob"],
+            example["inputs"]["response_mask"],
+            old_logprobs=example["inputs"]["old_log_prob"],
             sampler_logprobs=example["inputs"]["rollout_log_prob"],
-        )  # fmt: skip
+        )
         got = mismatch_metrics(batch)
     for name, value in example["outputs"]["metrics"].items():
         assert float(got[f"mismatch/{name}"]) == pytest.approx(value, rel=1e-5), name

@@ -236,11 +236,15 @@ def test_adapters_are_matrices_of_their_rank():
 def test_every_layer_and_expert_is_a_matrix_of_its_own(name):
     """The step of stacked weights is that of each matrix alone; heads are one axis of it."""
     optimizer = make_optimizer(OptimizerConfig(name=name, lr=LR, clip_norm=0.0), 0)
-    shapes = {"layers": {"0": {
-        "attention": {"q": {"weight": (2, 8, 4, 3)}, "o": {"weight": (2, 4, 3, 8)}},
-        "mlp": {"gate": (2, 3, 8, 6), "router": (2, 8, 3)},
-        "mlp_norm": {"scale": (2, 8)},
-    }}}  # fmt: skip
+    shapes = {
+        "layers": {
+            "0": {
+                "attention": {"q": {"weight": (2, 8, 4, 3)}, "o": {"weight": (2, 4, 3, 8)}},
+                "mlp": {"gate": (2, 3, 8, 6), "router": (2, 8, 3)},
+                "mlp_norm": {"scale": (2, 8)},
+            }
+        }
+    }
     alone_shape = {"q": (8, 12), "o": (12, 8), "gate": (8, 6), "router": (8, 3), "scale": (8,)}
     params = flattened(draw(0, shapes))
     # Layers of other sizes: a statistic over the stack would show.
@@ -257,9 +261,10 @@ def test_every_layer_and_expert_is_a_matrix_of_its_own(name):
         leaf = "scale" if kind == "scale" else "weight"
         stack = update.shape[: 1 + (kind == "gate")]
         for index in np.ndindex(stack):
-            pick = lambda tree, p=path, i=index, k=kind: flattened(tree)[p][i].reshape(  # noqa: E731
-                alone_shape[k]
-            )
+
+            def pick(tree, p=path, i=index, k=kind):
+                return flattened(tree)[p][i].reshape(alone_shape[k])
+
             one, gradient = {"x": {leaf: pick(params)}}, {"x": {leaf: pick(gradients)}}
             want = run(gradient, one)
             np.testing.assert_allclose(
@@ -408,10 +413,17 @@ def test_factored_moments_are_smaller(one_device):
 )
 def test_a_run_goes_on_bitwise(fields, tmp_path):
     config = tiny_config(
-        tmp_path, steps=3, sft__steps=0, evaluate__every_steps=0, evaluate__prompts=4,
-        checkpoint__every_steps=1, checkpoint__keep=9,
-        actor_optimizer__schedule="wsd(decay=0.5)", actor_optimizer__warmup_steps=1, **fields,
-    )  # fmt: skip
+        tmp_path,
+        steps=3,
+        sft__steps=0,
+        evaluate__every_steps=0,
+        evaluate__prompts=4,
+        checkpoint__every_steps=1,
+        checkpoint__keep=9,
+        actor_optimizer__schedule="wsd(decay=0.5)",
+        actor_optimizer__warmup_steps=1,
+        **fields,
+    )
     train(config)
     rates = [row["lr"] for row in metrics_rows(tmp_path)]
     peak = config.actor_optimizer.lr  # two optimizer steps per step; the last one's rate

@@ -28,9 +28,12 @@ from rljax.models.model import Model
 
 VOCAB = 11
 REDUCTIONS = [
-    learn.token_mean, learn.seq_mean_token_sum, learn.seq_mean_token_mean, learn.prompt_mean,
+    learn.token_mean,
+    learn.seq_mean_token_sum,
+    learn.seq_mean_token_mean,
+    learn.prompt_mean,
     learn.positive_token_mean,
-]  # fmt: skip
+]
 
 
 def mesh(*sizes):
@@ -55,19 +58,30 @@ def groups(seed, prompts=4, samples=3, prompt=9, response=7, dtype=np.float64, s
     mask = own & real
     mask &= rng.random((b, s)) > 0.15
     mask[1] = False
-    draw = lambda scale: jnp.asarray(rng.normal(size=(b, s)) * scale, dtype)  # noqa: E731
+
+    def draw(scale):
+        return jnp.asarray(rng.normal(size=(b, s)) * scale, dtype)
+
     group = np.arange(b) // samples
     group[1] = b
     return Batch(
         tokens=jnp.asarray(np.where(real, tokens, 0), jnp.int32),
         segment_ids=jnp.asarray(real, jnp.int32),
         positions=jnp.asarray(np.where(real, column, 0), jnp.int32),
-        mask=jnp.asarray(mask, dtype), group=jnp.asarray(group, jnp.int32),
-        advantages=draw(1), old_logprobs=draw(0.3) - 2.4, sampler_logprobs=draw(0.3) - 2.4,
-        ref_logprobs=draw(0.3) - 2.4, weights=1 + draw(0.1), values=draw(1), returns=draw(1),
-        sum_pi_squared=jnp.abs(draw(0.2)) + 0.1, rewards=draw(1), process_rewards=draw(1),
+        mask=jnp.asarray(mask, dtype),
+        group=jnp.asarray(group, jnp.int32),
+        advantages=draw(1),
+        old_logprobs=draw(0.3) - 2.4,
+        sampler_logprobs=draw(0.3) - 2.4,
+        ref_logprobs=draw(0.3) - 2.4,
+        weights=1 + draw(0.1),
+        values=draw(1),
+        returns=draw(1),
+        sum_pi_squared=jnp.abs(draw(0.2)) + 0.1,
+        rewards=draw(1),
+        process_rewards=draw(1),
         scores=jnp.asarray(rng.integers(0, 2, b), dtype),
-    ).check()  # fmt: skip
+    ).check()
 
 
 def packings(batch: Batch, prompt: int, shared: bool):
@@ -81,8 +95,9 @@ def packings(batch: Batch, prompt: int, shared: bool):
 QUICK = {"xla_backend_optimization_level": 0}
 _pack = jax.jit(
     lambda b, live, packing, k: pack(b, packing, live=live, rows_per_example=k),
-    static_argnums=(2, 3), compiler_options=QUICK,
-)  # fmt: skip
+    static_argnums=(2, 3),
+    compiler_options=QUICK,
+)
 
 
 def check_packed(batch: Batch, live, packing: Packing, together: int) -> dict:
@@ -196,9 +211,12 @@ def _bco(policy, batch):
 def policy_cases():
     for i, (name, (loss, _, _)) in enumerate(POLICY_LOSSES.items()):
         aim = policy_objective(
-            Reader(), loss, REDUCTIONS[i % len(REDUCTIONS)],
-            corrected=not spec(loss).applies_weights, whole_step=spec(loss).whole_step,
-        )  # fmt: skip
+            Reader(),
+            loss,
+            REDUCTIONS[i % len(REDUCTIONS)],
+            corrected=not spec(loss).applies_weights,
+            whole_step=spec(loss).whole_step,
+        )
         yield f"policy {name}", aim
     # Its own table gives each row of a batch a number by its place, which microbatches change.
     losses = {**PREFERENCE_LOSSES, "bco": _bco}
@@ -208,16 +226,27 @@ def policy_cases():
 
 
 def scalar_cases():
-    terms = lambda loss, read: lambda x, b: ([(out := loss(read(x, b), b))[0]], out[1])  # noqa: E731
+    def terms(loss, read):
+        return lambda x, b: ([(out := loss(read(x, b), b))[0]], out[1])
+
     for name in ("squared_error", "huber", "clipped"):
         if (loss := getattr(value_losses, name, None)) is not None:
             whole = terms(loss, lambda x, b: x)
             yield f"value {name}", Objective(Reader().values, whole, (learn.token_mean,), (False,))
-    last = lambda x, b: x[jnp.arange(b.rows), jnp.sum(b.segment_ids > 0, axis=1) - 1]  # noqa: E731
-    yield "scores", Objective(
-        Reader().token_scores, terms(reward_losses.bradley_terry, last), (learn.token_mean,),
-        (False,), rows_per_example=2,
-    )  # fmt: skip
+
+    def last(x, b):
+        return x[jnp.arange(b.rows), jnp.sum(b.segment_ids > 0, axis=1) - 1]
+
+    yield (
+        "scores",
+        Objective(
+            Reader().token_scores,
+            terms(reward_losses.bradley_terry, last),
+            (learn.token_mean,),
+            (False,),
+            rows_per_example=2,
+        ),
+    )
 
 
 CASES = {**dict(policy_cases()), **dict(scalar_cases())}
@@ -242,7 +271,9 @@ def test_every_loss_is_exact_in_packed_rows(name):
 
 
 def test_the_shape_of_a_microbatch_follows_the_step():
-    made = lambda *sizes, **how: packing_for(*sizes, mesh(), **how)  # noqa: E731
+    def made(*sizes, **how):
+        return packing_for(*sizes, mesh(), **how)
+
     assert made(16, 160, 16, prompt_tokens=32, samples=8) is None  # one small microbatch anyway
     group = made(32, 160, 32, prompt_tokens=32, samples=8)
     assert (group.block_tokens, group.blocks, group.full_rows) == (128, 17, 16)
@@ -263,10 +294,11 @@ def test_a_row_that_was_packed_before_keeps_its_segments(shared):
     """Two segments a row, the first of them in a prefix that rows share up to its third token."""
     ids = np.repeat([[1, 1, 1, 1, 2, 2, 2, 0]], 4, axis=0)
     batch = Batch(
-        tokens=np.tile(np.arange(8), (4, 1)), segment_ids=ids,
+        tokens=np.tile(np.arange(8), (4, 1)),
+        segment_ids=ids,
         positions=np.tile([0, 1, 2, 3, 0, 1, 2, 0], (4, 1)),
         mask=np.tile(np.float32([0, 0, 0, 1, 0, 1, 1, 0]), (4, 1)),
-    )  # fmt: skip
+    )
     packing = Packing(8, 4, 1, 4, shared, mesh())
     packed = jax.device_get(_pack(batch, np.ones(4, bool), packing, 1))
     names = packed.rows.segment_ids.reshape(packed.homes.max() + 1, -1)

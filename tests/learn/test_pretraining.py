@@ -41,10 +41,25 @@ CASES = {
 
 def examples(seed=1) -> Batch:
     """8 demonstrations of unequal length, prompts masked."""
-    return dataclasses.replace(groups(seed, prompts=4, samples=2, dtype=np.float32),
-        **dict.fromkeys(("group", "advantages", "old_logprobs", "sampler_logprobs", "ref_logprobs",
-        "weights", "values", "returns", "sum_pi_squared", "rewards", "process_rewards",
-        "scores")))  # fmt: skip
+    return dataclasses.replace(
+        groups(seed, prompts=4, samples=2, dtype=np.float32),
+        **dict.fromkeys(
+            (
+                "group",
+                "advantages",
+                "old_logprobs",
+                "sampler_logprobs",
+                "ref_logprobs",
+                "weights",
+                "values",
+                "returns",
+                "sum_pi_squared",
+                "rewards",
+                "process_rewards",
+                "scores",
+            )
+        ),
+    )
 
 
 def actor_on(mesh, config=DENSE, spread=None) -> Actor:
@@ -75,9 +90,12 @@ def stepped(case: str, coef: float) -> tuple[dict, dict]:
     @jax.jit
     def step(actor, batch, pretraining):
         return actor.update(
-            batch, policy.ppo_clip, steps=steps, reduction=token_mean,
+            batch,
+            policy.ppo_clip,
+            steps=steps,
+            reduction=token_mean,
             pretraining=pretraining if coef else None,
-        )  # fmt: skip
+        )
 
     actor, metrics = step(actor, batch, pretraining)
     return jax.device_get(actor.state.params), jax.device_get(metrics)
@@ -100,7 +118,7 @@ def likelihood(config) -> tuple[float, dict]:
 
 @pytest.mark.parametrize(
     "case", lanes(["packed microbatches"], [c for c in CASES if c != "packed microbatches"])
-)  # fmt: skip
+)
 def test_the_gradient_changes_by_the_coefficient_times_that_of_the_examples(case):
     loss, gradient = likelihood(CASES[case][1])
     without, metrics = stepped(case, 0.0)
@@ -129,7 +147,10 @@ def test_every_optimizer_step_takes_its_part_of_the_examples():
         return update(actor, rows, policy.ppo_clip, steps=Steps(8, 8), pretraining=part, **how)[0]
 
     whole = after(actor, batch, beside)
-    half = lambda x, i: jax.tree.map(lambda a: a.reshape(2, -1, *a.shape[1:])[i], x)  # noqa: E731
+
+    def half(x, i):
+        return jax.tree.map(lambda a: a.reshape(2, -1, *a.shape[1:])[i], x)
+
     single = actor
     for i in range(2):
         single = after(single, half(batch, i), half(beside, i))
@@ -143,11 +164,16 @@ def test_every_optimizer_step_takes_its_part_of_the_examples():
 def test_a_step_without_policy_tokens_takes_the_gradient_of_the_examples_alone():
     actor = actor_on(make_mesh(1, 1, 1, devices=jax.devices()[:1]))
     batch, beside = groups(0, prompts=4, samples=4, dtype=np.float32), examples()
+
     # Whatever the policy's part would be without tokens: not even NaN reaches the weights.
-    spoilt = lambda policy, batch: (policy.logprobs * jnp.nan, {})  # noqa: E731
-    step = jax.jit(lambda actor, batch, part: actor.update(
-        batch, spoilt, steps=Steps(16, 16), reduction=token_mean, pretraining=part
-    ))  # fmt: skip
+    def spoilt(policy, batch):
+        return (policy.logprobs * jnp.nan, {})
+
+    step = jax.jit(
+        lambda actor, batch, part: actor.update(
+            batch, spoilt, steps=Steps(16, 16), reduction=token_mean, pretraining=part
+        )
+    )
     none = batch.replace(mask=jnp.zeros_like(batch.mask))
     after, metrics = step(actor, none, Pretraining(beside, 0.5, Steps(8, 8)))
     loss, gradient = likelihood(DENSE)

@@ -30,10 +30,19 @@ from rljax.validation import validate
 COEF, LR, ROWS, COLUMNS, VOCAB = 0.5, 0.25, 8, 10, 40
 LENGTHS = np.array([10, 7, 4, 9, 10, 5, 8, 6])
 SIGMOID = ModelConfig(
-    "deepseek_v3", vocab_size=VOCAB, embed=16, mlp=24, layers=3, heads=2, kv_heads=2, head_dim=8,
-    kinds=(LayerKind(), *[LayerKind(experts=True)] * 2), init_std=0.3, remat="none",
+    "deepseek_v3",
+    vocab_size=VOCAB,
+    embed=16,
+    mlp=24,
+    layers=3,
+    heads=2,
+    kv_heads=2,
+    head_dim=8,
+    kinds=(LayerKind(), *[LayerKind(experts=True)] * 2),
+    init_std=0.3,
+    remat="none",
     experts=ExpertsConfig(8, 2, 8, scores="sigmoid", correction_bias=True, groups=2, shared_mlp=8),
-)  # fmt: skip
+)
 
 
 def one_device():
@@ -82,12 +91,22 @@ def mixtral(tmp_path_factory):
     says it)."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     torch.manual_seed(0)
-    theirs = transformers.MixtralForCausalLM(transformers.MixtralConfig(
-        vocab_size=VOCAB, hidden_size=16, intermediate_size=12, num_hidden_layers=3,
-        num_attention_heads=2, num_key_value_heads=2, head_dim=8, num_local_experts=6,
-        num_experts_per_tok=3, max_position_embeddings=64, initializer_range=0.5,
-        output_router_logits=True,
-    )).eval()  # fmt: skip
+    theirs = transformers.MixtralForCausalLM(
+        transformers.MixtralConfig(
+            vocab_size=VOCAB,
+            hidden_size=16,
+            intermediate_size=12,
+            num_hidden_layers=3,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            head_dim=8,
+            num_local_experts=6,
+            num_experts_per_tok=3,
+            max_position_embeddings=64,
+            initializer_range=0.5,
+            output_router_logits=True,
+        )
+    ).eval()
     folder = tmp_path_factory.mktemp("mixtral")
     theirs.save_pretrained(folder / "weights")
     batch = rows()
@@ -103,7 +122,10 @@ def mixtral(tmp_path_factory):
     theirs.save_pretrained(folder / "gradient")
     config = load_config(folder / "weights", remat="none")
     model = Model(config, one_device())
-    load = lambda name: jax.device_get(load_params(folder / name, model))  # noqa: E731
+
+    def load(name):
+        return jax.device_get(load_params(folder / name, model))
+
     return config, load("weights"), float(out.aux_loss.detach()), load("gradient")
 
 
@@ -134,8 +156,9 @@ def test_the_bias_counts_and_the_loss_does_not_where_both_are_off():
         actor = actor_of(dataclasses.replace(SIGMOID, router_aux_loss_coef=coef))
         after, metrics = updated(actor)
         assert ("router_aux_loss" in metrics) == (coef > 0)
-        change = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), actor.state.params,
-                              after.state.params)  # fmt: skip
+        change = jax.tree.map(
+            lambda a, b: float(jnp.abs(a - b).max()), actor.state.params, after.state.params
+        )
         assert (max(jax.tree.leaves(change)) > 0) == (coef > 0)
         steps = Steps(ROWS, ROWS)
         lowered = jax.jit(
@@ -238,7 +261,10 @@ def test_biases_even_out_the_load():
     config = dataclasses.replace(SIGMOID, router_bias_update_speed=0.02)
     actor = actor_of(config, optimizer=optax.sgd(0.0))
     after, _ = updated(actor, epochs=60)
-    spread = lambda actor: chosen(actor, rows()).std(axis=1).mean()  # noqa: E731
+
+    def spread(actor):
+        return chosen(actor, rows()).std(axis=1).mean()
+
     assert spread(after) < 0.6 * spread(actor)
 
 

@@ -22,8 +22,11 @@ from rljax.models.builtin import decoder
 from rljax.models.model import Model
 
 REDUCTIONS = [
-    update.token_mean, update.seq_mean_token_sum, update.seq_mean_token_mean, update.prompt_mean,
-]  # fmt: skip
+    update.token_mean,
+    update.seq_mean_token_sum,
+    update.seq_mean_token_mean,
+    update.prompt_mean,
+]
 ROWS, COLUMNS = 8, 10
 
 
@@ -73,10 +76,15 @@ def batch() -> Batch:
     mask[0, 4:6] = False
     mask[7] = False
     made = batch_from_rows(
-        jnp.asarray(rng.integers(0, VOCAB, (ROWS, COLUMNS)), jnp.int32), jnp.asarray(lengths),
-        jnp.asarray(mask, jnp.float32), group=jnp.array([0, 1, 0, 2, 1, 2, 0, 1], jnp.int32),
-    )  # fmt: skip
-    normal = lambda s: jnp.asarray(rng.normal(size=(ROWS, COLUMNS)) * s, jnp.float32)  # noqa: E731
+        jnp.asarray(rng.integers(0, VOCAB, (ROWS, COLUMNS)), jnp.int32),
+        jnp.asarray(lengths),
+        jnp.asarray(mask, jnp.float32),
+        group=jnp.array([0, 1, 0, 2, 1, 2, 0, 1], jnp.int32),
+    )
+
+    def normal(s):
+        return jnp.asarray(rng.normal(size=(ROWS, COLUMNS)) * s, jnp.float32)
+
     return made.replace(
         advantages=normal(1), old_logprobs=normal(0.3) - 2.4, weights=1 + normal(0.1)
     )
@@ -194,9 +202,12 @@ def test_epochs_and_minibatches_take_the_steps_they_say(model, params, batch):
     optimizer = optax.sgd(0.1)
     aim = objective(model, policy.ppo_clip, update.token_mean)
     state = train_state.new_train_state(params, optimizer)
-    run = lambda steps: jax.jit(  # noqa: E731
-        lambda s, b: update.fit(s, b, aim, optimizer=optimizer, steps=steps)
-    )(state, batch)
+
+    def run(steps):
+        return jax.jit(lambda s, b: update.fit(s, b, aim, optimizer=optimizer, steps=steps))(
+            state, batch
+        )
+
     got, metrics, _ = run(update.Steps(rows=4, microbatch_rows=2, epochs=2))
     assert int(got.step) == 4 and float(metrics["optimizer_steps"]) == 4
     by_hand = state
@@ -279,9 +290,11 @@ def test_the_trust_region_stops_the_rest_of_the_batch(model, params, batch):
     state = train_state.new_train_state(params, optimizer)
 
     def run(trust_region):
-        fit = lambda s, b: update.fit(  # noqa: E731
-            s, b, aim, optimizer=optimizer, steps=steps, trust_region=trust_region
-        )
+        def fit(s, b):
+            return update.fit(
+                s, b, aim, optimizer=optimizer, steps=steps, trust_region=trust_region
+            )
+
         return jax.jit(fit)(state, start)
 
     free, metrics, _ = run(1e6)

@@ -26,7 +26,10 @@ def wide():
 
 def readouts(seed=0, **options):
     rng = np.random.default_rng(seed)
-    draw = lambda *shape: jnp.asarray(rng.normal(size=shape))  # noqa: E731
+
+    def draw(*shape):
+        return jnp.asarray(rng.normal(size=shape))
+
     student = Readout(draw(ROWS, TOKENS, EMBED), draw(EMBED, VOCAB), **options)
     return student, Readout(draw(ROWS, TOKENS, 3), draw(3, VOCAB), **options)
 
@@ -104,10 +107,8 @@ def test_no_array_of_all_tokens_times_the_vocabulary(monkeypatch):
         sums = (
             lambda s: jnp.sum(distill.distillation(s, teacher, top_k=4)[0]),
             lambda s: jnp.sum(distill.distillation(s, teacher, beta=0.0)[0]),
-            lambda s: jnp.sum(
-                distill.forward_kl_of_sent_entries(s, jnp.zeros(ids.shape), ids)[0]
-            ),
-        )  # fmt: skip
+            lambda s: jnp.sum(distill.forward_kl_of_sent_entries(s, jnp.zeros(ids.shape), ids)[0]),
+        )
         return [largest_array(jax.make_jaxpr(jax.grad(f))(student).jaxpr) for f in sums]
 
     whole = ROWS * TOKENS * VOCAB
@@ -138,11 +139,17 @@ def test_words_of_probability_zero():
     s = jnp.log(jnp.array([0.5, 0.5, 0.0, 0.0]))
     t = jnp.log(jnp.array([0.25, 0.0, 0.75, 0.0]))
     for beta in (0.3, 0.5):
-        f = lambda a: jnp.sum(distill.jsd_terms(a, t, beta=beta))  # noqa: B023, E731
+
+        def f(a):
+            return jnp.sum(distill.jsd_terms(a, t, beta=beta))  # noqa: B023
+
         value, slope = jax.value_and_grad(f)(s)
         p, r = np.exp(s), np.exp(t)
         m = beta * r + (1 - beta) * p
-        half = lambda x: np.sum([a * np.log(a / b) for a, b in zip(x, m, strict=True) if a > 0])  # noqa: B023, E731
+
+        def half(x):
+            return np.sum([a * np.log(a / b) for a, b in zip(x, m, strict=True) if a > 0])  # noqa: B023
+
         np.testing.assert_allclose(value, beta * half(r) + (1 - beta) * half(p), rtol=1e-9)
         assert np.isfinite(slope).all()
     # The teacher never says what the student never says: nothing to pay for.
@@ -210,7 +217,10 @@ def test_sampled_form_has_the_gradient_of_the_reverse_kl_on_average():
         mask=jnp.array([[1.0, 1, 0, 0]]), ref_logprobs=batch.ref_logprobs.at[0, 2:].set(jnp.nan)
     )
     logp = jnp.array([[-1.0, -2.0, jnp.nan, jnp.nan]])
-    f = lambda x: jnp.sum(distill.sampled_reverse_kl(Policy(x, x), dirty)[0])  # noqa: E731
+
+    def f(x):
+        return jnp.sum(distill.sampled_reverse_kl(Policy(x, x), dirty)[0])
+
     assert np.isfinite(jax.grad(f)(logp)).all()
 
 

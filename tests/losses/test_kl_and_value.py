@@ -74,9 +74,10 @@ def test_exact_kl_and_the_expectation_of_each_estimator():
         for name in ("k1", "k2", "k3"):
             expected = jnp.sum(jnp.exp(q) * kl.kl_estimate(q, p, name))
             np.testing.assert_allclose(expected, want[f"E_{name}"], rtol=1e-5)
-            sampled = lambda x, n=name: jnp.sum(  # noqa: E731
-                jnp.exp(q) * kl.kl_estimate(jax.nn.log_softmax(x), p, n)
-            )
+
+            def sampled(x, n=name):
+                return jnp.sum(jnp.exp(q) * kl.kl_estimate(jax.nn.log_softmax(x), p, n))
+
             got = jax.grad(sampled)(q)
             np.testing.assert_allclose(got, want[f"Egrad_{name}"], rtol=1e-5, atol=1e-9)
         # With the ratio to the sampling policy, k3's expected gradient is that of the KL itself.
@@ -133,7 +134,10 @@ def test_kl_in_the_loss_and_in_the_reward():
     loss, reward = worked_example("kl.in_loss"), worked_example("kl.in_reward")
     with jax.enable_x64(True):
         coef = loss["params"]["coef"]
-        k3 = lambda p, b: (coef * kl.kl_estimate(p.logprobs, b.ref_logprobs, "k3"), {})  # noqa: E731
+
+        def k3(p, b):
+            return (coef * kl.kl_estimate(p.logprobs, b.ref_logprobs, "k3"), {})
+
         got = run(loss, k3, TOKEN, s1(loss))
         np.testing.assert_allclose(got[0], loss["outputs"]["scaled"], rtol=1e-5)
         np.testing.assert_allclose(got[1], loss["outputs"]["grad"], rtol=2e-5, atol=1e-10)
@@ -169,9 +173,15 @@ def test_the_partition_function_of_a_group_needs_no_head():
     with jax.enable_x64(True):
         logp, entropy, batch = sample()
         batch = batch.replace(group=jnp.asarray([0, 1, 0, 1], jnp.int32))
-        run = lambda x, b: policy.trajectory_balance(Policy(x, entropy), b, weight_max=1e9)  # noqa: E731
+
+        def run(x, b):
+            return policy.trajectory_balance(Policy(x, entropy), b, weight_max=1e9)
+
         count = np.asarray(batch.mask).sum(axis=1)
-        mean = lambda x: np.asarray(jnp.where(batch.mask > 0, x, 0.0)).sum(axis=1) / count  # noqa: E731
+
+        def mean(x):
+            return np.asarray(jnp.where(batch.mask > 0, x, 0.0)).sum(axis=1) / count
+
         target = 15.0 * mean(batch.advantages) + mean(batch.ref_logprobs) - mean(logp)
         want = np.empty(4)
         for rows in ([0, 2], [1, 3]):

@@ -31,14 +31,17 @@ def test_ppo_clip_worked_examples(name):
     inputs, p = example["inputs"], example["params"]
     with jax.enable_x64(True):
         batch = response_batch(
-            inputs["response_mask"], old_logprobs=inputs["old_log_prob"],
+            inputs["response_mask"],
+            old_logprobs=inputs["old_log_prob"],
             advantages=inputs["advantages"],
-        )  # fmt: skip
+        )
         options = {k: p[k] for k in ("clip_low", "clip_high", "dual_clip")}
         loss, gradient, _ = reduced(
             lambda logp, b: policy.ppo_clip(policy.Policy(logp, logp), b, **options),
-            jnp.asarray(inputs["log_prob"], jnp.float64), batch, update.token_mean,
-        )  # fmt: skip
+            jnp.asarray(inputs["log_prob"], jnp.float64),
+            batch,
+            update.token_mean,
+        )
     np.testing.assert_allclose(loss, example["outputs"]["loss"], rtol=1e-5)
     np.testing.assert_allclose(gradient, example["outputs"]["grad"], rtol=1e-4, atol=1e-6)
 
@@ -81,9 +84,11 @@ def test_constants_of_the_batch_get_no_gradient():
         )
     }
     batch = Batch(
-        tokens=jnp.zeros((2, 3), jnp.int32), segment_ids=jnp.ones((2, 3), jnp.int32),
-        positions=jnp.zeros((2, 3), jnp.int32), mask=mask,
-    )  # fmt: skip
+        tokens=jnp.zeros((2, 3), jnp.int32),
+        segment_ids=jnp.ones((2, 3), jnp.int32),
+        positions=jnp.zeros((2, 3), jnp.int32),
+        mask=mask,
+    )
     logp = jax.random.normal(jax.random.fold_in(key, 9), (2, 3))
 
     def total(fields):

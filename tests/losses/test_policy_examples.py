@@ -18,17 +18,22 @@ def s1(example, **fields) -> Batch:
     """The shared batch of these examples."""
     x = example["inputs"]
     names = {
-        "old_logprobs": "old_log_prob", "sampler_logprobs": "rollout_log_prob",
-        "ref_logprobs": "ref_log_prob", "advantages": "advantages",
-    }  # fmt: skip
+        "old_logprobs": "old_log_prob",
+        "sampler_logprobs": "rollout_log_prob",
+        "ref_logprobs": "ref_log_prob",
+        "advantages": "advantages",
+    }
     found = {k: jnp.asarray(x[v], jnp.float64) for k, v in names.items() if v in x}
     mask = jnp.asarray(x["response_mask"], jnp.float64)
     if "group" in x:
         found["group"] = jnp.asarray(x["group"], jnp.int32)
     return Batch(
-        tokens=jnp.zeros(mask.shape, jnp.int32), segment_ids=jnp.ones(mask.shape, jnp.int32),
-        positions=jnp.zeros(mask.shape, jnp.int32), mask=mask, **{**found, **fields},
-    )  # fmt: skip
+        tokens=jnp.zeros(mask.shape, jnp.int32),
+        segment_ids=jnp.ones(mask.shape, jnp.int32),
+        positions=jnp.zeros(mask.shape, jnp.int32),
+        mask=mask,
+        **{**found, **fields},
+    )
 
 
 def run(example, loss, reduction, batch, corrected=True):
@@ -66,9 +71,13 @@ EXAMPLES = {
     "kl_cov": (P(policy.kl_cov, fraction=0.2, kl_coef=1.0), TOKEN),
 }
 METRICS = {
-    "clipfrac": "pg_clipfrac", "clipfrac_dual": "pg_clipfrac_lower", "ppo_kl": "ppo_kl",
-    "k3_kl": "ppo_k3", "clipfrac_token": "pg_clipfrac", "clipfrac_seq": "pg_clipfrac_seq",
-}  # fmt: skip
+    "clipfrac": "pg_clipfrac",
+    "clipfrac_dual": "pg_clipfrac_lower",
+    "ppo_kl": "ppo_kl",
+    "k3_kl": "ppo_k3",
+    "clipfrac_token": "pg_clipfrac",
+    "clipfrac_seq": "pg_clipfrac_seq",
+}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -133,7 +142,10 @@ def test_clip_cov_covariance_and_eligible_tokens():
 def test_clip_cov_draws_k_tokens_evenly_and_by_its_seed_and_version():
     with jax.enable_x64(True):
         logp, entropy, batch = sample()
-        draw = lambda seed, b=batch: selection._ranks(selection._shuffle(b, seed), b.mask > 0) < 3  # noqa: E731
+
+        def draw(seed, b=batch):
+            return selection._ranks(selection._shuffle(b, seed), b.mask > 0) < 3
+
         drawn = np.asarray(jax.vmap(draw)(jnp.arange(4000)))
         assert (drawn.sum(axis=1) == 3).all() and (drawn[:, MASK.reshape(-1) == 0] == 0).all()
         share = drawn.mean(axis=0)[MASK.reshape(-1) > 0]
@@ -217,9 +229,11 @@ def test_scalerl():
     with jax.enable_x64(True):
         adv = jnp.asarray(want["adv"], jnp.float64)[:, None] * jnp.ones((4, 4))
         loss, gradient, _, _ = run(
-            example, P(policy.cispo, ratio_max=4.0, behaviour="sampler"), update.prompt_mean,
+            example,
+            P(policy.cispo, ratio_max=4.0, behaviour="sampler"),
+            update.prompt_mean,
             s1(example, advantages=adv),
-        )  # fmt: skip
+        )
     np.testing.assert_allclose(loss, want["loss"], rtol=1e-5)
     np.testing.assert_allclose(gradient, want["grad"], rtol=2e-5, atol=1e-6)
 
@@ -233,9 +247,11 @@ def test_olmorl():
             weights * batch.mask, example["outputs"]["weights"], rtol=1e-5, atol=1e-9
         )
         loss, gradient, _, _ = run(
-            example, P(policy.ppo_clip, clip_low=0.2, clip_high=0.272, dual_clip=None), TOKEN,
+            example,
+            P(policy.ppo_clip, clip_low=0.2, clip_high=0.272, dual_clip=None),
+            TOKEN,
             s1(example, weights=weights),
-        )  # fmt: skip
+        )
     np.testing.assert_allclose(loss, example["outputs"]["loss"], rtol=1e-5)
     np.testing.assert_allclose(gradient, example["outputs"]["grad"], rtol=2e-5, atol=1e-6)
 
@@ -259,10 +275,12 @@ RECIPES = {
     "recipe.grpo_full": (P(policy.ppo_clip, **CLIP2, dual_clip=None), SEQUENCE, 0.04, "sample"),
     "recipe.dr_grpo_full": (
         P(policy.ppo_clip, **CLIP2, dual_clip=None),
-        P(update.seq_mean_token_sum_norm, max_tokens=4), 0.0, "none",
+        P(update.seq_mean_token_sum_norm, max_tokens=4),
+        0.0,
+        "none",
     ),
     "recipe.dapo_full": (P(policy.ppo_clip, clip_low=0.2, clip_high=0.28), TOKEN, 0.0, "sample"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", RECIPES)

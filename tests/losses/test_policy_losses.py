@@ -27,20 +27,25 @@ LOSSES = {
     "gpg": (policy.gpg, TOKEN, ("advantages",)),
     "ppo_clip": (policy.ppo_clip, TOKEN, ("advantages", "old_logprobs")),
     "ppo_clip_near": (
-        P(policy.ppo_clip, max_sequence_kl=0.05), TOKEN,
+        P(policy.ppo_clip, max_sequence_kl=0.05),
+        TOKEN,
         ("advantages", "old_logprobs", "sampler_logprobs"),
     ),
     "decoupled_ppo": (
-        P(policy.decoupled_ppo, weight_max=1.2), TOKEN,
+        P(policy.decoupled_ppo, weight_max=1.2),
+        TOKEN,
         ("advantages", "old_logprobs", "sampler_logprobs"),
     ),
     "cispo": (policy.cispo, TOKEN, ("advantages", "old_logprobs")),
     "cispo_sampler": (
-        P(policy.cispo, ratio_max=1.5, behaviour="sampler"), TOKEN,
+        P(policy.cispo, ratio_max=1.5, behaviour="sampler"),
+        TOKEN,
         ("advantages", "sampler_logprobs"),
     ),
     "cispo_sequence": (
-        P(policy.cispo, clip_low=0.1, level="sequence"), TOKEN, ("advantages", "old_logprobs")
+        P(policy.cispo, clip_low=0.1, level="sequence"),
+        TOKEN,
+        ("advantages", "old_logprobs"),
     ),
     "sapo": (policy.sapo, SEQUENCE, ("advantages", "old_logprobs")),
     "dppo_tv": (policy.dppo_tv, TOKEN, ("advantages", "old_logprobs")),
@@ -48,27 +53,35 @@ LOSSES = {
     "dro": (policy.dro, TOKEN, ("advantages", "old_logprobs")),
     "gspo": (P(policy.gspo, clip_low=0.1, clip_high=0.1), SEQUENCE, ("advantages", "old_logprobs")),
     "gspo_product": (
-        P(policy.gspo, clip_low=0.2, clip_high=0.2, length_normalized=False), SEQUENCE,
+        P(policy.gspo, clip_low=0.2, clip_high=0.2, length_normalized=False),
+        SEQUENCE,
         ("advantages", "old_logprobs"),
     ),
     "gspo_token": (
-        P(policy.gspo_token, clip_low=0.1, clip_high=0.1), SEQUENCE, ("advantages", "old_logprobs")
+        P(policy.gspo_token, clip_low=0.1, clip_high=0.1),
+        SEQUENCE,
+        ("advantages", "old_logprobs"),
     ),
     "gmpo": (policy.gmpo, SEQUENCE, ("advantages", "old_logprobs")),
     "vespo": (policy.vespo, TOKEN, ("advantages", "old_logprobs")),
     "gvpo": (policy.gvpo, SEQUENCE, ("advantages", "old_logprobs", "group")),
     "trajectory_balance": (
-        P(policy.trajectory_balance, beta=0.5), SEQUENCE,
+        P(policy.trajectory_balance, beta=0.5),
+        SEQUENCE,
         ("advantages", "old_logprobs", "ref_logprobs", "group"),
     ),
     "clip_cov": (
-        P(policy.clip_cov, cov_low=0.01, fraction=0.2), TOKEN, ("advantages", "old_logprobs")
+        P(policy.clip_cov, cov_low=0.01, fraction=0.2),
+        TOKEN,
+        ("advantages", "old_logprobs"),
     ),
     "kl_cov": (P(policy.kl_cov, fraction=0.2), TOKEN, ("advantages", "old_logprobs")),
     "ppo_high_entropy": (
-        P(policy.ppo_high_entropy, fraction=0.4), TOKEN, ("advantages", "old_logprobs")
+        P(policy.ppo_high_entropy, fraction=0.4),
+        TOKEN,
+        ("advantages", "old_logprobs"),
     ),
-}  # fmt: skip
+}
 FLOATS = ("sampler_logprobs", "old_logprobs", "ref_logprobs", "advantages", "rewards", "weights")
 every_loss = pytest.mark.parametrize("name", LOSSES)
 MASK = np.array(
@@ -86,7 +99,10 @@ def sample(dtype=jnp.float64, on_policy=False, garbage=0.0, mask=MASK):
     if on_policy:
         draw |= {"old_logprobs": logp, "sampler_logprobs": logp, "weights": np.ones(MASK.shape)}
     entropy = random.uniform(0, 3, MASK.shape)
-    under = lambda x: jnp.asarray(np.where(mask > 0, x, garbage), dtype)  # noqa: E731
+
+    def under(x):
+        return jnp.asarray(np.where(mask > 0, x, garbage), dtype)
+
     last = MASK.shape[1] - 1 - np.argmax(MASK[:, ::-1] > 0, axis=1)
     valid = np.arange(MASK.shape[1])[None, :] <= last[:, None]
     batch = Batch(
@@ -152,7 +168,10 @@ def test_columns_of_padding_change_nothing(name):
     with jax.enable_x64(True):
         before = evaluate(name, *sample())
         logp, entropy, batch = sample()
-        wider = lambda x: np.pad(x, ((0, 0), (0, 2))) if x.ndim == 2 else x  # noqa: E731
+
+        def wider(x):
+            return np.pad(x, ((0, 0), (0, 2))) if x.ndim == 2 else x
+
         loss, gradient, metrics = evaluate(name, *jax.tree.map(wider, (logp, entropy, batch)))
         same((loss, gradient[:, :-2], metrics), before)
         assert (gradient[:, -2:] == 0).all()
@@ -185,7 +204,10 @@ def test_packed_rows_equal_unpacked_ones(name):
     """Not of losses that compare rows of a group: a row has one group."""
     with jax.enable_x64(True):
         logp, entropy, batch = sample()
-        pack = lambda x: x.reshape(2, 12)  # noqa: E731
+
+        def pack(x):
+            return x.reshape(2, 12)
+
         fields = {
             f.name: pack(v)
             for f in dataclasses.fields(batch)

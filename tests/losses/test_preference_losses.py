@@ -81,12 +81,20 @@ def sample(seed=0, garbage=0.0, dtype=np.float64):
     lengths = np.array([5, 3, 2, 5, 4, 1, 3, 3, 5, 2, 4, 5])
     mask = (np.arange(TOKENS)[None] > 0) & (np.arange(TOKENS)[None] <= lengths[:, None])
     mask[0, 2] = False  # a tool's token
-    draw = lambda low, high: np.where(mask, rng.uniform(low, high, mask.shape), garbage)  # noqa: E731
+
+    def draw(low, high):
+        return np.where(mask, rng.uniform(low, high, mask.shape), garbage)
+
     logps, ref, old = draw(-3, -0.1), draw(-3, -0.1), draw(-3, -0.1)
     batch = response_batch(
-        mask, dtype, ref_logprobs=ref, old_logprobs=old, sum_pi_squared=draw(0.1, 0.9),
-        scores=rng.uniform(-1, 1, ROWS), group=np.arange(ROWS) // 6,
-    )  # fmt: skip
+        mask,
+        dtype,
+        ref_logprobs=ref,
+        old_logprobs=old,
+        sum_pi_squared=draw(0.1, 0.9),
+        scores=rng.uniform(-1, 1, ROWS),
+        group=np.arange(ROWS) // 6,
+    )
     return jnp.asarray(logps, dtype), batch
 
 
@@ -165,7 +173,10 @@ def test_shapes_and_garbage_at_mask_0(name):
 @every_loss
 def test_columns_of_padding_change_nothing(name):
     logps, batch = sample()
-    widen = lambda x: jnp.pad(x, ((0, 0), (0, 3))) if x.ndim == 2 else x  # noqa: E731
+
+    def widen(x):
+        return jnp.pad(x, ((0, 0), (0, 3))) if x.ndim == 2 else x
+
     wide = evaluate(LOSSES[name], widen(logps), jax.tree.map(widen, batch))
     short = evaluate(LOSSES[name], logps, batch)
     close((wide[0], wide[1][:, :TOKENS], wide[2]), short)
@@ -240,7 +251,10 @@ def sums(*sides, tokens=None, ref=None, dtype=np.float64, **fields):
     total = np.stack(sides, axis=1).ravel()
     count = np.ones(total.shape, int) if tokens is None else np.stack(tokens, axis=1).ravel()
     mask = np.arange(count.max())[None] < count[:, None]
-    spread = lambda x: np.where(mask, x[:, None] / count[:, None], 0.0)  # noqa: E731
+
+    def spread(x):
+        return np.where(mask, x[:, None] / count[:, None], 0.0)
+
     if ref is not None:
         fields["ref_logprobs"] = spread(np.stack(ref, axis=1).ravel())
     return jnp.asarray(spread(total), dtype), response_batch(mask, dtype, **fields)
@@ -250,9 +264,11 @@ def test_worked_example_dpo():
     example = worked_example("dpo.basic")
     x, p, want = (example[k] for k in ("inputs", "params", "outputs"))
     logps, batch = sums(
-        x["logp_chosen"], x["logp_rejected"], ref=(x["ref_chosen"], x["ref_rejected"]),
+        x["logp_chosen"],
+        x["logp_rejected"],
+        ref=(x["ref_chosen"], x["ref_rejected"]),
         tokens=(np.int32(x["len_chosen"]), np.int32(x["len_rejected"])),
-    )  # fmt: skip
+    )
 
     def run(*names, **options):
         return evaluate(PART(preference.dpo, beta=p["beta"], losses=names, **options), logps, batch)
@@ -439,9 +455,11 @@ def test_worked_examples_sppo_and_spin():
     x, want = example["inputs"], example["outputs"]
     zero = np.zeros(1)
     logps, batch = sums(
-        x["logratio_w"], x["logratio_l"], ref=(zero, zero),
+        x["logratio_w"],
+        x["logratio_l"],
+        ref=(zero, zero),
         scores=[x["win_prob_w"][0], x["win_prob_l"][0]],
-    )  # fmt: skip
+    )
     losses, gradient, _ = evaluate(PART(preference.sppo, **example["params"]), logps, batch)
     assert float(losses[0]) == pytest.approx(want["loss"])
     assert float(gradient[0, 0]) == pytest.approx(want["grad_logratio_w"])

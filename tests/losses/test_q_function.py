@@ -56,7 +56,10 @@ def test_one_step_example():
     want, beta = x["outputs"], x["params"]["beta"]
     batch = batch.replace(entropy=row(x["inputs"]["entropy"]))
     options = {"beta": beta, "one_step": True, **PLAIN}
-    mean = lambda f: lambda a: jnp.mean(f(a, batch, **options)[0])  # noqa: E731
+
+    def mean(f):
+        return lambda a: jnp.mean(f(a, batch, **options)[0])
+
     loss, grad = jax.value_and_grad(lambda a: mean(q.dqo_policy)(policy_of(a)))(logp)
     close(loss, want["policy_loss"])
     close(grad, want["grad_log_prob"])
@@ -100,9 +103,13 @@ def test_bandit_optimum():
     logp = jnp.log(jnp.asarray(want["pi_star"], F64))[:, None]
     value = jnp.full((3, 1), want["V_star"], F64)
     batch = response_batch(
-        np.ones((3, 1)), rewards=r, ref_logprobs=np.log(ref), old_logprobs=logp, values=value,
+        np.ones((3, 1)),
+        rewards=r,
+        ref_logprobs=np.log(ref),
+        old_logprobs=logp,
+        values=value,
         entropy=np.full((3, 1), want["entropy_pi_star"]),
-    )  # fmt: skip
+    )
     for one_step in (True, False):
         options = {"beta": beta, "one_step": one_step, **PLAIN}
         loss, _ = q.dqo_policy(policy_of(logp), batch, **options)
@@ -337,7 +344,9 @@ def test_garbage_off_the_mask_is_never_read(loss, options):
     dirty = batch.replace(**{name: batch.__dict__[name] + bad for name in names})
 
     def run(b, x):
-        total = lambda x: jnp.sum(loss(input_of(loss, x, b.replace(values=x)), b, **options)[0])  # noqa: E731
+        def total(x):
+            return jnp.sum(loss(input_of(loss, x, b.replace(values=x)), b, **options)[0])
+
         return jax.value_and_grad(total)(x)
 
     clean, spoilt = (run(b, x) for b, x in ((batch, logp), (dirty, logp + bad)))
@@ -404,9 +413,12 @@ def dro_example():
     values = np.full((3, 3), 77.0)
     values[:, 1] = i["value"]
     batch = response_batch(
-        mask, rewards=rewards, ref_logprobs=np.full((3, 3), -1.0), old_logprobs=ratio - 1,
+        mask,
+        rewards=rewards,
+        ref_logprobs=np.full((3, 3), -1.0),
+        old_logprobs=ratio - 1,
         values=values,
-    )  # fmt: skip
+    )
     return x, batch, jnp.asarray(ratio - 1), jnp.asarray(i["value"], F64)
 
 
@@ -414,9 +426,12 @@ def test_dro_example():
     x, batch, logp, value = dro_example()
     want, tau = x["outputs"], x["params"]["tau"]
     for kind in ("exact", "rescaled"):
-        total = lambda a: jnp.mean(  # noqa: E731
-            q.dro_policy(policy_of(a), batch, value, tau=tau, gradient=kind)[0]  # noqa: B023
-        )
+
+        def total(a):
+            return jnp.mean(
+                q.dro_policy(policy_of(a), batch, value, tau=tau, gradient=kind)[0]  # noqa: B023
+            )
+
         loss, grad = jax.value_and_grad(total)(logp)
         close(loss, want["loss"])
         close(grad[:, 1], want[f"grad_logratio_{kind}"])

@@ -95,7 +95,10 @@ def test_the_cost_of_pairs_with_all_labels():
 def test_bradley_terry_ignores_a_shift_and_a_tie_pulls_scores_together():
     scores, (_, batch) = jnp.linspace(-2.0, 3.0, ROWS), sample()
     batch = batch.replace(scores=None)
-    loss = lambda s, **o: reward_model.bradley_terry(s, batch, **o)[0]  # noqa: E731
+
+    def loss(s, **o):
+        return reward_model.bradley_terry(s, batch, **o)[0]
+
     close(loss(scores + 3.0), loss(scores))
     assert not np.allclose(loss(scores + 3.0, center=0.1), loss(scores, center=0.1))
     tie = jax.grad(lambda s: jnp.sum(loss(s, label_smoothing=0.5)))
@@ -154,7 +157,10 @@ def test_group_accuracy_counts_pairs_with_different_labels():
 
 def test_dynamic_fine_tuning_has_the_gradient_of_minus_the_probability():
     logps, batch = sample(garbage=np.nan)
-    total = lambda x, f: jnp.sum(f(x) * batch.mask)  # noqa: E731
+
+    def total(x, f):
+        return jnp.sum(f(x) * batch.mask)
+
     ours = jax.grad(total)(logps, lambda x: policy.dynamic_fine_tuning(Policy(x, x), batch)[0])
     clean = jnp.where(batch.mask > 0, logps, 0.0)
     close(ours, jax.grad(total)(clean, lambda x: -jnp.exp(x)))

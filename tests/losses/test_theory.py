@@ -165,10 +165,11 @@ def test_the_correlation_of_reward_and_length_is_pearsons():
         tokens=jnp.ones((rows, width), jnp.int32),
         segment_ids=jnp.asarray(column <= lengths[:, None], jnp.int32),
         positions=jnp.asarray(column * (column <= lengths[:, None]), jnp.int32),
-        mask=jnp.asarray(mask), rewards=jnp.asarray(rewards),
+        mask=jnp.asarray(mask),
+        rewards=jnp.asarray(rewards),
         group=jnp.asarray(np.arange(rows) // 4, jnp.int32),
         finish_reason=jnp.zeros(rows, jnp.int32),
-    )  # fmt: skip
+    )
     got = sample_metrics(batch)["reward/length_correlation"]
     assert float(got) == pytest.approx(np.corrcoef(scores, lengths)[0, 1], rel=1e-4)
     flat = batch.replace(rewards=jnp.where(batch.rewards != 0, 1.0, 0.0))

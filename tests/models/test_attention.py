@@ -124,7 +124,10 @@ def test_the_reference_is_the_rule_in_double_precision(name, packed):
     if packed:
         (q, k, v, segments, sinks), options, prefix = make_packed(name)
     with jax.enable_x64(True):
-        wide = lambda x: None if x is None else jnp.asarray(np.asarray(x, np.float64))  # noqa: E731
+
+        def wide(x):
+            return None if x is None else jnp.asarray(np.asarray(x, np.float64))
+
         floats = [wide(x) for x in (q, k, v, sinks)]
         real = np.asarray(segments)[:, :, None, None] > 0
 
@@ -211,7 +214,10 @@ def bytes_of_gradient(impl, tokens, heads=4):
     shape = jax.ShapeDtypeStruct((1, tokens, heads, 8), jnp.float32)
     ids = jax.ShapeDtypeStruct((1, tokens), jnp.int32)
     run = functools.partial(attention, mesh=ONE, scale=1.0, impl=impl)
-    loss = lambda q, k, v, segments: jnp.sum(run(q, k, v, segments) ** 2)  # noqa: E731
+
+    def loss(q, k, v, segments):
+        return jnp.sum(run(q, k, v, segments) ** 2)
+
     program = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(shape, shape, shape, ids)
     return program.compile().memory_analysis().temp_size_in_bytes
 
@@ -259,10 +265,12 @@ def test_rows_of_padding_come_out_finite(impl):
 @pytest.mark.parametrize(
     ("impl", "name", "dtype"),
     [
-        ("xla", "two_heads_per_kv_head", jnp.bfloat16), ("xla", "everything", jnp.bfloat16),
-        ("xla", "everything", jnp.float16), ("splash", "everything", jnp.bfloat16),
+        ("xla", "two_heads_per_kv_head", jnp.bfloat16),
+        ("xla", "everything", jnp.bfloat16),
+        ("xla", "everything", jnp.float16),
+        ("splash", "everything", jnp.bfloat16),
     ],
-)  # fmt: skip
+)
 def test_numbers_of_two_bytes_stay_near_float32(impl, name, dtype):
     (q, k, v, segments, sinks), options = make_request(name, dtype=dtype)
     got = value_and_gradients(q, k, v, segments, sinks, impl=impl, **options)
@@ -341,7 +349,10 @@ def test_decoding_against_a_cache_equals_the_full_rows(name):
         allowed &= column > at[:, None] - window
     later = (column > at[:, None])[:, :, None, None]
     caches = [jnp.where(later, 1e6, x).swapaxes(1, 2) for x in (k, v)]
-    here = lambda x: jnp.take_along_axis(x, at[:, None, None, None], axis=1)  # noqa: E731
+
+    def here(x):
+        return jnp.take_along_axis(x, at[:, None, None, None], axis=1)
+
     step = jax.jit(functools.partial(attention_cached, **options))
     got = step(here(q), *caches, allowed[:, None], sinks=sinks)
     np.testing.assert_allclose(got, here(want), rtol=1e-5, atol=1e-6)
@@ -393,7 +404,10 @@ def test_the_path_of_gpus_is_lowered_to_cudnns_kernels(monkeypatch, kv_heads, e,
     from jax._src.cudnn import fused_attention_stablehlo as asking
 
     monkeypatch.setattr(asking, "check_cudnn_version", lambda: 91000)
-    array = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.bfloat16)  # noqa: E731
+
+    def array(*shape):
+        return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+
     q, k, v = array(2, 33, 4, e), array(2, 33, kv_heads, e), array(2, 33, kv_heads, f)
     segments = jax.ShapeDtypeStruct((2, 33), jnp.int32)
     how = dict(scale=0.1, window=window, soft_cap=0.0)

@@ -24,9 +24,15 @@ from rljax.models.attention import attention
 RING = dict(context_attention="ring")
 slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 MESHES = (
-    dict(context=4, tensor=2), dict(context=3), dict(data=2, expert=2, context=2), dict(context=8),
-    dict(context=2, tensor=2, fsdp=2), dict(context=4), dict(context=2), dict(fsdp=2, context=3),
-)  # fmt: skip
+    dict(context=4, tensor=2),
+    dict(context=3),
+    dict(data=2, expert=2, context=2),
+    dict(context=8),
+    dict(context=2, tensor=2, fsdp=2),
+    dict(context=4),
+    dict(context=2),
+    dict(fsdp=2, context=3),
+)
 
 
 def random_case(seed: int):
@@ -42,7 +48,10 @@ def random_case(seed: int):
         cuts = np.sort(draw.integers(1, tokens + 1, size=int(draw.integers(1, 5))))
         lengths.append([n for n in np.diff(cuts, prepend=0) if n])
     e, f = (int(n) for n in draw.choice([4, 8, 12], size=2))
-    of = lambda *shape: jnp.asarray(draw.normal(size=shape), jnp.float32)  # noqa: E731
+
+    def of(*shape):
+        return jnp.asarray(draw.normal(size=shape), jnp.float32)
+
     arrays = [2 * of(rows, tokens, heads, e), of(rows, tokens, kv_heads, e)]
     arrays += [of(rows, tokens, kv_heads, f), jnp.asarray(packed_segments(lengths, tokens))]
     sinks = of(heads) if draw.random() < 0.4 else None
@@ -162,7 +171,10 @@ def bytes_of_gradient(tokens: int, context: int) -> int:
     shape = jax.ShapeDtypeStruct((1, tokens, 6, 8), jnp.float32, sharding=split)
     ids = jax.ShapeDtypeStruct((1, tokens), jnp.int32)
     run = functools.partial(attention, mesh=mesh, scale=1.0, impl="xla", **RING)
-    loss = lambda q, k, v, segments: jnp.sum(run(q, k, v, segments) ** 2)  # noqa: E731
+
+    def loss(q, k, v, segments):
+        return jnp.sum(run(q, k, v, segments) ** 2)
+
     program = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(shape, shape, shape, ids)
     return program.compile().memory_analysis().temp_size_in_bytes
 

@@ -154,7 +154,10 @@ def test_an_index_that_names_a_tensor_of_another_file(folder, mesh):
     write_header(folder / "other.safetensors", {}, b"")
     weight_map = {name: "model.safetensors" for name in names} | {NORM: "other.safetensors"}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    action = lambda: load_params(folder, Model(load_config(folder), mesh))  # noqa: E731
+
+    def action():
+        return load_params(folder, Model(load_config(folder), mesh))
+
     refused(action, "other.safetensors", NORM)
 
 

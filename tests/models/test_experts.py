@@ -22,13 +22,19 @@ FAMILIES = {
     "mixtral": PLAIN,
     "qwen3_moe": dataclasses.replace(PLAIN, per_token=3, normalise=False),
     "deepseek_v3": dataclasses.replace(
-        PLAIN, per_token=3, scores="sigmoid", scale=2.5, groups=4, groups_kept=2,
-        correction_bias=True, shared_mlp=12,
+        PLAIN,
+        per_token=3,
+        scores="sigmoid",
+        scale=2.5,
+        groups=4,
+        groups_kept=2,
+        correction_bias=True,
+        shared_mlp=12,
     ),
     "gpt_oss": dataclasses.replace(
         PLAIN, gated="clamped_swiglu", limit=1.5, router_bias=True, expert_bias=True
     ),
-}  # fmt: skip
+}
 EVERYTHING = dataclasses.replace(
     FAMILIES["deepseek_v3"], gated="clamped_swiglu", router_bias=True, expert_bias=True
 )
@@ -91,9 +97,12 @@ def hf_block(family: str, config: ExpertsConfig):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("torch")
     shared = dict(
-        hidden_size=EMBED, num_experts_per_tok=config.per_token, hidden_act="silu",
-        num_attention_heads=2, num_key_value_heads=2,
-    )  # fmt: skip
+        hidden_size=EMBED,
+        num_experts_per_tok=config.per_token,
+        hidden_act="silu",
+        num_attention_heads=2,
+        num_key_value_heads=2,
+    )
     if family == "mixtral":
         from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock as Block
 
@@ -104,17 +113,24 @@ def hf_block(family: str, config: ExpertsConfig):
         from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock as Block
 
         made = transformers.Qwen3MoeConfig(
-            **shared, moe_intermediate_size=config.mlp, num_experts=config.count,
+            **shared,
+            moe_intermediate_size=config.mlp,
+            num_experts=config.count,
             norm_topk_prob=config.normalise,
-        )  # fmt: skip
+        )
     elif family == "deepseek_v3":
         from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE as Block
 
         made = transformers.DeepseekV3Config(
-            **shared, moe_intermediate_size=HIDDEN, n_routed_experts=config.count,
-            n_shared_experts=1, n_group=config.groups, topk_group=config.groups_kept,
-            norm_topk_prob=config.normalise, routed_scaling_factor=config.scale,
-        )  # fmt: skip
+            **shared,
+            moe_intermediate_size=HIDDEN,
+            n_routed_experts=config.count,
+            n_shared_experts=1,
+            n_group=config.groups,
+            topk_group=config.groups_kept,
+            norm_topk_prob=config.normalise,
+            routed_scaling_factor=config.scale,
+        )
     else:
         from transformers.models.gpt_oss.modeling_gpt_oss import GptOssMLP as Block
 
@@ -175,7 +191,9 @@ def test_output_and_gradients_equal_hugging_face(family):
     (out * torch.tensor(direction)).sum().backward()
     close(y, out.detach().numpy())
 
-    total = lambda params, x: jnp.sum(apply(params, x, one_device())[0] * direction)  # noqa: E731
+    def total(params, x):
+        return jnp.sum(apply(params, x, one_device())[0] * direction)
+
     by_params, by_x = jax.jit(jax.grad(total, (0, 1)))(theirs, x)
     close(by_x, torch_x.grad.numpy())
     wanted = {name: weight.grad for name, weight in block.named_parameters()}
@@ -215,7 +233,9 @@ def route_one(logits, correction, c: ExpertsConfig):
 
 def experts_loop(params, x, c: ExpertsConfig):
     p = jax.tree.map(lambda a: np.asarray(a, np.float64), params)
-    sigmoid = lambda z: 1 / (1 + np.exp(-z))  # noqa: E731
+
+    def sigmoid(z):
+        return 1 / (1 + np.exp(-z))
 
     def gated(g, u):
         if c.gated == "silu":
@@ -228,7 +248,10 @@ def experts_loop(params, x, c: ExpertsConfig):
         v = np.asarray(x[b, s], np.float64)
         chosen = route_one(v @ p["router"] + p.get("router_bias", 0), p.get("correction"), c)
         for e, share in chosen.items():
-            bias = lambda name, e=e: p[name][e] if name in p else 0  # noqa: E731
+
+            def bias(name, e=e):
+                return p[name][e] if name in p else 0
+
             g, u = v @ p["gate"][e] + bias("gate_bias"), v @ p["up"][e] + bias("up_bias")
             out[b, s] += share * (gated(g, u) @ p["down"][e] + bias("down_bias"))
         if c.shared_mlp:
@@ -263,7 +286,10 @@ def test_the_correction_moves_the_choice_and_gets_no_gradient():
     ids, weights = route(logits, jnp.zeros(8).at[1].set(5.0), config)
     assert ids.tolist() == [[1]]
     np.testing.assert_allclose(weights, 1 / (1 + np.exp(-1.0)), rtol=1e-6)
-    total = lambda c: jnp.sum(route(logits, c, config)[1])  # noqa: E731
+
+    def total(c):
+        return jnp.sum(route(logits, c, config)[1])
+
     assert not np.any(jax.grad(total)(jnp.zeros(8)))
 
 
@@ -271,7 +297,10 @@ def test_equal_scores_go_to_the_lower_id_and_tiny_ones_stay_finite():
     ids, weights = route(jnp.zeros((1, 8)), None, PLAIN)
     assert ids.tolist() == [[0, 1]] and weights.tolist() == [[0.5, 0.5]]
     sigmoid = dataclasses.replace(PLAIN, scores="sigmoid")
-    first = lambda z: route(z, None, sigmoid)[1][0, 0]  # noqa: E731
+
+    def first(z):
+        return route(z, None, sigmoid)[1][0, 0]
+
     value, gradient = jax.value_and_grad(first)(jnp.full((1, 8), -200.0))
     close((value, gradient), (0.5, np.array([[0.25, -0.25, 0, 0, 0, 0, 0, 0]])))
 
@@ -314,8 +343,7 @@ FAST_MESHES = ("expert=4", "fsdp=2 expert=2 tensor=2")
 
 
 @pytest.mark.parametrize(
-    "sizes",
-    [pytest.param(m, marks=() if m in FAST_MESHES else pytest.mark.slow) for m in MESHES],
+    "sizes", [pytest.param(m, marks=() if m in FAST_MESHES else pytest.mark.slow) for m in MESHES]
 )
 def test_the_mesh_changes_no_value_and_no_gradient(sizes):
     config = dataclasses.replace(EVERYTHING, shared_mlp=16)
@@ -372,7 +400,10 @@ def test_every_token_is_sent_to_the_same_experts_on_every_mesh(rows, meshes):
     params["down_bias"] = jnp.eye(8, EMBED)
     params["shared_down"]["weight"] = jnp.zeros_like(params["shared_down"]["weight"])
     x = tokens(rows, 16)
-    sent = lambda mesh: np.asarray(jax.jit(lambda p, x: apply(p, x, mesh)[0])(params, x))  # noqa: E731
+
+    def sent(mesh):
+        return np.asarray(jax.jit(lambda p, x: apply(p, x, mesh)[0])(params, x))
+
     want = sent(one_device())
     assert (want > 0).sum() == rows * 16 * 3 and not want[..., 8:].any()
     for name in meshes:
@@ -457,7 +488,10 @@ def test_padding_does_not_count_and_microbatches_add_up(scores):
     apply, params = build(dataclasses.replace(PLAIN, scores=scores))
     x, keep = tokens(4, 6), jnp.arange(6)[None, :] < jnp.array([6, 4, 0, 3])[:, None]
     load = jax.jit(lambda p, x, keep: apply(p, x, one_device(), keep)[1])
-    stats = lambda *args: {k: v for k, v in load(*args).items() if k != "ids"}  # noqa: E731
+
+    def stats(*args):
+        return {k: v for k, v in load(*args).items() if k != "ids"}
+
     padded = stats(params, jnp.where(keep[..., None], x, jnp.nan), keep)
     alone = stats(params, x[keep][None], jnp.ones((1, 13), bool))
     close(padded, alone)

@@ -120,9 +120,13 @@ def _norms_on_disk(model, gradient) -> dict[str, float]:
     squares: dict[str, float] = {}
     for name, pieces in disk_pieces(model).items():
         for stem, fused in (
-            ("gate_proj", "gate_up_proj"), ("up_proj", "gate_up_proj"), ("down_proj", "down_proj"),
-            ("w1", "gate_up_proj"), ("w3", "gate_up_proj"), ("w2", "down_proj"),
-        ):  # fmt: skip
+            ("gate_proj", "gate_up_proj"),
+            ("up_proj", "gate_up_proj"),
+            ("down_proj", "down_proj"),
+            ("w1", "gate_up_proj"),
+            ("w3", "gate_up_proj"),
+            ("w2", "down_proj"),
+        ):
             before, _, after = name.partition(".experts.")
             if after.endswith(f"{stem}.weight"):
                 name = f"{before}.experts.{fused}".replace("block_sparse_moe", "mlp")
@@ -170,8 +174,11 @@ def test_greedy_continuation_with_the_cache(language):
         params, rows(prompts, vision=model.config.vision), columns + new
     )
     shift = jnp.asarray(io["rope_deltas"][:, 0] if "rope_deltas" in io else 0, jnp.int32)
+
     # The weights as a long dispatch reads them.
-    unstack = lambda p: model.unstack(p, TURNED_STEPS)  # noqa: E731
+    def unstack(p):
+        return model.unstack(p, TURNED_STEPS)
+
     step = jax.jit(lambda p, *args: model.decode_step(unstack(p), *args))
     last = prompts["input_ids"][np.arange(len(lengths)), lengths - 1]
     token = jnp.asarray(last, jnp.int32)

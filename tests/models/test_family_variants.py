@@ -20,26 +20,64 @@ from rljax.models.huggingface import load_config, load_params, save_params
 from rljax.models.model import Model
 
 SMALL = dict(
-    vocab_size=96, hidden_size=48, intermediate_size=64, num_hidden_layers=3,
-    num_attention_heads=6, num_key_value_heads=2, head_dim=8, max_position_embeddings=64,
-    initializer_range=0.3, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-)  # fmt: skip
-LLAMA3 = dict(rope_type="llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
-              original_max_position_embeddings=16, rope_theta=5e4)  # fmt: skip
+    vocab_size=96,
+    hidden_size=48,
+    intermediate_size=64,
+    num_hidden_layers=3,
+    num_attention_heads=6,
+    num_key_value_heads=2,
+    head_dim=8,
+    max_position_embeddings=64,
+    initializer_range=0.3,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=2,
+)
+LLAMA3 = dict(
+    rope_type="llama3",
+    factor=4.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=16,
+    rope_theta=5e4,
+)
 YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16, rope_theta=1e4)
 DEEPSEEK = dict(
-    kv_lora_rank=12, q_lora_rank=20, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=12,
-    n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=24, n_shared_experts=2,
-    n_group=4, topk_group=2, first_k_dense_replace=1, num_key_value_heads=6, head_dim=None,
-)  # fmt: skip
+    kv_lora_rank=12,
+    q_lora_rank=20,
+    qk_nope_head_dim=8,
+    qk_rope_head_dim=4,
+    v_head_dim=12,
+    n_routed_experts=8,
+    num_experts_per_tok=3,
+    moe_intermediate_size=24,
+    n_shared_experts=2,
+    n_group=4,
+    topk_group=2,
+    first_k_dense_replace=1,
+    num_key_value_heads=6,
+    head_dim=None,
+)
 MOE = dict(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=24)
 EXPERTS = dict(num_local_experts=4, num_experts_per_tok=2)
 SLIDE, FULL = "sliding_attention", "full_attention"
 # Half of the 8 elements of a head are rotated: two pairs.
-LONG = dict(rope_type="longrope", rope_theta=1e4, short_factor=[1.0, 1.3], long_factor=[1.5, 4.0],
-            original_max_position_embeddings=16, partial_rotary_factor=0.5)  # fmt: skip
-GLM = dict(n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=24, n_group=2,
-           topk_group=1, n_shared_experts=2)  # fmt: skip
+LONG = dict(
+    rope_type="longrope",
+    rope_theta=1e4,
+    short_factor=[1.0, 1.3],
+    long_factor=[1.5, 4.0],
+    original_max_position_embeddings=16,
+    partial_rotary_factor=0.5,
+)
+GLM = dict(
+    n_routed_experts=8,
+    num_experts_per_tok=3,
+    moe_intermediate_size=24,
+    n_group=2,
+    topk_group=1,
+    n_shared_experts=2,
+)
 
 # model_type, changes, whether it runs outside the slow lane
 ROWS = {
@@ -47,87 +85,152 @@ ROWS = {
     "llama-mlp-bias": ("llama", dict(mlp_bias=True, rope_parameters=LLAMA3), False),
     "llama-yarn": ("llama", dict(rope_parameters=YARN, num_key_value_heads=6), False),
     "llama-linear": (
-        "llama", dict(rope_parameters=dict(rope_type="linear", factor=2.0, rope_theta=1e4)), False,
+        "llama",
+        dict(rope_parameters=dict(rope_type="linear", factor=2.0, rope_theta=1e4)),
+        False,
     ),
     "llama-gelu": ("llama", dict(hidden_act="gelu", num_key_value_heads=1), False),
     "mistral-whole": ("mistral", dict(sliding_window=None, tie_word_embeddings=True), False),
     "mistral-window": ("mistral", dict(sliding_window=5, num_attention_heads=4), False),
     "qwen2-window": (
-        "qwen2", dict(use_sliding_window=True, sliding_window=4, max_window_layers=1), True,
+        "qwen2",
+        dict(use_sliding_window=True, sliding_window=4, max_window_layers=1),
+        True,
     ),
     "qwen2-untied": ("qwen2", dict(tie_word_embeddings=False, rope_parameters=YARN), False),
     "qwen3-window": (
         "qwen3",
-        dict(use_sliding_window=True, sliding_window=6, layer_types=[SLIDE, FULL, SLIDE],
-             tie_word_embeddings=True, attention_bias=True), False,
+        dict(
+            use_sliding_window=True,
+            sliding_window=6,
+            layer_types=[SLIDE, FULL, SLIDE],
+            tie_word_embeddings=True,
+            attention_bias=True,
+        ),
+        False,
     ),
-    "qwen3_moe-some": (
-        "qwen3_moe", dict(MOE, mlp_only_layers=[1], norm_topk_prob=False), True,
-    ),
+    "qwen3_moe-some": ("qwen3_moe", dict(MOE, mlp_only_layers=[1], norm_topk_prob=False), True),
     "qwen3_moe-every-second": ("qwen3_moe", dict(MOE, decoder_sparse_step=2), False),
     "qwen3_moe-window": (
         "qwen3_moe",
-        dict(MOE, use_sliding_window=True, sliding_window=5, norm_topk_prob=True,
-             attention_bias=True), False,
+        dict(
+            MOE, use_sliding_window=True, sliding_window=5, norm_topk_prob=True, attention_bias=True
+        ),
+        False,
     ),
     "mixtral-window": ("mixtral", dict(EXPERTS, sliding_window=5), False),
     "mixtral-tied": ("mixtral", dict(EXPERTS, tie_word_embeddings=True), False),
     "gemma2-untied": (
         "gemma2",
-        dict(tie_word_embeddings=False, query_pre_attn_scalar=24, sliding_window=5,
-             attn_logit_softcapping=None, final_logit_softcapping=3.0), True,
+        dict(
+            tie_word_embeddings=False,
+            query_pre_attn_scalar=24,
+            sliding_window=5,
+            attn_logit_softcapping=None,
+            final_logit_softcapping=3.0,
+        ),
+        True,
     ),
     "gemma2-caps": (
         "gemma2",
-        dict(attention_bias=True, attn_logit_softcapping=2.0, final_logit_softcapping=None,
-             sliding_window=3), False,
+        dict(
+            attention_bias=True,
+            attn_logit_softcapping=2.0,
+            final_logit_softcapping=None,
+            sliding_window=3,
+        ),
+        False,
     ),
     "gemma3-pattern": (
         "gemma3_text",
-        dict(num_hidden_layers=7, sliding_window=4, query_pre_attn_scalar=12, rope_parameters={
-            FULL: dict(rope_type="linear", factor=8.0, rope_theta=1e6),
-            SLIDE: dict(rope_type="default", rope_theta=2e4)}), True,
+        dict(
+            num_hidden_layers=7,
+            sliding_window=4,
+            query_pre_attn_scalar=12,
+            rope_parameters={
+                FULL: dict(rope_type="linear", factor=8.0, rope_theta=1e6),
+                SLIDE: dict(rope_type="default", rope_theta=2e4),
+            },
+        ),
+        True,
     ),
     "gemma3-layers": (
-        "gemma3_text", dict(layer_types=[FULL, SLIDE, SLIDE], sliding_window=6), False,
+        "gemma3_text",
+        dict(layer_types=[FULL, SLIDE, SLIDE], sliding_window=6),
+        False,
     ),
     "gemma3-local-scaling": (
         "gemma3_text",
-        dict(sliding_window=4, rope_parameters={
-            FULL: dict(rope_type="default", rope_theta=1e6),
-            SLIDE: dict(rope_type="linear", factor=2.0, rope_theta=2e4)}), True,
+        dict(
+            sliding_window=4,
+            rope_parameters={
+                FULL: dict(rope_type="default", rope_theta=1e6),
+                SLIDE: dict(rope_type="linear", factor=2.0, rope_theta=2e4),
+            },
+        ),
+        True,
     ),
     "mixtral-gelu": ("mixtral", dict(EXPERTS, hidden_act="gelu"), False),
     "qwen3_moe-gelu": (
-        "qwen3_moe", dict(MOE, mlp_only_layers=[0], hidden_act="gelu_pytorch_tanh"), False,
+        "qwen3_moe",
+        dict(MOE, mlp_only_layers=[0], hidden_act="gelu_pytorch_tanh"),
+        False,
     ),
     "deepseek-gelu": ("deepseek_v3", dict(DEEPSEEK, hidden_act="gelu"), True),
     "gpt_oss-default-rope": (
         "gpt_oss",
-        dict(EXPERTS, attention_bias=False, sliding_window=4,
-             rope_parameters=dict(rope_type="default", rope_theta=1e4)), False,
+        dict(
+            EXPERTS,
+            attention_bias=False,
+            sliding_window=4,
+            rope_parameters=dict(rope_type="default", rope_theta=1e4),
+        ),
+        False,
     ),
     "gpt_oss-limits": (
         "gpt_oss",
-        dict(EXPERTS, swiglu_limit=2.0, swiglu_alpha=1.2, layer_types=[FULL, SLIDE, FULL],
-             sliding_window=5, tie_word_embeddings=True,
-             rope_parameters=dict(YARN, truncate=False, beta_fast=16.0, beta_slow=2.0)), False,
+        dict(
+            EXPERTS,
+            swiglu_limit=2.0,
+            swiglu_alpha=1.2,
+            layer_types=[FULL, SLIDE, FULL],
+            sliding_window=5,
+            tie_word_embeddings=True,
+            rope_parameters=dict(YARN, truncate=False, beta_fast=16.0, beta_slow=2.0),
+        ),
+        False,
     ),
     "deepseek-full-rank-yarn": (
         "deepseek_v3",
-        dict(DEEPSEEK, q_lora_rank=None, rms_norm_eps=1e-4, first_k_dense_replace=2,
-             rope_parameters=dict(YARN, mscale=0.8, mscale_all_dim=1.3)), True,
+        dict(
+            DEEPSEEK,
+            q_lora_rank=None,
+            rms_norm_eps=1e-4,
+            first_k_dense_replace=2,
+            rope_parameters=dict(YARN, mscale=0.8, mscale_all_dim=1.3),
+        ),
+        True,
     ),
     "deepseek-halves": (
         "deepseek_v3",
-        dict(DEEPSEEK, rope_interleave=False, attention_bias=True, first_k_dense_replace=0,
-             n_group=1, topk_group=1, norm_topk_prob=False, routed_scaling_factor=1.7,
-             tie_word_embeddings=True, rope_parameters=dict(YARN, mscale=1.0, mscale_all_dim=1.0)),
+        dict(
+            DEEPSEEK,
+            rope_interleave=False,
+            attention_bias=True,
+            first_k_dense_replace=0,
+            n_group=1,
+            topk_group=1,
+            norm_topk_prob=False,
+            routed_scaling_factor=1.7,
+            tie_word_embeddings=True,
+            rope_parameters=dict(YARN, mscale=1.0, mscale_all_dim=1.0),
+        ),
         False,
     ),
-}  # fmt: skip
-LLAMA4 = dict(intermediate_size=24, intermediate_size_mlp=40, num_local_experts=4,
-              num_experts_per_tok=1)  # fmt: skip
+}
+LLAMA4 = dict(
+    intermediate_size=24, intermediate_size_mlp=40, num_local_experts=4, num_experts_per_tok=1
+)
 # Families that have no golden folder: test_written_families asks more of them.
 NEWER = {
     "olmo2": ("olmo2", dict(rope_parameters=LLAMA3), False),
@@ -138,16 +241,28 @@ NEWER = {
     ),
     "olmo3": (
         "olmo3",
-        dict(num_hidden_layers=5, sliding_window=5, rope_parameters={
-            FULL: dict(YARN), SLIDE: dict(rope_type="default", rope_theta=3e4)}), False,
+        dict(
+            num_hidden_layers=5,
+            sliding_window=5,
+            rope_parameters={FULL: dict(YARN), SLIDE: dict(rope_type="default", rope_theta=3e4)},
+        ),
+        False,
     ),
     "olmo3-layers": (
         "olmo3",
-        dict(layer_types=[FULL, SLIDE, FULL], sliding_window=6, attention_bias=True,
-             num_key_value_heads=1, tie_word_embeddings=True), False,
+        dict(
+            layer_types=[FULL, SLIDE, FULL],
+            sliding_window=6,
+            attention_bias=True,
+            num_key_value_heads=1,
+            tie_word_embeddings=True,
+        ),
+        False,
     ),
     "phi3": (
-        "phi3", dict(num_key_value_heads=3, partial_rotary_factor=0.75, sliding_window=7), False,
+        "phi3",
+        dict(num_key_value_heads=3, partial_rotary_factor=0.75, sliding_window=7),
+        False,
     ),
     "phi3-long": (
         "phi3",
@@ -156,61 +271,120 @@ NEWER = {
     ),
     "phi3-short": (
         "phi3",
-        dict(rope_parameters=dict(LONG, original_max_position_embeddings=32, attention_factor=1.1),
-             original_max_position_embeddings=32), False,
+        dict(
+            rope_parameters=dict(LONG, original_max_position_embeddings=32, attention_factor=1.1),
+            original_max_position_embeddings=32,
+        ),
+        False,
     ),
     "smollm3": ("smollm3", dict(num_hidden_layers=5), False),
     "smollm3-windows": (
         "smollm3",
-        dict(no_rope_layers=[0, 1, 1], use_sliding_window=True, sliding_window=4,
-             attention_bias=True, mlp_bias=True, tie_word_embeddings=False), False,
+        dict(
+            no_rope_layers=[0, 1, 1],
+            use_sliding_window=True,
+            sliding_window=4,
+            attention_bias=True,
+            mlp_bias=True,
+            tie_word_embeddings=False,
+        ),
+        False,
     ),
     "granite": (
         "granite",
-        dict(embedding_multiplier=3.0, residual_multiplier=0.4, attention_multiplier=0.2,
-             logits_scaling=7.0), False,
+        dict(
+            embedding_multiplier=3.0,
+            residual_multiplier=0.4,
+            attention_multiplier=0.2,
+            logits_scaling=7.0,
+        ),
+        False,
     ),
     "granite-tied": (
         "granite",
-        dict(embedding_multiplier=0.5, attention_multiplier=0.4, logits_scaling=0.3,
-             tie_word_embeddings=True, attention_bias=True, mlp_bias=True,
-             rope_parameters=dict(YARN, attention_factor=1.3)), False,
+        dict(
+            embedding_multiplier=0.5,
+            attention_multiplier=0.4,
+            logits_scaling=0.3,
+            tie_word_embeddings=True,
+            attention_bias=True,
+            mlp_bias=True,
+            rope_parameters=dict(YARN, attention_factor=1.3),
+        ),
+        False,
     ),
     "glm": ("glm", dict(num_key_value_heads=3, head_dim=12, tie_word_embeddings=True), False),
     "glm4": ("glm4", dict(partial_rotary_factor=0.75, attention_bias=False), False),
     "glm4-whole": (
-        "glm4", dict(partial_rotary_factor=1.0, num_key_value_heads=6, head_dim=12), False,
+        "glm4",
+        dict(partial_rotary_factor=1.0, num_key_value_heads=6, head_dim=12),
+        False,
     ),
     "glm4_moe": ("glm4_moe", dict(GLM), False),
     "glm4_moe-norms": (
         "glm4_moe",
-        dict(GLM, use_qk_norm=True, attention_bias=True, first_k_dense_replace=2,
-             n_shared_experts=1, n_group=1, norm_topk_prob=False, routed_scaling_factor=1.6,
-             partial_rotary_factor=0.75, tie_word_embeddings=True), False,
+        dict(
+            GLM,
+            use_qk_norm=True,
+            attention_bias=True,
+            first_k_dense_replace=2,
+            n_shared_experts=1,
+            n_group=1,
+            norm_topk_prob=False,
+            routed_scaling_factor=1.6,
+            partial_rotary_factor=0.75,
+            tie_word_embeddings=True,
+        ),
+        False,
     ),
     "llama4": (
         "llama4_text",
-        dict(LLAMA4, num_hidden_layers=4, attention_chunk_size=6, floor_scale=5, attn_scale=0.3,
-             rope_parameters=dict(LLAMA3, high_freq_factor=1.0)),
+        dict(
+            LLAMA4,
+            num_hidden_layers=4,
+            attention_chunk_size=6,
+            floor_scale=5,
+            attn_scale=0.3,
+            rope_parameters=dict(LLAMA3, high_freq_factor=1.0),
+        ),
         False,
     ),
     "llama4-plain": (
         "llama4_text",
-        dict(LLAMA4, num_experts_per_tok=2, attention_chunk_size=None, moe_layers=[1],
-             no_rope_layers=[1, 0, 1], use_qk_norm=False, attention_bias=True,
-             tie_word_embeddings=True, rope_parameters=LLAMA3), False,
+        dict(
+            LLAMA4,
+            num_experts_per_tok=2,
+            attention_chunk_size=None,
+            moe_layers=[1],
+            no_rope_layers=[1, 0, 1],
+            use_qk_norm=False,
+            attention_bias=True,
+            tie_word_embeddings=True,
+            rope_parameters=LLAMA3,
+        ),
+        False,
     ),
     "llama-dynamic": (
         "llama",
-        dict(rope_parameters=dict(rope_type="dynamic", factor=3.0, rope_theta=1e4),
-             max_position_embeddings=16), False,
+        dict(
+            rope_parameters=dict(rope_type="dynamic", factor=3.0, rope_theta=1e4),
+            max_position_embeddings=16,
+        ),
+        False,
     ),
     "llama-longrope": (
         "llama",
-        dict(rope_parameters=dict(LONG, partial_rotary_factor=1.0, short_factor=[1.0] * 4,
-                                  long_factor=[1.0, 2.0, 3.0, 5.0])), False,
+        dict(
+            rope_parameters=dict(
+                LONG,
+                partial_rotary_factor=1.0,
+                short_factor=[1.0] * 4,
+                long_factor=[1.0, 2.0, 3.0, 5.0],
+            )
+        ),
+        False,
     ),
-}  # fmt: skip
+}
 ROWS |= NEWER
 CASES = [
     pytest.param(*row[:2], id=name, marks=() if row[2] else pytest.mark.slow)

@@ -32,7 +32,10 @@ def same(found, wanted):
 def test_a_bfloat16_product_and_its_gradient_are_those_of_the_plain_one(shape):
     n, k, m = shape
     x, w, slope = numbers(n, k), numbers(k, m, seed=1), numbers(n, m, seed=2)
-    loss = lambda product: lambda x, w: jnp.sum(product(x, w).astype(jnp.float32) * slope)  # noqa: E731
+
+    def loss(product):
+        return lambda x, w: jnp.sum(product(x, w).astype(jnp.float32) * slope)
+
     found = jax.jit(jax.value_and_grad(loss(bfloat16_product), (0, 1)))(x, w)
     wanted = jax.jit(jax.value_and_grad(loss(jnp.matmul), (0, 1)))(x, w)
     jax.tree.map(same, found, wanted)
@@ -77,7 +80,10 @@ def kinds(model: Model) -> Counter:
     """How often the model's gradient has products of two matrices, by their dtypes."""
     rows = jnp.ones((2, 8), jnp.int32)
     batch = batch_from_rows(rows, jnp.full((2,), 8), jnp.ones((2, 8)))
-    loss = lambda p: jnp.sum(model.logprobs(p, batch)[0])  # noqa: E731
+
+    def loss(p):
+        return jnp.sum(model.logprobs(p, batch)[0])
+
     made = work(jax.jit(jax.grad(loss)).trace(model.abstract()).jaxpr, platform="cpu").products
     found = Counter()
     for one, count in made.items():

@@ -379,9 +379,17 @@ def test_a_float32_head_of_which_the_embedding_is_the_rounded_copy_is_tied(tmp_p
 @pytest.mark.parametrize("family", ["Qwen2", "Llama", "Gemma2", "Phi3"])
 def test_logits_of_two_matrices_are_those_of_transformers(tmp_path, family):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    sizes = dict(vocab_size=48, hidden_size=32, intermediate_size=40, num_hidden_layers=2,
-                 num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
-                 pad_token_id=0, tie_word_embeddings=True)  # fmt: skip
+    sizes = dict(
+        vocab_size=48,
+        hidden_size=32,
+        intermediate_size=40,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        pad_token_id=0,
+        tie_word_embeddings=True,
+    )
     sizes |= dict(head_dim=8, query_pre_attn_scalar=8) if family == "Gemma2" else {}
     made = getattr(transformers, f"{family}Config")(**sizes)
     theirs = getattr(transformers, f"{family}ForCausalLM")

@@ -93,9 +93,13 @@ def test_the_sampler_uses_the_adapters_that_the_trainer_has(family):
 
 @pytest.mark.parametrize(
     ("family", "targets"),
-    [("qwen3", ("*",)), ("qwen2", ("q_proj", "v_proj")), ("llama3", ("self_attn.*",)),
-     ("gemma2", ("mlp.*", "o_proj"))],
-)  # fmt: skip
+    [
+        ("qwen3", ("*",)),
+        ("qwen2", ("q_proj", "v_proj")),
+        ("llama3", ("self_attn.*",)),
+        ("gemma2", ("mlp.*", "o_proj")),
+    ],
+)
 def test_peft_computes_the_same_with_what_we_saved(family, targets, tmp_path):
     peft, torch = pytest.importorskip("peft"), pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
@@ -179,18 +183,25 @@ READ = {
         dict(rank=5),
     ),
     "alphas": (
-        dict(r=4, lora_alpha=8, alpha_pattern={"model.layers.0.mlp.down_proj": 3}, **TWO), {},
+        dict(r=4, lora_alpha=8, alpha_pattern={"model.layers.0.mlp.down_proj": 3}, **TWO),
+        {},
     ),
     "all patterns, rsLoRA": (
-        dict(r=4, lora_alpha=8, use_rslora=True, rank_pattern={"q_proj": 3, "down_proj": 2},
-             alpha_pattern={"layers.1.self_attn.q_proj": 5.0}, **TWO),
+        dict(
+            r=4,
+            lora_alpha=8,
+            use_rslora=True,
+            rank_pattern={"q_proj": 3, "down_proj": 2},
+            alpha_pattern={"layers.1.self_attn.q_proj": 5.0},
+            **TWO,
+        ),
         dict(rank=3),
     ),
     "excluded": (
         dict(r=4, lora_alpha=8, target_modules="all-linear", exclude_modules=["k_proj", "up_proj"]),
         dict(targets=("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj")),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", READ)
@@ -238,15 +249,17 @@ TO_MERGE = {
     ),
     "tokens": (dict(trainable_token_indices=[5, 7], **TWO), "trainable_token_indices"),
     "saved embedding": (
-        dict(modules_to_save=["embed_tokens"], **TWO), "modules_to_save: got ['embed_tokens']",
+        dict(modules_to_save=["embed_tokens"], **TWO),
+        "modules_to_save: got ['embed_tokens']",
     ),
     "head adapted": (dict(target_modules=["q_proj", "lm_head"]), "beside the A and B"),
     "embedding adapted": (dict(target_modules=["q_proj", "embed_tokens"]), "beside the A and B"),
     "some layers": (dict(layers_to_transform=[1], **TWO), "the same of all layers"),
     "some layers left out": (
-        dict(exclude_modules=["model.layers.0.self_attn.q_proj"], **TWO), "the same of all layers",
+        dict(exclude_modules=["model.layers.0.self_attn.q_proj"], **TWO),
+        "the same of all layers",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("family", lanes(["qwen3"], ["gemma2"]))
@@ -305,7 +318,8 @@ def test_adapters_of_another_kind_are_refused(tmp_path):
     path = tmp_path / "adapter_config.json"
     good = json.loads(path.read_text())
     for change, text in (
-        ({"r": 8}, "lora.rank=4.*--config.lora.rank=8"), ({"lora_alpha": 1}, "lora.alpha=8"),
+        ({"r": 8}, "lora.rank=4.*--config.lora.rank=8"),
+        ({"lora_alpha": 1}, "lora.alpha=8"),
         ({"peft_type": "IA3"}, "IA3.*merge it"),
         ({"peft_type": "PREFIX_TUNING"}, "no weights of the model can hold it"),
         ({"alora_invocation_tokens": [1]}, "train an adapter without alora"),
@@ -315,7 +329,7 @@ def test_adapters_of_another_kind_are_refused(tmp_path):
         ({"rank_pattern": {"q_proj": "2"}}, "rank_pattern: q_proj.*a number above 0"),
         ({"alpha_pattern": {"q_proj": 0}}, "alpha_pattern: q_proj.*a number above 0"),
         ({"alpha_pattern": {"(q_proj": 1}}, "alpha_pattern"),
-    ):  # fmt: skip
+    ):
         path.write_text(json.dumps({**good, **change}))
         with pytest.raises(InputError, match=text):
             load_adapter(tmp_path, model, params)
@@ -378,8 +392,14 @@ def test_the_optimizer_holds_the_adapters_alone():
 
 def with_adapters(folder, **changes):
     """A PPO run with adapters after a supervised phase; KL to the reference in the loss."""
-    changes = {"lora__rank": 4, "lora__base": "float32", "algorithm__kl_in_loss": 0.05,
-               "dataflow": "ppo", "algorithm__advantage": "gae", **changes}  # fmt: skip
+    changes = {
+        "lora__rank": 4,
+        "lora__base": "float32",
+        "algorithm__kl_in_loss": 0.05,
+        "dataflow": "ppo",
+        "algorithm__advantage": "gae",
+        **changes,
+    }
     return tiny_config(folder, **changes)
 
 

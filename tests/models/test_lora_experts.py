@@ -55,10 +55,14 @@ def test_fresh_ones_change_nothing_and_merged_ones_are_plain_weights(family):
     "case",
     lanes(
         [("qwen3_moe", BOTH), ("gpt_oss", ("*.experts.down_proj", "q_proj"))],
-        [("mixtral", ROUTED), ("gpt_oss", BOTH), ("deepseek_v3", BOTH),
-         ("mixtral", ("*.experts.gate_up_proj",))],
+        [
+            ("mixtral", ROUTED),
+            ("gpt_oss", BOTH),
+            ("deepseek_v3", BOTH),
+            ("mixtral", ("*.experts.gate_up_proj",)),
+        ],
     ),
-)  # fmt: skip
+)
 def test_peft_computes_the_same_with_what_we_saved(case, tmp_path):
     family, targets = case
     peft, torch = pytest.importorskip("peft"), pytest.importorskip("torch")
@@ -87,9 +91,11 @@ def test_we_compute_the_same_with_what_peft_saved(family, tmp_path):
     folder, batch = golden("hf", family), tokens()
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
     wish = peft.LoraConfig(
-        r=3, lora_alpha=6, target_modules=["q_proj"],
+        r=3,
+        lora_alpha=6,
+        target_modules=["q_proj"],
         target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
-    )  # fmt: skip
+    )
     theirs = peft.get_peft_model(theirs, wish)
     torch.manual_seed(0)
     with torch.no_grad():

@@ -69,8 +69,11 @@ def test_the_gradient_reaches_the_adapters_of_the_tower_alone():
 
     @jax.jit
     def gradient(own, base):
-        loss = lambda own: jnp.sum(jnp.sin(model.logprobs(  # noqa: E731
-            lora.nested(flattened(own) | flattened(base)), batch)[0]))  # fmt: skip
+        def loss(own):
+            return jnp.sum(
+                jnp.sin(model.logprobs(lora.nested(flattened(own) | flattened(base)), batch)[0])
+            )
+
         return jax.grad(loss)(own)
 
     for path, x in flattened(gradient(own, base)).items():

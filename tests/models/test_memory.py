@@ -108,7 +108,9 @@ def test_without_a_policy_a_layer_keeps_its_products_and_little_else():
     batch = batch_from_rows(ids, jnp.full((rows,), tokens), jnp.ones((rows, tokens)))
 
     def backward(policy):
-        values = lambda params: with_remat(model, policy).values(params, batch)  # noqa: E731
+        def values(params):
+            return with_remat(model, policy).values(params, batch)
+
         return jax.eval_shape(lambda params: jax.vjp(values, params)[1], model.abstract())
 
     def per_token(policy):
@@ -141,10 +143,16 @@ def test_a_step_fetches_the_moments_and_sends_them_back(toy, jitted, gradient):
     params, layout = toy
     state = train_state.new_train_state(params, OPTIMIZER)
     host = layout.with_memory_kind("pinned_host")
-    send = lambda x: jax.device_put(x, host) if x.ndim else x  # noqa: E731
+
+    def send(x):
+        return jax.device_put(x, host) if x.ndim else x
+
     waiting = dataclasses.replace(state, opt_state=jax.tree.map(send, state.opt_state))
     gradients = jax.tree.map(lambda w: gradient * jnp.ones_like(w), params)
-    step = lambda s: train_state.optimizer_step(s, gradients, jnp.ones(()), OPTIMIZER)[0]  # noqa: E731
+
+    def step(s):
+        return train_state.optimizer_step(s, gradients, jnp.ones(()), OPTIMIZER)[0]
+
     step = jax.jit(step) if jitted else step
     got, want = waiting, state
     for _ in range(2):

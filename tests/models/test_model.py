@@ -29,9 +29,10 @@ def family(request):
     io = np.load(folder / "io.npz")
     lengths = io["attention_mask"].sum(axis=1)
     batch = batch_from_rows(
-        jnp.asarray(io["input_ids"], jnp.int32), jnp.asarray(lengths, jnp.int32),
+        jnp.asarray(io["input_ids"], jnp.int32),
+        jnp.asarray(lengths, jnp.int32),
         jnp.asarray(io["attention_mask"], jnp.float32),
-    )  # fmt: skip
+    )
     return folder, model, load_params(folder, model), batch, io
 
 
@@ -79,7 +80,10 @@ def test_on_one_cpu_the_weights_of_a_long_dispatch_are_the_first_operands(family
         pytest.skip("one family is enough: the others share its linear maps")
     caches = model.empty_caches(batch.rows, 8)
     at = jnp.full((batch.rows,), 3, jnp.int32)
-    step = lambda steps: lambda p, t, c, k: model.decode_step(model.unstack(p, steps), t, c, k)  # noqa: E731
+
+    def step(steps):
+        return lambda p, t, c, k: model.decode_step(model.unstack(p, steps), t, c, k)
+
     by, first = {}, {}
     for steps in (1, TURNED_STEPS):
         compiled = jax.jit(step(steps)).lower(params, batch.tokens[:, 3], at, caches).compile()
@@ -98,7 +102,10 @@ def test_remat_changes_memory_not_numbers(family):
     if model.config.family != "qwen3":
         pytest.skip("one family is enough: remat wraps the layer, whatever is in it")
     again = dataclasses.replace(model, config=dataclasses.replace(model.config, remat="full"))
-    total = lambda m: jax.jit(jax.grad(lambda p: jnp.sum(m.logprobs(p, batch)[0])))(params)  # noqa: E731
+
+    def total(m):
+        return jax.jit(jax.grad(lambda p: jnp.sum(m.logprobs(p, batch)[0])))(params)
+
     for a, b in zip(jax.tree.leaves(total(model)), jax.tree.leaves(total(again)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 

@@ -52,7 +52,10 @@ def prepared(name):
     """(model, weights of which none is zero, groups, plain rows, packed rows, where)."""
     _, model, params, _ = loaded(name)
     rng = np.random.default_rng(0)
-    moved = lambda x: x + 0.01 * jnp.asarray(rng.normal(size=x.shape), x.dtype)  # noqa: E731
+
+    def moved(x):
+        return x + 0.01 * jnp.asarray(rng.normal(size=x.shape), x.dtype)
+
     groups = groups_of(rng, min(model.config.vocab_size, 100))
     plain, (packed, where) = plain_rows(groups), packed_rows(groups)
     plain, packed = (positioned(batch, model) for batch in (plain, packed))
@@ -76,8 +79,7 @@ def assert_same(got, want):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [n if n in ALWAYS else pytest.param(n, marks=pytest.mark.slow) for n in sorted(FOLDERS)],
+    "name", [n if n in ALWAYS else pytest.param(n, marks=pytest.mark.slow) for n in sorted(FOLDERS)]
 )
 def test_a_packed_row_gives_what_plain_rows_give(name):
     model, params, _, plain, packed, where = prepared(name)

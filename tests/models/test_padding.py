@@ -68,18 +68,25 @@ CONFIGS = {
     "int8": lambda: dataclasses.replace(
         made(tie_embeddings=True), lora=LoraConfig(rank=2, base="int8")
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "shards", "queries", "keys"),
     [
         (14, 2, 8, 16, 8),  # Qwen2.5-0.5B: groups of 7 as 4 of 2
-        (12, 2, 8, 16, 8), (28, 4, 8, 32, 8), (8, 8, 8, 8, 8), (32, 8, 8, 32, 8),
-        (14, 14, 8, 16, 16), (8, 1, 8, 8, 8), (7, 1, 4, 8, 4), (15, 3, 8, 24, 8),
-        (4, 4, 3, 6, 6), (6, 2, 1, 6, 2),
+        (12, 2, 8, 16, 8),
+        (28, 4, 8, 32, 8),
+        (8, 8, 8, 8, 8),
+        (32, 8, 8, 32, 8),
+        (14, 14, 8, 16, 16),
+        (8, 1, 8, 8, 8),
+        (7, 1, 4, 8, 4),
+        (15, 3, 8, 24, 8),
+        (4, 4, 3, 6, 6),
+        (6, 2, 1, 6, 2),
     ],
-)  # fmt: skip
+)
 def test_heads_are_shared_out_in_whole_groups(heads, kv_heads, shards, queries, keys):
     found = heads_over(heads, kv_heads, shards)
     assert (found.queries, found.keys) == (queries, keys)
@@ -99,11 +106,15 @@ def test_heads_are_shared_out_in_whole_groups(heads, kv_heads, shards, queries, 
         (dict(fsdp=2, tensor=4), (8, 13), ("embed", "mlp"), (("fsdp", "tensor"), None)),
         (dict(fsdp=2, tensor=4), (9, 8), ("embed", "mlp"), (None, ("tensor", "fsdp"))),
         (dict(fsdp=2, tensor=4), (9, 13), ("embed", "mlp"), (None, None)),
-        (dict(fsdp=1, tensor=8), (3, 14, 64, 896), ("layers", "heads", "head_dim", "embed"),
-         (None, None, None, ("fsdp", "tensor"))),
+        (
+            dict(fsdp=1, tensor=8),
+            (3, 14, 64, 896),
+            ("layers", "heads", "head_dim", "embed"),
+            (None, None, None, ("fsdp", "tensor")),
+        ),
         (dict(fsdp=1, tensor=8), (14, 64), ("heads", "head_dim"), (None, None)),
     ],
-)  # fmt: skip
+)
 def test_a_mesh_axis_that_does_not_divide_splits_another_one(sizes, shape, axes, spec):
     found = weight_sharding(make_mesh(**sizes), "w", shape, axes)
     assert tuple(found.spec) == spec
@@ -123,8 +134,9 @@ def weights(name: str, head: str = "lm"):
     def noisy(x, key):
         if not jnp.issubdtype(x.dtype, jnp.floating):
             return x
-        return (x * (1 + 0.1 * jax.random.normal(key, x.shape))
-                + 0.1 * jax.random.normal(key, x.shape)).astype(x.dtype)  # fmt: skip
+        return (
+            x * (1 + 0.1 * jax.random.normal(key, x.shape)) + 0.1 * jax.random.normal(key, x.shape)
+        ).astype(x.dtype)
 
     return jax.device_get(jax.tree.unflatten(tree, list(map(noisy, leaves, keys))))
 
@@ -156,8 +168,12 @@ def expected(name: str, head: str = "lm"):
 
 
 FAST = [("qwen2.5", "tensor=8", "lm")]
-SLOW = [(name, mesh, "lm") for name in CONFIGS for mesh in MESHES
-        if ("expert" in mesh) <= (name == "experts")]  # fmt: skip
+SLOW = [
+    (name, mesh, "lm")
+    for name in CONFIGS
+    for mesh in MESHES
+    if ("expert" in mesh) <= (name == "experts")
+]
 SLOW += [(name, "tensor=8", "scalar") for name in ("qwen2.5", "odd", "lora")]
 
 
@@ -203,8 +219,12 @@ def decoded(model, params) -> np.ndarray:
 
 
 FAST = [("odd", "fsdp=2,tensor=4")]
-SLOW = [(name, mesh) for name in CONFIGS for mesh in MESHES
-        if ("expert" in mesh) <= (name == "experts") and (name, mesh) not in FAST]  # fmt: skip
+SLOW = [
+    (name, mesh)
+    for name in CONFIGS
+    for mesh in MESHES
+    if ("expert" in mesh) <= (name == "experts") and (name, mesh) not in FAST
+]
 
 
 @functools.cache

@@ -42,9 +42,12 @@ def test_a_rollout_in_few_slots_is_the_same(monkeypatch, how):
     model = tiny(window=window)
     tokens, lengths = prompts()
     how = dict(n=2, decoding=Decoding(loop=loop, slots=6))
-    run = lambda model: generate(  # noqa: E731
-        model, weights(tiny(window=window)), tokens, lengths, jax.random.key(2), ASKED, **how
-    )
+
+    def run(model):
+        return generate(
+            model, weights(tiny(window=window)), tokens, lengths, jax.random.key(2), ASKED, **how
+        )
+
     want, got = run(model), run(paired(monkeypatch, model))
     assert (want.tokens == got.tokens).all() and (want.finish_reason == got.finish_reason).all()
     np.testing.assert_allclose(got.sampler_logprobs, want.sampler_logprobs, atol=1e-5)
@@ -144,7 +147,10 @@ def test_slots_of_any_length_are_made_of_whole_pages(monkeypatch):
     """Else the kernel is not run, and the plain path copies a layer's cache at every token. A
     window's ring stays as long as it is."""
     model = paired(monkeypatch, tiny(window=6))
-    empty = lambda n: [x.columns for x in model.empty_caches(2, n)]  # noqa: E731
+
+    def empty(n):
+        return [x.columns for x in model.empty_caches(2, n)]
+
     assert [empty(n) for n in (5, 6, 33, 48)] == [[6, 16], [6, 16], [6, 48], [6, 48]]
     assert all(paths.page_tokens(empty(n)[1]) for n in range(1, 1600, 13))
 

@@ -200,7 +200,9 @@ def test_scales_that_do_not_fit_are_refused_by_name(tmp_path):
         told(path, quant_method="fp8", weight_block_size=block)
         return path
 
-    load = lambda *a, **k: load_params(folder(*a, **k), model)  # noqa: E731
+    def load(*a, **k):
+        return load_params(folder(*a, **k), model)
+
     refused(lambda: load([16, 16], **{f"{name}_scale_inv": None}), name, "scale")
     refused(lambda: load([16, 16], **{f"{name}_scale_inv": scales[:1]}), name, "(16, 16)")
     whole = scales.astype(np.int32)

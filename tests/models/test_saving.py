@@ -51,8 +51,10 @@ def test_saved_in_shards(tiny, tmp_path):  # noqa: F811
     # Saved again as one file: nothing of the shards is left to be loaded by mistake.
     save_params(out, model, params)
     assert sorted(p.name for p in out.iterdir()) == [
-        "config.json", "generation_config.json", "model.safetensors",
-    ]  # fmt: skip
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+    ]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -46,10 +46,12 @@ MESHES = {
     "fsdp=2,expert=2,tensor=2": dict(fsdp=2, expert=2, tensor=2),
 }
 FAST = {
-    ("deepseek_v3", "data=2,fsdp=2,tensor=2"), ("gemma2", "context=2"),
-    ("gpt_oss", "fsdp=2,context=2,tensor=2"), ("qwen3_moe", "expert=4"),
+    ("deepseek_v3", "data=2,fsdp=2,tensor=2"),
+    ("gemma2", "context=2"),
+    ("gpt_oss", "fsdp=2,context=2,tensor=2"),
+    ("qwen3_moe", "expert=4"),
     ("qwen3", "context=8"),
-}  # fmt: skip
+}
 TEXT = [name for name in sorted(FOLDERS) if "_vl" not in name]
 
 
@@ -155,14 +157,19 @@ def test_the_load_of_experts_is_that_of_all_tokens_however_the_rows_are_split():
         np.testing.assert_allclose(seen[name], value, rtol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("sizes", [dict(data=2, fsdp=2, tensor=2), dict(data=2, fsdp=4),
-                                   dict(fsdp=2, expert=2, context=2)])  # fmt: skip
+@pytest.mark.parametrize(
+    "sizes",
+    [dict(data=2, fsdp=2, tensor=2), dict(data=2, fsdp=4), dict(fsdp=2, expert=2, context=2)],
+)
 def test_no_activations_are_replicated_to_look_tokens_up(sizes, capfd):
     """XLA says so, on the error output, where it finds no other way."""
     mesh = make_mesh(**sizes)
-    place = lambda shape, dtype, *axes: jax.ShapeDtypeStruct(  # noqa: E731
-        shape, dtype, sharding=NamedSharding(mesh, PartitionSpec(*axes))
-    )
+
+    def place(shape, dtype, *axes):
+        return jax.ShapeDtypeStruct(
+            shape, dtype, sharding=NamedSharding(mesh, PartitionSpec(*axes))
+        )
+
     table = place((64, 32), jnp.float32, "tensor", "fsdp")
     weight = place((32, 32), jnp.float32, "fsdp", "tensor")
     tokens = place((16, 8), jnp.int32, BATCH_AXES, "context")
@@ -220,7 +227,10 @@ def training_jaxpr(remat: str, **sizes) -> str:
     config = decoder(256, layers=3, embed=64, mlp=96, heads=2, kv_heads=2, head_dim=16)
     config = dataclasses.replace(config, dtype="bfloat16", remat=remat)
     model = Model(config, make_mesh(**sizes, devices=jax.devices()[: math.prod(sizes.values())]))
-    total = lambda params, batch: jnp.sum(model.logprobs(params, batch)[0])  # noqa: E731
+
+    def total(params, batch):
+        return jnp.sum(model.logprobs(params, batch)[0])
+
     return str(jax.make_jaxpr(jax.grad(total))(model.abstract(), packed_rows(8)))
 
 

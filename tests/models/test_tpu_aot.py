@@ -153,13 +153,19 @@ def compile_step(device, on_host):
     """
     here = NamedSharding(make_mesh(1, 1, 1, devices=[device]), PartitionSpec())
     optimizer = make_optimizer(OptimizerConfig(lr=1e-5), 0)
-    place = lambda x, s=here: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)  # noqa: E731
+
+    def place(x, s=here):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
+
     sizes = {"gate": (4, 1024, 2048), "up": (4, 1024, 2048), "down": (4, 2048, 1024)}
     params = {k: jax.ShapeDtypeStruct(size, jnp.float32) for k, size in sizes.items()}
     create = functools.partial(new_train_state, optimizer=optimizer)
     state = jax.tree.map(place, jax.eval_shape(create, params))
     if on_host:
-        send = lambda x: place(x, here.with_memory_kind(HOST_MEMORY) if x.ndim else here)  # noqa: E731
+
+        def send(x):
+            return place(x, here.with_memory_kind(HOST_MEMORY) if x.ndim else here)
+
         state = dataclasses.replace(state, opt_state=jax.tree.map(send, state.opt_state))
 
     def layer(x, w):
@@ -167,7 +173,9 @@ def compile_step(device, on_host):
 
     @functools.partial(jax.jit, donate_argnums=0)
     def step(state, x):
-        total = lambda params: jnp.sum(jax.lax.scan(layer, x, params)[0] ** 2)  # noqa: E731
+        def total(params):
+            return jnp.sum(jax.lax.scan(layer, x, params)[0] ** 2)
+
         loss, gradient = jax.value_and_grad(total)(state.params)
         return optimizer_step(state, gradient, loss, optimizer)[0]
 
@@ -211,7 +219,10 @@ def compile_experts(chips, platform: str, sizes: dict, groups=256):
         in_specs=tuple(PartitionSpec(*split[name]) for name in split),
         out_specs=PartitionSpec("expert", "tensor"),
     )
-    total = lambda *args: jnp.sum(spread(*args).astype(jnp.float32) ** 2)  # noqa: E731
+
+    def total(*args):
+        return jnp.sum(spread(*args).astype(jnp.float32) ** 2)
+
     run = jax.jit(jax.value_and_grad(total, argnums=(0, 1)))
     return run.lower(*map(array, split)).compile(), 2 * math.prod(shapes["w"]) // mesh.size
 

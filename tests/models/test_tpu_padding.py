@@ -30,9 +30,15 @@ COLLECTIVE = r" = (\S+) (all-gather|all-to-all|collective-permute)(?:-start)?\("
 
 def model_on(chips, sizes: str, vocab: int) -> Model:
     made = decoder(
-        vocab, layers=2, embed=EMBED, mlp=4864, heads=HEADS, kv_heads=KV_HEADS,
-        head_dim=HEAD_DIM, tie_embeddings=True,
-    )  # fmt: skip
+        vocab,
+        layers=2,
+        embed=EMBED,
+        mlp=4864,
+        heads=HEADS,
+        kv_heads=KV_HEADS,
+        head_dim=HEAD_DIM,
+        tie_embeddings=True,
+    )
     kinds = dict(qkv_bias=True, qk_norm=False, dtype="bfloat16", head_dtype="bfloat16")
     return Model(dataclasses.replace(made, **kinds), make_mesh(**MESHES[sizes], devices=chips))
 
@@ -57,7 +63,10 @@ def held_bytes(arrays) -> int:
 def test_learning_keeps_weights_split_and_runs_the_kernels(chips, sizes, vocab):
     model = model_on(chips, sizes, vocab)
     rows = NamedSharding(model.mesh, PartitionSpec(BATCH_AXES))
-    array = lambda dtype: jax.ShapeDtypeStruct((ROWS, TOKENS), dtype, sharding=rows)  # noqa: E731
+
+    def array(dtype):
+        return jax.ShapeDtypeStruct((ROWS, TOKENS), dtype, sharding=rows)
+
     batch = Batch(array(jnp.int32), array(jnp.int32), array(jnp.int32), array(jnp.float32))
 
     def loss(params, batch):

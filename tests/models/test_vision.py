@@ -13,12 +13,7 @@ from flax import nnx
 from safetensors.numpy import load_file
 from vision_weights import pieces_below, vision_definition, vision_params
 
-from rljax.data.images.rows import (
-    expand_image_tokens,
-    image_rows,
-    mrope_positions,
-    patch_coords,
-)
+from rljax.data.images.rows import expand_image_tokens, image_rows, mrope_positions, patch_coords
 from rljax.errors import InputError
 from rljax.mesh import make_mesh, row_sharding, weight_sharding
 from rljax.models.config import Rope
@@ -194,7 +189,10 @@ def test_blocks_are_recomputed_backwards_only_when_asked(family):
         config = dataclasses.replace(family.config, remat=remat, layers=24)
         shapes = vision_definition(config)[1]
         params = nested({p: jnp.zeros(s) for p, (s, _) in shapes.items()})
-        run = lambda p: jax.vjp(lambda p: run_tower(config, p, pixels, coords), p)[1]  # noqa: E731
+
+        def run(p):
+            return jax.vjp(lambda p: run_tower(config, p, pixels, coords), p)[1]
+
         return sum(x.size for x in jax.tree.leaves(jax.eval_shape(run, params)))
 
     assert kept("full") < kept("none") / 2
@@ -233,7 +231,10 @@ def text_logits(family, tokens, segments, x, where, deepstack, positions):
     """The text model of these folders in plain JAX: what a decoder has to do with our pieces."""
     text = family.hf["text_config"]
     below = "model.language_model." if family.config.family == "qwen3_vl" else "model."
-    get = lambda name: jnp.asarray(family.tensors[below + name])  # noqa: E731
+
+    def get(name):
+        return jnp.asarray(family.tensors[below + name])
+
     heads, kv_heads = text["num_attention_heads"], text["num_key_value_heads"]
     e = text.get("head_dim", text["hidden_size"] // heads)
     rope = text["rope_parameters"]
@@ -309,10 +310,23 @@ def test_equal_positions_give_plain_rotary_angles():
 
 
 SMALL = VisionConfig(
-    family="qwen2_5_vl", layers=1, embed=8, mlp=8, heads=1, out_embed=8, activation="silu",
-    image_token_id=90, video_token_id=91, start_token_id=92, end_token_id=93,
-    channels=1, patch_size=1, temporal_patch_size=1, window_size=4, tokens_per_second=2.0,
-)  # fmt: skip
+    family="qwen2_5_vl",
+    layers=1,
+    embed=8,
+    mlp=8,
+    heads=1,
+    out_embed=8,
+    activation="silu",
+    image_token_id=90,
+    video_token_id=91,
+    start_token_id=92,
+    end_token_id=93,
+    channels=1,
+    patch_size=1,
+    temporal_patch_size=1,
+    window_size=4,
+    tokens_per_second=2.0,
+)
 STAMPED = dataclasses.replace(SMALL, tokens_per_second=0.0)  # as Qwen3-VL: no time in positions
 
 
@@ -331,8 +345,9 @@ def test_features_go_to_image_tokens_that_the_policy_did_not_choose():
     placed = place_features(x, where, features)[..., 0]
     assert placed.tolist() == [[-1, 1, 2, -1, -1, -1], [-1, -1, -1, 4, -1, 5]]
     assert add_features(x, where, features)[..., 0].tolist() == [
-        [-1, 0, 1, -1, -1, -1], [-1, -1, -1, 3, -1, 4],
-    ]  # fmt: skip
+        [-1, 0, 1, -1, -1, -1],
+        [-1, -1, -1, 3, -1, 4],
+    ]
     few = place_features(x, where, features[:, :1])[..., 0]  # tokens past the features stay words
     assert few.tolist() == [[-1, 1, -1, -1, -1, -1], [-1, -1, -1, 4, -1, -1]]
     grad = jax.grad(lambda f: jnp.sum(place_features(x, where, f)))(features)[..., 0]
@@ -383,9 +398,14 @@ def test_positions_of_videos():
     positions, _ = mrope_positions(tokens, tokens > 0, [], STAMPED, video_grids=grids)
     assert positions[0, :, 0].tolist() == [0, 1, 1, 3, 4, 4]
     pixels, coords = image_rows(
-        tokens, tokens > 0, None, None, STAMPED,
-        video_pixels=np.arange(16.0)[:, None], video_grids=grids,
-    )  # fmt: skip
+        tokens,
+        tokens > 0,
+        None,
+        None,
+        STAMPED,
+        video_pixels=np.arange(16.0)[:, None],
+        video_grids=grids,
+    )
     assert pixels[0, :, 0].tolist() == list(range(16))
     assert coords[0, :, 0].tolist() == [1] * 8 + [2] * 8 and not coords[0, :, 1].any()
 
@@ -470,18 +490,37 @@ def test_both_spellings_of_config_json_and_back(family):
 
 def test_towers_as_published():
     two = {
-        "depth": 32, "hidden_act": "silu", "hidden_size": 1280, "intermediate_size": 3420,
-        "num_heads": 16, "in_chans": 3, "out_hidden_size": 3584, "patch_size": 14,
-        "spatial_merge_size": 2, "spatial_patch_size": 14, "window_size": 112,
-        "fullatt_block_indexes": [7, 15, 23, 31], "tokens_per_second": 2, "temporal_patch_size": 2,
-    }  # fmt: skip
+        "depth": 32,
+        "hidden_act": "silu",
+        "hidden_size": 1280,
+        "intermediate_size": 3420,
+        "num_heads": 16,
+        "in_chans": 3,
+        "out_hidden_size": 3584,
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+        "spatial_patch_size": 14,
+        "window_size": 112,
+        "fullatt_block_indexes": [7, 15, 23, 31],
+        "tokens_per_second": 2,
+        "temporal_patch_size": 2,
+    }
     three = {
-        "deepstack_visual_indexes": [8, 16, 24], "depth": 27, "hidden_act": "gelu_pytorch_tanh",
-        "hidden_size": 1152, "in_channels": 3, "initializer_range": 0.02,
-        "intermediate_size": 4304, "model_type": "qwen3_vl", "num_heads": 16,
-        "num_position_embeddings": 2304, "out_hidden_size": 4096, "patch_size": 16,
-        "spatial_merge_size": 2, "temporal_patch_size": 2,
-    }  # fmt: skip
+        "deepstack_visual_indexes": [8, 16, 24],
+        "depth": 27,
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_size": 1152,
+        "in_channels": 3,
+        "initializer_range": 0.02,
+        "intermediate_size": 4304,
+        "model_type": "qwen3_vl",
+        "num_heads": 16,
+        "num_position_embeddings": 2304,
+        "out_hidden_size": 4096,
+        "patch_size": 16,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+    }
     config = from_hf_vision({"model_type": "qwen2_5_vl", "vision_config": two})
     assert (config.window, config.head_dim, config.patch_values) == (4, 80, 1176)
     assert config.image_token_id == 151655 and not config.deepstack_layers
@@ -569,9 +608,19 @@ def test_videos_partial_windows_and_deepstack_equal_transformers(name):
     import torch
 
     shared = dict(
-        family=name, layers=5, embed=24, mlp=20, heads=2, out_embed=12, image_token_id=90,
-        video_token_id=91, start_token_id=92, end_token_id=93, channels=3, patch_size=4,
-    )  # fmt: skip
+        family=name,
+        layers=5,
+        embed=24,
+        mlp=20,
+        heads=2,
+        out_embed=12,
+        image_token_id=90,
+        video_token_id=91,
+        start_token_id=92,
+        end_token_id=93,
+        channels=3,
+        patch_size=4,
+    )
     two = dict(activation="silu", window_size=24, full_attention_layers=(1, 4), tokens_per_second=2)
     three = dict(activation="gelu_tanh", position_grid=5, deepstack_layers=(0, 2, 4))
     config = VisionConfig(**shared, **(two if name == "qwen2_5_vl" else three))

@@ -75,7 +75,10 @@ def near(got, want, keep, scale=1e-4):
 @pytest.mark.parametrize("name", NAMES)
 def test_padding_on_the_left_and_gradients(written, name):
     torch, theirs, _, model, params = written(name)
-    tensor = lambda x: torch.tensor(np.asarray(x))  # noqa: E731
+
+    def tensor(x):
+        return torch.tensor(np.asarray(x))
+
     batch = left(rows())
     how = dict(
         attention_mask=tensor(batch.segment_ids), position_ids=tensor(batch.positions).long()
@@ -126,13 +129,18 @@ def test_greedy_decoding_with_the_cache(written, name):
     wanted = []
     for row, length in zip(prompts, lengths, strict=True):
         ids = torch.tensor(row[None, :length]).long()
-        out = theirs.generate(ids, max_new_tokens=NEW, do_sample=False, eos_token_id=None,
-                              pad_token_id=0)  # fmt: skip
+        out = theirs.generate(
+            ids, max_new_tokens=NEW, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
         wanted.append(out[0, length:].numpy())
     tokens = jnp.asarray(prompts * keep, jnp.int32)
     positions = jnp.maximum(jnp.cumsum(keep, axis=1) - 1, 0)
-    given = Batch(tokens=tokens, segment_ids=jnp.asarray(keep), positions=positions,
-                  mask=jnp.asarray(keep, jnp.float32))  # fmt: skip
+    given = Batch(
+        tokens=tokens,
+        segment_ids=jnp.asarray(keep),
+        positions=positions,
+        mask=jnp.asarray(keep, jnp.float32),
+    )
     caches = jax.jit(model.prefill, static_argnums=2)(params, given, PROMPT + NEW)
     step = jax.jit(lambda p, *args: model.decode_step(model.unstack(p), *args))
     at = jnp.asarray(lengths - 1, jnp.int32)
@@ -193,7 +201,9 @@ def test_adapters_are_those_of_peft(written, name, tmp_path):
     torch, theirs, folder, _, _ = written(name)
     model, params, _, _ = adapted(folder, targets=("self_attn.*",))
     params, batch = moved(params), rows()
-    tensor = lambda x: torch.tensor(np.asarray(x))  # noqa: E731
+
+    def tensor(x):
+        return torch.tensor(np.asarray(x))
 
     def computed(them):
         with torch.no_grad():
@@ -201,7 +211,10 @@ def test_adapters_are_those_of_peft(written, name, tmp_path):
             return them(tensor(batch.tokens), **given).logits.numpy()
 
     logits = jax.jit(model.logits)
-    plain = lambda: type(theirs).from_pretrained(folder, attn_implementation="eager")  # noqa: E731
+
+    def plain():
+        return type(theirs).from_pretrained(folder, attn_implementation="eager")
+
     save_adapter(tmp_path / "ours", model, params)
     want = computed(peft.PeftModel.from_pretrained(plain(), tmp_path / "ours"))
     near(logits(params, batch), want, batch.mask)
@@ -266,17 +279,27 @@ REFUSED = [
     ("glm4_moe", dict(scoring_func="softmax"), "scoring_func"),
     ("llama", dict(rope_scaling=dict(rope_type="dynamic")), "factor"),
     ("llama4_text", dict(layer_types=["sliding_attention"] * 3), "layer_types"),
-    ("llama4_text", dict(attention_chunk_size=None, layer_types=["chunked_attention"] * 3),
-     "attention_chunk_size"),
+    (
+        "llama4_text",
+        dict(attention_chunk_size=None, layer_types=["chunked_attention"] * 3),
+        "attention_chunk_size",
+    ),
     ("llama4_text", dict(moe_layers=[3]), "moe_layers"),
     ("llama4_text", dict(floor_scale=0), "floor_scale"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("family", "changes", "field"), REFUSED)
 def test_what_cannot_be_honoured_is_refused_by_name(family, changes, field, tmp_path):
-    sizes = dict(vocab_size=96, hidden_size=48, intermediate_size=64, num_hidden_layers=3,
-                 num_attention_heads=6, num_key_value_heads=2, head_dim=8)  # fmt: skip
+    sizes = dict(
+        vocab_size=96,
+        hidden_size=48,
+        intermediate_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=8,
+    )
     moe = dict(n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=24)
     base = {"model_type": family, **sizes, **(moe if family == "glm4_moe" else {})}
     from_hf_config(base)

@@ -17,9 +17,15 @@ MODEL = "decoder(layers=2, embed=256, mlp=1024, heads=8, kv_heads=8, head_dim=32
 @pytest.mark.slow
 def test_a_model_above_the_budget_of_one_device_trains_on_eight(tmp_path, monkeypatch):
     config = tiny_config(
-        tmp_path / "run", model=MODEL, steps=2, sft__steps=0, mesh__fsdp=8, export=True,
-        batch__sequences_per_optimizer_step=16, evaluate__every_steps=0,
-    )  # fmt: skip
+        tmp_path / "run",
+        model=MODEL,
+        steps=2,
+        sft__steps=0,
+        mesh__fsdp=8,
+        export=True,
+        batch__sequences_per_optimizer_step=16,
+        evaluate__every_steps=0,
+    )
     spread = make_plan(config, jax.devices(), None, "8 x cpu", only=["learn"])
     (learn,) = spread.reports
     weights = 4 * spread.weights

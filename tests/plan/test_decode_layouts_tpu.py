@@ -37,10 +37,14 @@ def planned(topology: str, layout: str):
     devices, chip = topology_devices(topology)
     config = tiny(
         model="decoder(layers=2, embed=1024, mlp=2048, heads=8, kv_heads=4, head_dim=128)",
-        model_settings__dtype="bfloat16", data__max_prompt_tokens=128,
-        sampler__max_response_tokens=128, mesh__fsdp=8, mesh__tensor=1,
-        sampler__layout=layout, sampler__weight_dtype="bfloat16",
-    )  # fmt: skip
+        model_settings__dtype="bfloat16",
+        data__max_prompt_tokens=128,
+        sampler__max_response_tokens=128,
+        mesh__fsdp=8,
+        mesh__tensor=1,
+        sampler__layout=layout,
+        sampler__weight_dtype="bfloat16",
+    )
     names = ("reshard", "generate", "generate as trained")
     return make_plan(config, devices, chip, topology, only=names)
 
@@ -65,13 +69,16 @@ def test_decoding_in_the_chosen_layout_gathers_no_weight_and_waits_less_for_the_
 
 def test_a_mixed_layout_gathers_no_weight_while_its_activations_are_split(monkeypatch):
     layout = "mesh(data=2, fsdp=2, tensor=2)"
-    gathers = lambda: [  # noqa: E731
-        text
-        for one in planned("v5e:2x4", layout).reports
-        if one.name == "generate"
-        for text in one.warnings
-        if "every step of decoding gathers" in text
-    ]
+
+    def gathers():
+        return [
+            text
+            for one in planned("v5e:2x4", layout).reports
+            if one.name == "generate"
+            for text in one.warnings
+            if "every step of decoding gathers" in text
+        ]
+
     assert gathers() == []
     jax.clear_caches()
     monkeypatch.setattr(decoder, "constrain_step", constrain_rows)  # as it would be left to itself

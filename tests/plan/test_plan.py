@@ -71,8 +71,9 @@ def array(mesh, shape, *axes, dtype=jnp.float32):
 
 
 def zeros(model):
-    return jax.tree.map(lambda x: jax.device_put(np.zeros(x.shape, x.dtype), x.sharding),
-                        model.abstract())  # fmt: skip
+    return jax.tree.map(
+        lambda x: jax.device_put(np.zeros(x.shape, x.dtype), x.sharding), model.abstract()
+    )
 
 
 def text_of(function, *arguments, **options) -> str:
@@ -111,24 +112,26 @@ def scanned(x):
 
 def until_small(x):
     """A loop that ends when the data say so."""
-    halve = lambda c: (jax.lax.psum(c[0], "tensor") * 0.1, jnp.max(c[0]))  # noqa: E731
+
+    def halve(c):
+        return (jax.lax.psum(c[0], "tensor") * 0.1, jnp.max(c[0]))
+
     return jax.lax.while_loop(lambda c: c[1] > 1e-3, halve, (x, jnp.float32(1)))[0]
 
 
 SIZE = 64 * 128 * 4  # bytes of the part of x that a device holds
 MOVES = {
-    "gather": (
-        lambda x: jax.lax.all_gather(x, "fsdp", tiled=True), {"fsdp": 3 * SIZE}),
+    "gather": (lambda x: jax.lax.all_gather(x, "fsdp", tiled=True), {"fsdp": 3 * SIZE}),
     "sum": (lambda x: jax.lax.psum(x, "tensor"), {"tensor": 2 * SIZE / 2}),
     "sum over both": (
-        lambda x: jax.lax.psum(x, ("fsdp", "tensor")), {"fsdp x tensor": 2 * SIZE * 7 / 8}),
-    "exchange": (
-        lambda x: jax.lax.all_to_all(x, "fsdp", 0, 1, tiled=True), {"fsdp": SIZE * 3 / 4}),
-    "ring": (
-        lambda x: jax.lax.ppermute(x, "tensor", [(0, 1), (1, 0)]), {"tensor": SIZE}),
+        lambda x: jax.lax.psum(x, ("fsdp", "tensor")),
+        {"fsdp x tensor": 2 * SIZE * 7 / 8},
+    ),
+    "exchange": (lambda x: jax.lax.all_to_all(x, "fsdp", 0, 1, tiled=True), {"fsdp": SIZE * 3 / 4}),
+    "ring": (lambda x: jax.lax.ppermute(x, "tensor", [(0, 1), (1, 0)]), {"tensor": SIZE}),
     "five turns": (scanned, {"tensor": 5 * SIZE}),
     "at most seven": (until_small, {"tensor": 7 * SIZE}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MOVES)
@@ -338,15 +341,19 @@ def test_a_slice_or_an_update_in_a_fusion_within_a_fusion_is_all_that_is_touched
 def test_flops_of_loops_branches_shards_and_kernels(mesh):
     a, b = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((8, 16), (16, 16)))
     once = 2 * 8 * 16 * 16
-    dot = lambda x, y: jnp.dot(x, y)  # noqa: E731
+
+    def dot(x, y):
+        return jnp.dot(x, y)
+
     assert flops_of(dot, a, b).flops == once
     exact = flops_of(functools.partial(jnp.dot, precision="highest"), a, b)
     assert (exact.flops, exact.passes) == (once, 6 * once)
     low = [jax.ShapeDtypeStruct(x.shape, jnp.bfloat16) for x in (a, b)]
     assert flops_of(functools.partial(jnp.dot, precision="highest"), *low).passes == once
-    half = lambda x, y: jax.lax.dot(  # noqa: E731
-        x, y, precision="highest", preferred_element_type=jnp.float32
-    )
+
+    def half(x, y):
+        return jax.lax.dot(x, y, precision="highest", preferred_element_type=jnp.float32)
+
     assert flops_of(half, low[0], b).passes == 3 * once  # one input is split, in three
 
     def loss(x, w):
@@ -355,7 +362,10 @@ def test_flops_of_loops_branches_shards_and_kernels(mesh):
 
     # Forward, the same again, and two products backward: of three turns.
     assert flops_of(jax.grad(loss, argnums=(0, 1)), a, b).flops == 3 * 4 * once
-    either = lambda x, y: jax.lax.cond(x[0, 0] > 0, lambda: x @ y, lambda: x)  # noqa: E731
+
+    def either(x, y):
+        return jax.lax.cond(x[0, 0] > 0, lambda: x @ y, lambda: x)
+
     assert flops_of(either, a, b).flops == 0  # of an option that is off
     rows = PartitionSpec(("fsdp", "tensor"))
     spread = in_shards(mesh, dot, (rows, PartitionSpec()), rows)
@@ -367,9 +377,12 @@ def test_flops_of_loops_branches_shards_and_kernels(mesh):
     def called(x):
         stated = pl.CostEstimate(flops=1000, bytes_accessed=77, transcendentals=0)
         copy = pl.pallas_call(
-            kernel, out_shape=x, interpret=True, cost_estimate=stated,
+            kernel,
+            out_shape=x,
+            interpret=True,
+            cost_estimate=stated,
             metadata={"mxu_flops": "3000"},
-        )  # fmt: skip
+        )
         return jax.lax.scan(lambda c, _: (copy(c), None), x, None, length=4)[0]
 
     found = flops_of(called, a)
@@ -453,29 +466,54 @@ def test_a_plan_compares_its_mesh_with_the_stages_of_zero():
     for line in table.plan_text(plan).splitlines():
         name, _, numbers = line.rpartition("  ") and line.partition("  ")
         rows[name] = numbers.split()
-    total = lambda name: float(rows[name][-1]) * 1e9  # noqa: E731
+
+    def total(name):
+        return float(rows[name][-1]) * 1e9
+
     assert total("stage 0") == pytest.approx(16 * w, rel=1e-3)
     assert float(rows["stage 0"][2]) * 1e9 == pytest.approx(12 * w, rel=1e-3)
     assert total("stage 3") == pytest.approx(2 * w, rel=1e-3)
     assert total("* this config, stage 3 on fsdp 4") == pytest.approx(4 * w, rel=1e-3)
-    copies = make_plan(tiny(mesh__fsdp=1, mesh__tensor=1, mesh__data=8), jax.devices(), CHIP, "x",
-                       compile=False)  # fmt: skip
+    copies = make_plan(
+        tiny(mesh__fsdp=1, mesh__tensor=1, mesh__data=8), jax.devices(), CHIP, "x", compile=False
+    )
     assert "* this config, stage 0 " in table.plan_text(copies)
     assert table.plan_json(plan)["stages"][3]["optimizer"] == w * 12 / 8
 
 
 def test_a_mixture_of_671b_weights_is_planned(tmp_path):
     facts = dict(
-        model_type="deepseek_v3", vocab_size=129280, hidden_size=7168, intermediate_size=18432,
-        moe_intermediate_size=2048, num_hidden_layers=61, num_attention_heads=128,
-        num_key_value_heads=128, n_routed_experts=256, n_shared_experts=1, num_experts_per_tok=8,
-        n_group=8, topk_group=4, norm_topk_prob=True, routed_scaling_factor=2.5,
-        scoring_func="sigmoid", first_k_dense_replace=3, moe_layer_freq=1, q_lora_rank=1536,
-        kv_lora_rank=512, qk_rope_head_dim=64, qk_nope_head_dim=128, v_head_dim=128,
-        max_position_embeddings=4096, rope_theta=10000.0, rms_norm_eps=1e-6,
-        hidden_act="silu", attention_bias=False, tie_word_embeddings=False,
+        model_type="deepseek_v3",
+        vocab_size=129280,
+        hidden_size=7168,
+        intermediate_size=18432,
+        moe_intermediate_size=2048,
+        num_hidden_layers=61,
+        num_attention_heads=128,
+        num_key_value_heads=128,
+        n_routed_experts=256,
+        n_shared_experts=1,
+        num_experts_per_tok=8,
+        n_group=8,
+        topk_group=4,
+        norm_topk_prob=True,
+        routed_scaling_factor=2.5,
+        scoring_func="sigmoid",
+        first_k_dense_replace=3,
+        moe_layer_freq=1,
+        q_lora_rank=1536,
+        kv_lora_rank=512,
+        qk_rope_head_dim=64,
+        qk_nope_head_dim=128,
+        v_head_dim=128,
+        max_position_embeddings=4096,
+        rope_theta=10000.0,
+        rms_norm_eps=1e-6,
+        hidden_act="silu",
+        attention_bias=False,
+        tie_word_embeddings=False,
         topk_method="noaux_tc",
-    )  # fmt: skip
+    )
     (tmp_path / "config.json").write_text(json.dumps(facts))
     config = tiny(model=str(tmp_path), mesh__fsdp=1, mesh__expert=8, mesh__tensor=1)
     setup = abstract_setup(config)
@@ -524,42 +562,54 @@ def test_the_programs_are_those_that_the_dataflow_calls(name):
 PAGES = {
     "bco": (dict(algorithm__preference_loss="bco()"), "actor baseline reference"),
     "cost_model": (dict(algorithm__reward_loss="cost_preference()"), "reward_model"),
-    "cgpo": (dict(reward__function="with_judges(reward='exact_match()', judges=('contains()',))"),
-             "actor reference"),
+    "cgpo": (
+        dict(reward__function="with_judges(reward='exact_match()', judges=('contains()',))"),
+        "actor reference",
+    ),
     "distil": (dict(teacher_model=QWEN, model=QWEN), "actor teacher"),
     "dqo": ({}, "actor critic reference"),
     "dro": (dict(dataflow="dro(tau=0.1)"), "actor critic reference"),
     "expert_iteration": (
         dict(algorithm__collect="search(method='mcts(simulations=2, width=2)')"),
-        "actor reference"),
+        "actor reference",
+    ),
     "grpo": ({}, "actor reference"),
     "kto": (dict(algorithm__preference_loss="kto()"), "actor reference"),
     "nash_md": (dict(algorithm__preference_loss="nash_md()"), "actor reference"),
     "on_policy_distil": (dict(teacher_model=QWEN, model=QWEN), "actor teacher"),
     "online_dpo": ({}, "actor reference"),
     "pf_ppo": (dict(algorithm__advantage="gae()"), "actor critic reference"),
-    "ppo": (dict(algorithm__advantage="gae()", algorithm__kl_target=0.1),
-            "actor critic kl_controller reference"),
+    "ppo": (
+        dict(algorithm__advantage="gae()", algorithm__kl_target=0.1),
+        "actor critic kl_controller reference",
+    ),
     "preference": ({}, "actor reference"),
-    "prime": (dict(algorithm__advantage="prime()", roles=("implicit=trained_policy()",)),
-              "actor implicit reference"),
+    "prime": (
+        dict(algorithm__advantage="prime()", roles=("implicit=trained_policy()",)),
+        "actor implicit reference",
+    ),
     "process_reward_model": (dict(algorithm__reward_loss="step_regression()"), "reward_model"),
     "raft": ({}, "actor reference"),
     "reinforce": ({}, "actor baseline reference"),
     "remax": (dict(algorithm__advantage="remax()"), "actor reference"),
     "reward_model": ({}, "reward_model"),
-    "safe_rlhf": (dict(algorithm__advantage="gae()", algorithm__kl_in_reward=0.01,
-                       algorithm__kl_in_loss=0.0, roles=(
-                           "cost_critic=trained_values()", "multiplier=lagrange_multiplier()"),
-                       pretraining__data="letter_count(letters=8, kinds=7)",
-                       pretraining__max_tokens=16),
-                  "actor cost_critic critic multiplier pretraining reference"),
+    "safe_rlhf": (
+        dict(
+            algorithm__advantage="gae()",
+            algorithm__kl_in_reward=0.01,
+            algorithm__kl_in_loss=0.0,
+            roles=("cost_critic=trained_values()", "multiplier=lagrange_multiplier()"),
+            pretraining__data="letter_count(letters=8, kinds=7)",
+            pretraining__max_tokens=16,
+        ),
+        "actor cost_critic critic multiplier pretraining reference",
+    ),
     "self_play": (dict(algorithm__advantage="reinforce()"), "actor reference seat_baseline"),
     "sft": ({}, "actor"),
     "sppo": (dict(algorithm__preference_loss="sppo()"), "actor reference"),
     "vapo": (dict(algorithm__advantage="vapo_gae()"), "actor critic reference"),
     "xpo": (dict(algorithm__preference_loss="xpo()"), "actor reference"),
-}  # fmt: skip
+}
 
 
 def test_every_dataflow_is_planned():
@@ -582,7 +632,10 @@ def test_the_programs_of_every_dataflow_are_traced_from_shapes(name):
         assert len(traced.jaxpr.eqns) > 0
     own, new = calls[-1].arguments[0], traced.out_info[0]  # the trained roles before and after
     assert own and sorted(new) == sorted(own)
-    shapes = lambda tree: [(x.shape, x.dtype) for x in jax.tree.leaves(tree)]  # noqa: E731
+
+    def shapes(tree):
+        return [(x.shape, x.dtype) for x in jax.tree.leaves(tree)]
+
     assert shapes(new) == shapes(own)
 
 
@@ -615,9 +668,11 @@ def two_policies(batch, key, cfg, *, actor, second):
 @pytest.mark.slow
 def test_a_role_of_the_users_own_is_counted_and_compiled():
     config = tiny(
-        dataflow="test_plan.two_policies", algorithm__kl_in_loss=0.0,
-        roles=("second=trained_policy(lr=1e-5)",), batch__tokens_per_microbatch=1024,
-    )  # fmt: skip
+        dataflow="test_plan.two_policies",
+        algorithm__kl_in_loss=0.0,
+        roles=("second=trained_policy(lr=1e-5)",),
+        batch__tokens_per_microbatch=1024,
+    )
     plan = make_plan(config, jax.devices(), CHIP, "8 x cpu", only=("learn",))
     held, [learn] = plan.estimate.held, plan.reports
     assert set(held) == {f"{r} {p}" for r in ("actor", "second") for p in ("weights", "optimizer")}
@@ -734,8 +789,11 @@ def test_what_looks_wrong_is_said(mesh):
 
     lowered = jax.jit(kept, donate_argnums=0).lower(split)
     assert "of 64 MiB" in lost_donations(lowered, lowered.compile())[0]
+
     # Beside an argument that every device holds whole, and one that nothing reads.
-    add = lambda x, y, unread: x + jnp.sum(y)  # noqa: E731
+    def add(x, y, unread):
+        return x + jnp.sum(y)
+
     lowered = jax.jit(add, donate_argnums=(0, 2)).lower(split, whole, whole)
     assert lost_donations(lowered, lowered.compile()) == []
 
@@ -773,11 +831,13 @@ def bytes_of(text: str) -> list[float]:
 @pytest.mark.parametrize(
     "changes",
     [
-        {}, dict(batch__prompts_per_step=4096, batch__sequences_per_optimizer_step=8192),
-        dict(sampler__max_response_tokens=500), dict(batch__tokens_per_microbatch=4096),
+        {},
+        dict(batch__prompts_per_step=4096, batch__sequences_per_optimizer_step=8192),
+        dict(sampler__max_response_tokens=500),
+        dict(batch__tokens_per_microbatch=4096),
         dict(rollouts__max_staleness=1, model_settings__dtype="bfloat16"),
     ],
-)  # fmt: skip
+)
 def test_the_parts_of_the_estimate_that_are_printed_are_its_sum(changes):
     found = estimate(abstract_setup(tiny(**changes)))
     assert sum(found.parts.values()) == found.total
@@ -791,16 +851,28 @@ def test_the_parts_of_the_estimate_that_are_printed_are_its_sum(changes):
     ("changes", "share", "field"),
     [
         # The caches of the prompts: fewer of them, and no more slots than are left for.
-        (dict(batch__prompts_per_step=8192, batch__sequences_per_optimizer_step=16384), 0.05,
-         "batch.prompts_per_step"),
+        (
+            dict(batch__prompts_per_step=8192, batch__sequences_per_optimizer_step=16384),
+            0.05,
+            "batch.prompts_per_step",
+        ),
         # A single long row: shorter responses.
-        (dict(sampler__max_response_tokens=2000, batch__prompts_per_step=8,
-              batch__samples_per_prompt=1, batch__sequences_per_optimizer_step=8,
-              batch__tokens_per_microbatch=0, mesh__fsdp=8, mesh__tensor=1,
-              algorithm__advantage="reinforce_plus_plus()"), 0.1,
-         "sampler.max_response_tokens"),
+        (
+            dict(
+                sampler__max_response_tokens=2000,
+                batch__prompts_per_step=8,
+                batch__samples_per_prompt=1,
+                batch__sequences_per_optimizer_step=8,
+                batch__tokens_per_microbatch=0,
+                mesh__fsdp=8,
+                mesh__tensor=1,
+                algorithm__advantage="reinforce_plus_plus()",
+            ),
+            0.1,
+            "sampler.max_response_tokens",
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_fix_of_a_run_that_cannot_fit_follows_its_largest_part(
     changes, share, field, monkeypatch
 ):
@@ -849,8 +921,15 @@ def test_gathers_that_a_better_layout_spares_are_said():
     matrix, stack = 2 * 64 * 192, 2 * 2 * 64 * 192  # bytes of an mlp's, and of both layers'
 
     def said(**facts):
-        one = dict(op="all-gather", axes=("fsdp",), bytes_sent=1.0, result_bytes=matrix,
-                   turns=3.0, of="dot", in_open_loop=False)  # fmt: skip
+        one = dict(
+            op="all-gather",
+            axes=("fsdp",),
+            bytes_sent=1.0,
+            result_bytes=matrix,
+            turns=3.0,
+            of="dot",
+            in_open_loop=False,
+        )
         return needless_gathers([Collective(**{**one, **facts})] * 2, held)
 
     [found] = said(in_open_loop=True)
@@ -888,9 +967,11 @@ def test_a_packed_step_is_counted_at_full_length():
     flops = []
     for prompts in (16, 32):
         config = tiny(
-            sampler__max_response_tokens=246, batch__prompts_per_step=prompts,
-            batch__sequences_per_optimizer_step=2 * prompts, batch__tokens_per_microbatch=4096,
-        )  # fmt: skip
+            sampler__max_response_tokens=246,
+            batch__prompts_per_step=prompts,
+            batch__sequences_per_optimizer_step=2 * prompts,
+            batch__tokens_per_microbatch=4096,
+        )
         setup = abstract_setup(config)
         learn = programs_of(setup, abstract_roles(setup))[-1]
         packing = learn.static["cfg"].steps.packing
@@ -914,8 +995,14 @@ def test_search_skips_what_does_not_divide_and_puts_the_fastest_first(monkeypatc
     assert count == len(tried) == 6 and left > 0 and len(found) == 6
     # Four heads and two kv heads: a tensor axis of 8 cannot be.
     assert all(sizes.get("tensor", 1) <= 2 for sizes in tried)
-    none, count, _ = search(tiny(mesh__fsdp=1), jax.devices()[:2], Chip("none", 2**10, 1, 1, 1),
-                            "x", compiles=6, seconds=100.0)  # fmt: skip
+    none, count, _ = search(
+        tiny(mesh__fsdp=1),
+        jax.devices()[:2],
+        Chip("none", 2**10, 1, 1, 1),
+        "x",
+        compiles=6,
+        seconds=100.0,
+    )
     assert (none, count) == ([], 0)
     tried.clear()
     search(tiny(mesh__context=2), jax.devices(), chip, "8 x cpu", compiles=2, seconds=100.0)
@@ -955,8 +1042,13 @@ def test_the_launcher_counts_memory_without_compiling(tmp_path):
     file = tmp_path / "config.py"
     file.write_text("from test_plan import tiny as get_config\n")
     out = tmp_path / "plan.json"
-    command = [sys.executable, "launchers/plan.py", f"--config={file}", "--nocompile",
-               f"--json={out}"]  # fmt: skip
+    command = [
+        sys.executable,
+        "launchers/plan.py",
+        f"--config={file}",
+        "--nocompile",
+        f"--json={out}",
+    ]
     env = {
         **os.environ,
         "PYTHONPATH": ":".join(
@@ -975,9 +1067,11 @@ def test_the_same_roles_are_made_as_a_run_makes():
     from rljax import setup as build
 
     config = tiny(
-        dataflow="ppo", algorithm__advantage="gae()", model_settings__dtype="bfloat16",
+        dataflow="ppo",
+        algorithm__advantage="gae()",
+        model_settings__dtype="bfloat16",
         model="decoder(layers=1, embed=16, mlp=16, heads=2, kv_heads=2, head_dim=8)",
-    )  # fmt: skip
+    )
     setup = abstract_setup(config)
     real = build.make_roles(setup, setup.main, zeros(setup.model))
     made = abstract_roles(setup)

@@ -14,9 +14,15 @@ MODEL = (
 
 def of(base):
     config = tiny(
-        model=MODEL, lora__rank=RANK, lora__targets=("*.experts.*",), lora__base=base,
-        mesh__fsdp=1, mesh__tensor=1, mesh__data=8, model_settings__dtype="bfloat16",
-    )  # fmt: skip
+        model=MODEL,
+        lora__rank=RANK,
+        lora__targets=("*.experts.*",),
+        lora__base=base,
+        mesh__fsdp=1,
+        mesh__tensor=1,
+        mesh__data=8,
+        model_settings__dtype="bfloat16",
+    )
     return estimate(abstract_setup(config))
 
 

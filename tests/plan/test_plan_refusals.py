@@ -91,7 +91,7 @@ def test_neither_biases_nor_adapters_make_small_gathers_large():
 def test_adapters_share_a_base_unless_the_critic_is_another_model(tmp_path):
     wish = dict(
         dataflow="ppo", algorithm__advantage="gae()", lora__rank=2, mesh__tensor=1, mesh__fsdp=8
-    )  # fmt: skip
+    )
     assert [n for n in counted(tiny(**wish)).estimate.held if n.endswith("base")] == ["actor base"]
     config = json.loads((REPO / "configs/models/qwen2_5_0_5b/config.json").read_text())
     # A critic reads the ids of the policy: of Qwen's 0.49e9 weights the embedding is another one.

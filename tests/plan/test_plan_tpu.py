@@ -34,9 +34,15 @@ def topology():
 
 @pytest.mark.parametrize(
     ("text", "devices", "hbm_gib"),
-    [("v5e:2x4", 8, 15.75), ("v5p:2x2x1", 4, 95.73), ("v6e:2x4", 8, 31.24), ("v4:2x2x1", 8, 15.25),
-     ("v7x:2x2x1", 8, 94.74), ("v5e:1x1", 1, 15.75)],
-)  # fmt: skip
+    [
+        ("v5e:2x4", 8, 15.75),
+        ("v5p:2x2x1", 4, 95.73),
+        ("v6e:2x4", 8, 31.24),
+        ("v4:2x2x1", 8, 15.25),
+        ("v7x:2x2x1", 8, 94.74),
+        ("v5e:1x1", 1, 15.75),
+    ],
+)
 def test_topologies_have_their_chips(topology, text, devices, hbm_gib):
     found, chip = topology_devices(text)  # of v4 and v7x JAX sees two devices in a chip
     assert (len(found), round(chip.hbm_bytes / GIB, 2)) == (devices, hbm_gib)
@@ -58,9 +64,11 @@ def test_every_program_of_a_step_on_eight_chips(topology):
     devices, chip = topology
     config = tiny(
         model="decoder(layers=2, embed=256, mlp=512, heads=4, kv_heads=2, head_dim=128)",
-        model_settings__dtype="bfloat16", data__max_prompt_tokens=128,
-        sampler__max_response_tokens=128, batch__tokens_per_microbatch=4096,
-    )  # fmt: skip
+        model_settings__dtype="bfloat16",
+        data__max_prompt_tokens=128,
+        sampler__max_response_tokens=128,
+        batch__tokens_per_microbatch=4096,
+    )
     plan = make_plan(config, devices, chip, "v5e:2x4")
     generate, learn = plan.reports
     assert plan.fits and (generate.name, learn.name) == ("generate", "learn")

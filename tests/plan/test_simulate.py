@@ -74,9 +74,14 @@ def test_overlap_hides_the_shorter_of_both():
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.integers(0, 4), st.data(), st.booleans(), st.booleans(), st.integers(1, 40),
-    st.integers(0, 2), st.integers(0, 2**31),
-)  # fmt: skip
+    st.integers(0, 4),
+    st.data(),
+    st.booleans(),
+    st.booleans(),
+    st.integers(1, 40),
+    st.integers(0, 2),
+    st.integers(0, 2**31),
+)
 def test_the_bound_holds_whatever_comes_when(eta, data, overlap, tools, slots, scores, seed):
     """And every step trains P n samples: none waits for ever, none is trained twice (`Tickets`
     raises where one is)."""
@@ -94,8 +99,10 @@ def test_draws_have_the_means_that_they_name():
     rng = np.random.default_rng(0)
     for draw, mean in (
         (functools.partial(draws.lognormal, mean=2500, sigma=0.9), 2500),
-        (LENGTHS.func, 33), (TOOLS, 2.75), (functools.partial(draws.fixed, value=7), 7),
-    ):  # fmt: skip
+        (LENGTHS.func, 33),
+        (TOOLS, 2.75),
+        (functools.partial(draws.fixed, value=7), 7),
+    ):
         how = dict(mean=33) if draw is LENGTHS.func else {}
         assert draw(rng, 200_000, **how).mean() == pytest.approx(mean, rel=0.02)
     capped = LENGTHS(rng, 200_000)

@@ -85,11 +85,17 @@ def test_a_run_says_them(tmp_path):
     rows = []
     for step in range(12):
         dispatches, decoded = int(rng.integers(3, 9)), int(rng.integers(40, 200))
-        rows.append({
-            "step": step, "phase": "rl", "slots/dispatches": dispatches,
-            "slots/decode_steps": decoded, "time/learn_s": 2.0, "time/rest_s": 0.25,
-            "time/generate_s": 0.5 * dispatches + 0.01 * decoded + 60.0 * (step < 3),
-        })  # fmt: skip
+        rows.append(
+            {
+                "step": step,
+                "phase": "rl",
+                "slots/dispatches": dispatches,
+                "slots/decode_steps": decoded,
+                "time/learn_s": 2.0,
+                "time/rest_s": 0.25,
+                "time/generate_s": 0.5 * dispatches + 0.01 * decoded + 60.0 * (step < 3),
+            }
+        )
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = measured(str(tmp_path))
     assert found.dispatch_s == pytest.approx(0.5) and found.step_s == pytest.approx(0.01)
@@ -103,8 +109,12 @@ def test_a_run_says_them(tmp_path):
 
 def test_every_bound_is_compared_once_on_one_mesh_and_split():
     assert [(m.max_staleness, m.ahead) for m in modes((0, 1, 4), (2, 1), ())] == [
-        (0, 0), (1, 1), (2, 1), (4, 2), (4, 4),
-    ]  # fmt: skip
+        (0, 0),
+        (1, 1),
+        (2, 1),
+        (4, 2),
+        (4, 4),
+    ]
     split = [m for m in modes((1,), (0, 0), (3, 5)) if m.sampling]
     assert [(m.max_staleness, m.ahead, m.sampling) for m in split] == [(1, 1, 3), (1, 1, 5)]
 

@@ -16,11 +16,18 @@ from rljax.plan.table import plan_json, plan_text
 pytestmark = pytest.mark.tpu_aot
 DENSE = "decoder(layers=2, embed=256, mlp=512, heads=4, kv_heads=4, head_dim=128)"
 SIZES = dict(
-    model=DENSE, model_settings__dtype="bfloat16", data__max_prompt_tokens=128,
-    sampler__max_response_tokens=128, batch__prompts_per_step=32, batch__samples_per_prompt=4,
-    batch__sequences_per_optimizer_step=128, batch__tokens_per_microbatch=256 * 32,
-    mesh__data=2, mesh__fsdp=-1, mesh__tensor=1,
-)  # fmt: skip
+    model=DENSE,
+    model_settings__dtype="bfloat16",
+    data__max_prompt_tokens=128,
+    sampler__max_response_tokens=128,
+    batch__prompts_per_step=32,
+    batch__samples_per_prompt=4,
+    batch__sequences_per_optimizer_step=128,
+    batch__tokens_per_microbatch=256 * 32,
+    mesh__data=2,
+    mesh__fsdp=-1,
+    mesh__tensor=1,
+)
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,17 @@ from rljax.plan.chips import stand_ins, topology_devices
 from rljax.plan.compiled import make_plan
 
 SLICES = {
-    "v4:2x2x1": 8, "v4:4x4x4": 128, "v5e:1x1": 1, "v5e:2x4": 8, "v5e:16x16": 256,
-    "v5p:2x2": 4, "v5p:4x4x8": 128, "v6e:4x2": 8, "v7x:2x2x1": 8, "tpu7x:4x4x4": 128,
-}  # fmt: skip
+    "v4:2x2x1": 8,
+    "v4:4x4x4": 128,
+    "v5e:1x1": 1,
+    "v5e:2x4": 8,
+    "v5e:16x16": 256,
+    "v5p:2x2": 4,
+    "v5p:4x4x8": 128,
+    "v6e:4x2": 8,
+    "v7x:2x2x1": 8,
+    "tpu7x:4x4x4": 128,
+}
 CONFIGS = {
     "ppo_llama3_8b": "v5p:4x4x4",
     "grpo_qwen2_5_0_5b": "v5e:2x4",
@@ -27,9 +35,22 @@ def test_devices_of_a_slice(topology):
 
 @pytest.mark.parametrize(
     "topology",
-    ["", "v5e", "v5e:", "v5e:3x3", "v5e:2x4x1", "v5e:16x32", "v5e:0x4", "v5e:-1x4", "v5p:4x4x6",
-     "v9:2x2", "v5p:4x4x4x4", "v5e:2×4", "v5p:99999999x4x4"],
-)  # fmt: skip
+    [
+        "",
+        "v5e",
+        "v5e:",
+        "v5e:3x3",
+        "v5e:2x4x1",
+        "v5e:16x32",
+        "v5e:0x4",
+        "v5e:-1x4",
+        "v5p:4x4x6",
+        "v9:2x2",
+        "v5p:4x4x4x4",
+        "v5e:2×4",
+        "v5p:99999999x4x4",
+    ],
+)
 def test_slices_that_are_not(topology):
     with pytest.raises(InputError, match="topology|no such slice"):
         stand_ins(topology)

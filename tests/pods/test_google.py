@@ -58,9 +58,12 @@ def project(tmp_path):
 def pod(cloud, folder, *arguments, timeout_s=120, code=0):
     done = subprocess.run(
         [sys.executable, "-m", "rljax", "pod", *arguments],
-        cwd=folder, env={**cloud.variables, "PYTHONPATH": str(REPO)},
-        capture_output=True, text=True, timeout=timeout_s,
-    )  # fmt: skip
+        cwd=folder,
+        env={**cloud.variables, "PYTHONPATH": str(REPO)},
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+    )
     assert done.returncode == code, f"{done.returncode}: {done.stdout}\n{done.stderr}"
     return done
 
@@ -84,10 +87,17 @@ def test_up_run_logs_and_down(cloud, project, tmp_path):
     said = pod(cloud, project, "up", *TPU, "--spot").stderr
     assert re.findall("mine is (.*)", said) == ["WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"]
     (create,) = cloud.calls("queued-resources", "create")
-    assert create.items() >= {
-        "accelerator-type": "v4-16", "runtime-version": "tpu-ubuntu2204-base",
-        "node-id": "mine", "zone": "us-west4-a", "spot": "", "quiet": "",
-    }.items()  # fmt: skip
+    assert (
+        create.items()
+        >= {
+            "accelerator-type": "v4-16",
+            "runtime-version": "tpu-ubuntu2204-base",
+            "node-id": "mine",
+            "zone": "us-west4-a",
+            "spot": "",
+            "quiet": "",
+        }.items()
+    )
     out = pod(cloud, project, "run", *TPU, SETUP, *counting(tmp_path)).stdout
     assert steps(out, 0) == steps(out, 1) == WHOLE
     again = pod(cloud, project, "logs", *TPU).stdout  # of what has ended, too
@@ -109,10 +119,13 @@ def test_up_run_logs_and_down(cloud, project, tmp_path):
 def test_babysit_asks_again_for_a_pod_that_was_taken_away(cloud, project, tmp_path):
     command = [sys.executable, "-m", "rljax", "pod", "babysit", *TPU, "--spot", SETUP]
     babysit = subprocess.Popen(
-        [*command, *counting(tmp_path)], cwd=project, text=True,
+        [*command, *counting(tmp_path)],
+        cwd=project,
+        text=True,
         env={**cloud.variables, "PYTHONPATH": str(REPO)},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     try:
         steps_of = [tmp_path / "shared" / str(host) for host in range(2)]
         deadline = time.monotonic() + 120
@@ -192,9 +205,12 @@ def test_stop_lets_the_command_save_and_babysit_end(cloud, project, tmp_path):
     one = (*ZONE, "--type=v4-8")
     babysit = subprocess.Popen(
         [sys.executable, "-m", "rljax", "pod", "babysit", *one, SETUP, *counting(tmp_path)],
-        cwd=project, text=True, env={**cloud.variables, "PYTHONPATH": str(REPO)},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        cwd=project,
+        text=True,
+        env={**cloud.variables, "PYTHONPATH": str(REPO)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     try:
         while "ready" not in (line := babysit.stdout.readline()):
             assert line, babysit.wait()
@@ -291,9 +307,12 @@ GCLOUD = {
 @pytest.mark.parametrize("words", GCLOUD)
 def test_gcloud_knows_every_flag(words):
     shown = subprocess.run(
-        ["gcloud", *words.split(), "--help"], capture_output=True, text=True, check=True,
+        ["gcloud", *words.split(), "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
         stdin=subprocess.DEVNULL,
-    ).stdout  # fmt: skip
+    ).stdout
     shown = re.sub("\x1b\\[[0-9;]*m", "", shown)
     for flag in GCLOUD[words].split():
         assert re.search(rf"--{flag}\b", shown), flag

@@ -22,8 +22,11 @@ def local(tmp_path, *arguments):
     (tmp_path / "show.py").write_text(SHOW)
     return subprocess.Popen(
         [sys.executable, str(REPO / "launchers/pod.py"), "local", *arguments],
-        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def test_every_host_runs_the_command_and_its_lines_are_marked(tmp_path):

@@ -34,9 +34,8 @@ def test_babysit_finishes_a_run_bitwise(tmp_path):
     flags = re.sub("device_count=8", "device_count=1", os.environ["XLA_FLAGS"])
     cloud = FakeCloud(tmp_path / "cloud", free_port())
     options = dict(
-        cwd=project, text=True,
-        env={**cloud.variables, "XLA_FLAGS": flags, "PYTHONPATH": str(REPO)},
-    )  # fmt: skip
+        cwd=project, text=True, env={**cloud.variables, "XLA_FLAGS": flags, "PYTHONPATH": str(REPO)}
+    )
     rljax = [sys.executable, "-m", "rljax", "pod"]
 
     def train(name):
@@ -44,15 +43,19 @@ def test_babysit_finishes_a_run_bitwise(tmp_path):
         return "--", "train", "tiny.py", f"--config.run_dir={tmp_path / name}", cache
 
     whole = subprocess.run(
-        [*rljax, "local", "--hosts=2", "--devices=1", *train("whole")], **options,
-        capture_output=True, timeout=500,
-    )  # fmt: skip
+        [*rljax, "local", "--hosts=2", "--devices=1", *train("whole")],
+        **options,
+        capture_output=True,
+        timeout=500,
+    )
     assert whole.returncode == 0, whole.stdout + whole.stderr
     spot = ["--name=mine", "--zone=z", "--type=v4-16", "--poll_s=0.5", "--spot", SETUP]
     babysit = subprocess.Popen(
-        [*rljax, "babysit", *spot, *train("spot")], **options,
-        stdout=(out := (tmp_path / "out").open("w")), stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        [*rljax, "babysit", *spot, *train("spot")],
+        **options,
+        stdout=(out := (tmp_path / "out").open("w")),
+        stderr=subprocess.STDOUT,
+    )
     try:
         metrics, deadline = tmp_path / "spot/metrics.jsonl", time.monotonic() + 300
         while not (metrics.exists() and metrics.read_text().count("\n") >= 8):

@@ -75,9 +75,11 @@ def test_sigterm_goes_on_to_the_command_and_ends_the_restarts(tmp_path, when):
     runs += "time.sleep(60)" if when == "while it runs" else "sys.exit(171)"
     script = f"from rljax.pods.supervise import supervise; raise SystemExit(supervise({[sys.executable, '-c', runs]!r}, 60))"  # noqa: E501
     process = subprocess.Popen(
-        [sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": str(REPO)},
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": str(REPO)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     wait_until((tmp_path / "on").exists, "the command")
     if when == "in a pause":
         assert "again in 60 s" in process.stderr.readline()

@@ -27,8 +27,9 @@ SCHEMA = json.loads(Path(__file__).with_name("jobset.schema.json").read_text())
 def rendered(*arguments, code=0):
     done = subprocess.run(
         [sys.executable, str(REPO / "launchers/pod.py"), *arguments, "--", *TRAIN],
-        capture_output=True, text=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == code, done.stderr
     return done.stderr if code else done.stdout
 
@@ -37,10 +38,18 @@ def rendered(*arguments, code=0):
 
 # Of `man sbatch`, as patterns of their values.
 SBATCH = {
-    "job-name": r"\S+", "nodes": r"\d+(-\d+)?", "ntasks-per-node": r"\d+", "gpus-per-node": r"\d+",
-    "time": r"(\d+-)?\d+(:\d\d){0,2}", "partition": r"[\w,-]+", "account": r"\w+", "requeue": None,
-    "signal": r"([RB]{1,2}:)?[A-Z0-9]+@\d+", "open-mode": "append|truncate", "output": r"\S+",
-}  # fmt: skip
+    "job-name": r"\S+",
+    "nodes": r"\d+(-\d+)?",
+    "ntasks-per-node": r"\d+",
+    "gpus-per-node": r"\d+",
+    "time": r"(\d+-)?\d+(:\d\d){0,2}",
+    "partition": r"[\w,-]+",
+    "account": r"\w+",
+    "requeue": None,
+    "signal": r"([RB]{1,2}:)?[A-Z0-9]+@\d+",
+    "open-mode": "append|truncate",
+    "output": r"\S+",
+}
 
 
 def slurm(**changes):
@@ -75,9 +84,12 @@ def slurm_job(tmp_path):
 
     def run(script):
         env = {
-            **os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
-            "SLURM_JOB_ID": "77", "SLURM_JOB_NUM_NODES": "2", "PYTHONPATH": str(REPO),
-        }  # fmt: skip
+            **os.environ,
+            "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
+            "SLURM_JOB_ID": "77",
+            "SLURM_JOB_NUM_NODES": "2",
+            "PYTHONPATH": str(REPO),
+        }
         done = subprocess.run(
             ["bash"], input=script, cwd=tmp_path, env=env, capture_output=True, text=True
         )
@@ -170,9 +182,11 @@ def test_the_pods_of_a_jobset_find_each_other(monkeypatch):
     found = []
     for index, completion in itertools.product(range(2), range(4)):
         labels = {
-            "jobset-name": manifest["metadata"]["name"], "replicatedjob-name": job["name"],
-            "replicatedjob-replicas": str(job["replicas"]), "job-index": str(index),
-        }  # fmt: skip
+            "jobset-name": manifest["metadata"]["name"],
+            "replicatedjob-name": job["name"],
+            "replicatedjob-replicas": str(job["replicas"]),
+            "job-index": str(index),
+        }
         env = {"JOB_COMPLETION_INDEX": str(completion)}
         for item in container["env"]:
             if "value" in item:
@@ -220,14 +234,39 @@ def test_what_a_host_installs_is_never_a_name_of_the_index(tmp_path, monkeypatch
 
 # Of its page "SkyPilot YAML".
 SKY = {
-    "": {"name", "workdir", "num_nodes", "resources", "envs", "secrets", "file_mounts", "setup",
-         "run", "config"},
-    "resources": {"infra", "accelerators", "accelerator_args", "cpus", "memory", "instance_type",
-                  "use_spot", "disk_size", "disk_tier", "image_id", "ports", "labels", "autostop",
-                  "any_of", "ordered", "job_recovery"},
+    "": {
+        "name",
+        "workdir",
+        "num_nodes",
+        "resources",
+        "envs",
+        "secrets",
+        "file_mounts",
+        "setup",
+        "run",
+        "config",
+    },
+    "resources": {
+        "infra",
+        "accelerators",
+        "accelerator_args",
+        "cpus",
+        "memory",
+        "instance_type",
+        "use_spot",
+        "disk_size",
+        "disk_tier",
+        "image_id",
+        "ports",
+        "labels",
+        "autostop",
+        "any_of",
+        "ordered",
+        "job_recovery",
+    },
     "accelerator_args": {"runtime_version", "tpu_vm", "tpu_name"},
     "job_recovery": {"strategy", "max_restarts_on_errors", "recover_on_exit_codes"},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -257,11 +296,14 @@ def test_a_task_of_skypilot(arguments):
 @pytest.mark.parametrize(
     "arguments, text",
     [
-        (("jobset",), "no --type"), (("jobset", "--type=v4-16", "--name=My_Run"), "name"),
-        (("sky",), "neither TPUs nor GPUs"), (("sky", "--type=v6e-16", "--slices=2"), "one slice"),
+        (("jobset",), "no --type"),
+        (("jobset", "--type=v4-16", "--name=My_Run"), "name"),
+        (("sky",), "neither TPUs nor GPUs"),
+        (("sky", "--type=v6e-16", "--slices=2"), "one slice"),
         (("sky", "--type=tpu7x-16"), "SkyPilot has no tpu7x"),
-        (("slurm", "--type=v4-8"), "not read by pod slurm"), (("slrm",), "one of local, up"),
+        (("slurm", "--type=v4-8"), "not read by pod slurm"),
+        (("slrm",), "one of local, up"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_rendered(arguments, text):
     assert text in rendered(*arguments, code=2)

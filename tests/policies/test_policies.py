@@ -44,11 +44,15 @@ def records(*texts):
     """Encoded prompts."""
     return [
         PromptRecord(
-            token_ids=np.array(CHARS.encode(text), np.int32), prompt_text=text,
-            ground_truth=text[0], data_source="letters", extra_info={}, index=i,
+            token_ids=np.array(CHARS.encode(text), np.int32),
+            prompt_text=text,
+            ground_truth=text[0],
+            data_source="letters",
+            extra_info={},
+            index=i,
         )
         for i, text in enumerate(texts)
-    ]  # fmt: skip
+    ]
 
 
 class Repeats:
@@ -73,10 +77,12 @@ class Repeats:
                 )
                 finish.append(int(FinishReason.STOP if s else FinishReason.LENGTH))
         batch = batch_from_rows(
-            jnp.asarray(np.stack(rows)), jnp.asarray(lengths), jnp.asarray(mask, jnp.float32),
+            jnp.asarray(np.stack(rows)),
+            jnp.asarray(lengths),
+            jnp.asarray(mask, jnp.float32),
             finish_reason=jnp.asarray(finish, jnp.int32),
             group=jnp.arange(len(rows), dtype=jnp.int32) // n,
-        )  # fmt: skip
+        )
         return batch.replace(sampler_logprobs=-0.5 * batch.mask)
 
 
@@ -89,11 +95,16 @@ class Pool:
     def score(self, samples):
         self.samples += samples
         return [
-            Score(float("nan"), {}, "error", 0.0, "d") if s["ground_truth"] == "d"
-            else Score(float(s["response"].startswith(s["ground_truth"])),
-                       {"format/extracted": float("c" in s["response"])}, "ok", 0.0)
+            Score(float("nan"), {}, "error", 0.0, "d")
+            if s["ground_truth"] == "d"
+            else Score(
+                float(s["response"].startswith(s["ground_truth"])),
+                {"format/extracted": float("c" in s["response"])},
+                "ok",
+                0.0,
+            )
             for s in samples
-        ]  # fmt: skip
+        ]
 
 
 def policy(width=3) -> Policy:
@@ -127,8 +138,10 @@ def test_rewards_are_those_of_the_prompts_and_a_failed_one_is_nan():
     assert [s.ids[:2] for s in samples] == [tuple(CHARS.encode(x * 2)) for x in "aaddcc"]
     assert vars(reward) == before  # nothing stays for a later call
     assert [s.parts for s in samples[::2]] == [
-        {"format/extracted": 0.0}, {}, {"format/extracted": 1.0}
-    ]  # fmt: skip
+        {"format/extracted": 0.0},
+        {},
+        {"format/extracted": 1.0},
+    ]
     assert no_answer(samples, "eval/") == {"eval/extraction_failed_fraction": 0.5}
     assert no_answer(samples[2:4]) == {}  # both failed
 
@@ -206,7 +219,10 @@ def test_a_reward_of_a_policy_reads_the_reward_model_of_its_run(tmp_path):
         one.player(text)
     scalar = Model(dataclasses.replace(one.model.config, labels=1), make_mesh(), "scalar")
     rng = np.random.default_rng(0)
-    noise = lambda x: x + 0.3 * rng.normal(size=x.shape).astype(x.dtype)  # noqa: E731
+
+    def noise(x):
+        return x + 0.3 * rng.normal(size=x.shape).astype(x.dtype)
+
     params = jax.tree.map(noise, scalar.init(key(1)))  # a new head is zero
     save_params(tmp_path, scalar, params, bos_id=None, eos_ids=CHARS.eos_ids, pad_id=CHARS.pad_id)
     one.config.reward.model = str(tmp_path)

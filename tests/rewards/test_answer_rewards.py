@@ -37,10 +37,33 @@ def test_expressions_are_exact(text, value, numbers):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "3+", "*3", "3 5", "(3", "3)", "()", "3+()", "1/0", "1/(2-2)", "2**3", "3//2", "a+1",
-     "1.5", "1e3", "__import__('os')", "3,5", "(" * 2000, "9" * 13, "3(5)", "(3)(5)", "²",
-     "٣", "3\0+5"],
-)  # fmt: skip
+    [
+        "",
+        "3+",
+        "*3",
+        "3 5",
+        "(3",
+        "3)",
+        "()",
+        "3+()",
+        "1/0",
+        "1/(2-2)",
+        "2**3",
+        "3//2",
+        "a+1",
+        "1.5",
+        "1e3",
+        "__import__('os')",
+        "3,5",
+        "(" * 2000,
+        "9" * 13,
+        "3(5)",
+        "(3)(5)",
+        "²",
+        "٣",
+        "3\0+5",
+    ],
+)
 def test_what_is_no_expression(text):
     with pytest.raises(ExpressionError):
         evaluate(text)
@@ -118,7 +141,10 @@ def test_list_match(response, score):
 
 def test_the_rewards_of_several_tasks_are_told_apart_by_data_source():
     text = "by_source(sources=(('a', 'list_match()'), ('b', 'gsm8k()'), ('*', 'exact_match()')))"
-    call = lambda **s: call_reward(resolve(text, HOME), s)  # noqa: E731
+
+    def call(**s):
+        return call_reward(resolve(text, HOME), s)
+
     assert call(data_source="a", response="1 2", ground_truth="1,2")[0] == 1.0
     assert call(data_source="b", response="#### 2", ground_truth="2")[0] == 1.0
     assert call(data_source="c", response="2", ground_truth="2")[0] == 1.0

@@ -98,40 +98,68 @@ def score(server, response, tests, **options):
         ("1 / 0", IO, -1, "tests_error"),
         ("while True: pass", {"inputs": ["1"], "outputs": ["1"]}, -1, "tests_timeout"),
         ("raise MemoryError", IO, -1, "tests_limit"),
-        ("def f(a, b): return a + b", {"inputs": [[1, 2]], "outputs": [3], "fn_name": "f"}, 1,
-         "tests_passed"),
-        ("class Solution:\n    def f(self, a): return (a, 'x')",
-         {"inputs": [[1]], "outputs": [[1, "x"]], "fn_name": "f"}, 1, "tests_passed"),
+        (
+            "def f(a, b): return a + b",
+            {"inputs": [[1, 2]], "outputs": [3], "fn_name": "f"},
+            1,
+            "tests_passed",
+        ),
+        (
+            "class Solution:\n    def f(self, a): return (a, 'x')",
+            {"inputs": [[1]], "outputs": [[1, "x"]], "fn_name": "f"},
+            1,
+            "tests_passed",
+        ),
         ("def f(a): return a", ["assert f(1) == 1", "assert f([2]) == [2]"], 1, "tests_passed"),
-        ("def f(a): return a",
-         {"test": "def check(candidate):\n    assert candidate(1) == 2\n", "entry_point": "f"}, -1,
-         "tests_failed"),
+        (
+            "def f(a): return a",
+            {"test": "def check(candidate):\n    assert candidate(1) == 2\n", "entry_point": "f"},
+            -1,
+            "tests_failed",
+        ),
         ("import os\nos._exit(0)", ["assert f(1) == 1"], -1, "tests_error"),
-        ("class Any(int):\n    def __eq__(self, o): return True\ndef f(a): return Any(9)",
-         ["assert f(1) == 1"], -1, "tests_failed"),
+        (
+            "class Any(int):\n    def __eq__(self, o): return True\ndef f(a): return Any(9)",
+            ["assert f(1) == 1"],
+            -1,
+            "tests_failed",
+        ),
         ("def f(a): return object()", ["assert f(1) == 1"], -1, "tests_error"),
         ("def f(a, b): return b[a]", ["assert f((1, 2), {(1, 2): 3}) == 3"], 1, "tests_passed"),
-        ("def f(a): return 3", {"inputs": [[1]], "outputs": [[3]], "fn_name": "f"}, 1,
-         "tests_passed"),
+        (
+            "def f(a): return 3",
+            {"inputs": [[1]], "outputs": [[3]], "fn_name": "f"},
+            1,
+            "tests_passed",
+        ),
         ("def f(a): return 3", ["assert f(1) == [3]"], -1, "tests_failed"),
     ],
-)  # fmt: skip
+)
 def test_programs_are_scored_by_the_server(server, program, tests, expected, part):
     parts = score(server, f"```python\n{program}\n```", tests)
     assert parts["score"] == expected and parts[part] >= 1, parts
     sent = [body for path, body, _ in server.seen]
     assert all(body["run_timeout"] == 2.0 and body["language"] == "python" for body in sent)
     if "outputs" in tests:  # no expected output goes to the server
-        assert all(set(body) == {"code", "stdin", "language", "run_timeout", "compile_timeout",
-                                 "memory_limit_MB"} for body in sent)  # fmt: skip
+        assert all(
+            set(body)
+            == {"code", "stdin", "language", "run_timeout", "compile_timeout", "memory_limit_MB"}
+            for body in sent
+        )
 
 
 @pytest.mark.parametrize(
     "tests",
-    [["assert abs(f(1) - 1) < 1e-6"], ["x = 1\nassert f(x) == 1"], ["assert f(1)"],
-     {"asserts": ["assert f(1) == 1"], "setup": "import math"},
-     ["assert f(1) == {1, 2}"], ["assert f(1) == 1", "assert g(1) == 1"], ["assert f(f(1)) == 1"]],
-)  # fmt: skip
+    [
+        ["assert abs(f(1) - 1) < 1e-6"],
+        ["x = 1\nassert f(x) == 1"],
+        ["assert f(1)"],
+        {"asserts": ["assert f(1) == 1"], "setup": "import math"},
+        ["assert f(1) == {1, 2}"],
+        ["assert f(1) == 1", "assert g(1) == 1"],
+        ["assert f(f(1)) == 1"],
+    ],
+)
 def test_asserts_that_would_run_beside_the_program_are_refused(server, tests):
     with pytest.raises(InputError, match="sandbox_fusion"):
         score(server, "def f(a): return a", tests)
@@ -139,8 +167,13 @@ def test_asserts_that_would_run_beside_the_program_are_refused(server, tests):
 
 
 def test_other_languages_take_stdin_tests(server):
-    done = {"status": "Finished", "execution_time": 0.1, "return_code": 0, "stdout": "7",
-            "stderr": ""}  # fmt: skip
+    done = {
+        "status": "Finished",
+        "execution_time": 0.1,
+        "return_code": 0,
+        "stdout": "7",
+        "stderr": "",
+    }
     compiled = {"status": "Success", "compile_result": {**done, "stdout": None}, "run_result": done}
     failed = {"status": "Failed", "compile_result": {**done, "return_code": 1}, "run_result": None}
     server.faults[:] = [compiled, failed]
@@ -164,15 +197,20 @@ def close(handler):
     handler.connection.close()
 
 
-GOOD = {"status": "Finished", "execution_time": 0.1, "return_code": 0, "stdout": "3",
-        "stderr": ""}  # fmt: skip
+GOOD = {"status": "Finished", "execution_time": 0.1, "return_code": 0, "stdout": "3", "stderr": ""}
 
 
 @pytest.mark.parametrize(
     "faults",
-    [[429, 429, 503], [500, 502, 504], [cut], [close, close],
-     [lambda handler: handler.answer(200, b"[1]")], [lambda handler: handler.answer(200, b"{")]],
-)  # fmt: skip
+    [
+        [429, 429, 503],
+        [500, 502, 504],
+        [cut],
+        [close, close],
+        [lambda handler: handler.answer(200, b"[1]")],
+        [lambda handler: handler.answer(200, b"{")],
+    ],
+)
 def test_a_burst_of_faults_passes(server, faults):
     server.faults[:] = faults
     assert score(server, ADD, IO)["score"] == 1.0

@@ -69,8 +69,10 @@ CORRECT = (
 )
 
 
-@pytest.mark.parametrize("scale, expected", [("signed", [-1, -1, 1]), ("binary", [0, 0, 1]),
-                                             ("fraction", [1 / 3, 1 / 3, 1])])  # fmt: skip
+@pytest.mark.parametrize(
+    "scale, expected",
+    [("signed", [-1, -1, 1]), ("binary", [0, 0, 1]), ("fraction", [1 / 3, 1 / 3, 1])],
+)
 def test_three_programs_for_the_gcd(scale, expected):
     """NameError, endless loop, correct; gcd(9, 0) needs no loop."""
     options = f"scale={scale!r}, timeout_s=0.5, total_timeout_s=6.0"
@@ -102,8 +104,15 @@ print(n)
     tests = {"inputs": [str(n) for n in range(8)], "outputs": [str(n) for n in range(8)]}
     found = verdicts(program, tests, timeout_s=2.0)
     assert [v.status for v in found] == [
-        "passed", "passed", "error", "timeout", "memory", "failed", "output", "killed"
-    ]  # fmt: skip
+        "passed",
+        "passed",
+        "error",
+        "timeout",
+        "memory",
+        "failed",
+        "output",
+        "killed",
+    ]
     assert 0.2 <= found[1].seconds < 2.0 <= found[3].seconds < 4.0
     words = ["", "", "KeyError: 'two'", "2.0 s", "MemoryError", "wrong", "bytes of stdout", "6"]
     assert all(word in v.message for word, v in zip(words, found, strict=True))
@@ -175,9 +184,19 @@ class Yes:
     def __len__(self): return 1
 def f(x): return Yes()
 """
-    for test in ("f(1).startswith('a')", "5 in f(1)", "f(1) < 3", "f(1) == [1]", "f(1) in [4]",
-                 "not f(1) != 3", "abs(f(1) - 2) < 1", "isinstance(f(1), list)",
-                 "{f(1): 1} == {1: 1}", "sorted([f(1)]) == [1]", "f(1) is True"):  # fmt: skip
+    for test in (
+        "f(1).startswith('a')",
+        "5 in f(1)",
+        "f(1) < 3",
+        "f(1) == [1]",
+        "f(1) in [4]",
+        "not f(1) != 3",
+        "abs(f(1) - 2) < 1",
+        "isinstance(f(1), list)",
+        "{f(1): 1} == {1: 1}",
+        "sorted([f(1)]) == [1]",
+        "f(1) is True",
+    ):
         assert statuses(program, [f"assert {test}"]) != ["passed"], test
     as_class = "class f:\n    def __init__(s, x): pass\n    def startswith(s, x): return True\n"
     wire = "import sys\nm = sys.modules['rljax.rewards.sandbox.program']\nR = m.Reference\n"
@@ -187,8 +206,11 @@ def f(x): return Yes()
 
 
 def test_a_program_cannot_end_the_loop_of_a_test():
-    for program in ("def f(x): raise StopIteration", "def f(x): raise GeneratorExit",
-                    "def f(x): raise StopAsyncIteration"):  # fmt: skip
+    for program in (
+        "def f(x): raise StopIteration",
+        "def f(x): raise GeneratorExit",
+        "def f(x): raise StopAsyncIteration",
+    ):
         for test in ("all(map(lambda x: f(x) == x, [5, 6]))", "list(map(f, [])) == [*map(f, [1])]"):
             assert statuses(program, [f"assert {test}"]) == ["error"], (program, test)
 
@@ -224,22 +246,20 @@ def test_no_answer_of_a_program_makes_its_sample_an_error(program):
 # JSON bodies of a program's answer, of several MB: each takes seconds and more where a value is
 # built from it.
 ANSWERS = {
-    "colliding numbers in a set":
-        'b\'{"value": {"t": "set", "v": [\' + b",".join(b"%d" % (i * (2**61 - 1))'
-        ' for i in range(320_000)) + b"]}}"',
-    "colliding keys of a dict":
-        'b\'{"value": {"t": "dict", "v": [\' + b",".join(b"[%d,1]" % (i * (2**61 - 1))'
-        ' for i in range(250_000)) + b"]}}"',
-    "empty sets":
-        'b\'{"value": [\' + b",".join([b\'{"t":"set","v":[]}\'] * 400_000) + b"]}"',
-    "a fraction":
-        'b\'{"value": {"t": "fraction", "v": [{"t":"int","v":"\' + b"f" * 3_000_000'
-        ' + b\'"},{"t":"int","v":"\' + b"e" * 3_000_000 + b\'"}]}}\'',
+    "colliding numbers in a set": 'b\'{"value": {"t": "set", "v": [\' + '
+    'b",".join(b"%d" % (i * (2**61 - 1))'
+    ' for i in range(320_000)) + b"]}}"',
+    "colliding keys of a dict": 'b\'{"value": {"t": "dict", "v": [\' + '
+    'b",".join(b"[%d,1]" % (i * (2**61 - 1))'
+    ' for i in range(250_000)) + b"]}}"',
+    "empty sets": 'b\'{"value": [\' + b",".join([b\'{"t":"set","v":[]}\'] * 400_000) + b"]}"',
+    "a fraction": 'b\'{"value": {"t": "fraction", "v": [{"t":"int","v":"\' + b"f" * 3_000_000'
+    ' + b\'"},{"t":"int","v":"\' + b"e" * 3_000_000 + b\'"}]}}\'',
     "a decimal": 'b\'{"value": {"t": "decimal", "v": "\' + b"9" * 7_000_000 + b\'"}}\'',
-    "colliding arguments":
-        'b\'{"value": 1, "args": [{"t": "set", "v": [\' + b",".join(b"%d" % (i * (2**61 - 1))'
-        ' for i in range(320_000)) + b"]}]}"',
-}  # fmt: skip
+    "colliding arguments": 'b\'{"value": 1, "args": [{"t": "set", "v": [\' + '
+    'b",".join(b"%d" % (i * (2**61 - 1))'
+    ' for i in range(320_000)) + b"]}]}"',
+}
 ANSWER = """import os, struct
 def square(x):
     data = {}
@@ -276,49 +296,86 @@ IO = "print(sum(map(int, input().split())))"
         ({"inputs": [[1, 2]], "outputs": [3], "fn_name": "f"}, "def f(a, b): return a + b"),
         ({"inputs": [[1, 2]], "outputs": [[3]], "fn_name": "f"}, "def f(a, b): return a + b"),
         ({"inputs": ["1\n2"], "outputs": ["3"], "fn_name": "f"}, "def f(a, b): return a + b"),
-        ({"inputs": ['"a"\n[1]'], "outputs": ['["a", 1]'], "fn_name": "f"},
-         "def f(a, b): return (a, *b)"),
-        ({"inputs": [[1, 2]], "outputs": [3], "fn_name": "f"},
-         "class Solution:\n    def f(self, a: int, b: Optional[int]) -> List: return a + b"),
-        ({"inputs": [[[1, 2]]], "outputs": [{"1": [2.5, None]}], "fn_name": "f"},
-         "def f(a): return {a[0]: (2.5, None)}"),
+        (
+            {"inputs": ['"a"\n[1]'], "outputs": ['["a", 1]'], "fn_name": "f"},
+            "def f(a, b): return (a, *b)",
+        ),
+        (
+            {"inputs": [[1, 2]], "outputs": [3], "fn_name": "f"},
+            "class Solution:\n    def f(self, a: int, b: Optional[int]) -> List: return a + b",
+        ),
+        (
+            {"inputs": [[[1, 2]]], "outputs": [{"1": [2.5, None]}], "fn_name": "f"},
+            "def f(a): return {a[0]: (2.5, None)}",
+        ),
         ({"inputs": [[2]], "outputs": [2**200], "fn_name": "f"}, "def f(a): return a ** 200"),
         (["assert f(1) == 2"], "f = lambda x: x + 1"),
         ({"inputs": ["1 2"], "outputs": ["3"]}, IO + "\nexit()\nprint(4)"),
-        ({"test_list": ["assert f(1) == 2"], "test_setup_code": "import math"},
-         "def f(x): return x + 1"),
+        (
+            {"test_list": ["assert f(1) == 2"], "test_setup_code": "import math"},
+            "def f(x): return x + 1",
+        ),
         ({"asserts": ["assert sum(10, 15) == 25"]}, "def sum(a, b): return a + b"),
-        ({"asserts": ["assert f({1, 2}) == {2: (1, b'x')}"]},
-         "def f(s): return {max(s): (min(s), b'x')}"),
-        ({"asserts": ["assert math.isclose(f(2), 2 ** .5)"], "setup": "import math"},
-         "import math\ndef f(x): return math.sqrt(x)"),
+        (
+            {"asserts": ["assert f({1, 2}) == {2: (1, b'x')}"]},
+            "def f(s): return {max(s): (min(s), b'x')}",
+        ),
+        (
+            {"asserts": ["assert math.isclose(f(2), 2 ** .5)"], "setup": "import math"},
+            "import math\ndef f(x): return math.sqrt(x)",
+        ),
         ({"asserts": ["x = [3, 1]\nf(x)\nassert x == [1, 3]"]}, "def f(x): x.sort()"),
         ({"asserts": ["x = [3, 1]\nassert f(x) == 3 and x == [1]"]}, "def f(x): return x.pop(0)"),
-        ({"asserts": ["try:\n    f(0)\n    assert False\nexcept ZeroDivisionError: pass"]},
-         "def f(x): return 1 / x"),
-        ({"asserts": ["import itertools\nassert list(itertools.islice(f(), 3)) == [0, 1, 2]"]},
-         "import itertools\ndef f(): yield from itertools.count()"),
+        (
+            {"asserts": ["try:\n    f(0)\n    assert False\nexcept ZeroDivisionError: pass"]},
+            "def f(x): return 1 / x",
+        ),
+        (
+            {"asserts": ["import itertools\nassert list(itertools.islice(f(), 3)) == [0, 1, 2]"]},
+            "import itertools\ndef f(): yield from itertools.count()",
+        ),
         ({"asserts": ["assert f(2)(3) == 5"]}, "def f(a): return lambda b: a + b"),
-        ({"asserts": ["assert f(3) == 3"]},
-         "import functools\n@functools.cache\ndef f(a): return a"),
-        ({"asserts": ["assert LIMIT == 3", "assert f(k=2) == 2"]},
-         "LIMIT = 3\ndef f(*, k): return k"),
-        ({"test": "s = Stack([1])\ns.push(2)\nassert s.pop() == 2\nassert len(s) == 1\n"
-                  "assert s.items == [1] and s[0] == 1 and str(s) == 'S'\n"},
-         "class Stack:\n    def __init__(self, x): self.items = x\n"
-         "    def push(self, x): self.items.append(x)\n    def pop(self): return self.items.pop()\n"
-         "    def __len__(self): return len(self.items)\n"
-         "    def __getitem__(self, i): return self.items[i]\n    def __str__(self): return 'S'\n"),
-        ({"test": "assert P(1, 2) == P(1, 2)\nassert P(1, 2) != P(1, 3)\n"
-                  "assert mid(P(0, 4)).y == 2"},
-         "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\n    y: int\n"
-         "def mid(p): return P(p.x // 2, p.y // 2)"),
-        ({"test": "def check(candidate):\n    assert candidate([1]) == [2]\n", "entry_point": "f"},
-         "def f(x): return [a + 1 for a in x]"),
-        ({"test": "def check(g):\n    assert g(1) == 1\ncheck(f)\n", "entry_point": "f"},
-         "def f(x): return x"),
+        (
+            {"asserts": ["assert f(3) == 3"]},
+            "import functools\n@functools.cache\ndef f(a): return a",
+        ),
+        (
+            {"asserts": ["assert LIMIT == 3", "assert f(k=2) == 2"]},
+            "LIMIT = 3\ndef f(*, k): return k",
+        ),
+        (
+            {
+                "test": "s = Stack([1])\ns.push(2)\nassert s.pop() == 2\nassert len(s) == 1\n"
+                "assert s.items == [1] and s[0] == 1 and str(s) == 'S'\n"
+            },
+            "class Stack:\n    def __init__(self, x): self.items = x\n"
+            "    def push(self, x): self.items.append(x)\n"
+            "    def pop(self): return self.items.pop()\n"
+            "    def __len__(self): return len(self.items)\n"
+            "    def __getitem__(self, i): return self.items[i]\n"
+            "    def __str__(self): return 'S'\n",
+        ),
+        (
+            {
+                "test": "assert P(1, 2) == P(1, 2)\nassert P(1, 2) != P(1, 3)\n"
+                "assert mid(P(0, 4)).y == 2"
+            },
+            "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\n    y: int\n"
+            "def mid(p): return P(p.x // 2, p.y // 2)",
+        ),
+        (
+            {
+                "test": "def check(candidate):\n    assert candidate([1]) == [2]\n",
+                "entry_point": "f",
+            },
+            "def f(x): return [a + 1 for a in x]",
+        ),
+        (
+            {"test": "def check(g):\n    assert g(1) == 1\ncheck(f)\n", "entry_point": "f"},
+            "def f(x): return x",
+        ),
     ],
-)  # fmt: skip
+)
 def test_forms_of_tests(truth, program):
     truth = truth if isinstance(truth, str) else json.dumps(truth)
     assert set(statuses(program, truth)) == {"passed"}, verdicts(program, truth)
@@ -377,13 +434,17 @@ def test_the_program_of_a_response(response, program):
 def test_a_program_that_completes_a_prompt():
     truth = json.dumps({"test": "def check(c):\n    assert c(2) == 4\n", "entry_point": "f"})
     info = {"prefix": "def f(x):\n    '''Doubles.'''\n"}
-    for response in ("    return 2 * x\n", "```python\n    return 2 * x\n```",
-                     "```python\ndef f(x): return x + x\n```"):  # fmt: skip
+    for response in (
+        "    return 2 * x\n",
+        "```python\n    return 2 * x\n```",
+        "```python\ndef f(x): return x + x\n```",
+    ):
         assert code_tests(response, truth, info)["score"] == 1.0
     assert code_tests("    return 2 * x\n", truth)["score"] == -1.0
     info = {"prefix": "from math import pi\ndef two(): return 2\ndef f(x):\n    'Doubles.'\n"}
-    truth = json.dumps({"test": "def check(c):\n    assert c(2) == 4 == two() * 2\n",
-                        "entry_point": "f"})  # fmt: skip
+    truth = json.dumps(
+        {"test": "def check(c):\n    assert c(2) == 4 == two() * 2\n", "entry_point": "f"}
+    )
     for response in ("    return two() * x\n", "def f(x): return two() * x"):
         assert code_tests(response, truth, info)["score"] == 1.0
 
@@ -455,8 +516,15 @@ def test_values_are_compared(found, expected, tolerance, same):
     assert same_value(encode(found), expected, tolerance) is same
 
 
-@pytest.mark.parametrize("options", [{"timeout_s": 0}, {"total_timeout_s": float("inf")},
-                                     {"compare": "words"}, {"float_tolerance": -1}])  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"timeout_s": 0},
+        {"total_timeout_s": float("inf")},
+        {"compare": "words"},
+        {"float_tolerance": -1},
+    ],
+)
 def test_options_are_checked(options):
     with pytest.raises(InputError, match=next(iter(options))):
         run_tests("", read_tests(GCD), **options)
@@ -494,10 +562,12 @@ def test_the_pools_limit_must_leave_room_for_the_tests():
 
 def test_a_broken_ground_truth_is_an_error_and_a_broken_program_is_not():
     with RewardPool("code_tests(timeout_s=5.0)", workers=1) as pool:
-        scores = pool.score([
-            {"response": "1 / 0", "ground_truth": "not tests"},
-            {"response": "1 / 0", "ground_truth": json.dumps(GCD)},
-        ])  # fmt: skip
+        scores = pool.score(
+            [
+                {"response": "1 / 0", "ground_truth": "not tests"},
+                {"response": "1 / 0", "ground_truth": json.dumps(GCD)},
+            ]
+        )
     assert [score.status for score in scores] == ["error", "ok"]
     assert "no unit tests" in scores[0].message and scores[1].value == -1.0
 

@@ -69,7 +69,8 @@ SERVED = {
     "two 503, then an answer": (first(2, 503), "ok"),
     "408, then an answer": (first(1, 408), "ok"),
     "one bad verdict, then an answer": (
-        lambda r, n: (200, {}, GOOD if n else completion("I would say 5")), "ok",
+        lambda r, n: (200, {}, GOOD if n else completion("I would say 5")),
+        "ok",
     ),
     "429 for ever": (always(429, {}), "rate_limited"),
     "429 until tomorrow": (always(429, {}, **{"Retry-After": "86400"}), "rate_limited"),
@@ -89,7 +90,8 @@ SERVED = {
     "brackets 100,000 deep": (always(found=b"[" * 100_000), "malformed"),
     "HTML": (always(found=b"<html>down for maintenance</html>"), "malformed"),
     "cut at max_tokens": (
-        always(found=completion('{"score": 5}', finish_reason="length")), "verdict",
+        always(found=completion('{"score": 5}', finish_reason="length")),
+        "verdict",
     ),
     "a score of NaN": (verdict('{"score": NaN}'), "verdict"),
     "an infinite score": (verdict('{"score": 1e999}'), "verdict"),
@@ -102,39 +104,36 @@ SERVED = {
     "a score of 5,000 digits": (verdict('{"score": ' + "1" * 5000 + "}"), "verdict"),
     "a lone surrogate": (verdict('{"score": "\ud800"}'), "verdict"),
     "an empty answer": (verdict(""), "verdict"),
-    "100 MB, announced": (
-        always(found=b"{}", **{"Content-Length": str(100 << 20)}), "too_large",
-    ),
-}  # fmt: skip
+    "100 MB, announced": (always(found=b"{}", **{"Content-Length": str(100 << 20)}), "too_large"),
+}
 RAW = {
     "silence": (lambda connection, over: over.wait(), "timeout"),
     "slow loris in the status": (lambda c, o: trickle(c, o, b"HTTP/1.1 200 "), "timeout"),
     "slow loris in the headers": (lambda c, o: trickle(c, o, HEAD + b"X-A: "), "timeout"),
     "slow loris in the body": (
-        lambda c, o: trickle(c, o, HEAD + b"Content-Length: 9999\r\n\r\n{"), "timeout",
+        lambda c, o: trickle(c, o, HEAD + b"Content-Length: 9999\r\n\r\n{"),
+        "timeout",
     ),
     "100 Continue for ever": (
-        lambda c, o: trickle(c, o, b"", b"HTTP/1.1 100 Continue\r\n\r\n"), "timeout",
+        lambda c, o: trickle(c, o, b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        "timeout",
     ),
-    "100 MB, not announced": (
-        say(HEAD + b"\r\n", *[MEGABYTE] * 100), "too_large",
-    ),
+    "100 MB, not announced": (say(HEAD + b"\r\n", *[MEGABYTE] * 100), "too_large"),
     "chunks without end": (
         lambda c, o: flood(
             c, o, HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"100000\r\n" + MEGABYTE + b"\r\n"
-        ), "too_large",
+        ),
+        "too_large",
     ),
     "headers without end": (lambda c, o: flood(c, o, HEAD, b"X-A: b\r\n"), "malformed"),
     "a header without end": (lambda c, o: flood(c, o, HEAD + b"X-A: ", b"b" * 999), "malformed"),
     "no HTTP": (say(b"\x00\xff\xfe garbage \xf0\x9f\r\n\r\n"), "malformed"),
     "a body cut off": (say(HEAD + b"Content-Length: 500\r\n\r\n{"), "unreachable"),
-    "a chunk cut off": (
-        say(HEAD + b"Transfer-Encoding: chunked\r\n\r\n500\r\n{"), "unreachable",
-    ),
+    "a chunk cut off": (say(HEAD + b"Transfer-Encoding: chunked\r\n\r\n500\r\n{"), "unreachable"),
     "closed without a word": (say(), "unreachable"),
     "reset at once": (say(then=reset), "unreachable"),
     "reset in mid-body": (say(HEAD + b"Content-Length: 50\r\n\r\n{", then=reset), "unreachable"),
-}  # fmt: skip
+}
 
 
 def test_every_fault_ends_in_time_with_its_kind_and_no_worker_is_lost():
@@ -165,9 +164,7 @@ def test_every_fault_ends_in_time_with_its_kind_and_no_worker_is_lost():
 
 def test_two_hundred_samples_of_which_a_fifth_fail():
     """The fault is a function of the sample, so every count is known."""
-    faults = (
-        (500, {}, {}), (400, {}, {}), (200, {}, b"{"), (200, {}, completion('{"score": 99}')),
-    )  # fmt: skip
+    faults = ((500, {}, {}), (400, {}, {}), (200, {}, b"{"), (200, {}, completion('{"score": 99}')))
 
     def answer(request, n):
         number = int(request["messages"][0]["content"].split("sample ")[1].split('"')[0])
@@ -186,8 +183,11 @@ def test_two_hundred_samples_of_which_a_fifth_fail():
             assert score.value == i % 11 / 10
     kinds = [error_kind(s.message) for s in scores if s.status != "ok"]
     assert {kind: kinds.count(kind) for kind in kinds} == {
-        "server_error": 10, "rejected": 10, "malformed": 10, "verdict": 10
-    }  # fmt: skip
+        "server_error": 10,
+        "rejected": 10,
+        "malformed": 10,
+        "verdict": 10,
+    }
     assert len(server.requests) == 160 + 10 + 3 * 10 * 2  # 400 is not asked again, the others once
 
 
@@ -211,8 +211,19 @@ def ask(base_url, **options):
 
 
 def test_what_is_final_is_asked_once_and_what_is_not_as_often_as_allowed():
-    for status, times in ((400, 1), (401, 1), (403, 1), (404, 1), (422, 1), (301, 1),
-                          (409, 2), (429, 2), (500, 2), (502, 2), (504, 2)):  # fmt: skip
+    for status, times in (
+        (400, 1),
+        (401, 1),
+        (403, 1),
+        (404, 1),
+        (422, 1),
+        (301, 1),
+        (409, 2),
+        (429, 2),
+        (500, 2),
+        (502, 2),
+        (504, 2),
+    ):
         with serving(always(status, {})) as server:
             with pytest.raises(EndpointError, match=f"HTTP {status}"):
                 post_json(f"{server.base_url}/x", {}, attempts=2, timeout_s=5.0)
@@ -295,9 +306,17 @@ def test_the_key_is_sent_and_never_shown(monkeypatch):
 
 @pytest.mark.parametrize(
     "url",
-    ["", "localhost:8000", "ftp://a/v1", "http:///v1", "http://a:b@h/v1", "http://h:99999/v1",
-     "http://h/v1 x", "http://h\r\nX: 1/v1"],
-)  # fmt: skip
+    [
+        "",
+        "localhost:8000",
+        "ftp://a/v1",
+        "http:///v1",
+        "http://a:b@h/v1",
+        "http://h:99999/v1",
+        "http://h/v1 x",
+        "http://h\r\nX: 1/v1",
+    ],
+)
 def test_an_address_that_is_none(url):
     with pytest.raises(InputError, match="address"):
         ask(url)
@@ -311,9 +330,12 @@ def test_what_the_request_holds():
         post_json(f"{server.base_url}/x?y=1", {"z": "\ud800 \u20ac"})
     plain, merged, formed, posted = server.requests
     assert plain == {
-        "path": "/v1/chat/completions", "model": "m", "messages": MESSAGES, "temperature": 0,
+        "path": "/v1/chat/completions",
+        "model": "m",
+        "messages": MESSAGES,
+        "temperature": 0,
         "max_tokens": 1024,
-    }  # fmt: skip
+    }
     assert "max_tokens" not in merged and merged["max_completion_tokens"] == 9
     assert formed["response_format"]["json_schema"]["schema"] == {"type": "object"}
     assert posted == {"path": "/v1/x?y=1", "z": "\ud800 \u20ac"}
@@ -399,8 +421,10 @@ def test_an_endpoint_that_is_down_is_left_alone_for_a_while(tmp_path, shared):
                 # Another question each time: the cache is not what this is about.
                 return chat(
                     [{"role": "user", "content": os.urandom(8).hex()}],
-                    base_url=server.base_url, model="m", **options,
-                )  # fmt: skip
+                    base_url=server.base_url,
+                    model="m",
+                    **options,
+                )
             except EndpointError as error:
                 return error.kind
 

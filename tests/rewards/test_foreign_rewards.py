@@ -267,8 +267,15 @@ def test_rewards_that_compare_samples_are_members_of_all_that_name_rewards(score
 
 
 def score_text(text, *responses):
-    sample = {"ground_truth": "4", "data_source": "toy", "extra_info": {}, "prompt": "2+2",
-              "group": 0, "num_tokens": 1, "finish_reason": "stop"}  # fmt: skip
+    sample = {
+        "ground_truth": "4",
+        "data_source": "toy",
+        "extra_info": {},
+        "prompt": "2+2",
+        "group": 0,
+        "num_tokens": 1,
+        "finish_reason": "stop",
+    }
     with RewardPool(text, workers=1) as pool:
         return pool.score([{**sample, "response": response} for response in responses])
 

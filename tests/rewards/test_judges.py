@@ -99,12 +99,24 @@ def test_a_verdict(text):
 @pytest.mark.parametrize(
     "text",
     [
-        '{"score": 7} {"score": 10}', 'I say {"score": 10}', '{"score": 10} is what it says',
-        '```json\n{"score": 7}\n```\n```json\n{"score": 10}\n```', '{"score": 7, "reason": "x"}',
-        '{"score": {"score": 7}}', '[{"score": 7}]', '"{\\"score\\": 7}"', "7", "null", "{}",
-        '{"score": 10.001}', '{"score": -1e-9}', '{"Score": 7}', "{'score': 7}", '{"score": 7,}',
+        '{"score": 7} {"score": 10}',
+        'I say {"score": 10}',
+        '{"score": 10} is what it says',
+        '```json\n{"score": 7}\n```\n```json\n{"score": 10}\n```',
+        '{"score": 7, "reason": "x"}',
+        '{"score": {"score": 7}}',
+        '[{"score": 7}]',
+        '"{\\"score\\": 7}"',
+        "7",
+        "null",
+        "{}",
+        '{"score": 10.001}',
+        '{"score": -1e-9}',
+        '{"Score": 7}',
+        "{'score': 7}",
+        '{"score": 7,}',
     ],
-)  # fmt: skip
+)
 def test_what_is_no_verdict(text):
     with pytest.raises(ValueError):
         read_score(text, scale=10)
@@ -212,11 +224,22 @@ def test_selections_by_hand():
 
 @pytest.mark.parametrize(
     "bad",
-    [None, {}, {"rubrics": None}, {"rubrics": []}, {"rubrics": "be short"}, {"rubrics": [""]},
-     {"rubrics": [{"weight": 1}]}, {"rubrics": [{"title": 5}]}, {"rubrics": [3]},
-     {"rubrics": [{"title": "x", "weight": math.nan}]}, {"rubrics": [{"title": "x" * 9999}]},
-     {"rubrics": [{"title": "x", "weight": "1"}]}, {"rubrics": [{"title": "x", "weight": True}]}],
-)  # fmt: skip
+    [
+        None,
+        {},
+        {"rubrics": None},
+        {"rubrics": []},
+        {"rubrics": "be short"},
+        {"rubrics": [""]},
+        {"rubrics": [{"weight": 1}]},
+        {"rubrics": [{"title": 5}]},
+        {"rubrics": [3]},
+        {"rubrics": [{"title": "x", "weight": math.nan}]},
+        {"rubrics": [{"title": "x" * 9999}]},
+        {"rubrics": [{"title": "x", "weight": "1"}]},
+        {"rubrics": [{"title": "x", "weight": True}]},
+    ],
+)
 def test_what_are_no_rubrics(bad):
     with pytest.raises(ValueError):
         rubrics_of(bad)
@@ -247,9 +270,12 @@ def test_a_rubric_reward():
     assert found["score"] == pytest.approx((2 * 1 + 0.5 - 0.5) / 3)
     assert plain["score"] == pytest.approx(2.0)
     assert {k: v for k, v in found.items() if k != "score"} == {
-        "rubric/0": 1.0, "rubric/1": 0.5, "rubric/2": 0.5, "rubric/positive": 0.75,
+        "rubric/0": 1.0,
+        "rubric/1": 0.5,
+        "rubric/2": 0.5,
+        "rubric/positive": 0.75,
         "rubric/negative": 0.5,
-    }  # fmt: skip
+    }
 
 
 def test_one_verdict_that_cannot_be_read_masks_the_sample_or_counts_0_if_asked_to():
@@ -337,8 +363,9 @@ def test_rubrics_evolve_visit_by_visit(buffer):
     assert texts(buffer, 7) == ["good 3", "bad 3"]
     state = buffer.get_state()["prompts"]["7"]
     assert [(r["description"], r["std"]) for r in state["inactive"]] == [
-        ("good 1", 0.0), ("bad 1", 0.5)
-    ]  # fmt: skip
+        ("good 1", 0.0),
+        ("bad 1", 0.5),
+    ]
     assert metrics["rubric/deactivated"] == 2 and metrics["rubric/std"] == 0.25
     assert metrics["rubric/inactive"] == 2 and metrics["rubric/judge_failure_rate"] == 0
     metrics = buffer.learn([])  # a step that visits nothing
@@ -415,8 +442,12 @@ def test_a_generator_behind_an_endpoint():
         assert '"response 0", "response 1"' in asked and '["fixed"]' in asked
         found = endpoint_rubrics("p", ["a", "b"], [], most=1, **at(server))
         assert [len(found[k]) for k in ("positive", "negative")] == [1, 1]
-    for said in ('{"positive": []}', '{"positive": [1], "negative": []}', "none",
-                 '{"positive": {}, "negative": {"a": 1}}'):  # fmt: skip
+    for said in (
+        '{"positive": []}',
+        '{"positive": [1], "negative": []}',
+        "none",
+        '{"positive": {}, "negative": {"a": 1}}',
+    ):
         with saying(said) as server, pytest.raises(EndpointError, match="verdict"):
             endpoint_rubrics("p", ["a"], [], **at(server))
     assert checked_rubrics({"negative": ["x"]})[0]["weight"] == -1.0

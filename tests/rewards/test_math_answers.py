@@ -244,10 +244,17 @@ def test_functions_of_large_numbers_are_bounded():
     """Neither a size nor a number of arguments, nor a depth, takes long or raises."""
     many = ",".join(str(10**90 + k) for k in range(200))
     for answer in (
-        r"\operatorname{lcm}(10^{400},3^{900})", rf"\operatorname{{lcm}}({many[:900]})",
-        r"\gcd(" * 60 + "1,2" + ")" * 60, r"\gcd(9!!!,4)", r"\gcd(,)", r"\gcd()", r"\gcd(1,",
-        r"\max\{", r"\lcm(0,0)", r"\gcd(2^{2^{2^{2^{9}}}},3)",
-    ):  # fmt: skip
+        r"\operatorname{lcm}(10^{400},3^{900})",
+        rf"\operatorname{{lcm}}({many[:900]})",
+        r"\gcd(" * 60 + "1,2" + ")" * 60,
+        r"\gcd(9!!!,4)",
+        r"\gcd(,)",
+        r"\gcd()",
+        r"\gcd(1,",
+        r"\max\{",
+        r"\lcm(0,0)",
+        r"\gcd(2^{2^{2^{2^{9}}}},3)",
+    ):
         assert math_verify(rf"\boxed{{{answer}}}", "6")["score"] == 0.0
 
 
@@ -324,7 +331,10 @@ def test_a_reference_that_cannot_be_read_is_an_error_not_a_zero(reference, messa
 
 def test_no_signal_is_used_so_that_a_thread_may_call_it():
     found = []
-    call = lambda: found.append(math_verify(r"\boxed{\sqrt{8}}", r"2\sqrt{2}"))  # noqa: E731
+
+    def call():
+        return found.append(math_verify(r"\boxed{\sqrt{8}}", r"2\sqrt{2}"))
+
     thread = threading.Thread(target=call)
     thread.start()
     thread.join(60)
@@ -365,8 +375,17 @@ def score_hostile(count: int):
 def test_hostile_strings_are_scored_and_score_nothing():
     right = score_hostile(len(kinds()))
     # What says 5, and only where 5 is the reference.
-    assert set(right) <= {"nested boxes", "many boxes", "dollars", "answer and dollars", "spaces",
-                          "points", "unclosed boxes", "marks", "equals"}  # fmt: skip
+    assert set(right) <= {
+        "nested boxes",
+        "many boxes",
+        "dollars",
+        "answer and dollars",
+        "spaces",
+        "points",
+        "unclosed boxes",
+        "marks",
+        "equals",
+    }
     assert set(right.values()) <= {"5"}
 
 

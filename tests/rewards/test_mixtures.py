@@ -29,12 +29,18 @@ def test_a_mixture_is_the_weighted_sum_with_the_parts_of_its_members():
     value, parts = score(text)
     assert value == pytest.approx(0.8 - 0.4)
     assert parts == {
-        "score": value, "qa_exact_match": 1.0, "format_tags": 1.0, "format_tags/ordered": 1.0,
-        "format_tags/tag/think": 1.0, "format_tags/tag/answer": 1.0,
-    }  # fmt: skip
+        "score": value,
+        "qa_exact_match": 1.0,
+        "format_tags": 1.0,
+        "format_tags/ordered": 1.0,
+        "format_tags/tag/think": 1.0,
+        "format_tags/tag/answer": 1.0,
+    }
     assert set(score(text[:-1] + ", inner_parts=False)")[1]) == {
-        "score", "qa_exact_match", "format_tags"
-    }  # fmt: skip
+        "score",
+        "qa_exact_match",
+        "format_tags",
+    }
     value, parts = score(text, response="<answer>71</answer>")
     assert value == pytest.approx(0.8 * 0 - 0.4 * 0.25) and parts["format_tags"] == 0.25
 
@@ -109,9 +115,8 @@ def test_every_named_source_has_a_reward():
     for name, text in SOURCES:
         truth = {"target": ["72"]} if name.startswith("searchR1") else "72"
         value, _ = score(
-            "by_source()", data_source=name.replace("*", "x"), response=response,
-            ground_truth=truth,
-        )  # fmt: skip
+            "by_source()", data_source=name.replace("*", "x"), response=response, ground_truth=truth
+        )
         assert value == 1.0, (name, text)
         assert resolve(text, HOME).name in ("gsm8k", "boxed", "dapo", "qa_exact_match")
 
@@ -148,7 +153,10 @@ def test_what_no_source_names_may_have_a_reward():
 
 def test_a_rule_says_whether_there_was_an_answer():
     """The share of responses without one tells format from correctness; learning sees the score."""
-    extracted = lambda text, response: score(text, response=response)[1]["format/extracted"]  # noqa: E731
+
+    def extracted(text, response):
+        return score(text, response=response)[1]["format/extracted"]
+
     for text in ("gsm8k()", "gsm8k(method='strict')", "gsm8k(method='flexible')"):
         assert extracted(text, "#### 71") == 1.0 and extracted(text, "none") == 0.0
     assert extracted("boxed()", "\\boxed{7}") == 1.0 and extracted("boxed()", "72") == 0.0
@@ -212,8 +220,11 @@ JUDGED = f"with_judges(reward='qa_exact_match()', judges={JUDGES})"
 def test_a_judged_response_complies_where_every_judge_passes():
     value, parts = score(JUDGED)
     assert value == 1.0 and parts == {
-        "score": 1.0, "compliant": 1.0, "judge/format_tags": 1.0, "judge/length_under": 1.0,
-    }  # fmt: skip
+        "score": 1.0,
+        "compliant": 1.0,
+        "judge/format_tags": 1.0,
+        "judge/length_under": 1.0,
+    }
     for changed, verdicts in (
         ({"num_tokens": 13}, (1.0, 0.0)),
         ({"response": "<answer>72</answer>"}, (0.0, 1.0)),  # half of the format is not all of it
@@ -230,8 +241,11 @@ def test_a_reward_model_may_be_judged_and_a_judge_that_raises_is_an_error():
     value, parts = score(text, model_score=-3.5)
     assert value == -3.5 and parts["judge/qa_exact_match_2"] == 1.0
     with pytest.raises(RuntimeError, match="with_judges, judge.*regex_match"):
-        score("with_judges(reward='reward_model()', judges=('regex_match()',))", model_score=0.0,
-              ground_truth="")  # fmt: skip
+        score(
+            "with_judges(reward='reward_model()', judges=('regex_match()',))",
+            model_score=0.0,
+            ground_truth="",
+        )
 
 
 def test_a_late_judge_fails_unless_it_asks_somebody():
@@ -239,8 +253,11 @@ def test_a_late_judge_fails_unless_it_asks_somebody():
         return spec(resolve(text, HOME)).on_timeout(SAMPLE)
 
     assert late(JUDGED) == {
-        "score": 0.0, "compliant": 0.0, "judge/format_tags": 0.0, "judge/length_under": 0.0,
-    }  # fmt: skip
+        "score": 0.0,
+        "compliant": 0.0,
+        "judge/format_tags": 0.0,
+        "judge/length_under": 0.0,
+    }
     assert late("with_judges(reward='reward_model()', judges=('qa_exact_match()',))") is None
 
 

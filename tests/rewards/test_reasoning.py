@@ -45,7 +45,7 @@ FINAL = "<|start|>assistant<|channel|>final<|message|>"
         ("<think>I close with `</think>`. 5 </think> 72", " 72"),
         ("<think>I write </think> then. 5 </think> 72", " 72"),
         ("<think>a</think> Use the <think> tag: 72", " Use the <think> tag: 72"),
-        ("Write \"</think>\" there.", "Write \"</think>\" there."),
+        ('Write "</think>" there.', 'Write "</think>" there.'),
         ('re.sub(r"<think>.*?</think>", "", s)', 're.sub(r"<think>.*?</think>", "", s)'),
         ('<think>It is "Paris"</think>"Paris"', '"Paris"'),
         # Other families.
@@ -67,11 +67,14 @@ FINAL = "<|start|>assistant<|channel|>final<|message|>"
         (f"<|channel|>analysis<|message|>a<|end|>{FINAL}b<|return|>", "b"),
         ("<|channel|>analysis<|message|>a<|end|>", ""),
         ("<|channel|>final <|constrain|>json<|message|>{}", "{}"),
-        ("<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>commentary"
-         " to=functions.f <|constrain|>json<|message|>{}<|call|>", ""),
+        (
+            "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>commentary"
+            " to=functions.f <|constrain|>json<|message|>{}<|call|>",
+            "",
+        ),
         (" to=self<|message|>a<|eom|><|start|>assistant to=user<|message|>b<|eot|>", "b"),
     ],
-)  # fmt: skip
+)
 def test_an_answer_is_what_stands_behind_the_reasoning(response, answer):
     assert answer_of(response) == answer
     assert cut_reasoning(cut_reasoning(response)) == answer  # not cut twice
@@ -87,15 +90,19 @@ READERS = {  # a call of the response, an answer that is right, one that is wron
     "math_verify": (lambda r: rewards.math_verify(r, "72"), r"\boxed{72}", r"\boxed{5}"),
     "dapo": (lambda r: rewards.dapo(r, "72"), "Answer: 72", "Answer: 5"),
     "dapo, strict": (
-        lambda r: rewards.dapo(r, "72", strict_box_verify=True), r"\boxed{72}", r"\boxed{5}",
+        lambda r: rewards.dapo(r, "72", strict_box_verify=True),
+        r"\boxed{72}",
+        r"\boxed{5}",
     ),
     "countdown": (
         lambda r: rewards.countdown(r, '{"target": 5, "numbers": [2, 3]}'),
-        "<answer>2+3</answer>", "<answer>2-3</answer>",
+        "<answer>2+3</answer>",
+        "<answer>2-3</answer>",
     ),
     "list_match": (lambda r: rewards.list_match(r, "1 2 3"), "1, 2, 3", "3, 2, 1"),
     "qa_exact_match": (
-        lambda r: rewards.qa_exact_match(r, "Paris"), "<answer>Paris</answer>",
+        lambda r: rewards.qa_exact_match(r, "Paris"),
+        "<answer>Paris</answer>",
         "<answer>Rome</answer>",
     ),
     "token_f1": (lambda r: rewards.token_f1(r, "Paris"), "Paris", "Rome"),
@@ -109,23 +116,29 @@ READERS = {  # a call of the response, an answer that is right, one that is wron
     "sequence_match": (lambda r: rewards.sequence_match(r, "72"), "72", "5"),
     "json_match": (lambda r: rewards.json_match(r, '{"a": 1}'), '{"a": 1}', '{"a": 2}'),
     "json_schema": (
-        lambda r: rewards.json_schema(r, schema='{"type": "object"}'), '{"a": 1}', "[1]",
+        lambda r: rewards.json_schema(r, schema='{"type": "object"}'),
+        '{"a": 1}',
+        "[1]",
     ),
     "valid_json": (rewards.valid_json, '{"a": 1}', "{a: 1}"),
     "instruction_following": (
         lambda r: rewards.instruction_following(
             r, {"instruction_id_list": ["startend:quotation"], "kwargs": [{}]}
         ),
-        '"yes"', "yes",
+        '"yes"',
+        "yes",
     ),
     "program_tests": (
-        lambda r: rewards.program_tests(r, '{"tests": [[2, 5]], "max_lines": 3}'), "*x\n+1", "+1",
+        lambda r: rewards.program_tests(r, '{"tests": [[2, 5]], "max_lines": 3}'),
+        "*x\n+1",
+        "+1",
     ),
     "code_tests": (
         lambda r: rewards.code_tests(r, CODE),
-        "```python\nprint(int(input()) + 1)\n```", "```python\nprint(3)\n```",
+        "```python\nprint(int(input()) + 1)\n```",
+        "```python\nprint(3)\n```",
     ),
-}  # fmt: skip
+}
 WHOLE = {  # rewards of the whole response
     *("format_tags", "language", "repetition", "looping", "letter_quota"),
     *("length_under", "soft_overlong", "l1_exact", "l1_max", "diversity", "reward_model"),
@@ -166,13 +179,16 @@ def test_every_reward_says_what_it_reads():
     assert all(spec(getattr(rewards, name)).reads != "answer" for name in WHOLE)
 
 
-@pytest.mark.parametrize("text, response", [
-    ("gsm8k(method='strict', whole_response=True)", "<think>#### 72</think> no"),
-    ("boxed(whole_response=True)", r"<think>\boxed{72}</think> no"),
-    ("dapo(whole_response=True)", "<think>Answer: 72\n</think> no"),
-    ("qa_exact_match(whole_response=True)", "<think><answer>72</answer></think> no"),
-    ("regex_match(pattern='^<think>.*</think>')", "<think>72</think> no"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, response",
+    [
+        ("gsm8k(method='strict', whole_response=True)", "<think>#### 72</think> no"),
+        ("boxed(whole_response=True)", r"<think>\boxed{72}</think> no"),
+        ("dapo(whole_response=True)", "<think>Answer: 72\n</think> no"),
+        ("qa_exact_match(whole_response=True)", "<think><answer>72</answer></think> no"),
+        ("regex_match(pattern='^<think>.*</think>')", "<think>72</think> no"),
+    ],
+)
 def test_a_published_rule_and_a_format_may_read_all_of_it(text, response):
     for asked in (text, f"mixture(rewards=({text!r},))", f"by_source(sources=(('x', {text!r}),))"):
         sample = {"response": response, "ground_truth": "72", "data_source": "x"}
@@ -183,9 +199,11 @@ def test_rewards_that_name_others_hand_the_whole_response_on():
     """The format is read of the response, the answer behind it, in one mixture."""
     text = "mixture(rewards=('exact_match()', 'format_tags(tags=(\"think\",), only=False)'))"
     for response, parts in (
-        ("<think>x</think>\n72", (1.0, 1.0)), ("<think>72</think>\n5", (0.0, 1.0)),
-        ("72", (1.0, 0.0)), ("<think>72", (0.0, 0.0)),
-    ):  # fmt: skip
+        ("<think>x</think>\n72", (1.0, 1.0)),
+        ("<think>72</think>\n5", (0.0, 1.0)),
+        ("72", (1.0, 0.0)),
+        ("<think>72", (0.0, 0.0)),
+    ):
         _, got = call_reward(resolve(text, HOME), {"response": response, "ground_truth": "72"})
         assert (got["exact_match"], got["format_tags"]) == parts
 
@@ -257,24 +275,36 @@ def test_a_length_is_that_of_the_response_and_votes_are_of_answers():
 # -- what the text does not show ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("prompt, messages, begun", [
-    ("<|user|>Hi<|assistant|>\n<think>\n", "Hi", "<think>"),
-    ("<|user|>think<|assistant|>\n<think>\n", "think", "<think>"),
-    ("<|user|>Hi<|assistant|>\n<|channel>thought\n", "Hi", "<|channel>thought"),
-    ("<|start|>assistant<|channel|>analysis<|message|>", "Hi",
-     "<|channel|>analysis<|message|>"),
-    ("<|start|>assistant<|channel|>analysis<|message|>So", ("Hi", "So"), ""),
-    ("Hi<|end|><|start|>assistant<|channel|>analysis<|message|>So", ("Hi", "So"),
-     "<|end|><|start|>assistant<|channel|>analysis<|message|>So"),
-    ("<|user|>Hi<|assistant|>\n<think>\n\n</think>\n", "Hi",
-     "<|assistant|>\n<think>\n\n</think>\n"),
-    ("<|user|>Hi<|assistant|>\n", "Hi", ""),
-    ("<|user|>Begin with <think><|assistant|>", "Begin with <think>", ""),
-    ("<|user|>Hi<|assistant|><think>So", ("Hi", "<think>So"), "<|assistant|><think>So"),
-    ("User: Hi\nAssistant: <think>\n", None, "<think>"),
-    ("User: Put it between <think> and </think>", None, ""),
-    ("User: Hi", None, ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "prompt, messages, begun",
+    [
+        ("<|user|>Hi<|assistant|>\n<think>\n", "Hi", "<think>"),
+        ("<|user|>think<|assistant|>\n<think>\n", "think", "<think>"),
+        ("<|user|>Hi<|assistant|>\n<|channel>thought\n", "Hi", "<|channel>thought"),
+        (
+            "<|start|>assistant<|channel|>analysis<|message|>",
+            "Hi",
+            "<|channel|>analysis<|message|>",
+        ),
+        ("<|start|>assistant<|channel|>analysis<|message|>So", ("Hi", "So"), ""),
+        (
+            "Hi<|end|><|start|>assistant<|channel|>analysis<|message|>So",
+            ("Hi", "So"),
+            "<|end|><|start|>assistant<|channel|>analysis<|message|>So",
+        ),
+        (
+            "<|user|>Hi<|assistant|>\n<think>\n\n</think>\n",
+            "Hi",
+            "<|assistant|>\n<think>\n\n</think>\n",
+        ),
+        ("<|user|>Hi<|assistant|>\n", "Hi", ""),
+        ("<|user|>Begin with <think><|assistant|>", "Begin with <think>", ""),
+        ("<|user|>Hi<|assistant|><think>So", ("Hi", "<think>So"), "<|assistant|><think>So"),
+        ("User: Hi\nAssistant: <think>\n", None, "<think>"),
+        ("User: Put it between <think> and </think>", None, ""),
+        ("User: Hi", None, ""),
+    ],
+)
 def test_a_prompt_may_begin_the_reasoning(prompt, messages, begun):
     texts = (messages,) if isinstance(messages, str) else messages or ()
     said = [{"role": role, "content": t} for role, t in zip(("user", "assistant"), texts)]  # noqa: B905
@@ -285,8 +315,16 @@ def test_a_prompt_may_begin_the_reasoning(prompt, messages, begun):
 def tokenizer(tmp_path_factory):
     """A vocabulary in which the marks of several families are special tokens."""
     folder = tmp_path_factory.mktemp("special_marks")
-    special = ["<|end|>", "<|channel|>", "<|message|>", "<|start|>", "<|return|>", "[THINK]",
-               "[/THINK]", "<|im_end|>"]  # fmt: skip
+    special = [
+        "<|end|>",
+        "<|channel|>",
+        "<|message|>",
+        "<|start|>",
+        "<|return|>",
+        "[THINK]",
+        "[/THINK]",
+        "<|im_end|>",
+    ]
     byte_level_bpe(special).save(str(folder / "tokenizer.json"))
     config = {"eos_token": "<|im_end|>", "tokenizer_class": "PreTrainedTokenizerFast"}
     write_json(folder / "tokenizer_config.json", config)
@@ -297,12 +335,15 @@ def tokenizer(tmp_path_factory):
 def test_marks_that_are_special_tokens_part_an_answer_from_its_reasoning(tokenizer):
     """The text that a reward reads is what it was; the answer is known beside it."""
     for said, text, answer in (
-        (f"<|channel|>analysis<|message|>5<|end|>{FINAL}72<|return|>",
-         "analysis5assistantfinal72", "72"),
+        (
+            f"<|channel|>analysis<|message|>5<|end|>{FINAL}72<|return|>",
+            "analysis5assistantfinal72",
+            "72",
+        ),
         ("<|channel|>analysis<|message|>72", "analysis72", ""),
         ("[THINK]5[/THINK]72<|im_end|>", "572", "72"),
         ("72<|im_end|>", "72", "72"),
-    ):  # fmt: skip
+    ):
         response = response_of(tokenizer, tokenizer.encode(said), "72?")
         assert response == text and answer_of(response) == answer
         sent = pickle.loads(pickle.dumps(response, protocol=5))
@@ -313,9 +354,14 @@ def test_a_sample_of_a_run_knows_its_answer(tokenizer):
     """Through the reward's sample, the pool and a mixture: reasoning that the prompt began and the
     response did not end holds no answer."""
     record = PromptRecord(
-        "<|start|>72?<|end|>[THINK]", np.ones(1, np.int32), "72", "x", {}, 0,
+        "<|start|>72?<|end|>[THINK]",
+        np.ones(1, np.int32),
+        "72",
+        "x",
+        {},
+        0,
         messages=({"role": "user", "content": "72?"},),
-    )  # fmt: skip
+    )
     texts = ("exact_match()", "contains()", "regex_match(pattern='7')")
     with RewardPool(f"mixture(rewards={texts!r})", workers=1) as pool:
         reward = Reward(pool, tokenizer, None)
@@ -335,8 +381,10 @@ def test_messages_get_their_reasoning_as_servers_give_it():
         {"role": "tool", "content": "<think>"},
         {"role": "assistant", "content": "c"},
     ]
-    assert cut_reasoning([messages]) == [[
-        {"role": "assistant", "content": "b", "tool_calls": [], "reasoning_content": "a"},
-        {"role": "tool", "content": "<think>"},
-        {"role": "assistant", "content": "c"},
-    ]]  # fmt: skip
+    assert cut_reasoning([messages]) == [
+        [
+            {"role": "assistant", "content": "b", "tool_calls": [], "reasoning_content": "a"},
+            {"role": "tool", "content": "<think>"},
+            {"role": "assistant", "content": "c"},
+        ]
+    ]

@@ -76,9 +76,13 @@ def sample(response, group=None, **fields):
 
 def test_a_group_is_one_call_with_lists_and_the_prompts_own_fields():
     rows = [
-        sample("aaa", 5, ground_truth="7"), sample("x", 9), sample("bb", 5, ground_truth="7"),
-        sample("yyy", 9, finish_reason="length"), sample("c", 5, ground_truth="7"), sample("alone"),
-    ]  # fmt: skip
+        sample("aaa", 5, ground_truth="7"),
+        sample("x", 9),
+        sample("bb", 5, ground_truth="7"),
+        sample("yyy", 9, finish_reason="length"),
+        sample("c", 5, ground_truth="7"),
+        sample("alone"),
+    ]
     with RewardPool("group_rewards.longest") as pool:
         scores = pool.score(rows)
     assert [s.value for s in scores] == [1, 0, 0, 1, 0, 1]  # in the order of the samples
@@ -89,8 +93,15 @@ def test_a_group_is_one_call_with_lists_and_the_prompts_own_fields():
 
 def test_a_failed_sample_is_its_own_and_a_failed_call_its_groups():
     bad = ["none", "nan", "text", "no score"]
-    groups = [["a", *bad], ["raise", "b"], ["hang", "c"], ["exit", "d"], ["too few", "e"],
-              ["a number", "f"], ["good", "g"]]  # fmt: skip
+    groups = [
+        ["a", *bad],
+        ["raise", "b"],
+        ["hang", "c"],
+        ["exit", "d"],
+        ["too few", "e"],
+        ["a number", "f"],
+        ["good", "g"],
+    ]
     rows = [sample(text, i) for i, texts in enumerate(groups) for text in texts]
     with RewardPool("group_rewards.act", timeout_s=1.0) as pool:
         scores = pool.score(rows)
@@ -100,16 +111,31 @@ def test_a_failed_sample_is_its_own_and_a_failed_call_its_groups():
     assert by_text["a"].value == 1 and by_text["good"].value == 4
     assert all(math.isnan(s.value) and not s.parts for s in scores if s.status != "ok")
     for text, said in {
-        "none": "None", "nan": "not a finite number", "text": "no number", "no score": "'score'",
-        "b": "ValueError: no luck", "d": "exit code 3", "e": "1 scores for 2", "f": "no list of 2",
-    }.items():  # fmt: skip
+        "none": "None",
+        "nan": "not a finite number",
+        "text": "no number",
+        "no score": "'score'",
+        "b": "ValueError: no luck",
+        "d": "exit code 3",
+        "e": "1 scores for 2",
+        "f": "no list of 2",
+    }.items():
         assert said in by_text[text].message
     assert by_text["c"].seconds < 1.5  # one clock for the group
 
 
 def test_keyword_rewards_of_a_group_get_every_field():
-    rows = [{"response": t, "num_tokens": 1, "finish_reason": "stop", "group": 1,
-             "ground_truth": "", "extra_info": {}} for t in "ab"]  # fmt: skip
+    rows = [
+        {
+            "response": t,
+            "num_tokens": 1,
+            "finish_reason": "stop",
+            "group": 1,
+            "ground_truth": "",
+            "extra_info": {},
+        }
+        for t in "ab"
+    ]
     with RewardPool("group_rewards.everything") as pool:
         assert [s.value for s in pool.score(rows)] == [1.0, 1.0]
 

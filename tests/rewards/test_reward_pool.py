@@ -209,11 +209,17 @@ def test_in_a_mixture_the_member_that_is_late_decides(act):
 def test_every_reward_that_asks_nobody_declares_what_a_late_sample_is_worth():
     """Only what a server or a model keeps waiting is masked; the worth is none that pays."""
     asks = {"judge", "rubric", "pairwise", "sandbox_fusion", "reward_model", "diversity"}
-    options = {"length_under": "max_tokens=9", "soft_overlong": "max_tokens=9, cache_tokens=3",
-               "mixture": "rewards=('gsm8k', 'dapo')", "by_source": "sources=(('x', 'dapo'),)",
-               "json_schema": "", "regex_match": "", "letter_quota": "quota=2",
-               "with_cost": "reward='dapo()', cost='dapo()'",
-               "with_judges": "reward='dapo()', judges=('gsm8k()',)"}  # fmt: skip
+    options = {
+        "length_under": "max_tokens=9",
+        "soft_overlong": "max_tokens=9, cache_tokens=3",
+        "mixture": "rewards=('gsm8k', 'dapo')",
+        "by_source": "sources=(('x', 'dapo'),)",
+        "json_schema": "",
+        "regex_match": "",
+        "letter_quota": "quota=2",
+        "with_cost": "reward='dapo()', cost='dapo()'",
+        "with_judges": "reward='dapo()', judges=('gsm8k()',)",
+    }
     sample = {"data_source": "x", "num_tokens": 5, "extra_info": {"target_tokens": 9}}
     for name in set(rewards.__all__) - asks:
         found = late_score(resolve(f"{name}({options.get(name, '')})", HOME), sample)
@@ -299,8 +305,14 @@ def test_a_reward_that_prints_for_ever_is_ended_by_its_clock(act, tmp_path):
 def test_the_memory_of_a_worker_is_bounded(act):
     """Asked for at once, and in many pieces; the worker and its neighbours go on."""
     with RewardPool(act, workers=1, memory_gb=0.5) as pool:
-        scores = pool.score(samples("a", "return len(bytearray(1 << 40))", "return len([[0] * "
-                                    "1000 for _ in range(10**6)])", "b"))  # fmt: skip
+        scores = pool.score(
+            samples(
+                "a",
+                "return len(bytearray(1 << 40))",
+                "return len([[0] * 1000 for _ in range(10**6)])",
+                "b",
+            )
+        )
         assert statuses(scores) == ["ok", "error", "error", "ok"]
         assert all("MemoryError" in score.message for score in scores[1:3])
         late = act.replace("act", "late")
@@ -444,9 +456,10 @@ def test_the_clock_of_a_worker_is_never_read_half_written():
         theirs, seen = Progress(shared.fileno()), set()
         theirs.write(-1, -1.0, True)
         writer = subprocess.Popen(
-            [sys.executable, "-c", write, str(shared.fileno())], pass_fds=[shared.fileno()],
+            [sys.executable, "-c", write, str(shared.fileno())],
+            pass_fds=[shared.fileno()],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
+        )
         try:
             deadline = time.monotonic() + 60
             while len(seen) < 500 and time.monotonic() < deadline:

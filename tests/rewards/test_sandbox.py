@@ -25,15 +25,36 @@ from rljax.rewards.sandbox.tiers import Limits, Process, SandboxError, run_progr
 
 REPO = Path(__file__).resolve().parents[2]
 QUICK = [
-    "reads the canary file", "deletes the canary file", "reads /etc/passwd", "writes to /etc",
-    "walks /proc", "opens its parent's memory", "inherits descriptors", "forks", "spawns a shell",
-    "connects out", "opens a unix socket", "signals its parent", "kills everyone",
-    "traces its parent", "enters namespaces", "loads bpf", "hides memory in a memfd",
-    "allocates 100 GB", "allocates 1 GB", "writes 1 GB to stdout", "writes a 1 GB file",
-    "asks for its parent's group", "asks for its parent's session", "reads its parent's clock",
-    "asks for its parent's processors", "asks for its parent's robust list",
-    "opens 1000 descriptors", "starts 2000 threads", "loops",
-]  # fmt: skip
+    "reads the canary file",
+    "deletes the canary file",
+    "reads /etc/passwd",
+    "writes to /etc",
+    "walks /proc",
+    "opens its parent's memory",
+    "inherits descriptors",
+    "forks",
+    "spawns a shell",
+    "connects out",
+    "opens a unix socket",
+    "signals its parent",
+    "kills everyone",
+    "traces its parent",
+    "enters namespaces",
+    "loads bpf",
+    "hides memory in a memfd",
+    "allocates 100 GB",
+    "allocates 1 GB",
+    "writes 1 GB to stdout",
+    "writes a 1 GB file",
+    "asks for its parent's group",
+    "asks for its parent's session",
+    "reads its parent's clock",
+    "asks for its parent's processors",
+    "asks for its parent's robust list",
+    "opens 1000 descriptors",
+    "starts 2000 threads",
+    "loops",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -156,9 +177,17 @@ def python_of_everybody() -> str | None:
 
 def as_nobody(**environment) -> dict:
     environment = {"PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1", **environment}
-    return {"user": 65534, "group": 65534, "extra_groups": [], "cwd": "/", "env": environment,
-            "stdin": subprocess.DEVNULL, "capture_output": True, "text": True,
-            "timeout": 300}  # fmt: skip
+    return {
+        "user": 65534,
+        "group": 65534,
+        "extra_groups": [],
+        "cwd": "/",
+        "env": environment,
+        "stdin": subprocess.DEVNULL,
+        "capture_output": True,
+        "text": True,
+        "timeout": 300,
+    }
 
 
 @pytest.fixture
@@ -222,9 +251,19 @@ def test_all_hostile_programs_as_a_user_without_rights(tier, nobody):
 
 def test_the_attempts_are_real(canary):
     """Where nothing is confined they get through: the tables do not pass by being wrong."""
-    names = ["reads the canary file", "reads /etc/passwd", "walks /proc", "opens a unix socket",
-             "sends datagrams", "signals its parent", "signals by pidfd", "limits its parent",
-             "hides memory in a memfd", "makes folders", "uses os.system"]  # fmt: skip
+    names = [
+        "reads the canary file",
+        "reads /etc/passwd",
+        "walks /proc",
+        "opens a unix socket",
+        "sends datagrams",
+        "signals its parent",
+        "signals by pidfd",
+        "limits its parent",
+        "hides memory in a memfd",
+        "makes folders",
+        "uses os.system",
+    ]
     for name in names:
         assert "BREACH" in run(name, "unsafe", canary)["stdout"], name
 
@@ -277,8 +316,12 @@ threading.Thread(target=lambda: print(json.dumps(found))).start()  # ends after 
     ],
 )
 def test_an_end_is_named(best, source, status, message, code):
-    result = start(source, best, timeout_s=0.3 if status == "timeout" else 20.0,
-                   max_output_bytes=50 if status == "output" else 10_000)  # fmt: skip
+    result = start(
+        source,
+        best,
+        timeout_s=0.3 if status == "timeout" else 20.0,
+        max_output_bytes=50 if status == "output" else 10_000,
+    )
     assert result.status == status and message in result.message, result
     assert code is None or result.exit_code == code
 
@@ -449,9 +492,16 @@ def test_a_failure_of_the_sandbox_is_no_result(best, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "limits", [{"timeout_s": 0}, {"timeout_s": math.nan}, {"memory_bytes": 1.5},
-               {"max_threads": True}, {"cpu_s": "1"}, {"max_output_bytes": -1}]
-)  # fmt: skip
+    "limits",
+    [
+        {"timeout_s": 0},
+        {"timeout_s": math.nan},
+        {"memory_bytes": 1.5},
+        {"max_threads": True},
+        {"cpu_s": "1"},
+        {"max_output_bytes": -1},
+    ],
+)
 def test_limits_are_checked(limits):
     with pytest.raises(InputError, match=next(iter(limits))):
         Limits(**limits)
@@ -467,8 +517,10 @@ def system_calls() -> dict[str, tuple[int, int]]:
     tables |= {name: pair for name, (pair, _, _) in kernel._ONLY.items()}
     tables |= {name: pair for name, (pair, _) in kernel._OPEN.items()}
     return tables | {
-        "socketpair": kernel._SOCKETPAIR, "clone": kernel._CLONE, "clone3": kernel._CLONE3,
-    }  # fmt: skip
+        "socketpair": kernel._SOCKETPAIR,
+        "clone": kernel._CLONE,
+        "clone3": kernel._CLONE3,
+    }
 
 
 def test_the_numbers_of_system_calls_are_those_of_the_kernels_headers():

@@ -15,8 +15,14 @@ from rljax import rewards
 from rljax.rewards.unit_tests.code_forms import same_output
 
 # The share of right answers has to be far from 0 and 1, and every kind of answer in it.
-LEAST = {"math_verify": 700, "gsm8k": 110, "boxed": 60, "choice": 60, "json_match": 35,
-         "same_output": 30}  # fmt: skip
+LEAST = {
+    "math_verify": 700,
+    "gsm8k": 110,
+    "boxed": 60,
+    "choice": 60,
+    "json_match": 35,
+    "same_output": 30,
+}
 
 
 def ours(reward: str, reference: str, response: str) -> int:

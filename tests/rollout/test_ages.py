@@ -37,7 +37,9 @@ def test_steps_are_not_optimizer_steps():
     older, metrics = ages(mask, versions, step_of, 4)
     # Ages of the policy's tokens: 4, 3, 1 and 1, 1.
     assert metrics == {
-        "staleness/steps_mean": 2.0, "staleness/steps_max": 4.0, "staleness/span_max": 3.0,
+        "staleness/steps_mean": 2.0,
+        "staleness/steps_max": 4.0,
+        "staleness/span_max": 3.0,
         "staleness/partial_fraction": 1 / 3,
-    }  # fmt: skip
+    }
     np.testing.assert_array_equal(older, [[1, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]])

@@ -265,9 +265,11 @@ def test_an_episode_without_an_outcome_is_scored_by_its_last_turn(actor, tmp_pat
 
 @pytest.mark.slow
 @given(
-    turns=st.integers(1, 4), tokens=st.integers(7, 30), response=st.integers(1, 4),
+    turns=st.integers(1, 4),
+    tokens=st.integers(7, 30),
+    response=st.integers(1, 4),
     reply=st.integers(1, 6),
-)  # fmt: skip
+)
 @settings(
     max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -30,9 +30,10 @@ def all_dead(response):
 """
 WANTED, N, LONGEST = 4, 4, 8 * TURN_STEPS
 CFG = RolloutConfig(
-    prompts_per_step=WANTED, samples_per_prompt=N,
+    prompts_per_step=WANTED,
+    samples_per_prompt=N,
     sampling=Sampling(max_response_tokens=LONGEST, stop_ids=(EOS,)),
-)  # fmt: skip
+)
 PROMPTS = asked_prompts(8)
 KEY = jax.random.key(1)  # one row of group 3 decodes to the limit, the others end by step 100
 DEAD, ENDLESS = (5, 6), 3
@@ -168,7 +169,9 @@ def test_decoding_is_asked_also_while_no_row_ends(model, loop):
         asked.append(len(ends))
         return len(ends) == 8 * N - 1 and asked[-3:] == [len(ends)] * 3
 
-    finished = lambda row, ids, reason: ends.append(row)  # noqa: E731
+    def finished(row, ids, reason):
+        return ends.append(row)
+
     actor.generate(PROMPTS, KEY, CFG.sampling, n=N, finished=finished, stop=stop)
     assert len(ends) == 8 * N - 1 and actor.aborted.sum() == 1
     assert 4 * TURN_STEPS < actor.lengths.max() < LONGEST

@@ -45,9 +45,13 @@ def rewards(tmp_path_factory):
 def run(folder, function: str, **fields):
     fields = {"evaluate__reward": "sequence_match", **fields}
     config = tiny_config(
-        folder, reward__function=function, sft__steps=2, evaluate__every_steps=0,
-        evaluate__prompts=4, **fields,
-    )  # fmt: skip
+        folder,
+        reward__function=function,
+        sft__steps=2,
+        evaluate__every_steps=0,
+        evaluate__prompts=4,
+        **fields,
+    )
     train_on_one(config)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [row for row in rows if row["phase"] == "rl"]
@@ -170,9 +174,15 @@ def test_hidden_scoring_is_what_overlaps_decoding():
 def test_a_timeline_is_kept_small_and_drawn(tmp_path):
     record = timeline.record_of(timings(), 7, 7.0)
     assert record["scoring"] == [
-        [1.0, 1, 0], [1.5, 2, 0], [2.0, 1, 1], [3.0, 0, 2], [3.5, 1, 2], [4.2, 2, 2], [4.5, 1, 3],
+        [1.0, 1, 0],
+        [1.5, 2, 0],
+        [2.0, 1, 1],
+        [3.0, 0, 2],
+        [3.5, 1, 2],
+        [4.2, 2, 2],
+        [4.5, 1, 3],
         [5.0, 0, 4],
-    ]  # fmt: skip
+    ]
     assert record["decoding"] == [[1.0, 8], [3.0, 3], [4.0, 0]]
     many = Timings(0.0, live=[(float(i), i) for i in range(5001)])
     kept = timeline.record_of(many, 1, 5000.0)["decoding"]

@@ -126,13 +126,25 @@ def test_eight_devices_tell_the_same(model, on_eight):
     tokens, lengths = prompts(8)
     want = None
     for one, slots in ((model, 0), (on_eight, 0), (on_eight, 16)):
-        params = jax.device_put(weights(model), jax.tree.map(lambda x: x.sharding, one.init(
-            jax.random.key(3)))) if one is on_eight else weights(model)  # fmt: skip
+        params = (
+            jax.device_put(
+                weights(model), jax.tree.map(lambda x: x.sharding, one.init(jax.random.key(3)))
+            )
+            if one is on_eight
+            else weights(model)
+        )
         heard = Heard()
         batch = generate(
-            one, params, tokens, lengths, jax.random.key(2), ASKED, n=4,
-            decoding=Decoding(slots=slots), finished=heard,
-        )  # fmt: skip
+            one,
+            params,
+            tokens,
+            lengths,
+            jax.random.key(2),
+            ASKED,
+            n=4,
+            decoding=Decoding(slots=slots),
+            finished=heard,
+        )
         assert heard.rows == responses(batch, np.repeat(lengths, 4))
         want = want or heard.rows
         assert heard.rows == want

@@ -154,8 +154,9 @@ def test_two_rollouts_may_be_in_flight(pool):
     first, of_first = reward(batches[0], asked[0], early=early[0])
     assert (len(of_first.rows), len(of_second.rows)) == (4, 6)
     for batch, prompts, report, scored in (
-        (batches[0], asked[0], of_first, first), (batches[1], asked[1], of_second, second)
-    ):  # fmt: skip
+        (batches[0], asked[0], of_first, first),
+        (batches[1], asked[1], of_second, second),
+    ):
         alone, again = reward(batch, prompts)
         assert again.examples == report.examples and again.metrics() == report.metrics()
         np.testing.assert_array_equal(alone.scores, scored.scores)

@@ -16,11 +16,16 @@ from rljax.validation import validate
 PAGE = (REPO / "docs" / "extend" / "rollout.md").read_text()
 MODEL = "decoder(layers=1, embed=32, mlp=64, heads=2, kv_heads=2, head_dim=16, init_std=0.3)"
 EPISODES = dict(
-    reward__function="", data__train="tiny_environments.rows()", data__max_prompt_tokens=4,
-    environment__function="tiny_environments.count_letter()", environment__workers=1,
-    environment__max_tokens=40, environment__max_reply_tokens=8, environment__max_turns=6,
+    reward__function="",
+    data__train="tiny_environments.rows()",
+    data__max_prompt_tokens=4,
+    environment__function="tiny_environments.count_letter()",
+    environment__workers=1,
+    environment__max_tokens=40,
+    environment__max_reply_tokens=8,
+    environment__max_turns=6,
     sampler__max_response_tokens=4,
-)  # fmt: skip
+)
 FLIGHT = dict(rollouts__max_staleness=1, rollouts__clock="logical(2)", sampler__slots=12)
 PRICE = 0.125
 
@@ -36,10 +41,16 @@ def users_file(tmp_path, monkeypatch):
 
 def first_batch(folder, collect: str, **fields):
     config = tiny_config(
-        folder, steps=2, sft__steps=0, evaluate__every_steps=0, model=MODEL,
-        batch__sequences_per_optimizer_step=16, algorithm__collect=collect,
-        algorithm__policy_loss="cispo(behaviour='sampler')", **fields,
-    )  # fmt: skip
+        folder,
+        steps=2,
+        sft__steps=0,
+        evaluate__every_steps=0,
+        model=MODEL,
+        batch__sequences_per_optimizer_step=16,
+        algorithm__collect=collect,
+        algorithm__policy_loss="cispo(behaviour='sampler')",
+        **fields,
+    )
     validate(config)
     with Run(build(config, devices=jax.devices()[:1]), folder) as run:
         run.begin(run.phase, run.setup.model.init(jax.random.key(1)))

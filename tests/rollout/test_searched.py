@@ -161,9 +161,16 @@ def test_beams_follow_the_value_model_that_the_rollout_names(shared, tmp_path, r
             asked[i, : len(ids)] = ids
         reads = "critic" if rollout == "critic_search" else "outcome"
         search = Search(functools.partial(beam, beams=2, width=3), Value(scorer, params, reads))
-        want = fetch(generate(
-            actor.model, actor.state.params, asked, starts, jax.random.key(5),
-            run.setup.rollouts.sampling, search=search,
-        ))  # fmt: skip
+        want = fetch(
+            generate(
+                actor.model,
+                actor.state.params,
+                asked,
+                starts,
+                jax.random.key(5),
+                run.setup.rollouts.sampling,
+                search=search,
+            )
+        )
     np.testing.assert_array_equal(batch.tokens, want.tokens)
     np.testing.assert_array_equal(batch.mask, want.mask)

@@ -37,8 +37,9 @@ def test_an_episode_that_begins_anew_has_two_rows_of_one_sequence(actor, tmp_pat
     got = np.asarray(advantages.rloo(on_devices(batch)))
     mean = totals.reshape(PROMPTS, -1).mean(axis=1).repeat(2)
     want = np.repeat((totals - mean) * 2, 2)  # two episodes to a prompt: n / (n - 1)
-    np.testing.assert_allclose(got[chosen], np.broadcast_to(want[:, None], got.shape)[chosen],
-                               atol=1e-5)  # fmt: skip
+    np.testing.assert_allclose(
+        got[chosen], np.broadcast_to(want[:, None], got.shape)[chosen], atol=1e-5
+    )
     assert np.asarray(first_of_sequence(on_devices(batch))).tolist() == [True, False] * 8
 
 
@@ -57,9 +58,10 @@ def by_hand(batch, gamma: float, omega: float) -> np.ndarray:
         group = np.flatnonzero(batch.group == batch.group[row])
         state = batch.state_ids[row, columns[0]]
         anchor = [
-            returns[other] for other, where in turns.items()
+            returns[other]
+            for other, where in turns.items()
             if other[0] in group and batch.state_ids[other[0], where[0]] == state
-        ]  # fmt: skip
+        ]
         step = returns[row, k] - np.mean(anchor) if state > 0 else 0.0
         out[row, columns] = batch.scores[row] - batch.scores[group].mean() + omega * step
     return out * batch.mask

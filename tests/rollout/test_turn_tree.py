@@ -56,9 +56,10 @@ def families(tree: Tree, roots: int, rows: int):
                 size = node.leaves // tree.branches
                 leaves = [node.leaf + i * size for i in range(tree.branches)]
                 children = [
-                    first + i for i, n in enumerate(nodes)
+                    first + i
+                    for i, n in enumerate(nodes)
                     if n.level == node.level + 1 and n.leaf in leaves
-                ]  # fmt: skip
+                ]
                 assert len(children) == tree.branches
                 yield first + at, children
 
@@ -96,8 +97,9 @@ def test_siblings_share_what_came_before_and_each_token_is_learned_once(actor, l
     np.testing.assert_allclose((batch.rewards * batch.mask).sum(axis=1), batch.scores, atol=1e-6)
     # A root's return is the mean of its four episodes'.
     of_leaves = np.array([row.score.value for row in report.rows]).reshape(PROMPTS, 2, 4)
-    np.testing.assert_allclose(batch.scores.reshape(PROMPTS, 14)[:, :2], of_leaves.mean(axis=2),
-                               atol=1e-6)  # fmt: skip
+    np.testing.assert_allclose(
+        batch.scores.reshape(PROMPTS, 14)[:, :2], of_leaves.mean(axis=2), atol=1e-6
+    )
     np.testing.assert_array_equal(batch.weights[:14, 0], [4] * 2 + [2] * 4 + [1] * 8)
     inner = np.arange(14) < 6
     assert (batch.finish_reason[:14][inner] == FinishReason.STOP).all()
@@ -156,10 +158,7 @@ def test_a_failed_leaf_is_masked_and_leaves_its_siblings(actor, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "function, rows, at",
-    [
-        ("two_seats()", 2, (2,)),
-        pytest.param("begins_anew()", 2, (1, 3), marks=pytest.mark.slow),
-    ],
+    [("two_seats()", 2, (2,)), pytest.param("begins_anew()", 2, (1, 3), marks=pytest.mark.slow)],
 )
 def test_each_seat_and_each_log_has_rows_of_its_own(actor, tmp_path, function, rows, at):
     """Turns of all seats are counted. A node has the rows of an episode."""
@@ -198,8 +197,9 @@ def episode_of(number: int, prompt: int, outcome) -> Episode:
     episode = Episode(number, prompt, None, {}, np.zeros((1, 2), np.uint32))
     episode.finish, episode.outcome = FinishReason.STOP, {"": 0.0}
     ids = [10 + first] + ([] if second is None else [5, 20 + second, 30 + second])
-    sample = Sample(number, np.array([1, 2], np.int32), Sampling(max_response_tokens=2),
-                    np.zeros(2, np.uint32))  # fmt: skip
+    sample = Sample(
+        number, np.array([1, 2], np.int32), Sampling(max_response_tokens=2), np.zeros(2, np.uint32)
+    )
     records = np.zeros(len(ids), RECORD)
     records["ids"], records["chosen"] = ids, [True, False, True, True][: len(ids)]
     sample.record(records)

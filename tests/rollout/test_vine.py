@@ -53,9 +53,14 @@ def rolled(started, decoding=None, shaping=(), **options):
     options = dict(completions=COMPLETIONS, step_tokens=1) | options
     sample = make_sample(actor, reward, cfg.sampling)
     done = vine(
-        prompts, jax.random.key(3), cfg, actor=actor, sample=sample,
-        tokenizer=setup.tokenizer, **options,
-    )  # fmt: skip
+        prompts,
+        jax.random.key(3),
+        cfg,
+        actor=actor,
+        sample=sample,
+        tokenizer=setup.tokenizer,
+        **options,
+    )
     return done, calls
 
 
@@ -90,8 +95,10 @@ def test_values_are_the_mean_scores_of_real_completions(run):
     raw, limited = np.asarray(scored.scores), np.isin(rows.finish_reason, LIMITS)
     assert limited.any() and not limited.all()
     for unfinished, of_each in (
-        (0.0, np.where(limited, 0.0, raw)), (None, raw), (-1.0, np.where(limited, -1.0, raw)),
-    ):  # fmt: skip
+        (0.0, np.where(limited, 0.0, raw)),
+        (None, raw),
+        (-1.0, np.where(limited, -1.0, raw)),
+    ):
         other, _ = rolled(run, unfinished=unfinished)
         mean = of_each.reshape(-1, COMPLETIONS)[: len(states)].mean(axis=1)
         found = np.asarray(other.batch.values)[tuple(states.T)]
@@ -149,9 +156,15 @@ def test_in_flight_the_reward_of_continuations_is_the_outcome_alone(run):
     done = make_sample(actor, scored, cfg.sampling)(prompts, key, n=n)
     landed = Landed(prompts, actor, cfg.sampling, n, done)
     vine(
-        prompts, key, cfg, actor=actor, sample=make_sample(actor, own, cfg.sampling, landed),
-        tokenizer=setup.tokenizer, completions=COMPLETIONS, step_tokens=1,
-    )  # fmt: skip
+        prompts,
+        key,
+        cfg,
+        actor=actor,
+        sample=make_sample(actor, own, cfg.sampling, landed),
+        tokenizer=setup.tokenizer,
+        completions=COMPLETIONS,
+        step_tokens=1,
+    )
     assert landed.taken and asked == ["alone"]
 
 
@@ -217,9 +230,9 @@ def test_its_programs_are_planned():
 
 
 @pytest.mark.parametrize(
-    "collect", ["vine(completions=0)", "vine(most_states=0)", "vine(step_tokens=-1)",
-                "vine(completions=2.5)"],
-)  # fmt: skip
+    "collect",
+    ["vine(completions=0)", "vine(most_states=0)", "vine(step_tokens=-1)", "vine(completions=2.5)"],
+)
 def test_bad_options_are_refused(collect):
     config = preset_config("vineppo")
     config.algorithm.collect = collect

@@ -38,9 +38,11 @@ def holder(folder):
     """A process that holds the run folder until its standard input is closed."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(folder)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
         env={**os.environ, "PYTHONPATH": str(REPO)},
-    )  # fmt: skip
+    )
     try:
         yield process
     finally:
@@ -176,9 +178,21 @@ def test_the_heartbeat_goes_on_also_when_the_folder_is_gone(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    "text", ["", "\0" * 99, "[" * 4000, "{}", "null", '{"pid": "1"}', '{"pid": 1e400}', "\xff",
-             '{"pid": -1}', '{"pid": true, "boot": []}', '{"pid": ' + "9" * 3000 + "}"],
-)  # fmt: skip
+    "text",
+    [
+        "",
+        "\0" * 99,
+        "[" * 4000,
+        "{}",
+        "null",
+        '{"pid": "1"}',
+        '{"pid": 1e400}',
+        "\xff",
+        '{"pid": -1}',
+        '{"pid": true, "boot": []}',
+        '{"pid": ' + "9" * 3000 + "}",
+    ],
+)
 def test_a_lock_file_that_says_nothing_holds_nothing(tmp_path, text):
     (tmp_path / LOCK).write_bytes(text.encode("latin-1"))
     os.utime(tmp_path / LOCK, (0, 0))
@@ -273,9 +287,11 @@ def as_nobody(folder) -> subprocess.CompletedProcess:
         "except InputError as error: print(error)"
     )
     return subprocess.run(
-        [sys.executable, "-c", code, str(folder)], capture_output=True, text=True,
+        [sys.executable, "-c", code, str(folder)],
+        capture_output=True,
+        text=True,
         env={**os.environ, "PYTHONPATH": str(REPO)},
-    )  # fmt: skip
+    )
 
 
 def test_a_folder_without_permissions_is_one_line(tmp_path_factory):

@@ -111,7 +111,10 @@ def test_long_rows_cross_blocks_of_keys():
 def test_a_row_in_tiles_does_not_see_its_neighbours(shape):
     """The same row at every place of a tile, beside other rows, and alone."""
     rng = np.random.default_rng(0)
-    draw = lambda *size: rng.normal(size=size).astype(np.float32)  # noqa: E731
+
+    def draw(*size):
+        return rng.normal(size=size).astype(np.float32)
+
     matrix, row = draw(*shape), draw(shape[0])
     multiply = jax.jit(functools.partial(in_tiles, True, lambda w, x: x @ w, axes=1))
     want = np.asarray(multiply(matrix, row[None]))[0]
@@ -126,10 +129,15 @@ def test_a_row_in_tiles_does_not_see_its_neighbours(shape):
 def test_a_packed_run_has_no_mismatch(tmp_path):
     """GRPO with packing, after a supervised step, with refilled slots: every mismatch is 0."""
     config = tiny_config(
-        tmp_path / "run", model_settings__batch_invariant=True, steps=2, sft__steps=1,
-        sampler__slots=6, sampler__temperature=0.9, evaluate__every_steps=0,
+        tmp_path / "run",
+        model_settings__batch_invariant=True,
+        steps=2,
+        sft__steps=1,
+        sampler__slots=6,
+        sampler__temperature=0.9,
+        evaluate__every_steps=0,
         algorithm__correction="rollout_correction(mode='truncate')",
-    )  # fmt: skip
+    )
     assert config.batch.packing
     train_on_one(config)
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()

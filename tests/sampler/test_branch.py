@@ -241,10 +241,7 @@ def test_stop_strings_and_thinking_go_on_where_the_sample_was():
     model = tiny()
     params = weights(model)
     asked = dataclasses.replace(
-        ASKED,
-        thinking_tokens=(2, 9),
-        end_of_thinking_ids=(7,),
-        interrupt_ids=(9, 8, 7),
+        ASKED, thinking_tokens=(2, 9), end_of_thinking_ids=(7,), interrupt_ids=(9, 8, 7)
     )
     engine = Engine(model, 40, ROOM, steps=4, forcing_tokens=8)
     sampler = Sampler(engine, chunk_tokens=8, decode=decode)
@@ -307,15 +304,20 @@ def test_keys_of_branches_are_their_own():
 @pytest.mark.parametrize(
     "how, problem",
     [
-        (dict(at=12), "branch at"), (dict(at=-1), "branch at"), (dict(at=[3, 99]), "branch at"),
-        (dict(at=[]), "branch at"), (dict(at=1.5), "branch at"), (dict(at=True), "branch at"),
-        (dict(at=3, n=0), "n of a branch"), (dict(at=3, n=1.5), "n of a branch"),
+        (dict(at=12), "branch at"),
+        (dict(at=-1), "branch at"),
+        (dict(at=[3, 99]), "branch at"),
+        (dict(at=[]), "branch at"),
+        (dict(at=1.5), "branch at"),
+        (dict(at=True), "branch at"),
+        (dict(at=3, n=0), "n of a branch"),
+        (dict(at=3, n=1.5), "n of a branch"),
         (dict(at=3, keep=True, hold=True), "keep and hold"),
         (dict(at=3, n=2, request_ids=[1]), "request_ids"),
         (dict(at=13, sampling=ASKED), "branch at"),
         (dict(at=12, sampling=dataclasses.replace(ASKED, max_response_tokens=30)), "fit a slot"),
     ],
-)  # fmt: skip
+)
 def test_bad_branches_are_refused(how, problem):
     sampler = refusing()
     with pytest.raises(InputError, match=problem):

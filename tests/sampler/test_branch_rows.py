@@ -16,9 +16,11 @@ from rljax.sampler import Decoding, Sampling, branch, generate
 ASKED = Sampling(max_response_tokens=12)
 KEY = jax.random.key(5)
 HOW = {
-    "device": Decoding(), "device, slots": Decoding(slots=3), "host": Decoding(loop="host"),
+    "device": Decoding(),
+    "device, slots": Decoding(slots=3),
+    "host": Decoding(loop="host"),
     "host, pages": Decoding(loop="host", slots=4, page_tokens=4),
-}  # fmt: skip
+}
 ROWS, AT = [5, 0, 5, 2], [3, 11, 8, 0]
 
 
@@ -34,9 +36,7 @@ def rows_of(model, asked=ASKED, **how):
 
 
 def branches(model, batch, starts, asked=ASKED, rows=ROWS, at=AT, key=KEY, **how):
-    out = branch(
-        model, weights(model), batch, rows, at, starts, key, asked, n=3, version=4, **how
-    )  # fmt: skip
+    out = branch(model, weights(model), batch, rows, at, starts, key, asked, n=3, version=4, **how)
     return jax.device_get(out)
 
 
@@ -66,8 +66,10 @@ def test_both_loops_draw_the_same_and_keep_what_was_recorded(model):
             np.testing.assert_array_equal(
                 getattr(one, name)[i, :begin], getattr(batch, name)[row, :begin], err_msg=name
             )
-        np.testing.assert_array_equal(one.mask[i], (np.arange(one.mask.shape[1]) >= begin)
-                                      & (np.arange(one.mask.shape[1]) < end))  # fmt: skip
+        np.testing.assert_array_equal(
+            one.mask[i],
+            (np.arange(one.mask.shape[1]) >= begin) & (np.arange(one.mask.shape[1]) < end),
+        )
         assert set(one.policy_version[i, begin:end]) == {4}
     # Nothing but its own row, place and number decides a draw.
     alone = branches(model, batch, starts, rows=[5], at=[8])
@@ -80,9 +82,12 @@ def test_both_loops_draw_the_same_and_keep_what_was_recorded(model):
 @pytest.mark.slow
 def test_thinking_and_stop_strings_are_those_of_the_whole_response(model):
     think = dataclasses.replace(
-        ASKED, thinking_tokens=(2, 9), end_of_thinking_ids=(7,), interrupt_ids=(9, 8, 7),
+        ASKED,
+        thinking_tokens=(2, 9),
+        end_of_thinking_ids=(7,),
+        interrupt_ids=(9, 8, 7),
         stop_strings=("ab", "x", "ef"),
-    )  # fmt: skip
+    )
     how = dict(decoding=Decoding(decode=decode))
     batch, starts = rows_of(model, think, **how)
     sizes = np.asarray((batch.segment_ids > 0).sum(1)) - starts
@@ -99,13 +104,15 @@ def test_thinking_and_stop_strings_are_those_of_the_whole_response(model):
 @pytest.mark.parametrize(
     "change, problem",
     [
-        (dict(rows=[8]), "rows of a branch"), (dict(at=[12]), "branch at"),
-        (dict(at=[-1]), "branch at"), (dict(at=[1, 2]), "rows, at and starts"),
+        (dict(rows=[8]), "rows of a branch"),
+        (dict(at=[12]), "branch at"),
+        (dict(at=[-1]), "branch at"),
+        (dict(at=[1, 2]), "rows, at and starts"),
         (dict(rows=[], at=[]), "rows, at and starts"),
         (dict(asked=dataclasses.replace(ASKED, max_response_tokens=13)), "max_response_tokens"),
         (dict(asked=dataclasses.replace(ASKED, max_response_tokens=3)), "branch at"),
     ],
-)  # fmt: skip
+)
 def test_bad_branches_of_rows_are_refused(change, problem):
     model = tiny()
     batch, starts = rows_of(model)

@@ -65,9 +65,12 @@ CASES = {
 def test_it_draws_as_if_its_head_ended_there(case):
     whole, cut, params, of_cut = pair(case == "tied")
     asked, decoding = CASES[case]
-    run = lambda *model: jax.device_get(  # noqa: E731
-        generate(*model, TOKENS, LENGTHS, jax.random.key(0), asked, n=3, decoding=decoding)
-    )
+
+    def run(*model):
+        return jax.device_get(
+            generate(*model, TOKENS, LENGTHS, jax.random.key(0), asked, n=3, decoding=decoding)
+        )
+
     batch = run(whole, params)
     assert batch.tokens.max() < KNOWN and (batch.mask > 0).sum() > 50
     same(batch, run(cut, of_cut))
@@ -102,23 +105,35 @@ def test_rows_behind_get_no_gradient_from_the_head():
     params = model.init(jax.random.key(3))
     ids = jnp.asarray(TOKENS % KNOWN)
     batch = batch_from_rows(ids, jnp.asarray(LENGTHS), jnp.ones(ids.shape))
-    total = lambda params: jnp.sum(model.logprobs(params, batch)[0][:, 1:])  # noqa: E731
+
+    def total(params):
+        return jnp.sum(model.logprobs(params, batch)[0][:, 1:])
+
     gradients = jax.jit(jax.grad(total))(params)
     assert not np.any(gradients["head"][:, KNOWN:]) and np.any(gradients["head"][:, :KNOWN])
     assert not np.any(gradients["embedding"][KNOWN:])
-    readout = lambda params: jnp.sum(model.readout(params, batch)[1] ** 2)  # noqa: E731
+
+    def readout(params):
+        return jnp.sum(model.readout(params, batch)[1] ** 2)
+
     assert not np.any(jax.grad(readout)(params)["head"][:, KNOWN:])
 
 
 @pytest.mark.parametrize(
     ("method", "options"),
-    [(mcts, dict(simulations=4, width=3)), (mcts, dict(simulations=3, width=3, rollouts=True)),
-     (best_of_n, dict(samples=3))],
+    [
+        (mcts, dict(simulations=4, width=3)),
+        (mcts, dict(simulations=3, width=3, rollouts=True)),
+        (best_of_n, dict(samples=3)),
+    ],
     ids=["columns", "rollouts", "best of n"],
-)  # fmt: skip
+)
 def test_a_search_finds_what_it_would_find_there(method, options):
     whole, cut, params, of_cut = pair()
-    scored = lambda rows, responses: np.array([len(ids) for ids, _ in responses], float)  # noqa: E731
+
+    def scored(rows, responses):
+        return np.array([len(ids) for ids, _ in responses], float)
+
     search = Search(functools.partial(method, **options), None, scored)
     short = dataclasses.replace(ASKED, max_response_tokens=4)
     prompts = TOKENS[:2], LENGTHS[:2]

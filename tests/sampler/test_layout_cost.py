@@ -72,9 +72,13 @@ def test_a_step_takes_what_the_compiled_programs_were_counted_to(case):
 
 @pytest.mark.parametrize(
     ("config", "topology", "slots", "chosen"),
-    [(QWEN, "v5e:2x4", 64, Layout(4, 1, 2)), (QWEN, "v5e:2x4", 256, Layout(8, 1, 1)),
-     (LLAMA, "v5p:4x4x4", 0, Layout(8, 1, 8)), (LARGE, "v5p:8x8x8", 0, Layout(16, 4, 8))],
-)  # fmt: skip
+    [
+        (QWEN, "v5e:2x4", 64, Layout(4, 1, 2)),
+        (QWEN, "v5e:2x4", 256, Layout(8, 1, 1)),
+        (LLAMA, "v5p:4x4x4", 0, Layout(8, 1, 8)),
+        (LARGE, "v5p:8x8x8", 0, Layout(16, 4, 8)),
+    ],
+)
 def test_auto_takes_the_fastest_mesh_and_its_copy_is_counted(config, topology, slots, chosen):
     setup, chip = planned(config, topology, sampler__slots=slots, **AUTO)
     assert setup.decoding.layout == chosen
@@ -166,12 +170,9 @@ def test_of_experts_those_are_read_that_a_row_goes_to():
     mixed = dataclasses.replace(model.config, experts=ExpertsConfig(64, 2, 512), kinds=kinds)
     mixed = dataclasses.replace(model, config=mixed)
     few, many = (
-        next(
-            x for x in costs(mixed, work=Workload(n, 1, 8, 8))
-            if x.layout and x.layout.data == 8
-        )
+        next(x for x in costs(mixed, work=Workload(n, 1, 8, 8)) if x.layout and x.layout.data == 8)
         for n in (8, 800)
-    )  # fmt: skip
+    )
     experts = 3 * 3 * 64 * 256 * 512 * 2 / TPUS["v5e"].hbm_bytes_per_s
     assert few.hbm_s < 0.35 * experts and many.hbm_s > experts
 

@@ -238,10 +238,19 @@ def test_refilled_slots_take_fewer_steps_than_static_batches():
 def test_a_rollout_by_the_hosts_loop_says_how_full_its_pages_were():
     model = tiny()
     tokens, lengths = prompts(4)
-    draw = lambda **how: generate(  # noqa: E731
-        model, weights(model), tokens, lengths, jax.random.key(2), Sampling(max_response_tokens=9),
-        n=2, decoding=Decoding(loop="host", slots=3, **how),
-    )  # fmt: skip
+
+    def draw(**how):
+        return generate(
+            model,
+            weights(model),
+            tokens,
+            lengths,
+            jax.random.key(2),
+            Sampling(max_response_tokens=9),
+            n=2,
+            decoding=Decoding(loop="host", slots=3, **how),
+        )
+
     with timing.collect() as timings:
         got = draw(page_tokens=PAGE, pages=9)
     want = draw()

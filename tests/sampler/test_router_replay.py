@@ -156,7 +156,10 @@ def test_it_brings_sampler_and_trainer_nearer(kind):
     for seed in range(3):
         batch = sampled(model, params, seed=seed, n=16, **how)
         keep = np.asarray(batch.mask) > 0
-        gap = lambda b: np.abs(logprobs(params, b) - b.sampler_logprobs)[keep].mean()  # noqa: B023, E731
+
+        def gap(b):
+            return np.abs(logprobs(params, b) - b.sampler_logprobs)[keep].mean()  # noqa: B023
+
         with_it.append(gap(batch))
         without.append(gap(batch.replace(routes=None)))
     print(kind, "with", with_it, "without", without)
@@ -168,8 +171,10 @@ def test_models_of_other_sizes_and_other_heads_choose_their_own():
     batch = scrambled(sampled(model, params), model.config.experts.count)
     sizes = dict(layers=1, embed=16, mlp=16, heads=2, kv_heads=2, head_dim=8, init_std=0.5)
     critic = dataclasses.replace(model, head="scalar")
-    others = [dataclasses.replace(model, config=decoder(400, **sizes, **how))
-              for how in ({}, dict(experts=4, experts_per_token=3))]  # fmt: skip
+    others = [
+        dataclasses.replace(model, config=decoder(400, **sizes, **how))
+        for how in ({}, dict(experts=4, experts_per_token=3))
+    ]
     for other in (critic, *others):
         weights = other.init(jax.random.key(1))
         read = jax.jit(lambda p, b, m=other: m.hidden_and_load(p, b)[0])
@@ -194,8 +199,10 @@ def test_on_a_mesh():
 
 def test_what_cannot_record_is_refused(tmp_path):
     for field in (
-        {"sampler__loop": "host"}, {"rollouts__max_staleness": 1}, {"sampler__draft_tokens": 2},
-    ):  # fmt: skip
+        {"sampler__loop": "host"},
+        {"rollouts__max_staleness": 1},
+        {"sampler__draft_tokens": 2},
+    ):
         with pytest.raises(InputError, match="sampler.router_replay.*device's loop"):
             validate(tiny_config(tmp_path, sampler__router_replay=True, **field))
     with pytest.raises(InputError, match="router_replay"):

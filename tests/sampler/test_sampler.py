@@ -221,8 +221,14 @@ def test_the_rules_keep_the_sets_that_sorting_keeps():
     rng = np.random.default_rng(0)
     probs = rng.dirichlet(np.full(40, 0.3), size=64).astype(np.float32)
     weights = jnp.asarray(probs / probs.max(axis=1, keepdims=True))
-    for how in (dict(top_k=5), dict(top_p=0.8), dict(top_k=7, top_p=0.6), dict(top_p=0.01),
-                dict(min_p=0.2), dict(top_k=9, top_p=0.9, min_p=0.05)):  # fmt: skip
+    for how in (
+        dict(top_k=5),
+        dict(top_p=0.8),
+        dict(top_k=7, top_p=0.6),
+        dict(top_p=0.01),
+        dict(min_p=0.2),
+        dict(top_k=9, top_p=0.9, min_p=0.05),
+    ):
         asked = Sampling(**how)
         kept = draw._truncate(weights, rules_of([asked] * 64, 40)) > 0
         for row in range(64):
@@ -249,11 +255,17 @@ def wide_weights() -> np.ndarray:
 @pytest.mark.parametrize(
     "how",
     [
-        dict(top_k=5), dict(top_k=draw.LARGEST), dict(top_k=draw.LARGEST + 1), dict(top_k=WIDE),
-        dict(top_p=0.3), dict(top_p=0.95), dict(top_k=50, top_p=0.6), dict(min_p=0.2),
+        dict(top_k=5),
+        dict(top_k=draw.LARGEST),
+        dict(top_k=draw.LARGEST + 1),
+        dict(top_k=WIDE),
+        dict(top_p=0.3),
+        dict(top_p=0.95),
+        dict(top_k=50, top_p=0.6),
+        dict(min_p=0.2),
         dict(top_k=2000, top_p=0.99, min_p=0.01),
     ],
-)  # fmt: skip
+)
 def test_a_large_vocabulary_keeps_the_sets_that_sorting_keeps(how):
     """Whether the edge is among the largest weights or behind them, and ties at it stay."""
     weights, asked = wide_weights(), Sampling(**how)

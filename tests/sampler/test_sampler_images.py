@@ -25,9 +25,20 @@ def scene():
     """(model, weights, prompts, lengths, images): one image of 2 x 2 tokens, none, two of 1 x 2,
     and the tokens of the first with another image."""
     config = vision_decoder(
-        40, layers=2, embed=32, mlp=32, heads=2, kv_heads=2, head_dim=16, patch_size=2,
-        vision_layers=2, vision_embed=32, vision_mlp=32, vision_heads=2, init_std=0.3,
-    )  # fmt: skip
+        40,
+        layers=2,
+        embed=32,
+        mlp=32,
+        heads=2,
+        kv_heads=2,
+        head_dim=16,
+        patch_size=2,
+        vision_layers=2,
+        vision_embed=32,
+        vision_mlp=32,
+        vision_heads=2,
+        init_std=0.3,
+    )
     model = Model(config, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
     vision = config.vision
     i, start, end = vision.image_token_id, vision.start_token_id, vision.end_token_id

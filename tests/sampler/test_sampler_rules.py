@@ -40,7 +40,10 @@ def engine(model):
 
 def random_rules(rng) -> Sampling:
     """Each rule is asked for about every third time, all in any combination."""
-    some = lambda values, off: values[rng.integers(len(values))] if rng.random() < 0.35 else off  # noqa: E731
+
+    def some(values, off):
+        return values[rng.integers(len(values))] if rng.random() < 0.35 else off
+
     ids = rng.permutation(VOCAB)
     bias = tuple((int(w), float(b)) for w, b in zip(ids[:6], rng.normal(0, 3, 6), strict=True))
     return Sampling(
@@ -132,10 +135,12 @@ BAD = {
     "strings": ([3], dict(stop_strings=("a",)), {}, "tokenizer"),
     "ids": ([3], {}, dict(n=2, request_ids=[1]), "request_ids"),
     "thinking": (
-        [3], dict(thinking_tokens=(1, 2), interrupt_ids=(3,), end_of_thinking_ids=(4,)), {},
+        [3],
+        dict(thinking_tokens=(1, 2), interrupt_ids=(3,), end_of_thinking_ids=(4,)),
+        {},
         "no room for interruptions",
     ),
-}  # fmt: skip
+}
 
 
 def test_what_cannot_be_served_is_refused_and_the_others_go_on(model, engine):
@@ -207,7 +212,10 @@ def test_slots_are_half_of_the_rows_until_they_fit_into_an_eighth_of_the_memory(
     """As many as the devices share evenly; the machine alone decides, not what runs beside."""
     devices = model.mesh.size
     rows = 12 * devices
-    needs = lambda slots: 8 * devices * slots_bytes(model, slots, 10)  # noqa: E731
+
+    def needs(slots):
+        return 8 * devices * slots_bytes(model, slots, 10)
+
     cases = [(None, rows), (needs(rows), rows), (needs(rows) - 1, rows // 2), (1, 3 * devices)]
     for capacity, slots in cases:
         monkeypatch.setattr(memory, "device_capacity", lambda _, found=capacity: found)
@@ -262,13 +270,16 @@ def test_logits_that_are_not_finite_end_their_request_alone():
     want = {s.id: s for s in want.run(weights(model))}
     paged = dict(page_tokens=4, pages=14)
     for pages, how in (
-        ({}, dict(chunk_tokens=16, prefill_rows=4)), ({}, dict(chunk_tokens=3)),
+        ({}, dict(chunk_tokens=16, prefill_rows=4)),
+        ({}, dict(chunk_tokens=3)),
         (paged, dict(chunk_tokens=3)),
-    ):  # fmt: skip
+    ):
         sampler = Sampler(
             Engine(model, 3, ROOM, steps=3, **pages),
-            key=jax.random.key(1), prefix_cache_tokens=200, **how,
-        )  # fmt: skip
+            key=jax.random.key(1),
+            prefix_cache_tokens=200,
+            **how,
+        )
         for i, line in enumerate(lines):
             sampler.submit(line, asked, request_ids=[i])
             if i % 4 == 0:  # these draw it, sooner or later, in mid-response

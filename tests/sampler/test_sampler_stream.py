@@ -182,7 +182,10 @@ def test_both_loops_cut_where_the_string_is_complete(engine, params, seed):
 
 def test_a_sample_that_a_string_ended_goes_on_behind_a_tools_reply(engine, params):
     """The stop string that ended a turn does not end the next, nor does one that the tool says."""
-    decode = lambda ids: "".join("_abcdefghijklmnopqrstuvwxyz01"[i] for i in ids)  # noqa: E731
+
+    def decode(ids):
+        return "".join("_abcdefghijklmnopqrstuvwxyz01"[i] for i in ids)
+
     letters = "bcdefghij"
     asked = Sampling(max_response_tokens=NEW, stop_strings=tuple(letters))
     sampler = Sampler(engine, chunk_tokens=4, decode=decode, prefix_cache_tokens=100)
@@ -253,8 +256,11 @@ def test_shared_beginnings_are_read_once_and_change_nothing(engine, params):
     rng = np.random.default_rng(5)
     asked = Sampling(max_response_tokens=4)
     stem = rng.integers(2, VOCAB, LONGEST).tolist()
-    lines = [stem[:k] + rng.integers(2, VOCAB, LONGEST - k).tolist()[:more]
-             for k in range(1, LONGEST) for more in (0, 1, 3)]  # fmt: skip
+    lines = [
+        stem[:k] + rng.integers(2, VOCAB, LONGEST - k).tolist()[:more]
+        for k in range(1, LONGEST)
+        for more in (0, 1, 3)
+    ]
     for chunk, rows, room in ((16, 4, 10_000), (16, 1, 60), (3, 4, 10_000)):
         sampler = Sampler(engine, chunk_tokens=chunk, prefill_rows=rows, prefix_cache_tokens=room)
         sampler.submit(stem, asked)
@@ -299,12 +305,16 @@ def test_engine_verbs(engine, params):
     sample = sampler.submit(line, dataclasses.replace(ASKED, stop_ids=()))[0]
     while not len(sample.tokens):
         sampler.step(params)
-    tokens = lambda state, steps: jax.device_get(  # noqa: E731
-        engine.generate(params, jax.tree.map(jnp.copy, state), steps)[1]
-    )
+
+    def tokens(state, steps):
+        return jax.device_get(engine.generate(params, jax.tree.map(jnp.copy, state), steps)[1])
+
     state = sampler._places.state
     want = tokens(state, 4)
-    at = lambda found, slot: (found.ids[:4, slot].tolist(), found.logp[:4, slot])  # noqa: E731
+
+    def at(found, slot):
+        return (found.ids[:4, slot].tolist(), found.logp[:4, slot])
+
     prefix = engine.extract(state, np.array([0]))
     assert int(prefix.length[0]) == len(sample.ids) - 1 and prefix.token[0] == sample.tokens[-1]
     keys = np.asarray(state.key)

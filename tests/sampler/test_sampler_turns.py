@@ -19,9 +19,12 @@ from rljax.tracking import compiles
 
 LETTERS = "_abcdefghijklmnopqrstuvwxyz01"
 THINK = Sampling(
-    max_response_tokens=7, thinking_tokens=(1, 4), end_of_thinking_ids=(7,), interrupt_ids=(9, 7),
+    max_response_tokens=7,
+    thinking_tokens=(1, 4),
+    end_of_thinking_ids=(7,),
+    interrupt_ids=(9, 7),
     stop_strings=("b", "e", "m", "xy"),
-)  # fmt: skip
+)
 
 
 def decode(ids) -> str:
@@ -37,8 +40,7 @@ def model(request):
 
 
 @pytest.mark.parametrize(
-    "slots, parked, reread",
-    [(12, 0, False), (3, 0, True), (3, 10 * ROOM, False), (1, ROOM, None)],
+    "slots, parked, reread", [(12, 0, False), (3, 0, True), (3, 10 * ROOM, False), (1, ROOM, None)]
 )
 def test_turns_are_those_of_a_fresh_request(model, slots, parked, reread):
     """With a slot for each, and with fewer slots than episodes: parked, or read again."""
@@ -101,7 +103,10 @@ def test_the_highest_request_id_gives_way_to_lower_ones(model):
     """And to any, once nothing else could go on."""
     params = weights(model)
     sampler = Sampler(Engine(model, 3, ROOM, steps=6), chunk_tokens=8, parked_tokens=ROOM)
-    ask = lambda i: sampler.submit([3, 4], ASKED, request_ids=[i], hold=True)[0]  # noqa: E731
+
+    def ask(i):
+        return sampler.submit([3, 4], ASKED, request_ids=[i], hold=True)[0]
+
     first = {i: ask(i) for i in (5, 9, 7)}
     finished(sampler, params)
     assert (sampler.held, sampler.parked) == (3, 0)

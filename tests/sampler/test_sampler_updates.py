@@ -133,9 +133,10 @@ def test_with_the_cache_kept_each_token_is_that_of_its_schedule(engine, seed):
     mixed = stale = 0
     for sample in samples:
         again = {
-            count for count, version in stops.get(sample.id, [])
+            count
+            for count, version in stops.get(sample.id, [])
             if count < len(sample.versions) and sample.versions[count] != version
-        }  # fmt: skip
+        }
         logits = _alone(model, versions, sample, again)
         for t in range(len(sample.tokens)):
             assert_drawn(sample, t, logits[t])
@@ -185,7 +186,9 @@ def test_no_parameter_is_copied_or_kept(engine):
     assert [x.unsafe_buffer_pointer() for x in leaves] == places
 
     # (A view of a buffer on the host would keep it from being donated.)
-    seen = lambda p: jax.device_get(jax.tree.map(jnp.copy, p))  # noqa: E731
+    def seen(p):
+        return jax.device_get(jax.tree.map(jnp.copy, p))
+
     move = jax.jit(lambda p: jax.tree.map(lambda x: x * 1.05, p), donate_argnums=0)
     version, expect = 0, {0: seen(params)}
     while sampler.pending:

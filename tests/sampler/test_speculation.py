@@ -95,9 +95,17 @@ def test_turns_with_drafts_are_those_of_a_fresh_request_without(case):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
-    lanes([("gpt_oss", "")], [("gemma2", ""), ("deepseek_v3", ""), ("qwen3", "int8"),
-                              ("gemma3_text", "int8"), ("qwen3_moe", "")]),
-)  # fmt: skip
+    lanes(
+        [("gpt_oss", "")],
+        [
+            ("gemma2", ""),
+            ("deepseek_v3", ""),
+            ("qwen3", "int8"),
+            ("gemma3_text", "int8"),
+            ("qwen3_moe", ""),
+        ],
+    ),
+)
 def test_families(case):
     """Sinks, rings, soft caps, latents, experts, int8 keys and values."""
     name, kv_dtype = case
@@ -114,7 +122,10 @@ def test_families(case):
 
 def without_attention(params):
     """A model whose next token depends on the newest alone: greedy, it soon goes in circles."""
-    zero = lambda path, x: x * ("['o']" not in jax.tree_util.keystr(path))  # noqa: E731
+
+    def zero(path, x):
+        return x * ("['o']" not in jax.tree_util.keystr(path))
+
     return jax.tree_util.tree_map_with_path(zero, params)
 
 
@@ -171,10 +182,7 @@ def test_a_draft_is_what_followed_the_latest_occurrence_of_the_newest_tokens():
     cases = [
         ([1, 2, 3, 4, 1, 2, 3], [4, 1, 2, 3]),  # of three
         ([1, 2, 9, 8, 7, 2, 9], [8, 7, 2, 9]),  # of two: no three
-        (
-            [3, 4, 5, 6, 3, 4, 7, 3, 4],
-            [7, 3, 4, 7],
-        ),  # the latest, again from its start
+        ([3, 4, 5, 6, 3, 4, 7, 3, 4], [7, 3, 4, 7]),  # the latest, again from its start
         ([1, 2, 3, 4, 5], []),
         ([6, 6, 6, 6], [6, 6, 6, 6]),
     ]
@@ -199,6 +207,12 @@ def test_what_cannot_be_drafted_is_refused_by_name():
     second = SecondModel(tiny(), params, 0.5)
     with pytest.raises(InputError, match="two models decode together"):
         generate(
-            tiny(), params, TOKENS, LENGTHS, jax.random.key(0), COOL, second=second,
+            tiny(),
+            params,
+            TOKENS,
+            LENGTHS,
+            jax.random.key(0),
+            COOL,
+            second=second,
             decoding=Decoding(draft_tokens=2),
-        )  # fmt: skip
+        )

@@ -29,8 +29,11 @@ def test_samples_of_one_seed_are_told_apart(served):
     sampler.abort(samples[3])  # waiting
     finished = list(sampler.run(params))
     assert [s.finish_reason for s in samples] == [
-        FinishReason.LENGTH, FinishReason.ABORT, FinishReason.LENGTH, FinishReason.ABORT,
-    ]  # fmt: skip
+        FinishReason.LENGTH,
+        FinishReason.ABORT,
+        FinishReason.LENGTH,
+        FinishReason.ABORT,
+    ]
     assert {id(s) for s in finished} == {id(samples[0]), id(samples[2])}
 
 

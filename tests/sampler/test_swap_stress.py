@@ -101,7 +101,10 @@ def test_read_again_every_token_is_that_of_its_version(count):
     assert sum(len(set(s.versions)) > 1 for s in samples) > len(samples) // 3
     close = assert_drawn_by_their_versions(engine.model, params_of, rows)
     assert close < 2e-3 * count
-    wrong = lambda version: params_of(version + 1)  # noqa: E731
+
+    def wrong(version):
+        return params_of(version + 1)
+
     with pytest.raises(AssertionError):  # the comparison sees weights of the next version
         assert_drawn_by_their_versions(engine.model, wrong, rows[:200])
 
@@ -111,7 +114,10 @@ def test_read_again_every_token_is_that_of_its_version(count):
 def test_versions_with_equal_weights_draw_equal_tokens(count, keep_cache):
     """Whatever is kept or read again; and each token names the dispatch that drew it."""
     model = engine_of().model
-    copied = lambda version: jax.tree.map(jnp.copy, weights(model))  # noqa: E731
+
+    def copied(version):
+        return jax.tree.map(jnp.copy, weights(model))
+
     samples = decoded(count, copied, keep_cache=keep_cache)
     sampler = Sampler(engine_of(), chunk_tokens=8)
     others = [one for i in range(len(samples) // 4) for one in submitted(sampler, i)]

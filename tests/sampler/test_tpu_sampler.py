@@ -241,7 +241,10 @@ def prefix(one: Engine, rows: int, tokens: int):
         jax.ShapeDtypeStruct((rows,), jnp.int32),
     )
     mesh = one.model.mesh
-    place = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)  # noqa: E731
+
+    def place(x, s):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
+
     whole = jax.tree.map(lambda x: place(x, replicated(mesh)), made)
     caches = jax.tree.map(place, made.caches, cache.shardings(made.caches, mesh))
     return dataclasses.replace(whole, caches=caches)
@@ -250,7 +253,10 @@ def prefix(one: Engine, rows: int, tokens: int):
 def entry(one: Engine, rows: int):
     state = one.abstract_state()
     names = [f.name for f in dataclasses.fields(engines.Entry) if f.name != "which"]
-    pick = lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype)  # noqa: E731
+
+    def pick(x):
+        return jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype)
+
     return engines.Entry(**{name: jax.tree.map(pick, getattr(state, name)) for name in names})
 
 
@@ -320,10 +326,18 @@ def test_a_whole_batch_holds_its_cache_once(chips):
     rules = jax.tree.map(lambda x: array((4 * prompts, *x.shape[1:]), x.dtype), asked)
     shape = whole_batch.Shape(4, SLOTS, TOKENS - length, "")
     program = whole_batch.rollout.lower(
-        model, shape, model.abstract(), array((prompts, length), jnp.int32),
-        array((prompts,), jnp.int32), array((4 * prompts, 2), jnp.uint32), rules,
-        jax.ShapeDtypeStruct((), jnp.int32), None, None, None,
-    ).compile()  # fmt: skip
+        model,
+        shape,
+        model.abstract(),
+        array((prompts, length), jnp.int32),
+        array((prompts,), jnp.int32),
+        array((4 * prompts, 2), jnp.uint32),
+        rules,
+        jax.ShapeDtypeStruct((), jnp.int32),
+        None,
+        None,
+        None,
+    ).compile()
     caches = Engine(model, SLOTS, TOKENS).abstract_state().caches
     held, each = held_bytes(caches), cache_bytes(caches)
     text = program.as_text()

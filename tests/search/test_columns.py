@@ -123,9 +123,10 @@ def test_one_set_of_programs_for_all_simulations_steps_and_prompts():
     model = tiny(mlp=48)  # that no other test has compiled
     value = value_of(model, "process")
     programs = columns._started, columns._looked, columns._moved
-    run = lambda new: mcts(  # noqa: E731
-        task_of(model, weights(model), value, new=new), simulations=9, width=3
-    )
+
+    def run(new):
+        return mcts(task_of(model, weights(model), value, new=new), simulations=9, width=3)
+
     counts = [[one._cache_size() for one in programs]]
     for new in (NEW, NEW, NEW + 1):
         run(new)
@@ -158,10 +159,13 @@ def test_eight_devices_search_as_one_does():
     model, mesh = tiny(window=4), make_mesh(4, 2, 1)
     params, value = weights(model), value_of(model, "process")
     want = mcts(task_of(model, params, value), simulations=8, width=3)
-    split = lambda one, params: (  # noqa: E731
-        (made := dataclasses.replace(one, mesh=mesh)),
-        jax.device_put(params, made.shardings()),
-    )
+
+    def split(one, params):
+        return (
+            (made := dataclasses.replace(one, mesh=mesh)),
+            jax.device_put(params, made.shardings()),
+        )
+
     model, params = split(model, params)
     judge, of_judge = split(value.model, value.params)
     value = dataclasses.replace(value, model=judge, params=of_judge)

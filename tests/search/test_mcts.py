@@ -184,7 +184,10 @@ def test_a_process_model_is_read_at_the_ends_of_lines():
     task = Task(MODEL, weights(MODEL), PROMPTS, LENGTHS, None, SAMPLING, Decoding(), value)
     at_ends, everywhere = task.evaluator(3), dataclasses.replace(task, value=judge()).evaluator(3)
     texts = [[3, 4], [3, 7], [7, 5, 6], [7, EOS]]
-    value_at = lambda model, paths: np.asarray(model(padded_paths(paths, [True] * 4)).value)  # noqa: E731
+
+    def value_at(model, paths):
+        return np.asarray(model(padded_paths(paths, [True] * 4)).value)
+
     cut = [[], [3, 7], [7], [7]]
     want = np.where([0, 1, 1, 1], value_at(everywhere, cut), 0.0)
     np.testing.assert_allclose(value_at(at_ends, texts), want, atol=1e-5)

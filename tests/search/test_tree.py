@@ -20,7 +20,10 @@ def with_children(prior, visits, total_value, tokens=None) -> trees.Tree:
     tree = trees.empty(1, m + 2, m)
     tokens = range(m) if tokens is None else tokens
     children = [i + 1 if n else trees.NONE for i, n in enumerate(visits)]
-    put = lambda x, row: x.at[0, 0].set(jnp.asarray(row, x.dtype))  # noqa: E731
+
+    def put(x, row):
+        return x.at[0, 0].set(jnp.asarray(row, x.dtype))
+
     there = jnp.arange(m) + 1
     return dataclasses.replace(
         tree,
@@ -85,7 +88,9 @@ def test_visit_policy():
 
 
 def test_ties_go_to_the_higher_prior_then_to_the_lower_token():
-    pick = lambda *x: int(trees.best_of(*(jnp.asarray(one) for one in x)))  # noqa: E731
+    def pick(*x):
+        return int(trees.best_of(*(jnp.asarray(one) for one in x)))
+
     assert pick([2, 2, 1], [0.1, 0.3, 0.6], [5, 6, 7]) == 1
     assert pick([2, 2, 2], [0.3, 0.3, 0.3], [9, 4, 7]) == 1
     assert pick([2.0, 2.0, 3.0], [0.3, 0.3, 0.9], [9, 4, trees.NONE]) == 1
@@ -135,7 +140,10 @@ def searched(roots, count: int, width: int, chance: float = 0.2) -> trees.Tree:
 
     def one(_, tree):
         at = trees.select(tree, C)
-        step = lambda s, x: (jnp.where(x >= 0, _next(s, x), s), None)  # noqa: E731
+
+        def step(s, x):
+            return (jnp.where(x >= 0, _next(s, x), s), None)
+
         depths = jnp.arange(at.path.shape[1])[None, :]
         path = jnp.where(depths < at.depth[:, None], at.path, -1)
         state, _ = jax.lax.scan(step, roots, path.T)
@@ -178,10 +186,12 @@ def by_mctx(mctx, roots, count: int, width: int, chance: float):
     from mctx._src import search
 
     run = functools.partial(
-        search.search, recurrent_fn=recurrent, num_simulations=count - 1,
+        search.search,
+        recurrent_fn=recurrent,
+        num_simulations=count - 1,
         root_action_selection_fn=lambda key, tree, node: choose(key, tree, node, 0),
         interior_action_selection_fn=choose,
-    )  # fmt: skip
+    )
     root = mctx.RootFnOutput(prior_logits=prior, value=value, embedding=(roots, ended))
     return jax.jit(lambda root: run((), jax.random.key(0), root=root))(root)
 
@@ -220,11 +230,13 @@ def test_the_move_of_the_root_keeps_the_subtree():
             child = int(tree.children[row, node, i])
             children.append(
                 (
-                    int(tree.tokens[row, node, i]), float(tree.prior[row, node, i]),
-                    int(tree.visits[row, node, i]), float(tree.total_value[row, node, i]),
+                    int(tree.tokens[row, node, i]),
+                    float(tree.prior[row, node, i]),
+                    int(tree.visits[row, node, i]),
+                    float(tree.total_value[row, node, i]),
                     None if child == trees.NONE else below(tree, row, child),
                 )
-            )  # fmt: skip
+            )
         return float(tree.value[row, node]), bool(tree.terminal[row, node]), children
 
     counts = np.asarray(trees.root_count(moved))

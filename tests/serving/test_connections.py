@@ -73,11 +73,19 @@ def read_all(connection: socket.socket) -> bytes:
 @pytest.mark.parametrize(
     "begun",
     [
-        b"", b"G", b"GET / HTTP/1.1\r\n", GET, GET + b"X: ", GET + b"\r\n" + GET,
-        GET + b"Content-Length: 9\r\n\r\nx", CHUNKED + b"\r\n", CHUNKED + b"\r\n8\r\nx",
-        CHUNKED + b"\r\n1\r\nx\r\n0\r\n", b"HEAD" + GET[3:] + b"Content-Length: 9\r\n\r\n",
+        b"",
+        b"G",
+        b"GET / HTTP/1.1\r\n",
+        GET,
+        GET + b"X: ",
+        GET + b"\r\n" + GET,
+        GET + b"Content-Length: 9\r\n\r\nx",
+        CHUNKED + b"\r\n",
+        CHUNKED + b"\r\n8\r\nx",
+        CHUNKED + b"\r\n1\r\nx\r\n0\r\n",
+        b"HEAD" + GET[3:] + b"Content-Length: 9\r\n\r\n",
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("drips", [False, True])
 def test_half_a_request_is_not_waited_for(quick, begun, drips):
     """Whatever part is missing, and also where a byte comes now and then."""
@@ -136,7 +144,10 @@ def test_who_reads_nothing_is_not_written_to_for_ever():
 def test_whoever_is_one_too_many_is_told_and_later_served():
     with in_background(Counting(), limits=PATIENT) as address:
         port = int(address.rpartition(":")[2])
-        ask = lambda: answers(exchange(port, Hostile("", GET + CLOSE)))  # noqa: E731
+
+        def ask():
+            return answers(exchange(port, Hostile("", GET + CLOSE)))
+
         idle = [connect(port) for _ in range(3)]
         wait_until(lambda: [status for status, *_ in ask()] == [503])
         (_, headers, body) = ask()[0]
@@ -201,26 +212,36 @@ HOME = "http://localhost:3000"
 @pytest.mark.parametrize(
     "host,origin,options,status",
     [
-        ("localhost:8000", None, {}, 200), ("127.0.0.1", None, {}, 200),
+        ("localhost:8000", None, {}, 200),
+        ("127.0.0.1", None, {}, 200),
         ("[::1]:80", None, {}, 200),
-        ("192.168.0.7:8000", None, {}, 200), (socket.gethostname(), None, {}, 200),
-        ("LOCALHOST", None, {}, 200), ("me.localhost:1", None, {}, 200),
-        ("evil.example", None, {}, 403), ("evil.example:8000", None, {}, 403),
-        ("127.0.0.1.evil.example", None, {}, 403), ("localhost.evil.example", None, {}, 403),
-        ("[::1", None, {}, 403), ("", None, {}, 403), ("evil.example#localhost", None, {}, 403),
+        ("192.168.0.7:8000", None, {}, 200),
+        (socket.gethostname(), None, {}, 200),
+        ("LOCALHOST", None, {}, 200),
+        ("me.localhost:1", None, {}, 200),
+        ("evil.example", None, {}, 403),
+        ("evil.example:8000", None, {}, 403),
+        ("127.0.0.1.evil.example", None, {}, 403),
+        ("localhost.evil.example", None, {}, 403),
+        ("[::1", None, {}, 403),
+        ("", None, {}, 403),
+        ("evil.example#localhost", None, {}, 403),
         ("gpu.example:80", None, {"hosts": ["gpu.example"]}, 200),
         ("gpu.example", None, {"hosts": ["GPU.example"]}, 200),
-        ("gpu.example", None, {"hosts": ["example"]}, 403), ("a.b", None, {"hosts": ["*"]}, 200),
+        ("gpu.example", None, {"hosts": ["example"]}, 403),
+        ("a.b", None, {"hosts": ["*"]}, 200),
         ("localhost:8000", "http://localhost:8000", {}, 200),
-        ("localhost:8000", "https://evil.example", {}, 403), ("localhost", "null", {}, 403),
-        ("localhost:8000", HOME, {}, 403), ("localhost:8000", HOME, {"origins": [HOME]}, 200),
+        ("localhost:8000", "https://evil.example", {}, 403),
+        ("localhost", "null", {}, 403),
+        ("localhost:8000", HOME, {}, 403),
+        ("localhost:8000", HOME, {"origins": [HOME]}, 200),
         ("localhost", "", {}, 403),
         ("localhost", f"{HOME}.evil.example", {"origins": [HOME]}, 403),
         ("localhost", "https://evil.example", {"origins": ["*"]}, 200),
         ("evil.example", "http://evil.example", {}, 403),
         ("evil.example", HOME, {"origins": [HOME]}, 403),
     ],
-)  # fmt: skip
+)
 def test_pages_of_other_sites_are_refused(host, origin, options, status):
     async def app(scope, receive, send):
         await send({"type": "http.response.start", "status": 200, "headers": []})

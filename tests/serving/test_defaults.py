@@ -55,9 +55,11 @@ def test_a_model_folder_is_asked_as_its_generation_config_says(plain, generation
 def test_a_run_is_asked_as_it_sampled_and_options_come_first(plain):
     sampler = dataclasses.replace(Config().sampler, temperature=0.9, top_k=7, max_response_tokens=9)
     run = dataclasses.replace(
-        plain, config=dataclasses.replace(Config(), sampler=sampler), step=3,
+        plain,
+        config=dataclasses.replace(Config(), sampler=sampler),
+        step=3,
         generation={"temperature": 0.1},
-    )  # fmt: skip
+    )
     turn = Chat(run, ChatOptions("", tokens=64)).turn
     assert (turn.temperature, turn.top_k, turn.max_response_tokens) == (0.9, 7, 9)
     options = ChatOptions("", tokens=64, temperature=0.0, max_response_tokens=5)
@@ -81,9 +83,14 @@ def test_what_is_not_done_is_said_and_what_is_wrong_refused(plain):
     line = defaults_of(saying(plain, **asked), 1.0).line()
     assert "repetition_penalty=1.05, num_beams=4 is not done" in line and "typical_p" not in line
     for name, value in (
-        ("temperature", "hot"), ("temperature", True), ("top_k", 1.5), ("top_p", 0), ("min_p", 2),
-        ("temperature", -1), ("temperature", float("nan")),
-    ):  # fmt: skip
+        ("temperature", "hot"),
+        ("temperature", True),
+        ("top_k", 1.5),
+        ("top_p", 0),
+        ("min_p", 2),
+        ("temperature", -1),
+        ("temperature", float("nan")),
+    ):
         with pytest.raises(InputError, match=f"generation_config.json.*{name}"):
             defaults_of(saying(plain, **{name: value}), 1.0)
 
@@ -94,10 +101,10 @@ def test_a_request_that_names_nothing_gets_the_defaults(plain, tmp_path):
     chat = {"messages": [{"role": "user", "content": "Hi"}]}
     for read, body in ((read_completion, {"prompt": "Hi"}), (read_chat, chat)):
         how = (tokenizer, "m", Limits(999, 4))
-        (_, sampling), = read(body, *how, defaults=asked).requests  # fmt: skip
+        ((_, sampling),) = read(body, *how, defaults=asked).requests
         assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 5, 0.8)
         given = body | {"temperature": 1.0, "top_k": -1, "top_p": None}
-        (_, sampling), = read(given, *how, defaults=asked).requests  # fmt: skip
+        ((_, sampling),) = read(given, *how, defaults=asked).requests
         assert (sampling.temperature, sampling.top_k, sampling.top_p) == (1.0, 0, 0.8)
-        (_, sampling), = read(body, *how).requests  # fmt: skip
+        ((_, sampling),) = read(body, *how).requests
         assert (sampling.temperature, sampling.top_k, sampling.top_p) == (1.0, 0, 1.0)

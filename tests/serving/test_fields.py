@@ -57,28 +57,74 @@ def complete(client, **more):
 
 
 BOTH = [
-    ("top_k", -1), ("top_k", 0), ("min_p", 0.0), ("repetition_penalty", 1.0),
-    ("length_penalty", 1.0), ("presence_penalty", 0), ("frequency_penalty", 0.0), ("n", 1),
-    ("skip_special_tokens", True), ("spaces_between_special_tokens", True), ("min_tokens", 0),
-    ("use_beam_search", False), ("best_of", 1), ("best_of", None), ("logit_bias", {}),
-    ("ignore_eos", False), ("include_stop_str_in_output", False), ("stop_token_ids", []),
-    ("stop", []), ("seed", None), ("user", "u"), ("metadata", {"a": "b"}), ("store", False),
-    ("service_tier", "auto"), ("suffix", None), ("echo", False), ("truncate_prompt_tokens", None),
-    ("prompt_logprobs", None), ("guided_json", None), ("guided_choice", None), ("priority", 0),
-    ("response_format", {"type": "text"}), ("structured_outputs", None), ("bad_words", []),
-    ("allowed_token_ids", None), ("prompt_cache_key", "k"), ("logits_processors", []),
-    ("stream_options", None), ("request_id", "r"), ("return_token_ids", False),
-    ("no_such_field", None), ("logprobs", False),
-]  # fmt: skip
+    ("top_k", -1),
+    ("top_k", 0),
+    ("min_p", 0.0),
+    ("repetition_penalty", 1.0),
+    ("length_penalty", 1.0),
+    ("presence_penalty", 0),
+    ("frequency_penalty", 0.0),
+    ("n", 1),
+    ("skip_special_tokens", True),
+    ("spaces_between_special_tokens", True),
+    ("min_tokens", 0),
+    ("use_beam_search", False),
+    ("best_of", 1),
+    ("best_of", None),
+    ("logit_bias", {}),
+    ("ignore_eos", False),
+    ("include_stop_str_in_output", False),
+    ("stop_token_ids", []),
+    ("stop", []),
+    ("seed", None),
+    ("user", "u"),
+    ("metadata", {"a": "b"}),
+    ("store", False),
+    ("service_tier", "auto"),
+    ("suffix", None),
+    ("echo", False),
+    ("truncate_prompt_tokens", None),
+    ("prompt_logprobs", None),
+    ("guided_json", None),
+    ("guided_choice", None),
+    ("priority", 0),
+    ("response_format", {"type": "text"}),
+    ("structured_outputs", None),
+    ("bad_words", []),
+    ("allowed_token_ids", None),
+    ("prompt_cache_key", "k"),
+    ("logits_processors", []),
+    ("stream_options", None),
+    ("request_id", "r"),
+    ("return_token_ids", False),
+    ("no_such_field", None),
+    ("logprobs", False),
+]
 CHAT = [
-    ("parallel_tool_calls", True), ("functions", None), ("functions", []), ("tools", []),
-    ("function_call", "none"), ("tool_choice", "none"), ("reasoning_effort", None),
-    ("modalities", ["text"]), ("audio", None), ("prediction", None), ("verbosity", "medium"),
-    ("safety_identifier", "s"), ("add_generation_prompt", True), ("continue_final_message", False),
-    ("add_special_tokens", False), ("documents", None), ("documents", []), ("chat_template", None),
-    ("chat_template_kwargs", {}), ("mm_processor_kwargs", {}), ("top_logprobs", 0),
-    ("include_reasoning", True), ("max_completion_tokens", None),
-]  # fmt: skip
+    ("parallel_tool_calls", True),
+    ("functions", None),
+    ("functions", []),
+    ("tools", []),
+    ("function_call", "none"),
+    ("tool_choice", "none"),
+    ("reasoning_effort", None),
+    ("modalities", ["text"]),
+    ("audio", None),
+    ("prediction", None),
+    ("verbosity", "medium"),
+    ("safety_identifier", "s"),
+    ("add_generation_prompt", True),
+    ("continue_final_message", False),
+    ("add_special_tokens", False),
+    ("documents", None),
+    ("documents", []),
+    ("chat_template", None),
+    ("chat_template_kwargs", {}),
+    ("mm_processor_kwargs", {}),
+    ("top_logprobs", 0),
+    ("include_reasoning", True),
+    ("max_completion_tokens", None),
+]
 COMPLETIONS = [("add_special_tokens", True), ("suffix", ""), ("top_logprobs", 0)]
 
 
@@ -98,15 +144,30 @@ def test_values_without_an_effect_are_taken(client, ask, fields):
 @pytest.mark.parametrize(
     "name, value",
     [
-        ("repetition_penalty", 1.1), ("repetition_penalty", True), ("min_tokens", 1), ("top_k", -2),
-        ("skip_special_tokens", False), ("use_beam_search", True), ("use_beam_search", 0),
-        ("length_penalty", 0.9), ("best_of", 2), ("guided_json", {"type": "object"}),
-        ("response_format", {"type": "json_object"}), ("prompt_logprobs", 1), ("store", True),
-        ("truncate_prompt_tokens", 5), ("include_stop_str_in_output", True), ("bad_words", ["x"]),
-        ("presence_penalty", False), ("stop_token_ids", ["x"]), ("reasoning_effort", "high"),
-        ("no_such_field", 0), ("documents", [{"text": "x"}]), ("stop_token_ids", [10**6]),
+        ("repetition_penalty", 1.1),
+        ("repetition_penalty", True),
+        ("min_tokens", 1),
+        ("top_k", -2),
+        ("skip_special_tokens", False),
+        ("use_beam_search", True),
+        ("use_beam_search", 0),
+        ("length_penalty", 0.9),
+        ("best_of", 2),
+        ("guided_json", {"type": "object"}),
+        ("response_format", {"type": "json_object"}),
+        ("prompt_logprobs", 1),
+        ("store", True),
+        ("truncate_prompt_tokens", 5),
+        ("include_stop_str_in_output", True),
+        ("bad_words", ["x"]),
+        ("presence_penalty", False),
+        ("stop_token_ids", ["x"]),
+        ("reasoning_effort", "high"),
+        ("no_such_field", 0),
+        ("documents", [{"text": "x"}]),
+        ("stop_token_ids", [10**6]),
     ],
-)  # fmt: skip
+)
 def test_other_values_are_refused_by_name(client, ask, name, value):
     with pytest.raises(openai.BadRequestError) as caught:
         ask(client, extra_body={name: value})
@@ -190,9 +251,14 @@ def test_a_batch_ends_at_a_special_token(served, tokenizer, mark):
         for loop in ("device", "host"):
             how = dataclasses.replace(decoding_of(Config(), tokenizer), loop=loop)
             batch = generate(
-                engine.model, params, prompt, [prompt.shape[1]], jax.random.key(0), sampling,
+                engine.model,
+                params,
+                prompt,
+                [prompt.shape[1]],
+                jax.random.key(0),
+                sampling,
                 decoding=how,
-            )  # fmt: skip
+            )
             assert int(batch.mask.sum()) == count
             assert batch.finish_reason[0] == FinishReason.STOP
 
@@ -203,9 +269,12 @@ def test_the_sampler_finds_special_tokens_in_its_texts(served, tokenizer, mark):
     sampler = make_sampler(engine, tokenizer)
     for stops, count in [((text,), 1), ((text * 3,), 3), (("never", text), 1), (("never",), 8)]:
         sampling = Sampling(
-            temperature=0, max_response_tokens=8, stop_ids=tokenizer.eos_ids, stop_strings=stops,
+            temperature=0,
+            max_response_tokens=8,
+            stop_ids=tokenizer.eos_ids,
+            stop_strings=stops,
             logit_bias=((token, 1e3),),
-        )  # fmt: skip
+        )
         (sample,) = sampler.submit(tokenizer.encode("hello"), sampling)
         list(sampler.run(params))
         assert len(sample.tokens) == count

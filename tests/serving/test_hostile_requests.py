@@ -23,7 +23,7 @@ from hostile_requests import (
     mixed_cases,
     request,
     vanishing_cases,
-)  # fmt: skip
+)
 from tiny_server import NAME, tiny_server
 from tiny_tokenizer import write_tokenizer
 
@@ -111,7 +111,10 @@ def resident_bytes() -> int:
 def attack(server, cases: list[Hostile]) -> None:
     worker, port = server
     good = Hostile("", request(COMPLETIONS, json_body(GOOD[COMPLETIONS] | {"seed": "7"})))
-    choices = lambda: json.loads(answers(exchange(port, good))[0][2])["choices"]  # noqa: E731
+
+    def choices():
+        return json.loads(answers(exchange(port, good))[0][2])["choices"]
+
     before, memory = choices(), resident_bytes()
     with watched(port) as (slowest, tracebacks), ThreadPoolExecutor(6) as threads:
         for case, raw in zip(cases, threads.map(lambda c: exchange(port, c), cases), strict=True):

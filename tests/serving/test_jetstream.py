@@ -109,8 +109,13 @@ def test_the_array_is_tokens_valid_length(engine, params):
     state = adapter.insert(prefix, adapter.init_decode_state(), 0)
     _, results = adapter.generate(params, state)
     assert [f.name for f in dataclasses.fields(ResultTokens)] == [
-        "data", "tokens_idx", "valid_idx", "length_idx", "samples_per_slot", "log_prob",
-    ]  # fmt: skip
+        "data",
+        "tokens_idx",
+        "valid_idx",
+        "length_idx",
+        "samples_per_slot",
+        "log_prob",
+    ]
     assert results.data.shape == (SLOTS, 2 * STEPS + 1) and results.data.dtype == np.int32
     assert results.tokens_idx == (0, 3) and results.valid_idx == (3, 6)
     assert results.length_idx == (6, 7) and results.samples_per_slot == 1

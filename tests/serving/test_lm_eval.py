@@ -47,20 +47,25 @@ def folder(tmp_path_factory):
     rows = folder / "rows.jsonl"
     rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     data = {
-        "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(rows)}},
-        "test_split": "test", "doc_to_text": "{{question}}",
-    }  # fmt: skip
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(rows)}},
+        "test_split": "test",
+        "doc_to_text": "{{question}}",
+    }
     tasks = {
         "rljax_choice": {
-            "output_type": "multiple_choice", "doc_to_choice": "{{choices}}",
-            "doc_to_target": "gold", "metric_list": [{"metric": "acc"}],
+            "output_type": "multiple_choice",
+            "doc_to_choice": "{{choices}}",
+            "doc_to_target": "gold",
+            "metric_list": [{"metric": "acc"}],
         },
         "rljax_generate": {
-            "output_type": "generate_until", "doc_to_target": "{{choices[gold]}}",
+            "output_type": "generate_until",
+            "doc_to_target": "{{choices[gold]}}",
             "generation_kwargs": {"until": [STOP], "max_gen_toks": TOKENS, "temperature": 0},
             "metric_list": [{"metric": "exact_match"}],
         },
-    }  # fmt: skip
+    }
     for name, task in tasks.items():
         (folder / f"{name}.yaml").write_text(yaml.safe_dump({"task": name, **data, **task}))
     return folder
@@ -101,19 +106,38 @@ def harness(folder, model: str, address: str, task: str, **more) -> tuple[dict, 
     out = folder / f"out_{model}_{task}"
     path = "chat/completions" if "chat" in model else "completions"
     options = {
-        "model": NAME, "base_url": f"{address}/v1/{path}", "num_concurrent": 2, "max_retries": 1,
-        "max_length": 90, **more,
-    }  # fmt: skip
+        "model": NAME,
+        "base_url": f"{address}/v1/{path}",
+        "num_concurrent": 2,
+        "max_retries": 1,
+        "max_length": 90,
+        **more,
+    }
     command = [
-        sys.executable, "-m", "lm_eval", "run", "--model", model, "--tasks", task,
-        "--model_args", ",".join(f"{name}={value}" for name, value in options.items()),
-        "--include_path", str(folder), "--output_path", str(out), "--log_samples",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "lm_eval",
+        "run",
+        "--model",
+        model,
+        "--tasks",
+        task,
+        "--model_args",
+        ",".join(f"{name}={value}" for name, value in options.items()),
+        "--include_path",
+        str(folder),
+        "--output_path",
+        str(out),
+        "--log_samples",
+    ]
     command += ["--apply_chat_template"] if "chat" in model else []
     env = os.environ | {
-        "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(folder / "cache"), "OPENAI_API_KEY": "none",
-        "HF_HOME": str(folder / "home"), "JAX_PLATFORMS": "cpu",
-    }  # fmt: skip
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_CACHE": str(folder / "cache"),
+        "OPENAI_API_KEY": "none",
+        "HF_HOME": str(folder / "home"),
+        "JAX_PLATFORMS": "cpu",
+    }
     done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-3000:]
     (result,), (samples,) = list(out.rglob("results_*.json")), list(out.rglob("samples_*.jsonl"))

@@ -229,9 +229,10 @@ def test_each_of_many_mixed_requests_gets_what_the_engine_gives_it_alone(
 def test_prompts_come_as_text_texts_ids_or_lists_of_ids(client, alone, tokenizer):
     text, other = "the answer", "how many"
     ids = tokenizer.encode(text)
-    ask = lambda prompt, **more: client.completions.create(  # noqa: E731
-        model=NAME, prompt=prompt, seed=7, max_tokens=6, **more
-    )
+
+    def ask(prompt, **more):
+        return client.completions.create(model=NAME, prompt=prompt, seed=7, max_tokens=6, **more)
+
     want = [text_of(alone(p, seed=7, max_response_tokens=6)[0], tokenizer) for p in (text, other)]
     assert [c.text for c in ask(text).choices] == want[:1]
     assert [c.text for c in ask(ids).choices] == want[:1]
@@ -276,9 +277,12 @@ def test_echo_with_logprobs_scores_the_prompt_as_the_sampler_scores_its_tokens(
         sample = alone("the answer", temperature=temperature, seed=9, max_response_tokens=12)[0]
         prompt = tokenizer.encode("the answer")
         request = dict(
-            model=NAME, prompt=[*prompt, *sample.tokens.tolist()], temperature=temperature,
-            logprobs=0, echo=True,
-        )  # fmt: skip
+            model=NAME,
+            prompt=[*prompt, *sample.tokens.tolist()],
+            temperature=temperature,
+            logprobs=0,
+            echo=True,
+        )
         choice = client.completions.create(**request, max_tokens=0).choices[0]
         told = choice.logprobs
         assert told.token_logprobs[0] is None and len(told.tokens) == len(request["prompt"])
@@ -317,9 +321,9 @@ def test_echo_with_logprobs_streams_and_takes_several_prompts(client, tokenizer)
 
 
 def test_a_seed_repeats_and_its_absence_does_not(client):
-    ask = lambda **more: client.completions.create(  # noqa: E731
-        model=NAME, prompt="the", max_tokens=24, **more
-    )
+    def ask(**more):
+        return client.completions.create(model=NAME, prompt="the", max_tokens=24, **more)
+
     assert ask(seed=1).choices[0].text == ask(seed=1).choices[0].text
     assert ask(seed=1).choices[0].text != ask(seed=2).choices[0].text
     assert ask().choices[0].text != ask().choices[0].text
@@ -347,12 +351,22 @@ class Unread:
 
 def test_what_is_too_much_is_refused_before_any_work():
     prompts = [
-        {"n": 2**31 - 1}, {"prompt": ["the"] * 65}, {"prompt": ["the"] * 8, "n": 9}, {"n": 0},
-        {"prompt": "x" * 20_000}, {"prompt": ["the", "x" * 20_000]}, {"prompt": [5] * 97},
-        {"prompt": [[5], [5] * 96]}, {"max_tokens": 96}, {"max_tokens": 2**31 - 1},
-        {"stop": ["x"] * 17}, {"stop": "x" * 1001}, {"stop": ["x", "x" * 10**6]},
-        {"logit_bias": {str(i): 1 for i in range(301)}}, {"prompt": [[5]] * 10**5},
-    ]  # fmt: skip
+        {"n": 2**31 - 1},
+        {"prompt": ["the"] * 65},
+        {"prompt": ["the"] * 8, "n": 9},
+        {"n": 0},
+        {"prompt": "x" * 20_000},
+        {"prompt": ["the", "x" * 20_000]},
+        {"prompt": [5] * 97},
+        {"prompt": [[5], [5] * 96]},
+        {"max_tokens": 96},
+        {"max_tokens": 2**31 - 1},
+        {"stop": ["x"] * 17},
+        {"stop": "x" * 1001},
+        {"stop": ["x", "x" * 10**6]},
+        {"logit_bias": {str(i): 1 for i in range(301)}},
+        {"prompt": [[5]] * 10**5},
+    ]
     for more in prompts:
         with pytest.raises(InputError):
             read_completion({"prompt": "the"} | more, Unread(), NAME, Limits(96, 64))
@@ -508,9 +522,10 @@ NEVER_ENDS = {"1": -100, "2": -100}  # <|im_end|>, <|endoftext|>
 def test_more_than_the_stated_bound_is_told_to_come_back(served, client):
     worker = served[2]
     release = hold(worker)
-    ask = lambda n: client.completions.create(  # noqa: E731
-        model=NAME, prompt="the", n=n, max_tokens=2, seed=1
-    )
+
+    def ask(n):
+        return client.completions.create(model=NAME, prompt="the", n=n, max_tokens=2, seed=1)
+
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(ask, 64)
         wait_until(lambda: not worker._commands.empty())
@@ -637,9 +652,11 @@ def test_a_token_costs_the_same_at_any_place_of_a_response(tokenizer, case):
     tail = tokenizer.encode("the answer is 漢🙂 and 42")
     stops = ("x" * 1000, "x" * 999 + "y")
     start, stops = {
-        "bytes": (half * 8, ()), "special": ([1, 2] * 500, ()), "text": (tail * 60, ("zz",)),
+        "bytes": (half * 8, ()),
+        "special": ([1, 2] * 500, ()),
+        "text": (tail * 60, ("zz",)),
         "stop": (tokenizer.encode("x" * 3000), stops),
-    }[case]  # fmt: skip
+    }[case]
     read = 0
 
     def decode(ids):
@@ -677,9 +694,11 @@ def test_a_policy_is_served_in_the_dtype_that_its_run_sampled_in(served, tokeniz
     config = Config()
     policy = SavedPolicy(config, engine.model, params, tokenizer, None)
     for of_run, flag, dtype in (
-        ("", "", "float32"), ("bfloat16", "", "bfloat16"), ("bfloat16", "float32", "float32"),
+        ("", "", "float32"),
+        ("bfloat16", "", "bfloat16"),
+        ("bfloat16", "float32", "float32"),
         ("", "float16", "float16"),
-    ):  # fmt: skip
+    ):
         config.sampler.dtype = of_run
         worker = make_worker(policy, ServeOptions("-", slots=2, tokens=16, dtype=flag))
         try:

@@ -67,9 +67,16 @@ def by_device(policy, messages, n: int):
     prompts = Prompts.from_records(encoded, length=ready.prompt_tokens, images=ready.images)
     sampling = policy.sampling(temperature=1.0, max_response_tokens=8)
     batch = generate(
-        policy.model, policy.params, prompts.tokens, prompts.lengths, jax.random.key(11), sampling,
-        n=n, images=prompts.images, decoding=Decoding(decode=policy.tokenizer.decode),
-    )  # fmt: skip
+        policy.model,
+        policy.params,
+        prompts.tokens,
+        prompts.lengths,
+        jax.random.key(11),
+        sampling,
+        n=n,
+        images=prompts.images,
+        decoding=Decoding(decode=policy.tokenizer.decode),
+    )
     start = int(prompts.lengths[0])
     ends = (np.asarray(batch.segment_ids) > 0).sum(axis=1)
     ids = [np.asarray(batch.tokens)[r, start : ends[r]].tolist() for r in range(n)]
@@ -166,9 +173,10 @@ HOSTILE = {
 def answered(address: str, body: dict) -> tuple[int, bytes]:
     """The status and the body of the answer to a chat that is refused."""
     request = urllib.request.Request(
-        f"{address}/v1/chat/completions", json.dumps(body).encode(),
+        f"{address}/v1/chat/completions",
+        json.dumps(body).encode(),
         {"content-type": "application/json"},
-    )  # fmt: skip
+    )
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(request, timeout=60)
     return caught.value.code, caught.value.read()

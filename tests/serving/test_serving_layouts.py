@@ -75,8 +75,10 @@ def test_a_layout_changes_no_answer_and_a_swap_goes_through_it(policies, tokeniz
     alone, split = policies
     want = []
     for policy, layout in (
-        (alone, ""), (split, "mesh(data=4, tensor=2)"), (split, "mesh(data=2, fsdp=2, tensor=2)"),
-    ):  # fmt: skip
+        (alone, ""),
+        (split, "mesh(data=4, tensor=2)"),
+        (split, "mesh(data=2, fsdp=2, tensor=2)"),
+    ):
         worker = make_worker(policy, dataclasses.replace(OPTIONS, layout=layout))
         try:
             got = [answers(worker, tokenizer)]
@@ -94,15 +96,14 @@ def test_a_layout_changes_no_answer_and_a_swap_goes_through_it(policies, tokeniz
 
 
 def test_a_layout_that_does_not_fit_is_refused_with_the_sizes_that_do(policies):
-    for layout, words in (
-        ("mesh(data=3)", "divide the 8 devices"), ("jit(x=1)", "sampler.layout"),
-    ):  # fmt: skip
+    for layout, words in (("mesh(data=3)", "divide the 8 devices"), ("jit(x=1)", "sampler.layout")):
         with pytest.raises(InputError, match=words):
             make_worker(policies[1], dataclasses.replace(OPTIONS, layout=layout))
     # What can be said without the model is said before it is loaded.
     for how, words in (
-        (dict(layout="auto"), "--layout: got 'auto'"), (dict(layout="bogus"), "bogus"),
+        (dict(layout="auto"), "--layout: got 'auto'"),
+        (dict(layout="bogus"), "bogus"),
         (dict(pages=4), "without page_tokens"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(InputError, match=words):
             serve(dataclasses.replace(OPTIONS, **how))

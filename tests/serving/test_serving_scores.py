@@ -78,17 +78,23 @@ def test_the_likeliest_tokens_stand_beside_an_echoed_prompt_and_its_response(
             # How public harnesses ask whether a continuation is the greedy one.
             assert (own == max(top.values())) == (prompt[t + 1] == want[t].argmax())
         for text, logprob, top in zip(
-            told.tokens[len(prompt) :], told.token_logprobs[len(prompt) :],
-            told.top_logprobs[len(prompt) :], strict=True,
-        ):  # fmt: skip
+            told.tokens[len(prompt) :],
+            told.token_logprobs[len(prompt) :],
+            told.top_logprobs[len(prompt) :],
+            strict=True,
+        ):
             assert logprob in top.values() and (text in top or "\ufffd" in text)
 
 
 def test_a_chat_lists_the_likeliest_tokens_in_order(client):
     answer = client.chat.completions.create(
-        model=NAME, messages=[{"role": "user", "content": "how many"}], temperature=0,
-        max_tokens=4, logprobs=True, top_logprobs=3,
-    )  # fmt: skip
+        model=NAME,
+        messages=[{"role": "user", "content": "how many"}],
+        temperature=0,
+        max_tokens=4,
+        logprobs=True,
+        top_logprobs=3,
+    )
     for one in answer.choices[0].logprobs.content:
         tops = [top.logprob for top in one.top_logprobs]
         assert len(tops) == 3 and tops == sorted(tops)[::-1]
@@ -99,10 +105,14 @@ def test_a_chat_lists_the_likeliest_tokens_in_order(client):
 def test_what_load_generators_ask_for(client):
     """Responses of a set length, and the tokens so far in every chunk of a stream."""
     request = dict(
-        model=NAME, messages=[{"role": "user", "content": "how many"}], max_tokens=30, stream=True,
-        extra_body={"ignore_eos": True}, seed=1,
+        model=NAME,
+        messages=[{"role": "user", "content": "how many"}],
+        max_tokens=30,
+        stream=True,
+        extra_body={"ignore_eos": True},
+        seed=1,
         stream_options={"include_usage": True, "continuous_usage_stats": True},
-    )  # fmt: skip
+    )
     told = [chunk.usage.completion_tokens for chunk in client.chat.completions.create(**request)]
     assert told == sorted(told) and told[-1] == 30 and len(set(told)) > 3
     del request["extra_body"]
@@ -118,7 +128,10 @@ def test_swaps_at_random_times_tear_no_weights(served, tokenizer, scores):
     versions = {0: params}
     for number in range(1, 6):
         keys = iter(jax.random.split(jax.random.key(number), len(jax.tree.leaves(params))))
-        noise = lambda x: x + 0.3 * jax.random.normal(next(keys), x.shape, x.dtype)  # noqa: E731, B023
+
+        def noise(x):
+            return x + 0.3 * jax.random.normal(next(keys), x.shape, x.dtype)  # noqa: B023
+
         versions[number] = jax.tree.map(noise, params)
     worker = Worker(make_sampler(engine, tokenizer), params, max_waiting=60)
     done, swaps = threading.Event(), [0]

@@ -186,12 +186,17 @@ def test_flags_of_a_decoder_are_not_told(served):
     worker.ids = [tokenizer.eos_ids[0]]
     plain = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     flags = [
-        {"strict": False}, {"strict": None}, {"description": None},
+        {"strict": False},
+        {"strict": None},
+        {"description": None},
         {"cache_control": {"type": "ephemeral"}},
-    ]  # fmt: skip
+    ]
     prompts = set()
-    for tool in [plain, *({**plain, "function": {**plain["function"], **more}} for more in flags),
-                 *({**plain, **more} for more in flags)]:  # fmt: skip
+    for tool in [
+        plain,
+        *({**plain, "function": {**plain["function"], **more}} for more in flags),
+        *({**plain, **more} for more in flags),
+    ]:
         client.chat.completions.create(model=NAME, messages=ASK, tools=[tool])
         prompts.add(tuple(worker.asked[-1][0]))
     assert len(prompts) == 1
@@ -253,15 +258,23 @@ def test_hostile_calls_in_messages_are_answered(served):
     client, worker, tokenizer = served("qwen2_5")
     worker.ids = [tokenizer.eos_ids[0]]
     for calls in [
-        3, "x", [], [3], [{}], [{"id": 3}], [{"function": 3}], [{"function": {"arguments": "{"}}],
+        3,
+        "x",
+        [],
+        [3],
+        [{}],
+        [{"id": 3}],
+        [{"function": 3}],
+        [{"function": {"arguments": "{"}}],
         [{"id": "a", "function": {"name": "f", "arguments": "[" * 99999}}],
         [{"id": "a", "function": {"name": ["f"], "arguments": {}}}],
-    ]:  # fmt: skip
+    ]:
         messages = [
-            *ASK, {"role": "assistant", "content": "", "tool_calls": calls},
+            *ASK,
+            {"role": "assistant", "content": "", "tool_calls": calls},
             {"role": "tool", "tool_call_id": "a", "content": "1"},
             {"role": "tool", "tool_call_id": ["a"], "content": "1"},
-        ]  # fmt: skip
+        ]
         try:
             client.chat.completions.create(model=NAME, messages=messages, tools=SCHEMAS)
         except openai.BadRequestError as error:

@@ -15,27 +15,71 @@ from rljax.config.trust import asks
 from rljax.errors import InputError
 
 WATCHED = {
-    "import", "exec", "open", "socket.connect", "socket.getaddrinfo", "subprocess.Popen",
-    "os.system", "os.exec", "os.posix_spawn", "os.fork", "ctypes.dlopen", "marshal.loads",
-}  # fmt: skip
+    "import",
+    "exec",
+    "open",
+    "socket.connect",
+    "socket.getaddrinfo",
+    "subprocess.Popen",
+    "os.system",
+    "os.exec",
+    "os.posix_spawn",
+    "os.fork",
+    "ctypes.dlopen",
+    "marshal.loads",
+}
 OPTIONS = (
     "id command server url base_url cls env folder path corpus method inner functions rewards "
     "reward judge generator game of schema cache api_key_env optimizer template n tasks "
     "allow_unsafe_execution"
 ).split()
 VALUES = (
-    "'evil.run'", "'evil:X-v0'", "'./evil.py:run'", "1", "True", "None", "('evil.run()',)",
-    "'touch ran'", "'http://127.0.0.1:9/x'", "(('a', 'evil.run'),)", "{}", "[1]", "'s3://b/x'",
+    "'evil.run'",
+    "'evil:X-v0'",
+    "'./evil.py:run'",
+    "1",
+    "True",
+    "None",
+    "('evil.run()',)",
+    "'touch ran'",
+    "'http://127.0.0.1:9/x'",
+    "(('a', 'evil.run'),)",
+    "{}",
+    "[1]",
+    "'s3://b/x'",
     "'mixture(rewards=(\\'evil.run\\',))'",
-    "'/etc/passwd'", "evil", "__import__('evil')", "'\\x00'",
-)  # fmt: skip
+    "'/etc/passwd'",
+    "evil",
+    "__import__('evil')",
+    "'\\x00'",
+)
 LOOSE = (
-    "evil.run", "evil.py:run", "./evil.py:f.jsonl", "evil", "tfds:evil", "tfds:/tmp", "tfds:a:b",
-    "hf://a/b.py:run", "http://127.0.0.1:9/rows.jsonl", "s3://b/r.parquet", "file:///etc/passwd",
-    "os.system(command='touch ran')", "__import__('evil')", "\uff45vil.run", "a=evil.run",
-    "reference=program(command='touch ran')", "evil.run()()", "(lambda: 1)()", "x" * 300,
-    "evil.py:run(x=1).jsonl", "rows.jsonl", "exec('import evil')", "evil\n.run", "\x00", "../x",
-)  # fmt: skip
+    "evil.run",
+    "evil.py:run",
+    "./evil.py:f.jsonl",
+    "evil",
+    "tfds:evil",
+    "tfds:/tmp",
+    "tfds:a:b",
+    "hf://a/b.py:run",
+    "http://127.0.0.1:9/rows.jsonl",
+    "s3://b/r.parquet",
+    "file:///etc/passwd",
+    "os.system(command='touch ran')",
+    "__import__('evil')",
+    "\uff45vil.run",
+    "a=evil.run",
+    "reference=program(command='touch ran')",
+    "evil.run()()",
+    "(lambda: 1)()",
+    "x" * 300,
+    "evil.py:run(x=1).jsonl",
+    "rows.jsonl",
+    "exec('import evil')",
+    "evil\n.run",
+    "\x00",
+    "../x",
+)
 HOMES = {*NAMESPACES.values(), "rljax.sampler.layout", "rljax.environments.calls"}
 NAMES = [
     name

@@ -43,11 +43,13 @@ def test_offline_runs_read_no_rollout_and_no_advantage(tmp_path):
 @pytest.mark.parametrize(
     ("field", "value", "dataflow"),
     [
-        ("preference_loss", "kto", "kto"), ("preference_loss", "bco()", "bco"),
-        ("preference_loss", "simpo()", "preference"), ("reward_loss", "cost_preference()",
-        "reward_model"), ("value_loss", "squared_error(clip=0.9)", "ppo"),
+        ("preference_loss", "kto", "kto"),
+        ("preference_loss", "bco()", "bco"),
+        ("preference_loss", "simpo()", "preference"),
+        ("reward_loss", "cost_preference()", "reward_model"),
+        ("value_loss", "squared_error(clip=0.9)", "ppo"),
     ],
-)  # fmt: skip
+)
 def test_a_formula_of_another_method_names_that_method(field, value, dataflow, tmp_path):
     config = tiny_config(tmp_path / "run", sft__steps=0, **{f"algorithm__{field}": value})
     said = refused(config)

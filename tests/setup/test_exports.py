@@ -78,16 +78,26 @@ def test_transformers_stops_where_the_run_stopped(family, tmp_path):
     text = json.loads((base / "tokenizer.json").read_text())["model"]["vocab"]
     rewritten(base, "tokenizer_config.json", eos_token={i: t for t, i in text.items()}[end])
     other = next(i for i in range(50, 300) if i not in free)
-    rewritten(base, "generation_config.json", eos_token_id=other, repetition_penalty=1.0,
-              pad_token_id=7, transformers_version="4.0", _from_model_config=True)  # fmt: skip
+    rewritten(
+        base,
+        "generation_config.json",
+        eos_token_id=other,
+        repetition_penalty=1.0,
+        pad_token_id=7,
+        transformers_version="4.0",
+        _from_model_config=True,
+    )
     folder, ends = exported(tmp_path / "policy", model, params, base)
     assert ends == (end, other, *(one.id for one in load_tokenizer(base).turn_ends))
     assert written(folder) == free[: free.index(end) + 1]
     told = json.loads((folder / "generation_config.json").read_text())
     assert told == {
-        "eos_token_id": list(ends), "repetition_penalty": 1.0, "pad_token_id": 7,
-        "bos_token_id": None, "transformers_version": "4.0",
-    }  # fmt: skip
+        "eos_token_id": list(ends),
+        "repetition_penalty": 1.0,
+        "pad_token_id": 7,
+        "bos_token_id": None,
+        "transformers_version": "4.0",
+    }
     assert json.loads((folder / "config.json").read_text())["eos_token_id"] == list(ends)
     assert load_tokenizer(folder).eos_ids == ends
     # And rljax, which a server and an evaluation read the folder by.

@@ -16,14 +16,7 @@ from tiny_run import checkpoint_bytes, metrics_rows, tiny_config
 from rljax.batch import batch_from_rows
 from rljax.errors import InputError
 from rljax.plan.programs import programs_of
-from rljax.setup import (
-    RoleInputs,
-    abstract_roles,
-    build,
-    initial_params,
-    make_roles,
-    role_arrays,
-)
+from rljax.setup import RoleInputs, abstract_roles, build, initial_params, make_roles, role_arrays
 from rljax.setup.dry_run import check_fields_read
 from rljax.setup.held import held_parts
 from rljax.setup.role_makers import frozen_policy, trained_values
@@ -83,10 +76,15 @@ def parts(tmp_path, monkeypatch):
 
 def prime_config(run_dir, **fields):
     given = dict(
-        dataflow="my_prime.prime(beta=0.1)", roles=ROLES, algorithm__advantage="prime()",
-        sft__steps=0, steps=4, evaluate__every_steps=0, checkpoint__every_steps=1,
+        dataflow="my_prime.prime(beta=0.1)",
+        roles=ROLES,
+        algorithm__advantage="prime()",
+        sft__steps=0,
+        steps=4,
+        evaluate__every_steps=0,
+        checkpoint__every_steps=1,
         reward__function="my_prime.score",
-    )  # fmt: skip
+    )
     return tiny_config(run_dir, **{**given, **fields})
 
 
@@ -100,12 +98,21 @@ def test_a_third_trained_model_is_killed_and_resumed_bitwise(parts, tmp_path):
     assert rows[-1]["implicit/loss"] != rows[0]["implicit/loss"]
 
     (parts / "kill").write_text(str(16 + 16 * 3 - 4))  # evaluation, then in the reward of step 3
-    flags = [f"--config.{name}={value}" for name, value in {
-        "run_dir": killed, "dataflow": "my_prime.prime(beta=0.1)", "roles": repr(ROLES),
-        "algorithm.advantage": "prime()", "sft.steps": 0, "steps": 4, "evaluate.every_steps": 0,
-        "checkpoint.every_steps": 1, "reward.function": "my_prime.score",
-        "compilation_cache": "~/.cache/rljax/tests",
-    }.items()]  # fmt: skip
+    flags = [
+        f"--config.{name}={value}"
+        for name, value in {
+            "run_dir": killed,
+            "dataflow": "my_prime.prime(beta=0.1)",
+            "roles": repr(ROLES),
+            "algorithm.advantage": "prime()",
+            "sft.steps": 0,
+            "steps": 4,
+            "evaluate.every_steps": 0,
+            "checkpoint.every_steps": 1,
+            "reward.function": "my_prime.score",
+            "compilation_cache": "~/.cache/rljax/tests",
+        }.items()
+    ]
     command = [sys.executable, f"{REPO}/launchers/train.py"]
     command += [f"--config={REPO}/tests/helpers/tiny_run.py", "--config.trackers=()", *flags]
     paths = os.pathsep.join([str(parts), str(REPO)])

@@ -47,8 +47,13 @@ def metrics_of(folder, devices: int, **fields) -> list[dict]:
 
 
 NOT_COMPARED = (
-    "time/", "placement/", "compiles", "tokens_per_s", "generate_tokens_per_s", "learning_programs"
-)  # fmt: skip
+    "time/",
+    "placement/",
+    "compiles",
+    "tokens_per_s",
+    "generate_tokens_per_s",
+    "learning_programs",
+)
 
 
 def assert_same_numbers(rows: list[dict], wanted: list[dict], tolerance=2e-4) -> None:
@@ -114,12 +119,13 @@ FURTHER = {
     ),
     "each apart": dict(
         placement=(
-            "reward_model=group(devices=2, data=2, fsdp=1)", "reference=group(devices=2)",
+            "reward_model=group(devices=2, data=2, fsdp=1)",
+            "reference=group(devices=2)",
             "process_model=group(devices=2)",
-        ),
+        )
     ),
     "on one mesh, waiting on the host": dict(memory__scorers_on_host=True),
-}  # fmt: skip
+}
 
 
 @pytest.mark.hosts
@@ -201,10 +207,14 @@ def test_online_dpo_renews_a_reference_apart(lora, tmp_path):
     """The reference of iterated DPO becomes the policy every second optimizer step; a resumed run
     has it where it was."""
     fields = dict(
-        dataflow="online_dpo(refresh_every=2)", algorithm__advantage="group_relative",
-        algorithm__policy_loss="ppo_clip", steps=3, checkpoint__every_steps=1,
-        actor_optimizer__warmup_steps=0, batch__sequences_per_optimizer_step=16,
-    )  # fmt: skip
+        dataflow="online_dpo(refresh_every=2)",
+        algorithm__advantage="group_relative",
+        algorithm__policy_loss="ppo_clip",
+        steps=3,
+        checkpoint__every_steps=1,
+        actor_optimizer__warmup_steps=0,
+        batch__sequences_per_optimizer_step=16,
+    )
     fields |= dict(lora__rank=2, lora__base="float32") if lora else {}
     rows = [
         metrics_of(tmp_path / name, devices, **fields, **more)
@@ -292,12 +302,15 @@ REFUSED = [
     (dict(placement=("judge=group(devices=2)",)), "judge is the model of reward.judge_model"),
     (dict(placement=("reference=group(devices=1)",) * 2), "reference is in 2 places"),
     (
-        dict(placement=("reference=group(devices=1)",), dataflow="xpo",
-             algorithm__preference_loss="xpo"),
+        dict(
+            placement=("reference=group(devices=1)",),
+            dataflow="xpo",
+            algorithm__preference_loss="xpo",
+        ),
         "samples from the reference",
     ),
     (dict(memory__scorers_on_host=True), "there is no reward.model"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("fields, message", REFUSED, ids=lambda x: x if isinstance(x, str) else "")
@@ -338,7 +351,10 @@ def test_the_plan_shows_the_memory_of_each_group(scorer, tmp_path):
     alone = make_plan(short(tmp_path), devices[:1], None, "here", compile=False)
     assert plan.estimate.held == alone.estimate.held  # of the actor's device
     setup = build(config, devices)
-    size = lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))  # noqa: E731
+
+    def size(tree):
+        return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
     weights, reference = (
         size(abstract_scorers(setup)["reward model weights"]),
         size(abstract_roles(setup)["reference"].arrays()),

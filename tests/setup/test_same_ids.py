@@ -44,8 +44,15 @@ def swap(content):
 def add(content, text="<more>"):
     """A token of its own behind the others."""
     last = max(content["model"]["vocab"].values())
-    token = dict(id=last + 1, content=text, single_word=False, lstrip=False, rstrip=False,
-                 normalized=False, special=True)  # fmt: skip
+    token = dict(
+        id=last + 1,
+        content=text,
+        single_word=False,
+        lstrip=False,
+        rstrip=False,
+        normalized=False,
+        special=True,
+    )
     content["added_tokens"].append(token)
     content["model"]["vocab"][text] = last + 1
 
@@ -112,7 +119,8 @@ def config_of(folders, tmp_path, **fields) -> Config:
 READERS = {
     "reward.model": ("scalar", lambda f: dict(reward__model=f, reward__function="")),
     "reward.process_model": (
-        "scalar", lambda f: dict(reward__process_model=f, algorithm__advantage="group_process()"),
+        "scalar",
+        lambda f: dict(reward__process_model=f, algorithm__advantage="group_process()"),
     ),
     "critic_model": ("scalar", lambda f: dict(dataflow="ppo", critic_model=f)),
     "teacher_model": ("lm", lambda f: dict(dataflow="on_policy_distil", teacher_model=f)),
@@ -120,7 +128,7 @@ READERS = {
     "role frozen": ("lm", lambda f: dict(roles=(f"frozen=frozen_policy(folder='{f}')",))),
     "role guide": ("scalar", lambda f: dict(roles=(f"guide=value_model(folder='{f}')",))),
     "role costs": ("scalar", lambda f: dict(roles=(f"costs=trained_values(folder='{f}')",))),
-}  # fmt: skip
+}
 
 
 def opened(config, field):

@@ -26,11 +26,22 @@ from rljax.policies import load_policy
 
 # Texts that nothing calls: folders and what a model reads or writes.
 PLAIN = {
-    "tokenizer", "run_dir", "critic_model", "teacher_model", "reward.model", "lora.adapter",
-    "reward.process_model", "reward.judge_model", "reward.cost_model", "offline.reference_logprobs",
-    "data.target_instruction", "offline.step_separator", "sampler.stop_strings",
-    "sampler.end_of_thinking", "sampler.interrupt_phrase",
-}  # fmt: skip
+    "tokenizer",
+    "run_dir",
+    "critic_model",
+    "teacher_model",
+    "reward.model",
+    "lora.adapter",
+    "reward.process_model",
+    "reward.judge_model",
+    "reward.cost_model",
+    "offline.reference_logprobs",
+    "data.target_instruction",
+    "offline.step_separator",
+    "sampler.stop_strings",
+    "sampler.end_of_thinking",
+    "sampler.interrupt_phrase",
+}
 CALLS = (
     "evil.run()",
     "evil.run",
@@ -84,9 +95,11 @@ def test_a_run_folder_that_names_code_in_any_field_is_refused_and_nothing_runs(h
     for field in texts():
         old = with_overrides(Config(), {}, "test")
         of_tuple = isinstance(getattr(old, field, None), tuple) or field in (
-            "algorithm.filters", "algorithm.baseline_filters", "algorithm.reward_shaping",
+            "algorithm.filters",
+            "algorithm.baseline_filters",
+            "algorithm.reward_shaping",
             "data.sources",
-        )  # fmt: skip
+        )
         value = f"reference={call}" if field in ("roles", "placement") else call
         saved_run(here / "run", {field: (value,) if of_tuple else value})
         if field in PLAIN:
@@ -98,15 +111,18 @@ def test_a_run_folder_that_names_code_in_any_field_is_refused_and_nothing_runs(h
         assert nothing_ran(here), field
 
 
-@pytest.mark.parametrize("changes", [
-    {"evaluate.reward": "judge(base_url='http://127.0.0.1:1/v1', model='m')"},
-    {"reward.function": "mixture(rewards=('judge(api_key_env=\\'SECRET\\')', 'gsm8k()'))"},
-    {"reward.function": "sandbox_fusion(url='http://127.0.0.1:1')"},
-    {"compilation_cache": "cache"},
-    {"data.test": "tfds:set"},
-    {"data.test": "evil.run()"},
-    {"data.train": "evil.run()"},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"evaluate.reward": "judge(base_url='http://127.0.0.1:1/v1', model='m')"},
+        {"reward.function": "mixture(rewards=('judge(api_key_env=\\'SECRET\\')', 'gsm8k()'))"},
+        {"reward.function": "sandbox_fusion(url='http://127.0.0.1:1')"},
+        {"compilation_cache": "cache"},
+        {"data.test": "tfds:set"},
+        {"data.test": "evil.run()"},
+        {"data.train": "evil.run()"},
+    ],
+)
 def test_addresses_secrets_and_code_behind_names_of_files_ask_for_trust(here, changes):
     (here / "evil.run()").touch()  # a file that is called as the component is no data file
     (here / "set").mkdir()
@@ -137,11 +153,16 @@ def test_the_flag_trusts_a_folder(here):
 
 
 PYTHONS = (
-    "os.system(command='touch ran')", "subprocess.run(args='x')", "builtins.exec(source='1')",
-    "alias.call(command='touch ran')", "posix.system()", "alias.py:call(command='touch ran')",
-    "numpy.testing.runstring(astr='open(\"ran\", \"w\")', dict=None)",
-    "pip.main()", "torch.load(f='x')",
-)  # fmt: skip
+    "os.system(command='touch ran')",
+    "subprocess.run(args='x')",
+    "builtins.exec(source='1')",
+    "alias.call(command='touch ran')",
+    "posix.system()",
+    "alias.py:call(command='touch ran')",
+    'numpy.testing.runstring(astr=\'open("ran", "w")\', dict=None)',
+    "pip.main()",
+    "torch.load(f='x')",
+)
 
 
 @pytest.mark.parametrize("call", PYTHONS)
@@ -327,7 +348,7 @@ STAGES = (
     {"command": "sample", "checkpoint": "model", "compilation_cache": "cache_of_others"},
     {"command": "train", "environment.function": "program(command='touch ran')"},
     {"command": "train", "config": "evil.py"},
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("stage", STAGES, ids=str)
@@ -347,7 +368,10 @@ def test_what_the_user_began_here_needs_no_trust(here):
     (here / "run" / "inputs").mkdir()
     function = here / "run" / "inputs" / "mine_1a2b3c4d.py"
     function.write_text("def mine(response): return 1.0\n")
-    read = lambda: load_config_file(str(config))  # noqa: E731
+
+    def read():
+        return load_config_file(str(config))
+
     assert not vouched(read(), config) and vouch(read(), config) and vouched(read(), config)
     with pytest.raises(InputError, match="no checkpoint"):
         load_policy("run")
@@ -432,8 +456,18 @@ def test_what_was_read_is_what_is_looked_at(here, monkeypatch, capsys):
 
 def test_modules_of_a_strangers_folder_are_not_imported(here):
     """The working folder is no place of modules until something of it is named and trusted."""
-    names = ("nvidia", "cython", "jax_cuda12_plugin", "nest_asyncio", "argcomplete", "libtpu",
-             "tensorflow_datasets", "jax_plugins", "zstandard", "reasoning_gym")  # fmt: skip
+    names = (
+        "nvidia",
+        "cython",
+        "jax_cuda12_plugin",
+        "nest_asyncio",
+        "argcomplete",
+        "libtpu",
+        "tensorflow_datasets",
+        "jax_plugins",
+        "zstandard",
+        "reasoning_gym",
+    )
     for name in names:
         (here / f"{name}.py").write_text(f"open('ran', 'a').write('{name} ')\n")
     saved_run(here / "run", {"data.train": "tfds:mnist"})

@@ -31,9 +31,13 @@ def example_batch():
     rewards = np.zeros((2, n))
     rewards[:, -1] = outcomes
     batch = response_batch(
-        np.ones((2, n)), jnp.float32, rewards=rewards, scores=outcomes,
-        step_ids=np.stack([steps] * 2), process_rewards=np.stack([scores] * 2),
-    )  # fmt: skip
+        np.ones((2, n)),
+        jnp.float32,
+        rewards=rewards,
+        scores=outcomes,
+        step_ids=np.stack([steps] * 2),
+        process_rewards=np.stack([scores] * 2),
+    )
     return x, batch
 
 
@@ -68,10 +72,13 @@ def test_garbage_tool_output_and_rows_without_lines():
         return jnp.insert(padded, 4, fill, axis=1)
 
     spread = response_batch(
-        wide(batch.mask, 0), jnp.float32, rewards=wide(batch.rewards, jnp.nan),
-        scores=batch.scores, step_ids=wide(batch.step_ids, 5),
+        wide(batch.mask, 0),
+        jnp.float32,
+        rewards=wide(batch.rewards, jnp.nan),
+        scores=batch.scores,
+        step_ids=wide(batch.step_ids, 5),
         process_rewards=wide(batch.process_rewards, jnp.nan),
-    )  # fmt: skip
+    )
     got = np.asarray(process.dense_step_rewards(spread))
     close(np.delete(got[:, :-1], 4, axis=1), want)
     assert (got[:, [4, 9]] == 0).all()
@@ -102,8 +109,14 @@ def test_lines_end_at_newlines_and_at_the_final_token():
     texts, mask = ("?\n", "a", "out\n", "b", "\n", "c", "\n"), [0, 1, 0, 1, 1, 1, 0]
     assert ids(*texts, mask=mask) == [0, 1, 0, 1, 1, 2, 0]
     assert process.line_ends(np.array([[0, 1, 0, 1, 1, 2, 0]])).tolist()[0] == [
-        False, False, False, False, True, True, False,
-    ]  # fmt: skip
+        False,
+        False,
+        False,
+        False,
+        True,
+        True,
+        False,
+    ]
 
 
 def test_the_line_a_response_was_cut_off_in():

@@ -87,9 +87,13 @@ def test_a_truncated_row_leaves_the_loss_and_stays_in_the_baseline():
     example = worked_example("overlong_filter")
     x, reasons = example["inputs"], {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
     batch = response_batch(
-        x["mask"], jnp.float32, scores=x["rewards"], group=[0, 0, 0], rewards=np.zeros((3, 3)),
+        x["mask"],
+        jnp.float32,
+        scores=x["rewards"],
+        group=[0, 0, 0],
+        rewards=np.zeros((3, 3)),
         finish_reason=[reasons[r] for r in x["finish"]],
-    )  # fmt: skip
+    )
     batch = batch.replace(rewards=last_token(batch) * batch.scores[:, None])
     kept = batch.mask * filters.overlong(batch)[:, None]
     np.testing.assert_array_equal(kept, example["outputs"]["loss_mask"])
@@ -121,10 +125,11 @@ class FakeActor:
         rows = len(prompts.records) * n
         tokens = np.repeat(prompts.tokens, n, axis=0)
         return batch_from_rows(
-            jnp.asarray(tokens), jnp.full(rows, 3), jnp.asarray(np.tile([0.0, 1, 1], (rows, 1))
-                                                               .astype(np.float32)),
+            jnp.asarray(tokens),
+            jnp.full(rows, 3),
+            jnp.asarray(np.tile([0.0, 1, 1], (rows, 1)).astype(np.float32)),
             group=jnp.repeat(jnp.arange(len(prompts.records), dtype=jnp.int32), n),
-        )  # fmt: skip
+        )
 
 
 def fake_step(outcomes, wanted, n):
@@ -256,9 +261,13 @@ def test_when_everything_is_solved_everything_is_drawn(caplog):
 
 def test_sources_are_mixed_by_weights_that_move():
     order = Curriculum(
-        [source(0, 50), source(50, 50)], batch_size=1, seed=1, weights=(0.9, 0.1),
-        final_weights=(0.1, 0.9), horizon_prompts=4000,
-    )  # fmt: skip
+        [source(0, 50), source(50, 50)],
+        batch_size=1,
+        seed=1,
+        weights=(0.9, 0.1),
+        final_weights=(0.1, 0.9),
+        horizon_prompts=4000,
+    )
     drawn = np.array(ids(order.take(6000))) >= 50
     assert drawn[:400].mean() == pytest.approx(0.14, abs=0.05)
     assert drawn[1800:2200].mean() == pytest.approx(0.5, abs=0.08)
@@ -323,10 +332,14 @@ def test_length_rewards_worked_examples(name):
     component = resolve(f"{name.replace('.', '_')}({options})", HOME)
     for i, want in enumerate(example["outputs"]["reward"]):
         sample = {
-            "response": "yes" if x["correct"][i] else "no", "ground_truth": "yes", "prompt": "?",
-            "extra_info": {"target_tokens": x["n_gold"][i]}, "num_tokens": x["n"][i],
-            "data_source": "toy", "finish_reason": "stop",
-        }  # fmt: skip
+            "response": "yes" if x["correct"][i] else "no",
+            "ground_truth": "yes",
+            "prompt": "?",
+            "extra_info": {"target_tokens": x["n_gold"][i]},
+            "num_tokens": x["n"][i],
+            "data_source": "toy",
+            "finish_reason": "stop",
+        }
         score, parts = call_reward(component, sample)
         assert score == pytest.approx(want, abs=1e-9)
         assert parts["length_error"] == abs(x["n"][i] - x["n_gold"][i])
@@ -429,10 +442,16 @@ def test_the_budget_of_a_row_is_its_own(sampler):
         n = int((np.asarray(whole.segment_ids[b]) > 0).sum())
         np.testing.assert_array_equal(whole.tokens[b, :n], wide.tokens[b, :n])
         np.testing.assert_array_equal(whole.mask[b, :n], wide.mask[b, :n])
-    budgets = {int(np.flatnonzero(m == 0)[0]) for m in [
-        np.asarray(whole.mask[b, np.repeat(LENGTHS, 8)[b] : int((whole.segment_ids[b] > 0).sum())])
-        for b in range(whole.rows)
-    ] if (m == 0).any()}  # fmt: skip
+    budgets = {
+        int(np.flatnonzero(m == 0)[0])
+        for m in [
+            np.asarray(
+                whole.mask[b, np.repeat(LENGTHS, 8)[b] : int((whole.segment_ids[b] > 0).sum())]
+            )
+            for b in range(whole.rows)
+        ]
+        if (m == 0).any()
+    }
     assert len(budgets) >= 3  # drawn per sample, not one for all
 
 
@@ -442,9 +461,11 @@ def test_interruption_worked_example():
     config = decoder(24, layers=1, embed=16, mlp=32, heads=2, kv_heads=2, head_dim=8)
     model = Model(config, make_mesh(devices=jax.devices()[:1]))
     sampling = Sampling(
-        max_response_tokens=9, thinking_tokens=(4, 4), end_of_thinking_ids=(23,),
+        max_response_tokens=9,
+        thinking_tokens=(4, 4),
+        end_of_thinking_ids=(23,),
         interrupt_ids=(20, 21, 23),
-    )  # fmt: skip
+    )
     batch = generate(
         model, model.init(jax.random.key(1)), PROMPTS[:1], LENGTHS[:1], jax.random.key(0), sampling
     )

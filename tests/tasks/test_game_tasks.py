@@ -15,8 +15,15 @@ from rljax.errors import InputError
 from rljax.tasks.games import DEALS
 from rljax.tasks.tool_questions import fact_lines
 
-TASKS = ["guess_number()", "tic_tac_toe()", "kuhn_poker()", "products()", "expressions()",
-         "facts()", "broken_lines()"]  # fmt: skip
+TASKS = [
+    "guess_number()",
+    "tic_tac_toe()",
+    "kuhn_poker()",
+    "products()",
+    "expressions()",
+    "facts()",
+    "broken_lines()",
+]
 
 
 def task_of(spec):
@@ -87,9 +94,16 @@ def test_a_broken_line_fails_the_test_that_is_shown():
 
 @pytest.mark.parametrize(
     "spec",
-    ["guess_number(high=1)", "products(call_share=2)", "facts(lines=1)", "facts(test=500)",
-     "products(call='calc')", "broken_lines(tests=1)", "tic_tac_toe(games=0)"],
-)  # fmt: skip
+    [
+        "guess_number(high=1)",
+        "products(call_share=2)",
+        "facts(lines=1)",
+        "facts(test=500)",
+        "products(call='calc')",
+        "broken_lines(tests=1)",
+        "tic_tac_toe(games=0)",
+    ],
+)
 def test_options_that_are_refused(spec):
     with pytest.raises(InputError):
         task_of(spec)

@@ -153,7 +153,10 @@ def test_the_pool_scores_in_another_process():
 
 def test_difficulty_is_a_level_of_the_curriculum():
     easy, hard = (task_of("number_sorting", difficulty=d) for d in (0, 3))
-    count = lambda task: len(json.loads(task.test[0]["ground_truth"])["entry"]["question"])  # noqa: E731
+
+    def count(task):
+        return len(json.loads(task.test[0]["ground_truth"])["entry"]["question"])
+
     assert (
         json.loads(easy.test[0]["ground_truth"])["config"]
         != (json.loads(hard.test[0]["ground_truth"])["config"])
@@ -214,9 +217,17 @@ def test_a_reference_that_is_no_entry_is_an_error(truth):
 
 # -- scorers that evaluate --
 
-EVALUATES = ("binary_matrix", "n_queens", "spiral_matrix", "string_insertion", "countdown",
-             "intermediate_integration", "polynomial_multiplication", "puzzle24",
-             "simple_integration")  # fmt: skip
+EVALUATES = (
+    "binary_matrix",
+    "n_queens",
+    "spiral_matrix",
+    "string_insertion",
+    "countdown",
+    "intermediate_integration",
+    "polynomial_multiplication",
+    "puzzle24",
+    "simple_integration",
+)
 
 
 @pytest.mark.parametrize("name", ["binary_matrix", "n_queens", "countdown", "simple_integration"])
@@ -291,10 +302,17 @@ def test_the_library_is_imported_only_when_it_is_named():
     assert time.monotonic() - started < 60
 
 
-@pytest.mark.parametrize("name", [
-    "polynomial_multiplication", "simple_integration", "number_sorting", "bitwise_arithmetic",
-    "binary_matrix", "string_insertion",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "polynomial_multiplication",
+        "simple_integration",
+        "number_sorting",
+        "bitwise_arithmetic",
+        "binary_matrix",
+        "string_insertion",
+    ],
+)
 def test_nothing_of_an_entry_is_run(name, tmp_path):
     """A row may be a stranger's: what its entry holds is read as a value, or is an error."""
     import reasoning_gym

@@ -54,11 +54,19 @@ def test_held_out_instructions_are_never_trained_on(kind):
 @pytest.mark.parametrize(
     ("response", "right"),
     [
-        ("{sum}", 1), ("{a} + {b} equals {sum}.", 1), ("The sum is **{sum}**", 1), ("${sum}.", 1),
-        ("{a} + {b} =", 0), ("{sum}1", 0), ("To add {a} and {b}", 0), ("-{sum}", 0),
-        ("{sum}, so {a}", 0), ("", 0), ("{sum}.5", 0),
+        ("{sum}", 1),
+        ("{a} + {b} equals {sum}.", 1),
+        ("The sum is **{sum}**", 1),
+        ("${sum}.", 1),
+        ("{a} + {b} =", 0),
+        ("{sum}1", 0),
+        ("To add {a} and {b}", 0),
+        ("-{sum}", 0),
+        ("{sum}, so {a}", 0),
+        ("", 0),
+        ("{sum}.5", 0),
     ],
-)  # fmt: skip
+)
 def test_the_last_number_of_a_response_is_its_sum(response, right):
     spec = "arithmetic(operations='+', min_number=10, style='number', chat=True, test=50)"
     task = task_of(spec)

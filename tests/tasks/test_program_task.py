@@ -44,10 +44,25 @@ def test_the_language():
 @pytest.mark.parametrize(
     "text",
     [
-        "+", "x", "+-3", "/2", "+3 +4", "+3;", "++", "+xx", "+ 3", "+12345", "+٣", "+3\r+4",
-        "__import__('os')", "+1\n?", "\x00", "x" * 5000, "+1\n" * 2000,
+        "+",
+        "x",
+        "+-3",
+        "/2",
+        "+3 +4",
+        "+3;",
+        "++",
+        "+xx",
+        "+ 3",
+        "+12345",
+        "+٣",
+        "+3\r+4",
+        "__import__('os')",
+        "+1\n?",
+        "\x00",
+        "x" * 5000,
+        "+1\n" * 2000,
     ],
-)  # fmt: skip
+)
 def test_what_is_no_program(text):
     with pytest.raises(ProgramError):
         parse_program(text)
@@ -69,8 +84,11 @@ def test_reward():
     tests = [[1, 3], [2, 5], [3, 7], [4, 9]]
     good, long = "*2\n+1", "*2\n+1\n+1\n-1"
     assert program_tests(good, truth(tests)) == {
-        "score": 1.0, "all_passed": 1.0, "tests_passed": 1.0, "parsed": 1.0,
-    }  # fmt: skip
+        "score": 1.0,
+        "all_passed": 1.0,
+        "tests_passed": 1.0,
+        "parsed": 1.0,
+    }
     assert verdicts(long, truth(tests)) == [False] * 4
     assert verdicts(long, truth(tests, 4)) == [True] * 4
     assert verdicts("+2", truth(tests)) == [True, False, False, False]
@@ -87,9 +105,15 @@ def test_reward():
 
 def test_function_text():
     cases = {
-        "*2\n+1": "2x+1", "-x": "0", "*x\n*3\n-x": "3x^2-x", "-3": "x-3", "*x\n*x": "x^3",
-        "-x\n-2": "-2", "*x\n-x\n*2": "2x^2-2x", "-x\n-x": "-x",
-    }  # fmt: skip
+        "*2\n+1": "2x+1",
+        "-x": "0",
+        "*x\n*3\n-x": "3x^2-x",
+        "-3": "x-3",
+        "*x\n*x": "x^3",
+        "-x\n-2": "-2",
+        "*x\n-x\n*2": "2x^2-2x",
+        "-x\n-x": "-x",
+    }
     for text, want in cases.items():
         assert function_text(parse_program(text)) == want
 
@@ -178,11 +202,22 @@ def test_config_and_files_know_it():
 
 @pytest.mark.parametrize(
     "options",
-    [{"lines": 0}, {"min_lines": 4}, {"show": "trace"}, {"show": "trace", "operations": "+-"},
-     {"show": "trace", "with_input": False}, {"max_constant": 1}, {"operations": "+/"},
-     {"operations": "++"}, {"operations": ""}, {"show": "tests"}, {"examples": 9},
-     {"prompts": 1}, {"test": 10**6}],
-)  # fmt: skip
+    [
+        {"lines": 0},
+        {"min_lines": 4},
+        {"show": "trace"},
+        {"show": "trace", "operations": "+-"},
+        {"show": "trace", "with_input": False},
+        {"max_constant": 1},
+        {"operations": "+/"},
+        {"operations": "++"},
+        {"operations": ""},
+        {"show": "tests"},
+        {"examples": 9},
+        {"prompts": 1},
+        {"test": 10**6},
+    ],
+)
 def test_bad_options(options):
     with pytest.raises(InputError):
         tasks.program_synthesis(**options)

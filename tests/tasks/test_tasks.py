@@ -173,8 +173,13 @@ def test_reference_functions_give_the_outputs_of_their_tests():
 def test_gsm8k_and_math_read_the_published_columns(tmp_path):
     rows = [{"question": "1+1?", "answer": "It is 2.\n#### 1,002"}] * 2
     raw = [{"problem": "$x=2$, x?", "solution": "so $\\boxed{\\frac{1}{2}}$", "level": "Level 1"}]
-    prepared = [{"prompt": [{"role": "user", "content": "q"}], "data_source": "openai/gsm8k",
-                 "reward_model": {"style": "rule", "ground_truth": "7"}}]  # fmt: skip
+    prepared = [
+        {
+            "prompt": [{"role": "user", "content": "q"}],
+            "data_source": "openai/gsm8k",
+            "reward_model": {"style": "rule", "ground_truth": "7"},
+        }
+    ]
     for name, content in (("gsm8k", rows), ("math", raw), ("verl", prepared)):
         (tmp_path / name).mkdir()
         for split in ("train", "test"):
@@ -227,7 +232,10 @@ def test_each_task_of_a_mixture_is_scored_by_its_own_reward(tmp_path):
     config = config_of("countdown(test=2)", "sorting(test=2)", str(tmp_path / "x.jsonl"))
     (tmp_path / "x.jsonl").write_text("{}")
     reward, countdown = resolve(reward_text(config), HOME), '{"numbers": [1, 2], "target": 3}'
-    call = lambda **sample: call_reward(reward, sample)[0]  # noqa: E731
+
+    def call(**sample):
+        return call_reward(reward, sample)[0]
+
     assert call(data_source="countdown", response="1+2", ground_truth=countdown) == 1.0
     assert call(data_source="countdown", response="1*2", ground_truth=countdown) == 0.1
     assert call(data_source="sorting", response="1 3 2 4", ground_truth="1,2,3,4") == 0.25
@@ -303,10 +311,16 @@ def test_no_prompt_of_a_stream_is_retired(field):
 
 def stream_config(folder, **more):
     fields = dict(
-        data__train="my_task.doubling()", reward__function="", data__max_prompt_tokens=4,
-        sft__steps=2, steps=4, sampler__max_response_tokens=3, evaluate__prompts=4,
-        evaluate__every_steps=4, export=False,
-    )  # fmt: skip
+        data__train="my_task.doubling()",
+        reward__function="",
+        data__max_prompt_tokens=4,
+        sft__steps=2,
+        steps=4,
+        sampler__max_response_tokens=3,
+        evaluate__prompts=4,
+        evaluate__every_steps=4,
+        export=False,
+    )
     return tiny_config(folder, **{**fields, **more})
 
 

@@ -26,18 +26,31 @@ def numbers(episodes):
 
 
 def turn(text="8", **fields):
-    given = dict(observation="Guess.", tokens=[41, 2], pieces=[text, "\n"], logprobs=[-1.23456, 0],
-                 chosen=[1.0, 0.0], versions=[3, 4], text=text)  # fmt: skip
+    given = dict(
+        observation="Guess.",
+        tokens=[41, 2],
+        pieces=[text, "\n"],
+        logprobs=[-1.23456, 0],
+        chosen=[1.0, 0.0],
+        versions=[3, 4],
+        text=text,
+    )
     return turn_record(**given | fields)
 
 
 def test_the_ends_and_each_kind_of_failure_come_first_then_whole_groups():
     episodes = [
-        summary(0, 0, 0.5), summary(1, 0, 0.4), summary(2, 1, 0.9), summary(3, 1, 0.1),
-        summary(4, 2, 0.3, tokens=99), summary(5, 2, 0.3), summary(6, 3, None, 5, "raised"),
-        summary(7, 3, None, 6, "raised"), summary(8, 4, None, 7, "timeout"),
+        summary(0, 0, 0.5),
+        summary(1, 0, 0.4),
+        summary(2, 1, 0.9),
+        summary(3, 1, 0.1),
+        summary(4, 2, 0.3, tokens=99),
+        summary(5, 2, 0.3),
+        summary(6, 3, None, 5, "raised"),
+        summary(7, 3, None, 6, "raised"),
+        summary(8, 4, None, 7, "timeout"),
         summary(9, 5, math.nan),
-    ]  # fmt: skip
+    ]
     assert numbers(shown_episodes(episodes, 5)) == [2, 3, 4, 6, 8]
     assert numbers(shown_episodes(episodes, 6)) == [2, 3, 4, 5, 6, 8]  # the longest's sibling
     assert numbers(shown_episodes(episodes)) == [2, 3, 4, 5, 6, 7, 8]
@@ -49,8 +62,14 @@ def test_the_ends_and_each_kind_of_failure_come_first_then_whole_groups():
 
 
 def test_a_record_is_bounded():
-    long = turn(tokens=range(3000), pieces=["a"] * 3000, logprobs=[-1.0] * 3000,
-                chosen=[1] * 3000, versions=[0] * 3000, text="x" * 30_000)  # fmt: skip
+    long = turn(
+        tokens=range(3000),
+        pieces=["a"] * 3000,
+        logprobs=[-1.0] * 3000,
+        chosen=[1] * 3000,
+        versions=[0] * 3000,
+        text="x" * 30_000,
+    )
     record = episode_record(episode=1, group=2, turns=[long, long, turn()], total=1.5)
     kept = [len(t[name]) for t in record["turns"] for name in ("tokens", "pieces", "logprobs")]
     assert kept == [3000] * 3 + [MOST_TOKENS - 3000] * 3 + [0] * 3
@@ -62,9 +81,14 @@ def test_a_record_is_bounded():
 
 def test_what_is_written_is_read_back_and_a_resume_cuts_it(tmp_path):
     record = episode_record(
-        episode=0, group=0, turns=[turn("nan", observation="inf\ud800</script>")], seat="inf",
-        status="raised", finish="turns", message="-inf",
-    )  # fmt: skip
+        episode=0,
+        group=0,
+        turns=[turn("nan", observation="inf\ud800</script>")],
+        seat="inf",
+        status="raised",
+        finish="turns",
+        message="-inf",
+    )
     with open_tracking((), tmp_path, {}) as tracking:
         assert not (tmp_path / "episodes.jsonl").exists()  # a run without an environment has none
         assert tracking.offsets()["episodes.jsonl"] == 0
@@ -84,8 +108,18 @@ def test_what_is_written_is_read_back_and_a_resume_cuts_it(tmp_path):
 
 def test_every_number_is_plain_json():
     record = episode_record(
-        episode=np.int64(1), group=np.int32(2), total=np.float32(0.5),
-        turns=[turn(tokens=np.arange(2), logprobs=np.zeros(2, np.float32), chosen=np.ones(2),
-                    versions=np.ones(2, np.int32), reward=np.float32(1), bad=np.True_)],
-    )  # fmt: skip
+        episode=np.int64(1),
+        group=np.int32(2),
+        total=np.float32(0.5),
+        turns=[
+            turn(
+                tokens=np.arange(2),
+                logprobs=np.zeros(2, np.float32),
+                chosen=np.ones(2),
+                versions=np.ones(2, np.int32),
+                reward=np.float32(1),
+                bad=np.True_,
+            )
+        ],
+    )
     assert json.loads(json.dumps(record)) == record

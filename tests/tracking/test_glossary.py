@@ -28,9 +28,16 @@ from rljax.tracking.meanings import Meanings
 
 # The rooms that make metrics, and names with a slash there that are none.
 ROOMS = (
-    "correction", "dataflows", "evaluation/policy.py", "learn", "losses", "roles", "rollout",
-    "shaping", "training",
-)  # fmt: skip
+    "correction",
+    "dataflows",
+    "evaluation/policy.py",
+    "learn",
+    "losses",
+    "roles",
+    "rollout",
+    "shaping",
+    "training",
+)
 PARTS = {"judge/grade_mass", "rubric/*", "format/extracted"}  # of a reward: logged as reward/part/
 # Of a fault, of a part that the page takes out again, of a prefix.
 NONE = {"unhealthy/*", "response_tokens/std", "critic/dqo_target", "critic/*"}
@@ -47,8 +54,12 @@ def _text(node) -> str:
 
 def _tables(tree: ast.Module) -> list[ast.Assign]:
     """The declarations of a module, which are no place where a metric is made."""
-    return [node for node in tree.body if isinstance(node, ast.Assign)
-            and ast.unparse(node.targets[0]) in ("METRICS", "_OF_A_STEP")]  # fmt: skip
+    return [
+        node
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and ast.unparse(node.targets[0]) in ("METRICS", "_OF_A_STEP")
+    ]
 
 
 def _written_names() -> dict[str, str]:
@@ -58,8 +69,12 @@ def _written_names() -> dict[str, str]:
         place = REPO / "rljax" / room
         for path in [place] if place.is_file() else sorted(place.rglob("*.py")):
             tree = ast.parse(path.read_text())
-            inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)
-                      for part in node.values}  # fmt: skip
+            inside = {
+                id(part)
+                for node in ast.walk(tree)
+                if isinstance(node, ast.JoinedStr)
+                for part in node.values
+            }
             inside |= {id(part) for table in _tables(tree) for part in ast.walk(table)}
             for node in ast.walk(tree):
                 text = "" if id(node) in inside else _text(node)
@@ -83,9 +98,14 @@ def test_every_name_with_a_slash_in_the_code_has_a_meaning():
 
 # What losses hand to a dataflow that makes metrics of it.
 INTERMEDIATE = {
-    "dqo_value_residual", "dqo_value_residual_square", "dqo_target", "dqo_target_square",
-    "bootstrap_truncated", "sign_correct", "non_neutral",
-}  # fmt: skip
+    "dqo_value_residual",
+    "dqo_value_residual_square",
+    "dqo_target",
+    "dqo_target_square",
+    "bootstrap_truncated",
+    "sign_correct",
+    "non_neutral",
+}
 
 
 def test_every_metric_of_a_loss_is_declared():
@@ -157,9 +177,21 @@ def test_every_metric_of_a_run_has_a_meaning(correction, tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    ["my_ratio", "my_rollout/tries", "student/my_number", "mismatch/mine", "eval/mine", "",
-     "reward/", "critic/", "eval/eval/mine", "loss/mine", "a/b/c", "time/mine"],
-)  # fmt: skip
+    [
+        "my_ratio",
+        "my_rollout/tries",
+        "student/my_number",
+        "mismatch/mine",
+        "eval/mine",
+        "",
+        "reward/",
+        "critic/",
+        "eval/eval/mine",
+        "loss/mine",
+        "a/b/c",
+        "time/mine",
+    ],
+)
 def test_a_metric_of_the_users_own_has_no_meaning(name):
     assert meaning(name) is None
 
@@ -237,8 +269,10 @@ def test_the_metrics_of_a_users_contract_reach_the_report_and_warn(tmp_path):
     assert summary["faults"]["unhealthy/my_ratio"] == 2
     meanings = json.loads((run / "meanings.json").read_text())
     assert meanings["my_share"] == {
-        "meaning": "tokens that my_loss holds", "unit": "share", "healthy": "above 0.7",
-    }  # fmt: skip
+        "meaning": "tokens that my_loss holds",
+        "unit": "share",
+        "healthy": "above 0.7",
+    }
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     logged = {name for row in rows for name in row} - NO_METRICS
     assert logged - meanings.keys() == {"mine"}  # the rest is declared by modules of rljax
@@ -276,7 +310,7 @@ def test_a_contract_declares_metrics_and_nothing_else():
         ({"meaning": ["m"]}, None),
         ("m", None),
     ],
-)  # fmt: skip
+)
 def test_declarations_of_a_strangers_folder_are_read_as_far_as_they_are_some(row, metric, tmp_path):
     (tmp_path / "meanings.json").write_text(json.dumps({"x": row, "y": {"meaning": "n"}}))
     found = read_run(tmp_path).meanings

@@ -84,10 +84,16 @@ def _rows(sft=20, rl=100):
         yield step, {"phase_rl": 0, "loss": 2 - step / 20, "time/learn_s": 1.0, "grad_norm": 1.0}
     for step in range(sft + 1, sft + rl + 1):
         row = {
-            "phase_rl": 1, "reward/mean": random.normal(0.5, 0.1), "loss": random.normal(0, 0.01),
-            "entropy": 1.0, "ref_kl/k3": 1e-3, "time/generate_s": 3.0, "time/learn_s": 1.0,
-            "odd/metric": 4.0, "grad_norm": math.nan if step == 60 else 0.5,
-        }  # fmt: skip
+            "phase_rl": 1,
+            "reward/mean": random.normal(0.5, 0.1),
+            "loss": random.normal(0, 0.01),
+            "entropy": 1.0,
+            "ref_kl/k3": 1e-3,
+            "time/generate_s": 3.0,
+            "time/learn_s": 1.0,
+            "odd/metric": 4.0,
+            "grad_norm": math.nan if step == 60 else 0.5,
+        }
         if step % 20 == 0:
             row |= {"eval/accuracy": 0.5, "eval/accuracy_low": 0.4, "eval/accuracy_high": 0.6}
         yield step, row
@@ -201,8 +207,9 @@ def test_a_run_that_was_stopped_has_no_evaluation_of_its_end(tmp_path):
 def test_the_order_is_headline_completions_charts_and_the_facts_are_after_the_headline(tmp_path):
     summary = {"accuracy_before": _interval(0.3, 0.02), "accuracy_after": _interval(0.6, 0.02)}
     config = {"model": "decoder(layers=2)", "dataflow": "grpo"}
-    folder = _write(tmp_path, _rows(), [(5, _sample(1.0)), (5, _sample(0.0))], summary=summary,
-                    config=config)  # fmt: skip
+    folder = _write(
+        tmp_path, _rows(), [(5, _sample(1.0)), (5, _sample(0.0))], summary=summary, config=config
+    )
     text = _text(folder)
     places = [
         text.index(part)
@@ -224,17 +231,29 @@ def test_the_order_is_headline_completions_charts_and_the_facts_are_after_the_he
 def test_flat_charts_are_folded_and_named_with_their_value(tmp_path):
     rng = np.random.default_rng(0)
     rows = [
-        (i, {"phase": "rl", "reward/mean": 0.25, "entropy": 1.0 / i, "pg_clipfrac": 0.0,
-             "ppo_kl": 1e-14 * rng.normal(), "lr": 1e-6, "loss": 1e-6 * rng.normal(),
-             "response/truncated_fraction": 1.0, "grad_norm": 1.0 + 1e-3 * (i == 7)})
+        (
+            i,
+            {
+                "phase": "rl",
+                "reward/mean": 0.25,
+                "entropy": 1.0 / i,
+                "pg_clipfrac": 0.0,
+                "ppo_kl": 1e-14 * rng.normal(),
+                "lr": 1e-6,
+                "loss": 1e-6 * rng.normal(),
+                "response/truncated_fraction": 1.0,
+                "grad_norm": 1.0 + 1e-3 * (i == 7),
+            },
+        )
         for i in range(1, 21)
-    ]  # fmt: skip
+    ]
     _write(tmp_path, rows)
     page = write_report(tmp_path).read_text()
     folds = re.findall(r"<summary>(Flat: [^<]*)</summary>(.*?)</details>", page, re.S)
     assert [title for title, _ in folds] == [
-        "Flat: KL of the update 0, Clipped 0, Truncated 1", "Flat: Learning rate 1.0e-06",
-    ]  # fmt: skip
+        "Flat: KL of the update 0, Clipped 0, Truncated 1",
+        "Flat: Learning rate 1.0e-06",
+    ]
     assert [inside.count("<figure>") for _, inside in folds] == [3, 1]  # none is lost
     shown = re.sub(r"<details>.*?</details>", "", page, flags=re.S)
     for title in ("Reward", "Entropy", "Loss", "Gradient norm"):  # a flat reward is looked for
@@ -246,19 +265,29 @@ def test_flat_charts_are_folded_and_named_with_their_value(tmp_path):
 def test_what_ended_outside_of_its_healthy_range_is_listed_under_the_headline(tmp_path):
     sft = [(i, {"phase": "sft", "token_accuracy": 0.1, "positions_filled": 0.2}) for i in (1, 2)]
     rows = [
-        (i, {"phase": "rl", "reward/mean": 0.5, "reward/std": 0.4, "ppo_k3": 0.5 / i,
-             "response/truncated_fraction": i / 6, "my/metric": 9.0,
-             "mismatch/probability_correlation": 0.1})
+        (
+            i,
+            {
+                "phase": "rl",
+                "reward/mean": 0.5,
+                "reward/std": 0.4,
+                "ppo_k3": 0.5 / i,
+                "response/truncated_fraction": i / 6,
+                "my/metric": 9.0,
+                "mismatch/probability_correlation": 0.1,
+            },
+        )
         for i in range(3, 7)
-    ]  # fmt: skip
+    ]
     _write(tmp_path, [*sft, *rows])
     page = write_report(tmp_path).read_text()
     listed = re.search(r'<section class="outside">(.*?)</section>', page)[1]
     found = re.findall(r"<code>([^<]*)</code> <b>([^<]*)</b>", listed)
     assert dict(found) == {
-        "ppo_k3": "0.08333", "response/truncated_fraction": "1",
+        "ppo_k3": "0.08333",
+        "response/truncated_fraction": "1",
         "mismatch/probability_correlation": "0.1",
-    }  # fmt: skip
+    }
     assert (
         page.index('class="headline') < page.index('class="outside"') < page.index("Does it learn?")
     )
@@ -386,11 +415,20 @@ def test_sections_of_a_whole_run(tmp_path):
     config = {"model": {"name": "tiny"}, "policy_loss": "ppo_clip(clip_high=0.28)"}
     text = _text(_write(tmp_path, _rows(), samples, config=config))
     for expected in (
-        "Loss (SFT)", "Loss (RL)", "eval/accuracy 0.5", "Where the time went (RL)", "generate 75 %",
-        "All other metrics (1)", "odd/metric", "Best completions", "Worst completions",
-        "timeout 1 (1.1 %)", "Resolved config", "model tiny",
+        "Loss (SFT)",
+        "Loss (RL)",
+        "eval/accuracy 0.5",
+        "Where the time went (RL)",
+        "generate 75 %",
+        "All other metrics (1)",
+        "odd/metric",
+        "Best completions",
+        "Worst completions",
+        "timeout 1 (1.1 %)",
+        "Resolved config",
+        "model tiny",
         "grad_norm step 60 not a finite number",
-    ):  # fmt: skip
+    ):
         assert expected in text, expected
 
 
@@ -506,11 +544,20 @@ def test_ticks_are_few_inside_and_told_apart(low, high):
 @pytest.mark.parametrize(
     "value, text",
     [
-        (0, "0"), (-0.0, "0"), (3, "3"), (0.42131, "0.4213"), (5210, "5210"), (52_100, "52.1k"),
-        (3.2e-6, "3.2e-06"), (7e9, "7G"), (-1.5e6, "-1.5M"), (math.nan, "nan"), (None, "-"),
+        (0, "0"),
+        (-0.0, "0"),
+        (3, "3"),
+        (0.42131, "0.4213"),
+        (5210, "5210"),
+        (52_100, "52.1k"),
+        (3.2e-6, "3.2e-06"),
+        (7e9, "7G"),
+        (-1.5e6, "-1.5M"),
+        (math.nan, "nan"),
+        (None, "-"),
         (1e308, "1.0e+308"),
     ],
-)  # fmt: skip
+)
 def test_short(value, text):
     assert charts.short(value) == text
 

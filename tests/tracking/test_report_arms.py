@@ -22,9 +22,11 @@ from rljax.report.run_folder import read_run
 
 SETTINGS = (("", ""), ("runs/a/scorer", ""), ("", "runs/a/scorer"), ("runs/a/scorer",) * 2)
 NAMES = [
-    "base", "process_model=scorer", "critic_model=scorer",
+    "base",
+    "process_model=scorer",
+    "critic_model=scorer",
     "process_model=scorer, critic_model=scorer",
-]  # fmt: skip
+]
 
 
 def sweep(folder, seeds=(0, 1, 2), settings=SETTINGS, steps=10):
@@ -78,8 +80,9 @@ def test_runs_that_have_not_finished_or_come_twice_are_in_no_mean(tmp_path):
 def test_arms_whose_short_names_are_equal_are_named_in_full(tmp_path):
     runs = sweep(tmp_path, settings=(("one/scorer", ""), ("two/scorer", "")))
     assert [arm.name for arm in arms_of(runs)] == [
-        "reward.process_model=one/scorer", "reward.process_model=two/scorer"
-    ]  # fmt: skip
+        "reward.process_model=one/scorer",
+        "reward.process_model=two/scorer",
+    ]
 
 
 def test_interval_is_students():

@@ -22,8 +22,14 @@ from rljax.report.starts import git_state, read_starts, record_start
 from rljax.runs.folder import _boot, locked
 from rljax.tracking import charts
 
-CONFIG = {"dataflow": "grpo", "steps": 100, "sft": {"steps": 20}, "model": "/models/Qwen2.5-0.5B",
-          "data": {"train": "digits(n=3)"}, "run_dir": "runs/x"}  # fmt: skip
+CONFIG = {
+    "dataflow": "grpo",
+    "steps": 100,
+    "sft": {"steps": 20},
+    "model": "/models/Qwen2.5-0.5B",
+    "data": {"train": "digits(n=3)"},
+    "run_dir": "runs/x",
+}
 
 
 def _started(folder, **fields):
@@ -46,9 +52,19 @@ def _figures(page: str) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     "low, high",
-    [(-3e-8, 2e-8), (-1e-300, 1e-300), (-1e300, 1e300), (-12345.6, 99), (-0.00012, -0.00011),
-     (1 - 1e-9, 1), (0, 1), (-5, -5), (1e12, 2e12), (-0.123456, 0.0)],
-)  # fmt: skip
+    [
+        (-3e-8, 2e-8),
+        (-1e-300, 1e-300),
+        (-1e300, 1e300),
+        (-12345.6, 99),
+        (-0.00012, -0.00011),
+        (1 - 1e-9, 1),
+        (0, 1),
+        (-5, -5),
+        (1e12, 2e12),
+        (-0.123456, 0.0),
+    ],
+)
 @pytest.mark.parametrize("last", [3, 7, 99, 12345, 10_000_000])
 def test_no_label_of_an_axis_is_cut_off_or_on_another(low, high, last):
     x = np.array([1, last // 2 + 1, last])
@@ -301,8 +317,12 @@ def test_a_long_run_makes_a_page_not_a_database(tmp_path):
 def _pair(tmp_path):
     for name, lr, after in (("a", 1e-5, 0.6), ("b", 3e-5, 0.7)):
         accuracy = {"value": after, "low": after - 0.1, "high": after + 0.1, "n": 100}
-        summary = {"status": "finished", "accuracy_after": accuracy, "device": "2 x cpu",
-                   "wall_s": 3600}  # fmt: skip
+        summary = {
+            "status": "finished",
+            "accuracy_after": accuracy,
+            "device": "2 x cpu",
+            "wall_s": 3600,
+        }
         config = {**CONFIG, "run_dir": name, "actor_optimizer": {"lr": lr, "beta2": 0.99}}
         _write(tmp_path / name, _rows(), config=config, summary=summary)
     return tmp_path / "a", tmp_path / "b"
@@ -371,9 +391,13 @@ def test_the_commands_report_one_run_and_compare_several(tmp_path):
     def call(*arguments, module=("rljax.report",)):
         command = [sys.executable, "-m", *module, *map(str, arguments)]
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=60, cwd=tmp_path,
+            command,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        )  # fmt: skip
+        )
         assert "Traceback" not in done.stderr and (done.returncode == 0) == (not done.stderr)
         return done.returncode, done.stdout.strip()
 
@@ -396,20 +420,59 @@ def _whole_folder(folder):
     """A run folder with every file that a report reads."""
     sample = {**_sample(1.0), "message": "m", "ground_truth": "g"}
     accuracy = {"value": 0.5, "low": 0.4, "high": 0.6, "n": 9}
-    summary = {"status": "finished", "accuracy_before": accuracy, "accuracy_after": accuracy,
-               "difference": accuracy, "wall_s": 10.0, "device": "2 x cpu", "steps": 4,
-               "memory": {"host_bytes": 5}, "versions": {"jax": "1"}, "seed": 0, "started": 1.0,
-               "faults": {"rollbacks": 1.0}, "skipped_steps": 1}  # fmt: skip
-    rows = [(s, {"loss": 1.0, "phase": "rl", "reward/mean": 0.5, "eval/accuracy": 0.5,
-                 "eval/accuracy_low": 0.4, "time/learn_s": 1.0, "mismatch/mismatch_kl": 0.0,
-                 "reward/errors": 1.0, "batch/completions": 2.0, "reward/all_equal": 1.0,
-                 "reward/source/a": 0.5}) for s in range(1, 5)]  # fmt: skip
+    summary = {
+        "status": "finished",
+        "accuracy_before": accuracy,
+        "accuracy_after": accuracy,
+        "difference": accuracy,
+        "wall_s": 10.0,
+        "device": "2 x cpu",
+        "steps": 4,
+        "memory": {"host_bytes": 5},
+        "versions": {"jax": "1"},
+        "seed": 0,
+        "started": 1.0,
+        "faults": {"rollbacks": 1.0},
+        "skipped_steps": 1,
+    }
+    rows = [
+        (
+            s,
+            {
+                "loss": 1.0,
+                "phase": "rl",
+                "reward/mean": 0.5,
+                "eval/accuracy": 0.5,
+                "eval/accuracy_low": 0.4,
+                "time/learn_s": 1.0,
+                "mismatch/mismatch_kl": 0.0,
+                "reward/errors": 1.0,
+                "batch/completions": 2.0,
+                "reward/all_equal": 1.0,
+                "reward/source/a": 0.5,
+            },
+        )
+        for s in range(1, 5)
+    ]
     _write(folder, rows, [(2, sample)] * 3, summary=summary, config=CONFIG)
-    start = {"time": 1.0, "command": "c", "git": {"commit": "a", "dirty": True}, "step": 0,
-             "host": "h", "device": "2 x cpu", "memory": "1 GB", "rljax": "1"}  # fmt: skip
+    start = {
+        "time": 1.0,
+        "command": "c",
+        "git": {"commit": "a", "dirty": True},
+        "step": 0,
+        "host": "h",
+        "device": "2 x cpu",
+        "memory": "1 GB",
+        "rljax": "1",
+    }
     (folder / "starts.jsonl").write_text(json.dumps(start) + "\n")
-    record = {"step": 1, "seconds": 2.0, "spans": {"generate": [[0.0, 1.0]]},
-              "decoding": [[0.5, 3]], "scoring": [[0.5, 1, 2]]}  # fmt: skip
+    record = {
+        "step": 1,
+        "seconds": 2.0,
+        "spans": {"generate": [[0.0, 1.0]]},
+        "decoding": [[0.5, 3]],
+        "scoring": [[0.5, 1, 2]],
+    }
     (folder / "timeline.json").write_text(json.dumps([record]))
     return folder
 

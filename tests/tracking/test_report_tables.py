@@ -18,28 +18,61 @@ from rljax.report.targets import TARGETS, config_of, differences, targets_of
 EVIL = "<script>alert(1)</script><img src=http://evil.example/x>"
 
 
-def made(folder, *, seed=0, model="decoder(layers=1)", data="sort_digits()", config="vapo:tiny",
-         scores=(0.25, 0.5), **fields):  # fmt: skip
+def made(
+    folder,
+    *,
+    seed=0,
+    model="decoder(layers=1)",
+    data="sort_digits()",
+    config="vapo:tiny",
+    scores=(0.25, 0.5),
+    **fields,
+):
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps({
-        "dataflow": "ppo", "model": model, "seed": seed, "steps": 2, "sft": {"steps": 0},
-        "data": {"train": data, "test": ""}, **fields,
-    }))  # fmt: skip
+    (folder / "config.json").write_text(
+        json.dumps(
+            {
+                "dataflow": "ppo",
+                "model": model,
+                "seed": seed,
+                "steps": 2,
+                "sft": {"steps": 0},
+                "data": {"train": data, "test": ""},
+                **fields,
+            }
+        )
+    )
     rows = []
     for step, score in enumerate(scores):
         row = {"step": step, "phase": "rl", "reward/mean": score, EVIL: 1.0}
-        for key, shift in (("accuracy", 0.0), ("difficulty/hard", -0.125), ("difficulty/easy", 0.2),
-                           ("difficulty/medium", 0.0), ("pass@4", 0.25)):  # fmt: skip
+        for key, shift in (
+            ("accuracy", 0.0),
+            ("difficulty/hard", -0.125),
+            ("difficulty/easy", 0.2),
+            ("difficulty/medium", 0.0),
+            ("pass@4", 0.25),
+        ):
             value = score + shift
-            row |= {f"eval/{key}": value, f"eval/{key}_low": value - 0.05,
-                    f"eval/{key}_high": value + 0.05}  # fmt: skip
+            row |= {
+                f"eval/{key}": value,
+                f"eval/{key}_low": value - 0.05,
+                f"eval/{key}_high": value + 0.05,
+            }
         rows.append(row)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     samples = [
-        {"step": 1, "prompt": f"p{EVIL}", "response": f"r{i}{EVIL}", "reward": reward,
-         "prompt_mean": 0.4, "ground_truth": EVIL, "status": "ok", "phase": "rl"}
+        {
+            "step": 1,
+            "prompt": f"p{EVIL}",
+            "response": f"r{i}{EVIL}",
+            "reward": reward,
+            "prompt_mean": 0.4,
+            "ground_truth": EVIL,
+            "status": "ok",
+            "phase": "rl",
+        }
         for i, reward in enumerate((1.0, 0.5, -1.0))
-    ]  # fmt: skip
+    ]
     (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in samples))
     command = f"python -m rljax train --config=configs/presets/{config} --config.seed={seed}"
     (folder / "starts.jsonl").write_text(json.dumps({"time": 1.0, "command": command}) + "\n")
@@ -66,8 +99,10 @@ def test_difficulties_stand_in_the_order_of_their_numbers(tmp_path):
 
 
 def test_several_runs_are_averaged_with_an_interval_over_them(tmp_path):
-    folders = [made(tmp_path / f"{i}", seed=i, scores=(0.25, last))
-               for i, last in enumerate((0.4, 0.5, 0.6))]  # fmt: skip
+    folders = [
+        made(tmp_path / f"{i}", seed=i, scores=(0.25, last))
+        for i, last in enumerate((0.4, 0.5, 0.6))
+    ]
     page = texts(write_comparison(folders, tmp_path / "out.html").read_text())
     half = 4.302652729749462 * 0.1 / math.sqrt(3)  # Student's t, two degrees of freedom
     bounds = f"[{100 * (0.5 - half):.1f}, {100 * (0.5 + half):.1f}]"
@@ -83,19 +118,24 @@ def test_the_config_is_read_from_the_command(tmp_path):
     for command, name in {
         "rljax train vapo --config.steps=2": "vapo",
         "rljax train --config configs/ppo_gsm8k.py --config.model='a b'": "ppo_gsm8k",
-        "python my_script.py": "", "rljax train --config.steps=2": "", "rljax 'torn": "",
+        "python my_script.py": "",
+        "rljax train --config.steps=2": "",
+        "rljax 'torn": "",
         "rljax compare --out=x": "compare_offline",
-    }.items():  # fmt: skip
+    }.items():
         run.starts[-1]["command"] = command
         assert config_of(run) == name, command
 
 
-@pytest.mark.parametrize("model, data, words", [
-    ("decoder(layers=1)", "sort_digits()", "the model is decoder, not Qwen2.5-0.5B-Instruct"),
-    ("/models/Qwen2.5-0.5B", "data/gsm8k/test.parquet", "not Qwen2.5-0.5B-Instruct"),
-    ("/models/Qwen2.5-0.5B-Instruct", "math.jsonl", "the data is math.jsonl, not GSM8K"),
-    ("/models/Qwen2.5-0.5B-Instruct", "hf://datasets/openai/gsm8k", ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "model, data, words",
+    [
+        ("decoder(layers=1)", "sort_digits()", "the model is decoder, not Qwen2.5-0.5B-Instruct"),
+        ("/models/Qwen2.5-0.5B", "data/gsm8k/test.parquet", "not Qwen2.5-0.5B-Instruct"),
+        ("/models/Qwen2.5-0.5B-Instruct", "math.jsonl", "the data is math.jsonl, not GSM8K"),
+        ("/models/Qwen2.5-0.5B-Instruct", "hf://datasets/openai/gsm8k", ""),
+    ],
+)
 def test_a_setting_is_the_same_only_with_the_published_model_and_data(tmp_path, model, data, words):
     run = read_run(made(tmp_path / "a", model=model, data=data, config="ppo_gsm8k.py"))
     (target,) = targets_of(run)
@@ -126,8 +166,10 @@ def test_a_run_of_another_config_has_no_expected_numbers(tmp_path):
 
 def test_best_mean_and_worst_of_a_prompt_stand_side_by_side():
     def rows(prompt, rewards, **fields):
-        return [{"step": 1, "prompt": prompt, "response": f"{prompt}{r:g}", "reward": r, **fields}
-                for r in rewards]  # fmt: skip
+        return [
+            {"step": 1, "prompt": prompt, "response": f"{prompt}{r:g}", "reward": r, **fields}
+            for r in rewards
+        ]
 
     samples = rows("a", (0.0, 0.25, 1.0)) + rows("b", (0.0, 5.0, 1.0, 2.0)) + rows("c", (1.0, 1.0))
     found = texts(of_prompts(samples, 2))
@@ -145,9 +187,10 @@ def test_best_mean_and_worst_of_a_prompt_stand_side_by_side():
 def test_a_page_has_both_schemes_fits_a_phone_and_asks_nobody(tmp_path, kind):
     folders = [made(tmp_path / f"{i}{EVIL[:8]}", seed=i) for i in range(2)]
     page = (
-        write_report(folders[0]) if kind == "run" else
-        write_comparison(folders, tmp_path / "out.html")
-    ).read_text()  # fmt: skip
+        write_report(folders[0])
+        if kind == "run"
+        else write_comparison(folders, tmp_path / "out.html")
+    ).read_text()
     assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in page
     assert "color-scheme: light dark" in page and "@media (prefers-color-scheme: dark)" in page
 
@@ -158,8 +201,11 @@ def test_a_page_has_both_schemes_fits_a_phone_and_asks_nobody(tmp_path, kind):
 
         def handle_starttag(self, tag, attributes):
             self.tags.add(tag)
-            self.targets += [value for name, value in attributes
-                             if name in ("src", "href", "data", "action", "srcset")]  # fmt: skip
+            self.targets += [
+                value
+                for name, value in attributes
+                if name in ("src", "href", "data", "action", "srcset")
+            ]
 
     reader = Reader()
     reader.feed(page)
@@ -168,5 +214,7 @@ def test_a_page_has_both_schemes_fits_a_phone_and_asks_nobody(tmp_path, kind):
     assert "@import" not in page and not re.search(r"url\(", page)
     assert "<script" not in page and html.escape(EVIL) in page  # what was logged is text
     # A table is as wide as it likes within a box that scrolls, so the page never does.
-    assert all(page[: m.start()].endswith('<div class="scroll">') or 'class="origin"' in m[0]
-               for m in re.finditer(r"<table[^>]*>", page))  # fmt: skip
+    assert all(
+        page[: m.start()].endswith('<div class="scroll">') or 'class="origin"' in m[0]
+        for m in re.finditer(r"<table[^>]*>", page)
+    )

@@ -22,12 +22,14 @@ def over_optimised(steps: int = 12) -> list[dict]:
     """The trained reward rises with the KL, the other one falls; every second step is evaluated."""
     return [
         {
-            "ref_kl/k1": 0.02 * i, "response_tokens/mean": 8.0, "reward/mean": float(i),
+            "ref_kl/k1": 0.02 * i,
+            "response_tokens/mean": 8.0,
+            "reward/mean": float(i),
             "reward/part/gold": 0.9 - 0.05 * i,
             **({"eval/accuracy": 1 - 0.05 * i} if i % 2 else {}),
         }
         for i in range(steps)
-    ]  # fmt: skip
+    ]
 
 
 def test_the_distance_is_the_root_of_the_kl_of_a_response(tmp_path):

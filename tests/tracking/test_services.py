@@ -93,12 +93,17 @@ def test_a_tracker_of_the_users_own_by_its_dotted_name_and_options(tmp_path):
     assert set(tracking.failures().values()) == {0}
 
 
-@pytest.mark.parametrize("text, words", [
-    ("wandbb", "did you mean wandb"), ("users_tracker.MyTrackr", "did you mean 'MyTracker'"),
-    ("users_tracker.MyTracker(projekt='x')", "did you mean 'project'"),
-    ("users_tracker.text", "'text' is no function"),
-    ("users_tracker.one_argument", "is made of"), ("wandb(project=3)", "must be str"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("wandbb", "did you mean wandb"),
+        ("users_tracker.MyTrackr", "did you mean 'MyTracker'"),
+        ("users_tracker.MyTracker(projekt='x')", "did you mean 'project'"),
+        ("users_tracker.text", "'text' is no function"),
+        ("users_tracker.one_argument", "is made of"),
+        ("wandb(project=3)", "must be str"),
+    ],
+)
 def test_a_tracker_that_cannot_be_made_is_refused_with_the_config(text, words):
     from rljax.validation import validate  # imports the models: the other tests need none
 
@@ -137,12 +142,15 @@ def test_one_that_ends_its_thread_is_named_and_off_and_nobody_waits(tmp_path, ca
     assert said in caplog.text and "is off: 3 failures in a row" in caplog.text
 
 
-@pytest.mark.parametrize("text, words", [
-    ("Ends(at_start=True)", "SystemExit: please log in"),
-    ("Ends(at_start=True, mute=True)", "Mute"),
-    ("nothing", "made a NoneType, which has no log, samples, close.*class or a function of"),
-    ("no_close", "made a Half, which has no close"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("Ends(at_start=True)", "SystemExit: please log in"),
+        ("Ends(at_start=True, mute=True)", "Mute"),
+        ("nothing", "made a NoneType, which has no log, samples, close.*class or a function of"),
+        ("no_close", "made a Half, which has no close"),
+    ],
+)
 def test_what_makes_no_tracker_ends_a_new_run(tmp_path, text, words):
     with pytest.raises(InputError, match=f"does not start; .*{words}"):
         run(tmp_path, [f"users_tracker.{text}"])
@@ -214,19 +222,24 @@ def _of_trackio(folder):
 
 
 READERS = {
-    "tensorboard": ("tensorboardX", _of_tensorboard), "wandb": ("wandb", _of_wandb),
-    "mlflow": ("mlflow", _of_mlflow), "swanlab": ("swanlab", _of_swanlab),
+    "tensorboard": ("tensorboardX", _of_tensorboard),
+    "wandb": ("wandb", _of_wandb),
+    "mlflow": ("mlflow", _of_mlflow),
+    "swanlab": ("swanlab", _of_swanlab),
     "trackio": ("trackio", _of_trackio),
-}  # fmt: skip
+}
 
 
 @pytest.fixture
 def offline(tmp_path, monkeypatch):
     for name, value in {
-        "WANDB_MODE": "offline", "WANDB_SILENT": "true", "SWANLAB_MODE": "offline",
-        "MLFLOW_TRACKING_URI": f"file://{tmp_path}/mlflow", "MLFLOW_ALLOW_FILE_STORE": "true",
+        "WANDB_MODE": "offline",
+        "WANDB_SILENT": "true",
+        "SWANLAB_MODE": "offline",
+        "MLFLOW_TRACKING_URI": f"file://{tmp_path}/mlflow",
+        "MLFLOW_ALLOW_FILE_STORE": "true",
         "TRACKIO_DIR": str(tmp_path / "trackio"),
-    }.items():  # fmt: skip
+    }.items():
         monkeypatch.setenv(name, value)
 
 

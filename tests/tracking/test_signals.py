@@ -91,9 +91,14 @@ def test_a_closed_terminal_is_answered_like_sigterm(tmp_path):
     """The output goes nowhere, and is no error."""
     ours, theirs = pty.openpty()
     process = started(
-        1, "quits", tmp_path / "out", stdin=theirs, stdout=theirs, stderr=theirs,
+        1,
+        "quits",
+        tmp_path / "out",
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
         preexec_fn=lambda: (heard(), os.setsid(), fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)),
-    )  # fmt: skip
+    )
     os.close(theirs)
     with open(ours, "rb") as terminal:
         assert terminal.readline() == b"begun\r\n"
@@ -101,7 +106,9 @@ def test_a_closed_terminal_is_answered_like_sigterm(tmp_path):
 
 
 def test_in_a_library_a_second_ctrl_c_is_a_keyboard_interrupt_and_handlers_come_back():
-    own = lambda *_: None  # noqa: E731
+    def own(*_):
+        return None
+
     before = {n: signal.signal(n, own) for n in (signal.SIGTERM, signal.SIGHUP)}
     old = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -122,9 +129,12 @@ def test_in_a_library_a_second_ctrl_c_is_a_keyboard_interrupt_and_handlers_come_
 @pytest.mark.slow
 def test_ctrl_c_while_jax_is_imported_prints_no_traceback(tmp_path):
     process = subprocess.Popen(
-        [sys.executable, "-m", "rljax", "train", "quickstart"], cwd=tmp_path, text=True,
-        stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(REPO)},
-    )  # fmt: skip
+        [sys.executable, "-m", "rljax", "train", "quickstart"],
+        cwd=tmp_path,
+        text=True,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(REPO)},
+    )
     maps = f"/proc/{process.pid}/maps"
     wait_until(lambda: "jaxlib" in open(maps).read(), "the import of jaxlib", 60)
     process.send_signal(signal.SIGINT)

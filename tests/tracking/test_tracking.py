@@ -60,9 +60,14 @@ def _run(code, *arguments, **options):
 
 def test_jsonl_round_trip_is_strict_json_and_keeps_text(tmp_path):
     metrics = {
-        "a": math.nan, "b": math.inf, "c": -math.inf, "d": np.float32(0.5), "e": np.int64(2**40),
-        "f": np.array(1.5), "phase": "rl",
-    }  # fmt: skip
+        "a": math.nan,
+        "b": math.inf,
+        "c": -math.inf,
+        "d": np.float32(0.5),
+        "e": np.int64(2**40),
+        "f": np.array(1.5),
+        "phase": "rl",
+    }
     odd = {
         **SAMPLE,
         "response": 'é\u2028\n"\\ \udc80 🙂',
@@ -401,8 +406,10 @@ def test_live_console_draws_and_gives_the_cursor_back():
     console = Console(20, console=terminal)
     assert console.live
     for step in range(1, 11):
-        console.log(step, {"phase_rl": 1, "reward/mean": step / 10, "time/generate_s": 3.0,
-                           "time/learn_s": 1.0})  # fmt: skip
+        console.log(
+            step,
+            {"phase_rl": 1, "reward/mean": step / 10, "time/generate_s": 3.0, "time/learn_s": 1.0},
+        )
     console.samples(10, [{**SAMPLE, "response": "the [bold red]answer[/nope]\nis 2"}])
     console.close()
     console.close()
@@ -476,8 +483,12 @@ def test_plain_console_prints_one_line_every_so_often():
     lines = plain.file.getvalue().splitlines()
     assert all(re.match(r"\d\d:\d\d:\d\d step", line) for line in lines)
     assert [line[9:].split(" | ")[0] for line in lines] == [
-        "step 1/25", "step 10/25", "step 20/25", "step 25/25", "step 25/25",
-    ]  # fmt: skip
+        "step 1/25",
+        "step 10/25",
+        "step 20/25",
+        "step 25/25",
+        "step 25/25",
+    ]
     assert "rl | reward 0.2 | loss nan" in lines[2] and "accuracy 0.5" in lines[4]
     assert "\x1b" not in plain.file.getvalue()
 
@@ -575,8 +586,16 @@ def test_the_line_of_pairs_shows_their_accuracy_and_no_empty_times():
     plain = rich.console.Console(file=io.StringIO(), width=60, _environ={})
     console = Console(3, console=plain)
     times = {"time/generate_s": 0.0, "time/reward_s": 0.0, "time/learn_s": 3.0, "time/rest_s": 1.0}
-    console.log(1, {"phase": "preference", "rewards/accuracies": 0.75, "rewards/margins": 1.5,
-                    "loss": 0.5, **times})  # fmt: skip
+    console.log(
+        1,
+        {
+            "phase": "preference",
+            "rewards/accuracies": 0.75,
+            "rewards/margins": 1.5,
+            "loss": 0.5,
+            **times,
+        },
+    )
     line = plain.file.getvalue()
     assert "right pairs 0.75 | margin 1.5 | loss 0.5 | time learn 75% rest 25%" in line
 

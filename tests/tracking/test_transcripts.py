@@ -20,15 +20,23 @@ HOSTILE = (
 def turn(pieces, observation="Guess.", reward=0.0, bad=False, forced=()):
     n = len(pieces)
     return turn_record(
-        observation=observation, tokens=range(40, 40 + n), pieces=pieces, text="".join(pieces),
-        logprobs=[-0.01, -1.5, -4.0, -0.5][:n] + [-1.0] * (n - 4), reward=reward, bad=bad,
-        chosen=[i not in forced for i in range(n)], versions=[7] * n,
-    )  # fmt: skip
+        observation=observation,
+        tokens=range(40, 40 + n),
+        pieces=pieces,
+        text="".join(pieces),
+        logprobs=[-0.01, -1.5, -4.0, -0.5][:n] + [-1.0] * (n - 4),
+        reward=reward,
+        bad=bad,
+        chosen=[i not in forced for i in range(n)],
+        versions=[7] * n,
+    )
 
 
 def episode(number, group, total, turns, **fields):
-    return {"step": 20, **episode_record(
-        episode=number, group=group, total=total, turns=turns, **fields)}  # fmt: skip
+    return {
+        "step": 20,
+        **episode_record(episode=number, group=group, total=total, turns=turns, **fields),
+    }
 
 
 class Page(html.parser.HTMLParser):
@@ -103,16 +111,31 @@ def test_no_text_becomes_markup(report):
     hostile = [turn([HOSTILE, HOSTILE], HOSTILE, bad=True)]
     names = dict(seat=HOSTILE, status=HOSTILE, finish=HOSTILE, message=HOSTILE)
     rows = [
-        episode(0, 0, 1.0, hostile, **names), episode(1, 0, 0.0, hostile),
+        episode(0, 0, 1.0, hostile, **names),
+        episode(1, 0, 0.0, hostile),
         {"step": 20, "episode": HOSTILE, "group": HOSTILE, "return": HOSTILE, "turns": HOSTILE},
-        {"step": 20, "turns": [HOSTILE, {"pieces": [{HOSTILE: 1}, None], "logprobs": ["x"],
-                                         "tokens": {"a": 1}, "reward": HOSTILE}]},
-        {"step": HOSTILE}, {"step": 20},
-    ]  # fmt: skip
+        {
+            "step": 20,
+            "turns": [
+                HOSTILE,
+                {
+                    "pieces": [{HOSTILE: 1}, None],
+                    "logprobs": ["x"],
+                    "tokens": {"a": 1},
+                    "reward": HOSTILE,
+                },
+            ],
+        },
+        {"step": HOSTILE},
+        {"step": 20},
+    ]
     plain, page = Page(report([episode(0, 0, 1.0, [turn(["a"])])])), Page(report(rows))
     assert set(page.tags) <= {*plain.tags, "pre", "br"}
     assert not {"script", "img"} & set(page.tags)
-    names = lambda page: {name for _, attributes in page.attributes for name in attributes}  # noqa: E731
+
+    def names(page):
+        return {name for _, attributes in page.attributes for name in attributes}
+
     assert names(page) == names(plain)
     said = "".join(page.texts)
     assert "<script>alert(1)</script>" in said  # as text

@@ -18,8 +18,13 @@ from rljax.runs.folder import locked
 
 def made(folder, steps=20, seed=0, summary=True, torn=""):
     folder.mkdir(parents=True)
-    config = {"dataflow": "grpo", "seed": seed, "steps": steps, "sft": {"steps": 0},
-              "data": {"train": "sort_digits()"}}  # fmt: skip
+    config = {
+        "dataflow": "grpo",
+        "seed": seed,
+        "steps": steps,
+        "sft": {"steps": 0},
+        "data": {"train": "sort_digits()"},
+    }
     (folder / "config.json").write_text(json.dumps(config))
     rows = [
         {"step": i, "phase": "rl", "reward/mean": i / steps + seed, "entropy": 1.0, "loss": -i}
@@ -28,8 +33,10 @@ def made(folder, steps=20, seed=0, summary=True, torn=""):
     lines = [*rows[:10], *rows[7:]]  # a restart at step 8
     text = "".join(json.dumps(row) + "\n" for row in lines) + torn
     (folder / "metrics.jsonl").write_text(text)
-    samples = [{"step": 20, "prompt": "a\x1b[31mb", "response": f"r{i}\n", "reward": i / 4}
-               for i in range(4)]  # fmt: skip
+    samples = [
+        {"step": 20, "prompt": "a\x1b[31mb", "response": f"r{i}\n", "reward": i / 4}
+        for i in range(4)
+    ]
     (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in samples))
     (folder / "starts.jsonl").write_text(json.dumps({"time": 1.0}) + "\n")
     if summary:

@@ -46,10 +46,19 @@ def trained(folder, name: str, *flags: str) -> tuple[dict, list[dict]]:
     environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
     path = os.pathsep.join([str(REPO), str(REPO / "tests/helpers")])
     subprocess.run(
-        [sys.executable, "launchers/train.py", f"--config=configs/agents/{name}.py{colon}{variant}",
-         f"--config.run_dir={folder}", "--config.export=False", *flags],
-        check=True, timeout=1800, cwd=REPO, env=environment | {"PYTHONPATH": path},
-    )  # fmt: skip
+        [
+            sys.executable,
+            "launchers/train.py",
+            f"--config=configs/agents/{name}.py{colon}{variant}",
+            f"--config.run_dir={folder}",
+            "--config.export=False",
+            *flags,
+        ],
+        check=True,
+        timeout=1800,
+        cwd=REPO,
+        env=environment | {"PYTHONPATH": path},
+    )
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").open()]
     last = [row for row in rows if row["phase"] == "rl" and "reward/mean" in row][-10:]
     return json.loads((folder / "summary.json").read_text()), last
@@ -113,10 +122,12 @@ def test_self_play_of_kuhn_poker_comes_near_an_equilibrium(tmp_path, seed):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "flag",
-    ["--config.algorithm.policy_loss=toy.upside_down",
-     "--config.algorithm.collect=agent_parts.inverted"],
+    [
+        "--config.algorithm.policy_loss=toy.upside_down",
+        "--config.algorithm.collect=agent_parts.inverted",
+    ],
     ids=["sign", "mask"],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("name", [name for name in MARKS if ":" not in name])
 def test_an_example_does_not_learn_the_wrong_way_round(tmp_path, name, flag):
     summary, _ = trained(tmp_path, name, flag)

@@ -211,10 +211,23 @@ def with_hash(folder, *, without: str = "", **contents: bytes):
 
 @pytest.mark.parametrize(
     "state",
-    [b"", b"{}", b"[]", b"null", b"{", b'{"at": 2}', b'{"step": 1, "at": 1}', b'{"step": "2"}',
-     b'{"progress": {"taken": {"sft": 1}}}', b'{"progress": {"taken": [2]}}', b"\xff\xfe",
-     b'{"progress": {"taken": {"sft": "2"}}}', b"[" * 100_000, b'{"step": ' + b"9" * 5000 + b"}"],
-)  # fmt: skip
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"null",
+        b"{",
+        b'{"at": 2}',
+        b'{"step": 1, "at": 1}',
+        b'{"step": "2"}',
+        b'{"progress": {"taken": {"sft": 1}}}',
+        b'{"progress": {"taken": [2]}}',
+        b"\xff\xfe",
+        b'{"progress": {"taken": {"sft": "2"}}}',
+        b"[" * 100_000,
+        b'{"step": ' + b"9" * 5000 + b"}",
+    ],
+)
 def test_a_state_of_another_step_or_shape_is_damage_whatever_its_hash(saved, tmp_path, state):
     folder = shutil.copytree(saved, tmp_path / "run")
     with_hash(folder / "00000002", state=state)
@@ -252,8 +265,9 @@ def test_any_change_of_any_bytes_falls_back_or_changes_nothing(saved, data):
     before = (saved / name).read_bytes()
     start = data.draw(st.integers(0, len(before)))
     end = data.draw(st.integers(start, min(len(before), start + 20)))
-    new = data.draw(st.one_of(st.binary(max_size=30), st.text("{}[]\",:0123", max_size=30).map(
-        str.encode)))  # fmt: skip
+    new = data.draw(
+        st.one_of(st.binary(max_size=30), st.text('{}[]",:0123', max_size=30).map(str.encode))
+    )
     with tempfile.TemporaryDirectory() as place:
         folder = shutil.copytree(saved, Path(place) / "run")
         (folder / name).write_bytes(before[:start] + new + before[end:])
@@ -420,7 +434,10 @@ def test_arrays_of_every_kind_come_back_bitwise_with_their_shardings(tmp_path):
     devices = np.array(jax.devices())
     assert devices.size == 8
     mesh = jax.sharding.Mesh(devices.reshape(2, 4), ("a", "b"))
-    place = lambda x, *axes: jax.device_put(x, NamedSharding(mesh, PartitionSpec(*axes)))  # noqa: E731
+
+    def place(x, *axes):
+        return jax.device_put(x, NamedSharding(mesh, PartitionSpec(*axes)))
+
     key = jax.random.key(0)
     params = {
         "sharded": place(jax.random.normal(key, (8, 12)), "a", "b"),

@@ -20,9 +20,12 @@ def test_a_run_compiles_twelve_programs_and_none_after_its_first_step(tmp_path):
     one more."""
     sizes = dict(
         model="decoder(layers=1, embed=24, mlp=40, heads=2, kv_heads=1, head_dim=12)",
-        sampler__max_response_tokens=33, sft__steps=0, evaluate__prompts=0,
-        algorithm__kl_in_loss=0.1, actor_optimizer__schedule="linear",
-    )  # fmt: skip
+        sampler__max_response_tokens=33,
+        sft__steps=0,
+        evaluate__prompts=0,
+        algorithm__kl_in_loss=0.1,
+        actor_optimizer__schedule="linear",
+    )
     config, counts = tiny_config(tmp_path, **sizes), []
     compiles.watch()
     start = compiles.count()
@@ -32,7 +35,10 @@ def test_a_run_compiles_twelve_programs_and_none_after_its_first_step(tmp_path):
         for _ in range(3):
             counts.append(compiles.count())
             run.step()
-    bare = lambda names: [name.removeprefix("jit(").removesuffix(")") for name in names]  # noqa: E731
+
+    def bare(names):
+        return [name.removeprefix("jit(").removesuffix(")") for name in names]
+
     first = bare(compiles.names(counts[0])[: counts[1] - counts[0]])
     assert set(bare(begun)) <= BEFORE and set(first) <= STEP
     assert {"create", "grpo"} <= {*bare(begun), *first} and len(begun) + len(first) <= 12
@@ -40,7 +46,9 @@ def test_a_run_compiles_twelve_programs_and_none_after_its_first_step(tmp_path):
 
 
 def test_keys_of_one_program_are_those_of_jax_random():
-    same = lambda a, b: np.array_equal(*map(jax.random.key_data, (a, b)))  # noqa: E731
+    def same(a, b):
+        return np.array_equal(*map(jax.random.key_data, (a, b)))
+
     for seed in (0, 7, 2**31 - 1, 2**31, 2**32 - 1):
         key = jax.random.key(seed)
         assert same(root_key(seed), key)

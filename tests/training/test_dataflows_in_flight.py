@@ -39,11 +39,17 @@ def a_run(tmp_path, dataflow: str, **fields) -> Run:
     if dataflow in ("online_dpo", "sppo", "raft", "on_policy_distil"):  # which read no correction
         weighs = dict(algorithm__policy_loss="ppo_clip()")
     config = tiny_config(
-        tmp_path, dataflow=dataflow, steps=STEPS, sft__steps=0, evaluate__every_steps=0,
+        tmp_path,
+        dataflow=dataflow,
+        steps=STEPS,
+        sft__steps=0,
+        evaluate__every_steps=0,
         model="decoder(layers=1, embed=32, mlp=64, heads=2, kv_heads=2, head_dim=16)",
-        batch__sequences_per_optimizer_step=16, rollouts__max_staleness=1, sampler__slots=12,
+        batch__sequences_per_optimizer_step=16,
+        rollouts__max_staleness=1,
+        sampler__slots=12,
         **{**weighs, **fields},
-    )  # fmt: skip
+    )
     if dataflow == "on_policy_distil":
         config.dataflow, config.teacher_model = "grpo", str(tmp_path / "teacher")
         model = build(config, devices=jax.devices()[:1]).model

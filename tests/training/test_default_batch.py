@@ -96,10 +96,16 @@ def test_what_else_is_wrong_is_said_first(change, says):
 def test_a_run_says_its_batch_and_keeps_it(tmp_path, capsys):
     """A resume goes on with the sizes of the run, whatever the machine would choose by now."""
     given = dict(
-        model=TINY, data="letter_count(letters=6, kinds=4, test=8)", reward="exact_match()",
-        max_response_tokens=2, max_prompt_tokens=8, evaluate={"prompts": 4}, steps=1,
-        devices=jax.devices()[:1], samples_per_prompt=2,
-    )  # fmt: skip
+        model=TINY,
+        data="letter_count(letters=6, kinds=4, test=8)",
+        reward="exact_match()",
+        max_response_tokens=2,
+        max_prompt_tokens=8,
+        evaluate={"prompts": 4},
+        steps=1,
+        devices=jax.devices()[:1],
+        samples_per_prompt=2,
+    )
     fresh, kept = tmp_path / "fresh", tmp_path / "kept"
     rljax.train(**given, run_dir=str(fresh))
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("batch: ")]

@@ -19,14 +19,23 @@ EXACT = ("tokens", "mask", "rewards", "scores", "step_ids", "group", "finish_rea
 def a_config(folder, function: str, **fields):
     """Turns of 4 tokens at most, logs of 40; nothing learned before."""
     plain = dict(
-        sft__steps=0, evaluate__every_steps=0, steps=5, reward__function="", reward__workers=2,
-        data__train="tiny_environments.rows()", data__max_prompt_tokens=4,
+        sft__steps=0,
+        evaluate__every_steps=0,
+        steps=5,
+        reward__function="",
+        reward__workers=2,
+        data__train="tiny_environments.rows()",
+        data__max_prompt_tokens=4,
         model="decoder(layers=1, embed=32, mlp=64, heads=2, kv_heads=2, head_dim=16, init_std=0.3)",
-        environment__function=f"tiny_environments.{function}", environment__workers=1,
-        environment__max_tokens=40, environment__max_reply_tokens=8, environment__max_turns=6,
-        sampler__max_response_tokens=4, actor_optimizer__warmup_steps=0,
+        environment__function=f"tiny_environments.{function}",
+        environment__workers=1,
+        environment__max_tokens=40,
+        environment__max_reply_tokens=8,
+        environment__max_turns=6,
+        sampler__max_response_tokens=4,
+        actor_optimizer__warmup_steps=0,
         algorithm__policy_loss="cispo(behaviour='sampler')",
-    )  # fmt: skip
+    )
     return tiny_config(folder, **{**plain, **fields})
 
 
@@ -70,7 +79,10 @@ def test_without_staleness_tickets_play_what_play_plays(tmp_path, monkeypatch, f
             np.testing.assert_array_equal(getattr(batch, name), getattr(other, name), name)
         np.testing.assert_allclose(batch.sampler_logprobs, other.sampler_logprobs, atol=1e-5)
         assert metrics["staleness/steps_max"] == 0 == metrics["queue/open"]
-    close = lambda one, other: np.testing.assert_allclose(one, other, atol=1e-5)  # noqa: E731
+
+    def close(one, other):
+        return np.testing.assert_allclose(one, other, atol=1e-5)
+
     jax.tree.map(close, weights, others)
 
 
@@ -128,19 +140,22 @@ def without_seconds(state):
         ("uneven()", dict(sampler__slots=12)),
         pytest.param("lives()", {}, marks=pytest.mark.slow),
         pytest.param(
-            "last_turn()", dict(reward__function="tiny_environments.first_letter_and_turns()"),
+            "last_turn()",
+            dict(reward__function="tiny_environments.first_letter_and_turns()"),
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            "begins_anew()", dict(environment__max_rows=2, rollouts__ahead=1),
+            "begins_anew()",
+            dict(environment__max_rows=2, rollouts__ahead=1),
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            "two_seats()", dict(rollouts__in_flight_cache="reread", sampler__page_tokens=4),
+            "two_seats()",
+            dict(rollouts__in_flight_cache="reread", sampler__page_tokens=4),
             marks=pytest.mark.slow,
         ),
     ],
-)  # fmt: skip
+)
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, function, fields):
     """Episodes were in flight, some at their environment: the same tokens, weights and metrics.
     What cannot be repeated begins anew in both."""

@@ -52,9 +52,10 @@ def test_rows_and_a_function_are_taken_and_nothing_is_left(run):
 
 def test_a_run_that_held_out_nothing_is_told_which_arguments_name_rows(tmp_path):
     config = Config(
-        model="decoder(layers=1)", data=DataConfig(str(tmp_path / "rows.jsonl")),
+        model="decoder(layers=1)",
+        data=DataConfig(str(tmp_path / "rows.jsonl")),
         reward=RewardConfig("exact_match(ignore_case=True)"),
-    )  # fmt: skip
+    )
     folder = tmp_path / "run"
     policy = types.SimpleNamespace(config=config, step=3)
     with pytest.raises(InputError) as error, in_python("rljax.evaluate"):

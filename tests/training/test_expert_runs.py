@@ -24,10 +24,15 @@ MODEL = (
 
 def config_of(run_dir, **fields):
     small = dict(
-        model=MODEL, steps=2, sft__steps=2, evaluate__every_steps=0, batch__epochs=2,
-        sampler__router_replay=True, model_settings__router_aux_loss_coef=0.01,
+        model=MODEL,
+        steps=2,
+        sft__steps=2,
+        evaluate__every_steps=0,
+        batch__epochs=2,
+        sampler__router_replay=True,
+        model_settings__router_aux_loss_coef=0.01,
         algorithm__kl_in_loss=0.01,
-    )  # fmt: skip
+    )
     return tiny_config(run_dir, **(small | fields))
 
 
@@ -47,8 +52,8 @@ def test_a_run_replays_routes_and_balances_the_load(tmp_path):
 @pytest.mark.slow
 def test_adapters_of_experts_over_codes_are_saved_and_merged(tmp_path):
     config = config_of(
-        tmp_path / "run", lora__rank=2, lora__targets=("*_proj", "*.experts.*"), lora__base="int8",
-    )  # fmt: skip
+        tmp_path / "run", lora__rank=2, lora__targets=("*_proj", "*.experts.*"), lora__base="int8"
+    )
     train_on_one(config)
     assert metrics_rows(tmp_path / "run")[-1]["router_aux_loss"] > 1
     said = json.loads((tmp_path / "run" / "adapter" / "adapter_config.json").read_text())

@@ -12,14 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tiny_run import (
-    flat_bytes,
-    metrics_rows,
-    newest_step,
-    summary,
-    tiny_config,
-    train_on_one,
-)
+from tiny_run import flat_bytes, metrics_rows, newest_step, summary, tiny_config, train_on_one
 
 from rljax.advantages import group_relative
 from rljax.batch import Batch, FinishReason, batch_from_rows
@@ -337,9 +330,7 @@ def test_a_reward_that_abstains_is_counted_in_a_run_and_is_no_failure(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_step_whose_rewards_all_fail_learns_nothing_and_the_third_in_a_row_ends_the_run(
-    tmp_path,
-):
+def test_a_step_whose_rewards_all_fail_learns_nothing_and_the_third_in_a_row_ends_the_run(tmp_path):
     config = tiny_config(
         tmp_path, algorithm__policy_loss=CURED, reward__function="fault_parts.never", sft__steps=0
     )

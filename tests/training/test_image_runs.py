@@ -61,9 +61,13 @@ def test_a_resumed_run_is_the_same(two_steps, tmp_path):
 
 
 IN_FLIGHT = dict(
-    sampler__slots=10, rollouts__max_staleness=2, rollouts__ahead=1,
-    rollouts__clock="logical(2)", evaluate__every_steps=0, checkpoint__every_steps=2,
-)  # fmt: skip
+    sampler__slots=10,
+    rollouts__max_staleness=2,
+    rollouts__ahead=1,
+    rollouts__clock="logical(2)",
+    evaluate__every_steps=0,
+    checkpoint__every_steps=2,
+)
 
 
 @pytest.mark.slow
@@ -128,9 +132,13 @@ def drawn(folder, count: int, wrong: int) -> list[dict]:
         Image.fromarray(record["images"][0].pixels()).save(folder / name)
         right = int(record["ground_truth"])
         rows.append(
-            {"prompt": "<image>?", "images": [name], "chosen": str(right),
-             "rejected": str((right + wrong) % 4)}
-        )  # fmt: skip
+            {
+                "prompt": "<image>?",
+                "images": [name],
+                "chosen": str(right),
+                "rejected": str((right + wrong) % 4),
+            }
+        )
     return rows
 
 
@@ -167,10 +175,7 @@ def test_a_tiny_model_learns_which_digit_is_drawn(tmp_path, seed):
     assert after > 0.7 and after > before + 0.15
 
 
-REFUSED = {
-    "rollouts__replay": "rollouts",
-    "algorithm__collect": "special_token()",
-}
+REFUSED = {"rollouts__replay": "rollouts", "algorithm__collect": "special_token()"}
 
 
 @pytest.mark.parametrize("field", REFUSED)

@@ -99,7 +99,9 @@ def test_tokens_of_images_are_never_trained(scene, sampled):
 
 
 def recipe(**fields):
-    part = lambda stage, text: resolve(text, NAMESPACES[stage])  # noqa: E731
+    def part(stage, text):
+        return resolve(text, NAMESPACES[stage])
+
     return Algorithm(
         samples_per_prompt=4,
         advantage=part("advantage", "group_relative()"),

@@ -17,11 +17,17 @@ from rljax.training import sources
 from rljax.training.run import Run
 
 HOW = dict(
-    sft__steps=0, evaluate__every_steps=0, sampler__loop="host", sampler__slots=10, steps=4,
-    rollouts__max_staleness=3, rollouts__ahead=2, rollouts__clock="logical(2)",
+    sft__steps=0,
+    evaluate__every_steps=0,
+    sampler__loop="host",
+    sampler__slots=10,
+    steps=4,
+    rollouts__max_staleness=3,
+    rollouts__ahead=2,
+    rollouts__clock="logical(2)",
     checkpoint__every_steps=2,
     reward__function="in_flight_rewards.slow(fails=0.2)",
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")
@@ -137,18 +143,37 @@ def put(path: str, value):
 
 BROKEN = [
     cut,
-    *(put(path, KeyError) for path in (
-        "groups", "groups/first", "tickets", "tickets/step", "tickets/open/0", "steps",
-        "groups/first/record", "groups/first/samples/0", "groups/first/samples/0/key")),
-    put("groups/first", None), put("groups/first/samples/0/tokens", "%"),
-    put("groups/first/samples/0/finish_reason", 99), put("groups/first/samples/0/id", 1 << 40),
-    put("groups/first/samples/0/key", "AAAA"), put("groups/first/samples/0/drawn", 8),
-    put("groups/first/record/index", -1), put("groups/first/record/index", "x"),
+    *(
+        put(path, KeyError)
+        for path in (
+            "groups",
+            "groups/first",
+            "tickets",
+            "tickets/step",
+            "tickets/open/0",
+            "steps",
+            "groups/first/record",
+            "groups/first/samples/0",
+            "groups/first/samples/0/key",
+        )
+    ),
+    put("groups/first", None),
+    put("groups/first/samples/0/tokens", "%"),
+    put("groups/first/samples/0/finish_reason", 99),
+    put("groups/first/samples/0/id", 1 << 40),
+    put("groups/first/samples/0/key", "AAAA"),
+    put("groups/first/samples/0/drawn", 8),
+    put("groups/first/record/index", -1),
+    put("groups/first/record/index", "x"),
     put("groups/first/scores", {"9": [1.0, {}, "ok", 0.1, "", False]}),
-    put("groups/first/scores", {"0": [1.0]}), put("tickets/admitted", -5),
-    put("tickets/trained", 1e400), put("tickets/step", 40), put("tickets/open", [[0, 0], [0, 0]]),
-    put("steps", [[77, 3]]), put("steps", 5),
-]  # fmt: skip
+    put("groups/first/scores", {"0": [1.0]}),
+    put("tickets/admitted", -5),
+    put("tickets/trained", 1e400),
+    put("tickets/step", 40),
+    put("tickets/open", [[0, 0], [0, 0]]),
+    put("steps", [[77, 3]]),
+    put("steps", 5),
+]
 
 
 @pytest.mark.slow

@@ -18,11 +18,18 @@ SMALL = "decoder(layers=1, embed=32, mlp=64, heads=2, kv_heads=2, head_dim=16, i
 def config_of(folder: Path, kills: int, eta: int, clock: str):
     """Every start takes up to four steps before its end, and two more are in a save."""
     fields = dict(
-        model=SMALL, sft__steps=0, evaluate__every_steps=0, evaluate__prompts=4,
-        sampler__loop="host", sampler__slots=12, checkpoint__every_steps=2,
-        checkpoint__keep=1000, reward__function="in_flight_rewards.slow(fails=0.05)",
-        steps=6 * kills + 4, algorithm__policy_loss="cispo(behaviour='sampler')",
-    )  # fmt: skip
+        model=SMALL,
+        sft__steps=0,
+        evaluate__every_steps=0,
+        evaluate__prompts=4,
+        sampler__loop="host",
+        sampler__slots=12,
+        checkpoint__every_steps=2,
+        checkpoint__keep=1000,
+        reward__function="in_flight_rewards.slow(fails=0.05)",
+        steps=6 * kills + 4,
+        algorithm__policy_loss="cispo(behaviour='sampler')",
+    )
     if eta:
         flight = dict(max_staleness=eta, ahead=max(1, eta - 1), clock=clock)
         fields |= {f"rollouts__{name}": value for name, value in flight.items()}

@@ -22,12 +22,19 @@ SMALL = "decoder(layers=1, embed=32, mlp=64, heads=2, kv_heads=2, head_dim=16, i
 def test_the_bound_holds_whatever_comes_when(tmp_path, eta, ahead, seed):
     chance, steps = random.Random(seed), 10
     config = tiny_config(
-        tmp_path / "run", model=SMALL, sft__steps=0, evaluate__every_steps=0, steps=steps,
-        sampler__slots=12, rollouts__max_staleness=eta, rollouts__ahead=ahead,
-        reward__function="in_flight_rewards.slow(fails=0.1)", reward__workers=2,
+        tmp_path / "run",
+        model=SMALL,
+        sft__steps=0,
+        evaluate__every_steps=0,
+        steps=steps,
+        sampler__slots=12,
+        rollouts__max_staleness=eta,
+        rollouts__ahead=ahead,
+        reward__function="in_flight_rewards.slow(fails=0.1)",
+        reward__workers=2,
         algorithm__collect="active(max_rounds=4)",
         algorithm__policy_loss="cispo(behaviour='sampler')",
-    )  # fmt: skip
+    )
     ages, trained = [], []
     with Run(build(config, devices=jax.devices()[:1]), tmp_path) as run:
         run.checkpoints.prepare()

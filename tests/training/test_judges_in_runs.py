@@ -37,10 +37,14 @@ from rljax.training import train
 from rljax.validation import validate
 
 SAMPLES = [
-    {"prompt": f"question {i}", "response": "an answer " * (1 + 9 * (i % 2)), "ground_truth": "42",
-     "extra_info": {"rubrics": ["is short", {"title": "lies", "weight": -1.0}][: 1 + i % 2]}}
+    {
+        "prompt": f"question {i}",
+        "response": "an answer " * (1 + 9 * (i % 2)),
+        "ground_truth": "42",
+        "extra_info": {"rubrics": ["is short", {"title": "lies", "weight": -1.0}][: 1 + i % 2]},
+    }
     for i in range(5)
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")
@@ -118,8 +122,10 @@ def test_grades_are_words_of_one_token_each(folder):
     turned = scorer(folder, "judge()", judge_grades=("b", "a")).score(SAMPLES[:1])
     assert 0 < words[0].value < 1 and words[0].value != pytest.approx(turned[0].value)
     for text, fields in (
-        ("judge()", {}), ("judge(scale=2.5)", {}), ("judge()", {"judge_grades": ("yes", "no")}),
-    ):  # fmt: skip
+        ("judge()", {}),
+        ("judge(scale=2.5)", {}),
+        ("judge()", {"judge_grades": ("yes", "no")}),
+    ):
         with pytest.raises(InputError, match="grade|scale"):
             scorer(folder, text, **fields)
     assert not isinstance(scorer(folder, "exact_match"), MeshJudge)
@@ -153,9 +159,12 @@ def test_our_own_server_is_such_an_endpoint(folder):
 
         def ask(**body):
             return chat(
-                [{"role": "user", "content": "42?"}], base_url=f"{address}/v1", model="tiny",
-                body=json.dumps({"max_tokens": 4, **body}), timeout_s=120.0,
-            )  # fmt: skip
+                [{"role": "user", "content": "42?"}],
+                base_url=f"{address}/v1",
+                model="tiny",
+                body=json.dumps({"max_tokens": 4, **body}),
+                timeout_s=120.0,
+            )
 
         assert ask(logit_bias={str(end): 100}) == ""  # it ends at once
         with pytest.raises(EndpointError, match="verdict: the answer was cut at max_tokens"):
@@ -220,12 +229,18 @@ TEXT = "evolving_rubrics(generator='rubric_parts.generator', cap=3)"
 def test_a_run_that_is_stopped_has_the_same_rubrics(parts, tmp_path):
     def config(name, steps=4):
         return tiny_config(
-            tmp_path / name, steps=steps, sft__steps=0, evaluate__every_steps=2,
+            tmp_path / name,
+            steps=steps,
+            sft__steps=0,
+            evaluate__every_steps=2,
             data__train="first_letter(letters=2, kinds=4, test=4)",
-            sampler__max_response_tokens=3, batch__prompts_per_step=8,
-            batch__samples_per_prompt=2, reward__function="rubric_parts.by_rubric",
-            reward__rubrics=TEXT, checkpoint__allow_changed=("steps",),
-        )  # fmt: skip
+            sampler__max_response_tokens=3,
+            batch__prompts_per_step=8,
+            batch__samples_per_prompt=2,
+            reward__function="rubric_parts.by_rubric",
+            reward__rubrics=TEXT,
+            checkpoint__allow_changed=("steps",),
+        )
 
     train_on_one(config("whole"))
     train_on_one(config("half", steps=2))
@@ -250,21 +265,28 @@ def rollouts(responses: list[list[str]]) -> tuple[Batch, Prompts]:
     said = [(g, r) for g, group in enumerate(responses) for r in group]
     records = [
         PromptRecord(
-            f"{g}>", np.asarray(LETTERS.encode(f"{g}>"), np.int32), "", "d",
-            {"rubrics": [{"description": "fixed"}], "kept": g}, g, prompt_id=g,
+            f"{g}>",
+            np.asarray(LETTERS.encode(f"{g}>"), np.int32),
+            "",
+            "d",
+            {"rubrics": [{"description": "fixed"}], "kept": g},
+            g,
+            prompt_id=g,
         )
         for g in range(len(responses))
-    ]  # fmt: skip
+    ]
     rows = [LETTERS.encode(f"{g}>{r}") for g, r in said]
     tokens = np.zeros((len(rows), max(map(len, rows))), np.int32)
     mask = np.zeros(tokens.shape, np.float32)
     for i, row in enumerate(rows):
         tokens[i, : len(row)], mask[i, 2 : len(row)] = row, 1
     batch = batch_from_rows(
-        jnp.asarray(tokens), jnp.asarray([len(r) for r in rows], jnp.int32), jnp.asarray(mask),
+        jnp.asarray(tokens),
+        jnp.asarray([len(r) for r in rows], jnp.int32),
+        jnp.asarray(mask),
         group=jnp.asarray([g for g, _ in said], jnp.int32),
         finish_reason=jnp.zeros((len(rows),), jnp.int32),
-    )  # fmt: skip
+    )
     return batch, Prompts.from_records(records, length=2)
 
 
@@ -320,10 +342,13 @@ def test_rows_without_rubrics_are_found_before_a_model_loads(tmp_path):
     rows = [*rows, {"prompt": "ba>", "ground_truth": "b", "extra_info": {"rubrics": []}}]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     config = tiny_config(
-        tmp_path / "run", data__train=str(tmp_path / "rows.jsonl"), sft__steps=0,
-        tokenizer=str(write_tokenizer(tmp_path / "tokenizer")), data__max_prompt_tokens=16,
+        tmp_path / "run",
+        data__train=str(tmp_path / "rows.jsonl"),
+        sft__steps=0,
+        tokenizer=str(write_tokenizer(tmp_path / "tokenizer")),
+        data__max_prompt_tokens=16,
         reward__function=f"rubric({ASKS})",
-    )  # fmt: skip
+    )
     with pytest.raises(InputError, match="row 2 of .* cannot be judged by rubrics"):
         train(config)
 
@@ -366,18 +391,29 @@ ASKS = "base_url='http://127.0.0.1:1/v1', model='m'"
         ({"judge_model": ".", "function": "judge()", "model": "."}, "takes its place"),
         ({"judge_model": ".", "function": "judge()", "judge_grades": ("1",)}, "two or more"),
         ({"judge_model": ".", "function": "judge()", "judge_grades": ("1", "1")}, "different"),
-        ({"rubrics": "evolving_rubrics(generator='rubric_generators.two_by_visit')"},
-         "no rubric reaches"),
+        (
+            {"rubrics": "evolving_rubrics(generator='rubric_generators.two_by_visit')"},
+            "no rubric reaches",
+        ),
         ({"rubrics": "evolving_rubrics()", "function": f"rubric({ASKS})"}, "generator"),
-        ({"rubrics": "evolving_rubrics(generator='nope')", "function": f"rubric({ASKS})"},
-         "has no 'nope'"),
-        ({"rubrics": "evolving_rubrics(generator='judges.half')", "function": f"rubric({ASKS})"},
-         "generator(prompt, responses, rubrics)"),
+        (
+            {"rubrics": "evolving_rubrics(generator='nope')", "function": f"rubric({ASKS})"},
+            "has no 'nope'",
+        ),
+        (
+            {"rubrics": "evolving_rubrics(generator='judges.half')", "function": f"rubric({ASKS})"},
+            "generator(prompt, responses, rubrics)",
+        ),
         ({"rubrics": "evolving(cap=1)", "function": f"rubric({ASKS})"}, "did you mean"),
-        ({"rubrics": "evolving_rubrics(generator='rubric_generators.two_by_visit', cap=-1)",
-          "function": f"rubric({ASKS})"}, "cap must be >= 0"),
+        (
+            {
+                "rubrics": "evolving_rubrics(generator='rubric_generators.two_by_visit', cap=-1)",
+                "function": f"rubric({ASKS})",
+            },
+            "cap must be >= 0",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_a_config_may_not_ask(fields, says):
     with pytest.raises(InputError) as found:
         validate(config(**fields))

@@ -60,8 +60,10 @@ def test_the_loss_on_held_out_rows_falls(dataflow, tmp_path):
     assert summary["status"] == "finished" and after < RUNS[dataflow][2] < before
     assert summary["accuracy_before"] is None  # nothing was sampled
     assert summary["last_evaluation"] == {
-        "step": 12, "accuracy": None, "eval": summary["eval_after"]
-    }  # fmt: skip
+        "step": 12,
+        "accuracy": None,
+        "eval": summary["eval_after"],
+    }
     first, last = measured_lines(summary)
     assert first.startswith("held-out rows: loss ") and first.endswith(", at step 0")
     assert f"loss {after:.4g}" in last and last.endswith(", at step 12")

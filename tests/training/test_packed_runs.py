@@ -10,10 +10,18 @@ from tiny_run import tiny_config, train_on_one
 def learned(folder, **fields) -> list[dict]:
     """The rows of a run of two steps of 256 samples, one optimizer step each."""
     config = tiny_config(
-        folder, steps=2, sft__steps=0, evaluate__every_steps=0,
-        algorithm__kl_in_loss=0.05, batch__prompts_per_step=16, batch__samples_per_prompt=16,
-        batch__sequences_per_optimizer_step=256, checkpoint__every_steps=0, export=False, **fields,
-    )  # fmt: skip
+        folder,
+        steps=2,
+        sft__steps=0,
+        evaluate__every_steps=0,
+        algorithm__kl_in_loss=0.05,
+        batch__prompts_per_step=16,
+        batch__samples_per_prompt=16,
+        batch__sequences_per_optimizer_step=256,
+        checkpoint__every_steps=0,
+        export=False,
+        **fields,
+    )
     train_on_one(config)
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 

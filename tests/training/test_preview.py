@@ -86,10 +86,15 @@ def test_an_attempt_that_fails_leaves_no_run_folder(tmp_path, monkeypatch):
     ):
         config = with_overrides(
             load_config_file("quickstart:tiny"),
-            {name: value, "run_dir": run_dir, "trackers": (), "compilation_cache": "",
-             "batch.tokens_per_microbatch": 2 * 10**6},
+            {
+                name: value,
+                "run_dir": run_dir,
+                "trackers": (),
+                "compilation_cache": "",
+                "batch.tokens_per_microbatch": 2 * 10**6,
+            },
             "test",
-        )  # fmt: skip
+        )
         with pytest.raises(InputError):
             train(config)
         assert set(tmp_path.iterdir()) <= {*before, tmp_path / "__pycache__"}, name

@@ -196,13 +196,20 @@ def sampled(texts, finish, mesh):
         mask[row, 2 : 2 + len(of)] = 1
     lengths = np.array([2 + len(of) for of in ids], np.int32)
     batch = batch_from_rows(
-        jnp.asarray(tokens), jnp.asarray(lengths), jnp.asarray(mask),
-        group=jnp.zeros(len(ids), jnp.int32), finish_reason=jnp.asarray(finish, jnp.int32),
-    )  # fmt: skip
+        jnp.asarray(tokens),
+        jnp.asarray(lengths),
+        jnp.asarray(mask),
+        group=jnp.zeros(len(ids), jnp.int32),
+        finish_reason=jnp.asarray(finish, jnp.int32),
+    )
     record = PromptRecord(
-        token_ids=np.array(prompt), prompt_text="a:", ground_truth="", data_source="toy",
-        extra_info={}, index=0,
-    )  # fmt: skip
+        token_ids=np.array(prompt),
+        prompt_text="a:",
+        ground_truth="",
+        data_source="toy",
+        extra_info={},
+        index=0,
+    )
     return batch, Prompts.from_records([record], length=2)
 
 
@@ -318,10 +325,16 @@ def test_from_a_policy_to_ppo_with_its_process_reward_model(tmp_path):
     names = (f"{tmp_path}/baseline@2", f"{tmp_path}/baseline@4")
     result = label_saved(
         LabelOptions(
-            names, f"{tmp_path}/steps", prompts=24, programs_per_prompt=2, completions=2,
-            held_out=0.25, replay=True, rows_at_once=64,
+            names,
+            f"{tmp_path}/steps",
+            prompts=24,
+            programs_per_prompt=2,
+            completions=2,
+            held_out=0.25,
+            replay=True,
+            rows_at_once=64,
         )
-    )  # fmt: skip
+    )
     rows = [
         json.loads(line)
         for split in ("train", "test")

@@ -38,10 +38,13 @@ def runs(tmp_path_factory):
     checkpoints = tuple(f"{folder}/completer@{step}" for step in (60, 70, 80))
     label_saved(
         LabelOptions(
-            checkpoints, f"{folder}/steps", completer=f"{folder}/completer", prompts=1000,
+            checkpoints,
+            f"{folder}/steps",
+            completer=f"{folder}/completer",
+            prompts=1000,
             completions=2,
         )
-    )  # fmt: skip
+    )
     trained(PROGRAMS.get_config("scorer", str(folder)), folder / "scorer")
     return folder
 

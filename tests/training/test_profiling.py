@@ -72,9 +72,15 @@ def test_live_captures_are_answered_while_the_run_is_open(tmp_path):
 
 @pytest.mark.parametrize(
     "field, value",
-    [("profile_steps", (3,)), ("profile_steps", (5, 4)), ("profile_steps", (0, 1)),
-     ("profile_port", 70000), ("profile_hosts", 0), ("profile_hosts", -2)],
-)  # fmt: skip
+    [
+        ("profile_steps", (3,)),
+        ("profile_steps", (5, 4)),
+        ("profile_steps", (0, 1)),
+        ("profile_port", 70000),
+        ("profile_hosts", 0),
+        ("profile_hosts", -2),
+    ],
+)
 def test_what_cannot_be_profiled_is_refused(field, value):
     config = Config(model="decoder(layers=1)", **{field: value})
     config.data.train = "sort_digits()"

@@ -16,9 +16,10 @@ from rljax.training.program_cache import ProgramCache, changed, said
 from rljax.training.run_folder import RunFolder
 
 _OPTIONS = (
-    "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs",
+    "jax_compilation_cache_dir",
+    "jax_persistent_cache_min_compile_time_secs",
     "jax_persistent_cache_enable_xla_caches",
-)  # fmt: skip
+)
 
 
 @pytest.fixture(autouse=True)

@@ -163,7 +163,10 @@ def test_while_and_cond_are_entered(start, turns):
     def counted(x):
         def turn(carry):
             left, total = carry
-            bad = lambda: jnp.log(left - 1.0)  # noqa: E731
+
+            def bad():
+                return jnp.log(left - 1.0)
+
             return left - 1.0, total + jax.lax.cond(left <= 1.0, bad, lambda: 1.0)
 
         left, total = jax.lax.while_loop(lambda carry: carry[0] > 0, turn, (x, jnp.float32(0.0)))

@@ -22,14 +22,7 @@ import pytest
 from conftest import lanes
 from processes import alive, children, wait_until
 from test_checkpoint import with_hash
-from tiny_run import (
-    REPO,
-    assert_same_run,
-    metrics_rows,
-    newest_step,
-    summary,
-    tiny_config,
-)
+from tiny_run import REPO, assert_same_run, metrics_rows, newest_step, summary, tiny_config
 
 from rljax.checkpoint.checkpoint import Checkpoints, reads_steps
 from rljax.config.policy_options import EvaluateOptions
@@ -352,9 +345,12 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_not_started_anew(half):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "path", lanes([("fingerprints",), ("sources", "rl", "position")],
-                  [("offsets",), ("progress", "taken", "sft"), ("sources", "sft"), ("progress",)]),
-)  # fmt: skip
+    "path",
+    lanes(
+        [("fingerprints",), ("sources", "rl", "position")],
+        [("offsets",), ("progress", "taken", "sft"), ("sources", "sft"), ("progress",)],
+    ),
+)
 def test_a_state_without_a_part_or_with_another_in_its_place_is_one_error(half, path):
     """Although every hash is right."""
     for value in (None, "x"):

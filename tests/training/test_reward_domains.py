@@ -27,7 +27,9 @@ def four_domains() -> Task:
 
 @pytest.mark.slow
 def test_four_kinds_of_reward_in_one_run(tmp_path):
-    answer = lambda request, number: (200, {}, completion('{"score": 7}'))  # noqa: E731
+    def answer(request, number):
+        return (200, {}, completion('{"score": 7}'))
+
     with serving(answer) as server:
         judge = f"judge(base_url='{server.base_url}', model='m')"
         sources = (
@@ -37,11 +39,18 @@ def test_four_kinds_of_reward_in_one_run(tmp_path):
             ("chat", judge),
         )
         config = tiny_config(
-            tmp_path, data__train="test_reward_domains.four_domains()", sft__steps=0, steps=2,
-            batch__prompts_per_step=8, batch__samples_per_prompt=2, evaluate__every_steps=0,
-            reward__function=f"by_source(sources={sources!r}, defaults=())", export=False,
-            reward__timeout_s=60.0, reward__workers=2,
-        )  # fmt: skip
+            tmp_path,
+            data__train="test_reward_domains.four_domains()",
+            sft__steps=0,
+            steps=2,
+            batch__prompts_per_step=8,
+            batch__samples_per_prompt=2,
+            evaluate__every_steps=0,
+            reward__function=f"by_source(sources={sources!r}, defaults=())",
+            export=False,
+            reward__timeout_s=60.0,
+            reward__workers=2,
+        )
         train_on_one(config)
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     for row in rows:

@@ -8,9 +8,14 @@ from tiny_run import metrics_rows, tiny_config, train_on
 def run(folder, devices: int, **fields) -> list[dict]:
     """The metrics of two steps of GRPO behind one of SFT."""
     config = tiny_config(
-        folder, steps=2, sft__steps=1, evaluate__every_steps=0, checkpoint__every_steps=0,
-        algorithm__kl_in_loss=0.01, **fields,
-    )  # fmt: skip
+        folder,
+        steps=2,
+        sft__steps=1,
+        evaluate__every_steps=0,
+        checkpoint__every_steps=0,
+        algorithm__kl_in_loss=0.01,
+        **fields,
+    )
     train_on(devices, config)
     return metrics_rows(folder)
 

@@ -132,14 +132,26 @@ def test_other_fields_take_rows_and_sections_stay_sections(tmp_path):
 
 def test_numbers_of_arrays_are_numbers(tmp_path):
     given = {
-        "a": np.float32(0.5), "b": np.int8(3), "c": np.bool_(True), "d": np.arange(2),
-        "e": jnp.ones((1, 2)), "f": np.str_("text"), "g": (1, None), "h": {"i": np.float64(2)},
-    }  # fmt: skip
+        "a": np.float32(0.5),
+        "b": np.int8(3),
+        "c": np.bool_(True),
+        "d": np.arange(2),
+        "e": jnp.ones((1, 2)),
+        "f": np.str_("text"),
+        "g": (1, None),
+        "h": {"i": np.float64(2)},
+    }
     (row,) = rows_in(made(tmp_path, [given]).data.train)
     assert row == {
-        "a": 0.5, "b": 3, "c": True, "d": [0, 1], "e": [[1.0, 1.0]], "f": "text", "g": [1, None],
+        "a": 0.5,
+        "b": 3,
+        "c": True,
+        "d": [0, 1],
+        "e": [[1.0, 1.0]],
+        "f": "text",
+        "g": [1, None],
         "h": {"i": 2.0},
-    }  # fmt: skip
+    }
     assert [type(row[name]) for name in "abcf"] == [float, int, bool, str]
 
 
@@ -147,9 +159,12 @@ def test_missing_cells_of_a_table_are_absent(tmp_path):
     pandas = library("pandas")
     rows = [{"a": 1, "s": "x"}, {"a": None, "s": None}]
     cells = {
-        "a": [1.0, np.nan], "b": [np.float32(1), np.float32("nan")], "s": ["x", None],
-        "t": pandas.array([1, pandas.NA], "Int64"), "u": [pandas.NaT, "y"],
-    }  # fmt: skip
+        "a": [1.0, np.nan],
+        "b": [np.float32(1), np.float32("nan")],
+        "s": ["x", None],
+        "t": pandas.array([1, pandas.NA], "Int64"),
+        "u": [pandas.NaT, "y"],
+    }
     tables = [pandas.DataFrame(rows), pa.Table.from_pylist(rows), dataset_of(rows), cells]
     for table in tables[:3]:
         assert rows_in(made(tmp_path, table).data.train) == [{"a": 1, "s": "x"}, {}]
@@ -208,7 +223,7 @@ def self_containing():
         (lambda: ({"a": "x" * 900} for _ in range(60)), ("GiB of rows", "itertools.islice")),
         (lambda: object(), ("no rows come from it", "list(rows)")),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_a_file_of_rows_is_refused_with_its_place(make, says, tmp_path, monkeypatch):
     monkeypatch.setattr(python_rows, "MOST_ROWS", 1000)
     monkeypatch.setattr(python_rows, "MOST_BYTES", 50_000)
@@ -229,8 +244,11 @@ def test_what_says_how_long_it_is_may_be_long(tmp_path, monkeypatch):
 def test_no_library_of_tables_is_imported(tmp_path):
     names = ("rljax.config.python_rows", "rljax.config.from_python")
     sources = [Path(importlib.import_module(name).__file__).read_text() for name in names]
-    assert not any(f"import {name}" in text for text in sources
-                   for name in ("datasets", "pandas", "polars", "pyarrow"))  # fmt: skip
+    assert not any(
+        f"import {name}" in text
+        for text in sources
+        for name in ("datasets", "pandas", "polars", "pyarrow")
+    )
 
 
 @pytest.mark.parametrize(
@@ -254,8 +272,10 @@ def test_no_library_of_tables_is_imported(tmp_path):
         ("Fix: batch.epochs=2 or more", 'Fix: batch={"epochs": 2} or more'),
         ("Fix: look at them, then --trust_code", "Fix: look at them, then trust_code=True"),
         ("Fix: --data=rows.parquet --samples=4", 'Fix: data="rows.parquet", samples=4'),
-        ("  --k=4: each is at least 1. Fix: --help lists the flags",
-         "  k=4: each is at least 1. Fix: help(rljax.train) lists the arguments"),
+        (
+            "  --k=4: each is at least 1. Fix: --help lists the flags",
+            "  k=4: each is at least 1. Fix: help(rljax.train) lists the arguments",
+        ),
         ("Fix: --config=quickstart", 'Fix: rljax.train("quickstart")'),
         (
             "Fix: `rljax train --help` lists the fields, their types and defaults",
@@ -264,6 +284,6 @@ def test_no_library_of_tables_is_imported(tmp_path):
         ("no flags - or -- here. Fix: a lower one", "no flags - or -- here. Fix: a lower one"),
         ("Fix: `rljax configs` lists more", "Fix: `rljax configs` lists more"),
     ],
-)  # fmt: skip
+)
 def test_fixes_are_worded_for_python(text, words):
     assert python_words(text) == words

@@ -44,9 +44,10 @@ def test_a_warning_is_said_at_1_10_100_and_counted_in_between(caplog):
             run.warn("skipped_steps", "something")
     said = [record.getMessage() for record in caplog.records]
     assert said == [
-        "step 0: something", "step 0: something (so far 10 times)",
+        "step 0: something",
+        "step 0: something (so far 10 times)",
         "step 0: something (so far 100 times)",
-    ]  # fmt: skip
+    ]
     assert run.progress.faults == {"skipped_steps": 250.0}
     assert run.all_warnings()[0].startswith("250 optimizer steps whose loss or gradient")
 
@@ -73,9 +74,17 @@ def test_what_must_hold_for_three_steps_in_a_row_begins_anew_after_a_good_one(ca
 
 @pytest.mark.parametrize(
     ("before", "after", "said"),
-    [(0, 1, True), (0, 3, True), (1, 2, False), (9, 10, True), (8, 30, True), (10, 99, False),
-     (99, 100, True), (0, 0, False)],
-)  # fmt: skip
+    [
+        (0, 1, True),
+        (0, 3, True),
+        (1, 2, False),
+        (9, 10, True),
+        (8, 30, True),
+        (10, 99, False),
+        (99, 100, True),
+        (0, 0, False),
+    ],
+)
 def test_when_a_counted_warning_is_said(before, after, said):
     assert is_said(before, after) is said
 
@@ -140,9 +149,13 @@ def rows_file(path, prompts) -> str:
 
 def warned(tmp_path, folder, prompts, **changes) -> list[str]:
     fields = {
-        **TINY, "model": str(folder), "data.train": rows_file(tmp_path / "train.jsonl", prompts),
-        "reward.function": "exact_match()", "trackers": (), **changes,
-    }  # fmt: skip
+        **TINY,
+        "model": str(folder),
+        "data.train": rows_file(tmp_path / "train.jsonl", prompts),
+        "reward.function": "exact_match()",
+        "trackers": (),
+        **changes,
+    }
     return setup_warnings(build(with_overrides(Config(), fields, "test"), jax.devices()[:1]))
 
 
@@ -188,9 +201,13 @@ def test_learning_rates_that_teach_nothing_are_said(changes, says, tmp_path, fol
 
 def test_a_warm_up_of_a_config_that_ships_is_not_said(tmp_path, folder):
     fields = {
-        **TINY, "model": str(folder), "data.train": rows_file(tmp_path / "a.jsonl", range(20)),
-        "reward.function": "exact_match()", "trackers": (), "actor_optimizer.warmup_steps": 4,
-    }  # fmt: skip
+        **TINY,
+        "model": str(folder),
+        "data.train": rows_file(tmp_path / "a.jsonl", range(20)),
+        "reward.function": "exact_match()",
+        "trackers": (),
+        "actor_optimizer.warmup_steps": 4,
+    }
     setup = build(with_overrides(Config(), fields, "test"), jax.devices()[:1])
     shipped = with_overrides(Config(), {"actor_optimizer.warmup_steps": 4}, "test")
     assert setup_warnings(setup, shipped) == []
@@ -295,10 +312,16 @@ def test_weights_that_are_not_there_or_not_whole_are_found_without_reading_them(
 
 def test_a_run_tells_its_warnings_in_log_summary_starts_and_report(tmp_path, caplog):
     config = tiny_config(
-        tmp_path / "run", sft__steps=1, steps=4, sampler__max_response_tokens=1,
-        evaluate__every_steps=0, evaluate__prompts=4, checkpoint__every_steps=0, export=False,
+        tmp_path / "run",
+        sft__steps=1,
+        steps=4,
+        sampler__max_response_tokens=1,
+        evaluate__every_steps=0,
+        evaluate__prompts=4,
+        checkpoint__every_steps=0,
+        export=False,
         critic_optimizer__lr=1e-3,
-    )  # fmt: skip
+    )
     with caplog.at_level(logging.WARNING, "rljax"):
         train_on_one(config)
     said = [record.getMessage() for record in caplog.records]

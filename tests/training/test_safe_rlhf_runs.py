@@ -90,13 +90,19 @@ def test_the_reward_prefers_what_is_unsafe(parts, tmp_path, seed):
 
 def tiny(run_dir, **fields):
     given = dict(
-        dataflow="safe_rlhf()", steps=4, sft__steps=0, evaluate__every_steps=0,
+        dataflow="safe_rlhf()",
+        steps=4,
+        sft__steps=0,
+        evaluate__every_steps=0,
         roles=("cost_critic=trained_values(lr=1e-3)", "multiplier=lagrange_multiplier(window=24)"),
-        algorithm__advantage="gae(lam=0.95, whiten=False)", algorithm__kl_in_reward=0.05,
-        checkpoint__every_steps=1, reward__function="safe_parts.priced",
-        pretraining__data="sort_digits(digits=5)", pretraining__coef=0.5,
+        algorithm__advantage="gae(lam=0.95, whiten=False)",
+        algorithm__kl_in_reward=0.05,
+        checkpoint__every_steps=1,
+        reward__function="safe_parts.priced",
+        pretraining__data="sort_digits(digits=5)",
+        pretraining__coef=0.5,
         pretraining__sequences_per_optimizer_step=8,
-    )  # fmt: skip
+    )
     return tiny_config(run_dir, **{**given, **fields})
 
 
@@ -116,13 +122,21 @@ def test_a_kill_in_the_middle_changes_nothing(parts, tmp_path):
         "from rljax.training import train\n"
         "train(t.tiny(sys.argv[1]))\n"
     )
-    paths = [str(parts), str(REPO), str(REPO / "tests"), str(REPO / "tests/helpers"),
-             str(REPO / "tests/training")]  # fmt: skip
+    paths = [
+        str(parts),
+        str(REPO),
+        str(REPO / "tests"),
+        str(REPO / "tests/helpers"),
+        str(REPO / "tests/training"),
+    ]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run(
-        [sys.executable, "-c", code, str(killed), *paths], cwd=parts, env=environment,
-        capture_output=True, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", code, str(killed), *paths],
+        cwd=parts,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
     assert train(tiny(killed)).summary["status"] == "finished"
     assert metrics_rows(killed) == rows
@@ -190,8 +204,15 @@ def test_examples_go_on_where_they_were(parts, tmp_path):
 
 
 REFUSED = [
-    (dict(dataflow="grpo", roles=(), algorithm__advantage="group_relative()",
-          algorithm__kl_in_reward=0.0), "takes no `pretraining`"),
+    (
+        dict(
+            dataflow="grpo",
+            roles=(),
+            algorithm__advantage="group_relative()",
+            algorithm__kl_in_reward=0.0,
+        ),
+        "takes no `pretraining`",
+    ),
     (dict(pretraining__coef=0.0), "pretraining.coef"),
     (dict(pretraining__sequences_per_optimizer_step=0), "pretraining.sequences_per_optimizer_step"),
     (dict(pretraining__data="no_such_task()"), "no_such_task"),
@@ -200,7 +221,7 @@ REFUSED = [
     (dict(environment__function="tools()"), "the cost of every response"),
     (dict(roles=("cost_critic=trained_values()",)), "multiplier"),
     (dict(algorithm__advantage="reinforce()"), "gives no returns for the critic"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("fields", "says"), REFUSED, ids=lambda x: str(x)[:40])
@@ -214,8 +235,10 @@ def test_what_does_not_fit_is_refused(parts, tmp_path, fields, says):
     "option", ["initial=-1.0", "initial=6.0", "lr=-0.1", "maximum=0.0", "window=0"]
 )
 def test_a_multiplier_that_cannot_be_is_refused(parts, tmp_path, option):
-    config = tiny(tmp_path / "run", roles=(
-        "cost_critic=trained_values()", f"multiplier=lagrange_multiplier({option})"))  # fmt: skip
+    config = tiny(
+        tmp_path / "run",
+        roles=("cost_critic=trained_values()", f"multiplier=lagrange_multiplier({option})"),
+    )
     with pytest.raises(InputError, match=r"lagrange_multiplier\("):
         build.abstract_roles(build.build(config, jax.devices()[:1]))
 

@@ -140,9 +140,15 @@ def test_a_run_with_a_layout_and_narrow_weights_resumes_bitwise(tmp_path):
     """One step and one more are two; what the sampler rounded shows in the mismatch. Evaluation,
     with several calls, brings the weights there once."""
     fields = dict(
-        mesh__data=1, mesh__fsdp=8, sampler__layout="mesh(data=8)", sampler__weight_dtype="int8",
-        sft__steps=0, steps=2, checkpoint__every_steps=1, evaluate__every_steps=0,
-    )  # fmt: skip
+        mesh__data=1,
+        mesh__fsdp=8,
+        sampler__layout="mesh(data=8)",
+        sampler__weight_dtype="int8",
+        sft__steps=0,
+        steps=2,
+        checkpoint__every_steps=1,
+        evaluate__every_steps=0,
+    )
     train(tiny_config(tmp_path / "whole", **fields))
     train(tiny_config(tmp_path / "parts", **{**fields, "steps": 1}))
     train(tiny_config(tmp_path / "parts", **fields))

@@ -48,9 +48,12 @@ def of_keys(tmp_path_factory):
 def simulated(lengths, eta: int, ahead: int):
     left = iter(np.concatenate([lengths, np.ones(GROUPS * SAMPLES * (eta + 1), int)]).tolist())
     load = Load(
-        GROUPS, SAMPLES, SLOTS, lambda rng, count: np.array([next(left) for _ in range(count)]),
+        GROUPS,
+        SAMPLES,
+        SLOTS,
+        lambda rng, count: np.array([next(left) for _ in range(count)]),
         score_dispatches=1,
-    )  # fmt: skip
+    )
     return simulate(load, Seconds(1.0, 1.0, 1.0), eta, ahead, steps=STEPS, warm=0)
 
 

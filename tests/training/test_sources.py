@@ -48,11 +48,15 @@ def stored(shared, tmp_path_factory):
         ids = run.setup.tokenizer.encode(text) + list(run.setup.tokenizer.eos_ids[:1]) * ended
         if not text or ids != host.tokens[b][chosen].tolist():  # text that another text would be
             continue
-        rows.append({
-            "prompt": scored.record.prompt_text, "completion": scored.sample["response"],
-            "reward": float(host.scores[b]), "truncated": int(host.finish_reason[b]) != 0,
-            "logprobs": host.sampler_logprobs[b][chosen].tolist(),
-        })  # fmt: skip
+        rows.append(
+            {
+                "prompt": scored.record.prompt_text,
+                "completion": scored.sample["response"],
+                "reward": float(host.scores[b]),
+                "truncated": int(host.finish_reason[b]) != 0,
+                "logprobs": host.sampler_logprobs[b][chosen].tolist(),
+            }
+        )
     path = tmp_path_factory.mktemp("stored") / "trajectories.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
     return path, host
@@ -187,8 +191,10 @@ def test_a_stored_trajectory_is_in_one_group_of_its_prompt():
     ]
     groups = sources._groups(items, 2, "rows.jsonl")
     assert [[item.name for item in group] for group in groups] == [
-        ["10", "11"], ["12", "13"], ["30", "31"],
-    ]  # fmt: skip
+        ["10", "11"],
+        ["12", "13"],
+        ["30", "31"],
+    ]
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,11 @@ from rljax.training.run import Run
 from rljax.validation import validate
 
 ONE_STEP = dict(
-    rollouts__max_staleness=1, rollouts__ahead=1, rollouts__clock="logical(1)",
+    rollouts__max_staleness=1,
+    rollouts__ahead=1,
+    rollouts__clock="logical(1)",
     rollouts__sampler_devices=1,
-)  # fmt: skip
+)
 
 
 def a_config(tmp_path, **fields):

@@ -253,9 +253,12 @@ def test_runs_killed_at_their_puts_end_as_if_nothing_had_happened(whole, bucket,
     for put in (1, 3, 12, 17, 9, 14, 22, 0):
         faults = f"killed_after={put}" if put % 2 else f"kill={put}"
         done = subprocess.run(
-            [sys.executable, "-c", RUN], env={**env, "BRITTLE_FAULTS": faults},
-            capture_output=True, text=True, timeout=300,
-        )  # fmt: skip
+            [sys.executable, "-c", RUN],
+            env={**env, "BRITTLE_FAULTS": faults},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
         codes.append(done.returncode)
         if done.returncode == 0:
             break

@@ -211,9 +211,11 @@ def test_fields_are_named_whole_as_a_section_or_by_their_last_part():
 def test_model_data_and_reward_stand_for_their_fields(tmp_path):
     found = made(model=tmp_path, data="letter_count()", reward="exact_match()", steps=2)
     assert found == {
-        "model": str(tmp_path), "data.train": "letter_count()",
-        "reward.function": "exact_match()", "steps": 2,
-    }  # fmt: skip
+        "model": str(tmp_path),
+        "data.train": "letter_count()",
+        "reward.function": "exact_match()",
+        "steps": 2,
+    }
     sections = made(data={"train": "a.jsonl", "test": "b.jsonl"}, reward={"timeout_s": 3})
     assert sections == {"data.train": "a.jsonl", "data.test": "b.jsonl", "reward.timeout_s": 3.0}
     assert made("quickstart", steps=3)["steps"] == 3 and made("quickstart")["steps"] == 160
@@ -238,12 +240,20 @@ def test_rows_become_a_file_of_the_run_folder(tmp_path):
 
 
 def test_numbers_of_numpy_and_jax_are_numbers(tmp_path):
-    found = made(steps=np.int64(3), kl_in_loss=np.float32(0.5), export=np.bool_(False),
-                 seed=jax.numpy.int32(4), data={"weights": [np.float64(1), 2]})  # fmt: skip
+    found = made(
+        steps=np.int64(3),
+        kl_in_loss=np.float32(0.5),
+        export=np.bool_(False),
+        seed=jax.numpy.int32(4),
+        data={"weights": [np.float64(1), 2]},
+    )
     assert found == {
-        "steps": 3, "algorithm.kl_in_loss": 0.5, "export": False, "seed": 4,
+        "steps": 3,
+        "algorithm.kl_in_loss": 0.5,
+        "export": False,
+        "seed": 4,
         "data.weights": (1.0, 2),
-    }  # fmt: skip
+    }
     assert [type(found[name]) for name in ("steps", "export")] == [int, bool]
 
 
@@ -345,9 +355,15 @@ def test_what_a_notebook_shows_of_a_run_is_escaped_and_has_its_curves():
 def test_a_run_by_fields_shows_itself_and_its_report(cell, tmp_path, capsys):
     base = dataclasses.replace(tiny_config(""), trackers=("console",))
     run = rljax.train(
-        base, reward=cell.my_reward, run_dir=str(tmp_path / "run"), steps=2, sft={"steps": 0},
-        samples_every_steps=2, evaluate={"every_steps": 0}, devices=jax.devices()[:1],
-    )  # fmt: skip
+        base,
+        reward=cell.my_reward,
+        run_dir=str(tmp_path / "run"),
+        steps=2,
+        sft={"steps": 0},
+        samples_every_steps=2,
+        evaluate={"every_steps": 0},
+        devices=jax.devices()[:1],
+    )
     assert "step 2/2" in capsys.readouterr().out
     assert json.loads((tmp_path / "run/config.json").read_text())["reward"]["function"].startswith(
         str(tmp_path / "run" / "inputs" / "my_reward_")
@@ -378,8 +394,11 @@ print("the next stage begins")
 def test_the_steps_of_a_run_whose_sft_ends_early_are_counted_anew(tmp_path, capsys):
     """Also by a console that begins at a resume."""
     base = dataclasses.replace(tiny_config(tmp_path), trackers=("console",))
-    how = dict(sft={"stop_at_accuracy": 0.01, "check_every_steps": 2}, correct_at=0.01,
-               devices=jax.devices()[:1])  # fmt: skip
+    how = dict(
+        sft={"stop_at_accuracy": 0.01, "check_every_steps": 2},
+        correct_at=0.01,
+        devices=jax.devices()[:1],
+    )
     run = rljax.train(base, **how, steps=2)
     sft = run.summary["sft_steps"]
     assert sft < 6 and f"step {sft + 2}/{sft + 2} | rl" in capsys.readouterr().out
@@ -393,11 +412,17 @@ def test_what_follows_a_run_that_a_signal_stops_does_not_run(tmp_path, number):
     environment = one_device_environment()
     environment["PYTHONPATH"] += f":{Path(__file__).parents[1] / 'helpers'}"
     process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(tmp_path / "run")], env=environment, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        [sys.executable, "-c", SCRIPT, str(tmp_path / "run")],
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     rows = tmp_path / "run/metrics.jsonl"
-    begun = lambda: rows.exists() and rows.stat().st_size > 50  # noqa: E731
+
+    def begun():
+        return rows.exists() and rows.stat().st_size > 50
+
     wait_until(lambda: process.poll() is not None or begun(), "a step", 120)
     process.send_signal(number)
     out, err = process.communicate(timeout=120)

@@ -41,11 +41,18 @@ def test_a_run_of_two_byte_numbers_overflows_learns_and_resumes_bitwise(own_loss
     """Products in float16, weights in bfloat16, decoding in float32: the scale halves until a step
     can be taken; a checkpoint has scale and key, so that the same steps follow from it."""
     config = tiny_config(
-        tmp_path / "run", model_settings__dtype="float16", model_settings__weight_dtype="bfloat16",
-        model_settings__head_in_float32=False, sampler__dtype="float32", sft__steps=0, steps=30,
+        tmp_path / "run",
+        model_settings__dtype="float16",
+        model_settings__weight_dtype="bfloat16",
+        model_settings__head_in_float32=False,
+        sampler__dtype="float32",
+        sft__steps=0,
+        steps=30,
         model="decoder(layers=1, embed=32, mlp=32, heads=1, kv_heads=1, head_dim=32)",
-        algorithm__policy_loss=own_loss, evaluate__every_steps=0, export=False,
-    )  # fmt: skip
+        algorithm__policy_loss=own_loss,
+        evaluate__every_steps=0,
+        export=False,
+    )
     devices = jax.devices()[:1]
     with (
         Run(build.build(config, devices), tmp_path / "run") as run,

@@ -33,41 +33,59 @@ def test_a_run_in_flight_is_valid():
         ({"rollouts__clock": "turns"}, "rollouts.clock", r"'wall', or 'logical\(2\)'"),
         (
             {"dataflow": "xpo", "algorithm__preference_loss": "xpo()"},
-            "rollouts.max_staleness", "from an opponent.*Fix: rollouts.max_staleness=0",
+            "rollouts.max_staleness",
+            "from an opponent.*Fix: rollouts.max_staleness=0",
         ),
         (
-            {"dataflow": "prime()", "roles": ("implicit=trained_policy(lr=1e-6)",),
-             "algorithm__advantage": "prime()"},
-            "rollouts.max_staleness", "samples of one version of the policy. Fix: rollouts.max",
+            {
+                "dataflow": "prime()",
+                "roles": ("implicit=trained_policy(lr=1e-6)",),
+                "algorithm__advantage": "prime()",
+            },
+            "rollouts.max_staleness",
+            "samples of one version of the policy. Fix: rollouts.max",
         ),
         (
-            {"reward__judge_model": "tests", "algorithm__collect": "dynamic()",
-             "reward__function": "judge()"},
-            "reward.judge_model", "replaces dead ones as soon as they have ended",
+            {
+                "reward__judge_model": "tests",
+                "algorithm__collect": "dynamic()",
+                "reward__function": "judge()",
+            },
+            "reward.judge_model",
+            "replaces dead ones as soon as they have ended",
         ),
         (
             {"reward__model": "tests", "algorithm__collect": "active()"},
-            "reward.model", r"Fix: 'once\(\)'",
+            "reward.model",
+            r"Fix: 'once\(\)'",
         ),
         (
-            {"dataflow": "on_policy_distil", "teacher_model": "tests",
-             "algorithm__collect": "dynamic()", "algorithm__correction": ""},
-            "algorithm.collect", "reads no reward",
+            {
+                "dataflow": "on_policy_distil",
+                "teacher_model": "tests",
+                "algorithm__collect": "dynamic()",
+                "algorithm__correction": "",
+            },
+            "algorithm.collect",
+            "reads no reward",
         ),
         (
             {"algorithm__collect": "toy.chooses_groups()"},
-            "algorithm.collect", "does not say how many may be dropped",
+            "algorithm.collect",
+            "does not say how many may be dropped",
         ),
         (
             {"algorithm__collect": "search()"},
-            "rollouts.max_staleness", "searches the responses of a step together",
+            "rollouts.max_staleness",
+            "searches the responses of a step together",
         ),
         (
             {"dataflow": "sft", "algorithm__correction": ""},
-            "rollouts.max_staleness", "learns from a file",
+            "rollouts.max_staleness",
+            "learns from a file",
         ),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_go_in_flight_is_refused_by_name(overrides, field, says):
     found = problems_of(in_flight(**overrides))
     assert re.search(rf"{re.escape(field)}=.*{says}", found), found
@@ -103,12 +121,15 @@ def test_what_nothing_reads_without_staleness_is_said():
         ({"algorithm__old_logprobs": "sampler"}, True),
         (CORRECTED, True),
         (
-            {"dataflow": "online_dpo", "batch__samples_per_prompt": 4,
-             "algorithm__preference_loss": "dpo()"},
+            {
+                "dataflow": "online_dpo",
+                "batch__samples_per_prompt": 4,
+                "algorithm__preference_loss": "dpo()",
+            },
             True,
         ),
     ],
-)  # fmt: skip
+)
 def test_a_loss_that_ignores_versions_is_warned_of(overrides, weighs):
     """A weight that depends on the sampler's log-probs, or none."""
     config = valid(**{"rollouts__max_staleness": 1, **overrides})

@@ -262,8 +262,12 @@ def test_what_a_declaration_names_is_there():
     stages = {spec.component for spec in FIELDS.values()} - {""}
     assert stages <= NAMESPACES.keys() and {"data", "reward", "advantage"} <= stages
     assert {spec.path for spec in FIELDS.values()} == {
-        "", "model", "tokenizer", "adapter", "written",
-    }  # fmt: skip
+        "",
+        "model",
+        "tokenizer",
+        "adapter",
+        "written",
+    }
     assert {spec.safe for spec in FIELDS.values()} == {"", "any", "word"}
     switches = {switch for spec in FIELDS.values() for switch in spec.switches}
     assert switches <= FIELDS.keys() and {"sft.steps", "sft.optimizer.warmup_steps"} <= switches
@@ -282,12 +286,25 @@ def test_what_a_declaration_names_is_there():
 def test_fields_that_a_resume_may_change_are_those_that_change_no_number():
     may_change = {name for name, spec in FIELDS.items() if spec.may_change}
     assert may_change == {
-        "run_dir", "trackers", "checkpoint.every_steps", "checkpoint.keep",
-        "checkpoint.best_metric", "checkpoint.allow_changed", "samples_every_steps",
-        "report_every_minutes", "reward.workers",
-        "compilation_cache", "profile_steps", "profile_port", "profile_hosts", "export",
-        "hosts.init_timeout_s", "hosts.heartbeat_s", "hosts.stall_s", "offline.reference_logprobs",
-    }  # fmt: skip
+        "run_dir",
+        "trackers",
+        "checkpoint.every_steps",
+        "checkpoint.keep",
+        "checkpoint.best_metric",
+        "checkpoint.allow_changed",
+        "samples_every_steps",
+        "report_every_minutes",
+        "reward.workers",
+        "compilation_cache",
+        "profile_steps",
+        "profile_port",
+        "profile_hosts",
+        "export",
+        "hosts.init_timeout_s",
+        "hosts.heartbeat_s",
+        "hosts.stall_s",
+        "offline.reference_logprobs",
+    }
     named = set(fingerprints(Config()))
     assert named == (FIELDS.keys() - may_change) | {"offline.reference_logprobs"}
 
@@ -342,9 +359,13 @@ def test_missing_devices_and_what_does_not_divide_come_together():
     assert "mesh={'data': 1, 'fsdp': 3" in found and "needs 3 devices, and 1 device is" in found
     assert " batch.sequences_per_optimizer_step=" in found and "2 problems" in found
     for sizes, devices, fits in (
-        ({"fsdp": -1}, 1, True), ({"fsdp": -1, "tensor": 2}, 8, True), ({"fsdp": 4}, 4, True),
-        ({"fsdp": -1, "tensor": 3}, 8, False), ({"fsdp": 4}, 8, False), ({"fsdp": 8}, 4, False),
-    ):  # fmt: skip
+        ({"fsdp": -1}, 1, True),
+        ({"fsdp": -1, "tensor": 2}, 8, True),
+        ({"fsdp": 4}, 4, True),
+        ({"fsdp": -1, "tensor": 3}, 8, False),
+        ({"fsdp": 4}, 8, False),
+        ({"fsdp": 8}, 4, False),
+    ):
         config = valid(**{f"mesh__{name}": size for name, size in sizes.items()})
         if fits:
             assert validate(config, devices) == []
@@ -356,11 +377,13 @@ def test_missing_devices_and_what_does_not_divide_come_together():
 @pytest.mark.parametrize(
     ("field", "usual", "unusual"),
     [
-        ("actor_optimizer__clip_norm", 0.0, 1e-5), ("actor_optimizer__eps", 1e-5, 0.1),
-        ("sampler__temperature", 2.0, 2.5), ("algorithm__kl_in_loss", 1.0, 5.0),
+        ("actor_optimizer__clip_norm", 0.0, 1e-5),
+        ("actor_optimizer__eps", 1e-5, 0.1),
+        ("sampler__temperature", 2.0, 2.5),
+        ("algorithm__kl_in_loss", 1.0, 5.0),
         ("algorithm__kl_in_reward", 0.5, 2.0),
     ],
-)  # fmt: skip
+)
 def test_unusual_numbers_are_warned_of(field, usual, unusual):
     assert validate(valid(**{field: usual})) == []
     [said] = validate(valid(**{field: unusual}))
@@ -382,8 +405,10 @@ def test_fixes_of_data_and_components_name_what_was_meant(tmp_path, monkeypatch)
     for text in ("https://x.org/a.jsonl", "http://x.org/rows", "https://x.org/a*.jsonl?raw=1"):
         said = problems_of(valid(data__train=text))
         assert "addresses are not read. Fix: download it" in said and "hf://datasets/" in said
-    for text, meant in (("my_module:my_loss", "my_module.my_loss"),
-                        ("a.b:my_loss(x=1)", "a.b.my_loss(x=1)")):  # fmt: skip
+    for text, meant in (
+        ("my_module:my_loss", "my_module.my_loss"),
+        ("a.b:my_loss(x=1)", "a.b.my_loss(x=1)"),
+    ):
         assert f"write {meant}" in problems_of(valid(algorithm__policy_loss=text))
 
 

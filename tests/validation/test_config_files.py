@@ -84,8 +84,10 @@ def test_what_python_does_with_dataclasses_goes_on():
     assert dataclasses.asdict(config)["batch"]["epochs"] == 3
     assert dataclasses.replace(config, seed=2).seed == 2
     assert changed_fields(config) == {
-        "trackers": ("wandb",), "batch.epochs": 3, "actor_optimizer.lr": 1.0,
-    }  # fmt: skip
+        "trackers": ("wandb",),
+        "batch.epochs": 3,
+        "actor_optimizer.lr": 1.0,
+    }
 
 
 def test_a_sweep_and_its_members_refuse_unknown_fields(tmp_path):
@@ -171,11 +173,17 @@ FILES = {
         ("a: &a [*a]", "x.yaml"),
         ("!!python/object/apply:os.system ['true']", "x.yaml"),
         ("{" * 20_000, "x.yaml"),
-        ("b: &b [x, x]\n" + "".join(f"{c}: &{c} [*{p}, *{p}]\n" for p, c in
-         zip("bcdefghijklmnopqrstuvw", "cdefghijklmnopqrstuvwx", strict=True)) + "steps: *x",
-         "values where its aliases stand"),
+        (
+            "b: &b [x, x]\n"
+            + "".join(
+                f"{c}: &{c} [*{p}, *{p}]\n"
+                for p, c in zip("bcdefghijklmnopqrstuvw", "cdefghijklmnopqrstuvwx", strict=True)
+            )
+            + "steps: *x",
+            "values where its aliases stand",
+        ),
     ],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -224,14 +232,16 @@ def test_every_field_can_be_written_as_a_flag(changed):
         ("['a']", ("a",)),
         ("'a','b'", ("a", "b")),
         ("mixture(a=1, b=2)", ("mixture(a=1, b=2)",)),
-        ("mixture(a=(1, 2), b='x, )'), f([1, {2: 3}]),g", ("mixture(a=(1, 2), b='x, )')",
-                                                           "f([1, {2: 3}])", "g")),
+        (
+            "mixture(a=(1, 2), b='x, )'), f([1, {2: 3}]),g",
+            ("mixture(a=(1, 2), b='x, )')", "f([1, {2: 3}])", "g"),
+        ),
         ("f(a='it\\'s, so'), g", ("f(a='it\\'s, so')", "g")),
         ("my.module.f(x='(', y=1),g()", ("my.module.f(x='(', y=1)", "g()")),
         ("don't,stop", ("don't", "stop")),
         (" END", (" END",)),
     ],
-)  # fmt: skip
+)
 def test_lists_are_written_with_commas(text, value):
     assert flags(f"--config.algorithm.filters={text}").algorithm.filters == value
     assert flags("--config.algorithm.filters", text).algorithm.filters == value
@@ -244,9 +254,21 @@ def test_lists_of_numbers():
 
 def test_spellings_of_flags():
     path, texts, others = config_flags(
-        ["--config", "a.py", "-config.steps", "3", "--config.export", "--noconfig.lora.base",
-         "--out", "x", "--config.mesh.fsdp", "-1", "--", "--config.seed=1"]
-    )  # fmt: skip
+        [
+            "--config",
+            "a.py",
+            "-config.steps",
+            "3",
+            "--config.export",
+            "--noconfig.lora.base",
+            "--out",
+            "x",
+            "--config.mesh.fsdp",
+            "-1",
+            "--",
+            "--config.seed=1",
+        ]
+    )
     assert (path, others) == ("a.py", ["--out", "x", "--", "--config.seed=1"])
     assert texts == {"steps": "3", "export": "true", "lora.base": "false", "mesh.fsdp": "-1"}
 
@@ -254,9 +276,13 @@ def test_spellings_of_flags():
 def test_all_texts_that_are_no_such_value_are_listed():
     with pytest.raises(InputError) as error:
         flags(
-            "--config.steps=1e3", "--config.export=maybe", "--config.actor_optimizer.lr=small",
-            "--config.data.weights=1,x", "--config.filters=a", "--config.trackers=a,,b",
-        )  # fmt: skip
+            "--config.steps=1e3",
+            "--config.export=maybe",
+            "--config.actor_optimizer.lr=small",
+            "--config.data.weights=1,x",
+            "--config.filters=a",
+            "--config.trackers=a,,b",
+        )
     assert [line.partition(": ")[0] for line in str(error.value).splitlines()[1:-1]] == [
         "  --config.steps=1e3",
         "  --config.export=maybe",

@@ -29,8 +29,9 @@ def test_every_exclusion_is_reached(rule):
     assert {rule.a, rule.b} <= turned_on(parts).keys()
     said = [
         f"{field}={value!r}: {why}. Fix: {rule.fix}"
-        for one, field, value, why in violations(parts) if one == rule
-    ]  # fmt: skip
+        for one, field, value, why in violations(parts)
+        if one == rule
+    ]
     assert said
     if rule.b != "images":  # which are known once the data is read: test_image_runs.py
         problems = problems_of(config)
@@ -66,16 +67,24 @@ EPISODES = {"environment__function": "tiny_environments.two_seats()"}
         ({"collect": "branches"}, "episodes branch where turns of an environment end"),
         ({"collect": "branches", **EPISODES, "batch__samples_per_prompt": 2}, "a multiple of 6"),
         ({"collect": "values", "algorithm__reward_shaping": ("normalised()",)}, "its mean and"),
-        ({"collect": "vine()", "algorithm__reward_shaping": ("users_features.ranked",)},
-         "its mean and variance over the samples"),
+        (
+            {"collect": "vine()", "algorithm__reward_shaping": ("users_features.ranked",)},
+            "its mean and variance over the samples",
+        ),
         ({"collect": "best", "algorithm__reward_shaping": ("normalised()",)}, "some rows at"),
         ({"collect": "best", "algorithm__old_logprobs": "sampler"}, "chooses whole texts"),
         ({"collect": "best_of(size=9)"}, "best_of(size): got 9"),
         ({"reward__function": "users_features.remote(url='a b')"}, "url is no address"),
-        ({"dataflow": "remax", "algorithm__advantage": "remax()",
-          "algorithm__collect": "vine(completions=2)"}, "does not hand on"),
+        (
+            {
+                "dataflow": "remax",
+                "algorithm__advantage": "remax()",
+                "algorithm__collect": "vine(completions=2)",
+            },
+            "does not hand on",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_users_own_function_is_excluded_by_what_it_declares(fields, says):
     named = dict(fields)
     for stage in ("collect", "advantage"):

@@ -124,10 +124,7 @@ def test_a_name_of_another_trainer_is_answered_in_flags_yaml_and_python(name, sa
     assert flagged in str(error.value)
     file = tmp_path / "mine.yaml"
     file.write_text(f'"{name}": 1\n')
-    for call in (
-        lambda: from_flags(f"--config={file}"),
-        lambda: rljax.train(**{name: 1}),
-    ):
+    for call in (lambda: from_flags(f"--config={file}"), lambda: rljax.train(**{name: 1})):
         with pytest.raises(InputError) as error:
             call()
         assert says in str(error.value).replace("`reward=`", "`reward.function`")
@@ -162,10 +159,23 @@ def test_all_unknown_arguments_of_a_call_are_named_at_once():
 
 @pytest.mark.parametrize(
     "name",
-    ["foo_bar", "reward_threshold", "min_response_tokens", "top_n", "n_agents", "use_rope",
-     "checkpoint_every", "warm", "x", "max_gpus", "entropy_floor", "profiler.enable", "enable",
-     "critic.enabled"],
-)  # fmt: skip
+    [
+        "foo_bar",
+        "reward_threshold",
+        "min_response_tokens",
+        "top_n",
+        "n_agents",
+        "use_rope",
+        "checkpoint_every",
+        "warm",
+        "x",
+        "max_gpus",
+        "entropy_floor",
+        "profiler.enable",
+        "enable",
+        "critic.enabled",
+    ],
+)
 def test_what_resembles_nothing_gets_no_suggestion(name):
     said = unknown_field(name, KNOWN)
     assert said == f"{name}: no such field" or name == "warm" and "warmup" in said, said
@@ -173,10 +183,16 @@ def test_what_resembles_nothing_gets_no_suggestion(name):
 
 @pytest.mark.parametrize(
     ("typed", "meant"),
-    [("stpes", "steps"), ("step", "steps"), ("seeed", "seed"), ("batch.sample_per_prompt",
-      "batch.samples_per_prompt"), ("modle", "model"), ("sampler.maxresponsetokens",
-      "sampler.max_response_tokens"), ("temperatur", "sampler.temperature")],
-)  # fmt: skip
+    [
+        ("stpes", "steps"),
+        ("step", "steps"),
+        ("seeed", "seed"),
+        ("batch.sample_per_prompt", "batch.samples_per_prompt"),
+        ("modle", "model"),
+        ("sampler.maxresponsetokens", "sampler.max_response_tokens"),
+        ("temperatur", "sampler.temperature"),
+    ],
+)
 def test_a_misspelling_is_found(typed, meant):
     assert nearest_fields(typed, KNOWN) == [meant]
 
@@ -198,9 +214,12 @@ def test_flags_of_the_config_without_config():
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--config.steps=1", "--config.steps=2"], ["--config=a", "--config=b"],
-     ["--noconfig.export", "--config.export=true"]],
-)  # fmt: skip
+    [
+        ["--config.steps=1", "--config.steps=2"],
+        ["--config=a", "--config=b"],
+        ["--noconfig.export", "--config.export=true"],
+    ],
+)
 def test_a_flag_that_is_given_twice_is_refused(arguments):
     with pytest.raises(InputError, match="is given twice"):
         config_flags(arguments)
@@ -227,9 +246,12 @@ def test_a_folder_that_holds_no_model_says_what_it_holds(kind, tmp_path):
     if kind == "model":
         (tmp_path / "config.json").write_text("{}")
     says = {
-        "empty": "is an empty folder", "without": "without a config.json", "model": "",
-        "run": f"its model is {tmp_path / 'policy'}", "unfinished": "is a run, not a model",
-    }[kind]  # fmt: skip
+        "empty": "is an empty folder",
+        "without": "without a config.json",
+        "model": "",
+        "run": f"its model is {tmp_path / 'policy'}",
+        "unfinished": "is a run, not a model",
+    }[kind]
     from rljax.config.checks import check_paths
 
     for field in ("model", "teacher_model"):
@@ -240,13 +262,33 @@ def test_a_folder_that_holds_no_model_says_what_it_holds(kind, tmp_path):
 
 # Options of a number that may be any number: what a score is moved by, limits of scores.
 ANY_NUMBER = {
-    "baseline", "shift", "scale", "low", "high", "tau", "unfinished", "correct_at", "pass_above",
-    "min_score", "log_z", "gradient_norm", "center",
-}  # fmt: skip
+    "baseline",
+    "shift",
+    "scale",
+    "low",
+    "high",
+    "tau",
+    "unfinished",
+    "correct_at",
+    "pass_above",
+    "min_score",
+    "log_z",
+    "gradient_norm",
+    "center",
+}
 STAGES = (
-    "dataflow", "advantage", "policy_loss", "value_loss", "correction", "collect", "schedule",
-    "filter", "shaping", "process_reward", "constrained",
-)  # fmt: skip
+    "dataflow",
+    "advantage",
+    "policy_loss",
+    "value_loss",
+    "correction",
+    "collect",
+    "schedule",
+    "filter",
+    "shaping",
+    "process_reward",
+    "constrained",
+)
 
 
 def test_every_number_of_the_algorithm_has_a_range():

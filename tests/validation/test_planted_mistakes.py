@@ -45,12 +45,14 @@ def misspelt(rng: random.Random, word: str) -> str:
     """The word with a letter left out, doubled, changed, or swapped with the next."""
     place = rng.randrange(len(word) - 1)
     letter = rng.choice(string.ascii_lowercase)
-    return rng.choice([
-        word[:place] + word[place + 1 :],
-        word[:place] + word[place] * 2 + word[place + 1 :],
-        word[:place] + letter + word[place + 1 :],
-        word[:place] + word[place + 1] + word[place] + word[place + 2 :],
-    ])  # fmt: skip
+    return rng.choice(
+        [
+            word[:place] + word[place + 1 :],
+            word[:place] + word[place] * 2 + word[place + 1 :],
+            word[:place] + letter + word[place + 1 :],
+            word[:place] + word[place + 1] + word[place] + word[place + 2 :],
+        ]
+    )
 
 
 def unlike(rng: random.Random, word: str, known) -> str:
@@ -113,11 +115,15 @@ def path(rng, folder) -> Mistake:
     ending = rng.choice([".jsonl", ".csv", ".parquet", ".json"])
     there = written(folder, "there.jsonl", '{"prompt": "1>", "answer": "1"}\n')
     missing = f"{folder}/{name}{ending}"
-    spec, named = rng.choice([
-        (missing, missing), (f"{folder}/{name}_*{ending}", f"{name}_*{ending}"),
-        (f"{there},{missing}", missing), (f"~/{name}{ending}", f"{name}{ending}"),
-        (f"{folder}/no_folder/{name}{ending}", f"no_folder/{name}{ending}"),
-    ])  # fmt: skip
+    spec, named = rng.choice(
+        [
+            (missing, missing),
+            (f"{folder}/{name}_*{ending}", f"{name}_*{ending}"),
+            (f"{there},{missing}", missing),
+            (f"~/{name}{ending}", f"{name}{ending}"),
+            (f"{folder}/no_folder/{name}{ending}", f"no_folder/{name}{ending}"),
+        ]
+    )
     return partial(validate, put(config, field, spec)), [f"{field}=", named]
 
 
@@ -205,9 +211,10 @@ HOMES = {
     "environment": "rljax.environments",
 }
 FIELD_OF = {
-    "reward": "reward.function", "loss": "algorithm.policy_loss",
+    "reward": "reward.function",
+    "loss": "algorithm.policy_loss",
     "environment": "environment.function",
-}  # fmt: skip
+}
 
 
 def users_module(rng, folder) -> Mistake:
@@ -216,13 +223,19 @@ def users_module(rng, folder) -> Mistake:
     kind = rng.choice(list(RIGHT))
     name = f"mine_{rng.randrange(10**9)}"
     absent = f"absent_{rng.randrange(10**6)}"
-    first, cause = rng.choice([
-        (f"import {absent}", f"pip install {absent}"), (f"from {absent}.x import y", absent),
-        (f"x = {absent}", f"import or define '{absent}'"), ("def g(:", f"{name}.py:1"),
-        ("raise KeyError('k')", f"correct line 1 of {folder}/{name}.py"),
-        (f"import {name}_b", f"{name}_b"), ("from . import x", "without a leading dot"),
-        ("import sys; sys.exit(1)", "__main__"), ("", "it defines f"),
-    ])  # fmt: skip
+    first, cause = rng.choice(
+        [
+            (f"import {absent}", f"pip install {absent}"),
+            (f"from {absent}.x import y", absent),
+            (f"x = {absent}", f"import or define '{absent}'"),
+            ("def g(:", f"{name}.py:1"),
+            ("raise KeyError('k')", f"correct line 1 of {folder}/{name}.py"),
+            (f"import {name}_b", f"{name}_b"),
+            ("from . import x", "without a leading dot"),
+            ("import sys; sys.exit(1)", "__main__"),
+            ("", "it defines f"),
+        ]
+    )
     written(folder, f"{name}.py", f"{first}\n{RIGHT[kind]}")
     function = "score" if cause == "it defines f" else "f"
     file = f"{folder}/{name}.py"
@@ -236,11 +249,17 @@ def component(rng, folder) -> Mistake:
     file = written(folder, f"own_{kind}.py", RIGHT[kind])
     option = {"reward": "price", "loss": "width", "environment": "turns"}[kind]
     wrong = unlike(rng, option, ())
-    call, cause = rng.choice([
-        (f"({wrong}=1.0)", f"no option '{wrong}'"), (f"({option}='much')", option),
-        ("(1.0)", "positional"), (f"({option}=1", "got "), (f"({option}=1, {option}=1)", option),
-        (f"({option}=other)", "'other'"), ("(**{})", "**"),
-    ])  # fmt: skip
+    call, cause = rng.choice(
+        [
+            (f"({wrong}=1.0)", f"no option '{wrong}'"),
+            (f"({option}='much')", option),
+            ("(1.0)", "positional"),
+            (f"({option}=1", "got "),
+            (f"({option}=1, {option}=1)", option),
+            (f"({option}=other)", "'other'"),
+            ("(**{})", "**"),
+        ]
+    )
     config = CONFIG(folder)
     text = f"{file}:f{call}"
     return partial(validate, put(config, FIELD_OF[kind], text)), [f"{FIELD_OF[kind]}=", cause]
@@ -249,11 +268,14 @@ def component(rng, folder) -> Mistake:
 def reward_signature(rng, folder) -> Mistake:
     """A reward that asks for what no sample has, or mixes signatures."""
     wrong = unlike(rng, rng.choice(["response", "ground_truth", "extra_info", "num_tokens"]), ())
-    body, cause = rng.choice([
-        (f"def f({wrong}): return 1.0", wrong), (f"def f(response, {wrong}): return 1.0", wrong),
-        ("def f(response, /): return 1.0", "'response' by position"),
-        ("def f(response, responses): return [1.0]", "'responses' and 'response'"),
-    ])  # fmt: skip
+    body, cause = rng.choice(
+        [
+            (f"def f({wrong}): return 1.0", wrong),
+            (f"def f(response, {wrong}): return 1.0", wrong),
+            ("def f(response, /): return 1.0", "'response' by position"),
+            ("def f(response, responses): return [1.0]", "'responses' and 'response'"),
+        ]
+    )
     file = written(folder, f"signed_{rng.randrange(10**9)}.py", body)
     made = resolve(f"{file}:f", HOMES["reward"])
     return partial(wanted_fields, made), [file, cause]
@@ -263,18 +285,20 @@ def loss_body(rng, folder) -> Mistake:
     """A loss that raises on shapes, or returns something else."""
     field = rng.choice(["advantages", "old_logprobs", "ref_logprobs"])
     wrong = unlike(rng, field, dir(Batch))
-    body, cause = rng.choice([
-        ("return policy.log_probs, {}", "did you mean 'logprobs'"),
-        ("return policy.entropies, {}", "did you mean 'entropy'"),
-        (f"return batch.{wrong}, {{}}", wrong),
-        ("return policy.logprobs.summ(), {}", "summ"),
-        ("return (policy.logprobs if policy.logprobs[0, 0] > 0 else 0.0), {}", "jnp.where"),
-        ("import numpy\n    return numpy.exp(policy.logprobs), {}", "jax.numpy"),
-        ("return policy.logprobs.mean(), {}", "no mean or sum"),
-        ("return policy.logprobs", "(loss, metrics)"),
-        (f"return {wrong} + 1, {{}}", f"import or define '{wrong}'"),
-        ("return policy.logprobs, None", "(loss, metrics)"),
-    ])  # fmt: skip
+    body, cause = rng.choice(
+        [
+            ("return policy.log_probs, {}", "did you mean 'logprobs'"),
+            ("return policy.entropies, {}", "did you mean 'entropy'"),
+            (f"return batch.{wrong}, {{}}", wrong),
+            ("return policy.logprobs.summ(), {}", "summ"),
+            ("return (policy.logprobs if policy.logprobs[0, 0] > 0 else 0.0), {}", "jnp.where"),
+            ("import numpy\n    return numpy.exp(policy.logprobs), {}", "jax.numpy"),
+            ("return policy.logprobs.mean(), {}", "no mean or sum"),
+            ("return policy.logprobs", "(loss, metrics)"),
+            (f"return {wrong} + 1, {{}}", f"import or define '{wrong}'"),
+            ("return policy.logprobs, None", "(loss, metrics)"),
+        ]
+    )
     file = written(
         folder, f"loss_{rng.randrange(10**9)}.py", f"def f(policy, batch):\n    {body}\n"
     )
@@ -292,11 +316,18 @@ class Printed(Exception):
 
 def flag(rng, folder, capsys=None) -> Mistake:
     """An option of a command: its name, its value, or that there is none."""
-    name, option, value = rng.choice([
-        ("evaluate", "samples", "many"), ("evaluate", "checkpoint", ""), ("serve", "port", "x"),
-        ("report", "out", ""), ("plan", "topology", ""), ("sweep", "cpus", "a"),
-        ("data prepare", "test_fraction", "half"), ("train", "dry_run", "perhaps"),
-    ])  # fmt: skip
+    name, option, value = rng.choice(
+        [
+            ("evaluate", "samples", "many"),
+            ("evaluate", "checkpoint", ""),
+            ("serve", "port", "x"),
+            ("report", "out", ""),
+            ("plan", "topology", ""),
+            ("sweep", "cpus", "a"),
+            ("data prepare", "test_fraction", "half"),
+            ("train", "dry_run", "perhaps"),
+        ]
+    )
     known = set(COMMANDS[name].options.__dataclass_fields__)
     if value and rng.random() < 0.5 and option in known:
         argument, named = f"--{option}={value}", option
@@ -312,9 +343,18 @@ def flag(rng, folder, capsys=None) -> Mistake:
 
 
 KINDS = (
-    field_name, field_type, field_range, path, column, bad_row, users_module, component,
-    reward_signature, loss_body, flag,
-)  # fmt: skip
+    field_name,
+    field_type,
+    field_range,
+    path,
+    column,
+    bad_row,
+    users_module,
+    component,
+    reward_signature,
+    loss_body,
+    flag,
+)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

@@ -13,9 +13,11 @@ from rljax.validation.unread import unread, unread_warnings
 
 BASE = {"model": "decoder(layers=1)", "data.train": "sort_digits()", "data.max_prompt_tokens": 16}
 OFFLINE = {
-    **BASE, "dataflow": "preference", "data.train": "letter_feedback()",
+    **BASE,
+    "dataflow": "preference",
+    "data.train": "letter_feedback()",
     "actor_optimizer.lr": 1e-5,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -68,11 +70,12 @@ def test_what_a_config_has_from_one_that_ships_nobody_has_set(tmp_path):
         own = with_overrides(off, {"sft.optimizer.lr": 7e-4, "critic_optimizer.lr": 7e-4}, "test")
         found = unread_warnings(own, shipped)
         assert [text.partition(":")[0] for text in found] == [
-            "sft.optimizer.lr=0.0007", "critic_optimizer.lr=0.0007",
-        ]  # fmt: skip
-    assert "sft.optimizer.beta2=0.99" in str(unread_warnings(
-        with_overrides(load_config_file("quickstart"), {"sft.steps": 0}, "test")
-    ))  # fmt: skip
+            "sft.optimizer.lr=0.0007",
+            "critic_optimizer.lr=0.0007",
+        ]
+    assert "sft.optimizer.beta2=0.99" in str(
+        unread_warnings(with_overrides(load_config_file("quickstart"), {"sft.steps": 0}, "test"))
+    )
     mine = tmp_path / "quickstart.py"  # whose values are the user's, whatever its name
     mine.write_bytes(shipped_configs()["quickstart"].read_bytes())
     assert shipped_config(str(mine)) is None and shipped_config("") is None

@@ -183,65 +183,134 @@ def test_a_dataflow_that_cannot_be_called_is_refused_by_its_config(
 
 # What a signature does not tell: (the module, its field, what the refusal says).
 ON_SHAPES = {
-    "raises": (f"{FLOW}):\n    raise KeyError('no such thing')", "dataflow",
-               "fails on shapes; KeyError: 'no such thing'"),
+    "raises": (
+        f"{FLOW}):\n    raise KeyError('no such thing')",
+        "dataflow",
+        "fails on shapes; KeyError: 'no such thing'",
+    ),
     "asks for a field that nothing fills": (
-        f"{FLOW}):\n    batch.require('values', by='f')", "dataflow", "f needs batch field values"),
-    "misnames a field": (f"{FLOW}):\n    batch.replace(advantage=0)", "dataflow",
-                         "did you mean 'advantages'"),
+        f"{FLOW}):\n    batch.require('values', by='f')",
+        "dataflow",
+        "f needs batch field values",
+    ),
+    "misnames a field": (
+        f"{FLOW}):\n    batch.replace(advantage=0)",
+        "dataflow",
+        "did you mean 'advantages'",
+    ),
     "shape of a field": (
-        f"{FLOW}):\n    batch = batch.replace(advantages=batch.scores){UPDATE}", "dataflow",
-        "Batch.advantages has the wrong number of axes"),
-    "shape of an advantage": ("def f(batch):\n    return batch.scores", "algorithm.advantage",
-                              "returns the wrong shape: got (16,)"),
-    "an advantage that raises": ("def f(batch):\n    return batch.scores / None",
-                                 "algorithm.advantage", "fails when it is called; TypeError"),
-    "a loss alone": ("def f(policy, batch):\n    return policy.logprobs", "algorithm.policy_loss",
-                     "returns the wrong things: got 'float32[16, 6]'; (loss, metrics)"),
-    "a loss and more": ("def f(policy, batch):\n    return policy.logprobs, {}, 1",
-                        "algorithm.policy_loss", ", dict, int)'; (loss, metrics)"),
-    "a loss without metrics": ("def f(policy, batch):\n    return policy.logprobs, None",
-                               "algorithm.policy_loss", "metrics are a dict of arrays"),
-    "a metric of text": ("def f(policy, batch):\n    return policy.logprobs, {'a': 'b'}",
-                         "algorithm.policy_loss", "metrics are a dict of arrays"),
+        f"{FLOW}):\n    batch = batch.replace(advantages=batch.scores){UPDATE}",
+        "dataflow",
+        "Batch.advantages has the wrong number of axes",
+    ),
+    "shape of an advantage": (
+        "def f(batch):\n    return batch.scores",
+        "algorithm.advantage",
+        "returns the wrong shape: got (16,)",
+    ),
+    "an advantage that raises": (
+        "def f(batch):\n    return batch.scores / None",
+        "algorithm.advantage",
+        "fails when it is called; TypeError",
+    ),
+    "a loss alone": (
+        "def f(policy, batch):\n    return policy.logprobs",
+        "algorithm.policy_loss",
+        "returns the wrong things: got 'float32[16, 6]'; (loss, metrics)",
+    ),
+    "a loss and more": (
+        "def f(policy, batch):\n    return policy.logprobs, {}, 1",
+        "algorithm.policy_loss",
+        ", dict, int)'; (loss, metrics)",
+    ),
+    "a loss without metrics": (
+        "def f(policy, batch):\n    return policy.logprobs, None",
+        "algorithm.policy_loss",
+        "metrics are a dict of arrays",
+    ),
+    "a metric of text": (
+        "def f(policy, batch):\n    return policy.logprobs, {'a': 'b'}",
+        "algorithm.policy_loss",
+        "metrics are a dict of arrays",
+    ),
     "a mean as a metric": (
         "def f(policy, batch):\n    return policy.logprobs, {'x': policy.logprobs.mean()}",
-        "algorithm.policy_loss", "returns a metric 'x', of the wrong shape: got ()"),
-    "a loss of integers": ("def f(policy, batch):\n    return batch.tokens, {}",
-                           "algorithm.policy_loss", "a loss has a gradient"),
+        "algorithm.policy_loss",
+        "returns a metric 'x', of the wrong shape: got ()",
+    ),
+    "a loss of integers": (
+        "def f(policy, batch):\n    return batch.tokens, {}",
+        "algorithm.policy_loss",
+        "a loss has a gradient",
+    ),
     "no advantage": ("def f(batch): pass", "algorithm.advantage", "got 'NoneType'; array or ("),
-    "three advantages": ("def f(batch): return (batch.rewards,) * 3", "algorithm.advantage",
-                         "array or (advantages, returns)"),
-    "a reduction of text": ("def f(batch): return 'mean'", "algorithm.reduction",
-                            "returns the wrong things: got 'str'; array"),
-    "a dataflow without metrics": (f"{FLOW}):\n    return {{'actor': actor}}", "dataflow",
-                                   "returns the wrong things: got 'dict'; (new roles by name"),
+    "three advantages": (
+        "def f(batch): return (batch.rewards,) * 3",
+        "algorithm.advantage",
+        "array or (advantages, returns)",
+    ),
+    "a reduction of text": (
+        "def f(batch): return 'mean'",
+        "algorithm.reduction",
+        "returns the wrong things: got 'str'; array",
+    ),
+    "a dataflow without metrics": (
+        f"{FLOW}):\n    return {{'actor': actor}}",
+        "dataflow",
+        "returns the wrong things: got 'dict'; (new roles by name",
+    ),
     "another role": (f"{FLOW}):\n    return {{'actor': 3}}, {{}}", "dataflow", "role 'actor'"),
-    "a metric of rows": (f"{FLOW}):\n    return {{}}, {{'a': batch.scores}}", "dataflow",
-                         "metric 'a': got 'float32[16]'; a metric is one number"),
+    "a metric of rows": (
+        f"{FLOW}):\n    return {{}}, {{'a': batch.scores}}",
+        "dataflow",
+        "metric 'a': got 'float32[16]'; a metric is one number",
+    ),
     "a field of the policy": (
-        "def f(policy, batch):\n    return policy.log_probs, {}", "algorithm.policy_loss",
-        "Fix: did you mean 'logprobs'? The fields are logprobs, entropy, greedy, targets"),
+        "def f(policy, batch):\n    return policy.log_probs, {}",
+        "algorithm.policy_loss",
+        "Fix: did you mean 'logprobs'? The fields are logprobs, entropy, greedy, targets",
+    ),
     "a field of the batch": (
-        "def f(policy, batch):\n    return batch.advantage, {}", "algorithm.policy_loss",
-        "Fix: did you mean 'advantages'? The fields are tokens, segment_ids"),
+        "def f(policy, batch):\n    return batch.advantage, {}",
+        "algorithm.policy_loss",
+        "Fix: did you mean 'advantages'? The fields are tokens, segment_ids",
+    ),
     "a method of an array": (
-        "def f(policy, batch):\n    return policy.logprobs.summ(), {}", "algorithm.policy_loss",
-        "in f: return policy.logprobs.summ(), {}). Fix: did you mean 'sum'"),
-    "if": ("def f(policy, batch):\n    return 1 if policy.logprobs[0, 0] > 0 else 2, {}",
-           "algorithm.policy_loss", "Fix: choose by jnp.where(condition, a, b)"),
+        "def f(policy, batch):\n    return policy.logprobs.summ(), {}",
+        "algorithm.policy_loss",
+        "in f: return policy.logprobs.summ(), {}). Fix: did you mean 'sum'",
+    ),
+    "if": (
+        "def f(policy, batch):\n    return 1 if policy.logprobs[0, 0] > 0 else 2, {}",
+        "algorithm.policy_loss",
+        "Fix: choose by jnp.where(condition, a, b)",
+    ),
     "if of an array": (
         "def f(policy, batch):\n    return (1 if policy.logprobs > 0 else 2), {}",
-        "algorithm.policy_loss", "Fix: choose by jnp.where(condition, a, b)"),
-    "numpy": ("import numpy\ndef f(batch):\n    return numpy.exp(batch.rewards)",
-              "algorithm.advantage", "Fix: use jax.numpy in place of numpy"),
-    "float": ("def f(batch):\n    return float(batch.rewards[0, 0])", "algorithm.advantage",
-              "Fix: keep values in arrays"),
-    "a name": ("def f(batch):\n    return rewards", "algorithm.advantage",
-               "Fix: import or define 'rewards'"),
-    "shape of a loss": ("def f(policy, batch):\n    return policy.logprobs.mean(), {}",
-                        "algorithm.policy_loss", "returns the wrong shape: got ()"),
-}  # fmt: skip
+        "algorithm.policy_loss",
+        "Fix: choose by jnp.where(condition, a, b)",
+    ),
+    "numpy": (
+        "import numpy\ndef f(batch):\n    return numpy.exp(batch.rewards)",
+        "algorithm.advantage",
+        "Fix: use jax.numpy in place of numpy",
+    ),
+    "float": (
+        "def f(batch):\n    return float(batch.rewards[0, 0])",
+        "algorithm.advantage",
+        "Fix: keep values in arrays",
+    ),
+    "a name": (
+        "def f(batch):\n    return rewards",
+        "algorithm.advantage",
+        "Fix: import or define 'rewards'",
+    ),
+    "shape of a loss": (
+        "def f(policy, batch):\n    return policy.logprobs.mean(), {}",
+        "algorithm.policy_loss",
+        "returns the wrong shape: got ()",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", ON_SHAPES)
@@ -341,8 +410,11 @@ def rewards_tried(tmp_path_factory):
 @pytest.mark.parametrize(
     ("name", "says", "place"),
     [
-        ("lacks_a_field", "error: KeyError: 'answer'",
-         'tried_rewards.py:5, in lacks_a_field: return float(extra_info["answer"] == response)'),
+        (
+            "lacks_a_field",
+            "error: KeyError: 'answer'",
+            'tried_rewards.py:5, in lacks_a_field: return float(extra_info["answer"] == response)',
+        ),
         ("deep", "JSONDecodeError", "tried_rewards.py:8, in deep: return json.loads("),
         ("none", "abstained: the reward returned None", "tried_rewards.py:10, def none)"),
         ("text", "'yes' (str) as 'score': no number", "tried_rewards.py:11, def text)"),
@@ -350,7 +422,7 @@ def rewards_tried(tmp_path_factory):
         ("array", "no number", "tried_rewards.py:13, def array)"),
         ("of_group", "returned None for this response", "tried_rewards.py:19, def of_group)"),
     ],
-)  # fmt: skip
+)
 def test_a_reward_that_has_no_score_is_refused_with_its_line_and_the_sample(
     name, says, place, rewards_tried
 ):
@@ -363,14 +435,18 @@ def test_a_reward_that_has_no_score_is_refused_with_its_line_and_the_sample(
 @pytest.mark.parametrize(
     ("name", "fix"),
     [
-        ("lacks_a_field", "add 'answer' to the rows, or read one of the fields of this one: "
-         "response, ground_truth, prompt, "),
-        ("text", "return float(...)"), ("array", "return float(...)"),
+        (
+            "lacks_a_field",
+            "add 'answer' to the rows, or read one of the fields of this one: "
+            "response, ground_truth, prompt, ",
+        ),
+        ("text", "return float(...)"),
+        ("array", "return float(...)"),
         ("misnamed", "import or define 'respons'"),
         ("not_installed", "pip install nothing_of_this_name"),
         ("deep", "correct it: it returns a number, or a dict of numbers with 'score'"),
     ],
-)  # fmt: skip
+)
 def test_the_fix_of_a_reward_is_of_what_it_raised_or_returned(name, fix, rewards_tried):
     message = rewards_tried(name)
     assert message.count("Fix: ") == 1 and f"Fix: {fix}" in message

@@ -60,18 +60,36 @@ def test_a_whole_message_comes_through_with_what_is_behind_it():
 
 
 STEPS = [
-    None, {}, Step, dataclasses.asdict(Step(0)),
+    None,
+    {},
+    Step,
+    dataclasses.asdict(Step(0)),
     *(
         dataclasses.replace(Step(0), **{field: value})
         for field, value in [
-            ("episode", "0"), ("seat", 3), ("ids", [1]), ("ids", ("a",)), ("ids", (-1,)),
-            ("ids", (2**40,)), ("reward", "1"), ("parts", None), ("parts", {"a": "b"}),
-            ("parts", {1: 2.0}), ("state", "text"), ("ended", 1), ("outcome", [1.0]),
-            ("outcome", {"": None}), ("failure", None), ("seconds", "1"), ("messages", ("a",)),
-            ("messages", None), ("mark", "text"), ("calls", 1.5),
+            ("episode", "0"),
+            ("seat", 3),
+            ("ids", [1]),
+            ("ids", ("a",)),
+            ("ids", (-1,)),
+            ("ids", (2**40,)),
+            ("reward", "1"),
+            ("parts", None),
+            ("parts", {"a": "b"}),
+            ("parts", {1: 2.0}),
+            ("state", "text"),
+            ("ended", 1),
+            ("outcome", [1.0]),
+            ("outcome", {"": None}),
+            ("failure", None),
+            ("seconds", "1"),
+            ("messages", ("a",)),
+            ("messages", None),
+            ("mark", "text"),
+            ("calls", 1.5),
         ]
     ),
-]  # fmt: skip
+]
 
 
 def test_only_a_step_of_the_right_kinds_is_a_step():
@@ -89,11 +107,19 @@ def test_only_what_is_a_result_of_the_task_is_a_result():
     good = (7, [("ok", 1.0, {"score": 1.0}, "")], 0.1, (0.1, False))
     assert _is_result(good, task)
     wrong = [
-        None, good[:3], (8, *good[1:]), (7, [], *good[2:]), (7, None, *good[2:]),
-        (7, [("fine", 1.0, {}, "")], *good[2:]), (7, [("ok", "1", {}, "")], *good[2:]),
-        (7, [("ok", 1.0, [], "")], *good[2:]), (7, [("ok", 1.0, {1: 1.0}, "")], *good[2:]),
-        (*good[:2], "x", good[3]), (*good[:3], None), (*good[:3], (None, False)),
-    ]  # fmt: skip
+        None,
+        good[:3],
+        (8, *good[1:]),
+        (7, [], *good[2:]),
+        (7, None, *good[2:]),
+        (7, [("fine", 1.0, {}, "")], *good[2:]),
+        (7, [("ok", "1", {}, "")], *good[2:]),
+        (7, [("ok", 1.0, [], "")], *good[2:]),
+        (7, [("ok", 1.0, {1: 1.0}, "")], *good[2:]),
+        (*good[:2], "x", good[3]),
+        (*good[:3], None),
+        (*good[:3], (None, False)),
+    ]
     assert not any(_is_result(one, task) for one in wrong)
 
 

@@ -47,15 +47,18 @@ def with_images(row: Mapping, place: str, folder: Path | None) -> dict:
     """The row in the one form, where it holds images. `folder`: what paths are relative to."""
     if isinstance(row.get("videos"), (list, tuple, np.ndarray)) and len(row["videos"]):
         raise InputError(
-            f"{place}, column 'videos' is not read", value=str(row["videos"][0])[:80],
-            rule="a model reads images and text", fix="write frames of it into 'images'",
-        )  # fmt: skip
+            f"{place}, column 'videos' is not read",
+            value=str(row["videos"][0])[:80],
+            rule="a model reads images and text",
+            fix="write frames of it into 'images'",
+        )
     column = row.get("images")
     if column is not None and not isinstance(column, _COLUMNS):
         raise InputError(
-            f"{place}, column 'images' is no list", value=column,
+            f"{place}, column 'images' is no list",
+            value=column,
             fix="write a list of paths, bytes or data URLs, or remove the column",
-        )  # fmt: skip
+        )
     if not has_images(row):  # a row without any, among others that have some
         return {k: v for k, v in row.items() if k != "images"}
     name, values = _column(row)
@@ -98,8 +101,9 @@ def require_text_alone(records: Iterable[Mapping], what: str) -> None:
         if record.get("images"):
             raise InputError(
                 f"{record['images'][0].place}: {what} writes rows of text",
-                rule="the images of a prompt would be lost", fix="rows without images",
-            )  # fmt: skip
+                rule="the images of a prompt would be lost",
+                fix="rows without images",
+            )
 
 
 def _column(row: Mapping) -> tuple[str, list]:
@@ -197,8 +201,9 @@ class _Walk:
         if _role(message) == "assistant" and len(self.images) > before:
             raise InputError(
                 f"{self.where}: a turn of the assistant holds an image",
-                rule="the policy writes text", fix="remove the image, or the row",
-            )  # fmt: skip
+                rule="the policy writes text",
+                fix="remove the image, or the row",
+            )
         return {**message, "content": content} if "content" in message else dict(message)
 
     def _text(self, text: str) -> None:
@@ -209,9 +214,10 @@ class _Walk:
         if self.next >= len(self.column):
             raise InputError(
                 f"{self.where} has more places for images than the row has images",
-                value=len(self.column), rule=f"{MARK} in a text stands for an image",
+                value=len(self.column),
+                rule=f"{MARK} in a text stands for an image",
                 fix="add the image to the column 'images', or take the place out",
-            )  # fmt: skip
+            )
         self.images.append(self.column[self.next])
         self.next += 1
 
@@ -223,9 +229,10 @@ class _Walk:
                 return text
         if not _is_image(part):
             raise InputError(
-                f"{self.where}: 'content' has a part that is neither text nor an image", value=part,
+                f"{self.where}: 'content' has a part that is neither text nor an image",
+                value=part,
                 fix='write {"type": "text", "text": "..."} or {"type": "image"}',
-            )  # fmt: skip
+            )
         own = image_of_part(part)
         if own is None:
             self._take()
@@ -254,25 +261,31 @@ def source_of(value: object, place: str, folder: Path | None) -> Source:
         return Source(value, place)
     if not isinstance(value, str) or not value.strip():
         raise InputError(
-            f"{place} is no image", value=value,
-            rule="a path, bytes, base64 or a data URL", fix="fill it in, or remove the row",
-        )  # fmt: skip
+            f"{place} is no image",
+            value=value,
+            rule="a path, bytes, base64 or a data URL",
+            fix="fill it in, or remove the row",
+        )
     if value.startswith("data:"):
         return Source(data_url(value, place), place)
     value = value.removeprefix("file://")
     if _URL.match(value):
         raise InputError(
-            f"{place} is a URL", value=value[:200], rule="nothing is downloaded while a run reads",
+            f"{place} is a URL",
+            value=value[:200],
+            rule="nothing is downloaded while a run reads",
             fix="download it, and write its path or its bytes",
-        )  # fmt: skip
+        )
     if not value.lower().endswith(_SUFFIXES) and len(value) >= _SHORTEST:
         if _BASE64.fullmatch(value):
             return Source(_decoded(value, place), place)
     if folder is None and not Path(value).is_absolute():
         raise InputError(
-            f"{place} is a relative path", value=value, rule="these rows are of no file",
+            f"{place} is a relative path",
+            value=value,
+            rule="these rows are of no file",
             fix="write the whole path",
-        )  # fmt: skip
+        )
     return Source(str(Path(value) if folder is None else folder / value), place)
 
 
@@ -281,9 +294,11 @@ def data_url(url: str, place: str) -> bytes:
     kind, comma, text = url.partition(",")
     if not kind.startswith("data:") or not comma or not kind.endswith(";base64"):
         raise InputError(
-            f"{place} is no data URL", value=url[:80], rule="data:image/TYPE;base64,...",
+            f"{place} is no data URL",
+            value=url[:80],
+            rule="data:image/TYPE;base64,...",
             fix=f"encode the image ({', '.join(FORMATS)}) as base64",
-        )  # fmt: skip
+        )
     return _decoded(text, place)
 
 

@@ -153,11 +153,12 @@ def image_reader(config: Config, tokenizer: Tokenizer) -> ImageReader | None:
         names[name] = tokenizer.decode([number], skip_special_tokens=False)
         if tokenizer.encode(names[name]) != [number]:
             raise InputError(
-                f"the tokenizer has no text for the model's {name}_token_id", value=number,
+                f"the tokenizer has no text for the model's {name}_token_id",
+                value=number,
                 rule="images stand in a text as these tokens",
                 fix="use the tokenizer that came with the model; of a built-in model a task whose "
                 "alphabet begins with rljax.models.builtin.IMAGE_CHARACTERS",
-            )  # fmt: skip
+            )
     return ImageReader(vision, processing, names["image"], names["start"], names["end"])
 
 
@@ -179,15 +180,17 @@ def _processing(config: Config, vision: VisionConfig) -> ImageProcessing:
                 rule="it, or 'image_processor' of processor_config.json, says how the model's"
                 " images are made",
                 fix=f"copy {PROCESSOR} from where the model comes from",
-            )  # fmt: skip
+            )
         processing = from_hf_processor(settings)
         wrong = {k: v for k, v in sizes.items() if vars(processing)[k] != v}
         if wrong:
             name = next(iter(wrong))
             raise InputError(
-                f"{path}: {name}", value=vars(processing)[name],
-                rule=f"config.json says {wrong[name]}", fix="take both files from the same model",
-            )  # fmt: skip
+                f"{path}: {name}",
+                value=vars(processing)[name],
+                rule=f"config.json says {wrong[name]}",
+                fix="take both files from the same model",
+            )
     else:
         half = (0.5, 0.5, 0.5)
         processing = ImageProcessing(**sizes, min_pixels=unit, mean=half, std=half)
@@ -216,15 +219,17 @@ def with_image_tokens(
         return record, tokenizer, ()
     if reader is None:
         raise InputError(
-            f"{sources[0].place}: the model reads no images", value=f"{len(sources)} images",
+            f"{sources[0].place}: the model reads no images",
+            value=f"{len(sources)} images",
             rule="its config.json has no vision tower that is known",
             fix="name a model with images, or remove the column",
-        )  # fmt: skip
+        )
     images = reader.opened(sources)
     texts = {
         name: reader.marked(record[name], images)
-        for name in ("prompt", "text") if isinstance(record.get(name), str)
-    }  # fmt: skip
+        for name in ("prompt", "text")
+        if isinstance(record.get(name), str)
+    }
     return {**record, **texts}, _ImageTokens(tokenizer, reader, images), images
 
 
@@ -235,8 +240,10 @@ class _ImageTokens(Tokenizer):
     def __init__(self, tokenizer: Tokenizer, reader: ImageReader, images: tuple[Image, ...]):
         self._own, self._reader, self._images = tokenizer, reader, images
         self.vocab_size, self.pad_id, self.bos_id = (
-            tokenizer.vocab_size, tokenizer.pad_id, tokenizer.bos_id,
-        )  # fmt: skip
+            tokenizer.vocab_size,
+            tokenizer.pad_id,
+            tokenizer.bos_id,
+        )
         self.eos_ids, self.special_ids = tokenizer.eos_ids, tokenizer.special_ids
         self.template_ids = tokenizer.template_ids
         self.turn_ends, self.image_mark = tokenizer.turn_ends, MARK
@@ -266,7 +273,10 @@ class _ImageTokens(Tokenizer):
         whole, grown = self._reader.expanded(text, self._images)
         if spans is None:
             return whole, None
-        moved = lambda at: at + sum(more for place, more in grown if place <= at)  # noqa: E731
+
+        def moved(at):
+            return at + sum(more for place, more in grown if place <= at)
+
         return whole, [(moved(a), moved(b)) for a, b in spans]
 
     def vocabulary(self):

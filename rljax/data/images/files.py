@@ -28,9 +28,15 @@ _JPEG_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")  # behind the coded pixe
 _ORIENTATION = 0x0112  # the EXIF tag
 # Its value: how the pixels that are stored are turned, as (transposed, rows and columns reversed).
 _TURNS = {
-    1: (False, 1, 1), 2: (False, 1, -1), 3: (False, -1, -1), 4: (False, -1, 1),
-    5: (True, 1, 1), 6: (True, 1, -1), 7: (True, -1, -1), 8: (True, -1, 1),
-}  # fmt: skip
+    1: (False, 1, 1),
+    2: (False, 1, -1),
+    3: (False, -1, -1),
+    4: (False, -1, 1),
+    5: (True, 1, 1),
+    6: (True, 1, -1),
+    7: (True, -1, -1),
+    8: (True, -1, 1),
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -75,9 +81,11 @@ class Source:
         pixels = self.data
         if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.dtype != np.uint8:
             raise InputError(
-                f"{self.place} is no image", value=(pixels.shape, str(pixels.dtype)),
-                rule="an array of pixels is [height, width, 3] of uint8", fix="convert it to RGB",
-            )  # fmt: skip
+                f"{self.place} is no image",
+                value=(pixels.shape, str(pixels.dtype)),
+                rule="an array of pixels is [height, width, 3] of uint8",
+                fix="convert it to RGB",
+            )
         self._check_size(*pixels.shape[:2])
         return pixels
 
@@ -94,9 +102,10 @@ class Source:
                     self._check_size(image.height, image.width)
                     if image.format in ("PNG", "GIF", "WEBP") and image.is_animated:
                         raise InputError(
-                            f"{self.place} has {image.n_frames} frames", rule="an image has one",
+                            f"{self.place} has {image.n_frames} frames",
+                            rule="an image has one",
                             fix="save the frame that is meant as an image of its own",
-                        )  # fmt: skip
+                        )
                     yield image, file
         except InputError:
             raise
@@ -145,9 +154,11 @@ class Source:
         file.seek(0)
         if not whole:
             raise InputError(
-                f"{self.place} ends early", value=f"{length} bytes",
-                rule=f"a {kind} file has an end, and this one lacks it", fix="copy it again",
-            )  # fmt: skip
+                f"{self.place} ends early",
+                value=f"{length} bytes",
+                rule=f"a {kind} file has an end, and this one lacks it",
+                fix="copy it again",
+            )
 
 
 def _jpeg_ends(data: bytes) -> bool:
@@ -171,7 +182,10 @@ def _jpeg_ends(data: bytes) -> bool:
 
 def _gif_ends(data: bytes) -> bool:
     """Returns whether the trailer of a GIF file is there, behind all its blocks."""
-    table = lambda flags: 3 * 2 ** ((flags & 7) + 1) if flags & 0x80 else 0  # noqa: E731
+
+    def table(flags):
+        return 3 * 2 ** ((flags & 7) + 1) if flags & 0x80 else 0
+
     at = 13 + table(data[10])
     while at + 10 < len(data) and data[at] in b"\x21\x2c":
         at += 2 if data[at] == 0x21 else 11 + table(data[at + 9])

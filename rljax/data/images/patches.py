@@ -60,10 +60,21 @@ class ImageProcessing:
 
 
 _READ = {
-    "patch_size", "temporal_patch_size", "merge_size", "min_pixels", "max_pixels", "size",
-    "image_mean", "image_std", "do_resize", "do_rescale", "do_normalize", "do_convert_rgb",
-    "rescale_factor", "resample",
-}  # fmt: skip
+    "patch_size",
+    "temporal_patch_size",
+    "merge_size",
+    "min_pixels",
+    "max_pixels",
+    "size",
+    "image_mean",
+    "image_std",
+    "do_resize",
+    "do_rescale",
+    "do_normalize",
+    "do_convert_rgb",
+    "rescale_factor",
+    "resample",
+}
 _IGNORED = {"image_processor_type", "processor_class", "feature_extractor_type", "data_format"}
 
 
@@ -108,10 +119,12 @@ def to_hf_processor(processing: ImageProcessing) -> dict:
     return {
         "image_processor_type": "Qwen2VLImageProcessor",
         **{name: getattr(processing, name) for name in names},
-        "min_pixels": processing.min_pixels, "max_pixels": processing.max_pixels,
+        "min_pixels": processing.min_pixels,
+        "max_pixels": processing.max_pixels,
         "size": {"shortest_edge": processing.min_pixels, "longest_edge": processing.max_pixels},
-        "image_mean": list(processing.mean), "image_std": list(processing.std),
-    }  # fmt: skip
+        "image_mean": list(processing.mean),
+        "image_std": list(processing.std),
+    }
 
 
 def smart_resize(height: int, width: int, processing: ImageProcessing) -> tuple[int, int]:

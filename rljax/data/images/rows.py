@@ -169,9 +169,7 @@ def _find_images(
     kinds = np.where(tokens == config.image_token_id, 0, -1)
     kinds = np.where(tokens == config.video_token_id, 1, kinds)
     kinds = np.where(chosen | (segment_ids == 0), -1, kinds)
-    waiting = [
-        _queue(grids, None, config, "image"), _queue(video_grids, seconds, config, "video")
-    ]  # fmt: skip
+    waiting = [_queue(grids, None, config, "image"), _queue(video_grids, seconds, config, "video")]
     rows = []
     for b in range(len(tokens)):
         valid = np.flatnonzero(segment_ids[b])

@@ -30,9 +30,13 @@ class _Segment(NamedTuple):
 
 
 def batch_arrays(
-    kind: str, items: Sequence, *, length: int, rows_per_example: int = 2,
+    kind: str,
+    items: Sequence,
+    *,
+    length: int,
+    rows_per_example: int = 2,
     images: ImageLayout | None = None,
-) -> dict[str, np.ndarray]:  # fmt: skip
+) -> dict[str, np.ndarray]:
     """The rows of `items` of one kind, `length` tokens each; with the arrays of their images, where
     there is a layout of such.
 
@@ -46,9 +50,12 @@ def batch_arrays(
         the reward; finish_reason; process_rewards and sampler_logprobs where the data have them.
     """
     makers = dict(
-        examples=_example_rows, safety=_safety_rows, unpaired=_labelled_rows, stepwise=_step_rows,
+        examples=_example_rows,
+        safety=_safety_rows,
+        unpaired=_labelled_rows,
+        stepwise=_step_rows,
         trajectories=_trajectory_rows,
-    )  # fmt: skip
+    )
     if kind not in KINDS:
         raise InputError("unknown kind of rows", value=kind, fix=f"use one of {KINDS}")
     if kind == "pairs":

@@ -185,8 +185,10 @@ def encode_row(record: dict, tokenizer: Tokenizer, kind: str, **options) -> obje
 
 def _check_options(kind: str, overlong: str, ties: str, max_tokens: int) -> None:
     for name, value, known in (
-        ("kind", kind, KINDS), ("overlong", overlong, OVERLONG), ("ties", ties, TIES)
-    ):  # fmt: skip
+        ("kind", kind, KINDS),
+        ("overlong", overlong, OVERLONG),
+        ("ties", ties, TIES),
+    ):
         if value not in known:
             raise InputError(f"unknown {name!r}", value=value, fix=f"use one of {known}")
     require_positive("max_tokens", max_tokens)

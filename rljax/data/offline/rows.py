@@ -84,8 +84,9 @@ def load_stored_rows(spec: str, kind: str, notes: list[str] | None = None) -> St
             if (name in record) != (name in first):
                 raise InputError(
                     f"{rows.place(index)}: the column {name!r} is not in all rows",
-                    rule="every row has it, or none", fix="fill it in, or remove the column",
-                )  # fmt: skip
+                    rule="every row has it, or none",
+                    fix="fill it in, or remove the column",
+                )
         return record
 
     return Stream(made, rows=rows.rows.rows)
@@ -136,7 +137,10 @@ def _matched(prompt, completions: dict, place: str):
     """Prompt and completions as texts all or as messages all."""
     spoken = {name for name, value in completions.items() if isinstance(value, list)}
     if isinstance(prompt, list):
-        as_turn = lambda text: [{"role": _ASSISTANT, "content": text}]  # noqa: E731
+
+        def as_turn(text):
+            return [{"role": _ASSISTANT, "content": text}]
+
         return prompt, {n: v if n in spoken else as_turn(v) for n, v in completions.items()}
     if spoken:
         raise InputError(
@@ -169,8 +173,11 @@ def _pair(row: dict, place: str, index: int) -> dict:
         prompt = _prompt_column(row, place)
         if isinstance(prompt, list):
             n = len(prompt)
-            whole = {k: conversation(v, f"{place}, column {k!r}") for k, v in completions.items()
-                     if isinstance(v, list)}  # fmt: skip
+            whole = {
+                k: conversation(v, f"{place}, column {k!r}")
+                for k, v in completions.items()
+                if isinstance(v, list)
+            }
             if whole and all(context(value[:n]) == prompt for value in whole.values()):
                 completions |= {name: value[n:] for name, value in whole.items()}
     completions = {
@@ -258,8 +265,10 @@ def _margin(row: dict, place: str) -> dict:
     names = [name for name in ("score_chosen", "score_rejected") if row.get(name) is not None]
     if not names:
         return dict(margin=0.0, tie=tie)
-    scores = [number_of(row.get(name), f"{place}, column {name!r}")
-              for name in ("score_chosen", "score_rejected")]  # fmt: skip
+    scores = [
+        number_of(row.get(name), f"{place}, column {name!r}")
+        for name in ("score_chosen", "score_rejected")
+    ]
     if scores[0] < scores[1]:
         raise InputError(
             f"{place}: 'score_chosen' is below 'score_rejected'",

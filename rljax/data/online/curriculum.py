@@ -21,10 +21,12 @@ def mixture(name: str, weights: Sequence[float], sources: int) -> np.ndarray:
     shares = np.asarray(weights if len(weights) else [1.0] * sources, np.float64)
     if len(shares) != sources or (shares < 0).any() or shares.sum() <= 0:
         raise InputError(
-            name, value=tuple(weights), rule=f"{sources} weights >= 0, one for data.train and one "
+            name,
+            value=tuple(weights),
+            rule=f"{sources} weights >= 0, one for data.train and one "
             "for each of data.sources, not all 0",
             fix=f"{(1.0,) * sources}, or () to draw from all alike",
-        )  # fmt: skip
+        )
     return shares / shares.sum()
 
 
@@ -124,9 +126,10 @@ class Curriculum:
         if not self.retire_at:
             return
         solved = {
-            i for i in ids & self._passes.keys()
+            i
+            for i in ids & self._passes.keys()
             if self._passes[i][0] >= self.retire_at * self._passes[i][1]
-        }  # fmt: skip
+        }
         if ids <= solved | self._dropped:
             LOG.warning("every prompt of a source has reached the pass rate %g", self.retire_at)
             solved = set()
@@ -164,9 +167,10 @@ class Curriculum:
     def set_state(self, state: dict) -> None:
         if set(state) != set(self.get_state()):
             raise InputError(
-                "this is not a curriculum's state", value=sorted(state),
+                "this is not a curriculum's state",
+                value=sorted(state),
                 fix="resume with the data settings of the checkpoint, or start a new run",
-            )  # fmt: skip
+            )
         for loader, saved in zip(self._loaders, state["loaders"], strict=True):
             loader.set_state(saved)
         self.position = state["position"]

@@ -32,11 +32,7 @@ from rljax.data.online.examples import (
 )
 from rljax.data.online.kept import bare_prompts, kept_line, reference_check, warn_unread
 from rljax.data.online.loader import fingerprint
-from rljax.data.online.prompts import (
-    PromptRecord,
-    encode_prompt,
-    encode_prompts,
-)
+from rljax.data.online.prompts import PromptRecord, encode_prompt, encode_prompts
 from rljax.data.online.stream import Stream
 from rljax.data.rows.sources import load_endless_prompts, load_prompts
 from rljax.data.rows.split import held_out_fraction
@@ -122,9 +118,11 @@ def template_variables(config: Config) -> dict[str, object]:
         name, equals, value = text.partition("=")
         if not equals:
             raise InputError(
-                "data.template_variables", value=text, rule="each is NAME=VALUE",
+                "data.template_variables",
+                value=text,
+                rule="each is NAME=VALUE",
                 fix="write for instance 'enable_thinking=false'",
-            )  # fmt: skip
+            )
         try:
             variables[name.strip()] = parse_json(value, "data.template_variables")
         except InputError:
@@ -157,9 +155,11 @@ def _records(spec: str, config: Config, split: str, notes: list[str]) -> list[di
     if is_path(spec):
         check = reference_check({training_text(config), evaluation_text(config)})
         options = dict(
-            need_ground_truth=needs_ground_truth(config), check=check, notes=notes,
+            need_ground_truth=needs_ground_truth(config),
+            check=check,
+            notes=notes,
             test_fraction=held_out_fraction(config, spec),
-        )  # fmt: skip
+        )
         options |= {"stored": True} if split == "train" and config.data.stream else {}
     load = (
         load_endless_prompts if split == "train" else functools.partial(load_prompts, split=split)
@@ -168,7 +168,10 @@ def _records(spec: str, config: Config, split: str, notes: list[str]) -> list[di
     if not config.data.target_tokens:
         return records
     if isinstance(records, Stream):
-        asked = lambda index: with_target_length(records[index], config, split)  # noqa: E731
+
+        def asked(index):
+            return with_target_length(records[index], config, split)
+
         return Stream(asked, rows=records.rows)
     return [with_target_length(r, config, split) for r in records]
 
@@ -297,8 +300,10 @@ def _warn_bare(spec: str, records: list[dict], tokenizer: Tokenizer, kind: str) 
         LOG.warning(
             "%s: %d prompts are bare text, and the model has a chat template: it reads them outside"
             " of any turn. Fix: %s",
-            spec, count, fix,
-        )  # fmt: skip
+            spec,
+            count,
+            fix,
+        )
 
 
 def _test_records(config: Config, notes: list[str]) -> list[dict]:
@@ -358,9 +363,12 @@ def _offline_data(config: Config, tokenizer: Tokenizer, kind: str) -> Data:
     offline = config.offline
     reader = functools.cache(lambda: image_reader(config, tokenizer))  # once rows are checked
     options = dict(
-        max_tokens=offline.max_tokens, overlong=config.data.overlong, ties=offline.ties,
-        separator=offline.step_separator, turns=config.data.turns,
-    )  # fmt: skip
+        max_tokens=offline.max_tokens,
+        overlong=config.data.overlong,
+        ties=offline.ties,
+        separator=offline.step_separator,
+        turns=config.data.turns,
+    )
     sources, counts, raw, notes = [], {}, [], []
     for spec in (config.data.train, *config.data.sources):
         if config.data.stream and is_path(spec):

@@ -61,9 +61,14 @@ def pretraining_of(
 
 
 def _examples(
-    config: Config, tokenizer: Tokenizer, spec: str, notes: list[str], most: int,
-    reader: ImageReader | None, name: str,
-) -> Examples:  # fmt: skip
+    config: Config,
+    tokenizer: Tokenizer,
+    spec: str,
+    notes: list[str],
+    most: int,
+    reader: ImageReader | None,
+    name: str,
+) -> Examples:
     stored = config.data.stream and is_path(spec)
     records = load_demonstrations(spec, "train", notes, held_out_fraction(config, spec), stored)
     how = dict(max_tokens=most, images=reader, turns=config.data.turns)

@@ -20,11 +20,35 @@ from rljax.rewards.pool.calling import HOME, asks_nobody, call_reward, members, 
 LOG = logging.getLogger("rljax")
 # Keys of messages that are read, or that say nothing to be learned or answered.
 _KNOWN_KEYS = (
-    "role", "content", "tool_calls", "tool_call_id", "name", LEARN, *REASONING, "images",
-    "id", "uuid", "message_id", "parent_id", "index", "turn", "timestamp", "created", "created_at",
-    "date", "time", "metadata", "model", "source", "lang", "language", "finish_reason", "usage",
-    "token_count", "num_tokens",
-)  # fmt: skip
+    "role",
+    "content",
+    "tool_calls",
+    "tool_call_id",
+    "name",
+    LEARN,
+    *REASONING,
+    "images",
+    "id",
+    "uuid",
+    "message_id",
+    "parent_id",
+    "index",
+    "turn",
+    "timestamp",
+    "created",
+    "created_at",
+    "date",
+    "time",
+    "metadata",
+    "model",
+    "source",
+    "lang",
+    "language",
+    "finish_reason",
+    "usage",
+    "token_count",
+    "num_tokens",
+)
 
 # A count of encoding: what it says of rows.
 _REASONS = {
@@ -37,8 +61,9 @@ _REASONS = {
 
 def kept_line(source: str, what: str, counts: dict, limit: int) -> str:
     """ "train.jsonl: 20 of 21 prompts kept (1 over 128 tokens)"."""
-    reasons = [f"{counts[n]:,} {why.format(limit=limit)}" for n, why in _REASONS.items()
-               if counts.get(n)]  # fmt: skip
+    reasons = [
+        f"{counts[n]:,} {why.format(limit=limit)}" for n, why in _REASONS.items() if counts.get(n)
+    ]
     dropped = f" ({', '.join(reasons)})" if reasons else ""
     more = f"; {counts['truncated']:,} cut to {limit:,} tokens" if counts.get("truncated") else ""
     if counts.get(SPLIT):

@@ -11,13 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rljax.data.images.encode import (
-    Image,
-    ImageLayout,
-    ImageReader,
-    cut_example,
-    with_image_tokens,
-)
+from rljax.data.images.encode import Image, ImageLayout, ImageReader, cut_example, with_image_tokens
 from rljax.data.rows.columns import rendering_of
 from rljax.data.text.chat import (
     RewrittenTurn,
@@ -163,9 +157,12 @@ def encode_prompts(
     for record in records:
         try:
             prompt, cut = encode_prompt(
-                record, tokenizer, max_prompt_tokens=max_prompt_tokens, overlong=overlong,
+                record,
+                tokenizer,
+                max_prompt_tokens=max_prompt_tokens,
+                overlong=overlong,
                 images=images,
-            )  # fmt: skip
+            )
         except TooLong as error:  # all of them are counted before one error is raised
             refused.append(error)
             continue
@@ -185,9 +182,13 @@ def encode_prompts(
 
 
 def encode_prompt(
-    record: dict, tokenizer: Tokenizer, *, max_prompt_tokens: int, overlong: str = "drop",
+    record: dict,
+    tokenizer: Tokenizer,
+    *,
+    max_prompt_tokens: int,
+    overlong: str = "drop",
     images: ImageReader | None = None,
-) -> tuple[PromptRecord | None, bool]:  # fmt: skip
+) -> tuple[PromptRecord | None, bool]:
     """One prompt as encode_prompts makes it, None where it is dropped, and whether it was cut.
 
     `record`: a row of rljax.data.rows.sources.load_prompts.
@@ -312,9 +313,13 @@ class Example(_Learned):
 
 
 def encode_demonstrations(
-    records: Sequence[dict], tokenizer: Tokenizer, *, max_tokens: int,
-    images: ImageReader | None = None, turns: str = "auto",
-) -> tuple[list[Example], dict[str, int]]:  # fmt: skip
+    records: Sequence[dict],
+    tokenizer: Tokenizer,
+    *,
+    max_tokens: int,
+    images: ImageReader | None = None,
+    turns: str = "auto",
+) -> tuple[list[Example], dict[str, int]]:
     """Supervised records as examples, and counts.
 
     The mask is 1 on completion or assistant tokens and the end token after them; `text` is learned
@@ -345,9 +350,14 @@ def encode_demonstrations(
 
 
 def encode_examples(
-    record: dict, tokenizer: Tokenizer, counts: dict[str, int], *, max_tokens: int,
-    images: ImageReader | None = None, turns: str = "auto",
-) -> list[tuple[Example | None, int]]:  # fmt: skip
+    record: dict,
+    tokenizer: Tokenizer,
+    counts: dict[str, int],
+    *,
+    max_tokens: int,
+    images: ImageReader | None = None,
+    turns: str = "auto",
+) -> list[tuple[Example | None, int]]:
     """The examples of a supervised record, None for one of which nothing is left to learn, each
     with its tokens before the cut. `counts` grows by what encode_demonstration counts."""
     try:
@@ -373,9 +383,13 @@ def encode_examples(
 
 
 def encode_example(
-    record: dict, tokenizer: Tokenizer, *, max_tokens: int, images: ImageReader | None = None,
+    record: dict,
+    tokenizer: Tokenizer,
+    *,
+    max_tokens: int,
+    images: ImageReader | None = None,
     turns: str = "auto",
-) -> Example | None:  # fmt: skip
+) -> Example | None:
     """The example of a record of a stream, whose items are one for each row; None where nothing is
     left to learn of it."""
     examples = encode_examples(

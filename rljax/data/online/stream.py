@@ -87,8 +87,10 @@ class StreamLoader:
             self._warned = True
             LOG.warning(
                 "%d of the first %d rows of the stream are dropped: longer than "
-                "data.max_prompt_tokens (offline: offline.max_tokens)", self.dropped, drawn,
-            )  # fmt: skip
+                "data.max_prompt_tokens (offline: offline.max_tokens)",
+                self.dropped,
+                drawn,
+            )
 
     def get_state(self) -> dict:
         """The state from which `set_state` goes on; JSON-serialisable."""
@@ -98,9 +100,10 @@ class StreamLoader:
         """Goes to the position of `state`; raises InputError if it is another order's."""
         if not isinstance(state, dict) or set(state) != set(self.get_state()):
             raise InputError(
-                "this is not the state of an endless stream", value=state,
+                "this is not the state of an endless stream",
+                value=state,
                 fix="resume with the data settings of the checkpoint, or start a new run",
-            )  # fmt: skip
+            )
         if state["seed"] != self._seed:
             raise InputError(
                 f"the data order cannot be resumed: 'seed' was {state['seed']!r}",

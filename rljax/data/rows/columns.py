@@ -25,9 +25,18 @@ from rljax.files import parse_json
 
 # Columns of texts or messages.
 SPOKEN = (
-    "prompt", "question", "messages", "completion", "response", "answer", "chosen", "rejected",
-    "reference", "safer", "more_harmful",
-)  # fmt: skip
+    "prompt",
+    "question",
+    "messages",
+    "completion",
+    "response",
+    "answer",
+    "chosen",
+    "rejected",
+    "reference",
+    "safer",
+    "more_harmful",
+)
 _REMOVE = "remove the row or fill it in"
 
 
@@ -182,9 +191,10 @@ def variables_of(row: dict, place: str) -> dict:
         if variables.setdefault("enable_thinking", own) != own:
             raise InputError(
                 f"{where} and the column 'enable_thinking' disagree",
-                value=(variables["enable_thinking"], own), rule="one of them says it",
+                value=(variables["enable_thinking"], own),
+                rule="one of them says it",
                 fix="remove one of the columns",
-            )  # fmt: skip
+            )
     return variables
 
 
@@ -225,7 +235,10 @@ def _tools(name: str, value: object, place: str) -> list[dict] | None:
     tools = validate_objects(value, f"{place}:")
     if name == "tools":
         return tools
-    wrapped = lambda tool: {"type": "function", "function": tool}  # noqa: E731
+
+    def wrapped(tool):
+        return {"type": "function", "function": tool}
+
     return [tool if "function" in tool else wrapped(tool) for tool in tools]
 
 
@@ -281,8 +294,10 @@ def _with_system(row: dict, place: str) -> dict:
                 raise InputError(
                     f"{place}: the column {name!r} and the first message of {column!r} are two"
                     " system messages",
-                    value=row[name], rule="a conversation has one", fix="remove one of them",
-                )  # fmt: skip
+                    value=row[name],
+                    rule="a conversation has one",
+                    fix="remove one of them",
+                )
     return row | changed
 
 
@@ -308,11 +323,7 @@ def demonstration_record(row: dict, place: str, index: int) -> dict:
         messages = with_column_flags(row, messages, place)
         _require_answer(messages, f"{place}, column 'messages'")
         return dict(messages=messages, **how, index=index)
-    for first, second in (
-        ("prompt", "completion"),
-        ("prompt", "response"),
-        ("question", "answer"),
-    ):
+    for first, second in (("prompt", "completion"), ("prompt", "response"), ("question", "answer")):
         if first not in row or second not in row:
             continue
         prompt = prompt_of(row[first], f"{place}, column {first!r}")

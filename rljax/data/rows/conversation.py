@@ -11,13 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from rljax.data.text.messages import (
-    LEARN,
-    SPEAKERS,
-    for_template,
-    role_of,
-    validate_messages,
-)
+from rljax.data.text.messages import LEARN, SPEAKERS, for_template, role_of, validate_messages
 from rljax.errors import InputError
 from rljax.files import parse_json
 
@@ -26,9 +20,19 @@ from rljax.files import parse_json
 # Mistral (weight), axolotl (train, training), ms-swift (loss, loss_scale), LLaMA-Factory
 # (loss_mask), slime (step_loss_mask).
 FLAGS = (
-    LEARN, "weight", "train", "training", "trainable", "istrainable", "loss", "lossmask",
-    "lossscale", "lossweight", "computeloss", "steplossmask",
-)  # fmt: skip
+    LEARN,
+    "weight",
+    "train",
+    "training",
+    "trainable",
+    "istrainable",
+    "loss",
+    "lossmask",
+    "lossscale",
+    "lossweight",
+    "computeloss",
+    "steplossmask",
+)
 _FLAGS_OF_COLUMNS = tuple(flag.removesuffix("s") for flag in FLAGS)  # weights, loss_masks
 _OF_ROWS = ("weight", "lossmask", "lossscale", "lossweight", "steplossmask")
 # How words of other keys begin that look like such, and those that do with a truth value alone.
@@ -105,9 +109,11 @@ def _require_whole(content: object, place: str) -> None:
         for name, value in part.items() if isinstance(part, Mapping) else ():
             if _flag(name, value, place) is False:
                 raise InputError(
-                    f"{place}: {name!r} leaves out a part of a turn", value=part,
-                    rule="a turn is learned whole, or it is context only", fix=_FIX,
-                )  # fmt: skip
+                    f"{place}: {name!r} leaves out a part of a turn",
+                    value=part,
+                    rule="a turn is learned whole, or it is context only",
+                    fix=_FIX,
+                )
 
 
 def asks_to_learn(messages: object) -> str:
@@ -162,9 +168,11 @@ def _checked_truth(name: str, value: object, place: str) -> bool:
     truth = _truth(value)
     if truth is None:
         raise InputError(
-            f"{place}: {name!r} is neither 0 nor 1", value=value,
-            rule="a turn is learned, or it is context only", fix=_FIX,
-        )  # fmt: skip
+            f"{place}: {name!r} is neither 0 nor 1",
+            value=value,
+            rule="a turn is learned, or it is context only",
+            fix=_FIX,
+        )
     return truth
 
 
@@ -227,17 +235,20 @@ def column_flags(row: Mapping, place: str) -> dict[str, list]:
         numbers = isinstance(value, str) and re.fullmatch(r"\s*[01]([\s,;]+[01])+\s*", value)
         if numbers or listed and letters.endswith(("turn", "turns", "message", "messages")):
             raise InputError(
-                f"{where} is not understood", value=value,
-                rule="it looks like turns that are learned or left out", fix=_FIX,
-            )  # fmt: skip
+                f"{where} is not understood",
+                value=value,
+                rule="it looks like turns that are learned or left out",
+                fix=_FIX,
+            )
         if listed and known in _FLAGS_OF_COLUMNS:
             found[name] = list(value)
         elif letters == "mask" or listed and all(_truth(one) is not None for one in value):
             raise InputError(
-                f"{where} is not understood", value=value,
+                f"{where} is not understood",
+                value=value,
                 rule="it looks like a value for each message or token that says what is learned",
                 fix=f"{_FIX}, or rename the column",
-            )  # fmt: skip
+            )
         elif not listed and known in _FLAGS_OF_COLUMNS and _is_weight(value, known in _OF_ROWS):
             raise InputError(
                 f"{where} is a weight of the whole row",
@@ -262,10 +273,11 @@ def require_no_column_flags(row: Mapping, place: str) -> None:
     the row is none."""
     for name, value in column_flags(row, place).items():
         raise InputError(
-            f"{place}, column {name!r} has a value for each message", value=value,
+            f"{place}, column {name!r} has a value for each message",
+            value=value,
             rule="they are read of a demonstration of messages",
             fix=f"{_FIX}, or remove the column",
-        )  # fmt: skip
+        )
 
 
 def of_prompt(name: str, place: str) -> InputError:

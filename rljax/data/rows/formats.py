@@ -35,18 +35,46 @@ _TYPED = (
 )
 # Columns of responses: that one is the empty text a table cannot say, as its empty cells are gaps.
 _RESPONSES = (
-    "completion", "response", "chosen", "rejected", "safer", "more_harmful", "response_0",
+    "completion",
+    "response",
+    "chosen",
+    "rejected",
+    "safer",
+    "more_harmful",
+    "response_0",
     "response_1",
-)  # fmt: skip
+)
 
 
 # Columns by which rows of any kind are known: a table has one of them.
 COLUMNS = (
-    "prompt", "question", "problem", "messages", "conversations", "instruction", "input", "text",
-    "completion", "response", "answer", "ground_truth", "solution", "chosen", "rejected", "output",
-    "completions", "labels", "label", "safer", "more_harmful", "response_0", "context_messages",
-    "reward_model", "steps", "reward",
-)  # fmt: skip
+    "prompt",
+    "question",
+    "problem",
+    "messages",
+    "conversations",
+    "instruction",
+    "input",
+    "text",
+    "completion",
+    "response",
+    "answer",
+    "ground_truth",
+    "solution",
+    "chosen",
+    "rejected",
+    "output",
+    "completions",
+    "labels",
+    "label",
+    "safer",
+    "more_harmful",
+    "response_0",
+    "context_messages",
+    "reward_model",
+    "steps",
+    "reward",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,9 +216,10 @@ def _alpaca(row: dict, place: str) -> dict:
             pairs = [(asked, answered) for asked, answered in history]
         except (TypeError, ValueError):
             raise InputError(
-                f"{place}, column 'history' is no list of pairs", value=history,
+                f"{place}, column 'history' is no list of pairs",
+                value=history,
                 fix='write [["question", "answer"], ...]',
-            ) from None  # fmt: skip
+            ) from None
         for asked, answered in pairs:
             messages.append({"role": "user", "content": asked})
             messages.append({"role": "assistant", "content": answered})
@@ -211,9 +240,11 @@ def _openrlhf(row: dict, place: str) -> dict:
     name = "context_messages" if "context_messages" in row else "input"
     if name not in row:
         raise InputError(
-            f"{place} lacks the column 'input'", value=sorted(map(str, row)),
-            rule="the first row has it, or 'context_messages'", fix="correct the row",
-        )  # fmt: skip
+            f"{place} lacks the column 'input'",
+            value=sorted(map(str, row)),
+            rule="the first row has it, or 'context_messages'",
+            fix="correct the row",
+        )
     of_openrlhf = ("input", "context_messages", "output", "label", "datasource")
     made = {n: v for n, v in row.items() if n not in of_openrlhf}
     made["prompt"] = row[name]
@@ -329,9 +360,11 @@ def _cell(name: str, cell: str, place: str) -> object:
         if not _QUOTED.match(cell) or (name in _TEXTS and not _is_literal(cell)):
             return cell
         raise InputError(
-            f"{place} looks like JSON, and is none", value=cell, rule=str(error),
+            f"{place} looks like JSON, and is none",
+            value=cell,
+            rule=str(error),
             fix="write such cells with json.dumps, or the rows as .jsonl or .parquet",
-        ) from None  # fmt: skip
+        ) from None
     if name in _TEXTS and not _turns(value):
         raise InputError(
             f"{place} holds JSON, a{'n object' if isinstance(value, dict) else ' list'}",
@@ -355,6 +388,15 @@ _BRACKETS = re.compile(r"\s*(\[.*\]|\{.*\})\s*", re.DOTALL)
 _QUOTED = re.compile(r"""\s*(\[\s*)?(\{\s*)?["']""")
 _TRUTHS = ("ground_truth", "answer")  # JSON is a text there, as rewards read it
 _TEXTS = (
-    *_RESPONSES, "prompt", "question", "text", "reference", "instruction", "input", "output",
-    "context", "system", "system_prompt",
-)  # fmt: skip
+    *_RESPONSES,
+    "prompt",
+    "question",
+    "text",
+    "reference",
+    "instruction",
+    "input",
+    "output",
+    "context",
+    "system",
+    "system_prompt",
+)

@@ -46,15 +46,21 @@ def gsm8k(example: dict, index: int, *, instruction: str = GSM8K_INSTRUCTION) ->
             fix="end the answer with '#### NUMBER', or drop the row",
         )
     return dict(
-        prompt=with_instruction(question, instruction), ground_truth=final, ability="math",
+        prompt=with_instruction(question, instruction),
+        ground_truth=final,
+        ability="math",
         extra_info={"question": question, "answer": answer},
-    )  # fmt: skip
+    )
 
 
 def math(
-    example: dict, index: int, *, instruction: str = MATH_INSTRUCTION,
-    problem_column: str = "problem", solution_column: str = "solution",
-) -> dict:  # fmt: skip
+    example: dict,
+    index: int,
+    *,
+    instruction: str = MATH_INSTRUCTION,
+    problem_column: str = "problem",
+    solution_column: str = "solution",
+) -> dict:
     r"""{"problem", "solution"} with the answer in the solution's last \boxed{...}."""
     problem, solution = column(example, problem_column), column(example, solution_column)
     answer = last_boxed(solution)
@@ -66,6 +72,8 @@ def math(
         )
     others = {k: example[k] for k in ("level", "type", "subject") if k in example}
     return dict(
-        prompt=with_instruction(problem, instruction), ground_truth=answer.strip(), ability="math",
+        prompt=with_instruction(problem, instruction),
+        ground_truth=answer.strip(),
+        ability="math",
         extra_info={**others, "solution": solution},
-    )  # fmt: skip
+    )

@@ -174,11 +174,12 @@ def _is_filled(value: object, named: bool = False) -> bool:
     if not isinstance(value, Mapping):
         return False
     return any(
-        item is None or (named or name not in _VALUES)
+        item is None
+        or (named or name not in _VALUES)
         and _is_filled(item, name in _NAMED and not named)
         for name, item in value.items()
         if named or name not in _NULLABLE
-    )  # fmt: skip
+    )
 
 
 def _takes_null(schema: Mapping) -> bool:

@@ -151,9 +151,10 @@ def _of_each_turn(row: dict, place: str) -> list[dict]:
     given = {"ground_truth", "answer", "reward_model"} & row.keys()
     messages = conversation(row["messages"], f"{place}, column 'messages'")
     turns = [
-        k for k in learned_turns(messages)
+        k
+        for k in learned_turns(messages)
         if messages[k].get("content") and any(m["role"] != "system" for m in messages[:k])
-    ]  # fmt: skip
+    ]
     if len(turns) < 2:
         return [row]
     if given:
@@ -243,16 +244,17 @@ def _table(rows: list[dict], split: str):
         "data_source": [row["data_source"] for row in rows],
         "prompt": [_with_text_arguments(row["prompt"]) for row in rows],
         "ability": [str(row["extra_info"].get("ability", "")) for row in rows],
-        "reward_model": [
-            {"style": "rule", "ground_truth": row["ground_truth"]} for row in rows
-        ],
+        "reward_model": [{"style": "rule", "ground_truth": row["ground_truth"]} for row in rows],
         "extra_info": [
-            {k: _tools_text(v) if k == "tools" else v for k, v in row["extra_info"].items()
-             if k not in ("ability", "index", "split")}
+            {
+                k: _tools_text(v) if k == "tools" else v
+                for k, v in row["extra_info"].items()
+                if k not in ("ability", "index", "split")
+            }
             | {"index": row["index"], "split": split}
             for row in rows
         ],
-    }  # fmt: skip
+    }
     arrays = {}
     for name, values in columns.items():
         try:

@@ -309,9 +309,12 @@ def _read_json(path: Path, split: str) -> Rows:
 
 
 _READERS = {
-    ".parquet": _read_parquet, ".jsonl": _read_jsonl, ".json": _read_json, ".csv": _read_table,
+    ".parquet": _read_parquet,
+    ".jsonl": _read_jsonl,
+    ".json": _read_json,
+    ".csv": _read_table,
     ".tsv": _read_table,
-}  # fmt: skip
+}
 
 
 def _read_hub(spec: str, split: str, notes: list[str]) -> Rows:

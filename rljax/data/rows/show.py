@@ -83,9 +83,10 @@ def shown_rows(
 
 def turn_lines(tokenizer: Tokenizer) -> list[str]:
     """Lines that name the ends of a turn, the stop tokens and the chat template's variables."""
-    text = lambda ids: " ".join(  # noqa: E731
-        repr(tokenizer.decode([i], skip_special_tokens=False)) for i in ids
-    )
+
+    def text(ids):
+        return " ".join(repr(tokenizer.decode([i], skip_special_tokens=False)) for i in ids)
+
     own = tokenizer.eos_ids[:1]
     if not tokenizer.has_chat_template:
         return [f"no chat template; a response ends with {text(own)}, learned last"]
@@ -270,9 +271,15 @@ def id_table(shown: Shown, tokenizer: Tokenizer) -> Table:
 
 
 def show(
-    config: Config, console: Console, *, rows: int, split: str, ids: bool,
-    data: Data | None = None, tokenizer: Tokenizer | None = None,
-) -> None:  # fmt: skip
+    config: Config,
+    console: Console,
+    *,
+    rows: int,
+    split: str,
+    ids: bool,
+    data: Data | None = None,
+    tokenizer: Tokenizer | None = None,
+) -> None:
     """Prints rows, what ends a turn, notes, lengths and counts."""
     if data is None or tokenizer is None:
         data, tokenizer = load_shown(config)

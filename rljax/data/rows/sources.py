@@ -84,7 +84,10 @@ def load_endless_prompts(
             for index, row in enumerate(rows.rows)
         ]
         return one_side(records, "train", test_fraction, spec) if test_fraction else records
-    made = lambda i: prompt_record(rows.rows[i], i, rows, need_ground_truth, check)  # noqa: E731
+
+    def made(i):
+        return prompt_record(rows.rows[i], i, rows, need_ground_truth, check)
+
     return Stream(made, rows=rows.rows.rows)
 
 
@@ -278,9 +281,11 @@ def _answer_text(value: object, place: str) -> str:
             value = json.dumps(value, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError) as error:  # dates, bytes, NaN
             raise InputError(
-                f"{place} holds what JSON has not", value=value, rule=str(error),
+                f"{place} holds what JSON has not",
+                value=value,
+                rule=str(error),
                 fix="write the answer as text",
-            ) from None  # fmt: skip
+            ) from None
     if not isinstance(value, str) or not value.strip():
         raise InputError(
             f"{place} is {'null' if value is None else 'empty or not a text'}",

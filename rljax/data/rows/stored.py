@@ -83,9 +83,10 @@ class StoredRows(Stream):
         row = self._window[1][block][number]
         if not isinstance(row, dict):
             raise InputError(
-                f"{self.place(index)} is not an object", value=row,
+                f"{self.place(index)} is not an object",
+                value=row,
                 fix='each row is one JSON object such as {"prompt": ..., "ground_truth": ...}',
-            )  # fmt: skip
+            )
         return self.convert(row, index) if self.convert else row
 
     def _locate(self, index: int) -> tuple[int, int]:

@@ -218,10 +218,12 @@ def encode_log(
     _require_assistant_last(messages)
     prompt = encode_prompt_messages(tokenizer, messages[:first], **options)
     check_conversation(
-        tokenizer, messages,
-        tokenizer.render_chat(messages, add_generation_prompt=False, **options), options,
+        tokenizer,
+        messages,
+        tokenizer.render_chat(messages, add_generation_prompt=False, **options),
+        options,
         add_generation_prompt=False,
-    )  # fmt: skip
+    )
     ids, mask, offsets, texts = [], [], [], ""
     learned = learned_turns(messages)
     turns = [k for k in range(first, len(messages)) if messages[k]["role"] == "assistant"]
@@ -290,8 +292,9 @@ def _encoded(tokenizer, messages, learned, options, *, first=None, before=None, 
     the one before it, so that no token spans a border. `before` is the prompt of message `first`
     where the message is begun in it, and `more` what is written of the message."""
     last = len(messages) - 1
-    turns = {k: _turn(tokenizer, messages, k, options, before if k == first else None)
-             for k in learned}  # fmt: skip
+    turns = {
+        k: _turn(tokenizer, messages, k, options, before if k == first else None) for k in learned
+    }
     known = turns[last].rendered if last in turns else None
     text, spans = tokenizer.render_marked(messages, text=known, **options)
     for k, turn in turns.items():

@@ -42,9 +42,14 @@ def without_reasoning(message: Mapping, answer: str) -> dict:
 
 
 def check_conversation(
-    tokenizer, messages: Sequence[Mapping], text: str, options: Mapping, *,
-    needs_tools: bool = True, **how: bool,
-) -> None:  # fmt: skip
+    tokenizer,
+    messages: Sequence[Mapping],
+    text: str,
+    options: Mapping,
+    *,
+    needs_tools: bool = True,
+    **how: bool,
+) -> None:
     """Raises InputError for a message of which the rendered `text` says nothing, or not all; and
     with `needs_tools` for tools that it does not name. `how` and `options` are those of the
     rendering.

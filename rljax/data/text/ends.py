@@ -21,9 +21,7 @@ _CALLED = {
     "content": "",
     "tool_calls": [{"id": "rljaxcall", "type": "function", "function": _CALL}],
 }
-_TOOL_SAID = {
-    "role": "tool", "name": "rljax_call", "tool_call_id": "rljaxcall", "content": _NEXT
-}  # fmt: skip
+_TOOL_SAID = {"role": "tool", "name": "rljax_call", "tool_call_id": "rljaxcall", "content": _NEXT}
 PROBED_TOOL = {  # which the call of a tool goes to
     "type": "function",
     "function": {

@@ -19,9 +19,14 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipytho
 ARGUMENTS = ("arguments", "parameters", "args", "input")  # of a call, the usual name first
 # Other names of the roles: ShareGPT's and its kin's.
 SPEAKERS = {
-    "human": "user", "gpt": "assistant", "chatgpt": "assistant", "model": "assistant",
-    "bot": "assistant", "ai": "assistant", "observation": "tool",
-} | {role: role for role in ROLES}  # fmt: skip
+    "human": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "model": "assistant",
+    "bot": "assistant",
+    "ai": "assistant",
+    "observation": "tool",
+} | {role: role for role in ROLES}
 
 
 def validate_messages(messages: object, *, where: str = "chat messages") -> list[dict]:
@@ -40,9 +45,10 @@ def role_of(value: object, place: str) -> str:
     """The role that a message names, in lower case and by its usual name."""
     if not isinstance(value, str) or not value:
         raise InputError(
-            f"{place}: 'role' must be a text", value=value,
+            f"{place}: 'role' must be a text",
+            value=value,
             fix='write [{"role": "user", "content": "..."}, ...]',
-        )  # fmt: skip
+        )
     role = SPEAKERS.get(value.strip().lower())
     if role is None:
         raise InputError(
@@ -87,12 +93,16 @@ def for_template(messages: object, where: str = "chat messages") -> object:
             message = _with_usual_parts(message)
         if "tool_calls" in message:
             calls = _calls(message["tool_calls"], place)
-            message = {n: calls if n == "tool_calls" else v for n, v in message.items()
-                       if calls or n != "tool_calls"}  # fmt: skip
+            message = {
+                n: calls if n == "tool_calls" else v
+                for n, v in message.items()
+                if calls or n != "tool_calls"
+            }
             names |= {
-                call["id"]: call.get("function", call)["name"] for call in calls
+                call["id"]: call.get("function", call)["name"]
+                for call in calls
                 if isinstance(call.get("id"), str)
-            }  # fmt: skip
+            }
         role = SPEAKERS.get(str(message.get("role")).lower())
         if older and role == "function":
             message, role = {**message, "role": "tool"}, "tool"
@@ -113,9 +123,11 @@ def _with_usual_parts(message: Mapping) -> dict:
             part = {"type": "text", "text": part.get("text")}
         if kind == "thinking":
             thought = part.get("thinking")
-            texts = [thought] if isinstance(thought, str) else [
-                one.get("text") for one in thought or () if isinstance(one, Mapping)
-            ]  # fmt: skip
+            texts = (
+                [thought]
+                if isinstance(thought, str)
+                else [one.get("text") for one in thought or () if isinstance(one, Mapping)]
+            )
             thoughts += [text for text in texts if isinstance(text, str)]
         else:
             parts.append(part)
@@ -141,9 +153,10 @@ def _calls(calls: object, place: str) -> list[dict]:
         return []
     if not isinstance(calls, (list, tuple)):
         raise InputError(
-            f"{place}: 'tool_calls' is not a list", value=calls,
+            f"{place}: 'tool_calls' is not a list",
+            value=calls,
             fix='write [{"type": "function", "function": {"name": ..., "arguments": {...}}}]',
-        )  # fmt: skip
+        )
     return [_call(call, f"{place}, call {number}") for number, call in enumerate(calls)]
 
 
@@ -155,9 +168,10 @@ def _call(call: object, place: str) -> dict:
     name = call.get("name") if isinstance(call, Mapping) else None
     if not isinstance(name, str) or not name:
         raise InputError(
-            f"{place} names no function", value=call,
+            f"{place} names no function",
+            value=call,
             fix='write {"type": "function", "function": {"name": ..., "arguments": {...}}}',
-        )  # fmt: skip
+        )
     key = next((n for n in ARGUMENTS if call.get(n) is not None), "arguments")
     arguments = _arguments(call.get(key), f"{place} of {name!r}")
     if arguments is call.get("arguments"):
@@ -184,9 +198,11 @@ def _arguments(value: object, place: str) -> Mapping:
     made = {} if made is None else made
     if not isinstance(made, dict):
         raise InputError(
-            f"{place}: its arguments are no JSON object", value=value, rule=rule,
+            f"{place}: its arguments are no JSON object",
+            value=value,
+            rule=rule,
             fix="write them as json.dumps does, or remove the call",
-        )  # fmt: skip
+        )
     require_shallow(made, place)
     return made
 
@@ -220,8 +236,9 @@ def joined_parts(view: Sequence[Mapping]) -> list[dict]:
     if any(part["type"] != "text" for part in parts):
         raise InputError(
             "the chat template writes no images",
-            rule="it does not read a list of parts", fix="use the template of a model with images",
-        )  # fmt: skip
+            rule="it does not read a list of parts",
+            fix="use the template of a model with images",
+        )
     return [
         {**message, "content": "".join(part["text"] for part in message["content"])}
         if isinstance(message.get("content"), (list, tuple))

@@ -71,11 +71,7 @@ def _raise_exception(message: object) -> None:
 def _tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
     # Jinja's own filter escapes <, > and & for HTML; models are trained on plain JSON.
     return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
 
 
@@ -88,9 +84,7 @@ def _dict(*args, **kwargs) -> dict:
 def compiled(text: str, now: datetime.datetime) -> tuple[jinja2.Template, bool]:
     """The template, and whether it has `{% generation %}` blocks."""
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[jinja2.ext.loopcontrols, _GenerationTag],
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationTag]
     )
     del environment.globals["lipsum"]  # text of no use
     environment.filters["tojson"] = _tojson

@@ -172,9 +172,11 @@ class Tokenizer(abc.ABC):
 
 
 def load_tokenizer(
-    folder: str | Path, *, now: datetime.datetime | None = None,
+    folder: str | Path,
+    *,
+    now: datetime.datetime | None = None,
     variables: Mapping[str, object] | None = None,
-) -> Tokenizer:  # fmt: skip
+) -> Tokenizer:
     """The tokenizer of a folder, ours or a Hugging Face one, or of a repository of the hub.
     `variables` are those of a HuggingFaceTokenizer."""
     folder = hub.model_folder(folder, hub.TOKENIZER)
@@ -184,8 +186,9 @@ def load_tokenizer(
     if variables:
         raise InputError(
             f"{folder} has no chat template that could read variables",
-            value=sorted(variables), fix="leave data.template_variables empty",
-        )  # fmt: skip
+            value=sorted(variables),
+            fix="leave data.template_variables empty",
+        )
     alphabet = read_json_object(path).get("alphabet")
     if not isinstance(alphabet, str):
         raise InputError(f"{path}: 'alphabet' is not a text", value=alphabet, fix="export it again")
@@ -288,9 +291,12 @@ class HuggingFaceTokenizer(Tokenizer):
     go before them."""
 
     def __init__(
-        self, folder: str | Path, *, now: datetime.datetime | None = None,
+        self,
+        folder: str | Path,
+        *,
+        now: datetime.datetime | None = None,
         variables: Mapping[str, object] | None = None,
-    ):  # fmt: skip
+    ):
         self.folder = Path(folder)
         if not os.path.isdir(self.folder):
             raise InputError(

@@ -61,8 +61,10 @@ class Endpoint:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
                 first, *lines = head.strip().split("\r\n")
-                headers = {k.strip().lower(): v.strip() for k, _, v in
-                           (line.partition(":") for line in lines)}  # fmt: skip
+                headers = {
+                    k.strip().lower(): v.strip()
+                    for k, _, v in (line.partition(":") for line in lines)
+                }
                 length = int(headers.get("content-length", 0))
                 if not 0 <= length <= LARGEST_BODY or "transfer-encoding" in headers:
                     return

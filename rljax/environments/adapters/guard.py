@@ -42,11 +42,20 @@ class Guarded:
         end, self._lifeline = os.pipe()
         try:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-S", "-E", "-c", _GUARD, str(end), *self._command,
-                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE, env=self._environment, pass_fds=(end,),
+                sys.executable,
+                "-S",
+                "-E",
+                "-c",
+                _GUARD,
+                str(end),
+                *self._command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=self._environment,
+                pass_fds=(end,),
                 start_new_session=True,
-            )  # fmt: skip
+            )
         except BaseException:
             os.close(self._lifeline)
             raise

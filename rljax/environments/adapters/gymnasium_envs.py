@@ -9,9 +9,14 @@ from rljax.environments.contract import Reply, Turn
 
 
 def gymnasium(
-    seed: int, prompt: object = "", *, id: str, options: tuple[tuple[str, object], ...] = (),
-    render: str = "", act: str = "",
-) -> Generator[Turn, Reply, float]:  # fmt: skip
+    seed: int,
+    prompt: object = "",
+    *,
+    id: str,
+    options: tuple[tuple[str, object], ...] = (),
+    render: str = "",
+    act: str = "",
+) -> Generator[Turn, Reply, float]:
     """An environment of Gymnasium: each reply is an action, its reward that of the turn.
 
     `options`: keywords of gymnasium.make, (("is_slippery", False),). The first observation is

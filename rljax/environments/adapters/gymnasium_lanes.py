@@ -12,9 +12,16 @@ from rljax.environments.contract import Done, Reply, Turn
 
 @contract(repeatable=False)  # an episode cannot be stepped without its neighbours
 async def gymnasium_vector(
-    seed: int, prompt: object = "", *, id: str, lanes: int = 64, mode: str = "sync",
-    options: tuple[tuple[str, object], ...] = (), render: str = "", act: str = "",
-) -> AsyncGenerator[Turn | Done, Reply]:  # fmt: skip
+    seed: int,
+    prompt: object = "",
+    *,
+    id: str,
+    lanes: int = 64,
+    mode: str = "sync",
+    options: tuple[tuple[str, object], ...] = (),
+    render: str = "",
+    act: str = "",
+) -> AsyncGenerator[Turn | Done, Reply]:
     """As `gymnasium`, each episode in a lane of a vector environment that all share.
 
     It steps when every episode in it has acted, so `environment.turn_timeout_s` must be longer than

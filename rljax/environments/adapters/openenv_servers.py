@@ -11,9 +11,15 @@ from rljax.environments.contract import Done, Reply, Turn
 
 @contract(repeatable=False)
 async def openenv(
-    seed: int, prompt: object = "", *, url: str, field: str = "message", act: str = "",
-    render: str = "", timeout_s: float = 8.0,
-) -> AsyncGenerator[Turn | Done, Reply]:  # fmt: skip
+    seed: int,
+    prompt: object = "",
+    *,
+    url: str,
+    field: str = "message",
+    act: str = "",
+    render: str = "",
+    timeout_s: float = 8.0,
+) -> AsyncGenerator[Turn | Done, Reply]:
     """An environment of an OpenEnv server, one session for each episode; it is asked for as many
     as there are episodes, so start it with max_concurrent_envs above its default of 1.
 

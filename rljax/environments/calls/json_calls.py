@@ -172,9 +172,11 @@ def _objects(reader: CallReader, at: int) -> list:
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL_BEGIN, CALL_END, SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
 _DEEPSEEK_HEAD = re.compile(
-    re.escape(CALL_BEGIN) + r"\s*+([^<>\s]{0,256})\s*+" + re.escape(SEPARATOR)
+    re.escape(CALL_BEGIN)
+    + r"\s*+([^<>\s]{0,256})\s*+"
+    + re.escape(SEPARATOR)
     + r"\s*+(?:([^\s`{]{1,256})\s*+)?(?:```(?:json)?\s*+)?(?=\{)"
-)  # fmt: skip
+)
 _DEEPSEEK_END = re.compile(
     rf"(?:\s*+```)?+(?:\s*+{re.escape(CALL_END)})?+(?:\s*+{re.escape(CALLS_END)})?+"
 )
@@ -214,8 +216,15 @@ def _word(text: str, at: int) -> int:
 
 # -- harmony
 
-HARMONY = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>",
-           "<|return|>")  # fmt: skip
+HARMONY = (
+    "<|start|>",
+    "<|channel|>",
+    "<|constrain|>",
+    "<|message|>",
+    "<|end|>",
+    "<|call|>",
+    "<|return|>",
+)
 _TO = re.compile(r"to\s*=\s*([\w.-]{1,256})")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w{1,64})")
 _HARMONY_END = re.compile(r"<\|(?:end|call|return|start|channel)\|>")

@@ -22,8 +22,13 @@ _NAME = re.compile(r"[A-Za-z_][\w.]{0,255}")
 _KEY = re.compile(r"[^:,{}\[\]<>\"'\n]{1,256}")
 _SPACE = re.compile(r"(?:\s|\\\n)*+")
 _CONSTANTS = {
-    "True": True, "true": True, "False": False, "false": False, "None": None, "null": None,
-}  # fmt: skip
+    "True": True,
+    "true": True,
+    "False": False,
+    "false": False,
+    "None": None,
+    "null": None,
+}
 _ESCAPED = re.compile(r"\\(\n|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
 _SIMPLE = {"n": "\n", "t": "\t", "r": "\r", "\n": "", "\\": "\\", "'": "'", '"': '"', "0": "\0"}
 

@@ -167,7 +167,10 @@ def _backward(impl, saved, g):
     y_{t+}."""
     x, decay, mask, ids, y = saved
     keep = mask > 0
-    flip = lambda a: a if a is None or a.shape[1] == 1 else a[:, ::-1]  # noqa: E731
+
+    def flip(a):
+        return a if a is None or a.shape[1] == 1 else a[:, ::-1]
+
     carried = (jnp.where(keep, decay * g, 0.0), decay, mask, ids)
     carried = _discounted_sum(impl, *(flip(a) for a in carried))
     to_x = jnp.where(keep, g + flip(_next_chosen(impl, carried, flip(mask), flip(ids))), 0.0)

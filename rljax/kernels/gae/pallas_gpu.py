@@ -81,7 +81,10 @@ def _kernel(*refs, name, keys):
     zero, nothing = jnp.zeros((CHUNKS,), jnp.float32), jnp.zeros((CHUNKS,), jnp.int32)
     later = (zero, nothing, nothing)
     if "values" in keys or "ids" in keys:
-        find = lambda turn, later: _nearest(read(turn), later)  # noqa: E731
+
+        def find(turn, later):
+            return _nearest(read(turn), later)
+
         later = _behind(*jax.lax.fori_loop(0, length, find, later))
 
     def write(turn, carry):
@@ -151,7 +154,10 @@ def _behind(value, segment, present):
     mine, other = _tables()
     nearest = jnp.min(jnp.where((other > mine) & (present[None, :] > 0), other, CHUNKS), axis=1)
     at = other == nearest[:, None]
-    pick = lambda x: jnp.sum(jnp.where(at, x[None, :], jnp.zeros_like(x)[None, :]), axis=1)  # noqa: E731
+
+    def pick(x):
+        return jnp.sum(jnp.where(at, x[None, :], jnp.zeros_like(x)[None, :]), axis=1)
+
     return pick(value), pick(segment), jnp.where(nearest < CHUNKS, 1, 0)
 
 

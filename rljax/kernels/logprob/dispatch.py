@@ -54,7 +54,9 @@ def _module(impl: str):
 
 
 def _run(impl: str | None, function: str, options: Options, *arrays):
-    call = lambda impl: functools.partial(vars(_module(impl))[function], options=options)  # noqa: E731
+    def call(impl):
+        return functools.partial(vars(_module(impl))[function], options=options)
+
     hidden, head, *rest = arrays
     if not len(hidden):
         impl = "reference"  # no rows make no tiles

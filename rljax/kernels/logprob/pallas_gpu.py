@@ -139,9 +139,19 @@ def _raw_tile(hidden_ref, head_ref, rows, real_rows, first, options: Options) ->
 
 
 def _describe(
-    scale_ref, targets_ref, hidden_ref, head_ref,
-    top_ref, log_sum_ref, target_ref, expected_ref, best_ref, *, options: Options, split: int
-):  # fmt: skip
+    scale_ref,
+    targets_ref,
+    hidden_ref,
+    head_ref,
+    top_ref,
+    log_sum_ref,
+    target_ref,
+    expected_ref,
+    best_ref,
+    *,
+    options: Options,
+    split: int,
+):
     """Statistics of R rows over `split` vocabulary entries, running over tiles of W."""
     vocab = head_ref.shape[0 if options.vocab_first else 1]
     rows, real_rows = _rows(pl.program_id(0), hidden_ref.shape[0])
@@ -184,9 +194,20 @@ def _describe(
 
 
 def _differentiate(
-    place_ref, scale_ref, targets_ref, top_ref, log_sum_ref, a_ref, b_ref, c_ref, hidden_ref,
-    head_ref, dz_ref, *, options: Options
-):  # fmt: skip
+    place_ref,
+    scale_ref,
+    targets_ref,
+    top_ref,
+    log_sum_ref,
+    a_ref,
+    b_ref,
+    c_ref,
+    hidden_ref,
+    head_ref,
+    dz_ref,
+    *,
+    options: Options,
+):
     """One tile of options.logit_gradient for a chunk of the vocabulary, with 0 for the entries that
     the chunk before had too. place: [its first entry, how many of its entries are not its own]."""
     rows, real_rows = _rows(pl.program_id(0), hidden_ref.shape[0])

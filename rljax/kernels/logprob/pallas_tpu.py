@@ -88,7 +88,10 @@ def forward(hidden, head, targets, scale, options: Options, *, interpret=False) 
         metadata=_multiplied(hidden, head, n * depth * vocab, gradients=0),
         name="token_logprobs_forward",
     )(_scalar(scale), _column(targets, grid[0] * blocks.rows), hidden, head)
-    real = lambda lane: jax.lax.bitcast_convert_type(out[:n, lane], F32)  # noqa: E731
+
+    def real(lane):
+        return jax.lax.bitcast_convert_type(out[:n, lane], F32)
+
     return Statistics(
         top=real(0),
         log_sum=real(1),
@@ -146,13 +149,16 @@ def _hidden_gradient(scale, targets, hidden, head, statistics, *, options, vocab
         ],
         compiler_params=_compiler_params(),
         cost_estimate=_gradient_cost(
-            options, rows * depth * vocab, 4, rows * vocab,
+            options,
+            rows * depth * vocab,
+            4,
+            rows * vocab,
             depth * (2 * size.hidden * rows + size.head * grid[0] * vocab) + 8 * LANES * rows,
         ),
         interpret=interpret,
         metadata=_multiplied(hidden, head, rows * depth * vocab, gradients=1),
         name="token_logprobs_hidden_gradient",
-    )(scale, _column(targets, padded), hidden, head, _lanes(statistics, padded))  # fmt: skip
+    )(scale, _column(targets, padded), hidden, head, _lanes(statistics, padded))
 
 
 def _head_gradient(scale, targets, hidden, head, statistics, *, options, vocab, rows, interpret):
@@ -176,13 +182,16 @@ def _head_gradient(scale, targets, hidden, head, statistics, *, options, vocab, 
         ],
         compiler_params=_compiler_params(),
         cost_estimate=_gradient_cost(
-            options, rows * depth * vocab, 4, rows * vocab,
+            options,
+            rows * depth * vocab,
+            4,
+            rows * vocab,
             depth * ((size.head + 4) * vocab + size.hidden * streamed) + 8 * LANES * streamed,
         ),
         interpret=interpret,
         metadata=_multiplied(hidden, head, rows * depth * vocab, gradients=1),
         name="token_logprobs_head_gradient",
-    )(scale, _column(targets, padded), hidden, head, _lanes(statistics, padded))  # fmt: skip
+    )(scale, _column(targets, padded), hidden, head, _lanes(statistics, padded))
 
 
 def _both_gradients(
@@ -215,14 +224,17 @@ def _both_gradients(
         ],
         compiler_params=_compiler_params("arbitrary"),
         cost_estimate=_gradient_cost(
-            options, rows * depth * vocab, 6, rows * vocab,
+            options,
+            rows * depth * vocab,
+            6,
+            rows * vocab,
             depth * ((size.head + 4) * vocab + size.hidden * (rows + streamed))
             + 8 * LANES * streamed,
         ),
         interpret=interpret,
         metadata=_multiplied(hidden, head, rows * depth * vocab, gradients=2),
         name="token_logprobs_gradients",
-    )(scale, _column(targets, padded), hidden, head, _lanes(statistics, padded))  # fmt: skip
+    )(scale, _column(targets, padded), hidden, head, _lanes(statistics, padded))
 
 
 def _gradient_cost(options: Options, product: int, flops: int, logits: int, moved: int):
@@ -297,7 +309,10 @@ def _head_spec(blocks, depth: int, options: Options, vocab_of, mode=None):
 def _specs(blocks, depth: int, options: Options, row_of, vocab_of, *, stays: str) -> list:
     """The specs of scale, targets, hidden, head, statistics. What stays for a whole round of the
     inner grid axis has one buffer: the next round's copy is not worth a second one."""
-    rows = lambda *at: (row_of(*at), 0)  # noqa: E731
+
+    def rows(*at):
+        return (row_of(*at), 0)
+
     once = pl.Buffered(1)
     return [
         pl.BlockSpec(memory_space=pltpu.SMEM),

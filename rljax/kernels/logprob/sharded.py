@@ -217,7 +217,10 @@ def _describe(split: _Split, impl, hidden, head, targets, scale, options) -> Sta
     stats = merged_tiles(parts, inside) if len(inside) > 1 else jax.tree.map(lambda x: x[0], parts)
     if not split.vocab:
         return stats
-    across = lambda reduce: lambda x: reduce(x, split.vocab)  # noqa: E731
+
+    def across(reduce):
+        return lambda x: reduce(x, split.vocab)
+
     return merged(stats, (y >= 0) & (y < vocab), across(lax.pmax), across(lax.psum))
 
 
@@ -288,7 +291,10 @@ def _over_tiles(of_tile, carry, vocab: int, size: int, masked: int = 0):
     whole, rest = divmod(used, size) if used else (0, 0)
     stacks = []
     if whole > 1:
-        each = lambda carry, i: of_tile(carry, i * size, size)  # noqa: E731
+
+        def each(carry, i):
+            return of_tile(carry, i * size, size)
+
         carry, results = lax.scan(each, carry, jnp.arange(whole, dtype=jnp.int32))
         stacks.append(results)
     spans = [(0, size, False)] * (whole == 1) + [(used - rest, rest, False)] * bool(rest)

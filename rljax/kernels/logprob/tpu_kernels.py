@@ -238,7 +238,9 @@ def _drop_missing_vocab(hidden_ref, head_ref, left, tile_vocab, options: Options
 
     @pl.when(left < tile_vocab)
     def _():
-        zero = lambda at: _zero_missing(head_ref, at, left, options)  # noqa: E731
+        def zero(at):
+            return _zero_missing(head_ref, at, left, options)
+
         _over_depth(hidden_ref, head_ref, zero)
 
 
@@ -298,9 +300,19 @@ def _store_head(out_ref, sum_ref, hidden_ref, head_ref, options: Options) -> Non
 
 
 def hidden_kernel(
-    scale_ref, target_ref, hidden_ref, head_ref, statistics_ref,
-    out_ref, z_ref, dz_ref, sum_ref, *, options, vocab,
-):  # fmt: skip
+    scale_ref,
+    target_ref,
+    hidden_ref,
+    head_ref,
+    statistics_ref,
+    out_ref,
+    z_ref,
+    dz_ref,
+    sum_ref,
+    *,
+    options,
+    vocab,
+):
     """A step of hidden's gradient: adds the product of a tile and the head to its rows."""
     j, tile_vocab = pl.program_id(1), z_ref.shape[1]
     pl.when(j == 0)(lambda: _clear(sum_ref, z_ref))
@@ -319,9 +331,19 @@ def hidden_kernel(
 
 
 def head_kernel(
-    scale_ref, target_ref, hidden_ref, head_ref, statistics_ref,
-    out_ref, z_ref, dz_ref, sum_ref, *, options, rows,
-):  # fmt: skip
+    scale_ref,
+    target_ref,
+    hidden_ref,
+    head_ref,
+    statistics_ref,
+    out_ref,
+    z_ref,
+    dz_ref,
+    sum_ref,
+    *,
+    options,
+    rows,
+):
     """A step of the head's gradient: adds the product of a tile and its rows to the head."""
     j, i = pl.program_id(0), pl.program_id(1)
     tile_rows, tile_vocab = z_ref.shape
@@ -339,10 +361,22 @@ def head_kernel(
 
 
 def both_kernel(
-    scale_ref, target_ref, hidden_ref, head_ref, statistics_ref,
-    hidden_out_ref, head_out_ref, z_ref, dz_ref, hidden_sum_ref, head_sum_ref,
-    *, options, rows, vocab,
-):  # fmt: skip
+    scale_ref,
+    target_ref,
+    hidden_ref,
+    head_ref,
+    statistics_ref,
+    hidden_out_ref,
+    head_out_ref,
+    z_ref,
+    dz_ref,
+    hidden_sum_ref,
+    head_sum_ref,
+    *,
+    options,
+    rows,
+    vocab,
+):
     """A step of both gradients from one tile: that of the head is summed over the rows, which are
     the inner axis of the grid, that of hidden over all of it."""
     j, i = pl.program_id(0), pl.program_id(1)

@@ -58,7 +58,10 @@ def forward(hidden, head, targets, scale, options: Options) -> Statistics:
 
     stats = lax.map(of_rows, jnp.arange(row_tiles))
     overlap = row_tiles * row_size - rows
-    join = lambda x: jnp.concatenate([x[:-1].reshape(-1), x[-1, overlap:]])  # noqa: E731
+
+    def join(x):
+        return jnp.concatenate([x[:-1].reshape(-1), x[-1, overlap:]])
+
     return jax.tree.map(join, stats)
 
 
@@ -78,7 +81,10 @@ def backward(
         def of_rows(gradients, i):
             of_hidden, of_tile = gradients
             start = jnp.minimum(i * row_size, rows - row_size)
-            at = lambda x: lax.dynamic_slice_in_dim(x, start, row_size)  # noqa: E731
+
+            def at(x):
+                return lax.dynamic_slice_in_dim(x, start, row_size)
+
             h, (y, *row) = at(hidden), [at(x) for x in (targets, top, log_sum, a, b, c)]
             dz = logit_gradient(raw_logits(h, w, options), y - first, scale, *row, options)
             if rows % row_size:

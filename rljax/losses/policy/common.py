@@ -16,21 +16,30 @@ from rljax.metric import Metric
 METRICS = {
     "ppo_kl": Metric(
         "how far the update moved the policy from the one that sampled, log old - log new",
-        "nats per token", "within 0.05 of 0; more: lower learning rate or fewer epochs"),
+        "nats per token",
+        "within 0.05 of 0; more: lower learning rate or fewer epochs",
+    ),
     "ppo_k3": Metric(
-        "KL of the update by an estimate that is never negative", "nats per token",
-        "below 0.05; more: lower learning rate or fewer epochs"),
+        "KL of the update by an estimate that is never negative",
+        "nats per token",
+        "below 0.05; more: lower learning rate or fewer epochs",
+    ),
     "pg_clipfrac": Metric(
-        "tokens whose ratio the clip holds back", "share",
+        "tokens whose ratio the clip holds back",
+        "share",
         "0 at one optimizer step a batch, 0.01 to 0.2 with several; above 0.3 most of the gradient "
-        "is cut"),
+        "is cut",
+    ),
     "pg_clipfrac_upper": Metric(
-        "clipped tokens of good samples, that had become too likely", "share", "below 0.2"),
+        "clipped tokens of good samples, that had become too likely", "share", "below 0.2"
+    ),
     "pg_clipfrac_under": Metric(
-        "clipped tokens of bad samples, that had become too unlikely", "share", "below 0.2"),
+        "clipped tokens of bad samples, that had become too unlikely", "share", "below 0.2"
+    ),
     "sequence_keep": Metric(
-        "tokens of sequences near enough to the sampler (max_sequence_kl)", "share", "above 0.7"),
-}  # fmt: skip
+        "tokens of sequences near enough to the sampler (max_sequence_kl)", "share", "above 0.7"
+    ),
+}
 
 # Which log-probs a ratio divides by: those recomputed by the trainer, or the sampler's own.
 Behaviour = Literal["old", "sampler"]

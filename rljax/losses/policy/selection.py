@@ -26,16 +26,21 @@ from rljax.metric import Metric
 
 METRICS = {
     "cov": Metric(
-        "covariance of advantage and log-probability, which drives the entropy down", "",
-        "small; a few tokens carry it"),
+        "covariance of advantage and log-probability, which drives the entropy down",
+        "",
+        "small; a few tokens carry it",
+    ),
     "cov_clipfrac": Metric(
-        "tokens left out for their covariance (clip_cov)", "share", "about its option"),
+        "tokens left out for their covariance (clip_cov)", "share", "about its option"
+    ),
     "cov_klfrac": Metric(
-        "tokens held by a KL for their covariance (kl_cov)", "share", "about its option"),
+        "tokens held by a KL for their covariance (kl_cov)", "share", "about its option"
+    ),
     "cov_tokens_max": Metric("number of tokens picked by covariance", "tokens"),
     "entropy_keep": Metric(
-        "tokens learned from, those of highest entropy", "share", "about its option"),
-}  # fmt: skip
+        "tokens learned from, those of highest entropy", "share", "about its option"
+    ),
+}
 
 
 def _covariance(policy: Policy, batch: Batch, advantages: jax.Array) -> jax.Array:

@@ -36,13 +36,14 @@ from rljax.metric import Metric
 METRICS = {
     "pg_clipfrac_seq": Metric("sequences whose ratio the clip holds back", "share", "below 0.3"),
     "sequence_ratio": Metric(
-        "probability of a sequence under the new policy over the old", "ratio", "near 1"),
+        "probability of a sequence under the new policy over the old", "ratio", "near 1"
+    ),
     "sequence_ratio_max": Metric("largest ratio of a sequence in the step", "ratio", "below 10"),
     "phi": Metric("weight of a sequence (vespo), mean", "ratio", "near 1"),
     "gvpo_residual": Metric("error of the regression on the advantage (gvpo)", "", "falls"),
     "balance_weight": Metric("importance weight of a trajectory", "ratio", "near 1"),
     "balance_residual": Metric("violation of trajectory balance", "nats", "falls"),
-}  # fmt: skip
+}
 
 
 def _sequence_metrics(ratio, batch: Batch) -> dict:

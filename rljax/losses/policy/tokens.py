@@ -31,14 +31,17 @@ from rljax.metric import Metric
 METRICS = {
     "token_accuracy": Metric("target tokens that are the policy's first choice", "share", "rises"),
     "pg_clipfrac_lower": Metric(
-        "tokens of bad samples where the second clip (dual_clip) is active", "share", "near 0"),
+        "tokens of bad samples where the second clip (dual_clip) is active", "share", "near 0"
+    ),
     "pg_truncfrac": Metric("tokens whose weight was cut to ratio_max", "share", "near 0"),
     "behaviour_weight": Metric(
-        "weight of the trainer's policy over the sampler's, before its cap", "ratio", "near 1"),
+        "weight of the trainer's policy over the sampler's, before its cap", "ratio", "near 1"
+    ),
     "behaviour_weight_max": Metric(
-        "largest weight of the trainer's policy over the sampler's", "ratio", "below 10"),
+        "largest weight of the trainer's policy over the sampler's", "ratio", "below 10"
+    ),
     "behaviour_weight_capped": Metric("tokens whose weight was capped", "share", "below 0.1"),
-}  # fmt: skip
+}
 
 
 def _accuracy(policy: Policy) -> dict[str, jax.Array]:

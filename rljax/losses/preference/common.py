@@ -22,23 +22,31 @@ METRICS = {
     "rewards/chosen": Metric("implicit reward of the better completion", "nats x beta", "rises"),
     "rewards/rejected": Metric("implicit reward of the worse completion", "nats x beta", "falls"),
     "rewards/accuracies": Metric(
-        "pairs whose better completion has the higher implicit reward", "share",
-        "rises above 0.5; near 1 on few pairs: overfitting"),
+        "pairs whose better completion has the higher implicit reward",
+        "share",
+        "rises above 0.5; near 1 on few pairs: overfitting",
+    ),
     "rewards/margins": Metric(
-        "lead of the better completion in implicit reward", "nats x beta", "rises"),
+        "lead of the better completion in implicit reward", "nats x beta", "rises"
+    ),
     "logps/chosen": Metric(
-        "log-probability of the better completion", "nats",
-        "a fall along with rewards/margins is common; a collapse is not"),
+        "log-probability of the better completion",
+        "nats",
+        "a fall along with rewards/margins is common; a collapse is not",
+    ),
     "logps/rejected": Metric("log-probability of the worse completion", "nats", "falls"),
     "rewards": Metric("implicit reward of the completions, mean", "nats x beta"),
     "rewards/desirable_part": Metric(
-        "implicit rewards of good completions, divided by all rows", "nats x beta", "rises"),
+        "implicit rewards of good completions, divided by all rows", "nats x beta", "rises"
+    ),
     "rewards/undesirable_part": Metric(
-        "implicit rewards of bad completions, divided by all rows", "nats x beta", "falls"),
+        "implicit rewards of bad completions, divided by all rows", "nats x beta", "falls"
+    ),
     "desirable": Metric(
-        "rows that are good completions", "share", "0.3 to 0.7, or weigh the kinds"),
+        "rows that are good completions", "share", "0.3 to 0.7, or weigh the kinds"
+    ),
     "kl": Metric("KL to the reference", "nats", "rises slowly"),
-}  # fmt: skip
+}
 
 
 def positive(name: str, value, *, by: str):

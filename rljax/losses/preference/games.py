@@ -32,11 +32,13 @@ METRICS = {
     "log_ratio": Metric("log policy - log reference of a sample", "nats"),
     "target": Metric("what log_ratio is regressed on", "nats"),
     "dpo_loss": Metric(
-        "the contrast between the two completions, without the bonus (xpo)", "", "falls"),
+        "the contrast between the two completions, without the bonus (xpo)", "", "falls"
+    ),
     "exploration": Metric("the bonus for what the reference would not write (xpo)"),
     "win_probability": Metric(
-        "chance that the sample beats the opponent's (nash_md)", "share", "rises above 0.5"),
-}  # fmt: skip
+        "chance that the sample beats the opponent's (nash_md)", "share", "rises above 0.5"
+    ),
+}
 
 
 @contract(safe=True, reads=("ref_logprobs", "scores"), rows=2, scores_of_samples=True)

@@ -157,9 +157,21 @@ def aot_unpaired(pair: Pair, knobs: Knobs) -> jax.Array:
 PER_PAIR = {
     loss.__name__: loss
     for loss in (
-        sigmoid, sigmoid_norm, hinge, ipo, ipo_sum, exo_pair, nca_pair, robust, bco_pair, sppo_hard,
-        apo_zero, apo_down, discopop, rpo,
+        sigmoid,
+        sigmoid_norm,
+        hinge,
+        ipo,
+        ipo_sum,
+        exo_pair,
+        nca_pair,
+        robust,
+        bco_pair,
+        sppo_hard,
+        apo_zero,
+        apo_down,
+        discopop,
+        rpo,
     )
-}  # fmt: skip
+}
 WHOLE_STEP = {loss.__name__: loss for loss in (sft, aot, aot_unpaired)}
 LOSSES = PER_PAIR | WHOLE_STEP

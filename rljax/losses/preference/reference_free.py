@@ -25,11 +25,11 @@ from rljax.metric import Metric
 
 METRICS = {
     "nll": Metric(
-        "-log-probability of the better completion, the supervised term", "nats per token",
-        "falls"),
+        "-log-probability of the better completion, the supervised term", "nats per token", "falls"
+    ),
     "log_odds": Metric("log-odds of the better completion over the worse (orpo)", "nats", "rises"),
     "log_odds_ratio": Metric("log sigmoid of log_odds (orpo)", "nats", "rises to 0"),
-}  # fmt: skip
+}
 
 CONTRASTS = ("sigmoid", "hinge", "ipo", "simpo")
 LENGTH_MEANS = ("ipo", "simpo")  # these compare log pi / |y|

@@ -23,8 +23,9 @@ from rljax.metric import Metric
 
 METRICS = {
     "delta": Metric(
-        "running mean of implicit rewards that good completions are to exceed (bco)", "", "steady"),
-}  # fmt: skip
+        "running mean of implicit rewards that good completions are to exceed (bco)", "", "steady"
+    )
+}
 
 
 def mismatched_kl(logprobs: jax.Array, batch: Batch) -> jax.Array:
@@ -96,9 +97,13 @@ def apo_zero_unpaired(
     APO-zero, arXiv 2408.06266, of single rows: KTO whose KL is 0. Metrics: labelled_metrics.
     """
     loss, metrics = kto(
-        policy, batch, 0.0, beta=beta, desirable_weight=desirable_weight,
+        policy,
+        batch,
+        0.0,
+        beta=beta,
+        desirable_weight=desirable_weight,
         undesirable_weight=undesirable_weight,
-    )  # fmt: skip
+    )
     return loss, {name: value for name, value in metrics.items() if name != "kl"}
 
 
@@ -122,10 +127,11 @@ def bco(
     """
     if not 0 <= min_density_ratio <= max_density_ratio:
         raise InputError(
-            "bco(min_density_ratio)", value=min_density_ratio,
+            "bco(min_density_ratio)",
+            value=min_density_ratio,
             rule=f"0 to max_density_ratio, {max_density_ratio}",
             fix="lower min_density_ratio, or raise max_density_ratio",
-        )  # fmt: skip
+        )
     rows = _labelled(policy, batch, positive("beta", beta, by="bco"), by="bco")
     delta = jax.lax.stop_gradient(jnp.asarray(delta))
     gap = rows.rewards - delta

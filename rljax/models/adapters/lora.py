@@ -118,9 +118,10 @@ def stacked_axes(path: tuple[str, ...]) -> int:
 def _adapt_experts(experts: ExpertWeights, rngs: nnx.Rngs, config: ModelConfig) -> set[str]:
     lora, names = config.lora, {matrix: experts_name(config, matrix) for matrix in MATRICES}
     wanted = tuple(
-        matrix for matrix, name in names.items()
+        matrix
+        for matrix, name in names.items()
         if lora.rank and any(_matches(name, pattern) for pattern in lora.targets)
-    )  # fmt: skip
+    )
     if wanted:
         experts.adapt(rngs, wanted, lora.rank, lora.alpha / lora.rank)
     if lora.base in KINDS and lora.quantised_experts:

@@ -141,7 +141,10 @@ def groups(model: Model, skip: frozenset[str] = frozenset()) -> list[Group]:
 def _create(model: Model):
     """The program that creates every weight, compiled once."""
     made = flattened(model.abstract())
-    create = lambda: {path: jnp.zeros(x.shape, x.dtype) for path, x in made.items()}  # noqa: E731
+
+    def create():
+        return {path: jnp.zeros(x.shape, x.dtype) for path, x in made.items()}
+
     return jax.jit(create, out_shardings={path: x.sharding for path, x in made.items()})
 
 
@@ -224,10 +227,12 @@ def own_rows(shape: tuple[int, ...], layout: NamedSharding, leading: int) -> lis
     """The rows of a block that devices of this host get: (slices of the leading axes, first, end),
     those that touch as one."""
     rows = {
-        (tuple(s.indices(n)[:2] for s, n in zip(index[:leading], shape, strict=False)),
-         *index[leading].indices(shape[leading])[:2])
+        (
+            tuple(s.indices(n)[:2] for s, n in zip(index[:leading], shape, strict=False)),
+            *index[leading].indices(shape[leading])[:2],
+        )
         for index in layout.addressable_devices_indices_map(shape).values()
-    }  # fmt: skip
+    }
     out: list[tuple] = []
     for place, first, end in sorted(rows):
         if out and out[-1][0] == place and first <= out[-1][2]:
@@ -239,5 +244,8 @@ def own_rows(shape: tuple[int, ...], layout: NamedSharding, leading: int) -> lis
 
 def place(block: np.ndarray, layout: NamedSharding) -> jax.Array:
     """The block on the mesh: every device of this host gets its part."""
-    part = lambda index: block[index]  # noqa: E731
+
+    def part(index):
+        return block[index]
+
     return jax.make_array_from_callback(block.shape, layout, part, dtype=block.dtype)

@@ -215,8 +215,9 @@ def _differ(head: tuple[TensorLocation, tuple], embedding: tuple[TensorLocation,
         LOG.warning(
             "%s: config.json says tie_word_embeddings, and %s holds another matrix than the "
             "embedding: both are read, and what is exported says tie_word_embeddings=false",
-            one.file.parent, _HEAD,
-        )  # fmt: skip
+            one.file.parent,
+            _HEAD,
+        )
     return differ
 
 
@@ -380,9 +381,10 @@ def require_digest(path: Path, found: FileRecord, listed: str | None) -> None:
     if listed and found.sha256 != listed:
         raise InputError(
             f"{path} is not the file that the hub lists",
-            value=found.sha256, rule=f"its SHA-256 is {listed}",
+            value=found.sha256,
+            rule=f"its SHA-256 is {listed}",
             fix=f"remove {path.resolve()}: it is downloaded again",
-        )  # fmt: skip
+        )
 
 
 def _digest(file) -> str:

@@ -31,12 +31,7 @@ from rljax.models.huggingface.checkpoint_folder import (
     LoadReport,
     TensorLocation,
 )
-from rljax.models.huggingface.safetensors_file import (
-    FLOATS,
-    Entry,
-    new_header,
-    write_bytes,
-)
+from rljax.models.huggingface.safetensors_file import FLOATS, Entry, new_header, write_bytes
 from rljax.models.model import Model
 from rljax.models.names import disk_pieces
 from rljax.models.trees import nested
@@ -100,7 +95,10 @@ def _read(report: LoadReport, places: dict[str, TensorLocation], model: Model) -
     leaves = blocks.zeros(model)
     todo = blocks.groups(model, skip=frozenset(report.zero))
     last = None  # the weight written to most recently
-    order = lambda g: min((places[n].file, places[n].entry.begin) for n in g.names)  # noqa: E731
+
+    def order(g):
+        return min((places[n].file, places[n].entry.begin) for n in g.names)
+
     with contextlib.ExitStack() as stack:
         files = {}
         for path in sorted({file for place in places.values() for file in place.files}):

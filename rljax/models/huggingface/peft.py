@@ -37,8 +37,14 @@ _PLAIN = frozenset(
 # Starts of A and B that leave the base as it is; others (pissa, olora, corda, ...) change it, too.
 _STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
 # What PEFT itself cannot merge into weights.
-_VIRTUAL_TOKENS = ("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "CPT",
-                   "ADAPTION_PROMPT")  # fmt: skip
+_VIRTUAL_TOKENS = (
+    "PROMPT_TUNING",
+    "MULTITASK_PROMPT_TUNING",
+    "P_TUNING",
+    "PREFIX_TUNING",
+    "CPT",
+    "ADAPTION_PROMPT",
+)
 _UNMERGEABLE = ("alora_invocation_tokens", "arrow_config")
 _LONGEST_PATTERN = 500  # characters of a name in rank_pattern
 _HALVES = {"lora_a": "lora_A", "lora_b": "lora_B"}
@@ -360,9 +366,10 @@ def _require_tensors(file: Path, config: dict, model: Model, names: set[str]) ->
     if others:
         raise InputError(
             f"{file} has {len(others)} tensors beside the A and B of linear maps",
-            value=others[:4], rule="they are weights of the base, or change what A and B mean",
+            value=others[:4],
+            rule="they are weights of the base, or change what A and B mean",
             fix=merge,
-        )  # fmt: skip
+        )
     targets = sorted({_target(name) for name in names if ".lora_" in name})
     own = dataclasses.replace(model.config.lora, targets=tuple(targets or ("*",)))
     config_there = dataclasses.replace(model.config, lora=own)

@@ -57,8 +57,9 @@ def _taken(tensors: dict, name: str, scales: str):
         raise InputError(
             f"{place.file}: tensor {name[:200]} has dtype {place.entry.dtype}, and there is no "
             f"tensor {scales[:200]}",
-            rule="codes mean nothing without their scales", fix="copy the folder again",
-        )  # fmt: skip
+            rule="codes mean nothing without their scales",
+            fix="copy the folder again",
+        )
     return tensors.pop(scales)
 
 

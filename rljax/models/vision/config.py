@@ -171,18 +171,47 @@ _TOKENS = {
     "end_token_id": ("vision_end_token_id", 151653),
 }
 _READ_APART = {
-    "model_type", "hidden_act", "in_channels", "in_chans", "spatial_patch_size",
-    "rope_parameters", "rope_scaling", "rope_theta", "num_position_embeddings",
-}  # fmt: skip
+    "model_type",
+    "hidden_act",
+    "in_channels",
+    "in_chans",
+    "spatial_patch_size",
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+    "num_position_embeddings",
+}
 # Keys that every configuration of transformers may hold and that do not change the tower.
 _IGNORED = {
-    "_attn_implementation_autoset", "_name_or_path", "architectures", "chunk_size_feed_forward",
-    "diversity_penalty", "dtype", "encoder_no_repeat_ngram_size", "id2label", "label2id",
-    "length_penalty", "max_length", "min_length", "no_repeat_ngram_size", "num_beam_groups",
-    "num_beams", "num_return_sequences", "output_attentions", "output_hidden_states",
-    "problem_type", "repetition_penalty", "return_dict", "temperature", "top_k", "top_p",
-    "torch_dtype", "transformers_version", "typical_p", "use_cache",
-}  # fmt: skip
+    "_attn_implementation_autoset",
+    "_name_or_path",
+    "architectures",
+    "chunk_size_feed_forward",
+    "diversity_penalty",
+    "dtype",
+    "encoder_no_repeat_ngram_size",
+    "id2label",
+    "label2id",
+    "length_penalty",
+    "max_length",
+    "min_length",
+    "no_repeat_ngram_size",
+    "num_beam_groups",
+    "num_beams",
+    "num_return_sequences",
+    "output_attentions",
+    "output_hidden_states",
+    "problem_type",
+    "repetition_penalty",
+    "return_dict",
+    "temperature",
+    "top_k",
+    "top_p",
+    "torch_dtype",
+    "transformers_version",
+    "typical_p",
+    "use_cache",
+}
 
 
 def _number(where: str, config: Mapping, key: str, default):

@@ -162,11 +162,17 @@ class VisionTower(nnx.Module):
         if config.position_grid:
             grid = (config.position_grid**2, d)
             self.positions = weight(rngs, config, grid, ("position", "embed"))
-        block = lambda r: adapt(VisionBlock(r, config), "blocks", r)  # noqa: E731
+
+        def block(r):
+            return adapt(VisionBlock(r, config), "blocks", r)
+
         self.blocks = nnx.vmap(block, in_axes=0, out_axes=0)(rngs.split(config.layers))
         self.merger = adapt(Merger(rngs, config, norm_merged=False), "merger", rngs)
         if config.deepstack_layers:
-            level = lambda r: adapt(Merger(r, config, norm_merged=True), "deepstack", r)  # noqa: E731
+
+            def level(r):
+                return adapt(Merger(r, config, norm_merged=True), "deepstack", r)
+
             make_mergers = nnx.vmap(level, in_axes=0, out_axes=0)
             self.deepstack = make_mergers(rngs.split(len(config.deepstack_layers)))
 

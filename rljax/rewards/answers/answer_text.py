@@ -6,12 +6,7 @@ Pure functions of strings, linear in their length. Mathematics is in `math_answe
 import re
 from typing import Literal
 
-from rljax.rewards.text.rules import (
-    SCALES,
-    TAKEN_BACK,
-    last_boxed,
-    plain_signs,
-)
+from rljax.rewards.text.rules import SCALES, TAKEN_BACK, last_boxed, plain_signs
 
 MAX_ANSWER_CHARACTERS = 1000
 _WINDOW = 2000  # an answer that is not marked is looked for in the last characters only
@@ -163,10 +158,15 @@ _SMALL = (
     "sixteen seventeen eighteen nineteen twenty"
 ).split()
 _NAMED = {word: str(number) for number, word in enumerate(_SMALL)} | {
-    "all real numbers": r"\mathbb{R}", "all reals": r"\mathbb{R}", "no solution": r"\emptyset",
-    "no solutions": r"\emptyset", "no real solution": r"\emptyset",
-    "no real solutions": r"\emptyset", "the empty set": r"\emptyset", "empty set": r"\emptyset",
-}  # fmt: skip
+    "all real numbers": r"\mathbb{R}",
+    "all reals": r"\mathbb{R}",
+    "no solution": r"\emptyset",
+    "no solutions": r"\emptyset",
+    "no real solution": r"\emptyset",
+    "no real solutions": r"\emptyset",
+    "the empty set": r"\emptyset",
+    "empty set": r"\emptyset",
+}
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
 _NUMBER_AND_WORDS = re.compile(rf"(\$?\s*{_NUMBER_RE})\s*((?:[A-Za-z]{{3,}}\s*)+)\.?")
 
@@ -242,14 +242,31 @@ def same_text(a: str, b: str) -> bool:
 
 _SYMBOLS = str.maketrans(
     {
-        "\u2212": "-", "\u2013": "-", "\u00d7": r"\times ", "\u00f7": "/", "\u00b7": r"\cdot ",
-        "\u221e": r"\infty ", "\u221a": r"\sqrt ", "\u03c0": r"\pi ", "\u2264": r"\le ",
-        "\u2265": r"\ge ", "\u2260": r"\ne ", "\u00b2": "^{2}", "\u00b3": "^{3}",
-        "\u00bd": r"\frac{1}{2}", "\u00bc": r"\frac{1}{4}", "\u00be": r"\frac{3}{4}",
-        "\u2153": r"\frac{1}{3}", "\u2154": r"\frac{2}{3}", "\u00b0": r"^\circ ",
-        "\u222a": r"\cup ", "\u2229": r"\cap ", "\u2205": r"\emptyset ", "\u2208": r"\in ",
+        "\u2212": "-",
+        "\u2013": "-",
+        "\u00d7": r"\times ",
+        "\u00f7": "/",
+        "\u00b7": r"\cdot ",
+        "\u221e": r"\infty ",
+        "\u221a": r"\sqrt ",
+        "\u03c0": r"\pi ",
+        "\u2264": r"\le ",
+        "\u2265": r"\ge ",
+        "\u2260": r"\ne ",
+        "\u00b2": "^{2}",
+        "\u00b3": "^{3}",
+        "\u00bd": r"\frac{1}{2}",
+        "\u00bc": r"\frac{1}{4}",
+        "\u00be": r"\frac{3}{4}",
+        "\u2153": r"\frac{1}{3}",
+        "\u2154": r"\frac{2}{3}",
+        "\u00b0": r"^\circ ",
+        "\u222a": r"\cup ",
+        "\u2229": r"\cap ",
+        "\u2205": r"\emptyset ",
+        "\u2208": r"\in ",
     }
-)  # fmt: skip
+)
 # {x | x > 3}
 _SET_BUILDER = r"^\\\{\s*[a-z]\s*(?:\\in\s*\\mathbb\{?R\}?\s*)?(?:\\mid|\||:)(.*)\\\}$"
 _READABLE = [

@@ -100,11 +100,14 @@ def _apply(operator: str, values: list[Fraction]) -> None:
     if operator == "/" and right == 0:
         raise ExpressionError("division by zero")
     values.append(
-        left + right if operator == "+"
-        else left - right if operator == "-"
-        else left * right if operator == "*"
+        left + right
+        if operator == "+"
+        else left - right
+        if operator == "-"
+        else left * right
+        if operator == "*"
         else left / right
-    )  # fmt: skip
+    )
 
 
 def answer_text(response: str) -> str:

@@ -50,8 +50,12 @@ _SWITCHES = re.compile(
 )
 # Full-width signs and letters, and quotes of typesetters, as ASCII has them.
 _WIDE = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)} | {
-    0x201C: '"', 0x201D: '"', 0x2018: "'", 0x2019: "'", 0x3002: ".",
-}  # fmt: skip
+    0x201C: '"',
+    0x201D: '"',
+    0x2018: "'",
+    0x2019: "'",
+    0x3002: ".",
+}
 _SPACES = re.compile(r"\\[ ,;:!]|\\q?quad(?![a-zA-Z])|~")
 # A letter alone, or one that a stop, a colon, a comma, a dash or brackets part from a text.
 _LABELLED = re.compile(

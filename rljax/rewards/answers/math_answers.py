@@ -281,9 +281,11 @@ def _parsed(latex: str):
         latex = reader.normalize_latex(latex, config=config)
         _check_written(latex)
         expression = reader.latex2sympy(
-            latex, is_real=True, normalization_config=None,
+            latex,
+            is_real=True,
+            normalization_config=None,
             conversion_config=ConversionConfig(lowercase_symbols=False),
-        )  # fmt: skip
+        )
     except _Unreadable:
         raise
     except Exception as error:  # the grammar's own, sympy's TypeError, RecursionError, ...

@@ -15,9 +15,17 @@ _ANSWER = re.compile(r"(?i)Answer\s*:\s*([^\n]+)")
 
 # In this order. Removed words are units and fillers of MATH's references.
 _REPLACED = [
-    ("an ", ""), ("a ", ""), (".$", "$"), ("\\$", ""), ("\\ ", ""), (" ", ""), ("mbox", "text"),
-    (",\\text{and}", ","), ("\\text{and}", ","), ("\\text{m}", "\\text{}"),
-]  # fmt: skip
+    ("an ", ""),
+    ("a ", ""),
+    (".$", "$"),
+    ("\\$", ""),
+    ("\\ ", ""),
+    (" ", ""),
+    ("mbox", "text"),
+    (",\\text{and}", ","),
+    ("\\text{and}", ","),
+    ("\\text{m}", "\\text{}"),
+]
 _REMOVED = [
     *"square ways integers dollars mph inches hours km units".split(),
     "\\ldots",

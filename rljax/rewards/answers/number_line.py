@@ -18,8 +18,14 @@ from rljax.rewards.answers.math_values import (
 
 MOST_ELEMENTS = 100
 # Relations as "left kind right", turned round where the sign is -1.
-KINDS = {sympy.Eq: ("=", 1), sympy.Ne: ("!", 1), sympy.Lt: ("<", 1), sympy.Gt: ("<", -1),
-          sympy.Le: ("<=", 1), sympy.Ge: ("<=", -1)}  # fmt: skip
+KINDS = {
+    sympy.Eq: ("=", 1),
+    sympy.Ne: ("!", 1),
+    sympy.Lt: ("<", 1),
+    sympy.Gt: ("<", -1),
+    sympy.Le: ("<=", 1),
+    sympy.Ge: ("<=", -1),
+}
 
 _REAL_LINE = [(-CONTEXT.inf, False, CONTEXT.inf, False)]
 

@@ -92,9 +92,14 @@ def _retried(once: Callable, deadline: float, attempts: int, again: frozenset[st
 
 
 def post_json(
-    url: str, body: Mapping, *, timeout_s: float = 30.0, attempts: int = 4,
-    max_body_bytes: int = _MAX_BODY_BYTES, headers: Mapping[str, str] | None = None,
-) -> dict:  # fmt: skip
+    url: str,
+    body: Mapping,
+    *,
+    timeout_s: float = 30.0,
+    attempts: int = 4,
+    max_body_bytes: int = _MAX_BODY_BYTES,
+    headers: Mapping[str, str] | None = None,
+) -> dict:
     """The JSON object with which `url` answers a POST of `body`.
 
     `timeout_s` bounds all attempts and waits together, from the connection to the last byte (but
@@ -108,8 +113,10 @@ def post_json(
     payload = json.dumps(body, allow_nan=False).encode("ascii")
     return _retried(
         lambda: _posted_json(url, payload, headers, deadline, max_body_bytes),
-        deadline, attempts, TRANSIENT | {"malformed"},
-    )  # fmt: skip
+        deadline,
+        attempts,
+        TRANSIENT | {"malformed"},
+    )
 
 
 def _check_limits(timeout_s: float, attempts: int) -> None:
@@ -147,11 +154,21 @@ def authorization(api_key_env: str) -> dict[str, str]:
 
 
 def chat(
-    messages: Sequence[Mapping], *, base_url: str, model: str,
-    api_key_env: str = "OPENAI_API_KEY", timeout_s: float = 8.0, attempts: int = 4,
-    cache: str = "", body: str = "", schema: Mapping | None = None, parse: Callable = str,
-    max_body_bytes: int = _MAX_BODY_BYTES, breaker_failures: int = 8, breaker_s: float = 30.0,
-):  # fmt: skip
+    messages: Sequence[Mapping],
+    *,
+    base_url: str,
+    model: str,
+    api_key_env: str = "OPENAI_API_KEY",
+    timeout_s: float = 8.0,
+    attempts: int = 4,
+    cache: str = "",
+    body: str = "",
+    schema: Mapping | None = None,
+    parse: Callable = str,
+    max_body_bytes: int = _MAX_BODY_BYTES,
+    breaker_failures: int = 8,
+    breaker_s: float = 30.0,
+):
     """parse(text) of what `model` at `base_url` answers to `messages`, at temperature 0.
 
     An answer that is no chat completion, or of which parse raises ValueError, is asked for again,

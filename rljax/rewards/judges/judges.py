@@ -124,11 +124,22 @@ def check_scale(scale: float) -> None:
 
 @contract(safe=True, reads="answer", asks="mesh")
 def judge(
-    response, prompt, ground_truth=None, *, base_url: str = "", model: PlainText = "",
-    template: PlainText = JUDGE_TEMPLATE, scale: float = 10.0, reason: bool = False,
-    structured: bool = True, api_key_env: str = "OPENAI_API_KEY", timeout_s: float = 8.0,
-    attempts: int = 4, cache: str = "", body: str = "",
-) -> dict:  # fmt: skip
+    response,
+    prompt,
+    ground_truth=None,
+    *,
+    base_url: str = "",
+    model: PlainText = "",
+    template: PlainText = JUDGE_TEMPLATE,
+    scale: float = 10.0,
+    reason: bool = False,
+    structured: bool = True,
+    api_key_env: str = "OPENAI_API_KEY",
+    timeout_s: float = 8.0,
+    attempts: int = 4,
+    cache: str = "",
+    body: str = "",
+) -> dict:
     """verdict / scale in [0, 1], by a model of an OpenAI-compatible endpoint (LLM as a judge,
     arXiv 2306.05685).
 
@@ -142,9 +153,15 @@ def judge(
     values = {"prompt": prompt, "response": response, "ground_truth": ground_truth}
     prompt_text = message(template, score_answer(scale, reason), f"{scale:g}", values)
     score = chat(
-        prompt_text, base_url=base_url, model=model, api_key_env=api_key_env, timeout_s=timeout_s,
-        attempts=attempts, cache=cache, body=body,
+        prompt_text,
+        base_url=base_url,
+        model=model,
+        api_key_env=api_key_env,
+        timeout_s=timeout_s,
+        attempts=attempts,
+        cache=cache,
+        body=body,
         schema=score_schema(scale, reason) if structured else None,
         parse=functools.partial(read_score, scale=scale, reason=reason),
-    )  # fmt: skip
+    )
     return {"score": score}

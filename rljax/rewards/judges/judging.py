@@ -44,10 +44,20 @@ def _read_winner(text: str) -> float:
 
 @contract(reads="answer")
 def ask(
-    prompt, first: str, second: str, *, base_url: str, model: str, template: str = PAIR_TEMPLATE,
-    structured: bool = True, api_key_env: str = "OPENAI_API_KEY", timeout_s: float = 50.0,
-    attempts: int = 4, cache: str = "", body: str = "",
-) -> float:  # fmt: skip
+    prompt,
+    first: str,
+    second: str,
+    *,
+    base_url: str,
+    model: str,
+    template: str = PAIR_TEMPLATE,
+    structured: bool = True,
+    api_key_env: str = "OPENAI_API_KEY",
+    timeout_s: float = 50.0,
+    attempts: int = 4,
+    cache: str = "",
+    body: str = "",
+) -> float:
     """1, 0.5 or 0: a model of an OpenAI-compatible endpoint prefers the first, neither, the second.
 
     `template` shows {prompt}, {response} (the first) and {second} as JSON, and {answer}; the rest
@@ -64,10 +74,17 @@ def ask(
         "additionalProperties": False,
     }
     return chat(
-        message(template, answer, "", values), base_url=base_url, model=model,
-        api_key_env=api_key_env, timeout_s=timeout_s, attempts=attempts, cache=cache, body=body,
-        schema=schema if structured else None, parse=_read_winner,
-    )  # fmt: skip
+        message(template, answer, "", values),
+        base_url=base_url,
+        model=model,
+        api_key_env=api_key_env,
+        timeout_s=timeout_s,
+        attempts=attempts,
+        cache=cache,
+        body=body,
+        schema=schema if structured else None,
+        parse=_read_winner,
+    )
 
 
 @functools.cache

@@ -33,12 +33,14 @@ METRICS = {
     "rubric/inactive": Metric("rubrics put away of a prompt", "rubrics"),
     "rubric/std": Metric("spread of the verdicts of the rubrics in use", "", "above 0"),
     "rubric/judge_failure_rate": Metric(
-        "verdicts that the judge did not give", "share", "below 0.01"),
+        "verdicts that the judge did not give", "share", "below 0.01"
+    ),
     "rubric/added": Metric("rubrics added in this step", "rubrics"),
     "rubric/deactivated": Metric("rubrics put away in this step", "rubrics"),
     "rubric/generator_failures": Metric(
-        "prompts for which no rubric could be written", "prompts", "0"),
-}  # fmt: skip
+        "prompts for which no rubric could be written", "prompts", "0"
+    ),
+}
 
 HOME = "rljax.rewards.judges.rubrics"
 
@@ -177,12 +179,13 @@ class RubricBuffer:
             results = self._pool.score(
                 [
                     {
-                        "prompt": prompt, "response": "",
+                        "prompt": prompt,
+                        "response": "",
                         "extra_info": {"responses": responses, "rubrics": known, "out": str(place)},
                     }
                     for (prompt, responses, known), place in zip(questions, places, strict=True)
                 ]
-            )  # fmt: skip
+            )
             return [
                 read_json(place) if score.status == "ok" else None
                 for score, place in zip(results, places, strict=True)

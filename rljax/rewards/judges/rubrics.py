@@ -192,12 +192,23 @@ def rubric_parts(rubrics: Sequence[dict], values: Sequence[float], normalise: bo
 
 @contract(safe=True, reads="answer", asks="mesh", rubrics=True)
 def rubric(
-    response, prompt, extra_info, *, base_url: str = "", model: PlainText = "",
-    template: PlainText = RUBRIC_TEMPLATE, scale: float = 2.0, normalise: bool = True,
-    bad_verdict: Literal["error", "zero"] = "error", structured: bool = True,
-    api_key_env: str = "OPENAI_API_KEY", timeout_s: float = 8.0, attempts: int = 4,
-    cache: str = "", body: str = "",
-) -> dict:  # fmt: skip
+    response,
+    prompt,
+    extra_info,
+    *,
+    base_url: str = "",
+    model: PlainText = "",
+    template: PlainText = RUBRIC_TEMPLATE,
+    scale: float = 2.0,
+    normalise: bool = True,
+    bad_verdict: Literal["error", "zero"] = "error",
+    structured: bool = True,
+    api_key_env: str = "OPENAI_API_KEY",
+    timeout_s: float = 8.0,
+    attempts: int = 4,
+    cache: str = "",
+    body: str = "",
+) -> dict:
     """sum_k w_k verdict_k / scale over extra_info["rubrics"], divided by max(sum of the weights
     above 0, 1) if `normalise` (DR Tulu, arXiv 2511.19399).
 
@@ -211,10 +222,16 @@ def rubric(
     rubrics, values, failed = rubrics_of(extra_info), [], 0
     deadline = time.monotonic() + timeout_s
     ask = functools.partial(
-        chat, base_url=base_url, model=model, api_key_env=api_key_env, attempts=attempts,
-        cache=cache, body=body, schema=score_schema(scale, False) if structured else None,
+        chat,
+        base_url=base_url,
+        model=model,
+        api_key_env=api_key_env,
+        attempts=attempts,
+        cache=cache,
+        body=body,
+        schema=score_schema(scale, False) if structured else None,
         parse=functools.partial(read_score, scale=scale),
-    )  # fmt: skip
+    )
     for one in rubrics:
         left = deadline - time.monotonic()
         if left <= 0:
@@ -255,11 +272,21 @@ def _read_rubrics(text: str) -> dict:
 
 @contract(reads="answer")
 def endpoint_rubrics(
-    prompt, responses, rubrics, *, base_url: str, model: str, most: int = 3,
-    template: str = GENERATOR_TEMPLATE, structured: bool = True,
-    api_key_env: str = "OPENAI_API_KEY", timeout_s: float = 50.0, attempts: int = 4,
-    cache: str = "", body: str = "",
-) -> dict:  # fmt: skip
+    prompt,
+    responses,
+    rubrics,
+    *,
+    base_url: str,
+    model: str,
+    most: int = 3,
+    template: str = GENERATOR_TEMPLATE,
+    structured: bool = True,
+    api_key_env: str = "OPENAI_API_KEY",
+    timeout_s: float = 50.0,
+    attempts: int = 4,
+    cache: str = "",
+    body: str = "",
+) -> dict:
     """{"positive": [...], "negative": [...]}: at most `most` new rubrics of each kind by a model of
     an OpenAI-compatible endpoint, from contrasting the responses to one prompt.
 
@@ -286,8 +313,15 @@ def endpoint_rubrics(
         '"negative": [...]}'
     )
     reply = chat(
-        message(template, answer, str(most), values), base_url=base_url, model=model,
-        api_key_env=api_key_env, timeout_s=timeout_s, attempts=attempts, cache=cache, body=body,
-        schema=schema if structured else None, parse=_read_rubrics,
-    )  # fmt: skip
+        message(template, answer, str(most), values),
+        base_url=base_url,
+        model=model,
+        api_key_env=api_key_env,
+        timeout_s=timeout_s,
+        attempts=attempts,
+        cache=cache,
+        body=body,
+        schema=schema if structured else None,
+        parse=_read_rubrics,
+    )
     return {kind: reply[kind][:most] for kind in ("positive", "negative")}

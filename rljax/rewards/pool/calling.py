@@ -130,10 +130,13 @@ def wanted_fields(component: Component) -> Fields:
         names, required = ([OF_EACH.get(n, n) for n in part] for part in (names, required))
         everything = (*OF_A_GROUP, "messages", "token_ids")
         inner = [
-            everything if fields is None
-            else fields if of_group else [OF_EACH.get(n, n) for n in fields]
+            everything
+            if fields is None
+            else fields
+            if of_group
+            else [OF_EACH.get(n, n) for n in fields]
             for fields, of_group in zip(inner, whole, strict=True)
-        ]  # fmt: skip
+        ]
         names.append("responses")
     names += [name for fields in inner for name in fields if name not in component.options]
     return tuple(dict.fromkeys(names)), tuple(required)
@@ -339,9 +342,11 @@ async def _awaited(returned):
 
 
 def call_group(
-    component: Component, group: Mapping, fields: Fields | None = None,
+    component: Component,
+    group: Mapping,
+    fields: Fields | None = None,
     failed: Callable[[Mapping, Exception], Outcome] | None = None,
-) -> list[Outcome]:  # fmt: skip
+) -> list[Outcome]:
     """The reward of G samples of one prompt (`group_fields`) -> an outcome each, of `failed` where
     its reward raises or returns what `call_reward` refuses.
 
@@ -354,9 +359,11 @@ def call_group(
 
 
 def call_sample(
-    component: Component, sample: Mapping, fields: Fields | None = None,
+    component: Component,
+    sample: Mapping,
+    fields: Fields | None = None,
     failed: Callable[[Mapping, Exception], Outcome] | None = None,
-) -> Outcome:  # fmt: skip
+) -> Outcome:
     """The outcome of one sample, whatever its reward raises."""
     try:
         return ("ok", *call_reward(component, sample, fields), "")
@@ -395,10 +402,13 @@ class GroupScores:
         shared = {name: value for name, value in self.group.items() if name not in alone}
         lists = {alone[name]: values for name, values in self.group.items() if name in alone}
         return [
-            {**shared, **{name: values[i] for name, values in lists.items()},
-             "group_scores": (self, i)}
+            {
+                **shared,
+                **{name: values[i] for name, values in lists.items()},
+                "group_scores": (self, i),
+            }
             for i in range(len(self.group["responses"]))
-        ]  # fmt: skip
+        ]
 
     def of(self, component: Component) -> Sequence:
         """Returns the reward's value of each sample. Raises what it raised."""

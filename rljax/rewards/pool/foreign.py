@@ -23,7 +23,7 @@ from rljax.errors import InputError
 _TRL_FIELDS = (
     *("responses", "token_ids", "prompt", "messages"),
     *("ground_truth", "data_source", "extra_info"),
-)  # fmt: skip
+)
 _VERL_FIELDS = {
     "solution_str": "response",
     "ground_truth": "ground_truth",
@@ -49,10 +49,12 @@ def fields_of(component: Component) -> tuple[tuple[str, ...], tuple[str, ...]]:
     Raises InputError for a parameter that no sample can fill."""
     library, parameters = library_of(component), component.signature.parameters.values()
     required = [
-        p.name for p in parameters
-        if p.default is p.empty and p.name not in component.options
+        p.name
+        for p in parameters
+        if p.default is p.empty
+        and p.name not in component.options
         and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
-    ]  # fmt: skip
+    ]
     known = _VERL_FIELDS if library == "verl" else None
     wrong = [n for n in required if n in _OF_TRL_ALONE or known is not None and n not in known]
     if wrong:
@@ -110,7 +112,10 @@ class Logged:
     def scores(self, returned: Sequence) -> list:
         """Returns the scores as TRL reads them, None where one abstains, with what was logged."""
         plain = map(_plain, returned)
-        abstains = lambda x: x is None or isinstance(x, float) and math.isnan(x)  # noqa: E731
+
+        def abstains(x):
+            return x is None or isinstance(x, float) and math.isnan(x)
+
         return [
             None if abstains(x) else {"score": x, **parts} if parts else x
             for x, parts in zip(plain, self.parts, strict=True)
@@ -133,9 +138,10 @@ def arguments_of(component: Component, sample: Mapping, logged: Logged | None = 
         given |= {"log_extra": logged.extra, "log_metric": logged.metric}
         given["trainer_state"] = _NotHanded("trainer_state")
     chosen = {
-        name: value for name, value in given.items()
+        name: value
+        for name, value in given.items()
         if (takes_all or name in parameters) and name not in component.options
-    }  # fmt: skip
+    }
     for name, parameter in parameters.items():
         plain = parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
         if plain and parameter.default is parameter.empty and name not in component.options:

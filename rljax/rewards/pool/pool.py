@@ -108,9 +108,13 @@ class RewardPool:
         self.grouped = is_group_reward(self.component)
         self._owner = os.getpid()
         self._supervisor = Supervisor(
-            self.component, workers, timeout_s, max_tasks_per_worker,
-            int(memory_gb * (1 << 30)), log and Prints(log),
-        )  # fmt: skip
+            self.component,
+            workers,
+            timeout_s,
+            max_tasks_per_worker,
+            int(memory_gb * (1 << 30)),
+            log and Prints(log),
+        )
         self._finalizer = weakref.finalize(
             self, self._supervisor.stop
         )  # also when dropped, or at exit
@@ -123,8 +127,9 @@ class RewardPool:
             LOG.warning(
                 "programs run in the sandbox tier %r, the best that this machine offers: %s. "
                 "bubblewrap or user namespaces close it (rljax.rewards.sandbox.tiers)",
-                tier, LEFT_OPEN[tier],
-            )  # fmt: skip
+                tier,
+                LEFT_OPEN[tier],
+            )
 
     def __enter__(self):
         return self

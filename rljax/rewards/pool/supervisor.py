@@ -34,9 +34,14 @@ class Supervisor(Crew):
     """`size` workers and the thread that owns them, from `start` until `stop`."""
 
     def __init__(
-        self, component: Component, size: int, timeout_s: float, max_tasks: int,
-        memory_bytes: int = 0, prints: Prints | None = None,
-    ):  # fmt: skip
+        self,
+        component: Component,
+        size: int,
+        timeout_s: float,
+        max_tasks: int,
+        memory_bytes: int = 0,
+        prints: Prints | None = None,
+    ):
         super().__init__(size, prints, "reward")
         self.component, self.memory_bytes = component, memory_bytes
         self.timeout_s, self.max_tasks = timeout_s, max_tasks

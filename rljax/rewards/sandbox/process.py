@@ -215,8 +215,18 @@ def _command(tier: str, control: int) -> tuple[list[str], dict]:
         binds += [["--proc", "/proc"]]  # for the zygote, which counts a program's threads there
         size = ["--size", str(MAX_SCRATCH_BYTES), "--tmpfs", "/tmp"]
         flags = "--unshare-all --unshare-user --new-session --uid 65534 --gid 65534".split()
-        command = [wrap, *flags, *size, *(word for bind in binds for word in bind),
-                   "--remount-ro", "/", "--chdir", "/tmp", "--", *command]  # fmt: skip
+        command = [
+            wrap,
+            *flags,
+            *size,
+            *(word for bind in binds for word in bind),
+            "--remount-ro",
+            "/",
+            "--chdir",
+            "/tmp",
+            "--",
+            *command,
+        ]
     return command, spec
 
 

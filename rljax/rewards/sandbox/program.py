@@ -26,14 +26,7 @@ import traceback
 import types
 import typing
 
-from rljax.rewards.sandbox.values import (
-    Reference,
-    WireError,
-    decode,
-    encode,
-    frame,
-    take_frame,
-)
+from rljax.rewards.sandbox.values import Reference, WireError, decode, encode, frame, take_frame
 
 # Imported before the fork: what programs import most, so that they need not.
 for _name in (
@@ -206,9 +199,16 @@ def _apply(do: str, target: object, arguments: list, keywords: dict) -> object:
         return getattr(target, *arguments)
     if do == "set":
         return setattr(target, *arguments)
-    functions = {"length": len, "iterate": iter, "next": next, "text": str, "show": repr,
-                 "truth": bool, "equal": lambda a, b: bool(a == b),
-                 "item": lambda a, b: a[b]}  # fmt: skip
+    functions = {
+        "length": len,
+        "iterate": iter,
+        "next": next,
+        "text": str,
+        "show": repr,
+        "truth": bool,
+        "equal": lambda a, b: bool(a == b),
+        "item": lambda a, b: a[b],
+    }
     return functions[do](target, *arguments)
 
 
@@ -227,12 +227,14 @@ class _Program:
 
     def ask(self, do: str, target: int, args: tuple = (), kwargs: dict | None = None, made=False):
         kwargs = kwargs or {}
-        self.channel.send({
-            "do": do,
-            "target": target,
-            "args": [encode(a, _own_reference) for a in args],
-            "kwargs": {k: encode(a, _own_reference) for k, a in kwargs.items()},
-        })  # fmt: skip
+        self.channel.send(
+            {
+                "do": do,
+                "target": target,
+                "args": [encode(a, _own_reference) for a in args],
+                "kwargs": {k: encode(a, _own_reference) for k, a in kwargs.items()},
+            }
+        )
         answer = self.channel.receive()
         if "raised" in answer:
             raise _exception(answer, do)

@@ -75,8 +75,13 @@ def encode(value: object, refer: Callable[[object], Reference] | None = None) ->
         return {"t": "float", "v": float.hex(value)}
     if isinstance(value, str):
         return str.__str__(value)
-    for kind, tag in ((list, ""), (tuple, "tuple"), (set, "set"), (frozenset, "frozenset"),
-                      (collections.deque, "deque")):  # fmt: skip
+    for kind, tag in (
+        (list, ""),
+        (tuple, "tuple"),
+        (set, "set"),
+        (frozenset, "frozenset"),
+        (collections.deque, "deque"),
+    ):
         if isinstance(value, kind):
             items = [encode(item, refer) for item in kind.__iter__(value)]
             return {"t": tag, "v": items} if tag else items

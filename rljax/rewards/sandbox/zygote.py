@@ -102,8 +102,11 @@ def _enter_namespaces(spec: dict) -> None:
         kernel.prctl(4, 1)  # the change of user made /proc/self root's
     flags = kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWNET
     kernel.unshare(flags | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS | kernel.CLONE_NEWCGROUP)
-    for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"),
-                       ("gid_map", f"{group} {group} 1")):  # fmt: skip
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{user} {user} 1"),
+        ("gid_map", f"{group} {group} 1"),
+    ):
         descriptor = os.open(f"self/{name}", os.O_WRONLY, dir_fd=proc)
         os.write(descriptor, text.encode())
         os.close(descriptor)

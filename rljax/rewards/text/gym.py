@@ -102,8 +102,11 @@ def _value_of(text: str) -> object:
         allowed = (ast.Expression, ast.BinOp, ast.UnaryOp, ast.Constant, ast.operator, ast.unaryop)
         if not all(isinstance(node, allowed) for node in ast.walk(tree)):
             raise
-        shifts = [node.right for node in ast.walk(tree) if isinstance(node, ast.BinOp)
-                  and isinstance(node.op, ast.LShift)]  # fmt: skip
+        shifts = [
+            node.right
+            for node in ast.walk(tree)
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.LShift)
+        ]
         if any(not isinstance(by, ast.Constant) or by.value > 4096 for by in shifts):
             raise
         return eval(compile(tree, "<entry>", "eval"), {"__builtins__": {}})

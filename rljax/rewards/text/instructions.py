@@ -62,9 +62,11 @@ def sentences(text: str) -> int:
         last = (text[max(start, end.start() - 20) : end.start()].split() or [""])[-1]
         last = last.lstrip("\"'([*_")
         initial = len(last) == 1 and last.isupper() and last != "I"
-        if end.group() == "." and end.end() < len(text) and (
-            initial or last.lower() in _ABBREVIATIONS
-        ):  # fmt: skip
+        if (
+            end.group() == "."
+            and end.end() < len(text)
+            and (initial or last.lower() in _ABBREVIATIONS)
+        ):
             continue
         count += any(map(str.isalnum, text[start : end.start()]))
         start = end.end()

@@ -41,9 +41,14 @@ def _late_l1(alpha: float, sample: dict) -> float:
 
 @contract(safe=True, on_timeout=lambda options: functools.partial(_late_l1, options["alpha"]))
 def l1_exact(
-    num_tokens, extra_info, *, correct: RewardText = "exact_match()", alpha: float = 3e-4,
-    correct_at: float = 1.0, **sample,
-) -> dict:  # fmt: skip
+    num_tokens,
+    extra_info,
+    *,
+    correct: RewardText = "exact_match()",
+    alpha: float = 3e-4,
+    correct_at: float = 1.0,
+    **sample,
+) -> dict:
     """1[correct] - alpha |target - n|; `correct` names the reward that decides what is right."""
     target = _target(extra_info)
     sample |= {"num_tokens": num_tokens, "extra_info": extra_info}
@@ -53,10 +58,16 @@ def l1_exact(
 
 @contract(safe=True, on_timeout=0.0)
 def l1_max(
-    num_tokens, extra_info, *, correct: RewardText = "exact_match()", alpha: float = 3e-4,
-    delta: float = 0.5, correct_at: float = 1.0, form: Literal["paper", "released"] = "paper",
+    num_tokens,
+    extra_info,
+    *,
+    correct: RewardText = "exact_match()",
+    alpha: float = 3e-4,
+    delta: float = 0.5,
+    correct_at: float = 1.0,
+    form: Literal["paper", "released"] = "paper",
     **sample,
-) -> dict:  # fmt: skip
+) -> dict:
     """1[correct] clip(alpha (target - n) + delta, 0, 1): at most the target (the paper's form).
 
     form="released", as in the authors' code, without delta:
@@ -81,9 +92,10 @@ def soft_overlong(
     to any reward. cache_tokens=0 is a hard limit: -penalty beyond max_tokens."""
     if not 0 <= cache_tokens <= max_tokens:
         raise InputError(
-            "soft_overlong(cache_tokens)", value=cache_tokens,
+            "soft_overlong(cache_tokens)",
+            value=cache_tokens,
             rule=f"0 <= cache_tokens <= max_tokens, which is {max_tokens}",
             fix="lower cache_tokens, or raise max_tokens",
-        )  # fmt: skip
+        )
     left = max_tokens - cache_tokens - num_tokens
     return penalty * min(max(left / (cache_tokens or 1), -1.0), 0.0)

@@ -177,9 +177,11 @@ def _validator(schema: str):
         kind.check_schema(loaded)
     except (ValueError, jsonschema.SchemaError) as error:
         raise InputError(
-            "json_schema(schema)", value=schema, rule=f"{type(error).__name__}: {error}"[:200],
+            "json_schema(schema)",
+            value=schema,
+            rule=f"{type(error).__name__}: {error}"[:200],
             fix=fix,
-        ) from None  # fmt: skip
+        ) from None
     # The library compares each item with each other one where they cannot be sorted.
     kind = jsonschema.validators.extend(kind, {"uniqueItems": _unique_items})
     return kind(loaded, registry=Registry())

@@ -11,20 +11,50 @@ from rljax.rewards.pool.calling import probe_options
 
 # Languages are told apart by their script alone: English from Russian, not English from German.
 _SCRIPTS = {
-    "Latin": ("LATIN",), "Cyrillic": ("CYRILLIC",), "Greek": ("GREEK",), "Arabic": ("ARABIC",),
-    "Hebrew": ("HEBREW",), "Devanagari": ("DEVANAGARI",), "Bengali": ("BENGALI",),
-    "Tamil": ("TAMIL",), "Telugu": ("TELUGU",), "Thai": ("THAI",), "Hangul": ("HANGUL",),
-    "Han": ("CJK", "IDEOGRAPHIC"), "Hiragana": ("HIRAGANA",), "Katakana": ("KATAKANA",),
-    "Georgian": ("GEORGIAN",), "Armenian": ("ARMENIAN",), "Ethiopic": ("ETHIOPIC",),
-}  # fmt: skip
+    "Latin": ("LATIN",),
+    "Cyrillic": ("CYRILLIC",),
+    "Greek": ("GREEK",),
+    "Arabic": ("ARABIC",),
+    "Hebrew": ("HEBREW",),
+    "Devanagari": ("DEVANAGARI",),
+    "Bengali": ("BENGALI",),
+    "Tamil": ("TAMIL",),
+    "Telugu": ("TELUGU",),
+    "Thai": ("THAI",),
+    "Hangul": ("HANGUL",),
+    "Han": ("CJK", "IDEOGRAPHIC"),
+    "Hiragana": ("HIRAGANA",),
+    "Katakana": ("KATAKANA",),
+    "Georgian": ("GEORGIAN",),
+    "Armenian": ("ARMENIAN",),
+    "Ethiopic": ("ETHIOPIC",),
+}
 _LANGUAGES = {
-    "ar": ("Arabic",), "bn": ("Bengali",), "de": ("Latin",), "el": ("Greek",), "en": ("Latin",),
-    "es": ("Latin",), "fa": ("Arabic",), "fr": ("Latin",), "he": ("Hebrew",),
-    "hi": ("Devanagari",), "id": ("Latin",), "it": ("Latin",),
-    "ja": ("Han", "Hiragana", "Katakana"), "ko": ("Hangul",), "pl": ("Latin",), "pt": ("Latin",),
-    "ru": ("Cyrillic",), "ta": ("Tamil",), "te": ("Telugu",), "th": ("Thai",), "tr": ("Latin",),
-    "uk": ("Cyrillic",), "vi": ("Latin",), "zh": ("Han",),
-}  # fmt: skip
+    "ar": ("Arabic",),
+    "bn": ("Bengali",),
+    "de": ("Latin",),
+    "el": ("Greek",),
+    "en": ("Latin",),
+    "es": ("Latin",),
+    "fa": ("Arabic",),
+    "fr": ("Latin",),
+    "he": ("Hebrew",),
+    "hi": ("Devanagari",),
+    "id": ("Latin",),
+    "it": ("Latin",),
+    "ja": ("Han", "Hiragana", "Katakana"),
+    "ko": ("Hangul",),
+    "pl": ("Latin",),
+    "pt": ("Latin",),
+    "ru": ("Cyrillic",),
+    "ta": ("Tamil",),
+    "te": ("Telugu",),
+    "th": ("Thai",),
+    "tr": ("Latin",),
+    "uk": ("Cyrillic",),
+    "vi": ("Latin",),
+    "zh": ("Han",),
+}
 prepare_worker = probe_options
 _MARKUP = re.compile(r"\\[A-Za-z]+|</?[A-Za-z_][A-Za-z_0-9-]*>")
 
@@ -54,10 +84,11 @@ def _words_of(script: str) -> tuple[str, ...]:
     names = _LANGUAGES.get(script, (script,))
     if any(name not in _SCRIPTS for name in names):
         raise InputError(
-            "language(scripts)", value=script,
+            "language(scripts)",
+            value=script,
             rule=f"one of {', '.join(_SCRIPTS)}, or of {', '.join(_LANGUAGES)}",
             fix="name one of these",
-        )  # fmt: skip
+        )
     return tuple(word for name in names for word in _SCRIPTS[name])
 
 
@@ -111,10 +142,11 @@ def looping(
     """
     if min_repeats < 2 or min_characters < 1 or max_penalty < 0:
         raise InputError(
-            "looping", value=(min_repeats, min_characters, max_penalty),
+            "looping",
+            value=(min_repeats, min_characters, max_penalty),
             rule="min_repeats >= 2, min_characters >= 1 and max_penalty >= 0",
             fix="raise the number that is below its least value",
-        )  # fmt: skip
+        )
     ended = response.rstrip() or response
     text, spaces, longest = ended[-_LOOP_WINDOW:], len(response) - len(ended), 0
     for period, same in enumerate(_z_function(text[::-1])):

@@ -58,11 +58,7 @@ def unit_test_score(passed: Sequence[bool], scale: Scale = "signed") -> float:
     """The reward for the verdicts. signed: +1 if all passed, else -1; binary: 1 or 0; fraction: the
     share that passed. Raises InputError for no verdicts: nothing was tested."""
     if scale not in ("signed", "binary", "fraction"):
-        raise InputError(
-            "unit tests: scale",
-            value=scale,
-            fix="write signed, binary or fraction",
-        )
+        raise InputError("unit tests: scale", value=scale, fix="write signed, binary or fraction")
     if len(passed) == 0:
         raise InputError(
             "unit tests: there are none",
@@ -168,9 +164,11 @@ def _test_program(value: dict, ground_truth: object) -> Tests:
     defines_check = any(isinstance(n, ast.FunctionDef) and n.name == "check" for n in body)
     if defines_check and name:
         calls = any(
-            isinstance(n, ast.Expr) and isinstance(n.value, ast.Call)
-            and getattr(n.value.func, "id", "") == "check" for n in body
-        )  # fmt: skip
+            isinstance(n, ast.Expr)
+            and isinstance(n.value, ast.Call)
+            and getattr(n.value.func, "id", "") == "check"
+            for n in body
+        )
         return Tests("asserts", (source if calls else f"{source}\ncheck({name})\n",), function=name)
     groups: list[list[ast.stmt]] = [[]]
     for statement in body:
@@ -195,8 +193,7 @@ def _parse(source: str, ground_truth: object) -> ast.Module:
 # A fence at the start of a line; the language is all that stands behind it. Possessive repeats: a
 # line of one letter behind ``` would otherwise be tried at every length.
 _FENCE = re.compile(
-    r"^([ \t]*+)```[ \t]*+([\w+#.-]*+)[^\n`]*+\n(.*?)(?:^[ \t]*+```|\Z)",
-    re.DOTALL | re.MULTILINE,
+    r"^([ \t]*+)```[ \t]*+([\w+#.-]*+)[^\n`]*+\n(.*?)(?:^[ \t]*+```|\Z)", re.DOTALL | re.MULTILINE
 )
 _PYTHON = ("python", "py", "python3")
 
@@ -308,9 +305,11 @@ def same_value(data: object, expected: object, tolerance: float = 0.0) -> bool:
 
 
 def _all_same(content: object, expected: Sequence, tolerance: float) -> bool:
-    return isinstance(content, list) and len(content) == len(expected) and all(
-        same_value(a, b, tolerance) for a, b in zip(content, expected, strict=True)
-    )  # fmt: skip
+    return (
+        isinstance(content, list)
+        and len(content) == len(expected)
+        and all(same_value(a, b, tolerance) for a, b in zip(content, expected, strict=True))
+    )
 
 
 def _tag_of(data: object) -> tuple[str, object]:

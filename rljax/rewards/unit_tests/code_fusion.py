@@ -84,8 +84,13 @@ def _result(answer: dict, name: str) -> dict | None:
     part = answer.get(name)
     if part is None:
         return None
-    fields = {"status": str, "execution_time": float, "return_code": int, "stdout": str,
-              "stderr": str}  # fmt: skip
+    fields = {
+        "status": str,
+        "execution_time": float,
+        "return_code": int,
+        "stdout": str,
+        "stderr": str,
+    }
     if not isinstance(part, dict):
         raise EndpointError("malformed", f"{name} is a {type(part).__name__}")
     out = {}

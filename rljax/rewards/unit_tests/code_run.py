@@ -90,18 +90,20 @@ def run_tests(
             fix="float_tolerance=1e-6, or 0 for exact numbers",
         )
     if compare not in ("lines", "tokens", "exact"):
-        raise InputError(
-            "code tests: compare",
-            value=compare,
-            fix="write lines, tokens or exact",
-        )
+        raise InputError("code tests: compare", value=compare, fix="write lines, tokens or exact")
     tier = sandbox_tier(allow_unsafe_execution)  # before the clock: the first call tries them
     session = _Session(program, tests, tier, timeout_s, total_timeout_s, memory_mb << 20)
     if tests.kind == "stdin":
-        same = lambda output, want: same_output(output, want, compare, float_tolerance)  # noqa: E731
+
+        def same(output, want):
+            return same_output(output, want, compare, float_tolerance)
+
         return session.run(lambda first: _run_stdin(session, first, same), stop_at_failure)
     if tests.kind == "calls":
-        same = lambda output, want: same_value(output, want, float_tolerance)  # noqa: E731
+
+        def same(output, want):
+            return same_value(output, want, float_tolerance)
+
         return session.run(lambda first: _run_calls(session, first, same), stop_at_failure)
     return session.run(lambda first: _run_asserts(session, first), stop_at_failure)
 

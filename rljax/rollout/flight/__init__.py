@@ -11,11 +11,4 @@ from rljax.rollout.players.clock import Clock
 from rljax.rollout.players.episodes.in_flight import EpisodesInFlight
 from rljax.rollout.players.responses_in_flight import ResponsesInFlight
 
-__all__ = [
-    "Clock",
-    "EpisodesInFlight",
-    "Flight",
-    "InFlight",
-    "ResponsesInFlight",
-    "Tickets",
-]
+__all__ = ["Clock", "EpisodesInFlight", "Flight", "InFlight", "ResponsesInFlight", "Tickets"]

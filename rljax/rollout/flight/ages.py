@@ -9,17 +9,24 @@ from rljax.metric import Metric
 METRICS = {
     "staleness/steps_mean": Metric(
         "steps by which the weights that drew a token are older than those that learn from it, "
-        "mean over tokens", "steps",
-        "about half of rollouts.max_staleness; a correction weighs it"),
+        "mean over tokens",
+        "steps",
+        "about half of rollouts.max_staleness; a correction weighs it",
+    ),
     "staleness/steps_max": Metric(
-        "the same, of the oldest token", "steps", "never above rollouts.max_staleness"),
+        "the same, of the oldest token", "steps", "never above rollouts.max_staleness"
+    ),
     "staleness/span_max": Metric(
-        "steps between the oldest and the newest token of one response, at most", "steps",
-        "0 where no response outlives a step"),
+        "steps between the oldest and the newest token of one response, at most",
+        "steps",
+        "0 where no response outlives a step",
+    ),
     "staleness/partial_fraction": Metric(
-        "responses that weights of several steps wrote", "share",
-        "the longer the responses, the more; see rollouts.partial_mask"),
-}  # fmt: skip
+        "responses that weights of several steps wrote",
+        "share",
+        "the longer the responses, the more; see rollouts.partial_mask",
+    ),
+}
 
 
 def ages(

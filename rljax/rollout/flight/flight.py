@@ -19,16 +19,22 @@ from rljax.sampler.keys import Keys
 
 METRICS = {
     "slots/live_share": Metric(
-        "steps of slots that gave a token", "share",
-        "above 0.9; below, more prompts ahead (rollouts.ahead) fill the slots"),
+        "steps of slots that gave a token",
+        "share",
+        "above 0.9; below, more prompts ahead (rollouts.ahead) fill the slots",
+    ),
     "slots/dispatches": Metric("dispatches of decoding since the last step", "dispatches"),
     "slots/decode_steps": Metric(
-        "steps of decoding in them: each gives every live slot a token", "steps",
-        "the fewer for the same batch/tokens, the better the slots are used"),
+        "steps of decoding in them: each gives every live slot a token",
+        "steps",
+        "the fewer for the same batch/tokens, the better the slots are used",
+    ),
     "slots/reread_tokens": Metric(
-        "tokens in flight that were read again, after new weights or a checkpoint", "tokens",
-        "0 with rollouts.in_flight_cache='keep', but for checkpoints"),
-}  # fmt: skip
+        "tokens in flight that were read again, after new weights or a checkpoint",
+        "tokens",
+        "0 with rollouts.in_flight_cache='keep', but for checkpoints",
+    ),
+}
 
 
 _FINDING = ("prompt_id", "index", "source")  # of a record, what finds it in the data again
@@ -223,8 +229,11 @@ class SlotUse:
         """Since the last call; how full pages and drafts were so far."""
         sampler, (dispatches, steps, live, reread) = self.sampler, self._seen
         self._seen = (
-            sampler.dispatches, sampler.slot_steps, sampler.live_slot_steps, sampler.reread_tokens
-        )  # fmt: skip
+            sampler.dispatches,
+            sampler.slot_steps,
+            sampler.live_slot_steps,
+            sampler.reread_tokens,
+        )
         return {
             "slots/live_share": (sampler.live_slot_steps - live)
             / max(sampler.slot_steps - steps, 1),

@@ -33,20 +33,29 @@ from rljax.tracking import timing
 METRICS = {
     "staleness/masked_fraction": Metric(
         "tokens left out as older than the newest part of their response (rollouts.partial_mask)",
-        "share", "below 0.3; above, long responses hardly teach"),
+        "share",
+        "below 0.3; above, long responses hardly teach",
+    ),
     "queue/open": Metric(
-        "groups that began and that no step has learned from yet", "groups",
-        "at most rollouts.ahead steps of groups"),
+        "groups that began and that no step has learned from yet",
+        "groups",
+        "at most rollouts.ahead steps of groups",
+    ),
     "queue/complete": Metric(
-        "of these, groups that have ended and been scored", "groups",
-        "above 0: the next step waits less"),
+        "of these, groups that have ended and been scored",
+        "groups",
+        "above 0: the next step waits less",
+    ),
     "queue/oldest_steps": Metric(
-        "steps since the oldest open group began", "steps", "at most rollouts.max_staleness"),
+        "steps since the oldest open group began", "steps", "at most rollouts.max_staleness"
+    ),
     "queue/dropped": Metric(
-        "dead groups that other prompts replaced since the last step", "groups",
-        "as many as have equal scores; far more than a step has: other prompts"),
+        "dead groups that other prompts replaced since the last step",
+        "groups",
+        "as many as have equal scores; far more than a step has: other prompts",
+    ),
     "queue/dropped_tokens": Metric("tokens of these groups", "tokens", "small beside batch/tokens"),
-}  # fmt: skip
+}
 
 
 class InFlight:

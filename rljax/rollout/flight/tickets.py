@@ -165,10 +165,11 @@ class Tickets:
         that are open cannot be trained as this run is set, ValueError where the state is none."""
         if state["groups_per_step"] != self.groups_per_step:
             raise InputError(
-                "batch.prompts_per_step", value=self.groups_per_step,
+                "batch.prompts_per_step",
+                value=self.groups_per_step,
                 rule=f"{len(state['open'])} prompts are in flight, of steps of other sizes",
                 fix=f"as it was: {state['groups_per_step']}",
-            )  # fmt: skip
+            )
         for name in _SAVED:
             setattr(self, name, int(state[name]))
         self.open = dict(sorted((int(ticket), int(at)) for ticket, at in state["open"]))
@@ -184,8 +185,9 @@ class Tickets:
         if not self._fit(list(self.open.values()), steps=1):
             oldest = min(self.open.values())
             raise InputError(
-                "rollouts.max_staleness", value=self.max_staleness,
+                "rollouts.max_staleness",
+                value=self.max_staleness,
                 rule=f"{len(self.open)} prompts are in flight since step {oldest}, more than can "
                 f"be trained in time from step {self.step} on",
                 fix="as it was, or larger",
-            )  # fmt: skip
+            )

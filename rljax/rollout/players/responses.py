@@ -26,9 +26,16 @@ class Responses:
         self.reward, self.reference = reward, reference
 
     def play(
-        self, actor, prompts: Prompts, key: jax.Array, sampling: Sampling, *, n: int,
-        enough: Callable[[EarlyScores], bool] | None = None, tree: Tree | None = None,
-    ) -> tuple[Batch, RewardReport]:  # fmt: skip
+        self,
+        actor,
+        prompts: Prompts,
+        key: jax.Array,
+        sampling: Sampling,
+        *,
+        n: int,
+        enough: Callable[[EarlyScores], bool] | None = None,
+        tree: Tree | None = None,
+    ) -> tuple[Batch, RewardReport]:
         """n scored responses to each prompt. Rows are scored as they end, while others decode. No
         turn ends before the last one, so a `tree` has nowhere to branch."""
         early = self.reward.start_early(prompts, n)

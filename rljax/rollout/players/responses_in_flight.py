@@ -62,9 +62,7 @@ class ResponsesInFlight:
         ids, prompts = range(group.ticket * self.n, (group.ticket + 1) * self.n), group.prompts
         prompt = prompts.tokens[0, : prompts.lengths[0]]
         options = dict(n=self.n, keys=keys, images=of_prompt(prompts.images, 0, len(prompt)))
-        group.members = self.sampler.submit(
-            prompt, self.cfg.sampling, request_ids=ids, **options
-        )  # fmt: skip
+        group.members = self.sampler.submit(prompt, self.cfg.sampling, request_ids=ids, **options)
 
     def dispatch(self, weights, version: int, keep_cache: bool, ended: Callable) -> bool:
         """Decodes one dispatch, or waits a little for scores where nothing is left to decode ->

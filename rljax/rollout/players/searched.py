@@ -31,9 +31,15 @@ class Searching:
         return self.actor.model
 
     def generate(
-        self, prompts, key, sampling: Sampling, *, n: int = 1, finished: Callable | None = None,
+        self,
+        prompts,
+        key,
+        sampling: Sampling,
+        *,
+        n: int = 1,
+        finished: Callable | None = None,
         stop: Callable[[], bool] | None = None,
-    ) -> Batch:  # fmt: skip
+    ) -> Batch:
         """n trajectories per prompt (host verb). All rows are searched to their ends, together, so
         that none is told of as `finished` before the others."""
         return self.actor.generate(prompts, key, sampling, n=n, search=self.search_of(prompts, n))
@@ -57,9 +63,12 @@ def scored_by(reward: Callable, prompts: Prompts, n: int, mesh, shaping: Sequenc
             tokens[i, :start], tokens[i, start:end] = asked.tokens[i, :start], ids
             mask[i, start:end], lengths[i] = 1, end
         batch = batch_from_rows(
-            tokens, lengths, mask, group=np.arange(count, dtype=np.int32),
+            tokens,
+            lengths,
+            mask,
+            group=np.arange(count, dtype=np.int32),
             finish_reason=np.array([reason for _, (_, reason) in pairs], np.int32),
-        )  # fmt: skip
+        )
         batch, _ = reward(place(fetch(batch), mesh), asked)
         scores = row_scores(apply_shaping(batch, shaping)) if shaping else batch.scores
         scores, mask = fetch((scores, batch.mask))

@@ -27,11 +27,19 @@ from rljax.sampler import Sampling, SecondModel
 
 @contract(safe=True, rows=2, opponent=True)
 def against(
-    prompts, key, cfg, *, actor, reference, reward, sample, draw,
+    prompts,
+    key,
+    cfg,
+    *,
+    actor,
+    reference,
+    reward,
+    sample,
+    draw,
     opponent: Literal["reference", "mixture"] = "reference",
     mixture: Share = 0.5,
     inner: RolloutText = "once()",
-):  # fmt: skip
+):
     """The rollout `inner` with samples of the policy and of its opponent in turn: the reference
     (XPO, arXiv 2405.21046), or the geometric mixture pi^(1 - mixture) ref^mixture (Nash-MD)."""
     if not 0 <= mixture <= 1:
@@ -59,9 +67,15 @@ class GeometricMixture:
     weight: float
 
     def generate(
-        self, prompts, key, sampling: Sampling, *, n: int = 1, finished: Callable | None = None,
+        self,
+        prompts,
+        key,
+        sampling: Sampling,
+        *,
+        n: int = 1,
+        finished: Callable | None = None,
         stop: Callable[[], bool] | None = None,
-    ) -> Batch:  # fmt: skip
+    ) -> Batch:
         """n trajectories per prompt; their log-probs are the mixture's (host verb)."""
         second = SecondModel(
             self.reference.model, self.reference.sampling_params(), float(self.weight)
@@ -83,9 +97,15 @@ class AgainstOpponent:
         return self.actor.model
 
     def generate(
-        self, prompts, key, sampling: Sampling, *, n: int = 1, finished: Callable | None = None,
+        self,
+        prompts,
+        key,
+        sampling: Sampling,
+        *,
+        n: int = 1,
+        finished: Callable | None = None,
         stop: Callable[[], bool] | None = None,
-    ) -> Batch:  # fmt: skip
+    ) -> Batch:
         """n trajectories per prompt, n even (host verb)."""
         if n % 2:
             raise InputError(

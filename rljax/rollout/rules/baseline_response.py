@@ -26,21 +26,33 @@ from rljax.rollout.rollout import RolloutText, run_rollout
 
 METRICS = {
     "baseline/reward": Metric(
-        "mean score of the prompts' baseline responses", "score",
-        "steady: they are of the data or the reference"),
+        "mean score of the prompts' baseline responses",
+        "score",
+        "steady: they are of the data or the reference",
+    ),
     "baseline/failed_fraction": Metric(
-        "baseline responses whose reward failed: their prompts are skipped", "share", "0"),
-}  # fmt: skip
+        "baseline responses whose reward failed: their prompts are skipped", "share", "0"
+    ),
+}
 
 COLUMN = "baseline_response"  # of the data
 
 
 @contract(safe=True, fills=("task",))
 def with_baseline_response(
-    prompts, key, cfg, *, actor, reference, reward, sample, draw, tokenizer,
+    prompts,
+    key,
+    cfg,
+    *,
+    actor,
+    reference,
+    reward,
+    sample,
+    draw,
+    tokenizer,
     tasks: tuple[PlainText, ...] = (),
     inner: RolloutText = "once()",
-):  # fmt: skip
+):
     """The rollout `inner` of one sample less for each prompt, and as its last row the prompt's
     baseline response: the text in the column baseline_response of its data, or, where it has none,
     the reference's greedy response. It is scored like a sample, and in no report.
@@ -50,10 +62,11 @@ def with_baseline_response(
     samples = cfg.samples_per_prompt - 1
     if samples < 1:
         raise InputError(
-            "batch.samples_per_prompt", value=cfg.samples_per_prompt,
+            "batch.samples_per_prompt",
+            value=cfg.samples_per_prompt,
             rule="at least 2: one of them is the baseline response",
             fix="--config.batch.samples_per_prompt=2, or more",
-        )  # fmt: skip
+        )
     for record in prompts.records:  # before anything is sampled
         task_of(record, tasks)
     roles = dict(actor=actor, reference=reference, reward=reward)

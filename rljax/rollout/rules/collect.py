@@ -33,9 +33,10 @@ METRICS = {
     "collect/zero_groups": Metric("prompts that no sample solves", "prompts"),
     "collect/filled_groups": Metric("prompts without a signal that fill the batch", "prompts", "0"),
     "collect/generations_per_kept_sample": Metric(
-        "samples drawn for each one used", "x", "below 3"),
+        "samples drawn for each one used", "x", "below 3"
+    ),
     "collect/discarded_tokens": Metric("tokens sampled and not used", "tokens"),
-}  # fmt: skip
+}
 
 
 @contract(safe=True, every_row=True)
@@ -51,11 +52,17 @@ def once(prompts, key, cfg, *, sample):
     drops_dead=lambda o: (o["oversample"] * o["max_rounds"], o["if_short"]),
 )
 def dynamic(
-    prompts, key, cfg, *, actor, sample, draw,
+    prompts,
+    key,
+    cfg,
+    *,
+    actor,
+    sample,
+    draw,
     oversample: AtLeastOne = 3.0,
     max_rounds: int = 10,
     if_short: Literal["error", "fill"] = "error",
-):  # fmt: skip
+):
     """Dynamic sampling of DAPO: rounds of oversample x prompts_per_step prompts until enough groups
     are live. The first prompts_per_step of them are used, the others discarded (arXiv 2503.14476).
 
@@ -64,9 +71,17 @@ def dynamic(
     wanted = len(prompts.records)
     size = _oversampled("dynamic", oversample, wanted)
     return _rounds(
-        prompts, key, cfg, actor, sample, draw, first=size, further=size, max_rounds=max_rounds,
+        prompts,
+        key,
+        cfg,
+        actor,
+        sample,
+        draw,
+        first=size,
+        further=size,
+        max_rounds=max_rounds,
         if_short=if_short,
-    )  # fmt: skip
+    )
 
 
 @contract(
@@ -75,19 +90,33 @@ def dynamic(
     drops_dead=lambda o: (1 + o["refill"] * o["max_rounds"], o["if_short"]),
 )
 def active(
-    prompts, key, cfg, *, actor, sample, draw,
+    prompts,
+    key,
+    cfg,
+    *,
+    actor,
+    sample,
+    draw,
     refill: AboveZero = 0.25,
     max_rounds: int = 40,
     if_short: Literal["error", "fill"] = "fill",
-):  # fmt: skip
+):
     """Active sampling of OlmoRL: one round of prompts_per_step prompts, then smaller ones of
     refill x prompts_per_step that replace the dead groups (arXiv 2512.13961)."""
     wanted = len(prompts.records)
     further = max(1, round(refill * wanted))
     return _rounds(
-        prompts, key, cfg, actor, sample, draw, first=wanted, further=further,
-        max_rounds=max_rounds, if_short=if_short,
-    )  # fmt: skip
+        prompts,
+        key,
+        cfg,
+        actor,
+        sample,
+        draw,
+        first=wanted,
+        further=further,
+        max_rounds=max_rounds,
+        if_short=if_short,
+    )
 
 
 @contract(
@@ -97,10 +126,16 @@ def active(
     single_rows=True,
 )
 def first_live(
-    prompts, key, cfg, *, actor, sample, draw,
+    prompts,
+    key,
+    cfg,
+    *,
+    actor,
+    sample,
+    draw,
     oversample: AtLeastOne = 2.0,
     if_short: Literal["error", "fill"] = "fill",
-):  # fmt: skip
+):
     """Dynamic sampling of slime: oversample x prompts_per_step prompts start together. Once
     prompts_per_step groups are complete, scored and live, the samples that are still decoding are
     aborted and their groups dropped. With a reward model, which scores whole batches, all samples
@@ -126,10 +161,11 @@ def _enough(early, wanted: int) -> bool:
 def _oversampled(name: str, oversample: float, wanted: int) -> int:
     if not oversample >= 1:
         raise InputError(
-            f"{name}(oversample)", value=oversample,
+            f"{name}(oversample)",
+            value=oversample,
             rule=">= 1: a step needs prompts_per_step groups, and fewer would be sampled",
             fix="oversample=1.0 samples exactly that many",
-        )  # fmt: skip
+        )
     return round(oversample * wanted)
 
 
@@ -284,15 +320,26 @@ def _ordered(rows: Batch, order: jax.Array, group: jax.Array, n: int, mesh) -> B
 
 
 def _rounds(
-    prompts, key, cfg, actor, sample, draw, *, first: int, further: int, max_rounds: int,
+    prompts,
+    key,
+    cfg,
+    actor,
+    sample,
+    draw,
+    *,
+    first: int,
+    further: int,
+    max_rounds: int,
     if_short: str,
-) -> Rollout:  # fmt: skip
+) -> Rollout:
     wanted, n = len(prompts.records), cfg.samples_per_prompt
     if n < 2:
         raise InputError(
-            "dynamic sampling needs groups", value=n, rule="batch.samples_per_prompt >= 2",
+            "dynamic sampling needs groups",
+            value=n,
+            rule="batch.samples_per_prompt >= 2",
             fix="raise it, or set algorithm.collect='once'",
-        )  # fmt: skip
+        )
     groups, reports = _Groups(wanted, n, actor.model.mesh), []
     sampled = prompts if first == wanted else prompts.joined(draw(first - wanted))
     while True:

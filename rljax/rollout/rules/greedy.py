@@ -15,8 +15,9 @@ from rljax.shaping.scores import apply_shaping
 
 METRICS = {
     "remax/greedy_reward": Metric(
-        "mean score of the greedy responses, the baseline", "score", "rises"),
-}  # fmt: skip
+        "mean score of the greedy responses, the baseline", "score", "rises"
+    )
+}
 
 
 @contract(

@@ -19,12 +19,16 @@ from rljax.search import Search, Value
 
 METRICS = {
     "search/value": Metric(
-        "what the simulations of a search found, mean over the tokens", "reward",
-        "rises; far from reward/mean: the value model or the rollouts mislead it"),
+        "what the simulations of a search found, mean over the tokens",
+        "reward",
+        "rises; far from reward/mean: the value model or the rollouts mislead it",
+    ),
     "search/agreement": Metric(
-        "share of the simulations that went to the token that was chosen", "share",
-        "rises, as search and policy agree"),
-}  # fmt: skip
+        "share of the simulations that went to the token that was chosen",
+        "share",
+        "rises, as search and policy agree",
+    ),
+}
 
 SearchText = component_in(NAMESPACES["search"])
 
@@ -63,7 +67,10 @@ def _metrics(batch: Batch) -> dict[str, float]:
     )
     count = max(float((mask > 0).sum()), 1.0)
     own = np.where(ids == tokens[..., None], probs, 0).max(axis=-1, initial=0)
-    mean = lambda x: float(np.where(mask > 0, x, 0).sum() / count)  # noqa: E731
+
+    def mean(x):
+        return float(np.where(mask > 0, x, 0).sum() / count)
+
     return {"search/value": mean(values), "search/agreement": mean(own)}
 
 

@@ -27,11 +27,14 @@ METRICS = {
     "special_token/regenerated": Metric("regenerations per first sample", "samples"),
     "special_token/smallest_advantage": Metric("smallest advantage of a response, mean", "score"),
     "special_token/kept_fraction": Metric(
-        "part of a response that is kept before its weakest token", "share"),
+        "part of a response that is kept before its weakest token", "share"
+    ),
     "special_token/gain": Metric(
-        "score of a regenerated response less that of the one it was cut from", "score",
-        "above 0: the weakest token was a fault"),
-}  # fmt: skip
+        "score of a regenerated response less that of the one it was cut from",
+        "score",
+        "above 0: the weakest token was a fault",
+    ),
+}
 
 
 @contract(
@@ -42,11 +45,17 @@ METRICS = {
     check=lambda config, options: check_rounds(config.batch.samples_per_prompt, **options),
 )
 def special_token(
-    prompts, key, cfg, *, actor, critic, sample,
+    prompts,
+    key,
+    cfg,
+    *,
+    actor,
+    critic,
+    sample,
     max_rounds: int = 2,
     tau: float = 0.0,
     train_prefix: bool = False,
-):  # fmt: skip
+):
     """`max_rounds` rounds that share a step's rows: samples_per_prompt / max_rounds responses of a
     prompt, then each of them anew behind all that comes before its token with the smallest
     advantage, as long as that is below `tau`. The batch has the rows of all rounds.
@@ -88,7 +97,10 @@ def special_token(
         learned.append(whole if train_prefix else new)
         kept.append(jnp.sum(whole - learned[-1], axis=1).astype(jnp.int32))
         reports.append(RewardReport(_of(report.rows, going), report.process))
-    mean = lambda x: float(np.mean(x)) if len(x) else 0.0  # noqa: E731
+
+    def mean(x):
+        return float(np.mean(x)) if len(x) else 0.0
+
     metrics = {
         "special_token/rounds": float(len(reports)),
         "special_token/regenerated": len(cut) / len(own),

@@ -22,16 +22,20 @@ from rljax.shaping.steps import line_ids
 METRICS = {
     "vine/states": Metric("states of a response whose value was estimated by sampling", "states"),
     "vine/completions": Metric(
-        "completions that were drawn for values, beside the step's own", "samples"),
+        "completions that were drawn for values, beside the step's own", "samples"
+    ),
     "vine/unfinished": Metric("completions that a limit ended", "share", "small"),
     "vine/value": Metric("value of the states, mean", "score", "rises"),
     "vine/bias": Metric(
-        "value of the states less the score of the response, mean", "score", "about 0"),
+        "value of the states less the score of the response, mean", "score", "about 0"
+    ),
     "vine/calibration_error": Metric(
-        "distance of values from scores, in tenths of the states by value", "score",
-        "small; with few states by chance above 0"),
+        "distance of values from scores, in tenths of the states by value",
+        "score",
+        "small; with few states by chance above 0",
+    ),
     "time/vine_share": Metric("part of the rollout's time that values took", "share"),
-}  # fmt: skip
+}
 
 
 @contract(
@@ -41,12 +45,18 @@ METRICS = {
     check=lambda config, options: check_vine(**options),
 )
 def vine(
-    prompts, key, cfg, *, actor, sample, tokenizer,
+    prompts,
+    key,
+    cfg,
+    *,
+    actor,
+    sample,
+    tokenizer,
     completions: int = 9,
     most_states: int = 20,
     step_tokens: int = 0,
     unfinished: float | None = 0.0,
-):  # fmt: skip
+):
     """`once`, and at the first token of each step of a response V(s), the mean score of
     `completions` fresh continuations from there, shaped like those of the samples; of each row's
     first `most_states` steps. NaN: not estimated (`vineppo` fills these backwards).
@@ -93,9 +103,10 @@ def vine(
 def check_vine(completions: int = 9, most_states: int = 20, step_tokens: int = 0, **_) -> None:
     """Raises InputError where an option of `vine` is no number of things."""
     for name, value, least in (
-        ("completions", completions, 1), ("most_states", most_states, 1),
+        ("completions", completions, 1),
+        ("most_states", most_states, 1),
         ("step_tokens", step_tokens, 0),
-    ):  # fmt: skip
+    ):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise InputError(
                 f"vine({name})",
@@ -115,9 +126,16 @@ def _steps(tokens, mask, finish, tokenizer, step_tokens: int) -> np.ndarray:
 
 
 def _estimates(
-    branch, prompts, batch: Batch, states, key, cfg, mesh, completions: int,
+    branch,
+    prompts,
+    batch: Batch,
+    states,
+    key,
+    cfg,
+    mesh,
+    completions: int,
     unfinished: float | None,
-) -> tuple[np.ndarray, float]:  # fmt: skip
+) -> tuple[np.ndarray, float]:
     """Shaped scores of continuations of states [(row, column)], NaN where the reward failed:
     [M, K]; and the part of them that a limit ended."""
     # Calls of one shape, of about as many rows as the step has.

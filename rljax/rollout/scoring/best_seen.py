@@ -8,12 +8,16 @@ from rljax.rollout.scoring.report import RewardReport
 METRICS = {
     "reward/best_seen": Metric(
         "highest score that a prompt's samples have had so far in the run, mean over the step's "
-        "prompts: a policy that replays its best experience", "score",
-        "rises; flat and low: it does not explore"),
+        "prompts: a policy that replays its best experience",
+        "score",
+        "rises; flat and low: it does not explore",
+    ),
     "reward/best_seen_gap": Metric(
-        "reward/best_seen less the mean score of the same prompts' samples in this step", "score",
-        "falls to 0; far above: better answers were sampled than it learned"),
-}  # fmt: skip
+        "reward/best_seen less the mean score of the same prompts' samples in this step",
+        "score",
+        "falls to 0; far above: better answers were sampled than it learned",
+    ),
+}
 
 
 class BestSeen:

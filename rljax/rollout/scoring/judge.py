@@ -38,9 +38,16 @@ class MeshJudge:
     endpoint. It reads the options template, scale and normalise. `grades`: see RewardConfig."""
 
     def __init__(
-        self, model: Model, params, tokenizer: Tokenizer, reward: Component,
-        *, grades: Sequence[str] = (), tokens_per_call: int = 16384, apart: bool = False,
-    ):  # fmt: skip
+        self,
+        model: Model,
+        params,
+        tokenizer: Tokenizer,
+        reward: Component,
+        *,
+        grades: Sequence[str] = (),
+        tokens_per_call: int = 16384,
+        apart: bool = False,
+    ):
         self.apart = apart  # on devices of its own
         self.model, self.params, self.tokenizer = model, params, tokenizer
         self.tokens_per_call = tokens_per_call

@@ -19,9 +19,7 @@ from rljax.metric import Metric
 from rljax.models.model import Model
 from rljax.shaping.steps import line_ends, process_reward_metrics
 
-METRICS = {
-    "process/finite": Metric("1 where all line scores are finite", "0 or 1", "1"),
-}  # fmt: skip
+METRICS = {"process/finite": Metric("1 where all line scores are finite", "0 or 1", "1")}
 
 
 class TokenTexts:
@@ -46,7 +44,10 @@ def _read(batch: Batch) -> Batch:
 def token_scores(model: Model, params, batch: Batch, rows: int) -> jax.Array:
     """The scalar head after each token, at most `rows` rows at once: [B, S]. No gradient."""
     plain = _read(batch)
-    one = lambda part: model.token_scores(params, part)[..., 0]  # noqa: E731
+
+    def one(part):
+        return model.token_scores(params, part)[..., 0]
+
     scores = map_microbatches(one, plain, rows if batch.rows % rows == 0 else batch.rows)
     return jax.lax.stop_gradient(scores)
 
@@ -60,9 +61,16 @@ class ProcessScorer:
     """
 
     def __init__(
-        self, model: Model, params, rows: int, tokenizer, *, lines: Component, reward: Component,
+        self,
+        model: Model,
+        params,
+        rows: int,
+        tokenizer,
+        *,
+        lines: Component,
+        reward: Component,
         home: Mesh | None = None,
-    ):  # fmt: skip
+    ):
         self.model, self.params, self.lines = model, params, lines
         self.texts = TokenTexts(tokenizer)
         self.rows, self.reward, self.home = rows, reward, home or model.mesh

@@ -15,37 +15,54 @@ METRICS = {
     "reward/part/*": Metric("mean of the part {} of the reward", "score"),
     "reward/source/*": Metric("mean score on prompts of {}", "score", "rises"),
     "reward/errors": Metric(
-        "rewards that raised an error: those samples are masked", "samples",
-        "0; the text of the error is in samples.jsonl"),
+        "rewards that raised an error: those samples are masked",
+        "samples",
+        "0; the text of the error is in samples.jsonl",
+    ),
     "reward/errors/*": Metric(
-        "rewards that failed by {}: those samples are masked", "samples", "0"),
+        "rewards that failed by {}: those samples are masked", "samples", "0"
+    ),
     "reward/timeouts": Metric(
-        "rewards that were not done after reward.timeout_s", "samples", "below 1 % of the samples"),
+        "rewards that were not done after reward.timeout_s", "samples", "below 1 % of the samples"
+    ),
     "reward/timeouts_scored": Metric(
-        "late rewards that were given a score instead of being masked", "samples",
-        "below 1 % of the samples"),
+        "late rewards that were given a score instead of being masked",
+        "samples",
+        "below 1 % of the samples",
+    ),
     "reward/abstained": Metric(
-        "samples of which every reward returned None: they are masked", "samples",
-        "few; they teach nothing"),
+        "samples of which every reward returned None: they are masked",
+        "samples",
+        "few; they teach nothing",
+    ),
     "reward/abstained/*": Metric(
-        "samples of which {} returned None and other rewards did not", "samples"),
+        "samples of which {} returned None and other rewards did not", "samples"
+    ),
     "reward/timeout_longer_fraction": Metric(
-        "chance that a response that was late is longer than one that was not", "share",
-        "near 0.5; far above, length decides what is masked"),
+        "chance that a response that was late is longer than one that was not",
+        "share",
+        "near 0.5; far above, length decides what is masked",
+    ),
     "reward/timeouts/*": Metric("rewards of {} that were not done in time", "samples", "0"),
     "reward/failed_fraction/*": Metric("samples of {} without a score", "share", "below 0.01"),
     "reward/extraction_failed_fraction": Metric(
-        "samples in which no answer was found", "share",
-        "falls to 0; near 1: the format is not learned"),
+        "samples in which no answer was found",
+        "share",
+        "falls to 0; near 1: the format is not learned",
+    ),
     "reward/all_equal": Metric(
-        "1 where all scores of the step are one number", "0 or 1",
-        "0; three in a row warn: nothing is learned"),
+        "1 where all scores of the step are one number",
+        "0 or 1",
+        "0; three in a row warn: nothing is learned",
+    ),
     "reward/equal_groups": Metric("prompts whose samples all have one score", "share", "below 0.7"),
     "reward/best_of_k": Metric(
-        "highest score of a prompt's samples, mean over the step's prompts", "score",
-        "above reward/mean: exploration still finds better answers"),
+        "highest score of a prompt's samples, mean over the step's prompts",
+        "score",
+        "above reward/mean: exploration still finds better answers",
+    ),
     "data/share/*": Metric("completions of this step from {}", "share"),
-}  # fmt: skip
+}
 
 
 class Sample(Mapping):

@@ -34,8 +34,10 @@ from rljax.tracking.timing import timed
 METRICS = {
     "reward/sandbox_tier": Metric(
         "how programs are shut in: 0 namespaces, 1 bubblewrap, 2 seccomp, 3 closed, 4 unsafe",
-        "tier", "0; a weaker one is warned of as the run begins"),
-}  # fmt: skip
+        "tier",
+        "0; a weaker one is warned of as the run begins",
+    )
+}
 
 COST = "cost"  # the part of a reward that is a cost
 _OF_SCORE = ("value", "parts", "status", "seconds", "message")
@@ -56,10 +58,11 @@ class ModelScorer:
         weights = weights_of(self.params, self.role)
         scores = fetch(_model_scores(weights, read, model=self.model, rows=rows))
         return [
-            Score(float(x), {}, "ok", 0.0) if np.isfinite(x)
+            Score(float(x), {}, "ok", 0.0)
+            if np.isfinite(x)
             else Score(np.nan, {}, "error", 0.0, f"the {self.role.replace('_', ' ')} says {x}")
             for x in scores.astype(np.float64)
-        ]  # fmt: skip
+        ]
 
     def close(self) -> None:
         """Does nothing: no process was started."""
@@ -222,8 +225,13 @@ class Reward:
         """Returns the fields that the pool scores: those that a reward may declare, and `group`,
         the same number for all samples of a prompt."""
         said = (record.prompt_text, record.messages)
-        text = lambda: response_of(self.tokenizer, ids, *said)  # noqa: E731
-        shown = lambda: _shown(self.tokenizer, ids)  # noqa: E731
+
+        def text():
+            return response_of(self.tokenizer, ids, *said)
+
+        def shown():
+            return _shown(self.tokenizer, ids)
+
         return sample_of(record, text, ids, finish, group, self.rubrics, shown)
 
     def learn(self, report: RewardReport) -> dict[str, float]:
@@ -261,9 +269,14 @@ class FunctionReward(Reward):
 
 
 def sample_of(
-    record: PromptRecord, text: Callable[[], str], ids: Sequence[int], finish: int, group: int,
-    rubrics: RubricBuffer | None, shown: Callable[[], str] | None = None,
-) -> Sample:  # fmt: skip
+    record: PromptRecord,
+    text: Callable[[], str],
+    ids: Sequence[int],
+    finish: int,
+    group: int,
+    rubrics: RubricBuffer | None,
+    shown: Callable[[], str] | None = None,
+) -> Sample:
     """The fields of a response that a reward may declare; `text` decodes it, and `shown` for people
     (Sample.shown)."""
     fields = {

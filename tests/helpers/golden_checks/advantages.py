@@ -172,10 +172,14 @@ def multi_trajectory(case, dtype):
 def optimal_token_baseline(case, dtype, multi_turn):
     x, p, mask = case.inputs, case.params, mask_of(case)
     batch = response_batch(
-        mask, dtype, rewards=x["token_level_rewards"], group=x["index"],
-        old_logprobs=x["old_log_probs"], sum_pi_squared=x["sum_pi_squared"],
+        mask,
+        dtype,
+        rewards=x["token_level_rewards"],
+        group=x["index"],
+        old_logprobs=x["old_log_probs"],
+        sum_pi_squared=x["sum_pi_squared"],
         weights=x.get("rollout_is_weights"),
-    )  # fmt: skip
+    )
     options = dict(multi_turn=multi_turn, singleton="raw", eps=p.get("epsilon", 1e-8))
     returns = advantages.reinforce(batch)
     tail = bool(p.get("handle_zero_tail", True))
@@ -258,9 +262,12 @@ def one_token_rows(values, group, dtype, **fields):
     failed = np.isnan(values)
     group[failed] = group.max() + 1 + np.arange(failed.sum())
     return response_batch(
-        np.ones((len(values), 1)), dtype, group=group,
-        rewards=np.where(failed, 0.0, values)[:, None], **fields,
-    )  # fmt: skip
+        np.ones((len(values), 1)),
+        dtype,
+        group=group,
+        rewards=np.where(failed, 0.0, values)[:, None],
+        **fields,
+    )
 
 
 def trl_zero_std(rewards, group):
@@ -288,9 +295,9 @@ def trl_grpo_advantages(case, dtype):
         batch = one_token_rows(total, group, dtype, reward_parts=parts).replace(
             group=jnp.asarray(group, jnp.int32)
         )
-        got = advantages.gdpo(
-            batch, weights=tuple(map(float, weights)), eps=1e-4, whiten=False
-        )[:, 0]  # fmt: skip
+        got = advantages.gdpo(batch, weights=tuple(map(float, weights)), eps=1e-4, whiten=False)[
+            :, 0
+        ]
         # TRL then normalises over rows; ours whitens over tokens.
         known = np.where(nothing, np.nan, np.asarray(got, np.float64))
         got = jnp.where(nothing, 0.0, (got - np.nanmean(known)) / (nan_std(known) + 1e-4))

@@ -22,10 +22,20 @@ from rljax.correction.weights import weight_metrics
 from rljax.losses.policy import Policy, policy_gradient, ppo_clip
 
 MISMATCH = (
-    "kl", "k3_kl", "chi2_token", "chi2_seq", "training_ppl", "training_log_ppl", "rollout_ppl",
-    "rollout_log_ppl", "log_ppl_diff", "log_ppl_abs_diff", "log_ppl_diff_max", "log_ppl_diff_min",
+    "kl",
+    "k3_kl",
+    "chi2_token",
+    "chi2_seq",
+    "training_ppl",
+    "training_log_ppl",
+    "rollout_ppl",
+    "rollout_log_ppl",
+    "log_ppl_diff",
+    "log_ppl_abs_diff",
+    "log_ppl_diff_max",
+    "log_ppl_diff_min",
     "ppl_ratio",
-)  # fmt: skip
+)
 SPREAD_OF_TOKENS = ("mean", "std", "eff_sample_size")
 OF_SEQUENCES = ("seq_mean", "seq_std", "seq_max", "seq_min", "seq_max_deviation")
 
@@ -57,7 +67,10 @@ def _cut(x, case):
 def _with_empty_rows(batch, share, *arrays):
     """(mask, share, arrays) with a column more: share 1 and value 0 in rows without tokens."""
     empty = (jnp.sum(batch.mask, axis=1, keepdims=True) == 0).astype(share.dtype)
-    widen = lambda x, column: jnp.concatenate([x, column], axis=1)  # noqa: E731
+
+    def widen(x, column):
+        return jnp.concatenate([x, column], axis=1)
+
     zero = jnp.zeros_like(empty)
     return [widen(batch.mask, zero), widen(share, empty), *(widen(x, zero) for x in arrays)]
 
@@ -143,9 +156,13 @@ def rollout_is_pr3694(case, dtype) -> dict:
     upper, level = p["rollout_is_threshold"], p["rollout_is_level"]
     lower = p.get("rollout_is_threshold_lower")
     corrected, metrics = rollout_correction(
-        batch, level=level, mode=p["rollout_is_mode"], upper=upper, lower=lower,
+        batch,
+        level=level,
+        mode=p["rollout_is_mode"],
+        upper=upper,
+        lower=lower,
         veto=p.get("rollout_is_veto_threshold"),
-    )  # fmt: skip
+    )
     found = _product(metrics, "rollout_is_")
     bounds = (1 / upper if lower is None else lower, upper)
     numbers = _spread(batch, *_weights_at(batch, level), level, bounds)
@@ -183,9 +200,15 @@ def rollout_corr_v070(case, dtype) -> dict:
         reject += (("seq_max_k1", None, -math.log(veto)),)  # a veto without weights
     normalise = bool(p.get("rollout_is_batch_normalize"))
     corrected, metrics = rollout_correction(
-        batch, level=level or "token", mode="truncate" if level else "off", upper=upper, veto=veto,
-        reject=reject, affects_denominator=True, batch_normalise=normalise,
-    )  # fmt: skip
+        batch,
+        level=level or "token",
+        mode="truncate" if level else "off",
+        upper=upper,
+        veto=veto,
+        reject=reject,
+        affects_denominator=True,
+        batch_normalise=normalise,
+    )
     found = _product(metrics, "rollout_is_") if level else {}
     if level:
         numbers = _spread(batch, *_weights_at(batch, level), level, (1 / upper, upper))
@@ -335,9 +358,13 @@ def rollout_debug_metrics(case, dtype) -> dict:
 def variance_proxies(case, dtype) -> dict:
     x = case.inputs
     batch = response_batch(
-        x["response_mask"], dtype, old_logprobs=x["old_log_probs"], advantages=x["advantages"],
-        sum_pi_squared=x["sum_pi_squared"], weights=x.get("rollout_is_weights"),
-    )  # fmt: skip
+        x["response_mask"],
+        dtype,
+        old_logprobs=x["old_log_probs"],
+        advantages=x["advantages"],
+        sum_pi_squared=x["sum_pi_squared"],
+        weights=x.get("rollout_is_weights"),
+    )
     found = variance_proxy_metrics(batch, gradient_norm=case.params.get("gradient_norm"))
     return {f"metric/{k}": v for k, v in found.items()}
 
@@ -349,9 +376,12 @@ def policy_loss_bypass_mode(case, dtype) -> dict:
     p = case.params
     current = jnp.asarray(case.inputs["log_prob"], dtype)
     batch = response_batch(
-        case.inputs["response_mask"], dtype, old_logprobs=case.inputs["old_log_prob"],
-        sampler_logprobs=case.inputs["old_log_prob"], advantages=case.inputs["advantages"],
-    )  # fmt: skip
+        case.inputs["response_mask"],
+        dtype,
+        old_logprobs=case.inputs["old_log_prob"],
+        sampler_logprobs=case.inputs["old_log_prob"],
+        advantages=case.inputs["advantages"],
+    )
     corrected, found = _correct(batch.replace(old_logprobs=current), p, case)
     batch = batch.replace(mask=corrected.mask)
     if p["loss_type"] == "reinforce":
@@ -359,7 +389,10 @@ def policy_loss_bypass_mode(case, dtype) -> dict:
         batch = batch.replace(weights=corrected.weights)
     else:  # the ratio is the correction: no weights (bypass_old_logprobs)
         clip = dict(clip_low=p["clip_ratio_low"], clip_high=p["clip_ratio_high"])
-        loss_of = lambda policy, b: ppo_clip(policy, b, dual_clip=p["clip_ratio_c"], **clip)  # noqa: E731
+
+        def loss_of(policy, b):
+            return ppo_clip(policy, b, dual_clip=p["clip_ratio_c"], **clip)
+
     loss, gradient, metrics = reduced(
         lambda x, b: loss_of(Policy(x, jnp.zeros_like(x)), b),
         current,

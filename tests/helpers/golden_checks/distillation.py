@@ -50,10 +50,7 @@ def distillation_chunked(case, dtype):
     )
     mask = jnp.asarray(case.inputs["completion_mask"], dtype)
     n = p.get("num_items_in_batch") or jnp.maximum(jnp.sum(mask), 1)
-    shape = {
-        "logit_scale": p["logit_scale"],
-        "soft_cap": p.get("final_logit_softcapping") or 0.0,
-    }
+    shape = {"logit_scale": p["logit_scale"], "soft_cap": p.get("final_logit_softcapping") or 0.0}
     teacher = distill.Readout(teacher_hidden, teacher_head.T, **shape)
 
     def total(hidden, head):
@@ -90,9 +87,12 @@ def self_distillation(case, dtype):
             batch = response_batch(mask, dtype, ref_logprobs=of_ids(teacher))
             return distill.sampled_reverse_kl(Policy(of_ids(x), jnp.zeros_like(of_ids(x))), batch)
         return distill.distillation(
-            logits_readout(x), logits_readout(teacher), beta=p["alpha"],
-            top_k=p["topk"] if p["mode"] == "topk" else 0, tail=bool(p["add_tail"]),
-        )  # fmt: skip
+            logits_readout(x),
+            logits_readout(teacher),
+            beta=p["alpha"],
+            top_k=p["topk"] if p["mode"] == "topk" else 0,
+            tail=bool(p["add_tail"]),
+        )
 
     return {
         "output/per_token_loss": loss(student)[0],
@@ -106,9 +106,11 @@ def distill_forward_kl_topk(case, dtype):
 
     def loss(x):
         return distill.forward_kl_of_sent_entries(
-            logits_readout(x), sent[None], ids[None],
+            logits_readout(x),
+            sent[None],
+            ids[None],
             log_prob_min=case.params.get("log_prob_min_clamp"),
-        )  # fmt: skip
+        )
 
     value, metrics = loss(logits)
     return {

@@ -41,9 +41,13 @@ def fused_lm_head(case, dtype):
     def statistics(hidden, head):
         scaled = hidden[:, :-1] * p.get("logit_scale", 1.0)
         return token_logprobs(
-            scaled, head.T, targets, temperature=p["temperature"], with_greedy=True,
+            scaled,
+            head.T,
+            targets,
+            temperature=p["temperature"],
+            with_greedy=True,
             soft_cap=p.get("final_logit_softcapping", 0.0),
-        )  # fmt: skip
+        )
 
     def weighted(hidden, head):
         return jnp.sum(jnp.where(keep, statistics(hidden, head)[0], 0.0) * x["logp_cotangent"])

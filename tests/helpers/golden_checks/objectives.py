@@ -19,7 +19,10 @@ def agg_loss(case, dtype):
     batch = response_batch(case.inputs["loss_mask"], dtype)
     loss = jnp.asarray(case.inputs["loss_mat"], dtype)
     weights = token_weights(case.params, batch)
-    total = lambda x: jnp.sum(weights * jnp.where(batch.mask > 0, x, 0.0))  # noqa: E731
+
+    def total(x):
+        return jnp.sum(weights * jnp.where(batch.mask > 0, x, 0.0))
+
     value, gradient = jax.value_and_grad(total)(loss)
     return {"output/loss": value, "grad/loss_mat": gradient}
 
@@ -38,9 +41,12 @@ def controller(case, scale=1.0):
 def apply_kl_penalty(case, dtype):
     x, p = case.inputs, case.params
     batch = response_batch(
-        x["response_mask"], dtype, rewards=x["token_level_scores"],
-        old_logprobs=x["old_log_probs"], ref_logprobs=x["ref_log_prob"],
-    )  # fmt: skip
+        x["response_mask"],
+        dtype,
+        rewards=x["token_level_scores"],
+        old_logprobs=x["old_log_probs"],
+        ref_logprobs=x["ref_log_prob"],
+    )
     estimator = ESTIMATORS[p["kl_penalty"]]
     rewards = kl_penalised_rewards(batch, coef=p["kl_coef"], estimator=estimator)
     # verl's controller sees the estimator of the penalty, over all rows; ours k1, over the rows
@@ -87,13 +93,13 @@ def dapo_overlong_reward(case, dtype):
     if p["enable"]:
         # verl has no floor: the generation limit is its floor (table O).
         shaped = shaping.soft_overlong(
-            batch, max_tokens=p["max_resp_len"], cache_tokens=p["overlong_buffer_len"],
-            penalty=p["penalty_factor"], floor=False,
-        )  # fmt: skip
-    out = {
-        "output/reward": shaped,
-        "output/reward_tensor": last_token(batch) * shaped[:, None],
-    }
+            batch,
+            max_tokens=p["max_resp_len"],
+            cache_tokens=p["overlong_buffer_len"],
+            penalty=p["penalty_factor"],
+            floor=False,
+        )
+    out = {"output/reward": shaped, "output/reward_tensor": last_token(batch) * shaped[:, None]}
     added = shaped - jnp.asarray(x["scores"], dtype)
     out["output/overlong_reward"] = added if p["enable"] else np.zeros(0)
     return out

@@ -134,11 +134,7 @@ VERL = {
         lambda p: clips(p, dual=False) | {"ratio_max": p["clip_ratio_c"]},
         None,
     ),
-    "dro": (
-        with_metrics(policy.dro, ppo_kl="ppo_kl"),
-        lambda p: {"beta": p["dro_beta"]},
-        None,
-    ),
+    "dro": (with_metrics(policy.dro, ppo_kl="ppo_kl"), lambda p: {"beta": p["dro_beta"]}, None),
     "clip_cov": (
         with_metrics(verl_clip_cov, pg_clipfrac="cov_clipfrac", ppo_kl="ppo_kl"),
         lambda p: (
@@ -158,10 +154,7 @@ VERL = {
     ),
     "geo_mean": (
         with_metrics(
-            verl_gmpo,
-            pg_clipfrac=outside(1),
-            pg_clipfrac_lower=outside(-1),
-            ppo_kl="ppo_kl",
+            verl_gmpo, pg_clipfrac=outside(1), pg_clipfrac_lower=outside(-1), ppo_kl="ppo_kl"
         ),
         lambda p: clips(p, dual=False),
         "all-rows",
@@ -186,9 +179,12 @@ def verl_policy_loss(name):
         logp = jnp.asarray(case.inputs["log_prob"], dtype)
         options = options_of(case.params)
         total, gradient, metrics = reduced(
-            lambda x, b: loss(Policy(x, x), b, **options), logp, batch, weights,
+            lambda x, b: loss(Policy(x, x), b, **options),
+            logp,
+            batch,
+            weights,
             corrected=name != "geo_mean",
-        )  # fmt: skip
+        )
         out = {"output/pg_loss": total, "grad/log_prob": gradient}
         if "n_candidates" in case.outputs:
             clean = update.select_policy_tokens(batch)
@@ -221,9 +217,9 @@ def verl_composite(case, dtype):
         terms = {}
 
         def run(logp, entropy, batch=batch, configured=configured, terms=terms):
-            total = lambda x, weights, metrics: update.weighted_loss(  # noqa: E731
-                x, metrics, update.select_policy_tokens(batch), weights
-            )
+            def total(x, weights, metrics):
+                return update.weighted_loss(x, metrics, update.select_policy_tokens(batch), weights)
+
             value_, metrics = loss(Policy(logp, entropy), batch, **options_of(p))
             weights = token_weights(p, batch, mode) if mode else configured
             pg, sums = total(value_, weights, metrics)
@@ -266,8 +262,10 @@ def verl_value(case, dtype):
     batch = response_batch(x["response_mask"], dtype, returns=x["returns"], values=x["values"])
     loss, gradient, metrics = reduced(
         lambda v, b: value.squared_error(v, b, clip=p["cliprange_value"]),
-        jnp.asarray(x["vpreds"], dtype), batch, token_weights(p, batch),
-    )  # fmt: skip
+        jnp.asarray(x["vpreds"], dtype),
+        batch,
+        token_weights(p, batch),
+    )
     tokens = np.sum(x["response_mask"])
     clipped = jnp.round(metrics["vf_clipfrac"].astype(jnp.float64) * tokens)
     return {
@@ -282,23 +280,31 @@ def verl_gvpo(case, dtype):
     """verl sums over rows and divides by n - 1; ours is the mean over rows, times n / (n - 1)."""
     x, p = case.inputs, case.params
     batch = response_batch(
-        x["response_mask"], dtype, advantages=x["advantages"], old_logprobs=x["old_log_prob"],
+        x["response_mask"],
+        dtype,
+        advantages=x["advantages"],
+        old_logprobs=x["old_log_prob"],
         group=x["uid"],
-    )  # fmt: skip
+    )
     weights = update.seq_mean_token_mean(batch) * (batch.rows / p["n"])
     loss, gradient, _ = reduced(
         lambda x, b: policy.gvpo(Policy(x, x), b, beta=p["beta"]),
-        jnp.asarray(x["log_prob"], dtype), batch, weights,
-    )  # fmt: skip
+        jnp.asarray(x["log_prob"], dtype),
+        batch,
+        weights,
+    )
     return {"output/loss": loss, "grad/log_prob": gradient}
 
 
 def verl_flowrl(case, dtype):
     x = case.inputs
     batch = response_batch(
-        x["response_mask"], dtype, advantages=x["reward"], old_logprobs=x["old_log_prob"],
+        x["response_mask"],
+        dtype,
+        advantages=x["reward"],
+        old_logprobs=x["old_log_prob"],
         ref_logprobs=x["ref_log_prob"],
-    )  # fmt: skip
+    )
     clean, mask = update.select_policy_tokens(batch), batch.mask
     options = {"beta": case.params["beta"], "weight_max": 10.0}
     count = jnp.sum(mask, axis=1) + 1e-8  # verl's masked mean; ours divides by max(n, 1)
@@ -309,7 +315,10 @@ def verl_flowrl(case, dtype):
 
     logp, log_z = (jnp.asarray(x[k], dtype) for k in ("log_prob", "log_z"))
     (loss, metrics), (g, gz) = jax.value_and_grad(total, argnums=(0, 1), has_aux=True)(logp, log_z)
-    mean = lambda v: masked_mean(jnp.asarray(v, dtype), mask)  # noqa: E731
+
+    def mean(v):
+        return masked_mean(jnp.asarray(v, dtype), mask)
+
     found = {
         "log_prob": mean(x["log_prob"]),
         "old_log_prob": mean(x["old_log_prob"]),

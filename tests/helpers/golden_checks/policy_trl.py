@@ -18,7 +18,10 @@ def trl_batch(case, dtype, names, mask="completion_mask"):
     mask = np.asarray(x[mask], np.float64)
     if "tool_mask" in x:
         mask = mask * x["tool_mask"]
-    wide = lambda v: np.broadcast_to(v if v.ndim == 2 else v[:, None], mask.shape)  # noqa: E731
+
+    def wide(v):
+        return np.broadcast_to(v if v.ndim == 2 else v[:, None], mask.shape)
+
     fields = {field: wide(x[name]) for field, name in names.items() if name in x}
     logp = x["per_token_logps"]
     fields.setdefault("old_logprobs", logp)
@@ -69,9 +72,11 @@ def trl_core(p, x, batch):
         return policy.sapo, {"tau_positive": taus[0], "tau_negative": taus[1], "level": level}
     if kind == "vespo":
         return policy.vespo, {
-            "k_positive": p["vespo_k_pos"], "lam_positive": p["vespo_lambda_pos"],
-            "k_negative": p["vespo_k_neg"], "lam_negative": p["vespo_lambda_neg"],
-        }  # fmt: skip
+            "k_positive": p["vespo_k_pos"],
+            "lam_positive": p["vespo_lambda_pos"],
+            "k_negative": p["vespo_k_neg"],
+            "lam_negative": p["vespo_lambda_neg"],
+        }
     # TRL's delta caps the ratio of the unclipped term: the dual clip.
     options = {
         "clip_low": p["epsilon"],
@@ -130,8 +135,13 @@ def trl_mean(x, batch, by_sequence):
 def trl_clip_metrics(metrics, batch, by_sequence=False):
     """TRL's clip_ratio.*, and extremes of the rows' means, of rows with tokens."""
     n = jnp.sum(batch.mask, 1)
-    rows = lambda x: jnp.sum(x * batch.mask, 1) / jnp.maximum(n, 1)  # noqa: E731
-    mean = lambda x: trl_mean(x, batch, by_sequence)  # noqa: E731
+
+    def rows(x):
+        return jnp.sum(x * batch.mask, 1) / jnp.maximum(n, 1)
+
+    def mean(x):
+        return trl_mean(x, batch, by_sequence)
+
     low, high = metrics["pg_clipfrac_under"], metrics["pg_clipfrac_upper"]
     counts = (n > 0) | by_sequence
     return {
@@ -241,21 +251,27 @@ def trl_rloo(case, dtype):
 def trl_ppo(case, dtype):
     p, x = case.params, case.inputs
     batch = response_batch(
-        ~np.asarray(x["padding_mask"], bool), dtype, advantages=x["advantages"],
+        ~np.asarray(x["padding_mask"], bool),
+        dtype,
+        advantages=x["advantages"],
         old_logprobs=x["old_logprobs"],
-    )  # fmt: skip
+    )
     critic = response_batch(
         ~np.asarray(x["padding_mask_p1"], bool), dtype, values=x["old_values"], returns=x["returns"]
     )
     clip = {"clip_low": p["cliprange"], "clip_high": p["cliprange"], "dual_clip": None}
     pg, g, found = reduced(
         lambda v, b: policy.ppo_clip(Policy(v, v), b, **clip),
-        jnp.asarray(x["new_logprobs"], dtype), batch, update.token_mean(batch),
-    )  # fmt: skip
+        jnp.asarray(x["new_logprobs"], dtype),
+        batch,
+        update.token_mean(batch),
+    )
     vf, gv, found_v = reduced(
         lambda v, b: value.squared_error(v, b, clip=p["cliprange_value"]),
-        jnp.asarray(x["vpred"], dtype), critic, update.token_mean(critic),
-    )  # fmt: skip
+        jnp.asarray(x["vpred"], dtype),
+        critic,
+        update.token_mean(critic),
+    )
     return {
         "output/pg_loss": pg,
         "output/vf_loss": vf,
@@ -271,9 +287,11 @@ def trl_masks(case, dtype):
     """The off-policy sequence mask, and VESPO's weight with and without a rollout correction."""
     p, x = case.params, case.inputs
     batch = response_batch(
-        x["mask"], dtype, sampler_logprobs=x["sampling_per_token_logps"],
+        x["mask"],
+        dtype,
+        sampler_logprobs=x["sampling_per_token_logps"],
         advantages=np.broadcast_to(x["advantages"], x["mask"].shape),
-    )  # fmt: skip
+    )
     logp = jnp.asarray(x["per_token_logps"], dtype)
     policy_ = Policy(logp, logp)
     keep = common.keep_near_sequences(policy_, batch, p["off_policy_threshold"], by="check")
@@ -285,9 +303,13 @@ def trl_masks(case, dtype):
     corrected = batch.replace(weights=jnp.broadcast_to(weights, batch.mask.shape))
     _, plain = policy.vespo(policy_, batch)
     _, both = policy.vespo(
-        policy_, corrected, k_positive=p["k_pos"], lam_positive=p["lambda_pos"],
-        k_negative=p["k_neg"], lam_negative=p["lambda_neg"],
-    )  # fmt: skip
+        policy_,
+        corrected,
+        k_positive=p["k_pos"],
+        lam_positive=p["lambda_pos"],
+        k_negative=p["k_neg"],
+        lam_negative=p["lambda_neg"],
+    )
     first = jnp.argmax(batch.mask, axis=1)
     return {
         "output/off_policy_mask": keep[jnp.arange(batch.rows), first][:, None],

@@ -242,10 +242,18 @@ def tpo(case, dtype):
     batch = response_batch(rows["completion_mask"], dtype)
     ids = jnp.asarray(rows["input_ids"], jnp.int32)
     loss, gradient, metrics = from_logits(
-        preference.tpo, rows["logits"], ids, batch, 3, dtype,
-        beta=p["beta"], loss={"tpo-l": "simpo"}.get(p["loss_type"], p["loss_type"]),
-        nll_coef=p["tpo_alpha"], label_smoothing=p["label_smoothing"], gamma=p["tpo_l_gamma"],
-    )  # fmt: skip
+        preference.tpo,
+        rows["logits"],
+        ids,
+        batch,
+        3,
+        dtype,
+        beta=p["beta"],
+        loss={"tpo-l": "simpo"}.get(p["loss_type"], p["loss_type"]),
+        nll_coef=p["tpo_alpha"],
+        label_smoothing=p["label_smoothing"],
+        gamma=p["tpo_l_gamma"],
+    )
     gold, pair = jnp.split(gradient, [gradient.shape[0] // 3])
     gradient = jnp.concatenate([pair, gold]) if count == 3 else pair
     omitted = {

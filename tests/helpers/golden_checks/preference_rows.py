@@ -153,9 +153,15 @@ def xpo(case, dtype):
     reference = rows(x["ref_logps_model_data"], x["ref_logps_ref_data"])
     batch = response_batch(np.ones(logps.shape), dtype, ref_logprobs=reference)
     loss, _, gradient, metrics = mean_loss(
-        preference.xpo, logps, batch, dtype, chosen_is_policy=jnp.asarray(won[:, 0]),
-        beta=p["beta"], alpha=p["alpha"], loss=p["loss_type"],
-    )  # fmt: skip
+        preference.xpo,
+        logps,
+        batch,
+        dtype,
+        chosen_is_policy=jnp.asarray(won[:, 0]),
+        beta=p["beta"],
+        alpha=p["alpha"],
+        loss=p["loss_type"],
+    )
     return {
         "output/loss": loss,
         "output/dpo_losses": metrics["dpo_loss"],

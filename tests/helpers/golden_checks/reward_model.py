@@ -55,9 +55,11 @@ def prm(case, dtype):
     values = np.array([[label or 0.0 for label in labels]])
     batch = response_batch(mask, dtype, process_rewards=values)
     loss, gradient, metrics = reduced(
-        reward_model.step_classification, jnp.asarray(x["logits"], dtype), batch,
+        reward_model.step_classification,
+        jnp.asarray(x["logits"], dtype),
+        batch,
         update.token_mean(batch),
-    )  # fmt: skip
+    )
     return out | {
         "output/loss": loss,
         "output/accuracy": metrics["accuracy"],
@@ -70,9 +72,12 @@ def prime(case, dtype):
     x, p = case.inputs, case.params
     mask, n = np.asarray(x["response_mask"]), p["n_samples"]
     batch = response_batch(
-        mask, dtype, ref_logprobs=np.zeros(mask.shape), scores=x["acc"],
+        mask,
+        dtype,
+        ref_logprobs=np.zeros(mask.shape),
+        scores=x["acc"],
         group=np.arange(len(mask)) // n,
-    )  # fmt: skip
+    )
     options = {"beta": p["beta"]}
     function = implicit_reward_classification
     if p["loss_type"] == "dpo":

@@ -27,14 +27,19 @@ from rljax.tracking import timing
 
 METRICS = {
     "slots/live": Metric(
-        "slots of the sampler that decode, mean over dispatches", "slots",
-        "most of all slots; the others wait for tools or for the last episodes"),
+        "slots of the sampler that decode, mean over dispatches",
+        "slots",
+        "most of all slots; the others wait for tools or for the last episodes",
+    ),
     "slots/held": Metric(
-        "slots whose episode waits for the environment, mean over dispatches", "slots",
-        "below a third of slots/live; more: more slots, or faster tools"),
+        "slots whose episode waits for the environment, mean over dispatches",
+        "slots",
+        "below a third of slots/live; more: more slots, or faster tools",
+    ),
     "slots/parked": Metric(
-        "episodes put aside while others decode in their slots, mean", "episodes"),
-}  # fmt: skip
+        "episodes put aside while others decode in their slots, mean", "episodes"
+    ),
+}
 
 _NOTHING_S = 0.02  # how long news are waited for where nothing decodes
 _LATE_S = 1.0  # and at a time where they are due
@@ -52,9 +57,14 @@ class Driver:
     own keys; its environment is played again from the recorded replies."""
 
     def __init__(
-        self, sampler: Sampler, crew: EpisodeCrew, rules: Rules, numbers: range = AT_ONCE,
-        clock: Clock | None = None, branches: Callable[[Episode], list[Episode]] | None = None,
-    ):  # fmt: skip
+        self,
+        sampler: Sampler,
+        crew: EpisodeCrew,
+        rules: Rules,
+        numbers: range = AT_ONCE,
+        clock: Clock | None = None,
+        branches: Callable[[Episode], list[Episode]] | None = None,
+    ):
         self.sampler, self.crew, self.rules, self.numbers = sampler, crew, rules, numbers
         self.clock, self.branches = clock or Clock(), branches
         self.episodes: dict[int, Episode] = {}
@@ -86,9 +96,12 @@ class Driver:
             episode.asked = self.clock.now
         if episode.is_here:
             self.crew.admit(
-                self.numbers[episode.number], attempt=episode.attempt, marks=episode.marks,
-                replies=replies, **episode.start,
-            )  # fmt: skip
+                self.numbers[episode.number],
+                attempt=episode.attempt,
+                marks=episode.marks,
+                replies=replies,
+                **episode.start,
+            )
 
     def run(self, params, version: int, ended=lambda episode: None) -> list[Episode]:
         """Plays all episodes to their ends; `ended` is called with each as it ends."""
@@ -186,8 +199,9 @@ class Driver:
         self._dispatches += 1
         self._live += live
         self._held, self._parked = (
-            self._held + self.sampler.held, self._parked + self.sampler.parked,
-        )  # fmt: skip
+            self._held + self.sampler.held,
+            self._parked + self.sampler.parked,
+        )
         for event in events:
             sample = event.sample
             if sample.finish_reason is not None and sample.id in self._of_sample:
@@ -308,10 +322,14 @@ class Driver:
         if not begins:
             most = min(rules.sampling.max_response_tokens, room)
             samples = self.sampler.branch(
-                logs[-1].sample, len(logs[-1].sample.tokens), len(new), hold=True, more=step.ids,
+                logs[-1].sample,
+                len(logs[-1].sample.tokens),
+                len(new),
+                hold=True,
+                more=step.ids,
                 sampling=dataclasses.replace(rules.sampling, max_response_tokens=most),
                 request_ids=[one.number * rules.rows + row for one in new],
-            )  # fmt: skip
+            )
         episode.origin = episode.get_state(self.seconds), step
         for at, one in enumerate(new):
             # The seeds of the environment are its siblings': the same replies lead to the same.

@@ -34,15 +34,19 @@ from rljax.tracking.timing import timed
 
 METRICS = {
     "turn_tree/leaves": Metric(
-        "episodes of a prompt's trees, mean", "episodes",
-        "the roots where no episode goes on after the turns that branch"),
+        "episodes of a prompt's trees, mean",
+        "episodes",
+        "the roots where no episode goes on after the turns that branch",
+    ),
     "env/failed/*": Metric("episodes that failed by {}", "episodes", "0"),
     "env/retried": Metric("episodes that failed and were played again", "episodes", "few"),
     "env/replayed": Metric(
-        "episodes played again from their record, as a neighbour ended their worker", "episodes",
-        "0"),
+        "episodes played again from their record, as a neighbour ended their worker",
+        "episodes",
+        "0",
+    ),
     "env/killed": Metric("workers ended, as a step hung or crashed", "workers", "0"),
-}  # fmt: skip
+}
 
 _PREFILL_TOKENS, _PREFILL_ROWS = 256, 16  # of a prompt, and prompts, that are read at once
 _TRIED = AT_ONCE.stop  # the number of an episode that is played before a run
@@ -111,19 +115,29 @@ class Episodes:
             self.reward.close()
 
     def play(
-        self, actor, prompts: Prompts, key, sampling, *, n: int, enough=None,
+        self,
+        actor,
+        prompts: Prompts,
+        key,
+        sampling,
+        *,
+        n: int,
+        enough=None,
         tree: Tree | None = None,
-    ) -> tuple[Batch, RewardReport]:  # fmt: skip
+    ) -> tuple[Batch, RewardReport]:
         """Plays n / rows episodes on each prompt, `rows` those of an episode -> the batch of
         prompts x n rows and the report, as `Reward` returns them. The episodes of a `tree` are its
         leaves, and the batch has the rows of its nodes. All are played to their ends."""
         each, waiting = self.episodes_of_a_prompt(n), {}
         branches = None
         if tree is not None:
-            branches = lambda e: [  # noqa: E731
-                waiting.pop(e.prompt * each + leaf)
-                for leaf in tree.siblings(e.number - e.prompt * each, e.turns)
-            ]
+
+            def branches(e):
+                return [
+                    waiting.pop(e.prompt * each + leaf)
+                    for leaf in tree.siblings(e.number - e.prompt * each, e.turns)
+                ]
+
         with timed("generate"):
             sampler = self.sampler(self.engine(actor, len(prompts.records) * n))
             rules = self.rules_of(sampling)
@@ -177,9 +191,11 @@ class Episodes:
                 if step.failure:
                     raise InputError(
                         f"environment.function={self.crew.text!r} was tried on row "
-                        f"{record.index} and failed", value=step.kind, rule=step.failure,
+                        f"{record.index} and failed",
+                        value=step.kind,
+                        rule=step.failure,
                         fix=MENDING.get(step.kind, "try it by hand: rljax play"),
-                    )  # fmt: skip
+                    )
                 steps = [step] if step.restart else [*steps, step]
                 if step.ended or len(steps) == 2:
                     return steps
@@ -214,9 +230,11 @@ class Episodes:
         drawn = np.asarray(fetch(jax.random.key_data(keys.root))).tobytes()
         record = prompts.records[0]
         start = dict(
-            fields=_fields(record), messages=_messages_of(record), seed=_seed(drawn, at),
+            fields=_fields(record),
+            messages=_messages_of(record),
+            seed=_seed(drawn, at),
             prompt_ids=prompts.tokens[0, : prompts.lengths[0]].tolist(),
-        )  # fmt: skip
+        )
         made = []
         for s in range(each):
             first = (at * each + s) * rows
@@ -230,10 +248,11 @@ class Episodes:
         if n % self.rules.rows:
             seats, rows = len(self.rules.seats), self.rules.max_rows
             raise InputError(
-                "samples per prompt of an environment", value=n,
+                "samples per prompt of an environment",
+                value=n,
                 rule=f"a multiple of the rows of an episode: {seats} seats x {rows} rows",
                 fix=f"batch.samples_per_prompt={-(-n // self.rules.rows) * self.rules.rows}",
-            )  # fmt: skip
+            )
         return n // self.rules.rows
 
     def rules_of(self, sampling) -> Rules:
@@ -246,17 +265,20 @@ class Episodes:
     def engine(self, actor, rows: int) -> Engine:
         """Slots for `rows` logs, or as many as the config says."""
         model, rules = actor.decoding.of(actor.model), self.rules
-        return engine_of_rows(
-            model, rows, rules.limits.max_tokens, rules.sampling, actor.decoding
-        )  # fmt: skip
+        return engine_of_rows(model, rows, rules.limits.max_tokens, rules.sampling, actor.decoding)
 
     def sampler(self, engine: Engine) -> Sampler:
         """A sampler that has read nothing."""
-        text = lambda ids: self.tokenizer.decode(ids, skip_special_tokens=False)  # noqa: E731
+
+        def text(ids):
+            return self.tokenizer.decode(ids, skip_special_tokens=False)
+
         return Sampler(
-            engine, chunk_tokens=_PREFILL_TOKENS, prefill_rows=min(engine.slots, _PREFILL_ROWS),
+            engine,
+            chunk_tokens=_PREFILL_TOKENS,
+            prefill_rows=min(engine.slots, _PREFILL_ROWS),
             decode=text,
-        )  # fmt: skip
+        )
 
     def refuse_failures(self, episodes: list[Episode]) -> None:
         """Raises InputError, the same on all hosts, where too many episodes have failed."""
@@ -275,9 +297,14 @@ class Episodes:
         )
 
     def reported(
-        self, driver: Driver, episodes: list[Episode], of_reward: dict[int, Score],
-        groups: list[int], tree: Tree | None = None, each: int = 0,
-    ) -> tuple[Batch, RewardReport]:  # fmt: skip
+        self,
+        driver: Driver,
+        episodes: list[Episode],
+        of_reward: dict[int, Score],
+        groups: list[int],
+        tree: Tree | None = None,
+        each: int = 0,
+    ) -> tuple[Batch, RewardReport]:
         """The batch and the report of the episodes, in their order; `of_reward` has the scores of
         those that a reward function scores, `groups` is equal for those that are compared. Those of
         a `tree` are leaves of prompts that have `each` of them at most."""
@@ -308,9 +335,13 @@ class Episodes:
         return place(batch, self.mesh), RewardReport(tuple(found), (metrics,), shown)
 
     def _rows_of_tree(
-        self, tree: Tree, episodes: list[Episode], totals: np.ndarray, parts: np.ndarray | None,
+        self,
+        tree: Tree,
+        episodes: list[Episode],
+        totals: np.ndarray,
+        parts: np.ndarray | None,
         each: int,
-    ) -> Batch:  # fmt: skip
+    ) -> Batch:
         """The rows of the nodes, of leaves with these totals [E, seats] and parts [E seats, K]."""
         prompts = episodes[-1].prompt + 1
         leaves = [{} for _ in range(prompts)]
@@ -326,9 +357,14 @@ class Episodes:
         for episode in episodes:
             leaves[episode.prompt][episode.number - episode.prompt * each] = episode
         return tree_rows(
-            tree, leaves, each, self.rules, of_leaves.reshape(prompts, each, -1), of_parts,
+            tree,
+            leaves,
+            each,
+            self.rules,
+            of_leaves.reshape(prompts, each, -1),
+            of_parts,
             mask_bad_turns=self.mask_bad_turns,
-        )  # fmt: skip
+        )
 
     def _counts(self, driver: Driver) -> dict[str, float]:
         """Counts what the workers of all hosts did again, and how slots were used."""
@@ -345,9 +381,12 @@ class Episodes:
 def _fields(record: PromptRecord) -> dict:
     """Names the fields of a row that an environment may declare: its own columns, too."""
     return {
-        **record.extra_info, "prompt": record.prompt, "ground_truth": record.ground_truth,
-        "data_source": record.data_source, "extra_info": record.extra_info,
-    }  # fmt: skip
+        **record.extra_info,
+        "prompt": record.prompt,
+        "ground_truth": record.ground_truth,
+        "data_source": record.data_source,
+        "extra_info": record.extra_info,
+    }
 
 
 def _messages_of(record: PromptRecord) -> list[dict] | None:

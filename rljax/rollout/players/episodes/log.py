@@ -14,9 +14,20 @@ from rljax.sampler.sample import Sample
 
 # Of an episode's state, as they are.
 _PLAIN = (
-    "attempt", "outcome", "parts", "failure", "kind", "calls", "bad_turns", "unknown_calls",
-    "failed_calls", "seconds", "waited_s", "drift", "call_seconds",
-)  # fmt: skip
+    "attempt",
+    "outcome",
+    "parts",
+    "failure",
+    "kind",
+    "calls",
+    "bad_turns",
+    "unknown_calls",
+    "failed_calls",
+    "seconds",
+    "waited_s",
+    "drift",
+    "call_seconds",
+)
 
 
 @dataclasses.dataclass
@@ -40,10 +51,7 @@ class Turn:
     @classmethod
     def from_state(cls, state: dict) -> "Turn":
         """The turn of a state."""
-        known = {
-            "state": bytes.fromhex(state["state"]),
-            "observation": tuple(state["observation"]),
-        }
+        known = {"state": bytes.fromhex(state["state"]), "observation": tuple(state["observation"])}
         return cls(**(state | known))
 
 
@@ -64,10 +72,12 @@ class Log:
     def get_state(self) -> dict:
         """JSON."""
         return {
-            "seat": self.seat, "sample": self.sample.get_state(),
+            "seat": self.seat,
+            "sample": self.sample.get_state(),
             "turns": [turn.get_state() for turn in self.turns],
-            "next_state": self.next_state.hex(), "next_observation": list(self.next_observation),
-        }  # fmt: skip
+            "next_state": self.next_state.hex(),
+            "next_observation": list(self.next_observation),
+        }
 
     @classmethod
     def from_state(cls, state: dict, sampling: Sampling) -> "Log":
@@ -129,10 +139,12 @@ class Episode:
         begun = None if self.begun_s is None else seconds - self.begun_s
         return {
             **{name: getattr(self, name) for name in _PLAIN},
-            "finish": reason, "age_s": begun, "marks": [mark.hex() for mark in self.marks],
+            "finish": reason,
+            "age_s": begun,
+            "marks": [mark.hex() for mark in self.marks],
             "logs": [log.get_state() for log in self.logs],
             "speaker": self.logs.index(self.speaker) if self.speaker in self.logs else None,
-        }  # fmt: skip
+        }
 
     def set_state(self, state: dict, sampling: Sampling) -> None:
         """Brings an episode that is to be played to where another stood, as the driver's clock
@@ -148,9 +160,15 @@ class Episode:
     def anew(self) -> "Episode":
         """The same episode at its beginning; one with an origin is to be brought there."""
         return Episode(
-            self.number, self.prompt, self.record, self.start, self.keys, self.attempt + 1,
-            begun_s=self.begun_s, origin=self.origin,
-        )  # fmt: skip
+            self.number,
+            self.prompt,
+            self.record,
+            self.start,
+            self.keys,
+            self.attempt + 1,
+            begun_s=self.begun_s,
+            origin=self.origin,
+        )
 
 
 @dataclasses.dataclass(frozen=True)

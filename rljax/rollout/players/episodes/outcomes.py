@@ -34,7 +34,10 @@ def episode_sample(episode: Episode, tokenizer, rubrics) -> Sample:
     log = episode.speaker
     ids = [] if log is None or not log.turns else log.sample.ids[log.turns[-1].start :]
     asked = (episode.record.prompt_text, episode.record.messages)
-    text = lambda: response_of(tokenizer, ids, *asked)  # noqa: E731
+
+    def text():
+        return response_of(tokenizer, ids, *asked)
+
     sample = sample_of(episode.record, text, ids, episode.finish, episode.prompt, rubrics)
     turns = [turn for one in episode.logs for turn in one.turns]
     said = [

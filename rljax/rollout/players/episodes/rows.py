@@ -17,79 +17,124 @@ from rljax.tracking.episodes import EpisodeSummary, episode_record, turn_record
 
 METRICS = {
     "episode/turns": Metric(
-        "replies of the policy in an episode, mean", "turns",
-        "falls or rises to what the task needs; at environment.max_turns: cut off"),
+        "replies of the policy in an episode, mean",
+        "turns",
+        "falls or rises to what the task needs; at environment.max_turns: cut off",
+    ),
     "episode/tokens": Metric(
-        "tokens of an episode with prompt and observations, mean", "tokens",
-        "well below environment.max_tokens"),
+        "tokens of an episode with prompt and observations, mean",
+        "tokens",
+        "well below environment.max_tokens",
+    ),
     "episode/seconds": Metric("an episode from its first token to its end, mean", "seconds"),
     "episode/return": Metric(
-        "rewards of the turns and the outcome together, mean", "score", "rises, with noise"),
+        "rewards of the turns and the outcome together, mean", "score", "rises, with noise"
+    ),
     "episode/success": Metric(
-        "episodes whose return is at least algorithm.correct_at", "share", "rises"),
+        "episodes whose return is at least algorithm.correct_at", "share", "rises"
+    ),
     "episode/ended/stop": Metric("episodes that the environment ended", "share", "near 1"),
     "episode/ended/length": Metric(
-        "episodes that ran out of tokens", "share",
-        "below 0.1; more: a higher environment.max_tokens, or the end is not learned"),
+        "episodes that ran out of tokens",
+        "share",
+        "below 0.1; more: a higher environment.max_tokens, or the end is not learned",
+    ),
     "episode/ended/turns": Metric(
-        "episodes that used up environment.max_turns", "share", "falls as it learns to end"),
+        "episodes that used up environment.max_turns", "share", "falls as it learns to end"
+    ),
     "episode/ended/time": Metric(
-        "episodes that ran past environment.episode_timeout_s", "share",
-        "near 0; they depend on the speed of the machine"),
+        "episodes that ran past environment.episode_timeout_s",
+        "share",
+        "near 0; they depend on the speed of the machine",
+    ),
     "episode/ended/failed": Metric(
-        "episodes that failed: masked, and never scored", "share",
-        "0; above environment.max_failed the run ends"),
+        "episodes that failed: masked, and never scored",
+        "share",
+        "0; above environment.max_failed the run ends",
+    ),
     "calls/per_episode": Metric("tool calls of an episode, mean", "calls"),
     "calls/bad": Metric(
-        "calls that could not be parsed", "share",
-        "falls to 0; near 1: the format is not the one of environment.calls"),
+        "calls that could not be parsed",
+        "share",
+        "falls to 0; near 1: the format is not the one of environment.calls",
+    ),
     "calls/unknown": Metric("calls of a tool that there is not", "share", "falls to 0"),
     "calls/failed": Metric("calls that a tool answered with an error", "share", "small"),
     "calls/seconds_p50": Metric(
-        "an environment's answer to a tool call, median", "seconds",
-        "below the time of a turn's decoding"),
+        "an environment's answer to a tool call, median",
+        "seconds",
+        "below the time of a turn's decoding",
+    ),
     "calls/seconds_p99": Metric(
-        "the slowest hundredth of the answers to tool calls", "seconds",
-        "well below environment.turn_timeout_s"),
+        "the slowest hundredth of the answers to tool calls",
+        "seconds",
+        "well below environment.turn_timeout_s",
+    ),
     "env/seconds": Metric(
-        "time inside the environment of an episode, mean", "seconds",
-        "small beside episode/seconds"),
+        "time inside the environment of an episode, mean", "seconds", "small beside episode/seconds"
+    ),
     "env/failed": Metric(
-        "episodes that failed for good", "episodes",
-        "0; tracebacks are in episodes.jsonl and the report"),
+        "episodes that failed for good",
+        "episodes",
+        "0; tracebacks are in episodes.jsonl and the report",
+    ),
     "group/partial": Metric(
-        "prompts that have lost some of their episodes by failures", "share", "0"),
+        "prompts that have lost some of their episodes by failures", "share", "0"
+    ),
     "group/dead": Metric(
-        "groups whose episodes all failed, or are all worth the same", "share", "below 0.7"),
+        "groups whose episodes all failed, or are all worth the same", "share", "below 0.7"
+    ),
     "drift/same": Metric(
-        "turns at which the template writes the very tokens that were sampled", "share",
-        "near 1, of those that were looked at"),
+        "turns at which the template writes the very tokens that were sampled",
+        "share",
+        "near 1, of those that were looked at",
+    ),
     "drift/retokenized": Metric(
-        "turns at which the same text would be other tokens", "share",
-        "any: what was sampled is what is trained"),
+        "turns at which the same text would be other tokens",
+        "share",
+        "any: what was sampled is what is trained",
+    ),
     "drift/rewritten": Metric(
-        "turns at which the template shows another history", "share",
-        "0; else environment.history='rewrite'"),
+        "turns at which the template shows another history",
+        "share",
+        "0; else environment.history='rewrite'",
+    ),
     "drift/new_rows": Metric(
-        "rows of an episode, all seats together, mean", "rows",
-        "the number of seats with environment.history='append'"),
-}  # fmt: skip
+        "rows of an episode, all seats together, mean",
+        "rows",
+        "the number of seats with environment.history='append'",
+    ),
+}
 
 _PER_TOKEN = (
-    ("mask", "chosen"), ("sampler_logprobs", "logprobs"), ("sampler_log_kept", "log_kept"),
-    ("entropy", "entropy"), ("policy_version", "versions"),
-)  # fmt: skip
+    ("mask", "chosen"),
+    ("sampler_logprobs", "logprobs"),
+    ("sampler_log_kept", "log_kept"),
+    ("entropy", "entropy"),
+    ("policy_version", "versions"),
+)
 _TOKEN_FIELDS = {
-    "tokens": np.int32, "mask": np.float32, "sampler_logprobs": np.float32,
-    "sampler_log_kept": np.float32, "entropy": np.float32, "policy_version": np.int32,
-    "rewards": np.float32, "step_ids": np.int32, "state_ids": np.int32,
-}  # fmt: skip
+    "tokens": np.int32,
+    "mask": np.float32,
+    "sampler_logprobs": np.float32,
+    "sampler_log_kept": np.float32,
+    "entropy": np.float32,
+    "policy_version": np.int32,
+    "rewards": np.float32,
+    "step_ids": np.int32,
+    "state_ids": np.int32,
+}
 
 
 def rows_of(
-    episodes: Sequence[Episode], rules: Rules, scores: np.ndarray, parts: np.ndarray | None,
-    groups: Sequence[int], *, mask_bad_turns: bool,
-) -> Batch:  # fmt: skip
+    episodes: Sequence[Episode],
+    rules: Rules,
+    scores: np.ndarray,
+    parts: np.ndarray | None,
+    groups: Sequence[int],
+    *,
+    mask_bad_turns: bool,
+) -> Batch:
     """A host batch of the episodes, in their order. scores, parts: of every row, the total return
     of its seat [B] and its named parts [B, K]; a failed row's are not read. groups: equal for the
     episodes that are compared, from 0.
@@ -131,13 +176,17 @@ def rows_of(
     every = fields["mask"].reshape(-1, rules.max_rows * columns).any(axis=1)
     known = np.repeat(every, rules.max_rows)  # whether any row of the episode and seat is learned
     batch = batch_from_rows(
-        fields.pop("tokens"), lengths, fields.pop("mask"),
+        fields.pop("tokens"),
+        lengths,
+        fields.pop("mask"),
         group=np.where(known, group, alone + place).astype(np.int32),
-        finish_reason=finish, scores=np.where(known, scores, 0.0).astype(np.float32),
+        finish_reason=finish,
+        scores=np.where(known, scores, 0.0).astype(np.float32),
         reward_parts=None if parts is None else parts.astype(np.float32),
-        episode=(place // rules.max_rows).astype(np.int32), seat=seat.astype(np.int32),
+        episode=(place // rules.max_rows).astype(np.int32),
+        seat=seat.astype(np.int32),
         **fields,
-    )  # fmt: skip
+    )
     return fetch(batch)
 
 
@@ -195,9 +244,14 @@ def summaries(
 
 
 def _record(
-    at: int, episode: Episode, logs: list[Log], group: int, seat: str, total: float | None,
+    at: int,
+    episode: Episode,
+    logs: list[Log],
+    group: int,
+    seat: str,
+    total: float | None,
     tokenizer,
-) -> dict:  # fmt: skip
+) -> dict:
     def text(ids) -> str:
         return tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
 
@@ -207,17 +261,30 @@ def _record(
         for turn in log.turns:
             own = slice(turn.start - start, turn.end - start)
             ids = [int(i) for i in sample.tokens[own]]
-            turns.append(turn_record(
-                observation=text(sample.ids[read : turn.start]), tokens=ids,
-                pieces=[text([i]) for i in ids], logprobs=sample.logprobs[own],
-                chosen=sample.chosen[own], versions=sample.versions[own], text=turn.text,
-                reward=turn.reward, bad=turn.bad,
-            ))  # fmt: skip
+            turns.append(
+                turn_record(
+                    observation=text(sample.ids[read : turn.start]),
+                    tokens=ids,
+                    pieces=[text([i]) for i in ids],
+                    logprobs=sample.logprobs[own],
+                    chosen=sample.chosen[own],
+                    versions=sample.versions[own],
+                    text=turn.text,
+                    reward=turn.reward,
+                    bad=turn.bad,
+                )
+            )
             read = turn.end
     return episode_record(
-        episode=at, group=group, turns=turns, seat=seat, status=episode.kind or "ok",
-        finish=episode.finish.name.lower(), total=total, message=episode.failure,
-    )  # fmt: skip
+        episode=at,
+        group=group,
+        turns=turns,
+        seat=seat,
+        status=episode.kind or "ok",
+        finish=episode.finish.name.lower(),
+        total=total,
+        message=episode.failure,
+    )
 
 
 def episode_metrics(

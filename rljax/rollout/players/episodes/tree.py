@@ -50,10 +50,11 @@ class Tree:
         whole = isinstance(self.at, tuple) and all(isinstance(k, int) for k in self.at)
         if not whole or not self.at or self.at[0] < 1 or list(self.at) != sorted({*self.at}):
             raise InputError(
-                "turn_tree(at)", value=self.at,
+                "turn_tree(at)",
+                value=self.at,
                 rule="numbers of turns, the first of an episode is 1, in rising order",
                 fix="at=(1,) branches once, after the first reply",
-            )  # fmt: skip
+            )
 
     @property
     def leaves(self) -> int:
@@ -69,11 +70,12 @@ class Tree:
         """Returns how many rows the leaves of a prompt would take, whose nodes take `rows`."""
         if rows % self.nodes:
             raise InputError(
-                "samples per prompt of a turn_tree", value=rows,
+                "samples per prompt of a turn_tree",
+                value=rows,
                 rule=f"a multiple of {self.nodes} rows: one root has "
                 f"{' + '.join(str(self.branches**i) for i in range(len(self.at) + 1))} nodes",
                 fix=f"batch.samples_per_prompt={-(-rows // self.nodes) * self.nodes}",
-            )  # fmt: skip
+            )
         return rows // self.nodes * self.leaves
 
     def siblings(self, leaf: int, turns: int) -> list[int]:
@@ -123,9 +125,15 @@ def _mean_over(x: np.ndarray, children: int) -> np.ndarray:
 
 
 def tree_rows(
-    tree: Tree, leaves: Sequence[dict[int, Episode]], each: int, rules: Rules,
-    totals: Sequence[np.ndarray], parts: Sequence[np.ndarray] | None, *, mask_bad_turns: bool,
-) -> Batch:  # fmt: skip
+    tree: Tree,
+    leaves: Sequence[dict[int, Episode]],
+    each: int,
+    rules: Rules,
+    totals: Sequence[np.ndarray],
+    parts: Sequence[np.ndarray] | None,
+    *,
+    mask_bad_turns: bool,
+) -> Batch:
     """A host batch of the nodes of the trees: `Rules.rows` rows to a node.
 
     leaves: for each prompt the episodes that were played, by the number of their leaf of `each`.
@@ -154,9 +162,13 @@ def tree_rows(
                 shares += list(np.where(np.isnan(value)[:, None], 0.0, of_parts[node.level][at]))
     of_rows = None if parts is None else np.repeat(np.array(shares, np.float32), rules.max_rows, 0)
     batch = rows_of(
-        views, rules, np.repeat(np.nan_to_num(np.array(scores, np.float32)), rules.max_rows),
-        of_rows, of_group, mask_bad_turns=mask_bad_turns,
-    )  # fmt: skip
+        views,
+        rules,
+        np.repeat(np.nan_to_num(np.array(scores, np.float32)), rules.max_rows),
+        of_rows,
+        of_group,
+        mask_bad_turns=mask_bad_turns,
+    )
     share = np.repeat(np.array(weights, np.float32), rules.rows)[:, None]
     return batch.replace(weights=np.broadcast_to(share, batch.mask.shape).copy())
 
