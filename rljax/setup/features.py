@@ -55,6 +55,7 @@ class Parts:
             "advantage": algorithm.advantage,
             "environment": config.environment.function,
             "placement": config.placement,
+            "fresh": ", ".join(_fresh_fields(self)),
         }
 
 
@@ -86,6 +87,16 @@ def _reads_draws(component: Component | None) -> bool:
     """Returns whether it reads what is not known of tokens where whole texts are chosen."""
     of_draws = {"sampler_logprobs", "entropy", "target_ids", "target_probs", "search_values"}
     return not of_draws.isdisjoint(contract_of(component).reads)
+
+
+def _fresh_fields(parts: Parts) -> list[str]:
+    """Returns the batch fields that the sampler or the rollout fills and that the dataflow, the
+    advantage or the loss reads: rows of rollouts.replay have none of them."""
+    # Stored rows count as ones that kept no token of another response.
+    filled = {"entropy", *parts.rolls("fills")} - {"kept_tokens"}
+    filled -= {*contract_of(parts.dataflow).fills}
+    readers = (parts.dataflow, parts.advantage, parts.policy_loss)
+    return sorted(filled & {name for one in readers for name in contract_of(one).reads})
 
 
 def _compares_batch(parts: Parts, text: object) -> bool:
@@ -159,6 +170,12 @@ FEATURES = {
         "algorithm.collect", lambda parts, _: parts.rolls("searches") and not parts.rolls("targets")
     ),
     "tree of episodes": _rollout("tree"),
+    "rollout by scores": Feature(
+        "algorithm.collect",
+        lambda parts, _: any(
+            parts.rolls(name) for name in ("needs_groups", "rounds", "continues", "searches")
+        ),
+    ),
     "choice of groups": Feature(
         "algorithm.collect",
         lambda parts, _: parts.rolls("needs_groups") and parts.rolls("drops_dead") is None,
@@ -196,6 +213,9 @@ FEATURES = {
     ),
     "advantage over draws": Feature(
         "algorithm.advantage", lambda parts, _: _reads_draws(parts.advantage)
+    ),
+    "fields of new samples": Feature(
+        "algorithm.collect", lambda parts, _: bool(_fresh_fields(parts))
     ),
     "advantage of single rows": _over_rows("advantage", "algorithm.advantage"),
     "advantage blind to tokens": Feature("algorithm.advantage", _token_blind),
@@ -289,9 +309,10 @@ EXCLUDES = (
         for a in ("reward model", "judge model")
     ),
     Rule(
-        "dead groups replaced in flight",
+        "rollout by scores",
         "no reward read",
-        "dataflow={dataflow!r} reads no reward: no group is known to be dead",
+        "{collect!r} goes by the scores of samples, and dataflow={dataflow!r} has no reward that "
+        "gives any",
         "'once()'",
     ),
     Rule(
@@ -362,6 +383,12 @@ EXCLUDES = (
         "dataflow={dataflow!r} compares all rows of a prompt, and those of a turn_tree begin at "
         "different turns",
         "once()",
+    ),
+    Rule(
+        "replay",
+        "fields of new samples",
+        "rows of a file have no {fresh}, which sampling fills and this config reads",
+        "rollouts.replay=''",
     ),
     Rule("replay", "images", "stored rollouts hold no images", "rollouts.replay=''"),
     Rule("environment", "images", "episodes are of text", "rows of text alone"),

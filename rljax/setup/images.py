@@ -6,13 +6,14 @@ import contextlib
 from pathlib import Path
 
 from rljax import hub
-from rljax.config import Config, is_path
+from rljax.config import Config, is_path, model_fields, value_of
 from rljax.data.images.encode import PROCESSOR, image_reader
 from rljax.data.images.patches import to_hf_processor
 from rljax.data.online.encoded import Data
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
 from rljax.files import read_json_object, write_json
+from rljax.models.huggingface import load_config
 from rljax.setup.features import Parts, violations
 from rljax.setup.scoring import turn_sampling
 from rljax.setup.setup import make_sampling
@@ -28,6 +29,15 @@ def check_images(config: Config, data: Data) -> None:
         if rule.b == "images":
             raise InputError(
                 f"{field} with images in the data", value=value, rule=why, fix=rule.fix
+            )
+    for field in ("teacher_model", "critic_model"):
+        folder = value_of(config, field)
+        if folder and load_config(folder, **model_fields(config)).vision is None:
+            raise InputError(
+                f"{field} with images in the data",
+                value=folder,
+                rule="the model reads text alone, and it is given the rows of the policy",
+                fix=f"a vision model as {field}, or rows of text alone",
             )
 
 

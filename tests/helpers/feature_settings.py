@@ -76,6 +76,7 @@ SETTINGS = {
     "search": {"algorithm.collect": "search(method='mcts(simulations=4, width=3)')"},
     "search of whole texts": {"algorithm.collect": "search(method='best_of_n(samples=2)')"},
     "tree of episodes": {**_EPISODES, **_TREES},
+    "rollout by scores": {"algorithm.collect": "first_live()"},
     "choice of groups": {"algorithm.collect": "feature_settings.chosen()"},
     "rollout inside another": {"dataflow": "remax", "algorithm.advantage": "remax()"},
     "rollout of other roles": {"algorithm.collect": "vine(completions=2, step_tokens=1)"},
@@ -118,6 +119,7 @@ SETTINGS = {
     "dataflow of single rows": {"dataflow": "remax", "algorithm.advantage": "remax()"},
     "loss over draws": {"algorithm.policy_loss": "cispo(behaviour='sampler')"},
     "advantage over draws": {"algorithm.advantage": "feature_settings.by_entropy"},
+    "fields of new samples": {"algorithm.advantage": "feature_settings.by_entropy"},
     "advantage of single rows": {"algorithm.advantage": "optimal_token_baseline()"},
     "advantage blind to tokens": {"algorithm.advantage": "group_relative()"},
     "no reference": {
@@ -157,11 +159,14 @@ def letters() -> Task:
 
 
 def pictures() -> Task:
-    return dataclasses.replace(drawn_digits(kinds=4, test=8), alphabet=_alphabet())
+    task = drawn_digits(kinds=4, test=8)
+    known = [task.train[i] for i in range(16)]  # a stream retires no prompts
+    return dataclasses.replace(task, train=known, alphabet=_alphabet())
 
 
 def _alphabet() -> str:
-    return "".join(dict.fromkeys(rows().alphabet + drawn_digits(kinds=4, test=8).alphabet))
+    """The first character is the one that stands for an image."""
+    return "".join(dict.fromkeys(drawn_digits(kinds=4, test=8).alphabet + rows().alphabet))
 
 
 @contract(reads=("rewards", "entropy"))
@@ -171,9 +176,9 @@ def by_entropy(batch):
 
 
 @contract(needs_groups=True)
-def chosen(prompts, key, cfg, *, actor, reward):
+def chosen(prompts, key, cfg, *, sample):
     """A rollout that says nothing of groups in flight."""
-    return once(prompts, key, cfg, actor=actor, reward=reward)
+    return once(prompts, key, cfg, sample=sample)
 
 
 def share(response, ground_truth) -> float:
@@ -285,7 +290,7 @@ def write_folders(folder: Path) -> None:
     """A policy and a model that scores, of random weights, and stored rollouts."""
     from tiny_scorer import write_judge
 
-    setup = build.build(base_config(), jax.devices()[:1])
+    setup = build.build(config_of("images"), jax.devices()[:1])  # so is a teacher of images
     ids = dict(bos_id=None, eos_ids=(1,), pad_id=0)
     save_params(folder / "policy", setup.model, setup.model.init(jax.random.key(5)), **ids)
     facts = resolve(MODEL, NAMESPACES["model"])(setup.tokenizer.vocab_size)

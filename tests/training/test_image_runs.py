@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from conftest import REPO
+from feature_settings import base_config
 from PIL import Image
 from tiny_run import checkpoint_bytes, flat_bytes, metrics_rows, policy_bytes, train_on_one
 
@@ -16,6 +17,7 @@ from rljax.config.flags import load_config_file
 from rljax.data.rows.sources import load_prompts
 from rljax.errors import InputError
 from rljax.evaluation.policy import evaluate
+from rljax.models.huggingface import save_params
 from rljax.policies import load_policy
 from rljax.training.run import Run
 
@@ -183,6 +185,20 @@ def test_what_images_exclude_is_refused_by_its_field(field, tmp_path):
     config = image_config(tmp_path, **{field: REFUSED[field]})
     with pytest.raises(InputError, match=rf"{field.replace('__', '.')} with images in the data"):
         build.build(config, jax.devices()[:1])
+
+
+def test_a_teacher_that_reads_no_images_is_refused(two_steps, tmp_path):
+    """It would be given the rows of the policy, images among them."""
+    text = build.build(base_config(), jax.devices()[:1])
+    ids = dict(bos_id=None, eos_ids=(1,), pad_id=0)
+    save_params(tmp_path / "text", text.model, text.model.init(jax.random.key(0)), **ids)
+    config = image_config(tmp_path, dataflow="on_policy_distil", reward__function="")
+    config.algorithm.kl_in_loss = 0.0
+    config.teacher_model = str(tmp_path / "text")
+    with pytest.raises(InputError, match="teacher_model with images in the data.*reads text"):
+        build.build(config, jax.devices()[:1])
+    config.teacher_model = str(two_steps / "policy")
+    build.build(config, jax.devices()[:1])
 
 
 def test_drawn_digits_are_functions_of_their_index():
