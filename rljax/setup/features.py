@@ -349,6 +349,12 @@ EXCLUDES = (
         "leave reference out",
     ),
     Rule(
+        "speculation",
+        "samples of the reference",
+        "dataflow={dataflow!r} draws each token from two models, and a draft is checked by one",
+        "sampler.draft_tokens=0",
+    ),
+    Rule(
         "environment",
         "no reward read",
         "dataflow={dataflow!r} learns from samples, and episodes are rollouts",
