@@ -148,7 +148,10 @@ def bands(width: int, rows: list[tuple[str, list[tuple[float, float, str]]]], no
 
 # One step: when each part of the machine works, in shares of the step.
 STEP = [
-    ("sampler", [(0.0, 0.38, "decode responses"), (0.44, 1.0, "samples of next steps")]),
+    (
+        "sampler",
+        [(0.0, 0.38, "decode responses"), (0.44, 1.0, "with sampler devices: later steps")],
+    ),
     ("reward workers", [(0.1, 0.44, "score each response as it ends")]),
     (
         "program",
@@ -193,7 +196,9 @@ def floors() -> str:
                 ],
             )
         )
-    return bands(1100, rows, "A module imports rooms to the left of its own, and of floors below.")
+    return bands(
+        1100, rows, "A module imports packages to the left of its own, and those of levels below."
+    )
 
 
 def logo() -> str:

@@ -3,8 +3,8 @@
 A rollout is a function (prompts, key, cfg, *, sample, draw, ...) -> Rollout that
 `algorithm.collect` names. Of its keyword-only parameters, those with a default are its options. The
 others are passed by name: `sample(prompts, key, n=)` returns scored trajectories
-(rljax.rollout.sample), `draw(n)` the next n prompts of the data, `tokenizer` is the run's, and any
-other name is the role of that name.
+(rljax.rollout.sample), `draw(n)` the next n prompts of the data, `tokenizer` and `reward` are the
+run's, and any other name is the role of that name.
 """
 
 import dataclasses

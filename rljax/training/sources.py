@@ -1,7 +1,8 @@
 """Sources: where the batch of a step comes from.
 
-A source has next(step, roles) -> (Batch, metrics), get_state() and set_state(state): rows of a
-file, rollouts of the policy, stored rollouts, or a mixture of both. A dataflow never knows which.
+A source provides rows of a file, rollouts of the policy, stored rollouts, or a mixture of both:
+next(step, roles) -> (Batch, metrics). get_state() and set_state(state) serve checkpoints, saved()
+is called after each of them, and meanwhile(learned) while the host waits for the program.
 """
 
 import dataclasses
