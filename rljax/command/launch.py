@@ -135,7 +135,7 @@ def launch(command: Command, arguments: list[str], program: str) -> int:
         return (main(options, given) if command.config else main(options)) or 0
     except InputError as error:
         return complain(error)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, ValueError) as error:
         if (known := no_device(error)) is None:
             raise
         return complain(known)
