@@ -13,6 +13,7 @@ import warnings
 from pathlib import Path
 
 import brittle
+import fsspec
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -86,6 +87,23 @@ def test_the_newest_and_the_best_are_kept_and_come_back_bitwise_on_other_meshes(
     for other in (None, mesh(2, 4), mesh(8), mesh(1), mesh(2, 1)):
         read = assert_holds(again, 9, other)
         assert read["w"].sharding == arrays(0, other)["w"].sharding
+
+
+class Gs(Brittle):
+    """The same files under the addresses of another service."""
+
+    protocol = "gs"
+
+
+def test_gs_goes_the_way_of_all_stores(bucket):
+    """Orbax would leave its marker file there, and no SHA-256."""
+    fsspec.register_implementation("gs", Gs, clobber=True)
+    checkpoints = Checkpoints("gs://bucket/run/checkpoints")
+    save(checkpoints, 3)
+    assert_holds(Checkpoints("gs://bucket/run/checkpoints"), checkpoints.latest())
+    names = [path.name for path in bucket.rglob("*") if path.is_file()]
+    assert {"manifest.json", "state.json"} < {*names} and "commit_success.txt" not in names
+    assert any(name.endswith("-00000.bin") for name in names)
 
 
 def test_arrays_of_several_pieces(monkeypatch):
