@@ -44,7 +44,7 @@ def _lacking(env: Variables) -> Iterator[tuple[str, bool, dict[str, str]]]:
     """(the platform that is asked for, its devices are there, words) of those without a plugin."""
     kinds = (
         (("gpu", "cuda"), any(map(is_installed, _GPU_PLUGINS)), has_nvidia()),
-        (("tpu",), is_installed("libtpu") or "TPU_LIBRARY_PATH" in env, has_tpu()),
+        (("tpu",), is_installed("libtpu") or bool(env.get("TPU_LIBRARY_PATH")), has_tpu()),
     )
     gpu = {"devices": "NVIDIA GPUs", "lack": "JAX has no plugin for GPUs", "extra": "cuda12"}
     tpu = {"devices": "TPU chips", "lack": "libtpu is not installed", "extra": "tpu"}
