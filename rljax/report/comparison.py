@@ -284,7 +284,7 @@ def _curves(runs: Sequence[Run], names: Sequence[str], arms: Sequence[Arm]) -> s
         if not matches(key, NOT_CHARTED) and not all(repeats(run, key) for run in runs)
     ]
     out, used = [], set()
-    for name, charts in GROUPS:
+    for name, charts in GROUPS.items():
         patterns = [p for chart in charts if not chart.folded for p in chart.patterns]
         here = [k for p in patterns for k in free if fnmatch.fnmatchcase(k, p) and k not in used]
         here = list(dict.fromkeys(here))
