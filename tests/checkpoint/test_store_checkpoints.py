@@ -89,23 +89,6 @@ def test_the_newest_and_the_best_are_kept_and_come_back_bitwise_on_other_meshes(
         assert read["w"].sharding == arrays(0, other)["w"].sharding
 
 
-class Gs(Brittle):
-    """The same files under the addresses of another service."""
-
-    protocol = "gs"
-
-
-def test_gs_goes_the_way_of_all_stores(bucket):
-    """Orbax would leave its marker file there, and no SHA-256."""
-    fsspec.register_implementation("gs", Gs, clobber=True)
-    checkpoints = Checkpoints("gs://bucket/run/checkpoints")
-    save(checkpoints, 3)
-    assert_holds(Checkpoints("gs://bucket/run/checkpoints"), checkpoints.latest())
-    names = [path.name for path in bucket.rglob("*") if path.is_file()]
-    assert {"manifest.json", "state.json"} < {*names} and "commit_success.txt" not in names
-    assert any(name.endswith("-00000.bin") for name in names)
-
-
 def test_arrays_of_several_pieces(monkeypatch):
     monkeypatch.setattr(pieces, "PIECE_BYTES", 100)
     checkpoints = Checkpoints(URL)
@@ -554,3 +537,20 @@ def test_kills_at_each_put_leave_the_last_whole_step(tmp_path, monkeypatch):
         assert set(checkpoints.place._folders()) == set(checkpoints.steps())
         save(checkpoints, (step or 0) + 1)
         assert checkpoints.latest() == (step or 0) + 1
+
+
+class Gs(Brittle):
+    """The same files under the addresses of another service."""
+
+    protocol = "gs"
+
+
+def test_gs_goes_the_way_of_all_stores(bucket):
+    """Orbax would leave its marker file there, and no SHA-256."""
+    fsspec.register_implementation("gs", Gs, clobber=True)
+    checkpoints = Checkpoints("gs://bucket/run/checkpoints")
+    save(checkpoints, 3)
+    assert_holds(Checkpoints("gs://bucket/run/checkpoints"), checkpoints.latest())
+    names = [path.name for path in bucket.rglob("*") if path.is_file()]
+    assert {"manifest.json", "state.json"} < {*names} and "commit_success.txt" not in names
+    assert any(name.endswith("-00000.bin") for name in names)
