@@ -13,5 +13,9 @@ configs = {
 setup(
     packages=[*find_packages(include=["rljax", "rljax.*"]), *configs],
     package_dir=configs,
-    package_data={**{name: ["*.json", "*.txt"] for name in configs}, "rljax.pods": ["host.sh"]},
+    package_data={
+        **{name: ["*.json", "*.txt"] for name in configs},
+        "rljax.pods": ["host.sh"],
+        "rljax.report": ["card.md"],
+    },
 )

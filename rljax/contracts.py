@@ -94,6 +94,13 @@ class Contract:
     # endpoint by its options base_url, model and timeout_s; its options are those of judge().
     asks: str = ""
     rubrics: bool = False  # a reward that reads the rubrics of a prompt
+    # Rewards: what a worker calls before the first sample, as lambda options: lambda: f(options).
+    # It refuses options by InputError, loads what is slow, or returns facts of the run by name.
+    prepare: Callable[[], object] | None = None
+    # Placement: makes a mesh of the first of the devices that are free, by its option devices.
+    places: bool = False
+    # Update rules: a step changes every weight by about the learning rate, whatever the gradient.
+    steps_of_one_size: bool = False
     # Rewards: what `ground_truth` is: an "answer", which a right response gives, or a
     # "specification", by which one is checked (unit tests, a pattern).
     truth: str = "answer"

@@ -601,8 +601,9 @@ def write_text(path: str | Path, text: str) -> None:
         ) from None
 
 
-def yaml_text(values: dict) -> str:
-    """A dict as YAML that reads to the same values."""
+def yaml_text(values: dict, *, blocks: bool = False) -> str:
+    """A dict as YAML that reads to the same values; `blocks`: texts of several lines as they are,
+    as scripts are read."""
     import yaml
 
     class Dumper(yaml.SafeDumper):
@@ -610,7 +611,7 @@ def yaml_text(values: dict) -> str:
 
     def represented(dumper: Dumper, value: str):
         # In another style it would be written as it is, and read as the end of a line.
-        style = '"' if "\x85" in value else None
+        style = '"' if "\x85" in value else "|" if blocks and "\n" in value else None
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
     Dumper.add_representer(str, represented)

@@ -104,7 +104,6 @@ MAY = {
     "data/text/guarded_process.py": WORKER,
     "data/text/messages.py": "arguments of calls with raw control characters, read below",
     "doctor/probe.py": WORKER,
-    "doctor/variables.py": "a lock of the device that is not read",
     "environments/play_worker.py": WORKER,
     "environments/schemas.py": "texts, read below",
     "evaluation/suite_rows.py": "a pickle of texts alone, read below",

@@ -2,8 +2,14 @@
 pieces of at most 64 MiB, and an index of what lies where.
 
 A piece is one put. Whoever reads takes the pieces that its own devices need, whatever hosts and
-mesh wrote them, and compares the SHA-256 of each before a byte of it is used. Orbax writes local
-folders; it needs a rename, files that all hosts see, and a driver for each kind of store.
+mesh wrote them, and compares the SHA-256 of each before a byte of it is used.
+
+Orbax writes local folders (rljax.checkpoint.disk). It could write gs://, where a marker file,
+commit_success.txt, takes the place of a rename; s3:// and the other file systems of fsspec have no
+driver in it. gs:// goes the way of these all the same: orbax keeps no SHA-256, so that to compare
+one it would have to read back what it wrote; TensorStore, which it reads and writes by, looks for
+credentials of its own beside those of fsspec; and a run that was begun goes on with the pieces that
+it has.
 """
 
 import collections

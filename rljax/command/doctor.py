@@ -1,10 +1,9 @@
 """Doctor: rljax doctor [RUN] [--hosts] [--json] [--nojax]
 
 Says what is wrong with this machine, its environment and a run folder, each with one line that
-mends it: versions, devices, memory, disk, limits, variables, proxies, the sandbox, the hub, torn
-checkpoints. --hosts, on every host of a pod at once, asks whether all reach each other both ways,
-and whether their clocks agree. Exit code 0: nothing is broken (there may be warnings); 1: something
-is.
+mends it: packages, devices, flags of XLA, disk, proxies, the sandbox, torn checkpoints. --hosts, on
+every host of a pod at once, asks whether all reach each other both ways. Exit code 0: nothing is
+broken (there may be warnings); 1: something is.
 """
 
 import dataclasses

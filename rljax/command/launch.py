@@ -40,23 +40,27 @@ _HELP = ("--help", "-h", "-help", "--helpfull", "--helpshort")
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A command: its name, what it is for, its module in this folder, its options, whether it takes
-    a config ("", "optional", "needed", or the one that it takes where none is given), whether one
-    host alone can run it, and whether it prints the config alone, so that nothing it names runs."""
+    """A command: its name, what it is for, its options, whether it takes a config ("", "optional",
+    "needed", or the one that it takes where none is given), its module in this folder ("": the one
+    of its name), whether one host alone can run it, and whether it prints the config alone, so that
+    nothing it names runs."""
 
     name: str
     about: str
-    module: str
     options: type
     config: str = ""
+    module: str = ""
     one_host: bool = False
     prints_config: bool = False
     jax: bool = True  # whether it needs JAX, whose installation and variables are checked first
     data_with: str = ""  # the option with which the argument is data, and no config
 
+    def file(self) -> str:
+        return self.module or self.name.replace(" ", "_")
+
     def doc(self) -> str:
         """The docstring of its module, which is not imported for it."""
-        text = Path(__file__).with_name(f"{self.module}.py").read_text(encoding="utf-8")
+        text = Path(__file__).with_name(f"{self.file()}.py").read_text(encoding="utf-8")
         return ast.get_docstring(ast.parse(text)) or ""
 
 
@@ -131,11 +135,11 @@ def launch(command: Command, arguments: list[str], program: str) -> int:
 
             compiles.use_cache(options.compilation_cache)
         absl_logging.set_verbosity(absl_logging.ERROR)  # orbax logs at every save
-        main = importlib.import_module(f"rljax.command.{command.module}").main
+        main = importlib.import_module(f"rljax.command.{command.file()}").main
         return (main(options, given) if command.config else main(options)) or 0
     except InputError as error:
         return complain(error)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, ValueError) as error:
         if (known := no_device(error)) is None:
             raise
         return complain(known)

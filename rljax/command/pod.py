@@ -22,6 +22,7 @@ from pathlib import Path
 
 from rljax.config.service_options import PodOptions
 from rljax.errors import InputError
+from rljax.files import yaml_text
 
 
 def main(options: PodOptions) -> int:
@@ -113,7 +114,7 @@ def _text(options: PodOptions) -> str:
             bucket=options.bucket,
             spot=options.spot,
         )
-        return templates.yaml_text(task)
+        return yaml_text(task, blocks=True)
     if pod is None:
         raise InputError("no --type", fix="such as --type=v5litepod-64")
     manifest = templates.jobset(
@@ -124,4 +125,4 @@ def _text(options: PodOptions) -> str:
         queue=options.queue,
         spot=options.spot,
     )
-    return templates.yaml_text(manifest)
+    return yaml_text(manifest, blocks=True)

@@ -1,7 +1,7 @@
 """`rljax doctor`: what is wrong with a machine, an installation, a shell or a run folder, each with
 one line that mends it.
 
-A check is a generator of findings, and looks at what it names itself: variables, folders, limits,
+A check is a generator of findings, and looks at what it names itself: variables, folders,
 metadata. Only `probe`, `network` and the checkpoints of a run folder import JAX.
 """
 
@@ -9,13 +9,12 @@ import os
 from collections.abc import Iterator
 
 from rljax.config.run_options import DoctorOptions
+from rljax.doctor.environment import environment
 from rljax.doctor.finding import Finding
-from rljax.doctor.machine import machine
 from rljax.doctor.network import hosts_network
 from rljax.doctor.packages import packages
 from rljax.doctor.probe import probe
 from rljax.doctor.run_folder import run_folder
-from rljax.doctor.variables import variables
 
 __all__ = ["Finding", "examine"]
 
@@ -23,8 +22,7 @@ __all__ = ["Finding", "examine"]
 def examine(options: DoctorOptions) -> Iterator[Finding]:
     """The findings of all checks that the options ask for."""
     yield from packages(os.environ)
-    yield from variables(os.environ)
-    yield from machine(os.environ, options.disk_gb, options.run)
+    yield from environment(os.environ, options.disk_gb, options.run)
     if options.run:
         yield from run_folder(options.run)
     if options.jax:

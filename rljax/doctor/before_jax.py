@@ -4,31 +4,22 @@ needs a device makes first. Imports no JAX.
 
 import functools
 import os
+import re
 import subprocess
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
+from importlib.metadata import distributions
 
+from rljax.doctor.environment import jax_ends
 from rljax.doctor.finding import Finding, broken
 from rljax.doctor.packages import unmet_requirements
-from rljax.doctor.probe import refused_xla_flag
-from rljax.doctor.variables import variables
 from rljax.errors import InputError
 
-# Findings at which JAX ends for sure. What a machine has is not among them: not every device shows
-# as a file.
-_FATAL = {
-    "platform_unknown",
-    "platform_not_installed",
-    "xla_flags_not_flags",
-    "plugin_missing",
-    "xla_flag_value_wrong",
-    "jax_variable_not_boolean",
-    "matmul_precision_unknown",
-    "libtpu_missing",
-}
 _HARMLESS = ("--xla_force_host_platform_device_count", "--xla_dump_to=")
 _PARSES_FLAGS = "from jaxlib import _jax; _jax.CompileOptions()"
+NO_DEVICE = "unset JAX_PLATFORMS, or install the plugin of this machine's devices"
+_VARIABLES, _DEVICES = (os.path.join("jax", "_src", f"{x}.py") for x in ("config", "xla_bridge"))
 
 
 @functools.cache
@@ -41,8 +32,7 @@ def refuse_what_ends_jax() -> None:
 
 def fatal(env: Mapping[str, str]) -> Iterator[Finding]:
     yield from unmet_requirements()
-    found = [finding for finding in variables(env) if finding.status == "broken"]
-    yield from (finding for finding in found if finding.name in _FATAL)
+    yield from jax_ends(env)
     flags = env.get("XLA_FLAGS", "").split()
     if "jax" in sys.modules or all(flag.startswith(_HARMLESS) for flag in flags):
         return  # a process that has read them goes on; the others are known
@@ -52,17 +42,58 @@ def fatal(env: Mapping[str, str]) -> Iterator[Finding]:
     except (OSError, subprocess.SubprocessError):
         return
     if refused := done.returncode and refused_xla_flag(done.stderr):
-        of_tpu = (finding for finding in found if finding.name == "xla_flags_of_tpu")
-        yield refused if refused.name == "xla_flag_value_wrong" else next(of_tpu, refused)
+        yield refused
+
+
+def refused_xla_flag(err: str) -> Finding | None:
+    """The finding of a process that ended at XLA_FLAGS, by what it printed; None of another."""
+    if value := re.search(r"Couldn't interpret value (.*?) for flag (\w+)", err):
+        name = f"--{value[2]}"
+        return broken(
+            "xla_flag_value_wrong",
+            f"XLA_FLAGS holds {name}={value[1].strip()}, and {name} takes no such value: JAX does "
+            "not start",
+            f"correct the value, or take {name} out of XLA_FLAGS",
+        )
+    if "Unknown flag" not in err:
+        return None
+    flags = err.partition("Unknown flag")[2].partition(":")[2].splitlines()[0].strip()
+    if flags.startswith(("--xla_tpu_", "--xla_jf_")):
+        return broken(
+            "xla_flags_of_tpu",
+            f"XLA_FLAGS holds {flags}, which libtpu alone knows: elsewhere the process ends at it",
+            "put flags of TPUs into LIBTPU_INIT_ARGS",
+        )
+    return broken(
+        "xla_flags_unknown",
+        f"XLA_FLAGS holds {flags}, which this jaxlib does not know: the process ends at it",
+        "take it out of XLA_FLAGS",
+    )
 
 
 def no_device(error: BaseException) -> InputError | None:
-    """The error of a JAX that has found no device; None for an exception of anything else."""
+    """The error of a JAX that does not take a variable or has found no device; None for an
+    exception of anything else."""
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-    if not any(file.endswith(os.path.join("jax", "_src", "xla_bridge.py")) for file in files):
-        return None
     said = (str(error) or type(error).__name__).splitlines()[0][:300]
-    found = (f for f in variables(os.environ) if f.status == "broken" and "platform" in f.name)
-    fix = "unset JAX_PLATFORMS, or install the plugin of this machine's devices"
-    finding = next(found, broken("no_device", f"JAX finds no device: {said}", fix))
-    return InputError(finding.what, fix=finding.fix)
+    if any(file.endswith(_DEVICES) for file in files):
+        found = broken("no_device", f"JAX finds no device: {said}", NO_DEVICE)
+        found = next(jax_ends(os.environ), found)
+        return InputError(found.what, fix=found.fix)
+    if files[-1].endswith(_VARIABLES) and any(name.startswith("JAX_") for name in os.environ):
+        return InputError(f"JAX does not start: {said}", fix=how_to_start(os.environ, said))
+    return None
+
+
+def how_to_start(env: Mapping[str, str], error: str) -> str:
+    """Names the fix for a JAX that does not start: an import that fails is of the installation,
+    everything else of the variables that JAX reads, where some are set."""
+    names = sorted(name for name in env if name.startswith(("JAX_", "XLA_", "LIBTPU_")))
+    if names and not error.startswith(("ImportError", "ModuleNotFoundError")):
+        return f"unset {' '.join(names)}; the one that the error is about is enough"
+    kept = " ".join(
+        f"{one.name}=={one.version}"
+        for one in distributions()
+        if one.name in ("jax", "jaxlib", "numpy")
+    )
+    return f"pip install --force-reinstall {kept or 'jax jaxlib numpy'}, for this Python"

@@ -56,10 +56,6 @@ def platforms(env: Mapping[str, str]) -> list[str]:
     return [part for part in listed.split(",") if part]
 
 
-def asks_for_gpu(env: Mapping[str, str]) -> bool:
-    return not {"gpu", "cuda", "rocm"}.isdisjoint(platforms(env))
-
-
 def why_not_written(folder: Path) -> str:
     """Why no file can be written into a folder, or into the folder above that would hold it; ""
     where it can. Nothing is left behind."""

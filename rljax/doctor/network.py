@@ -8,7 +8,6 @@ at, calls all others there, and counts who has called it.
 import concurrent.futures
 import contextlib
 import json
-import math
 import socket
 import threading
 import time
@@ -18,7 +17,6 @@ from rljax.doctor.finding import Finding, broken, fine
 from rljax.errors import InputError
 from rljax.files import json_object
 
-_SKEW_S = 5.0
 _CALL_S = 3.0  # for one call
 _LONGEST = 4096  # bytes that a host says
 _AT_ONCE = 16  # callers
@@ -28,7 +26,7 @@ _OPEN = "open the port between the hosts in both directions (firewall, security 
 def hosts_network(
     env: MutableMapping[str, str], ports: Sequence[int], timeout_s: float
 ) -> Iterator[Finding]:
-    """Broken ports, names and clocks between this host and the others."""
+    """Broken ports and names between this host and the others."""
     from rljax.hosts.cluster import find  # with JAX
     from rljax.hosts.rendezvous import meet
 
@@ -74,7 +72,7 @@ def _both_ways(
 ) -> Iterator[Finding]:
     # Hosts that share a machine each have a port of their own, one above the other.
     at = [port + addresses[:k].count(addresses[k]) for k in range(len(addresses))]
-    others = [k for k in range(len(addresses)) if k != here]
+    others = {k for k in range(len(addresses)) if k != here}
     try:
         server = socket.create_server(("", at[here]))
     except OSError as error:
@@ -85,63 +83,38 @@ def _both_ways(
         )
         return
     callers: set[int] = set()
+    problems = dict.fromkeys(others, "")
     deadline = time.monotonic() + timeout_s
-    answering = threading.Thread(
-        target=_answer, args=(server, callers, here, set(others)), daemon=True
-    )
-    answering.start()
-    skews, problems = {}, {}
-    while time.monotonic() < deadline and (len(skews) < len(others) or len(callers) < len(others)):
-        for k in others:
-            if k not in skews:
-                try:
-                    skews[k] = _call(addresses[k], at[k], here)
-                    problems.pop(k, None)
-                except (OSError, ValueError) as error:
-                    problems[k] = str(error) or type(error).__name__
+    threading.Thread(target=_answer, args=(server, callers, here, others), daemon=True).start()
+    while time.monotonic() < deadline and (problems or callers < others):
+        for k in list(problems):
+            try:
+                _call(addresses[k], at[k], here)
+                del problems[k]
+            except (OSError, ValueError) as error:
+                problems[k] = str(error) or type(error).__name__
         time.sleep(0.1)
     server.close()
     for k, reason in problems.items():
-        yield broken(
-            "host_unreachable",
-            f"host {k} is not reached at {addresses[k]}:{at[k]}: {reason}",
-            _OPEN,
-        )
-    for k in sorted(set(others) - callers):
-        yield broken(
-            "host_does_not_reach_us",
-            f"host {k} ({addresses[k]}) has not called port {at[here]} "
-            f"of this host within {timeout_s:g} s",
-            _OPEN,
-        )
-    for k, skew in skews.items():
-        if abs(skew) > _SKEW_S:
-            yield broken(
-                "clock_skew",
-                f"the clock of host {k} is {abs(skew):.0f} s "
-                f"{'ahead of' if skew > 0 else 'behind'} this one",
-                "set the clocks: timedatectl set-ntp true, on every host",
-            )
-    if len(skews) == len(callers) == len(others):
+        what = f"host {k} is not reached at {addresses[k]}:{at[k]}: {reason}"
+        yield broken("host_unreachable", what, _OPEN)
+    for k in sorted(others - callers):
+        what = f"host {k} ({addresses[k]}) has not called port {at[here]} of this host"
+        yield broken("host_does_not_reach_us", f"{what} within {timeout_s:g} s", _OPEN)
+    if not problems and callers == others:
         yield fine("port", f"{port}: reached and called by all other hosts")
 
 
-def _call(address: str, port: int, here: int) -> float:
-    """Says to a host that this one reaches it -> how far its clock is ahead, in seconds."""
-    from rljax.hosts.rendezvous import lines
-
-    before = time.time()
+def _call(address: str, port: int, here: int) -> None:
+    """Says to a host that this one reaches it, and waits for its answer."""
     with socket.create_connection((address, port), timeout=_CALL_S) as other:
         other.sendall(json.dumps({"rljax": here}).encode() + b"\n")
-        line = next(lines(other, _LONGEST, time.monotonic() + _CALL_S), b"null")
-    there = json_object(line.decode(), "its answer").get("time")
-    if not isinstance(there, float) or not math.isfinite(there):
-        raise ValueError("something else answers there")
-    return there - (before + time.time()) / 2
+        if type(_number(other)) is not int:
+            raise ValueError("something else answers there")
 
 
 def _answer(server: socket.socket, callers: set[int], here: int, others: set[int]) -> None:
-    """Notes which of the others call, and tells them the time, until the server is closed."""
+    """Notes which of the others call, and answers them, until the server is closed."""
     with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
         while True:
             try:
@@ -153,11 +126,16 @@ def _answer(server: socket.socket, callers: set[int], here: int, others: set[int
 
 def _hear(caller: socket.socket, callers: set[int], here: int, others: set[int]) -> None:
     """Answers one caller; whoever is none of the others is passed over."""
+    with caller, contextlib.suppress(OSError, ValueError):
+        number = _number(caller)
+        if type(number) is int and number in others:
+            caller.sendall(json.dumps({"rljax": here}).encode() + b"\n")
+            callers.add(number)
+
+
+def _number(other: socket.socket):
+    """The number that a host gives as its own; anything where it is none of ours."""
     from rljax.hosts.rendezvous import lines
 
-    with caller, contextlib.suppress(OSError, ValueError):
-        line = next(lines(caller, _LONGEST, time.monotonic() + _CALL_S), b"null")
-        number = json_object(line.decode(), "a caller's word").get("rljax")
-        if type(number) is int and number in others:
-            caller.sendall(json.dumps({"rljax": here, "time": time.time()}).encode() + b"\n")
-            callers.add(number)
+    line = next(lines(other, _LONGEST, time.monotonic() + _CALL_S), b"null")
+    return json_object(line.decode(), "a caller's word").get("rljax")

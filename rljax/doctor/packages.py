@@ -2,6 +2,7 @@
 Nothing of them is imported."""
 
 import contextlib
+import itertools
 import os
 import platform
 import re
@@ -18,25 +19,9 @@ from rljax.files import parse_toml, read_text
 SHOWN = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "libtpu")
 # What a file of the same name on PYTHONPATH would break without a word.
 LIBRARIES = (
-    "jax",
-    "jaxlib",
-    "flax",
-    "optax",
-    "orbax",
-    "grain",
-    "numpy",
-    "rich",
-    "safetensors",
-    "tokenizers",
-    "jinja2",
-    "pyarrow",
-    "rljax",
+    *("jax", "jaxlib", "flax", "optax", "orbax", "grain", "numpy", "rich", "safetensors"),
+    *("tokenizers", "jinja2", "pyarrow", "rljax"),
 )
-_PLUGINS = [
-    (f"jax-{kind}-{part}", kind)
-    for kind in ("cuda12", "cuda13", "rocm7")
-    for part in ("plugin", "pjrt")
-]
 
 
 def packages(env: Mapping[str, str]) -> Iterator[Finding]:
@@ -45,7 +30,8 @@ def packages(env: Mapping[str, str]) -> Iterator[Finding]:
     yield fine("versions", ", ".join(listed))
     yield from unmet_requirements()
     jaxlib = _version("jaxlib")
-    for name, kind in _PLUGINS:
+    for kind, part in itertools.product(("cuda12", "cuda13", "rocm7"), ("plugin", "pjrt")):
+        name = f"jax-{kind}-{part}"
         if jaxlib and (have := _version(name)) and have != jaxlib:
             yield broken(
                 "plugin_of_another_version",

@@ -4,14 +4,12 @@ rljax.doctor.probe` prints a line of JSON for each. What ends or hangs that proc
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from importlib.metadata import distributions
 
+from rljax.doctor.before_jax import NO_DEVICE, how_to_start, refused_xla_flag
 from rljax.doctor.finding import Finding, broken, fine, warning
-from rljax.doctor.variables import xla_flag_value_wrong
 from rljax.errors import InputError
 from rljax.runs.units import human_bytes
 
@@ -33,11 +31,7 @@ def probe(env: Mapping[str, str], timeout_s: float) -> Iterator[Finding]:
         code, out, err = done.returncode, done.stdout, done.stderr
     except subprocess.TimeoutExpired as late:
         code, out, err = None, (late.stdout or b"").decode(errors="replace"), ""
-    seen = []
-    for line in out.splitlines():
-        if line.startswith('{"name"'):
-            seen.append(Finding(**json.loads(line)))
-    yield from seen
+    yield from (Finding(**json.loads(x)) for x in out.splitlines() if x.startswith('{"name"'))
     if code is None:
         yield broken(
             "jax_hangs",
@@ -52,37 +46,8 @@ def probe(env: Mapping[str, str], timeout_s: float) -> Iterator[Finding]:
         yield broken(
             "jax_does_not_start",
             f"JAX does not start: {_last_line(err) or f'exit code {code}'}",
-            _how_to_start(env, err),
+            how_to_start(env, _last_line(err)),
         )
-
-
-def refused_xla_flag(err: str) -> Finding | None:
-    """The finding of a process that ended at XLA_FLAGS, by what it printed; None of another."""
-    if value := re.search(r"Couldn't interpret value (.*?) for flag (\w+)", err):
-        return xla_flag_value_wrong(f"--{value[2]}={value[1].strip()}")
-    if "Unknown flag" not in err:
-        return None
-    flags = err.partition("Unknown flag")[2].partition(":")[2].splitlines()[0].strip()
-    return broken(
-        "xla_flags_unknown",
-        f"XLA_FLAGS holds {flags}, which this jaxlib does not know: the process ends at it",
-        "take it out of XLA_FLAGS",
-    )
-
-
-def _how_to_start(env: Mapping[str, str], err: str) -> str:
-    """Names the fix for a JAX that does not start: an import that fails is of the installation,
-    everything else of the variables that JAX reads, where some are set."""
-    names = sorted(name for name in env if name.startswith(("JAX_", "XLA_", "LIBTPU_")))
-    error = _last_line(err)
-    if names and not error.startswith(("ImportError", "ModuleNotFoundError")):
-        return f"unset {' '.join(names)}; the one that the error is about is enough"
-    kept = " ".join(
-        f"{one.name}=={one.version}"
-        for one in distributions()
-        if one.name in ("jax", "jaxlib", "numpy")
-    )
-    return f"pip install --force-reinstall {kept or 'jax jaxlib numpy'}, for this Python"
 
 
 def _last_line(text: str) -> str:
@@ -102,12 +67,7 @@ def _devices(jax) -> Iterator[Finding]:
         devices = jax.local_devices()
     except (RuntimeError, AssertionError) as error:  # the latter of CUDA's plugin without a GPU
         said = str(error)[:300] or type(error).__name__
-        yield broken(
-            "no_device",
-            f"JAX finds no device: {said}",
-            "unset JAX_PLATFORMS, or install the plugin of this machine's devices",
-        )
-        return
+        return (yield broken("no_device", f"JAX finds no device: {said}", NO_DEVICE))
     yield fine("devices", f"{len(devices)} x {devices[0].device_kind}")
     for device in devices:
         stats = device.memory_stats() or {}

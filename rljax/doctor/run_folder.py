@@ -1,6 +1,5 @@
 """A run folder: whether a run could go on there, and what is wrong with its checkpoints."""
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,8 +8,6 @@ from rljax.doctor.finding import Finding, broken, fine, warning, why_not_written
 from rljax.errors import InputError
 from rljax.runs.folder import is_locked, make_folder
 from rljax.runs.store import is_url
-
-_SKEW_S = 60.0  # that a file may be younger than now
 
 
 def run_folder(place: str | Path) -> Iterator[Finding]:
@@ -57,15 +54,6 @@ def run_folder(place: str | Path) -> Iterator[Finding]:
                 str(error).replace("\n", " "),
                 "use the version of rljax that made the run, or mend config.json",
             )
-    now = time.time()
-    young = [p for p in folder.rglob("*") if p.is_file() and p.stat().st_mtime > now + _SKEW_S]
-    if young:
-        yield broken(
-            "files_from_the_future",
-            f"{young[0]} is {young[0].stat().st_mtime - now:.0f} s "
-            "younger than now: the clocks of this machine and of the disk's differ",
-            "set the clocks: timedatectl set-ntp true, on every host",
-        )
     if (folder / "checkpoints").is_dir():
         yield from _checkpoints(folder / "checkpoints", config)
 

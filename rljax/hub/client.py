@@ -278,7 +278,7 @@ def _refused(name: HubName, error, status: int) -> InputError:
     return InputError(
         f"the hub refuses {name.repository} (status {status})",
         rule=said,
-        fix="run it again later; `rljax doctor` says whether the hub and your token work from here",
+        fix="run it again later; https://status.huggingface.co says how the hub is",
     )
 
 

@@ -43,7 +43,7 @@ def _descent(learning_rate: optax.Schedule, weight_decay: float, *scaling):
     )
 
 
-@contract(safe=True)
+@contract(safe=True, steps_of_one_size=True)
 def adamw(
     learning_rate: optax.Schedule,
     weight_decay: float,
@@ -94,7 +94,7 @@ def adafactor(
     return _descent(learning_rate, weight_decay, *scaling)
 
 
-@contract(safe=True)
+@contract(safe=True, steps_of_one_size=True)
 def lion(
     learning_rate: optax.Schedule,
     weight_decay: float,
@@ -124,7 +124,7 @@ def sgd(
     return _descent(learning_rate, weight_decay, *scaling)
 
 
-@contract(safe=True)
+@contract(safe=True, steps_of_one_size=True)
 def muon(
     learning_rate: optax.Schedule,
     weight_decay: float,

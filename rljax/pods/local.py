@@ -37,7 +37,7 @@ def run_local(command: Sequence[str], hosts: int, devices: int) -> int:
                 start_new_session=True,
             )
             processes.append(process)
-            thread = threading.Thread(target=_print, args=(process.stdout, host), daemon=True)
+            thread = threading.Thread(target=print_lines, args=(process.stdout, host), daemon=True)
             thread.start()
             threads.append(thread)
         if stopped.is_set():  # while they were being started
@@ -95,12 +95,14 @@ def _wait(processes: list[subprocess.Popen], ended: dict[int, int]) -> None:
         time.sleep(0.05)
 
 
-def _print(stream, host: int) -> None:
-    for line in stream:
-        text = line.decode(errors="replace").rstrip("\n")
-        with contextlib.suppress(OSError, ValueError):  # nobody reads any more
-            sys.stdout.write(f"[{host}] {text}\n")
-            sys.stdout.flush()
+def print_lines(stream, host: int) -> None:
+    """Prints what a host says, "[3] ...", until it ends."""
+    with stream:
+        for line in stream:
+            text = line.decode(errors="replace").rstrip("\n")
+            with contextlib.suppress(OSError, ValueError):  # nobody reads any more
+                sys.stdout.write(f"[{host}] {text}\n")
+                sys.stdout.flush()
 
 
 def _signal(processes: list[subprocess.Popen], number: int) -> None:

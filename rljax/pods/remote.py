@@ -15,6 +15,7 @@ from pathlib import Path
 from rljax.errors import InputError
 from rljax.pods.archive import code_archive
 from rljax.pods.google import ABSENT, ACTIVE, GONE, Cloud, ComputeEngine, Machine
+from rljax.pods.local import print_lines
 from rljax.pods.supervise import RESTARTS
 from rljax.pods.templates import host_command, package
 
@@ -199,18 +200,11 @@ class _Logs:
                 subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
             )
         self.threads = [
-            threading.Thread(target=self._print, args=(k, process.stdout), daemon=True)
+            threading.Thread(target=print_lines, args=(process.stdout, k), daemon=True)
             for k, process in enumerate(self.processes)
         ]
         for thread in self.threads:
             thread.start()
-
-    def _print(self, host: int, stream) -> None:
-        with stream:
-            for line in stream:
-                text = line.decode(errors="replace").rstrip("\n")
-                sys.stdout.write(f"[{host}] {text}\n")
-                sys.stdout.flush()
 
     def wait(self) -> list[int]:
         for thread in self.threads:

@@ -268,18 +268,3 @@ def _check_dns(name: str) -> None:
             rule="at most 38 of a-z, 0-9 and -, from a letter on",
             fix="--name=my-run, or another name of these characters",
         )
-
-
-def yaml_text(value: dict) -> str:
-    """YAML with scripts as blocks."""
-    import yaml
-
-    class Dumper(yaml.SafeDumper):
-        pass
-
-    def text(dumper: yaml.SafeDumper, value: str):
-        style = "|" if "\n" in value else None
-        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
-
-    Dumper.add_representer(str, text)
-    return yaml.dump(value, Dumper=Dumper, sort_keys=False, width=100)

@@ -6,6 +6,7 @@ It says what was measured and how, and nothing that was not.
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from string import Template
 
 from rljax import hub
 from rljax.errors import InputError
@@ -22,34 +23,14 @@ KINDS = {
 }
 # What a reader asks of a run, beside model and data; what is "" or off, and what the run does not
 # read (`unread` of its summary), is left out.
-_FIELDS = (
-    "dataflow",
-    "algorithm.advantage",
-    "algorithm.policy_loss",
-    "algorithm.preference_loss",
-    "algorithm.reward_loss",
-    "algorithm.kl_in_loss",
-    "algorithm.kl_in_reward",
-    "reward.function",
-    "reward.model",
-    "environment.function",
-    "teacher_model",
-    "critic_model",
-    "lora.rank",
-    "lora.alpha",
-    "actor_optimizer.name",
-    "actor_optimizer.lr",
-    "critic_optimizer.name",
-    "critic_optimizer.lr",
-    "batch.prompts_per_step",
-    "batch.samples_per_prompt",
-    "offline.examples_per_step",
-    "sampler.temperature",
-    "sampler.max_response_tokens",
-    "sft.steps",
-    "sft.optimizer.lr",
-    "steps",
-)
+_FIELDS = """
+    dataflow algorithm.advantage algorithm.policy_loss algorithm.preference_loss
+    algorithm.reward_loss algorithm.kl_in_loss algorithm.kl_in_reward reward.function reward.model
+    environment.function teacher_model critic_model lora.rank lora.alpha actor_optimizer.name
+    actor_optimizer.lr critic_optimizer.name critic_optimizer.lr batch.prompts_per_step
+    batch.samples_per_prompt offline.examples_per_step sampler.temperature
+    sampler.max_response_tokens sft.steps sft.optimizer.lr steps
+""".split()
 _MARKDOWN = re.compile(r"[\\`*\[\]~#!|]")
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\r?\n(.*?)\r?\n---", re.DOTALL)
 
@@ -105,27 +86,25 @@ def model_card(
     tokenizer: bool = True,
     generation: bool = False,
 ) -> str:
-    """README.md of a repository with the `part` (policy, adapter, reward_model) of a run;
-    `evaluations` are (name, result) of `rljax evaluate --out`. `tokenizer`: transformers can read
-    the tokenizer that is beside the weights, which the alphabet of a task is not. `generation`:
-    what ends a response is beside them, in generation_config.json."""
-    head = yaml_text(_head(run, part, base, license))
-    name = repository.rpartition("/")[2]
-    sampler = run.config.get("sampler")
-    stops = sampler.get("stop_strings") if isinstance(sampler, Mapping) else ()
-    stops = [text for text in stops or () if isinstance(text, str)]
-    sections = [
-        f"---\n{head}---",
-        f"# {_text(name)}",
-        _sentence(run, part, base),
-        "## Evaluation\n\n" + _evaluation(run, evaluations),
-        "## Training\n\n" + _training(run),
-        "## Use\n\n" + _use(part, repository, base, tokenizer, generation, stops),
-        "## Where it came from\n\n" + _origin(run, base),
-    ]
-    if report:
-        sections.append("All curves, samples and the config: [report.html](report.html).")
-    return redacted("\n\n".join(section.rstrip() for section in sections)) + "\n"
+    """README.md of a repository with the `part` (policy, adapter, reward_model) of a run: card.md
+    without the lines of which a word is missing; `evaluations` are (name, result) of `rljax
+    evaluate --out`. `tokenizer`: transformers can read the tokenizer that is beside the weights,
+    which the alphabet of a task is not. `generation`: what ends a response is beside them, in
+    generation_config.json."""
+    words = {
+        "front_matter": yaml_text(_head(run, part, base, license)).rstrip(),
+        "name": _text(repository.rpartition("/")[2]),
+        "report": "" if report else None,
+        **_evaluation(run, evaluations),
+        **_training(run),
+        **_use(run, part, repository, base, tokenizer, generation),
+        **_origin(run, part, base),
+    }
+    words = {name: word for name, word in words.items() if word is not None}
+    template = read_text(Path(__file__).with_name("card.md")).split("\n")
+    lines = [line for line in template if words.keys() >= {*Template(line).get_identifiers()}]
+    text = re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip()
+    return redacted(Template(text).substitute(words)) + "\n"
 
 
 def _head(run: Run, part: str, base: hub.HubName | None, license: str) -> dict:
@@ -150,13 +129,6 @@ def _datasets(run: Run) -> list[hub.HubName]:
     texts = [data.get("train"), *(data.get("sources") or ())] if isinstance(data, Mapping) else []
     texts.append(field(run.config, "sft.data"))
     return [hub.parse(text) for text in texts if isinstance(text, str) and hub.is_hub(text)]
-
-
-def _sentence(run: Run, part: str, base: hub.HubName | None) -> str:
-    what = {"policy": "A policy", "adapter": "A LoRA adapter", "reward_model": "A reward model"}
-    start = f", trained from [{base.repository}]({hub.page(base)})" if base else ""
-    data = ", ".join(f"[{n.repository}]({hub.page(n)})" for n in _datasets(run))
-    return f"{what[part]}{start}{f' on {data}' if data else ''}: {_text(title_of(run))}."
 
 
 # -- evaluation --
@@ -204,53 +176,34 @@ def _fence(text: str, least: int) -> str:
     return "`" * max(least, 1 + max(map(len, re.findall("`+", text)), default=0))
 
 
-def _evaluation(run: Run, evaluations: Sequence[tuple[str, dict]]) -> str:
-    parts = []
+def _evaluation(run: Run, evaluations: Sequence[tuple[str, dict]]) -> dict[str, str | None]:
+    test = field(run.config, "data.test")
+    words = {"steps": _steps_between(run)}
     if rows := pairs(run.summary):
         cells = []
         for name, before, after, change in rows:
-            percent = name == "accuracy"
+            numbers = [_number(x, percent=name == "accuracy") for x in (before, after, change)]
             count = after.n if after.n is not None else change.n
-            cells.append(
-                [
-                    name,
-                    _number(before, percent=percent),
-                    _number(after, percent=percent),
-                    _number(change, percent=percent),
-                    "" if count is None else str(count),
-                    verdict(change),
-                ]
-            )
-        where = field(run.config, "data.test") or field(run.config, "data.train")
+            cells.append([name, *numbers, "" if count is None else str(count), verdict(change)])
         reward = field(run.config, "evaluate.reward") or field(run.config, "reward.function")
-        by = f", judged by {_code(reward)}" if reward else ""
-        parts.append(
-            f"By the run itself, before and after training{_steps_between(run)}, on held-out rows "
-            f"of {_code(where)}{by}; accuracy is greedy. In brackets 95 % intervals; a change is "
-            "called one only where the interval of the difference excludes 0.\n\n"
-            + _table(("", "before", "after", "difference", "n", ""), cells)
-        )
+        words["rows"] = _code(test or field(run.config, "data.train"))
+        words["judge"] = f", judged by {_code(reward)}" if reward else ""
+        words["accuracies"] = _table(("", "before", "after", "difference", "n", ""), cells)
     before, after = run.summary.get("eval_before"), run.summary.get("eval_after")
     if isinstance(before, Mapping) and isinstance(after, Mapping):
-        rows = [
-            (
-                _text(key),
-                _number(estimate(value), percent=False),
-                _number(estimate(after[key]), percent=False),
-            )
+        cells = [
+            (_text(key), *(_number(estimate(x[key]), percent=False) for x in (before, after)))
             for key, value in before.items()
             if key in after and estimate(value) is not None
         ]
-        parts.append(
-            f"On held-out rows of {_code(field(run.config, 'data.test'))}, before and after "
-            f"training{_steps_between(run)}, without intervals:\n\n"
-            + _table(("", "before", "after"), rows)
-        )
+        words |= {"test": _code(test), "losses": _table(("", "before", "after"), cells)}
+    parts = []
     for name, result in evaluations:
         suites = result.get("suites")
-        for one in suites if isinstance(suites, list) else [result]:
-            parts.append(_separate(name, one))
-    return "\n\n".join(parts) or "Not measured."
+        parts += [_separate(name, x) for x in (suites if isinstance(suites, list) else [result])]
+    if parts:
+        words["evaluations"] = "\n\n".join(parts)
+    return words if len(words) > 1 else words | {"unmeasured": ""}
 
 
 def _steps_between(run: Run) -> str:
@@ -294,7 +247,7 @@ def read_evaluation(path: str | Path) -> tuple[str, dict]:
 # -- the rest --
 
 
-def _training(run: Run) -> str:
+def _training(run: Run) -> dict[str, str | None]:
     unread = run.summary.get("unread")
     unread = unread if isinstance(unread, list) else []
     sampled = run.summary.get("completions")
@@ -308,92 +261,92 @@ def _training(run: Run) -> str:
     rows.append(("seed", run.summary.get("seed", field(run.config, "seed"))))
     last, total = run.steps()
     rows.append(("steps taken", f"{last} of {total}" if total else last))
-    for name, value in (
-        ("device", run.summary.get("device")),
-        ("status", run.summary.get("status")),
-    ):
-        rows.append((name, value))
+    rows += [(name, run.summary.get(name)) for name in ("device", "status")]
     if isinstance(run.summary.get("wall_s"), int | float):
         rows.append(("time", duration(run.summary["wall_s"])))
     shown = [(name, _code(value)) for name, value in rows if value not in (None, "")]
-    text = _table(("field", "value"), shown)
+    words = {"fields": _table(("field", "value"), shown)}
+    start = run.starts[-1] if run.starts else {}
     if run.starts:
-        start = run.starts[-1]
         git = start.get("git") if isinstance(start.get("git"), Mapping) else {}
-        commit = (
-            f", commit {_text(git['commit'])}{' with changes' * bool(git.get('dirty'))}"
-            if "commit" in git
-            else ""
-        )
-        text += f"\n\nThe command, on {moment(start['time'])}{commit}:"
-        command = str(start.get("command"))
-        text += f"\n\n{_fence(command, 3)}\n{command}\n{_fence(command, 3)}"
+        dirty = " with changes" * bool(git.get("dirty"))
+        words["commit"] = f", commit {_text(git['commit'])}{dirty}" if "commit" in git else ""
+        words |= {"moment": moment(start["time"]), "command": str(start.get("command"))}
+        words["command_fence"] = _fence(words["command"], 3)
     if isinstance(run.summary.get("versions"), Mapping):
         versions = ", ".join(f"{k} {v}" for k, v in run.summary["versions"].items())
-        own = (run.starts or [{}])[-1].get("rljax") or ""
-        text += f"\n\nrljax {_text(own)}; {_text(versions)}."
-    return text
+        words |= {"version": _text(start.get("rljax") or ""), "versions": _text(versions)}
+    return words
 
 
 def _use(
+    run: Run,
     part: str,
     repository: str,
     base: hub.HubName | None,
     tokenizer: bool,
     generation: bool,
-    stops: Sequence[str],
-) -> str:
-    """Writes the code that loads it and, where it generates, ends its responses as the run did:
+) -> dict[str, str | None]:
+    """Words of the code that loads it and, where it generates, ends its responses as the run did:
     transformers reads stop ids from a model's folder, and stop strings only from the call."""
-    generates = part != "reward_model" and tokenizer and generation
-    if part == "adapter":
-        first = base.repository if base else "BASE"
-        revision = f', revision="{base.revision}"' if base and base.revision else ""
-        names = "AutoModelForCausalLM" + ", AutoTokenizer, GenerationConfig" * generates
-        code = (
-            f"from peft import PeftModel\nfrom transformers import {names}\n\n"
-            f'model = AutoModelForCausalLM.from_pretrained("{first}"{revision})\n'
-            f'model = PeftModel.from_pretrained(model, "{repository}")'
-        )
-        if generates:
-            code += f'\nmodel.generation_config = GenerationConfig.from_pretrained("{repository}")'
-        flags = f"--config.model={first} --config.lora.adapter={repository}"
+    adapter, generates = part == "adapter", part != "reward_model" and tokenizer and generation
+    sampler = run.config.get("sampler")
+    stops = sampler.get("stop_strings") if isinstance(sampler, Mapping) else ()
+    stops = [text for text in stops or () if isinstance(text, str)]
+    loader = f"AutoModelFor{'SequenceClassification' if part == 'reward_model' else 'CausalLM'}"
+    weights = repository
+    if adapter:
+        weights = base.repository if base else "BASE"
+        more = ", AutoTokenizer, GenerationConfig" * generates
+        flags = f"--config.model={weights} --config.lora.adapter={repository}"
     else:
-        kind = "CausalLM" if part == "policy" else "SequenceClassification"
-        names = f"AutoModelFor{kind}, AutoTokenizer" if tokenizer else f"AutoModelFor{kind}"
-        code = f"from transformers import {names}\n\n"
-        code += f'model = AutoModelFor{kind}.from_pretrained("{repository}")'
+        more = ", AutoTokenizer" * tokenizer
         flags = f"--config.{'model' if part == 'policy' else 'reward.model'}={repository}"
-    if not tokenizer and part != "adapter":
-        code += "\n# Its characters are tokens of their own: rljax alone reads char_tokenizer.json."
-    if tokenizer and (part != "adapter" or generates):
-        code += f'\ntokenizer = AutoTokenizer.from_pretrained("{repository}")'
-    if generates:
-        more = f", stop_strings={list(stops)!r}, tokenizer=tokenizer" if stops else ""
-        code += (
-            '\ninputs = tokenizer("What is 2 + 3?", return_tensors="pt")\n'
-            f"ids = model.generate(**inputs, max_new_tokens=512{more})\n"
-            "print(tokenizer.decode(ids[0]))"
-        )
-    fence = _fence(code, 3)
-    return f"{fence}python\n{code}\n{fence}\n\nIn rljax: {_code(flags)}."
+    stop = f", stop_strings={stops!r}, tokenizer=tokenizer" if stops else ""
+    return {
+        "fence": _fence(" ".join((weights, repository, stop * generates)), 3),
+        "peft": "" if adapter else None,
+        "classes": loader + more,
+        "loader": loader,
+        "weights": weights,
+        "revision": f', revision="{base.revision}"' if adapter and base and base.revision else "",
+        "adapter": repository if adapter else None,
+        "generation_config": repository if adapter and generates else None,
+        "alphabet": None if adapter or tokenizer else "",
+        "tokenizer": repository if tokenizer and (generates or not adapter) else None,
+        "generates": "" if generates else None,
+        "stops": stop,
+        "flags": _code(flags),
+    }
 
 
-def _origin(run: Run, base: hub.HubName | None) -> str:
-    lines = []
+def _origin(run: Run, part: str, base: hub.HubName | None) -> dict[str, str | None]:
+    what = {"policy": "A policy", "adapter": "A LoRA adapter", "reward_model": "A reward model"}
+    model = field(run.config, "model")
     if base is not None:
-        at = f", commit {_code(base.revision)}" if base.revision else ""
-        lines.append(f"- Base: [{base.repository}]({hub.page(base)}){at}")
-    elif str(field(run.config, "model") or "").endswith(")"):
-        lines.append(f"- Base: random weights, {_code(field(run.config, 'model'))}")
+        words = {"start": f", trained from {_link(base)}", "base": _link(base) + _commit(base)}
+    elif str(model or "").endswith(")"):
+        words = {"start": "", "random_weights": _code(model)}
     else:
-        lines.append("- Base: a folder of the machine that trained it")
-    for file, facts in _files(run):
-        lines.append(f"  - {_code(file)}: SHA-256 {_code(facts.get('sha256'))}")
-    for name in _datasets(run):
-        at = f", commit {_code(name.revision)}" if name.revision else ""
-        lines.append(f"- Data: [{name.repository}]({hub.page(name)}){at}")
-    return "\n".join(lines)
+        words = {"start": "", "folder": ""}
+    names = _datasets(run)
+    files = [f"  - {_code(f)}: SHA-256 {_code(facts.get('sha256'))}" for f, facts in _files(run)]
+    data = [f"- Data: {_link(name)}{_commit(name)}" for name in names]
+    return words | {
+        "part": what[part],
+        "title": _text(title_of(run)),
+        "on_data": f" on {', '.join(map(_link, names))}" if names else "",
+        "files": "\n".join(files) or None,
+        "datasets": "\n".join(data) or None,
+    }
+
+
+def _link(name: hub.HubName) -> str:
+    return f"[{name.repository}]({hub.page(name)})"
+
+
+def _commit(name: hub.HubName) -> str:
+    return f", commit {_code(name.revision)}" if name.revision else ""
 
 
 def _files(run: Run) -> list[tuple[str, Mapping]]:

@@ -25,7 +25,7 @@ from rljax.report.curves import (
     series_of,
     what_it_means,
 )
-from rljax.report.estimates import shares, shown
+from rljax.report.estimates import shares, shown, table
 from rljax.report.head import listing, title_of
 from rljax.report.kinds import of_runs
 from rljax.report.page import put_back, write_page, write_report
@@ -153,22 +153,12 @@ def _legend(
         status = run.summary.get("status") if run.ended() else None
         state = status or ("still running" if run.running() else "not ended")
         last, total = run.steps()
-        cells = (title_of(run), state, f"{last} of {total}" if total else last)
-        text = "".join(f"<td>{escaped(str(cell))}</td>" for cell in cells)
+        cells = [title_of(run), state, f"{last} of {total}" if total else last]
         look = legend(looks.get(id(run), index)) if not arms or id(run) in looks else ""
         if arms and id(run) in left_out:
-            text += f"<td>in no mean over seeds: {escaped(left_out[id(run)])}</td>"
-        rows.append(f"<tr><th>{look} {shown_name}</th>{text}</tr>")
-    head = "<tr><th>run</th><th>trained</th><th>status</th><th>steps</th></tr>"
-    return _table("", head, rows)
-
-
-def _table(title: str, head: str, rows: Sequence[str], note: str = "") -> str:
-    heading = f"<h2>{escaped(title)}</h2>" if title else ""
-    return (
-        f'<section>{heading}{note}<div class="scroll"><table>{head}{"".join(rows)}</table></div>'
-        "</section>"
-    )
+            cells.append(f"in no mean over seeds: {left_out[id(run)]}")
+        rows.append((f"{look} {shown_name}", *(escaped(str(cell)) for cell in cells)))
+    return table("", ("run", "trained", "status", "steps"), rows)
 
 
 def _last(run: Run, key: str) -> float:
@@ -218,7 +208,10 @@ def _of_arms(arms: Sequence[Arm]) -> str:
         "The last column: how many seeds would tell the difference from 0 in 4 of 5 experiments, "
         "were it and its spread as measured.</p>"
     )
-    return _table("Over seeds", f"<tr>{head}</tr>", rows, note)
+    return (
+        f'<section><h2>Over seeds</h2>{note}<div class="scroll"><table><tr>{head}</tr>'
+        f"{''.join(rows)}</table></div></section>"
+    )
 
 
 def _value(data: object) -> float:
@@ -259,18 +252,12 @@ def _numbers(runs: Sequence[Run], names: Sequence[str]) -> str:
     columns = {title: cells for title, cells in columns.items() if set(cells) != {"-"}}
     if not columns:
         return ""
-    head = "".join(f"<th>{escaped(title)}</th>" for title in ("run", *columns))
-    rows = [
-        f"<tr><th>{escaped(name)}</th>"
-        + "".join(f"<td>{cells[i]}</td>" for cells in columns.values())
-        + "</tr>"
-        for i, name in enumerate(names)
-    ]
+    rows = list(zip(map(escaped, names), *columns.values(), strict=True))
     note = (
-        '<p class="dim">Intervals are 95 %: runs whose intervals overlap may differ by chance. '
-        f"Metrics are means over the last {100 * LAST_PART:.0f} % of the steps.</p>"
+        "Intervals are 95 %: runs whose intervals overlap may differ by chance. "
+        f"Metrics are means over the last {100 * LAST_PART:.0f} % of the steps."
     )
-    return _table("Final numbers", f"<tr>{head}</tr>", rows, note)
+    return table("Final numbers", ("run", *columns), rows, note)
 
 
 def _differences(runs: Sequence[Run], names: Sequence[str]) -> str:
@@ -283,12 +270,9 @@ def _differences(runs: Sequence[Run], names: Sequence[str]) -> str:
         values = [config.get(field, "-") for config in configs]
         if field in NOT_COMPARED or all(value == values[0] for value in values):
             continue
-        cells = "".join(f"<td>{escaped(str(value))}</td>" for value in values)
-        rows.append(f"<tr><th>{escaped(field)}</th>{cells}</tr>")
-    if not rows:
-        return "<section><h2>Settings that differ</h2><p>None.</p></section>"
-    head = "".join(f"<th>{escaped(name)}</th>" for name in ("", *names))
-    return _table("Settings that differ", f"<tr>{head}</tr>", rows)
+        rows.append((escaped(field), *(escaped(str(value)) for value in values)))
+    none = "<section><h2>Settings that differ</h2><p>None.</p></section>"
+    return table("Settings that differ", ("", *names), rows) or none
 
 
 def _curves(runs: Sequence[Run], names: Sequence[str], arms: Sequence[Arm]) -> str:
@@ -300,7 +284,7 @@ def _curves(runs: Sequence[Run], names: Sequence[str], arms: Sequence[Arm]) -> s
         if not matches(key, NOT_CHARTED) and not all(repeats(run, key) for run in runs)
     ]
     out, used = [], set()
-    for name, charts in GROUPS:
+    for name, charts in GROUPS.items():
         patterns = [p for chart in charts if not chart.folded for p in chart.patterns]
         here = [k for p in patterns for k in free if fnmatch.fnmatchcase(k, p) and k not in used]
         here = list(dict.fromkeys(here))

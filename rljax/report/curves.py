@@ -2,6 +2,7 @@
 
 import dataclasses
 import fnmatch
+import functools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -30,196 +31,141 @@ class Chart:
     what: str = ""  # what it shows; "" = the meaning of the first metric
 
 
+_from_zero = functools.partial(Chart, from_zero=True)
 MISMATCH = {  # the first three of them that there are say it all
     "mismatch/mismatch_k3_kl": "Mismatch",
     "mismatch/probability_correlation": "Agreement of the probabilities",
     "mismatch/rollout_is_eff_sample_size": "Effective sample size",
     "mismatch/abs_logprob_diff_max": "Largest difference of log-probs",
 }
-GROUPS = (
-    (
-        "Does it learn?",
-        (
-            Chart("Reward", "mean over the step's completions", ("reward/mean",)),
-            Chart(
-                "Best of k",
-                "highest score of a prompt's samples, mean over prompts",
-                ("reward/best_of_k",),
-            ),
-            Chart(
-                "Best seen and the policy",
-                "score, mean over prompts; what the policy is short of",
-                ("reward/best_seen", "reward/best_seen_gap"),
-                folded=True,
-                what="The best sample that the run has drawn of each prompt, and how far the "
-                "samples "
-                "of the step are behind it",
-            ),
-            Chart(
-                "Evaluation accuracy",
-                "share of held-out problems, 95 % band",
-                ("eval/accuracy", "eval/source/*"),
-                from_zero=True,
-            ),
-            Chart(
-                "Accuracy by difficulty",
-                "share of held-out problems, 95 % band",
-                ("eval/difficulty/*",),
-                from_zero=True,
-                what="Greedy accuracy on the held-out prompts of each difficulty",
-            ),
-            Chart(
-                "pass@k",
-                "share of held-out problems, 95 % band",
-                ("eval/pass@*",),
-                from_zero=True,
-                what="A right one is among k drawn responses",
-            ),
-            Chart("Held-out loss", "", ("eval/loss", "eval/mse")),
-            Chart(
-                "Reward parts",
-                "mean",
-                ("reward/part/*",),
-                what="Means of the parts that the reward returns",
-            ),
-            Chart(
-                "Reward by source",
-                "mean",
-                ("reward/source/*",),
-                what="Mean score on the prompts of each source",
-            ),
-            Chart(
-                "Implicit rewards",
-                "nats x beta",
-                ("rewards/chosen", "rewards/rejected", "rewards/margins"),
-            ),
-            Chart(
-                "Right choices",
-                "share",
-                ("rewards/accuracies", "accuracy", "sign_accuracy", "token_accuracy"),
-                by_phase=True,
-            ),
+GROUPS = {
+    "Does it learn?": (
+        Chart("Reward", "mean over the step's completions", ("reward/mean",)),
+        Chart(
+            "Best of k",
+            "highest score of a prompt's samples, mean over prompts",
+            ("reward/best_of_k",),
+        ),
+        Chart(
+            "Best seen and the policy",
+            "score, mean over prompts; what the policy is short of",
+            ("reward/best_seen", "reward/best_seen_gap"),
+            folded=True,
+            what="The best sample that the run has drawn of each prompt, and how far the "
+            "samples of the step are behind it",
+        ),
+        _from_zero(
+            "Evaluation accuracy",
+            "share of held-out problems, 95 % band",
+            ("eval/accuracy", "eval/source/*"),
+        ),
+        _from_zero(
+            "Accuracy by difficulty",
+            "share of held-out problems, 95 % band",
+            ("eval/difficulty/*",),
+            what="Greedy accuracy on the held-out prompts of each difficulty",
+        ),
+        _from_zero(
+            "pass@k",
+            "share of held-out problems, 95 % band",
+            ("eval/pass@*",),
+            what="A right one is among k drawn responses",
+        ),
+        Chart("Held-out loss", "", ("eval/loss", "eval/mse")),
+        Chart(
+            "Reward parts",
+            "mean",
+            ("reward/part/*",),
+            what="Means of the parts that the reward returns",
+        ),
+        Chart(
+            "Reward by source",
+            "mean",
+            ("reward/source/*",),
+            what="Mean score on the prompts of each source",
+        ),
+        Chart(
+            "Implicit rewards",
+            "nats x beta",
+            ("rewards/chosen", "rewards/rejected", "rewards/margins"),
+        ),
+        Chart(
+            "Right choices",
+            "share",
+            ("rewards/accuracies", "accuracy", "sign_accuracy", "token_accuracy"),
+            by_phase=True,
         ),
     ),
-    (
-        "Episodes",
-        (
-            Chart("Return", "mean over the step's episodes", ("episode/return",)),
-            Chart("Success", "share of episodes", ("episode/success",), from_zero=True),
-            Chart("Turns", "of an episode", ("episode/turns", "calls/per_episode"), from_zero=True),
-            Chart("Ended by", "share of episodes", ("episode/ended/*",), from_zero=True),
-            Chart(
-                "Calls that failed",
-                "share",
-                ("calls/bad", "calls/unknown", "calls/failed"),
-                from_zero=True,
-            ),
-            Chart("Running baseline", "by seat", ("seat_baseline/*",)),
+    "Episodes": (
+        Chart("Return", "mean over the step's episodes", ("episode/return",)),
+        _from_zero("Success", "share of episodes", ("episode/success",)),
+        _from_zero("Turns", "of an episode", ("episode/turns", "calls/per_episode")),
+        _from_zero("Ended by", "share of episodes", ("episode/ended/*",)),
+        _from_zero("Calls that failed", "share", ("calls/bad", "calls/unknown", "calls/failed")),
+        Chart("Running baseline", "by seat", ("seat_baseline/*",)),
+    ),
+    "The policy": (
+        Chart("Entropy", "nats per token", ("entropy",)),
+        Chart("KL to the reference", "nats per token", ("ref_kl/*", "ref_kl")),
+        Chart("KL of the update", "nats per token", ("ppo_kl", "ppo_k3")),
+        _from_zero("Clipped", "share of tokens", ("pg_clipfrac*",)),
+        _from_zero(
+            "Response length", "tokens", ("response_tokens/mean", "response_tokens/m[ia][nx]")
+        ),
+        _from_zero(
+            "Truncated", "share of responses", ("response/truncated_fraction", "*truncated*")
+        ),
+        _from_zero(
+            "Groups without a signal",
+            "share of groups",
+            ("group/zero_advantage_fraction", "group/all_*_fraction"),
+        ),
+        Chart("Log-probabilities", "nats", ("logps/*",)),
+    ),
+    "The optimizer": (
+        Chart("Loss", "", ("loss",), by_phase=True),
+        Chart("Loss of the critic", "", ("*/vf_loss",)),
+        Chart("Explained variance", "share", ("explained_variance", "*/explained_variance")),
+        _from_zero("Gradient norm", "before clipping", ("grad_norm", "*/grad_norm"), by_phase=True),
+        _from_zero("Learning rate", "", ("lr",), by_phase=True),
+    ),
+    "In flight": (
+        _from_zero(
+            "Age of the tokens",
+            "steps",
+            ("staleness/steps_mean", "staleness/steps_max", "staleness/span_max"),
+        ),
+        _from_zero(
+            "Written by weights of several steps",
+            "share of responses, masked tokens",
+            ("staleness/partial_fraction", "staleness/masked_fraction"),
+        ),
+        _from_zero("Groups in flight", "groups", ("queue/open", "queue/complete", "queue/dropped")),
+        _from_zero("Busy slots", "share", ("slots/live_share",)),
+    ),
+    "Sampler against trainer": (
+        Chart("", "", tuple(MISMATCH), most=3),
+        Chart("", "", ("mismatch/*", "variance_proxy/*"), most=99, folded=True),
+    ),
+    "Speed": (
+        _from_zero(
+            "Throughput", "tokens per second", ("tokens_per_s", "*tokens_per_s"), by_phase=True
+        ),
+        _from_zero(
+            "Scoring",
+            "seconds",
+            ("time/reward_hidden_s", "time/reward_sample_*_s"),
+            what="Scoring beside decoding (hidden), and of one sample",
+        ),
+        _from_zero(
+            "Time of a step",
+            "seconds",
+            (*TIME_ORDER, "time/*_s"),
+            by_phase=True,
+            what="What the seconds of a step are spent on",
         ),
     ),
-    (
-        "The policy",
-        (
-            Chart("Entropy", "nats per token", ("entropy",)),
-            Chart("KL to the reference", "nats per token", ("ref_kl/*", "ref_kl")),
-            Chart("KL of the update", "nats per token", ("ppo_kl", "ppo_k3")),
-            Chart("Clipped", "share of tokens", ("pg_clipfrac*",), from_zero=True),
-            Chart(
-                "Response length",
-                "tokens",
-                ("response_tokens/mean", "response_tokens/m[ia][nx]"),
-                from_zero=True,
-            ),
-            Chart(
-                "Truncated",
-                "share of responses",
-                ("response/truncated_fraction", "*truncated*"),
-                from_zero=True,
-            ),
-            Chart(
-                "Groups without a signal",
-                "share of groups",
-                ("group/zero_advantage_fraction", "group/all_*_fraction"),
-                from_zero=True,
-            ),
-            Chart("Log-probabilities", "nats", ("logps/*",)),
-        ),
-    ),
-    (
-        "The optimizer",
-        (
-            Chart("Loss", "", ("loss",), by_phase=True),
-            Chart("Loss of the critic", "", ("*/vf_loss",)),
-            Chart("Explained variance", "share", ("explained_variance", "*/explained_variance")),
-            Chart(
-                "Gradient norm",
-                "before clipping",
-                ("grad_norm", "*/grad_norm"),
-                from_zero=True,
-                by_phase=True,
-            ),
-            Chart("Learning rate", "", ("lr",), from_zero=True, by_phase=True),
-        ),
-    ),
-    (
-        "In flight",
-        (
-            Chart(
-                "Age of the tokens",
-                "steps",
-                ("staleness/steps_mean", "staleness/steps_max", "staleness/span_max"),
-                from_zero=True,
-            ),
-            Chart(
-                "Written by weights of several steps",
-                "share of responses, masked tokens",
-                ("staleness/partial_fraction", "staleness/masked_fraction"),
-                from_zero=True,
-            ),
-            Chart(
-                "Groups in flight",
-                "groups",
-                ("queue/open", "queue/complete", "queue/dropped"),
-                from_zero=True,
-            ),
-            Chart("Busy slots", "share", ("slots/live_share",), from_zero=True),
-        ),
-    ),
-    (
-        "Sampler against trainer",
-        (
-            Chart("", "", tuple(MISMATCH), most=3),
-            Chart("", "", ("mismatch/*", "variance_proxy/*"), most=99, folded=True),
-        ),
-    ),
-    (
-        "Speed",
-        (
-            Chart(
-                "Throughput",
-                "tokens per second",
-                ("tokens_per_s", "*tokens_per_s"),
-                from_zero=True,
-                by_phase=True,
-            ),
-            Chart(
-                "Scoring",
-                "seconds",
-                ("time/reward_hidden_s", "time/reward_sample_*_s"),
-                from_zero=True,
-                what="Scoring beside decoding (hidden), and of one sample",
-            ),
-            Chart(
-                "Time of a step",
-                "seconds",
-                (*TIME_ORDER, "time/*_s"),
-                from_zero=True,
-                by_phase=True,
-                what="What the seconds of a step are spent on",
-            ),
-        ),
-    ),
-)
+}
 NOT_CHARTED = ("step", "x", "phase_rl", "eval/*_low", "eval/*_high")
 MAX_OTHER = 60
 FEWEST = 5  # points of a curve that is drawn against a metric
@@ -237,7 +183,7 @@ def curves(run: Run) -> str:
     """All sections of charts; what belongs to none of them is folded into the last."""
     free = [key for key in run.keys() if not matches(key, NOT_CHARTED) and not repeats(run, key)]
     out, used = [], set()
-    for name, charts in GROUPS:
+    for name, charts in GROUPS.items():
         shown, folded, flat = [], [], []
         for chart in charts:
             keys = [k for p in chart.patterns for k in free if fnmatch.fnmatchcase(k, p)]

@@ -15,7 +15,7 @@ from rljax.tracking.charts import escaped, line_chart, short
 
 SHOWN = 3  # completions of a step
 _FIRST = ("reward/mean", "eval/accuracy", "eval/loss")
-_CHARTS = [chart for _, charts in GROUPS for chart in charts if chart.patterns[0] in _FIRST]
+_CHARTS = [chart for charts in GROUPS.values() for chart in charts if chart.patterns[0] in _FIRST]
 
 
 def inline(run_dir: str | os.PathLike) -> str:

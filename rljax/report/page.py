@@ -14,7 +14,7 @@ import numpy as np
 from rljax.errors import InputError
 from rljax.report.curves import NOT_CHARTED, curves, matches
 from rljax.report.data_rows import data_rows
-from rljax.report.estimates import shares, shown
+from rljax.report.estimates import shares, shown, table
 from rljax.report.head import check_is_run, facts, title, title_of
 from rljax.report.kinds import of_a_run
 from rljax.report.run_folder import Run, estimate, pairs, read_run, verdict
@@ -78,19 +78,8 @@ def _evaluation_table(run: Run) -> str:
     for name, before, after, change in measured:
         s = shares(before, after)
         cells = (shown(before, s), shown(after, s), shown(change, s, signed=True), verdict(change))
-        count = str(after.n) if after.n else "-"
-        rows.append(
-            f"<tr><th>{escaped(name.replace('_', ' '))}</th>"
-            + "".join(f"<td>{cell}</td>" for cell in (*cells, count))
-            + "</tr>"
-        )
-    if not rows:
-        return ""
-    head = "".join(f"<th>{h}</th>" for h in ("", "before", "after", "difference", "", "n"))
-    return (
-        f'<section><h2>Before and after</h2><div class="scroll"><table><tr>{head}</tr>'
-        f"{''.join(rows)}</table></div></section>"
-    )
+        rows.append((escaped(name.replace("_", " ")), *cells, str(after.n) if after.n else "-"))
+    return table("Before and after", ("", "before", "after", "difference", "", "n"), rows)
 
 
 def _outside(run: Run) -> str:
@@ -130,20 +119,14 @@ def _faults(run: Run) -> str:
     rows = []
     for key, x, what in lines:
         where = f"step {x[0]:.0f}" if len(x) == 1 else f"{len(x)} steps, {x[0]:.0f} to {x[-1]:.0f}"
-        rows.append(f"<tr><th>{escaped(key)}</th><td>{where}</td><td>{what}</td></tr>")
+        rows.append((escaped(key), where, what))
     counted = run.summary.get("faults")
     counted = dict(counted) if isinstance(counted, Mapping) else {}
     for key, value in {**run.summary, **counted}.items():
         if (key in counted or matches(key, FAULTS)) and value:
             shown = escaped(short(value) if isinstance(value, float) else str(value))
-            rows.append(f"<tr><th>{escaped(key)}</th><td>whole run</td><td>{shown}</td></tr>")
-    if not rows:
-        return ""
-    head = "<tr><th>metric</th><th>where</th><th>what</th></tr>"
-    return (
-        f'<section><h2>Faults</h2><div class="scroll"><table>{head}{"".join(rows)}'
-        "</table></div></section>"
-    )
+            rows.append((escaped(key), "whole run", shown))
+    return table("Faults", ("metric", "where", "what"), rows)
 
 
 # --- the page ---

@@ -9,7 +9,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,15 @@ from rljax.tracking.meanings import FILE as MEANINGS
 from rljax.tracking.meanings import read_meanings
 
 MOST_FAILED = 0.01  # of the rewards of a step: above it there is a warning
+
+
+def rows_by_step(rows: Iterable[Mapping]) -> dict[float, list[Mapping]]:
+    """{step: its rows}, without those of which the step is no number."""
+    steps: dict[float, list[Mapping]] = {}
+    for row in rows:
+        if is_number(row.get("step")) and math.isfinite(row["step"]):
+            steps.setdefault(row["step"], []).append(row)
+    return steps
 
 
 def is_number(value: object) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from rljax.report.run_folder import Run, is_number
+from rljax.report.run_folder import Run, is_number, rows_by_step
 from rljax.tracking.charts import escaped, short
 
 BEST = 4  # completions shown at each end
@@ -116,10 +116,7 @@ def _reward(row: Mapping) -> str:
 
 def _browser(samples: Sequence[Mapping]) -> str:
     """A fold for each recorded step, newest first, with its samples from the best to the worst."""
-    steps: dict[float, list[Mapping]] = {}
-    for row in samples:
-        if is_number(row.get("step")) and math.isfinite(row["step"]):
-            steps.setdefault(row["step"], []).append(row)
+    steps = rows_by_step(samples)
     if not steps:
         return ""
     every = sorted(steps, reverse=True)

@@ -76,78 +76,30 @@ _PRM_COLUMNS = (
     "in-house overall",
 )
 
+_VERL = "verl.readthedocs.io, algorithm baselines"
+_README = "github.com/volcengine/verl, README"
+_SEED = "arXiv 2504.13914"
+# Config, method, model, benchmark, data, percent, source.
+_ROWS = (
+    ("ppo_gsm8k", "PPO, greedy", "Qwen2.5-0.5B-Instruct", "GSM8K", "gsm8k", 56.7, _VERL),
+    ("dapo", "DAPO, avg@32", "Qwen2.5-32B", "AIME 2024", "aime", 50.0, "arXiv 2503.14476"),
+    ("vapo", "VAPO, avg@32", "Qwen2.5-32B", "AIME 2024", "aime", 60.4, "arXiv 2504.05118"),
+    ("vapo", "another system", "Seed-Thinking-v1.5", "AIME 2024", "aime", 86.7, _SEED),
+    ("vapo", "another system", "Seed-Thinking-v1.5", "Codeforces", "codeforces", 55.0, _SEED),
+    ("vapo", "another system", "Seed-Thinking-v1.5", "GPQA diamond", "gpqa", 77.3, _SEED),
+    ("vapo", "another system, RL scaling preview", "Doubao-1.5-pro", "AIME", "aime", 70.0, _README),
+)
+_OFFLINE, _PROGRAMS = ("compare_offline",), ("prm_programs", "sweep_prm_programs")
 TARGETS = (
-    Target(
-        ("ppo_gsm8k",),
-        "PPO, greedy",
-        "Qwen2.5-0.5B-Instruct",
-        "GSM8K",
-        "gsm8k",
-        56.7,
-        "verl.readthedocs.io, algorithm baselines",
-    ),
-    Target(("dapo",), "DAPO, avg@32", "Qwen2.5-32B", "AIME 2024", "aime", 50.0, "arXiv 2503.14476"),
-    Target(("vapo",), "VAPO, avg@32", "Qwen2.5-32B", "AIME 2024", "aime", 60.4, "arXiv 2504.05118"),
-    Target(
-        ("vapo",),
-        "another system",
-        "Seed-Thinking-v1.5",
-        "AIME 2024",
-        "aime",
-        86.7,
-        "arXiv 2504.13914",
-    ),
-    Target(
-        ("vapo",),
-        "another system",
-        "Seed-Thinking-v1.5",
-        "Codeforces",
-        "codeforces",
-        55.0,
-        "arXiv 2504.13914",
-    ),
-    Target(
-        ("vapo",),
-        "another system",
-        "Seed-Thinking-v1.5",
-        "GPQA diamond",
-        "gpqa",
-        77.3,
-        "arXiv 2504.13914",
-    ),
-    Target(
-        ("vapo",),
-        "another system, RL scaling preview",
-        "Doubao-1.5-pro",
-        "AIME",
-        "aime",
-        70.0,
-        "github.com/volcengine/verl, README",
-    ),
+    *(Target((config,), *rest) for config, *rest in _ROWS),
     *(
-        Target(
-            ("compare_offline",),
-            f"{method}, {how}",
-            model,
-            benchmark,
-            benchmark.lower(),
-            value,
-            _DQO,
-        )
+        Target(_OFFLINE, f"{method}, {how}", model, benchmark, benchmark.lower(), value, _DQO)
         for model, methods in _DQO_ROWS.items()
         for method, values in methods.items()
         for (benchmark, how), value in zip(_DQO_COLUMNS, values, strict=True)
     ),
     *(
-        Target(
-            ("prm_programs", "sweep_prm_programs"),
-            f"{setting}, pass@1",
-            "an in-house model",
-            benchmark,
-            "",
-            value,
-            _PRM,
-        )
+        Target(_PROGRAMS, f"{setting}, pass@1", "an in-house model", benchmark, "", value, _PRM)
         for setting, values in _PRM_ROWS.items()
         for benchmark, value in zip(_PRM_COLUMNS, values, strict=True)
     ),

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-from rljax.report.run_folder import Run, is_number
+from rljax.report.run_folder import Run, is_number, rows_by_step
 from rljax.tracking.charts import escaped, short
 
 MOST_STEPS = 12  # of the fold
@@ -30,10 +30,7 @@ LEGEND = (
 
 def transcripts(run: Run) -> str:
     """The section of episodes; "" for a run that recorded none."""
-    steps: dict[float, list[Mapping]] = {}
-    for row in run.episodes:
-        if is_number(row.get("step")) and math.isfinite(row["step"]):
-            steps.setdefault(row["step"], []).append(row)
+    steps = rows_by_step(run.episodes)
     if not steps:
         return ""
     budget = _Budget(MOST_MARKED)

@@ -1,24 +1,16 @@
 """Rewards of a whole group: each response is compared with its siblings, the other samples of the
 same prompt. A reward of a group declares `responses` and returns a score for each, in order."""
 
+import functools
 import itertools
 import random
 from typing import Literal
 
-from rljax.components import Component, resolve
+from rljax.components import resolve
 from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.rewards.judges.judging import judge_of
 from rljax.rewards.pool.calling import HOME, RewardText, call_reward, wanted_fields
-
-
-def prepare_worker(component: Component) -> None:
-    """Refuses options that fit no group, before the first one."""
-    if component.short_name == "diversity":
-        _check_n(component.options.get("n", 1))
-    else:
-        _check_opponents(component.options.get("opponents", 0))
-        judge_of(component.options["judge"])
 
 
 def _check_n(n: int) -> None:
@@ -36,7 +28,12 @@ def _check_opponents(opponents: int) -> None:
         )
 
 
-@contract(safe=True)
+def _check_pairs(options: dict) -> None:
+    _check_opponents(options["opponents"])
+    judge_of(options["judge"])
+
+
+@contract(safe=True, prepare=lambda options: functools.partial(_check_n, options["n"]))
 def diversity(
     responses,
     prompt=None,
@@ -98,6 +95,7 @@ def _jaccard(one: set, other: set) -> float:
     return len(one & other) / len(one | other)
 
 
+@contract(prepare=lambda options: functools.partial(_check_pairs, options))
 def pairwise(
     responses, prompt, *, judge: str, opponents: int = 0, both_orders: bool = True, seed: int = 0
 ) -> list[dict | None]:

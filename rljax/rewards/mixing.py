@@ -40,33 +40,23 @@ def _scored(text: str, sample: dict, where: str) -> tuple[float, dict[str, float
         raise RuntimeError(f"{where} {text!r}: {type(error).__name__}: {error}") from error
 
 
-def prepare_worker(component: Component) -> None:
-    """Refuses options that fit no sample, before the first one."""
-    if component.short_name == "mixture":
-        options = component.options
-        _weights(options["rewards"], options.get("weights", ()), options.get("normalise", False))
-    if component.short_name == "with_judges":
-        _pass_marks(component.options["judges"], component.options.get("pass_at", ()))
-    for name in ("sources", "defaults"):
-        _check_sources(name, component.options.get(name, ()))
-
-
-def _check_sources(option: str, pairs: tuple) -> None:
-    if all(isinstance(p, tuple) and [type(x) for x in p] == [str, str] for p in pairs):
-        return
-    raise InputError(
-        f"by_source({option})",
-        value=pairs,
-        rule="pairs of a data source and its reward",
-        fix=f"{option}=(('my_set', 'exact_match()'),): one pair needs the comma behind it",
-    )
+def _check_sources(options: dict) -> None:
+    for option in ("sources", "defaults"):
+        pairs = options[option]
+        if not all(isinstance(p, tuple) and [type(x) for x in p] == [str, str] for p in pairs):
+            raise InputError(
+                f"by_source({option})",
+                value=pairs,
+                rule="pairs of a data source and its reward",
+                fix=f"{option}=(('my_set', 'exact_match()'),): one pair needs the comma behind it",
+            )
 
 
 def _late_mixture(options: dict, sample: dict) -> dict:
     """Scores a mixture in which a member passed its limit: each counts as late, and one that has no
     score when it is late, as 0."""
     rewards = options["rewards"]
-    scales = _weights(rewards, options["weights"], options["normalise"])
+    scales = _scales(options)
     parts = {}
     for name, text in zip(_names(rewards), rewards, strict=True):
         found = late_score(_member(text)[0], sample)
@@ -75,7 +65,15 @@ def _late_mixture(options: dict, sample: dict) -> dict:
     return {"score": total, **parts}
 
 
-@contract(safe=True, on_timeout=lambda options: functools.partial(_late_mixture, options))
+def _scales(options: dict) -> tuple[float, ...]:
+    return _weights(options["rewards"], options["weights"], options["normalise"])
+
+
+@contract(
+    safe=True,
+    on_timeout=lambda options: functools.partial(_late_mixture, options),
+    prepare=lambda options: functools.partial(_scales, options),
+)
 def mixture(
     *,
     rewards: tuple[RewardText, ...],
@@ -170,7 +168,11 @@ def _late_with_judges(options: dict, sample: dict) -> dict | None:
     return {"score": late[0][0], "compliant": 0.0, **failed}
 
 
-@contract(safe=True, on_timeout=lambda options: functools.partial(_late_with_judges, options))
+@contract(
+    safe=True,
+    on_timeout=lambda options: functools.partial(_late_with_judges, options),
+    prepare=lambda options: lambda: _pass_marks(options["judges"], options["pass_at"]),
+)
 def with_judges(
     *, reward: RewardText, judges: tuple[RewardText, ...], pass_at: tuple[float, ...] = (), **sample
 ) -> dict:
@@ -249,7 +251,11 @@ def _late_of_source(options: dict, sample: dict) -> dict | None:
     return None if found is None else found[1]
 
 
-@contract(safe=True, on_timeout=lambda options: functools.partial(_late_of_source, options))
+@contract(
+    safe=True,
+    on_timeout=lambda options: functools.partial(_late_of_source, options),
+    prepare=lambda options: functools.partial(_check_sources, options),
+)
 def by_source(
     data_source: str,
     *,

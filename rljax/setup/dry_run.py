@@ -287,7 +287,8 @@ def _fix_of_unread(name: str, value, usual) -> str:
     field says what somebody wants to learn by, else the default."""
     reader = _READERS.get(name)
     if name == "preference_loss" and (loss := resolve(value, NAMESPACES[name])):
-        reader = "preference" if spec(loss).rows > 1 else "bco" if loss.name == "bco" else "kto"
+        reader = "bco" if "delta" in loss.positional else "kto"  # it is handed a running mean
+        reader = "preference" if spec(loss).rows > 1 else reader
     back = f"algorithm.{name}={usual!r}"
     return f"dataflow={reader!r}, which reads algorithm.{name}, or {back}" if reader else back
 

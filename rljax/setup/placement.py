@@ -12,9 +12,9 @@ from jax.sharding import Mesh
 
 from rljax.components import Component, resolve
 from rljax.config import NAMESPACES, Config
-from rljax.contracts import contract
+from rljax.contracts import contract, spec
 from rljax.errors import InputError
-from rljax.mesh import make_mesh
+from rljax.mesh import MESH_AXES, make_mesh
 from rljax.suggest import near_names
 
 # Role -> the config field that brings it; "": the dataflow asks for it.
@@ -50,7 +50,7 @@ class Group:
         return "+".join(self.roles)
 
 
-@contract(safe=True)
+@contract(safe=True, places=True)
 def group(
     free: list,
     *,
@@ -80,7 +80,7 @@ def parsed(text: str, own_roles=()) -> tuple[tuple[str, ...], Component]:
     for role in roles:
         _check_role(role, text, own_roles)
     made = resolve(call.strip(), NAMESPACES["placement"])
-    if made.function is not group:
+    if not spec(made).places:
         raise InputError(
             f"placement={text!r}",
             value=made.name,
@@ -91,7 +91,7 @@ def parsed(text: str, own_roles=()) -> tuple[tuple[str, ...], Component]:
         raise InputError(
             f"placement={text!r}", rule="a group says how many devices it has", fix=_FORM
         )
-    sizes = {"fsdp": -1, **{k: v for k, v in made.options.items() if k != "devices"}}
+    sizes = {"fsdp": -1, **{k: v for k, v in made.options.items() if k in MESH_AXES}}
     devices = made.options["devices"]
     if devices < 1:
         raise InputError(

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable, Iterator
 
-from rljax.config import Config, OptimizerConfig, is_path, value_of
+from rljax.components import resolve
+from rljax.config import NAMESPACES, Config, OptimizerConfig, is_path, value_of
+from rljax.contracts import spec
 from rljax.data.online.prompts import PromptRecord
 from rljax.setup import Phase, Setup
 
 _LARGE = 0.1  # learning rate of optimizers whose steps have the size of it
 _FEW = 20  # optimizer steps, of which one without an effect counts
-_OF_ONE_SIZE = ("adamw", "lion", "muon")
 
 
 def setup_warnings(setup: Setup, shipped: Config | None = None) -> list[str]:
@@ -25,7 +26,8 @@ def _of_optimizers(setup: Setup, shipped: Config | None) -> Iterator[str]:
             lr, warmup, total = optimizer.lr, optimizer.warmup_steps, phase.optimizer_steps
             if phase.steps and lr == 0:
                 yield f"{field}.lr=0: nothing is learned by it"
-            if lr > _LARGE and optimizer.name.partition("(")[0] in _OF_ONE_SIZE:
+            rule = spec(resolve(optimizer.name, NAMESPACES["optimizer"]))
+            if lr > _LARGE and rule.steps_of_one_size:
                 yield (
                     f"{field}.lr={lr:g}: a step of {optimizer.name} changes every weight by about "
                     f"as much; usual are 1e-7 to 1e-2"

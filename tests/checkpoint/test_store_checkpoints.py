@@ -13,6 +13,7 @@ import warnings
 from pathlib import Path
 
 import brittle
+import fsspec
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -536,3 +537,20 @@ def test_kills_at_each_put_leave_the_last_whole_step(tmp_path, monkeypatch):
         assert set(checkpoints.place._folders()) == set(checkpoints.steps())
         save(checkpoints, (step or 0) + 1)
         assert checkpoints.latest() == (step or 0) + 1
+
+
+class Gs(Brittle):
+    """The same files under the addresses of another service."""
+
+    protocol = "gs"
+
+
+def test_gs_goes_the_way_of_all_stores(bucket):
+    """Orbax would leave its marker file there, and no SHA-256."""
+    fsspec.register_implementation("gs", Gs, clobber=True)
+    checkpoints = Checkpoints("gs://bucket/run/checkpoints")
+    save(checkpoints, 3)
+    assert_holds(Checkpoints("gs://bucket/run/checkpoints"), checkpoints.latest())
+    names = [path.name for path in bucket.rglob("*") if path.is_file()]
+    assert {"manifest.json", "state.json"} < {*names} and "commit_success.txt" not in names
+    assert any(name.endswith("-00000.bin") for name in names)

@@ -3,7 +3,6 @@ limits, processes and sockets, and is named with a line that mends it."""
 
 import ast
 import contextlib
-import fcntl
 import importlib.metadata
 import json
 import os
@@ -14,7 +13,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +22,10 @@ from conftest import REPO
 import rljax
 from rljax.checkpoint.checkpoint import Checkpoints
 from rljax.config import Config, fingerprints, to_dict
-from rljax.doctor.before_jax import fatal
-from rljax.doctor.machine import _LIMITS
+from rljax.doctor.before_jax import fatal, how_to_start
+from rljax.doctor.environment import RULES, environment
 from rljax.doctor.network import hosts_network
-from rljax.doctor.probe import _how_to_start
 from rljax.doctor.run_folder import run_folder
-from rljax.doctor.variables import _VALUES, variables
 from rljax.hosts.cluster import Cluster
 from rljax.hosts.rendezvous import meet
 from rljax.runs.folder import locked
@@ -43,35 +39,14 @@ PLAIN = {"PATH": f"{os.path.dirname(sys.executable)}:/usr/bin:/bin", "LC_ALL": "
 VARIABLES = {
     "platform_unknown": {"JAX_PLATFORMS": "CPU"},
     "platform_not_installed": {"JAX_PLATFORMS": "cuda"},
-    "platform_without_device": {"JAX_PLATFORMS": "tpu"},
-    "gpus_hidden": {"JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": "-1"},
-    "cuda_libraries_hidden": {"JAX_PLATFORMS": "cuda", "LD_LIBRARY_PATH": "{here}/cuda"},
     "xla_flags_not_flags": {"XLA_FLAGS": "xla_cpu_enable_fast_math=true"},
-    "xla_flags_of_tpu": {"XLA_FLAGS": "--xla_tpu_scoped_vmem_limit_kib=65536"},
-    "virtual_devices": {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"},
-    "jax_variable_not_boolean": {"JAX_DEBUG_NANS": "maybe"},
-    "jit_disabled": {"JAX_DISABLE_JIT": "1"},
-    "nan_checks": {"JAX_DEBUG_NANS": "true"},
-    "matmul_precision_unknown": {"JAX_DEFAULT_MATMUL_PRECISION": "hi"},
-    "plugin_missing": {"PJRT_NAMES_AND_LIBRARY_PATHS": "mine:{here}/no.so"},
-    "libtpu_missing": {"TPU_LIBRARY_PATH": "{here}/libtpu.so"},
-    "tpu_variables_left": {"TPU_WORKER_HOSTNAMES": "10.0.0.1,10.0.0.2"},
-    "slurm_without_srun": {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"},
     "proxy_for_loopback": {"http_proxy": "http://proxy:3128"},
-    "certificates_missing": {"SSL_CERT_FILE": "{here}/no.pem"},
-    "hub_token_malformed": {"HF_TOKEN": '"hf_abc"'},
-    "hub_offline": {"HF_HUB_OFFLINE": "1"},
 }
-# What comes with it: without a plugin there is no device either.
-ALSO = {"platform_not_installed", "platform_without_device"}
 
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("here")
-    (folder / "cuda").mkdir()
-    (folder / "cuda" / "libcudnn.so.8").touch()
-    return folder
+    return tmp_path_factory.mktemp("here")
 
 
 def named(findings) -> dict[str, str]:
@@ -81,12 +56,14 @@ def named(findings) -> dict[str, str]:
     return wrong
 
 
+def found_by(variables):
+    return environment(variables, 0.0, "")
+
+
 @pytest.mark.parametrize("name", VARIABLES)
-def test_variables_are_named_each_by_itself(name, here):
-    environment = {key: text.format(here=here) for key, text in VARIABLES[name].items()}
-    found = named(variables(environment)).keys()
-    assert found - ALSO == {name} - ALSO and name in found
-    assert named(variables(PLAIN)) == {}
+def test_variables_are_named_each_by_itself(name):
+    assert named(found_by(VARIABLES[name])).keys() == {name}
+    assert named(found_by(PLAIN)) == {}
 
 
 # -- the command, in processes
@@ -152,15 +129,11 @@ def test_a_healthy_machine_is_told_so(doctor):
     assert found.keys() <= {"sandbox_weak"}, found
 
 
-def test_variables_reach_the_command(doctor, here):
-    wanted, environment = [], {}
-    for name, own in VARIABLES.items():
-        others = "PJRT_NAMES_AND_LIBRARY_PATHS" in own  # any name of a platform may be its
-        if not environment.keys() & own.keys() and "proxy" not in name and not others:
-            environment |= {key: text.format(here=here) for key, text in own.items()}
-            wanted.append(name)
-    found = doctor(env=environment)
-    assert set(wanted) <= found.keys() and len(wanted) > 10
+def test_variables_reach_the_command(doctor):
+    """The last of those that set the same variable is the one that is found."""
+    environment = {key: value for own in VARIABLES.values() for key, value in own.items()}
+    wanted = {name for name, own in VARIABLES.items() if own.items() <= environment.items()}
+    assert wanted <= doctor(env=environment).keys() and len(wanted) == 3
 
 
 # -- packages
@@ -229,28 +202,13 @@ def test_the_distribution_of_that_name_which_is_another_projects(doctor, site, o
 
 # -- the machine
 
-MACHINE = (
-    "open_files_limit",
-    "process_limit",
-    "memory_limit",
-    "locale_not_utf8",
-    "home_unwritable",
-    "compilation_cache_unwritable",
-    "disk_full",
-)
+MACHINE = ("compilation_cache_unwritable", "disk_full")
 
 
 @pytest.fixture(scope="module")
 def bad_machine(doctor, here):
     (here / "a_file").touch()
-    environment = {
-        "LC_ALL": "C",
-        "PYTHONUTF8": "0",
-        "PYTHONCOERCECLOCALE": "0",
-        "HOME": f"{here}/a_file/home",
-    }
-    limits = "ulimit -n 128; ulimit -u 400; ulimit -v 8000000"
-    return doctor("--disk_gb=1e9", env=environment, before=limits)
+    return doctor("--disk_gb=1e9", env={"HOME": f"{here}/a_file/home"})
 
 
 @pytest.mark.parametrize("name", MACHINE)
@@ -267,43 +225,24 @@ def test_a_cache_that_anybody_can_write(doctor, here):
     assert found["compilation_cache_open"]["fix"] == f"chmod go-w {cache}"
 
 
-DEVICES = ("shared_memory_small", "device_not_used")
-
-
 @pytest.fixture(scope="module")
 def bad_devices(doctor, here):
-    """A machine with a GPU, a TPU and 1 MB of shared memory: a /dev of its own."""
+    """A machine with a GPU and a TPU: a /dev of its own."""
     inside = ("unshare", "-rm")
     if subprocess.run(
         [*inside, "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True
     ).returncode:
         pytest.skip("this machine allows no namespaces")
     dev = here / "dev"
-    (dev / "shm").mkdir(parents=True)
+    dev.mkdir()
     for name in ("null", "nvidia0", "accel0"):
         (dev / name).touch()
-    before = (
-        f"mount --bind /dev/null {dev}/null; mount -t tmpfs -o size=1m none {dev}/shm; "
-        f"mount --rbind {dev} /dev"
-    )
+    before = f"mount --bind /dev/null {dev}/null; mount --rbind {dev} /dev"
     return doctor(before=before, inside=inside)
 
 
-@pytest.mark.parametrize("name", DEVICES)
-def test_devices(name, bad_devices):
-    assert name in bad_devices
-
-
-def test_the_lock_of_a_tpu():
-    lock = Path("/tmp/libtpu_lockfile")
-    was_there = lock.exists()
-    with open(lock, "a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        found = named(variables({"JAX_PLATFORMS": "tpu"}))
-    assert "tpu_lock" not in named(variables({"JAX_PLATFORMS": "tpu"}))
-    if not was_there:
-        lock.unlink()
-    assert "rm -f /tmp/libtpu_lockfile" in found["tpu_lock"]
+def test_devices(bad_devices):
+    assert "device_not_used" in bad_devices
 
 
 # -- what JAX says itself
@@ -336,10 +275,6 @@ ENDS_JAX = {  # what is named: variables that end JAX, in several spellings
             "force_host_platform_device_count=x --xla_force_host_platform_device_count=4",
         )
     ),
-    "jax_variable_not_boolean": ("JAX_DEBUG_NANS=maybe", "JAX_ENABLE_X64=2"),
-    "matmul_precision_unknown": ("JAX_DEFAULT_MATMUL_PRECISION=hi",),
-    "plugin_missing": ("PJRT_NAMES_AND_LIBRARY_PATHS=mine:/no/such.so",),
-    "libtpu_missing": ("TPU_LIBRARY_PATH=/no/such.so",),
 }
 
 
@@ -350,8 +285,6 @@ def test_what_ends_jax_is_found_before_it(name):
         found = [finding for finding in fatal({variable: value})]
         assert name in [finding.name for finding in found] and all(f.fix for f in found), text
     assert list(fatal({})) == [] and list(fatal({"JAX_PLATFORMS": "cpu"})) == []
-    # What a device's file does not show may be there: JAX itself is asked.
-    assert list(fatal({"TPU_WORKER_HOSTNAMES": "a", "JAX_PLATFORMS": "cpu"})) == []
 
 
 def command(*words, **env):
@@ -383,6 +316,7 @@ def command(*words, **env):
             {"XLA_FLAGS": "--xla_dump_to=/tmp/x --xla_dump_hlo_as_text=maybe"},
             "take --xla_dump_hlo_as_text out of XLA_FLAGS",
         ),
+        (("train", "quickstart:tiny"), {"JAX_DEBUG_NANS": "maybe"}, "unset JAX_DEBUG_NANS"),
     ],
 )
 def test_a_command_that_needs_jax_says_so_in_one_line(words, env, says):
@@ -492,10 +426,6 @@ def of_other_settings(run):
     (run / "config.json").write_text(json.dumps({**config, "seed": 7}))
 
 
-def from_the_future(run):
-    os.utime(run / "config.json", (time.time() + 3600,) * 2)
-
-
 def unwritable(run):
     (run / "metrics.jsonl").mkdir()
 
@@ -510,7 +440,6 @@ RUNS = {
     "checkpoint_half_written": half_written,
     "run_of_another_version": of_another_version,
     "checkpoint_of_other_settings": of_other_settings,
-    "files_from_the_future": from_the_future,
     "run_folder_unwritable": unwritable,
 }
 
@@ -565,7 +494,7 @@ def test_what_is_left_without_a_torn_checkpoint(run):
 )
 def test_what_mends_a_jax_that_does_not_start(error, env, fix):
     """The versions that are pinned stay, and a variable is no reason to install."""
-    found = _how_to_start(env, f"Traceback\n{error}\n")
+    found = how_to_start(env, error)
     assert fix.partition("==")[0] in found and " -U" not in found
     assert fix.partition("==")[2] in found
 
@@ -647,8 +576,8 @@ def test_a_port_that_is_taken():
     assert named(second).keys() == {"host_unreachable", "host_does_not_reach_us"}
 
 
-def test_a_clock_that_is_ahead_and_a_way_that_is_closed():
-    """The second host answers 100 s ahead, and its calls do not get through."""
+def test_a_way_that_is_closed_in_one_direction():
+    """The second host answers, and its calls do not get through."""
     port = free_port()
 
     def second():
@@ -657,10 +586,10 @@ def test_a_clock_that_is_ahead_and_a_way_that_is_closed():
             caller, _ = server.accept()
             with caller:
                 caller.recv(100)
-                caller.sendall(json.dumps({"time": time.time() + 100}).encode() + b"\n")
+                caller.sendall(json.dumps({"rljax": 1}).encode() + b"\n")
 
     first, _ = together(lambda: hosts_network(variables_of(0, 2, port), (), 2.0), second)
-    assert named(first).keys() == {"clock_skew", "host_does_not_reach_us"}
+    assert named(first).keys() == {"host_does_not_reach_us"}
 
 
 def test_hosts_that_are_not_there():
@@ -677,8 +606,9 @@ def test_hosts_that_are_not_there():
 
 OTHERS = {
     "rljax_of_another_project",
+    "device_not_used",
+    "xla_flags_of_tpu",
     "compilation_cache_open",
-    "tpu_lock",
     "xla_flags_unknown",
     "xla_flag_value_wrong",
     "no_device",
@@ -694,7 +624,6 @@ OTHERS = {
     "port_taken",
     "host_unreachable",
     "host_does_not_reach_us",
-    "clock_skew",
 }
 
 
@@ -706,12 +635,12 @@ def names_in_the_source() -> set[str]:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     ]
     wrong = [call for call in calls if call.func.id in ("broken", "warning", "_problem")]
-    tables = {row[0] for row in (*_LIMITS, *_VALUES)}
+    tables = {row[0] for row in RULES}
     return {call.args[0].value for call in wrong if isinstance(call.args[0], ast.Constant)} | tables
 
 
 def test_every_name_is_provoked_and_documented():
     """But for a machine without any sandbox, which none of ours is."""
-    provoked = {*VARIABLES, *PACKAGES, *MACHINE, *DEVICES, *RUNS, *OTHERS}
-    assert names_in_the_source() == provoked | {"sandbox_missing"} and len(provoked) > 50
+    provoked = {*VARIABLES, *PACKAGES, *MACHINE, *RUNS, *OTHERS}
+    assert names_in_the_source() == provoked | {"sandbox_missing"}
     assert set(re.findall(r"^\| `(\w+)` \|", PAGE.read_text(), re.M)) == names_in_the_source()

@@ -14,6 +14,7 @@ from rljax.rewards.pool.calling import (
     call_reward,
     check_own_limit,
     group_fields,
+    prepare,
     wanted_fields,
 )
 from rljax.rewards.pool.pool import RewardPool
@@ -161,6 +162,41 @@ def test_what_a_reward_of_a_group_may_declare(tmp_path):
     with RewardPool("pairwise(judge='shorter')") as pool:
         with pytest.raises(InputError, match="needs 'prompt'"):
             pool.score([{"response": "x"}])
+
+
+PREPARED = """
+from rljax.contracts import contract
+from rljax.errors import InputError
+
+def _check(options):
+    if options["least"] < 1:
+        raise InputError("my least", value=options["least"], fix="least=1")
+    return {"checked": str(options["least"])}
+
+@contract(prepare=lambda options: lambda: _check(options))
+def mine(responses, *, least: int = 2):
+    return [1.0 for _ in responses]
+
+def prepare_worker(component):
+    raise AssertionError("of the module's other rewards")
+"""
+
+
+def test_a_reward_of_ones_own_declares_what_is_done_before_the_first_sample(tmp_path, monkeypatch):
+    """As ours do: it has its defaults, is alone with its check in a file of several rewards, and is
+    prepared as a member of another, too."""
+    (tmp_path / "prepared_reward.py").write_text(PREPARED)
+    monkeypatch.syspath_prepend(tmp_path)
+    text = "prepared_reward.mine({})"
+    for one in (text, f"mixture(rewards=({text!r},))"):
+        with RewardPool(one.format("least=3"), workers=1) as pool:
+            assert pool.notes == {"checked": "3"}
+        with pytest.raises(InputError, match="my least.*got 0.*least=1"):
+            RewardPool(one.format("least=0"), workers=1).close()
+    assert prepare(resolve(text.format(""), HOME)) == {"checked": "2"}
+    for own, message in (("diversity(n=0)", "diversity n"), ("pairwise(judge='x')", "x")):
+        with pytest.raises(InputError, match=message):
+            prepare(resolve(own, HOME))
 
 
 def test_diversity_is_one_minus_the_mean_overlap_with_siblings():

@@ -14,7 +14,9 @@ from tiny_scorer import write_judge, write_scorer
 from rljax.arrays import fetch, place
 from rljax.batch import Batch, batch_from_rows
 from rljax.config import Config
+from rljax.contracts import contract
 from rljax.errors import InputError
+from rljax.mesh import make_mesh
 from rljax.plan.compiled import make_plan
 from rljax.plan.groups import check_groups_fit
 from rljax.plan.table import plan_json, plan_text
@@ -339,6 +341,20 @@ def test_groups_take_the_last_devices_in_their_order():
     assert main == every[:5] and [group.name for group in groups] == ["judge", "reference"]
     assert [list(group.mesh.devices.flat) for group in groups] == [every[5:7], every[7:]]
     assert dict(groups[0].mesh.shape)["tensor"] == 2
+
+
+@contract(places=True)
+def replicas(free, *, devices: int, spare: str = "none"):
+    """A group of one's own: every device has all weights."""
+    return make_mesh(devices, 1, devices=free[:devices])
+
+
+def test_a_group_of_ones_own_is_placed():
+    config = Config(placement=("reference=test_placement.replicas(devices=2, spare='x')",))
+    main, (group,) = divided(config, jax.devices())
+    assert len(main) == 6 and dict(group.mesh.shape)["data"] == 2
+    with pytest.raises(InputError, match="ROLE.ROLE=group"):
+        divided(Config(placement=("reference=test_placement.short(devices=2)",)), jax.devices())
 
 
 def test_the_plan_shows_the_memory_of_each_group(scorer, tmp_path):

@@ -209,7 +209,7 @@ def test_prefixes_say_whose_metric_it_is():
 def test_charts_are_of_metrics_that_there_are():
     # Of a loss on held-out rows, and of a role with a prefix, too.
     names = {*declared(), *(f"{p}/{name}" for p in ("eval", "critic") for name in declared())}
-    patterns = [(c.title, p) for _, charts in GROUPS for c in charts for p in c.patterns]
+    patterns = [(c.title, p) for charts in GROUPS.values() for c in charts for p in c.patterns]
     for title, pattern in [*patterns, *(("faults", pattern) for pattern in FAULTS)]:
         assert any(fnmatch.fnmatchcase(name, pattern) for name in names), (title, pattern)
 

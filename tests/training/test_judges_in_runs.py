@@ -18,6 +18,7 @@ from rljax.batch import Batch, batch_from_rows
 from rljax.components import resolve
 from rljax.config import NAMESPACES, Config
 from rljax.config.service_options import ServeOptions
+from rljax.contracts import contract
 from rljax.data.online.prompts import PromptRecord, Prompts
 from rljax.data.text.tokenizer import CharTokenizer, load_tokenizer
 from rljax.errors import InputError
@@ -115,6 +116,19 @@ def test_a_model_on_the_mesh_judges_rubrics(folder):
         text = f'"is short" of {words}? Answer with one of 0, 1, 2 and nothing else.'
         want, _ = by_hand(folder, [{"role": "user", "content": text}], "012")
         assert parts["rubric/0"] == pytest.approx(want, abs=1e-4)
+
+
+@contract(reads="answer", asks="mesh", rubrics=True)
+def of_rubrics(
+    response, prompt, extra_info, *, template="{rubric} of {response}? {answer}", scale=2.0
+):
+    """A reward of one's own for the judge on the mesh: the mean of the verdicts."""
+
+
+def test_a_reward_of_ones_own_is_judged_by_rubrics(folder):
+    own = scorer(folder, "test_judges_in_runs.of_rubrics()").score(SAMPLES[:2])
+    ours = scorer(folder, "rubric(template='{rubric} of {response}? {answer}')").score(SAMPLES[:2])
+    assert [s.parts for s in own] == [s.parts for s in ours] and "rubric/1" in own[1].parts
 
 
 def test_grades_are_words_of_one_token_each(folder):

@@ -8,12 +8,14 @@ import types
 
 import jax
 import numpy as np
+import optax
 import pytest
 from tiny_gsm8k import TINY, write_model
 from tiny_run import summary, tiny_config, train_on_one
 
 from rljax.command import evaluate
 from rljax.config import Config, with_overrides
+from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.report.page import write_report
 from rljax.report.run_warnings import fault_lines, is_said
@@ -181,12 +183,22 @@ def test_fewer_prompts_than_a_step_draws_are_said(tmp_path, folder):
     assert "has 2 prompts" in found
 
 
+@contract(steps_of_one_size=True)
+def signs(learning_rate, weight_decay):
+    """An update rule of one's own."""
+    return optax.chain(optax.scale_by_sign(), optax.scale_by_learning_rate(learning_rate))
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({"actor_optimizer.lr": 0.0}, "actor_optimizer.lr=0: nothing is learned by it"),
         ({"actor_optimizer.lr": 0.5}, "changes every weight by about as much"),
         ({"actor_optimizer.lr": 0.5, "actor_optimizer.name": "sgd"}, ""),
+        (
+            {"actor_optimizer.lr": 0.5, "actor_optimizer.name": "test_run_warnings.signs()"},
+            "a step of test_run_warnings.signs() changes every weight by about as much",
+        ),
         ({"actor_optimizer.warmup_steps": 4}, "rl has 4 optimizer steps"),
         ({"actor_optimizer.warmup_steps": 3}, "the first of 4 optimizer steps changes nothing"),
         ({"actor_optimizer.warmup_steps": 3, "actor_optimizer.warmup_from": 0.1}, ""),

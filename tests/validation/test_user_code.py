@@ -490,3 +490,29 @@ def test_all_fields_that_a_dataflow_does_not_read_are_said_at_once(tmp_path, mon
     put(config, "algorithm.filters", ())
     with pytest.raises(InputError, match="does not read it. Fix: algorithm.correction=''$"):
         check_fields_read(build(config))
+
+
+PREFERENCE_LOSSES = """
+from rljax.contracts import contract
+
+@contract(reads=("ref_logprobs", "scores"))
+def above_mean(policy, batch, delta, *, beta: float = 0.1): ...
+
+@contract(reads=("ref_logprobs", "scores"))
+def alone(policy, batch, *, beta: float = 0.1): ...
+
+@contract(reads=("ref_logprobs",), rows=2)
+def of_pairs(policy, batch, *, beta: float = 0.1): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("loss", "reader"), [("above_mean", "bco"), ("alone", "kto"), ("of_pairs", "preference")]
+)
+def test_the_dataflow_that_reads_a_loss_of_ones_own_is_named(loss, reader, tmp_path, monkeypatch):
+    """By what the loss is handed and how many rows it reads, not by its name."""
+    (tmp_path / "own_losses.py").write_text(PREFERENCE_LOSSES)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = put(tiny(tmp_path), "algorithm.preference_loss", f"own_losses.{loss}()")
+    with pytest.raises(InputError, match=f"dataflow='{reader}', which reads algorithm.pref"):
+        check_fields_read(build(config))

@@ -181,12 +181,15 @@ def asks_nobody(component: Component) -> bool:
 
 
 def prepare(component: Component) -> dict[str, str]:
-    """Calls `prepare_worker(component)` of the module of a reward, where there is one, and does so
-    for the rewards that it names: what is slow once is over before the first clock starts. Returns
-    the facts, by name, that these calls returned."""
+    """Calls what a reward declares by contract(prepare=...), or the `prepare_worker(component)` of
+    its module, and does so for the rewards that it names: what is slow once is over before the
+    first clock starts. Returns the facts, by name, that these calls returned."""
     module = inspect.getmodule(component.function)
-    own = vars(module).get("prepare_worker") if module else None
-    facts = own(component) if own is not None else None
+    of_module = vars(module).get("prepare_worker") if module else None
+    if (own := spec(component).prepare) is not None:
+        facts = own()
+    else:
+        facts = of_module(component) if of_module is not None else None
     facts = facts if isinstance(facts, dict) else {}
     return facts | {k: v for one in members(component) for k, v in prepare(one).items()}
 

@@ -19,6 +19,7 @@ import numpy as np
 from rljax.arrays import fetch, place, weights_of
 from rljax.batch import Batch
 from rljax.components import Component
+from rljax.contracts import spec
 from rljax.data.text.chat import encode_prompt_messages
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
@@ -34,8 +35,9 @@ _NO_THINKING = {"enable_thinking": False}  # read by templates that would open a
 
 
 class MeshJudge:
-    """Scores samples as the component `reward`, judge(...) or rubric(...), does through an
-    endpoint. It reads the options template, scale and normalise. `grades`: see RewardConfig."""
+    """Scores samples as the component `reward`, such as judge(...) or rubric(...), does through an
+    endpoint. It reads the options template and scale and, of one that reads rubrics, normalise.
+    `grades`: see RewardConfig."""
 
     def __init__(
         self,
@@ -53,7 +55,7 @@ class MeshJudge:
         self.tokens_per_call = tokens_per_call
         defaults = {k: p.default for k, p in reward.signature.parameters.items()}
         self.options = {**defaults, **reward.options}
-        self.by_rubrics = reward.short_name == "rubric"
+        self.by_rubrics = spec(reward).rubrics
         self.grades = tuple(grades) or _numbers(self.options["scale"])
         self.grade_ids = _grade_ids(tokenizer, self.grades)
         self._encode([{"role": "user", "content": "?"}])  # raises here if there is no template
@@ -140,7 +142,7 @@ class MeshJudge:
             return Score(math.nan, {}, "error", 0.0, f"the judge says {values}")
         parts = {"score": values[0]}
         if self.by_rubrics:
-            parts = rubric_parts(rubrics, values, self.options["normalise"])
+            parts = rubric_parts(rubrics, values, self.options.get("normalise", True))
         return Score(parts["score"], {**parts, "judge/grade_mass": min(mass)}, "ok", 0.0)
 
     def close(self) -> None:
