@@ -6,7 +6,6 @@ offline training are rljax.data.offline.rows. Every row is checked here, before 
 
 import json
 import math
-import re
 from collections.abc import Callable
 
 from rljax.data.images.columns import images_of, with_images
@@ -26,7 +25,7 @@ from rljax.data.rows.read import Rows, read_rows, read_stored
 from rljax.data.rows.split import one_side
 from rljax.data.text.messages import check_unicode
 from rljax.errors import InputError
-from rljax.rewards.text.rules import last_boxed
+from rljax.rewards.answers.find import last_boxed, tagged
 
 _PROMPT_FIX = (
     "give each row a 'prompt' (text, or a list of chat messages), 'question' or 'messages'"
@@ -253,8 +252,7 @@ def _ground_truth(row: dict, place: str, needed: bool) -> tuple[str, str, dict]:
 def _solved(solution: str, place: str) -> str:
     """The answer of a `solution`, as TRL's and open-r1's rows have it: in its last box, between
     <answer> tags, behind "####", or a short text that is the answer itself."""
-    tagged = re.findall(r"<answer>(.*?)</answer>", solution, re.DOTALL)
-    marked = last_boxed(solution) or (tagged[-1] if tagged else "")
+    marked = last_boxed(solution) or tagged(solution)
     answer = (marked or solution.rpartition("\n#### ")[2]).strip().strip("$").strip()
     short = "\n" not in answer and len(answer) <= _SOLUTION_CHARACTERS
     if not answer or not (marked or short):
