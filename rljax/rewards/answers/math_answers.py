@@ -42,7 +42,7 @@ def math_verify(
     strict: bool = True,
     decimals: int = 6,
 ) -> dict:
-    r"""1 if the answer of the response equals the reference mathematically, else 0.
+    r"""1 if the answer equals the reference, both as math-verify's parser reads them, else 0.
 
     Where the answer is looked for; the last place counts, and `3 or 4` is not 3:
       boxed   `\boxed{...}`, brace-matched          marked  the rest of the line after `####`
@@ -54,6 +54,12 @@ def math_verify(
     not compared, and 50% is 50 and 0.5. `\gcd`, `\lcm`, `\min` and `\max` of whole numbers are
     worked out. An answer that still holds an integral, a sum, a product, a limit, a derivative or a
     determinant is 0, unless the reference holds one.
+
+    Of math-verify the parser alone is used, its package latex2sympy2_extended. Its `parse` and
+    `verify` are not: they simplify and solve under a timer of the process. Their verdicts differ:
+    `verify` takes `13 = 12` and `12 thousand` for 12, `\{1,2\}` for (1,2) and X for x, and does
+    not take `x \ge 2` for `[2,\infty)`, `2x>4` for `x>2`, `1 million` for 1000000 or the second of
+    two boxes.
 
     Parts: extracted, 1 if an answer was found that can be read; what cannot scores 0. A reference
     that cannot be read is an error. Needs the extra [rewards].
