@@ -212,6 +212,8 @@ BAD = [
     ("unpaired", {"prompt": "q", "completion": "a"}, "lacks the column 'label'"),
     ("unpaired", {"prompt": "q", "label": True}, "lacks the column 'completion'"),
     ("unpaired", {"completion": "a", "label": True}, "lacks the column 'prompt'"),
+    # What is missing is said first: it tells a row of another kind.
+    ("unpaired", {"prompt": 5, "completion": "a"}, "--config.dataflow=sft"),
     (*bad("stepwise", labels=[True]), "'labels' has 1 values for 2 steps"),
     (*bad("stepwise", labels=[True, 1.5]), "'labels', step 1 is out of range"),
     (*bad("stepwise", labels=[True, None]), "'labels', step 1 is missing"),
