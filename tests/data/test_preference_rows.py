@@ -46,6 +46,11 @@ FORMS = [
     ),
     ("pairs", {"prompt": "q", "chosen": "a", "rejected": "b"}, GOOD["pairs"] | PLAIN_PAIR),
     (
+        "unpaired",  # a null in one of the two names of the prompt
+        {"prompt": None, "question": "q", "completion": "a", "label": 1},
+        {"prompt": "q", "completion": "a", "label": True},
+    ),
+    (
         "pairs",
         {"prompt": [U], "chosen": [A], "rejected": "b"},
         dict(prompt=[U], chosen=[A], rejected=[B], **PLAIN_PAIR),
