@@ -5,7 +5,7 @@ rljax data prepare --source=examples/limr_sample.jsonl \
     --out=data/limr
 """
 
-from rljax.rewards.text.rules import last_boxed
+from rljax.rewards.answers.find import last_boxed
 
 INSTRUCTION = "Let's think step by step and output the final answer within \\boxed{}."
 

@@ -219,32 +219,33 @@ def take_rows(batch: Batch, rows) -> Batch:
 
 
 def masked_sum(x: jax.Array, mask: jax.Array, axis=None) -> jax.Array:
-    """sum over mask of x; garbage at mask 0, NaN included, is never read."""
+    """Sum of x over the mask, in the shape of x without `axis` (None: a scalar); garbage at mask 0,
+    NaN included, is never read."""
     return jnp.sum(jnp.where(mask > 0, x, 0.0), axis=axis)
 
 
 def masked_mean(x: jax.Array, mask: jax.Array, axis=None) -> jax.Array:
-    """sum m x / sum m, and exactly 0 where the mask is empty."""
+    """sum m x / sum m, and exactly 0 where the mask is empty; shaped as masked_sum."""
     return masked_sum(x, mask, axis) / jnp.maximum(jnp.sum(mask > 0, axis=axis), 1)
 
 
 def masked_variance(x: jax.Array, mask: jax.Array, *, ddof: int = 0) -> jax.Array:
-    """sum m (x - mean)^2 / (n - ddof) over all of the mask; 0 when n <= ddof."""
+    """sum m (x - mean)^2 / (n - ddof) over all of the mask, a scalar; 0 when n <= ddof."""
     n = jnp.sum(mask > 0)
     centred = jnp.where(mask > 0, x - masked_mean(x, mask), 0.0)
     return jnp.where(n > ddof, jnp.sum(centred**2) / jnp.maximum(n - ddof, 1), 0.0)
 
 
 def masked_max(x: jax.Array, mask: jax.Array) -> jax.Array:
-    """max of x over the mask; 0 where the mask is empty."""
+    """Maximum of x over the mask, a scalar; 0 where the mask is empty."""
     return jnp.where(jnp.any(mask > 0), jnp.max(jnp.where(mask > 0, x, -jnp.inf)), 0.0)
 
 
 def whiten(
     x: jax.Array, mask: jax.Array, *, eps: float = 1e-8, ddof: int = 1, shift_mean: bool = True
 ):
-    """m (x - mean) / sqrt(var + eps) over the global batch; zeros where fewer than two tokens
-    count."""
+    """m (x - mean) / sqrt(var + eps) over the global batch, in the shape of x; zeros where fewer
+    than two tokens count."""
     mean = masked_mean(x, mask)
     scaled = jnp.where(mask > 0, x - mean, 0.0) * jax.lax.rsqrt(
         masked_variance(x, mask, ddof=ddof) + eps
@@ -286,7 +287,7 @@ def segment_order(batch: Batch) -> jax.Array:
 
 
 def segment_count(batch: Batch) -> jax.Array:
-    """B+: the number of segments with at least one policy token, over the whole batch."""
+    """B+, a scalar: the number of segments with at least one policy token, over the whole batch."""
     # Every token of a segment with n policy tokens holds a share 1/n, so the shares add up to the
     # count.
     n = segment_tokens(batch)
@@ -375,7 +376,8 @@ def sequence_tokens(batch: Batch) -> jax.Array:
 
 
 def sequence_count(batch: Batch) -> jax.Array:
-    """B+: the number of segments, or of episodes, with a policy token, over the whole batch."""
+    """B+, a scalar: the number of segments, or of episodes, with a policy token, over the whole
+    batch."""
     if batch.episode is None:
         return segment_count(batch)
     counted = first_of_sequence(batch) & jnp.any(batch.mask > 0, axis=1)

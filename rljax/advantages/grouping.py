@@ -46,7 +46,8 @@ def group_total(x: jax.Array, ids: jax.Array) -> jax.Array:
 
 
 def group_range(x: jax.Array, ids: jax.Array, keep: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Least and greatest x of each element's group over keep (inf and -inf where none is)."""
+    """Least and greatest x of each element's group over keep (inf and -inf where none is): x [N],
+    ids [N], keep bool [N] -> [N], [N]."""
     n = ids.shape[0]
     low = jax.ops.segment_min(jnp.where(keep, x, jnp.inf), ids, num_segments=n)[ids]
     high = jax.ops.segment_max(jnp.where(keep, x, -jnp.inf), ids, num_segments=n)[ids]
@@ -68,14 +69,14 @@ def group_statistics(values: jax.Array, ids: jax.Array, keep: jax.Array | None =
 
 
 def deviation(groups: Groups, std: str) -> jax.Array:
-    """Standard deviation of each group: "sample" divides by n - 1, "population" by n."""
+    """Standard deviation of each group, [N]: "sample" divides by n - 1, "population" by n."""
     divisor = groups.size - 1 if std == "sample" else groups.size
     return jnp.sqrt(groups.squares / jnp.maximum(divisor, 1))
 
 
 def normalised(values: jax.Array, groups: Groups, *, std: str, eps: float) -> jax.Array:
-    """(values - mean) / (std + eps), or without the std for "none"; exactly 0 in a group of equal
-    values."""
+    """(values [N] - mean) / (std + eps), or without the std for "none"; exactly 0 in a group of
+    equal values: [N]."""
     centred = values - groups.mean
     if std != "none":
         centred = centred / (deviation(groups, std) + eps)

@@ -126,6 +126,7 @@ def reinforce(
 
     b = `baseline`; where that is None the batch's values, and 0 where it has none. Nothing is
     whitened. With a critic that learns on, `gae(lam=1, whiten=False)` gives the returns too.
+    Returns [B, S].
     """
     batch.require("rewards", by="reinforce")
     choose("reinforce(form)", form, ("to_go", "sequence"))
@@ -164,7 +165,7 @@ def remax(batch: Batch, *, gamma: Share = 1.0) -> jax.Array:
 def reinforce_plus_plus(batch: Batch, *, gamma: Share = 1.0) -> jax.Array:
     """G_t = r_t + gamma G_{t+}, whitened over all policy tokens of the batch (arXiv 2501.03262).
 
-    The rewards hold the KL penalty already; no groups are needed.
+    The rewards hold the KL penalty already; no groups are needed. Returns [B, S].
     """
     batch.require("rewards", by="reinforce_plus_plus")
     returns = discounted_sum(batch.rewards, batch, gamma)

@@ -146,7 +146,8 @@ def perplexity_metrics(training, rollout, share) -> dict:
 
 
 def chi2_sequence(log_sums: jax.Array, share: jax.Array) -> jax.Array:
-    """mean over sequences of (prod of ratios)^2, minus 1."""
+    """Mean over sequences of (prod of ratios)^2, minus 1, a scalar: the sums of log-ratios [B, S]
+    at each token of a sequence, share [B, S]."""
     return weighted_mean(bounded_exp(log_sums) ** 2, share) - jnp.any(share > 0)
 
 
@@ -157,7 +158,8 @@ def mismatch_metrics(batch: Batch) -> dict:
     kl = mean -x; k3_kl = mean(e^x - 1 - x); chi2 = mean of ratio^2 - 1, over tokens and sequences;
     perplexities exp(-mean log-prob), their logs and ratios averaged over sequences; effective
     sample size of the ratios, (sum w)^2 / (N sum w^2) (PipelineRL, arXiv 2509.19128); Pearson
-    correlation and difference of the probabilities; mean, 99th percentile and max of |x|.
+    correlation and difference of the probabilities; mean, 99th percentile and max of |x|. Scalars
+    each. Raises InputError where the batch lacks one of the two log-probs.
     """
     x = log_ratio(batch, by="mismatch_metrics")
     mask, share = batch.mask, sequence_share(batch)
@@ -196,7 +198,8 @@ def variance_proxy_metrics(batch: Batch, *, gradient_norm: float | jax.Array | N
 
     W = sum_t (1 - 2 pi_t + sum_v pi_v^2) estimates the squared norm of a sequence's score, over its
     tokens of weight > 0; A is its mean advantage, w its mean weight. expected_w has the weights
-    inside, sum_t w_t^2 (...). noise = (power - signal) / (sequences - 1).
+    inside, sum_t w_t^2 (...). noise = (power - signal) / (sequences - 1). Scalars each.
+    Raises InputError where the batch lacks `advantages`, `old_logprobs` or `sum_pi_squared`.
     """
     batch.require("advantages", "old_logprobs", "sum_pi_squared", by="variance_proxy_metrics")
     share = sequence_share(batch)

@@ -23,7 +23,8 @@ FLOOR = 1e4  # an infinite log-prob counts as this far away, so that sums stay f
 
 
 def finite_logprobs(logprobs: jax.Array, mask: jax.Array) -> jax.Array:
-    """Constant log-probs on policy tokens, 0 elsewhere; -inf becomes a large negative number."""
+    """Constant log-probs [B, S] on policy tokens, 0 elsewhere; -inf becomes a large negative
+    number."""
     selected = jnp.where(mask > 0, jax.lax.stop_gradient(logprobs), 0.0)
     return jnp.clip(selected, -FLOOR, FLOOR)
 
@@ -36,7 +37,7 @@ def log_ratio(batch: Batch, *, by: str) -> jax.Array:
 
 
 def bounded_exp(x: jax.Array) -> jax.Array:
-    """exp(clamp(x, +-20))."""
+    """exp(clamp(x, +-20)), in the shape of x."""
     return jnp.exp(jnp.clip(x, -BOUND, BOUND))
 
 
@@ -70,32 +71,33 @@ def sequence_share(batch: Batch) -> jax.Array:
 
 
 def weighted_mean(x: jax.Array, share: jax.Array) -> jax.Array:
-    """sum share x / sum share, 0 where nothing has a share: with 1/n, the mean over sequences."""
+    """sum share x / sum share, a scalar, 0 where nothing has a share: with 1/n, the mean over
+    sequences."""
     total = jnp.sum(share)
     return jnp.where(total > 0, masked_sum(x * share, share) / jnp.maximum(total, 1e-30), 0.0)
 
 
 def masked_min(x: jax.Array, mask: jax.Array) -> jax.Array:
-    """min of x over the mask; 0 where the mask is empty."""
+    """Minimum of x over the mask, a scalar; 0 where the mask is empty."""
     return -masked_max(-x, mask)
 
 
 def effective_sample_size(weights: jax.Array, mask: jax.Array) -> jax.Array:
     """(sum w)^2 / (N sum w^2) over the N tokens of the mask: 1 for equal weights, 1 / N where one
-    has it all, 0 without any."""
+    has it all, 0 without any. A scalar."""
     squares = masked_sum(weights * weights, mask) * jnp.sum(mask)
     total = masked_sum(weights, mask)
     return jnp.where(squares > 0, total**2 / jnp.maximum(squares, 1e-30), 0.0)
 
 
 def population_std(x: jax.Array, mask: jax.Array) -> jax.Array:
-    """sqrt(mean (x - mean)^2) over the mask."""
+    """sqrt(mean (x - mean)^2) over the mask, a scalar."""
     centred = x - masked_mean(x, mask)
     return jnp.sqrt(masked_mean(centred * centred, mask))
 
 
 def sequence_std(x: jax.Array, share: jax.Array) -> jax.Array:
-    """Unbiased standard deviation over sequences; 0 for fewer than two."""
+    """Unbiased standard deviation over sequences, a scalar; 0 for fewer than two."""
     count = jnp.round(jnp.sum(share))  # shares 1/n add up to a whole number but for rounding
     squares = masked_sum(share * (x - weighted_mean(x, share)) ** 2, share)
     return jnp.where(count > 1, jnp.sqrt(squares / jnp.maximum(count - 1, 1)), 0.0)

@@ -158,6 +158,7 @@ def bypass_old_logprobs(batch: Batch) -> Batch:
 
     For ratio losses without a forward pass for the old log-probs. Weights on top
     would count the mismatch twice; `rollout_correction` after this gives weights of exactly 1.
+    Raises InputError where the batch has no log-probs of the sampler.
     """
     batch.require("sampler_logprobs", by="bypass_old_logprobs")
     return batch.replace(old_logprobs=batch.sampler_logprobs, weights=None)
@@ -218,7 +219,7 @@ def _bounded(w, batch: Batch, share, mode: str, bounds) -> tuple[jax.Array, dict
 
 
 def mean_weight(weights: jax.Array, batch: Batch, share: jax.Array, level: str) -> jax.Array:
-    """Mean over tokens (token level) or sequences; 1 where every weight is 0."""
+    """Mean over tokens (token level) or sequences, a scalar; 1 where every weight is 0."""
     mean = masked_mean(weights, batch.mask) if level == "token" else weighted_mean(weights, share)
     return jnp.where(mean > 1e-8, mean, 1.0)
 

@@ -13,3 +13,12 @@ trajectories  a completion and its reward, maybe step by step (DQO, DRO)
 SAMPLED = ("rollouts", "samples")
 OF_FILES = ("examples", "pairs", "safety", "unpaired", "stepwise", "trajectories")
 PAIRED = ("pairs", "safety")
+DATAFLOWS = {  # a dataflow that learns from each kind
+    "rollouts": "grpo",
+    "examples": "sft",
+    "pairs": "preference",
+    "safety": "cost_model",
+    "unpaired": "kto",
+    "stepwise": "process_reward_model",
+    "trajectories": "dqo",
+}

@@ -19,7 +19,7 @@ from rljax.data.images.columns import require_text_alone
 from rljax.data.offline.batches import batch_arrays
 from rljax.data.offline.encode import encode_rows
 from rljax.data.offline.rows import load_rows
-from rljax.data.rows.columns import prompt_of, require_text
+from rljax.data.rows.columns import prompt_of, text_of
 from rljax.data.rows.read import read_rows
 from rljax.data.rows.sources import load_prompts
 from rljax.data.rows.split import held_out_fraction
@@ -195,7 +195,7 @@ def load_comparisons(spec: str | Sequence[dict], split: str = "train") -> list[d
                 fix="give each row 'first' and 'second', or a list 'completions'",
             )
         for text in texts:
-            require_text(text, f"{where}, a completion", "remove it", empty=True)
+            text_of(text, f"{where}, a completion", "remove it", empty=True)
         if row.get("prompt") is None:
             raise InputError(f"{where} has no 'prompt'", fix="give each row one")
         prompt = prompt_of(row["prompt"], f"{where}, column 'prompt'")

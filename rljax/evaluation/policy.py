@@ -14,8 +14,8 @@ from rljax.data.online.prompts import PromptRecord
 from rljax.errors import InputError
 from rljax.keys import root_key
 from rljax.policies import Policy, Sample, sample_all
+from rljax.rewards.answers.find import last_boxed
 from rljax.rewards.answers.letters import labelled_letter
-from rljax.rewards.text.rules import last_boxed
 from rljax.rollout import Player, Reward, extraction_failed_fraction, player_of
 
 

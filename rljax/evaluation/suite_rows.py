@@ -16,9 +16,10 @@ from rljax.data.rows import maps
 from rljax.data.rows.read import read_rows
 from rljax.errors import InputError
 from rljax.files import DATA_FILES, parse_json, strangers_bytes
-from rljax.rewards.text.answers import integer_of
+from rljax.rewards.answers.find import last_boxed
+from rljax.rewards.answers.normalise import integer_of
 from rljax.rewards.text.instructions import read_instructions
-from rljax.rewards.text.rules import last_boxed, strict_number
+from rljax.rewards.text.rules import strict_number
 
 Solved = Sequence[dict]  # rows that are shown with their answers
 LETTERS = "ABCDEFGHIJ"

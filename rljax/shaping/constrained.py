@@ -62,18 +62,19 @@ class Targets(NamedTuple):
 
 
 def calibrated_rewards(rewards: jax.Array, baseline_rewards: jax.Array) -> jax.Array:
-    """sigmoid(r(s, a) - r(s, baseline)): 1/2 is as good as the baseline response."""
+    """sigmoid(r(s, a) - r(s, baseline)), elementwise: 1/2 is as good as the baseline response."""
     return jax.nn.sigmoid(rewards - baseline_rewards)
 
 
 def kl_factors(log_ratios: jax.Array, *, kl_max: AboveZero, cap: bool = False) -> jax.Array:
-    """max(1 - log_ratio / kl_max, 0); a negative log-ratio gives more than 1, unless `cap`."""
+    """max(1 - log_ratio / kl_max, 0), elementwise; a negative log-ratio gives more than 1, unless
+    `cap`."""
     factors = jnp.maximum(1 - log_ratios / kl_max, 0.0)
     return jnp.minimum(factors, 1.0) if cap else factors
 
 
 def constrained_rewards(calibrated: jax.Array, compliant: jax.Array) -> jax.Array:
-    """R_cal where all judges pass, else 0."""
+    """R_cal where all judges pass, else 0, elementwise."""
     return jnp.where(compliant, calibrated, 0.0)
 
 

@@ -16,7 +16,7 @@ from rljax.errors import InputError
 
 @contract(safe=True)
 def bradley_terry(first: jax.Array, second: jax.Array, *, scale: AboveZero = 1.0) -> jax.Array:
-    """sigmoid(scale (first - second)): what a reward model trained on pairs says."""
+    """sigmoid(scale (first - second)), elementwise: what a reward model trained on pairs says."""
     if not scale > 0:
         raise InputError(
             "bradley_terry(scale)",
@@ -28,7 +28,7 @@ def bradley_terry(first: jax.Array, second: jax.Array, *, scale: AboveZero = 1.0
 
 @contract(safe=True)
 def higher_wins(first: jax.Array, second: jax.Array) -> jax.Array:
-    """1 where the first score is higher, 1/2 where both are equal, else 0."""
+    """1 where the first score is higher, 1/2 where both are equal, else 0, elementwise."""
     return 0.5 * (1 + jnp.sign(first - second))
 
 

@@ -93,7 +93,7 @@ def resample(key: jax.Array, weights: jax.Array, *, groups: jax.Array | None = N
 
 
 def linear_fit(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Least squares y = slope x + intercept -> (slope, intercept, R^2).
+    """Least squares y = slope x + intercept: x [N], y [N] -> scalars (slope, intercept, R^2).
 
     x = reward, y = true score of groups of held-out samples: the filter with the greatest R^2 is
     the one whose selected responses the reward model judges most reliably.

@@ -14,7 +14,8 @@ from rljax.errors import InputError
 
 def apply_shaping(batch: Batch, rules) -> Batch:
     """The batch after every rule in turn: the change of a row's score is added to the reward of its
-    last policy token, or of the last one of its episode."""
+    last policy token, or of the last one of its episode. A rule is a function of the batch that
+    returns scores [B]."""
     for rule in rules:
         change = rule(batch) - batches.sequence_sum(batch.rewards, batch)
         rewards = batch.rewards + batches.last_token(batch) * change[:, None]

@@ -156,7 +156,7 @@ def dense_step_rewards(
 def process_reward_metrics(batch: Batch, rewards: jax.Array, *, pass_above: float = 0.0) -> dict:
     """Metrics of the scores in the `rewards` of dense_step_rewards: mean sum per row, share of the
     absolute return, correlation of a row's mean score with its outcome, lines per response, and the
-    mean score of rows that pass and that fail."""
+    mean score of rows that pass and that fail: scalars, of rewards [B, S]."""
     last, score = _scored_ends(batch, "process_reward_metrics")
     batch.require("rewards", "scores", by="process_reward_metrics")
     outcome = jnp.where(batch.mask > 0, batch.rewards, 0.0)

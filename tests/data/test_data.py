@@ -66,6 +66,7 @@ def write_lines(path, *rows):
         ({"question": "1+1", "answer": "2", "level": 5}, "1+1", "2", {"level": 5}),
         ({"prompt": "x", "answer": 72.0}, "x", "72", {}),
         ({"prompt": "x", "answer": 0.5}, "x", "0.5", {}),
+        ({"prompt": "x", "answer": 10**400}, "x", f"1{'0' * 400}", {}),  # too large for a float
         ({"prompt": "x", "ground_truth": "a", "answer": "b"}, "x", "a", {"answer": "b"}),
         (
             {"question": "q", "answer": "48/2 = 24\n#### 1,024"},
@@ -182,6 +183,7 @@ ROWS = [
     (changed(ground_truth={}), "'ground_truth' is empty"),
     (changed(ground_truth=[math.nan]), "'ground_truth' holds what JSON has not"),
     (changed(ground_truth=True), "'ground_truth'"),
+    (changed(ground_truth=math.inf), "'ground_truth' is empty or not a text"),
     (changed(ground_truth="\ud800"), "surrogate"),
     (changed(reward_model="rule"), "'reward_model' is not an object"),
     (changed(reward_model={}), "'reward_model.ground_truth' is null"),

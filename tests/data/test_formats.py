@@ -313,6 +313,10 @@ def test_cells_of_json_are_what_they_say(tmp_path):
     (record,) = load_prompts(written(tmp_path, names, cells), "train")
     assert record["ground_truth"] == '{"a":1}'  # a reward reads the text
     assert record["extra_info"] == {"targets": [1, 2], "tools": [], "x": 1}
+    path = written(tmp_path, ["prompt", "answer"], ["q", "[1,  2]"])
+    assert load_prompts(path, "train")[0]["ground_truth"] == "[1,  2]"
+    path = written(tmp_path, ["prompt", "chosen", "rejected"], ["q", "", "b"])
+    refused(lambda: load_rows(path, "train", "pairs"), "'chosen' is null")  # a gap, no empty text
     cells = [json.dumps([U, A, U, A]), "[0, 0, 0, 1]"]
     path = written(tmp_path, ["messages", "loss_mask"], cells)
     (record,) = load_rows(path, "train", "examples")

@@ -46,6 +46,11 @@ FORMS = [
     ),
     ("pairs", {"prompt": "q", "chosen": "a", "rejected": "b"}, GOOD["pairs"] | PLAIN_PAIR),
     (
+        "unpaired",  # a null in one of the two names of the prompt
+        {"prompt": None, "question": "q", "completion": "a", "label": 1},
+        {"prompt": "q", "completion": "a", "label": True},
+    ),
+    (
         "pairs",
         {"prompt": [U], "chosen": [A], "rejected": "b"},
         dict(prompt=[U], chosen=[A], rejected=[B], **PLAIN_PAIR),
@@ -212,6 +217,8 @@ BAD = [
     ("unpaired", {"prompt": "q", "completion": "a"}, "lacks the column 'label'"),
     ("unpaired", {"prompt": "q", "label": True}, "lacks the column 'completion'"),
     ("unpaired", {"completion": "a", "label": True}, "lacks the column 'prompt'"),
+    # What is missing is said first: it tells a row of another kind.
+    ("unpaired", {"prompt": 5, "completion": "a"}, "--config.dataflow=sft"),
     (*bad("stepwise", labels=[True]), "'labels' has 1 values for 2 steps"),
     (*bad("stepwise", labels=[True, 1.5]), "'labels', step 1 is out of range"),
     (*bad("stepwise", labels=[True, None]), "'labels', step 1 is missing"),

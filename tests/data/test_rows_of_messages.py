@@ -132,6 +132,7 @@ REFUSED = [
     ({"messages": [U, A], "train_on": [0, 1]}, "'train_on' is not understood"),
     ({"messages": [U, A], "weight": 0.5}, "'weight' is a weight of the whole row"),
     ({"messages": [U, A], "weight": "0.5"}, "'weight' is a weight of the whole row"),
+    ({"messages": [U, A], "weight": 10**400}, "'weight' is a weight of the whole row"),
     ({"messages": [U, A], "mask": "Assistant"}, "'mask' is not understood"),
     ({"messages": [U, A], "mask": [1, 0]}, "'mask' is not understood"),
     (

@@ -84,6 +84,7 @@ def test_a_reference_that_can_never_match_is_an_error_not_a_zero():
         (r"\boxed{\frac{1}{2}}", "1/2", 1),
         (r"\boxed{-\frac{1}{2}}", "-0.5", 1),
         (r"\boxed{\frac12}", r"\dfrac{1}{2}", 1),
+        ("\\boxed{\u2212\uff15}", "-5", 1),  # a minus sign and a full-width digit
         (r"\boxed{10{,}000}", "10,000", 1),
         (r"\boxed{10,000}", "10000", 1),
         (r"\boxed{12\text{ cm}^2}", "12", 1),

@@ -8,7 +8,7 @@ import json
 from collections import Counter
 
 import pytest
-from conftest import golden
+from conftest import REPO, golden
 from published_verdicts import rows, verl_math, verl_verdict
 
 from rljax import rewards
@@ -64,6 +64,13 @@ def test_the_published_rules_beside_ours_err_more(column, name):
     kinds = Counter(errors(row[column], row[3]) for row in judged)
     print(f"{name}: {dict(kinds)} of {len(judged)}")
     assert len(judged) > 600 and kinds["false negative"] > 20
+
+
+def test_the_library_disagrees_with_the_reward_of_its_name_as_often_as_the_guide_says():
+    judged = [row for row in rows() if row[0] == "math_verify"]
+    guide = (REPO / "docs/guides/rewards.md").read_text()
+    differ = sum(right != library for _, _, _, right, library, _ in judged)
+    assert f"of {len(judged):,} judged answers their verdict differs on {differ}" in guide
 
 
 def test_the_stored_verdicts_are_those_of_verls_rule():

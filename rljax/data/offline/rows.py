@@ -4,24 +4,25 @@ Turns rows into records and finds the border between prompt and completion. In a
 completions are all texts or all lists of messages; `index` is the row's number.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 
 from rljax.data.images.columns import images_of, with_images
 from rljax.data.online.stream import Stream
 from rljax.data.rows.columns import (
     SPOKEN,
-    VARIABLES,
+    Column,
     as_written,
     completion_of,
     decoded,
     demonstration_record,
-    first_of,
+    each,
     flag_of,
-    list_of,
     number_of,
     prompt_of,
+    read_columns,
     rendering_of,
-    require_text,
+    text_of,
     without_nulls,
 )
 from rljax.data.rows.conversation import context, conversation, require_no_column_flags
@@ -29,10 +30,8 @@ from rljax.data.rows.read import Rows, read_rows, read_stored
 from rljax.data.rows.split import one_side
 from rljax.errors import InputError
 
-KINDS = ("examples", "pairs", "safety", "unpaired", "stepwise", "trajectories")
-_PAIR_FIX = "give each row 'chosen' and 'rejected', and a 'prompt' unless both begin with it"
 _ASSISTANT = "assistant"
-_EVERYWHERE = ("reference", "logprobs", "process_scores")  # columns of all rows or of none
+_EVERYWHERE = ("reference", "process_scores", "logprobs")  # columns of all rows or of none
 
 
 def load_rows(
@@ -93,14 +92,6 @@ def load_stored_rows(spec: str, kind: str, notes: list[str] | None = None) -> St
 
 
 def _record(rows: Rows, index: int, kind: str) -> dict:
-    read = dict(
-        examples=demonstration_record,
-        pairs=_pair,
-        safety=_safety,
-        unpaired=_labelled,
-        stepwise=_stepwise,
-        trajectories=_trajectory,
-    )[kind]
     place = rows.place(index)
     raw = with_images(rows.rows[index], place, rows.folder)
     images = images_of(raw)
@@ -113,10 +104,14 @@ def _record(rows: Rows, index: int, kind: str) -> dict:
     if rows.fills_nulls:
         written = (*SPOKEN, "tools")
         row = {name: v if name in written else without_nulls(v) for name, v in row.items()}
-    if kind != "examples":
-        require_no_column_flags(row, place)
+    if kind == "examples":
+        with rows.named_columns():
+            return dict(demonstration_record(row, place, index), **images)
+    require_no_column_flags(row, place)
+    make, *columns = _KINDS[kind]
     with rows.named_columns():
-        return dict(read(row, place, index), index=index, **images)
+        made = make(row, read_columns(row, place, columns), place)
+    return dict(made, **rendering_of(row, place), index=index, **images)
 
 
 def _require_everywhere_or_nowhere(records: list[dict], rows: Rows, name: str) -> None:
@@ -150,19 +145,9 @@ def _matched(prompt, completions: dict, place: str):
     return prompt, completions
 
 
-def _prompt_column(row: dict, place: str) -> str | list[dict]:
-    present = {name: value for name, value in row.items() if value is not None}
-    name = first_of(present, ("prompt", "question"), place, "give each row a 'prompt'")
-    return prompt_of(row[name], f"{place}, column {name!r}")
-
-
-def _pair(row: dict, place: str, index: int) -> dict:
-    names = ["chosen", "rejected"]
-    for name in names:
-        first_of(row, (name,), place, _PAIR_FIX)
-    if row.get("reference") is not None:
-        names.append("reference")
-    completions = {name: row[name] for name in names}
+def _pair(row: dict, read: dict, place: str) -> dict:
+    names = ("chosen", "rejected", "reference")
+    completions = {name: read[name] for name in names if name in read}
     # Some data sets write the prompt twice: as a text, and at the beginning of both conversations.
     whole = all(isinstance(value, list) for value in completions.values())
     several = whole and all(len(value) > 1 for value in completions.values())
@@ -170,7 +155,7 @@ def _pair(row: dict, place: str, index: int) -> dict:
     if asked is None or (several and isinstance(asked, str)):
         prompt, completions = _split_common_beginning(completions, place)
     else:
-        prompt = _prompt_column(row, place)
+        prompt = read_columns(row, place, (_PROMPT,))["prompt"]
         if isinstance(prompt, list):
             n = len(prompt)
             whole = {
@@ -185,20 +170,11 @@ def _pair(row: dict, place: str, index: int) -> dict:
         for name, value in completions.items()
     }
     prompt, completions = _matched(prompt, completions, place)
-    return dict(prompt=prompt, **completions, **_margin(row, place), **rendering_of(row, place))
+    return dict(prompt=prompt, **completions, **_margin(read, place))
 
 
-def _safety(row: dict, place: str, index: int) -> dict:
-    for name in ("safer", "more_harmful"):
-        first_of(row, (name,), place, f"give each row a {name!r} completion")
-    pair = {name: row.get(name) for name in ("prompt", "question")}
-    pair |= {"chosen": row["safer"], "rejected": row["more_harmful"]}
-    safe = []
-    for name in ("safer_is_safe", "more_harmful_is_safe"):
-        first_of(
-            row, (name,), place, "say of both completions whether they are safe, true or false"
-        )
-        safe.append(flag_of(row[name], f"{place}, column {name!r}"))
+def _safety(row: dict, read: dict, place: str) -> dict:
+    safe = [read["safer_is_safe"], read["more_harmful_is_safe"]]
     if safe == [False, True]:
         raise InputError(
             f"{place}: the safer completion is unsafe, and the more harmful one is safe",
@@ -206,8 +182,8 @@ def _safety(row: dict, place: str, index: int) -> dict:
             rule="a safe completion is the safer one",
             fix="swap the completions, or correct the labels",
         )
-    pair |= {name: row[name] for name in ("tools", *VARIABLES) if name in row}
-    return dict(_pair(pair, place, index), unsafe=tuple(not x for x in safe))
+    pair = {"chosen": read["safer"], "rejected": read["more_harmful"]}
+    return dict(_pair(row | pair, pair, place), unsafe=tuple(not x for x in safe))
 
 
 def _split_common_beginning(completions: dict, place: str) -> tuple[str | list, dict]:
@@ -220,7 +196,7 @@ def _split_common_beginning(completions: dict, place: str) -> tuple[str | list, 
         if any(as_messages):
             completions = {**completions, name: conversation(value, where)}
         else:
-            require_text(value, where, "remove the row or fill it in")
+            text_of(value, where)
     values = list(completions.values())
     # (A turn may be context in one of them and learned in the other: what it says is compared.)
     said = [context(value) if any(as_messages) else value for value in values]
@@ -248,144 +224,164 @@ def _split_common_beginning(completions: dict, place: str) -> tuple[str | list, 
     return said[0][:n], {name: value[n:] for name, value in completions.items()}
 
 
-def _margin(row: dict, place: str) -> dict:
+def _margin(read: dict, place: str) -> dict:
     """{"margin", "tie"}: how much better the chosen completion is, and whether neither is."""
-    margin, tie = row.get("margin"), row.get("tie")
-    tie = tie is not None and flag_of(tie, f"{place}, column 'tie'")
-    if margin is not None:
-        margin = number_of(margin, f"{place}, column 'margin'")
-        if margin < 0:
-            raise InputError(
-                f"{place}, column 'margin' is below 0",
-                value=margin,
-                rule="it is how much better the chosen completion is",
-                fix="swap the completions, or remove the margin",
-            )
-        return dict(margin=margin, tie=tie)
-    names = [name for name in ("score_chosen", "score_rejected") if row.get(name) is not None]
-    if not names:
-        return dict(margin=0.0, tie=tie)
-    scores = [
-        number_of(row.get(name), f"{place}, column {name!r}")
-        for name in ("score_chosen", "score_rejected")
-    ]
-    if scores[0] < scores[1]:
+    tie, names = read.get("tie", False), ("score_chosen", "score_rejected")
+    if "margin" in read or not read.keys() & set(names):
+        return dict(margin=read.get("margin", 0.0), tie=tie)
+    better, worse = (number_of(read.get(name), f"{place}, column {name!r}") for name in names)
+    if better < worse:
         raise InputError(
             f"{place}: 'score_chosen' is below 'score_rejected'",
-            value=tuple(scores),
+            value=(better, worse),
             fix="swap the completions, or remove the row",
         )
-    return dict(margin=scores[0] - scores[1], tie=tie or scores[0] == scores[1])
+    return dict(margin=better - worse, tie=tie or better == worse)
 
 
 # -- one completion --
 
 
-def _labelled(row: dict, place: str, index: int) -> dict:
-    prompt = _prompt_column(row, place)
-    name = first_of(row, ("completion", "response"), place, "give each row a 'completion'")
-    completion = completion_of(row[name], f"{place}, column {name!r}", empty=True)
-    prompt, matched = _matched(prompt, {name: completion}, place)
-    first_of(row, ("label",), place, "give each row a 'label', true or false")
-    label = flag_of(row["label"], f"{place}, column 'label'")
-    return dict(prompt=prompt, completion=matched[name], label=label, **rendering_of(row, place))
+def _labelled(row: dict, read: dict, place: str) -> dict:
+    name = "completion" if "completion" in row else "response"
+    prompt, matched = _matched(read["prompt"], {name: read["completion"]}, place)
+    return dict(prompt=prompt, completion=matched[name], label=read["label"])
 
 
-def _step_texts(value: object, place: str, empty: bool = False) -> list[str]:
-    texts = list_of(value, place)
-    for number, text in enumerate(texts):
-        require_text(text, f"{place}, step {number}", "join it with the step before it", empty)
-    return texts
-
-
-def _one_each(values: list, steps: list, place: str) -> None:
-    if len(values) != len(steps):
+def _one_each(read: dict, name: str, steps: list, place: str) -> None:
+    if len(read[name]) != len(steps):
         raise InputError(
-            f"{place} has {len(values)} values for {len(steps)} steps",
+            f"{place}, column {name!r} has {len(read[name])} values for {len(steps)} steps",
             rule="one of each step",
             fix="correct the row",
         )
 
 
-def _stepwise(row: dict, place: str, index: int) -> dict:
-    prompt = _prompt_column(row, place)
-    for name in ("completions", "labels"):
-        first_of(row, (name,), place, "give each row 'completions' and 'labels', one of each step")
-    lines = row.get("ended") is not None
-    ended = {"ended": flag_of(row["ended"], f"{place}, column 'ended'")} if lines else {}
-    steps = _step_texts(row["completions"], f"{place}, column 'completions'", empty=lines)
-    where = f"{place}, column 'labels'"
-    values = list_of(row["labels"], where)
-    _one_each(values, steps, where)
-    labels = []
-    for number, value in enumerate(values):
-        if isinstance(value, bool):
-            labels.append(1.0 if value else -1.0)
-            continue
-        labels.append(number_of(value, f"{where}, step {number}"))
-        if abs(labels[-1]) > 1:
-            raise InputError(
-                f"{where}, step {number} is out of range",
-                value=value,
-                rule="a label is true, false or a number from -1 (wrong) to 1 (right)",
-                fix="rescale the labels",
-            )
-    return dict(
-        prompt=prompt, completions=steps, labels=labels, **ended, **rendering_of(row, place)
-    )
+_step = functools.partial(text_of, fix="join it with the step before it")
 
 
-def _trajectory(row: dict, place: str, index: int) -> dict:
-    prompt = _prompt_column(row, place)
+def _stepwise(row: dict, read: dict, place: str) -> dict:
+    steps = read["completions"]
+    if "ended" not in read:  # steps that are lines as a policy wrote them may be blank
+        for number, step in enumerate(steps):
+            _step(step, f"{place}, column 'completions', step {number}")
+    _one_each(read, "labels", steps, place)
+    return read
+
+
+def _trajectory(row: dict, read: dict, place: str) -> dict:
     # Where both are there: steps where their scores need them, else the completion.
     names = ["completion", "response", "steps"]
-    if row.get("process_scores") is not None:
+    if "process_scores" in read:
         names = ["steps", "completion", "response"]
-    given = [name for name in names if row.get(name) is not None] or names
-    name = first_of(row, given, place, "give each row a 'completion', or 'steps'")
-    record = dict(prompt=prompt, **rendering_of(row, place))
+    name = next((name for name in names if row.get(name) is not None), names[0])
+    where = f"{place}, column {name!r}"
+    made = dict(prompt=read["prompt"])
     if name == "steps":
-        record["steps"] = _step_texts(row["steps"], f"{place}, column 'steps'")
+        made["steps"] = each(_step, "step")(row["steps"], where)
     else:
-        completion = completion_of(row[name], f"{place}, column {name!r}")
-        record["prompt"], matched = _matched(prompt, {name: completion}, place)
-        record["completion"] = matched[name]
-    reward = first_of(row, ("reward", "score"), place, "give each row a 'reward'")
-    record["reward"] = number_of(row[reward], f"{place}, column {reward!r}")
-    truncated = row.get("truncated")
-    record["truncated"] = truncated is not None and flag_of(
-        truncated, f"{place}, column 'truncated'"
-    )
-    if row.get("process_scores") is not None:
-        record["process_scores"] = _process_scores(row, record, place)
-    if row.get("logprobs") is not None:
-        record["logprobs"] = _logprobs(row, place)
-    return record
+        completion = completion_of(row.get(name), where)
+        made["prompt"], matched = _matched(made["prompt"], {name: completion}, place)
+        made["completion"] = matched[name]
+    if "process_scores" in read:
+        if name != "steps":
+            raise InputError(
+                f"{place}, column 'process_scores' needs the column 'steps'",
+                rule="a score stands at the end of a step",
+                fix="write the completion as a list of its steps",
+            )
+        _one_each(read, "process_scores", made["steps"], place)
+    made |= {"reward": read["reward"], "truncated": False}
+    return made | {n: read[n] for n in ("truncated", *_EVERYWHERE) if n in read}
 
 
-def _process_scores(row: dict, record: dict, place: str) -> list[float]:
-    where = f"{place}, column 'process_scores'"
-    if "steps" not in record:
+# -- the columns of each kind --
+
+
+def _margin_of(value: object, place: str) -> float:
+    margin = number_of(value, place)
+    if margin < 0:
         raise InputError(
-            f"{where} needs the column 'steps'",
-            rule="a score stands at the end of a step",
-            fix="write the completion as a list of its steps",
+            f"{place} is below 0",
+            value=margin,
+            rule="it is how much better the chosen completion is",
+            fix="swap the completions, or remove the margin",
         )
-    scores = list_of(row["process_scores"], where)
-    _one_each(scores, record["steps"], where)
-    return [number_of(score, f"{where}, step {i}") for i, score in enumerate(scores)]
+    return margin
 
 
-def _logprobs(row: dict, place: str) -> list[float]:
-    where = f"{place}, column 'logprobs'"
-    values = list_of(row["logprobs"], where)
-    logprobs = [number_of(value, f"{where}, token {i}") for i, value in enumerate(values)]
+def _step_label(value: object, place: str) -> float:
+    if isinstance(value, bool):
+        return 1.0 if value else -1.0
+    label = number_of(value, place)
+    if abs(label) > 1:
+        raise InputError(
+            f"{place} is out of range",
+            value=value,
+            rule="a label is true, false or a number from -1 (wrong) to 1 (right)",
+            fix="rescale the labels",
+        )
+    return label
+
+
+def _logprobs(value: object, place: str) -> list[float]:
+    logprobs = each(number_of, "token")(value, place)
     # Samplers in low precision write log 1 as a little more than 0.
     if max(logprobs) > 1e-3:
         raise InputError(
-            f"{where} holds a positive value",
+            f"{place} holds a positive value",
             value=max(logprobs),
             rule="log-probabilities are at most 0",
             fix="write natural logarithms of the probabilities",
         )
     return logprobs
+
+
+_PROMPT = Column("prompt question", prompt_of, "give each row a 'prompt'", null_is_absent=True)
+_PAIR = "give each row 'chosen' and 'rejected', and a 'prompt' unless both begin with it"
+_SAFE = "say of both completions whether they are safe, true or false"
+_STEPS = "give each row 'completions' and 'labels', one of each step"
+_judged = functools.partial(completion_of, empty=True)
+# What makes a record of each kind of the row and of what was read of its columns; the columns.
+_KINDS = {
+    "pairs": (
+        _pair,
+        Column("chosen", fix=_PAIR),
+        Column("rejected", fix=_PAIR),
+        Column("reference"),
+        Column("margin", _margin_of),
+        Column("tie", flag_of),
+        Column("score_chosen"),
+        Column("score_rejected"),
+    ),
+    "safety": (
+        _safety,
+        Column("safer", fix="give each row a 'safer' completion"),
+        Column("more_harmful", fix="give each row a 'more_harmful' completion"),
+        Column("safer_is_safe", flag_of, _SAFE),
+        Column("more_harmful_is_safe", flag_of, _SAFE),
+    ),
+    "unpaired": (
+        _labelled,
+        _PROMPT,
+        Column("completion response", _judged, "give each row a 'completion'"),
+        Column("label", flag_of, "give each row a 'label', true or false"),
+    ),
+    "stepwise": (
+        _stepwise,
+        _PROMPT,
+        Column("completions", each(functools.partial(_step, empty=True), "step"), _STEPS),
+        Column("labels", each(_step_label, "step"), _STEPS),
+        Column("ended", flag_of),
+    ),
+    "trajectories": (
+        _trajectory,
+        _PROMPT,
+        Column("completion response steps", fix="give each row a 'completion', or 'steps'"),
+        Column("reward score", number_of, "give each row a 'reward'"),
+        Column("truncated", flag_of),
+        Column("process_scores", each(number_of, "step")),
+        Column("logprobs", _logprobs),
+    ),
+}
+KINDS = ("examples", *_KINDS)

@@ -3,12 +3,14 @@
 One row at a time, with errors that name it: `place` is the file, the row and its line.
 """
 
+import dataclasses
 import difflib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from rljax.data.kinds import DATAFLOWS
 from rljax.data.rows.conversation import (
     asks_to_learn,
     context,
@@ -23,36 +25,48 @@ from rljax.data.text.messages import LEARN, check_unicode, validate_objects
 from rljax.errors import InputError
 from rljax.files import parse_json
 
-# Columns of texts or messages.
-SPOKEN = (
-    "prompt",
-    "question",
-    "messages",
-    "completion",
-    "response",
-    "answer",
-    "chosen",
-    "rejected",
-    "reference",
-    "safer",
-    "more_harmful",
+# Every column that is read by its name, under what is true of it. A cell of a table of texts holds
+# a text, a response (one is the empty text, which a table cannot say: its empty cells are gaps), a
+# truth (a text that may look like JSON), a value (a number or a truth value), or else what JSON
+# says. Spoken: it may hold messages. Known: rows of some kind are known by it, and a table has one.
+_NAMES = {
+    "text spoken known": "prompt question",
+    "text spoken": "reference",
+    "text known": "instruction input output text",
+    "text": "context system system_prompt",
+    "response spoken known": "completion response chosen rejected safer more_harmful",
+    "response known": "response_0",
+    "response": "response_1",
+    "truth spoken known": "answer",
+    "truth known": "ground_truth",
+    "value known": "label reward",
+    "value": "score score_chosen score_rejected margin tie truncated safer_is_safe"
+    " more_harmful_is_safe better_response_id safer_response_id is_response_0_safe"
+    " is_response_1_safe",
+    "spoken known": "messages",
+    "known": "problem solution conversations context_messages completions labels steps"
+    " reward_model",
+}
+KNOWN, SPOKEN, TEXTS, RESPONSES, TRUTHS, VALUES = (
+    tuple(" ".join(names for words, names in _NAMES.items() if word in words.split()).split())
+    for word in ("known", "spoken", "text", "response", "truth", "value")
 )
 _REMOVE = "remove the row or fill it in"
 
 
-# Columns by which rows of a kind are known -> what they are, and the dataflow that reads them.
+# Columns by which rows of a kind are known -> what they are, and their kind.
 _KINDS = (
-    ({"chosen", "rejected"}, "a pair", "preference"),
-    ({"completions", "labels"}, "a solution with labelled steps", "process_reward_model"),
-    ({"completion", "label"}, "a labelled completion", "kto"),
-    ({"prompt", "completion"}, "a demonstration", "sft"),
-    ({"prompt", "response"}, "a demonstration", "sft"),
-    ({"prompt", "ground_truth"}, "a prompt with its answer", "grpo"),
-    ({"prompt", "answer"}, "a prompt with its answer", "grpo"),
-    ({"question", "answer"}, "a question with its answer", "grpo"),
-    ({"prompt", "solution"}, "a prompt with its answer", "grpo"),
-    ({"question", "solution"}, "a question with its answer", "grpo"),
-    ({"prompt", "reward_model"}, "a prompt with its answer", "grpo"),
+    ("chosen rejected", "a pair", "pairs"),
+    ("completions labels", "a solution with labelled steps", "stepwise"),
+    ("completion label", "a labelled completion", "unpaired"),
+    ("prompt completion", "a demonstration", "examples"),
+    ("prompt response", "a demonstration", "examples"),
+    ("prompt ground_truth", "a prompt with its answer", "rollouts"),
+    ("prompt answer", "a prompt with its answer", "rollouts"),
+    ("question answer", "a question with its answer", "rollouts"),
+    ("prompt solution", "a prompt with its answer", "rollouts"),
+    ("question solution", "a question with its answer", "rollouts"),
+    ("prompt reward_model", "a prompt with its answer", "rollouts"),
 )
 
 
@@ -60,9 +74,11 @@ def other_kind(row: dict, lacking: Sequence[str]) -> tuple[str, str]:
     """(rule, fix) for a row without the columns `lacking`, where it is one of another dataflow;
     ("", "") where it is of none."""
     has = {name for name, value in row.items() if value is not None}
-    for columns, what, dataflow in _KINDS:
+    for names, what, kind in _KINDS:
+        columns = set(names.split())
         if columns <= has and not columns & set(lacking):
-            return f"the row is {what}", f"--config.dataflow={dataflow}, which reads such rows, or "
+            fix = f"--config.dataflow={DATAFLOWS[kind]}, which reads such rows, or "
+            return f"the row is {what}", fix
     return "", ""
 
 
@@ -80,28 +96,57 @@ def first_of(row: dict, names: Sequence[str], place: str, fix: str) -> str:
     raise InputError(what, value=columns, rule=rule, fix=other + fix)
 
 
-def require_text(value: object, place: str, fix: str, empty: bool = False) -> None:
-    """Raises InputError unless the value is a text, and one that is not empty."""
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """A column of a kind of row: the first of its names, with spaces between, that a row has.
+
+    `read(value, place)` returns the value, or raises InputError. `fix` is said of a row without
+    it; "": it may be missing. Null is a value where the column is needed, unless `null_is_absent`.
+    """
+
+    names: str
+    read: Callable[[object, str], object] = lambda value, place: value
+    fix: str = ""
+    null_is_absent: bool = False
+
+
+def read_columns(row: dict, place: str, columns: Iterable[Column]) -> dict:
+    """{the first name of each column that the row has: what is read of it}. Raises InputError that
+    names the row and the column: a missing one before one that holds something else."""
+    given = {name: value for name, value in row.items() if value is not None}
+    there = []
+    for column in columns:
+        names = column.names.split()
+        if column.fix or given.keys() & set(names):
+            has = given if column.null_is_absent else row
+            there.append((column, names[0], first_of(has, names, place, column.fix)))
+    return {key: column.read(row[name], f"{place}, column {name!r}") for column, key, name in there}
+
+
+# -- what a column may hold --
+
+
+def text_of(value: object, place: str, fix: str = _REMOVE, empty: bool = False) -> str:
+    """A text that is not empty, unless that is allowed."""
     if not isinstance(value, str) or not (value or empty):
         kind = "null" if value is None else "empty" if value == "" else "not a text"
         raise InputError(f"{place} is {kind}", value=value, fix=fix)
     check_unicode(value, place)
+    return value
 
 
 def prompt_of(value: object, place: str) -> str | list[dict]:
     """A prompt: a text, or messages, of which nothing is learned."""
     if isinstance(value, list):
         return context(conversation(value, place))
-    require_text(value, place, "write a text or a list of chat messages", empty=True)
-    return value
+    return text_of(value, place, "write a text or a list of chat messages", empty=True)
 
 
 def completion_of(value: object, place: str, empty: bool = False) -> str | list[dict]:
     """A completion: a text, `empty` ones too where that is so, or messages from the assistant's
     first to its last."""
     if not isinstance(value, list):
-        require_text(value, place, _REMOVE, empty)
-        return value
+        return text_of(value, place, empty=empty)
     messages = conversation(value, place)
     for position, message in (("first", messages[0]), ("last", messages[-1])):
         if message["role"] != "assistant":
@@ -159,6 +204,22 @@ def list_of(value: object, place: str) -> list:
     return value
 
 
+def object_of(value: object, place: str, fix: str = "write {...}") -> dict:
+    """An object; null, which parquet writes for a missing one, is an empty one."""
+    if not isinstance(value, dict | None):
+        raise InputError(f"{place} is not an object", value=value, fix=fix)
+    return value or {}
+
+
+def each(read: Callable[[object, str], object], item: str) -> Callable[[object, str], list]:
+    """Reads a list of such items; errors call them by the word `item` and their number."""
+
+    def items(value: object, place: str) -> list:
+        return [read(one, f"{place}, {item} {i}") for i, one in enumerate(list_of(value, place))]
+
+    return items
+
+
 VARIABLES = ("chat_template_kwargs", "enable_thinking")  # columns with variables of the template
 
 
@@ -182,9 +243,8 @@ def variables_of(row: dict, place: str) -> dict:
     given = row.get("chat_template_kwargs")
     if isinstance(given, str) and given:
         given = parse_json(given, where)
-    if not isinstance(given or {}, dict):
-        raise InputError(f"{where} is not an object", value=given, fix="write {...}")
-    variables = {name: value for name, value in (given or {}).items() if value is not None}
+    given = object_of(given or None, where)
+    variables = {name: value for name, value in given.items() if value is not None}
     own = row.get("enable_thinking")
     if own is not None:
         own = flag_of(own, f"{place}, column 'enable_thinking'")
@@ -358,8 +418,7 @@ def demonstration_record(row: dict, place: str, index: int) -> dict:
             return dict(messages=messages, **how, index=index)
     if "text" in row:
         require_no_column_flags(row, place)
-        require_text(row["text"], f"{place}, column 'text'", _REMOVE)
-        return dict(text=row["text"], **how, index=index)
+        return dict(text=text_of(row["text"], f"{place}, column 'text'"), **how, index=index)
     rule, other = other_kind(row, ("completion", "response"))
     wanted = ("messages", "prompt", "completion", "response", "text")
     unknown = [name for name in row if name not in wanted]

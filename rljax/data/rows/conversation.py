@@ -265,6 +265,8 @@ def _is_weight(value: object, of_rows: bool) -> bool:
         number = float(value)
     except (TypeError, ValueError):
         return False
+    except OverflowError:  # a whole number may be too large for a float: JSON has no limit
+        number = float("inf")
     return number != 1 if of_rows else _truth(value) is False
 
 

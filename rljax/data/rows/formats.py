@@ -12,69 +12,10 @@ import warnings
 from collections.abc import Callable
 
 from rljax.data.images.columns import has_images
+from rljax.data.rows.columns import RESPONSES, TEXTS, TRUTHS, VALUES
 from rljax.data.text.messages import SPEAKERS
 from rljax.errors import InputError
 from rljax.files import parse_json
-
-# Columns of a table whose cells may be numbers or truth values; all others are texts.
-_TYPED = (
-    "label",
-    "tie",
-    "truncated",
-    "margin",
-    "score",
-    "score_chosen",
-    "score_rejected",
-    "reward",
-    "better_response_id",
-    "safer_response_id",
-    "is_response_0_safe",
-    "is_response_1_safe",
-    "safer_is_safe",
-    "more_harmful_is_safe",
-)
-# Columns of responses: that one is the empty text a table cannot say, as its empty cells are gaps.
-_RESPONSES = (
-    "completion",
-    "response",
-    "chosen",
-    "rejected",
-    "safer",
-    "more_harmful",
-    "response_0",
-    "response_1",
-)
-
-
-# Columns by which rows of any kind are known: a table has one of them.
-COLUMNS = (
-    "prompt",
-    "question",
-    "problem",
-    "messages",
-    "conversations",
-    "instruction",
-    "input",
-    "text",
-    "completion",
-    "response",
-    "answer",
-    "ground_truth",
-    "solution",
-    "chosen",
-    "rejected",
-    "output",
-    "completions",
-    "labels",
-    "label",
-    "safer",
-    "more_harmful",
-    "response_0",
-    "context_messages",
-    "reward_model",
-    "steps",
-    "reward",
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -346,18 +287,18 @@ def table_row(names: list[str], cells: list[str], place: str) -> dict:
 
 def _cell(name: str, cell: str, place: str) -> object:
     if not cell:
-        return None if name in (*_TYPED, *_RESPONSES) else ""
-    if name in _TYPED:
+        return None if name in (*VALUES, *RESPONSES) else ""
+    if name in VALUES:
         try:
             return parse_json(cell.lower(), place)
         except InputError:
             return cell
-    if name in _TRUTHS or not _BRACKETS.fullmatch(cell):
+    if name in TRUTHS or not _BRACKETS.fullmatch(cell):
         return cell
     try:
         value = parse_json(cell, place)
     except InputError as error:
-        if not _QUOTED.match(cell) or (name in _TEXTS and not _is_literal(cell)):
+        if not _QUOTED.match(cell) or (name in (*TEXTS, *RESPONSES) and not _is_literal(cell)):
             return cell
         raise InputError(
             f"{place} looks like JSON, and is none",
@@ -365,7 +306,7 @@ def _cell(name: str, cell: str, place: str) -> object:
             rule=str(error),
             fix="write such cells with json.dumps, or the rows as .jsonl or .parquet",
         ) from None
-    if name in _TEXTS and not _turns(value):
+    if name in (*TEXTS, *RESPONSES) and not _turns(value):
         raise InputError(
             f"{place} holds JSON, a{'n object' if isinstance(value, dict) else ' list'}",
             value=cell,
@@ -386,17 +327,3 @@ def _is_literal(cell: str) -> bool:
 
 _BRACKETS = re.compile(r"\s*(\[.*\]|\{.*\})\s*", re.DOTALL)
 _QUOTED = re.compile(r"""\s*(\[\s*)?(\{\s*)?["']""")
-_TRUTHS = ("ground_truth", "answer")  # JSON is a text there, as rewards read it
-_TEXTS = (
-    *_RESPONSES,
-    "prompt",
-    "question",
-    "text",
-    "reference",
-    "instruction",
-    "input",
-    "output",
-    "context",
-    "system",
-    "system_prompt",
-)

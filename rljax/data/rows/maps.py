@@ -5,7 +5,7 @@ and maybe more columns, or None to drop the row.
 """
 
 from rljax.errors import InputError
-from rljax.rewards.text.rules import last_boxed
+from rljax.rewards.answers.find import last_boxed
 
 GSM8K_INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'
 MATH_INSTRUCTION = "Let's think step by step and output the final answer within \\boxed{}."

@@ -29,7 +29,8 @@ from rljax.components import resolve
 from rljax.config import is_path
 from rljax.config.overrides import TFDS, kind_of_text
 from rljax.data.online.stream import Stream
-from rljax.data.rows.formats import COLUMNS, form_of, table_row, understood
+from rljax.data.rows.columns import KNOWN
+from rljax.data.rows.formats import form_of, table_row, understood
 from rljax.data.rows.nulls import Nulls
 from rljax.data.rows.stored import StoredRows
 from rljax.errors import InputError
@@ -274,7 +275,7 @@ def _read_table(path: Path, split: str) -> Rows:
             rule=str(error),
             fix="put quotes around texts, and double the quotes inside them",
         ) from None
-    known = {name.lower() for name in names or ()} & set(COLUMNS)
+    known = {name.lower() for name in names or ()} & set(KNOWN)
     header = "" if known else first
     return Rows(str(path), path.stem, rows, numbers, folder=path.parent, header=header)
 

@@ -22,7 +22,7 @@ from rich.text import Text
 from rljax.components import resolve
 from rljax.config import NAMESPACES, Config, is_path
 from rljax.contracts import spec
-from rljax.data.kinds import SAMPLED
+from rljax.data.kinds import DATAFLOWS, SAMPLED
 from rljax.data.online.encoded import Data, load_data, load_run_tokenizer
 from rljax.data.online.loader import make_loader
 from rljax.data.online.prompts import PromptRecord
@@ -303,15 +303,6 @@ def show(
 
 # -- rows of which nothing else is known --
 
-DATAFLOWS = {  # one that learns from rows of a kind
-    "rollouts": "grpo",
-    "examples": "sft",
-    "pairs": "preference",
-    "safety": "cost_model",
-    "unpaired": "kto",
-    "stepwise": "process_reward_model",
-    "trajectories": "dqo",
-}
 _KINDS = {  # what rows are understood as (rljax.data.rows.formats): their kind
     "verl's prompts": "rollouts",
     "prompts": "rollouts",

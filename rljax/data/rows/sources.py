@@ -6,7 +6,6 @@ offline training are rljax.data.offline.rows. Every row is checked here, before 
 
 import json
 import math
-import re
 from collections.abc import Callable
 
 from rljax.data.images.columns import images_of, with_images
@@ -17,8 +16,9 @@ from rljax.data.rows.columns import (
     decoded,
     demonstration_record,
     first_of,
+    object_of,
     prompt_of,
-    require_text,
+    text_of,
 )
 from rljax.data.rows.conversation import context, conversation
 from rljax.data.rows.nulls import TOOLS
@@ -26,7 +26,7 @@ from rljax.data.rows.read import Rows, read_rows, read_stored
 from rljax.data.rows.split import one_side
 from rljax.data.text.messages import check_unicode
 from rljax.errors import InputError
-from rljax.rewards.text.rules import last_boxed
+from rljax.rewards.answers.find import last_boxed, tagged
 
 _PROMPT_FIX = (
     "give each row a 'prompt' (text, or a list of chat messages), 'question' or 'messages'"
@@ -139,14 +139,8 @@ def _prompt_record(
     prompt_column = first_of(row, ("prompt", "question"), place, _PROMPT_FIX)
     truth, truth_column, more = _ground_truth(row, place, need_ground_truth)
     data_source = row.get("data_source", rows.data_source)
-    require_text(data_source, f"{place}, column 'data_source'", "name the data set")
-    extra_info = row.get("extra_info")
-    if extra_info is None:
-        extra_info = {}  # parquet writes a missing struct as null
-    if not isinstance(extra_info, dict):
-        raise InputError(
-            f"{place}, column 'extra_info' is not an object", value=extra_info, fix="write {...}"
-        )
+    text_of(data_source, f"{place}, column 'data_source'", "name the data set")
+    extra_info = object_of(row.get("extra_info"), f"{place}, column 'extra_info'")
     used = {prompt_column, truth_column, "reward_model", "data_source", "extra_info", "images"}
     others = {name: value for name, value in row.items() if name not in used}
     others |= more
@@ -215,13 +209,8 @@ def _ground_truth(row: dict, place: str, needed: bool) -> tuple[str, str, dict]:
     """The answer to compare with, its column, and what else of that column is worth keeping."""
     model = row.get("reward_model")
     if model is not None:
-        if not isinstance(model, dict):
-            raise InputError(
-                f"{place}, column 'reward_model' is not an object",
-                value=model,
-                fix='write {"style": "rule", "ground_truth": "..."}',
-            )
-        text = model.get("ground_truth")
+        fix = 'write {"style": "rule", "ground_truth": "..."}'
+        text = object_of(model, f"{place}, column 'reward_model'", fix).get("ground_truth")
         if text is not None or needed:
             text = _answer_text(text, f"{place}, column 'reward_model.ground_truth'")
         return text or "", "reward_model", {}
@@ -253,8 +242,7 @@ def _ground_truth(row: dict, place: str, needed: bool) -> tuple[str, str, dict]:
 def _solved(solution: str, place: str) -> str:
     """The answer of a `solution`, as TRL's and open-r1's rows have it: in its last box, between
     <answer> tags, behind "####", or a short text that is the answer itself."""
-    tagged = re.findall(r"<answer>(.*?)</answer>", solution, re.DOTALL)
-    marked = last_boxed(solution) or (tagged[-1] if tagged else "")
+    marked = last_boxed(solution) or tagged(solution)
     answer = (marked or solution.rpartition("\n#### ")[2]).strip().strip("$").strip()
     short = "\n" not in answer and len(answer) <= _SOLUTION_CHARACTERS
     if not answer or not (marked or short):
@@ -272,10 +260,12 @@ def _solved(solution: str, place: str) -> str:
 def _answer_text(value: object, place: str) -> str:
     """A ground truth as text; numbers are written as such, 72.0 as 72, lists and objects as JSON
     (several targets, as in verl's searchR1 rows)."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    if isinstance(value, float):
         if math.isfinite(value):
-            return str(int(value)) if value == int(value) else repr(value)
+            return str(int(value)) if value.is_integer() else repr(float(value))
         value = None if math.isnan(value) else value  # a missing number comes as NaN
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
     if isinstance(value, (dict, list)) and value:
         try:
             value = json.dumps(value, ensure_ascii=False, allow_nan=False)

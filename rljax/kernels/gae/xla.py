@@ -35,7 +35,7 @@ def gae(rewards, values, mask, ids, gamma, lam) -> tuple[jax.Array, jax.Array]:
 
 
 def gathered_next(x, mask, ids) -> jax.Array:
-    """`next_chosen` by the index of the next chosen token."""
+    """`next_chosen` by the index of the next chosen token: [B, S]."""
     size = x.shape[1]
     column = jnp.where(mask > 0, jnp.arange(size, dtype=jnp.int32)[None, :], size)
     here_or_later = jax.lax.cummin(column, axis=1, reverse=True)
@@ -54,7 +54,7 @@ def _one_array(mask, ids):
 
 
 def scan_sum(x, decay, mask, ids, unroll=1) -> jax.Array:
-    """`discounted_sum` as a scan over columns, from the right."""
+    """`discounted_sum` as a scan over columns, from the right: [B, S]."""
     per_token, keep = decay.shape == x.shape, mask > 0
 
     def column(later, here):
@@ -77,7 +77,7 @@ def scan_sum(x, decay, mask, ids, unroll=1) -> jax.Array:
 
 
 def scan_gae(rewards, values, mask, ids, gamma, lam, unroll=1) -> tuple[jax.Array, jax.Array]:
-    """`gae` as a scan over columns, from the right."""
+    """`gae` as a scan over columns, from the right: [B, S] each."""
     per_token = lam.shape == rewards.shape
 
     def column(later, here):
@@ -147,18 +147,18 @@ def _sum(x, decay, keep, same) -> jax.Array:
 
 
 def doubled_next(x, mask, ids) -> jax.Array:
-    """`next_chosen` by doublings."""
+    """`next_chosen` by doublings: [B, S]."""
     return _next_and_same(x, mask, ids)[0]
 
 
 def doubled_sum(x, decay, mask, ids) -> jax.Array:
-    """`discounted_sum` by doublings."""
+    """`discounted_sum` by doublings: [B, S]."""
     same = None if ids is None else _next_and_same(x, mask, ids)[1]
     return _sum(x, decay, mask > 0, same)
 
 
 def doubled_gae(rewards, values, mask, ids, gamma, lam) -> tuple[jax.Array, jax.Array]:
-    """`gae` by doublings."""
+    """`gae` by doublings: [B, S] each."""
     keep = mask > 0
     value_next, same = _next_and_same(values, mask, ids)
     advantages = _sum(rewards + gamma * value_next - values, gamma * lam, keep, same)

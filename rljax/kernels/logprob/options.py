@@ -74,12 +74,12 @@ def head_product(hidden, head, float32_head: bool, rounded: str = ""):
 
 
 def vocab_size_of(head: jax.Array, options: Options) -> int:
-    """V of the head, or of this part of it."""
+    """V of the head [D, V] or [V, D], or of this part of it."""
     return head.shape[0 if options.vocab_first else 1]
 
 
 def gradient_dtype(hidden: jax.Array, head: jax.Array) -> jnp.dtype:
-    """In which a gradient at the logits is multiplied: as exact as the logits were."""
+    """The dtype in which a gradient at the logits is multiplied: as exact as the logits were."""
     return jnp.promote_types(hidden.dtype, head.dtype)
 
 
@@ -98,7 +98,7 @@ def head_gradient(dz: jax.Array, hidden: jax.Array, options: Options) -> jax.Arr
 
 
 def capped(products: jax.Array, soft_cap: float) -> jax.Array:
-    """c tanh(x / c); x where c = 0."""
+    """c tanh(x / c), in the shape of x; x where c = 0."""
     return soft_cap * jnp.tanh(products / soft_cap) if soft_cap else products
 
 

@@ -39,7 +39,8 @@ NO_TOKEN = jnp.iinfo(jnp.int32).max
 
 
 def fits(hidden: jax.Array, head: jax.Array) -> bool:
-    """Returns whether the kernels can address these arrays: Triton counts elements in 32 bits."""
+    """Returns whether the kernels can address hidden [N, D] and the head: Triton counts elements in
+    32 bits."""
     return max(hidden.size, head.size, len(hidden) * W) < 2**31
 
 

@@ -108,7 +108,8 @@ def backward(
 
 
 def vocab_slice(head: jax.Array, first, count: int, options: Options) -> jax.Array:
-    """`count` vocabulary entries of the head, in its own layout."""
+    """`count` vocabulary entries of the head from `first` on, in its own layout: [D, count] or
+    [count, D]."""
     return lax.dynamic_slice_in_dim(head, first, count, 0 if options.vocab_first else 1)
 
 

@@ -59,35 +59,42 @@ class Policy(NamedTuple):
 
 
 def clip(x: jax.Array, low, high) -> jax.Array:
-    """min(max(x, low), high) whose gradient is 1 at the bounds too (jnp.clip halves it there)."""
+    """min(max(x, low), high) in the shape of x; the gradient is 1 at the bounds too, where
+    jnp.clip halves it."""
     return jnp.where(x < low, low, jnp.where(x > high, high, x))
 
 
 def constant(x: jax.Array, batch: Batch) -> jax.Array:
-    """x at policy tokens and 0 elsewhere, without gradient."""
+    """x [B, S] at policy tokens and 0 elsewhere, without gradient."""
     return jax.lax.stop_gradient(jnp.where(batch.mask > 0, x, 0.0))
 
 
 def policy_logprobs(policy: Policy, batch: Batch) -> jax.Array:
-    """log pi at policy tokens and 0 elsewhere."""
+    """log pi at policy tokens and 0 elsewhere: [B, S]."""
     return jnp.where(batch.mask > 0, policy.logprobs, 0.0)
 
 
 def batch_advantages(batch: Batch, *, by: str) -> jax.Array:
-    """The batch's advantages at policy tokens and 0 elsewhere, without gradient."""
+    """The batch's advantages at policy tokens and 0 elsewhere, without gradient: [B, S].
+
+    Raises InputError, in the name of the loss `by`, where the batch has none.
+    """
     batch.require("advantages", by=by)
     return constant(batch.advantages, batch)
 
 
 def log_difference(policy: Policy, batch: Batch, *, by: str, behaviour: Behaviour = "old"):
-    """log pi - log pi_old (or log pi_sampler) at policy tokens, else 0, not clamped: [B, S]."""
+    """log pi - log pi_old (or log pi_sampler) at policy tokens, else 0, not clamped: [B, S].
+
+    Raises InputError, in the name of the loss `by`, where the batch has no such log-probs.
+    """
     name = f"{behaviour}_logprobs"
     batch.require(name, by=by)
     return policy_logprobs(policy, batch) - constant(batch.__dict__[name], batch)
 
 
 def log_ratio(policy: Policy, batch: Batch, *, by: str, behaviour: Behaviour = "old") -> jax.Array:
-    """log pi - log pi_old on policy tokens, clamped to +-20, and 0 elsewhere."""
+    """log_difference clamped to +-20: [B, S]. Raises InputError as that does."""
     return clip(log_difference(policy, batch, by=by, behaviour=behaviour), -20.0, 20.0)
 
 
@@ -101,25 +108,26 @@ def sequence_mean(x: jax.Array, batch: Batch, tokens: jax.Array | None = None) -
 
 
 def ratio_at(level: Level, difference: jax.Array, batch: Batch) -> jax.Array:
-    """exp(log-ratio), or exp(its mean over the sequence) at each token of the sequence."""
+    """exp(log-ratio [B, S]), or exp(its mean over the sequence) at each of its tokens: [B, S]."""
     if level == "token":
         return jnp.exp(difference)
     return jnp.exp(clip(sequence_mean(difference, batch), -20.0, 20.0))
 
 
 def at_tokens(x: jax.Array, batch: Batch) -> jax.Array:
-    """x at policy tokens and 0 elsewhere: no value of a sequence, nor gradient, there."""
+    """x [B, S] at policy tokens and 0 elsewhere: no value of a sequence, nor gradient, there."""
     return jnp.where(batch.mask > 0, x, 0.0)
 
 
 def drift_metrics(difference: jax.Array) -> dict:
-    """ppo_kl = old - new, and ppo_k3 = r - 1 - log r with log r clamped to +-20, per token."""
+    """ppo_kl = old - new and ppo_k3 = r - 1 - log r, log r clamped to +-20, of `difference` =
+    log r: [B, S] each."""
     bounded = clip(difference, -20.0, 20.0)
     return {"ppo_kl": -difference, "ppo_k3": jnp.exp(bounded) - 1 - bounded}
 
 
 def indicator(condition: jax.Array, batch: Batch) -> jax.Array:
-    """1 where the condition holds at a policy token, else 0: its masked mean is a fraction."""
+    """1 where the condition [B, S] holds at a policy token, else 0: its masked mean is a share."""
     return (condition & (batch.mask > 0)).astype(batch.mask.dtype)
 
 
@@ -134,7 +142,8 @@ def keep_near_sequences(policy: Policy, batch: Batch, max_kl: float, *, by: str)
     """1, but 0 where A < 0 and the mean of log sampler - log pi over the sequence exceeds max_kl.
 
     DeepSeek-V3.2's off-policy sequence mask (arXiv 2512.02556): a sequence that the policy would
-    hardly sample any more is not pushed down further. No gradient: [B, S].
+    hardly sample any more is not pushed down further. No gradient: [B, S]. Raises InputError where
+    the batch has no advantages or no log-probs of the sampler.
     """
     gap = jax.lax.stop_gradient(-log_difference(policy, batch, by=by, behaviour="sampler"))
     near = sequence_mean(gap, batch) <= max_kl

@@ -1,6 +1,7 @@
 """Policy losses that pick tokens by statistics of the whole optimizer step: covariance, entropy.
 
-Every loss here declares `whole_step`: rljax.learn calls it once on all rows of the step.
+Every loss here declares `whole_step`: rljax.learn calls it once on all rows of the step. Losses are
+(policy, batch, **options) -> (loss [B, S], metrics), of B rows and S tokens.
 """
 
 from fractions import Fraction
@@ -144,7 +145,8 @@ def clip_cov(
     cov = (A - mean A)(log pi - mean log pi) over the step; k = max(1, floor(fraction N)); a token
     that PPO clips already is not eligible (Clip-Cov, arXiv 2505.22617). The draw is a function of
     `seed`, the policy's version and the sampled tokens: the same in every epoch over one batch.
-    Metrics: pg_clipfrac, cov_clipfrac (drawn), cov, cov_tokens_max = k, ppo_kl, ppo_k3.
+    Returns [B, S]. Metrics: pg_clipfrac, cov_clipfrac (drawn), cov, cov_tokens_max = k, ppo_kl,
+    ppo_k3.
     """
     loss, metrics, _ = _clip_cov(
         policy,
@@ -182,13 +184,15 @@ def kl_cov(policy: Policy, batch: Batch, *, fraction: Share = 2e-3, kl_coef: Not
     """-A r, plus kl_coef |log r| at the k tokens of largest covariance (KL-Cov, arXiv 2505.22617).
 
     cov and k = max(1, floor(fraction N)) as in clip_cov, ties by lower flat index; no clip.
-    Metrics: cov, cov_klfrac (share of penalised tokens), cov_tokens_max = k, ppo_kl, ppo_k3.
+    Returns [B, S]. Metrics: cov, cov_klfrac (share of penalised tokens), cov_tokens_max = k,
+    ppo_kl, ppo_k3.
     """
     return _kl_cov(policy, batch, log_ratio(policy, batch, by="kl_cov"), fraction, kl_coef)
 
 
 def high_entropy(policy: Policy, batch: Batch, fraction: float) -> jax.Array:
-    """1 at the policy tokens whose entropy reaches the (1 - fraction) quantile of the step."""
+    """1 at the policy tokens whose entropy reaches the (1 - fraction) quantile of the step, else 0:
+    [B, S]."""
     entropy = constant(policy.entropy, batch)
     ordered = jnp.sort(jnp.where(batch.mask > 0, entropy, jnp.inf).reshape(-1))
     n = jnp.sum((batch.mask > 0).astype(jnp.int32))
@@ -212,7 +216,7 @@ def ppo_high_entropy(
     """ppo_clip on the `fraction` of tokens with the highest entropy; the others give 0.
 
     "Beyond the 80/20 rule", arXiv 2506.01939. The quantile runs over the whole step, and the
-    denominators still count every token. Metrics as ppo_clip, and entropy_keep.
+    denominators still count every token. Returns [B, S]. Metrics as ppo_clip, and entropy_keep.
     """
     advantages = batch_advantages(batch, by="ppo_high_entropy")
     difference = log_ratio(policy, batch, by="ppo_high_entropy")

@@ -1,7 +1,9 @@
 """Policy losses with one ratio per sequence: the value stands at each policy token of a sequence.
 
 Under the reduction seq_mean_token_mean that gives the mean over sequences exactly; a packed row
-holds several sequences (batch.segment_*).
+holds several sequences (batch.segment_*). Losses are (policy, batch, **options) -> (loss [B, S],
+metrics) of B rows and S tokens. They raise InputError where the batch lacks a field that their
+contract reads.
 """
 
 import math
@@ -67,8 +69,8 @@ def gspo(
     GSPO, arXiv 2507.18071; reduction seq_mean_token_mean. Under seq_mean_token_sum the same loss is
     LUSPO, which weighs a sequence by its length. length_normalized=False: s is the product of the
     ratios, PPO on whole responses as one action (RLOO, arXiv 2402.14740). dual_clip and
-    max_sequence_kl as in ppo_clip. Metrics: pg_clipfrac and its parts (tokens), pg_clipfrac_seq,
-    sequence_ratio, sequence_ratio_max, ppo_kl, ppo_k3.
+    max_sequence_kl as in ppo_clip. Returns [B, S]. Metrics: pg_clipfrac and its parts (tokens),
+    pg_clipfrac_seq, sequence_ratio, sequence_ratio_max, ppo_kl, ppo_k3.
     """
     advantages = batch_advantages(batch, by="gspo")
     difference = log_difference(policy, batch, by="gspo")
@@ -92,7 +94,8 @@ def gspo_token(
     """gspo with s_t = sg(s) pi / sg(pi): same value, but each token's gradient is its own.
 
     With an advantage that is constant in the sequence the gradient equals gspo's as well; it allows
-    advantages per token (arXiv 2507.18071, section 4.3). log s_t is at most 10. Metrics as gspo.
+    advantages per token (arXiv 2507.18071, section 4.3). log s_t is at most 10. Returns [B, S].
+    Metrics as gspo.
     """
     advantages = batch_advantages(batch, by="gspo_token")
     difference = log_difference(policy, batch, by="gspo_token")
@@ -188,7 +191,7 @@ def vespo(
 
     VESPO, arXiv 2602.10693: a smooth bump on the whole sequence's weight in place of a clip. A
     rollout correction multiplies into w (sum of log weights), and is not applied a second time.
-    Metrics: phi, the weight, as a mean over sequences; ppo_kl, ppo_k3.
+    Returns [B, S]. Metrics: phi, the weight, as a mean over sequences; ppo_kl, ppo_k3.
     """
     advantages = batch_advantages(batch, by="vespo")
     difference = log_ratio(policy, batch, by="vespo")
@@ -221,7 +224,7 @@ def gvpo(policy: Policy, batch: Batch, *, beta: AboveZero = 0.1):
     GVPO, arXiv 2504.19599: the advantage is the target of a regression on the centred log-ratio of
     whole sequences, so that its optimum is that of the KL-regularised reward. Group means get no
     gradient, which is 0 in sum for centred advantages. Reduction seq_mean_token_mean. Groups of one
-    give 0. Rows are unpacked (a row has one group). Metrics: gvpo_residual.
+    give 0. Rows are unpacked (a row has one group). Returns [B, S]. Metrics: gvpo_residual.
     """
     batch.require("group", by="gvpo")
     advantage = batches.row_sum(batch_advantages(batch, by="gvpo"), batch)

@@ -1,7 +1,8 @@
 """Policy losses with one ratio per token: (policy, batch, **options) -> (loss [B, S], metrics).
 
 A is the advantage, r = pi / pi_old with its log clamped to +-20; A, pi_old and every weight are
-constants.
+constants. Metrics are [B, S] too. A loss raises InputError where the batch lacks a field that its
+contract reads.
 """
 
 import jax
@@ -50,7 +51,7 @@ def _accuracy(policy: Policy) -> dict[str, jax.Array]:
 
 @contract(safe=True, reads_greedy=True)
 def negative_log_likelihood(policy: Policy, batch: Batch):
-    """-log pi(token): supervised fine-tuning. Metrics: token_accuracy."""
+    """-log pi(token) [B, S]: supervised fine-tuning. Metrics: token_accuracy."""
     return -policy_logprobs(policy, batch), _accuracy(policy)
 
 
@@ -59,7 +60,7 @@ def dynamic_fine_tuning(policy: Policy, batch: Batch):
     """-sg(pi(token)) log pi(token): supervised fine-tuning without the 1/pi in its gradient.
 
     DFT, arXiv 2508.05629: the gradient is that of -pi(token), so that tokens which the policy finds
-    impossible do not dominate. Metrics: token_accuracy.
+    impossible do not dominate. Returns [B, S]. Metrics: token_accuracy.
     """
     logprobs = policy_logprobs(policy, batch)
     return -jax.lax.stop_gradient(jnp.exp(logprobs)) * logprobs, _accuracy(policy)
@@ -78,14 +79,16 @@ def gpg(policy: Policy, batch: Batch):
 
 
 def clipped_surrogate(advantages, ratio, clip_low: float, clip_high: float):
-    """max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)), and where the second one is larger."""
+    """max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)) [B, S], and whether the second one is the
+    larger [B, S]."""
     unclipped = -advantages * ratio
     clipped = -advantages * clip(ratio, 1 - clip_low, 1 + clip_high)
     return jnp.maximum(unclipped, clipped), clipped > unclipped
 
 
 def ppo_loss(advantages, difference, ratio, batch, clip_low, clip_high, dual_clip):
-    """The dual-clipped surrogate of a ratio, and its metrics; `difference` is per token."""
+    """The dual-clipped surrogate of a ratio [B, S], and its metrics; `difference` is the log-ratio
+    of the tokens, [B, S]."""
     loss, cut = clipped_surrogate(advantages, ratio, clip_low, clip_high)
     metrics = {
         "pg_clipfrac": indicator(cut, batch),
@@ -115,8 +118,9 @@ def ppo_clip(
     arXiv 1707.06347; dual clip 1912.09729, which is also the cap `delta` of INTELLECT-2's two-sided
     clip (2505.07291); clip_high > clip_low is DAPO's clip-higher, 2503.14476. `max_sequence_kl`
     drops sequences with A < 0 that lie farther than this from the sampler (2512.02556).
-    Metrics: pg_clipfrac = pg_clipfrac_upper (r too large, A > 0) + pg_clipfrac_under (too small,
-    A < 0), pg_clipfrac_lower (dual clip active), ppo_kl = old - new, ppo_k3, sequence_keep.
+    Returns [B, S]. Metrics: pg_clipfrac = pg_clipfrac_upper (r too large, A > 0) +
+    pg_clipfrac_under (too small, A < 0), pg_clipfrac_lower (dual clip active), ppo_kl = old - new,
+    ppo_k3, sequence_keep.
     """
     advantages = batch_advantages(batch, by="ppo_clip")
     difference = log_ratio(policy, batch, by="ppo_clip")
@@ -141,9 +145,10 @@ def decoupled_ppo(
 ):
     """w ppo_clip(pi / pi_old, A) with w = min(pi_old / pi_sampler, weight_max) (AReaL, 2505.24298).
 
-    pi_old is the proximal policy: the weights just before the update, recomputed by the trainer.
-    It corrects for the sampler itself: leave the rollout correction off. Metrics as ppo_clip, and
-    behaviour_weight, behaviour_weight_max (both before the cap), behaviour_weight_capped.
+    pi_old is the proximal policy: the weights just before the update, recomputed by the trainer. It
+    corrects for the sampler itself: leave the rollout correction off. Returns [B, S]. Metrics as
+    ppo_clip, and behaviour_weight, behaviour_weight_max (both before the cap),
+    behaviour_weight_capped.
     """
     advantages = batch_advantages(batch, by="decoupled_ppo")
     difference = log_ratio(policy, batch, by="decoupled_ppo")
@@ -180,7 +185,7 @@ def cispo(
 
     CISPO, arXiv 2506.13585. clip_low None leaves the lower side open, as MiniMax does. `ratio_max`
     is an absolute upper bound in place of 1 + clip_high (ScaleRL, 2510.13786, which also takes
-    behaviour="sampler"). Metrics: pg_clipfrac (ratio was clipped), ppo_kl, ppo_k3.
+    behaviour="sampler"). Returns [B, S]. Metrics: pg_clipfrac (ratio was clipped), ppo_kl, ppo_k3.
     """
     advantages = batch_advantages(batch, by="cispo")
     difference = log_ratio(policy, batch, by="cispo", behaviour=behaviour)
@@ -204,7 +209,7 @@ def sapo(
     """-A (4 / tau) sigmoid(tau (r - 1)), tau by the sign of A: a soft gate in place of the clip.
 
     SAPO, arXiv 2511.20347: slope 1 at r = 1 and smoothly to 0 away from it; the larger tau closes
-    the gate of negative advantages sooner. Metrics: ppo_kl, ppo_k3.
+    the gate of negative advantages sooner. Returns [B, S]. Metrics: ppo_kl, ppo_k3.
     """
     advantages = batch_advantages(batch, by="sapo")
     difference = log_ratio(policy, batch, by="sapo")
@@ -245,7 +250,7 @@ def dppo_tv(
 
     DPPO with total variation, arXiv 2602.04879: left where A > 0 and pi - pi_old > clip_high, or
     A <= 0 and pi_old - pi > clip_low: in probability, so that rare tokens are free to move.
-    Metrics: pg_clipfrac (left), pg_truncfrac (ratio_max active), ppo_kl, ppo_k3.
+    Returns [B, S]. Metrics: pg_clipfrac (left), pg_truncfrac (ratio_max active), ppo_kl, ppo_k3.
     """
     advantages = batch_advantages(batch, by="dppo_tv")
     difference = log_ratio(policy, batch, by="dppo_tv")
@@ -267,6 +272,7 @@ def dppo_kl(
 
     KL = q log(q / p) + (1 - q) log((1 - q) / (1 - p)), q = pi_old, p = pi; a token has left where
     A > 0, p > q and KL > clip_high, or A <= 0, p < q and KL > clip_low (arXiv 2602.04879).
+    Returns [B, S]. Metrics as dppo_tv.
     """
     advantages = batch_advantages(batch, by="dppo_kl")
     difference = log_ratio(policy, batch, by="dppo_kl")
@@ -286,7 +292,7 @@ def dro(policy: Policy, batch: Batch, *, beta: AboveZero = 0.1):
     """-A log pi + beta / 2 (log pi - log pi_old)^2: policy gradient on a quadratic leash.
 
     The per-token form of direct reward optimisation (arXiv 2405.19107). The difference is not
-    clamped: a clamp would cut the leash where it matters. Metrics: ppo_kl, ppo_k3.
+    clamped: a clamp would cut the leash where it matters. Returns [B, S]. Metrics: ppo_kl, ppo_k3.
     """
     advantages = batch_advantages(batch, by="dro")
     difference = log_difference(policy, batch, by="dro")

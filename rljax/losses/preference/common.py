@@ -140,7 +140,8 @@ def step_token_mean(x: jax.Array, keep: jax.Array, batch: Batch, rows_per_exampl
 
 
 def log_sigmoid_smoothed(logit: jax.Array, label_smoothing: float = 0.0) -> jax.Array:
-    """-(1 - eps) log sigmoid(z) - eps log sigmoid(-z): cross-entropy with eps wrong labels."""
+    """-(1 - eps) log sigmoid(z) - eps log sigmoid(-z), cross-entropy with eps wrong labels, in the
+    shape of z."""
     loss = -(1 - label_smoothing) * jax.nn.log_sigmoid(logit)
     if label_smoothing:
         loss = loss - label_smoothing * jax.nn.log_sigmoid(-logit)
@@ -170,7 +171,7 @@ class Labelled(NamedTuple):
 
 def labelled_metrics(rows: Labelled) -> dict[str, jax.Array]:
     """Rewards of desirable and of undesirable rows as parts of all rows: divide their means by
-    the mean of `desirable`, or of one minus it, for the mean over that kind alone."""
+    the mean of `desirable`, or of one minus it, for the mean over that kind alone: [B] each."""
     return {
         "rewards": rows.rewards,
         "rewards/desirable_part": jnp.where(rows.desirable, rows.rewards, 0.0),

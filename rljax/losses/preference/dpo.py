@@ -28,11 +28,12 @@ DIVERGENCES = ("reverse_kl", "forward_kl", "js_divergence", "alpha_divergence")
 
 
 def divergence_score(log_ratio: jax.Array, divergence: str = "reverse_kl", alpha: float = 0.5):
-    """f'(u), u = exp(log_ratio), which is 0 where policy and reference agree (arXiv 2309.16240).
+    """f'(u), u = exp(log_ratio), which is 0 where policy and reference agree (arXiv 2309.16240), in
+    the shape of the log-ratios.
 
     reverse_kl: log u; forward_kl: 1 - 1/u; js_divergence: log(2u / (1 + u)); alpha_divergence:
     (u^(alpha - 1) - 1) / (alpha - 1), alpha = 1 being the reverse KL and 0 the forward KL.
-    Exponents stop at 80, before float32 overflows.
+    Exponents stop at 80, before float32 overflows. Raises InputError for another divergence.
     """
     one_of("divergence", divergence, DIVERGENCES, by="dpo")
     if divergence == "js_divergence":

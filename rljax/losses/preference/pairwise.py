@@ -1,4 +1,4 @@
-"""One function per loss type of a pair: (pair, knobs) -> [N]; the sum is dpo.
+"""One function per loss type of a pair: (pair, knobs) -> the loss of each pair, [N]; dpo adds them.
 
 A score is f'(pi/ref) of an f-divergence; for the reverse KL it is the log-ratio
 Delta = log pi(y|x) - log ref(y|x), and h = beta (score_w - score_l). Axes: N pairs.

@@ -10,6 +10,7 @@ import re
 from fractions import Fraction
 
 from rljax.contracts import contract
+from rljax.rewards.answers.find import answer_text
 
 MAX_CHARACTERS = 1000  # of an expression; a response may be any text
 MAX_DIGITS = 12  # of a number in it
@@ -108,14 +109,6 @@ def _apply(operator: str, values: list[Fraction]) -> None:
         if operator == "*"
         else left / right
     )
-
-
-def answer_text(response: str) -> str:
-    """The content of the last <answer>...</answer>; the whole response where there is none."""
-    start = response.rfind("<answer>")
-    if start < 0:
-        return response.strip()
-    return response[start + len("<answer>") :].partition("</answer>")[0].strip()
 
 
 def _problem(ground_truth: str) -> tuple[list[int], Fraction]:

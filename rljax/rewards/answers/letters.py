@@ -6,6 +6,8 @@ Pure functions of strings, linear in their length.
 import re
 import string
 
+from rljax.rewards.answers.normalise import SPACING, WIDE
+
 # `B`, `(B)`, `**B**`, `Option B`; what follows is no letter.
 _LETTER = re.compile(
     r"(?:\W{0,6}(?:option|choice|letter|answer)\b)?[\W_]{0,6}(?<!°)([A-Za-z])(?![A-Za-z0-9])",
@@ -49,14 +51,8 @@ _SWITCHES = re.compile(
     r"|\\(?:left|right|displaystyle|textstyle|rm|bf|it|sf|tt|bfseries|itshape|large|Large)(?![A-Za-z])"
 )
 # Full-width signs and letters, and quotes of typesetters, as ASCII has them.
-_WIDE = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)} | {
-    0x201C: '"',
-    0x201D: '"',
-    0x2018: "'",
-    0x2019: "'",
-    0x3002: ".",
-}
-_SPACES = re.compile(r"\\[ ,;:!]|\\q?quad(?![a-zA-Z])|~")
+_WIDE = WIDE | str.maketrans("\u201c\u201d\u2018\u2019\u3002", "\"\"''.")
+_SPACES = re.compile(SPACING)
 # A letter alone, or one that a stop, a colon, a comma, a dash or brackets part from a text.
 _LABELLED = re.compile(
     r"[\s$*_:({\[\"'`]{0,9}(?:(?i:option|choice|letter|answer)\s{0,9}[:\s])?"

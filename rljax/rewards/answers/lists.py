@@ -6,7 +6,7 @@ Pure functions of strings, linear in the length of the response.
 import re
 
 from rljax.contracts import contract
-from rljax.rewards.answers.countdown import answer_text
+from rljax.rewards.answers.find import answer_text
 
 MAX_CHARACTERS = 100_000  # of the text that is parsed
 

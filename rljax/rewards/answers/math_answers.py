@@ -10,23 +10,20 @@ import functools
 import itertools
 import math
 import re
-from fractions import Fraction
 from typing import Literal
 
 from rljax.contracts import contract
 from rljax.errors import InputError
-from rljax.rewards.answers.answer_text import (
+from rljax.rewards.answers.compare import same_letter, same_number, same_text
+from rljax.rewards.answers.find import find
+from rljax.rewards.answers.latex import (
     MAX_ANSWER_CHARACTERS,
-    find_answer,
-    is_text,
     latex_form,
-    plain_form,
-    same_text,
     spelled_alike,
     without_base,
 )
-from rljax.rewards.answers.letters import formula_of_letter, labelled_letter, sole_letter
-from rljax.rewards.text.rules import check_text, rational
+from rljax.rewards.answers.normalise import is_text, plain_form, rational
+from rljax.rewards.text.rules import check_text
 
 _MAX_DIGITS = 20_000  # of a number that is worked out
 _MAX_DEPTH = 12  # of brackets: the parser's time doubles with each of some
@@ -45,7 +42,7 @@ def math_verify(
     strict: bool = True,
     decimals: int = 6,
 ) -> dict:
-    r"""1 if the answer of the response equals the reference mathematically, else 0.
+    r"""1 if the answer equals the reference, both as math-verify's parser reads them, else 0.
 
     Where the answer is looked for; the last place counts, and `3 or 4` is not 3:
       boxed   `\boxed{...}`, brace-matched          marked  the rest of the line after `####`
@@ -58,12 +55,18 @@ def math_verify(
     worked out. An answer that still holds an integral, a sum, a product, a limit, a derivative or a
     determinant is 0, unless the reference holds one.
 
+    Of math-verify the parser alone is used, its package latex2sympy2_extended. Its `parse` and
+    `verify` are not: they simplify and solve under a timer of the process. Their verdicts differ:
+    `verify` takes `13 = 12` and `12 thousand` for 12, `\{1,2\}` for (1,2) and X for x, and does
+    not take `x \ge 2` for `[2,\infty)`, `2x>4` for `x>2`, `1 million` for 1000000 or the second of
+    two boxes.
+
     Parts: extracted, 1 if an answer was found that can be read; what cannot scores 0. A reference
     that cannot be read is an error. Needs the extra [rewards].
     """
     check_text(ground_truth)
     reference = _reference(ground_truth)
-    answer = find_answer(response, extraction)
+    answer = find(response, extraction)
     longest = 10 * MAX_ANSWER_CHARACTERS + len(reference)  # longer ones are not even looked at
     if answer is None or len(answer.strip()) > longest or not plain_form(answer):
         return {"score": 0.0, "extracted": 0.0}
@@ -74,7 +77,7 @@ def math_verify(
 def _reference(ground_truth: str) -> str:
     """The answer of the reference, which may be a whole solution with a box or a mark."""
     where = "boxed" if "\\boxed" in ground_truth else "marked" if "####" in ground_truth else None
-    text = find_answer(ground_truth, where) if where else ground_truth
+    text = find(ground_truth, where) if where else ground_truth
     if not plain_form(text or ""):
         raise ValueError(f"ground_truth {ground_truth!r:.80} is empty")
     if is_text(text) and len(text) > _MAX_TEXT_CHARACTERS:
@@ -87,20 +90,17 @@ def _equal(reference: str, answer: str, strict: bool, decimals: int) -> bool | N
     """None if the answer cannot be read. Raises ValueError for such a reference."""
     if plain_form(reference) == plain_form(answer):
         return True
-    if letter := sole_letter(reference):  # of a multiple choice, where the answer is one, too
-        if chosen := labelled_letter(answer):
-            return chosen == letter
-        if formula_of_letter(answer):  # the parser would drop the sign of A^T
-            return False
+    same = same_letter(reference, answer)  # first: the parser would drop the sign of A^T
+    if same is not None:
+        return same
     if without_base(reference) in (None, plain_form(reference).partition("_")[0]):
         # A number of a base is asked for as such: 5 is no answer to 101_2, but 101_2 is one to 5.
         reference, answer = (without_base(text) or text for text in (reference, answer))
     if is_text(reference) or is_text(answer):
         return same_text(reference, answer)
-    ours, theirs = rational(plain_form(reference)), rational(plain_form(answer))
-    if ours is not None and theirs is not None:
-        decimal = "." in reference or "." in answer
-        return ours == theirs or (decimal and _same_decimal(ours, theirs, decimals))
+    same = same_number(reference, answer, plain_form, decimals)
+    if same is not None:
+        return same
     if _OPEN.search(answer) and not _OPEN.search(reference):
         return False
     try:
@@ -129,18 +129,6 @@ def _same(gold, parsed, strict: bool, decimals: int) -> bool:
     orders = itertools.permutations(names[0])
     renamed = (parsed.xreplace(dict(zip(names[1], order, strict=True))) for order in orders)
     return any(compare.equal(gold, one, decimals) for one in renamed)
-
-
-def _tolerance(decimals: int) -> float:
-    """The relative tolerance of rounded numbers: 1e-7 and 2e-7 round to the same number and are
-    not equal."""
-    return max(1e-3, 10.0 ** (1 - decimals))
-
-
-def _same_decimal(a: Fraction, b: Fraction, decimals: int) -> bool:
-    if a == 0 or b == 0 or round(a, decimals) != round(b, decimals):
-        return False
-    return abs(a - b) <= _tolerance(decimals) * max(abs(a), abs(b))
 
 
 class _Unreadable(Exception):

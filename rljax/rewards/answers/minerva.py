@@ -7,6 +7,7 @@ written differently. Minerva: arXiv 2206.14858, appendix D; DAPO: arXiv 2503.144
 import re
 
 from rljax.contracts import contract
+from rljax.rewards.answers.normalise import rewritten, steps
 from rljax.rewards.text.rules import answer_unless_whole, check_text
 
 _WINDOW = 300  # characters of the response that are read; of a strict box the last 100
@@ -34,15 +35,15 @@ _REMOVED = [
     *(r"\text{s}", r"\text{.}", "\\text{\ns}", r"\text{}^2", r"\text{}^3", "\\text{\n}"),
     *(r"\text{}", r"\mathrm{th}", r"^\circ", r"^{\circ}", r"\;", r",\!", "{,}", '"', r"\dots"),
 ]
-_REWRITTEN = [
-    (re.compile(r"^.*?\$(.*?)\$.*$", re.MULTILINE), r"$\1$"),
-    (re.compile(r"\\text\{(.*?)\}"), r"\1"),
-    (re.compile(r"\\textbf\{(.*?)\}"), r"\1"),
-    (re.compile(r"\\overline\{(.*?)\}"), r"\1"),
-    (re.compile(r"\\boxed\{(.*)\}"), r"\1"),
-    (re.compile(r"(frac)([^{])(.)"), r"frac{\2}{\3}"),
-    (re.compile(r"(sqrt)([^{])"), r"sqrt{\2}"),
-]
+_REWRITTEN = steps(
+    (r"(?m)^.*?\$(.*?)\$.*$", r"$\1$"),
+    (r"\\text\{(.*?)\}", r"\1"),
+    (r"\\textbf\{(.*?)\}", r"\1"),
+    (r"\\overline\{(.*?)\}", r"\1"),
+    (r"\\boxed\{(.*)\}", r"\1"),
+    (r"(frac)([^{])(.)", r"frac{\2}{\3}"),
+    (r"(sqrt)([^{])", r"sqrt{\2}"),
+)
 
 
 def minerva_form(answer: str) -> str:
@@ -52,9 +53,7 @@ def minerva_form(answer: str) -> str:
         answer = answer.replace(before, after)
     for word in _REMOVED:
         answer = answer.replace(word, "")
-    for pattern, replacement in _REWRITTEN:
-        answer = pattern.sub(replacement, answer)
-    answer = answer.replace("$", "")
+    answer = rewritten(answer, _REWRITTEN).replace("$", "")
     if answer.replace(",", "").isdigit():
         answer = answer.replace(",", "")
     return answer.strip()

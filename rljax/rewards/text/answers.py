@@ -8,19 +8,18 @@ text, which is how a row of data holds it.
 import functools
 import json
 import re
-import string
 from collections import Counter
 from typing import Literal
 
 from rljax.contracts import PlainText, contract
 from rljax.errors import InputError
-from rljax.rewards.answers.answer_text import find_answer, plain_form
+from rljax.rewards.answers.find import find, tagged
 from rljax.rewards.answers.letters import is_labelled, labelled_letter, letter_of
+from rljax.rewards.answers.normalise import WIDE, integer_of, squad_form
 from rljax.rewards.pool.calling import probe_options
-from rljax.rewards.text.rules import answer_unless_whole, check_text, normal_form, rational
+from rljax.rewards.text.rules import answer_unless_whole, check_text
 
 prepare_worker = probe_options
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _MAX_TAGS = 10  # more answers than that are no answer
 
 
@@ -59,27 +58,6 @@ def _from_json(text: str) -> object:
     return value if texts and several else text
 
 
-def squad_form(text: str) -> str:
-    """Lower case, without punctuation, the articles a, an, the, and repeated spaces (SQuAD); a text
-    of which that leaves nothing ("A", "+") keeps them."""
-    bare = re.sub(r"\b(a|an|the)\b", " ", text.lower().translate(_PUNCTUATION))
-    return " ".join(bare.split()) or " ".join(text.lower().split())
-
-
-def _tagged(response: str, tag: str) -> str | None:
-    """The content of the last <tag>...</tag>, stripped; the whole response if the tag is empty."""
-    if not tag:
-        return response.strip()
-    content, at = None, response.find(f"<{tag}>")
-    while at >= 0:  # not a pattern: `.*?` takes quadratic time on many openings without an end
-        start = at + len(tag) + 2
-        end = response.find(f"</{tag}>", start)
-        if end < 0:
-            break
-        content, at = response[start:end], response.find(f"<{tag}>", end)
-    return None if content is None else content.strip()
-
-
 @contract(safe=True, reads=answer_unless_whole, on_timeout=0.0)
 def qa_exact_match(
     response: str,
@@ -97,7 +75,7 @@ def qa_exact_match(
     `whole_response=True` also looks into the reasoning, as the published rule does.
     """
     accepted = {squad_form(target) for target in targets(ground_truth)}
-    answer = _tagged(response, tag)
+    answer = tagged(response, tag)
     if answer is None:
         return 0.0
     if squad_form(answer) not in accepted:
@@ -114,7 +92,7 @@ def token_f1(response: str, ground_truth: str | list | dict, *, tag: PlainText =
     `qa_exact_match`. Parts: precision, recall, exact.
     """
     accepted = [squad_form(target).split() for target in targets(ground_truth)]
-    answer = _tagged(response, tag)
+    answer = tagged(response, tag)
     ours = None if answer is None else squad_form(answer).split()
     best = {"score": 0.0, "precision": 0.0, "recall": 0.0, "exact": 0.0}
     for words in accepted if ours is not None else ():
@@ -133,7 +111,7 @@ def _f1(ours: list[str], theirs: list[str]) -> dict:
     return {"score": f1, "precision": precision, "recall": recall, "exact": exact}
 
 
-_WIDE_LETTERS = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}
+# Quotes and the end of a line may part it from a letter, unlike from a formula or a number.
 _ANSWER_IS = re.compile(r"\banswer\b\W{0,4}(?:is|:|=)", re.IGNORECASE)
 
 
@@ -153,11 +131,11 @@ def choice(response: str, ground_truth: str, *, letters: PlainText = "ABCD") -> 
 
 
 def _chosen(response: str, letters: str) -> str | None:
-    response = response.translate(_WIDE_LETTERS)
+    response = response.translate(WIDE)
     if "\\boxed" in response:
-        return _stated(find_answer(response, "boxed") or "", letters)
+        return _stated(find(response, "boxed") or "", letters)
     if "<answer>" in response:
-        return _stated(_tagged(response, "answer") or "", letters)
+        return _stated(tagged(response, "answer") or "", letters)
     parts = _ANSWER_IS.split(response[-2000:])
     return (
         letter_of(parts[-1][:200], letters, after_cue=True)
@@ -202,7 +180,7 @@ def _mmlu_pro_letter(text: str) -> str | None:
     if marked:  # the last one of the first line that has any
         end = text.find("\n", marked[0].start())
         return [m for m in marked if end < 0 or m.start() < end][-1][1]
-    last = find_answer(text, "boxed") or (text.strip().splitlines() or [""])[-1]
+    last = find(text, "boxed") or (text.strip().splitlines() or [""])[-1]
     last = _ANSWER_IS.split(last)[-1]
     if (letter := labelled_letter(last)) and letter in _MMLU_PRO_LETTERS:
         return letter
@@ -224,22 +202,8 @@ def integer_answer(response: str, ground_truth: str, *, low: int = 0, high: int 
     reference = integer_of(ground_truth, low, high)
     if reference is None:
         raise ValueError(f"ground_truth {ground_truth!r:.80} is no integer from {low} to {high}")
-    answer = integer_of(find_answer(response, "any") or "", low, high)
+    answer = integer_of(find(response, "any") or "", low, high)
     return {"score": float(answer == reference), "extracted": float(answer is not None)}
-
-
-def integer_of(text: str, low: int, high: int) -> int | None:
-    r"""The integer from `low` to `high` that a text is, also with a unit, as a degree or behind a
-    name (`336^\circ`, `m+n = 25`); None of any other."""
-    text = text[:1000].replace("°", "")
-    named, equals, value = text.partition("=")
-    if equals and re.fullmatch(r"[^\d<>!=]*", named):  # no equation, and no bound such as n>=25
-        text = value
-    for form in (plain_form, normal_form):
-        value = rational(form(text))
-        if value is not None:
-            return int(value) if value.denominator == 1 and low <= value <= high else None
-    return None
 
 
 @contract(safe=True, reads="answer", on_timeout=0.0)

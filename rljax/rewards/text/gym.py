@@ -17,6 +17,7 @@ import sys
 
 from rljax.contracts import PlainText, contract
 from rljax.errors import InputError
+from rljax.rewards.answers.find import tagged
 
 # Whose scorers call sympy.parse_expr, of answers and of what the entry says.
 _ALGEBRA = (
@@ -208,10 +209,7 @@ def reasoning_gym_score(response: str, ground_truth: str, *, tag: PlainText = "a
         raise ValueError(
             f"ground_truth {ground_truth!r:.80} is not an entry of reasoning_gym"
         ) from error
-    start = response.rfind(f"<{tag}>")
-    answer = None
-    if start >= 0:
-        answer = response[start + len(tag) + 2 :].partition(f"</{tag}>")[0].strip()
+    answer = tagged(response, tag, closed=False)
     if answer is not None and not is_answer(name, answer):
         return {"score": 0.0, "answered": 1.0, "refused": 1.0}
     try:

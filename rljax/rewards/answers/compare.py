@@ -1,0 +1,49 @@
+"""Compares the text of an answer with that of the reference: as a letter, as a number, as text.
+
+None says that the comparison does not apply. Answers that are mathematics are compared by
+`math_compare.py`, which works on what was read of them.
+"""
+
+from collections.abc import Callable
+from fractions import Fraction
+
+from rljax.rewards.answers.letters import formula_of_letter, labelled_letter, sole_letter
+from rljax.rewards.answers.normalise import REMARK, bare, rational
+
+
+def same_letter(reference: str, answer: str) -> bool | None:
+    """Returns whether the answer is the reference's letter of a multiple choice; None where one of
+    the two is no letter. A formula of letters such as A^T is none of the choices."""
+    if letter := sole_letter(reference):
+        if chosen := labelled_letter(answer):
+            return chosen == letter
+        if formula_of_letter(answer):
+            return False
+    return None
+
+
+def same_number(
+    reference: str, answer: str, form: Callable[[str], str], decimals: int | None = None
+) -> bool | None:
+    """Returns whether two texts are the same rational number in a normal form; None where one is no
+    number. `decimals`: where one is written with a point, they are rounded to so many places."""
+    ours, theirs = rational(form(reference)), rational(form(answer))
+    if ours is None or theirs is None:
+        return None
+    rounded = decimals is not None and ("." in reference or "." in answer)
+    return ours == theirs or (rounded and _same_decimal(ours, theirs, decimals))
+
+
+def _same_decimal(a: Fraction, b: Fraction, decimals: int) -> bool:
+    """1e-7 and 2e-7 round to the same number and are not equal: the tolerance is also relative."""
+    if a == 0 or b == 0 or round(a, decimals) != round(b, decimals):
+        return False
+    return abs(a - b) <= max(1e-3, 10.0 ** (1 - decimals)) * max(abs(a), abs(b))
+
+
+def same_text(a: str, b: str) -> bool:
+    """Equal but for case, spaces, brackets around and a final stop: (B) is b."""
+    a, b = (
+        " ".join(REMARK.sub(r"\1", bare(x)).casefold().strip(" ().:$*").split()) for x in (a, b)
+    )
+    return bool(a) and a == b

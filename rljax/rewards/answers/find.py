@@ -1,0 +1,109 @@
+r"""Finds where the answer of a response stands: in a box, behind a mark, in a tag, at the end.
+
+Pure functions of strings, linear in their length. What a published rule finds in its own way is
+beside its reward: `minerva.dapo_answer`, and in `text` the strict and flexible gsm8k and mmlu_pro.
+"""
+
+import re
+from typing import Literal
+
+from rljax.rewards.answers.normalise import NUMBER
+
+_WINDOW = 2000  # an answer that is not marked is looked for in the last characters only
+
+Place = Literal["any", "boxed", "marked", "last"]
+
+
+def find(response: str, where: Place) -> str | None:
+    """The text of the answer, None if there is none where it is looked for."""
+    response = response.replace("\\fbox", "\\boxed")
+    if where == "any":
+        where = "boxed" if "\\boxed" in response else "marked" if "####" in response else "last"
+    if where == "boxed":
+        return last_boxed(response)
+    return marked_line(response) if where == "marked" else _last_answer(response[-_WINDOW:])
+
+
+def last_boxed(text: str) -> str | None:
+    r"""The content of the last `\boxed{...}`, or brace-free `\boxed ...$`; None if there is
+    none."""
+    start = text.rfind("\\boxed")
+    if start < 0:
+        return None
+    rest = text[start + len("\\boxed") :].lstrip()
+    if not rest.startswith("{"):
+        return rest.split("$", 1)[0] if text.startswith(" ", start + len("\\boxed")) else None
+    depth = 0
+    for token in re.finditer(r"\\.|[{}]", rest, re.DOTALL):  # `\{` is a set's brace, not a group's
+        depth += {"{": 1, "}": -1}.get(token.group(), 0)
+        if depth == 0 and token.group() == "}":
+            return rest[1 : token.start()]
+    return None
+
+
+def marked_line(text: str) -> str | None:
+    """The first line of text behind the last `####`; None if there is none."""
+    _, mark, rest = text.rpartition("####")
+    return rest.strip().partition("\n")[0].strip() or None if mark else None
+
+
+def tagged(text: str, tag: str = "answer", *, closed: bool = True) -> str | None:
+    """The content of the last <tag>...</tag>, stripped; the whole text if the tag is empty.
+
+    `closed=False`: what follows the last <tag>, up to </tag> or the end.
+    """
+    if not tag:
+        return text.strip()
+    begin, end = f"<{tag}>", f"</{tag}>"
+    if not closed:
+        _, found, rest = text.rpartition(begin)
+        return rest.partition(end)[0].strip() if found else None
+    content, at = None, text.find(begin)
+    while at >= 0:  # not a pattern: `.*?` takes quadratic time on many openings without an end
+        start, at = at + len(begin), text.find(end, at)
+        if at >= 0:
+            content, at = text[start:at], text.find(begin, at)
+    return None if content is None else content.strip()
+
+
+def answer_text(response: str) -> str:
+    """The text behind the last <answer>, up to </answer> or the end; without one, all of it."""
+    answer = tagged(response, closed=False)
+    return response.strip() if answer is None else answer
+
+
+_ANSWER_IS = re.compile(r"\banswer\b[ \t*_]{0,9}(?:is|was|:|=)[ \t*_:]{0,9}", re.IGNORECASE)
+_FORMULA = re.compile(
+    r"\$\$([^$]{1,1000})\$\$|(?<![\\$0-9])\$([^$\n]{1,1000})\$"
+    r"|\\\[((?:[^\\]|\\(?!\])){1,1000})\\\]|\\\(((?:[^\\\n]|\\(?!\))){1,1000})\\\)"
+)
+_NUMBER_WITH_PERCENT = re.compile(rf"(?<![A-Za-z0-9.]){NUMBER}[ ]?(?:\\?%)?")
+# The stop of a sentence, unless a digit follows as in 0.5, or a clause that gives a reason.
+_SENTENCE_END = re.compile(r"[.!?](?:\s|$)|,?\s(?:because|since|as shown|which)\b", re.IGNORECASE)
+_NO_ANSWER = re.compile(
+    r"\banswer (?:cannot|can not|can't|could not|isn't|is not|must not)\b", re.IGNORECASE
+)
+
+
+def _last_answer(text: str) -> str | None:
+    """After the last "answer is" or "answer:", else the last formula, else the last number."""
+    matches = list(_ANSWER_IS.finditer(text))
+    if matches:
+        # One sentence, on this line or the next.
+        line = text[matches[-1].end() :].lstrip(" \t\n*_:").split("\n", 1)[0]
+        rest = _SENTENCE_END.split(line.strip().strip("*_"), maxsplit=1)[0]
+        formulas = list(_FORMULA.finditer(rest))
+        if len(formulas) == 1:
+            return _content(formulas[0])
+        return rest.strip(" *_$.`") or None
+    if _NO_ANSWER.search(text):
+        return None
+    formulas = list(_FORMULA.finditer(text))
+    if formulas:
+        return _content(formulas[-1])
+    numbers = _NUMBER_WITH_PERCENT.findall(text)
+    return numbers[-1] if numbers else None
+
+
+def _content(match: re.Match) -> str:
+    return next(group for group in match.groups() if group is not None)
