@@ -17,6 +17,7 @@ from rljax.config.rollout_settings import (
     RolloutSettings,
     SamplerConfig,
 )
+from rljax.config.values import of_config_dict
 
 
 @dataclasses.dataclass
@@ -189,6 +190,21 @@ class Config(Settings):
     critic_optimizer: OptimizerConfig = section(lambda: OptimizerConfig(lr=1e-5))
     evaluate: EvaluateConfig = section(EvaluateConfig)
     checkpoint: CheckpointConfig = section(CheckpointConfig)
+
+    def to_config_dict(self):
+        """The fields as a locked ml_collections.ConfigDict, of which `from_config_dict` makes an
+        equal config."""
+        from ml_collections import ConfigDict
+
+        return ConfigDict(dataclasses.asdict(self)).lock()
+
+    @classmethod
+    def from_config_dict(cls, values, where: str = "the ConfigDict") -> "Config":
+        """The config of an ml_collections.ConfigDict, whole or of some fields: the others, and
+        those that are None, have their defaults. References are resolved, and a function is named
+        by its text. Raises InputError, which begins with `where`, for fields that are not there,
+        values of wrong types, and required placeholders that are not set."""
+        return of_config_dict(values, cls(), where)
 
 
 FIELDS = declared(Config)  # {dotted name: its declaration}

@@ -33,8 +33,9 @@ from rljax.components import is_own_code, names_of, parse_component, resolve
 from rljax.config.declare import Spec
 from rljax.config.flags import config_file, is_data
 from rljax.config.names import field_names
-from rljax.config.overrides import TFDS, from_dict, kind_of_text, to_dict, value_of
+from rljax.config.overrides import TFDS, from_dict, kind_of_text, to_dict
 from rljax.config.schema import FIELDS, NAMESPACES, Config
+from rljax.config.values import value_of
 from rljax.contracts import Home, PlainText, spec
 from rljax.errors import InputError
 from rljax.files import read_data
