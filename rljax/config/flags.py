@@ -15,7 +15,7 @@ import inspect
 import os
 import re
 import traceback
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 
 from rljax.components import place_and_fix, use_working_folder
@@ -27,7 +27,6 @@ from rljax.config.names import (
     nearest_fields,
     unknown_field,
 )
-from rljax.config.overrides import as_config
 from rljax.config.own_functions import CONFIG_MODULE
 from rljax.config.schema import Config
 from rljax.config.texts import kinds
@@ -111,8 +110,9 @@ def is_data(path: str) -> bool:
     return name.lower().endswith(_DATA) or os.path.isdir(name)
 
 
-def load_config_file(path: str) -> Config:
-    """The config of a file; `file.py:text` calls get_config(text). Errors name file and line."""
+def load_config_file(path: str, later: Container[str] = ()) -> Config:
+    """The config of a file; `file.py:text` calls get_config(text). Errors name file and line. The
+    required placeholders of a ConfigDict that are set `later`, by flags, need no value."""
     name, argument = split_config(path)
     file = config_file(path)
     if is_data(file):
@@ -135,13 +135,16 @@ def load_config_file(path: str) -> Config:
             rule="it gives the same config as without one",
             fix=f"--config={name}, or a variant that its get_config names",
         )
-    if not isinstance(config, Config) and not is_config_dict(config):
+    if is_config_dict(config):
+        place = f"{name}: the ConfigDict of get_config()"
+        return Config.from_config_dict(config, place, later=later)
+    if not isinstance(config, Config):
         raise InputError(
             f"{name}: get_config() must return rljax.config.Config or ml_collections.ConfigDict",
             value=type(config).__name__,
             fix="build it by `config = Config()`, set its fields, and `return config`",
         )
-    return as_config(config, f"{name}: the ConfigDict of get_config()")
+    return config
 
 
 def config_module(path: str):
@@ -199,6 +202,9 @@ def _failed(what: str, file: str, error: BaseException) -> InputError:
     place = f"{file}:{lines[-1]}" if lines else file
     if isinstance(error, InputError):  # a field that is not there, or another file's fault
         return error.within(f"{place}: ")
+    if type(error).__name__ == "RequiredValueError":
+        fix = "set it before; leave .lock() out, which reads it, where a flag sets it"
+        return InputError(f"{place}: a required placeholder has no value", fix=fix)
     if locked := _LOCKED.search(str(error)):
         what = unknown_field(locked[1], field_names(Config))
         return InputError(f"{place}: {what}", fix=FIELDS_LISTED_IN_PYTHON)

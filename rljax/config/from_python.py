@@ -51,7 +51,7 @@ def config_from(
     if isinstance(config, str | os.PathLike):
         base = load_config_file(str(config)) if str(config) else Config()
     elif isinstance(config, Config) or is_config_dict(config):
-        base = as_config(config, f"{WHERE}: the ConfigDict")
+        base = as_config(config, WHERE)
     else:
         raise InputError(
             f"{WHERE}(config)",

@@ -59,11 +59,12 @@ def from_dict(value: Mapping, where: str) -> Config:
 def as_config(config: object, where: str) -> Config:
     """The Config of a Config or of an ml_collections.ConfigDict. Raises InputError for others."""
     if is_config_dict(config):
-        return Config.from_config_dict(config, where)
+        return Config.from_config_dict(config, f"{where}: the ConfigDict")
     if isinstance(config, Config):
         return config
-    rule = "a config is a rljax.config.Config, or an ml_collections.ConfigDict"
-    raise InputError(where, value=type(config).__name__, rule=rule, fix="build one")
+    rule = "a config is a rljax.config.Config or an ml_collections.ConfigDict"
+    what = f"{where}: this is no config"
+    raise InputError(what, value=type(config).__name__, rule=rule, fix="build one")
 
 
 def changed_fields(config: Config) -> dict[str, object]:

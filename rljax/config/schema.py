@@ -5,6 +5,7 @@ Rules are checked by rljax.validation. Components are calls written as text (rlj
 """
 
 import dataclasses
+from collections.abc import Container
 
 from rljax.config.data_settings import DataConfig, OfflineConfig, PretrainingSettings, SFTConfig
 from rljax.config.declare import declared, is_count_or_rest, is_interval, option, section
@@ -199,12 +200,16 @@ class Config(Settings):
         return ConfigDict(dataclasses.asdict(self)).lock()
 
     @classmethod
-    def from_config_dict(cls, values, where: str = "the ConfigDict") -> "Config":
-        """The config of an ml_collections.ConfigDict, whole or of some fields: the others, and
-        those that are None, have their defaults. References are resolved, and a function is named
-        by its text. Raises InputError, which begins with `where`, for fields that are not there,
-        values of wrong types, and required placeholders that are not set."""
-        return of_config_dict(values, cls(), where)
+    def from_config_dict(
+        cls, values, where: str = "the ConfigDict", *, later: Container[str] = ()
+    ) -> "Config":
+        """The config of an ml_collections.ConfigDict of all fields or some.
+
+        The others, and those that are None, have their defaults. References are resolved, and a
+        function is named by its text. Raises InputError, which begins with `where`, for unknown
+        fields, values of wrong types, and required placeholders that are not set, except for
+        fields that are set `later`."""
+        return of_config_dict(values, cls(), where, later)
 
 
 FIELDS = declared(Config)  # {dotted name: its declaration}

@@ -5,10 +5,11 @@ by a Python file or program, which imported it.
 """
 
 import copy
+import dataclasses
 import itertools
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 
 from rljax.config.declare import type_problem
@@ -34,7 +35,7 @@ def flat_fields(value: Mapping, kind: type[Settings], prefix: str = "") -> dict[
     for name, item in value.items():
         field = kind.__dataclass_fields__.get(name) if isinstance(name, str) else None
         inside = {f"{prefix}{name}": item}
-        if isinstance(item, Mapping) and field is not None and issubclass(field.type, Settings):
+        if isinstance(item, Mapping) and field is not None and dataclasses.is_dataclass(field.type):
             inside = flat_fields(item, field.type, f"{prefix}{name}.")
         elif isinstance(item, Mapping) and field is None and item:
             inside = {f"{prefix}{name}.{inner}": None for inner in itertools.islice(item, 20)}
@@ -76,12 +77,13 @@ def is_config_dict(value: object) -> bool:
     return library is not None and isinstance(value, library.ConfigDict)
 
 
-def of_config_dict(values, config: Settings, where: str):
+def of_config_dict(values, config: Settings, where: str, later: Container[str]):
     """A copy of `config` with the fields of a ConfigDict set. Raises InputError that names every
-    unknown field, every value of a wrong type and every required placeholder that is not set."""
+    unknown field, every value of a wrong type, and every required placeholder that is not set and
+    not among the fields that are set `later`."""
     unset: list[str] = []
-    flat = flat_fields(_resolved(values, unset), type(config))
-    if unset:
+    flat = flat_fields(_resolved(values, where, unset), type(config))
+    if unset := [name for name in unset if name not in later]:
         what = f"{where}: required placeholders are not set: {', '.join(unset)}"
         raise InputError(what, fix=f"config.{unset[0]} = ..., or --config.{unset[0]}=VALUE")
     run_dir = flat.get("run_dir")
@@ -96,21 +98,30 @@ def of_config_dict(values, config: Settings, where: str):
     return out
 
 
-def _resolved(values, unset: list[str], prefix: str = "", level: int = 0) -> dict:
+def _resolved(values, where: str, unset: list[str], prefix: str = "", level: int = 0) -> dict:
     """The dict of a ConfigDict. References have the values that they refer to; None, such as a
     placeholder that is not set, leaves the default of its field."""
     library, out = sys.modules["ml_collections"], {}
-    for name in values:
+    try:
+        names = list(values)  # in their order, which names of several types have not
+    except TypeError as error:
+        rule, fix = f"names of fields are texts: {error}", "name each field by its text"
+        raise InputError(f"{where}: {prefix or 'names'}", rule=rule, fix=fix) from None
+    for name in names:
         try:
             value = values[name]
+            if isinstance(value, list | tuple):
+                refs = library.FieldReference
+                value = tuple(item.get() if isinstance(item, refs) else item for item in value)
         except library.config_dict.RequiredValueError:
             unset.append(f"{prefix}{name}")
             continue
+        except Exception as error:  # of a function that a reference applies
+            what, rule = f"{where}: {prefix}{name}", f"{type(error).__name__}: {error}"
+            raise InputError(what, rule=rule, fix="correct what it refers to") from error
         if isinstance(value, library.ConfigDict):
-            deeper = level < _MOST_LEVELS
-            value = _resolved(value, unset, f"{prefix}{name}.", level + 1) if deeper else {}
-        elif isinstance(value, list | tuple):
-            value = tuple(v.get() if isinstance(v, library.FieldReference) else v for v in value)
+            section, deeper = f"{prefix}{name}.", level < _MOST_LEVELS
+            value = _resolved(value, where, unset, section, level + 1) if deeper else {}
         if value is not None:
             out[name] = value
     return out

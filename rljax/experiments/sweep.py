@@ -78,7 +78,8 @@ def member_name(overrides: Mapping[str, object]) -> str:
 
 def changes_of(config: Config, path: str) -> dict[str, object]:
     """The fields that the command line changed in the config of a file: {dotted field: value}."""
-    plain, names = load_config_file(path), field_names(config)
+    names = field_names(config)
+    plain = load_config_file(path, later=names)
     values = {name: [value_of(c, name) for c in (plain, config)] for name in names}
     return {name: now for name, (before, now) in values.items() if before != now}
 
