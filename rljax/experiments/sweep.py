@@ -129,7 +129,9 @@ def make_members(
                 )
             config = with_overrides(start, {**fields, "run_dir": str(folder / name)}, place)
             if not trusted:
-                refuse_own_code(dataclasses.replace(config, run_dir=""), place)  # it is the sweep's
+                refuse_own_code(
+                    with_overrides(config, {"run_dir": ""}, place), place
+                )  # it is the sweep's
             validate(config)
             members.append(Member(name, dict(item), config))
         except InputError as error:
