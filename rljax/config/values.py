@@ -6,6 +6,8 @@ by a Python file or program, which imported it.
 
 import copy
 import dataclasses
+import functools
+import inspect
 import itertools
 import os
 import sys
@@ -131,4 +133,6 @@ def _with_texts(name: str, value: object, folder: Path) -> object:
     """The value with the texts of functions for the functions in it."""
     if isinstance(value, tuple):
         return tuple(_with_texts(name, item, folder) for item in value)
-    return component_text(value, folder, name) if callable(value) else value
+    function = inspect.isroutine(value) or isinstance(value, functools.partial)
+    tracker = name == "trackers" and inspect.isclass(value)
+    return component_text(value, folder, name) if function or tracker else value

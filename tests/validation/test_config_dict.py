@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import ml_collections
+import numpy as np
 import pytest
 from conftest import REPO
 from ml_collections import config_dict, config_flags
@@ -162,6 +163,10 @@ def test_a_config_dict_that_holds_itself_is_refused():
         ({"trackers": "console"}, "trackers='console': must be a list of texts"),
         ({"actor_optimizer": {"lr": float("nan")}}, "actor_optimizer.lr=nan: must be a finite"),
         ({"model": b"x"}, "model=b'x': must be a text"),
+        (
+            {"model_settings": {"dtype": np.float32}},
+            "dtype=<class 'numpy.float32'>: must be a text",
+        ),
         ({"reward": {"function": lambda x: x}}, "reward.function: the source of <lambda>"),
     ],
 )
