@@ -342,7 +342,7 @@ def api_page() -> str:
             for n, f in vars(member).items()
             if inspect.isclass(member)
             and not n.startswith("_")
-            and inspect.isfunction(f)
+            and (inspect.isfunction(f) or isinstance(f, classmethod))
             and inspect.getdoc(f)
             and not hasattr(object, n)
         ]

@@ -152,7 +152,7 @@ def _given(command: Command, path: str | None, fields: Mapping[str, str]) -> Giv
         path = command.config
     if not path and (command.config == "needed" or fields):
         raise InputError("no --config", fix="--config=quickstart; `rljax configs` lists more")
-    loaded = load_config_file(path) if path else None
+    loaded = load_config_file(path, fields) if path else None
     config = loaded
     if loaded is not None:
         config = with_texts(loaded, fields, _FLAGS, "--config.")

@@ -2,6 +2,7 @@
 
 from rljax.config.names import field_names, unknown_field
 from rljax.config.overrides import (
+    as_config,
     changed_fields,
     fingerprints,
     from_dict,
@@ -12,8 +13,6 @@ from rljax.config.overrides import (
     row_tokens,
     splits,
     to_dict,
-    value_of,
-    with_overrides,
 )
 from rljax.config.schema import (
     NAMESPACES,
@@ -37,6 +36,7 @@ from rljax.config.schema import (
     SamplerConfig,
     SFTConfig,
 )
+from rljax.config.values import value_of, with_overrides
 
 __all__ = [
     "AlgorithmConfig",
@@ -59,6 +59,7 @@ __all__ = [
     "RolloutSettings",
     "SFTConfig",
     "SamplerConfig",
+    "as_config",
     "changed_fields",
     "field_names",
     "fingerprints",

@@ -2,18 +2,15 @@
 sizes, paths, and names of trackers and of our functions. rljax.validation has the rest."""
 
 import ast
-import dataclasses
 import importlib.util
 import os
-import sys
-import typing
 from collections.abc import Callable
 from pathlib import Path
 
-from rljax.config.declare import EXAMPLES, kind_name
 from rljax.config.names import FIELDS_LISTED, field_names
-from rljax.config.overrides import TFDS, is_path, value_of
+from rljax.config.overrides import TFDS, is_path
 from rljax.config.schema import DATA, FIELDS, MODELS, NAMESPACES, Config
+from rljax.config.values import value_of, wrong_types
 from rljax.errors import InputError
 from rljax.files import data_files, how_to_get_data, near_path
 from rljax.gguf import is_gguf
@@ -68,55 +65,10 @@ def refuse_early(config: Config) -> None:
     problems.refuse()
 
 
-def check_types(config, problems: Problems, prefix: str = "") -> None:
+def check_types(config: Config, problems: Problems) -> None:
     """Every field holds a value of its annotated type: a typo such as lr="1e-6" is caught here."""
-    for field in dataclasses.fields(config):
-        value, name, kind = getattr(config, field.name), prefix + field.name, field.type
-        if dataclasses.is_dataclass(kind):
-            if problems.check(
-                isinstance(value, kind),
-                name,
-                value,
-                f"must be a {kind.__name__}",
-                fix=f"set {name} to a {kind.__name__}(), or its fields one by one",
-            ):
-                check_types(value, problems, name + ".")
-        elif kind is float:
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            finite = number and abs(value) <= sys.float_info.max  # false for NaN
-            problems.check(
-                finite, name, value, "must be a finite number", fix="write a number, such as 0.5"
-            )
-        elif kind in (int, bool, str):
-            exact = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-            ok = problems.check(
-                exact,
-                name,
-                value,
-                f"must be {kind_name(kind)}",
-                fix=f"write {kind_name(kind)}, such as {EXAMPLES[kind]}",
-            )
-            if ok and kind is int:
-                problems.check(
-                    abs(value) < 2**31,
-                    name,
-                    value,
-                    f"must be below {2**31}",
-                    fix=f"write {2**31 - 1} or less",
-                )
-        else:
-            item = typing.get_args(kind)[0]
-            wanted = (int, float) if item is float else item
-            fits = isinstance(value, (tuple, list)) and all(
-                isinstance(v, wanted) and not isinstance(v, bool) for v in value
-            )
-            problems.check(
-                fits,
-                name,
-                value,
-                f"must be {kind_name(kind)}",
-                fix=f"write {kind_name(kind)}, such as ({EXAMPLES[item]},)",
-            )
+    for name, value, rule, fix in wrong_types(config):
+        problems.check(False, name, value, rule, fix)
 
 
 def check_fields(config: Config, problems: Problems) -> None:

@@ -14,9 +14,10 @@ scalars are texts, read by the types of the fields as those of flags are. So 1e-
 from collections.abc import Mapping
 
 from rljax.config.names import FIELDS_LISTED
-from rljax.config.overrides import flat_fields, to_dict
+from rljax.config.overrides import to_dict
 from rljax.config.schema import Config
 from rljax.config.texts import kinds, shown_value, value_of_json, value_of_text, with_texts
+from rljax.config.values import flat_fields
 from rljax.errors import InputError
 from rljax.files import (
     MOST_VALUES,
@@ -40,7 +41,7 @@ def read_config(file: str) -> Config:
     values = {name: value for name, value in _read(file).items() if name not in LISTS}
     try:
         read = value_of_json if _is_json(file) else value_of_text
-        return with_texts(Config(), flat_fields(values), file, "", read)
+        return with_texts(Config(), flat_fields(values, Config), file, "", read)
     except InputError as error:
         raise error if file in str(error) else error.within(f"{file}: ") from None
 
@@ -73,7 +74,7 @@ def _entry(values: Mapping, place: str, typed: bool) -> dict:
     known, out, problems = kinds(), {}, []
     read = value_of_json if typed else value_of_text
     of_config = values.get("command", "train") == "train"
-    for name, value in (flat_fields(values) if of_config else values).items():
+    for name, value in (flat_fields(values, Config) if of_config else values).items():
         try:
             if of_config and name in known:
                 out[name] = read(value, known[name])

@@ -5,6 +5,7 @@ and whether a stranger's value needs trust follow from that."""
 import dataclasses
 import difflib
 import re
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,6 +28,41 @@ def kind_name(kind: type) -> str:
     """Names the kind of value of a config field: "a whole number", "a list of texts"."""
     items = typing.get_args(kind)
     return f"a list of {_ITEMS[items[0]]}" if items else KINDS[kind]
+
+
+def cast(value: object, kind: type) -> object:
+    """The value as a field of a type holds it, by the rules of ml_collections.ConfigDict: a whole
+    number becomes a number, a list a tuple; any other is returned as it is."""
+    if kind is float and type(value) is int and abs(value) < 2**53:
+        return float(value)
+    if isinstance(value, list) and typing.get_origin(kind) is tuple:
+        return tuple(value)
+    return value
+
+
+def type_problem(value: object, kind: type, name: str) -> tuple[str, str]:
+    """Returns (rule, fix) of a value that the field `name` of a type cannot hold, else ("", ""). A
+    ConfigDict takes True for a whole number, and NaN and None for any; a config does not."""
+    if dataclasses.is_dataclass(kind):
+        fix = f"set {name} to a {kind.__name__}(), or its fields one by one"
+        return ("", "") if isinstance(value, kind) else (f"must be a {kind.__name__}", fix)
+    items = typing.get_args(kind)
+    of_kind, example = f"must be {kind_name(kind)}", EXAMPLES.get(kind)
+    if kind is float:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        fits = number and abs(value) <= sys.float_info.max  # false for NaN
+        of_kind, kind_text = "must be a finite number", "a number"
+    elif items:
+        wanted = (int, float) if items[0] is float else items[0]
+        listed = isinstance(value, tuple | list)
+        fits = listed and all(isinstance(v, wanted) and not isinstance(v, bool) for v in value)
+        kind_text, example = kind_name(kind), f"({EXAMPLES[items[0]]},)"
+    else:
+        fits = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+        kind_text = kind_name(kind)
+        if fits and kind is int and abs(value) > _MOST:
+            return f"must be below {_MOST + 1}", f"write {_MOST} or less"
+    return ("", "") if fits else (of_kind, f"write {kind_text}, such as {example}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,15 +13,24 @@ import importlib.machinery
 import importlib.util
 import inspect
 import os
+import re
 import traceback
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 
 from rljax.components import place_and_fix, use_working_folder
 from rljax.config.data_files import read_config, read_entries
-from rljax.config.names import elsewhere_text, field_names, nearest_fields
+from rljax.config.names import (
+    FIELDS_LISTED_IN_PYTHON,
+    elsewhere_text,
+    field_names,
+    nearest_fields,
+    unknown_field,
+)
+from rljax.config.own_functions import CONFIG_MODULE
 from rljax.config.schema import Config
 from rljax.config.texts import kinds
+from rljax.config.values import is_config_dict
 from rljax.errors import InputError
 from rljax.suggest import elsewhere, near_names, plain
 
@@ -38,6 +47,8 @@ def shipped_configs() -> dict[str, Path]:
     return {file.relative_to(home).with_suffix("").as_posix(): file for file in files}
 
 
+_LOCKED = re.compile(r'Key "(.+?)" does not exist and cannot be added')  # a locked ConfigDict
+_FLAG = re.compile(r"--?(?P<no>no)?config\.(?P<field>[^=]+)")
 _DATA = (".json", ".yaml", ".yml")
 
 
@@ -99,8 +110,9 @@ def is_data(path: str) -> bool:
     return name.lower().endswith(_DATA) or os.path.isdir(name)
 
 
-def load_config_file(path: str) -> Config:
-    """The config of a file; `file.py:text` calls get_config(text). Errors name file and line."""
+def load_config_file(path: str, later: Container[str] = ()) -> Config:
+    """The config of a file; `file.py:text` calls get_config(text). Errors name file and line. The
+    required placeholders of a ConfigDict that are set `later`, by flags, need no value."""
     name, argument = split_config(path)
     file = config_file(path)
     if is_data(file):
@@ -123,9 +135,12 @@ def load_config_file(path: str) -> Config:
             rule="it gives the same config as without one",
             fix=f"--config={name}, or a variant that its get_config names",
         )
+    if is_config_dict(config):
+        place = f"{name}: the ConfigDict of get_config()"
+        return Config.from_config_dict(config, place, later=later)
     if not isinstance(config, Config):
         raise InputError(
-            f"{name}: get_config() must return rljax.config.Config",
+            f"{name}: get_config() must return rljax.config.Config or ml_collections.ConfigDict",
             value=type(config).__name__,
             fix="build it by `config = Config()`, set its fields, and `return config`",
         )
@@ -140,7 +155,7 @@ def config_module(path: str):
         raise InputError("a Python config file is needed here", value=path, fix=fix)
     use_working_folder()
     spec = importlib.util.spec_from_loader(
-        "_rljax_config", importlib.machinery.SourceFileLoader("_rljax_config", file)
+        CONFIG_MODULE, importlib.machinery.SourceFileLoader(CONFIG_MODULE, file)
     )
     module = importlib.util.module_from_spec(spec)
     try:
@@ -187,6 +202,12 @@ def _failed(what: str, file: str, error: BaseException) -> InputError:
     place = f"{file}:{lines[-1]}" if lines else file
     if isinstance(error, InputError):  # a field that is not there, or another file's fault
         return error.within(f"{place}: ")
+    if type(error).__name__ == "RequiredValueError":
+        fix = "set it before; leave .lock() out, which reads it, where a flag sets it"
+        return InputError(f"{place}: a required placeholder has no value", fix=fix)
+    if locked := _LOCKED.search(str(error)):
+        what = unknown_field(locked[1], field_names(Config))
+        return InputError(f"{place}: {what}", fix=FIELDS_LISTED_IN_PYTHON)
     fix = place_and_fix(error)[1]
     return InputError(f"{place}: {what}", rule=f"{type(error).__name__}: {error}", fix=fix)
 
@@ -195,39 +216,33 @@ def _failed(what: str, file: str, error: BaseException) -> InputError:
 
 
 def config_flags(arguments: Sequence[str]) -> tuple[str | None, dict[str, str], list[str]]:
-    """(the value of --config, {field: text} of --config.FIELD, all other arguments)."""
-    path, fields, others = None, {}, []
-    rest = iter(arguments)
+    """(the value of --config, {field: text} of --config.FIELD, all other arguments), in any order,
+    as absl reads flags. What the texts are is for rljax.config.texts, where all are looked at."""
+    from absl import flags
 
-    def keep(field: str, text: str) -> None:
-        if field in fields:
-            raise InputError(
-                f"--config.{field} is given twice", value=[fields[field], text], fix="remove one"
-            )
-        fields[field] = text
-
-    for argument in rest:
-        name, equals, text = argument.removeprefix("-").removeprefix("-").partition("=")
-        dashed = argument.startswith("-")
-        if dashed and name.startswith("noconfig.") and not equals:
-            keep(name.removeprefix("noconfig."), "false")
-        elif dashed and (name == "config" or name.startswith("config.")):
-            field = name.removeprefix("config").removeprefix(".")
-            if not equals:
-                text = "true" if kinds().get(field) is bool else next(rest, None)
-                if text is None:
-                    raise InputError(f"--{name} has no value", fix=f"--{name}=VALUE")
-            if field:
-                keep(field, text)
-            elif path is not None:
-                raise InputError("--config is given twice", value=[path, text], fix="remove one")
-            else:
-                path = text
-        else:
-            others.append(argument)
-            if argument == "--":
-                others += rest
-    return path, fields, others
+    own = arguments[: list(arguments).index("--")] if "--" in arguments else arguments
+    named = list(filter(None, map(_FLAG.match, own)))
+    switches = {name for name, kind in kinds().items() if kind is bool}
+    switches |= {found["field"] for found in named if found["no"]}
+    into = flags.FlagValues()
+    for field in dict.fromkeys(["", *(found["field"] for found in named)]):
+        name = f"config.{field}" if field else "config"
+        flags.DEFINE_multi_string(name, [], "", flag_values=into)
+        into[name].boolean = field in switches
+    try:
+        others = into(["", *arguments], known_only=True)[1:]
+    except flags.Error as error:  # "Missing value for flag --config.steps"
+        name = str(error).rpartition(" ")[2].lstrip("-")
+        raise InputError(f"--{name} has no value", fix=f"--{name}=VALUE") from None
+    except ValueError as error:  # "--noconfig.export=1 does not take an argument"
+        raise InputError(str(error), fix="--config.FIELD=VALUE") from None
+    given = {name: texts for name, texts in into.flag_values_dict().items() if texts}
+    if twice := [name for name, texts in given.items() if len(texts) > 1]:
+        raise InputError(f"--{twice[0]} is given twice", value=given[twice[0]], fix="remove one")
+    (path,) = given.pop("config", [None])
+    texts = {name.removeprefix("config."): text for name, (text,) in given.items()}
+    order = [found["field"] for found in named if found["field"] in texts]
+    return path, {field: texts[field] for field in order}, others
 
 
 def config_flag(flag: str) -> str:

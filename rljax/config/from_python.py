@@ -20,11 +20,12 @@ from pathlib import Path
 from rljax.config.declare import kind_name
 from rljax.config.flags import load_config_file
 from rljax.config.names import FIELDS_LISTED, MOST_PROBLEMS, OFTEN_MEANT, field_names, unknown_field
-from rljax.config.overrides import with_overrides
+from rljax.config.overrides import as_config
 from rljax.config.own_functions import component_text, not_written
 from rljax.config.python_rows import KINDS, is_columns, is_section, lines_of, splits_of
 from rljax.config.schema import DATA, Config
 from rljax.config.texts import kinds
+from rljax.config.values import is_config_dict, with_overrides
 from rljax.errors import InputError
 from rljax.runs.folder import removed_if_empty
 from rljax.runs.store import is_url
@@ -47,16 +48,17 @@ def config_from(
     defaults), with the rest set. None leaves a field as it is. A last part that several fields have
     is that of the one that is not among the fields that the config has `unread`. Raises InputError.
     """
-    if not isinstance(config, Config | str | os.PathLike):
+    if isinstance(config, str | os.PathLike):
+        base = load_config_file(str(config)) if str(config) else Config()
+    elif isinstance(config, Config) or is_config_dict(config):
+        base = as_config(config, WHERE)
+    else:
         raise InputError(
             f"{WHERE}(config)",
             value=config,
-            rule="a Config, or the name or file of one, such as 'quickstart'",
+            rule="a Config, a ConfigDict, or the name or file of one, such as 'quickstart'",
             fix="name everything else: rljax.train(model=..., data=..., reward=..., steps=...)",
         )
-    base = config if isinstance(config, Config) else Config()
-    if not isinstance(config, Config) and str(config):
-        base = load_config_file(str(config))
     given = {"model": model}
     if isinstance(data, Mapping) and not is_section(data):
         data = splits_of(data) or data

@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from rljax.config.declare import cast, type_problem
 from rljax.errors import InputError
 from rljax.suggest import elsewhere, near_elsewhere, near_names
 
@@ -41,7 +42,8 @@ def _with_home(value: object) -> object:
 
 
 class Settings:
-    """Base of the config's dataclasses: a name that is no field is refused where it is written."""
+    """Base of the config's dataclasses, which are locked and typed as a ConfigDict is: a name that
+    is no field, and a value of another type, are refused where they are written."""
 
     def __new__(cls, *_, **fields):
         for name in fields:
@@ -50,7 +52,16 @@ class Settings:
 
     def __setattr__(self, name: str, value: object) -> None:
         self._check(name)
-        object.__setattr__(self, name, _with_home(value))
+        rule, fix = type_problem(value, self.__dataclass_fields__[name].type, name)
+        if rule:
+            what = f"{type(self).__name__}.{name}" + "=None" * (value is None)
+            raise InputError(what, value=value, rule=rule, fix=fix)
+        self.set_unchecked(name, value)
+
+    def set_unchecked(self, name: str, value: object) -> None:
+        """Sets a field to a value whose type is checked later, by `validate`."""
+        value = cast(_with_home(value), self.__dataclass_fields__[name].type)
+        object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str):  # called for what is no field and no method
         if name.startswith("_"):  # a protocol that is asked for: copy, pickle, a notebook's display

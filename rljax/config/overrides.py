@@ -1,17 +1,16 @@
-"""Configs as data: dotted fields, overrides, dictionaries, fingerprints, and sizes that follow."""
+"""Configs as data: dictionaries, changed fields, fingerprints, and sizes that follow."""
 
-import copy
 import dataclasses
 import hashlib
-import itertools
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from rljax.components import names_file, names_of
-from rljax.config.names import FIELDS_LISTED, field_names, unknown_fields
+from rljax.config.names import field_names
 from rljax.config.schema import FIELDS, BatchConfig, Config
+from rljax.config.values import flat_fields, is_config_dict, value_of, with_overrides
 from rljax.errors import InputError
 from rljax.files import DATA_FILES, OTHER_FILES
 from rljax.gguf import is_gguf
@@ -47,62 +46,25 @@ def is_path(spec: str) -> bool:
     return kind_of_text(spec) != "component"
 
 
-def value_of(config: Config, name: str):
-    """The value of a dotted field; of "" the config itself."""
-    for part in filter(None, name.split(".")):
-        config = getattr(config, part)
-    return config
-
-
-def _check_known(names: Iterable[str], where: str) -> None:
-    known = dict.fromkeys(field_names(Config))
-    strange = (str(name) for name in names if name not in known)
-    if problems := list(unknown_fields(strange, list(known))):
-        text = f"{where} has unknown fields:\n  " + "\n  ".join(problems)
-        raise InputError(text, fix=FIELDS_LISTED)
-
-
-def with_overrides(config: Config, overrides: Mapping[str, object], where: str) -> Config:
-    """A copy with {dotted field: value} set. Raises InputError that lists every unknown field."""
-    _check_known(overrides, where)
-    out = copy.deepcopy(config)
-    for name, value in overrides.items():
-        node, *path = out, *name.split(".")
-        for part in path[:-1]:
-            node = getattr(node, part)
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        if whole and abs(value) < 2**53 and isinstance(getattr(node, path[-1]), float):
-            value = float(value)  # the command line and JSON write 1 as 1.0
-        setattr(node, path[-1], value)
-    return out
-
-
 def to_dict(config: Config) -> dict:
     """The resolved config, JSON-ready."""
     return json.loads(json.dumps(dataclasses.asdict(config)))
 
 
-def flat_fields(value: Mapping, kind: type = Config, prefix: str = "") -> dict[str, object]:
-    """{dotted name: value}. Only what the config has as a section is taken apart, and one level of
-    what it has not, so that other frameworks' fields are recognised."""
-    out: dict[str, object] = {}
-    for name, item in value.items():
-        field = kind.__dataclass_fields__.get(name) if isinstance(name, str) else None
-        inside = {f"{prefix}{name}": item}
-        if isinstance(item, Mapping) and field is not None and dataclasses.is_dataclass(field.type):
-            inside = flat_fields(item, field.type, f"{prefix}{name}.")
-        elif isinstance(item, Mapping) and field is None and item:
-            inside = {f"{prefix}{name}.{inner}": None for inner in itertools.islice(item, 20)}
-        if twice := out.keys() & inside.keys():
-            raise InputError(f"field {min(twice)!r} stands twice", fix="remove one")
-        out |= inside
-    return out
-
-
 def from_dict(value: Mapping, where: str) -> Config:
     """The Config that `to_dict` wrote: what is absent has its default; types are for validate()."""
-    flat = {k: tuple(v) if isinstance(v, list) else v for k, v in flat_fields(value).items()}
-    return with_overrides(Config(), flat, where)
+    return with_overrides(Config(), flat_fields(value, Config), where)
+
+
+def as_config(config: object, where: str) -> Config:
+    """The Config of a Config or of an ml_collections.ConfigDict. Raises InputError for others."""
+    if is_config_dict(config):
+        return Config.from_config_dict(config, f"{where}: the ConfigDict")
+    if isinstance(config, Config):
+        return config
+    rule = "a config is a rljax.config.Config or an ml_collections.ConfigDict"
+    what = f"{where}: this is no config"
+    raise InputError(what, value=type(config).__name__, rule=rule, fix="build one")
 
 
 def changed_fields(config: Config) -> dict[str, object]:

@@ -27,6 +27,10 @@ from pathlib import Path
 
 from rljax.errors import InputError
 
+CONFIG_MODULE = (
+    "_rljax_config"  # the name of a config file's module, which no process imports by it
+)
+
 
 def component_text(function: Callable, folder: Path, what: str = "function") -> str:
     """The component text of a function, such as "my_rewards.f", or "FOLDER/f_1a2b3c4d.py:f" for
@@ -57,7 +61,10 @@ def component_text(function: Callable, folder: Path, what: str = "function") -> 
                 fix="pass a literal, or write a function that sets the option itself",
             )
     text = f"{function.__module__}.{function.__name__}"
-    if not _is_importable(function):
+    home = function.__globals__ if inspect.isfunction(function) else {}
+    if function.__module__ == CONFIG_MODULE and home.get(function.__name__) is function:
+        text = f"{home['__file__']}:{function.__name__}"
+    elif not _is_importable(function):
         carried = _Carried(what).text(function)
         digest = hashlib.sha256(carried.encode()).hexdigest()[:8]
         path = folder / f"{function.__name__}_{digest}.py"

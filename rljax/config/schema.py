@@ -5,6 +5,7 @@ Rules are checked by rljax.validation. Components are calls written as text (rlj
 """
 
 import dataclasses
+from collections.abc import Container
 
 from rljax.config.data_settings import DataConfig, OfflineConfig, PretrainingSettings, SFTConfig
 from rljax.config.declare import declared, is_count_or_rest, is_interval, option, section
@@ -17,6 +18,7 @@ from rljax.config.rollout_settings import (
     RolloutSettings,
     SamplerConfig,
 )
+from rljax.config.values import of_config_dict
 
 
 @dataclasses.dataclass
@@ -189,6 +191,25 @@ class Config(Settings):
     critic_optimizer: OptimizerConfig = section(lambda: OptimizerConfig(lr=1e-5))
     evaluate: EvaluateConfig = section(EvaluateConfig)
     checkpoint: CheckpointConfig = section(CheckpointConfig)
+
+    def to_config_dict(self):
+        """The fields as a locked ml_collections.ConfigDict, of which `from_config_dict` makes an
+        equal config."""
+        from ml_collections import ConfigDict
+
+        return ConfigDict(dataclasses.asdict(self)).lock()
+
+    @classmethod
+    def from_config_dict(
+        cls, values, where: str = "the ConfigDict", *, later: Container[str] = ()
+    ) -> "Config":
+        """The config of an ml_collections.ConfigDict of all fields or some.
+
+        The others, and those that are None, have their defaults. References are resolved, and a
+        function is named by its text. Raises InputError, which begins with `where`, for unknown
+        fields, values of wrong types, and required placeholders that are not set, except for
+        fields that are set `later`."""
+        return of_config_dict(values, cls(), where, later)
 
 
 FIELDS = declared(Config)  # {dotted name: its declaration}

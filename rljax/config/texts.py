@@ -4,14 +4,13 @@ fields."""
 import ast
 import itertools
 import json
-import sys
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
-from rljax.config.declare import EXAMPLES, kind_name
+from rljax.config.declare import EXAMPLES, kind_name, type_problem
 from rljax.config.names import FIELDS_LISTED, unknown_fields
-from rljax.config.overrides import with_overrides
 from rljax.config.schema import FIELDS, Config
+from rljax.config.values import value_of, with_overrides
 from rljax.errors import InputError
 from rljax.files import parse_number
 
@@ -27,17 +26,17 @@ def with_texts(
     read: Callable[[object, type], object] | None = None,
 ) -> Config:
     """The config with {field: text} set, each text read by the type of its field with `read`, by
-    default `value_of_text`. Raises InputError that lists every unknown field and every text that is
-    no such value."""
-    read = read or value_of_text
+    default as a flag. Raises InputError that lists every unknown field and every text that is no
+    such value."""
     known, values, problems = kinds(), {}, []
+    flag_value = _flags_of(texts.keys() & known.keys()) if texts and not read else None
     names = unknown_fields((field for field in texts if field not in known), list(known), prefix)
     for field, text in texts.items():
         if field not in known:
             problems += itertools.islice(names, 1)
             continue
         try:
-            values[field] = read(text, known[field])
+            values[field] = read(text, known[field]) if read else flag_value(field, text)
         except ValueError as error:
             problems.append(f"{prefix}{field}={shown_value(text, read)}: {error}")
     problems += names  # how many more there are
@@ -47,11 +46,34 @@ def with_texts(
     return with_overrides(config, values, where)
 
 
-def shown_value(value: object, read: Callable) -> str:
+def _flags_of(fields: Iterable[str]) -> Callable[[str, str], object]:
+    """Returns a function (field, text) that gives the value of --config.FIELD=TEXT: a flag of
+    ml_collections.config_flags, which reads a scalar by the type of the field, and tries the value
+    on a config. Lists are split here: there they have to be tuples of Python."""
+    from absl import flags
+    from ml_collections import config_flags
+
+    into, argv = flags.FlagValues(), [f"--config.{field}" for field in fields]
+    config_flags.DEFINE_config_dataclass("config", Config(), flag_values=into, sys_argv=argv)
+
+    def value(field: str, text: str) -> object:
+        flag, kind = into[f"config.{field}"], FIELDS[field].kind
+        try:
+            flag.parse(value_of_text(text, kind) if typing.get_args(kind) else text)
+        except flags.IllegalFlagValueError:
+            raise ValueError(_must_be(kind)) from None
+        except InputError:  # of the config: a number that is endless, or too large
+            raise ValueError(type_problem(flag.value, kind, field)[0]) from None
+        return value_of(into["config"].value, field)
+
+    return value
+
+
+def shown_value(value: object, read: Callable | None) -> str:
     """A value as its file has it. What aliases of YAML nest may be endless: it is named alone."""
     if isinstance(value, list | Mapping):
         return "a list" if isinstance(value, list) else "a mapping"
-    text = value if isinstance(value, str) and read is value_of_text else json.dumps(value)
+    text = json.dumps(value) if read is value_of_json or value is None else str(value)
     return text if len(text) <= 200 else text[:200] + "..."
 
 
@@ -83,17 +105,10 @@ def value_of_json(value: object, kind: type):
     """A value of JSON, which has types, as one of a field's type; a list as a tuple."""
     if value is None:
         raise ValueError(_NO_NULL)
-    items = typing.get_args(kind)
-    if items and isinstance(value, list):
-        return tuple(value_of_json(item, items[0]) for item in value)
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if kind is float:
-        fits = number and abs(value) <= sys.float_info.max  # not of NaN either
-    else:
-        fits = type(value) is kind and not (number and abs(value) >= _TOO_LARGE)
-    if not fits:
-        raise ValueError(_must_be(kind))
-    return value
+    rule = type_problem(value, kind, "")[0]
+    if rule:
+        raise ValueError(rule if type(value) is kind is int else _must_be(kind))
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _must_be(kind: type) -> str:

@@ -15,7 +15,6 @@ it. Both take the config object that was read, so the config that is checked is 
 used.
 """
 
-import dataclasses
 import functools
 import hashlib
 import inspect
@@ -33,8 +32,9 @@ from rljax.components import is_own_code, names_of, parse_component, resolve
 from rljax.config.declare import Spec
 from rljax.config.flags import config_file, is_data
 from rljax.config.names import field_names
-from rljax.config.overrides import TFDS, from_dict, kind_of_text, to_dict, value_of
+from rljax.config.overrides import TFDS, from_dict, kind_of_text, to_dict
 from rljax.config.schema import FIELDS, NAMESPACES, Config
+from rljax.config.values import value_of, with_overrides
 from rljax.contracts import Home, PlainText, spec
 from rljax.errors import InputError
 from rljax.files import read_data
@@ -68,7 +68,8 @@ def untrained(config: Config) -> Config:
     """Returns the config of a run whose policy is only loaded: it writes nothing and tells no
     service, so the fields for that need no trust."""
     own = tuple(text for text in config.trackers if any(map(is_own_code, names_of(text)[0])))
-    return dataclasses.replace(config, run_dir="", profile_port=0, trackers=own)
+    changes = {"run_dir": "", "profile_port": 0, "trackers": own}
+    return with_overrides(config, changes, "the config of a run")
 
 
 def asks(config: Config, folder: str | os.PathLike = "") -> list[str]:

@@ -339,7 +339,7 @@ def _train_stage(base, name, values, home, place, arguments, where, trusted) -> 
     fields = {k: v for k, v in values.items() if k != "config"}
     config = with_overrides(start, fields, place)
     if not trusted:
-        refuse_own_code(dataclasses.replace(config, run_dir=""), place)  # it is the stage's
+        refuse_own_code(with_overrides(config, {"run_dir": ""}, place), place)  # it is the stage's
     return Stage(name, "train", values, config, home, tuple(arguments))
 
 

@@ -78,7 +78,8 @@ def member_name(overrides: Mapping[str, object]) -> str:
 
 def changes_of(config: Config, path: str) -> dict[str, object]:
     """The fields that the command line changed in the config of a file: {dotted field: value}."""
-    plain, names = load_config_file(path), field_names(config)
+    names = field_names(config)
+    plain = load_config_file(path, later=names)
     values = {name: [value_of(c, name) for c in (plain, config)] for name in names}
     return {name: now for name, (before, now) in values.items() if before != now}
 
@@ -128,7 +129,9 @@ def make_members(
                 )
             config = with_overrides(start, {**fields, "run_dir": str(folder / name)}, place)
             if not trusted:
-                refuse_own_code(dataclasses.replace(config, run_dir=""), place)  # it is the sweep's
+                refuse_own_code(
+                    with_overrides(config, {"run_dir": ""}, place), place
+                )  # it is the sweep's
             validate(config)
             members.append(Member(name, dict(item), config))
         except InputError as error:

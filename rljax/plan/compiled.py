@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from rljax.config import Config, to_dict
+from rljax.config import Config, as_config, to_dict
 from rljax.errors import InputError
 from rljax.mesh import slice_count
 from rljax.models import padding
@@ -188,6 +188,7 @@ def make_plan(
     """The plan of `config` on `devices`. `compile=False`: the estimate alone; `only`: the names of
     the programs to compile, () = all. `measure`: of this host's own processors, seconds
     that are measured (rljax.plan.host)."""
+    config = as_config(config, "make_plan")
     setup = abstract_setup(config, devices)
     mesh, reports, roles = setup.model.mesh, [], abstract_roles(setup)
     slices = slice_count(mesh, config.mesh.slices)

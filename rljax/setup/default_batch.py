@@ -3,7 +3,6 @@ by the number of weights. `rljax.train` without a config asks for them; a config
 """
 
 import contextlib
-import dataclasses
 import math
 import os
 from collections.abc import Callable, Collection
@@ -13,7 +12,7 @@ import jax
 from rljax import hosts
 from rljax.chips import chip_of
 from rljax.components import resolve
-from rljax.config import NAMESPACES, Config, row_tokens
+from rljax.config import NAMESPACES, Config, row_tokens, with_overrides
 from rljax.contracts import spec
 from rljax.data.kinds import SAMPLED
 from rljax.data.online.encoded import load_run_tokenizer
@@ -87,7 +86,7 @@ def _of_the_run(run_dir: str) -> dict:
 
 
 def _with(config: Config, sizes: dict[str, int]) -> Config:
-    return dataclasses.replace(config, batch=dataclasses.replace(config.batch, **sizes))
+    return with_overrides(config, {f"batch.{name}": n for name, n in sizes.items()}, "the batch")
 
 
 def _most_rows(config: Config, model: Model, weights: int, devices) -> float:

@@ -68,8 +68,10 @@ def train(
                 require_trust(str(config), base, trust_code)
             made = config_from(base, model, data, reward, fields, unread)
             given = {name for names, _ in named(fields) for name in names}
-            unset = [name for name in FIELDS if not config and f"batch.{name}" not in given]
-            shipped = None if isinstance(config, Config) else shipped_config(str(config))
+            named_config = isinstance(config, str | os.PathLike)
+            without = named_config and not str(config)
+            unset = [name for name in FIELDS if without and f"batch.{name}" not in given]
+            shipped = shipped_config(str(config)) if named_config else None
             return loop.train(
                 made, on_start=on_start, devices=devices, unset=unset, shipped=shipped
             )

@@ -12,8 +12,8 @@ from pathlib import Path
 from rljax import hosts
 from rljax.components import is_own_code, names_of
 from rljax.config import Config, changed_fields, field_names, is_path
-from rljax.config.overrides import value_of
 from rljax.config.schema import MODELS
+from rljax.config.values import value_of
 from rljax.errors import InputError
 from rljax.hosts import preflight
 from rljax.runs.folder import make_folder

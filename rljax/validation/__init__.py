@@ -5,11 +5,10 @@ import copy
 from collections.abc import Iterable
 
 from rljax.components import resolve
-from rljax.config import NAMESPACES, AlgorithmConfig, Config, is_path, value_of
+from rljax.config import NAMESPACES, AlgorithmConfig, Config, as_config, is_path, value_of
 from rljax.config.checks import Problems, check_names, check_paths, check_types
 from rljax.contracts import spec
 from rljax.data.kinds import SAMPLED
-from rljax.errors import InputError
 from rljax.validation.asynchrony import flight_warnings
 from rljax.validation.fields import check_batch, check_data_and_model, check_devices, check_ranges
 from rljax.validation.placement import check_placement, devices_left
@@ -24,9 +23,7 @@ def validate(
     """All problems of the config at once, as one InputError; returns warnings. Runs before any
     model loads. `devices`, if it is known, is how many there are; `shipped`, the config of the
     library that this one was made from."""
-    if not isinstance(config, Config):
-        kind = type(config).__name__
-        raise InputError("a config is a rljax.config.Config", value=kind, fix="build one")
+    config = as_config(config, "validate")
     found = _Found(config)
     train, steps = found.sound.data.train, found.sound.steps
     found.others.check(bool(train), "data.train", train, "is not set", "a path, or a task")
@@ -50,7 +47,7 @@ def validate(
 
 def validate_sizes(config: Config) -> None:
     """validate, for those who read no data: data.train need not be set."""
-    found = _Found(config)
+    found = _Found(as_config(config, "validate_sizes"))
     found.check_parts()
     found.refuse()
 

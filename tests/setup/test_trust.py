@@ -444,7 +444,7 @@ def test_what_was_read_is_what_is_looked_at(here, monkeypatch, capsys):
     saved_run(here / "run", {"reward.function": "evil.run"})
     load = load_config_file
 
-    def swapped(path):
+    def swapped(path, *_):
         config = load(path)
         saved_run(here / "run", {})
         return config

@@ -79,9 +79,9 @@ def test_chips_take_more_than_cores():
 @pytest.mark.parametrize(
     "change, says",
     [
-        (lambda c: setattr(c.batch, "samples_per_prompt", "4"), "batch.samples_per_prompt"),
+        (lambda c: c.batch.set_unchecked("samples_per_prompt", "4"), "batch.samples_per_prompt"),
         (lambda c: setattr(c.batch, "prompts_per_step", 0), "batch.prompts_per_step"),
-        (lambda c: setattr(c.sampler, "max_response_tokens", "many"), "max_response_tokens"),
+        (lambda c: c.sampler.set_unchecked("max_response_tokens", "many"), "max_response_tokens"),
         (lambda c: setattr(c, "model", ""), "model"),
         (lambda c: setattr(c.data, "train", "no_such_task()"), "no_such_task"),
     ],

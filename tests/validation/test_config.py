@@ -327,7 +327,7 @@ def test_all_problems_at_once():
 
 def test_types_come_first_and_all_at_once():
     config = valid(steps="9", seed=None, sampler__top_p="1")
-    config.batch = None
+    config.set_unchecked("batch", None)
     found = problems_of(config)
     assert found.startswith("the config has 4 problems:") and "must be a BatchConfig" in found
     with pytest.raises(InputError, match="rljax.config.Config"):

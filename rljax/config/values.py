@@ -1,0 +1,138 @@
+"""Values of a config by the dotted names of their fields, and an ml_collections.ConfigDict as such.
+
+ml_collections is imported where a config is written as a ConfigDict; one that is read has been made
+by a Python file or program, which imported it.
+"""
+
+import copy
+import dataclasses
+import functools
+import inspect
+import itertools
+import os
+import sys
+from collections.abc import Container, Iterator, Mapping
+from pathlib import Path
+
+from rljax.config.declare import type_problem
+from rljax.config.names import FIELDS_LISTED, Settings, field_names, unknown_fields
+from rljax.config.own_functions import component_text
+from rljax.errors import InputError
+from rljax.runs.store import is_url
+
+_MOST_LEVELS = 4  # of sections in each other: a ConfigDict may hold itself
+
+
+def value_of(config: Settings, name: str):
+    """The value of a dotted field; of "" the config itself."""
+    for part in filter(None, name.split(".")):
+        config = getattr(config, part)
+    return config
+
+
+def flat_fields(value: Mapping, kind: type[Settings], prefix: str = "") -> dict[str, object]:
+    """{dotted name: value}. Only what the config has as a section is taken apart, and one level of
+    what it has not, so that other frameworks' fields are recognised."""
+    out: dict[str, object] = {}
+    for name, item in value.items():
+        field = kind.__dataclass_fields__.get(name) if isinstance(name, str) else None
+        inside = {f"{prefix}{name}": item}
+        if isinstance(item, Mapping) and field is not None and dataclasses.is_dataclass(field.type):
+            inside = flat_fields(item, field.type, f"{prefix}{name}.")
+        elif isinstance(item, Mapping) and field is None and item:
+            inside = {f"{prefix}{name}.{inner}": None for inner in itertools.islice(item, 20)}
+        if twice := out.keys() & inside.keys():
+            raise InputError(f"field {min(twice)!r} stands twice", fix="remove one")
+        out |= inside
+    return out
+
+
+def with_overrides(config: Settings, overrides: Mapping[str, object], where: str):
+    """A copy with {dotted field: value} set. Raises InputError that lists every unknown field;
+    types are for `validate`, which lists every problem at once."""
+    known = dict.fromkeys(field_names(config))
+    strange = (str(name) for name in overrides if name not in known)
+    if problems := list(unknown_fields(strange, list(known))):
+        text = f"{where} has unknown fields:\n  " + "\n  ".join(problems)
+        raise InputError(text, fix=FIELDS_LISTED)
+    out = copy.deepcopy(config)
+    for name, value in overrides.items():
+        section, _, last = name.rpartition(".")
+        value_of(out, section).set_unchecked(last, value)
+    return out
+
+
+def wrong_types(config: Settings, prefix: str = "") -> Iterator[tuple[str, object, str, str]]:
+    """Yields (dotted field, value, rule, fix) of every value that is not of its field's type."""
+    for name, field in type(config).__dataclass_fields__.items():
+        value = getattr(config, name)
+        rule, fix = type_problem(value, field.type, prefix + name)
+        if rule:
+            yield prefix + name, value, rule, fix
+        elif isinstance(value, Settings):
+            yield from wrong_types(value, f"{prefix}{name}.")
+
+
+def is_config_dict(value: object) -> bool:
+    """Returns whether a value is an ml_collections.ConfigDict, or a frozen one."""
+    library = sys.modules.get("ml_collections")  # without it nobody has made one
+    return library is not None and isinstance(value, library.ConfigDict)
+
+
+def of_config_dict(values, config: Settings, where: str, later: Container[str]):
+    """A copy of `config` with the fields of a ConfigDict set. Raises InputError that names every
+    unknown field, every value of a wrong type, and every required placeholder that is not set and
+    not among the fields that are set `later`."""
+    unset: list[str] = []
+    flat = flat_fields(_resolved(values, where, unset), type(config))
+    if unset := [name for name in unset if name not in later]:
+        what = f"{where}: required placeholders are not set: {', '.join(unset)}"
+        raise InputError(what, fix=f"config.{unset[0]} = ..., or --config.{unset[0]}=VALUE")
+    run_dir = flat.get("run_dir")
+    local = isinstance(run_dir, str) and run_dir and not is_url(run_dir)
+    folder = Path(os.path.expanduser(run_dir) if local else "runs") / "inputs"
+    texts = {name: _with_texts(name, value, folder) for name, value in flat.items()}
+    out = with_overrides(config, texts, where)
+    if wrong := [
+        f"{name}={value!r:.200}: {rule}. Fix: {fix}" for name, value, rule, fix in wrong_types(out)
+    ]:
+        raise InputError.of_text(f"{where} has values of wrong types:\n  " + "\n  ".join(wrong))
+    return out
+
+
+def _resolved(values, where: str, unset: list[str], prefix: str = "", level: int = 0) -> dict:
+    """The dict of a ConfigDict. References have the values that they refer to; None, such as a
+    placeholder that is not set, leaves the default of its field."""
+    library, out = sys.modules["ml_collections"], {}
+    try:
+        names = list(values)  # in their order, which names of several types have not
+    except TypeError as error:
+        rule, fix = f"names of fields are texts: {error}", "name each field by its text"
+        raise InputError(f"{where}: {prefix or 'names'}", rule=rule, fix=fix) from None
+    for name in names:
+        try:
+            value = values[name]
+            if isinstance(value, list | tuple):
+                refs = library.FieldReference
+                value = tuple(item.get() if isinstance(item, refs) else item for item in value)
+        except library.config_dict.RequiredValueError:
+            unset.append(f"{prefix}{name}")
+            continue
+        except Exception as error:  # of a function that a reference applies
+            what, rule = f"{where}: {prefix}{name}", f"{type(error).__name__}: {error}"
+            raise InputError(what, rule=rule, fix="correct what it refers to") from error
+        if isinstance(value, library.ConfigDict):
+            section, deeper = f"{prefix}{name}.", level < _MOST_LEVELS
+            value = _resolved(value, where, unset, section, level + 1) if deeper else {}
+        if value is not None:
+            out[name] = value
+    return out
+
+
+def _with_texts(name: str, value: object, folder: Path) -> object:
+    """The value with the texts of functions for the functions in it."""
+    if isinstance(value, tuple):
+        return tuple(_with_texts(name, item, folder) for item in value)
+    function = inspect.isroutine(value) or isinstance(value, functools.partial)
+    tracker = name == "trackers" and inspect.isclass(value)
+    return component_text(value, folder, name) if function or tracker else value
