@@ -311,8 +311,7 @@ EXCLUDES = (
     Rule(
         "rollout by scores",
         "no reward read",
-        "{collect!r} goes by the scores of samples, and dataflow={dataflow!r} has no reward that "
-        "gives any",
+        "{collect!r} goes by the scores of samples, and dataflow={dataflow!r} reads no reward",
         "'once()'",
     ),
     Rule(
