@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rljax.data.online.curriculum import Curriculum
-from rljax.data.online.loader import make_loader
+from rljax.data.online.loader import Loader
 from rljax.data.online.stream import Stream
 from rljax.data.rows import stored
 from rljax.data.rows.stored import StoredRows
@@ -27,7 +27,7 @@ def items(count):
 
 
 def listed(count, seed=3, **how):
-    return lambda folder: make_loader(items(count), batch_size=1, seed=seed, **how)
+    return lambda folder: Loader(items(count), batch_size=1, seed=seed, **how)
 
 
 def endless(seed=0, every=0, rows=0):
@@ -36,7 +36,7 @@ def endless(seed=0, every=0, rows=0):
     def make(index):
         return None if every and index % every == 0 else {"n": index}
 
-    return lambda folder: make_loader(Stream(make, rows=rows), batch_size=1, seed=seed)
+    return lambda folder: Loader(Stream(make, rows=rows), batch_size=1, seed=seed)
 
 
 def files(suffix, seed=0, window=8, block=4):
@@ -59,7 +59,7 @@ def files(suffix, seed=0, window=8, block=4):
             assert row["n"] == read.number(index)
             return row if row["n"] % 7 else None
 
-        return make_loader(Stream(usable, rows=read.rows), batch_size=1, seed=seed)
+        return Loader(Stream(usable, rows=read.rows), batch_size=1, seed=seed)
 
     return make
 
@@ -193,11 +193,14 @@ def test_batches_of_any_size_hold_the_recorded_items(recorded, tmp_path, name, c
         other.set_state(json.loads(json.dumps(host.get_state())))
 
 
-def test_a_mixture_has_the_shares_of_its_weights(recorded):
-    """Of 60 draws, at 90 % of the first source; and of 40, from the first to the second one."""
-    first = [row[0] < 7 for row in recorded["mixture by weights"]]
-    assert 48 <= sum(first) <= 59
-    moving = [row[0] < 7 for row in recorded["mixture by moving weights"]]
+def test_a_mixture_has_the_shares_of_its_weights(tmp_path):
+    """90 % of the draws are of the first source; and from the first one alone to the second."""
+
+    def of_first(name, count):
+        return [row[0] < 7 for row in drawn(ORDERS[name](tmp_path), count)]
+
+    assert sum(of_first("mixture by weights", 500)) == pytest.approx(450, abs=25)
+    moving = of_first("mixture by moving weights", 60)
     assert sum(moving[:10]) >= 7 and sum(moving[40:]) == 0
 
 

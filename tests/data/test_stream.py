@@ -10,9 +10,9 @@ import pytest
 from rljax.config import Config
 from rljax.data.online.curriculum import Curriculum
 from rljax.data.online.encoded import load_data, load_run_tokenizer
-from rljax.data.online.loader import make_loader
+from rljax.data.online.loader import Loader
 from rljax.data.online.prompts import PromptRecord
-from rljax.data.online.stream import Stream, StreamLoader
+from rljax.data.online.stream import Stream
 from rljax.errors import InputError
 from rljax.setup.setup import prompt_order
 
@@ -29,14 +29,13 @@ def taken(loader, *counts):
 @pytest.mark.parametrize("every", [0, 3])
 @pytest.mark.parametrize("steps_before", range(5))
 def test_resume_at_every_step(every, steps_before):
-    whole = make_loader(numbers(every), batch_size=4, seed=0)
-    assert isinstance(whole, StreamLoader)
+    whole = Loader(numbers(every), batch_size=4, seed=0)
     batches = [[item["n"] for item in next(whole)] for _ in range(6)]
-    part = make_loader(numbers(every), batch_size=4, seed=0)
+    part = Loader(numbers(every), batch_size=4, seed=0)
     for _ in range(steps_before):
         next(part)
     state = json.loads(json.dumps(part.get_state()))
-    resumed = make_loader(numbers(every), batch_size=4, seed=0)
+    resumed = Loader(numbers(every), batch_size=4, seed=0)
     resumed.set_state(state)
     assert [[x["n"] for x in next(resumed)] for _ in range(6 - steps_before)] == (
         batches[steps_before:]
@@ -47,20 +46,20 @@ def test_resume_at_every_step(every, steps_before):
 
 
 def test_the_prompts_per_step_may_change_at_resume():
-    first = make_loader(numbers(5), batch_size=3, seed=0)
+    first = Loader(numbers(5), batch_size=3, seed=0)
     before = taken(first, 3, 3)
-    second = make_loader(numbers(5), batch_size=7, seed=0)
+    second = Loader(numbers(5), batch_size=7, seed=0)
     second.set_state(first.get_state())
     assert sum(before + taken(second, 7, 1), []) == [n for n in range(20) if n % 5][:14]
 
 
 def test_another_seed_begins_elsewhere_and_another_order_is_refused():
-    one, two = (make_loader(numbers(), batch_size=1, seed=seed) for seed in (1, 2))
+    one, two = (Loader(numbers(), batch_size=1, seed=seed) for seed in (1, 2))
     assert taken(one, 3)[0] != taken(two, 3)[0]
     with pytest.raises(InputError, match="cannot be resumed: 'seed' was 1"):
         two.set_state(one.get_state())
     with pytest.raises(InputError, match="not the state of an endless stream"):
-        two.set_state(make_loader([1, 2], batch_size=1, seed=2).get_state())
+        two.set_state(Loader([1, 2], batch_size=1, seed=2).get_state())
     with pytest.raises(InputError, match="position must be a whole number"):
         two.set_state({**two.get_state(), "position": -1})
 
@@ -73,7 +72,7 @@ def test_a_failure_in_the_middle_of_a_batch_loses_no_prompt():
             raise RuntimeError("the generator failed")
         return {"n": index}
 
-    loader = make_loader(Stream(make), batch_size=4, seed=0)
+    loader = Loader(Stream(make), batch_size=4, seed=0)
     with pytest.raises(RuntimeError):
         next(loader)
     broken["now"] = False
@@ -82,12 +81,12 @@ def test_a_failure_in_the_middle_of_a_batch_loses_no_prompt():
 
 def test_a_stream_that_holds_nothing_usable_ends_with_the_reason():
     with pytest.raises(InputError, match="raise data.max_prompt_tokens"):
-        make_loader(Stream(lambda i: None), batch_size=1, seed=0).take(1)
+        Loader(Stream(lambda i: None), batch_size=1, seed=0).take(1)
 
 
 def test_many_dropped_prompts_are_a_warning_once(caplog):
     caplog.set_level(logging.WARNING, "rljax")
-    loader = make_loader(numbers(3), batch_size=50, seed=0)
+    loader = Loader(numbers(3), batch_size=50, seed=0)
     taken(loader, 50, 50, 50)
     assert [r.message for r in caplog.records] == [
         "50 of the first 150 rows of the stream are dropped: longer than data.max_prompt_tokens "
