@@ -2,6 +2,7 @@
 resumed run goes on."""
 
 import collections
+import concurrent.futures
 import json
 import tracemalloc
 from pathlib import Path
@@ -70,6 +71,20 @@ def test_several_files_are_one_stream(tmp_path, monkeypatch, suffix):
     assert [rows.place(i) for i in range(100)] == [told[n] for n in numbers]
     files = [told[n][0] for n in numbers[:50]]
     assert files != sorted(files), "the blocks of all files are mixed"
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_threads_may_ask_for_rows_of_different_windows(tmp_path, monkeypatch, suffix):
+    """As the one that reads ahead and the one that looks for a saved prompt."""
+    monkeypatch.setattr(stored, "BLOCK_ROWS", 50)
+    monkeypatch.setattr(stored, "WINDOW_ROWS", 100)
+    monkeypatch.setattr(stored, "BLOCK_BYTES", 2**10)  # parts of row groups, read by one generator
+    path = write(tmp_path / f"rows{suffix}", [{"n": i, "t": "x" * 99} for i in range(1000)], 200)
+    rows, alone = StoredRows([path]), StoredRows([path])
+    asked = np.random.default_rng(0).integers(3000, size=(4, 100)).tolist()
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda part: [rows[i]["n"] for i in part], asked))
+    assert found == [[alone.number(i) for i in part] for part in asked]
 
 
 def test_a_run_goes_on_where_it_stood(tmp_path):

@@ -3,6 +3,7 @@ and mixtures of streams and files."""
 
 import json
 import logging
+import threading
 
 import numpy as np
 import pytest
@@ -77,6 +78,43 @@ def test_a_failure_in_the_middle_of_a_batch_loses_no_prompt():
         next(loader)
     broken["now"] = False
     assert taken(loader, 4) == [[0, 1, 2, 3]]
+
+
+def test_rows_of_a_file_are_read_before_they_are_asked_for():
+    read = threading.Event()
+
+    def make(index):
+        if index == 100:
+            read.set()
+        return {"n": index}
+
+    loader = Loader(Stream(make, rows=1000), batch_size=4, seed=0)
+    assert taken(loader, 4) == [[0, 1, 2, 3]]
+    assert read.wait(60), "a thread reads the next rows"
+    threads = [thread.name for thread in threading.enumerate()]
+    assert sum(name.startswith("grain-prefetch") for name in threads) >= 1
+    made = []
+    Loader(Stream(lambda i: made.append(i) or {"n": i}), batch_size=4, seed=0).take(4)
+    assert made == [0, 1, 2, 3], "a task makes no row that nobody asked for"
+
+
+@pytest.mark.parametrize("rows", [0, 1000])
+def test_a_bad_row_is_an_error_where_it_is_drawn_and_not_before(rows):
+    broken = {70}
+
+    def make(index):
+        if index in broken:
+            raise InputError(f"row {index} is not an object", fix="correct it")
+        return {"n": index} if index % 10 else None
+
+    loader = Loader(Stream(make, rows=rows), batch_size=9, seed=0)
+    assert sum(taken(loader, *[9] * 7), []) == [n for n in range(70) if n % 10]
+    for _ in range(2):
+        with pytest.raises(InputError, match="row 70 is not an object"):
+            next(loader)
+        assert (loader.position, loader.dropped) == (63, 7)
+    broken.clear()
+    assert taken(loader, 9) == [[*range(71, 80)]]
 
 
 def test_a_stream_that_holds_nothing_usable_ends_with_the_reason():

@@ -1,6 +1,7 @@
 """Draws prompts from a weighted mixture of sources, without those that are solved.
 
-The shuffle of one source is `loader`'s.
+Each source is a grain dataset (`loader`). The draws are ours, because a mixture of grain takes
+turns by shares that stay the same, and leaves nothing out for what was scored meanwhile.
 """
 
 import logging

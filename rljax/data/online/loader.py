@@ -1,7 +1,8 @@
-"""Batches of items in an order that can be resumed at any item: grain holds it and the position.
+"""Batches of items in an order that can be resumed at any item, drawn from a grain dataset.
 
-Ours is what grain lacks: the shuffle (grain's own walks 2**16 numbers in every epoch however few
-items there are, and its order belongs to its version), and the count of items that are left out.
+grain repeats, maps and batches the items, reads those of files ahead and goes to a saved position.
+Ours is what it lacks: a shuffle that stays the same in every version of it and costs nothing where
+items are few (grain's walks 2**16 numbers in each epoch), and counts of items that cannot be used.
 """
 
 import functools
@@ -9,8 +10,7 @@ import hashlib
 import json
 import logging
 import math
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rljax.data.online.stream import Stream, permutation
 from rljax.errors import InputError
@@ -19,6 +19,8 @@ LOG = logging.getLogger("rljax")
 _IN_A_ROW = 1000  # items without a usable one, after which the limit is held to be wrong
 _WARN_ABOVE, _WARN_AFTER = 0.1, 100  # share of items that are dropped, items
 _RUNS_APART = 1_000_003  # items of a stream between the beginnings of two runs' seeds
+_CHUNK = 64  # items that grain reads together
+_WITHOUT_END = 2**62  # the length of a stream, which grain holds in 64 bits
 
 
 class Loader:
@@ -44,10 +46,12 @@ class Loader:
         _require_integer("batch_size", batch_size, 1, 2**31)
         _require_integer("seed", seed, 0, 2**32)
         if isinstance(items, Stream):
-            numbers = grain.MapDataset.range(seed * _RUNS_APART, sys.maxsize)
-            dataset = numbers.map(items.make)
+            numbers = grain.MapDataset.range(seed * _RUNS_APART, _WITHOUT_END)
+            dataset = numbers.map(functools.partial(_attempt, items.make))
             self._identity, self._counts = dict(seed=seed), ("position", "dropped")
             self.items_per_epoch = float(items.rows or math.inf)
+            # Rows of a file are read while devices train; what a task makes, when it is needed.
+            self._size, ahead = (_CHUNK, -(-batch_size // _CHUNK)) if items.rows else (1, 0)
         else:
             if len(items) == 0:
                 raise InputError("there are no items to load", fix="check the data source")
@@ -58,22 +62,40 @@ class Loader:
                 numbers = numbers.map_with_index(lambda i, n: int(order(i // len(items))[n]))
             dataset = numbers.map(items.__getitem__)
             self._identity = dict(items=len(items), seed=seed, shuffle=shuffle, repeat=repeat)
-            self._counts = ("position",)
-            self.items_per_epoch = float(len(items))
+            self._counts, self.items_per_epoch = ("position",), float(len(items))
+            self._size, ahead = _CHUNK, 0  # they are in memory
         self.batch_size, self.dropped, self._warned = batch_size, 0, False
         self._most = len(dataset)
-        reading = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
-        self._drawn = iter(dataset.to_iter_dataset(reading, allow_nones=True))
+        # In chunks: a thread that reads item by item takes turns with the one that asks for them.
+        chunks = dataset.batch(self._size, batch_fn=list)
+        reading = grain.ReadOptions(num_threads=min(ahead, 1), prefetch_buffer_size=ahead)
+        self._chunks = iter(chunks.to_iter_dataset(reading))
+        self._seek(0)
+
+    def _seek(self, drawn: int) -> None:
+        """Goes on behind the first `drawn` items, used or not."""
+        self._chunks.set_state({"next_index": drawn // self._size})
+        self._chunk, self._drawn = None, drawn
+
+    def _next(self):
+        """The next item, None for one that cannot be used, and self at the end."""
+        place = self._drawn % self._size
+        if place == 0 or self._chunk is None:
+            self._chunk = next(self._chunks, [])
+        if place >= len(self._chunk):
+            return self
+        self._drawn += 1
+        return self._chunk[place]
 
     @property
     def position(self) -> int:
         """Items given out since the start of the run."""
-        return self._drawn.get_state()["next_index"] - self.dropped
+        return self._drawn - self.dropped
 
     @property
     def epoch(self) -> float:
         """Passes over the data so far; 0 over a stream whose items never come again."""
-        return (self.position + self.dropped) / self.items_per_epoch
+        return self._drawn / self.items_per_epoch
 
     def __iter__(self):
         return self
@@ -83,9 +105,11 @@ class Loader:
 
     def take(self, count: int) -> list:
         """The next `count` items; fewer at the end of a loader that does not repeat."""
-        begun, items, dropped, in_a_row = self._drawn.get_state(), [], 0, 0
+        begun, items, dropped, in_a_row = self._drawn, [], 0, 0
         try:
-            while len(items) < count and (item := next(self._drawn, self)) is not self:
+            while len(items) < count and (item := self._next()) is not self:
+                if isinstance(item, Exception):
+                    raise item
                 if item is not None:
                     items.append(item)
                     in_a_row = 0
@@ -98,7 +122,7 @@ class Loader:
                         "them with data.overlong='left'",
                     )
         except BaseException:
-            self._drawn.set_state(begun)  # what was drawn of the batch is not lost
+            self._seek(begun)  # what was drawn of the batch is not lost
             raise
         if count and not items:
             raise StopIteration
@@ -107,14 +131,14 @@ class Loader:
         return items
 
     def _warn(self) -> None:
-        drawn = self.position + self.dropped
-        if not self._warned and drawn >= _WARN_AFTER and self.dropped > _WARN_ABOVE * drawn:
+        many = self._drawn >= _WARN_AFTER and self.dropped > _WARN_ABOVE * self._drawn
+        if many and not self._warned:
             self._warned = True
             LOG.warning(
                 "%d of the first %d rows of the stream are dropped: longer than "
                 "data.max_prompt_tokens (offline: offline.max_tokens)",
                 self.dropped,
-                drawn,
+                self._drawn,
             )
 
     def get_state(self) -> dict:
@@ -141,7 +165,15 @@ class Loader:
         for name in self._counts:
             _require_integer(name, state[name], 0, self._most + 1)
         self.dropped = state.get("dropped", 0)
-        self._drawn.set_state({"next_index": state["position"] + self.dropped})
+        self._seek(state["position"] + self.dropped)
+
+
+def _attempt(make: Callable[[int], object], index: int) -> object:
+    """make(index), or the error that it raises: the items before it in a chunk can be drawn."""
+    try:
+        return make(index)
+    except Exception as error:
+        return error
 
 
 def fingerprint(records: Sequence[dict]) -> str:

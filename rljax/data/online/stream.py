@@ -8,7 +8,8 @@ import numpy as np
 class Stream:
     """Items without end: item `index` = 0, 1, ... is `make(index)`, a function of it alone; None is
     one that cannot be used. A run begins at seed * 1000003, not at 0. `rows`: after so many items
-    those of a file come again; 0: none does."""
+    those of a file come again, and a thread makes the next ones while devices train; 0: none does.
+    """
 
     def __init__(self, make: Callable[[int], dict | None], rows: int = 0):
         self.make, self.rows = make, rows

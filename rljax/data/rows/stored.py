@@ -2,10 +2,12 @@
 
 The order is endless and a function of the index alone: each epoch holds every row once, the blocks
 of all files in an order of its own, and the rows of a window of neighbouring blocks shuffled
-together. Only one window is in memory.
+together. Only one window is in memory. The blocks of all files are one grain dataset; the order is
+ours, because windows of grain hold a number of rows, not of bytes, and cannot be read from within.
 """
 
 import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -55,21 +57,23 @@ class StoredRows(Stream):
         self._file_starts = np.cumsum([0, *(sum(file.counts) for file in files)])
         self.convert = None  # (row, index) -> the row in our columns
         self._epoch, self._order, self._window = (None,), (None,), (None,)
+        self._lock = threading.RLock()  # of these three and the files: a loader's thread reads rows
         super().__init__(self._row, rows=self.rows)
 
     def number(self, index: int) -> int:
         """The number in the files one after the other, from 0, of item `index`."""
-        epoch, place = divmod(index, self.rows)
-        if self._epoch[0] != epoch:
-            self._epoch = epoch, *self._windows(epoch)
-        _, windows, starts = self._epoch
-        window = int(np.searchsorted(starts, place, side="right")) - 1
-        if self._order[0] != (epoch, window):
-            blocks = windows[window]
-            rows = np.concatenate([np.arange(*self._starts[[b, b + 1]]) for b in blocks])
-            rows = rows[permutation(len(rows), epoch, 1 + window)]
-            self._order = (epoch, window), blocks, rows
-        return int(self._order[2][place - starts[window]])
+        with self._lock:
+            epoch, place = divmod(index, self.rows)
+            if self._epoch[0] != epoch:
+                self._epoch = epoch, *self._windows(epoch)
+            _, windows, starts = self._epoch
+            window = int(np.searchsorted(starts, place, side="right")) - 1
+            if self._order[0] != (epoch, window):
+                blocks = windows[window]
+                rows = np.concatenate([np.arange(*self._starts[[b, b + 1]]) for b in blocks])
+                rows = rows[permutation(len(rows), epoch, 1 + window)]
+                self._order = (epoch, window), blocks, rows
+            return int(self._order[2][place - starts[window]])
 
     def _windows(self, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
         """(the blocks of each window of an epoch, its first item in the epoch)."""
@@ -91,14 +95,15 @@ class StoredRows(Stream):
         return [row for row in self._blocks[0] if isinstance(row, dict)]
 
     def _row(self, index: int) -> dict:
-        number = self.number(index)
-        window, blocks, _ = self._order
-        if self._window[0] != window:
-            self._window = (None,)  # before the next one is read
-            # In their order, because parts of a row group are read in one pass.
-            self._window = window, {block: self._blocks[block] for block in sorted(blocks.tolist())}
-        block = int(np.searchsorted(self._starts, number, side="right")) - 1
-        row = self._window[1][block][number - self._starts[block]]
+        with self._lock:
+            number = self.number(index)
+            window, blocks, _ = self._order
+            if self._window[0] != window:
+                self._window = (None,)  # before the next one is read
+                # In their order, because parts of a row group are read in one pass.
+                self._window = window, {b: self._blocks[b] for b in sorted(blocks.tolist())}
+            block = int(np.searchsorted(self._starts, number, side="right")) - 1
+            row = self._window[1][block][number - self._starts[block]]
         if not isinstance(row, dict):
             raise InputError(
                 f"{self.place(index)} is not an object",
