@@ -212,9 +212,8 @@ def row_of(config: Config, tokenizer: Tokenizer, number: int, split: str) -> Pro
     if split == "test":
         rows = data.test_prompts[: number + 1]
     else:
-        loader = Loader(data.sources[0], batch_size=1, seed=config.seed)
-        endless = not isinstance(data.sources[0], list)
-        rows = loader.take(number + 1 if endless else min(number + 1, len(data.sources[0])))
+        loader = Loader(data.sources[0], batch_size=1, seed=config.seed, repeat=False)
+        rows = loader.take(number + 1)
     if len(rows) <= number:
         raise InputError(
             f"--row of the {split} rows",

@@ -68,15 +68,13 @@ def shown_rows(
         return _required(shown, split), data.counts
     shown, counts = [], dict(data.counts)
     for source in data.sources:
-        loader = Loader(source, batch_size=1, seed=seed)
-        enough = rows if isinstance(source, Stream) else min(rows, len(source))
-        shown += [_of_prompt(p) for p in loader.take(enough)]
+        loader = Loader(source, batch_size=1, seed=seed, repeat=False)
+        shown += [_of_prompt(p) for p in loader.take(rows)]
         if loader.dropped:
             counts["dropped_overlong_of_stream"] = loader.dropped
     if data.examples:
-        enough = rows if isinstance(data.examples, Stream) else min(rows, len(data.examples))
-        examples = Loader(data.examples, batch_size=1, seed=seed, shuffle=False)
-        taken = enumerate(examples.take(enough))
+        examples = Loader(data.examples, batch_size=1, seed=seed, shuffle=False, repeat=False)
+        taken = enumerate(examples.take(rows))
         shown += [s for number, example in taken for s in _of_kind("examples", number, example)]
     return shown, counts
 
