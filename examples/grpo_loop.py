@@ -12,7 +12,7 @@ import optax
 from rljax.advantages import group_relative
 from rljax.arrays import fetch, place
 from rljax.batch import Batch
-from rljax.data.online.loader import make_loader
+from rljax.data.online.loader import Loader
 from rljax.data.online.prompts import Prompts, encode_demonstrations, encode_prompts, pad_examples
 from rljax.data.text.tokenizer import CharTokenizer
 from rljax.learn import Steps, token_mean
@@ -49,12 +49,12 @@ def main(steps: int = 80) -> None:
     model = Model(decoder(tokenizer.vocab_size, **sizes), mesh)
     actor = Actor(start_training(model, model.init(key), optimizer), model, optimizer)
     examples, _ = encode_demonstrations(task.worked_examples, tokenizer, max_tokens=12)
-    demonstrations = make_loader(examples, batch_size=64, seed=0)
+    demonstrations = Loader(examples, batch_size=64, seed=0)
     for _ in range(30):
         batch = place(Batch(**pad_examples(next(demonstrations), length=12)), mesh)
         actor = imitate(batch, key, Steps(64, microbatch_rows=64), actor=actor)[0]["actor"]
     records, _ = encode_prompts(task.train, tokenizer, max_prompt_tokens=10)
-    loader = make_loader(records, batch_size=64, seed=0)
+    loader = Loader(records, batch_size=64, seed=0)
     sampling = Sampling(max_response_tokens=2, stop_ids=tokenizer.eos_ids)
     with RewardPool("exact_match()") as pool:
         reward = Reward(pool, tokenizer, mesh)

@@ -18,7 +18,7 @@ REPO = Path(__file__).resolve().parent.parent
 CHAT, CONTENTS = "rljax/data/text/chat.py", "rljax/data/text/contents.py"
 PUBLISHED = "tests/data/test_published_templates.py"
 TEMPLATES = "tests/data/test_chat_templates.py"
-TRUST = "rljax/config/trust.py"
+TRUST, ORDERS = "rljax/config/trust.py", "tests/data/test_recorded_orders.py"
 HUB, HOSTILE = "rljax/hub/client.py", "tests/hub/test_hostile_hub.py"
 # name: (file, the text, what stands in its place, pytest's arguments)
 BREAKS = {
@@ -199,6 +199,30 @@ BREAKS = {
         "    variables = template_variables(config)\n",
         "    variables = None\n",
         ["tests/data/test_turns_of_runs.py"],
+    ),
+    "the rows of a window have the order of another one": (
+        "rljax/data/rows/stored.py",
+        "epoch, 1 + window)]",
+        "epoch, 2 + window)]",
+        [ORDERS],
+    ),
+    "a run goes on at the begin of a chunk": (
+        "rljax/data/online/loader.py",
+        "place = self._drawn % self._size\n",
+        "place = self._drawn % self._size if self._chunk else 0\n",
+        [ORDERS],
+    ),
+    "each epoch has the same order": (
+        "rljax/data/online/loader.py",
+        "order(i // len(items))",
+        "order(0)",
+        [ORDERS],
+    ),
+    "a bad row is an error before it is drawn": (
+        "rljax/data/online/loader.py",
+        "functools.partial(_attempt, items.make)",
+        "items.make",
+        ["tests/data/test_stream.py"],
     ),
     "a stream drops all turns but the first": (
         "rljax/data/online/prompts.py",

@@ -16,7 +16,7 @@ from rljax.components import resolve
 from rljax.config import NAMESPACES, Config
 from rljax.data.online.default_rewards import training_text
 from rljax.data.online.encoded import load_data
-from rljax.data.online.loader import make_loader
+from rljax.data.online.loader import Loader
 from rljax.data.online.prompts import PromptRecord
 from rljax.data.rows.show import Shown, coloured
 from rljax.data.text.tokenizer import Tokenizer
@@ -212,9 +212,8 @@ def row_of(config: Config, tokenizer: Tokenizer, number: int, split: str) -> Pro
     if split == "test":
         rows = data.test_prompts[: number + 1]
     else:
-        loader = make_loader(data.sources[0], batch_size=1, seed=config.seed)
-        endless = not isinstance(data.sources[0], list)
-        rows = loader.take(number + 1 if endless else min(number + 1, len(data.sources[0])))
+        loader = Loader(data.sources[0], batch_size=1, seed=config.seed, repeat=False)
+        rows = loader.take(number + 1)
     if len(rows) <= number:
         raise InputError(
             f"--row of the {split} rows",

@@ -21,8 +21,7 @@ from rljax.contracts import spec
 from rljax.data.kinds import PAIRED, SAMPLED
 from rljax.data.online.curriculum import Curriculum
 from rljax.data.online.encoded import Data
-from rljax.data.online.loader import Loader, make_loader
-from rljax.data.online.stream import StreamLoader
+from rljax.data.online.loader import Loader
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.dataflows.algorithm import Algorithm
 from rljax.errors import InputError
@@ -321,7 +320,7 @@ def make_sampling(config: Config, tokenizer: Tokenizer) -> Sampling:
     )
 
 
-def prompt_order(config: Config, data: Data) -> Loader | StreamLoader | Curriculum:
+def prompt_order(config: Config, data: Data) -> Loader | Curriculum:
     """The order of the training data: a shuffled loader, or a curriculum if the config asks for
     a mixture or for prompts to be retired."""
     seed, settings = config.seed, config.data
@@ -337,7 +336,7 @@ def prompt_order(config: Config, data: Data) -> Loader | StreamLoader | Curricul
                 "brackets (reasoning_gym: size=5000), data.stream=False",
             )
     if not (settings.sources or settings.retire_at_pass_rate or settings.drop_above_pass_rate):
-        return make_loader(data.sources[0], batch_size=size, seed=seed)
+        return Loader(data.sources[0], batch_size=size, seed=seed)
     return Curriculum(
         data.sources,
         batch_size=size,

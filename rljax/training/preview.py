@@ -9,7 +9,7 @@ from rich.console import Console
 from rljax import hosts
 from rljax.checkpoint.checkpoint import Checkpoints
 from rljax.config import Config
-from rljax.data.online.loader import make_loader
+from rljax.data.online.loader import Loader
 from rljax.data.rows.show import show
 from rljax.rewards.pool.calling import asks_nobody
 from rljax.rollout import Episodes
@@ -72,7 +72,7 @@ def _show_rewards(run: Run, console: Console, rows: int) -> None:
         console.print("rewards: of a model or a server, which is not asked here")
         return
     for source in run.setup.data.sources:
-        for record in make_loader(source, batch_size=1, seed=run.config.seed).take(rows):
+        for record in Loader(source, batch_size=1, seed=run.config.seed).take(rows):
             for row in scored_responses(reward, record):
                 score = row.score.value if row.score.status == "ok" else row.score.message
                 text = f"reward {score} of the response {row.sample['response']!r:.200}"
@@ -81,7 +81,7 @@ def _show_rewards(run: Run, console: Console, rows: int) -> None:
 
 def _show_exchange(run: Run, player: Episodes, console: Console) -> None:
     """Shows the environment's first text for a row, a scripted reply, and the answer to that."""
-    (record,) = make_loader(run.setup.data.sources[0], batch_size=1, seed=run.config.seed).take(1)
+    (record,) = Loader(run.setup.data.sources[0], batch_size=1, seed=run.config.seed).take(1)
     decode = run.setup.tokenizer.decode
     for step in player.first_exchange(record):
         if step.ended:

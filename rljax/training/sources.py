@@ -20,7 +20,7 @@ from rljax.data.offline.batches import batch_arrays, mismatched_arrays
 from rljax.data.offline.encode import encode_rows
 from rljax.data.offline.rows import load_rows
 from rljax.data.online.curriculum import Curriculum
-from rljax.data.online.loader import make_loader
+from rljax.data.online.loader import Loader
 from rljax.data.online.prompts import PromptRecord, Prompts, pad_examples
 from rljax.data.online.stream import Stream
 from rljax.errors import InputError
@@ -75,7 +75,7 @@ def make_source(setup: Setup, phase: Phase, player: Player | None, key: jax.Arra
     config, data = setup.config, setup.data
     if phase.name == "sft":
         size = config.sft.sequences_per_step
-        loader = make_loader(data.examples, batch_size=size, seed=config.seed)
+        loader = Loader(data.examples, batch_size=size, seed=config.seed)
         return FileSource(loader, lambda items: _examples(setup, items), setup.model.mesh, ())
     if not phase.samples:
         loader = prompt_order(config, data)
@@ -99,7 +99,7 @@ def make_sources(setup: Setup, player: Player | None, key: jax.Array) -> dict:
     sources = {phase.name: make_source(setup, phase, player, key) for phase in setup.phases}
     if setup.pretraining is not None:
         data, size = setup.data, setup.pretraining_rows
-        loader = make_loader(data.pretraining, batch_size=size, seed=setup.config.seed)
+        loader = Loader(data.pretraining, batch_size=size, seed=setup.config.seed)
         how = dict(length=data.pretraining_tokens, images=data.pretraining_images)
 
         def rows(items):
@@ -341,7 +341,7 @@ class ReplaySource(LoaderSource):
         longest = setup.row_tokens
         items, _ = encode_rows(rows, setup.tokenizer, "trajectories", max_tokens=longest)
         groups = _groups(items, config.batch.samples_per_prompt, config.rollouts.replay)
-        self.loader = make_loader(groups, batch_size=count, seed=config.seed)
+        self.loader = Loader(groups, batch_size=count, seed=config.seed)
 
     def next(self, step: int, roles: dict) -> tuple[Batch, dict]:
         groups = self.loader.take(self.count)

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from rljax.data.online.loader import fingerprint, make_loader
+from rljax.data.online.loader import Loader, fingerprint
 from rljax.errors import InputError
 
 
@@ -17,7 +17,7 @@ def take(loader, n):
 @pytest.mark.parametrize(("items", "batch_size"), [(10, 4), (7, 7), (5, 12), (1, 3)])
 def test_resume_at_every_batch(items, batch_size, shuffle):
     def make():
-        return make_loader(range(items), batch_size=batch_size, seed=3, shuffle=shuffle)
+        return Loader(range(items), batch_size=batch_size, seed=3, shuffle=shuffle)
 
     straight = take(make(), 12)
     assert all(len(batch) == batch_size for batch in straight)
@@ -34,31 +34,31 @@ def test_resume_at_every_batch(items, batch_size, shuffle):
 
 
 def test_every_epoch_is_a_new_shuffle_of_all_items():
-    flat = sum(take(make_loader(range(10), batch_size=4, seed=0), 10), [])
+    flat = sum(take(Loader(range(10), batch_size=4, seed=0), 10), [])
     epochs = [flat[i : i + 10] for i in range(0, 40, 10)]
     assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 4
-    other = sum(take(make_loader(range(10), batch_size=4, seed=1), 10), [])
+    other = sum(take(Loader(range(10), batch_size=4, seed=1), 10), [])
     assert other[:10] not in epochs  # the next seed is not this one an epoch later
-    again = sum(take(make_loader(range(10), batch_size=4, seed=0), 10), [])
+    again = sum(take(Loader(range(10), batch_size=4, seed=0), 10), [])
     assert again == flat
 
 
 def test_without_repeat_every_item_comes_once():
-    loader = make_loader(range(10), batch_size=4, seed=0, repeat=False)
+    loader = Loader(range(10), batch_size=4, seed=0, repeat=False)
     batches = list(loader)
     assert [len(batch) for batch in batches] == [4, 4, 2]
     assert sorted(sum(batches, [])) == list(range(10))
     assert loader.epoch == 1.0
-    again = make_loader(range(10), batch_size=4, seed=0, repeat=False)
+    again = Loader(range(10), batch_size=4, seed=0, repeat=False)
     again.set_state(loader.get_state())
     assert list(again) == []
 
 
 def test_the_batch_size_may_change_at_resume():
-    first = make_loader(range(10), batch_size=4, seed=0)
+    first = Loader(range(10), batch_size=4, seed=0)
     flat = sum(take(first, 6), [])
-    second = make_loader(range(10), batch_size=3, seed=0)
+    second = Loader(range(10), batch_size=3, seed=0)
     second.set_state(dict(first.get_state(), position=4))
     assert sum(take(second, 6), []) == flat[4:22]
 
@@ -68,7 +68,7 @@ def test_the_batch_size_may_change_at_resume():
     [dict(items=9), dict(seed=1), dict(shuffle=False), dict(position=-1), dict(position="0")],
 )
 def test_a_state_of_another_order_is_refused(change):
-    loader = make_loader(range(10), batch_size=4, seed=0)
+    loader = Loader(range(10), batch_size=4, seed=0)
     with pytest.raises(InputError):
         loader.set_state({**loader.get_state(), **change})
     for state in (None, {}, {"position": 3}):
@@ -82,13 +82,13 @@ def test_a_state_of_another_order_is_refused(change):
 )
 def test_loader_arguments(change):
     with pytest.raises(InputError):
-        make_loader(**{"items": [1], "batch_size": 1, "seed": 0, **change})
+        Loader(**{"items": [1], "batch_size": 1, "seed": 0, **change})
 
 
 @pytest.mark.parametrize("n", [10, 1000])
 def test_a_loader_holds_no_copy_and_is_fast_enough(n):
     items = [{"index": i} for i in range(n)]
-    loader = make_loader(items, batch_size=64, seed=0)
+    loader = Loader(items, batch_size=64, seed=0)
     next(loader)
     start = time.perf_counter()
     batches = take(loader, 50)

@@ -15,7 +15,7 @@ from rljax.batch import Batch
 from rljax.data.offline.batches import batch_arrays, longest_row
 from rljax.data.offline.encode import Example
 from rljax.data.offline.packing import pack, pack_examples
-from rljax.data.online.loader import make_loader
+from rljax.data.online.loader import Loader
 from rljax.data.online.prompts import pad_examples
 from rljax.errors import InputError
 from rljax.losses.policy import Policy, negative_log_likelihood
@@ -132,9 +132,9 @@ def test_packed_rows_resume_exactly():
     def arrays(loader):
         return [batch_arrays("examples", next(loader), length=8) for _ in range(4)]
 
-    straight = make_loader(rows, batch_size=3, seed=5)
+    straight = Loader(rows, batch_size=3, seed=5)
     want = arrays(straight) + arrays(straight)
-    first, second = (make_loader(rows, batch_size=3, seed=5) for _ in range(2))
+    first, second = (Loader(rows, batch_size=3, seed=5) for _ in range(2))
     arrays(first)
     second.set_state(json.loads(json.dumps(first.get_state())))
     for got, expected in zip(arrays(second), want[4:], strict=True):

@@ -2,6 +2,7 @@
 resumed run goes on."""
 
 import collections
+import concurrent.futures
 import json
 import tracemalloc
 from pathlib import Path
@@ -12,7 +13,7 @@ from tiny_refusal import refused
 
 from rljax.config import Config
 from rljax.data.online.encoded import load_data
-from rljax.data.online.loader import make_loader
+from rljax.data.online.loader import Loader
 from rljax.data.rows import stored
 from rljax.data.rows.stored import StoredRows
 from rljax.data.text.tokenizer import CharTokenizer
@@ -72,6 +73,20 @@ def test_several_files_are_one_stream(tmp_path, monkeypatch, suffix):
     assert files != sorted(files), "the blocks of all files are mixed"
 
 
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_threads_may_ask_for_rows_of_different_windows(tmp_path, monkeypatch, suffix):
+    """As the one that reads ahead and the one that looks for a saved prompt."""
+    monkeypatch.setattr(stored, "BLOCK_ROWS", 50)
+    monkeypatch.setattr(stored, "WINDOW_ROWS", 100)
+    monkeypatch.setattr(stored, "BLOCK_BYTES", 2**10)  # parts of row groups, read by one generator
+    path = write(tmp_path / f"rows{suffix}", [{"n": i, "t": "x" * 99} for i in range(1000)], 200)
+    rows, alone = StoredRows([path]), StoredRows([path])
+    asked = np.random.default_rng(0).integers(3000, size=(4, 100)).tolist()
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda part: [rows[i]["n"] for i in part], asked))
+    assert found == [[alone.number(i) for i in part] for part in asked]
+
+
 def test_a_run_goes_on_where_it_stood(tmp_path):
     rows = [{"prompt": f"q{i}:", "completion": "a" * (1 + i % 7)} for i in range(300)]
     config = Config(dataflow="sft")
@@ -79,7 +94,7 @@ def test_a_run_goes_on_where_it_stood(tmp_path):
     config.offline.max_tokens = 9  # some are too long
     whole, part = (load_data(config, CHARS, "examples") for _ in range(2))
     assert whole.digest == part.digest and whole.endless
-    loader, begun = (make_loader(x.sources[0], batch_size=16, seed=3) for x in (whole, part))
+    loader, begun = (Loader(x.sources[0], batch_size=16, seed=3) for x in (whole, part))
 
     def ids(items):
         return [tuple(x["item"][0].tolist()) for x in items]
@@ -87,7 +102,7 @@ def test_a_run_goes_on_where_it_stood(tmp_path):
     batches = [ids(next(loader)) for _ in range(30)]
     assert [ids(next(begun)) for _ in range(4)] == batches[:4]
     state = json.loads(json.dumps(begun.get_state()))
-    resumed = make_loader(load_data(config, CHARS, "examples").sources[0], batch_size=16, seed=3)
+    resumed = Loader(load_data(config, CHARS, "examples").sources[0], batch_size=16, seed=3)
     resumed.set_state(state)
     assert [ids(next(resumed)) for _ in range(26)] == batches[4:]
     drawn = 30 * 16 + loader.dropped
@@ -113,7 +128,7 @@ def test_every_kind_is_read_so(tmp_path, kind):
     config.reward.function = "exact_match()"
     plain = load_data(config, CHARS, kind).sources[0]
     config.data.stream = True
-    items = make_loader(load_data(config, CHARS, kind).sources[0], batch_size=5, seed=0).take(7)
+    items = Loader(load_data(config, CHARS, kind).sources[0], batch_size=5, seed=0).take(7)
     one, other = (
         str(x["item"] if kind != "rollouts" else x.token_ids) for x in (plain[0], items[6])
     )
@@ -144,13 +159,13 @@ def test_demonstrations_beside_prompts_are_read_so(tmp_path):
         name = "pretraining" if field == "pretraining.data" else "examples"
         stream, every = getattr(drawn, name), getattr(whole, name)
         count = len(every)
-        loader = make_loader(stream, batch_size=8, seed=0)
+        loader = Loader(stream, batch_size=8, seed=0)
         taken = ids(loader.take(count))
         assert sorted(taken) == sorted(ids(every)) and taken != ids(every)
         assert loader.dropped > 0 and loader.epoch <= 1.0 and loader.dropped <= len(rows) - count
         assert getattr(drawn, f"{name.removesuffix('s')}_tokens") == 7
-        begun = make_loader(getattr(again, name), batch_size=8, seed=0)
-        first = make_loader(stream, batch_size=8, seed=0)
+        begun = Loader(getattr(again, name), batch_size=8, seed=0)
+        first = Loader(stream, batch_size=8, seed=0)
         first.take(8)
         begun.set_state(json.loads(json.dumps(first.get_state())))
         assert ids(begun.take(count - 8)) == taken[8:]
@@ -185,7 +200,7 @@ def test_bad_rows_are_named_when_they_are_drawn(tmp_path):
         config.data.train = str(write(tmp_path / "r.jsonl", [good] * 4 + [bad]))
 
         def draw():
-            make_loader(load_data(config, CHARS).sources[0], batch_size=5, seed=0).take(5)
+            Loader(load_data(config, CHARS).sources[0], batch_size=5, seed=0).take(5)
 
         refused(draw, config.data.train, says)
     (tmp_path / "empty.jsonl").write_text("\n\n")

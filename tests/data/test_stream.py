@@ -3,6 +3,7 @@ and mixtures of streams and files."""
 
 import json
 import logging
+import threading
 
 import numpy as np
 import pytest
@@ -10,9 +11,9 @@ import pytest
 from rljax.config import Config
 from rljax.data.online.curriculum import Curriculum
 from rljax.data.online.encoded import load_data, load_run_tokenizer
-from rljax.data.online.loader import make_loader
+from rljax.data.online.loader import Loader
 from rljax.data.online.prompts import PromptRecord
-from rljax.data.online.stream import Stream, StreamLoader
+from rljax.data.online.stream import Stream
 from rljax.errors import InputError
 from rljax.setup.setup import prompt_order
 
@@ -29,14 +30,13 @@ def taken(loader, *counts):
 @pytest.mark.parametrize("every", [0, 3])
 @pytest.mark.parametrize("steps_before", range(5))
 def test_resume_at_every_step(every, steps_before):
-    whole = make_loader(numbers(every), batch_size=4, seed=0)
-    assert isinstance(whole, StreamLoader)
+    whole = Loader(numbers(every), batch_size=4, seed=0)
     batches = [[item["n"] for item in next(whole)] for _ in range(6)]
-    part = make_loader(numbers(every), batch_size=4, seed=0)
+    part = Loader(numbers(every), batch_size=4, seed=0)
     for _ in range(steps_before):
         next(part)
     state = json.loads(json.dumps(part.get_state()))
-    resumed = make_loader(numbers(every), batch_size=4, seed=0)
+    resumed = Loader(numbers(every), batch_size=4, seed=0)
     resumed.set_state(state)
     assert [[x["n"] for x in next(resumed)] for _ in range(6 - steps_before)] == (
         batches[steps_before:]
@@ -47,20 +47,20 @@ def test_resume_at_every_step(every, steps_before):
 
 
 def test_the_prompts_per_step_may_change_at_resume():
-    first = make_loader(numbers(5), batch_size=3, seed=0)
+    first = Loader(numbers(5), batch_size=3, seed=0)
     before = taken(first, 3, 3)
-    second = make_loader(numbers(5), batch_size=7, seed=0)
+    second = Loader(numbers(5), batch_size=7, seed=0)
     second.set_state(first.get_state())
     assert sum(before + taken(second, 7, 1), []) == [n for n in range(20) if n % 5][:14]
 
 
 def test_another_seed_begins_elsewhere_and_another_order_is_refused():
-    one, two = (make_loader(numbers(), batch_size=1, seed=seed) for seed in (1, 2))
+    one, two = (Loader(numbers(), batch_size=1, seed=seed) for seed in (1, 2))
     assert taken(one, 3)[0] != taken(two, 3)[0]
     with pytest.raises(InputError, match="cannot be resumed: 'seed' was 1"):
         two.set_state(one.get_state())
     with pytest.raises(InputError, match="not the state of an endless stream"):
-        two.set_state(make_loader([1, 2], batch_size=1, seed=2).get_state())
+        two.set_state(Loader([1, 2], batch_size=1, seed=2).get_state())
     with pytest.raises(InputError, match="position must be a whole number"):
         two.set_state({**two.get_state(), "position": -1})
 
@@ -73,21 +73,58 @@ def test_a_failure_in_the_middle_of_a_batch_loses_no_prompt():
             raise RuntimeError("the generator failed")
         return {"n": index}
 
-    loader = make_loader(Stream(make), batch_size=4, seed=0)
+    loader = Loader(Stream(make), batch_size=4, seed=0)
     with pytest.raises(RuntimeError):
         next(loader)
     broken["now"] = False
     assert taken(loader, 4) == [[0, 1, 2, 3]]
 
 
+def test_rows_of_a_file_are_read_before_they_are_asked_for():
+    read = threading.Event()
+
+    def make(index):
+        if index == 100:
+            read.set()
+        return {"n": index}
+
+    loader = Loader(Stream(make, rows=1000), batch_size=4, seed=0)
+    assert taken(loader, 4) == [[0, 1, 2, 3]]
+    assert read.wait(60), "a thread reads the next rows"
+    threads = [thread.name for thread in threading.enumerate()]
+    assert sum(name.startswith("grain-prefetch") for name in threads) >= 1
+    made = []
+    Loader(Stream(lambda i: made.append(i) or {"n": i}), batch_size=4, seed=0).take(4)
+    assert made == [0, 1, 2, 3], "a task makes no row that nobody asked for"
+
+
+@pytest.mark.parametrize("rows", [0, 1000])
+def test_a_bad_row_is_an_error_where_it_is_drawn_and_not_before(rows):
+    broken = {70}
+
+    def make(index):
+        if index in broken:
+            raise InputError(f"row {index} is not an object", fix="correct it")
+        return {"n": index} if index % 10 else None
+
+    loader = Loader(Stream(make, rows=rows), batch_size=9, seed=0)
+    assert sum(taken(loader, *[9] * 7), []) == [n for n in range(70) if n % 10]
+    for _ in range(2):
+        with pytest.raises(InputError, match="row 70 is not an object"):
+            next(loader)
+        assert (loader.position, loader.dropped) == (63, 7)
+    broken.clear()
+    assert taken(loader, 9) == [[*range(71, 80)]]
+
+
 def test_a_stream_that_holds_nothing_usable_ends_with_the_reason():
     with pytest.raises(InputError, match="raise data.max_prompt_tokens"):
-        make_loader(Stream(lambda i: None), batch_size=1, seed=0).take(1)
+        Loader(Stream(lambda i: None), batch_size=1, seed=0).take(1)
 
 
 def test_many_dropped_prompts_are_a_warning_once(caplog):
     caplog.set_level(logging.WARNING, "rljax")
-    loader = make_loader(numbers(3), batch_size=50, seed=0)
+    loader = Loader(numbers(3), batch_size=50, seed=0)
     taken(loader, 50, 50, 50)
     assert [r.message for r in caplog.records] == [
         "50 of the first 150 rows of the stream are dropped: longer than data.max_prompt_tokens "

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from rljax.data.online.curriculum import Curriculum
-from rljax.data.online.loader import make_loader
+from rljax.data.online.loader import Loader
 from rljax.data.online.stream import Stream
 from rljax.training.epochs import epoch_metrics, epoch_notes, steps_per_epoch
 from rljax.training.sources import FileSource
@@ -16,17 +16,17 @@ from rljax.training.sources import FileSource
 )
 def test_steps_per_epoch_is_rounded_down(items, count, steps):
     """MATH has 7,500 training problems: 7 steps of 1,024."""
-    loader = make_loader(range(items), batch_size=count, seed=0)
+    loader = Loader(range(items), batch_size=count, seed=0)
     assert epoch_metrics(loader, count) == {"data/epoch": 0.0, "data/steps_per_epoch": steps}
     loader.take(count)
     assert epoch_metrics(loader, count)["data/epoch"] == count / items
 
 
 def test_data_without_end_have_no_epoch():
-    endless = make_loader(Stream(lambda index: {"i": index}), batch_size=4, seed=0)
+    endless = Loader(Stream(lambda index: {"i": index}), batch_size=4, seed=0)
     assert steps_per_epoch(endless.items_per_epoch, 4) is None
     assert epoch_metrics(endless, 4) == {"data/epoch": 0.0}
-    rows = make_loader(Stream(lambda index: {"i": index}, rows=22), batch_size=4, seed=0)
+    rows = Loader(Stream(lambda index: {"i": index}, rows=22), batch_size=4, seed=0)
     assert epoch_metrics(rows, 4)["data/steps_per_epoch"] == 5
 
 
@@ -43,7 +43,7 @@ def test_a_mixture_counts_draws_until_one_source_is_passed_over():
 
 def test_what_is_printed_as_a_run_starts():
     def note(items, steps):
-        loader = make_loader(items, batch_size=1024, seed=0)
+        loader = Loader(items, batch_size=1024, seed=0)
         return epoch_notes(FileSource(loader, list, None, ()), steps)
 
     said = "7 steps per epoch: 7,500 items, 1,024 a step; 105 steps are 14.3 epochs"

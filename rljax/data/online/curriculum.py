@@ -1,6 +1,7 @@
 """Draws prompts from a weighted mixture of sources, without those that are solved.
 
-The shuffle of one source is `loader`'s.
+Each source is a grain dataset (`loader`). The draws are ours, because a mixture of grain takes
+turns by shares that stay the same, and leaves nothing out for what was scored meanwhile.
 """
 
 import logging
@@ -8,9 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rljax.data.online.loader import Loader, make_loader
+from rljax.data.online.loader import Loader
 from rljax.data.online.prompts import PromptRecord
-from rljax.data.online.stream import Stream, StreamLoader
+from rljax.data.online.stream import Stream
 from rljax.errors import InputError
 
 LOG = logging.getLogger("rljax")
@@ -59,8 +60,8 @@ class Curriculum:
         self.position, self.horizon = 0, horizon_prompts
         self._start = mixture("data.weights", weights, len(sources))
         self._end = mixture("data.final_weights", final_weights or weights, len(sources))
-        self._loaders: list[Loader | StreamLoader] = [
-            make_loader(items, batch_size=1, seed=(seed + 7919 * i) % 2**32)
+        self._loaders: list[Loader] = [
+            Loader(items, batch_size=1, seed=(seed + 7919 * i) % 2**32)
             for i, items in enumerate(sources)
         ]
         # A stream's prompts come once: they have no ids, and none is retired.

@@ -1,67 +1,101 @@
-"""Batches of items in an endless shuffled order that can be resumed at any batch.
+"""Batches of items in an order that can be resumed at any item, drawn from a grain dataset.
 
-The items stay in memory, in a grain pipeline of their numbers; nothing is read or tokenized here.
+grain repeats, maps and batches the items, reads those of files ahead and goes to a saved position.
+Ours is what it lacks: a shuffle that stays the same in every version of it and costs nothing where
+items are few (grain's walks 2**16 numbers in each epoch), and counts of items that cannot be used.
 """
 
+import functools
 import hashlib
 import json
-from collections.abc import Sequence
+import logging
+import math
+from collections.abc import Callable, Sequence
 
-import numpy as np
-
-from rljax.data.online.stream import Stream, StreamLoader
+from rljax.data.online.stream import Stream, permutation
 from rljax.errors import InputError
+
+LOG = logging.getLogger("rljax")
+_IN_A_ROW = 1000  # items without a usable one, after which the limit is held to be wrong
+_WARN_ABOVE, _WARN_AFTER = 0.1, 100  # share of items that are dropped, items
+_RUNS_APART = 1_000_003  # items of a stream between the beginnings of two runs' seeds
+_CHUNK = 64  # items that grain reads together
+_WITHOUT_END = 2**62  # the length of a stream, which grain holds in 64 bits
 
 
 class Loader:
-    """An iterator of lists of `batch_size` items.
+    """An iterator of lists of `batch_size` items, in an order that is a function of the seed.
 
-    Each epoch is a new shuffle that holds every item once, and batches run on across the border of
-    epochs, so that nothing is dropped. Without `repeat` the last batch may be shorter. The whole
-    state is the number of items given out: the order is a function of (seed, position).
+    Of a sequence each epoch is a new shuffle that holds every item once, and batches run on across
+    the border of epochs, so that nothing is dropped. Without `repeat` the last batch may be
+    shorter. A stream comes as it is from an index on that `seed` decides; its items that cannot be
+    used are `dropped`. The state is how many items were given out, and how many dropped on the way.
     """
 
-    def __init__(self, items: Sequence, *, batch_size: int, seed: int, shuffle: bool, repeat: bool):
-        import grain  # 2 s, which `--help` need not pay
+    def __init__(
+        self,
+        items: Sequence | Stream,
+        *,
+        batch_size: int,
+        seed: int,
+        shuffle: bool = True,
+        repeat: bool = True,
+    ):
+        import grain  # a second, which `--help` need not pay
 
         _require_integer("batch_size", batch_size, 1, 2**31)
         _require_integer("seed", seed, 0, 2**32)
-        if len(items) == 0:
-            raise InputError("there are no items to load", fix="check the data source")
-        self.batch_size = batch_size
-        self.position = 0  # items given out since the start of the run
-        self.dropped = 0  # on the way: what is in memory is all used
-        self._items = items
-        self._shuffled_epoch, self._permutation = -1, None
-        self._order = grain.MapDataset.range(len(items))
-        if repeat:
-            self._order = self._order.repeat()
-        if shuffle:
-            # Not grain's own shuffle: it walks 2**16 numbers per epoch however few items there
-            # are, 36 ms for ten of them. This one takes microseconds.
-            self._order = self._order.map_with_index(self._shuffled)
-        self._identity = dict(items=len(items), seed=seed, shuffle=shuffle, repeat=repeat)
+        if isinstance(items, Stream):
+            numbers = grain.MapDataset.range(seed * _RUNS_APART, _WITHOUT_END)
+            dataset = numbers.map(functools.partial(_attempt, items.make))
+            self._identity, self._counts = dict(seed=seed), ("position", "dropped")
+            self.items_per_epoch = float(items.rows or math.inf)
+            # Rows of a file are read while devices train; what a task makes, when it is needed.
+            self._size, ahead = (_CHUNK, -(-batch_size // _CHUNK)) if items.rows else (1, 0)
+        else:
+            if len(items) == 0:
+                raise InputError("there are no items to load", fix="check the data source")
+            numbers = grain.MapDataset.range(len(items))
+            numbers = numbers.repeat() if repeat else numbers
+            order = functools.lru_cache(1)(lambda epoch: permutation(len(items), seed, epoch))
+            if shuffle:
+                numbers = numbers.map_with_index(lambda i, n: int(order(i // len(items))[n]))
+            dataset = numbers.map(items.__getitem__)
+            self._identity = dict(items=len(items), seed=seed, shuffle=shuffle, repeat=repeat)
+            self._counts, self.items_per_epoch = ("position",), float(len(items))
+            self._size, ahead = _CHUNK, 0  # they are in memory
+        self.batch_size, self.dropped, self._warned = batch_size, 0, False
+        self._most = len(dataset)
+        # In chunks: a thread that reads item by item takes turns with the one that asks for them.
+        chunks = dataset.batch(self._size, batch_fn=list)
+        reading = grain.ReadOptions(num_threads=min(ahead, 1), prefetch_buffer_size=ahead)
+        self._chunks = iter(chunks.to_iter_dataset(reading))
+        self._seek(0)
 
-    def _shuffled(self, index: int, number: int) -> int:
-        """The item at `index` of the endless order; `number` is the one before shuffling."""
-        epoch = index // len(self._items)
-        if epoch != self._shuffled_epoch:
-            # Raw bits, because numpy keeps their stream the same in every version, unlike that of
-            # `permutation`: a run may be resumed after an upgrade.
-            bits = np.random.Philox(np.random.SeedSequence([self._identity["seed"], epoch]))
-            raw = bits.random_raw(len(self._items))
-            self._permutation = np.argsort(raw, kind="stable").tolist()
-            self._shuffled_epoch = epoch
-        return self._permutation[number]
+    def _seek(self, drawn: int) -> None:
+        """Goes on behind the first `drawn` items, used or not."""
+        self._chunks.set_state({"next_index": drawn // self._size})
+        self._chunk, self._drawn = None, drawn
+
+    def _next(self):
+        """The next item, None for one that cannot be used, and self at the end."""
+        place = self._drawn % self._size
+        if place == 0 or self._chunk is None:
+            self._chunk = next(self._chunks, [])
+        if place >= len(self._chunk):
+            return self
+        self._drawn += 1
+        return self._chunk[place]
+
+    @property
+    def position(self) -> int:
+        """Items given out since the start of the run."""
+        return self._drawn - self.dropped
 
     @property
     def epoch(self) -> float:
-        """Passes over the data so far."""
-        return self.position / len(self._items)
-
-    @property
-    def items_per_epoch(self) -> float:
-        return float(len(self._items))
+        """Passes over the data so far; 0 over a stream whose items never come again."""
+        return self._drawn / self.items_per_epoch
 
     def __iter__(self):
         return self
@@ -71,24 +105,54 @@ class Loader:
 
     def take(self, count: int) -> list:
         """The next `count` items; fewer at the end of a loader that does not repeat."""
-        stop = min(self.position + count, len(self._order))
-        if stop == self.position:
+        begun, items, dropped, in_a_row = self._drawn, [], 0, 0
+        try:
+            while len(items) < count and (item := self._next()) is not self:
+                if isinstance(item, Exception):
+                    raise item
+                if item is not None:
+                    items.append(item)
+                    in_a_row = 0
+                    continue
+                dropped, in_a_row = dropped + 1, in_a_row + 1
+                if in_a_row >= _IN_A_ROW:
+                    raise InputError(
+                        f"{_IN_A_ROW} rows of the stream in a row are too long, or hold nothing",
+                        fix="raise data.max_prompt_tokens (offline: offline.max_tokens), or cut "
+                        "them with data.overlong='left'",
+                    )
+        except BaseException:
+            self._seek(begun)  # what was drawn of the batch is not lost
+            raise
+        if count and not items:
             raise StopIteration
-        batch = [self._items[self._order[i]] for i in range(self.position, stop)]
-        self.position = stop
-        return batch
+        self.dropped += dropped
+        self._warn()
+        return items
+
+    def _warn(self) -> None:
+        many = self._drawn >= _WARN_AFTER and self.dropped > _WARN_ABOVE * self._drawn
+        if many and not self._warned:
+            self._warned = True
+            LOG.warning(
+                "%d of the first %d rows of the stream are dropped: longer than "
+                "data.max_prompt_tokens (offline: offline.max_tokens)",
+                self.dropped,
+                self._drawn,
+            )
 
     def get_state(self) -> dict:
         """The state from which `set_state` goes on; JSON-serialisable."""
-        return dict(self._identity, position=self.position)
+        return {**self._identity, **{name: getattr(self, name) for name in self._counts}}
 
     def set_state(self, state: dict) -> None:
         """Goes to the position of `state`; raises InputError if the order there was another one."""
-        if not isinstance(state, dict) or set(state) != {*self._identity, "position"}:
+        if not isinstance(state, dict) or set(state) != {*self._identity, *self._counts}:
+            what = "an endless stream" if "dropped" in self._counts else "a loader of a list"
             raise InputError(
-                "this is not a loader's state",
+                f"this is not the state of {what}",
                 value=state,
-                fix="pass what get_state() of a loader returned",
+                fix="resume with the data settings of the checkpoint, or start a new run",
             )
         for name, value in self._identity.items():
             if state[name] != value:
@@ -98,23 +162,18 @@ class Loader:
                     rule="a resumed run must see the same items in the same order",
                     fix=f"resume with the old {name!r}, or start a new run",
                 )
-        _require_integer("position", state["position"], 0, len(self._order) + 1)
-        self.position = state["position"]
+        for name in self._counts:
+            _require_integer(name, state[name], 0, self._most + 1)
+        self.dropped = state.get("dropped", 0)
+        self._seek(state["position"] + self.dropped)
 
 
-def make_loader(
-    items: Sequence | Stream,
-    *,
-    batch_size: int,
-    seed: int,
-    shuffle: bool = True,
-    repeat: bool = True,
-) -> Loader | StreamLoader:
-    """Batches of the items, in an order given by `seed`, endless unless `repeat` is False; those of
-    a stream come as they are."""
-    if isinstance(items, Stream):
-        return StreamLoader(items, batch_size=batch_size, seed=seed)
-    return Loader(items, batch_size=batch_size, seed=seed, shuffle=shuffle, repeat=repeat)
+def _attempt(make: Callable[[int], object], index: int) -> object:
+    """make(index), or the error that it raises: the items before it in a chunk can be drawn."""
+    try:
+        return make(index)
+    except Exception as error:
+        return error
 
 
 def fingerprint(records: Sequence[dict]) -> str:

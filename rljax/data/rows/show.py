@@ -24,7 +24,7 @@ from rljax.config import NAMESPACES, Config, is_path
 from rljax.contracts import spec
 from rljax.data.kinds import DATAFLOWS, SAMPLED
 from rljax.data.online.encoded import Data, load_data, load_run_tokenizer
-from rljax.data.online.loader import make_loader
+from rljax.data.online.loader import Loader
 from rljax.data.online.prompts import PromptRecord
 from rljax.data.online.stream import Stream
 from rljax.data.rows.formats import understood
@@ -60,7 +60,7 @@ def shown_rows(
     if data.kind not in SAMPLED:
         items = data.held_out if split == "test" else data.prompts
         if data.endless and split == "train":
-            items = make_loader(data.sources[0], batch_size=1, seed=seed).take(rows)
+            items = Loader(data.sources[0], batch_size=1, seed=seed).take(rows)
         shown = [s for i, x in enumerate(items[:rows]) for s in _of_kind(data.kind, i, x["item"])]
         return _required(shown, split), data.counts
     if split == "test":
@@ -68,15 +68,13 @@ def shown_rows(
         return _required(shown, split), data.counts
     shown, counts = [], dict(data.counts)
     for source in data.sources:
-        loader = make_loader(source, batch_size=1, seed=seed)
-        enough = rows if isinstance(source, Stream) else min(rows, len(source))
-        shown += [_of_prompt(p) for p in loader.take(enough)]
+        loader = Loader(source, batch_size=1, seed=seed, repeat=False)
+        shown += [_of_prompt(p) for p in loader.take(rows)]
         if loader.dropped:
             counts["dropped_overlong_of_stream"] = loader.dropped
     if data.examples:
-        enough = rows if isinstance(data.examples, Stream) else min(rows, len(data.examples))
-        examples = make_loader(data.examples, batch_size=1, seed=seed, shuffle=False)
-        taken = enumerate(examples.take(enough))
+        examples = Loader(data.examples, batch_size=1, seed=seed, shuffle=False, repeat=False)
+        taken = enumerate(examples.take(rows))
         shown += [s for number, example in taken for s in _of_kind("examples", number, example)]
     return shown, counts
 

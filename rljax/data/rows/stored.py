@@ -2,16 +2,18 @@
 
 The order is endless and a function of the index alone: each epoch holds every row once, the blocks
 of all files in an order of its own, and the rows of a window of neighbouring blocks shuffled
-together. Only one window is in memory.
+together. Only one window is in memory. The blocks of all files are one grain dataset; the order is
+ours, because windows of grain hold a number of rows, not of bytes, and cannot be read from within.
 """
 
 import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from rljax.data.online.stream import Stream
+from rljax.data.online.stream import Stream, permutation
 from rljax.errors import InputError
 from rljax.files import open_file, parse_row, raw_lines, read_lines
 
@@ -30,6 +32,8 @@ class StoredRows(Stream):
     """
 
     def __init__(self, paths: Sequence[Path], names: Sequence[str] = ()):
+        import grain  # a second, which `--help` need not pay
+
         self.names = [str(name) for name in names or paths]
         for path, name in zip(paths, self.names, strict=True):
             if path.suffix not in KINDS:
@@ -39,7 +43,8 @@ class StoredRows(Stream):
                     fix="data.stream=False, or write the file as one of these",
                 )
         files = [(_Lines if path.suffix == ".jsonl" else _RowGroups)(path) for path in paths]
-        self._blocks = [(file, block) for file in files for block in range(len(file.counts))]
+        blocks = [grain.MapDataset.range(len(file.counts)).map(file.read) for file in files]
+        self._blocks = grain.MapDataset.concatenate(blocks)
         self.counts = np.array([count for file in files for count in file.counts], np.int64)
         self.rows = int(self.counts.sum())
         if not self.rows:
@@ -47,40 +52,58 @@ class StoredRows(Stream):
                 f"{', '.join(self.names[:3])} has no rows", fix="check the file and the split"
             )
         bytes_of_row = max(sum(file.bytes for file in files) // self.rows, 1)
-        self._window_rows = min(WINDOW_ROWS, WINDOW_BYTES // bytes_of_row)
-        self._starts = np.concatenate([[0], np.cumsum(self.counts)])
-        self._file_ends = np.cumsum([sum(file.counts) for file in files])
+        self._window_rows = max(min(WINDOW_ROWS, WINDOW_BYTES // bytes_of_row), 1)
+        self._starts = np.concatenate([[0], np.cumsum(self.counts)])  # of blocks, in rows
+        self._file_starts = np.cumsum([0, *(sum(file.counts) for file in files)])
         self.convert = None  # (row, index) -> the row in our columns
-        self._epoch, self._order, self._window = None, None, None
+        self._epoch, self._order, self._window = (None,), (None,), (None,)
+        self._lock = threading.RLock()  # of these three and the files: a loader's thread reads rows
         super().__init__(self._row, rows=self.rows)
 
     def number(self, index: int) -> int:
         """The number in the files one after the other, from 0, of item `index`."""
-        block, row = self._place(*self._locate(index))
-        return int(self._starts[block]) + row
+        with self._lock:
+            epoch, place = divmod(index, self.rows)
+            if self._epoch[0] != epoch:
+                self._epoch = epoch, *self._windows(epoch)
+            _, windows, starts = self._epoch
+            window = int(np.searchsorted(starts, place, side="right")) - 1
+            if self._order[0] != (epoch, window):
+                blocks = windows[window]
+                rows = np.concatenate([np.arange(*self._starts[[b, b + 1]]) for b in blocks])
+                rows = rows[permutation(len(rows), epoch, 1 + window)]
+                self._order = (epoch, window), blocks, rows
+            return int(self._order[2][place - starts[window]])
+
+    def _windows(self, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
+        """(the blocks of each window of an epoch, its first item in the epoch)."""
+        blocks = permutation(len(self.counts), epoch, 0)
+        ends, cuts = np.concatenate([[0], np.cumsum(self.counts[blocks])]), [0]
+        while cuts[-1] < len(blocks):
+            full = np.searchsorted(ends, ends[cuts[-1]] + self._window_rows)
+            cuts.append(min(int(full), len(blocks)))
+        return np.split(blocks, cuts[1:-1]), ends[cuts[:-1]]
 
     def place(self, index: int) -> str:
         """The file and the row there of item `index`, as errors name them."""
         number = self.number(index)
-        file = int(np.searchsorted(self._file_ends, number, side="right"))
-        return f"{self.names[file]}: row {number - int(self._file_ends[file - 1]) * (file > 0)}"
+        file = int(np.searchsorted(self._file_starts, number, side="right")) - 1
+        return f"{self.names[file]}: row {number - self._file_starts[file]}"
 
     def some(self) -> list[dict]:
         """The rows of the first block, as the file has them."""
-        file, number = self._blocks[0]
-        return [row for row in file.read(number) if isinstance(row, dict)]
+        return [row for row in self._blocks[0] if isinstance(row, dict)]
 
     def _row(self, index: int) -> dict:
-        window, place = self._locate(index)
-        if self._window is None or self._window[0] != (self._epoch[0], window):
-            self._window = None  # before the next one is read
-            read = {}
-            for block in sorted(self._epoch[1][window]):  # parts of a row group in one pass
-                file, number = self._blocks[block]
-                read[block] = file.read(number)
-            self._window = (self._epoch[0], window), read
-        block, number = self._place(window, place)
-        row = self._window[1][block][number]
+        with self._lock:
+            number = self.number(index)
+            window, blocks, _ = self._order
+            if self._window[0] != window:
+                self._window = (None,)  # before the next one is read
+                # In their order, because parts of a row group are read in one pass.
+                self._window = window, {b: self._blocks[b] for b in sorted(blocks.tolist())}
+            block = int(np.searchsorted(self._starts, number, side="right")) - 1
+            row = self._window[1][block][number - self._starts[block]]
         if not isinstance(row, dict):
             raise InputError(
                 f"{self.place(index)} is not an object",
@@ -88,42 +111,6 @@ class StoredRows(Stream):
                 fix='each row is one JSON object such as {"prompt": ..., "ground_truth": ...}',
             )
         return self.convert(row, index) if self.convert else row
-
-    def _locate(self, index: int) -> tuple[int, int]:
-        """(the window of the epoch of item `index`, its place there)."""
-        epoch, place = divmod(index, self.rows)
-        if self._epoch is None or self._epoch[0] != epoch:
-            windows, sizes = [[]], [0]
-            for block in _shuffled(len(self.counts), epoch, 0).tolist():
-                if sizes[-1] >= self._window_rows:
-                    windows.append([])
-                    sizes.append(0)
-                windows[-1].append(block)
-                sizes[-1] += int(self.counts[block])
-            self._epoch = epoch, windows, np.concatenate([[0], np.cumsum(sizes)])
-            self._order = None
-        ends = self._epoch[2]
-        window = int(np.searchsorted(ends, place, side="right")) - 1
-        return window, place - int(ends[window])
-
-    def _place(self, window: int, place: int) -> tuple[int, int]:
-        """(block, row of it) at a place of a window."""
-        epoch, windows, ends = self._epoch
-        if self._order is None or self._order[0] != window:
-            size = int(ends[window + 1] - ends[window])
-            self._order = window, _shuffled(size, epoch, 1 + window)
-        at = int(self._order[1][place])
-        for block in windows[window]:
-            if at < self.counts[block]:
-                return block, at
-            at -= int(self.counts[block])
-        raise AssertionError("a place lies in its window")
-
-
-def _shuffled(count: int, epoch: int, which: int) -> np.ndarray:
-    """An order of `count` numbers: raw bits, whose stream numpy keeps the same in every version."""
-    bits = np.random.Philox(np.random.SeedSequence([epoch, which]))
-    return np.argsort(bits.random_raw(count), kind="stable")
 
 
 class _Lines:
