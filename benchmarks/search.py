@@ -22,7 +22,7 @@ from rljax.mesh import make_mesh
 from rljax.models.builtin import decoder
 from rljax.models.model import Model
 from rljax.sampler import Decoding, Sampling
-from rljax.sampler.keys import request_keys
+from rljax.sampler.inputs import request_keys
 from rljax.search.evaluators import Value
 from rljax.search.mcts import mcts
 from rljax.search.task import Task

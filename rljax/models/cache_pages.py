@@ -3,8 +3,8 @@ are a slot's, in order (arXiv 2309.06180).
 
 Token p of slot b lives in page table[b, p // page] at p % page. An entry that is no page of the
 pool drops what is written and reads as zeros. Which slot has which page is the host's to say
-(rljax.sampler.pages). Where slots are split over devices the pool is, too: a slot's pages are on
-its own device, and tables count them from that device's first.
+(rljax.sampler.scheduler). Where slots are split over devices the pool is, too: a slot's pages are
+on its own device, and tables count them from that device's first.
 
 Axes: B slots, S tokens of one call, M pairs of a slot and a row, P pages of a slot, N pages of a
 device. A page is [page, K, E], or [K, page, E] for order "heads", without E for scales.

@@ -27,7 +27,7 @@ from rljax.sampler import slots as slot
 from rljax.sampler import speculation
 from rljax.sampler.memory import check_memory, check_pages, check_whole, model_of_slots, pool_for
 from rljax.sampler.requests import STOP_IDS, Sampling, rules_of
-from rljax.sampler.slots import Entry, Slots, Tokens
+from rljax.sampler.slots import SlotInputs, Slots, Tokens
 
 
 @jax.tree_util.register_dataclass
@@ -196,12 +196,12 @@ class Engine:
         return dataclasses.replace(state, table=put_whole(table, layout))
 
     def insert(
-        self, prefix: Prefix, state: Slots, slots, source, entry: Entry, first=None
+        self, prefix: Prefix, state: Slots, slots, source, inputs: SlotInputs, first=None
     ) -> Slots:
         """Puts row source [M] of `prefix` into slots [M], live; a slot out of range is dropped. The
         samples of a group are one row into many slots. Pages of their `first` [M] tokens are not
         written, as they hold them (None: 0). `state` is donated."""
-        return _insert(self, prefix, state, slots, source, entry, first)
+        return _insert(self, prefix, state, slots, source, inputs, first)
 
     def generate(self, params, state: Slots, steps, enough_free=None) -> tuple[Slots, Tokens, int]:
         """Does up to `steps` steps, each a token (with drafts: or more) in every live slot, or
@@ -211,20 +211,27 @@ class Engine:
         return _generate(self, params, state, steps, enough_free)
 
     def extend(
-        self, params, state: Slots, slots, tokens, counts, entry: Entry | None = None, live=True
+        self,
+        params,
+        state: Slots,
+        slots,
+        tokens,
+        counts,
+        inputs: SlotInputs | None = None,
+        live=True,
     ) -> Slots:
         """Reads tokens [M, S], of which counts [M] are real, behind what slots [M] hold, and makes
         them live where `live` says so. `state` is donated.
 
-        `entry` is what the slots are before that: how many of their tokens count, the token behind
+        `inputs` is what the slots are before that: how many of their tokens count, the token behind
         these, and the rules and limits from here on. Without it, which reads back how much the
         slots hold, they go on by their own.
         """
         inside = np.asarray(slots) < self.slots
-        if entry is None:
+        if inputs is None:
             held = fetch(state.length)[np.minimum(np.asarray(slots), self.slots - 1)]
         else:
-            held = np.asarray(entry.length)
+            held = np.asarray(inputs.length)
         if (most := int(np.max((held + 1 + np.asarray(counts))[inside], initial=0))) > self.tokens:
             raise InputError(
                 "tokens behind a slot",
@@ -232,7 +239,7 @@ class Engine:
                 rule=f"at most {self.tokens}",
                 fix="shorten the continuation, or make the engine with more tokens to a slot",
             )
-        return _extend(self, params, state, slots, tokens, counts, entry, live)
+        return _extend(self, params, state, slots, tokens, counts, inputs, live)
 
     def park(self, state: Slots, beside: Prefix, slots, rows) -> Prefix:
         """Copies what slots [M] hold into rows [M] of `beside`, which is donated; a row out of
@@ -351,9 +358,9 @@ def _gather(engine: Engine, state: Slots, at, pages, length) -> Prefix:
 
 
 @_program(donate=2)
-def _insert(engine, prefix: Prefix, state: Slots, slots, source, entry, first=None) -> Slots:
+def _insert(engine, prefix: Prefix, state: Slots, slots, source, inputs, first=None) -> Slots:
     state = slot.place(state, (prefix.caches,), slots, source, engine.model.mesh, first)
-    return _pinned(engine, slot.enter(state, entry, slots))
+    return _pinned(engine, slot.enter(state, inputs, slots))
 
 
 @_program(donate=2)
@@ -366,12 +373,12 @@ def _generate(engine: Engine, params, state: Slots, steps, enough_free):
 
 
 @_program(donate=2)
-def _extend(engine: Engine, params, state: Slots, slots, tokens, counts, entry, live) -> Slots:
-    if entry is None:
+def _extend(engine: Engine, params, state: Slots, slots, tokens, counts, inputs, live) -> Slots:
+    if inputs is None:
         live = state.live.at[slots].set(live, mode="drop")
         state = dataclasses.replace(state, live=live)
     else:
-        state = slot.enter(state, entry, slots, live)
+        state = slot.enter(state, inputs, slots, live)
     drafts = speculation.extended(state.drafts, slots, state.length, tokens, counts)
     state = dataclasses.replace(state, drafts=drafts)
     if len(slots) * row_shards(engine.model.mesh) >= engine.slots:

@@ -20,9 +20,8 @@ from rljax.models.model import Model
 from rljax.sampler import slots as slot
 from rljax.sampler import speculation
 from rljax.sampler.engine import Engine
-from rljax.sampler.entries import forcing_now
 from rljax.sampler.host_rollout import host_branches, host_rollout
-from rljax.sampler.keys import branch_keys, budgets, request_keys
+from rljax.sampler.inputs import branch_keys, budgets, forcing_now, request_keys
 from rljax.sampler.layout import agree, is_apart, reshard_program, weights_like
 from rljax.sampler.memory import check_memory, of_length
 from rljax.sampler.requests import Decoding, Sampling, rules_of

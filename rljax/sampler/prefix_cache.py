@@ -32,7 +32,7 @@ class PrefixCache:
         self._window = min(windows, default=0)
         self.hits = self.misses = self.reused_tokens = 0
 
-    def at_version(self, version: int) -> None:
+    def set_version(self, version: int) -> None:
         """Drops what other parameters read."""
         if version != self.version:
             self._kept.clear()

@@ -380,7 +380,7 @@ def decode(
 
 
 @_struct
-class Entry:
+class SlotInputs:
     """The state of a slot besides the caches, to be written: [M] rows each."""
 
     length: jax.Array
@@ -394,22 +394,22 @@ class Entry:
     history: jax.Array | None = None  # [M, columns]: its tokens, for slots that draft
 
 
-def enter(slots: Slots, entry: Entry, at: jax.Array, live=True) -> Slots:
-    """Makes row i of `entry` slot at[i], live where `live` says so; out of range is dropped. Caches
-    are placed apart (`place`)."""
-    if entry.which is not None:
-        rules = jax.tree.map(lambda x: x[entry.which], entry.rules)
-        entry = dataclasses.replace(entry, rules=rules, which=None)
+def enter(slots: Slots, inputs: SlotInputs, at: jax.Array, live=True) -> Slots:
+    """Makes row i of `inputs` slot at[i], live where `live` says so; out of range is dropped.
+    Caches are placed apart (`place`)."""
+    if inputs.which is not None:
+        rules = jax.tree.map(lambda x: x[inputs.which], inputs.rules)
+        inputs = dataclasses.replace(inputs, rules=rules, which=None)
     fields = {
         f.name: jax.tree.map(
             lambda old, new: old.at[at].set(new, mode="drop"),
             getattr(slots, f.name),
-            getattr(entry, f.name),
+            getattr(inputs, f.name),
         )
-        for f in dataclasses.fields(Entry)
+        for f in dataclasses.fields(SlotInputs)
         if f.name not in ("which", "history")
     }
-    fields["drafts"] = speculation.entered(slots.drafts, at, entry.history)
+    fields["drafts"] = speculation.entered(slots.drafts, at, inputs.history)
     live = slots.live.at[at].set(live, mode="drop")
     reason = slots.reason.at[at].set(jnp.int32(FinishReason.ABORT), mode="drop")
     return dataclasses.replace(slots, live=live, reason=reason, **fields)

@@ -104,7 +104,9 @@ def entered(drafts: Drafts | None, slots, history) -> Drafts | None:
     if drafts is None:
         return None
     if history is None:
-        raise InputError("an entry without its tokens", fix="Entry(history=) where slots draft")
+        raise InputError(
+            "slot inputs without their tokens", fix="SlotInputs(history=) where slots draft"
+        )
     new = drafts.history.at[slots].set(history, mode="drop")
     return dataclasses.replace(drafts, history=new)
 

@@ -17,7 +17,7 @@ from rljax.contracts import spec
 from rljax.errors import InputError
 from rljax.models.model import Model
 from rljax.sampler.engine import Engine
-from rljax.sampler.keys import request_keys
+from rljax.sampler.inputs import request_keys
 from rljax.sampler.requests import Decoding, Sampling, rules_of, stop_room
 from rljax.search.columns import Columns, why_not
 from rljax.search.evaluators import Forked, Value

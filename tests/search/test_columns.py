@@ -14,7 +14,7 @@ from rljax.arrays import fetch
 from rljax.errors import InputError
 from rljax.mesh import make_mesh
 from rljax.sampler import Decoding, Sampling
-from rljax.sampler.keys import request_keys
+from rljax.sampler.inputs import request_keys
 from rljax.search import columns
 from rljax.search.columns import Columns
 from rljax.search.evaluators import Forked, Value

@@ -15,7 +15,7 @@ from rljax.rollout.players.responses_in_flight import ResponsesInFlight
 from rljax.rollout.scoring.report import RewardReport
 from rljax.rollout.scoring.reward import score_of, told_score
 from rljax.sampler import Sampler
-from rljax.sampler.keys import Keys
+from rljax.sampler.inputs import Keys
 
 METRICS = {
     "slots/live_share": Metric(

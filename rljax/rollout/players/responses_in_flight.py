@@ -15,7 +15,7 @@ from rljax.rollout.scoring.report import RewardReport
 from rljax.rollout.scoring.reward import Reward
 from rljax.sampler import Engine, Sampler
 from rljax.sampler.host_rollout import batch_of, engine_of_rows
-from rljax.sampler.keys import request_keys
+from rljax.sampler.inputs import request_keys
 from rljax.sampler.prompt_images import of_prompt
 from rljax.sampler.sample import Sample
 from rljax.tracking import timing

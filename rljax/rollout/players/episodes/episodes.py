@@ -29,7 +29,7 @@ from rljax.rollout.scoring.report import RewardReport, Sample, ScoredRow
 from rljax.rollout.scoring.reward import Reward, parts_of
 from rljax.sampler import Engine, Sampler
 from rljax.sampler.host_rollout import engine_of_rows
-from rljax.sampler.keys import Keys
+from rljax.sampler.inputs import Keys
 from rljax.tracking.timing import timed
 
 METRICS = {

@@ -19,7 +19,7 @@ from rljax.rollout.players.episodes.outcomes import is_unscored, pool_of, seat_s
 from rljax.rollout.rollout import RolloutConfig
 from rljax.rollout.scoring.report import RewardReport
 from rljax.sampler import Engine, Sampler
-from rljax.sampler.keys import Keys
+from rljax.sampler.inputs import Keys
 from rljax.sampler.sample import Sample
 from rljax.tracking.timing import timed
 
