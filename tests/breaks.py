@@ -490,7 +490,7 @@ BREAKS = {
     ),
     "a note vouches for a function of the same name elsewhere": (
         TRUST,
-        '        "functions": sorted(map(_place_of, own_names(config))),\n',
+        '        "functions": sorted(map(_file_of, own_names(config))),\n',
         "",
         ["tests/setup/test_trust.py", "-k", "began_here"],
     ),

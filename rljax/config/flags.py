@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from rljax.components import place_and_fix, use_working_folder
+from rljax.components import location_and_fix, use_working_folder
 from rljax.config.data_files import read_config, read_entries
 from rljax.config.names import elsewhere_text, field_names, nearest_fields
 from rljax.config.schema import Config
@@ -184,11 +184,11 @@ def load_named_config(path: str, trusted: bool) -> Config:
 def _failed(what: str, file: str, error: BaseException) -> InputError:
     """The user's config file is at fault: says at which line of it."""
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
-    place = f"{file}:{lines[-1]}" if lines else file
+    location = f"{file}:{lines[-1]}" if lines else file
     if isinstance(error, InputError):  # a field that is not there, or another file's fault
-        return error.within(f"{place}: ")
-    fix = place_and_fix(error)[1]
-    return InputError(f"{place}: {what}", rule=f"{type(error).__name__}: {error}", fix=fix)
+        return error.within(f"{location}: ")
+    fix = location_and_fix(error)[1]
+    return InputError(f"{location}: {what}", rule=f"{type(error).__name__}: {error}", fix=fix)
 
 
 # -- flags --

@@ -85,7 +85,7 @@ def search_labels(
     accepts([(program, lines kept), ...]) says which prefixes some completion makes pass; it is
     called once per round, for all programs still open. At most ceil(log2(N + 1)) probes of N lines
     each. `passes` marks whole programs that pass: all +1, no search; None = none does. Neutral
-    lines do not move the search; they get 0 ("zero"), None ("drop"), or the label of their place
+    lines do not move the search; they get 0 ("zero"), None ("drop"), or the label of their line
     ("inherit"). Programs of equal `tasks` share the answers about a prefix that both start with;
     `cache` (a dict, filled here) keeps them for the next call. -> (labels, {"rounds", "probes",
     "asked"}): asked is what was left to the completer.

@@ -88,10 +88,10 @@ def _folders(env: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _disk(env: Mapping[str, str], disk_gb: float, run: str) -> Iterator[Finding]:
-    places = {"the run folder": Path(run or "runs"), "the home folder": Path("~").expanduser()}
+    folders = {"the run folder": Path(run or "runs"), "the home folder": Path("~").expanduser()}
     if env.get("HF_HOME"):
-        places["HF_HOME"] = Path(env["HF_HOME"]).expanduser()
-    for what, path in places.items():
+        folders["HF_HOME"] = Path(env["HF_HOME"]).expanduser()
+    for what, path in folders.items():
         there = next((p for p in (path.absolute(), *path.absolute().parents) if p.is_dir()), None)
         if there is None:
             continue

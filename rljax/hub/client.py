@@ -582,11 +582,11 @@ def file_digest(path: str | Path, entry: Entry) -> str:
 
 def _check_room(name: HubName, size: int) -> None:
     """Raises InputError where the disk has not `size` bytes left."""
-    place = next(p for p in (home(name), *home(name).parents) if p.exists())
-    free = shutil.disk_usage(place).free
+    folder = next(p for p in (home(name), *home(name).parents) if p.exists())
+    free = shutil.disk_usage(folder).free
     if size > free:
         raise InputError(
-            f"{name.repository} needs {size:,} bytes in {place}",
+            f"{name.repository} needs {size:,} bytes in {folder}",
             value=free,
             rule="bytes that are free",
             fix="make room, or set HF_HOME to a folder on a larger disk",

@@ -1,5 +1,5 @@
 """Functions of rows in tiles of one shape, so that a row's numbers do not depend on how many rows
-there are, or on its place among them.
+there are, or on its index among them.
 
 XLA sums in an order that goes by the shape of an array: a product of one row with a weight differs
 in its last bits between 8 rows and 512. A loop over tiles has a body compiled for one shape.

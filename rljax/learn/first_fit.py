@@ -132,7 +132,7 @@ def _first(ok, there):
     return jnp.argmin(jnp.where(ok, index - there * ok.shape[0], ok.shape[0]))
 
 
-def _place(state: _Bins, packing: Packing, unit, size, prefix, live):
+def _assign(state: _Bins, packing: Packing, unit, size, prefix, live):
     """The state with a sequence in packed row `unit`, and (where its rest begins, its prefix)."""
     t = packing.block_tokens
     fits, _, block, there = _options(state, packing, size, prefix)
@@ -207,10 +207,10 @@ def first_fit(pieces: Pieces, packing: Packing, rows: int, together: int) -> Ass
             if i and packing.shared:  # a prefix of another group is placed for this row alone
                 same = (leader[i] == leader[0]) & (prefix[i] == prefix[0])
                 state = dataclasses.replace(state, at=jnp.where(same, at, -1))
-            state, places = _place(state, packing, unit, size[i], prefix[i], live[i])
+            state, assigned = _assign(state, packing, unit, size[i], prefix[i], live[i])
             if i and packing.shared:
                 state = dataclasses.replace(state, at=jnp.where(same, state.at, at))
-            out.append(jnp.stack([unit, *places, number]))
+            out.append(jnp.stack([unit, *assigned, number]))
         # With 64-bit types on, indices would widen the carry.
         state = jax.tree.map(lambda new, old: new.astype(old.dtype), state, before)
         return state, jnp.stack(out).astype(jnp.int32)

@@ -1,10 +1,10 @@
 """Replicas: gradients that meet once per optimizer step.
 
 Between slices there is only the data center's network, a hundredth of what chips of one slice have
-between them. So each replica of the weights (a place on the data axis) adds up the gradients of its
-own rows, microbatch after microbatch, and the sum over replicas is taken at the end. In the program
-that is a leading axis N of parameters and gradients, one entry to a replica, over which the loss
-and its gradient are mapped.
+between them. So each replica of the weights (an index on the data axis) adds up the gradients of
+its own rows, microbatch after microbatch, and the sum over replicas is taken at the end. In the
+program that is a leading axis N of parameters and gradients, one entry to a replica, over which the
+loss and its gradient are mapped.
 """
 
 import dataclasses

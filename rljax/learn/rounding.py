@@ -38,7 +38,7 @@ def widened(tree):
 def rounded_like(new, old, key_data: jax.Array, step: jax.Array):
     """The weights `new`, in float32 or wider, as `old` are held: bfloat16 ones rounded
     stochastically, by a key that follows from the role's own (uint32 numbers), the optimizer step,
-    and the place of the array."""
+    and the path of the array."""
     key = jax.random.fold_in(jax.random.wrap_key_data(key_data), step)
     leaves, structure = jax.tree.flatten(new)
     held = [

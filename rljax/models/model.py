@@ -45,9 +45,9 @@ from rljax.models.alignment import describing, preceding, prefix_of
 from rljax.models.cache import Cache
 from rljax.models.cache_tree import Nodes
 from rljax.models.config import ModelConfig
-from rljax.models.decoder import Decoder, Pass, chunked, places_of
+from rljax.models.decoder import Decoder, Pass, chunked, position_inputs
 from rljax.models.layers import RMSNorm, add_last, on_one_cpu, project_turned
-from rljax.models.multimodal import place_features, vision_tokens
+from rljax.models.multimodal import insert_features, vision_tokens
 from rljax.models.scan import routes_of, routes_shape, scan_layers
 from rljax.models.trees import nested, split
 from rljax.models.vision.names import STACKED
@@ -135,14 +135,14 @@ class Model:
     # -- training
 
     def _start(self, decoder: Decoder, batch: Batch, columns=0) -> tuple[jax.Array, Pass]:
-        """The embedded tokens with images at their places, and the Pass for every layer; `columns`
-        of a cache to be, where they are more than the batch's."""
+        """The embedded tokens with images at their positions, and the Pass for every layer;
+        `columns` of a cache to be, where they are more than the batch's."""
         x = embedded(decoder.embed, batch.tokens, self.mesh)
         positions = batch.positions if batch.rope_positions is None else batch.rope_positions
-        places = places_of(self.config, positions, max(columns, batch.tokens.shape[1]))
+        inputs = position_inputs(self.config, positions, max(columns, batch.tokens.shape[1]))
         segments, prefix = batch.segment_ids, prefix_of(batch)
-        places["chunks"] = chunked(self.config, positions, segments, prefix)
-        call = Pass(mesh=self.mesh, segments=segments, prefix=prefix, **places)
+        inputs["chunks"] = chunked(self.config, positions, segments, prefix)
+        call = Pass(mesh=self.mesh, segments=segments, prefix=prefix, **inputs)
         if batch.pixels is None:
             return x, call
         vision = self.config.vision
@@ -154,7 +154,7 @@ class Model:
             )
         features, levels = decoder.vision(batch.pixels, batch.patch_coords, self.mesh)
         where = vision_tokens(batch.tokens, batch.segment_ids, batch.mask, vision)
-        return place_features(x, where, features), dataclasses.replace(
+        return insert_features(x, where, features), dataclasses.replace(
             call, where=where, levels=levels if vision.deepstack_layers else None
         )
 
@@ -411,12 +411,12 @@ class Model:
     def read_nodes(self, unstacked, tokens: jax.Array, nodes: Nodes, caches, shift=0):
         """Read nodes of trees, tokens [B, S], into caches without rings that hold their ancestors
         -> final hidden states [B, S, D] of what each path from the root says, new caches.
-        Positions are places + shift [B], as in `decode_step`."""
+        Positions are columns of the sequence + shift [B], as in `decode_step`."""
         decoder, layers, _ = unstacked
-        positions = nodes.places() + jnp.reshape(shift, (-1, 1))
-        places, real = places_of(self.config, positions, cache.room(caches)), nodes.real
+        positions = nodes.positions() + jnp.reshape(shift, (-1, 1))
+        inputs, real = position_inputs(self.config, positions, cache.room(caches)), nodes.real
         how = dict(mesh=self.mesh, segments=real.astype(jnp.int32), nodes=nodes, is_step=True)
-        call = Pass(**how, **places)
+        call = Pass(**how, **inputs)
         x, caches, _ = self._through(decoder, layers, tokens, call, caches)
         return self._normed(decoder, x), caches
 
@@ -444,9 +444,9 @@ class Model:
         if counts is not None:
             real = (ahead[None, :] < counts[:, None]).astype(jnp.int32)
         is_step = is_step or tokens.shape[1] == 1
-        places = places_of(self.config, positions, cache.room(caches))
+        inputs = position_inputs(self.config, positions, cache.room(caches))
         how = dict(segments=real, columns=columns, counts=counts, is_step=is_step)
-        call = Pass(mesh=self.mesh, **how, **places)
+        call = Pass(mesh=self.mesh, **how, **inputs)
         return self._through(decoder, layers, tokens, call, caches)
 
     def _through(self, decoder: Decoder, layers, tokens, call: Pass, caches):

@@ -211,7 +211,7 @@ def write_report(run_dir: str | os.PathLike) -> Path | str:
 
 
 def put_back(page: Path, folder: str | os.PathLike) -> Path | str:
-    """The place of a page that was written into a `local_copy` of a folder."""
+    """The path of a page that was written into a `local_copy` of a folder."""
     if not is_url(folder):
         return page
     store = Store(str(folder))

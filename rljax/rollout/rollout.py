@@ -18,7 +18,7 @@ from rljax.components import Component
 from rljax.config import NAMESPACES
 from rljax.contracts import component_in, spec
 from rljax.data.online.prompts import Prompts
-from rljax.errors import InputError, mending, place_in, place_of
+from rljax.errors import InputError, location_in, location_of, mending
 from rljax.rollout.scoring.report import RewardReport
 from rljax.sampler import Sampling, held_weights
 
@@ -76,11 +76,11 @@ def run_rollout(rollout, prompts: Prompts, key, cfg: RolloutConfig, **available)
     except InputError:
         raise
     except Exception as error:
-        if not (place := place_in(error, [function], innermost=True)):
+        if not (location := location_in(error, [function], innermost=True)):
             raise  # a fault of ours, with its traceback
         raise InputError(
             f"{named} fails when it is called",
-            rule=f"{type(error).__name__}: {error}{place}",
+            rule=f"{type(error).__name__}: {error}{location}",
             fix=mending(error),
         ) from error
     if not isinstance(done, Rollout):
@@ -88,7 +88,7 @@ def run_rollout(rollout, prompts: Prompts, key, cfg: RolloutConfig, **available)
             f"{named} returns the wrong thing",
             value=type(done).__name__,
             rule="it returns rljax.rollout.Rollout(batch, prompts, report, metrics)"
-            f"{place_of(function)}",
+            f"{location_of(function)}",
             fix="return Rollout(batch, prompts, report, metrics)",
         )
     return done

@@ -138,10 +138,10 @@ class Engine:
         programs are compiled ahead of time for it (rljax.models.model.Model.abstract)."""
         state = jax.eval_shape(self.init_state)
 
-        def place(x, s):
+        def with_sharding(x, s):
             return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
 
-        return jax.tree.map(place, state, slot.layout(state, self.model.mesh))
+        return jax.tree.map(with_sharding, state, slot.layout(state, self.model.mesh))
 
     def lower_generate(self):
         """The lowered program of `generate`, to compile ahead of time or to inspect."""
@@ -334,7 +334,7 @@ def _widen(engine: Engine, prefix: Prefix, row, length) -> Prefix:
     blank = engine.model.empty_caches(1, engine.tokens, engine.kv_dtype)
     at, source = jnp.zeros((1,), jnp.int32), jnp.reshape(row, (1,))
     caches = [
-        cache.place_rows(old, new, at, source)
+        cache.write_rows(old, new, at, source)
         for old, new in zip(blank, prefix.caches, strict=True)
     ]
     # (Not a weak type: what comes of it would compile the other programs again.)
@@ -359,7 +359,7 @@ def _gather(engine: Engine, state: Slots, at, pages, length) -> Prefix:
 
 @_program(donate=2)
 def _insert(engine, prefix: Prefix, state: Slots, slots, source, inputs, first=None) -> Slots:
-    state = slot.place(state, (prefix.caches,), slots, source, engine.model.mesh, first)
+    state = slot.insert(state, (prefix.caches,), slots, source, engine.model.mesh, first)
     return _pinned(engine, slot.enter(state, inputs, slots))
 
 
@@ -386,7 +386,7 @@ def _extend(engine: Engine, params, state: Slots, slots, tokens, counts, inputs,
     taken = _taken(engine, state, slots)
     prefix = _appended(engine, params, taken, tokens, counts)
     where = (slots, jnp.arange(len(slots)), engine.model.mesh)
-    state = slot.place(state, (prefix.caches,), *where, taken.length)
+    state = slot.insert(state, (prefix.caches,), *where, taken.length)
 
     def put(old, new):
         return old.at[slots].set(new, mode="drop")
@@ -413,7 +413,7 @@ def _park(engine: Engine, state: Slots, beside: Prefix, slots, rows) -> Prefix:
     taken = _taken(engine, state, slots)
     source = jnp.arange(len(slots))
     caches = [
-        cache.place_rows(old, new, rows, source)
+        cache.write_rows(old, new, rows, source)
         for old, new in zip(beside.caches, taken.caches, strict=True)
     ]
     return dataclasses.replace(beside, caches=cache.constrain(caches, engine.model.mesh))
@@ -422,14 +422,14 @@ def _park(engine: Engine, state: Slots, beside: Prefix, slots, rows) -> Prefix:
 @_program(donate=2)
 def _restore(engine: Engine, caches: tuple, state: Slots, slots, source) -> Slots:
     joined = jax.tree.map(lambda *rows: jnp.concatenate(rows), *caches)
-    return _pinned(engine, slot.place(state, (joined,), slots, source, engine.model.mesh))
+    return _pinned(engine, slot.insert(state, (joined,), slots, source, engine.model.mesh))
 
 
 @_program(donate=1)
 def _fork(engine: Engine, state: Slots, source, slots, keys) -> Slots:
     taken = _taken(engine, state, jnp.reshape(source, (1,)))
     zeros = jnp.zeros(slots.shape, jnp.int32)
-    state = slot.place(state, (taken.caches,), slots, zeros, engine.model.mesh)
+    state = slot.insert(state, (taken.caches,), slots, zeros, engine.model.mesh)
     rows = dataclasses.replace(state, caches=(), table=None)
     copied = jax.tree.map(lambda x: x.at[slots].set(x[source], mode="drop"), rows)
     key = copied.key.at[slots].set(keys, mode="drop")

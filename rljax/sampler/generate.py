@@ -61,10 +61,10 @@ def generate(
     R = P n rows.
 
     Row p n + s is sample s of prompt p; `group` is p. EOS is part of the response. A draw depends
-    on (key, row, place) alone: `decoding` changes none while dtypes stay as they are, nor does its
-    loop (a host's dispatches, or one program that every host of a pod runs unchanged). `images` are
-    those of the prompts (rljax.data.online.prompts). `second`: a model to draw from together with
-    this one. A row whose logits are not finite ends there, with FinishReason.ABORT.
+    on (key, row, position) alone: `decoding` changes none while dtypes stay as they are, nor does
+    its loop (a host's dispatches, or one program that every host of a pod runs unchanged). `images`
+    are those of the prompts (rljax.data.online.prompts). `second`: a model to draw from together
+    with this one. A row whose logits are not finite ends there, with FinishReason.ABORT.
 
     `finished(row, ids of the response, FinishReason)` is called for rows as they end, while others
     still decode, each once and in no order; `stop` is asked after every turn of decoding: once it
@@ -139,7 +139,7 @@ def branch(
     alone. The first at[j] tokens have the records of their row, and `group` is that of the row.
     Limits, thinking budgets and stop strings are those of the whole response.
 
-    Row r has the key fold_in(key, r); a draw depends on (that key, at[j], i, place) alone. The
+    Row r has the key fold_in(key, r); a draw depends on (that key, at[j], i, position) alone. The
     host's loop reads a row once, whatever is asked of it; the device's loop reads the prefix of
     every branch once.
     """
@@ -161,8 +161,8 @@ def branch(
         keys, forcing = fetch(keys).reshape(-1, 2), None
         if sampling.thinking_tokens:
             children = [
-                sources[row].continued(place, 0, key)
-                for (row, place), some in zip(branches, keys.reshape(-1, n, 2), strict=True)
+                sources[row].continued(end, 0, key)
+                for (row, end), some in zip(branches, keys.reshape(-1, n, 2), strict=True)
                 for key in some
             ]
             requests = [sampling] * len(children)
@@ -177,7 +177,7 @@ def branch(
 
 
 def _sources(batch: Batch, rows, at, starts, key, sampling: Sampling) -> dict[int, Sample]:
-    """The samples that rows of a batch are; InputError where one has no such place."""
+    """The samples that rows of a batch are; InputError where one has no such token."""
     if batch.pixels is not None:
         raise InputError("branches of samples with images", fix="prompts of text")
     if rows.ndim != 1 or not len(rows) or at.shape != rows.shape or starts.shape != (batch.rows,):

@@ -71,8 +71,8 @@ def host_branches(
     for row, source in sources.items():
         own = [j for j, (other, _) in enumerate(branches) if other == row]
         ids = [j * n + i for j in own for i in range(n)]
-        places = [branches[j][1] for j in own]
-        children = sampler.branch(source, places, n, request_ids=ids)
+        ends = [branches[j][1] for j in own]
+        children = sampler.branch(source, ends, n, request_ids=ids)
         for at, child in zip(ids, children, strict=True):
             samples[at] = child
     _decode(sampler, samples, params, int(version))

@@ -41,7 +41,8 @@ class PromptImages:
         return len(self.rope_positions)
 
     def check(self, config: ModelConfig, ids: np.ndarray) -> None:
-        """Raises InputError unless a model reads images and these fill the prompt's places."""
+        """Raises InputError unless a model reads images and these fill the
+        prompt's image tokens."""
         vision = config.vision
         if vision is None:
             raise InputError(

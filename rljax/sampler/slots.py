@@ -54,7 +54,7 @@ class Slots:
     token: jax.Array  # [B] int32
     live: jax.Array  # [B] bool
     limit: jax.Array  # [B] int32: tokens of prompt and response at which it ends
-    shift: jax.Array  # [B] int32: position minus place in the slot (images)
+    shift: jax.Array  # [B] int32: position minus column in the slot (images)
     key: jax.Array  # [B, 2] uint32 of the request
     reason: jax.Array  # [B] int32 FinishReason, once not live
     rules: Rules
@@ -212,8 +212,8 @@ def _apart(models) -> bool:
 
 
 def _emit(slots: Slots, drawn: Drawn, going: jax.Array) -> tuple[Slots, Tokens]:
-    """The slots `going` [B], which are live, get the token that was drawn for their next place, or
-    the one that is forced."""
+    """The slots `going` [B], which are live, get the token that was drawn for their next position,
+    or the one that is forced."""
     total = slots.length + 1
     emitted = going & drawn.finite
     ids, forcing = drawn.ids, slots.forcing
@@ -275,7 +275,7 @@ def step_with_drafts(models, weight, slots: Slots, mode=None, *, always=False):
 
 
 def _read_along(models, weight, slots: Slots, mode, draft, count) -> tuple[Slots, Tokens]:
-    """Reads each slot's token and the first count [B] of draft [B, D]; draws at every place, and
+    """Reads each slot's token and the first count [B] of draft [B, D]; draws at every position, and
     keeps what was drawn as long as it is what was read."""
     rows, size = draft.shape[0], 1 + draft.shape[1]
     read = jnp.concatenate([slots.token[:, None], draft], axis=1)
@@ -285,16 +285,16 @@ def _read_along(models, weight, slots: Slots, mode, draft, count) -> tuple[Slots
     drawn = sample(logits, key, columns.reshape(-1), rules, mode, _apart(models))
     drawn = jax.tree.map(lambda x: x.reshape(rows, size).T, drawn)
 
-    def one(carry, place):
+    def one(carry, position):
         after, going = carry
-        at, drawn, ahead = place
+        at, drawn, ahead = position
         after, new = _emit(after, drawn, going)
         return (after, new.valid & after.live & (at < count) & (new.ids == ahead)), new
 
-    # (Behind the last place nothing was read.)
-    places = (jnp.arange(size), drawn, jnp.pad(draft.T, ((0, 1), (0, 0)), constant_values=-1))
+    # (Behind the last position nothing was read.)
+    positions = (jnp.arange(size), drawn, jnp.pad(draft.T, ((0, 1), (0, 0)), constant_values=-1))
     start = (dataclasses.replace(slots, caches=()), slots.live)
-    (after, _), tokens = jax.lax.scan(one, start, places)
+    (after, _), tokens = jax.lax.scan(one, start, positions)
     kept = after.length - slots.length
     caches = tuple(
         [taken_back(*one, slots.length, kept) for one in zip(*each, strict=True)]
@@ -396,7 +396,7 @@ class SlotInputs:
 
 def enter(slots: Slots, inputs: SlotInputs, at: jax.Array, live=True) -> Slots:
     """Makes row i of `inputs` slot at[i], live where `live` says so; out of range is dropped.
-    Caches are placed apart (`place`)."""
+    Caches are put in by `insert`."""
     if inputs.which is not None:
         rules = jax.tree.map(lambda x: x[inputs.which], inputs.rules)
         inputs = dataclasses.replace(inputs, rules=rules, which=None)
@@ -415,13 +415,13 @@ def enter(slots: Slots, inputs: SlotInputs, at: jax.Array, live=True) -> Slots:
     return dataclasses.replace(slots, live=live, reason=reason, **fields)
 
 
-def place(slots: Slots, caches: tuple, at, source, mesh, first=None) -> Slots:
+def insert(slots: Slots, caches: tuple, at, source, mesh, first=None) -> Slots:
     """Puts rows source [M] of a prefix's caches into slots at [M]; of pages all but those of their
     `first` [M] tokens (None: 0)."""
     how = dict(first=first, alone=mesh.size == 1)
     tabled = [cache.with_table(of_model, slots.table) for of_model in slots.caches]
     placed = [
-        [cache.place_rows(old, new, at, source, **how) for old, new in zip(a, b, strict=True)]
+        [cache.write_rows(old, new, at, source, **how) for old, new in zip(a, b, strict=True)]
         for a, b in zip(tabled, caches, strict=True)
     ]
     caches = tuple(cache.with_table(of_model, None) for of_model in placed)

@@ -2,8 +2,8 @@
 
 A decode step reads a slot's newest token and, behind it, a draft: the tokens that followed the
 latest earlier occurrence of its newest n-gram, in its own prompt and response (arXiv 2304.04487;
-J. Saxena, prompt lookup decoding, 2023). Each place's token is drawn as without drafts, from the
-model's distribution there and with the place's own uniform; a draft is kept while it is what was
+J. Saxena, prompt lookup decoding, 2023). Each position's token is drawn as without drafts, from the
+model's distribution there and with the position's own uniform; a draft is kept while it is what was
 drawn. So samples, and their distribution, are those of plain decoding (of exact speculative
 sampling, arXiv 2211.17192, the case of a draft that is certain, with the draws coupled).
 
@@ -67,13 +67,13 @@ def look_up(drafts: Drafts, total: jax.Array, room: jax.Array) -> tuple[jax.Arra
     Behind the newest token a draft goes on with its own beginning: what repeats, repeats again.
     """
     history = drafts.history
-    place = jnp.arange(history.shape[1])[None, :]
-    end, same = jnp.full(total.shape, -1), place <= (total - 2)[:, None]
+    column = jnp.arange(history.shape[1])[None, :]
+    end, same = jnp.full(total.shape, -1), column <= (total - 2)[:, None]
     for back in range(max(N_GRAMS)):
         one = jnp.take_along_axis(history, jnp.maximum(total - 1 - back, 0)[:, None], axis=1)
-        same &= (jnp.roll(history, back, axis=1) == one) & (place >= back)
+        same &= (jnp.roll(history, back, axis=1) == one) & (column >= back)
         if back + 1 in N_GRAMS:  # longer ones come later, and decide
-            latest = jnp.max(jnp.where(same, place, -1), axis=1)
+            latest = jnp.max(jnp.where(same, column, -1), axis=1)
             end = jnp.where(latest >= 0, latest, end)
     distance = total - 1 - end
     ahead = jnp.arange(drafts.tokens)[None, :] % jnp.maximum(distance, 1)[:, None]

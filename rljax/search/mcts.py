@@ -63,11 +63,11 @@ def mcts(
         noise_fraction if explores else 0.0,
         noise_concentration,
     )
-    for place in range(task.limit):
+    for position in range(task.limit):
         if not search.live.any():
             break
         search.simulate()
-        search.emit(place, visit_temperature if explores else 0.0)
+        search.emit(position, visit_temperature if explores else 0.0)
     return search.responses if answer == "visits" else search.best_leaves()
 
 
@@ -121,15 +121,15 @@ def _grown(tree: Tree, at: Selected, tokens, logprobs, value, terminal, active, 
 
 
 @jax.jit
-def _noisy(tree: Tree, keys, place, fraction, concentration, active, exploration):
+def _noisy(tree: Tree, keys, position, fraction, concentration, active, exploration):
     """`_next` after noise at the roots of the rows that are `active`."""
-    keys = jax.vmap(lambda key: jax.random.fold_in(jax.random.wrap_key_data(key), place))(keys)
+    keys = jax.vmap(lambda key: jax.random.fold_in(jax.random.wrap_key_data(key), position))(keys)
     noise = trees.dirichlet(keys, tree.tokens[:, 0] != NONE, concentration)
     return _next(trees.with_root_noise(tree, noise, fraction, active), exploration)
 
 
 @jax.jit
-def _emitted(tree: Tree, keys, place, temperature, live, exploration):
+def _emitted(tree: Tree, keys, position, temperature, live, exploration):
     """(what is said of the children that are emitted, the old indices of nodes, `_next` of the
     trees below them). Said: token [B] and the log-prob of its choice, the tokens of all children
     [B, M], their shares of the visits, the root's value [B]."""
@@ -139,7 +139,7 @@ def _emitted(tree: Tree, keys, place, temperature, live, exploration):
 
     def draw(key, p):
         return jax.random.categorical(
-            jax.random.fold_in(jax.random.wrap_key_data(key), place), jnp.log(p)
+            jax.random.fold_in(jax.random.wrap_key_data(key), position), jnp.log(p)
         )
 
     draws = (temperature > 0) & visited
@@ -189,7 +189,7 @@ class _Searched:
         self.best: list[tuple[float, list[int], int] | None] = [None] * task.rows
 
     @property
-    def place(self) -> int:
+    def position(self) -> int:
         return max((len(one.ids) for one in self.responses), default=0)
 
     def simulate(self) -> None:
@@ -202,7 +202,7 @@ class _Searched:
                 return
             if self.noise[0] > 0 and (fresh := active & (counts > 0) & ~self.noised).any():
                 self.noised |= fresh
-                how = (np.int32(self.place), *self.noise, fresh, self.exploration)
+                how = (np.int32(self.position), *self.noise, fresh, self.exploration)
                 self.next = _noisy(tree, self.keys[_NOISE], *how)
                 continue
             self.next = self._simulated(tree, selected, at, active)
@@ -279,9 +279,9 @@ class _Searched:
                 reason = self.task.reason(complete[row])
                 self.best[row] = float(value[row]), list(complete[row]), int(reason or 0)
 
-    def emit(self, place: int, temperature: float) -> None:
+    def emit(self, position: int, temperature: float) -> None:
         """One token of every live row; the roots move there."""
-        how = (self.keys[_CHOICE], np.int32(place), np.float32(temperature), self.live)
+        how = (self.keys[_CHOICE], np.int32(position), np.float32(temperature), self.live)
         said, kept, self.next = _emitted(self.next[0], *how, self.exploration)
         (token, logprob, tokens, shares, value), kept = fetch((said, kept))
         for row in np.flatnonzero(self.live):

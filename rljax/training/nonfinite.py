@@ -30,7 +30,7 @@ class Origin:
     order: int
     kind: str  # NaN or infinity
     operation: str  # the primitive, or the input
-    place: str = ""  # file:line (function), the innermost first
+    location: str = ""  # file:line (function), the innermost first
     loops: str = ""  # "minibatch loop, turn 2": the loops around it
     count: str = ""  # "3 of 64 numbers, the first at [2, 5]"
     operands: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ class Origin:
         """For people, what came first first."""
         before = [] if self.cause is None else [*self.cause.lines(), "and of that"]
         out = [*before, f"{self.operation} made {self.kind}: {self.count}"]
-        out += [f"  at {place}" for place in self.place.splitlines()]
+        out += [f"  at {location}" for location in self.location.splitlines()]
         out += [f"  inside {self.loops}"] if self.loops else []
         return out + [f"  operand {i}: {text}" for i, text in enumerate(self.operands, 1)]
 
@@ -313,7 +313,7 @@ def _count(x, kind: str) -> str:
 
 
 def _operand(x, shape: tuple[int, ...], where: tuple[int, ...]) -> str:
-    """Describes an operand: its value at the place of the result, where they are laid out alike."""
+    """Describes an operand: its value at the index of the result, where they are laid out alike."""
     if not hasattr(x, "dtype"):
         return str(x)
     kind = f"{x.dtype}{list(np.shape(x))}"

@@ -504,7 +504,7 @@ def test_rows_are_placed_one_after_the_other_as_all_at_once(engine):
     rows = jax.tree.map(lambda x: 2 + jnp.arange(x.size).reshape(x.shape).astype(x.dtype), blank)
     rows = jax.tree.map(lambda x: x[:3, :, :3], rows)
     slots, source = jnp.array([5, 3, 0, 7, 1]), jnp.array([0, 2, 0, 1, 2])
-    both = [cache.place_rows(old, rows, slots, source, alone=alone) for alone in (False, True)]
+    both = [cache.write_rows(old, rows, slots, source, alone=alone) for alone in (False, True)]
     for a, b in zip(*map(jax.tree.leaves, both), strict=True):
         np.testing.assert_array_equal(a, b)
         np.testing.assert_array_equal(b[4], 1)

@@ -139,7 +139,7 @@ def test_masked_numbers_are_no_fault_and_loops_are_entered():
     assert out["skipped"] == 1 and marks["loss"] == {}  # the step reports 0
     (origin,) = marks["skipped"].values()
     assert (origin.kind, origin.operation) == (INF, "div")
-    assert "test_replay.py" in origin.place and "layer" in origin.place
+    assert "test_replay.py" in origin.location and "layer" in origin.location
     assert "turn 3 of 4" in origin.loops and origin.operands[1].endswith(" 0.0")
 
 

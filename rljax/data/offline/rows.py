@@ -83,7 +83,7 @@ def load_stored_rows(spec: str, kind: str, notes: list[str] | None = None) -> St
         for name in _EVERYWHERE:
             if (name in record) != (name in first):
                 raise InputError(
-                    f"{rows.place(index)}: the column {name!r} is not in all rows",
+                    f"{rows.location(index)}: the column {name!r} is not in all rows",
                     rule="every row has it, or none",
                     fix="fill it in, or remove the column",
                 )
@@ -101,22 +101,22 @@ def _record(rows: Rows, index: int, kind: str) -> dict:
         stepwise=_stepwise,
         trajectories=_trajectory,
     )[kind]
-    place = rows.place(index)
-    raw = with_images(rows.rows[index], place, rows.folder)
+    location = rows.location(index)
+    raw = with_images(rows.rows[index], location, rows.folder)
     images = images_of(raw)
     row = {
-        name: decoded(value, f"{place}, column {name!r}")
+        name: decoded(value, f"{location}, column {name!r}")
         for name, value in raw.items()
         if name not in images
     }
-    row = as_written(row, place, rows.nulls)
+    row = as_written(row, location, rows.nulls)
     if rows.fills_nulls:
         written = (*SPOKEN, "tools")
         row = {name: v if name in written else without_nulls(v) for name, v in row.items()}
     if kind != "examples":
-        require_no_column_flags(row, place)
+        require_no_column_flags(row, location)
     with rows.named_columns():
-        return dict(read(row, place, index), index=index, **images)
+        return dict(read(row, location, index), index=index, **images)
 
 
 def _require_everywhere_or_nowhere(records: list[dict], rows: Rows, name: str) -> None:
@@ -124,7 +124,7 @@ def _require_everywhere_or_nowhere(records: list[dict], rows: Rows, name: str) -
     lacking = [record["index"] for record in records if name not in record]
     if lacking and len(lacking) < len(records):
         raise InputError(
-            f"{rows.place(lacking[0])} lacks the column {name!r}, which other rows have",
+            f"{rows.location(lacking[0])} lacks the column {name!r}, which other rows have",
             rule="every row has it, or none",
             fix="fill it in, or remove the column",
         )
@@ -133,7 +133,7 @@ def _require_everywhere_or_nowhere(records: list[dict], rows: Rows, name: str) -
 # -- prompt and completions --
 
 
-def _matched(prompt, completions: dict, place: str):
+def _matched(prompt, completions: dict, location: str):
     """Prompt and completions as texts all or as messages all."""
     spoken = {name for name, value in completions.items() if isinstance(value, list)}
     if isinstance(prompt, list):
@@ -144,22 +144,23 @@ def _matched(prompt, completions: dict, place: str):
         return prompt, {n: v if n in spoken else as_turn(v) for n, v in completions.items()}
     if spoken:
         raise InputError(
-            f"{place}: column 'prompt' is a text while column {sorted(spoken)[0]!r} holds messages",
+            f"{location}: column 'prompt' is a text while column {sorted(spoken)[0]!r} "
+            "holds messages",
             fix="write both as texts, or both as messages",
         )
     return prompt, completions
 
 
-def _prompt_column(row: dict, place: str) -> str | list[dict]:
+def _prompt_column(row: dict, location: str) -> str | list[dict]:
     present = {name: value for name, value in row.items() if value is not None}
-    name = first_of(present, ("prompt", "question"), place, "give each row a 'prompt'")
-    return prompt_of(row[name], f"{place}, column {name!r}")
+    name = first_of(present, ("prompt", "question"), location, "give each row a 'prompt'")
+    return prompt_of(row[name], f"{location}, column {name!r}")
 
 
-def _pair(row: dict, place: str, index: int) -> dict:
+def _pair(row: dict, location: str, index: int) -> dict:
     names = ["chosen", "rejected"]
     for name in names:
-        first_of(row, (name,), place, _PAIR_FIX)
+        first_of(row, (name,), location, _PAIR_FIX)
     if row.get("reference") is not None:
         names.append("reference")
     completions = {name: row[name] for name in names}
@@ -168,55 +169,57 @@ def _pair(row: dict, place: str, index: int) -> dict:
     several = whole and all(len(value) > 1 for value in completions.values())
     asked = row.get("prompt") if row.get("prompt") is not None else row.get("question")
     if asked is None or (several and isinstance(asked, str)):
-        prompt, completions = _split_common_beginning(completions, place)
+        prompt, completions = _split_common_beginning(completions, location)
     else:
-        prompt = _prompt_column(row, place)
+        prompt = _prompt_column(row, location)
         if isinstance(prompt, list):
             n = len(prompt)
             whole = {
-                k: conversation(v, f"{place}, column {k!r}")
+                k: conversation(v, f"{location}, column {k!r}")
                 for k, v in completions.items()
                 if isinstance(v, list)
             }
             if whole and all(context(value[:n]) == prompt for value in whole.values()):
                 completions |= {name: value[n:] for name, value in whole.items()}
     completions = {
-        name: completion_of(value, f"{place}, column {name!r}", empty=name != "reference")
+        name: completion_of(value, f"{location}, column {name!r}", empty=name != "reference")
         for name, value in completions.items()
     }
-    prompt, completions = _matched(prompt, completions, place)
-    return dict(prompt=prompt, **completions, **_margin(row, place), **rendering_of(row, place))
+    prompt, completions = _matched(prompt, completions, location)
+    return dict(
+        prompt=prompt, **completions, **_margin(row, location), **rendering_of(row, location)
+    )
 
 
-def _safety(row: dict, place: str, index: int) -> dict:
+def _safety(row: dict, location: str, index: int) -> dict:
     for name in ("safer", "more_harmful"):
-        first_of(row, (name,), place, f"give each row a {name!r} completion")
+        first_of(row, (name,), location, f"give each row a {name!r} completion")
     pair = {name: row.get(name) for name in ("prompt", "question")}
     pair |= {"chosen": row["safer"], "rejected": row["more_harmful"]}
     safe = []
     for name in ("safer_is_safe", "more_harmful_is_safe"):
         first_of(
-            row, (name,), place, "say of both completions whether they are safe, true or false"
+            row, (name,), location, "say of both completions whether they are safe, true or false"
         )
-        safe.append(flag_of(row[name], f"{place}, column {name!r}"))
+        safe.append(flag_of(row[name], f"{location}, column {name!r}"))
     if safe == [False, True]:
         raise InputError(
-            f"{place}: the safer completion is unsafe, and the more harmful one is safe",
+            f"{location}: the safer completion is unsafe, and the more harmful one is safe",
             value={"safer_is_safe": False, "more_harmful_is_safe": True},
             rule="a safe completion is the safer one",
             fix="swap the completions, or correct the labels",
         )
     pair |= {name: row[name] for name in ("tools", *VARIABLES) if name in row}
-    return dict(_pair(pair, place, index), unsafe=tuple(not x for x in safe))
+    return dict(_pair(pair, location, index), unsafe=tuple(not x for x in safe))
 
 
-def _split_common_beginning(completions: dict, place: str) -> tuple[str | list, dict]:
+def _split_common_beginning(completions: dict, location: str) -> tuple[str | list, dict]:
     """Longest common beginning of whole conversations or texts, and what follows it in each."""
     as_messages = [isinstance(value, list) for value in completions.values()]
     if any(as_messages) and not all(as_messages):
-        raise InputError(f"{place}: texts and messages are mixed", fix="write all as messages")
+        raise InputError(f"{location}: texts and messages are mixed", fix="write all as messages")
     for name, value in completions.items():
-        where = f"{place}, column {name!r}"
+        where = f"{location}, column {name!r}"
         if any(as_messages):
             completions = {**completions, name: conversation(value, where)}
         else:
@@ -235,28 +238,28 @@ def _split_common_beginning(completions: dict, place: str) -> tuple[str | list, 
     if short and len(short) < len(values):
         other = next(name for name in completions if name not in short)
         raise InputError(
-            f"{place}: {short[0]!r} is the beginning of {other!r}",
+            f"{location}: {short[0]!r} is the beginning of {other!r}",
             rule="without a 'prompt' their common beginning is the prompt, and nothing is left",
             fix="add a 'prompt' column, or remove the row",
         )
     if n == 0 and any(as_messages):
         raise InputError(
-            f"{place}: 'chosen' and 'rejected' share no first message",
+            f"{location}: 'chosen' and 'rejected' share no first message",
             rule="without a 'prompt' their common beginning is the prompt",
             fix="add a 'prompt' column",
         )
     return said[0][:n], {name: value[n:] for name, value in completions.items()}
 
 
-def _margin(row: dict, place: str) -> dict:
+def _margin(row: dict, location: str) -> dict:
     """{"margin", "tie"}: how much better the chosen completion is, and whether neither is."""
     margin, tie = row.get("margin"), row.get("tie")
-    tie = tie is not None and flag_of(tie, f"{place}, column 'tie'")
+    tie = tie is not None and flag_of(tie, f"{location}, column 'tie'")
     if margin is not None:
-        margin = number_of(margin, f"{place}, column 'margin'")
+        margin = number_of(margin, f"{location}, column 'margin'")
         if margin < 0:
             raise InputError(
-                f"{place}, column 'margin' is below 0",
+                f"{location}, column 'margin' is below 0",
                 value=margin,
                 rule="it is how much better the chosen completion is",
                 fix="swap the completions, or remove the margin",
@@ -266,12 +269,12 @@ def _margin(row: dict, place: str) -> dict:
     if not names:
         return dict(margin=0.0, tie=tie)
     scores = [
-        number_of(row.get(name), f"{place}, column {name!r}")
+        number_of(row.get(name), f"{location}, column {name!r}")
         for name in ("score_chosen", "score_rejected")
     ]
     if scores[0] < scores[1]:
         raise InputError(
-            f"{place}: 'score_chosen' is below 'score_rejected'",
+            f"{location}: 'score_chosen' is below 'score_rejected'",
             value=tuple(scores),
             fix="swap the completions, or remove the row",
         )
@@ -281,40 +284,42 @@ def _margin(row: dict, place: str) -> dict:
 # -- one completion --
 
 
-def _labelled(row: dict, place: str, index: int) -> dict:
-    prompt = _prompt_column(row, place)
-    name = first_of(row, ("completion", "response"), place, "give each row a 'completion'")
-    completion = completion_of(row[name], f"{place}, column {name!r}", empty=True)
-    prompt, matched = _matched(prompt, {name: completion}, place)
-    first_of(row, ("label",), place, "give each row a 'label', true or false")
-    label = flag_of(row["label"], f"{place}, column 'label'")
-    return dict(prompt=prompt, completion=matched[name], label=label, **rendering_of(row, place))
+def _labelled(row: dict, location: str, index: int) -> dict:
+    prompt = _prompt_column(row, location)
+    name = first_of(row, ("completion", "response"), location, "give each row a 'completion'")
+    completion = completion_of(row[name], f"{location}, column {name!r}", empty=True)
+    prompt, matched = _matched(prompt, {name: completion}, location)
+    first_of(row, ("label",), location, "give each row a 'label', true or false")
+    label = flag_of(row["label"], f"{location}, column 'label'")
+    return dict(prompt=prompt, completion=matched[name], label=label, **rendering_of(row, location))
 
 
-def _step_texts(value: object, place: str, empty: bool = False) -> list[str]:
-    texts = list_of(value, place)
+def _step_texts(value: object, location: str, empty: bool = False) -> list[str]:
+    texts = list_of(value, location)
     for number, text in enumerate(texts):
-        require_text(text, f"{place}, step {number}", "join it with the step before it", empty)
+        require_text(text, f"{location}, step {number}", "join it with the step before it", empty)
     return texts
 
 
-def _one_each(values: list, steps: list, place: str) -> None:
+def _one_each(values: list, steps: list, location: str) -> None:
     if len(values) != len(steps):
         raise InputError(
-            f"{place} has {len(values)} values for {len(steps)} steps",
+            f"{location} has {len(values)} values for {len(steps)} steps",
             rule="one of each step",
             fix="correct the row",
         )
 
 
-def _stepwise(row: dict, place: str, index: int) -> dict:
-    prompt = _prompt_column(row, place)
+def _stepwise(row: dict, location: str, index: int) -> dict:
+    prompt = _prompt_column(row, location)
     for name in ("completions", "labels"):
-        first_of(row, (name,), place, "give each row 'completions' and 'labels', one of each step")
+        first_of(
+            row, (name,), location, "give each row 'completions' and 'labels', one of each step"
+        )
     lines = row.get("ended") is not None
-    ended = {"ended": flag_of(row["ended"], f"{place}, column 'ended'")} if lines else {}
-    steps = _step_texts(row["completions"], f"{place}, column 'completions'", empty=lines)
-    where = f"{place}, column 'labels'"
+    ended = {"ended": flag_of(row["ended"], f"{location}, column 'ended'")} if lines else {}
+    steps = _step_texts(row["completions"], f"{location}, column 'completions'", empty=lines)
+    where = f"{location}, column 'labels'"
     values = list_of(row["labels"], where)
     _one_each(values, steps, where)
     labels = []
@@ -331,40 +336,40 @@ def _stepwise(row: dict, place: str, index: int) -> dict:
                 fix="rescale the labels",
             )
     return dict(
-        prompt=prompt, completions=steps, labels=labels, **ended, **rendering_of(row, place)
+        prompt=prompt, completions=steps, labels=labels, **ended, **rendering_of(row, location)
     )
 
 
-def _trajectory(row: dict, place: str, index: int) -> dict:
-    prompt = _prompt_column(row, place)
+def _trajectory(row: dict, location: str, index: int) -> dict:
+    prompt = _prompt_column(row, location)
     # Where both are there: steps where their scores need them, else the completion.
     names = ["completion", "response", "steps"]
     if row.get("process_scores") is not None:
         names = ["steps", "completion", "response"]
     given = [name for name in names if row.get(name) is not None] or names
-    name = first_of(row, given, place, "give each row a 'completion', or 'steps'")
-    record = dict(prompt=prompt, **rendering_of(row, place))
+    name = first_of(row, given, location, "give each row a 'completion', or 'steps'")
+    record = dict(prompt=prompt, **rendering_of(row, location))
     if name == "steps":
-        record["steps"] = _step_texts(row["steps"], f"{place}, column 'steps'")
+        record["steps"] = _step_texts(row["steps"], f"{location}, column 'steps'")
     else:
-        completion = completion_of(row[name], f"{place}, column {name!r}")
-        record["prompt"], matched = _matched(prompt, {name: completion}, place)
+        completion = completion_of(row[name], f"{location}, column {name!r}")
+        record["prompt"], matched = _matched(prompt, {name: completion}, location)
         record["completion"] = matched[name]
-    reward = first_of(row, ("reward", "score"), place, "give each row a 'reward'")
-    record["reward"] = number_of(row[reward], f"{place}, column {reward!r}")
+    reward = first_of(row, ("reward", "score"), location, "give each row a 'reward'")
+    record["reward"] = number_of(row[reward], f"{location}, column {reward!r}")
     truncated = row.get("truncated")
     record["truncated"] = truncated is not None and flag_of(
-        truncated, f"{place}, column 'truncated'"
+        truncated, f"{location}, column 'truncated'"
     )
     if row.get("process_scores") is not None:
-        record["process_scores"] = _process_scores(row, record, place)
+        record["process_scores"] = _process_scores(row, record, location)
     if row.get("logprobs") is not None:
-        record["logprobs"] = _logprobs(row, place)
+        record["logprobs"] = _logprobs(row, location)
     return record
 
 
-def _process_scores(row: dict, record: dict, place: str) -> list[float]:
-    where = f"{place}, column 'process_scores'"
+def _process_scores(row: dict, record: dict, location: str) -> list[float]:
+    where = f"{location}, column 'process_scores'"
     if "steps" not in record:
         raise InputError(
             f"{where} needs the column 'steps'",
@@ -376,8 +381,8 @@ def _process_scores(row: dict, record: dict, place: str) -> list[float]:
     return [number_of(score, f"{where}, step {i}") for i, score in enumerate(scores)]
 
 
-def _logprobs(row: dict, place: str) -> list[float]:
-    where = f"{place}, column 'logprobs'"
+def _logprobs(row: dict, location: str) -> list[float]:
+    where = f"{location}, column 'logprobs'"
     values = list_of(row["logprobs"], where)
     logprobs = [number_of(value, f"{where}, token {i}") for i, value in enumerate(values)]
     # Samplers in low precision write log 1 as a little more than 0.

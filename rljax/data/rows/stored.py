@@ -25,7 +25,7 @@ KINDS = (".jsonl", ".parquet")
 class StoredRows(Stream):
     """The rows of .jsonl or .parquet files as a stream: item `index` is row `number(index)` of all.
 
-    Of a .jsonl file the places of its blocks are found first, in one pass that keeps no text.
+    Of a .jsonl file the offsets of its blocks are found first, in one pass that keeps no text.
     `names`: what errors call the files, where that is not their paths.
     """
 
@@ -56,10 +56,10 @@ class StoredRows(Stream):
 
     def number(self, index: int) -> int:
         """The number in the files one after the other, from 0, of item `index`."""
-        block, row = self._place(*self._locate(index))
+        block, row = self._block_row(*self._locate(index))
         return int(self._starts[block]) + row
 
-    def place(self, index: int) -> str:
+    def location(self, index: int) -> str:
         """The file and the row there of item `index`, as errors name them."""
         number = self.number(index)
         file = int(np.searchsorted(self._file_ends, number, side="right"))
@@ -71,7 +71,7 @@ class StoredRows(Stream):
         return [row for row in file.read(number) if isinstance(row, dict)]
 
     def _row(self, index: int) -> dict:
-        window, place = self._locate(index)
+        window, offset = self._locate(index)
         if self._window is None or self._window[0] != (self._epoch[0], window):
             self._window = None  # before the next one is read
             read = {}
@@ -79,19 +79,19 @@ class StoredRows(Stream):
                 file, number = self._blocks[block]
                 read[block] = file.read(number)
             self._window = (self._epoch[0], window), read
-        block, number = self._place(window, place)
+        block, number = self._block_row(window, offset)
         row = self._window[1][block][number]
         if not isinstance(row, dict):
             raise InputError(
-                f"{self.place(index)} is not an object",
+                f"{self.location(index)} is not an object",
                 value=row,
                 fix='each row is one JSON object such as {"prompt": ..., "ground_truth": ...}',
             )
         return self.convert(row, index) if self.convert else row
 
     def _locate(self, index: int) -> tuple[int, int]:
-        """(the window of the epoch of item `index`, its place there)."""
-        epoch, place = divmod(index, self.rows)
+        """(the window of the epoch of item `index`, its offset there)."""
+        epoch, offset = divmod(index, self.rows)
         if self._epoch is None or self._epoch[0] != epoch:
             windows, sizes = [[]], [0]
             for block in _shuffled(len(self.counts), epoch, 0).tolist():
@@ -103,21 +103,21 @@ class StoredRows(Stream):
             self._epoch = epoch, windows, np.concatenate([[0], np.cumsum(sizes)])
             self._order = None
         ends = self._epoch[2]
-        window = int(np.searchsorted(ends, place, side="right")) - 1
-        return window, place - int(ends[window])
+        window = int(np.searchsorted(ends, offset, side="right")) - 1
+        return window, offset - int(ends[window])
 
-    def _place(self, window: int, place: int) -> tuple[int, int]:
-        """(block, row of it) at a place of a window."""
+    def _block_row(self, window: int, offset: int) -> tuple[int, int]:
+        """(block, row of it) at an offset of a window."""
         epoch, windows, ends = self._epoch
         if self._order is None or self._order[0] != window:
             size = int(ends[window + 1] - ends[window])
             self._order = window, _shuffled(size, epoch, 1 + window)
-        at = int(self._order[1][place])
+        at = int(self._order[1][offset])
         for block in windows[window]:
             if at < self.counts[block]:
                 return block, at
             at -= int(self.counts[block])
-        raise AssertionError("a place lies in its window")
+        raise AssertionError("an offset lies in its window")
 
 
 def _shuffled(count: int, epoch: int, which: int) -> np.ndarray:

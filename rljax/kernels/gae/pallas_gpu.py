@@ -69,13 +69,13 @@ def _kernel(*refs, name, keys):
     row, chunk = pl.program_id(0), jnp.arange(CHUNKS)
 
     def read(turn):
-        """Token L - 1 - turn of every chunk, [C] each; also its place `at`, whether it is `inside`
+        """Token L - 1 - turn of every chunk, [C] each; also its column `at`, whether it is `inside`
         the row, and whether to `keep` it."""
         at = chunk * length + length - 1 - turn
         inside, here = at < tokens, {}
         for key, ref in ins.items():
-            place = at if ref.shape[1] == tokens else chunk * 0
-            here[key] = triton.load(ref.at[row, place], mask=inside, other=0)
+            column = at if ref.shape[1] == tokens else chunk * 0
+            here[key] = triton.load(ref.at[row, column], mask=inside, other=0)
         return here | {"keep": inside & (here["mask"] > 0), "at": at, "inside": inside}
 
     zero, nothing = jnp.zeros((CHUNKS,), jnp.float32), jnp.zeros((CHUNKS,), jnp.int32)
@@ -143,9 +143,9 @@ def _token(name, here, later):
 
 
 def _tables():
-    """Places [C, 1] and [1, C]."""
-    place = jnp.arange(CHUNKS)
-    return place[:, None], place[None, :]
+    """Indices [C, 1] and [1, C]."""
+    index = jnp.arange(CHUNKS)
+    return index[:, None], index[None, :]
 
 
 def _behind(value, segment, present):

@@ -192,10 +192,10 @@ def high_entropy(policy: Policy, batch: Batch, fraction: float) -> jax.Array:
     entropy = constant(policy.entropy, batch)
     ordered = jnp.sort(jnp.where(batch.mask > 0, entropy, jnp.inf).reshape(-1))
     n = jnp.sum((batch.mask > 0).astype(jnp.int32))
-    place = (1 - fraction) * jnp.maximum(n - 1, 0).astype(entropy.dtype)
-    below = jnp.floor(place).astype(jnp.int32)
+    rank = (1 - fraction) * jnp.maximum(n - 1, 0).astype(entropy.dtype)
+    below = jnp.floor(rank).astype(jnp.int32)
     low, high = ordered[below], ordered[jnp.minimum(below + 1, jnp.maximum(n - 1, 0))]
-    threshold = low + (high - low) * (place - below)  # linear between the two neighbours
+    threshold = low + (high - low) * (rank - below)  # linear between the two neighbours
     return indicator(jnp.where(n > 0, entropy >= threshold, False), batch)
 
 

@@ -109,8 +109,8 @@ def _halves(model: Model) -> dict[str, list[Half]]:
                 out.setdefault(key, []).append(Half(path, i, **where))
             continue
         name, rank = lora.module_name(path[2:-1], config), config.lora.rank
-        place, is_a = lora.place_of(path[2:-1], config), path[-1] == "lora_a"
-        members = fused_members(path, place) if isinstance(place, Fused) else [path]
+        module, is_a = lora.module_of(path[2:-1], config), path[-1] == "lora_a"
+        members = fused_members(path, module) if isinstance(module, Fused) else [path]
         sizes = [math.prod(shapes[member][0][1:]) // rank for member in members]
         at, ranks = members.index(path), rank * len(members)
         before = sum(sizes[:at])
@@ -154,8 +154,8 @@ def _of_experts(model: Model, path: tuple[str, ...]) -> tuple[str, dict]:
             shape=(experts * ranks, shape[1]), rows=part, columns=every, experts=experts
         )
     rows = slice(shape[2] * at, shape[2] * (at + 1))
-    place = NAMES[FAMILIES[config.family].names][f"mlp.{matrix}[x]"]
-    if isinstance(place, Disk) and place.column is not None and not place.halves:
+    module = NAMES[FAMILIES[config.family].names][f"mlp.{matrix}[x]"]
+    if isinstance(module, Disk) and module.column is not None and not module.halves:
         rows = slice(at, None, 2)
     shape = (shape[2] * len(parts), ranks * experts)
     return module, dict(shape=shape, rows=rows, columns=part, experts=experts)
@@ -171,10 +171,10 @@ def _ranks(model: Model) -> dict[str, int]:
             if path[-2] != "down":
                 found["gate_up_proj"] = 2 * model.config.lora.rank
         elif path[-1] == "lora_a":
-            place = lora.place_of(path[2:-1], model.config)
-            if isinstance(place, Fused):
-                last = place.name.rpartition(".")[2]
-                found[last] = len(place.members) * model.config.lora.rank
+            module = lora.module_of(path[2:-1], model.config)
+            if isinstance(module, Fused):
+                last = module.name.rpartition(".")[2]
+                found[last] = len(module.members) * model.config.lora.rank
     return found
 
 
@@ -438,10 +438,10 @@ def load_adapter(folder: str | Path, model: Model, params: dict) -> dict:
             tensor = tensor * np.asarray(own_factor / factor, tensor.dtype)
         own_rank = own_rank if key in plain else rank
         for half, block in _blocks(file, key, tensor, held, own_rank, rank):
-            place = new[half.path] if half.layer is None else new[half.path][half.layer]
+            target = new[half.path] if half.layer is None else new[half.path][half.layer]
             if own_rank < rank:
-                place = place[..., :own_rank] if half.is_a else place[:own_rank]
-            place[...] = half.turned(block).reshape(place.shape)
+                target = target[..., :own_rank] if half.is_a else target[:own_rank]
+            target[...] = half.turned(block).reshape(target.shape)
     layout = flattened(model.shardings())
     return nested(flat | {path: put_whole(x, layout[path]) for path, x in new.items()})
 

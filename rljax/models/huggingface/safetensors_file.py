@@ -86,25 +86,25 @@ def _whole(values, count: int | None = None) -> bool:
 
 def _entry(path: Path, name: str, fields, start: int) -> Entry:
     """A checked entry of the header; the data start at byte `start` of the file."""
-    place = f"{path}: tensor {name[:200]!r}"
+    location = f"{path}: tensor {name[:200]!r}"
     if not isinstance(fields, dict):
         raise InputError(
-            place, value=fields, rule="needs dtype, shape and data_offsets", fix=_COPY_AGAIN
+            location, value=fields, rule="needs dtype, shape and data_offsets", fix=_COPY_AGAIN
         )
     dtype, shape, offsets = (fields.get(key) for key in ("dtype", "shape", "data_offsets"))
     if not isinstance(dtype, str) or dtype not in _BITS:
         raise InputError(
-            f"{place}: dtype",
+            f"{location}: dtype",
             value=dtype,
             rule=f"known: {', '.join(_BITS)}",
             fix="save the tensor in one of these, such as bfloat16",
         )
     if not _whole(shape) or len(shape) > _MOST_AXES:
         rule = f"at most {_MOST_AXES} whole numbers >= 0"
-        raise InputError(f"{place}: shape", value=shape, rule=rule, fix=_COPY_AGAIN)
+        raise InputError(f"{location}: shape", value=shape, rule=rule, fix=_COPY_AGAIN)
     if not _whole(offsets, 2) or offsets[0] > offsets[1]:
         raise InputError(
-            f"{place}: data_offsets",
+            f"{location}: data_offsets",
             value=offsets,
             rule="[begin, end], begin <= end",
             fix=_COPY_AGAIN,
@@ -112,7 +112,7 @@ def _entry(path: Path, name: str, fields, start: int) -> Entry:
     begin, end = offsets
     if 8 * (end - begin) != math.prod(shape) * _BITS[dtype]:
         raise InputError(
-            f"{place}: data_offsets {offsets} hold {end - begin} bytes",
+            f"{location}: data_offsets {offsets} hold {end - begin} bytes",
             rule=f"{dtype} of shape {tuple(shape)} has {math.prod(shape) * _BITS[dtype] // 8}",
             fix=_COPY_AGAIN,
         )

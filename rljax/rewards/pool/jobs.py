@@ -46,9 +46,9 @@ class Job:
 
 @dataclass(eq=False)
 class Task:
-    """A worker's task: the pickled fields of the samples at `places` of a job."""
+    """A worker's task: the pickled fields of the samples at `rows` of a job."""
 
     job: Job
-    places: tuple[int, ...]
+    rows: tuple[int, ...]
     blob: bytes
     number: int = -1

@@ -158,7 +158,7 @@ class RewardPool:
         if self._supervisor.stopped:
             raise RuntimeError("this RewardPool is closed")
         job = Job(len(samples))
-        tasks = [Task(job, places, self._pack(places, samples)) for places in self._split(samples)]
+        tasks = [Task(job, rows, self._pack(rows, samples)) for rows in self._split(samples)]
         if tasks:
             self._supervisor.order("work", job, tasks)
         else:
@@ -166,7 +166,7 @@ class RewardPool:
         return Pending(self, job)
 
     def _split(self, samples: Sequence[Mapping]) -> list[tuple[int, ...]]:
-        """The places of the samples that one call is about, in the order of their first."""
+        """The rows of the samples that one call is about, in the order of their first."""
         for index, sample in enumerate(samples):
             if not isinstance(sample, Mapping):
                 raise InputError(
@@ -182,11 +182,11 @@ class RewardPool:
             groups.setdefault(
                 ("group", sample["group"]) if "group" in sample else alone, []
             ).append(index)
-        return [tuple(places) for places in groups.values()]
+        return [tuple(rows) for rows in groups.values()]
 
-    def _pack(self, places: tuple[int, ...], samples: Sequence[Mapping]) -> bytes:
+    def _pack(self, rows: tuple[int, ...], samples: Sequence[Mapping]) -> bytes:
         """The fields that the reward declares, pickled."""
-        own = [samples[place] for place in places]
+        own = [samples[row] for row in rows]
         sample = group_fields(own) if self.grouped else own[0]
         for name in self._required:
             if name not in sample:
@@ -197,7 +197,7 @@ class RewardPool:
             return pickle.dumps(chosen, protocol=5)
         except Exception as error:
             raise InputError(
-                f"field {_unpicklable(chosen)!r} of sample {places[0]} cannot be sent to a worker",
+                f"field {_unpicklable(chosen)!r} of sample {rows[0]} cannot be sent to a worker",
                 rule=f"{type(error).__name__}: {error}",
                 fix="use plain values: text, numbers, lists, dicts",
             ) from error

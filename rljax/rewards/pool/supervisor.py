@@ -195,7 +195,7 @@ class Supervisor(Crew):
             self._typical_s = before + _RECENT * (seconds - before)
             late, scored = longest[0] > self.timeout_s, longest[1]
             if late:  # the rule is the clock, not whether we looked in time
-                outcomes = [self._timeout(task, scored)] * len(task.places)
+                outcomes = [self._timeout(task, scored)] * len(task.rows)
             self._settle(task, outcomes, seconds)
         worker.served += len(found)
         worker.since = time.monotonic()
@@ -211,18 +211,18 @@ class Supervisor(Crew):
 
     def _settle(self, task: Task, outcomes: list[tuple], seconds: float) -> None:
         job, now = task.job, time.monotonic()
-        for place, (status, value, parts, message) in zip(task.places, outcomes, strict=True):
-            assert job.scores[place] is None, "a sample was scored twice"
+        for row, (status, value, parts, message) in zip(task.rows, outcomes, strict=True):
+            assert job.scores[row] is None, "a sample was scored twice"
             over = status == "over limit"
             status = "ok" if over else status
-            job.scores[place] = Score(value, parts, status, seconds, message, now, over)
-        job.left -= len(task.places)
+            job.scores[row] = Score(value, parts, status, seconds, message, now, over)
+        job.left -= len(task.rows)
         if job.left == 0:
             self._jobs.discard(job)
             job.end()
 
     def _attribute(self, task: Task, outcome: tuple, since: float) -> None:
-        self._settle(task, [outcome] * len(task.places), time.monotonic() - since)
+        self._settle(task, [outcome] * len(task.rows), time.monotonic() - since)
 
     def expire(self, worker: RewardWorker) -> None:
         """A deadline has passed: kill, and blame the task if one was running."""
@@ -272,7 +272,7 @@ def _is_result(found: object, task: Task) -> bool:
     _, outcomes, seconds, longest = found
     return (
         type(outcomes) is list
-        and len(outcomes) == len(task.places)
+        and len(outcomes) == len(task.rows)
         and all(map(_is_outcome, outcomes))
         and isinstance(seconds, float)
         and type(longest) is tuple

@@ -79,10 +79,10 @@ class Clock:
 
 def main(spec_text: str) -> None:
     """Run as a worker. `spec_text`: see rljax.workers.bootstrap."""
-    place = begin(spec_text)
-    sock = place.socket
+    context = begin(spec_text)
+    sock = context.socket
     try:
-        component = resolve(place.facts["reward"], HOME)
+        component = resolve(context.facts["reward"], HOME)
         fields = wanted_fields(component)
         notes = prepare(component)
     except BaseException as error:
@@ -90,22 +90,22 @@ def main(spec_text: str) -> None:
         sock.sendall(frame(("failed", (known, str(error) if known else describe(error)))))
         return
     sock.sendall(frame(("ready", notes)))
-    clock = Clock(place.progress, component)
+    clock = Clock(context.progress, component)
     if members(component) and not compares_samples(component):
         watch(clock.begin_member)
     score = functools.partial(_outcomes, clock, fields, is_group_reward(component))
     try:
-        _serve(place, score, clock)
+        _serve(context, score, clock)
     except (BrokenPipeError, ConnectionResetError):
         pass  # the pool was closed while a sample ran
 
 
-def _serve(place: WorkerContext, score: Callable, clock: Clock) -> None:
+def _serve(context: WorkerContext, score: Callable, clock: Clock) -> None:
     """Score chunks until the pool closes the stream."""
-    me, sock = os.getpid(), place.socket
+    me, sock = os.getpid(), context.socket
     while True:
         while not readable(sock.fileno(), ORPHAN_POLL_S):
-            if place.orphaned():
+            if context.orphaned():
                 return
         data = read_frame(sock)
         if data is None:

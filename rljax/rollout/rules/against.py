@@ -116,7 +116,7 @@ class AgainstOpponent:
             )
 
         def turn(first: int) -> Callable | None:
-            """`finished`, called with the rows' places in the joint batch."""
+            """`finished`, called with the rows' indices in the joint batch."""
             if finished is None:
                 return None
             return lambda row, ids, reason: finished(2 * row + first, ids, reason)

@@ -87,7 +87,7 @@ def with_baseline_response(
 
 
 def task_of(record: PromptRecord, tasks: tuple[str, ...]) -> int:
-    """The place of the first of `tasks` that fits the data source; 0 without tasks. Raises
+    """The index of the first of `tasks` that fits the data source; 0 without tasks. Raises
     InputError where none fits."""
     fits = (i for i, pattern in enumerate(tasks) if fnmatchcase(record.data_source, pattern))
     found = next(fits, None) if tasks else 0

@@ -221,16 +221,16 @@ class _Groups:
         self.aborted += len(aborted)
 
     def _keep(self, batch: Batch, live: list[_Group], others: list[_Group]) -> None:
-        """Copies the rows of new groups to their places."""
-        places = {len(self.live) + i: group for i, group in enumerate(live)}
+        """Copies the rows of new groups to their target rows."""
+        targets = {len(self.live) + i: group for i, group in enumerate(live)}
         self.live += live
         last = self.wanted - 1 - len(self.others)
-        places |= {last - i: group for i, group in enumerate(others) if last - i >= len(self.live)}
+        targets |= {last - i: group for i, group in enumerate(others) if last - i >= len(self.live)}
         self.others += others
         source = np.full((self.wanted, self.n), -1, np.int32)
-        for place, group in places.items():
-            if place < self.wanted:
-                source[place] = group.row + np.arange(self.n)
+        for target, group in targets.items():
+            if target < self.wanted:
+                source[target] = group.row + np.arange(self.n)
         room = _empty(batch, self.wanted * self.n, self.mesh) if self.rows is None else self.rows
         self.rows = _copied(room, batch, source.reshape(-1), self.mesh)
 
@@ -264,8 +264,8 @@ class _Groups:
     def _batch(self, used: list[_Group]) -> Batch:
         """The rows of these groups. A row whose reward failed has a group of its own."""
         live, rows = min(len(self.live), self.wanted), self.wanted * self.n
-        places = [*range(live), *range(self.wanted - 1, live - 1, -1)]
-        order = [place * self.n + i for place in places for i in range(self.n)]
+        order_of_groups = [*range(live), *range(self.wanted - 1, live - 1, -1)]
+        order = [group * self.n + i for group in order_of_groups for i in range(self.n)]
         failed = np.concatenate([group.failed for group in used])
         group = np.repeat(np.arange(self.wanted, dtype=np.int32), self.n)
         alone = self.wanted + np.arange(rows, dtype=np.int32)

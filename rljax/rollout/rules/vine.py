@@ -187,10 +187,10 @@ def _calibration(values, states, scores: np.ndarray, bins: int = 10) -> dict[str
         return {}
     value, score = np.array(pairs, np.float64).T
     # States of one value are of one bin.
-    place = np.searchsorted(value, value) * bins // len(value)
+    bin_of = np.searchsorted(value, value) * bins // len(value)
     gaps = [
-        (place == one).mean() * abs((value - score)[place == one].mean())
-        for one in np.unique(place)
+        (bin_of == one).mean() * abs((value - score)[bin_of == one].mean())
+        for one in np.unique(bin_of)
     ]
     return {
         "vine/value": float(value.mean()),

@@ -164,10 +164,10 @@ class Reward:
         # A failed row gets a group of its own, so that it is not in its siblings' baseline.
         alone = len(prompts.records) + np.arange(len(samples), dtype=np.int32)
         host = (values, parts_of(scores), ok, np.where(ok, group, alone))
-        batch = _place_rewards(batch, *place(host, self.mesh))
+        batch = _with_rewards(batch, *place(host, self.mesh))
         if self.needs_costs:
             costs = np.array([score.parts.get(COST, 0.0) for score in scores], np.float32)
-            batch = _place_costs(batch, place(costs, self.mesh))
+            batch = _with_costs(batch, place(costs, self.mesh))
         if self.process is None:
             return batch, RewardReport(rows)
         batch, metrics = self.process(batch)
@@ -209,13 +209,13 @@ class Reward:
         ]
         if hosts.count() == 1:
             scores = dict(zip(rest, self.pool.score([samples[row] for row in rest]), strict=True))
-            scores |= {row: pending.result()[place] for row, (_, pending, place) in known.items()}
+            scores |= {row: pending.result()[index] for row, (_, pending, index) in known.items()}
             scores |= aborted
             return samples, [scores[row] for row in rows]
         late = self.pool.submit([samples[row] for row in rest])
         if _all_known([late, *(pending for _, pending, _ in known.values())]):
             scores = dict(zip(rest, late.result(), strict=True))
-            scores |= {row: pending.result()[place] for row, (_, pending, place) in known.items()}
+            scores |= {row: pending.result()[index] for row, (_, pending, index) in known.items()}
         else:  # this exchange ends the step
             scores = {}
         scores = of_all_hosts(scores) | aborted
@@ -240,7 +240,7 @@ class Reward:
         return self.facts() | learned
 
     def facts(self) -> dict[str, float]:
-        """reward/sandbox_tier, where programs are run: the place of their tier in ALL_TIERS of
+        """reward/sandbox_tier, where programs are run: the index of their tier in ALL_TIERS of
         rljax.rewards.sandbox.tiers. 0 isolates best."""
         notes = self.pool.notes if isinstance(self.pool, RewardPool) else {}
         tier = notes.get("sandbox_tier")
@@ -309,7 +309,7 @@ class EarlyScores:
         self.reward, self.prompts, self.n = reward, prompts, n
         self._mine = set(hosts.mine(len(prompts.records)))
         self._rows: dict[int, tuple[list[int], int, dict]] = {}  # ids, finish reason, sample
-        self._pending: dict[int, tuple[Pending, int]] = {}  # and the row's place in it
+        self._pending: dict[int, tuple[Pending, int]] = {}  # and the row's index in it
         self.stopped = False  # whether the rows that had not ended were aborted
 
     def finished(self, row: int, ids: list[int], finish: int) -> None:
@@ -419,7 +419,7 @@ def parts_of(scores: list[Score]) -> np.ndarray | None:
     """The named parts of every score, in the order of their names: [B, K]; None if the score has
     none. Parts with a slash in their names are only logged: they may differ from step to step, and
     another K would recompile the learning step."""
-    # One that abstains has its place, too: weights go by the order of the names.
+    # One that abstains has its column, too: weights go by the order of the names.
     every = {name.removeprefix("abstained/") for score in scores for name in score.parts}
     names = sorted({name for name in every if "/" not in name} - {"score"})
     if not names:
@@ -432,13 +432,13 @@ def parts_of(scores: list[Score]) -> np.ndarray | None:
 
 
 @jax.jit
-def _place_costs(batch: Batch, values) -> Batch:
+def _with_costs(batch: Batch, values) -> Batch:
     """The cost of a row, at its last policy token."""
     return batch.replace(costs=last_token(batch) * values[:, None])
 
 
 @jax.jit
-def _place_rewards(batch: Batch, values, parts, ok, group) -> Batch:
+def _with_rewards(batch: Batch, values, parts, ok, group) -> Batch:
     """An outcome reward sits on the last policy token. A row that is not `ok` has mask 0."""
     mask = jnp.where(ok[:, None], batch.mask, 0.0)
     batch = batch.replace(mask=mask.astype(jnp.float32), group=group.astype(jnp.int32))

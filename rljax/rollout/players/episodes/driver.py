@@ -289,7 +289,7 @@ class Driver:
         if episode.turns >= rules.limits.max_turns:
             self._end(episode, FinishReason.TURNS)
             return
-        logs, begins, room = self._place_of(episode, step)
+        logs, begins, room = self._logs_of(episode, step)
         if room < 1 and not episode.turns:
             self._drop(episode)
             what = f"the prompt has {len(step.ids)} tokens, and max_tokens is"
@@ -301,7 +301,7 @@ class Driver:
         self._branched(episode, step)
         self._put(episode, step)
 
-    def _place_of(self, episode: Episode, step: Step) -> tuple[list[Log], bool, int]:
+    def _logs_of(self, episode: Episode, step: Step) -> tuple[list[Log], bool, int]:
         """The logs of the seat that plays next, whether it begins another one, and how many tokens
         its turn may have."""
         seat = self.rules.seats.index(step.seat)
@@ -317,7 +317,7 @@ class Driver:
         if not new:
             return
         rules, seat = self.rules, self.rules.seats.index(step.seat)
-        logs, begins, room = self._place_of(episode, step)
+        logs, begins, room = self._logs_of(episode, step)
         row, samples = seat * rules.max_rows + len(logs) - 1, []
         if not begins:
             most = min(rules.sampling.max_response_tokens, room)
@@ -368,7 +368,7 @@ class Driver:
     def _put(self, episode: Episode, step: Step) -> None:
         """Puts what the environment said, for which there is room, before the policy."""
         rules, seat = self.rules, self.rules.seats.index(step.seat)
-        logs, begins, room = self._place_of(episode, step)
+        logs, begins, room = self._logs_of(episode, step)
         most = min(rules.sampling.max_response_tokens, room)
         if begins:
             if logs:
