@@ -113,7 +113,7 @@ class Replicas:
         def keep(x):
             return jax.lax.with_sharding_constraint(x, replicated(self.model.mesh))
 
-        # Without a barrier XLA gathers them again in every turn of a loop that reads them.
+        # Without a barrier XLA gathers them again in every iteration of a loop that reads them.
         return jax.lax.optimization_barrier(jax.tree.map(keep, tree))
 
     def total(self, tree):

@@ -123,11 +123,11 @@ class StepLayout:
 def _changed(optimizer, gradient, state: TrainState, take, layout: StepLayout | None):
     """(parameters, optimizer state) after the optimizer's update where `take`, else as they were.
 
-    A state that waits on the host is fetched and sent back in a loop of one turn or none: in a
+    A state that waits on the host is fetched and sent back in a loop of one iteration or none: in a
     straight program XLA fetches it at the start, and holds it through the backward pass.
     """
 
-    def turn(carry):
+    def body(carry):
         _, params, waiting = carry
         held, mine = in_device_memory(waiting), gradient
         if layout is not None:
@@ -149,8 +149,8 @@ def _changed(optimizer, gradient, state: TrainState, take, layout: StepLayout | 
     constrain = jax.lax.with_sharding_constraint
     carry = (take, state.params, state.opt_state)
     if any(is_on_host(x) for x in jax.tree.leaves(state.opt_state)):
-        return jax.lax.while_loop(lambda carry: carry[0], turn, carry)[1:]
-    return turn(carry)[1:]
+        return jax.lax.while_loop(lambda carry: carry[0], body, carry)[1:]
+    return body(carry)[1:]
 
 
 def optimizer_step(

@@ -362,11 +362,11 @@ def _remember_in_ring(cache: Cache, new: Cache, columns, counts, positions):
     fresh = after >= columns[:, None]
     index = jnp.clip(after - columns[:, None], 0, tokens - 1)
 
-    def turned(old, new):
+    def wrapped(old, new):
         shape = [fresh.shape[0] if i == 0 else held if i == axis else 1 for i in range(old.ndim)]
         return jnp.where(fresh.reshape(shape), take(new, index, axis), old)
 
-    return jax.tree.map(turned, cache, new), joined, jnp.concatenate([old, own], axis=2)
+    return jax.tree.map(wrapped, cache, new), joined, jnp.concatenate([old, own], axis=2)
 
 
 def forget(cache: Cache, tokens: jax.Array, count: int = 1) -> Cache:
@@ -435,7 +435,7 @@ def write_rows(
         first = jnp.zeros_like(slots) if first is None else first
         return cache_pages.write_rows(cache, rows, slots, source, first)
     if alone and cache.order == "heads":
-        return _place_in_turn(cache, rows, slots, source)
+        return _write_one_by_one(cache, rows, slots, source)
 
     def put(old, new):
         axis = token_axis(cache.order)
@@ -448,7 +448,7 @@ def write_rows(
     return jax.tree.map(put, cache, rows)
 
 
-def _place_in_turn(cache: Cache, rows: Cache, slots: jax.Array, source: jax.Array) -> Cache:
+def _write_one_by_one(cache: Cache, rows: Cache, slots: jax.Array, source: jax.Array) -> Cache:
     inside = (slots >= 0) & (slots < cache.parts[0].shape[0])
     order = jnp.argsort(~inside, stable=True)
 

@@ -31,7 +31,7 @@ from rljax.models.layers import (
     activate,
     apply_rope,
     root_mean_squared,
-    turn_weights,
+    transpose_weights,
     weight,
 )
 from rljax.models.multimodal import mrope_angles
@@ -76,16 +76,16 @@ def rope_frequencies(rope: Rope, dims: int, tokens: int = 0) -> np.ndarray:
     if rope.kind == "linear":
         frequency = frequency / np.float32(rope.factor)
     if rope.kind == "llama3":
-        turns = rope.original_max_tokens * frequency / np.float32(2 * math.pi)
+        rotations = rope.original_max_tokens * frequency / np.float32(2 * math.pi)
         blended = rope.high_freq_factor - rope.low_freq_factor
         if blended:
-            kept = np.clip((turns - rope.low_freq_factor) / blended, 0.0, 1.0)
+            kept = np.clip((rotations - rope.low_freq_factor) / blended, 0.0, 1.0)
         else:  # Llama 4: a step
-            kept = (turns >= rope.low_freq_factor).astype(np.float32)
+            kept = (rotations >= rope.low_freq_factor).astype(np.float32)
         frequency = frequency * (kept + (1 - kept) / rope.factor)
     if rope.kind == "yarn":
 
-        def pair(rotations: float) -> float:  # the pair that turns so often in the old context
+        def pair(rotations: float) -> float:  # the pair that rotates so often in the old context
             inside = rope.original_max_tokens / (rotations * 2 * math.pi)
             return dims * math.log(inside) / (2 * math.log(rope.theta))
 
@@ -425,16 +425,17 @@ class Decoder(nnx.Module):
         split = iter([nnx.split(self.layers[name]) for name in sorted(self.layers, key=int)])
         return [[next(split) for _ in stack.unit] for stack in self.config.stacks()]
 
-    def unstacked(self, *, late: bool, turned: bool) -> list[tuple]:
-        """[(static definition, weights, index)] of every layer: its own weights, `turned` where so
-        many products read them, or those of its stack and its index there, to be sliced `late`."""
+    def unstacked(self, *, late: bool, transposed: bool) -> list[tuple]:
+        """[(static definition, weights, index)] of every layer: its own weights,
+        `transposed` where so many products read them, or those of its stack and its index
+        there, to be sliced `late`."""
         layers = {}
         for stack, members in zip(self.config.stacks(), self.members(), strict=True):
             for member, (graph, weights) in enumerate(members):
                 for repeat, layer in enumerate(stack.layers_of(member)):
                     one = weights if late else jax.tree.map(lambda w, r=repeat: w[r], weights)
-                    if turned:
-                        graph, one = nnx.split(turn_weights(nnx.merge(graph, one)))
+                    if transposed:
+                        graph, one = nnx.split(transpose_weights(nnx.merge(graph, one)))
                     layers[layer] = (graph, one, repeat if late else None)
         return [layers[layer] for layer in sorted(layers)]
 

@@ -46,14 +46,14 @@ from rljax.models.cache import Cache
 from rljax.models.cache_tree import Nodes
 from rljax.models.config import ModelConfig
 from rljax.models.decoder import Decoder, Pass, chunked, position_inputs
-from rljax.models.layers import RMSNorm, add_last, on_one_cpu, project_turned
+from rljax.models.layers import RMSNorm, add_last, on_one_cpu, project_transposed
 from rljax.models.multimodal import insert_features, vision_tokens
 from rljax.models.scan import routes_of, routes_shape, scan_layers
 from rljax.models.trees import nested, split
 from rljax.models.vision.names import STACKED
 
 # Steps of a program from which on turning the weights, 3 to 4 times a copy of them, is repaid.
-TURNED_STEPS = 16
+TRANSPOSED_STEPS = 16
 
 
 @functools.cache
@@ -297,16 +297,16 @@ class Model:
         known = self.config.known_ids
         return jax.lax.slice_in_dim(head, 0, known, axis=self._vocab_axis) if known else head
 
-    def head_logits(self, head, hidden, turned=False):
-        """The sampler's head: the same rules of precision and cap as the trainer's. `turned`: it is
-        [V, D], and few rows meet it (layers.project_turned)."""
+    def head_logits(self, head, hidden, transposed=False):
+        """The sampler's head: the same rules of precision and cap as the trainer's. `transposed`:
+        it is [V, D], and few rows meet it (layers.project_transposed)."""
         config = self.config
         how = (config.head_in_float32, config.head_dtype)
         hidden, head, precision = head_product(hidden, head, *how)
-        if turned:
+        if transposed:
             wide = wide_dtype(gradient_dtype(hidden, head))
             how = dict(precision=precision, preferred_element_type=wide)
-            return capped(project_turned(hidden, head, **how), config.final_soft_cap)
+            return capped(project_transposed(hidden, head, **how), config.final_soft_cap)
         options = Options(config.final_soft_cap, config.tie_embeddings, precision=precision)
 
         def rows(head, hidden):
@@ -351,12 +351,12 @@ class Model:
         Slicing stacked weights inside the decode loop doubles a step on CPU, so they are sliced
         here, before the loop, and index is None. On TPU that would be a copy of every weight: there
         a slice is read by the product itself, and index says which layer of the stack to slice.
-        Where a CPU reads them often they are turned, too (layers.project_turned).
+        Where a CPU reads them often they are transposed, too (layers.project_transposed).
         """
         decoder = self._bind(params)
         late = self.mesh.devices.flat[0].platform == "tpu"
-        turned = self._turns_weights and steps >= TURNED_STEPS
-        layers = decoder.unstacked(late=late, turned=turned)
+        transposed = self._transposes_weights and steps >= TRANSPOSED_STEPS
+        layers = decoder.unstacked(late=late, transposed=transposed)
         head, config = None, self.config
         if self.head == "lm":
             head = decoder.head_weight("lm")
@@ -374,7 +374,7 @@ class Model:
         return 0 if self.config.tie_embeddings else 1
 
     @property
-    def _turns_weights(self) -> bool:
+    def _transposes_weights(self) -> bool:
         """Returns whether decoding may multiply in another order than training, which is faster."""
         ordered = self.mesh.size > 1 or self.config.batch_invariant
         return not ordered and self.mesh.devices.flat[0].platform == "cpu"
@@ -403,8 +403,8 @@ class Model:
         if self.head == "scalar":
             return self._scores(unstacked[0], hidden)
         hidden = before_head(hidden, self.mesh, self.config.vocab_size)
-        turned = self._turns_weights and self.config.tie_embeddings
-        logits = self.head_logits(unstacked[2], hidden, turned)
+        transposed = self._transposes_weights and self.config.tie_embeddings
+        logits = self.head_logits(unstacked[2], hidden, transposed)
         logits = logits.reshape(-1, logits.shape[-1])
         return logits_by_rows(logits, self.mesh, self.config.vocab_size, self.config.ids)
 

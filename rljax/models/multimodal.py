@@ -15,8 +15,8 @@ from rljax.models.vision.config import VisionConfig
 
 
 def mrope_axes(section: tuple[int, int, int], interleaved: bool) -> np.ndarray:
-    """Returns the axis (time, row, column) that each of the E/2 frequencies turns with: [E/2] of 0,
-    1, 2.
+    """Returns the axis (time, row, column) that each of the E/2 frequencies rotates with: [E/2] of
+    0, 1, 2.
 
     `section` counts the frequencies of each. In blocks (Qwen2.5-VL): t t t h h h w w w. Interleaved
     (Qwen3-VL): t h w t h w ..., and the rest t.

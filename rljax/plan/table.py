@@ -216,7 +216,7 @@ def _costs(plan: Plan) -> list[str]:
     rows = [
         [
             "program",
-            "turns",
+            "iterations",
             "TFLOP",
             "of kernels",
             "HBM GB",
@@ -231,7 +231,7 @@ def _costs(plan: Plan) -> list[str]:
         rows.append(
             [
                 r.name,
-                str(r.turns),
+                str(r.trips),
                 f"{r.flops / 1e12:.4g}",
                 f"{r.kernel_flops / 1e12:.3g}",
                 f"{r.hbm_bytes / 1e9:.4g}",

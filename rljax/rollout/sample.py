@@ -72,7 +72,7 @@ class TrajectorySampler:
           actor: who draws them; default: the policy.
           enough: enough(early_scores) -> bool stops decoding; rows that have not ended are aborted
             and not scored. On several hosts it reads its argument alone, so that all hosts stop at
-            the same turn. Episodes, and rewards that score whole batches, go on to their ends.
+            the same dispatch. Episodes, and rewards that score whole batches, go on to their ends.
           tree: where episodes branch; n counts the rows of its leaves then, and the rows that are
             returned are those of its nodes.
         """

@@ -30,8 +30,8 @@ from rljax.sampler.stop_strings import cut_at_stop_strings, cut_row
 from rljax.sampler.whole_batch import (
     SecondModel,
     Shape,
-    fits_a_turn,
-    in_turns,
+    fits_a_dispatch,
+    in_dispatches,
     rollout,
     shard_count,
 )
@@ -67,9 +67,9 @@ def generate(
     with this one. A row whose logits are not finite ends there, with FinishReason.ABORT.
 
     `finished(row, ids of the response, FinishReason)` is called for rows as they end, while others
-    still decode, each once and in no order; `stop` is asked after every turn of decoding: once it
+    still decode, each once and in no order; `stop` is asked after every dispatch: once it
     returns True, the rows that still decode end there, with FinishReason.ABORT. Neither is called
-    where all rows may end in the same turn. On several hosts every one of them is told of every
+    where all rows may end in the same dispatch. On several hosts every one of them is told of every
     row, and `stop` returns the same on all.
 
     `search` (rljax.search.Search) chooses the tokens in place of sampling, all rows to their ends.
@@ -255,13 +255,13 @@ def _behind(out: Batch, batch: Batch, rows, lengths) -> Batch:
 
 
 def _decoded(arguments: tuple, shape: Shape, rows: int, finished, stop) -> Batch:
-    """The batch of a call of the device's loop, in turns where the host has to look up."""
-    # Hosts that may be told to stop look up after every turn, too.
-    if fits_a_turn(shape, rows) or finished is None and hosts.count() == 1:
+    """The batch of a call of the device's loop, in dispatches where the host has to look up."""
+    # Hosts that may be told to stop look up after every dispatch, too.
+    if fits_a_dispatch(shape, rows) or finished is None and hosts.count() == 1:
         batch, drafted = rollout(*arguments)
     else:
         tell = finished or (lambda *_: None)
-        batch, drafted = in_turns(*arguments, finished=tell, stop=stop)
+        batch, drafted = in_dispatches(*arguments, finished=tell, stop=stop)
     timing.drafted(*() if drafted is None else fetch(drafted).tolist())
     return batch
 
@@ -344,7 +344,7 @@ def planned_rollout(
     branches: bool = False,
 ) -> tuple[dict[str, tuple], Batch]:
     """Returns the programs that `generate` would run, for a plan: ({program: (jitted function, its
-    arguments as shapes, turns of its loop at most)}, rows of zeros of this host, each with all its
+    arguments as shapes, steps of its loop at most)}, rows of zeros of this host, each with all its
     tokens). `branches`: what `branch` would run, of `prompts` that are whole rows."""
     (model, params), resharding = _planned_weights(model, params, decoding)
     if second is not None:
@@ -373,8 +373,8 @@ def planned_rollout(
     queue += (array((rows, 2), jnp.uint32), rules, np.zeros((), np.int32))
     limits = array((count,), jnp.int32) if branches else None
     arguments = (model, shape, params, *queue, forcing, None, second, limits)
-    turns, name = -(-rows // slots) * response, "branch" if branches else "generate"
-    programs = {name: (rollout, arguments, turns)}
+    steps, name = -(-rows // slots) * response, "branch" if branches else "generate"
+    programs = {name: (rollout, arguments, steps)}
     if decoding.loop == "host":
         engine = Engine(
             model,
@@ -386,7 +386,7 @@ def planned_rollout(
             draft_tokens=decoding.draft_tokens,
         )
         hosts = engine.programs(params, count, columns)
-        programs = {"prefill": (*hosts["prefill"], 1), name: (*hosts["generate"], turns)}
+        programs = {"prefill": (*hosts["prefill"], 1), name: (*hosts["generate"], steps)}
     batch, _ = jax.eval_shape(functools.partial(rollout, model, shape), *arguments[2:])
     batch = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), batch)
     chosen = np.arange(wide) >= wide - response

@@ -196,7 +196,7 @@ def check_branch(
         rule, fix = "a finished sample", "submit(hold=True), and branch when it has ended"
         raise InputError("branch", value=f"sample {sample.id}", rule=rule, fix=fix)
     count = len(sample.tokens)
-    low, high = (sample.turn, count - 1) if sampling is None else (0, count)
+    low, high = (sample.turn_start, count - 1) if sampling is None else (0, count)
     whole = [isinstance(end, (int, np.integer)) and not isinstance(end, bool) for end in ends]
     if not ends or not all(whole) or not all(low <= end <= high for end in ends):
         rule = f"tokens of the response, {low} to {high}"

@@ -28,7 +28,15 @@ RECORD = np.dtype(
     align=True,
 )
 _FIRST_ROOM = 64  # tokens
-_COUNTS = ("turn", "begun", "drawn", "resumed", "interrupted", "branched")  # of a Sample's state
+# Counts of a Sample by their names in its state.
+_COUNTS = {
+    "turn": "turn_start",
+    "begun": "begun",
+    "drawn": "drawn",
+    "resumed": "resumed",
+    "interrupted": "interrupted",
+    "branched": "branched",
+}
 
 
 @dataclasses.dataclass(eq=False)  # equal by identity: two requests may be the same
@@ -47,7 +55,7 @@ class Sample:
     submitted_s: float = 0.0
     first_token_s: float = 0.0
     finished_s: float = 0.0
-    turn: int = 0  # tokens of the response before those that stop strings are looked for in
+    turn_start: int = 0  # tokens of the response before those that stop strings are looked for in
     begun: int = 0  # tokens of the response before those that `sampling` is about
     drawn: int = 0  # tokens since the prompt, or since new limits came
     resumed: int = 0  # how often
@@ -132,7 +140,7 @@ class Sample:
             self.prompt,
             self.sampling,
             key,
-            turn=self.turn,
+            turn_start=self.turn_start,
             begun=self.begun,
             drawn=self.drawn - len(behind),
             branched=at,
@@ -150,7 +158,7 @@ class Sample:
         of its prompt, which are the data's."""
         most = self.sampling.max_response_tokens
         return {
-            **{name: getattr(self, name) for name in _COUNTS},
+            **{name: getattr(self, field) for name, field in _COUNTS.items()},
             "id": self.id,
             "hold": self.hold,
             "key": _text(self.key, np.uint32),
@@ -175,7 +183,7 @@ class Sample:
             hold=bool(state["hold"]),
             finish_reason=None if reason is None else FinishReason(reason),
             budget_key=None if budget is None else _array(budget, np.uint32),
-            **{name: int(state[name]) for name in _COUNTS},
+            **{field: int(state[name]) for name, field in _COUNTS.items()},
         )
         sample.record(_array(state["tokens"], RECORD))
         if sample.key.shape != (2,) or not 0 <= sample.drawn <= min(most, sample._count):
@@ -201,14 +209,14 @@ class Sample:
         new["ids"], new["versions"] = more, version
         self.record(new)
         if len(more) or self.finish_reason is not None:
-            self.turn = self._count
+            self.turn_start = self._count
         self.finish_reason = self.partial = None
         self.error, self.finished_s = "", 0.0
 
     def limit(self, sampling: Sampling) -> None:
         """Sets the limits of what comes next."""
         self.sampling, self.drawn, self.interrupted = sampling, 0, 0
-        self.turn = self.begun = self._count
+        self.turn_start = self.begun = self._count
 
     def drop_last(self, count: int) -> None:
         """Removes the last `count` tokens, which were all drawn or forced."""
@@ -221,7 +229,7 @@ class Sample:
         """Ends the sample at a stop string; returns how many of its `new` tokens are beyond it."""
         if not self.sampling.stop_strings or not new:
             return 0
-        ids = self.tokens[self.turn :].tolist()
+        ids = self.tokens[self.turn_start :].tolist()
         kept = find_stop(ids, self.sampling.stop_strings, decode, len(ids) - new)
         if kept is None:
             return 0

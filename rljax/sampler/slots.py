@@ -371,8 +371,8 @@ def decode(
             lambda slots: step(models, weight, slots, mode, True)[1], slots
         ).routes
         tokens = dataclasses.replace(tokens, routes=jnp.zeros((room, *like.shape), like.dtype))
-    turn = one if look_every == 1 else several
-    done, slots, tokens = jax.lax.while_loop(more, turn, (jnp.int32(0), slots, tokens))
+    body = one if look_every == 1 else several
+    done, slots, tokens = jax.lax.while_loop(more, body, (jnp.int32(0), slots, tokens))
     return slots, tokens, done
 
 

@@ -1,7 +1,7 @@
 """The programs of whole-batch rollouts: prefill each prompt once, decode in slots that refill on
 the device as rows end.
 
-One program for all of it, and the same in turns, between which the host learns which rows have
+One program for all of it, and the same in dispatches, between which the host learns which rows have
 ended. Parameters are an argument of every call. Token t of a row lives in column t of the row and
 of its slot.
 
@@ -31,8 +31,8 @@ from rljax.tracking import timing
 
 # Steps between two refills at most, and how many slots of B wait for one: B / REFILL.
 REFILL_STEPS, REFILL = 64, 8
-# Steps of a turn at most: how late the host may learn that a row has ended.
-TURN_STEPS = 32
+# Steps of a dispatch at most: how late the host may learn that a row has ended.
+DISPATCH_STEPS = 32
 
 
 @functools.partial(
@@ -159,13 +159,13 @@ def _decode(models, second, carry, shape: Shape, room: int, shards: int):
     return (slots, owner, taken, _record(out, owner, before, slots, tokens, shards)), tokens
 
 
-# -- the same in turns
+# -- the same in dispatches
 
 
-def fits_a_turn(shape: Shape, rows: int) -> bool:
-    """Returns whether every row ends in the first turn, so that no row can be reported before the
-    batch is done."""
-    return shape.slots == rows and shape.response_tokens <= TURN_STEPS
+def fits_a_dispatch(shape: Shape, rows: int) -> bool:
+    """Returns whether every row ends in the first dispatch, so that no row can be reported before
+    the batch is done."""
+    return shape.slots == rows and shape.response_tokens <= DISPATCH_STEPS
 
 
 @functools.partial(jax.jit, static_argnames=("model", "shape"))
@@ -181,13 +181,13 @@ def _begin(
 
 
 @functools.partial(jax.jit, static_argnames=("model", "shape"), donate_argnames=("carry",))
-def _turn(model, shape: Shape, params, second, queue: "_Queue", carry, told):
-    """One turn: returns the state of the loop, and what the host reads of it. `told` says of each
-    device whether its host was told to stop; None with one process."""
+def _dispatch(model, shape: Shape, params, second, queue: "_Queue", carry, told):
+    """One dispatch: returns the state of the loop, and what the host reads of it. `told` says of
+    each device whether its host was told to stop; None with one process."""
     shards = shard_count(model, queue.prompts.shape[0], shape.slots)
     if shape.slots < queue.keys.shape[0]:
         carry = _refill_all(carry, queue, shape, shards)
-    room = min(TURN_STEPS, shape.response_tokens)
+    room = min(DISPATCH_STEPS, shape.response_tokens)
     models = _unstacked(model, params, second, room)
     carry, tokens = _decode(models, second, carry, shape, room, shards)
     slots, owner, taken, out = carry
@@ -212,7 +212,7 @@ def _pinned(carry, model: Model):
     return jax.lax.with_sharding_constraint(tuple(carry), split)
 
 
-def in_turns(
+def in_dispatches(
     model: Model,
     shape: Shape,
     params,
@@ -229,23 +229,23 @@ def in_turns(
     finished: Callable[[int, list[int], int], None],
     stop: Callable[[], bool] | None,
 ):
-    """Decodes in turns and returns as `rollout`. `finished(row, ids, reason)` is called as rows
-    end, on every host for every row, while the devices decode the next turn; once `stop` says so,
-    that turn is the last. Where hosts were told to stop, all of them do so between the same two
-    turns."""
+    """Decodes in dispatches and returns as `rollout`. `finished(row, ids, reason)` is called as
+    rows end, on every host for every row, while the devices decode the next dispatch; once `stop`
+    says so, that dispatch is the last. Where hosts were told to stop, all of them do so between the
+    same two dispatches."""
     start = (prompts, lengths, keys, rules, forcing, images, second, limits)
     prompt_batch, queue, carry = _begin(model, shape, params, *start)
     responses = _Responses(prompts.shape[0] * shape.n)
     timing.decoding(shape.slots)
-    turn = (model, shape, params, second, queue)
-    carry, look = _turn(*turn, carry, told_to_stop(model.mesh))
+    program = (model, shape, params, second, queue)
+    carry, look = _dispatch(*program, carry, told_to_stop(model.mesh))
     while True:
         owner, live, reason, ids, valid, waiting, told = fetch(look)
         if told:
             hosts.stop_here()
         going = bool(waiting or live.any())
         if going:
-            carry, look = _turn(*turn, carry, told_to_stop(model.mesh))
+            carry, look = _dispatch(*program, carry, told_to_stop(model.mesh))
         timing.decoding(shape.slots if waiting else int(live.sum()))
         for row, said, why in responses.take(owner, live, reason, ids, valid):
             finished(row, said, why)
@@ -264,7 +264,7 @@ class _Responses:
         """The slots' new tokens [k, B] -> (row, ids, reason) of those that ended with them."""
         for at, row in enumerate(owner):
             response = self._ids[row] if row < len(self._ids) else None
-            if response is None:  # no row, or one that ended in an earlier turn
+            if response is None:  # no row, or one that ended in an earlier dispatch
                 continue
             response += ids[valid[:, at], at].tolist()
             if not live[at]:

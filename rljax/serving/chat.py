@@ -65,20 +65,20 @@ class Chat:
         if options.temperature is not None:
             how = dict(temperature=options.temperature, source="--temperature")
             defaults = dataclasses.replace(defaults, **how)
-        turn = policy.sampling(max_response_tokens=most)
-        self.notes = list(_notes(policy, defaults, turn.max_response_tokens))
+        sampling = policy.sampling(max_response_tokens=most)
+        self.notes = list(_notes(policy, defaults, sampling.max_response_tokens))
         if function and self._format.name and not parser("auto", policy.tokenizer).name:
             self.notes.append(
                 "the chat template tells of no tools: say in --system which there are and how they "
                 "are called"
             )
-        self.turn = dataclasses.replace(
-            turn,
+        self.sampling = dataclasses.replace(
+            sampling,
             **defaults.fields(),
             stop_ids=tuple(
-                dict.fromkeys((*turn.stop_ids, *self._format.stop_ids(policy.tokenizer)))
+                dict.fromkeys((*sampling.stop_ids, *self._format.stop_ids(policy.tokenizer)))
             ),
-            stop_strings=(*turn.stop_strings, *self._format.stop_strings),
+            stop_strings=(*sampling.stop_strings, *self._format.stop_strings),
         )
         decoding = decoding_of(policy.config, policy.tokenizer)
         self._params = decoding.weights(policy.model, policy.params)
@@ -87,7 +87,7 @@ class Chat:
             1,
             self.limits.max_tokens,
             steps=options.steps,
-            stop_ids=max(16, len(self.turn.stop_ids)),
+            stop_ids=max(16, len(self.sampling.stop_ids)),
         )
 
         def whole(ids):
@@ -112,8 +112,8 @@ class Chat:
                 if turns == self.limits.max_turns or room < 1:
                     yield END, "turns" if room > 0 else "length"
                     break
-                most = min(self.turn.max_response_tokens, room)
-                turn = dataclasses.replace(self.turn, max_response_tokens=most)
+                most = min(self.sampling.max_response_tokens, room)
+                turn = dataclasses.replace(self.sampling, max_response_tokens=most)
                 if step.new_row or sample is None:
                     self._release(sample)
                     log = 0

@@ -177,17 +177,17 @@ ENTRY %main (p: (s32[], f32[64])) -> (s32[], f32[64]) {
 def test_the_turns_of_a_loop_and_a_gather_in_pieces_are_read_as_a_tpu_writes_them(mesh):
     # The condition alone says five; both pieces are of one gather, which is one channel.
     [found] = traffic(AS_A_TPU_WRITES, mesh, 99).collectives
-    assert (found.op, found.axes, found.turns, found.of) == ("all-gather", ("fsdp",), 5, "one")
+    assert (found.op, found.axes, found.trips, found.of) == ("all-gather", ("fsdp",), 5, "one")
     assert found.bytes_sent == 4 * 64 * 3 / 4 and not found.in_open_loop
     add = "  %two = s32[] constant(2)\n  %on = s32[]{:T(128)} add(%at, %two)\n  ROOT %t"
     by_two = AS_A_TPU_WRITES.replace("  ROOT %t", add).replace(
         "tuple(%at, %end)", "tuple(%on, %end)"
     )
     [found] = traffic(by_two, mesh, 99).collectives
-    assert found.turns == 3  # 0, 2, 4
+    assert found.trips == 3  # 0, 2, 4
     data_decides = AS_A_TPU_WRITES.replace("direction=LT", "direction=NE")
     [found] = traffic(data_decides, mesh, 99).collectives
-    assert found.turns == 99 and found.in_open_loop
+    assert found.trips == 99 and found.in_open_loop
 
 
 SUM_IN_PARTS = """HloModule x
@@ -222,8 +222,8 @@ def test_a_gather_that_goes_on_beside_the_turns_of_a_loop_is_one(mesh):
         "  %part = f32[16]{0:T(128)} copy(%p)\n"
         "  %first = f32[64]{0:T(128)} fusion(%part), kind=kCustom, calls=%piece\n  ROOT %while",
     )
-    assert [one.turns for one in traffic(begun, mesh, 99).collectives] == [1]
-    assert [one.turns for one in traffic(chained, mesh, 99).collectives] == [5]  # begun within
+    assert [one.trips for one in traffic(begun, mesh, 99).collectives] == [1]
+    assert [one.trips for one in traffic(chained, mesh, 99).collectives] == [5]  # begun within
 
 
 OVER_SEVERAL_LINES = """HloModule x
@@ -402,7 +402,7 @@ def test_a_loop_inside_a_kernel_does_not_stop_the_one_around_it(mesh):
         halve = pl.pallas_call(kernel, out_shape=x, interpret=True)
         return jax.lax.while_loop(lambda c: jnp.sum(c) > 1.0, lambda c: halve(c @ w), x)
 
-    found = work(jax.jit(decode).trace(a, w).jaxpr, turns=7)
+    found = work(jax.jit(decode).trace(a, w).jaxpr, trips=7)
     assert (found.flops, found.kernel_bytes) == (7 * once, 7 * 2 * 4 * 8 * 16)
 
 
@@ -735,7 +735,7 @@ def test_the_programs_of_a_config_are_compiled_and_the_estimate_is_near(planned)
     # Decoding reads the actor's weights; its moments and the reference stay where they are.
     assert generate.parts == {"actor weights": held["actor weights"]}
     assert generate.beside == sum(held.values()) - held["actor weights"]
-    assert learn.beside == 0 and generate.turns == 22
+    assert learn.beside == 0 and generate.trips == 22
     batch = 32 * 32 * 4 // 4
     assert sum(held.values()) < learn.arguments < sum(held.values()) + 16 * batch
     assert learn.aliased >= held["actor weights"] + held["actor optimizer"]
@@ -926,7 +926,7 @@ def test_gathers_that_a_better_layout_spares_are_said():
             axes=("fsdp",),
             bytes_sent=1.0,
             result_bytes=matrix,
-            turns=3.0,
+            trips=3.0,
             of="dot",
             in_open_loop=False,
         )
@@ -934,7 +934,7 @@ def test_gathers_that_a_better_layout_spares_are_said():
 
     [found] = said(in_open_loop=True)
     assert "every step of decoding gathers 2 x 0.0 MiB along fsdp (dot)" in found
-    [found] = said(turns=1.0, result_bytes=stack)
+    [found] = said(trips=1.0, result_bytes=stack)
     assert found.startswith("all layers are gathered at once: 2 x")
     # A layer at a time while training, sums, and the activations of a step are as they should be.
     assert said() == said(op="all-reduce", in_open_loop=True) == []

@@ -27,7 +27,7 @@ _TAIL = 2**16  # bytes at the end of a PNG file, among which its end is looked f
 _JPEG_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")  # behind the coded pixels of a scan
 _ORIENTATION = 0x0112  # the EXIF tag
 # Its value: how the pixels that are stored are turned, as (transposed, rows and columns reversed).
-_TURNS = {
+_ORIENTATIONS = {
     1: (False, 1, 1),
     2: (False, 1, -1),
     3: (False, -1, -1),
@@ -65,14 +65,14 @@ class Source:
         with self._opened() as (image, file):
             self._check_end(image.format, file)
             width, height = image.size
-            return (width, height) if _TURNS[_orientation(image)][0] else (height, width)
+            return (width, height) if _ORIENTATIONS[_orientation(image)][0] else (height, width)
 
     def pixels(self) -> np.ndarray:
         """[H, W, 3] uint8: turned as EXIF says, transparency on white, 16 bits as 8."""
         if isinstance(self.data, np.ndarray):
             return self._checked_pixels()
         with self._opened() as (image, _):
-            transposed, rows, columns = _TURNS[_orientation(image)]
+            transposed, rows, columns = _ORIENTATIONS[_orientation(image)]
             pixels = _rgb(image)
         pixels = pixels.swapaxes(0, 1) if transposed else pixels
         return np.ascontiguousarray(pixels[::rows, ::columns])
@@ -214,8 +214,8 @@ def _orientation(image) -> int:
     """Reads the EXIF orientation of the pixels, 1 to 8; 1 = not at all."""
     if image.format == "PNG" and "exif" not in image.info:
         return 1  # Pillow would decode the whole file to look for it behind the pixels
-    turn = image.getexif().get(_ORIENTATION, 1)
-    return turn if turn in _TURNS else 1
+    orientation = image.getexif().get(_ORIENTATION, 1)
+    return orientation if orientation in _ORIENTATIONS else 1
 
 
 def _rgb(image) -> np.ndarray:

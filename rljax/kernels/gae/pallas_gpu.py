@@ -68,10 +68,10 @@ def _kernel(*refs, name, keys):
     length = pl.cdiv(tokens, CHUNKS)
     row, chunk = pl.program_id(0), jnp.arange(CHUNKS)
 
-    def read(turn):
-        """Token L - 1 - turn of every chunk, [C] each; also its column `at`, whether it is `inside`
+    def read(step):
+        """Token L - 1 - step of every chunk, [C] each; also its column `at`, whether it is `inside`
         the row, and whether to `keep` it."""
-        at = chunk * length + length - 1 - turn
+        at = chunk * length + length - 1 - step
         inside, here = at < tokens, {}
         for key, ref in ins.items():
             column = at if ref.shape[1] == tokens else chunk * 0
@@ -82,14 +82,14 @@ def _kernel(*refs, name, keys):
     later = (zero, nothing, nothing)
     if "values" in keys or "ids" in keys:
 
-        def find(turn, later):
-            return _nearest(read(turn), later)
+        def find(step, later):
+            return _nearest(read(step), later)
 
         later = _behind(*jax.lax.fori_loop(0, length, find, later))
 
-    def write(turn, carry):
+    def write(step, carry):
         later, total = carry
-        here = read(turn)
+        here = read(step)
         out, b, c = _token(name, here, later)
         total = jnp.where(here["keep"], b + c * total, total)
         if name != "next_chosen":
@@ -100,9 +100,9 @@ def _kernel(*refs, name, keys):
             triton.store(outs[1].at[row, here["at"]], returns, mask=here["inside"])
         return _nearest(here, later), total
 
-    def compose(turn, carry):
+    def compose(step, carry):
         later, (total, product) = carry
-        here = read(turn)
+        here = read(step)
         _, b, c = _token(name, here, later)
         total = jnp.where(here["keep"], b + c * total, total)
         product = jnp.where(here["keep"], c * product, product)

@@ -81,7 +81,7 @@ class Half:
             return tensor.reshape(self.experts, -1, tensor.shape[1])[:, self.rows]
         return tensor.reshape(tensor.shape[0], -1, self.experts)[self.rows, self.columns]
 
-    def turned(self, block: np.ndarray) -> np.ndarray:
+    def transposed(self, block: np.ndarray) -> np.ndarray:
         """The block in our order of axes: [in, rank] or [rank, out], of experts behind X."""
         return block.swapaxes(-1, -2) if self.experts and self.is_a else block.T
 
@@ -195,8 +195,8 @@ def save_adapter(folder: str | Path, model: Model, params: dict, *, base: str = 
             value = whole[half.path] if half.layer is None else whole[half.path][half.layer]
             block = half.block(tensors[key])
             # Ours are [in, rank] and [rank, out], whatever the number of axes; theirs transposed.
-            value = value.astype(np.float32).reshape(half.turned(block).shape)
-            block[...] = half.turned(value)
+            value = value.astype(np.float32).reshape(half.transposed(block).shape)
+            block[...] = half.transposed(value)
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     paths = {path for path in whole if path[-1] in lora.LEAVES}
     tower = {lora.tower_name(p[1:-1], model.config) for p in paths if p[0] == "vision"}
@@ -441,7 +441,7 @@ def load_adapter(folder: str | Path, model: Model, params: dict) -> dict:
             target = new[half.path] if half.layer is None else new[half.path][half.layer]
             if own_rank < rank:
                 target = target[..., :own_rank] if half.is_a else target[:own_rank]
-            target[...] = half.turned(block).reshape(target.shape)
+            target[...] = half.transposed(block).reshape(target.shape)
     layout = flattened(model.shardings())
     return nested(flat | {path: put_whole(x, layout[path]) for path, x in new.items()})
 

@@ -105,7 +105,7 @@ class InFlight:
                 self._look()  # at what was scored meanwhile
                 self._admit()
                 while (chosen := tickets.ready()) is None:
-                    self._turn()
+                    self._dispatch()
         if actor.decoding.mesh is None:
             self._weights = None  # which are donated to learning
         oldest = min(tickets.open.values(), default=step)
@@ -139,12 +139,12 @@ class InFlight:
         max_staleness = ahead = 1 every token is then exactly one step old."""
         if self._weights is None:
             return
-        by_dispatches, tickets = self.flight.clock.turns > 0, self.tickets
+        by_dispatches, tickets = self.flight.clock.dispatches > 0, self.tickets
         with self._device():
             self._admit()
             while (tickets.ready() is None) if by_dispatches else not learned():
                 begun = time.monotonic()
-                if self._turn() and not learned():  # all of it beside
+                if self._dispatch() and not learned():  # all of it beside
                     timing.beside(time.monotonic() - begun)
         self._weights = None  # the next ones take their memory
 
@@ -171,7 +171,7 @@ class InFlight:
             return contextlib.nullcontext()
         return jax.default_device(self._mesh.devices.flat[0])
 
-    def _turn(self) -> bool:
+    def _dispatch(self) -> bool:
         """One dispatch, and what comes of it -> whether something was decoded."""
         decoded = self.flight.dispatch(self._weights, self._version, not self.reread)
         self._look()

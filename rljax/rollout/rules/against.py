@@ -115,17 +115,17 @@ class AgainstOpponent:
                 fix=f"--config.batch.samples_per_prompt={n + 1}, or another even number",
             )
 
-        def turn(first: int) -> Callable | None:
+        def finished_of(first: int) -> Callable | None:
             """`finished`, called with the rows' indices in the joint batch."""
             if finished is None:
                 return None
             return lambda row, ids, reason: finished(2 * row + first, ids, reason)
 
         half = dict(n=n // 2, stop=stop)
-        ours = self.actor.generate(prompts, key, sampling, finished=turn(0), **half)
+        ours = self.actor.generate(prompts, key, sampling, finished=finished_of(0), **half)
         # With the same key, two similar models would draw almost the same texts.
         key = stream(key, "opponent")
-        theirs = self.opponent.generate(prompts, key, sampling, finished=turn(1), **half)
+        theirs = self.opponent.generate(prompts, key, sampling, finished=finished_of(1), **half)
         return _interleaved(ours, theirs, self.model.mesh)
 
 
