@@ -20,7 +20,7 @@ from rljax.data.text.control_tokens import parted_messages
 from rljax.environments.calls import Parsed, parser
 from rljax.environments.contract import Call, Done, Opening, Reply, Turn
 from rljax.environments.conversation import CHARACTERS_PER_TOKEN, Conversation
-from rljax.environments.messages import Limits, Step
+from rljax.environments.messages import EpisodeLimits, Step
 from rljax.environments.yields import BadYield, outcome_of, shown, state_hash, turn_of
 from rljax.errors import InputError, location_in
 from rljax.rewards.pool.calling import describe
@@ -76,7 +76,7 @@ class Episode:
         component: Component,
         fields: Mapping,
         tokenizer,
-        limits: Limits,
+        limits: EpisodeLimits,
         *,
         seed: int,
         sample_seed: int,

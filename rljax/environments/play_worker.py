@@ -32,7 +32,7 @@ import numpy as np
 
 from rljax.components import resolve
 from rljax.environments.episode import Episode
-from rljax.environments.messages import Limits, Step
+from rljax.environments.messages import EpisodeLimits, Step
 from rljax.errors import InputError
 from rljax.rewards.pool.calling import describe, prepare
 from rljax.workers.bootstrap import ORPHAN_POLL_S, WorkerContext, begin, readable
@@ -95,7 +95,7 @@ class Hosted:
 class Player:
     """The loop of a worker. `make(number, ...)` is an Episode."""
 
-    def __init__(self, context: WorkerContext, make, limits: Limits):
+    def __init__(self, context: WorkerContext, make, limits: EpisodeLimits):
         self.context, self.make, self.timeout_s = context, make, limits.turn_timeout_s
         self.socket, self.progress = context.socket, context.progress
         self._hosted: dict[int, Hosted] = {}

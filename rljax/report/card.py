@@ -12,7 +12,7 @@ from rljax.errors import InputError
 from rljax.files import parse_yaml, read_json, read_json_object, read_text, yaml_text
 from rljax.report.head import field, title_of
 from rljax.report.redacted import redacted
-from rljax.report.run_folder import Estimate, Run, estimate, moment, pairs, verdict
+from rljax.report.run_folder import Estimate, Run, change_in_words, estimate, moment, pairs
 from rljax.tracking.charts import duration, escaped
 
 KINDS = {
@@ -218,7 +218,7 @@ def _evaluation(run: Run, evaluations: Sequence[tuple[str, dict]]) -> str:
                     _number(after, percent=percent),
                     _number(change, percent=percent),
                     "" if count is None else str(count),
-                    verdict(change),
+                    change_in_words(change),
                 ]
             )
         where = field(run.config, "data.test") or field(run.config, "data.train")

@@ -306,7 +306,7 @@ def difference(before: Estimate, after: Estimate, recorded: object = None) -> Es
     return Estimate(d, low, high)
 
 
-def verdict(change: Estimate) -> str:
+def change_in_words(change: Estimate) -> str:
     """ "improved" or "fell" only where the interval of the difference excludes zero."""
     if change.low is not None and change.low > 0:
         return "improved"

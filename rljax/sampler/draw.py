@@ -146,16 +146,16 @@ def _truncate(weights: jax.Array, rules: Rules) -> jax.Array:
     of these the tokens of at least min_p times the top probability. Ties at an edge stay. The
     largest weight is 1."""
     mass = jnp.sum(weights, axis=-1)
-    search = whole = lambda *of: _edges(*of)[1]
+    find_edge = whole = lambda *of: _edges(*of)[1]
     if weights.shape[-1] > 2 * LARGEST:  # which a CPU finds far faster than it reads rows 31 times
 
-        def search(*of):
+        def find_edge(*of):
             return jax.lax.platform_dependent(*of, cpu=_edges_by_largest, default=whole)
 
     def nothing(*_):
         return jnp.zeros_like(mass)
 
-    edge = jax.lax.cond(jnp.any(_is_cut(rules)), search, nothing, weights, mass, rules)
+    edge = jax.lax.cond(jnp.any(_is_cut(rules)), find_edge, nothing, weights, mass, rules)
     # (The largest may be 1 less a rounding: min_p = 1 must keep it.)
     least = rules.min_p * jnp.max(weights, axis=-1)
     return jnp.where(weights >= jnp.maximum(edge, least)[:, None], weights, 0.0)

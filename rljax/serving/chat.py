@@ -17,7 +17,7 @@ from rljax.config.service_options import ChatOptions
 from rljax.environments.calls import parser
 from rljax.environments.conversation import TAIL
 from rljax.environments.episode import Episode
-from rljax.environments.messages import Limits, Step
+from rljax.environments.messages import EpisodeLimits, Step
 from rljax.errors import InputError
 from rljax.policies import SavedPolicy
 from rljax.reasoning import beginning_of
@@ -48,7 +48,7 @@ class Chat:
         self._policy, self._system, self._asked = policy, options.system, 0
         self._component = resolve(function or f"{__name__}.answer", NAMESPACES["environment"])
         self.messages: list[dict] = []
-        self.limits = Limits(
+        self.limits = EpisodeLimits(
             max_turns=options.max_turns or settings.max_turns,
             max_tokens=min(options.tokens, context),
             max_reply_tokens=settings.max_reply_tokens,

@@ -142,7 +142,7 @@ class ParsedRequest:
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
+class RequestLimits:
     """Limits of a single request. Checked before any text is tokenized or rendered."""
 
     tokens: int  # of a slot: prompt and response together
@@ -399,7 +399,7 @@ def read_completion(
     body: object,
     tokenizer: Tokenizer,
     name: str,
-    limits: Limits,
+    limits: RequestLimits,
     stops: Sequence[str] = (),
     defaults: Mapping[str, float] | None = None,
 ) -> ParsedRequest:
@@ -434,7 +434,7 @@ def read_chat(
     body: object,
     tokenizer: Tokenizer,
     name: str,
-    limits: Limits,
+    limits: RequestLimits,
     calls: Format | None = None,
     reader: ImageReader | None = None,
     stops: Sequence[str] = (),

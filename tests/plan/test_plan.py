@@ -25,6 +25,7 @@ from rljax.mesh import make_mesh
 from rljax.models.builtin import decoder
 from rljax.models.model import Model
 from rljax.plan import memory, table
+from rljax.plan.alternatives import candidates, fitting_candidates
 from rljax.plan.chips import Chip, topology_devices
 from rljax.plan.compiled import lost_donations, make_plan, needless_gathers, replicated_arrays
 from rljax.plan.flops import flops_of, work
@@ -32,7 +33,6 @@ from rljax.plan.hlo import Collective, traffic
 from rljax.plan.hlo_text import axes_of, groups_of
 from rljax.plan.memory import FACTOR, check_fits, estimate, nearest_fit, split_bytes
 from rljax.plan.programs import Call, programs_of
-from rljax.plan.search import candidates, search
 from rljax.roles import program, start_training
 from rljax.setup import abstract_roles
 from rljax.setup import build as build_setup
@@ -989,13 +989,15 @@ def test_search_skips_what_does_not_divide_and_puts_the_fastest_first(monkeypatc
         tried.append(plan.mesh)
         return plan
 
-    monkeypatch.setattr("rljax.plan.search.make_plan", pretend)
+    monkeypatch.setattr("rljax.plan.alternatives.make_plan", pretend)
     chip = Chip("none", 2**24, 1e12, 1e11, 1e9)
-    found, count, left = search(tiny(), jax.devices(), chip, "8 x cpu", compiles=6, seconds=100.0)
+    found, count, left = fitting_candidates(
+        tiny(), jax.devices(), chip, "8 x cpu", compiles=6, seconds=100.0
+    )
     assert count == len(tried) == 6 and left > 0 and len(found) == 6
     # Four heads and two kv heads: a tensor axis of 8 cannot be.
     assert all(sizes.get("tensor", 1) <= 2 for sizes in tried)
-    none, count, _ = search(
+    none, count, _ = fitting_candidates(
         tiny(mesh__fsdp=1),
         jax.devices()[:2],
         Chip("none", 2**10, 1, 1, 1),
@@ -1005,7 +1007,9 @@ def test_search_skips_what_does_not_divide_and_puts_the_fastest_first(monkeypatc
     )
     assert (none, count) == ([], 0)
     tried.clear()
-    search(tiny(mesh__context=2), jax.devices(), chip, "8 x cpu", compiles=2, seconds=100.0)
+    fitting_candidates(
+        tiny(mesh__context=2), jax.devices(), chip, "8 x cpu", compiles=2, seconds=100.0
+    )
     assert [sizes["context"] for sizes in tried] == [2, 2]  # kept as the config has it
     # Rows of 2,048 tokens do not fit whole: the fewest devices that hold a row are found.
     tried.clear()
@@ -1016,24 +1020,26 @@ def test_search_skips_what_does_not_divide_and_puts_the_fastest_first(monkeypatc
     small = min(needs for *_, needs in candidates(split, jax.devices()))
     assert small < 0.8 * whole
     room = Chip("none", (small + whole) / 2, 1e12, 1e11, 1e9)
-    found, *_ = search(long, jax.devices(), room, "8 x cpu", compiles=2, seconds=100.0)
+    found, *_ = fitting_candidates(long, jax.devices(), room, "8 x cpu", compiles=2, seconds=100.0)
     assert found and {one.changes["mesh.context"] for one in found} == {2}
     assert [sizes["context"] for sizes in tried] == [2, 2]
     with pytest.raises(InputError, match="divides the 8 devices"):
-        search(tiny(mesh__context=3), jax.devices(), chip, "8 x cpu", compiles=1, seconds=1.0)
+        fitting_candidates(
+            tiny(mesh__context=3), jax.devices(), chip, "8 x cpu", compiles=1, seconds=1.0
+        )
 
 
 @pytest.mark.slow  # two learning programs by the compiler
 def test_search_compiles_and_ranks_what_the_local_devices_hold():
     """No pretence: the compiler's own numbers of two configs, the learning phase alone."""
-    found, count, left = search(
+    found, count, left = fitting_candidates(
         tiny(), jax.devices(), CHIP, "8 x cpu", compiles=2, seconds=600.0, only=("learn",)
     )
     assert count == 2 and left > 0 and len(found) == 2
     assert all([report.name for report in one.plan.reports] == ["learn"] for one in found)
     assert all(one.plan.reports[0].temporaries > 0 for one in found)
     assert found[0].plan.least_s <= found[1].plan.least_s
-    shown = table.search_text(found, count, left)
+    shown = table.candidates_text(found, count, left)
     assert "2 compiled, 2 fit" in shown and "learn: " in shown
 
 

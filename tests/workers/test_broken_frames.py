@@ -10,7 +10,7 @@ import time
 import pytest
 
 from rljax.environments.messages import Step, is_step
-from rljax.rewards.pool.jobs import Job, Task
+from rljax.rewards.pool.jobs import Chunk, Job
 from rljax.rewards.pool.supervisor import _is_result
 from rljax.workers.progress import PROGRESS_BYTES, Progress
 from rljax.workers.wire import LARGEST_FRAME, BrokenFrame, frame, take_frame
@@ -103,7 +103,7 @@ def test_only_a_step_of_the_right_kinds_is_a_step():
 
 
 def test_only_what_is_a_result_of_the_task_is_a_result():
-    task = Task(Job(1), (0,), b"", number=7)
+    task = Chunk(Job(1), (0,), b"", number=7)
     good = (7, [("ok", 1.0, {"score": 1.0}, "")], 0.1, (0.1, False))
     assert _is_result(good, task)
     wrong = [

@@ -26,7 +26,7 @@ from rljax.gguf.folder import tensors_of
 from rljax.gguf.rows import Rows
 from rljax.models.config import ModelConfig
 from rljax.models.huggingface import quantised
-from rljax.models.huggingface.safetensors_file import FLOATS, Entry, read_header
+from rljax.models.huggingface.safetensors_file import FLOATS, TensorInfo, read_header
 from rljax.models.model import Model
 from rljax.models.names import disk_pieces, renamed, text_prefix
 
@@ -47,7 +47,7 @@ class TensorLocation:
     one. One of a GGUF file has `Rows` for an entry."""
 
     file: Path
-    entry: Entry | Rows
+    entry: TensorInfo | Rows
     scales: "TensorLocation | None" = None
     block: tuple[int, int] | None = None
 

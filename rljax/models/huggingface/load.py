@@ -31,7 +31,7 @@ from rljax.models.huggingface.checkpoint_folder import (
     LoadReport,
     TensorLocation,
 )
-from rljax.models.huggingface.safetensors_file import FLOATS, Entry, new_header, write_bytes
+from rljax.models.huggingface.safetensors_file import FLOATS, TensorInfo, new_header, write_bytes
 from rljax.models.model import Model
 from rljax.models.names import disk_pieces
 from rljax.models.trees import nested
@@ -205,7 +205,7 @@ def _write(folder: Path, shards: dict[str, dict], texts: dict[str, dict], gather
     for stale in folder.glob(".*.saving"):  # of a save that was killed
         stale.unlink()
     with contextlib.ExitStack() as stack:
-        targets: dict[str, tuple[int, Entry]] = {}
+        targets: dict[str, tuple[int, TensorInfo]] = {}
         for shard, tensors in shards.items():
             header, entries = new_header(tensors)
             file = os.open(_hidden(folder / shard), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)

@@ -1,4 +1,4 @@
-"""Requests to a `RewardPool` and its results: jobs, their tasks, and scores.
+"""Requests to a `RewardPool` and its results: jobs, their calls, and scores.
 
 Plain records that two threads share.
 """
@@ -45,8 +45,8 @@ class Job:
 
 
 @dataclass(eq=False)
-class Task:
-    """A worker's task: the pickled fields of the samples at `rows` of a job."""
+class RewardCall:
+    """A call of the reward in a worker: the pickled fields of the samples at `rows` of a job."""
 
     job: Job
     rows: tuple[int, ...]

@@ -32,7 +32,7 @@ from rljax.rewards.pool.calling import (
     missing_field,
     wanted_fields,
 )
-from rljax.rewards.pool.jobs import Job, Score, Task
+from rljax.rewards.pool.jobs import Job, RewardCall, Score
 from rljax.rewards.pool.supervisor import Supervisor
 from rljax.rewards.sandbox.tiers import LEFT_OPEN
 from rljax.workers.function import resolve_for_workers
@@ -84,7 +84,7 @@ class RewardPool:
     Not affected by what a reward does: hang, raise, exit, crash, print. What it prints goes to the
     file `log`, of at most 10 MB; without one, to stderr. A worker that asks for more than
     `memory_gb` of memory of its own (RLIMIT_DATA; 0: no limit) gets a MemoryError. Workers end when
-    the parent ends, even by kill -9. `max_tasks_per_worker` bounds what a leaking reward can pile
+    the parent ends, even by kill -9. `max_calls_per_worker` bounds what a leaking reward can pile
     up. Several threads may ask at once.
     """
 
@@ -95,10 +95,10 @@ class RewardPool:
         workers: int = 2,
         timeout_s: float = 10.0,
         memory_gb: float = 8.0,
-        max_tasks_per_worker: int = 100_000,
+        max_calls_per_worker: int = 100_000,
         log: Path | None = None,
     ):
-        _check_options(workers, timeout_s, memory_gb, max_tasks_per_worker)
+        _check_options(workers, timeout_s, memory_gb, max_calls_per_worker)
         self.component = resolve_for_workers("reward", reward, HOME)
         check_own_limit(self.component, timeout_s)
         if not callable(declared := spec(self.component).on_timeout) and declared is not None:
@@ -111,7 +111,7 @@ class RewardPool:
             self.component,
             workers,
             timeout_s,
-            max_tasks_per_worker,
+            max_calls_per_worker,
             int(memory_gb * (1 << 30)),
             log and Prints(log),
         )
@@ -158,9 +158,9 @@ class RewardPool:
         if self._supervisor.stopped:
             raise RuntimeError("this RewardPool is closed")
         job = Job(len(samples))
-        tasks = [Task(job, rows, self._pack(rows, samples)) for rows in self._split(samples)]
-        if tasks:
-            self._supervisor.order("work", job, tasks)
+        calls = [RewardCall(job, rows, self._pack(rows, samples)) for rows in self._split(samples)]
+        if calls:
+            self._supervisor.order("work", job, calls)
         else:
             job.end()
         return Pending(self, job)
@@ -203,8 +203,8 @@ class RewardPool:
             ) from error
 
 
-def _check_options(workers: int, timeout_s: float, memory_gb: float, max_tasks_per_worker: int):
-    for name, value in (("workers", workers), ("max_tasks_per_worker", max_tasks_per_worker)):
+def _check_options(workers: int, timeout_s: float, memory_gb: float, max_calls_per_worker: int):
+    for name, value in (("workers", workers), ("max_calls_per_worker", max_calls_per_worker)):
         if not isinstance(value, int) or value < 1:
             raise InputError(
                 f"RewardPool: {name}",

@@ -19,7 +19,7 @@ from rljax.shaping.scores import apply_shaping
 
 
 @dataclasses.dataclass(frozen=True)
-class Searching:
+class SearchActor:
     """An actor whose `generate` searches. `search_of(prompts, n)` is the Search of n responses to
     each prompt."""
 

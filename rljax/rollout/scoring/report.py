@@ -65,7 +65,7 @@ METRICS = {
 }
 
 
-class Sample(Mapping):
+class RewardInput(Mapping):
     """The fields that a reward may declare. The response is decoded when it is first read: with
     several hosts most of them are read by one host alone, or by none."""
 
@@ -85,9 +85,9 @@ class Sample(Mapping):
     def __len__(self) -> int:
         return len(self._fields)
 
-    def adding(self, **fields) -> "Sample":
+    def adding(self, **fields) -> "RewardInput":
         """The same sample with these fields, too."""
-        return Sample(self._fields | fields, self._decode, self._shown)
+        return RewardInput(self._fields | fields, self._decode, self._shown)
 
     @property
     def shown(self) -> str:
@@ -111,7 +111,7 @@ class ScoredRow:
         sample = self.sample
         return {
             **{name: sample[name] for name in keep},
-            "response": sample.shown if isinstance(sample, Sample) else sample["response"],
+            "response": sample.shown if isinstance(sample, RewardInput) else sample["response"],
             "reward": self.score.value,
             "status": self.score.status,
             "message": self.score.message,

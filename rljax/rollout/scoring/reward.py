@@ -27,7 +27,7 @@ from rljax.rewards.pool.pool import Pending, RewardPool, Score
 from rljax.rewards.sandbox.tiers import ALL_TIERS
 from rljax.rollout.scoring.judge import MeshJudge
 from rljax.rollout.scoring.process import ProcessScorer
-from rljax.rollout.scoring.report import RewardReport, Sample, ScoredRow
+from rljax.rollout.scoring.report import RewardInput, RewardReport, ScoredRow
 from rljax.tracking import timing
 from rljax.tracking.timing import timed
 
@@ -142,7 +142,7 @@ class Reward:
             return self.rewarded(batch, prompts, samples, scores)
 
     def rewarded(
-        self, batch: Batch, prompts: Prompts, samples: list[Sample], scores: list[Score]
+        self, batch: Batch, prompts: Prompts, samples: list[RewardInput], scores: list[Score]
     ) -> tuple[Batch, RewardReport]:
         """The batch and the report, where the score of every row is known."""
         group = fetch(batch.group)
@@ -175,7 +175,7 @@ class Reward:
 
     def _scores(
         self, batch: Batch, prompts: Prompts, ids, group, finish, early: "EarlyScores | None"
-    ) -> tuple[list[Sample], list[Score]]:
+    ) -> tuple[list[RewardInput], list[Score]]:
         """The sample and the score of every row. Rows that were scored early and have not changed
         since are not scored again."""
         rows = range(len(ids))
@@ -221,7 +221,9 @@ class Reward:
         scores = of_all_hosts(scores) | aborted
         return samples, [scores[row] for row in rows]
 
-    def fields(self, record: PromptRecord, ids: Sequence[int], finish: int, group: int) -> Sample:
+    def fields(
+        self, record: PromptRecord, ids: Sequence[int], finish: int, group: int
+    ) -> RewardInput:
         """Returns the fields that the pool scores: those that a reward may declare, and `group`,
         the same number for all samples of a prompt."""
         said = (record.prompt_text, record.messages)
@@ -276,9 +278,9 @@ def sample_of(
     group: int,
     rubrics: RubricBuffer | None,
     shown: Callable[[], str] | None = None,
-) -> Sample:
+) -> RewardInput:
     """The fields of a response that a reward may declare; `text` decodes it, and `shown` for people
-    (Sample.shown)."""
+    (RewardInput.shown)."""
     fields = {
         "prompt": record.prompt_text,
         "messages": record.messages,  # for rewards of TRL's signature
@@ -291,7 +293,7 @@ def sample_of(
         "finish_reason": FinishReason(int(finish)).name.lower(),
         "group": group,
     }
-    return Sample(fields, text, shown)
+    return RewardInput(fields, text, shown)
 
 
 def _shown(tokenizer, ids: Sequence[int]) -> str:

@@ -25,7 +25,7 @@ from rljax.rollout.players.episodes.log import Episode, Rules
 from rljax.rollout.players.episodes.outcomes import Outcomes, episode_sample, seat_scores
 from rljax.rollout.players.episodes.rows import episode_metrics, rows_of, summaries
 from rljax.rollout.players.episodes.tree import Tree, tree_rows
-from rljax.rollout.scoring.report import RewardReport, Sample, ScoredRow
+from rljax.rollout.scoring.report import RewardInput, RewardReport, ScoredRow
 from rljax.rollout.scoring.reward import Reward, parts_of
 from rljax.sampler import Engine, Sampler
 from rljax.sampler.host_rollout import engine_of_rows
@@ -213,7 +213,7 @@ class Episodes:
         most = self.rules.sampling.max_response_tokens - 1
         return [*ids[:most], *self.tokenizer.eos_ids[:1]]
 
-    def fields(self, episode: Episode) -> Sample:
+    def fields(self, episode: Episode) -> RewardInput:
         """Returns what a reward function may read of an episode."""
         rubrics = None if self.reward is None else self.reward.rubrics
         return episode_sample(episode, self.tokenizer, rubrics)

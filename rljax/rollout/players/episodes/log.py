@@ -8,7 +8,7 @@ import numpy as np
 from rljax import hosts
 from rljax.batch import FinishReason
 from rljax.data.online.prompts import PromptRecord
-from rljax.environments.messages import Limits, Step
+from rljax.environments.messages import EpisodeLimits, Step
 from rljax.sampler import Sampling
 from rljax.sampler.sample import Sample
 
@@ -176,7 +176,7 @@ class Rules:
     """Rules of all episodes of a step. A seat's rows are `max_rows` of the batch; `sampling` is a
     turn's, with the stops of tool calls."""
 
-    limits: Limits
+    limits: EpisodeLimits
     sampling: Sampling
     seats: tuple[str, ...] = ("",)
     max_rows: int = 1
@@ -189,14 +189,14 @@ class Rules:
         return len(self.seats) * self.max_rows
 
 
-def replies_of(episode: Episode, limits: Limits) -> list[tuple]:
+def replies_of(episode: Episode, limits: EpisodeLimits) -> list[tuple]:
     """Returns what the environment of an episode was handed so far, in order."""
     turns = [(turn.number, log, turn) for log in episode.logs for turn in log.turns]
     turns.sort(key=lambda one: one[0])
     return [reply_of(log, turn, limits) for _, log, turn in turns]
 
 
-def reply_of(log: Log, turn: Turn, limits: Limits) -> tuple[list[int], str, int, int]:
+def reply_of(log: Log, turn: Turn, limits: EpisodeLimits) -> tuple[list[int], str, int, int]:
     """The tokens of a turn, why it ended, and how many turns and tokens were left then."""
     first = len(log.sample.prompt)
     ids = log.sample.tokens[turn.start - first : turn.end - first].tolist()

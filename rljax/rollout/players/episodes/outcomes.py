@@ -7,7 +7,7 @@ from rljax.errors import InputError
 from rljax.reasoning import response_of
 from rljax.rewards.pool.pool import RewardPool, Score
 from rljax.rollout.players.episodes.log import Episode, Rules
-from rljax.rollout.scoring.report import Sample
+from rljax.rollout.scoring.report import RewardInput
 from rljax.rollout.scoring.reward import Reward, of_all_hosts, sample_of
 
 
@@ -29,7 +29,7 @@ def pool_of(reward: Reward) -> RewardPool:
     return reward.row_pool
 
 
-def episode_sample(episode: Episode, tokenizer, rubrics) -> Sample:
+def episode_sample(episode: Episode, tokenizer, rubrics) -> RewardInput:
     """Returns what a reward function may read of an episode: its last turn, and the whole of it."""
     log = episode.speaker
     ids = [] if log is None or not log.turns else log.sample.ids[log.turns[-1].start :]
