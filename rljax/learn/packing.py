@@ -59,11 +59,17 @@ def packing_for(
     samples: int = 1,
     rows_per_example: int = 1,
 ) -> Packing | None:
-    """The packing of optimizer steps of `rows` sequences of up to `row_tokens` tokens, in
-    microbatches of at most `microbatch_rows` x `row_tokens`. None for steps of so few tokens that
-    packing costs more than it saves.
+    """Returns the packing of optimizer steps, or None for steps of so few tokens that packing costs
+    more than it saves.
 
-    `prompt_tokens` of them at most are a prompt that `samples` rows share; 0 = nothing is shared.
+    Args:
+      rows: sequences of an optimizer step.
+      row_tokens: tokens of a sequence at most.
+      microbatch_rows: a microbatch has at most microbatch_rows x row_tokens tokens.
+      mesh: the devices.
+      prompt_tokens: of these at most are a prompt that `samples` rows share; 0 = nothing is shared.
+      samples: rows that share a prompt.
+      rows_per_example: consecutive rows that are one example.
     """
     if rows * row_tokens <= PART_TOKENS:
         return None
@@ -120,12 +126,12 @@ class Packed:
 
     @property
     def parts(self) -> int:
-        """M."""
+        """M, the number of microbatches."""
         return self.sequences.shape[0]
 
     def each(self, replicas: Replicas, function: Callable) -> Callable:
-        """function(arrays, Packed, index) of every replica's own packed rows, as a function
-        (arrays, index)."""
+        """Returns function(arrays, Packed, index), of every replica's own packed rows, as a
+        function (arrays, index)."""
         if replicas.count == 1:
             return lambda arrays, index: function(arrays, self, index)
 
@@ -143,13 +149,13 @@ class Packed:
         return call
 
     def metrics(self) -> dict[str, jax.Array]:
-        """Positions that a pass computes, and the share of them that are tokens."""
+        """Returns the positions that a pass computes, and the share of them that are tokens."""
         real = jnp.sum((self.rows.segment_ids > 0).astype(jnp.float32))
         positions = self.rows.segment_ids[0].size * jnp.asarray(self.count, jnp.float32)
         return {"positions": positions, "positions_filled": real / jnp.maximum(positions, 1)}
 
     def microbatch(self, index) -> Batch:
-        """The packed rows of microbatch `index`."""
+        """Returns the packed rows of microbatch `index`: a batch [U, W T]."""
         return jax.tree.map(lambda x: x[index], self.rows)
 
     def outputs(self, out: Any, index) -> Any:
@@ -171,15 +177,15 @@ class Packed:
         return jax.tree.map(one, out)
 
     def taken(self, tree: Any, index) -> Any:
-        """The rows [U N, ...] of a tree of [B, ...] arrays that microbatch `index` holds, and which
-        of them are there."""
+        """Returns the rows [U N, ...] of a tree of [B, ...] arrays that microbatch `index` holds,
+        and which of them are there [U N] bool."""
         rows = self.sequences[index].reshape(-1)
         here = rows < self.columns.shape[0]
         return jax.tree.map(lambda x: jnp.take(x, rows, axis=0, mode="clip"), tree), here
 
     def gathered(self, out: Any) -> Any:
-        """[M, U, W T, ...] (or [M, U W, T, ...]) of all passes -> [B, S, ...], 0 where nothing was
-        computed."""
+        """Gathers [M, U, W T, ...] (or [M, U W, T, ...]) of all passes by row -> [B, S, ...], 0
+        where nothing was computed."""
         home = jnp.maximum(self.homes, 0)[:, None]
         units = self.sequences.shape[0] * self.sequences.shape[1]
 
@@ -235,8 +241,16 @@ def _hashes(fields, inside, prefix) -> jax.Array:
 def pack(
     batch: Batch, packing: Packing, *, live: jax.Array | None = None, rows_per_example: int = 1
 ) -> Packed:
-    """The packed rows of the rows of `batch` that are `live` [B] (default: those with policy
-    tokens); `rows_per_example` consecutive rows share a microbatch."""
+    """Packs rows of a batch [B, S] into microbatches.
+
+    Args:
+      batch: B rows of S tokens.
+      packing: sizes of the packed rows.
+      live: [B] bool, the rows to be packed; None: those with policy tokens.
+      rows_per_example: consecutive rows that share a microbatch.
+
+    Raises InputError for a batch with images.
+    """
     if batch.pixels is not None:
         raise InputError("packed rows cannot hold images", fix="Steps without packing")
     b, s = batch.tokens.shape
@@ -331,13 +345,15 @@ def _whole(tree, mesh: Mesh):
 
 
 def each_microbatch(packed: Packed, body: Callable, carry):
-    """carry = body(index, carry) for every microbatch that holds tokens; not differentiable."""
+    """Computes carry = body(index, carry) for every microbatch that holds
+    tokens; not differentiable."""
     return jax.lax.fori_loop(0, packed.count, body, carry)
 
 
 def map_packed(function: Callable, packed: Packed):
-    """function(packed Batch) -> (a tree of numbers per token, a tree of sums), over all
-    microbatches -> (the numbers, [B, S, ...], 0 at rows that are not packed; the sums over all)."""
+    """Applies function(packed Batch) -> (a tree of numbers per token, a tree of sums) to
+    all microbatches. Returns (the numbers [B, S, ...], 0 at rows that are not packed; the
+    sums over all)."""
     shapes, sums = jax.eval_shape(lambda: function(packed.microbatch(0)))
 
     def body(index, carry):

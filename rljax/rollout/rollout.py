@@ -39,6 +39,7 @@ class RolloutConfig:
     in_flight: bool = False  # the samples of the step were decoded, and dead groups replaced
 
     def replace(self, **fields) -> "RolloutConfig":
+        """Returns a copy with these fields."""
         return dataclasses.replace(self, **fields)
 
 
@@ -53,15 +54,17 @@ class Rollout:
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def replace(self, **fields) -> "Rollout":
+        """Returns a copy with these fields."""
         return dataclasses.replace(self, **fields)
 
 
 def run_rollout(rollout, prompts: Prompts, key, cfg: RolloutConfig, **available) -> Rollout:
     """Calls rollout(prompts, key, cfg, ...) with those of `available` that its signature names.
+    Returns its Rollout.
+
     Weights are brought to the layout of decoding once, and the copy is dropped at the end. Where
     the samples were decoded in flight, dead groups have been replaced already (`drops_dead`).
-
-    Raises InputError where it returns no Rollout, and for what a line of the user's own raises.
+    Raises InputError if it returns no Rollout, and for what a line of the user's own raises.
     """
     if spec(rollout).needs_groups and cfg.in_flight:
         batch, report = available["sample"](prompts, key, n=cfg.samples_per_prompt)
@@ -95,8 +98,8 @@ def run_rollout(rollout, prompts: Prompts, key, cfg: RolloutConfig, **available)
 
 
 def widened(batch: Batch, columns: int) -> Batch:
-    """The batch padded to `columns` columns. All steps of a run have one shape, so that a shorter
-    limit of the response does not recompile the learning step."""
+    """Returns the batch [B, S] padded to `columns` columns. All steps of a run have one shape, so
+    that a shorter limit of the response does not recompile the learning step."""
     more = columns - batch.tokens.shape[1]
     if more <= 0:
         return batch

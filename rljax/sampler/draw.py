@@ -180,8 +180,8 @@ def _with_bias(logits: jax.Array, rules: Rules) -> jax.Array:
 
 
 def choice_logprobs(logits: jax.Array, rules: Rules) -> jax.Array:
-    """log softmax((logits + bias) / temperature), -inf where a token is not allowed: [B, V].
-    Temperature 0 reads as 1; top-k, top-p and min-p cut nothing."""
+    """Returns log softmax((logits + bias) / temperature) [B, V] of logits [B, V], -inf where a
+    token is not allowed. Temperature 0 reads as 1; top-k, top-p and min-p cut nothing."""
     warmth = jnp.where(rules.temperature <= 0, 1.0, rules.temperature)[:, None]
     return jax.nn.log_softmax(_with_bias(logits, rules) / warmth, axis=-1)
 
@@ -212,12 +212,19 @@ def sample(
     mode=None,
     batch_invariant: bool = False,
 ) -> Drawn:
-    """Draws one token per row: logits [B, V] float32, keys [B, 2] uint32, positions [B] of
-    the tokens. `mode` is mode_of(rules), where it is known. `batch_invariant`: the log-probs are
-    those of a trainer that is (rljax.models.invariant).
+    """Draws one token per row. The draw is a function of (key of the request, position)
+    alone: u = uniform(fold_in(key, position)). Temperature 0 is greedy; its log-prob is
+    reported at temperature 1.
 
-    The draw is a function of (key of the request, position) alone: u = uniform(fold_in(key,
-    position)). temperature 0 is greedy; its log-prob is reported at temperature 1.
+    Args:
+      logits: [B, V] float32.
+      keys: [B, 2] uint32, of the requests.
+      positions: [B] int32, of the tokens that are drawn.
+      rules: sampling options of the rows.
+      mode: mode_of(rules), where it is known.
+      batch_invariant: the log-probs are those of a trainer that is (rljax.models.invariant).
+
+    Returns ids, log-probs and entropies in nats, [B] each.
     """
     greedy = rules.temperature <= 0
     warmth = jnp.where(greedy, 1.0, rules.temperature)[:, None]

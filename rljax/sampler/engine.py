@@ -43,6 +43,7 @@ class Prefix:
 
     @property
     def rows(self) -> int:
+        """P, the number of sequences."""
         return self.length.shape[0]
 
     @property
@@ -91,7 +92,8 @@ class Engine:
     # -- what a request is, as arrays
 
     def check(self, one: Sampling) -> None:
-        """Raises InputError where this engine cannot serve a request."""
+        """Raises InputError if this engine cannot serve a request: it has too many stop ids, or an
+        interruption for which there is no room."""
         one.check_token_ids(self.model.config.ids)
         if len(one.stop_ids) > self.stop_ids:
             raise InputError(
@@ -109,33 +111,36 @@ class Engine:
             )
 
     def rules(self, requests: list[Sampling]):
-        """The rules of M requests; their shapes do not depend on the requests."""
+        """Returns the rules of M requests as host arrays; their shapes do not depend
+        on the requests."""
         for one in requests:
             self.check(one)
         return rules_of(requests, self.model.config.ids, whole=True, room=self.stop_ids)
 
     def forcing(self, requests: list[Sampling], budgets, prompt_tokens):
-        """The interruptions of M requests, or None where this engine has no room for any."""
+        """Returns the interruptions of M requests, after budgets [M] tokens of thinking behind
+        prompt_tokens [M]; None if this engine has no room for any."""
         if not self.forcing_tokens:
             return None
         return slot.forcing_of(requests, self.forcing_tokens, budgets, prompt_tokens)
 
     def can_go_back(self, read: int) -> bool:
-        """Returns whether a slot that has read so many tokens still has what fewer of them need: no
+        """Returns whether a slot that has read `read` tokens still has what fewer of them need: no
         sliding window has gone round."""
         return all(not kind.window or read <= kind.window for kind in self.model.config.kinds)
 
     # -- verbs
 
     def init_state(self) -> Slots:
-        """Empty slots."""
+        """Returns the state of B empty slots."""
         blank = [Sampling()]
         forcing = self.forcing(blank, np.array([-1]), np.array([0]))
         return _init_state(self, self.rules(blank), forcing)
 
     def abstract_state(self) -> Slots:
-        """Shape, dtype and sharding of everything in `init_state`, of which nothing is allocated:
-        programs are compiled ahead of time for it (rljax.models.model.Model.abstract)."""
+        """Returns shape, dtype and sharding of everything in `init_state`, of
+        which nothing is allocated: programs are compiled ahead of time for it
+        (rljax.models.model.Model.abstract)."""
         state = jax.eval_shape(self.init_state)
 
         def with_sharding(x, s):
@@ -144,7 +149,7 @@ class Engine:
         return jax.tree.map(with_sharding, state, slot.layout(state, self.model.mesh))
 
     def lower_generate(self):
-        """The lowered program of `generate`, to compile ahead of time or to inspect."""
+        """Returns the lowered program of `generate`, to compile ahead of time or to inspect."""
         steps = jax.ShapeDtypeStruct((), jnp.int32)
         return _generate.lower(self, self.model.abstract(), self.abstract_state(), steps, steps)
 
@@ -160,8 +165,17 @@ class Engine:
         }
 
     def prefill(self, params, tokens, true_lengths, images: dict | None = None) -> Prefix:
-        """Read right-padded prompts [P, S] of true_lengths [P] >= 1 in one pass; all but the last
-        token count as read."""
+        """Reads right-padded prompts [P, S] of true_lengths [P] >= 1 in one pass; all but the last
+        token count as read.
+
+        Args:
+          params: the weights of the model.
+          tokens: [P, S] int32.
+          true_lengths: [P] int32.
+          images: {"pixels", "patch_coords", "rope_positions", "shift"} of the prompts, or None.
+
+        Raises InputError if S is more than a slot holds.
+        """
         if tokens.shape[1] > self.tokens:
             raise InputError(
                 "columns of prompts",
@@ -172,7 +186,7 @@ class Engine:
         return _prefill(self, params, tokens, true_lengths, images)
 
     def empty_prefix(self, rows: int = 1) -> Prefix:
-        """Sequences of no tokens, with a slot's room."""
+        """Returns `rows` sequences of no tokens, with a slot's room."""
         return _empty_prefix(self, rows)
 
     def append(self, params, prefix: Prefix, tokens, counts) -> Prefix:
@@ -181,16 +195,19 @@ class Engine:
         return _append(self, params, prefix, tokens, counts)
 
     def gather(self, state: Slots, shard: int, pages: np.ndarray, length: int) -> Prefix:
-        """The first `length` tokens of pages [P] of a shard as one sequence with a slot's room."""
+        """Returns the first `length` tokens of pages [P] of a shard as one sequence with
+        a slot's room."""
         return _gather(self, state, shard * self.slots // self.pool.shards, pages, length)
 
     def widen(self, prefix: Prefix, row, length) -> Prefix:
-        """Row `row` of a prefix cut to `length` read tokens, as one sequence with a slot's room."""
+        """Returns row `row` of a prefix, cut to `length` read tokens, as one sequence with
+        a slot's room."""
         return _widen(self, prefix, row, length)
 
     def with_table(self, state: Slots, table: np.ndarray) -> Slots:
-        """The state with the pages [B, P] of every slot, counted from the first of its device; a
-        number that is no page is none. Other slots must not write a page of several."""
+        """Returns the state with the pages [B, P] int32 of every slot, counted from the
+        first of its device; a number that is no page is none. No other slot may write a page
+        that several read."""
         # (As programs return it: another sharding of the same would compile them again.)
         layout = slot.rows_layout(table, self.model.mesh)
         return dataclasses.replace(state, table=put_whole(table, layout))
@@ -221,11 +238,12 @@ class Engine:
         live=True,
     ) -> Slots:
         """Reads tokens [M, S], of which counts [M] are real, behind what slots [M] hold, and makes
-        them live where `live` says so. `state` is donated.
+        them live where `live` [M] says so. `state` is donated.
 
-        `inputs` is what the slots are before that: how many of their tokens count, the token behind
-        these, and the rules and limits from here on. Without it, which reads back how much the
-        slots hold, they go on by their own.
+        `inputs` [M] is what the slots are before that: how many of their tokens count, the token
+        behind these, and the rules and limits from here on. Without it, which reads back how much
+        the slots hold, they go on by their own. Raises InputError if a slot would hold more tokens
+        than it has room for.
         """
         inside = np.asarray(slots) < self.slots
         if inputs is None:
@@ -257,7 +275,7 @@ class Engine:
         return _fork(self, state, source, slots, keys)
 
     def extract(self, state: Slots, slots) -> Prefix:
-        """The contents of slots [M] as a prefix of M rows. The slots stay as they are."""
+        """Returns the contents of slots [M] as a prefix of M rows. The slots stay as they are."""
         return _extract(self, state, slots)
 
     def release(self, state: Slots, slots) -> Slots:

@@ -57,25 +57,39 @@ def generate(
     stop: Callable[[], bool] | None = None,
     search: Callable | None = None,
 ) -> Batch:
-    """Sample n responses to each prompt: prompts [P, L] int32 right-padded, lengths [P] -> Batch of
-    R = P n rows.
+    """Samples n responses to each prompt.
 
-    Row p n + s is sample s of prompt p; `group` is p. EOS is part of the response. A draw depends
-    on (key, row, position) alone: `decoding` changes none while dtypes stay as they are, nor does
-    its loop (a host's dispatches, or one program that every host of a pod runs unchanged). `images`
-    are those of the prompts (rljax.data.online.prompts). `second`: a model to draw from together
-    with this one. A row whose logits are not finite ends there, with FinishReason.ABORT.
+    Args:
+      model: the model, on the mesh of training.
+      params: its weights, read where they lie, or as `decoding.weights` brings them to the layout
+        of decoding.
+      prompts: [P, L] int32, right-padded.
+      lengths: [P] int32, tokens of each prompt.
+      key: a JAX key; `sampling.seed` takes its place.
+      sampling: the options of all requests.
+      n: samples per prompt.
+      version: the optimizer step of the weights, for Batch.policy_version.
+      decoding: sizes of programs and memory, and where they run.
+      images: those of the prompts (rljax.data.online.prompts).
+      second: a model to draw from together with this one.
+      finished: finished(row, ids of the response, FinishReason), called for rows as they end, while
+        others still decode, each once and in no order.
+      stop: asked after every dispatch; once it returns True, the rows that still decode end there,
+        with FinishReason.ABORT.
+      search: rljax.search.Search, which chooses the tokens in place of sampling, all rows to their
+        ends.
 
-    `finished(row, ids of the response, FinishReason)` is called for rows as they end, while others
-    still decode, each once and in no order; `stop` is asked after every dispatch: once it
-    returns True, the rows that still decode end there, with FinishReason.ABORT. Neither is called
-    where all rows may end in the same dispatch. On several hosts every one of them is told of every
-    row, and `stop` returns the same on all.
+    Returns a Batch of R = P n rows on the mesh of `model`. Row p n + s is sample s of prompt
+    p; `group` is p. EOS is part of the response. A row whose logits are not finite ends
+    there, with FinishReason.ABORT.
 
-    `search` (rljax.search.Search) chooses the tokens in place of sampling, all rows to their ends.
+    A draw depends on (key, row, position) alone: `decoding` changes none while dtypes stay as they
+    are, nor does its loop (a host's dispatches, or one program that every host of a pod runs
+    unchanged). Neither `finished` nor `stop` is called where all rows may end in the same dispatch.
+    On several hosts every one of them is told of every row, and `stop` returns the same on all.
 
-    The weights are read where they lie, or as `decoding.weights` brings them to the layout of
-    decoding; the batch lies on the mesh of `model`.
+    Raises InputError for prompts that are no token ids of the model, for slots that do not fit the
+    memory, and for options that exclude each other.
     """
     home, version = model.mesh, version if decoding.mesh is None else fetch(version)
     model, params, second = _on_layout(model, params, second, decoding)
@@ -131,17 +145,29 @@ def branch(
     version=0,
     decoding: Decoding = WHOLE_BATCH,
 ) -> Batch:
-    """Samples n continuations of row rows[j] of `batch` [B, S] behind the first at[j] tokens of its
-    response, for rows [M] and at [M] -> Batch of M n rows, as wide.
+    """Samples n continuations of row rows[j] of a batch behind the first at[j] tokens
+    of its response.
 
-    `batch` is as `generate` returned it, with responses that begin at columns starts [B]. Row
-    j n + i is continuation i of branch j: a whole response, of which the mask is 1 on new tokens
-    alone. The first at[j] tokens have the records of their row, and `group` is that of the row.
-    Limits, thinking budgets and stop strings are those of the whole response.
+    Args:
+      model: the model, on the mesh of training.
+      params: its weights.
+      batch: [B, S], as `generate` returned it.
+      rows: [M] int32, the rows to go on with.
+      at: [M] int32, how many tokens of the row's response are kept.
+      starts: [B] int32, the columns at which responses begin.
+      key: a JAX key. Row r has the key fold_in(key, r).
+      sampling: limits, thinking budgets and stop strings of the whole response.
+      n: continuations per branch.
+      version: the optimizer step of the weights, for Batch.policy_version.
+      decoding: sizes of programs and memory, and where they run.
 
-    Row r has the key fold_in(key, r); a draw depends on (that key, at[j], i, position) alone. The
-    host's loop reads a row once, whatever is asked of it; the device's loop reads the prefix of
-    every branch once.
+    Returns a Batch of M n rows, as wide. Row j n + i is continuation i of branch j: a whole
+    response, of which the mask is 1 on new tokens alone. The first at[j] tokens have the records of
+    their row, and `group` is that of the row.
+
+    A draw depends on (key of the row, at[j], i, position) alone. The host's loop reads a row once,
+    whatever is asked of it; the device's loop reads the prefix of every branch once. Raises
+    InputError for rows that are not in the batch, and for tokens that are not in their responses.
     """
     home, version = model.mesh, version if decoding.mesh is None else fetch(version)
     model, params, _ = _on_layout(model, params, None, decoding)

@@ -78,14 +78,17 @@ class Sample:
 
     @property
     def logprobs(self) -> np.ndarray:
+        """Log-probs of the response's tokens in nats, when they were drawn: float32."""
         return self._records["logprobs"][: self._count]
 
     @property
     def log_kept(self) -> np.ndarray:
+        """Log-prob minus the one with which the token was drawn (0 without a rule): float32."""
         return self._records["log_kept"][: self._count]
 
     @property
     def entropy(self) -> np.ndarray:
+        """Entropy of each choice in nats: float32."""
         return self._records["entropy"][: self._count]
 
     @property
@@ -95,6 +98,7 @@ class Sample:
 
     @property
     def versions(self) -> np.ndarray:
+        """Version of the parameters that drew each token: int32."""
         return self._records["versions"][: self._count]
 
     @property
@@ -104,7 +108,7 @@ class Sample:
 
     @property
     def ids(self) -> np.ndarray:
-        """Prompt and response."""
+        """Prompt and response: int32."""
         return np.concatenate([self.prompt, self.tokens])
 
     def contains(self, marker: Sequence[int]) -> bool:
@@ -114,12 +118,12 @@ class Sample:
         return any(tokens[i : i + size] == marker for i in range(len(tokens) - size + 1))
 
     def copy(self) -> "Sample":
-        """The same request, at the same point."""
+        """Returns the same request, at the same point."""
         return dataclasses.replace(self, _records=self._records.copy())
 
     def part(self, start: int, end: int) -> "Sample":
-        """A copy whose response is tokens [start, end) of prompt and response, and whose prompt is
-        what stands before them."""
+        """Returns a copy whose response is tokens [start, end) of prompt and response, and whose
+        prompt is what stands before them."""
         first = len(self.prompt)
         records = self._records[start - first : end - first].copy()
         branched = max(0, self.branched - (start - first))
@@ -130,9 +134,10 @@ class Sample:
     def continued(
         self, at: int, request_id: int, key: np.ndarray, sampling: Sampling | None = None, **how
     ) -> "Sample":
-        """A new request that goes on behind the first `at` tokens of the response, with their
-        records. It has the thinking budget of this sample. `sampling`: a new turn begins at `at`,
-        with these limits; None: what was left there of this sample's own."""
+        """Returns a new request that goes on behind the first `at` tokens of the response, with
+        their records. It has the thinking budget of this sample. `key` [2] decides its draws.
+        `sampling`: a new turn begins at `at`, with these limits; None: what was left there of
+        this sample's own."""
         behind = self._records[at : self._count]
         budget_key = self.key if self.budget_key is None else self.budget_key
         sample = Sample(
@@ -154,8 +159,8 @@ class Sample:
         return sample
 
     def get_state(self) -> dict:
-        """Returns the state of the sample as JSON: `from_state` makes it again, but for the images
-        of its prompt, which are the data's."""
+        """Returns the state of the sample as JSON. `from_state` makes the sample again, but for the
+        images of its prompt, which are the data's."""
         most = self.sampling.max_response_tokens
         return {
             **{name: getattr(self, field) for name, field in _COUNTS.items()},
@@ -171,8 +176,8 @@ class Sample:
 
     @classmethod
     def from_state(cls, state: dict, sampling: Sampling) -> "Sample":
-        """The sample of a state, with the rules that it was sampled by. Raises KeyError, TypeError
-        or ValueError where the state is none."""
+        """Returns the sample of a state, with the rules that it was sampled by. Raises KeyError,
+        TypeError or ValueError for what is no state."""
         most, reason = int(state["max_response_tokens"]), state["finish_reason"]
         budget = state["budget_key"]
         sample = cls(
@@ -191,7 +196,7 @@ class Sample:
         return sample
 
     def record(self, new: np.ndarray) -> None:
-        """Appends the records [N] of tokens."""
+        """Appends the records [N] (RECORD) of tokens."""
         end = self._count + len(new)
         if end > len(self._records):
             room = np.zeros(max(end, 2 * len(self._records)), RECORD)
@@ -263,8 +268,8 @@ class Partial:
     then: Sample
 
     def take(self) -> Sample:
-        """The sample to go on with: itself the first time, afterwards a new one in the state at
-        the pause."""
+        """Returns the sample to go on with: itself the first time, afterwards a new one in the
+        state at the pause."""
         same = self.sample.resumed == self.then.resumed
         return self.sample if same else self.then.copy()
 

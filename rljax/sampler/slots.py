@@ -88,8 +88,8 @@ def empty(
     pool=None,
     draft_tokens=0,
 ) -> Slots:
-    """Empty slots (inside a program), of a Pool of pages where there is one. `rules` and `forcing`
-    are templates of any number of rows."""
+    """Returns empty slots (inside a program), of a Pool of pages where there is one. `rules` and
+    `forcing` are templates of any number of rows."""
 
     def whole(value, dtype):
         return jnp.full((slots,), value, dtype)
@@ -115,15 +115,15 @@ def empty(
 
 
 def layout(state: Slots, mesh) -> Slots:
-    """The sharding of everything in a decode state: slots over the axes of rows, kv heads
-    over tensor."""
+    """Returns the sharding of everything in a decode state: slots over the axes of rows, kv
+    heads over tensor."""
     rest = rows_layout(dataclasses.replace(state, caches=()), mesh)
     caches = tuple(cache.shardings(of_model, mesh) for of_model in state.caches)
     return dataclasses.replace(rest, caches=caches)
 
 
 def rows_layout(tree, mesh):
-    """Rows split where they divide."""
+    """Returns shardings that split rows where they divide."""
     whole, split = replicated(mesh), row_sharding(mesh)
     return jax.tree.map(lambda x: whole if x.shape[0] % row_shards(mesh) else split, tree)
 
@@ -132,8 +132,8 @@ def rows_layout(tree, mesh):
 
 
 def forcing_of(requests: list[Sampling], room: int, budgets, prompt_tokens) -> Forcing:
-    """The interruptions of B rows with room for F = `room` tokens: budgets [B] tokens of thinking
-    (below 0: no interruption), after prompts of prompt_tokens [B]."""
+    """Returns the interruptions of B rows with room for F = `room` tokens: budgets [B] tokens of
+    thinking (below 0: no interruption), after prompts of prompt_tokens [B]."""
     count = len(requests)
 
     def padded(name, backwards=False):
@@ -160,7 +160,7 @@ def forcing_of(requests: list[Sampling], room: int, budgets, prompt_tokens) -> F
 
 
 def forcing_room(requests: list[Sampling]) -> int:
-    """F: a few sizes only, so that another phrase does not recompile."""
+    """Returns F: a few sizes only, so that another phrase does not recompile."""
     most = max(max(len(one.interrupt_ids), len(one.end_of_thinking_ids)) for one in requests)
     return max(8, -(-most // 8) * 8)
 
@@ -395,8 +395,8 @@ class SlotInputs:
 
 
 def enter(slots: Slots, inputs: SlotInputs, at: jax.Array, live=True) -> Slots:
-    """Makes row i of `inputs` slot at[i], live where `live` says so; out of range is dropped.
-    Caches are put in by `insert`."""
+    """Makes row i of `inputs` [M] slot at[i], live where `live` [M] says so; what is out of range
+    is dropped. Caches are put in by `insert`."""
     if inputs.which is not None:
         rules = jax.tree.map(lambda x: x[inputs.which], inputs.rules)
         inputs = dataclasses.replace(inputs, rules=rules, which=None)
@@ -429,9 +429,12 @@ def insert(slots: Slots, caches: tuple, at, source, mesh, first=None) -> Slots:
 
 
 def take(slots: Slots, at: jax.Array, mesh) -> list:
-    """Rows at [M] of the first model's caches, contiguous; a slot out of range gives some row.
+    """Returns rows at [M] of the first model's caches, contiguous; a slot out of range
+    gives some row.
+
     Where slots are split over devices, each device gives its own and a sum joins them: indexing
-    would gather the whole cache on every device."""
+    would gather the whole cache on every device.
+    """
     caches = cache.with_table(slots.caches[0], slots.table)
     count = slots.token.shape[0]
     # (Not a row of NaN.)

@@ -112,14 +112,22 @@ class Sampler:
         hold: bool = False,
         images: PromptImages | None = None,
     ) -> list[Sample]:
-        """Submits n samples of one prompt, which is read once, with its `images`; returns them.
+        """Submits n samples of one prompt, which is read once; returns them.
 
-        Sample i draws with fold_in(key, request_ids[i]), by default the next free numbers; with a
-        seed, fold_in(key(seed), i); with `keys` [n, 2], keys[i]. Lower ids come first where slots
-        are short. `keep`: finished samples can go on (`resume`) without being read again. `hold`:
-        finished samples keep their slots, or are parked beside them while others need these,
-        until `deliver` or `release`. A request that cannot be served raises InputError and leaves
-        the others alone.
+        Args:
+          prompt: token ids [S].
+          sampling: the options of the request.
+          n: samples.
+          request_ids: n numbers from 0 to 2**31 - 1; lower ones come first where slots are short.
+            None: the next free ones.
+          keys: [n, 2] uint32, which decide the draws. None: sample i draws with fold_in(key,
+            request_ids[i]), with a seed with fold_in(key(seed), i).
+          keep: finished samples can go on (`resume`) without being read again.
+          hold: finished samples keep their slots, or are parked beside them while others need
+            these, until `deliver` or `release`.
+          images: those of the prompt.
+
+        Raises InputError for a request that cannot be served, and leaves the others alone.
         """
         ids = self._checked(prompt, sampling, n)
         if images is not None:
@@ -161,8 +169,9 @@ class Sampler:
         return fetch(request_key(jax.random.key(seed), request_id))
 
     def restore(self, samples: Sequence[Sample]) -> None:
-        """Takes over samples of another sampler, of a checkpoint, say, each at the point where it
-        stands: what they have read is read again. One that is finished is held, if it says so."""
+        """Takes over samples of another sampler, such as those of a checkpoint, each at the
+        point where it stands: what they have read is read again. A finished one is held, if
+        it says so."""
         new: dict[tuple, list[Sample]] = {}
         for sample in samples:
             sample.cached, sample.lost = 0, sample.size - 1 if len(sample.tokens) else 0
@@ -210,14 +219,15 @@ class Sampler:
         return timing.draft_metrics(steps, self.drafted, self.kept_drafts)
 
     def abort(self, sample: Sample, error: str = "aborted by the caller") -> Sample:
-        """End a sample where it stands."""
+        """Ends a sample where it stands. Raises InputError if it is not in the sampler."""
         self._remove(sample)
         sample.finish_reason, sample.error = FinishReason.ABORT, error
         sample.finished_s = time.monotonic()
         return sample
 
     def pause(self, sample: Sample) -> Partial:
-        """Take a sample out of its slot; `resume` goes on as if it had stayed."""
+        """Takes a sample out of its slot; `resume` goes on as if it had stayed. Raises InputError
+        if it is not in the sampler."""
         prefix, slots = None, self._scheduler.slots
         if sample in slots:
             prefix = self._scheduler.extract_live(slots.index(sample))
@@ -227,11 +237,12 @@ class Sampler:
     def resume(
         self, partial: Partial, more: Sequence[int] = (), sampling: Sampling | None = None
     ) -> Sample:
-        """Go on with a paused or finished sample, behind `more` tokens that the policy did not
-        choose (a tool's reply). What the parameters of another version have read is read again.
+        """Goes on with a paused or finished sample, behind the token ids `more` that the policy did
+        not choose (a tool's reply). What the parameters of another version have read is read again.
 
-        Stop strings are looked for in what is new. Resumed again, a partial gives a second sample
-        of the same request and the same draws.
+        Stop strings are looked for in what is new. Resumed again, a partial gives a second
+        sample of the same request and the same draws. Raises InputError if the longer request
+        cannot be served.
         """
         sample = partial.take()
         left = sampling or dataclasses.replace(
@@ -249,10 +260,13 @@ class Sampler:
         return sample
 
     def deliver(self, replies: Sequence[tuple[Sample, Sequence[int], Sampling]]) -> None:
-        """Goes on with held samples, each behind the tokens of its reply, which the policy did not
-        choose, with the limits of its next turn. Nothing is changed if one of them cannot be.
+        """Goes on with held samples, each behind the token ids of its reply, which the policy did
+        not choose, with the limits of its next turn.
 
-        What is new is read in the next step, by a few programs whatever the number of replies."""
+        What is new is read in the next step, by a few programs whatever the number of
+        replies. Raises InputError, and changes nothing, if a sample is not held, or a request
+        cannot be served.
+        """
         given, scheduler = set(), self._scheduler
         for sample, more, sampling in replies:
             held = sample in scheduler.held or sample in scheduler.parked
@@ -291,15 +305,21 @@ class Sampler:
         """Submits n new samples that go on behind the first `at` tokens of a finished sample's
         response; returns them. Of several `at` n each, those of one after those of another.
 
-        The sample stays as it is. What was read of it, if it is held or kept, is not read again,
-        but for a window that went round, and with pages the last, partial page of a kept one; of
-        another sample the longest prefix is read once. Continuation i draws with
-        fold_in(key of the sample, (at, i)), whatever the slots and what is cached.
+        Args:
+          sample: a finished one. It stays as it is. What was read of it, if it is held or kept, is
+            not read again, but for a window that went round, and with pages the last, partial page
+            of a kept one; of another sample the longest prefix is read once.
+          at: tokens of its response that are kept, with their records (`branched`).
+          n: continuations. Continuation i draws with fold_in(key of the sample, (at, i)), whatever
+            the slots and what is cached.
+          sampling: a new turn begins at `at`, with these limits. None: of all limits what the
+            sample had left there.
+          more: token ids behind `at` that the policy did not choose (a tool's reply); with
+            `sampling` alone.
+          request_ids: as in `submit`, like `keep` and `hold`.
 
-        A new sample has the records of its first `at` tokens (`branched`), and of all limits what
-        the sample had left there. `sampling`: a new turn begins at `at`, with these limits, behind
-        `more` tokens that the policy did not choose (a tool's reply).
-        `request_ids`, `keep` and `hold` are as in `submit`.
+        Raises InputError for a sample with images or one that is not finished, and for tokens that
+        are not in its last turn (with `sampling`: in its response).
         """
         ends = [at] if np.ndim(at) == 0 else list(at)
         check_branch(sample, ends, n, sampling, more, keep and hold)
@@ -321,7 +341,7 @@ class Sampler:
 
     def release(self, sample: Sample) -> None:
         """Lets go of a finished sample: frees the slot, or the room beside the slots, that it holds
-        if it does."""
+        if it does. Raises InputError for one that is not finished."""
         if sample in self._scheduler.held or sample in self._scheduler.parked:
             self._remove(sample)
         elif sample.finish_reason is None:
@@ -338,8 +358,8 @@ class Sampler:
     # -- steps
 
     def step(self, params, *, version: int = 0, keep_cache: bool = True) -> list[Event]:
-        """Admits what waits, decodes one dispatch with `params`, and returns the new tokens
-        as events.
+        """Admits what waits, decodes one dispatch with `params`, and returns the new
+        tokens as events.
 
         `version` names the parameters. Where it changed, samples in flight go on over keys and
         values that older parameters wrote (PipelineRL, arXiv 2509.19128), or with keep_cache=False

@@ -81,10 +81,25 @@ def rollout(
     second,
     limits=None,
 ):
-    """The program of a whole batch. prompts [P, L], lengths [P], keys [R, 2], rules and forcing of
-    R rows; forcing, images and second are None, or arrays. limits [P]: tokens of prompt and
-    response at which the rows of a prompt end; None: response_tokens behind it. Returns the
-    batch, and the counts of drafts (speculation.totals)."""
+    """Decodes a whole batch in one program.
+
+    Args:
+      model: the model as it decodes.
+      shape: the static half of the program.
+      params: the weights of the model.
+      prompts: [P, L] int32, right-padded.
+      lengths: [P] int32.
+      keys: [R, 2] uint32.
+      rules: of R rows.
+      version: int32 scalar.
+      forcing: interruptions of R rows, or None.
+      images: those of the prompts, or None.
+      second: a model that decodes along, or None.
+      limits: [P] tokens of prompt and response at which the rows of a prompt end; None:
+        response_tokens behind the prompt.
+
+    Returns the batch [R, S], and the counts of drafts (speculation.totals).
+    """
     rows, count = prompts.shape[0] * shape.n, shape.slots
     prompt_batch, queue, carry = _start(
         model, shape, params, prompts, lengths, keys, rules, forcing, images, second, limits
@@ -303,7 +318,7 @@ class _Record:
 
 
 def shard_count(model: Model, prompts: int, slots: int) -> int:
-    """Into how many parts prompts, rows and slots are split over devices alike."""
+    """Returns into how many parts prompts, rows and slots are split over devices alike."""
     shards = row_shards(model.mesh)
     return shards if prompts % shards == 0 and slots % shards == 0 else 1
 
@@ -465,9 +480,9 @@ def _prompts(tokens, lengths, images):
 
 
 def with_images(batch: Batch, images: dict, start, shift, n: int) -> Batch:
-    """Every sample with the images of its prompt, of which there are those of all prompts, and
-    positions that go on behind its prompt: start [R] is the prompts' length, and shift [R] by how
-    much positions and columns differ there."""
+    """Returns the batch with the images of each row's prompt, of which `images` has those of all
+    prompts, and positions that go on behind the prompt: start [R] is the prompts' length, and shift
+    [R] by how much positions and columns differ there."""
     of_prompt = {name: jnp.repeat(images[name], n, axis=0) for name in _IMAGE_FIELDS}
     after = (batch.positions + shift[:, None])[..., None]
     prompt = of_prompt["rope_positions"]

@@ -89,7 +89,7 @@ def unit_tests(ground_truth: str) -> tuple[list[tuple[int, int]], int, list[int]
 
 
 def passed_tests(response: str, ground_truth: str) -> list[bool]:
-    """Whether each unit test passed, and one of the trace where there is one; a program that is
+    """Returns which unit tests passed, and the trace where there is one; a program that is
     none, or is too long, fails all of them."""
     tests, max_lines, trace = unit_tests(ground_truth)
     count = len(tests) + bool(trace)

@@ -21,7 +21,8 @@ class Clock:
 
     @classmethod
     def parsed(cls, text: str) -> "Clock":
-        """ "wall" or "logical(2)"."""
+        """Returns the clock that a config names, "wall" or "logical(2)". Raises InputError for
+        any other text."""
         if text == "wall":
             return cls()
         found = re.fullmatch(r"logical\((\d{1,6})\)", text)
@@ -33,11 +34,11 @@ class Clock:
         return cls(int(found[1]))
 
     def tick(self) -> None:
-        """A dispatch was done."""
+        """Counts a dispatch."""
         self.now += 1
 
     def idle(self) -> None:
-        """Nothing decodes: waits a little, or counts on."""
+        """Waits a little, or counts on, as nothing decodes."""
         if self.dispatches:
             self.now += 1
         else:

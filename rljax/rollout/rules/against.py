@@ -41,7 +41,10 @@ def against(
     inner: RolloutText = "once()",
 ):
     """The rollout `inner` with samples of the policy and of its opponent in turn: the reference
-    (XPO, arXiv 2405.21046), or the geometric mixture pi^(1 - mixture) ref^mixture (Nash-MD)."""
+    (XPO, arXiv 2405.21046), or the geometric mixture pi^(1 - mixture) ref^mixture (Nash-MD).
+
+    Raises InputError unless 0 <= mixture <= 1, and for an odd number of samples per prompt.
+    """
     if not 0 <= mixture <= 1:
         raise InputError(
             "against(mixture)",
@@ -76,7 +79,8 @@ class GeometricMixture:
         finished: Callable | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> Batch:
-        """n trajectories per prompt; their log-probs are the mixture's (host verb)."""
+        """Samples n trajectories per prompt -> Batch of P n rows; their log-probs are the
+        mixture's (host verb)."""
         second = SecondModel(
             self.reference.model, self.reference.sampling_params(), float(self.weight)
         )
@@ -94,6 +98,7 @@ class AgainstOpponent:
 
     @property
     def model(self) -> Model:
+        """The actor's model."""
         return self.actor.model
 
     def generate(
@@ -106,7 +111,8 @@ class AgainstOpponent:
         finished: Callable | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> Batch:
-        """n trajectories per prompt, n even (host verb)."""
+        """Samples n trajectories per prompt -> Batch of P n rows (host verb). Raises InputError if
+        n is odd."""
         if n % 2:
             raise InputError(
                 "samples per prompt against an opponent",

@@ -67,6 +67,9 @@ def dynamic(
     are live. The first prompts_per_step of them are used, the others discarded (arXiv 2503.14476).
 
     Too few live groups after `max_rounds` are an error, or dead groups fill the batch (`if_short`).
+
+    Raises InputError if too few groups are live with if_short="error", for oversample below 1, and
+    for one sample per prompt.
     """
     wanted = len(prompts.records)
     size = _oversampled("dynamic", oversample, wanted)
@@ -101,8 +104,12 @@ def active(
     max_rounds: int = 40,
     if_short: Literal["error", "fill"] = "fill",
 ):
-    """Active sampling of OlmoRL: one round of prompts_per_step prompts, then smaller ones of
-    refill x prompts_per_step that replace the dead groups (arXiv 2512.13961)."""
+    """Active sampling of OlmoRL: one round of prompts_per_step prompts, then smaller ones of refill
+    x prompts_per_step that replace the dead groups (arXiv 2512.13961).
+
+    Raises InputError if too few groups are live with if_short="error", and for one
+    sample per prompt.
+    """
     wanted = len(prompts.records)
     further = max(1, round(refill * wanted))
     return _rounds(
@@ -141,8 +148,11 @@ def first_live(
     aborted and their groups dropped. With a reward model, which scores whole batches, all samples
     are decoded to their ends.
 
-    Which groups are complete first depends on the speed of the reward, so that a resumed run may
-    use others.
+    Which groups are complete first depends on the speed of the reward, so that a resumed run
+    may use others.
+
+    Raises InputError if too few groups are live with if_short="error", for oversample below 1, and
+    for one sample per prompt.
     """
     wanted, n = len(prompts.records), cfg.samples_per_prompt
     size = _oversampled("first_live", oversample, wanted)

@@ -51,7 +51,7 @@ class ModelScorer:
         self.model, self.params, self.rows, self.role = model, params, rows, role
 
     def score(self, batch: Batch) -> list[Score]:
-        """One Score per row. A score that is not finite is an error."""
+        """Returns one Score per row of a batch [B, S]. A score that is not finite is an error."""
         rows = self.rows if batch.rows % self.rows == 0 else batch.rows
         read = Batch(batch.tokens, batch.segment_ids, batch.positions, batch.mask)
         read = moved_rows(read, self.model.mesh, self.role)
@@ -103,7 +103,8 @@ class Reward:
         self.needs_costs, self.cost_model = needs_costs, cost_model
 
     def outcome_alone(self) -> "Reward":
-        """The same pool without scores of lines, evolving rubrics and costs, for evaluation."""
+        """Returns the same pool without scores of lines, evolving rubrics and
+        costs, for evaluation."""
         plain = self.process is None and self.rubrics is None and not self.needs_costs
         return self if plain else Reward(self.pool, self.tokenizer, self.mesh, model=self.model)
 
@@ -115,8 +116,8 @@ class Reward:
         return self.pool if by_rows else None
 
     def start_early(self, prompts: Prompts, n: int) -> "EarlyScores | None":
-        """Scores of rows as they end, n samples per prompt, while others still decode. None where
-        rows are not scored one by one."""
+        """Returns the scores of rows as they end, n samples per prompt, while others still decode.
+        None if rows are not scored one by one."""
         return None if self.row_pool is None else EarlyScores(self, prompts, n)
 
     def __call__(
@@ -144,7 +145,8 @@ class Reward:
     def rewarded(
         self, batch: Batch, prompts: Prompts, samples: list[RewardInput], scores: list[Score]
     ) -> tuple[Batch, RewardReport]:
-        """The batch and the report, where the score of every row is known."""
+        """Returns the batch [B, S] with rewards and the report, once the scores of its B
+        rows are known."""
         group = fetch(batch.group)
         if self.cost_model is not None:
             of_model = self.cost_model.score(batch)
@@ -237,18 +239,19 @@ class Reward:
         return sample_of(record, text, ids, finish, group, self.rubrics, shown)
 
     def learn(self, report: RewardReport) -> dict[str, float]:
-        """Updates the rubrics by the report of a step. Their metrics, and the `facts`."""
+        """Updates the rubrics by the report of a step. Returns their metrics, and the `facts`."""
         learned = {} if self.rubrics is None else self.rubrics.learn(report.rows)
         return self.facts() | learned
 
     def facts(self) -> dict[str, float]:
-        """reward/sandbox_tier, where programs are run: the index of their tier in ALL_TIERS of
-        rljax.rewards.sandbox.tiers. 0 isolates best."""
+        """Returns reward/sandbox_tier, where programs are run: the index of their tier in ALL_TIERS
+        of rljax.rewards.sandbox.tiers. 0 isolates best."""
         notes = self.pool.notes if isinstance(self.pool, RewardPool) else {}
         tier = notes.get("sandbox_tier")
         return {} if tier is None else {"reward/sandbox_tier": float(ALL_TIERS.index(tier))}
 
     def close(self) -> None:
+        """Ends the processes that score."""
         self.pool.close()
         if self.rubrics is not None:
             self.rubrics.close()
@@ -279,8 +282,8 @@ def sample_of(
     rubrics: RubricBuffer | None,
     shown: Callable[[], str] | None = None,
 ) -> RewardInput:
-    """The fields of a response that a reward may declare; `text` decodes it, and `shown` for people
-    (RewardInput.shown)."""
+    """Returns the fields of a response that a reward may declare; `text` decodes it, and `shown`
+    for people (RewardInput.shown)."""
     fields = {
         "prompt": record.prompt_text,
         "messages": record.messages,  # for rewards of TRL's signature
@@ -330,8 +333,8 @@ class EarlyScores:
             self._pending |= {other: (pending, i) for i, other in enumerate(together)}
 
     def complete_groups(self) -> list[list[float]]:
-        """The scores of every group whose rows have all ended and been scored, without failed ones.
-        Does not wait for scores. All hosts ask together, and get the groups of all."""
+        """Returns the scores of every group whose rows have all ended and been scored, without
+        failed ones. Does not wait for scores. All hosts ask together, and get the groups of all."""
         groups: dict[int, list[float]] = {}
         known: dict[int, int] = {}
         for row, (pending, at) in self._pending.items():
@@ -343,7 +346,8 @@ class EarlyScores:
         return [scores for of_host in hosts.gather(complete) for scores in of_host]
 
     def matching(self, ids, group, finish) -> dict[int, tuple[dict, Pending, int]]:
-        """The rows of a batch that are equal to those submitted. The others are cancelled."""
+        """Returns the rows of a batch that are equal to those submitted. The
+        others are cancelled."""
         same = {
             row
             for row in self._pending
@@ -382,19 +386,20 @@ def _all_known(pending: list[Pending]) -> bool:
 
 
 def of_all_hosts(own: dict[int, Score]) -> dict[int, Score]:
-    """The scores by row of all hosts, of which each has scored its `own`. When another host knew a
-    score is of another clock: NaN."""
+    """Returns the scores by row of all hosts, of which each has scored its `own`. When another host
+    knew a score is of another clock: NaN."""
     told = hosts.gather([(row, told_score(score)) for row, score in own.items()])
     return {row: score_of(one) for of_host in told for row, one in of_host} | own
 
 
 def told_score(score: Score) -> list:
-    """A score as JSON, to other hosts and in checkpoints. When it was known is of a clock here."""
+    """Returns a score as JSON, to other hosts and in checkpoints. When it was known is of
+    a clock here."""
     return [*(getattr(score, name) for name in _OF_SCORE), score.over_limit]
 
 
 def score_of(told: list) -> Score:
-    """The score that `told_score` wrote."""
+    """Returns the score that `told_score` wrote."""
     value, parts, status, seconds, message, over_limit = told
     return Score(
         float(value), dict(parts), str(status), float(seconds), str(message), over_limit=over_limit
@@ -409,7 +414,7 @@ def _with_cost(score: Score, of_model: Score) -> Score:
 
 
 def with_cost_or_error(score: Score) -> Score:
-    """The score; an error where it is one without the part `cost`."""
+    """Returns the score; an error if it is one without the part `cost`."""
     if score.status != "ok" or COST in score.parts:
         return score
     rule = f"the dataflow reads a cost, and the reward returned no part {COST!r}"
@@ -418,9 +423,9 @@ def with_cost_or_error(score: Score) -> Score:
 
 
 def parts_of(scores: list[Score]) -> np.ndarray | None:
-    """The named parts of every score, in the order of their names: [B, K]; None if the score has
-    none. Parts with a slash in their names are only logged: they may differ from step to step, and
-    another K would recompile the learning step."""
+    """Returns the named parts of B scores, in the order of their names: [B, K] float32; None if the
+    score has none. Parts with a slash in their names are only logged: they may differ from step to
+    step, and another K would recompile the learning step."""
     # One that abstains has its column, too: weights go by the order of the names.
     every = {name.removeprefix("abstained/") for score in scores for name in score.parts}
     names = sorted({name for name in every if "/" not in name} - {"score"})

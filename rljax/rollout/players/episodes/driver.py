@@ -104,7 +104,8 @@ class Driver:
             )
 
     def run(self, params, version: int, ended=lambda episode: None) -> list[Episode]:
-        """Plays all episodes to their ends; `ended` is called with each as it ends."""
+        """Plays all episodes to their ends; `ended` is called with each as it
+        ends. Returns them."""
         while self.left:
             for episode in self.look():
                 ended(episode)
@@ -112,7 +113,8 @@ class Driver:
         return list(self.episodes.values())
 
     def look(self) -> list[Episode]:
-        """Acts on what environments have said -> the episodes that ended since the last look."""
+        """Acts on what environments have said. Returns the episodes that ended since
+        the last look."""
         for step in self._news():
             self._act(step)
         self._check_clocks()
@@ -121,7 +123,7 @@ class Driver:
         return ended
 
     def rest(self) -> None:
-        """Nothing is played until the next look: the seconds until then are nobody's."""
+        """Stops the clock until the next look: the seconds until then are nobody's."""
         self._now = None
 
     def close(self) -> None:
@@ -188,7 +190,7 @@ class Driver:
         return asked is None or self.clock.due(asked, lambda: True)
 
     def dispatch(self, params, version: int, keep_cache: bool = True) -> bool:
-        """Decodes one dispatch, where there is something to decode; whether there was."""
+        """Decodes one dispatch, if there is something to decode. Returns whether there was."""
         self.clock.tick()
         if not self.sampler.pending:
             return False

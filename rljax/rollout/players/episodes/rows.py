@@ -135,9 +135,15 @@ def rows_of(
     *,
     mask_bad_turns: bool,
 ) -> Batch:
-    """A host batch of the episodes, in their order. scores, parts: of every row, the total return
-    of its seat [B] and its named parts [B, K]; a failed row's are not read. groups: equal for the
-    episodes that are compared, from 0.
+    """Returns a host batch of the episodes, in their order: B = episodes x `Rules.rows`.
+
+    Args:
+      episodes: those that have ended.
+      rules: of the rollout.
+      scores: [B], of every row the total return of its seat; a failed row's is not read.
+      parts: [B, K], its named parts, or None.
+      groups: equal for the episodes that are compared, from 0.
+      mask_bad_turns: turns with a bad call are not learned from.
 
     A turn's reward stands on its last token that is learned from, the rest of the return on the
     last one of the seat. group = that of the episode x seats + seat; the rows of a failed episode
@@ -226,8 +232,8 @@ def _reward(fields: dict, row: int, end: int, reward: float) -> None:
 def summaries(
     episodes: Sequence[Episode], rules: Rules, groups: Sequence[int], totals: Sequence, tokenizer
 ) -> tuple[EpisodeSummary, ...]:
-    """Each seat of each episode, for the transcripts; groups: those of `rows_of`; totals: the
-    return of each [E][seats]."""
+    """Returns each seat of each episode, for the transcripts. groups: those of `rows_of`; totals:
+    the return of each [E][seats]."""
     found = []
     for at, episode in enumerate(episodes):
         for seat in sorted({log.seat for log in episode.logs}):
