@@ -149,7 +149,8 @@ class Packed:
         return call
 
     def metrics(self) -> dict[str, jax.Array]:
-        """Returns the positions that a pass computes, and the share of them that are tokens."""
+        """Returns the positions that a pass computes, and the share of them that
+        are tokens: scalars."""
         real = jnp.sum((self.rows.segment_ids > 0).astype(jnp.float32))
         positions = self.rows.segment_ids[0].size * jnp.asarray(self.count, jnp.float32)
         return {"positions": positions, "positions_filled": real / jnp.maximum(positions, 1)}

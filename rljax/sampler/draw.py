@@ -187,8 +187,9 @@ def choice_logprobs(logits: jax.Array, rules: Rules) -> jax.Array:
 
 
 def mode_of(rules: Rules) -> jax.Array:
-    """Returns the most general draw that any row asks for, int32: 0 = the softmax alone, 1 = some
-    row is greedy, 2 = some row is ruled. A program does no more than that."""
+    """Returns the most general draw that any row of rules [B] asks for, an int32 scalar: 0
+    = the softmax alone, 1 = some row is greedy, 2 = some row is ruled. A program does no
+    more than that."""
     greedy = jnp.any(rules.temperature <= 0).astype(jnp.int32)
     return jnp.where(jnp.any(_is_ruled(rules)), 2, greedy)
 

@@ -36,8 +36,8 @@ def host_rollout(
     finished: Callable[[int, list[int], int], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Batch:
-    """Returns the batch of rljax.sampler.generate, whose arguments were checked, by
-    the host's loop."""
+    """Returns the batch [R, S] of rljax.sampler.generate by the host's loop, for prompts [P, L] of
+    lengths [P]. The arguments were checked."""
     count, columns = prompts.shape
     tokens = columns + sampling.max_response_tokens
     engine = engine_of_rows(model, count * n, tokens, sampling, decoding)

@@ -74,8 +74,7 @@ def check_whole(name: str, value: int, least: int = 0) -> None:
 
 
 def check_pages(page_tokens: int, pages: int) -> None:
-    """Raises InputError unless these can be pages: whole numbers, and no pages
-    without page_tokens."""
+    """Raises InputError unless these are whole numbers, and page_tokens is set where pages is."""
     check_whole("page_tokens", page_tokens)
     check_whole("pages", pages)
     if pages and not page_tokens:
@@ -199,8 +198,7 @@ def slots_that_fit(model: Model, rows: int, columns: int, kv_dtype: str = "") ->
 
 
 def model_of_slots(model: Model, tokens: int) -> Model:
-    """Returns `of_length` of a model. Raises InputError if its context has no room
-    for `tokens` tokens."""
+    """Returns `of_length` of a model. Raises InputError if its context is shorter than `tokens`."""
     if tokens > model.config.max_tokens:
         rule = f"at most the model's context, {model.config.max_tokens}"
         raise InputError(

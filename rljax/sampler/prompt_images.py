@@ -104,8 +104,8 @@ class PromptImages:
 
 
 def of_prompt(images: Mapping[str, np.ndarray] | None, row: int, size: int) -> PromptImages | None:
-    """Returns the images of prompt `row`, which has `size` tokens, out of those of all prompts
-    (rljax.data.images.rows.prompt_images); None if it has none."""
+    """Returns the images of prompt `row`, which has `size` tokens, out of those of all prompts [P,
+    ...] (rljax.data.images.rows.prompt_images); None if it has none."""
     if images is None or not np.any(images["patch_coords"][row, :, 0] > 0):
         return None
     return PromptImages(

@@ -86,7 +86,7 @@ def way(shape: tuple[int, ...], source: NamedSharding, target: NamedSharding) ->
 
 
 def sent(x: jax.Array, source: NamedSharding, target: NamedSharding) -> jax.Array:
-    """Returns x, which lies as `source` says, as `target` says (inside a program)."""
+    """Returns x [...], which lies as `source` says, as `target` says (inside a program)."""
     for sharding in [source, *way(x.shape, source, target)]:
         x = jax.lax.with_sharding_constraint(x, sharding)
     return x

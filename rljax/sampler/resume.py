@@ -36,8 +36,7 @@ class Returning:
 
 
 def rows_for(count: int, choices: Sequence[int], slots: int) -> int:
-    """Returns the smallest of `choices`, each at most `slots`, that takes `count` rows, or the
-    largest."""
+    """Returns the smallest of `choices` (at most `slots` each) for `count` rows, or the largest."""
     known = sorted({min(rows, slots) for rows in choices})
     return next((rows for rows in known if rows >= count), known[-1])
 
@@ -63,8 +62,7 @@ def calls(unread: Sequence[int], engine: Engine) -> Iterator[tuple[int, int, lis
 
 
 def read_together(engine: Engine, params, state: Slots, waiting: dict[int, Sample]) -> Slots:
-    """Reads what is not cached of samples {slot: sample}, and makes their slots live. `state` is
-    donated."""
+    """Reads what is not cached of {slot: sample}, and makes the slots live. `state` is donated."""
     left = [(slot, sample, sample.ids) for slot, sample in waiting.items()]
     while left:
         unread = [len(ids) - 1 - sample.cached for _, sample, ids in left]
@@ -115,8 +113,8 @@ def batches(pairs: Sequence[tuple[int, int]], slots: int, beyond: int) -> Iterat
 
 
 def restore_prefixes(engine: Engine, state: Slots, prefixes: dict[int, Prefix]) -> Slots:
-    """Puts what was read of paused samples, {slot: prefix of one row}, into their slots. `state` is
-    donated."""
+    """Puts what was read of paused samples, {slot: prefix of one row}, into their slots.
+    `state` is donated."""
     waiting = list(prefixes.items())
     while waiting:
         some, waiting = waiting[:_PREFIXES], waiting[_PREFIXES:]

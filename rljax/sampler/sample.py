@@ -73,32 +73,33 @@ class Sample:
 
     @property
     def tokens(self) -> np.ndarray:
-        """Tokens of the response: int32."""
+        """Tokens of the response [N]: int32."""
         return self._records["ids"][: self._count]
 
     @property
     def logprobs(self) -> np.ndarray:
-        """Log-probs of the response's tokens in nats, when they were drawn: float32."""
+        """Log-probs of the response's tokens [N] in nats, when they were drawn: float32."""
         return self._records["logprobs"][: self._count]
 
     @property
     def log_kept(self) -> np.ndarray:
-        """Log-prob minus the one with which the token was drawn (0 without a rule): float32."""
+        """Log-probs [N] minus those with which the tokens were drawn (0 without
+        a rule): float32."""
         return self._records["log_kept"][: self._count]
 
     @property
     def entropy(self) -> np.ndarray:
-        """Entropy of each choice in nats: float32."""
+        """Entropy of each choice [N] in nats: float32."""
         return self._records["entropy"][: self._count]
 
     @property
     def chosen(self) -> np.ndarray:
-        """bool; False: forced, or a tool's."""
+        """Choices of the policy [N]: bool; False: a token that was forced, or a tool's."""
         return self._records["chosen"][: self._count]
 
     @property
     def versions(self) -> np.ndarray:
-        """Version of the parameters that drew each token: int32."""
+        """Version of the parameters that drew each token [N]: int32."""
         return self._records["versions"][: self._count]
 
     @property
@@ -108,7 +109,7 @@ class Sample:
 
     @property
     def ids(self) -> np.ndarray:
-        """Prompt and response: int32."""
+        """Prompt and response [size]: int32."""
         return np.concatenate([self.prompt, self.tokens])
 
     def contains(self, marker: Sequence[int]) -> bool:

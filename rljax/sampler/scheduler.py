@@ -137,14 +137,15 @@ class Pages:
                     self._free[shard].append(page)
 
     def name(self, shard: int, pages: Sequence[int], tokens: np.ndarray, images=b"") -> None:
-        """Names the full ones of `pages`, which have read `tokens`, so that `find` returns them.
+        """Names the full ones of `pages`, which have read tokens [S], so that `find` returns them.
         `images`: the digest of the images among the tokens."""
         for page, name in zip(pages, self._names_of(tokens, images), strict=False):
             if page not in self._names[shard] and name not in self._named[shard]:
                 self._names[shard][page], self._named[shard][name] = name, page
 
     def find(self, shard: int, tokens: np.ndarray, images=b"") -> list[int]:
-        """Returns the pages that hold the longest known beginning of `tokens` with these images."""
+        """Returns the pages that hold the longest known beginning of tokens [S]
+        with these images."""
         found = []
         for name in self._names_of(tokens, images):
             if name not in self._named[shard]:
@@ -673,8 +674,8 @@ class Scheduler:
 
     def schedule(self, params) -> tuple[int, int | None] | None:
         """Prepares the next dispatch: moves samples into slots and reads what is new with `params`.
-        Returns (decode steps at most, number of free slots at which it ends or None), or None if
-        nothing decodes."""
+        Returns (decode steps at most, number of free slots at which it ends, or None), or None if
+        nothing is left to decode."""
         for sample in reversed(self._take_unseen()):
             self.queue.add(sample.ids, [sample], first=True)
         self._make_room()

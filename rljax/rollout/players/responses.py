@@ -49,8 +49,7 @@ class Responses:
             aborted.
           tree: ignored: no turn ends before the last one, so there is nowhere to branch.
 
-        Returns the batch of P x n rows with rewards, row p n + s sample s of prompt p,
-        and the report.
+        Returns the batch [P n, S] with rewards, row p n + s sample s of prompt p, and the report.
         """
         early = self.reward.start_early(prompts, n)
         if early is None:
