@@ -82,8 +82,7 @@ def compile_reads(engine: Engine, params, state: Slots) -> Slots:
 
 
 def _read(engine: Engine, params, state: Slots, some: list, rows: int, columns: int) -> Slots:
-    """Reads up to S = `columns` tokens of each (slot, sample, ids) of `some`, M =
-    `rows` at most."""
+    """Reads up to `columns` tokens of each (slot, sample, ids) of `some`, which are at most `rows`."""
     slots = np.full(rows, engine.slots, np.int32)
     tokens, counts = np.zeros((rows, columns), np.int32), np.zeros(rows, np.int32)
     live = np.zeros(rows, bool)
@@ -127,8 +126,7 @@ def restore_prefixes(engine: Engine, state: Slots, prefixes: dict[int, Prefix]) 
 
 
 class ParkedCaches:
-    """Caches of samples that wait without a slot: rows of a slot's size, as many
-    as `tokens` allow."""
+    """Caches of samples without a slot: rows of a slot's size, as many as `tokens` allow."""
 
     def __init__(self, engine: Engine, tokens: int):
         self.engine, self.rows = engine, tokens // engine.tokens
@@ -137,8 +135,7 @@ class ParkedCaches:
         self._row: dict[Sample, int] = {}
 
     def put(self, state: Slots, samples: dict[int, Sample]) -> None:
-        """Keeps what slots {slot: sample} hold, as far as there is room. Other samples
-        are read again."""
+        """Keeps what slots {slot: sample} hold, as far as there is room; the rest is read again."""
         moves = []
         for slot, sample in samples.items():
             if sample.cached and self._free:

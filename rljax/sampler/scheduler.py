@@ -314,8 +314,7 @@ class PageTables:
         sample.forget()
 
     def set_version(self, version: int) -> None:
-        """Sets the version of the parameters. Pages that other parameters read are
-        found no more."""
+        """Sets the version of the parameters. What others read is found no more."""
         self.version = version
         if self.pages is not None:
             self.pages.forget_names()
