@@ -82,7 +82,7 @@ def compile_reads(engine: Engine, params, state: Slots) -> Slots:
 
 
 def _read(engine: Engine, params, state: Slots, some: list, rows: int, columns: int) -> Slots:
-    """Reads up to `columns` tokens of each (slot, sample, ids) of `some`, which are at most `rows`."""
+    """Reads up to `columns` tokens of each of `rows` (slot, sample, ids) at most."""
     slots = np.full(rows, engine.slots, np.int32)
     tokens, counts = np.zeros((rows, columns), np.int32), np.zeros(rows, np.int32)
     live = np.zeros(rows, bool)
