@@ -163,7 +163,7 @@ class Driver:
     def _own_news(self) -> list[Step]:
         """Returns the steps of this host's environments that count now. What is due is waited
         for."""
-        logical, numbers = self.clock.turns, self.numbers
+        logical, numbers = self.clock.dispatches, self.numbers
         wait_s = 0.0 if self.sampler.pending or logical else _NOTHING_S
         came = [step for step in self._came if self._is_open(step)]
         came += self.crew.news(wait_s, numbers)
