@@ -101,9 +101,9 @@ def _listen(cluster: Cluster, timeout_s: float) -> dict:
             for key, _ in selector.select(1.0):
                 if key.fileobj is server:
                     with contextlib.suppress(OSError):
-                        caller, (address, *_) = server.accept()
+                        caller, (peer, *_) = server.accept()
                         _notice_a_dead_machine(caller)
-                        selector.register(caller, selectors.EVENT_READ, (address, time.monotonic()))
+                        selector.register(caller, selectors.EVENT_READ, (peer, time.monotonic()))
                 elif not guests.hear(key.fileobj, key.data[0]):
                     _hang_up(selector, key.fileobj)
             _hang_up_on_strangers(selector, {server, *guests.numbers})

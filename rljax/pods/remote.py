@@ -122,11 +122,11 @@ def start(cloud: Cloud, command: Sequence[str], setup: str) -> list[Machine]:
         sha = code_archive(Path.cwd(), archive)
         size = archive.stat().st_size / 2**20
         say(f"code {sha[:12]}, {size:.1f} MiB, to {len(machines)} hosts")
-        folder = f"rljax-pod/{cloud.name}"
-        everywhere(cloud, machines, lambda m: cloud.ssh(m, f"mkdir -p {shlex.quote(folder)}"))
+        target = f"rljax-pod/{cloud.name}"
+        everywhere(cloud, machines, lambda m: cloud.ssh(m, f"mkdir -p {shlex.quote(target)}"))
         everywhere(cloud, machines, lambda m: cloud.copy(m, [str(_SCRIPT)], "rljax-pod/host.sh"))
         everywhere(
-            cloud, machines, lambda m: cloud.copy(m, [str(archive)], f"{folder}/code.tar.gz")
+            cloud, machines, lambda m: cloud.copy(m, [str(archive)], f"{target}/code.tar.gz")
         )
     numbers = _numbers(cloud, machines) if isinstance(cloud, ComputeEngine) else {}
     setup = setup or default_setup(Path.cwd())

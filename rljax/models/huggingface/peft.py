@@ -154,8 +154,8 @@ def _of_experts(model: Model, path: tuple[str, ...]) -> tuple[str, dict]:
             shape=(experts * ranks, shape[1]), rows=part, columns=every, experts=experts
         )
     rows = slice(shape[2] * at, shape[2] * (at + 1))
-    module = NAMES[FAMILIES[config.family].names][f"mlp.{matrix}[x]"]
-    if isinstance(module, Disk) and module.column is not None and not module.halves:
+    on_disk = NAMES[FAMILIES[config.family].names][f"mlp.{matrix}[x]"]
+    if isinstance(on_disk, Disk) and on_disk.column is not None and not on_disk.halves:
         rows = slice(at, None, 2)
     shape = (shape[2] * len(parts), ranks * experts)
     return module, dict(shape=shape, rows=rows, columns=part, experts=experts)

@@ -275,7 +275,7 @@ class _Groups:
         """The rows of these groups. A row whose reward failed has a group of its own."""
         live, rows = min(len(self.live), self.wanted), self.wanted * self.n
         order_of_groups = [*range(live), *range(self.wanted - 1, live - 1, -1)]
-        order = [group * self.n + i for group in order_of_groups for i in range(self.n)]
+        order = [kept * self.n + i for kept in order_of_groups for i in range(self.n)]
         failed = np.concatenate([group.failed for group in used])
         group = np.repeat(np.arange(self.wanted, dtype=np.int32), self.n)
         alone = self.wanted + np.arange(rows, dtype=np.int32)

@@ -153,11 +153,11 @@ def rows_of(
     fields = {name: np.zeros((rows, columns), dtype) for name, dtype in _TOKEN_FIELDS.items()}
     lengths = np.ones(rows, np.int32)  # a row that nobody needed holds one token of mask 0
     finish = np.full(rows, FinishReason.ABORT, np.int32)
-    row = np.arange(rows, dtype=np.int32)
-    seat = row // rules.max_rows % len(rules.seats)
+    every_row = np.arange(rows, dtype=np.int32)
+    seat = every_row // rules.max_rows % len(rules.seats)
     states: dict[bytes, int] = {}
     alone = (max(groups) + 1) * len(rules.seats)
-    group = alone + row
+    group = alone + every_row
     for at, episode in enumerate(episodes):
         of_seat: dict[int, list[int]] = {}  # the rows of each
         played = dict.fromkeys(range(len(rules.seats)), 0)  # turns
@@ -185,11 +185,11 @@ def rows_of(
         fields.pop("tokens"),
         lengths,
         fields.pop("mask"),
-        group=np.where(known, group, alone + row).astype(np.int32),
+        group=np.where(known, group, alone + every_row).astype(np.int32),
         finish_reason=finish,
         scores=np.where(known, scores, 0.0).astype(np.float32),
         reward_parts=None if parts is None else parts.astype(np.float32),
-        episode=(row // rules.max_rows).astype(np.int32),
+        episode=(every_row // rules.max_rows).astype(np.int32),
         seat=seat.astype(np.int32),
         **fields,
     )
