@@ -194,7 +194,11 @@ class ComputeEngine(Cloud):
                 f"--zone={self.zone}",
                 "--default-action-on-vm-failure=do-nothing",
                 # One host has no topology to be joined in.
-                *((f"--workload-policy={resource_policy}",) if self.pod.hosts_per_slice > 1 else ()),
+                *(
+                    (f"--workload-policy={resource_policy}",)
+                    if self.pod.hosts_per_slice > 1
+                    else ()
+                ),
             )
 
     def _unless_there(self, *words: str) -> None:
