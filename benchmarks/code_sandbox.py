@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rljax.errors import InputError
 from rljax.rewards.sandbox.process import _idle
-from rljax.rewards.sandbox.tiers import TIERS, Limits, Process, SandboxError, sandbox_tier
+from rljax.rewards.sandbox.tiers import TIERS, Process, ProcessLimits, SandboxError, sandbox_tier
 from rljax.rewards.unit_tests.code_forms import read_tests
 from rljax.rewards.unit_tests.code_run import run_tests
 
@@ -45,7 +45,7 @@ def drop_zygotes() -> None:
 
 def one_program(tier: str, warm: bool) -> None:
     header = {"mode": "script", "source": ADD}
-    with Process(header, Limits(timeout_s=30.0), tier, stdin="1 2", warm=warm) as process:
+    with Process(header, ProcessLimits(timeout_s=30.0), tier, stdin="1 2", warm=warm) as process:
         assert process.wait().stdout == b"3\n"
 
 

@@ -22,7 +22,7 @@ from rljax.config import OptimizerConfig
 from rljax.correction import mismatch_metrics, rollout_correction
 from rljax.learn import token_mean, weighted_loss
 from rljax.learn.optimizers import make_optimizer
-from rljax.losses.policy import Policy, ppo_clip
+from rljax.losses.policy import PolicyOutputs, ppo_clip
 from rljax.mesh import make_mesh
 from rljax.models.builtin import decoder
 from rljax.models.model import Model
@@ -51,7 +51,7 @@ def make_step(model, optimizer, correct):
 
         def total(params):
             logprobs, entropy = model.logprobs(params, batch)
-            loss, _ = ppo_clip(Policy(logprobs, entropy), batch)
+            loss, _ = ppo_clip(PolicyOutputs(logprobs, entropy), batch)
             return weighted_loss(loss, {}, batch, token_mean(batch))[0]
 
         loss, gradient = jax.value_and_grad(total)(params)

@@ -26,7 +26,7 @@ from rljax.config.packaged import packaged_model
 from rljax.config.schema import Config
 from rljax.evaluation.policy import Answers, answer_metrics
 from rljax.keys import root_key
-from rljax.policies import Policy, Sample, SavedPolicy, load_policy, sample_all
+from rljax.policies import Completion, Policy, SavedPolicy, load_policy, sample_all
 from rljax.tracking import compiles
 
 SUM = "arithmetic(operations='+', min_number=10, style='number'"
@@ -87,7 +87,7 @@ def measured(saved: SavedPolicy, name: str, rows: int, samples: int) -> dict:
     policy = dataclasses.replace(ready, prompt_tokens=padded)
     with contextlib.closing(saved.player(task.evaluation or task.reward)) as reward:
 
-        def answers(policy: Policy, n: int) -> list[Sample]:
+        def answers(policy: Policy, n: int) -> list[Completion]:
             at_once = min(max(ROWS_AT_ONCE // n, 1), len(prompts))
             how = dict(key=root_key(n), prompts_per_call=at_once)
             return sample_all(policy, prompts, n, reward, **how)

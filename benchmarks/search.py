@@ -22,10 +22,10 @@ from rljax.mesh import make_mesh
 from rljax.models.builtin import decoder
 from rljax.models.model import Model
 from rljax.sampler import Decoding, Sampling
-from rljax.sampler.keys import request_keys
+from rljax.sampler.inputs import request_keys
 from rljax.search.evaluators import Value
 from rljax.search.mcts import mcts
-from rljax.search.task import Task
+from rljax.search.problem import SearchProblem
 
 FORMS = ("copies", "columns")
 
@@ -46,7 +46,7 @@ class Kept:
 
 
 @dataclasses.dataclass(frozen=True)
-class KeptTask(Task):
+class KeptTask(SearchProblem):
     """A task that gives one evaluator, which has read its prompts."""
 
     given: Kept | None = None
@@ -64,16 +64,16 @@ def models(vocab: int = 2048):
     return policy, policy.init(jax.random.key(0)), Value(critic, params | {"head": head}, "critic")
 
 
-def task_of(policy, params, value, prompt: int, options) -> Task:
+def task_of(policy, params, value, prompt: int, options) -> SearchProblem:
     rng, rows = np.random.default_rng(prompt), options.sentences
     tokens = rng.integers(0, policy.config.vocab_size, (rows, prompt)).astype(np.int32)
     keys = fetch(request_keys(jax.random.key(3), rows))
     asked = Sampling(max_response_tokens=options.new, temperature=0.0)
     lengths = np.full(rows, prompt, np.int32)
-    return Task(policy, params, tokens, lengths, keys, asked, Decoding(), value)
+    return SearchProblem(policy, params, tokens, lengths, keys, asked, Decoding(), value)
 
 
-def evaluator_of(task: Task, form: str, options):
+def evaluator_of(task: SearchProblem, form: str, options):
     return task.evaluator(options.width, nodes=options.simulations if form == "columns" else 0)
 
 
@@ -99,7 +99,7 @@ def difference(said) -> float:
     return largest
 
 
-def measure(task: Task, options) -> dict:
+def measure(task: SearchProblem, options) -> dict:
     kept = Kept(evaluator_of(task, "columns", options))
     fields = {f.name: getattr(task, f.name) for f in dataclasses.fields(task)}
     mcts(KeptTask(**fields, given=kept), simulations=options.simulations, width=options.width)

@@ -71,14 +71,14 @@ class Step(Timed):
 
     def steps(self):
         for name, one, times, _ in self.instructions():
-            if times >= 0.9 * self.turns:
-                yield name, one, times / self.turns
+            if times >= 0.9 * self.trips:
+                yield name, one, times / self.trips
 
 
-def step_of(text: str, mesh, turns: int, chip, args) -> dict[str, float]:
+def step_of(text: str, mesh, trips: int, chip, args) -> dict[str, float]:
     """Of one step: milliseconds by kind, megabytes by limit, the number of collectives."""
     walk = Step(text, mesh, 0)
-    walk.turns = turns
+    walk.trips = trips
     out, rows = defaultdict(float), []
     for name, one, times in walk.steps():
         if one.op == "custom-call" and "ragged_paged_attention" in one.name:
@@ -113,7 +113,7 @@ def compiled(args, layers: int, layout: str, devices, chip):
         actor.model, weights, prompts, sampling, n=batch.samples_per_prompt, decoding=decoding
     )
     model, facts, step = decoding.of(actor.model), {}, {}
-    for name, (function, arguments, turns) in programs.items():
+    for name, (function, arguments, trips) in programs.items():
         begun = time.perf_counter()
         program = function.trace(*arguments).lower().compile()
         text, memory = program.as_text(), program.memory_analysis()
@@ -127,14 +127,14 @@ def compiled(args, layers: int, layout: str, devices, chip):
             "temporaries_gib": round(memory.temp_size_in_bytes / GIB, 3),
         }
         if name == "generate":
-            step = step_of(text, mesh, turns, chip, args)
+            step = step_of(text, mesh, trips, chip, args)
             rows = prompts.shape[0] * batch.samples_per_prompt
             slots = min(decoding.slots or rows, rows)
             held = prompts.shape[1] + sampling.max_response_tokens // 2
             kv = slots_bytes(model, slots, held, decoding.kv_dtype)
             step["kv_ms"] = kv / chip.hbm_bytes_per_s * 1e3
             step["hbm_mb"] += kv / 1e6
-            facts["steps"] = turns
+            facts["steps"] = trips
         else:
             sent = Timed(text, mesh, 0).traffic.by_axis()
             facts[name]["ici_mb"] = {k: round(v / 1e6, 1) for k, v in sent.items()}

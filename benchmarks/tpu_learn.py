@@ -189,7 +189,7 @@ def measured(name, program, arguments, mesh, chip, args) -> dict:
             rows.append((seconds * 1e3, kind, times, one.name, one.types[:60]))
     sent = defaultdict(float)
     for one in walk.traffic.collectives:
-        sent[one.op] += one.bytes_sent * one.turns / 1e9
+        sent[one.op] += one.bytes_sent * one.trips / 1e9
     scale = args.to / args.layers
     kinds = sorted(set(parts["layers"]) | set(parts["rest"]))
     whole = {k: round(parts["layers"][k] * scale + parts["rest"][k], 1) for k in kinds}

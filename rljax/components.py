@@ -347,14 +347,14 @@ _INSTALLED = (os.path.dirname(__file__), *(_PATHS[one] for one in ("stdlib", "pu
 
 def fails_at_import(what: str, error: BaseException) -> InputError:
     """The error of a user's module that raises when it is imported."""
-    where, fix = place_and_fix(error)
+    where, fix = location_and_fix(error)
     if isinstance(error, InputError):
         return error.within(f"{what}: its module fails at import ({where}): ")
     rule = f"{type(error).__name__}: {error} ({where})"
     return InputError(f"{what}: its module fails at import", rule=rule, fix=fix)
 
 
-def place_and_fix(error: BaseException) -> tuple[str, str]:
+def location_and_fix(error: BaseException) -> tuple[str, str]:
     """("file:line", what mends it) of what a user's module raised: the last line of a file that is
     neither Python's, nor a library's, nor ours."""
     frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]

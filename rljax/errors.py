@@ -71,9 +71,9 @@ class InputError(ValueError):
         """The error of a message that is whole: another process's, or one of several problems."""
         return cls.__new__(cls, _readable(text))
 
-    def within(self, place: str) -> "InputError":
-        """The same message behind its place, such as "data.jsonl: "."""
-        return InputError.of_text(f"{place}{self}")
+    def within(self, location: str) -> "InputError":
+        """The same message behind its location, such as "data.jsonl: "."""
+        return InputError.of_text(f"{location}{self}")
 
     def __reduce__(self):  # a copy is made of the text: what went into it may be large
         return self.of_text, self.args
@@ -90,7 +90,7 @@ class InputError(ValueError):
         return [f"{type(self).__name__}: {self}"]
 
 
-def place_in(
+def location_in(
     error: BaseException, functions: Iterable[Callable], *, innermost: bool = False
 ) -> str:
     """ " (file:line, in function: text of the line)" of the last frame of the error, or of its
@@ -149,7 +149,7 @@ def _named(names: Iterable[object]) -> str:
     return f"one of {', '.join(shown)}" if shown else "nothing: there is nothing in it"
 
 
-def place_of(function: Callable) -> str:
+def location_of(function: Callable) -> str:
     """ " (file:line, def name)" of a function that is defined outside of rljax; else ""."""
     file, line, name = _definition(function)
     return file and f" ({file}:{line}, def {name})"

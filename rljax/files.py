@@ -203,7 +203,7 @@ def _not_utf8(path: str | Path, line: int, error: UnicodeDecodeError) -> InputEr
 
 def parse_json(
     text: str | bytes,
-    place: str,
+    location: str,
     most_values: int | None = None,
     *,
     unique: bool = False,
@@ -211,23 +211,25 @@ def parse_json(
 ) -> object:
     """The value written in `text`, of at most MOST_LEVELS levels, whose texts UTF-8 can encode.
 
-    `place` is the file, or the file and the line. `unique`: a name that stands twice in an object,
-    of which one value would be lost, is refused. `mends`: half a surrogate pair becomes U+FFFD, for
-    what is only shown; by default it is refused.
+    `location` is the file, or the file and the line. `unique`: a name that stands twice in an
+    object, of which one value would be lost, is refused. `mends`: half a surrogate pair becomes
+    U+FFFD, for what is only shown; by default it is refused.
     """
     if not isinstance(text, str):
-        text = _decoded(text, place)
+        text = _decoded(text, location)
     if most_values is not None:
         values = sum(map(text.count, ",[{"))
         if values > most_values:
             raise InputError(
-                f"{place} holds {values} values",
+                f"{location} holds {values} values",
                 rule=f"at most {most_values}",
                 fix="check that it is the right file; split it into several, or use .jsonl: one "
                 "object per line",
             )
     try:
-        value = json.loads(text, object_pairs_hook=(lambda p: once(p, place)) if unique else None)
+        value = json.loads(
+            text, object_pairs_hook=(lambda p: once(p, location)) if unique else None
+        )
     except InputError:
         raise
     except json.JSONDecodeError as error:
@@ -241,19 +243,19 @@ def parse_json(
         elif text.lstrip().startswith(("{'", "[{'", "['")):
             fix = "this is Python's own repr: write it with json.dumps"
         raise InputError(
-            f"{place} is not valid JSON",
+            f"{location} is not valid JSON",
             value=near,
             rule=f"{error.msg} at line {error.lineno}, column {error.colno}",
             fix=fix,
         ) from None
     except Exception as error:  # a number of 5000 digits; nesting without end; no memory
         fix = "write such values as strings"
-        raise _unparsed(f"{place} is not usable JSON", error, fix) from None
-    require_shallow(value, place)
+        raise _unparsed(f"{location} is not usable JSON", error, fix) from None
+    require_shallow(value, location)
     if _SURROGATE.search(text):
         if mends:
             return _mended(value)
-        require_whole(value, place)
+        require_whole(value, location)
     return value
 
 
@@ -266,16 +268,16 @@ def _mended(value: object) -> object:
     return [_mended(item) for item in value] if isinstance(value, list) else value
 
 
-def parse_yaml(text: str | bytes, place: str, loader: type | None = None) -> object:
+def parse_yaml(text: str | bytes, location: str, loader: type | None = None) -> object:
     """The value written in YAML, of at most MOST_LEVELS levels and MOST_VALUES values where all
     that aliases repeat is counted. By default with `yaml.SafeLoader`, which runs nothing."""
     import yaml
 
     if not isinstance(text, str):
-        text = _decoded(text, place)
+        text = _decoded(text, location)
     if len(text) > LARGEST_YAML:
         raise InputError(
-            f"{place} has {len(text)} characters of YAML",
+            f"{location} has {len(text)} characters of YAML",
             rule=f"at most {LARGEST_YAML}",
             fix="write it as JSON, which is read faster",
         )
@@ -285,10 +287,10 @@ def parse_yaml(text: str | bytes, place: str, loader: type | None = None) -> obj
     except InputError:
         raise
     except Exception as error:  # its constructors raise KeyError, AttributeError and more
-        raise _unparsed(f"{place} is not YAML", error, "correct the syntax") from None
-    _require_bounded(value, place)
+        raise _unparsed(f"{location} is not YAML", error, "correct the syntax") from None
+    _require_bounded(value, location)
     if _SURROGATE.search(text):
-        require_whole(value, place)
+        require_whole(value, location)
     return value
 
 
@@ -316,14 +318,14 @@ def _loader_class() -> type:
     return Loader
 
 
-def parse_toml(text: str, place: str) -> dict:
+def parse_toml(text: str, location: str) -> dict:
     """The tables written in TOML."""
     import tomllib
 
     try:
         return tomllib.loads(text)
     except Exception as error:
-        raise _unparsed(f"{place} is not TOML", error, "correct the syntax") from None
+        raise _unparsed(f"{location} is not TOML", error, "correct the syntax") from None
 
 
 def parse_number(text: str, kind: type = int) -> int | float | None:
@@ -341,13 +343,13 @@ def is_whole_number(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) <= 18
 
 
-def once(pairs: Sequence[tuple[str, object]], place: str) -> dict:
+def once(pairs: Sequence[tuple[str, object]], location: str) -> dict:
     """The dict of a mapping as it is written. Raises InputError where a name stands twice."""
     out = dict(pairs)
     if len(out) < len(pairs):
         seen = set()
         twice = next(name for name, _ in pairs if name in seen or seen.add(name))
-        raise InputError(f"{place}: field {twice!r} stands twice", fix="remove one")
+        raise InputError(f"{location}: field {twice!r} stands twice", fix="remove one")
     return out
 
 
@@ -378,7 +380,7 @@ def first_line(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def strangers_bytes(place: str, fix: str = "") -> Iterator[None]:
+def strangers_bytes(location: str, fix: str = "") -> Iterator[None]:
     """Makes an InputError of whatever a parser of a stranger's bytes raises in the block: such a
     parser has an exception for each way in which they may be wrong, MemoryError among them."""
     try:
@@ -386,7 +388,7 @@ def strangers_bytes(place: str, fix: str = "") -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
-        raise _unparsed(f"{place} cannot be read", error, fix) from None
+        raise _unparsed(f"{location} cannot be read", error, fix) from None
 
 
 def _unparsed(what: str, error: Exception, fix: str) -> InputError:
@@ -398,14 +400,14 @@ def _unparsed(what: str, error: Exception, fix: str) -> InputError:
     return InputError(what, rule=rule, fix=fix)
 
 
-def _decoded(data: bytes, place: str) -> str:
+def _decoded(data: bytes, location: str) -> str:
     try:
         return bytes(data).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise _not_utf8(place, data.count(b"\n", 0, error.start) + 1, error) from None
+        raise _not_utf8(location, data.count(b"\n", 0, error.start) + 1, error) from None
 
 
-def require_whole(value: object, place: str) -> None:
+def require_whole(value: object, location: str) -> None:
     """Raises InputError for a text in a value with half a surrogate pair: JSON can write it, and no
     file and no tokenizer can hold it."""
     todo = [value]
@@ -421,14 +423,14 @@ def require_whole(value: object, place: str) -> None:
             except UnicodeEncodeError as error:
                 near = one[max(0, error.start - 20) : error.end + 20]
                 raise InputError(
-                    f"{place} has half a surrogate pair",
+                    f"{location} has half a surrogate pair",
                     value=near,
                     rule="no text can hold it",
                     fix="write the whole character",
                 ) from None
 
 
-def _require_bounded(value: object, place: str) -> None:
+def _require_bounded(value: object, location: str) -> None:
     """Raises InputError for a value that aliases make too deep, too large or endless."""
     known: dict[int, tuple[int, int]] = {}  # of a list or dict: its levels, its values
 
@@ -439,7 +441,7 @@ def _require_bounded(value: object, place: str) -> None:
             return known[id(item)]
         if above == MOST_LEVELS:  # where something holds itself, too
             fix = "write it flatter"
-            raise InputError(f"{place} nests more than {MOST_LEVELS} lists or mappings", fix=fix)
+            raise InputError(f"{location} nests more than {MOST_LEVELS} lists or mappings", fix=fix)
         inside = [*item, *item.values()] if isinstance(item, dict) else item
         sizes = [measure(one, above + 1) for one in inside]
         levels = 1 + max((levels for levels, _ in sizes), default=0)
@@ -448,21 +450,21 @@ def _require_bounded(value: object, place: str) -> None:
 
     levels, values = measure(value, 0)
     if levels > MOST_LEVELS or values > MOST_VALUES:
-        what = f"{place} holds {levels} levels and {values} values where its aliases stand"
+        what = f"{location} holds {levels} levels and {values} values where its aliases stand"
         rule = f"at most {MOST_LEVELS} and {MOST_VALUES}"
         raise InputError(what, rule=rule, fix="write fewer aliases")
 
 
 def parse_row(line: str, path: str | Path, number: int) -> object:
     """The value of line `number` of a .jsonl file. Raises InputError that says what the line is."""
-    place = f"{path}: line {number}"
+    location = f"{path}: line {number}"
     try:
-        return parse_json(line, place)
+        return parse_json(line, location)
     except InputError as error:
         if what := _why_no_row(line.strip(), number):
             what, fix = what
             raise InputError(
-                f"{place} {what}",
+                f"{location} {what}",
                 value=line.strip()[:80],
                 rule="a .jsonl file has one object per line",
                 fix=fix,
@@ -503,7 +505,7 @@ def _table_of(line: str) -> str:
     return ""
 
 
-def require_shallow(value: object, place: str) -> None:
+def require_shallow(value: object, location: str) -> None:
     """Raises InputError for a value of more than MOST_LEVELS levels, on which code that follows
     them down would end."""
     level = [value] if isinstance(value, (dict, list)) else []
@@ -513,7 +515,7 @@ def require_shallow(value: object, place: str) -> None:
         if not level:
             return
     raise InputError(
-        f"{place} nests more than {MOST_LEVELS} lists or objects", fix="write it flatter"
+        f"{location} nests more than {MOST_LEVELS} lists or objects", fix="write it flatter"
     )
 
 

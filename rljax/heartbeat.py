@@ -47,7 +47,7 @@ _beats = _Beats()
 
 
 def beat() -> None:
-    """Something has been done: a turn of decoding, a scored sample, a file."""
+    """Something has been done: a dispatch of decoding, a scored sample, a file."""
     now, phase = time.monotonic(), _beats.phases[-1]
     if not _beats.compiled:  # compiling says nothing of how long the next one may take
         _beats.slowest[phase] = max(_beats.slowest.get(phase, 0.0), now - _beats.last_s)

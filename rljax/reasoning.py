@@ -235,7 +235,7 @@ def cut_marks(reasoning: str) -> str:
 
 
 def closes_reasoning(text: str, start: int = 0) -> int:
-    """The place behind the first mark from `start` on that closes reasoning; -1 where none does."""
+    """The offset behind the first mark from `start` on that closes reasoning; -1 if none does."""
     ends = (mark.end() for mark in _MARK.finditer(text, start) if not _kind(mark)[1])
     return next(ends, -1)
 

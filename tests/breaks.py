@@ -80,8 +80,8 @@ BREAKS = {
     ),
     "a token spans the border of prompt and turn": (
         CHAT,
-        "            made, places = encode_after(tokenizer, (ids or prompt)[-1], text)\n",
-        "            made, places = tokenizer.encode_with_offsets(text)\n",
+        "            made, spans = encode_after(tokenizer, (ids or prompt)[-1], text)\n",
+        "            made, spans = tokenizer.encode_with_offsets(text)\n",
         ["tests/data/test_append.py", "-k", "sentencepiece"],
     ),
     "a stop token within a turn is learned": (
@@ -208,8 +208,8 @@ BREAKS = {
     ),
     "a run goes on at the begin of a chunk": (
         "rljax/data/online/loader.py",
-        "place = self._drawn % self._size\n",
-        "place = self._drawn % self._size if self._chunk else 0\n",
+        "offset = self._drawn % self._size\n",
+        "offset = self._drawn % self._size if self._chunk else 0\n",
         [ORDERS],
     ),
     "each epoch has the same order": (
@@ -286,7 +286,7 @@ BREAKS = {
     ),
     "a system column is dropped": (
         "rljax/data/rows/columns.py",
-        "    row = _with_system(row, place)\n",
+        "    row = _with_system(row, location)\n",
         "",
         ["tests/data/test_formats.py", "-k", "system"],
     ),
@@ -448,8 +448,8 @@ BREAKS = {
     ),
     "a field that is not there leads to a docstring": (
         "rljax/setup/dry_run.py",
-        "mending(error) if place else",
-        "'see its docstring' if place else",
+        "mending(error) if location else",
+        "'see its docstring' if location else",
         ["tests/validation/test_user_code.py", "-k", "inside"],
     ),
     "JAX is started without a look": (
@@ -514,7 +514,7 @@ BREAKS = {
     ),
     "a note vouches for a function of the same name elsewhere": (
         TRUST,
-        '        "functions": sorted(map(_place_of, own_names(config))),\n',
+        '        "functions": sorted(map(_file_of, own_names(config))),\n',
         "",
         ["tests/setup/test_trust.py", "-k", "began_here"],
     ),
@@ -532,7 +532,7 @@ BREAKS = {
     ),
     "a note vouches for copies": (
         TRUST,
-        "str(place) if is_url(place) else os.path.realpath(place)",
+        "str(source) if is_url(source) else os.path.realpath(source)",
         '""',
         ["tests/setup/test_trust.py", "-k", "began_here"],
     ),

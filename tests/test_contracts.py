@@ -27,7 +27,7 @@ from rljax.losses import (
     reward_model,
     value,
 )
-from rljax.losses.policy import Policy
+from rljax.losses.policy import PolicyOutputs
 from rljax.shaping import filters, scores, steps
 
 P = functools.partial
@@ -41,7 +41,7 @@ FIELDS = {
 ALWAYS = ("tokens", "segment_ids", "positions", "mask")
 TOKEN, ROW = FIELDS["mask"], FIELDS["scores"]
 LOGITS = jax.ShapeDtypeStruct((ROWS, TOKENS, 2), jnp.float32)
-OF_POLICY, OF_TOKENS, OF_ROWS = (Policy(TOKEN, TOKEN),), (TOKEN,), (ROW,)
+OF_POLICY, OF_TOKENS, OF_ROWS = (PolicyOutputs(TOKEN, TOKEN),), (TOKEN,), (ROW,)
 
 # Namespace -> what stands before the batch, and the functions with the options that change what
 # they read. Functions without such an option are added by themselves.

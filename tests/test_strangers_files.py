@@ -125,7 +125,7 @@ MAY = {
     "plan/compiled.py": MESSAGE,
     "plan/hlo_text.py": MESSAGE,
     "plan/programs.py": MESSAGE,
-    "plan/search.py": MESSAGE,
+    "plan/alternatives.py": MESSAGE,
     "pods/archive.py": "it writes",
     "pods/google.py": "the answer of gcloud",
     "pods/supervise.py": HOSTS,

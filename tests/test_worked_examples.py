@@ -42,7 +42,7 @@ def test_supervised_loss_accuracy_and_perplexity():
         found = token_logprobs(
             logits, jnp.eye(logits.shape[-1]), targets, with_greedy=True, impl=impl
         )
-        now = policy.Policy(found[0], found[1], found[3])
+        now = policy.PolicyOutputs(found[0], found[1], found[3])
         value, metrics = policy.negative_log_likelihood(now, batch)
         return jnp.sum(update.token_mean(batch) * value), (value, metrics["token_accuracy"])
 
@@ -67,7 +67,7 @@ def test_an_implicit_reward_model_is_a_classifier_of_sequences():
 
     def loss(q):
         per_row, metrics = implicit_reward_classification(
-            policy.Policy(q, q), batch, beta=example["params"]["beta"]
+            policy.PolicyOutputs(q, q), batch, beta=example["params"]["beta"]
         )
         return jnp.mean(per_row), (per_row, metrics["implicit_reward"])
 
@@ -130,7 +130,7 @@ def test_an_empty_microbatch_is_exactly_zero(reduction):
         x["response_mask"], jnp.float32, old_logprobs=x["old_log_prob"], advantages=x["advantages"]
     )
     loss, gradient, _ = reduced(
-        lambda logp, b: policy.ppo_clip(policy.Policy(logp, logp), b),
+        lambda logp, b: policy.ppo_clip(policy.PolicyOutputs(logp, logp), b),
         jnp.asarray(x["log_prob"]),
         batch,
         reduction(batch),

@@ -60,10 +60,10 @@ def optimal_token_baseline(
     steps = jnp.where(keep, steps, columns)  # one column more takes what is no step
 
     def at_steps(x):
-        def place(row, step):
+        def put(row, step):
             return jnp.zeros((columns + 1,), x.dtype).at[step].set(row)
 
-        return jax.vmap(place)(x, steps)[:, :columns]
+        return jax.vmap(put)(x, steps)[:, :columns]
 
     def at_tokens(x):
         return jnp.take_along_axis(x, jnp.minimum(steps, columns - 1), axis=1)

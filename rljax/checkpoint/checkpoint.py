@@ -51,8 +51,8 @@ class Checkpoints:
         best_metric: str = "",
         before_commit: Callable[[], None] | None = None,
     ):
-        place = StoreFolder(str(folder)) if is_url(folder) else DiskFolder(local_path(folder))
-        self.place, self.folder = place, place.folder
+        storage = StoreFolder(str(folder)) if is_url(folder) else DiskFolder(local_path(folder))
+        self.storage, self.folder = storage, storage.folder
         self.keep, self.best_metric, self.before_commit = keep, best_metric, before_commit
         self.whole: int | None = None  # the newest step that is known to be whole
         self.damaged: dict[int, str] = {}  # steps whose damage showed when they were read, and what
@@ -63,18 +63,18 @@ class Checkpoints:
     def prepare(self) -> None:
         """Makes the folder and removes saves that were killed half-way. For the run alone: another
         reader would remove a save in progress."""
-        _on_first(self.place.prepare)
+        _on_first(self.storage.prepare)
 
     def steps(self) -> list[int]:
         """Steps that have a folder, oldest first; whole or not."""
-        return self.place.steps()
+        return self.storage.steps()
 
     def path(self, step: int) -> str | Path:
-        return self.place.at(step)
+        return self.storage.at(step)
 
     def check_room(self, needed: int) -> None:
         """Raises InputError unless there is room for two checkpoints of `needed` bytes."""
-        _on_first(lambda: self.place.check_room(needed))
+        _on_first(lambda: self.storage.check_room(needed))
 
     # -- saving --
 
@@ -92,12 +92,12 @@ class Checkpoints:
         text = json.dumps({"step": step, "hosts": hosts.count(), **state}, indent=1)
         try:
             if hosts.first():
-                self.place.clear(step)
-            number = hosts.share(next(_SAVES))  # nobody writes before there is place
-            written = self.place.begin(step, arrays)
+                self.storage.clear(step)
+            number = hosts.share(next(_SAVES))  # nobody writes before there is room
+            written = self.storage.begin(step, arrays)
         except (OSError, ValueError) as error:  # ValueError: TensorStore's
             if hosts.first():
-                self.place.abandon(step)
+                self.storage.abandon(step)
             raise self._not_written(step, error) from None
         run = (number, step, written, text)
         self._saving = threading.Thread(target=self._save, args=run, name="checkpoint", daemon=True)
@@ -172,7 +172,7 @@ class Checkpoints:
             raise
         finally:
             if told:
-                self.place.abandon(step)
+                self.storage.abandon(step)
             if client is not None:
                 client.set(f"{here}end", told)
                 # All have read how the save before ended: they wait for it before they begin one.
@@ -183,14 +183,14 @@ class Checkpoints:
     def _commit(self, step: int, files: dict[str, dict], state: str) -> None:
         if self.before_commit is not None:
             self.before_commit()
-        self.place.commit(step, files, state)
+        self.storage.commit(step, files, state)
         self._prune(step)
 
     def _prune(self, newest: int) -> None:
         """Removes steps beyond those to keep. One newer than the newest whole step is damaged and
         does not count."""
         try:
-            steps, best, rest = self.steps(), self.best(), self.place.left_over()
+            steps, best, rest = self.steps(), self.best(), self.storage.left_over()
         except _NO_DAMAGE as error:  # the new one is whole, and nothing goes unseen
             warnings.warn(f"old checkpoints stay: {error}", stacklevel=2)
             return
@@ -200,7 +200,7 @@ class Checkpoints:
         for step in [*steps, *rest]:
             if step not in kept:
                 try:
-                    self.place.remove(step)
+                    self.storage.remove(step)
                 except OSError as error:  # the new one is whole
                     warnings.warn(f"checkpoint of step {step} stays: {error}", stacklevel=2)
 
@@ -265,45 +265,45 @@ class Checkpoints:
     def _altered(self, step: int, name: str, listed: dict) -> str:
         try:
             with self._readable(step):
-                return self.place.altered(step, name, listed[name]["sha256"])
+                return self.storage.altered(step, name, listed[name]["sha256"])
         except Unreadable:
             raise
         except (OSError, ValueError, KeyError, TypeError) as error:
-            return f"{self.place.at(step, MANIFEST)} is not readable ({error})"
+            return f"{self.storage.at(step, MANIFEST)} is not readable ({error})"
 
     def _structure(self, step: int) -> tuple[str, dict]:
         """(what is wrong, files of the manifest): names and sizes, before any content."""
-        place, listed = self.place, {}
+        storage, listed = self.storage, {}
         try:
             with self._readable(step):
-                manifest, found = self._json(step, MANIFEST), place.sizes(step)
+                manifest, found = self._json(step, MANIFEST), storage.sizes(step)
             if manifest["step"] != step:
-                return f"{place.at(step, MANIFEST)} is that of step {manifest['step']}", {}
+                return f"{storage.at(step, MANIFEST)} is that of step {manifest['step']}", {}
             listed = manifest["files"]
             if STATE not in listed or not any(name.startswith(ARRAYS) for name in listed):
                 what = "does not list the files of a checkpoint"
-                return f"{place.at(step, MANIFEST)} {what}", {}
+                return f"{storage.at(step, MANIFEST)} {what}", {}
             for name in sorted(listed.keys() - found.keys()):
-                return f"{place.at(step, name)} is missing", {}
+                return f"{storage.at(step, name)} is missing", {}
             for name in sorted(found.keys() - listed.keys()):
-                return f"{place.at(step, name)} is not in the manifest", {}
+                return f"{storage.at(step, name)} is not in the manifest", {}
             for name, facts in listed.items():
                 if found[name] != facts["bytes"]:
                     what = f"has {found[name]} bytes instead of {facts['bytes']}"
-                    return f"{place.at(step, name)} {what}", {}
+                    return f"{storage.at(step, name)} {what}", {}
         except Unreadable:
             raise
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            return f"{place.at(step, MANIFEST)} is not readable ({error})", {}
+            return f"{storage.at(step, MANIFEST)} is not readable ({error})", {}
         return "", listed
 
     def _json(self, step: int, name: str):
-        return parse_json(self.place.read(step, name), str(self.place.at(step, name)))
+        return parse_json(self.storage.read(step, name), str(self.storage.at(step, name)))
 
     def _wrong_state(self, step: int) -> str:
         """Checks the content of state.json, whatever its hash says -> the fault, or "": it must be
         that of `step`."""
-        path = self.place.at(step, STATE)
+        path = self.storage.at(step, STATE)
         try:
             with self._readable(step):
                 state = self._json(step, STATE)
@@ -340,8 +340,8 @@ class Checkpoints:
 
     def read_state(self, step: int) -> dict:
         with self._readable(step):
-            text = self.place.read_state(step)
-        return parse_json(text, str(self.place.at(step, STATE)))
+            text = self.storage.read_state(step)
+        return parse_json(text, str(self.storage.at(step, STATE)))
 
     def read_arrays(self, step: int, like, *, some: bool = False):
         """The arrays of `step`, with the shapes, dtypes and shardings of `like`; `some`: it may
@@ -350,7 +350,7 @@ class Checkpoints:
         Raises Damaged, on all hosts, where a store's arrays are not those that were saved: that
         shows only now, and `latest` passes over them from then on.
         """
-        path = self.place.at(step, ARRAYS)
+        path = self.storage.at(step, ARRAYS)
 
         def misfit(rule: str) -> InputError:
             return InputError(
@@ -359,7 +359,7 @@ class Checkpoints:
                 fix="restore the settings that the checkpoint was made with",
             )
 
-        read, arrays = (self.place.read_some if some else self.place.read_arrays), None
+        read, arrays = (self.storage.read_some if some else self.storage.read_arrays), None
 
         def look() -> str:
             nonlocal arrays

@@ -88,7 +88,7 @@ class DiskFolder:
         return self.folder / f".{step:08d}"
 
     def clear(self, step: int) -> None:
-        """Makes place for a save of `step`, on the first host."""
+        """Makes room for a save of `step`, on the first host."""
         shutil.rmtree(self._hidden(step), ignore_errors=True)
         self._hidden(step).mkdir()
 

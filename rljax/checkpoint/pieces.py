@@ -103,12 +103,12 @@ def _holders(x: jax.Array) -> dict[tuple, list[int]]:
 
 
 def _own_part(name: str, bounds, data: jax.Array, holders: list[int], number: int) -> list[Part]:
-    start, place = tuple(low for low, _ in bounds), holders.index(hosts.index())
+    start, rank = tuple(low for low, _ in bounds), holders.index(hosts.index())
     if data.ndim and data.shape[0] >= len(holders) > 1 and data.nbytes >= SPLIT_BYTES:
         rows = data.shape[0]
-        low, high = (rows * k // len(holders) for k in (place, place + 1))
+        low, high = (rows * k // len(holders) for k in (rank, rank + 1))
         return [Part(name, (start[0] + low, *start[1:]), _copied(data[low:high]))]
-    if place != number % len(holders):
+    if rank != number % len(holders):
         return []
     return [Part(name, start, _copied(data))]
 
@@ -202,7 +202,7 @@ class Reader:
                 raise ValueError(f"bytes and SHA-256 of {name:.100}")
         self.store, self.files = store, files
         self.kept: collections.OrderedDict[str, bytes] = collections.OrderedDict()
-        self.places: dict[str, list[_Location]] = collections.defaultdict(list)
+        self.locations: dict[str, list[_Location]] = collections.defaultdict(list)
         self.dtypes: dict[str, str] = {}
         for name in sorted(n for n in files if n.startswith(ARRAYS) and n.endswith(".json")):
             self._read_index(name)
@@ -211,8 +211,8 @@ class Reader:
         try:
             index = json_object(self.read(name).decode(), name, MOST_INDEX_VALUES)
             for leaf, dtype, start, shape, offset in index["parts"]:
-                place = (tuple(start), tuple(shape), name.removesuffix(".json"), offset)
-                self._add(leaf, dtype, _Location(*place, index["piece_bytes"]))
+                location = (tuple(start), tuple(shape), name.removesuffix(".json"), offset)
+                self._add(leaf, dtype, _Location(*location, index["piece_bytes"]))
         except (ValueError, KeyError, TypeError) as error:
             if isinstance(error, Damaged):
                 raise
@@ -220,22 +220,22 @@ class Reader:
                 f"{self.store.at(name)} is not an index of arrays ({error})", fix=RESTORE
             ) from None
 
-    def _add(self, leaf: str, dtype: str, place: _Location) -> None:
-        """Notes where a part lies. Raises ValueError for a place that no part has."""
+    def _add(self, leaf: str, dtype: str, location: _Location) -> None:
+        """Notes where a part lies. Raises ValueError for a location that no part has."""
         if not isinstance(leaf, str) or not isinstance(dtype, str):
             raise ValueError("a part has no name or no dtype")
-        numbers = (*place.start, *place.shape, place.offset, place.piece_bytes)
+        numbers = (*location.start, *location.shape, location.offset, location.piece_bytes)
         if not all(type(n) is int and 0 <= n <= LARGEST_ARRAY for n in numbers):
             raise ValueError(f"a part of {leaf:.100} is not at whole numbers")
-        if not len(place.start) == len(place.shape) <= MOST_DIMENSIONS:
-            raise ValueError(f"a part of {leaf:.100} has {len(place.shape)} dimensions")
-        if not 0 < place.piece_bytes <= LARGEST_PIECE:
-            raise ValueError(f"its pieces have {place.piece_bytes} bytes")
-        others = self.places[leaf]
-        if others and (self.dtypes[leaf], len(others[0].shape)) != (dtype, len(place.shape)):
+        if not len(location.start) == len(location.shape) <= MOST_DIMENSIONS:
+            raise ValueError(f"a part of {leaf:.100} has {len(location.shape)} dimensions")
+        if not 0 < location.piece_bytes <= LARGEST_PIECE:
+            raise ValueError(f"its pieces have {location.piece_bytes} bytes")
+        others = self.locations[leaf]
+        if others and (self.dtypes[leaf], len(others[0].shape)) != (dtype, len(location.shape)):
             raise ValueError(f"the parts of {leaf:.100} are of several kinds")
         self.dtypes[leaf] = dtype
-        others.append(place)
+        others.append(location)
 
     def read(self, name: str) -> bytes:
         """A file whose bytes are those that were saved; read once more where they are not."""
@@ -268,36 +268,38 @@ class Reader:
 
     def kind(self, name: str) -> str:
         """Dtype and shape of a saved array, as text."""
-        places = self.places.get(name)
-        if places is None:
+        locations = self.locations.get(name)
+        if locations is None:
             return "missing"
-        ends = [[a + n for a, n in zip(p.start, p.shape, strict=True)] for p in places]
+        ends = [[a + n for a, n in zip(p.start, p.shape, strict=True)] for p in locations]
         return f"{self.dtypes[name]}{[max(end) for end in zip(*ends, strict=True)]}"
 
     def _fill(self, name: str, wanted: dict[tuple, np.ndarray]) -> None:
         """Fills the arrays, {bounds: array}. The rows of a part that any of them takes are read
         once for all."""
         filled: dict[tuple, list] = {bounds: [] for bounds in wanted}
-        for place in self.places[name]:
+        for location in self.locations[name]:
             common = {}
             for bounds in wanted:
                 both = [
                     (max(low, at), min(high, at + n))
-                    for (low, high), at, n in zip(bounds, place.start, place.shape, strict=True)
+                    for (low, high), at, n in zip(
+                        bounds, location.start, location.shape, strict=True
+                    )
                 ]
                 if all(low < high for low, high in both):
                     common[bounds] = both
             if not common:
                 continue
             dtype = next(iter(wanted.values())).dtype
-            if place.shape:
+            if location.shape:
                 low = min(both[0][0] for both in common.values())
                 high = max(both[0][1] for both in common.values())
-                place = place.rows(low, high, dtype.itemsize)
-            part = self._part(place, dtype)
+                location = location.rows(low, high, dtype.itemsize)
+            part = self._part(location, dtype)
             for bounds, both in common.items():
                 target = _moved(both, [low for low, _ in bounds])
-                wanted[bounds][target] = part[_moved(both, place.start)]
+                wanted[bounds][target] = part[_moved(both, location.start)]
                 filled[bounds].append(both)
         for bounds, out in wanted.items():
             count = sum(math.prod(b - a for a, b in both) for both in filled[bounds])
@@ -305,25 +307,25 @@ class Reader:
                 what = f"holds {count} of {out.size} values of {name}"
                 raise Damaged(f"{self.store.at(ARRAYS)} {what}, or some twice", fix=RESTORE)
 
-    def _part(self, place: _Location, dtype: np.dtype) -> np.ndarray:
-        size = math.prod(place.shape) * dtype.itemsize
-        if size // place.piece_bytes > len(self.files):
+    def _part(self, location: _Location, dtype: np.dtype) -> np.ndarray:
+        size = math.prod(location.shape) * dtype.itemsize
+        if size // location.piece_bytes > len(self.files):
             raise Damaged(
-                f"{self.store.at(place.head)}.json names more pieces than there are", fix=RESTORE
+                f"{self.store.at(location.head)}.json names more pieces than there are", fix=RESTORE
             )
-        names = place.pieces(size)
+        names = location.pieces(size)
         missing = [name for name in names if name not in self.kept]
         with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
             self.kept.update(zip(missing, pool.map(self.read, missing), strict=True))
         data = b"".join(self.kept[name] for name in names)
         while len(self.kept) > KEPT:
             self.kept.popitem(last=False)
-        begin = place.offset % place.piece_bytes
+        begin = location.offset % location.piece_bytes
         if len(data) < begin + size:
             raise Damaged(
                 f"{self.store.at(names[-1])} is too short for what its index says", fix=RESTORE
             )
-        return np.frombuffer(data, dtype, math.prod(place.shape), begin).reshape(place.shape)
+        return np.frombuffer(data, dtype, math.prod(location.shape), begin).reshape(location.shape)
 
 
 def _overlap(boxes: list[list[tuple[int, int]]]) -> bool:

@@ -56,7 +56,7 @@ class StoreFolder:
     # -- writing --
 
     def clear(self, step: int) -> None:
-        """Makes place for a save of `step`, on the first host."""
+        """Makes room for a save of `step`, on the first host."""
         self.remove(step)
 
     def begin(self, step: int, arrays) -> Callable[[], dict]:

@@ -85,7 +85,7 @@ def launch(command: Command, arguments: list[str], program: str) -> int:
     hosts are late."""
     _quiet()
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    if asked := [place for place, argument in enumerate(own) if argument in _HELP]:
+    if asked := [index for index, argument in enumerate(own) if argument in _HELP]:
         words = [word for word in own[asked[0] :] if not word.startswith("-")]
         text = _help_about(command, words) if words else _help(command, program)
         if not text:

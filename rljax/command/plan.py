@@ -26,7 +26,7 @@ def main(options: PlanOptions, given: Given) -> int:
 
     if options.topology:  # nothing runs on a device of this host
         jax.config.update("jax_platforms", "cpu")
-    from rljax.plan import chips, compiled, expected, search, simulated, table
+    from rljax.plan import alternatives, chips, compiled, expected, simulated, table
     from rljax.validation import validate_sizes
 
     config, topology = given.config, options.topology
@@ -46,8 +46,10 @@ def main(options: PlanOptions, given: Given) -> int:
         if chip is None:
             raise InputError("--search needs a chip whose figures are known", fix="--topology=...")
         limits = dict(compiles=options.compiles, seconds=options.seconds, only=options.programs)
-        found, tried, left = search.search(config, devices, chip, topology, **limits)
-        print(table.search_text(found, tried, left))
+        found, tried, left = alternatives.fitting_candidates(
+            config, devices, chip, topology, **limits
+        )
+        print(table.candidates_text(found, tried, left))
         out = [{"changes": one.changes, **table.plan_json(one.plan)} for one in found]
         fits = bool(found)
     else:

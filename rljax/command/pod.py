@@ -63,8 +63,8 @@ def _cloud(options: PodOptions):
     if not options.type:
         raise InputError("no --type", fix="such as --type=v5litepod-16")
     pod = read_pod(options.type, options.slices)
-    place = (options.name, options.zone, options.project, options.spot)
-    return google.cloud(options.api, pod, *place)
+    target = (options.name, options.zone, options.project, options.spot)
+    return google.cloud(options.api, pod, *target)
 
 
 def _on_google(options: PodOptions) -> int:

@@ -129,9 +129,9 @@ def next_steps(folder: Path | str, given: Given, finished: bool) -> Iterator[str
             look = "  (open it in a browser)" if name == "report" else ""
             yield f"{name + ':':<14}{folder}/{path}{look}"
     if not finished:
-        place = f"--config.run_dir={folder}"
+        run_dir = f"--config.run_dir={folder}"
         others = [a for a in given.config_arguments() if not a.startswith("--config.run_dir=")]
-        yield f"{'resume:':<14}rljax train {shlex.join([*others, place])}"
+        yield f"{'resume:':<14}rljax train {shlex.join([*others, run_dir])}"
     if checkpoints and "policy" in there:
         more, trust = "", ""
         with local_copy(folder) as here:

@@ -269,8 +269,8 @@ def components_of(module: str) -> list[str]:
 
 
 def _source_of(module: str) -> list[ast.stmt]:
-    place = Path(__file__).parent.parent.parent.joinpath(*module.split("."))
-    for path in (place / "__init__.py", place.with_suffix(".py")):
+    base = Path(__file__).parent.parent.parent.joinpath(*module.split("."))
+    for path in (base / "__init__.py", base.with_suffix(".py")):
         if path.is_file():
             return ast.parse(path.read_text(encoding="utf-8")).body
     return []

@@ -69,7 +69,7 @@ def _is_json(file: str) -> bool:
     return file.lower().endswith(".json")
 
 
-def _entry(values: Mapping, place: str, typed: bool) -> dict:
+def _entry(values: Mapping, location: str, typed: bool) -> dict:
     """A member of a sweep, or a stage of a pipeline."""
     known, out, problems = kinds(), {}, []
     read = value_of_json if typed else value_of_text
@@ -86,7 +86,7 @@ def _entry(values: Mapping, place: str, typed: bool) -> dict:
             problems.append(f"{name}={shown_value(value, read)}: {error}")
     if problems:
         fix = FIELDS_LISTED
-        raise InputError(f"{place}:\n  " + "\n  ".join(problems), fix=fix)
+        raise InputError(f"{location}:\n  " + "\n  ".join(problems), fix=fix)
     return out
 
 
@@ -134,9 +134,9 @@ def _yaml(text: str, file: str) -> object:
 
         def construct_object(self, node, deep=False):
             if node.tag not in _TAGS:
-                place = f"{file}: line {node.start_mark.line + 1}"
+                location = f"{file}: line {node.start_mark.line + 1}"
                 fix = "remove the tag: a config holds texts, numbers, lists and mappings"
-                raise InputError(f"{place} has a tag of YAML", value=node.tag, fix=fix)
+                raise InputError(f"{location} has a tag of YAML", value=node.tag, fix=fix)
             return super().construct_object(node, deep)
 
         def construct_scalar(self, node):
@@ -153,9 +153,9 @@ def _yaml(text: str, file: str) -> object:
                 # YAML's merge key: own fields win, then those of the first of several mappings.
                 for one in value if isinstance(value, list) else [value]:
                     if not isinstance(one, Mapping):
-                        place = f"{file}: line {key.start_mark.line + 1}"
+                        location = f"{file}: line {key.start_mark.line + 1}"
                         fix = "<<: *ANCHOR of a mapping"
-                        raise InputError(f"{place}: << merges mappings", value=one, fix=fix)
+                        raise InputError(f"{location}: << merges mappings", value=one, fix=fix)
                     self.copied += len(one)
                     if self.copied > MOST_VALUES:
                         raise ValueError(f"merge keys copy more than {MOST_VALUES} fields")

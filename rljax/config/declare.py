@@ -353,7 +353,7 @@ def split_at_commas(text: str) -> list[str]:
     """The parts of a list: commas inside of brackets, as in "gsm8k(shots=8, data='a,b')", part
     nothing. Brackets that do not close are text like any other."""
     parts, start, depth, quote = [], 0, 0, ""
-    for place, character in enumerate(text):
+    for index, character in enumerate(text):
         if quote:
             quote = "" if character == quote else quote
         elif depth and character in "\"'":
@@ -361,8 +361,8 @@ def split_at_commas(text: str) -> list[str]:
         elif character in "()":
             depth += 1 if character == "(" else -1
         elif character == "," and depth <= 0:
-            parts.append(text[start:place])
-            start = place + 1
+            parts.append(text[start:index])
+            start = index + 1
     return [*parts, text[start:]] if depth == 0 and not quote else text.split(",")
 
 

@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Container, Sequence
 from pathlib import Path
 
-from rljax.components import place_and_fix, use_working_folder
+from rljax.components import location_and_fix, use_working_folder
 from rljax.config.data_files import read_config, read_entries
 from rljax.config.names import (
     FIELDS_LISTED_IN_PYTHON,
@@ -136,8 +136,8 @@ def load_config_file(path: str, later: Container[str] = ()) -> Config:
             fix=f"--config={name}, or a variant that its get_config names",
         )
     if is_config_dict(config):
-        place = f"{name}: the ConfigDict of get_config()"
-        return Config.from_config_dict(config, place, later=later)
+        location = f"{name}: the ConfigDict of get_config()"
+        return Config.from_config_dict(config, location, later=later)
     if not isinstance(config, Config):
         raise InputError(
             f"{name}: get_config() must return rljax.config.Config or ml_collections.ConfigDict",
@@ -199,17 +199,17 @@ def load_named_config(path: str, trusted: bool) -> Config:
 def _failed(what: str, file: str, error: BaseException) -> InputError:
     """The user's config file is at fault: says at which line of it."""
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
-    place = f"{file}:{lines[-1]}" if lines else file
+    location = f"{file}:{lines[-1]}" if lines else file
     if isinstance(error, InputError):  # a field that is not there, or another file's fault
-        return error.within(f"{place}: ")
+        return error.within(f"{location}: ")
     if type(error).__name__ == "RequiredValueError":
         fix = "set it before; leave .lock() out, which reads it, where a flag sets it"
-        return InputError(f"{place}: a required placeholder has no value", fix=fix)
+        return InputError(f"{location}: a required placeholder has no value", fix=fix)
     if locked := _LOCKED.search(str(error)):
         what = unknown_field(locked[1], field_names(Config))
-        return InputError(f"{place}: {what}", fix=FIELDS_LISTED_IN_PYTHON)
-    fix = place_and_fix(error)[1]
-    return InputError(f"{place}: {what}", rule=f"{type(error).__name__}: {error}", fix=fix)
+        return InputError(f"{location}: {what}", fix=FIELDS_LISTED_IN_PYTHON)
+    fix = location_and_fix(error)[1]
+    return InputError(f"{location}: {what}", rule=f"{type(error).__name__}: {error}", fix=fix)
 
 
 # -- flags --

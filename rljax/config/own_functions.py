@@ -227,7 +227,7 @@ def _function_source(function: types.FunctionType) -> str:
 
 def _class_source(kind: type) -> str:
     """Its `class` with the decorators, found by way of its methods, as `inspect` cannot in a
-    notebook; "" where no method tells the place."""
+    notebook; "" where no method tells it."""
     for method in filter(inspect.isfunction, vars(kind).values()):
         lines = linecache.getlines(method.__code__.co_filename)
         try:

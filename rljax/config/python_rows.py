@@ -1,9 +1,10 @@
 """Rows that a Python program holds -> the lines of a .jsonl file.
 
-A `datasets.Dataset` or `IterableDataset`, a DataFrame of pandas or polars, a Table of pyarrow, a
-dict of columns, a list of dicts, or whatever gives dicts one by one. None of these libraries is
-imported: each is known by the method that turns it into dicts. A missing cell of a table (None,
-NaN, NA, NaT) is absent from its row; a value that JSON has no type for is refused with its place.
+A `datasets.Dataset` or `IterableDataset`, a DataFrame of pandas or polars, a Table of
+pyarrow, a dict of columns, a list of dicts, or whatever gives dicts one by one. None of these
+libraries is imported: each is known by the method that turns it into dicts. A missing cell of
+a table (None, NaN, NA, NaT) is absent from its row; a value that JSON has no type for is
+refused with its location.
 """
 
 import datetime

@@ -9,7 +9,7 @@ A run folder, or a config in JSON or YAML, may come from anybody. These values a
                             annotations are harmless: numbers, choices, PlainText, and other
                             components (rljax.contracts)
 
-A run that the user began on this machine needs no trust either: `vouch` writes a note of the place
+A run that the user began on this machine needs no trust either: `vouch` writes a note of the path
 and the digest of its config into the user's cache, outside of the folder, and `vouched` looks for
 it. Both take the config object that was read, so the config that is checked is the one that is
 used.
@@ -171,7 +171,7 @@ def _is_inside(text: str, folder: str | os.PathLike) -> bool:
         real = Path(os.path.realpath(text))
     except ValueError:  # a zero byte
         return False
-    homes = [Path(os.path.realpath(place)) for place in (os.curdir, folder or os.curdir)]
+    homes = [Path(os.path.realpath(path)) for path in (os.curdir, folder or os.curdir)]
     return any(real.is_relative_to(home) for home in homes)
 
 
@@ -241,37 +241,37 @@ def require_trust(path: str, config: Config, trust_code: bool) -> None:
         refuse_own_code(config, path, os.path.dirname(file))
 
 
-def vouch(config: Config, place: str | os.PathLike, folder: str | os.PathLike = "") -> bool:
-    """Notes that the user of this machine uses this config at this place, the path or URL of its
+def vouch(config: Config, source: str | os.PathLike, folder: str | os.PathLike = "") -> bool:
+    """Notes that the user of this machine uses this config from `source`, the path or URL of its
     file, so that it needs no trust again -> whether it could be noted. `folder`: where the files of
     the run lie, if not beside it."""
     try:
-        note = _note(config, place, folder)
+        note = _note(config, source, folder)
         note.parent.mkdir(parents=True, exist_ok=True)
-        note.write_text(f"{time.strftime('%Y-%m-%d')} {place}\n", encoding="utf-8")
+        note.write_text(f"{time.strftime('%Y-%m-%d')} {source}\n", encoding="utf-8")
     except (OSError, ValueError):
         return False
     return True
 
 
-def vouched(config: Config, place: str | os.PathLike, folder: str | os.PathLike = "") -> bool:
-    """Returns whether the user has used this very config at this place."""
+def vouched(config: Config, source: str | os.PathLike, folder: str | os.PathLike = "") -> bool:
+    """Returns whether the user has used this very config from this source."""
     try:
-        return _note(config, place, folder).is_file()
+        return _note(config, source, folder).is_file()
     except (OSError, ValueError):
         return False
 
 
-def _note(config: Config, place: str | os.PathLike, folder: str | os.PathLike) -> Path:
-    """The file that vouches for a config. Its name is the digest of the place, of the config as it
+def _note(config: Config, source: str | os.PathLike, folder: str | os.PathLike) -> Path:
+    """The file that vouches for a config. Its name is the digest of the source, of the config as it
     was read, of where the functions lie that it names, and of those that were written beside it
     (rljax.config.own_functions)."""
-    inputs = Path(folder or Path(place).parent) / "inputs"
+    inputs = Path(folder or Path(source).parent) / "inputs"
     files = sorted(inputs.glob("*.py")) if inputs.is_dir() else []
     facts = {
-        "place": str(place) if is_url(place) else os.path.realpath(place),
+        "place": str(source) if is_url(source) else os.path.realpath(source),
         "config": to_dict(from_dict(to_dict(config), "a config")),
-        "functions": sorted(map(_place_of, own_names(config))),
+        "functions": sorted(map(_file_of, own_names(config))),
         "inputs": [hashlib.sha256(read_data(file)).hexdigest() for file in files],
     }
     text = json.dumps(facts, sort_keys=True)
@@ -288,7 +288,7 @@ def own_names(config: Config) -> set[str]:
     return {name for text in texts for name in names_of(text)[0] if is_own_code(name)}
 
 
-def _place_of(name: str) -> str:
+def _file_of(name: str) -> str:
     """The file of "path/file.py:function", or the module that "package.module.function" would be
     imported from; nothing is imported."""
     file, of_a_file, _ = name.rpartition(".py:")
@@ -296,5 +296,5 @@ def _place_of(name: str) -> str:
         return os.path.realpath(f"{file}.py")
     root, here = name.partition(".")[0], os.getcwd()
     folders = [p for p in sys.path if p and os.path.abspath(p) != here]
-    places = [f"{folder}/{root}{end}" for folder in (*folders, here) for end in (".py", "")]
-    return next((os.path.realpath(place) for place in places if os.path.exists(place)), name)
+    paths = [f"{folder}/{root}{end}" for folder in (*folders, here) for end in (".py", "")]
+    return next((os.path.realpath(path) for path in paths if os.path.exists(path)), name)

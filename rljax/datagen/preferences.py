@@ -185,7 +185,7 @@ def load_comparisons(spec: str | Sequence[dict], split: str = "train") -> list[d
     rows = read_rows(spec, split)
     out = []
     for index, row in enumerate(rows.rows):
-        where = rows.place(index)
+        where = rows.location(index)
         texts = row.get("completions")
         if texts is None:
             texts = [row.get("first"), row.get("second")]

@@ -26,7 +26,7 @@ from rljax.errors import InputError
 from rljax.evaluation.saved import require_named
 from rljax.files import read_json_object, write_json, write_rows
 from rljax.keys import stream
-from rljax.policies import Sample, SavedPolicy, load_policy, sample_all
+from rljax.policies import Completion, SavedPolicy, load_policy, sample_all
 from rljax.report.page import write_page
 from rljax.report.samples import of_prompts
 from rljax.tracking.charts import escaped
@@ -229,7 +229,9 @@ def rejection_sample(options: RejectionOptions, *, test_fraction: float | None =
 
 
 def _example_rows(
-    prompts: Sequence[PromptRecord], groups: Sequence[list[Sample]], kept: Sequence[Sequence[int]]
+    prompts: Sequence[PromptRecord],
+    groups: Sequence[list[Completion]],
+    kept: Sequence[Sequence[int]],
 ) -> list[dict]:
     return [
         example_row(prompts, group[i])
@@ -242,7 +244,7 @@ def _example_rows(
 def _write_report(
     out: str,
     prompts: Sequence[PromptRecord],
-    groups: Sequence[Sequence[Sample]],
+    groups: Sequence[Sequence[Completion]],
     metrics: dict[str, float],
 ) -> Path:
     """Writes a page beside the file: of the prompts whose rewards differ most the best sample, one
@@ -297,11 +299,11 @@ def meta_path(out: str) -> Path:
     return Path(out).with_suffix(".meta.json")
 
 
-def _eligible(group: list[Sample], options: RejectionOptions) -> list[bool]:
+def _eligible(group: list[Completion], options: RejectionOptions) -> list[bool]:
     return [options.keep_truncated or not s.truncated for s in group]
 
 
-def _select(groups: list[list[Sample]], options: RejectionOptions) -> tuple[list, dict]:
+def _select(groups: list[list[Completion]], options: RejectionOptions) -> tuple[list, dict]:
     rewards = [[s.reward for s in group] for group in groups]
     texts = [[s.text for s in group] for group in groups]
     kept = [
@@ -322,7 +324,7 @@ def _select(groups: list[list[Sample]], options: RejectionOptions) -> tuple[list
 
 
 def _pair_rows(
-    prompts: Sequence[PromptRecord], groups: list[list[Sample]], options: RejectionOptions
+    prompts: Sequence[PromptRecord], groups: list[list[Completion]], options: RejectionOptions
 ) -> list[dict]:
     rows = []
     for group in groups:

@@ -19,7 +19,7 @@ from rljax.data.online.prompts import PromptRecord
 from rljax.data.rows.sources import load_prompts
 from rljax.data.rows.split import held_out_fraction
 from rljax.data.text.tokenizer import Tokenizer
-from rljax.datagen.steps import Searcher, label_programs
+from rljax.datagen.steps import PolicyWithTests, label_programs
 from rljax.datagen.trees import label_trees
 from rljax.errors import InputError
 from rljax.evaluation.saved import require_named
@@ -86,7 +86,7 @@ def _label_checkpoint(options: LabelOptions, name: str, number: int) -> tuple[li
     policy = saved.ready(prompts, **sampling)
     completer = _completer(options, saved.tokenizer, drawn, prompts, sampling)
     pool = text_scorer(config, reward, saved.model.mesh)
-    searcher = Searcher(
+    searcher = PolicyWithTests(
         policy, pool, config.evaluate.correct_at, options.code_only, options.rows_at_once, completer
     )
     key = jax.random.fold_in(jax.random.key(options.seed), number)

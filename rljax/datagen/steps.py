@@ -13,16 +13,16 @@ import jax
 import numpy as np
 
 from rljax.data.online.prompts import PromptRecord
-from rljax.datagen.search import (
+from rljax.datagen.first_error import (
     Neutral,
     Prefix,
     best_of,
+    label_lines,
     label_metrics,
     replay_consistency,
-    search_labels,
 )
 from rljax.datagen.trajectories import continued
-from rljax.policies import Policy, Sample, sample_all
+from rljax.policies import Completion, Policy, sample_all
 from rljax.reasoning import response_of
 from rljax.rewards.pool.pool import RewardPool
 from rljax.rollout.scoring.process import TokenTexts
@@ -46,7 +46,7 @@ class Program:
 
 
 @dataclasses.dataclass(frozen=True)
-class Searcher:
+class PolicyWithTests:
     """A policy and its tests. The limit of `policy.sampling` is that of a whole response;
     `correct_at` is the score from which on all tests pass. `completer` goes on from prefixes in
     place of the policy itself; it reads the same token ids."""
@@ -58,7 +58,9 @@ class Searcher:
     rows_at_once: int = 256
     completer: Policy | None = None
 
-    def sample(self, policy: Policy, records: Sequence[PromptRecord], key, n: int) -> list[Sample]:
+    def sample(
+        self, policy: Policy, records: Sequence[PromptRecord], key, n: int
+    ) -> list[Completion]:
         """n responses to each record. Calls share a few shapes: the prompts are filled up to a
         power of two, at most rows_at_once rows."""
         size = min(max(self.rows_at_once // n, 1), 1 << (len(records) - 1).bit_length())
@@ -88,7 +90,7 @@ class Searcher:
 
 
 def sample_programs(
-    searcher: Searcher, records: Sequence[PromptRecord], key, n: int
+    searcher: PolicyWithTests, records: Sequence[PromptRecord], key, n: int
 ) -> tuple[list[Program], dict[str, int]]:
     """n programs of each prompt, those that end and have a line, with whether each passes; and
     counts of what was sampled and dropped."""
@@ -100,7 +102,7 @@ def sample_programs(
 
 
 def whole_programs(
-    searcher: Searcher, responses: Sequence[Sample], scores: Sequence[float]
+    searcher: PolicyWithTests, responses: Sequence[Completion], scores: Sequence[float]
 ) -> tuple[list[Program], dict[str, int]]:
     """The programs of responses with their scores, and counts: see `sample_programs`."""
     tokenizer = searcher.policy.tokenizer
@@ -131,9 +133,13 @@ def whole_programs(
 
 
 def policy_completer(
-    searcher: Searcher, records: Sequence[PromptRecord], programs: Sequence[Program], key, k: int
+    searcher: PolicyWithTests,
+    records: Sequence[PromptRecord],
+    programs: Sequence[Program],
+    key,
+    k: int,
 ) -> Callable:
-    """accepts(prefixes) of `search_labels`: whether any of up to k completions passes, by the
+    """accepts(prefixes) of `label_lines`: whether any of up to k completions passes, by the
     completer or the policy itself. One batched call samples a completion of every prefix that is
     still open."""
     limit = searcher.policy.sampling.max_response_tokens
@@ -145,11 +151,11 @@ def policy_completer(
         chosen = [(programs[i], programs[i].ends[kept - 1]) for i, kept in prefixes]
         return [(records[program.prompt], program.ids[:end]) for program, end in chosen]
 
-    def sample(prefixes: list[Prefix]) -> list[Sample]:
+    def sample(prefixes: list[Prefix]) -> list[Completion]:
         prompts = [continued(record, ids) for record, ids in begun(prefixes)]
         return searcher.sample(policy, prompts, jax.random.fold_in(key, next(calls)), 1)
 
-    def passes(prefixes: list[Prefix], completions: Sequence[Sample]) -> list[bool]:
+    def passes(prefixes: list[Prefix], completions: Sequence[Completion]) -> list[bool]:
         starts = begun(prefixes)
         whole = [
             ((*ids, *more.ids), more.finish_reason)
@@ -164,7 +170,7 @@ def policy_completer(
 
 
 def label_programs(
-    searcher: Searcher,
+    searcher: PolicyWithTests,
     records: Sequence[PromptRecord],
     key,
     *,
@@ -185,7 +191,7 @@ def label_programs(
     programs, counts = sample_programs(searcher, records, draw, programs_per_prompt)
     accepts = policy_completer(searcher, records, programs, complete, completions)
     passed, started = [p.passed for p in programs], time.perf_counter()
-    labels, cost = search_labels(
+    labels, cost = label_lines(
         [p.lines for p in programs],
         accepts,
         passes=passed,

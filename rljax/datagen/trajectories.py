@@ -16,7 +16,7 @@ from rljax.data.offline.rows import load_rows
 from rljax.data.online.prompts import PromptRecord
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
-from rljax.policies import Policy, Sample, sample_all
+from rljax.policies import Completion, Policy, sample_all
 from rljax.rollout import Player, Reward
 from rljax.setup import check_length
 
@@ -46,13 +46,13 @@ def _prompt_columns(record: PromptRecord) -> dict:
     return row
 
 
-def example_row(prompts: Sequence[PromptRecord], sample: Sample) -> dict:
+def example_row(prompts: Sequence[PromptRecord], sample: Completion) -> dict:
     """A demonstration for SFT: prompt, completion, and its reward."""
     row = _prompt_columns(prompts[sample.prompt])
     return {**row, "completion": sample.text, "reward": sample.reward}
 
 
-def pair_row(prompts: Sequence[PromptRecord], better: Sample, worse: Sample) -> dict:
+def pair_row(prompts: Sequence[PromptRecord], better: Completion, worse: Completion) -> dict:
     """A pair for preference losses and reward models."""
     row = _prompt_columns(prompts[better.prompt])
     scores = {"score_chosen": better.reward, "score_rejected": worse.reward}
@@ -63,7 +63,7 @@ def trajectories_of(
     policy: Policy,
     prompts: Sequence[PromptRecord],
     scorer: Reward | Player,
-    samples: Sequence[Sample],
+    samples: Sequence[Completion],
     key: jax.Array,
     *,
     process_samples: int = 0,
@@ -81,8 +81,8 @@ def trajectories_of(
 
 
 def trajectory_rows(
-    tokenizer: Tokenizer, prompts: Sequence[PromptRecord], samples: Sequence[Sample]
-) -> tuple[list[dict], list[Sample], dict[str, int]]:
+    tokenizer: Tokenizer, prompts: Sequence[PromptRecord], samples: Sequence[Completion]
+) -> tuple[list[dict], list[Completion], dict[str, int]]:
     """(rows of trajectories, their samples, counts): completion, steps, reward, truncated, logprobs
     and `group`, the number of the prompt. A failed reward, an empty text, and a text that does not
     encode to the sampled ids give no row, and are counted."""
@@ -114,7 +114,7 @@ def trajectory_rows(
 
 
 def _encoded(
-    tokenizer: Tokenizer, prompts: Sequence[PromptRecord], sample: Sample, row: dict
+    tokenizer: Tokenizer, prompts: Sequence[PromptRecord], sample: Completion, row: dict
 ) -> Trajectory | None:
     """The row as training encodes it, its process scores 1 at every step's last token; None where
     that is not what was sampled (forced tokens were not), or where one token ends two steps."""
@@ -139,7 +139,7 @@ def prefix_pass_rates(
     policy: Policy,
     prompts: Sequence[PromptRecord],
     scorer: Reward | Player,
-    samples: Sequence[Sample],
+    samples: Sequence[Completion],
     rows: Sequence[dict],
     key: jax.Array,
     *,

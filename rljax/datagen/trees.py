@@ -11,18 +11,18 @@ from rljax.batch import FinishReason
 from rljax.components import resolve
 from rljax.config import NAMESPACES
 from rljax.data.online.prompts import PromptRecord
-from rljax.datagen.search import LineLabels, Neutral, is_neutral_line, label_metrics
-from rljax.datagen.steps import Program, Searcher, stepwise_row, whole_programs
+from rljax.datagen.first_error import LineLabels, Neutral, is_neutral_line, label_metrics
+from rljax.datagen.steps import PolicyWithTests, Program, stepwise_row, whole_programs
 from rljax.errors import InputError
-from rljax.policies import Sample
-from rljax.rollout import Searching
+from rljax.policies import Completion
+from rljax.rollout import SearchActor
 from rljax.search import Search
 
 Ids = tuple[int, ...]
 
 
 def label_trees(
-    searcher: Searcher,
+    searcher: PolicyWithTests,
     records: Sequence[PromptRecord],
     key,
     *,
@@ -34,7 +34,7 @@ def label_trees(
 
     The search is worth 1 where a response ends and passes its tests, and 0 where not. The label of
     a line is 2 W / N - 1: N of the scored responses to its prompt begin with the tokens up to its
-    end, and W of them are worth 1. `neutral`: see `search_labels`. Rows are those of
+    end, and W of them are worth 1. `neutral`: see `label_lines`. Rows are those of
     `label_programs`, with `visits`, the N of each label; of each prompt at most
     `programs_per_prompt`, half of which pass
     where there are enough, spread over the search. Metrics: `label_metrics`, labels/between, the
@@ -46,7 +46,7 @@ def label_trees(
     counts = collections.Counter(dropped_truncated=0, dropped_empty=0)
     for number, record in enumerate(records):
         ends = simulated[record.index]
-        samples = [Sample(number, "", ids, (), reason) for ids, reason in ends]
+        samples = [Completion(number, "", ids, (), reason) for ids, reason in ends]
         found, dropped = whole_programs(searcher, samples, list(map(_score, ends.values())))
         counts.update(dropped, simulations=sum(map(len, ends.values())))
         programs = _spread(found, programs_per_prompt)
@@ -75,7 +75,7 @@ def label_trees(
 
 
 def _simulated(
-    searcher: Searcher, records: Sequence[PromptRecord], key, method: str
+    searcher: PolicyWithTests, records: Sequence[PromptRecord], key, method: str
 ) -> dict[int, dict[tuple[Ids, str], list[float]]]:
     """Runs the search of each prompt -> its scores by index: {(ids, finish reason): scores}."""
     found = {record.index: {} for record in records}
@@ -101,7 +101,7 @@ def _simulated(
         return Search(resolve(method, NAMESPACES["search"]), None, scored)
 
     policy = searcher.policy
-    policy = dataclasses.replace(policy, actor=Searching(policy.actor, search_of))
+    policy = dataclasses.replace(policy, actor=SearchActor(policy.actor, search_of))
     searcher.sample(policy, records, key, 1)
     if not any(found.values()):
         rule = "it scored no complete response, and its labels are of such"
@@ -113,7 +113,7 @@ def _reason(why: int) -> str:
     return FinishReason(why).name.lower()
 
 
-def _worth(searcher: Searcher, end: tuple[Ids, str], score: float) -> bool:
+def _worth(searcher: PolicyWithTests, end: tuple[Ids, str], score: float) -> bool:
     """A response that its limit cut is no program, whatever it scores."""
     return end[1] == "stop" and searcher.passes([score])[0]
 
@@ -137,7 +137,9 @@ def _spread(programs: Sequence[Program], count: int) -> list[Program]:
     ]
 
 
-def _through(searcher: Searcher, ends: dict, programs: Sequence[Program]) -> dict[Ids, list[int]]:
+def _through(
+    searcher: PolicyWithTests, ends: dict, programs: Sequence[Program]
+) -> dict[Ids, list[int]]:
     """{beginning of a program: [scored responses that begin so, those of them that pass]}."""
     through = {program.ids[:end]: [0, 0] for program in programs for end in program.ends}
     lengths = sorted({len(ids) for ids in through})

@@ -56,7 +56,7 @@ def hosts_network(
         said = meet(cluster, timeout_s)
     except InputError as error:
         return (yield _problem("hosts_do_not_meet", error))
-    addresses = [own, *(place.rpartition(" ")[2] for place in said[1:])]
+    addresses = [own, *(line.rpartition(" ")[2] for line in said[1:])]
     yield fine("hosts", f"all {cluster.hosts} have come: {', '.join(addresses)}")
     for each in dict.fromkeys((int(port), *ports)):
         yield from _both_ways(each, addresses, cluster.host, timeout_s)

@@ -103,8 +103,8 @@ def _rljax() -> Iterator[Finding]:
     here = Path(rljax.__file__).resolve().parent
     yield fine("rljax", f"{rljax.__version__} of {here}")
     folders = (Path(folder or ".", "rljax") for folder in sys.path)
-    places = [path.resolve() for path in folders if (path / "__init__.py").is_file()]
-    if others := [path for path in places if path != here]:
+    paths = [path.resolve() for path in folders if (path / "__init__.py").is_file()]
+    if others := [path for path in paths if path != here]:
         yield broken(
             "rljax_twice",
             f"{here} hides another rljax in {others[0]}",

@@ -10,16 +10,16 @@ from rljax.runs.folder import is_locked, make_folder
 from rljax.runs.store import is_url
 
 
-def run_folder(place: str | Path) -> Iterator[Finding]:
+def run_folder(folder: str | Path) -> Iterator[Finding]:
     """Findings of a run folder on this machine's disk."""
-    if is_url(str(place)):
+    if is_url(str(folder)):
         yield warning(
             "run_folder_of_a_url",
-            f"{place} was not looked at: the doctor reads folders of a disk",
+            f"{folder} was not looked at: the doctor reads folders of a disk",
             "copy the run here, or name a folder",
         )
         return
-    folder = Path(place)
+    folder = Path(folder)
     if not folder.exists():
         if reason := why_not_written(folder.absolute()):
             yield _unwritable(reason)

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rljax.environments.episode import chosen_fields
-from rljax.environments.messages import Limits, Step
+from rljax.environments.messages import EpisodeLimits, Step
 from rljax.environments.play_worker import HOME, Reply
 from rljax.environments.supervisor import Played, Supervisor
 from rljax.errors import InputError
@@ -40,7 +40,7 @@ class EpisodeCrew:
         self,
         text: str,
         tokenizer,
-        limits: Limits,
+        limits: EpisodeLimits,
         *,
         workers: int = 2,
         retries: int = 1,

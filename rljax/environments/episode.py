@@ -20,9 +20,9 @@ from rljax.data.text.control_tokens import parted_messages
 from rljax.environments.calls import Parsed, parser
 from rljax.environments.contract import Call, Done, Opening, Reply, Turn
 from rljax.environments.conversation import CHARACTERS_PER_TOKEN, Conversation
-from rljax.environments.messages import Limits, Step
+from rljax.environments.messages import EpisodeLimits, Step
 from rljax.environments.yields import BadYield, outcome_of, shown, state_hash, turn_of
-from rljax.errors import InputError, place_in
+from rljax.errors import InputError, location_in
 from rljax.rewards.pool.calling import describe
 
 LOOKED_AT = 64  # the drift of one turn of so many is looked at, and that of each whole episode
@@ -76,7 +76,7 @@ class Episode:
         component: Component,
         fields: Mapping,
         tokenizer,
-        limits: Limits,
+        limits: EpisodeLimits,
         *,
         seed: int,
         sample_seed: int,
@@ -363,7 +363,7 @@ class Episode:
         self.ended = True
         failure = describe(error)
         if kind in ("raised", "unreadable"):
-            failure += place_in(error, [self.component.function])
+            failure += location_in(error, [self.component.function])
             trace = "".join(traceback.format_exception(error))
             failure += f"\n{trace[-TRACEBACK_CHARS:]}"
         return Step(
@@ -413,9 +413,9 @@ class Episode:
             **left,
         )
 
-    def _with_id(self, place: int, call: Call) -> Call:
+    def _with_id(self, index: int, call: Call) -> Call:
         """Templates that write an id want nine letters and digits."""
-        return call if call.id else dataclasses.replace(call, id=f"call{self._calls + place:05d}")
+        return call if call.id else dataclasses.replace(call, id=f"call{self._calls + index:05d}")
 
     def _allowed(self, calls: tuple[Call, ...], bad: bool) -> tuple[Call, ...]:
         """The calls that the environment is handed: none where this reply is the last."""

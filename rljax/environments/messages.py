@@ -7,7 +7,7 @@ import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
+class EpisodeLimits:
     """Limits of one episode."""
 
     max_turns: int = 8  # replies of the policy

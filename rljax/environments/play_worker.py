@@ -32,7 +32,7 @@ import numpy as np
 
 from rljax.components import resolve
 from rljax.environments.episode import Episode
-from rljax.environments.messages import Limits, Step
+from rljax.environments.messages import EpisodeLimits, Step
 from rljax.errors import InputError
 from rljax.rewards.pool.calling import describe, prepare
 from rljax.workers.bootstrap import ORPHAN_POLL_S, WorkerContext, begin, readable
@@ -49,9 +49,9 @@ Reply = tuple  # (ids, finish, turns_left, tokens_left)
 
 def main(spec_text: str) -> None:
     """Run as a worker. `spec_text`: see rljax.workers.bootstrap."""
-    place = begin(spec_text)
+    context = begin(spec_text)
     try:
-        text, tokenizer, limits = pickle.loads(read_frame(place.socket))
+        text, tokenizer, limits = pickle.loads(read_frame(context.socket))
         component = resolve(text, HOME)
         notes = prepare(component)
         make = functools.partial(
@@ -60,11 +60,11 @@ def main(spec_text: str) -> None:
     except BaseException as error:
         known = isinstance(error, InputError)
         said = known, str(error) if known else describe(error)
-        place.socket.sendall(frame(("failed", said)))
+        context.socket.sendall(frame(("failed", said)))
         return
-    place.socket.sendall(frame(("ready", notes)))
+    context.socket.sendall(frame(("ready", notes)))
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent has closed it
-        Player(place, make, limits).serve()
+        Player(context, make, limits).serve()
 
 
 def mark_of(step: Step) -> bytes:
@@ -95,9 +95,9 @@ class Hosted:
 class Player:
     """The loop of a worker. `make(number, ...)` is an Episode."""
 
-    def __init__(self, place: WorkerContext, make, limits: Limits):
-        self.place, self.make, self.timeout_s = place, make, limits.turn_timeout_s
-        self.socket, self.progress = place.socket, place.progress
+    def __init__(self, context: WorkerContext, make, limits: EpisodeLimits):
+        self.context, self.make, self.timeout_s = context, make, limits.turn_timeout_s
+        self.socket, self.progress = context.socket, context.progress
         self._hosted: dict[int, Hosted] = {}
         self._suspects: set[int] = set()
         self._todo: collections.deque[tuple[int, Hosted, Reply | None]] = collections.deque()
@@ -106,7 +106,7 @@ class Player:
         self._received = bytearray()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task] = set()
-        self._self = (os.getpid(), *_identity(place.socket))
+        self._self = (os.getpid(), *_identity(context.socket))
 
     def serve(self) -> None:
         """Plays until the parent closes the stream."""
@@ -125,7 +125,7 @@ class Player:
     def _wait(self) -> bool:
         """Waits for the parent; False where it has ended."""
         while not readable(self.socket.fileno(), ORPHAN_POLL_S):
-            if self.place.orphaned():
+            if self.context.orphaned():
                 return False
         return True
 
@@ -301,7 +301,7 @@ class Player:
         if wait:
             timer.cancel()
         self.progress.write(_BETWEEN, time.monotonic())
-        if self.place.orphaned():
+        if self.context.orphaned():
             os._exit(0)
 
 

@@ -55,13 +55,13 @@ def schema_of(function: Callable, *, hidden: Iterable[str] = ()) -> dict:
     """{"type": "function", "function": {name, description, parameters}}; `hidden` names parameters
     that the policy does not set. Raises InputError for a function that no schema can say."""
     name = getattr(function, "__name__", "") or type(function).__name__
-    place = f"tool {name!r}"
+    location = f"tool {name!r}"
     try:
         parameters = inspect.signature(function).parameters
         hints = typing.get_type_hints(_annotated(function), include_extras=True)
     except (TypeError, ValueError, NameError) as error:
         raise InputError(
-            f"{place} has no signature that can be read",
+            f"{location} has no signature that can be read",
             rule=str(error),
             fix="wrap it in a function with type hints",
         ) from None
@@ -71,8 +71,8 @@ def schema_of(function: Callable, *, hidden: Iterable[str] = ()) -> dict:
     for parameter in parameters.values():
         if parameter.name in hidden:
             continue
-        _check_kind(parameter, hints, place)
-        where = f"{place}: parameter {parameter.name!r}"
+        _check_kind(parameter, hints, location)
+        where = f"{location}: parameter {parameter.name!r}"
         property_ = _schema(hints[parameter.name], where)
         if text := told.get(parameter.name):
             if choices := _choices(text):
@@ -102,8 +102,8 @@ def _annotated(function: Callable) -> Callable:
     return type(inner).__call__
 
 
-def _check_kind(parameter: inspect.Parameter, hints: Mapping, place: str) -> None:
-    where = f"{place}: parameter {parameter.name!r}"
+def _check_kind(parameter: inspect.Parameter, hints: Mapping, location: str) -> None:
+    where = f"{location}: parameter {parameter.name!r}"
     if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
         raise InputError(
             f"{where} has no name in a call",

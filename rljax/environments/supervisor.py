@@ -14,7 +14,7 @@ import time
 
 from rljax.components import Component
 from rljax.contracts import spec
-from rljax.environments.messages import Limits, Step, is_step
+from rljax.environments.messages import EpisodeLimits, Step, is_step
 from rljax.environments.play_worker import ON_LOOP, Reply
 from rljax.workers.crew import START_TIMEOUT_S, Crew, how_it_ended
 from rljax.workers.function import worker_failed
@@ -67,7 +67,7 @@ class Supervisor(Crew):
         self,
         component: Component,
         tokenizer: bytes,
-        limits: Limits,
+        limits: EpisodeLimits,
         size: int,
         retries: int,
         memory_bytes: int,

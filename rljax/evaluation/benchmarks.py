@@ -88,7 +88,7 @@ def suite_records(suite: Suite, prompts: int | None = None) -> list[dict]:
             made = suite.record(row)
         except InputError as error:
             what, own = error.parts
-            raise InputError(f"{read.place(index)} {what}", fix=f"{fix}; {own}") from None
+            raise InputError(f"{read.location(index)} {what}", fix=f"{fix}; {own}") from None
         if made is None:
             continue
         record = prompt_record(made, index, read, True)

@@ -8,7 +8,7 @@ import numpy as np
 from rljax.data.online.prompts import PromptRecord
 from rljax.evaluation.policy import SHARE, bootstrap, correct, no_answer, pass_at_k, score_table
 from rljax.metric import Metric
-from rljax.policies import Sample
+from rljax.policies import Completion
 
 METRICS = {
     "eval/accuracy": Metric("held-out prompts whose greedy response is right", "share", "rises"),
@@ -40,7 +40,7 @@ DIFFICULTY = ("difficulty", "level")  # columns of a data set that say how hard 
 
 
 def accuracy_metrics(
-    prompts: Sequence[PromptRecord], right: np.ndarray, samples: Sequence[Sample]
+    prompts: Sequence[PromptRecord], right: np.ndarray, samples: Sequence[Completion]
 ) -> dict[str, float]:
     """eval/accuracy and what belongs to it; `right` [P] is 1, 0, or NaN where a reward failed, and
     not NaN everywhere."""
@@ -92,7 +92,7 @@ def counts_of(samples: int) -> list[int]:
     return [*powers, samples]
 
 
-def pass_metrics(samples: Sequence[Sample], n: int, correct_at: float) -> dict[str, float]:
+def pass_metrics(samples: Sequence[Completion], n: int, correct_at: float) -> dict[str, float]:
     """eval/pass@k of n drawn responses to each prompt, for k = 1, 2, 4, ..., n, with intervals over
     prompts. A response whose reward failed is left out, and a prompt with fewer than k others."""
     right = correct(score_table(samples, n), correct_at)

@@ -21,7 +21,7 @@ from rljax.data.online.prompts import PromptRecord
 from rljax.data.rows.show import Shown, coloured
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.environments.episode import Episode
-from rljax.environments.messages import Limits, Step
+from rljax.environments.messages import EpisodeLimits, Step
 from rljax.errors import InputError
 from rljax.keys import fold_in
 from rljax.policies import Policy, SavedPolicy, sample_all
@@ -100,7 +100,7 @@ def play(
 class _Table:
     """One episode as it is played: the logs of its players, and the limits."""
 
-    def __init__(self, tokenizer, limits: Limits, sampling: Sampling, console: Console):
+    def __init__(self, tokenizer, limits: EpisodeLimits, sampling: Sampling, console: Console):
         self.tokenizer, self.limits, self.sampling = tokenizer, limits, sampling
         self.console = console
         self.played = Played({}, "", 0, [], {}, {})

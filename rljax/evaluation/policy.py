@@ -13,7 +13,7 @@ from rljax.contracts import contract
 from rljax.data.online.prompts import PromptRecord
 from rljax.errors import InputError
 from rljax.keys import root_key
-from rljax.policies import Policy, Sample, sample_all
+from rljax.policies import Completion, Policy, sample_all
 from rljax.rewards.answers.find import last_boxed
 from rljax.rewards.answers.letters import labelled_letter
 from rljax.rollout import Player, Reward, extraction_failed_fraction, player_of
@@ -134,21 +134,21 @@ def greedy_accuracy(
     prompts: Sequence[PromptRecord],
     *,
     correct_at: float = 1.0,
-) -> tuple[np.ndarray, list[Sample]]:
+) -> tuple[np.ndarray, list[Completion]]:
     """1 or 0 for each prompt: does the greedy response score at least `correct_at`? NaN: its reward
     failed. And the responses."""
     samples = sample_all(policy.greedy(), prompts, 1, scorer, key=root_key(0))
     return correct(score_table(samples, 1)[:, 0], correct_at), samples
 
 
-def no_answer(samples: Sequence[Sample], prefix: str = "") -> dict[str, float]:
+def no_answer(samples: Sequence[Completion], prefix: str = "") -> dict[str, float]:
     """{prefix + "extraction_failed_fraction": share of the samples without an answer}; {} where the
     reward does not say so by a part called extracted."""
     failed = extraction_failed_fraction(sample.parts for sample in samples)
     return {} if failed is None else {f"{prefix}extraction_failed_fraction": failed}
 
 
-def score_table(samples: Sequence[Sample], n: int) -> np.ndarray:
+def score_table(samples: Sequence[Completion], n: int) -> np.ndarray:
     """The rewards of `sample_all` with n samples a prompt: [prompts, n], NaN where one failed."""
     return np.array([sample.reward for sample in samples], np.float64).reshape(-1, n)
 
@@ -163,8 +163,8 @@ class Answers:
     """The responses to P prompts: the greedy one of each, and n drawn ones of each, prompt after
     prompt."""
 
-    greedy: list[Sample]
-    drawn: list[Sample]
+    greedy: list[Completion]
+    drawn: list[Completion]
     n: int
 
     def pass_rates(self, correct_at: float) -> np.ndarray:

@@ -57,7 +57,7 @@ def exemplars(
     for index, row in enumerate(read.rows):
         if missing := [name for name in columns if name not in row]:
             fix = f"an exemplar has the columns {', '.join(columns)}"
-            raise InputError(f"{read.place(index)} lacks {missing}", value=sorted(row), fix=fix)
+            raise InputError(f"{read.location(index)} lacks {missing}", value=sorted(row), fix=fix)
         group = taken.setdefault(str(row[by]) if by else "", [])
         if len(group) < shots:
             group.append(row)
@@ -370,19 +370,19 @@ def _test_cases(row: dict, name: str) -> list[dict]:
             fix="give the rows of livecodebench/code_generation_lite, with their test cases",
         )
     value = row[name] or []
-    place = f"column {name!r}"
+    location = f"column {name!r}"
     try:
         if isinstance(value, str) and not value.lstrip().startswith("["):
-            with strangers_bytes(place):
+            with strangers_bytes(location):
                 unpacker = zlib.decompressobj()
                 raw = unpacker.decompress(base64.b64decode(value, validate=True), _MOST_TESTS)
                 if unpacker.unconsumed_tail:
                     raise ValueError(f"more than {_MOST_TESTS} bytes")
                 value = _Plain(io.BytesIO(raw)).load()
-        value = parse_json(value, place) if isinstance(value, str | bytes) else value
+        value = parse_json(value, location) if isinstance(value, str | bytes) else value
     except InputError as error:
         raise InputError(
-            f"{place} cannot be read",
+            f"{location} cannot be read",
             rule=error.parts[0],
             fix="download the file again, or write the tests as JSON text",
         ) from None

@@ -221,11 +221,11 @@ def make_stages(
     stages, problems = [], []
     with tempfile.TemporaryDirectory(prefix="rljax-") as nowhere:
         for number, item in enumerate(items):
-            place = f"{where}: stage {number} of pipeline()"
+            location = f"{where}: stage {number} of pipeline()"
             try:
                 if isinstance(item, Mapping) and isinstance(item.get("stage"), str):
-                    place = f"{where}: stage {item['stage']!r}"
-                stage = _stage(base, item, home, place, arguments, where, trusted)
+                    location = f"{where}: stage {item['stage']!r}"
+                stage = _stage(base, item, home, location, arguments, where, trusted)
                 if stage.name in [s.name for s in stages]:
                     raise InputError("two stages have this name", fix="rename one of them")
                 stages.append(stage)
@@ -234,7 +234,7 @@ def make_stages(
                 text = str(error).replace(str(nowhere), "{home}")
                 for earlier in stages:
                     text = text.replace(f"{{home}}/{earlier.name}", f"{{{earlier.name}}}")
-                problems.append(f"{place}: {text}")
+                problems.append(f"{location}: {text}")
     if problems:
         raise InputError(
             "the pipeline cannot run:\n" + "\n".join(problems),
@@ -244,7 +244,7 @@ def make_stages(
 
 
 def _stage(
-    base: Config, item, home: Path, place: str, arguments, where: str, trusted: bool
+    base: Config, item, home: Path, location: str, arguments, where: str, trusted: bool
 ) -> Stage:
     if not isinstance(item, Mapping) or not all(isinstance(k, str) for k in item):
         raise InputError(
@@ -270,7 +270,7 @@ def _stage(
                 "'my_file.py:function'",
             )
     if command == "train":
-        return _train_stage(base, name, values, home, place, arguments, where, trusted)
+        return _train_stage(base, name, values, home, location, arguments, where, trusted)
     if not isinstance(command, str) or command not in COMMANDS:
         raise InputError(
             "command",
@@ -328,18 +328,20 @@ def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, str | bool | int | float)
 
 
-def _train_stage(base, name, values, home, place, arguments, where, trusted) -> Stage:
+def _train_stage(base, name, values, home, location, arguments, where, trusted) -> Stage:
     if "run_dir" in values:
         raise InputError("run_dir", value=values["run_dir"], fix="leave it out: it is the stage's")
     start, values = base, {**values, "run_dir": f"{{{name}}}"}
     if "config" in values:  # starts from another file, with what the command line changed
         other = load_named_config(str(values["config"]), trusted)
-        start = with_overrides(other, changes_of(base, where), place)
+        start = with_overrides(other, changes_of(base, where), location)
         arguments = [f"--config={values['config']}", *without_config(arguments)]
     fields = {k: v for k, v in values.items() if k != "config"}
-    config = with_overrides(start, fields, place)
+    config = with_overrides(start, fields, location)
     if not trusted:
-        refuse_own_code(with_overrides(config, {"run_dir": ""}, place), place)  # it is the stage's
+        refuse_own_code(
+            with_overrides(config, {"run_dir": ""}, location), location
+        )  # it is the stage's
     return Stage(name, "train", values, config, home, tuple(arguments))
 
 

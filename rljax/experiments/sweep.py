@@ -110,39 +110,39 @@ def make_members(
         raise InputError(f"{where}: sweep() yields nothing", fix="yield {'seed': 0}, for example")
     members, problems, shared = [], [], {}
     for i, item in enumerate(overrides):
-        place = f"{where}: member {i} of sweep()"
+        location = f"{where}: member {i} of sweep()"
         try:
             if not isinstance(item, Mapping) or not all(isinstance(k, str) for k in item):
                 raise InputError(
-                    f"{place} is no dict of dotted fields",
+                    f"{location} is no dict of dotted fields",
                     value=item,
                     fix='write {"actor_optimizer.lr": 1e-5}: fields with their section, and values',
                 )
             if "run_dir" in item:
-                raise InputError(f"{place} sets run_dir", fix="leave it out: the sweep sets it")
+                raise InputError(f"{location} sets run_dir", fix="leave it out: the sweep sets it")
             name, start = member_name(item), base
             fields = {k: v for k, v in item.items() if k != "config"}
             if "config" in item:
                 changed = changes_of(base, where) if changed is None else changed
                 start = with_overrides(
-                    load_named_config(str(item["config"]), trusted), changed, place
+                    load_named_config(str(item["config"]), trusted), changed, location
                 )
-            config = with_overrides(start, {**fields, "run_dir": str(folder / name)}, place)
+            config = with_overrides(start, {**fields, "run_dir": str(folder / name)}, location)
             if not trusted:
                 refuse_own_code(
-                    with_overrides(config, {"run_dir": ""}, place), place
+                    with_overrides(config, {"run_dir": ""}, location), location
                 )  # it is the sweep's
             validate(config)
             members.append(Member(name, dict(item), config))
         except InputError as error:
             text = str(error)
-            if place in text:
+            if location in text:
                 problems.append(text)
             else:  # a problem of the base is one of every member: list it once
-                shared.setdefault(text, []).append(f"{place}, {dict(item)}")
-    for text, places in shared.items():
-        more = f" and {len(places) - 1} more" if len(places) > 1 else ""
-        problems.append(f"{places[0]}{more}: {text}")
+                shared.setdefault(text, []).append(f"{location}, {dict(item)}")
+    for text, locations in shared.items():
+        more = f" and {len(locations) - 1} more" if len(locations) > 1 else ""
+        problems.append(f"{locations[0]}{more}: {text}")
     names = [m.name for m in members]
     for double in sorted({n for n in names if names.count(n) > 1}):
         problems.append(f"{where}: {names.count(double)} members are called {double!r}")

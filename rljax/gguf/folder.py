@@ -30,7 +30,7 @@ def cached_folder(path: str | Path) -> Path:
     """The Hugging Face folder of a GGUF file, from the cache if it is there, else written.
 
     It has config.json, generation_config.json, tokenizer.json, tokenizer_config.json and a link to
-    the file. Its name is that of the file's place, size and time of change: a file that has
+    the file. Its name is that of the file's path, size and time of change: a file that has
     changed has another folder. Raises InputError for a file that is not read, which it names.
     """
     path = Path(os.path.abspath(path))

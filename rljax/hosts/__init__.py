@@ -153,22 +153,22 @@ def client() -> Client | None:
 
 def gather(value) -> list:
     """The JSON value of every host, in their order. Floats come back bit for bit, NaN too."""
-    return [value] if _exchange is None else _gathered(value, _place())
+    return [value] if _exchange is None else _gathered(value, _caller())
 
 
 def share(value):
     """The JSON value of the first host; what the others pass is ignored."""
     if _exchange is None:
         return value
-    return _gathered(None if _exchange.index else value, _place())[0]
+    return _gathered(None if _exchange.index else value, _caller())[0]
 
 
 def agree(flag: bool, where: str = "") -> bool:
-    """Returns whether any host says so. `where` names the place in the program, and is compared,
+    """Returns whether any host says so. `where` names the call in the program, and is compared,
     too."""
     if _exchange is None:
         return bool(flag)
-    return any(_gathered(bool(flag), where or _place()))
+    return any(_gathered(bool(flag), where or _caller()))
 
 
 def wait(name: str, timeout_s: float = 1800) -> None:
@@ -230,7 +230,7 @@ def watched(
         _ending.console = Console(log, _exchange.index, _exchange.names)
     _exchange.asked, _ending.keep = Notices(told), keep
     notices = _exchange.asked
-    know = _ending.console.know if _ending.console else lambda places: None
+    know = _ending.console.know if _ending.console else lambda phases: None
     _watchdog = Watchdog(_exchange, _ending, folder, stall_s, know).start()
     try:
         yield
@@ -281,7 +281,7 @@ def _gathered(value, where: str) -> list:
     return values
 
 
-def _place() -> str:
+def _caller() -> str:
     """Returns the caller of an exchange: file and function."""
     code = sys._getframe(2).f_code
     return f"{os.path.basename(code.co_filename)}:{code.co_qualname}"

@@ -34,7 +34,7 @@ _NODES = re.compile(rf"{_NODE.pattern}(?:,{_NODE.pattern})*")
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """The hosts of a run and this one's place among them. Processes and hosts are one here."""
+    """The hosts of a run and this one's index among them. Processes and hosts are one here."""
 
     coordinator: str  # HOST:PORT of host 0
     hosts: int

@@ -45,9 +45,9 @@ class Console:
                 stream.flush()
         os.dup2(out, 1), os.dup2(err, 2)
 
-    def know(self, places: dict[int, str]) -> None:
+    def know(self, phases: dict[int, str]) -> None:
         """Remembers the phase in which every host was last heard of, for the final message."""
-        self._say({"places": places})
+        self._say({"places": phases})
 
     def _say(self, message: dict) -> None:
         with contextlib.suppress(OSError):
@@ -69,7 +69,7 @@ class _Copy:
         self.host, self.names, self.parent = int(host), json.loads(names), int(parent)
         out, err, self.facts = map(int, pipes)
         self.targets = {out: 1, err: 2}
-        self.places: dict[str, str] = {}
+        self.phases: dict[str, str] = {}
         self.bye, self.partial, self.errors = False, b"", b""
 
     def run(self) -> None:
@@ -110,7 +110,7 @@ class _Copy:
         for line in lines:
             message = json.loads(line)
             self.bye = self.bye or "bye" in message
-            self.places = message.get("places", self.places)
+            self.phases = message.get("places", self.phases)
         return bool(data)
 
     def last_words(self) -> str:
@@ -124,8 +124,8 @@ class _Copy:
         return f"hosts: {others}; so {self.names[self.host]} has ended\n"
 
     def named(self, host: int) -> str:
-        place = self.places.get(str(host))
-        return self.names[host] + (f", last heard of in {place}," if place else "")
+        phase = self.phases.get(str(host))
+        return self.names[host] + (f", last heard of in {phase}," if phase else "")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Exchanges between hosts: JSON of every host on all, decisions that all take alike, barriers.
 
-Every host calls the same exchanges in the same order. Each carries the place in the program from
+Every host calls the same exchanges in the same order. Each carries the line of the program from
 which it is called; two hosts at different places are an error that names both, not a hang.
 """
 
@@ -69,11 +69,11 @@ class Exchange:
                 self.client.delete(f"{here}{k}")
             if number:  # whoever is here has read what came before
                 self.client.delete(f"rljax/exchange/{number - 1}/all")
-        places, values, stops = zip(*json.loads(together), strict=True)
-        if len(set(places)) > 1:
+        callers, values, stops = zip(*json.loads(together), strict=True)
+        if len(set(callers)) > 1:
             raise RuntimeError(
                 "the hosts are at different places of the program: "
-                + "; ".join(f"{n} at {p}" for n, p in zip(self.names, places, strict=True))
+                + "; ".join(f"{n} at {p}" for n, p in zip(self.names, callers, strict=True))
             )
         told = [f"{s} on {n}" for n, s in zip(self.names, stops, strict=True) if s]
         self.agreed = self.agreed or next(iter(told), "")

@@ -101,14 +101,14 @@ def _listen(cluster: Cluster, timeout_s: float) -> dict:
             for key, _ in selector.select(1.0):
                 if key.fileobj is server:
                     with contextlib.suppress(OSError):
-                        caller, (place, *_) = server.accept()
+                        caller, (peer, *_) = server.accept()
                         _notice_a_dead_machine(caller)
-                        selector.register(caller, selectors.EVENT_READ, (place, time.monotonic()))
+                        selector.register(caller, selectors.EVENT_READ, (peer, time.monotonic()))
                 elif not guests.hear(key.fileobj, key.data[0]):
                     _hang_up(selector, key.fileobj)
             _hang_up_on_strangers(selector, {server, *guests.numbers})
             if not guests.missing() and not guests.reply:
-                guests.reply = {"addresses": [guests.places[k] for k in range(cluster.hosts)]}
+                guests.reply = {"addresses": [guests.addresses[k] for k in range(cluster.hosts)]}
             elif time.monotonic() > deadline:
                 what = f"not all hosts have come within {timeout_s:g} s"
                 guests.refuse(
@@ -173,19 +173,19 @@ class _Guests:
 
     def __init__(self, cluster: Cluster, address: str):
         self.cluster = cluster
-        self.places = {0: address}  # number of a host -> its address
+        self.addresses = {0: address}  # number of a host -> its address
         self.numbers: dict[socket.socket, int | None] = {}  # of callers; None of a refused one
         self.reply: dict = {}
 
     def missing(self) -> list[int]:
-        return [k for k in range(self.cluster.hosts) if k not in self.places]
+        return [k for k in range(self.cluster.hosts) if k not in self.addresses]
 
     def missing_names(self) -> str:
         missing = self.missing()
         more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
         return ", ".join(f"host {k}" for k in missing[:8]) + more
 
-    def hear(self, caller: socket.socket, place: str) -> bool:
+    def hear(self, caller: socket.socket, address: str) -> bool:
         """Reads who calls -> whether it stays on the line. A stranger, such as a scanner of ports,
         does not; a host that has ended loses its place, and may come again."""
         try:
@@ -201,29 +201,29 @@ class _Guests:
             return False
         except ValueError:
             return False
-        self._come(caller, place, hello)
+        self._come(caller, address, hello)
         return True
 
     def _forget(self, caller: socket.socket) -> None:
         host = self.numbers.pop(caller, None)
         if host is not None:
-            say(f"host {host} ({self.places.pop(host)}) has gone again; waiting for it")
+            say(f"host {host} ({self.addresses.pop(host)}) has gone again; waiting for it")
 
-    def _come(self, caller: socket.socket, place: str, hello: _Hello) -> None:
+    def _come(self, caller: socket.socket, address: str, hello: _Hello) -> None:
         self.numbers[caller] = None
         host, hosts = hello.host, hello.hosts
-        place = f"{hello.name} {place}".strip()
+        address = f"{hello.name} {address}".strip()
         if hosts != self.cluster.hosts:
             what = "the hosts do not agree on how many there are"
-            value = f"host 0 says {self.cluster.hosts}, host {host} at {place} says {hosts}"
+            value = f"host 0 says {self.cluster.hosts}, host {host} at {address} says {hosts}"
             self.refuse(what, value=value, fix="give every host the same number")
-        elif host in self.places:
+        elif host in self.addresses:
             what = f"two hosts say that they are host {host}"
-            first = self.places[host] or "the first host"
-            value = f"{first} and {place}"
+            first = self.addresses[host] or "the first host"
+            value = f"{first} and {address}"
             self.refuse(what, value=value, fix="number the hosts 0, 1, 2, ..., each once")
         else:
-            self.places[host], self.numbers[caller] = place, host
+            self.addresses[host], self.numbers[caller] = address, host
 
     def refuse(self, what: str, *, value: str, fix: str, late: bool = False) -> None:
         self.reply = {"error": {"what": what, "value": value, "fix": fix}, "late": late}

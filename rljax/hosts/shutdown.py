@@ -83,7 +83,7 @@ class Ending:
             return self._known() or Failure(self.exchange.index, str(error), FAILED)
         self._told = self._told or (error, time.monotonic())
         code = INPUT if isinstance(error, InputError) else FAILED
-        return self.tell(f"{type(error).__name__}: {error}{_place()}", code)
+        return self.tell(f"{type(error).__name__}: {error}{_phase()}", code)
 
     def tell(self, reason: str, code: int) -> Failure:
         """Tells the others -> the failure that counts: the first one."""
@@ -163,9 +163,9 @@ def _lost_a_partner(error: BaseException) -> bool:
     return of_jax and _PARTNER_LOST.search(str(error)) is not None
 
 
-def _place() -> str:
-    place, died = heartbeat.current(), heartbeat.died_in()
-    return f" (in {died or place.phase}, step {place.step})"
+def _phase() -> str:
+    current, died = heartbeat.current(), heartbeat.died_in()
+    return f" (in {died or current.phase}, step {current.step})"
 
 
 def saved(step: int) -> None:

@@ -33,41 +33,43 @@ class Seen:
     """The phase that a host reported, the reason for which it was told to stop, and when we read
     it."""
 
-    place: CurrentPhase
+    current: CurrentPhase
     stop: str
     text: str
     read_s: float
 
     def silent_s(self, now: float) -> float:
         """Since its last sign of life; a host that says nothing at all gives none, either."""
-        return self.place.silent_s + now - self.read_s
+        return self.current.silent_s + now - self.read_s
 
 
 def behind(seen: Mapping[int, Seen]) -> list[int]:
     """The hosts that the others wait for: the furthest behind, without those that only wait."""
-    least = min(one.place.entered for one in seen.values())
-    last = [k for k, one in seen.items() if one.place.entered == least]
-    return [k for k in last if not seen[k].place.waiting] or last
+    least = min(one.current.entered for one in seen.values())
+    last = [k for k, one in seen.items() if one.current.entered == least]
+    return [k for k in last if not seen[k].current.waiting] or last
 
 
 def stall(seen: Mapping[int, Seen], now: float) -> float:
     """Returns how long the hosts that are behind have been silent, in multiples of what they may
     be; below 1: nothing is wrong."""
-    return min(seen[k].silent_s(now) / seen[k].place.limit_s for k in behind(seen))
+    return min(seen[k].silent_s(now) / seen[k].current.limit_s for k in behind(seen))
 
 
 def described(seen: Mapping[int, Seen], names: tuple[str, ...], now: float) -> str:
     """ "host 3 (10.0.0.7) stands in reward, step 120, for 312 s; 63 hosts wait in learn"."""
     last = behind(seen)
     shown = [names[k] for k in last[:4]] + [f"{len(last) - 4} more"] * (len(last) > 4)
-    place = seen[last[0]].place
+    current = seen[last[0]].current
     silent = min(seen[k].silent_s(now) for k in last)
-    text = f"{', '.join(shown)} stand{'s' * (len(last) == 1)} in {place.phase}, step {place.step}"
-    text += f", for {silent:.0f} s ({place.limit_s:.0f} s are allowed)"
+    text = (
+        f"{', '.join(shown)} stand{'s' * (len(last) == 1)} in {current.phase}, step {current.step}"
+    )
+    text += f", for {silent:.0f} s ({current.limit_s:.0f} s are allowed)"
     others: dict[str, int] = {}
     for k, one in seen.items():
         if k not in last:
-            others[one.place.phase] = others.get(one.place.phase, 0) + 1
+            others[one.current.phase] = others.get(one.current.phase, 0) + 1
     for phase, count in others.items():
         text += f"; {count} host{'s wait' if count > 1 else ' waits'} in {phase}"
     return text
@@ -126,12 +128,12 @@ class Watchdog:
                     print(f"hosts: the watchdog: {error}", file=sys.stderr, flush=True)
 
     def _look(self) -> None:
-        place = heartbeat.current(self.stall_s)
-        if place.phase in OF_FILES and self._bytes_moved():
+        current = heartbeat.current(self.stall_s)
+        if current.phase in OF_FILES and self._bytes_moved():
             heartbeat.still_moving()
-            place = dataclasses.replace(place, silent_s=0.0)
+            current = dataclasses.replace(current, silent_s=0.0)
         asked = self.exchange.asked()
-        mine = json.dumps([dataclasses.astuple(place), asked])
+        mine = json.dumps([dataclasses.astuple(current), asked])
         self.exchange.client.set(f"{NOW}{self.exchange.index}", mine)
         now = time.monotonic()
         for key, text in self.exchange.client.list(NOW).items():
@@ -139,12 +141,12 @@ class Watchdog:
             if k not in self.seen or self.seen[k].text != text:
                 where, stop = json.loads(text)
                 self.seen[k] = Seen(CurrentPhase(*where), stop, text, now)
-        self.know({k: f"{s.place.phase}, step {s.place.step}" for k, s in self.seen.items()})
+        self.know({k: f"{s.current.phase}, step {s.current.step}" for k, s in self.seen.items()})
         if len(self.seen) == self.exchange.count:
             self._judge(now)
 
     def _judge(self, now: float) -> None:
-        late, at = stall(self.seen, now), self.seen[behind(self.seen)[0]].place.entered
+        late, at = stall(self.seen, now), self.seen[behind(self.seen)[0]].current.entered
         text = described(self.seen, self.exchange.names, now)
         if late >= 2:
             self.ending.stalled(f"nothing moves: {text}")

@@ -57,7 +57,7 @@ _DIGEST = re.compile("[0-9a-fA-F]{40}|[0-9a-fA-F]{64}")
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class RepoFile:
     """A file of a repository as the hub lists it. `sha256` of a file in its large storage, else ""
     and `git` is the SHA-1 by which git knows the content."""
 
@@ -311,14 +311,14 @@ def commit_of(name: HubName) -> str:
     return commit
 
 
-def _information(name: HubName) -> tuple[str, dict[str, Entry]]:
+def _information(name: HubName) -> tuple[str, dict[str, RepoFile]]:
     """(commit, the files) of a revision; both are written into the cache."""
     commit, entries = ask(name, lambda: _checked(name, information(name)))
     _write_record(name.at(commit), entries, _record(name.at(commit))[1])
     return commit, entries
 
 
-def _checked(name: HubName, value: dict) -> tuple[str, dict[str, Entry]]:
+def _checked(name: HubName, value: dict) -> tuple[str, dict[str, RepoFile]]:
     """The same out of the hub's answer. Raises ValueError for one that is not of a hub."""
     commit, siblings = value.get("sha"), value.get("siblings")
     if not isinstance(commit, str) or not COMMIT.fullmatch(commit):
@@ -336,17 +336,17 @@ def _checked(name: HubName, value: dict) -> tuple[str, dict[str, Entry]]:
     return commit, entries
 
 
-def _entry(path: str, said: dict) -> Entry:
+def _entry(path: str, said: dict) -> RepoFile:
     """A file as the hub lists it: its digest becomes its name in the cache."""
     size, large, git = said.get("size"), said.get("lfs"), said.get("blobId")
     sha256 = large.get("sha256") if isinstance(large, dict) else ""
-    entry = Entry(size, sha256, "" if sha256 else git)
+    entry = RepoFile(size, sha256, "" if sha256 else git)
     if not _is_entry(entry):
         raise ValueError(f"it lists {path} without a size, a SHA-256 or git's SHA-1")
     return entry
 
 
-def _is_entry(entry: Entry) -> bool:
+def _is_entry(entry: RepoFile) -> bool:
     texts = isinstance(entry.sha256, str) and isinstance(entry.git, str)
     known = texts and (_SHA256.fullmatch(entry.sha256) or COMMIT.fullmatch(entry.git))
     return bool(known) and type(entry.size) is int and 0 <= entry.size <= _LARGEST_FILE
@@ -361,8 +361,8 @@ def _not_here(name: HubName, problem: str) -> InputError:
     )
 
 
-def listing(name: HubName) -> dict[str, Entry]:
-    """{path: Entry} of the files of a commit."""
+def listing(name: HubName) -> dict[str, RepoFile]:
+    """{path: RepoFile} of the files of a commit."""
     entries = _record(name)[0]
     if entries:
         return entries
@@ -376,11 +376,11 @@ def _record_file(name: HubName) -> Path:
     return home(name) / "rljax" / f"{name.revision}.json"
 
 
-def _record(name: HubName) -> tuple[dict[str, Entry], set[str]]:
+def _record(name: HubName) -> tuple[dict[str, RepoFile], set[str]]:
     """(the files of a commit, those that were compared here) as they were written down."""
     try:
         value = read_json_object(_record_file(name))
-        entries = {path: Entry(**entry) for path, entry in value["files"].items()}
+        entries = {path: RepoFile(**entry) for path, entry in value["files"].items()}
         if not all(map(is_path, entries)) or not all(map(_is_entry, entries.values())):
             return {}, set()
         return entries, set(value["compared"])
@@ -388,7 +388,7 @@ def _record(name: HubName) -> tuple[dict[str, Entry], set[str]]:
         return {}, set()
 
 
-def _write_record(name: HubName, entries: dict[str, Entry], compared: set[str]) -> None:
+def _write_record(name: HubName, entries: dict[str, RepoFile], compared: set[str]) -> None:
     files = {path: dataclasses.asdict(entry) for path, entry in entries.items()}
     with contextlib.suppress(InputError):  # a cache that nobody may write is read all the same
         write_json(_record_file(name), {"files": files, "compared": sorted(compared)})
@@ -448,7 +448,7 @@ def _status(path: Path) -> os.stat_result | None:
         return None
 
 
-def _file(name: HubName, path: str, entry: Entry) -> None:
+def _file(name: HubName, path: str, entry: RepoFile) -> None:
     """Downloads a file, if it is not there, and compares it."""
     link = home(name) / "snapshots" / name.revision / path
     blob = home(name) / "blobs" / entry.digest
@@ -474,7 +474,7 @@ def _file(name: HubName, path: str, entry: Entry) -> None:
         ) from None
 
 
-def _into_the_cache(name: HubName, path: str, entry: Entry, blob: Path) -> None:
+def _into_the_cache(name: HubName, path: str, entry: RepoFile, blob: Path) -> None:
     """Downloads the content of a file, unless another commit had it."""
     from huggingface_hub.utils import WeakFileLock
 
@@ -494,7 +494,7 @@ def _into_the_cache(name: HubName, path: str, entry: Entry, blob: Path) -> None:
             part.unlink(missing_ok=True)
 
 
-def _download(name: HubName, path: str, entry: Entry, part: Path) -> None:
+def _download(name: HubName, path: str, entry: RepoFile, part: Path) -> None:
     """Writes what the hub sends as a file. It goes on where the connection broke."""
     from huggingface_hub.utils import tqdm
 
@@ -514,7 +514,7 @@ def _download(name: HubName, path: str, entry: Entry, part: Path) -> None:
                     ) from None
 
 
-def _go_on(name: HubName, url: str, entry: Entry, part: Path, bar) -> None:
+def _go_on(name: HubName, url: str, entry: RepoFile, part: Path, bar) -> None:
     """Appends to a file what it still lacks. A question for `ask`."""
     constants = library().constants
     with _opened("HEAD", url, constants.HF_HUB_ETAG_TIMEOUT) as answer:
@@ -535,7 +535,7 @@ def _go_on(name: HubName, url: str, entry: Entry, part: Path, bar) -> None:
             raise OSError(f"the connection ended after {file.tell()} of {entry.size} bytes")
 
 
-def _check_metadata(name: HubName, entry: Entry, headers) -> None:
+def _check_metadata(name: HubName, entry: RepoFile, headers) -> None:
     """Raises ValueError for a file of another commit, or one that no hub has."""
     commit = headers.get("X-Repo-Commit")
     if commit != name.revision:
@@ -558,7 +558,7 @@ def _point(link: Path, blob: Path) -> None:
     os.replace(hidden, link)
 
 
-def _other_file(name: HubName, path: str, entry: Entry, digest: str) -> InputError:
+def _other_file(name: HubName, path: str, entry: RepoFile, digest: str) -> InputError:
     return InputError(
         f"{name.repository}: {path} is not the file that the hub lists",
         value=digest,
@@ -568,7 +568,7 @@ def _other_file(name: HubName, path: str, entry: Entry, digest: str) -> InputErr
     )
 
 
-def file_digest(path: str | Path, entry: Entry) -> str:
+def file_digest(path: str | Path, entry: RepoFile) -> str:
     """The digest of a file, of the kind that its entry has."""
     if entry.sha256:
         digest = hashlib.sha256()
@@ -582,11 +582,11 @@ def file_digest(path: str | Path, entry: Entry) -> str:
 
 def _check_room(name: HubName, size: int) -> None:
     """Raises InputError where the disk has not `size` bytes left."""
-    place = next(p for p in (home(name), *home(name).parents) if p.exists())
-    free = shutil.disk_usage(place).free
+    folder = next(p for p in (home(name), *home(name).parents) if p.exists())
+    free = shutil.disk_usage(folder).free
     if size > free:
         raise InputError(
-            f"{name.repository} needs {size:,} bytes in {place}",
+            f"{name.repository} needs {size:,} bytes in {folder}",
             value=free,
             rule="bytes that are free",
             fix="make room, or set HF_HOME to a folder on a larger disk",

@@ -3,7 +3,7 @@
     hf://datasets/OWNER/NAME[@REVISION]                     the default subset, the split asked for
     hf://datasets/OWNER/NAME[@REVISION]/SUBSET[/SPLIT]      a subset, and a split of it
     hf://datasets/OWNER/NAME[@REVISION]/SPLIT               of a data set with one subset
-    hf://datasets/OWNER/NAME[@REVISION]/FOLDER or /FILE     by its place; * ? [] and {split} work
+    hf://datasets/OWNER/NAME[@REVISION]/FOLDER or /FILE     by its path; * ? [] and {split} work
 
 Subsets and their files are those of `configs` in the front matter of README.md; without it, splits
 are found by the names of files and folders (train-00000-of-00002.parquet, data/test.jsonl).

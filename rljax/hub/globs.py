@@ -69,40 +69,40 @@ class Files:
 def matcher(pattern: str) -> Callable[[str], bool]:
     """Returns whether a path fits a pattern, as a function of the path.
 
-    Walks through the path with all places of the pattern that it may be at, as the bits of a
+    Walks through the path with all states of the pattern that it may be in, as the bits of a
     number; where a character leads is kept, so that most are one look into a dictionary.
     """
     steps = _steps(pattern)
     moves: dict[tuple[int, str], int] = {}
 
-    def closed(places: int) -> int:
-        for place, (kind, _) in enumerate(steps):
-            if places >> place & 1:
+    def closed(states: int) -> int:
+        for state, (kind, _) in enumerate(steps):
+            if states >> state & 1:
                 # A star may stand for nothing, and **/ for no folder.
-                places |= {"star": 2, "folders": 6}.get(kind, 0) << place
-        return places
+                states |= {"star": 2, "folders": 6}.get(kind, 0) << state
+        return states
 
-    def moved(places: int, character: str) -> int:
+    def moved(states: int, character: str) -> int:
         out = 0
-        for place, (kind, fits) in enumerate(steps):
-            if places >> place & 1 and fits(character):
+        for state, (kind, fits) in enumerate(steps):
+            if states >> state & 1 and fits(character):
                 stays = kind in ("star", "through")
                 goes = kind == "one" or (kind == "through" and character == "/")
-                out |= stays << place | goes << place + 1
+                out |= stays << state | goes << state + 1
         return closed(out)
 
     begin, end = closed(1), len(steps)
 
     def fits(path: str) -> bool:
-        places = begin
+        states = begin
         for character in path:
-            move = places, character
+            move = states, character
             if move not in moves:
                 if len(moves) >= _MOST_MOVES:
                     moves.clear()
                 moves[move] = moved(*move)
-            places = moves[move]
-        return bool(places >> end & 1)
+            states = moves[move]
+        return bool(states >> end & 1)
 
     return fits
 

@@ -110,8 +110,8 @@ def _weights(name: HubName, entries: dict) -> list[str]:
     folder is read (rljax.models.huggingface.checkpoint_folder)."""
     inside = f"{name.path}/" if name.path else ""
     if _INDEX in entries:
-        place = client.fetch(name, [inside + _INDEX]) / inside / _INDEX
-        named = read_json_object(place).get("weight_map")
+        path = client.fetch(name, [inside + _INDEX]) / inside / _INDEX
+        named = read_json_object(path).get("weight_map")
         files = sorted({str(file) for file in named.values()}) if isinstance(named, dict) else []
         return [_INDEX, *(file for file in files if file in entries)]
     if _WHOLE in entries:

@@ -1,5 +1,5 @@
 """Functions of rows in tiles of one shape, so that a row's numbers do not depend on how many rows
-there are, or on its place among them.
+there are, or on its index among them.
 
 XLA sums in an order that goes by the shape of an array: a product of one row with a weight differs
 in its last bits between 8 rows and 512. A loop over tiles has a body compiled for one shape.
@@ -42,10 +42,10 @@ def tiled(function: Callable, axes: int, weights, *rows: jax.Array):
     """`in_tiles` without a gradient."""
     lead = rows[0].shape[:axes]
     count = math.prod(lead)
-    # With a single tile each turn would do the same, as the compiler sees: it takes the body out of
-    # the loop, and compiles it together with what is around it.
-    turns, ones = -(-count // TILE), (1,) * (axes - 1)
-    tiles = max(turns, 2)
+    # With a single tile each iteration would do the same, as the compiler sees: it takes the body
+    # out of the loop, and compiles it together with what is around it.
+    blocks, ones = -(-count // TILE), (1,) * (axes - 1)
+    tiles = max(blocks, 2)
 
     def cut(x):
         flat = x.reshape(count, *x.shape[axes:])
@@ -66,11 +66,11 @@ def tiled(function: Callable, axes: int, weights, *rows: jax.Array):
         joined = jnp.concatenate([x for x, good in zip(flat, real, strict=True) if good], axis=1)
         return [joined, *[x for x, good in zip(flat, real, strict=True) if not good]]
 
-    def turn(i, out):
+    def body(i, out):
         return [old.at[i].set(x) for old, x in zip(out, made(i), strict=True)]
 
     out = [jnp.zeros((tiles, *x.shape), x.dtype) for x in jax.eval_shape(made, 0)]
-    out = jax.lax.fori_loop(0, _unknown(turns), turn, out)
+    out = jax.lax.fori_loop(0, _unknown(blocks), body, out)
     joined, *others = [x.reshape(-1, x.shape[-1])[:count] for x in out]
     widths = [math.prod(x.shape[axes:]) for x, good in zip(leaves, real, strict=True) if good]
     apart = iter(jnp.split(joined, np.cumsum(widths)[:-1], axis=1))
@@ -81,5 +81,5 @@ def tiled(function: Callable, axes: int, weights, *rows: jax.Array):
 
 
 def _unknown(count: int) -> jax.Array:
-    """`count`, which the compiler does not know: it takes a loop of one turn apart."""
+    """`count`, which the compiler does not know: it takes a loop of one iteration apart."""
     return jax.lax.optimization_barrier(jnp.int32(count))

@@ -34,12 +34,12 @@ class Packing:
         return self.rows * self.blocks * self.block_tokens
 
     def sequences_of(self, rows_per_example: int) -> int:
-        """`sequences` in whole examples."""
+        """Returns `sequences`, rounded up to whole examples of `rows_per_example` rows."""
         return self.sequences - self.sequences % rows_per_example
 
     def holding(self, row_tokens: int, rows_per_example: int) -> "Packing":
-        """The same with room for an example in a packed row. Raises InputError for rows that blocks
-        cannot hold."""
+        """Returns a packing whose packed rows hold an example of `rows_per_example` rows of
+        `row_tokens` tokens. Raises InputError for rows that blocks cannot hold."""
         pieces = 2 if self.shared else 1
         if row_tokens > pieces * self.block_tokens:
             raise InputError(
@@ -53,7 +53,8 @@ class Packing:
         return dataclasses.replace(self, blocks=blocks, sequences=sequences)
 
     def most_rows(self, examples: int, rows_per_example: int) -> int:
-        """Packed rows that hold any batch of so many examples: the worst case of `pack`."""
+        """Returns how many packed rows hold any batch of `examples` examples: the worst
+        case of `pack`."""
         blocks = rows_per_example * (2 if self.shared else 1)
         fit = min(self.blocks // blocks, self.sequences // rows_per_example)
         return -(-examples // fit // self.rows) * self.rows
@@ -72,6 +73,7 @@ class Pieces:
 
     @property
     def rest(self):
+        """Tokens of each row behind its shared prefix [B]."""
         return self.length - self.prefix
 
 
@@ -132,7 +134,7 @@ def _first(ok, there):
     return jnp.argmin(jnp.where(ok, index - there * ok.shape[0], ok.shape[0]))
 
 
-def _place(state: _Bins, packing: Packing, unit, size, prefix, live):
+def _assign(state: _Bins, packing: Packing, unit, size, prefix, live):
     """The state with a sequence in packed row `unit`, and (where its rest begins, its prefix)."""
     t = packing.block_tokens
     fits, _, block, there = _options(state, packing, size, prefix)
@@ -170,8 +172,16 @@ class Assignment:
 
 
 def first_fit(pieces: Pieces, packing: Packing, rows: int, together: int) -> Assignment:
-    """First fit, group by group, longest first. The `together` rows of an example go into one
-    packed row."""
+    """Assigns each row of a batch to a packed row: first fit, group by group, the longest first.
+
+    Args:
+      pieces: lengths, prefixes and groups of the B rows, [B] each.
+      packing: sizes of the packed rows.
+      rows: number of packed rows that there is room for.
+      together: consecutive rows that are one example, and go into one packed row.
+
+    Returns the packed row, the offsets in it, and the number of each of the B rows.
+    """
 
     def of(x):
         return x.reshape(-1, together)
@@ -207,10 +217,10 @@ def first_fit(pieces: Pieces, packing: Packing, rows: int, together: int) -> Ass
             if i and packing.shared:  # a prefix of another group is placed for this row alone
                 same = (leader[i] == leader[0]) & (prefix[i] == prefix[0])
                 state = dataclasses.replace(state, at=jnp.where(same, at, -1))
-            state, places = _place(state, packing, unit, size[i], prefix[i], live[i])
+            state, assigned = _assign(state, packing, unit, size[i], prefix[i], live[i])
             if i and packing.shared:
                 state = dataclasses.replace(state, at=jnp.where(same, state.at, at))
-            out.append(jnp.stack([unit, *places, number]))
+            out.append(jnp.stack([unit, *assigned, number]))
         # With 64-bit types on, indices would widen the carry.
         state = jax.tree.map(lambda new, old: new.astype(old.dtype), state, before)
         return state, jnp.stack(out).astype(jnp.int32)

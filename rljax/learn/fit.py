@@ -59,16 +59,27 @@ def fit(
     layout: StepLayout | None = None,
     beside: "Beside | None" = None,
 ) -> tuple[TrainState, dict[str, jax.Array], Any]:
-    """All epochs and minibatches of one batch: rows / steps.rows optimizer steps per epoch -> (the
-    state after them, metrics, (what the objective keeps of the outputs, the model's sums) of a
-    batch's only step).
+    """Learns from all epochs and minibatches of a batch, rows / steps.rows steps each epoch.
 
-    `trust_region` > 0: once the metric ppo_k3 (KL of the policy to the one that the batch began
-    with) of a minibatch exceeds it, that step and the rest are not taken (TRPO's constraint as a
-    monitor, arXiv 1502.05477). A minibatch without policy tokens is not taken either (momentum
-    would still move), unless there are rows of `beside` to learn from. Metrics are means over the
-    optimizer steps (extremes for names ending in _max, _min). `layout`: see `optimizer_step`.
-    `beside`: a second objective, whose gradient on an equal part of its rows every step adds.
+    Args:
+      state: the trained weights and their optimizer state.
+      batch: B rows of S tokens.
+      objective: the model, the losses and their reductions.
+      optimizer: the transformation that `state` was made for.
+      steps: rows of an optimizer step and of a microbatch, epochs, packing.
+      trust_region: above 0, once the metric ppo_k3 (KL of the policy to the one that the batch
+        began with) of a minibatch exceeds it, that step and the rest are not taken (TRPO's
+        constraint as a monitor, arXiv 1502.05477).
+      layout: see `optimizer_step`.
+      beside: a second objective, whose gradient on an equal part of its rows every step adds.
+
+    Returns (the state after all steps, metrics as scalars, (what the objective keeps of the
+    outputs, the model's sums) of a batch's only step). Metrics are means over the optimizer steps,
+    and extremes for names ending in _max or _min.
+
+    A minibatch without policy tokens is not taken (momentum would still move), unless there
+    are rows of `beside` to learn from. Raises InputError if steps.rows does not divide the
+    rows of the batch.
     """
     if batch.rows % steps.rows:
         raise InputError(
@@ -146,8 +157,8 @@ class Beside:
     name: str  # of its metric: the loss as the objective's metric "loss" has it
 
     def of_steps(self, count: int, frozen: dict) -> "Beside":
-        """The same of the trained weights alone. Raises InputError unless the rows are those of
-        `count` optimizer steps."""
+        """Returns the objective of the trained weights alone, beside the weights `frozen`. Raises
+        InputError unless the rows are those of `count` optimizer steps."""
         if self.batch.rows != count * self.steps.rows:
             raise InputError(
                 f"rows of {self.name}",
@@ -158,8 +169,9 @@ class Beside:
         return dataclasses.replace(self, objective=_with_frozen(self.objective, frozen))
 
     def added(self, params, examples: Batch, loss, gradient, metrics: dict, empty, counted, scale):
-        """(loss, gradient, metrics, whether there is nothing to learn from, the model's sums) with
-        those of the examples of an optimizer step, whose gradient has the same loss scale."""
+        """Adds the examples of an optimizer step. Returns (loss, gradient, metrics, whether there
+        is nothing to learn from, the model's sums) with theirs included; their gradient has the
+        same loss scale."""
         # Without policy tokens a load-balancing loss, for one, would still have a gradient.
         loss, gradient = jax.tree.map(lambda x: jnp.where(empty, 0, x), (loss, gradient))
         how = self.steps.microbatch_rows, self.steps.packing, scale

@@ -25,7 +25,7 @@ class LossScale:
 
     def is_to_blame(self, loss, finite) -> jax.Array:
         """Returns whether a gradient that is not finite is an overflow of the scale, which the next
-        one may cure: the loss is finite, and there is a scale to be lowered."""
+        one may cure: a bool scalar, true if the loss is finite and the scale can be lowered."""
         return ~finite & jnp.isfinite(loss) & (self.scale > 1)
 
     def after(
@@ -38,8 +38,8 @@ class LossScale:
         backoff: float = BACKOFF,
         interval: int = INTERVAL,
     ) -> "LossScale":
-        """The scale after a step whose loss and gradient were all `finite`, or not; without `take`
-        it is no step."""
+        """Returns the scale after a step whose loss and gradient were all `finite` (bool scalar),
+        or not. Without `take` it was no step, and the scale stays."""
         good = self.good_steps + 1
         grows = good >= interval
         larger = jnp.where(jnp.isfinite(self.scale * growth), self.scale * growth, self.scale)
@@ -53,7 +53,7 @@ class LossScale:
 
 
 def new_loss_scale() -> LossScale:
-    """The scale of the first step."""
+    """Returns the scale of the first step."""
 
     def zero():
         return jnp.zeros((), jnp.int32)  # (buffers of their own, for donation)
@@ -62,8 +62,8 @@ def new_loss_scale() -> LossScale:
 
 
 def scaled_objective(objective, scale: jax.Array):
-    """An Objective (rljax.learn.objective) with each loss multiplied by `scale`, and its metrics as
-    they are."""
+    """Returns an Objective (rljax.learn.objective) with each loss multiplied by the scalar `scale`,
+    and its metrics as they are."""
 
     def terms(outputs, batch):
         losses, metrics = objective.terms(outputs, batch)

@@ -28,14 +28,14 @@ def is_matrix(path: tuple[str, ...]) -> bool:
 
 
 def is_hidden(path: tuple[str, ...]) -> bool:
-    """Returns whether it is a matrix from hidden values to hidden values: neither a table of
-    embeddings nor a head, nor the map that takes in the pixels of an image."""
+    """Returns whether the weight is a matrix from hidden values to hidden values: neither a table
+    of embeddings nor a head, nor the map that takes in the pixels of an image."""
     return is_matrix(path) and path[-1] not in _TABLES and "patch_embed" not in path
 
 
 def matrix_axes(path: tuple[str, ...], ndim: int) -> tuple[int, int]:
-    """(how many leading axes are stacked, how many of the next ones are summed over). A vector sums
-    over none."""
+    """Returns (how many leading axes are stacked, how many of the next ones are summed over) of a
+    weight of `ndim` axes. A vector sums over none."""
     stacked = int(any(key in _STACKS for key in path[:-1]))
     # A leaf of that name holds all experts of a layer, and so do their adapters.
     stacked += path[-1] in _OF_EXPERTS or "adapters" in path[:-1]
@@ -46,19 +46,19 @@ def matrix_axes(path: tuple[str, ...], ndim: int) -> tuple[int, int]:
 
 
 def decayed(params):
-    """True for matrices: what weight decay touches."""
+    """Returns a tree of bools: true for matrices, which weight decay touches."""
     return jax.tree_util.tree_map_with_path(lambda path, _: is_matrix(_keys(path)), params)
 
 
 def decay_matrices(rate: float) -> optax.GradientTransformation:
-    """Decoupled weight decay of matrices (arXiv 1711.05101), to stand before the learning rate; 0
-    = none."""
+    """Returns decoupled weight decay of matrices (arXiv 1711.05101), to stand before the learning
+    rate; rate 0 = none."""
     return optax.add_decayed_weights(rate, decayed) if rate else optax.identity()
 
 
 def per_matrix(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """`inner` on every matrix of every layer and expert by itself, as [inside, outside]; on the
-    vectors of a layer as [size].
+    """Applies `inner` to every matrix of every layer and expert by itself, as [inside, outside],
+    and to the vectors of a layer as [size].
 
     Stacked axes are mapped over, not joined, so that an axis that is split over devices stays so.
     The state is a tree like the parameters, with a state of `inner` at each.

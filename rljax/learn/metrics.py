@@ -143,9 +143,11 @@ def _counted_tokens(batch: Batch):
 
 
 def sample_metrics(batch: Batch, version=None) -> dict:
-    """Lengths and finish reasons; rewards and groups where there are rewards: scalars.
+    """Returns lengths and finish reasons of a batch [B, S], and metrics of rewards and groups where
+    there are rewards: scalars.
 
-    `version` is the trainer's: the staleness of a token is how many optimizer steps it is behind.
+    `version` is the trainer's, in optimizer steps; with it the staleness of a token is how many
+    steps it is behind.
     """
     batch.require("finish_reason", by="sample_metrics")
     tokens, live = _counted_tokens(batch)
@@ -175,7 +177,8 @@ def sample_metrics(batch: Batch, version=None) -> dict:
 
 
 def reference_kl(batch: Batch, logprobs) -> dict:
-    """k1 and k3 of `logprobs` [B, S] to ref_logprobs, means over policy tokens: scalars."""
+    """Returns k1 and k3 of `logprobs` [B, S] to ref_logprobs, means over policy tokens
+    in nats: scalars."""
     ours, theirs = (jnp.where(batch.mask > 0, x, 0.0) for x in (logprobs, batch.ref_logprobs))
     return {
         f"ref_kl/{kind}": batches.masked_mean(kl_estimate(ours, theirs, kind), batch.mask)
@@ -184,9 +187,11 @@ def reference_kl(batch: Batch, logprobs) -> dict:
 
 
 def batch_metrics(batch: Batch, shaped: Batch, version=None) -> dict:
-    """sample_metrics, and shaped rewards, advantages, and values if there are any: scalars.
+    """Returns `sample_metrics`, and metrics of shaped rewards, of advantages, and of values if
+    there are any: scalars.
 
-    `shaped` is the batch whose rewards the advantages were taken of: a KL penalty may be in them.
+    `shaped` [B, S] is the batch whose rewards the advantages were taken of: a KL penalty may
+    be in them.
     """
     batch.require("rewards", "advantages", "finish_reason", "group", by="batch_metrics")
     tokens, live = _counted_tokens(batch)

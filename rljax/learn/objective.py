@@ -31,8 +31,8 @@ class Steps:
 
 
 def select_policy_tokens(batch: Batch) -> Batch:
-    """Float fields with 0 wherever mask is 0: garbage there, NaN included, never meets exp, log or
-    a sum."""
+    """Returns the batch with 0 in its float fields [B, S] wherever the mask is 0: what stands
+    there, NaN included, never meets exp, log or a sum."""
     selected = {}
     for field in dataclasses.fields(batch):
         value = batch.__dict__[field.name]
@@ -48,10 +48,12 @@ def _split(tree, parts: int):
 
 
 def split_microbatches(tree, rows: int, microbatch_rows: int, rows_per_example: int = 1):
-    """[rows, ...] -> [parts, rows/parts, ...]: part i takes examples i, i + parts, ...
+    """Splits arrays [rows, ...] into [parts, rows / parts, ...]: part i takes every parts-th
+    example from example i on.
 
     Strided, so that every device, which holds a contiguous range of rows, has work in every part.
     The rows of an example (a pair) stay together; an array may have one entry per example instead.
+    Raises InputError if `microbatch_rows` does not divide `rows`, or cuts an example.
     """
     microbatch_rows = min(microbatch_rows, rows)
     if rows % microbatch_rows or microbatch_rows % rows_per_example:
@@ -72,8 +74,8 @@ def split_microbatches(tree, rows: int, microbatch_rows: int, rows_per_example: 
 
 
 def map_microbatches(function: Callable, batch: Batch, rows: int):
-    """function(microbatch) -> arrays [b, ...], over all rows in order: bounds the memory of a
-    forward pass."""
+    """Applies function(microbatch) -> arrays [b, ...] to all rows, `rows` at a time, in order ->
+    arrays [B, ...]. Bounds the memory of a forward pass."""
     return _joined(jax.lax.map(function, split_microbatches(batch, batch.rows, rows)))
 
 
@@ -88,10 +90,12 @@ def _joined(parts, rows_per_example: int = 1):
 
 
 def map_tokens(function: Callable, batch: Batch, steps: Steps | int | None = None, live=None):
-    """function(rows) -> (a tree of numbers per token, a tree of sums over the rows), over all rows
-    -> (the numbers, [B, S, ...]; the sums). Packed where `steps` says so, and then of rows that are
-    `live` [B] alone (default: those with policy tokens); else at most so many rows at once. No
-    gradient."""
+    """Applies function(rows) -> (a tree of numbers per token, a tree of sums over the rows) to all
+    rows. Returns (the numbers [B, S, ...], the sums). No gradient.
+
+    Packed where `steps` says so, and then of rows that are `live` [B] alone (default: those with
+    policy tokens); otherwise at most `steps` rows at once.
+    """
     if not isinstance(steps, Steps):
         steps = Steps(batch.rows, steps or batch.rows)
     if steps.packing is not None and batch.pixels is None:
@@ -111,10 +115,14 @@ def map_tokens(function: Callable, batch: Batch, steps: Steps | int | None = Non
 
 
 def weighted_loss(loss, metrics, batch: Batch, weights: jax.Array, *, corrected: bool = True):
-    """(sum of weights * loss, numerators of the metrics). loss is [B, S], or [B] for one value per
-    row, or [B / K] for one per example of K rows.
+    """Returns (sum of weights * loss, numerators of the metrics).
 
-    `corrected`: a loss per token is multiplied by the rollout correction, `batch.weights`.
+    Args:
+      loss: [B, S], or [B] for one value per row, or [B / K] for one per example of K rows.
+      metrics: {name: array as one of these}.
+      batch: the B rows.
+      weights: of the loss, as the reduction gives them, in the shape of `loss`.
+      corrected: multiplies a loss per token by the rollout correction, `batch.weights`.
     """
     if loss.ndim == 1:
         # A loss per row (or example) is averaged over those that have policy tokens; weights sum
@@ -207,7 +215,8 @@ class Objective:
         return self.whole_step or self.auxiliary.loss is not None
 
     def whole_total(self, read, batch: Batch, token_weights, row_weights):
-        """`total` of all rows of an optimizer step, the loss of the model's sums included."""
+        """Returns `total` of all rows of an optimizer step, the loss of the model's sums included.
+        `read` is what `differentiated` returns."""
         outputs, counted = read
         total, sums = self.total(outputs, batch, token_weights, row_weights)
         return total if self.auxiliary.loss is None else total + self.auxiliary.loss(counted), sums
@@ -218,18 +227,19 @@ class Objective:
         return outputs, () if self.auxiliary.loss is None else counted
 
     def read(self, params, rows: Batch):
-        """(outputs, sums) of the model, of the rows of one replica."""
+        """Returns (outputs [B, S, ...], sums) of the model for the rows of one replica."""
         return self.model(params, rows) if self.sums else (self.model(params, rows), ())
 
     def read_all(self, params, rows: Batch):
-        """(outputs, sums) of the model, of the rows of all replicas."""
+        """Returns (outputs [B, S, ...], sums) of the model for the rows of all replicas."""
         read = self.replicas.each(self.read, (None, 0))
         outputs, sums = read(params, self.replicas.split(rows))
         return self.replicas.merged(outputs), self.replicas.total(sums)
 
     def total(self, outputs, batch: Batch, token_weights, row_weights):
-        """The weighted sum of all terms over the rows at hand, and the numerators of the
-        metrics."""
+        """Returns (the weighted sum of all terms over the rows at hand, the numerators of
+        the metrics). token_weights: one [B, S] per term; row_weights: one [B] or
+        [examples] per term."""
         losses, metrics = self.terms(outputs, batch)
         total, sums = jnp.zeros(()), {}
         for loss, tokens, corrected in zip(losses, token_weights, self.corrected, strict=True):
@@ -248,8 +258,8 @@ def _weights(batch: Batch, objective: Objective):
 def loss_alone(
     params, batch: Batch, objective: Objective, microbatch_rows: int, packing: Packing | None = None
 ):
-    """The metrics of loss_and_gradient over all rows of `batch`, "loss" among them, without a
-    backward pass."""
+    """Returns the metrics of `loss_and_gradient` over all rows of `batch` [B, S], "loss" among
+    them, without a backward pass."""
     batch = select_policy_tokens(batch)
     read = functools.partial(objective.read_all, params)
     if packed := _packs(batch, packing, objective, 1):
@@ -268,10 +278,21 @@ def loss_and_gradient(
     packing: Packing | None = None,
     scale: jax.Array | None = None,
 ):
-    """Loss, gradient, metrics of one optimizer step over all rows of `batch`, microbatch by
-    microbatch (of `microbatch_rows` rows, or packed), and (what the objective keeps of its
-    outputs, the model's sums). `scale`: the gradient is computed of the loss times this, and
-    divided by it when all microbatches are added up."""
+    """Computes one optimizer step over all rows of `batch` [B, S], microbatch by microbatch: of
+    `microbatch_rows` rows, or packed.
+
+    Args:
+      params: the trained weights.
+      batch: B rows of S tokens.
+      objective: the model, the losses and their reductions.
+      microbatch_rows: rows of a forward and backward pass without `packing`.
+      packing: sizes of packed rows.
+      scale: the gradient is computed of the loss times this scalar, and divided by it when all
+        microbatches are added up.
+
+    Returns (loss, gradient like `params`, metrics as scalars, (what the objective keeps of its
+    outputs, the model's sums)). Raises InputError if `microbatch_rows` does not divide the rows.
+    """
     if scale is None:
         return _loss_and_gradient(params, batch, objective, microbatch_rows, packing)
     scaled = scaled_objective(objective, scale)

@@ -19,7 +19,7 @@ from rljax.errors import InputError
 
 
 def rule_fields(config: OptimizerConfig) -> dict[str, float]:
-    """The fields that an update rule may name as parameters."""
+    """Returns the fields of a config that an update rule may name as parameters."""
     return {
         "weight_decay": config.weight_decay,
         "beta1": config.beta1,
@@ -29,12 +29,13 @@ def rule_fields(config: OptimizerConfig) -> dict[str, float]:
 
 
 def handed(component: Component, fields: dict) -> dict:
-    """Those of `fields` that the function names as a parameter without a default."""
+    """Returns those of `fields` that the function names as a parameter without a default."""
     return {name: value for name, value in fields.items() if name in component.positional}
 
 
 def learning_rate(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
-    """step -> learning rate: linear warm-up over warmup_steps, then the schedule over the rest."""
+    """Returns step -> learning rate: linear warm-up over warmup_steps, then the schedule over the
+    rest of `total_steps` optimizer steps."""
     warmup = config.warmup_steps
     schedule = resolve(config.schedule, NAMESPACES["schedule"])
     fields = {"lr": config.lr, "steps": max(total_steps - warmup, 1)}
@@ -63,8 +64,9 @@ def _make(key: tuple, total_steps: int) -> optax.GradientTransformation:
 
 
 def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
-    """The optimizer that the config names, behind global-norm clipping (0 = off). Equal configs
-    give the same object."""
+    """Returns the optimizer that the config names, behind global-norm clipping (0 = off).
+    Equal configs give the same object. Raises InputError if a function of the user's
+    returns no optax.GradientTransformation."""
     counts = "steps" in resolve(config.schedule, NAMESPACES["schedule"]).positional
     return _make(tuple(sorted(vars(config).items())), total_steps if counts else 0)
 
@@ -81,7 +83,7 @@ def _schedule(key: tuple, total_steps: int) -> Callable:
 
 
 def current_learning_rate(config: OptimizerConfig, total_steps: int, step: int) -> jax.Array:
-    """The learning rate that optimizer step `step` uses."""
+    """Returns the learning rate that optimizer step `step` uses, from 0: a scalar."""
     return _schedule(tuple(sorted(vars(config).items())), total_steps)(np.int32(step))
 
 
@@ -105,9 +107,9 @@ def _spec_of(shape: tuple, of: tuple, spec: tuple) -> tuple | None:
 
 
 def state_shardings(state, params, shardings, whole: NamedSharding):
-    """A sharding for every array of an optimizer state, which belongs to the weight whose path its
-    own contains: that of the weight, or of those of its axes that it has (a factored moment, a
-    matrix with its heads joined). Everything else, counters above all, is `whole`."""
+    """Returns a sharding for every array of an optimizer state, which belongs to the weight whose
+    path its own contains: that of the weight, or of those of its axes that it has (a factored
+    moment, a matrix with its heads joined). Everything else, counters above all, is `whole`."""
     layouts = jax.tree.leaves(shardings)
     weights = {
         _names(path): (x.shape, sharding)

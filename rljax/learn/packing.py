@@ -59,11 +59,17 @@ def packing_for(
     samples: int = 1,
     rows_per_example: int = 1,
 ) -> Packing | None:
-    """The packing of optimizer steps of `rows` sequences of up to `row_tokens` tokens, in
-    microbatches of at most `microbatch_rows` x `row_tokens`. None for steps of so few tokens that
-    packing costs more than it saves.
+    """Returns the packing of optimizer steps, or None for steps of so few tokens that packing costs
+    more than it saves.
 
-    `prompt_tokens` of them at most are a prompt that `samples` rows share; 0 = nothing is shared.
+    Args:
+      rows: sequences of an optimizer step.
+      row_tokens: tokens of a sequence at most.
+      microbatch_rows: a microbatch has at most microbatch_rows x row_tokens tokens.
+      mesh: the devices.
+      prompt_tokens: of these at most are a prompt that `samples` rows share; 0 = nothing is shared.
+      samples: rows that share a prompt.
+      rows_per_example: consecutive rows that are one example.
     """
     if rows * row_tokens <= PART_TOKENS:
         return None
@@ -107,32 +113,32 @@ class Packed:
     """The result of `pack`.
 
     rows: the packed rows, [M, U, W T], or [M, U W, T] where no prefix is shared. sequences
-    [M, U, N]: the rows of the batch that each holds, B = none. places [B, S]: the column of each
+    [M, U, N]: the rows of the batch that each holds, B = none. columns [B, S]: the column of each
     token in the W T of its packed row. homes [B]: which of the M U it is, -1 = not computed. count:
     microbatches that hold tokens.
     """
 
     rows: Batch
     sequences: jax.Array
-    places: jax.Array
+    columns: jax.Array
     homes: jax.Array
     count: jax.Array | int
 
     @property
     def parts(self) -> int:
-        """M."""
+        """M, the number of microbatches."""
         return self.sequences.shape[0]
 
     def each(self, replicas: Replicas, function: Callable) -> Callable:
-        """function(arrays, Packed, index) of every replica's own packed rows, as a function
-        (arrays, index)."""
+        """Returns function(arrays, Packed, index), of every replica's own packed rows, as a
+        function (arrays, index)."""
         if replicas.count == 1:
             return lambda arrays, index: function(arrays, self, index)
 
-        places = replicas.whole(self.places)
+        columns = replicas.whole(self.columns)
 
         def of_one(arrays, rows, sequences, index):
-            how = dict(rows=rows, sequences=sequences, places=places)
+            how = dict(rows=rows, sequences=sequences, columns=columns)
             return function(arrays, dataclasses.replace(self, **how), index)
 
         def call(arrays, index):
@@ -143,13 +149,14 @@ class Packed:
         return call
 
     def metrics(self) -> dict[str, jax.Array]:
-        """Positions that a pass computes, and the share of them that are tokens."""
+        """Returns the positions that a pass computes, and the share of them that
+        are tokens: scalars."""
         real = jnp.sum((self.rows.segment_ids > 0).astype(jnp.float32))
         positions = self.rows.segment_ids[0].size * jnp.asarray(self.count, jnp.float32)
         return {"positions": positions, "positions_filled": real / jnp.maximum(positions, 1)}
 
     def microbatch(self, index) -> Batch:
-        """The packed rows of microbatch `index`."""
+        """Returns the packed rows of microbatch `index`: a batch [U, W T]."""
         return jax.tree.map(lambda x: x[index], self.rows)
 
     def outputs(self, out: Any, index) -> Any:
@@ -157,34 +164,34 @@ class Packed:
         S, ...], 0 where there is no sequence."""
         sequences = self.sequences[index]
         units, n = sequences.shape
-        s = self.places.shape[1]
-        places = jnp.take(self.places, sequences, axis=0, mode="clip").reshape(units, n * s)
-        here = (sequences < self.places.shape[0]).reshape(units * n, 1)
+        s = self.columns.shape[1]
+        columns = jnp.take(self.columns, sequences, axis=0, mode="clip").reshape(units, n * s)
+        here = (sequences < self.columns.shape[0]).reshape(units * n, 1)
 
         def one(x):
             x = x.reshape(units, -1, *x.shape[2:])
             wide = (1,) * (x.ndim - 2)
-            taken = jnp.take_along_axis(x, places.reshape(units, n * s, *wide), axis=1)
+            taken = jnp.take_along_axis(x, columns.reshape(units, n * s, *wide), axis=1)
             taken = taken.reshape(units * n, s, *x.shape[2:])
             return jnp.where(here.reshape(units * n, 1, *wide), taken, 0)
 
         return jax.tree.map(one, out)
 
     def taken(self, tree: Any, index) -> Any:
-        """The rows [U N, ...] of a tree of [B, ...] arrays that microbatch `index` holds, and which
-        of them are there."""
+        """Returns the rows [U N, ...] of a tree of [B, ...] arrays that microbatch `index` holds,
+        and which of them are there [U N] bool."""
         rows = self.sequences[index].reshape(-1)
-        here = rows < self.places.shape[0]
+        here = rows < self.columns.shape[0]
         return jax.tree.map(lambda x: jnp.take(x, rows, axis=0, mode="clip"), tree), here
 
     def gathered(self, out: Any) -> Any:
-        """[M, U, W T, ...] (or [M, U W, T, ...]) of all passes -> [B, S, ...], 0 where nothing was
-        computed."""
+        """Gathers [M, U, W T, ...] (or [M, U W, T, ...]) of all passes by row -> [B, S, ...], 0
+        where nothing was computed."""
         home = jnp.maximum(self.homes, 0)[:, None]
         units = self.sequences.shape[0] * self.sequences.shape[1]
 
         def one(x):
-            taken = x.reshape(units, -1, *x.shape[3:])[home, self.places]
+            taken = x.reshape(units, -1, *x.shape[3:])[home, self.columns]
             here = (self.homes >= 0).reshape(-1, *(1,) * (taken.ndim - 1))
             return jnp.where(here, taken, 0)
 
@@ -235,8 +242,16 @@ def _hashes(fields, inside, prefix) -> jax.Array:
 def pack(
     batch: Batch, packing: Packing, *, live: jax.Array | None = None, rows_per_example: int = 1
 ) -> Packed:
-    """The packed rows of the rows of `batch` that are `live` [B] (default: those with policy
-    tokens); `rows_per_example` consecutive rows share a microbatch."""
+    """Packs rows of a batch [B, S] into microbatches.
+
+    Args:
+      batch: B rows of S tokens.
+      packing: sizes of the packed rows.
+      live: [B] bool, the rows to be packed; None: those with policy tokens.
+      rows_per_example: consecutive rows that share a microbatch.
+
+    Raises InputError for a batch with images.
+    """
     if batch.pixels is not None:
         raise InputError("packed rows cannot hold images", fix="Steps without packing")
     b, s = batch.tokens.shape
@@ -248,13 +263,13 @@ def pack(
     went = first_fit(pieces, packing, units, rows_per_example)
     column = jnp.arange(s)[None]
     in_prefix = column < pieces.prefix[:, None]
-    places = jnp.where(in_prefix, went.prefix[:, None], (went.rest - pieces.prefix)[:, None])
+    columns = jnp.where(in_prefix, went.prefix[:, None], (went.rest - pieces.prefix)[:, None])
     inside = column < pieces.length[:, None]
     width = packing.blocks * packing.block_tokens
-    places = jnp.clip(jnp.where(inside, places + column, 0), 0, width - 1)
+    columns = jnp.clip(jnp.where(inside, columns + column, 0), 0, width - 1)
     home = jnp.where(live, went.home, units)  # out of range: dropped
     rows = _packed_rows(
-        batch, packing, pieces, went, places, jnp.where(inside, home[:, None], units)
+        batch, packing, pieces, went, columns, jnp.where(inside, home[:, None], units)
     )
     sequences = jnp.full((units, packing.sequences_of(rows_per_example)), b, jnp.int32)
     sequences = sequences.at[home, went.number].set(jnp.arange(b, dtype=jnp.int32), mode="drop")
@@ -265,18 +280,18 @@ def pack(
     count = jnp.max(jnp.where(live, went.home // packing.rows + 1, 0))
     if packing.full:
         count = min(-(-b // packing.full_rows), units // packing.rows)
-    return Packed(rows, split(sequences), places, jnp.where(live, went.home, -1), count)
+    return Packed(rows, split(sequences), columns, jnp.where(live, went.home, -1), count)
 
 
-def _packed_rows(batch, packing, pieces, went: Assignment, places, homes) -> Batch:
-    """The packed rows; `places` and `homes` are the column and the packed row of every token, a
+def _packed_rows(batch, packing, pieces, went: Assignment, columns, homes) -> Batch:
+    """The packed rows; `columns` and `homes` are the column and the packed row of every token, a
     packed row that is not there for padding."""
-    b, s = places.shape
+    b, s = columns.shape
     units = went.continues.shape[0]
-    # The token of the batch that stands at each place; of a shared prefix, any row's. b s = none.
+    # The token of the batch that stands at each column; of a shared prefix, any row's. b s = none.
     index = jnp.arange(b * s, dtype=jnp.int32).reshape(b, s)
     source = jnp.full((units, packing.blocks * packing.block_tokens), b * s, jnp.int32)
-    source = source.at[homes, places].set(index, mode="drop")
+    source = source.at[homes, columns].set(index, mode="drop")
 
     def put(x):
         flat = x.reshape(b * s, *x.shape[2:])
@@ -313,9 +328,9 @@ def _packed_rows(batch, packing, pieces, went: Assignment, places, homes) -> Bat
     fields["prefix_ids"] = put(jnp.where(continued, named(went.prefix[:, None], begins), 0))
     own = jnp.arange(packing.blocks)[None]
     fields["prefix_blocks"] = jnp.where(went.continues < 0, own, went.continues)
-    before = jnp.roll(places, 1, axis=1)
+    before = jnp.roll(columns, 1, axis=1)
     follows = (batch.segment_ids == jnp.roll(batch.segment_ids, 1, axis=1)) & (column > 0)
-    fields["previous"] = put(jnp.where(follows, before, places))
+    fields["previous"] = put(jnp.where(follows, before, columns))
     return Batch(**{name: x.reshape(-1, packing.rows, *x.shape[1:]) for name, x in fields.items()})
 
 
@@ -331,13 +346,15 @@ def _whole(tree, mesh: Mesh):
 
 
 def each_microbatch(packed: Packed, body: Callable, carry):
-    """carry = body(index, carry) for every microbatch that holds tokens; not differentiable."""
+    """Computes carry = body(index, carry) for every microbatch that holds
+    tokens; not differentiable."""
     return jax.lax.fori_loop(0, packed.count, body, carry)
 
 
 def map_packed(function: Callable, packed: Packed):
-    """function(packed Batch) -> (a tree of numbers per token, a tree of sums), over all
-    microbatches -> (the numbers, [B, S, ...], 0 at rows that are not packed; the sums over all)."""
+    """Applies function(packed Batch) -> (a tree of numbers per token, a tree of sums) to
+    all microbatches. Returns (the numbers [B, S, ...], 0 at rows that are not packed; the
+    sums over all)."""
     shapes, sums = jax.eval_shape(lambda: function(packed.microbatch(0)))
 
     def body(index, carry):

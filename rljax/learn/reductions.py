@@ -29,37 +29,55 @@ def _positive(name: str, max_tokens: int) -> int:
 
 @contract(safe=True)
 def token_mean(batch: Batch) -> jax.Array:
-    """Every policy token weighs 1/N."""
+    """Every policy token weighs 1/N.
+
+    Returns [B, S].
+    """
     return batch.mask / jnp.maximum(jnp.sum(batch.mask), 1)
 
 
 @contract(safe=True)
 def seq_mean_token_sum(batch: Batch) -> jax.Array:
-    """Every policy token weighs 1/B+."""
+    """Every policy token weighs 1/B+.
+
+    Returns [B, S].
+    """
     return batch.mask / jnp.maximum(batches.sequence_count(batch), 1)
 
 
 @contract(safe=True)
 def seq_mean_token_mean(batch: Batch) -> jax.Array:
-    """Every policy token weighs 1/(B+ n)."""
+    """Every policy token weighs 1/(B+ n).
+
+    Returns [B, S].
+    """
     return seq_mean_token_sum(batch) / jnp.maximum(batches.sequence_tokens(batch), 1)
 
 
 @contract(safe=True)
 def seq_mean_token_sum_norm(batch: Batch, *, max_tokens: int) -> jax.Array:
-    """Every policy token weighs 1/(B+ max_tokens): Dr. GRPO's constant."""
+    """Every policy token weighs 1/(B+ max_tokens): Dr. GRPO's constant.
+
+    Returns [B, S]. Raises InputError if `max_tokens` is below 1.
+    """
     return seq_mean_token_sum(batch) / _positive("seq_mean_token_sum_norm", max_tokens)
 
 
 @contract(safe=True)
 def token_sum_norm(batch: Batch, *, max_tokens: int) -> jax.Array:
-    """Every policy token weighs 1/max_tokens: grows with the batch."""
+    """Every policy token weighs 1/max_tokens: grows with the batch.
+
+    Returns [B, S]. Raises InputError if `max_tokens` is below 1.
+    """
     return batch.mask / _positive("token_sum_norm", max_tokens)
 
 
 @contract(safe=True, reads=("group",))
 def prompt_mean(batch: Batch) -> jax.Array:
-    """Every policy token weighs 1/(prompts x policy tokens of its group): ScaleRL; unpacked."""
+    """Every policy token weighs 1/(prompts x policy tokens of its group): ScaleRL; unpacked.
+
+    Returns [B, S].
+    """
     batch.require("group", by="prompt_mean")
     tokens = jnp.sum(batch.mask, axis=1)
     same = (batch.group[:, None] == batch.group[None, :]).astype(batch.mask.dtype)
@@ -72,7 +90,10 @@ def prompt_mean(batch: Batch) -> jax.Array:
 @contract(safe=True, reads=("scores",))
 def positive_token_mean(batch: Batch, *, correct_at: float = 1.0) -> jax.Array:
     """Every policy token of a correct row (score >= correct_at) weighs 1 / their number, others 0
-    (VAPO's positive-example loss)."""
+    (VAPO's positive-example loss).
+
+    Returns [B, S].
+    """
     batch.require("scores", by="positive_token_mean")
     right = batch.mask * (batch.scores >= correct_at).astype(batch.mask.dtype)[:, None]
     return right / jnp.maximum(jnp.sum(right), 1)

@@ -1,10 +1,10 @@
 """Replicas: gradients that meet once per optimizer step.
 
 Between slices there is only the data center's network, a hundredth of what chips of one slice have
-between them. So each replica of the weights (a place on the data axis) adds up the gradients of its
-own rows, microbatch after microbatch, and the sum over replicas is taken at the end. In the program
-that is a leading axis N of parameters and gradients, one entry to a replica, over which the loss
-and its gradient are mapped.
+between them. So each replica of the weights (an index on the data axis) adds up the gradients of
+its own rows, microbatch after microbatch, and the sum over replicas is taken at the end. In the
+program that is a leading axis N of parameters and gradients, one entry to a replica, over which the
+loss and its gradient are mapped.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ class Replicas:
         return () if self.count == 1 else (self.count,)
 
     def copies(self, params):
-        """The trained weights as every replica has them, [N, ...] each."""
+        """Returns the trained weights as every replica has them, [N, ...] each."""
         if self.count == 1:
             return params
 
@@ -44,7 +44,7 @@ class Replicas:
         return self._laid_out(jax.tree.map(copy, params))
 
     def zeros(self, like):
-        """The sum of no gradient yet."""
+        """Returns the sum of no gradient yet: zeros [N, ...] like the weights."""
         zeros = jax.tree.map(
             lambda p: jnp.zeros(p.shape, jnp.promote_types(p.dtype, jnp.float32)), like
         )
@@ -61,13 +61,15 @@ class Replicas:
         return jax.tree.map(keep, copies, layout)
 
     def each(self, function: Callable, in_axes: Any = 0) -> Callable:
-        """The function of every replica by itself."""
+        """Maps a function over the leading axis N of its arguments: every replica calls
+        it by itself."""
         if self.count == 1:
             return function
         return jax.vmap(function, in_axes=in_axes, spmd_axis_name=REPLICA)
 
     def split(self, tree):
-        """[B, ...] -> [N, B / N, ...]: the rows of each replica."""
+        """Splits arrays [B, ...] -> [N, B / N, ...]: the rows of each replica. Raises InputError if
+        N does not divide B."""
         if self.count == 1:
             return tree
 
@@ -85,7 +87,7 @@ class Replicas:
         return jax.tree.map(one, tree)
 
     def merged(self, tree):
-        """[N, B / N, ...] -> [B, ...]."""
+        """Joins arrays [N, B / N, ...] -> [B, ...]."""
         if self.count == 1:
             return tree
 
@@ -106,16 +108,16 @@ class Replicas:
         return jax.lax.with_sharding_constraint(x, NamedSharding(self.model.mesh, spec))
 
     def whole(self, tree):
-        """Arrays of which any replica reads any row, whole on every device."""
+        """Returns arrays of which any replica reads any row, whole on every device."""
         if self.count == 1:
             return tree
 
         def keep(x):
             return jax.lax.with_sharding_constraint(x, replicated(self.model.mesh))
 
-        # Without a barrier XLA gathers them again in every turn of a loop that reads them.
+        # Without a barrier XLA gathers them again in every iteration of a loop that reads them.
         return jax.lax.optimization_barrier(jax.tree.map(keep, tree))
 
     def total(self, tree):
-        """[N, ...] -> the sum over all replicas: what crosses from slice to slice."""
+        """Sums arrays [N, ...] over all replicas: what crosses from slice to slice."""
         return tree if self.count == 1 else jax.tree.map(lambda x: jnp.sum(x, axis=0), tree)

@@ -13,11 +13,12 @@ HELD = ("float32", "bfloat16")  # how trained weights may be held
 
 
 def stochastic_round(x: jax.Array, key: jax.Array) -> jax.Array:
-    """x float32 -> bfloat16: one of the two neighbours, so that the mean over keys is x. A bfloat16
-    number stays as it is, and so do infinities and NaN.
+    """Rounds x [...] float32 -> bfloat16: to one of the two neighbours, so that the mean over keys
+    is x. A bfloat16 number stays as it is, and so do infinities and NaN.
 
     The 16 bits that bfloat16 does not have are added to a random number of as many bits: the carry
-    comes with the probability (x - lower) / (upper - lower)."""
+    comes with the probability (x - lower) / (upper - lower).
+    """
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
     noise = jax.random.bits(key, x.shape, jnp.uint16).astype(jnp.uint32)
     kept = (bits + noise) & jnp.uint32(0xFFFF0000)
@@ -31,14 +32,14 @@ def rounds(params) -> bool:
 
 
 def widened(tree):
-    """The arrays in float32 or wider: what an optimizer reads of weights and gradients."""
+    """Returns the arrays in float32 or wider: what an optimizer reads of weights and gradients."""
     return jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), tree)
 
 
 def rounded_like(new, old, key_data: jax.Array, step: jax.Array):
-    """The weights `new`, in float32 or wider, as `old` are held: bfloat16 ones rounded
-    stochastically, by a key that follows from the role's own (uint32 numbers), the optimizer step,
-    and the place of the array."""
+    """Returns the weights `new`, in float32 or wider, as `old` are held: bfloat16 ones rounded
+    stochastically, by a key that follows from the role's own `key_data` [2] uint32, the optimizer
+    step (a scalar), and the path of the array."""
     key = jax.random.fold_in(jax.random.wrap_key_data(key_data), step)
     leaves, structure = jax.tree.flatten(new)
     held = [

@@ -22,7 +22,10 @@ def constant(lr: float) -> optax.Schedule:
 
 @contract(safe=True)
 def linear(lr: float, steps: int, *, final: NotNegative = 0.0) -> optax.Schedule:
-    """From lr to final x lr on a line."""
+    """From lr to final x lr on a line.
+
+    Raises InputError unless 0 <= final <= 1. `steps` counts optimizer steps.
+    """
     _check_final(final)
     return optax.linear_schedule(lr, final * lr, steps)
 
@@ -32,7 +35,10 @@ def cosine(
     lr: float, steps: int, *, final: NotNegative = 0.0, cycles: AboveZero = 0.5
 ) -> optax.Schedule:
     """final x lr + (1 - final) lr (1 + cos(2 pi cycles t)) / 2, t from 0 to 1 (arXiv 1608.03983);
-    half a cycle ends at final x lr."""
+    half a cycle ends at final x lr.
+
+    Raises InputError unless 0 <= final <= 1 and cycles > 0. `steps` counts optimizer steps.
+    """
     _check_final(final)
     if cycles <= 0:
         raise InputError(
@@ -59,7 +65,10 @@ def wsd(
     shape: Literal["linear", "cosine"] = "linear",
 ) -> optax.Schedule:
     """Warm-up, stable, decay (arXiv 2404.06395): lr, and over the last `decay` of the steps a
-    `shape` down to final x lr."""
+    `shape` down to final x lr.
+
+    Raises InputError unless 0 < decay <= 1 and 0 <= final <= 1. `steps` counts optimizer steps.
+    """
     if not 0 < decay <= 1:
         raise InputError(
             "option 'decay' of wsd",

@@ -74,9 +74,12 @@ class TrainState:
 
     @property
     def loss_scale(self) -> LossScale | None:
+        """Scale of a float16 loss; None if the loss has none."""
         return self.precision.get("loss_scale")
 
     def tree_flatten_with_keys(self):
+        """Returns the arrays with their names, and what is static, as JAX's pytree
+        registry wants them."""
         absent = ("spread", *(("precision",) if self.precision == {} else ()))
         names = tuple(name for name in vars(self) if name not in absent)
         children = [(jax.tree_util.GetAttrKey(name), getattr(self, name)) for name in names]
@@ -84,6 +87,7 @@ class TrainState:
 
     @classmethod
     def tree_unflatten(cls, static, children):
+        """Returns the state of what `tree_flatten_with_keys` returned."""
         names, spread = static
         return cls(**dict(zip(names, children, strict=True)), spread=spread)
 
@@ -97,9 +101,18 @@ def new_train_state(
     scaled: bool = False,
     rounding: jax.Array | None = None,
 ) -> TrainState:
-    """The state before the first step; rljax.roles places it on the mesh. `scaled`: the loss is, as
-    the model computes in float16. `rounding` is the key by which weights that are held in bfloat16
-    are rounded; without one, that of seed 0. Moments of those are float32."""
+    """Returns the state before the first step; rljax.roles places it on the mesh.
+
+    Args:
+      params: the trained weights.
+      optimizer: the transformation whose state is made. Moments of weights that are held in
+        bfloat16 are float32.
+      frozen: weights that no optimizer moves.
+      spread: data parallelism of the optimizer step.
+      scaled: the loss is scaled, as the model computes in float16.
+      rounding: the key by which weights that are held in bfloat16 are rounded; None: that of seed
+        0.
+    """
     counters = (
         jnp.zeros((), jnp.int32) for _ in range(3)
     )  # three buffers: donation forbids sharing one
@@ -123,11 +136,11 @@ class StepLayout:
 def _changed(optimizer, gradient, state: TrainState, take, layout: StepLayout | None):
     """(parameters, optimizer state) after the optimizer's update where `take`, else as they were.
 
-    A state that waits on the host is fetched and sent back in a loop of one turn or none: in a
+    A state that waits on the host is fetched and sent back in a loop of one iteration or none: in a
     straight program XLA fetches it at the start, and holds it through the backward pass.
     """
 
-    def turn(carry):
+    def body(carry):
         _, params, waiting = carry
         held, mine = in_device_memory(waiting), gradient
         if layout is not None:
@@ -149,8 +162,8 @@ def _changed(optimizer, gradient, state: TrainState, take, layout: StepLayout | 
     constrain = jax.lax.with_sharding_constraint
     carry = (take, state.params, state.opt_state)
     if any(is_on_host(x) for x in jax.tree.leaves(state.opt_state)):
-        return jax.lax.while_loop(lambda carry: carry[0], turn, carry)[1:]
-    return turn(carry)[1:]
+        return jax.lax.while_loop(lambda carry: carry[0], body, carry)[1:]
+    return body(carry)[1:]
 
 
 def optimizer_step(
@@ -161,14 +174,20 @@ def optimizer_step(
     take=True,
     layout: StepLayout | None = None,
 ):
-    """One optimizer step; a non-finite loss or gradient changes nothing but the counters, and
+    """Takes one optimizer step. A non-finite loss or gradient changes nothing but the counters, and
     without `take` (nothing to learn from, or outside the trust region) nothing changes at all.
 
-    Loss and gradient come without the loss scale. One that a lower scale may make finite is an
-    overflow: it is counted with the scale, and not as a step that went wrong.
+    Args:
+      state: weights, optimizer state and counters.
+      gradient: like state.params, without the loss scale.
+      loss: a scalar, without the loss scale.
+      optimizer: the transformation that `state` was made for.
+      take: bool scalar.
+      layout: that of a state whose moments are split further than its weights.
 
-    An optimizer state that waits on the host is fetched for the step, and sent back. `layout` is
-    that of a state whose moments are split further than its weights."""
+    An overflow that a lower loss scale may cure is counted with the scale, and not as a step that
+    went wrong. An optimizer state that waits on the host is fetched for the step, and sent back.
+    """
     gradient = widened(gradient)
     grad_norm = optax.tree.norm(gradient)
     finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)

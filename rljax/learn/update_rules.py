@@ -54,7 +54,10 @@ def adamw(
     nesterov: bool = False,
     mu_dtype: Moments = "",
 ) -> optax.GradientTransformation:
-    """AdamW (arXiv 1711.05101)."""
+    """AdamW (arXiv 1711.05101).
+
+    Raises InputError unless 0 <= beta1, beta2 < 1 and eps > 0.
+    """
     _fractions(beta1=beta1, beta2=beta2)
     _positive(eps=eps)
     scale = optax.scale_by_adam(beta1, beta2, eps, mu_dtype=mu_dtype or None, nesterov=nesterov)
@@ -76,6 +79,8 @@ def adafactor(
 
     Updates are clipped to a root mean square of clipping_threshold (0 = not), multiplied by that of
     the weights if multiply_by_parameter_scale, which makes lr a relative step; momentum 0 = none.
+
+    Raises InputError unless decay_rate > 0 and 0 <= momentum < 1.
     """
     _positive(decay_rate=decay_rate)
     _fractions(momentum=momentum)
@@ -104,7 +109,10 @@ def lion(
     mu_dtype: Moments = "",
 ) -> optax.GradientTransformation:
     """Lion (arXiv 2302.06675): the sign of a momentum. Takes a lower lr than AdamW, 3 to 10 times,
-    and as much more weight decay."""
+    and as much more weight decay.
+
+    Raises InputError unless 0 <= beta1, beta2 < 1.
+    """
     _fractions(beta1=beta1, beta2=beta2)
     scale = optax.scale_by_lion(beta1, beta2, mu_dtype=mu_dtype or None)
     return _descent(learning_rate, weight_decay, scale)
@@ -118,7 +126,10 @@ def sgd(
     momentum: float = 0.0,
     nesterov: bool = False,
 ) -> optax.GradientTransformation:
-    """Stochastic gradient descent; momentum 0 = none, and no state."""
+    """Stochastic gradient descent; momentum 0 = none, and no state.
+
+    Raises InputError unless 0 <= momentum < 1.
+    """
     _fractions(momentum=momentum)
     scaling = [optax.trace(momentum, nesterov)] if momentum else []
     return _descent(learning_rate, weight_decay, *scaling)
@@ -143,6 +154,8 @@ def muon(
 
     consistent_rms 0.2 gives the updates the root mean square of AdamW's (arXiv 2502.16982), so that
     one lr fits both; 0 scales them by sqrt(max(1, outside / inside)) as its author does.
+
+    Raises InputError unless every beta is in [0, 1), and eps and ns_steps are above 0.
     """
     _fractions(beta=beta, adam_beta1=adam_beta1, adam_beta2=adam_beta2)
     _positive(eps=eps, ns_steps=ns_steps)

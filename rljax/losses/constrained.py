@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from rljax import batch as batches
 from rljax.batch import Batch
 from rljax.contracts import contract
-from rljax.losses.policy import Policy
+from rljax.losses.policy import PolicyOutputs
 from rljax.losses.preference.common import log_ratios
 from rljax.metric import Metric
 
@@ -22,7 +22,7 @@ METRICS = {
     reads=("advantages", "task", "ref_logprobs"), rows=lambda options: options["rows_per_example"]
 )
 def constrained_policy_loss(
-    policy: Policy,
+    policy: PolicyOutputs,
     batch: Batch,
     *,
     scales: jax.Array,

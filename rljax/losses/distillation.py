@@ -29,7 +29,7 @@ from rljax.kernels.logprob.options import (
     raw_logits,
     vocab_size_of,
 )
-from rljax.losses.policy.common import Policy
+from rljax.losses.policy.common import PolicyOutputs
 from rljax.metric import Metric
 
 METRICS = {
@@ -273,7 +273,7 @@ def forward_kl_of_sent_entries(
 
 
 @contract(reads=("ref_logprobs",))
-def sampled_reverse_kl(policy: Policy, batch: Batch):
+def sampled_reverse_kl(policy: PolicyOutputs, batch: Batch):
     """log pi (log pi - log teacher) of policy tokens, the second factor constant: [B, S].
 
     The teacher's log-probs of the batch's tokens are `ref_logprobs`. On tokens that the student

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from rljax.batch import Batch
 from rljax.contracts import contract
-from rljax.losses.policy import Policy
+from rljax.losses.policy import PolicyOutputs
 from rljax.losses.preference.common import (
     constant_scores,
     log_ratios,
@@ -36,7 +36,7 @@ METRICS = {
 
 
 @contract(reads=("ref_logprobs", "scores"))
-def implicit_reward_classification(policy: Policy, batch: Batch, *, beta: float = 0.05):
+def implicit_reward_classification(policy: PolicyOutputs, batch: Batch, *, beta: float = 0.05):
     """-log sigmoid(+-q), q = beta (log pi(y|x) - log ref(y|x)), + at right rows: [B].
 
     Metrics: implicit_reward (q), accuracy (the sign of q).
@@ -50,7 +50,7 @@ def implicit_reward_classification(policy: Policy, batch: Batch, *, beta: float 
 
 @contract(reads=("ref_logprobs", "scores", "group"), whole_step=True)
 def implicit_reward_contrast(
-    policy: Policy,
+    policy: PolicyOutputs,
     batch: Batch,
     *,
     beta: float = 0.05,

@@ -20,7 +20,7 @@ from rljax.batch import Batch
 from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.kernels import gae as recurrences
-from rljax.losses.policy.common import Policy, at_tokens, constant
+from rljax.losses.policy.common import PolicyOutputs, at_tokens, constant
 from rljax.metric import Metric
 
 METRICS = {
@@ -184,7 +184,7 @@ def _more_reads(options: dict) -> tuple[str, ...]:
 
 @contract(reads=lambda options: ("rewards", "values", "ref_logprobs", *_more_reads(options)))
 def dqo_policy(
-    policy: Policy,
+    policy: PolicyOutputs,
     batch: Batch,
     *,
     beta: float,
@@ -328,7 +328,7 @@ def _log_ratio(logprobs: jax.Array, batch: Batch, by: str) -> jax.Array:
     )
 )
 def dro_policy(
-    policy: Policy,
+    policy: PolicyOutputs,
     batch: Batch,
     value: jax.Array | None = None,
     *,

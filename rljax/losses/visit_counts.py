@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from rljax.batch import Batch
 from rljax.contracts import contract
-from rljax.losses.policy.common import Policy
+from rljax.losses.policy.common import PolicyOutputs
 from rljax.metric import Metric
 
 METRICS = {
@@ -22,7 +22,7 @@ METRICS = {
 
 
 @contract(reads=("target_ids", "target_probs"), reads_targets=True)
-def visit_cross_entropy(policy: Policy, batch: Batch):
+def visit_cross_entropy(policy: PolicyOutputs, batch: Batch):
     """- sum_k p_k log pi(target_ids_k), with p = target_probs, unreduced: [B, S]."""
     batch.require("target_ids", "target_probs", by="visit_cross_entropy")
     # (What was never visited has no weight, whatever stands there.)

@@ -255,7 +255,7 @@ def _over_mesh(path, mesh, q, k, v, segments, sinks, prefix) -> jax.Array:
 
     rows = _row_axes(mesh, b)
     split = PartitionSpec(rows, "context", "tensor")
-    # A device of place (t, c) ends up with block c of the heads of block t: so do the sinks.
+    # The device at (t, c) ends up with block c of the heads of block t: so do the sinks.
     sink_split = PartitionSpec(("tensor", "context"))
     mapped = jax.shard_map(
         on_one_device,

@@ -37,14 +37,14 @@ class Prefix(NamedTuple):
 
 class View(NamedTuple):
     """Visibility of a chunk of columns to queries: of those with one of the ids that a query looks
-    for, at a place not after the query's and within the window."""
+    for, at a position not after the query's and within the window."""
 
     wanted: tuple[jax.Array, ...]  # [B, T] each, or of two numbers [B, T, 2]
     ids: jax.Array  # [B, C], or [B, C, 2]
-    # By how many places the first query is after the first column; None: all queries are after all
-    # columns.
+    # By how many positions the first query is after the first column; None: all queries are after
+    # all columns.
     distance: int | None = 0
-    places: tuple[jax.Array, jax.Array] | None = None  # [B, T], [B, C]; instead of a distance
+    positions: tuple[jax.Array, jax.Array] | None = None  # [B, T], [B, C]; instead of a distance
 
 
 def plain(
@@ -107,7 +107,7 @@ def _per_key(scales: jax.Array, order: str) -> jax.Array:
 
 
 def allowed_columns(row_segments, column_segments, rows, columns, window) -> jax.Array:
-    """The rule as [B, S, T] bool; `rows` [S] and `columns` [T] are places in the packed row."""
+    """The rule as [B, S, T] bool; `rows` [S] and `columns` [T] are positions in the packed row."""
     distance = rows[:, None] - columns[None, :]
     near = distance >= 0
     if window:

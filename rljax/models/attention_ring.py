@@ -211,7 +211,7 @@ def _hops(ring: _Ring, prefix, step, carry):
 
 
 def _shifted(ring: _Ring, tree, count: int = 1):
-    """Receives what the device `count` places before this one sends."""
+    """Receives what the device `count` ranks before this one sends."""
     if count % ring.devices == 0:
         return tree
     pairs = [(i, (i + count) % ring.devices) for i in range(ring.devices)]
@@ -288,8 +288,8 @@ def _view(ring: _Ring, here, hop, ids, prefix: _Continued | None) -> View:
     cut = functools.partial(_tokens, ring)
     if prefix is not None:
         wanted = cut(prefix.names, here), cut(prefix.wanted, here)
-        places = cut(prefix.positions, here), cut(prefix.positions, source)
-        return View(wanted, cut(prefix.names, source), places=places)
+        positions = cut(prefix.positions, here), cut(prefix.positions, source)
+        return View(wanted, cut(prefix.names, source), positions=positions)
     # Behind the first device the last one's tokens arrive, which are later: no query has their id.
     of_columns = cut(ids, source)
     of_columns = jnp.where(here < hop, -1, of_columns) if hop else of_columns
@@ -336,7 +336,7 @@ def _moves(devices: int) -> list[list[tuple[int, int]]]:
 
 
 def _ordered(chunks):
-    """Two chunks, swapped on devices of odd places: there an even chunk is the late one."""
+    """Two chunks, swapped on devices of odd ranks: there an even chunk is the late one."""
     one, other = chunks
     even = jax.lax.axis_index(AXIS) % 2 == 0
     return jnp.where(even, one, other), jnp.where(even, other, one)

@@ -56,22 +56,22 @@ class _Span(NamedTuple):
 
 
 class _Columns(NamedTuple):
-    """Columns that queries may see: where the id is the one that the query looks for, at a place
+    """Columns that queries may see: where the id is the one that the query looks for, at a position
     not after the query's and within the window."""
 
     k: jax.Array  # [N, K, C, E]
     v: jax.Array  # [N, K, C, F]
     ids: jax.Array  # [N, C]
-    places: jax.Array  # [N, C]
+    positions: jax.Array  # [N, C]
 
 
 class _Request(NamedTuple):
     """Inputs of both passes: parts of columns (a block's own, then its prefixes), for each part the
-    ids that the queries look for, and the places of the queries."""
+    ids that the queries look for, and the positions of the queries."""
 
     parts: list[_Columns]
     wanted: list[tuple[jax.Array, ...]]  # [N, T] each
-    places: jax.Array  # [N, T]
+    positions: jax.Array  # [N, T]
     spans: list[_Span]
 
 
@@ -188,17 +188,17 @@ def _chunk(rule: Rule, q, k, v, view: View) -> tuple[_Request, jax.Array]:
     chunks = -(-tokens // QUERY_BLOCK)
     assert tokens % chunks == 0, tokens
     spans = [_Span(0, tokens // chunks, chunks, 0, count)]
-    if view.places is not None:
-        places, of_columns = view.places
+    if view.positions is not None:
+        positions, of_columns = view.positions
     else:
         first = count if view.distance is None else view.distance
-        places = jnp.broadcast_to(first + jnp.arange(tokens)[None, :], (rows, tokens))
+        positions = jnp.broadcast_to(first + jnp.arange(tokens)[None, :], (rows, tokens))
         of_columns = jnp.broadcast_to(jnp.arange(count)[None, :], (rows, count))
         if view.distance == 0:
             spans = _spans(tokens, rule.window)
     part = _Columns(k, v, view.ids, of_columns)
     heads = q.reshape(rows, kv_heads, -1, *q.shape[2:])
-    return _Request([part], [view.wanted], places, spans), heads
+    return _Request([part], [view.wanted], positions, spans), heads
 
 
 def _grouped(x, heads) -> jax.Array:
@@ -225,11 +225,11 @@ def _request(rule: Rule, k, v, segments, prefix: Prefix | None) -> _Request:
 
     ids = flat(segments)
     if prefix is None:
-        places = jnp.broadcast_to(jnp.arange(whole)[None, :], ids.shape)
+        positions = jnp.broadcast_to(jnp.arange(whole)[None, :], ids.shape)
     else:
-        places = flat(prefix.positions)
+        positions = flat(prefix.positions)
     keys, values = (columns(x, prefix, whole) for x in (k, v))
-    parts, wanted = [_Columns(keys[0], values[0], ids, places)], [(ids,)]
+    parts, wanted = [_Columns(keys[0], values[0], ids, positions)], [(ids,)]
     if prefix is not None:
 
         def of_prefix(x):
@@ -237,7 +237,7 @@ def _request(rule: Rule, k, v, segments, prefix: Prefix | None) -> _Request:
 
         parts.append(_Columns(keys[1], values[1], of_prefix(segments), of_prefix(prefix.positions)))
         wanted.append((flat(looked_for(prefix)),))
-    return _Request(parts, wanted, places, spans)
+    return _Request(parts, wanted, positions, spans)
 
 
 def _spans(tokens: int, window: int) -> list[_Span]:
@@ -266,7 +266,7 @@ def _seen(rule: Rule, asked: _Request, first, span: _Span):
     def cut(x, axis):
         return _cut(x, axis, start, span.reach)
 
-    near = _Columns(cut(own.k, 2), cut(own.v, 2), cut(own.ids, 1), cut(own.places, 1))
+    near = _Columns(cut(own.k, 2), cut(own.v, 2), cut(own.ids, 1), cut(own.positions, 1))
     parts = [near, *asked.parts[1:]]
     allowed = [_allowed(rule, asked, i, part, first, span) for i, part in enumerate(parts)]
     if len(parts) == 1:
@@ -285,8 +285,8 @@ def _added(sums, start, reach: int, dk, dv):
 
 def _allowed(rule: Rule, asked: _Request, i: int, part: _Columns, first, span: _Span):
     """[N, 1, 1, c, C] bool."""
-    *wanted, places = (_cut(x, 1, first, span.size) for x in (*asked.wanted[i], asked.places))
-    distance = places[:, :, None] - part.places[:, None, :]
+    *wanted, positions = (_cut(x, 1, first, span.size) for x in (*asked.wanted[i], asked.positions))
+    distance = positions[:, :, None] - part.positions[:, None, :]
     same = (_same(ids, part.ids) for ids in wanted)
     allowed = functools.reduce(jnp.logical_or, same) & (distance >= 0)
     if rule.window:
@@ -352,7 +352,7 @@ def _product(equation: str, x, y):
 
 def _by_heads(x, kv_heads: int, asked: _Request) -> jax.Array:
     """[B, S, H, E] -> [N, K, R, T, E]."""
-    n, whole = asked.places.shape
+    n, whole = asked.positions.shape
     b, tokens, h, e = x.shape
     x = x.reshape(n, b * tokens // n, kv_heads, h // kv_heads, e)
     return pad_axis(x.transpose(0, 2, 3, 1, 4), 3, whole)

@@ -70,7 +70,7 @@ def vision_decoder(
 ) -> ModelConfig:
     """A model with images of any size, qwen3_vl or qwen2_5_vl, for a task whose alphabet begins
     with IMAGE_CHARACTERS; sizes of patches are in pixels, 2 x 2 patches are a token."""
-    third = head_dim // 8  # rotary pairs that turn with rows, and as many with columns
+    third = head_dim // 8  # rotary pairs that rotate with rows, and as many with columns
     text = {
         "hidden_size": embed,
         "intermediate_size": mlp,

@@ -329,31 +329,31 @@ def remember(
         at = nodes.columns(cache.columns)
         cache = jax.tree.map(lambda c, x: put(c, x, at, cache.order), cache, new)
         return cache, cache, nodes.allowed(cache.columns, cache.window)
-    place = columns[:, None] + jnp.arange(tokens)[None, :]
+    positions = columns[:, None] + jnp.arange(tokens)[None, :]
     if cache.pool:  # (A single query of pairs reads pages: rljax.models.attention.)
-        behind = place[:, :, None] - jnp.arange(cache.columns)[None, None, :]
+        behind = positions[:, :, None] - jnp.arange(cache.columns)[None, None, :]
         held = columns + (tokens if counts is None else counts)
         view = cache.order != "pairs" or tokens > 1
-        return *cache_pages.remember(cache, new, place, held, view=view), behind >= 0
+        return *cache_pages.remember(cache, new, positions, held, view=view), behind >= 0
     if cache.is_ring and tokens > 1:
-        return _remember_in_ring(cache, new, columns, counts, place)
-    at = place % cache.columns if cache.is_ring else place
+        return _remember_in_ring(cache, new, columns, counts, positions)
+    at = positions % cache.columns if cache.is_ring else positions
     cache = jax.tree.map(lambda c, x: put(c, x, at, cache.order), cache, new)
     if cache.is_ring:
         held = newest(columns + 1, cache.columns)
         return cache, cache, (held >= 0)[:, None, :]
-    behind = place[:, :, None] - jnp.arange(cache.columns)[None, None, :]
+    behind = positions[:, :, None] - jnp.arange(cache.columns)[None, None, :]
     allowed = behind >= 0
     return cache, cache, allowed & (behind < cache.window) if cache.window else allowed
 
 
-def _remember_in_ring(cache: Cache, new: Cache, columns, counts, place):
+def _remember_in_ring(cache: Cache, new: Cache, columns, counts, positions):
     """`remember` in a ring: the tokens of a call may overwrite what its first ones still see, so
     queries look at both and the write comes after."""
-    axis, tokens, held = token_axis(cache.order), place.shape[1], cache.columns
+    axis, tokens, held = token_axis(cache.order), positions.shape[1], cache.columns
     counts = jnp.full_like(columns, tokens) if counts is None else counts
     before = newest(columns, held)
-    distance = place[:, :, None] - before[:, None, :]
+    distance = positions[:, :, None] - before[:, None, :]
     old = (before >= 0)[:, None, :] & (distance < cache.window)
     near = jnp.arange(tokens)[:, None] - jnp.arange(tokens)[None, :]
     own = jnp.broadcast_to((near >= 0) & (near < cache.window), (len(columns), tokens, tokens))
@@ -362,11 +362,11 @@ def _remember_in_ring(cache: Cache, new: Cache, columns, counts, place):
     fresh = after >= columns[:, None]
     index = jnp.clip(after - columns[:, None], 0, tokens - 1)
 
-    def turned(old, new):
+    def wrapped(old, new):
         shape = [fresh.shape[0] if i == 0 else held if i == axis else 1 for i in range(old.ndim)]
         return jnp.where(fresh.reshape(shape), take(new, index, axis), old)
 
-    return jax.tree.map(turned, cache, new), joined, jnp.concatenate([old, own], axis=2)
+    return jax.tree.map(wrapped, cache, new), joined, jnp.concatenate([old, own], axis=2)
 
 
 def forget(cache: Cache, tokens: jax.Array, count: int = 1) -> Cache:
@@ -424,7 +424,7 @@ def resized(cache: Cache, columns: int) -> Cache:
     return jax.tree.map(lambda x: pad_axis(cut(x), axis, columns), cache)
 
 
-def place_rows(
+def write_rows(
     cache: Cache, rows: Cache, slots: jax.Array, source: jax.Array, first=None, *, alone=False
 ) -> Cache:
     """Rows source [M] of `rows` into slots [M] of `cache`; a slot out of range is dropped. `rows`
@@ -433,9 +433,9 @@ def place_rows(
     after the other, and what is dropped costs nothing."""
     if cache.pool:
         first = jnp.zeros_like(slots) if first is None else first
-        return cache_pages.place_rows(cache, rows, slots, source, first)
+        return cache_pages.write_rows(cache, rows, slots, source, first)
     if alone and cache.order == "heads":
-        return _place_in_turn(cache, rows, slots, source)
+        return _write_one_by_one(cache, rows, slots, source)
 
     def put(old, new):
         axis = token_axis(cache.order)
@@ -448,7 +448,7 @@ def place_rows(
     return jax.tree.map(put, cache, rows)
 
 
-def _place_in_turn(cache: Cache, rows: Cache, slots: jax.Array, source: jax.Array) -> Cache:
+def _write_one_by_one(cache: Cache, rows: Cache, slots: jax.Array, source: jax.Array) -> Cache:
     inside = (slots >= 0) & (slots < cache.parts[0].shape[0])
     order = jnp.argsort(~inside, stable=True)
 

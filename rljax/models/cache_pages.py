@@ -3,8 +3,8 @@ are a slot's, in order (arXiv 2309.06180).
 
 Token p of slot b lives in page table[b, p // page] at p % page. An entry that is no page of the
 pool drops what is written and reads as zeros. Which slot has which page is the host's to say
-(rljax.sampler.pages). Where slots are split over devices the pool is, too: a slot's pages are on
-its own device, and tables count them from that device's first.
+(rljax.sampler.scheduler). Where slots are split over devices the pool is, too: a slot's pages are
+on its own device, and tables count them from that device's first.
 
 Axes: B slots, S tokens of one call, M pairs of a slot and a row, P pages of a slot, N pages of a
 device. A page is [page, K, E], or [K, page, E] for order "heads", without E for scales.
@@ -86,32 +86,35 @@ def side_by_side(cache, held: jax.Array):
     return dataclasses.replace(_each(cache, gathered), table=None, pool=None)
 
 
-def written(cache, new, place: jax.Array):
-    """New tokens (a contiguous Cache of S columns) at place [B, S] of the slots (on one device)."""
+def written(cache, new, positions: jax.Array):
+    """Writes new tokens, a contiguous Cache of S columns, at positions [B, S] of the slots
+    of one device."""
     count, page = cache.parts[0].shape[0], cache.pool.page_tokens
-    index = place // page
+    index = positions // page
     ids = jnp.take_along_axis(cache.table, index, axis=1, mode="fill", fill_value=count)
-    beyond = jnp.arange(place.size, dtype=ids.dtype).reshape(place.shape)
+    beyond = jnp.arange(positions.size, dtype=ids.dtype).reshape(positions.shape)
     ids = jnp.where(ids < count, ids, count + beyond)  # all different, as is promised below
-    at, how = place % page, dict(mode="drop", unique_indices=True)
+    at, how = positions % page, dict(mode="drop", unique_indices=True)
 
     def put(pool, tokens):
         if cache.order == "heads":
-            if place.shape[1] == 1:
+            if positions.shape[1] == 1:
                 return pool.at[ids[:, 0], :, at[:, 0]].set(tokens[:, :, 0], **how)
             return pool.at[ids, :, at].set(tokens.swapaxes(1, 2), **how)
-        if place.shape[1] == 1:
+        if positions.shape[1] == 1:
             return pool.at[ids[:, 0], at[:, 0]].set(tokens[:, 0], **how)
         return pool.at[ids, at].set(tokens, **how)
 
     return _each(cache, put, new)
 
 
-def remember(cache, new, place: jax.Array, held: jax.Array, *, view: bool):
-    """(the cache after new tokens at place [B, S], what queries look at): the first held [B] tokens
-    in contiguous columns, or the pages as they are."""
+def remember(cache, new, positions: jax.Array, held: jax.Array, *, view: bool):
+    """(the cache after new tokens at positions [B, S], what queries look at): the first held [B]
+    tokens in contiguous columns, or the pages as they are."""
     pool = cache.pool
-    cache = on_each_device(pool, lambda c, _, *a: written(c, *a), cache, new, place, by_slot=True)
+    cache = on_each_device(
+        pool, lambda c, _, *a: written(c, *a), cache, new, positions, by_slot=True
+    )
     if not view:
         return cache, cache
 
@@ -121,7 +124,7 @@ def remember(cache, new, place: jax.Array, held: jax.Array, *, view: bool):
     return cache, on_each_device(pool, look, cache, held, by_slot=True)
 
 
-def place_rows(cache, rows, slots: jax.Array, source: jax.Array, first: jax.Array):
+def write_rows(cache, rows, slots: jax.Array, source: jax.Array, first: jax.Array):
     """Whole pages of rows source [M] of contiguous `rows` into the pages of slots [M], but for
     those of their first `first` [M] tokens, which others may share."""
     page, axis = cache.pool.page_tokens, token_axis(cache.order)

@@ -47,8 +47,8 @@ def taken_back(before, after, columns: jax.Array, counts: jax.Array):
     fresh = newest(columns + counts, after.columns) >= columns[:, None]
     axis = token_axis(after.order)
 
-    def turned(old, new):
+    def wrapped(old, new):
         shape = [x if i in (0, axis) else 1 for i, x in enumerate(old.shape)]
         return jnp.where(fresh.reshape(shape), new, old)
 
-    return jax.tree.map(turned, before, after)
+    return jax.tree.map(wrapped, before, after)

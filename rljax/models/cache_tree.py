@@ -1,9 +1,9 @@
 """Trees of tokens in the columns of one slot, behind the tokens that it holds.
 
-Node i of a tree is in column P + i, at place P + its depth of the sequence. It sees the P tokens,
-its ancestors and itself, as the tokens of speculative trees do (arXiv 2305.09781): each path from
-the root is read as a sequence of its own would be, and nothing is copied. Columns hold their keys
-rotated by place, so nodes may change columns, but not their depth.
+Node i of a tree is in column P + i, at position P + its depth of the sequence. It sees the P
+tokens, its ancestors and itself, as the tokens of speculative trees do (arXiv 2305.09781): each
+path from the root is read as a sequence of its own would be, and nothing is copied. Columns hold
+their keys rotated by position, so nodes may change columns, but not their depth.
 
 Axes: B slots, S nodes of one call, N nodes of a tree, T columns of a slot.
 """
@@ -38,7 +38,7 @@ class Nodes:
         ids = jnp.clip(self.ids, 0, self.depths.shape[1] - 1)
         return jnp.take_along_axis(x, jnp.expand_dims(ids, tuple(range(2, x.ndim))), axis=1)
 
-    def places(self) -> jax.Array:
+    def positions(self) -> jax.Array:
         """[B, S]: where in its sequence each node that is read stands."""
         return self.held[:, None] + self._of_read(self.depths)
 
@@ -50,7 +50,7 @@ class Nodes:
 
     def allowed(self, total: int, window: int) -> jax.Array:
         """[B, S, T] bool: which of `total` columns each node that is read sees, of them those at
-        places within the window (0: at any distance)."""
+        positions within the window (0: at any distance)."""
         column, count = jnp.arange(total)[None, :], self.depths.shape[1]
         behind = column - self.held[:, None]
         node = jnp.clip(behind, 0, count - 1)
@@ -59,8 +59,8 @@ class Nodes:
         allowed = (behind < 0)[:, None, :] | (of_tree[:, None, :] & seen)
         if window:
             depth = jnp.take_along_axis(self.depths, node, axis=1)
-            place = jnp.where(behind < 0, column, self.held[:, None] + depth)
-            allowed &= self.places()[:, :, None] - place[:, None, :] < window
+            position = jnp.where(behind < 0, column, self.held[:, None] + depth)
+            allowed &= self.positions()[:, :, None] - position[:, None, :] < window
         return allowed
 
 

@@ -31,7 +31,7 @@ from rljax.models.layers import (
     activate,
     apply_rope,
     root_mean_squared,
-    turn_weights,
+    transpose_weights,
     weight,
 )
 from rljax.models.multimodal import mrope_angles
@@ -76,16 +76,16 @@ def rope_frequencies(rope: Rope, dims: int, tokens: int = 0) -> np.ndarray:
     if rope.kind == "linear":
         frequency = frequency / np.float32(rope.factor)
     if rope.kind == "llama3":
-        turns = rope.original_max_tokens * frequency / np.float32(2 * math.pi)
+        rotations = rope.original_max_tokens * frequency / np.float32(2 * math.pi)
         blended = rope.high_freq_factor - rope.low_freq_factor
         if blended:
-            kept = np.clip((turns - rope.low_freq_factor) / blended, 0.0, 1.0)
+            kept = np.clip((rotations - rope.low_freq_factor) / blended, 0.0, 1.0)
         else:  # Llama 4: a step
-            kept = (turns >= rope.low_freq_factor).astype(np.float32)
+            kept = (rotations >= rope.low_freq_factor).astype(np.float32)
         frequency = frequency * (kept + (1 - kept) / rope.factor)
     if rope.kind == "yarn":
 
-        def pair(rotations: float) -> float:  # the pair that turns so often in the old context
+        def pair(rotations: float) -> float:  # the pair that rotates so often in the old context
             inside = rope.original_max_tokens / (rotations * 2 * math.pi)
             return dims * math.log(inside) / (2 * math.log(rope.theta))
 
@@ -114,7 +114,7 @@ def rope_angles(
     return jnp.cos(angles) * rope.amplitude, jnp.sin(angles) * rope.amplitude
 
 
-def places_of(config: ModelConfig, positions: jax.Array, width: int) -> dict:
+def position_inputs(config: ModelConfig, positions: jax.Array, width: int) -> dict:
     """Returns positions in the form that layers read, as fields of Pass, where a batch or a cache
     has `width` tokens of a sequence."""
     how = dict(head_dim=config.rope_dims, tokens=config.rope_tokens or width)
@@ -178,16 +178,16 @@ class Attention(nnx.Module):
         if self.sunk:
             self.sinks = weight(rngs, config, (h,), ("heads",), init="zeros")
 
-    def project(self, x, *places):
-        """Queries, keys and values of x [B, S, D]. `places`: cos and sin or, where the layer
+    def project(self, x, *angles):
+        """Queries, keys and values of x [B, S, D]. `angles`: cos and sin or, where the layer
         rotates nothing, Pass.stretch."""
         q, k, v = self.q(x), self.k(x), self.v(x)
         if self.normed:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.kind.rope is not None:
-            q, k = (apply_rope(x, *places, self.interleaved) for x in (q, k))
-        elif places:
-            q = (q * places[0][:, :, None, None]).astype(q.dtype)
+            q, k = (apply_rope(x, *angles, self.interleaved) for x in (q, k))
+        elif angles:
+            q = (q * angles[0][:, :, None, None]).astype(q.dtype)
         if self.evened:
             q, k = (root_mean_squared(x, self.eps).astype(x.dtype) for x in (q, k))
         return q, k, v
@@ -204,9 +204,9 @@ class Attention(nnx.Module):
             how["context_attention"] = self.context_attention
             return attention(q, k, v, segments, **how), (k, v)
         cache, pairs, allowed = remember(cache, (k, v), call.columns, call.counts, call.nodes)
-        if self.kind.chunk:  # its columns are places: no window, and no trees
-            place = call.columns[:, None] + jnp.arange(q.shape[1])[None, :]
-            first = place // self.kind.chunk * self.kind.chunk
+        if self.kind.chunk:  # its columns are positions: no window, and no trees
+            columns = call.columns[:, None] + jnp.arange(q.shape[1])[None, :]
+            first = columns // self.kind.chunk * self.kind.chunk
             allowed &= jnp.arange(allowed.shape[2])[None, None, :] >= first[:, :, None]
         q, apart = shared_lanes(q, k.shape[2], pairs)
         if pairs.order == "pairs":  # a layer without sinks
@@ -340,8 +340,8 @@ class Block(nnx.Module):
         """x [B, S, D] -> x, this layer's keys and values, statistics of its experts. `routes` [B,
         S, k]: the experts that the tokens go to, -1 = as the router says."""
         rows = functools.partial(invariant.of_module, self.apart, self)
-        places = call.stretch if self.kind.rope is None else call.angles[self.kind.rope]
-        asked = rows(Block._before_attention, x, *places)
+        angles = call.stretch if self.kind.rope is None else call.angles[self.kind.rope]
+        asked = rows(Block._before_attention, x, *angles)
         out, cache = self.attention.attend(*asked, call, cache)
         x = call.split(rows(Block._after_attention, x, out))
         if not self.kind.experts:
@@ -350,8 +350,8 @@ class Block(nnx.Module):
         out, stats = self.mlp(normed, call.mesh, call.segments > 0, call.is_step, routes)
         return call.split(rows(Block._added, x, out)), cache, stats
 
-    def _before_attention(self, x, *places):
-        return self.attention.project(self.attention_norm(x) if self.pre_norms else x, *places)
+    def _before_attention(self, x, *angles):
+        return self.attention.project(self.attention_norm(x) if self.pre_norms else x, *angles)
 
     def _after_attention(self, x, out):
         out = self.attention.o(out)
@@ -425,16 +425,17 @@ class Decoder(nnx.Module):
         split = iter([nnx.split(self.layers[name]) for name in sorted(self.layers, key=int)])
         return [[next(split) for _ in stack.unit] for stack in self.config.stacks()]
 
-    def unstacked(self, *, late: bool, turned: bool) -> list[tuple]:
-        """[(static definition, weights, index)] of every layer: its own weights, `turned` where so
-        many products read them, or those of its stack and its index there, to be sliced `late`."""
+    def unstacked(self, *, late: bool, transposed: bool) -> list[tuple]:
+        """[(static definition, weights, index)] of every layer: its own weights,
+        `transposed` where so many products read them, or those of its stack and its index
+        there, to be sliced `late`."""
         layers = {}
         for stack, members in zip(self.config.stacks(), self.members(), strict=True):
             for member, (graph, weights) in enumerate(members):
                 for repeat, layer in enumerate(stack.layers_of(member)):
                     one = weights if late else jax.tree.map(lambda w, r=repeat: w[r], weights)
-                    if turned:
-                        graph, one = nnx.split(turn_weights(nnx.merge(graph, one)))
+                    if transposed:
+                        graph, one = nnx.split(transpose_weights(nnx.merge(graph, one)))
                     layers[layer] = (graph, one, repeat if late else None)
         return [layers[layer] for layer in sorted(layers)]
 

@@ -368,12 +368,12 @@ def from_hf_config(config: Mapping, **overrides) -> ModelConfig:
 def _kinds(windows: list[int], fields: dict) -> tuple[LayerKind, ...]:
     has_experts = "experts" in fields
     experts = fields.pop("expert_layers", [has_experts] * fields["layers"])
-    turned = fields.pop("rope_layers", [True] * fields["layers"])
+    rotated = fields.pop("rope_layers", [True] * fields["layers"])
     chunks = fields.pop("chunks", [0] * fields["layers"])
     local = len(fields["ropes"]) - 1  # Gemma 3: layers with a window have a rope of their own
     return tuple(
-        LayerKind(window=w, chunk=c, rope=(local if w else 0) if turns else None, experts=e)
-        for w, c, e, turns in zip(windows, chunks, experts, turned, strict=True)
+        LayerKind(window=w, chunk=c, rope=(local if w else 0) if rotates else None, experts=e)
+        for w, c, e, rotates in zip(windows, chunks, experts, rotated, strict=True)
     )
 
 

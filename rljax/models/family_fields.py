@@ -224,9 +224,9 @@ def smollm3(keys: Keys, fields: dict) -> dict:
 
 
 def smollm3_out(config: ModelConfig) -> dict:
-    turns = [int(kind.rope is not None) for kind in config.kinds]
+    rotates = [int(kind.rope is not None) for kind in config.kinds]
     windows = {**qwen_out(config), "layer_types": windows_out(config)["layer_types"]}
-    return {**llama_out(config), **windows, "no_rope_layers": turns}
+    return {**llama_out(config), **windows, "no_rope_layers": rotates}
 
 
 def granite(keys: Keys, fields: dict) -> dict:
@@ -250,11 +250,11 @@ def granite_out(config: ModelConfig) -> dict:
 
 
 def llama4(keys: Keys, fields: dict) -> dict:
-    layers, turned = fields["layers"], rotated(keys, fields["layers"])
+    layers, rotary = fields["layers"], rotated(keys, fields["layers"])
     chunk = keys.get("attention_chunk_size", int, 0)
     types = keys.get("layer_types", list, None)
     if types is None:
-        types = ["chunked_attention" if t and chunk else "full_attention" for t in turned]
+        types = ["chunked_attention" if t and chunk else "full_attention" for t in rotary]
     known = {"full_attention": 0, "chunked_attention": chunk}
     good = len(types) == layers and all(isinstance(t, str) and t in known for t in types)
     if not good or chunk < 0 or ("chunked_attention" in types and not chunk):
@@ -284,7 +284,7 @@ def llama4(keys: Keys, fields: dict) -> dict:
         "mlp": keys.get("intermediate_size_mlp", int),
         "experts": experts(keys, MIXTRAL, gated=fields["activation"], **how),
         "expert_layers": [i in sparse for i in range(layers)],
-        "rope_layers": turned,
+        "rope_layers": rotary,
         "chunks": [known[t] for t in types],
         "qk_norm": keys.get("use_qk_norm", bool, True),
         "temperature_floor": floor if tuned else 0,

@@ -236,8 +236,8 @@ def smollm3_windows(keys: Keys, layers: int) -> list[int]:
     """Switches windows on for the layers that are not rotated."""
     if not _windows_are_on(keys, layers):
         return [0] * layers
-    turns = rotated(keys, layers)
-    return windows(keys, layers, lambda i: not turns[i])
+    rotary = rotated(keys, layers)
+    return windows(keys, layers, lambda i: not rotary[i])
 
 
 def olmo3_windows(keys: Keys, layers: int) -> list[int]:

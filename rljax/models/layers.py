@@ -77,7 +77,7 @@ def _of_product(kept, slope):
 bfloat16_product.defvjp(lambda x, matrix: (bfloat16_product(x, matrix), (x, matrix)), _of_product)
 
 
-def project_turned(x: jax.Array, matrix: jax.Array, **how) -> jax.Array:
+def project_transposed(x: jax.Array, matrix: jax.Array, **how) -> jax.Array:
     """x [..., in] times the transpose of `matrix` [out, in].
 
     For a few rows on CPU, where the library packs the second operand anew at every call and reads
@@ -109,7 +109,7 @@ class Linear(nnx.Module):
         if bias:
             self.bias = weight(rngs, config, outside, axes[self.contract :], init="zeros")
         self.codec, self.boost = "", 0.0
-        self.turned = False  # see `turn`
+        self.transposed = False  # see `transpose`
         self.on_cpu = False  # see `project`
         self.gathered_on: Mesh | None = None  # see `gather_weights`
 
@@ -133,10 +133,10 @@ class Linear(nnx.Module):
         del self.weight
         self.codec = codec
 
-    def turn(self) -> None:
-        """Holds the weight as [out, in], for `project_turned`."""
+    def transpose(self) -> None:
+        """Holds the weight as [out, in], for `project_transposed`."""
         flat = self.weight[...].reshape(math.prod(self.shape[: self.contract]), -1)
-        self.weight, self.turned = nnx.Param(flat.T), True
+        self.weight, self.transposed = nnx.Param(flat.T), True
 
     def matrix(self, dtype) -> jax.Array:
         """The whole map as one weight, its adapter included."""
@@ -169,9 +169,9 @@ class Linear(nnx.Module):
         return add_last(y, self.bias[...]) if self.biased else y
 
     def _multiply(self, x: jax.Array) -> jax.Array:
-        if self.turned:
+        if self.transposed:
             flat = x.reshape(*x.shape[:2], -1)
-            y = project_turned(flat, self.weight[...].astype(x.dtype))
+            y = project_transposed(flat, self.weight[...].astype(x.dtype))
             y = y.reshape(*x.shape[:2], *self.shape[self.contract :])
         else:
             y = project(x, self._base(x.dtype), self.contract, self.on_cpu)
@@ -205,12 +205,12 @@ def on_one_cpu(decoder: nnx.Module, mesh: Mesh) -> nnx.Module:
     return decoder
 
 
-def turn_weights(block: nnx.Module) -> nnx.Module:
-    """The block, whose linear maps multiply by `project_turned`."""
+def transpose_weights(block: nnx.Module) -> nnx.Module:
+    """The block, whose linear maps multiply by `project_transposed`."""
     for path, module in nnx.iter_modules(block):
         # Decoding multiplies parts of kv_up (LatentAttention), and codes are read as they are.
         if isinstance(module, Linear) and not module.codec and path[-1] != "kv_up":
-            module.turn()
+            module.transpose()
     return block
 
 
@@ -257,11 +257,11 @@ def apply_rope(x: jax.Array, cos: jax.Array, sin: jax.Array, interleaved=False) 
     `interleaved`: the pairs are neighbours (2 i, 2 i + 1); they come out as halves, which moves the
     elements of queries and keys alike and so changes no product."""
     pairs = cos.shape[-1]
-    turned, rest = x[..., : 2 * pairs].astype(jnp.float32), x[..., 2 * pairs :]
+    rotated, rest = x[..., : 2 * pairs].astype(jnp.float32), x[..., 2 * pairs :]
     if interleaved:
-        a, b = turned[..., ::2], turned[..., 1::2]
+        a, b = rotated[..., ::2], rotated[..., 1::2]
     else:
-        a, b = jnp.split(turned, 2, axis=-1)
+        a, b = jnp.split(rotated, 2, axis=-1)
     cos, sin = cos[:, :, None, :], sin[:, :, None, :]
-    turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
-    return jnp.concatenate([turned, rest], axis=-1) if rest.shape[-1] else turned
+    rotated = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+    return jnp.concatenate([rotated, rest], axis=-1) if rest.shape[-1] else rotated

@@ -45,15 +45,15 @@ from rljax.models.alignment import describing, preceding, prefix_of
 from rljax.models.cache import Cache
 from rljax.models.cache_tree import Nodes
 from rljax.models.config import ModelConfig
-from rljax.models.decoder import Decoder, Pass, chunked, places_of
-from rljax.models.layers import RMSNorm, add_last, on_one_cpu, project_turned
-from rljax.models.multimodal import place_features, vision_tokens
+from rljax.models.decoder import Decoder, Pass, chunked, position_inputs
+from rljax.models.layers import RMSNorm, add_last, on_one_cpu, project_transposed
+from rljax.models.multimodal import insert_features, vision_tokens
 from rljax.models.scan import routes_of, routes_shape, scan_layers
 from rljax.models.trees import nested, split
 from rljax.models.vision.names import STACKED
 
 # Steps of a program from which on turning the weights, 3 to 4 times a copy of them, is repaid.
-TURNED_STEPS = 16
+TRANSPOSED_STEPS = 16
 
 
 @functools.cache
@@ -135,14 +135,14 @@ class Model:
     # -- training
 
     def _start(self, decoder: Decoder, batch: Batch, columns=0) -> tuple[jax.Array, Pass]:
-        """The embedded tokens with images at their places, and the Pass for every layer; `columns`
-        of a cache to be, where they are more than the batch's."""
+        """The embedded tokens with images at their positions, and the Pass for every layer;
+        `columns` of a cache to be, where they are more than the batch's."""
         x = embedded(decoder.embed, batch.tokens, self.mesh)
         positions = batch.positions if batch.rope_positions is None else batch.rope_positions
-        places = places_of(self.config, positions, max(columns, batch.tokens.shape[1]))
+        inputs = position_inputs(self.config, positions, max(columns, batch.tokens.shape[1]))
         segments, prefix = batch.segment_ids, prefix_of(batch)
-        places["chunks"] = chunked(self.config, positions, segments, prefix)
-        call = Pass(mesh=self.mesh, segments=segments, prefix=prefix, **places)
+        inputs["chunks"] = chunked(self.config, positions, segments, prefix)
+        call = Pass(mesh=self.mesh, segments=segments, prefix=prefix, **inputs)
         if batch.pixels is None:
             return x, call
         vision = self.config.vision
@@ -154,7 +154,7 @@ class Model:
             )
         features, levels = decoder.vision(batch.pixels, batch.patch_coords, self.mesh)
         where = vision_tokens(batch.tokens, batch.segment_ids, batch.mask, vision)
-        return place_features(x, where, features), dataclasses.replace(
+        return insert_features(x, where, features), dataclasses.replace(
             call, where=where, levels=levels if vision.deepstack_layers else None
         )
 
@@ -297,16 +297,16 @@ class Model:
         known = self.config.known_ids
         return jax.lax.slice_in_dim(head, 0, known, axis=self._vocab_axis) if known else head
 
-    def head_logits(self, head, hidden, turned=False):
-        """The sampler's head: the same rules of precision and cap as the trainer's. `turned`: it is
-        [V, D], and few rows meet it (layers.project_turned)."""
+    def head_logits(self, head, hidden, transposed=False):
+        """The sampler's head: the same rules of precision and cap as the trainer's. `transposed`:
+        it is [V, D], and few rows meet it (layers.project_transposed)."""
         config = self.config
         how = (config.head_in_float32, config.head_dtype)
         hidden, head, precision = head_product(hidden, head, *how)
-        if turned:
+        if transposed:
             wide = wide_dtype(gradient_dtype(hidden, head))
             how = dict(precision=precision, preferred_element_type=wide)
-            return capped(project_turned(hidden, head, **how), config.final_soft_cap)
+            return capped(project_transposed(hidden, head, **how), config.final_soft_cap)
         options = Options(config.final_soft_cap, config.tie_embeddings, precision=precision)
 
         def rows(head, hidden):
@@ -351,12 +351,12 @@ class Model:
         Slicing stacked weights inside the decode loop doubles a step on CPU, so they are sliced
         here, before the loop, and index is None. On TPU that would be a copy of every weight: there
         a slice is read by the product itself, and index says which layer of the stack to slice.
-        Where a CPU reads them often they are turned, too (layers.project_turned).
+        Where a CPU reads them often they are transposed, too (layers.project_transposed).
         """
         decoder = self._bind(params)
         late = self.mesh.devices.flat[0].platform == "tpu"
-        turned = self._turns_weights and steps >= TURNED_STEPS
-        layers = decoder.unstacked(late=late, turned=turned)
+        transposed = self._transposes_weights and steps >= TRANSPOSED_STEPS
+        layers = decoder.unstacked(late=late, transposed=transposed)
         head, config = None, self.config
         if self.head == "lm":
             head = decoder.head_weight("lm")
@@ -374,7 +374,7 @@ class Model:
         return 0 if self.config.tie_embeddings else 1
 
     @property
-    def _turns_weights(self) -> bool:
+    def _transposes_weights(self) -> bool:
         """Returns whether decoding may multiply in another order than training, which is faster."""
         ordered = self.mesh.size > 1 or self.config.batch_invariant
         return not ordered and self.mesh.devices.flat[0].platform == "cpu"
@@ -403,20 +403,20 @@ class Model:
         if self.head == "scalar":
             return self._scores(unstacked[0], hidden)
         hidden = before_head(hidden, self.mesh, self.config.vocab_size)
-        turned = self._turns_weights and self.config.tie_embeddings
-        logits = self.head_logits(unstacked[2], hidden, turned)
+        transposed = self._transposes_weights and self.config.tie_embeddings
+        logits = self.head_logits(unstacked[2], hidden, transposed)
         logits = logits.reshape(-1, logits.shape[-1])
         return logits_by_rows(logits, self.mesh, self.config.vocab_size, self.config.ids)
 
     def read_nodes(self, unstacked, tokens: jax.Array, nodes: Nodes, caches, shift=0):
         """Read nodes of trees, tokens [B, S], into caches without rings that hold their ancestors
         -> final hidden states [B, S, D] of what each path from the root says, new caches.
-        Positions are places + shift [B], as in `decode_step`."""
+        Positions are columns of the sequence + shift [B], as in `decode_step`."""
         decoder, layers, _ = unstacked
-        positions = nodes.places() + jnp.reshape(shift, (-1, 1))
-        places, real = places_of(self.config, positions, cache.room(caches)), nodes.real
+        positions = nodes.positions() + jnp.reshape(shift, (-1, 1))
+        inputs, real = position_inputs(self.config, positions, cache.room(caches)), nodes.real
         how = dict(mesh=self.mesh, segments=real.astype(jnp.int32), nodes=nodes, is_step=True)
-        call = Pass(**how, **places)
+        call = Pass(**how, **inputs)
         x, caches, _ = self._through(decoder, layers, tokens, call, caches)
         return self._normed(decoder, x), caches
 
@@ -444,9 +444,9 @@ class Model:
         if counts is not None:
             real = (ahead[None, :] < counts[:, None]).astype(jnp.int32)
         is_step = is_step or tokens.shape[1] == 1
-        places = places_of(self.config, positions, cache.room(caches))
+        inputs = position_inputs(self.config, positions, cache.room(caches))
         how = dict(segments=real, columns=columns, counts=counts, is_step=is_step)
-        call = Pass(mesh=self.mesh, **how, **places)
+        call = Pass(mesh=self.mesh, **how, **inputs)
         return self._through(decoder, layers, tokens, call, caches)
 
     def _through(self, decoder: Decoder, layers, tokens, call: Pass, caches):

@@ -15,8 +15,8 @@ from rljax.models.vision.config import VisionConfig
 
 
 def mrope_axes(section: tuple[int, int, int], interleaved: bool) -> np.ndarray:
-    """Returns the axis (time, row, column) that each of the E/2 frequencies turns with: [E/2] of 0,
-    1, 2.
+    """Returns the axis (time, row, column) that each of the E/2 frequencies rotates with: [E/2] of
+    0, 1, 2.
 
     `section` counts the frequencies of each. In blocks (Qwen2.5-VL): t t t h h h w w w. Interleaved
     (Qwen3-VL): t h w t h w ..., and the rest t.
@@ -33,15 +33,15 @@ def mrope_axes(section: tuple[int, int, int], interleaved: bool) -> np.ndarray:
         return np.repeat(np.arange(3), section)
     axes = np.zeros(size, int)
     for axis in (1, 2):
-        places = np.arange(section[axis]) * 3 + axis
-        if len(places) and places[-1] >= size:
+        frequencies = np.arange(section[axis]) * 3 + axis
+        if len(frequencies) and frequencies[-1] >= size:
             raise InputError(
                 "mrope_section",
                 value=section,
-                rule=f"interleaved, entry {axis} reaches frequency {places[-1]} of {size}",
+                rule=f"interleaved, entry {axis} reaches frequency {frequencies[-1]} of {size}",
                 fix="lower the second and third entry, or raise the first",
             )
-        axes[places] = axis
+        axes[frequencies] = axis
     return axes
 
 
@@ -84,7 +84,7 @@ def _features_at(where: jax.Array, features: jax.Array) -> tuple[jax.Array, jax.
     )
 
 
-def place_features(x: jax.Array, where: jax.Array, features: jax.Array) -> jax.Array:
+def insert_features(x: jax.Array, where: jax.Array, features: jax.Array) -> jax.Array:
     """x [B, S, D] with the k-th feature of a row [B, M, D] at its k-th True of `where` [B, S]."""
     placed, inside = _features_at(where, features)
     return jnp.where(inside[..., None], placed.astype(x.dtype), x)

@@ -1,4 +1,4 @@
-"""The place of every weight in a Hugging Face checkpoint: its tensor's name, layout and piece.
+"""The location of every weight in a Hugging Face checkpoint: its tensor's name, layout and piece.
 
 One name map per naming scheme, and the layout rules. On disk a linear map is [out, in] with heads
 flattened; ours is [in, out] with heads apart.
@@ -234,10 +234,10 @@ def _below_layer(path: tuple[str, ...], names: Mapping) -> str | Disk | Fused:
         whole = ".".join(path)
         return names[f"{whole}[x]"] if f"{whole}[x]" in names else names[whole]
     leaf = {"scale": "weight"}.get(path[-1], path[-1])
-    place = names[".".join(path[:-1])]
-    if isinstance(place, Fused):
-        return dataclasses.replace(place, name=f"{place.name}.{leaf}")
-    return f"{place}.{leaf}"
+    module = names[".".join(path[:-1])]
+    if isinstance(module, Fused):
+        return dataclasses.replace(module, name=f"{module.name}.{leaf}")
+    return f"{module}.{leaf}"
 
 
 def fused_members(path: tuple[str, ...], fused: Fused) -> list[tuple[str, ...]]:
@@ -306,20 +306,20 @@ def disk_pieces(model) -> dict[str, list[Piece]]:
         if path[0] != "layers":
             out[prefix + _TOP[".".join(path)]] = [Piece(path, (), shape)]
             continue
-        place = _below_layer(path[2:], names)
+        module = _below_layer(path[2:], names)
         for repeat, layer in enumerate(blocks[path[1]]):
             stem, at = f"{prefix}layers.{layer}.", (repeat,)
-            if isinstance(place, Disk):
-                piece = Piece(path, at, shape[1:], 0, place.column, halves=place.halves)
-                out.setdefault(stem + place.name, []).append(piece)
-            elif isinstance(place, Fused):
-                how = dict(inside=_inside(path, axes[1:]), rows=_rows(path, place, shapes))
-                out.setdefault(stem + place.name, []).append(Piece(path, at, shape[1:], **how))
-            elif "{x}" in place:
+            if isinstance(module, Disk):
+                piece = Piece(path, at, shape[1:], 0, module.column, halves=module.halves)
+                out.setdefault(stem + module.name, []).append(piece)
+            elif isinstance(module, Fused):
+                how = dict(inside=_inside(path, axes[1:]), rows=_rows(path, module, shapes))
+                out.setdefault(stem + module.name, []).append(Piece(path, at, shape[1:], **how))
+            elif "{x}" in module:
                 for x in range(shape[1]):
                     piece = Piece(path, (*at, x), shape[2:], 1)
-                    out.setdefault(stem + place.format(x=x), []).append(piece)
+                    out.setdefault(stem + module.format(x=x), []).append(piece)
             else:
                 piece = Piece(path, at, shape[1:], _inside(path, axes[1:]))
-                out.setdefault(stem + place, []).append(piece)
+                out.setdefault(stem + module, []).append(piece)
     return out

@@ -98,10 +98,10 @@ def stand_ins(topology: str) -> tuple[list[StandIn], Chip]:
             "form",
         )
     # z, y, x, core from the outermost on, as JAX lists them.
-    places = itertools.product(range(slices), *map(range, (shape + [1])[2::-1]), range(each))
+    indices = itertools.product(range(slices), *map(range, (shape + [1])[2::-1]), range(each))
     devices = [
         StandIn(i, f"TPU {name}", (x, y, z), core, index)
-        for i, (index, z, y, x, core) in enumerate(places)
+        for i, (index, z, y, x, core) in enumerate(indices)
     ]
     return devices, TPUS[name].part(each)
 

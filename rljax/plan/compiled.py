@@ -67,7 +67,7 @@ class Report:
     host: int = 0
     beside: int = 0
     parts: dict[str, int] = dataclasses.field(default_factory=dict)  # of the arguments, by role
-    turns: int = 1
+    trips: int = 1
     flops: float = 0.0
     products: dict[Product, float] = dataclasses.field(default_factory=dict)  # of all devices
     kernel_flops: float = 0.0
@@ -254,8 +254,8 @@ def report(call: Call, held: dict, mesh: Mesh, chip: Chip | None, slices: int = 
     seconds = time.perf_counter() - begun
     memory = program.memory_analysis()
     beside, parts = _held(call, held)
-    moved = traffic(program.as_text(), mesh, call.turns, slices)
-    done = work(traced.jaxpr, turns=call.turns, platform=platform)
+    moved = traffic(program.as_text(), mesh, call.trips, slices)
+    done = work(traced.jaxpr, trips=call.trips, platform=platform)
     hbm = moved.hbm_bytes + done.kernel_bytes / mesh.size
     out = Report(
         call.name,
@@ -268,7 +268,7 @@ def report(call: Call, held: dict, mesh: Mesh, chip: Chip | None, slices: int = 
         host=memory.host_argument_size_in_bytes + memory.host_temp_size_in_bytes,
         beside=beside,
         parts=parts,
-        turns=call.turns,
+        trips=call.trips,
         flops=done.flops / mesh.size,
         kernel_flops=done.kernel_flops / mesh.size,
         hbm_bytes=hbm,
@@ -297,7 +297,7 @@ def _refused(call: Call, held: dict, text: str, seconds: float) -> Report:
         seconds,
         beside=beside,
         parts=parts,
-        turns=call.turns,
+        trips=call.trips,
         needs=needs,
         error=what,
         instead=call.instead,
@@ -388,7 +388,7 @@ def needless_gathers(collectives: list[Collective], held: dict) -> list[str]:
             continue
         if one.in_open_loop and one.result_bytes >= least // tensor:
             key = ("every step of decoding gathers", one.axes, one.result_bytes, one.of)
-        elif one.turns == 1 and any(
+        elif one.trips == 1 and any(
             one.result_bytes >= 2 * x.size // tensor for x in stacked if x.shape[0] > 1
         ):
             key = ("all layers are gathered at once:", one.axes, one.result_bytes, one.of)
@@ -403,13 +403,17 @@ def needless_gathers(collectives: list[Collective], held: dict) -> list[str]:
 
 def crossings(collectives: list[Collective]) -> list[str]:
     """Finds what leaves a slice although it need not. A step crosses with one sum of its gradients
-    over data, and with numbers; the turns of a loop would wait for the network each."""
+    over data, and with numbers; the iterations of a loop would wait for the network each."""
     loops: dict[str, list[Collective]] = {}
     warnings = []
     for one in collectives:
-        if one.dcn_bytes and one.turns > 2:  # a loop asks once more than it turns whether it ends
+        if (
+            one.dcn_bytes and one.trips > 2
+        ):  # a loop asks once more than it iterates whether it ends
             what = (
-                "every step of decoding" if one.in_open_loop else f"each of {one.turns:.0f} turns"
+                "every step of decoding"
+                if one.in_open_loop
+                else f"each of {one.trips:.0f} iterations"
             )
             loops.setdefault(what, []).append(one)
         elif one.dcn_bytes >= LARGE / 64 and (one.op != "all-reduce" or set(one.axes) - {"data"}):

@@ -6,7 +6,7 @@ computes twice is not counted twice.
 Counted are matrix products and convolutions (2 per multiply-add) and what a Pallas call declares as
 its cost_estimate, which hides it from the compiler's own count (all passes of its products as
 `mxu_flops` of its metadata, where they are more than one); without one, its body times its grid. A
-loop that ends by its data takes `turns`, and one around it one, but inside a kernel it takes one
+loop that ends by its data takes `trips`, and one around it one, but inside a kernel it takes one
 turn and hides nothing outside; of a conditional the cheapest branch counts, in a kernel the
 dearest.
 """
@@ -73,9 +73,9 @@ class Work:
         return self.flops, self.passes, self.kernel_flops, self.kernel_bytes
 
 
-def work(jaxpr, *, turns: int = 1, platform: str = "tpu") -> Work:
+def work(jaxpr, *, trips: int = 1, platform: str = "tpu") -> Work:
     """The FLOPs of a closed jaxpr (`jitted.trace(...).jaxpr`) that is lowered for `platform`."""
-    return _walk(_open(jaxpr), turns, platform, False)
+    return _walk(_open(jaxpr), trips, platform, False)
 
 
 def _open(jaxpr):
@@ -92,13 +92,13 @@ def _inner(eqn) -> list:
     return inner
 
 
-def _walk(jaxpr, turns: int, platform: str, in_kernel: bool) -> Work:
+def _walk(jaxpr, trips: int, platform: str, in_kernel: bool) -> Work:
     total, chosen = Work(), {}
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
 
         def deeper(j):
-            return _walk(j, turns, platform, in_kernel)
+            return _walk(j, trips, platform, in_kernel)
 
         if name == "dot_general":
             total += _dot(eqn)
@@ -110,7 +110,7 @@ def _walk(jaxpr, turns: int, platform: str, in_kernel: bool) -> Work:
             total += deeper(_open(eqn.params["jaxpr"])) * eqn.params["length"]
         elif name == "while":
             body = _open(eqn.params["body_jaxpr"])
-            total += deeper(body) * _turns_of(eqn, body, turns)
+            total += deeper(body) * _trips_of(eqn, body, trips)
         elif name == "platform_index":
             chosen[eqn.outvars[0]] = _branch(eqn.params["platforms"], platform)
         elif name == "cond" and eqn.params.get("branches_platforms"):
@@ -202,11 +202,11 @@ def _has_open(jaxpr) -> bool:
     )
 
 
-def _turns_of(eqn, body, turns: int) -> int:
+def _trips_of(eqn, body, trips: int) -> int:
     if not _is_open(eqn):  # fori_loop: its bounds, where they are constants
         bounds = [v.val for v in eqn.invars if isinstance(v, core.Literal) and not v.aval.shape]
         return max([int(b) for b in bounds if np.issubdtype(type(b), np.integer)] or [1])
-    return 1 if _has_open(body) else turns
+    return 1 if _has_open(body) else trips
 
 
 def _manual_devices(eqn) -> int:

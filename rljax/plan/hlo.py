@@ -1,10 +1,10 @@
 """Traffic of a compiled program: bytes between chips by mesh axis, and bytes of device memory.
 
-Counts instructions (rljax.plan.hlo_text reads them), loops multiplied by their turns. All numbers
-are of one device.
+Counts instructions (rljax.plan.hlo_text reads them), loops multiplied by their trip counts. All
+numbers are of one device.
 
-The compiler's own cost counts a loop's body once. Here the turns of a loop are read from its
-condition (a counter below a constant); a loop that ends by its data takes `turns`, and one
+The compiler's own cost counts a loop's body once. Here the trips of a loop are read from its
+condition (a counter below a constant); a loop that ends by its data takes `trips`, and one
 around it one. Of a conditional the cheapest branch counts: the others are of options that are off.
 
 What goes from slice to slice, over the data center's network (DCN), a TPU's text says itself: a sum
@@ -58,14 +58,14 @@ _KERNELS = ('"tpu_custom_call"', '"__gpu$xla.gpu.triton"', '"mosaic_gpu')
 @dataclasses.dataclass(frozen=True)
 class Collective:
     """One instruction: `axes` are the mesh axes its groups run along, `bytes_sent` what one device
-    sends in a turn by a ring, `dcn_bytes` what of that leaves its slice, `turns` how often it runs,
-    `of` where it comes from."""
+    sends in an iteration by a ring, `dcn_bytes` what of that leaves its slice, `trips` how often it
+    runs, `of` where it comes from."""
 
     op: str
     axes: tuple[str, ...]
     bytes_sent: float
     result_bytes: int
-    turns: float
+    trips: float
     of: str
     in_open_loop: bool  # a loop that ends by its data: decoding
     dcn_bytes: float = 0.0
@@ -86,9 +86,9 @@ class Traffic:
             inside = one.bytes_sent - one.dcn_bytes
             if inside or not one.dcn_bytes:
                 name = " x ".join(one.axes) or "?"
-                out[name] = out.get(name, 0.0) + inside * one.turns
+                out[name] = out.get(name, 0.0) + inside * one.trips
             if one.dcn_bytes:
-                out[DCN] = out.get(DCN, 0.0) + one.dcn_bytes * one.turns
+                out[DCN] = out.get(DCN, 0.0) + one.dcn_bytes * one.trips
         return out
 
 
@@ -110,9 +110,9 @@ def _bytes_sent(op: str, operand: int, result: int, groups: list[list[int]]) -> 
 class _Walk:
     """One text: what each computation costs, loops multiplied."""
 
-    def __init__(self, text: str, mesh: Mesh, turns: int, slices: int):
+    def __init__(self, text: str, mesh: Mesh, trips: int, slices: int):
         self.parts, self.entry = parse(text)
-        self.mesh, self.turns, self.slices = mesh, turns, slices
+        self.mesh, self.trips, self.slices = mesh, trips, slices
         self.types = {name: {i.name: i.types for i in body} for name, body in self.parts.items()}
 
     @functools.cached_property
@@ -121,7 +121,7 @@ class _Walk:
         self._add(self.entry, 1.0, False, out, set())
         return out
 
-    def known_turns(self, condition: str) -> int | None:
+    def known_trips(self, condition: str) -> int | None:
         """Turns of a loop whose counter starts at 0 and stays below a constant."""
         body = {i.name: i for i in self.parts.get(condition, ())}
         for one in body.values():
@@ -131,12 +131,12 @@ class _Walk:
                     if defined is not None and defined.op == "constant":
                         return int(re.match(r"(-?\d+)\)", defined.rest)[1])
             if one.root and one.op == "fusion":
-                return self._fused_turns(one, body)
+                return self._fused_trips(one, body)
         return None
 
     def _stride(self, condition: str, body: str) -> int:
-        """Returns the increment of a loop's counter per turn: a product that is overlapped with the
-        sending of its operand goes two devices at a time."""
+        """Returns the increment of a loop's counter per iteration: a product that is overlapped
+        with the sending of its operand goes two devices at a time."""
         tests, does = ({i.name: i for i in self.parts.get(x, ())} for x in (condition, body))
         root = next((i for i in tests.values() if i.root), None)
         last = next((i for i in does.values() if i.root and i.op == "tuple"), None)
@@ -150,8 +150,8 @@ class _Walk:
         steps = [does[n] for n in moved.operands if n in does and does[n].op == "constant"]
         return max(int(re.match(r"(-?\d+)\)", steps[0].rest)[1]), 1) if len(steps) == 1 else 1
 
-    def _fused_turns(self, root: Instruction, body: dict) -> int | None:
-        """The turns of a loop as XLA for CPUs writes it: the comparison inside a fusion, the
+    def _fused_trips(self, root: Instruction, body: dict) -> int | None:
+        """The trip count of a loop as XLA for CPUs writes it: the comparison inside a fusion, the
         constant an operand."""
         called = _CALLED.search(root.rest)
         inner = self.parts.get(called[1], ()) if called else ()
@@ -162,14 +162,14 @@ class _Walk:
         return int(re.match(r"(-?\d+)\)", numbers[0].rest)[1]) if len(numbers) == 1 else None
 
     def _loop(self, one: Instruction) -> tuple[str, float, bool]:
-        """(body, turns, whether it ends by its data)."""
+        """(body, trips, whether it ends by its data)."""
         body = re.search(r"body=%?([\w.\-]+)", one.rest)[1]
         condition = re.search(r"condition=%?([\w.\-]+)", one.rest)[1]
         stated = re.search(r'known_trip_count[^}]*?"?n"?:"?(\d+)', one.rest)
-        known = int(stated[1]) if stated else self.known_turns(condition)
+        known = int(stated[1]) if stated else self.known_trips(condition)
         if known is not None:
             return body, known if stated else -(-known // self._stride(condition, body)), False
-        return body, 1 if self._has_open_loop(body) else self.turns, True
+        return body, 1 if self._has_open_loop(body) else self.trips, True
 
     @functools.cache  # noqa: B019  (a walk lives as long as its text is read)
     def _has_open_loop(self, name: str) -> bool:
@@ -191,12 +191,13 @@ class _Walk:
         """Adds to `out` the cost of one run of a computation, `times` over."""
         for one in self.parts[name]:
             if one.op == "while":
-                body, turns, is_open = self._loop(one)
-                # A gather begun outside goes on in pieces beside the turns of a loop: still one.
+                body, trips, is_open = self._loop(one)
+                # A gather begun outside goes on in pieces beside the iterations of a loop:
+                # still one.
                 begun = {mark for mark in visited if mark[1]}
-                self._add(body, times * turns, in_open or is_open, out, begun)
+                self._add(body, times * trips, in_open or is_open, out, begun)
                 condition = re.search(r"condition=%?([\w.\-]+)", one.rest)[1]
-                self._add(condition, times * (turns + 1), in_open or is_open, out, begun)
+                self._add(condition, times * (trips + 1), in_open or is_open, out, begun)
             elif one.op == "conditional":
                 self._add_branch(one, times, in_open, out)
             elif one.op in ("call", "call-start", "async-start") and self._called(one):
@@ -428,6 +429,6 @@ def _members(types: str) -> list[str]:
     return [m[0] for m in re.finditer(ARRAY, types)]
 
 
-def traffic(text: str, mesh: Mesh, turns: int = 1, slices: int = 1) -> Traffic:
+def traffic(text: str, mesh: Mesh, trips: int = 1, slices: int = 1) -> Traffic:
     """The traffic of one run of a compiled program, from its text (`compiled.as_text()`)."""
-    return _Walk(text, mesh, turns, slices).traffic
+    return _Walk(text, mesh, trips, slices).traffic

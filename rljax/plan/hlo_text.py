@@ -131,6 +131,6 @@ def axes_of(groups: list[list[int]], mesh: Mesh) -> tuple[str, ...]:
     """The mesh axes along which members of a group differ. Devices count as the mesh lists them."""
     shape, differ = tuple(mesh.shape.values()), set()
     for group in groups:
-        places = np.stack(np.unravel_index(np.array(group) % mesh.size, shape), axis=1)
-        differ |= set(np.flatnonzero((places != places[0]).any(axis=0)).tolist())
+        indices = np.stack(np.unravel_index(np.array(group) % mesh.size, shape), axis=1)
+        differ |= set(np.flatnonzero((indices != indices[0]).any(axis=0)).tolist())
     return tuple(name for i, name in enumerate(mesh.shape) if i in differ)

@@ -33,14 +33,14 @@ RESHARD = "reshard"  # what planned_rollout calls the program that brings weight
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A jitted function and its arguments. `turns` is the greatest number of iterations of a loop
+    """A jitted function and its arguments. `trips` is the greatest number of iterations of a loop
     whose end depends on the data. `mesh`: what it runs on where that is not training's; `copy`: the
     weights that it reads there. `instead`: no step runs it, it stands beside the one that does."""
 
     name: str
     function: Any
     arguments: tuple
-    turns: int = 1
+    trips: int = 1
     static: dict = dataclasses.field(default_factory=dict)
     mesh: Mesh | None = None
     copy: Any = None

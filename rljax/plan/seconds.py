@@ -26,7 +26,7 @@ def learning_passes(setup: Setup) -> float:
     traced program (rljax.plan.flops)."""
     call = learning_call(setup, setup.main, abstract_roles(setup), "learn")
     traced = call.function.trace(*call.arguments, **call.static)
-    return work(traced.jaxpr, turns=call.turns, platform="tpu").passes
+    return work(traced.jaxpr, trips=call.trips, platform="tpu").passes
 
 
 def counted(setup: Setup, chip: Chip, passes: float, lengths: Sequence[float]) -> Seconds:

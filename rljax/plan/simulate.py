@@ -18,7 +18,7 @@ from collections.abc import Callable
 import numpy as np
 
 from rljax.rollout.flight import Tickets
-from rljax.sampler.places import FREE_SHARE
+from rljax.sampler.scheduler import FREE_SHARE
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]
 
@@ -225,7 +225,7 @@ class _Run:
                 self.returns.append(sample)
 
     def _make_room(self) -> None:
-        """As rljax.sampler.places.Places.make_room."""
+        """As rljax.sampler.scheduler.Scheduler._make_room."""
         free, held = int((self.owner < 0).sum()), sorted(self.held)
         self.returns.sort()
         waiting, chosen = itertools.chain(self.returns, self.waiting), []

@@ -97,7 +97,7 @@ def _load(setup: Setup, options: PlanOptions) -> tuple[Load, str]:
         shown += f"; tools {options.tools} seconds"
     clock = Clock.parsed(setup.config.rollouts.clock)
     slots = whole.slots(setup.decoding)
-    how = dict(turns=turns, tools=tools, score_dispatches=clock.turns)
+    how = dict(turns=turns, tools=tools, score_dispatches=clock.dispatches)
     return Load(whole.prompts, whole.samples, slots, lengths, **how), shown
 
 

@@ -4,11 +4,11 @@ import dataclasses
 import functools
 import operator
 
+from rljax.plan.alternatives import Candidate
 from rljax.plan.compiled import Plan, Report
 from rljax.plan.hlo import DCN
 from rljax.plan.memory import COPY, KV, as_flags
 from rljax.plan.programs import RESHARD
-from rljax.plan.search import Candidate
 from rljax.runs.units import human_bytes, human_count
 from rljax.sampler.layout_cost import LATENCY_S, LayoutCost
 from rljax.setup.placement import SAMPLER
@@ -59,7 +59,7 @@ def plan_text(plan: Plan) -> str:
         lines += _resharding(plan)
     lines += [f"error: {r.name}: {r.error}" for r in plan.reports if r.error]
     lines += [f"warning: {r.name}: {text}" for r in plan.reports for text in r.warnings]
-    return "\n".join([*lines, *_on_host(plan), "", _verdict(plan)])
+    return "\n".join([*lines, *_on_host(plan), "", _summary(plan)])
 
 
 def _on_host(plan: Plan) -> list[str]:
@@ -82,7 +82,7 @@ def _on_host(plan: Plan) -> list[str]:
     return ["", "on this host, of its products and its memory as measured now", *lines]
 
 
-def _verdict(plan: Plan) -> str:
+def _summary(plan: Plan) -> str:
     if plan.limit is None:
         return f"at the peak {human_bytes(plan.total)} per device"
     share = plan.total / max(plan.limit, 1)
@@ -216,7 +216,7 @@ def _costs(plan: Plan) -> list[str]:
     rows = [
         [
             "program",
-            "turns",
+            "iterations",
             "TFLOP",
             "of kernels",
             "HBM GB",
@@ -231,7 +231,7 @@ def _costs(plan: Plan) -> list[str]:
         rows.append(
             [
                 r.name,
-                str(r.turns),
+                str(r.trips),
                 f"{r.flops / 1e12:.4g}",
                 f"{r.kernel_flops / 1e12:.3g}",
                 f"{r.hbm_bytes / 1e9:.4g}",
@@ -311,7 +311,7 @@ def _value(config: dict, name: str):
     return functools.reduce(operator.getitem, name.split("."), config)
 
 
-def search_text(candidates: list[Candidate], tried: int, left: int) -> str:
+def candidates_text(candidates: list[Candidate], tried: int, left: int) -> str:
     """The candidates that fit, best first."""
     names = sorted({name for one in candidates for name in one.changes})
     rows = [[*names, "GiB", "step at least", "bound by"]]

@@ -22,7 +22,7 @@ class Machine:
     """A host: its slice, and the words by which gcloud finds it."""
 
     slice_index: int
-    place: str  # NAME:WORKER or the name of a VM, for messages, too
+    name: str  # NAME:WORKER or the name of a VM, for messages, too
     target: str
     flags: tuple[str, ...]
 
@@ -181,7 +181,7 @@ class ComputeEngine(Cloud):
             *(spot if self.spot else ()),
         )
         project = self.project or self.gcloud("config", "get-value", "project").stdout.strip()
-        place = f"projects/{project}/regions/{self._region}/resourcePolicies/{self.name}"
+        resource_policy = f"projects/{project}/regions/{self._region}/resourcePolicies/{self.name}"
         for group in self._groups:
             self._unless_there(
                 "compute",
@@ -194,7 +194,11 @@ class ComputeEngine(Cloud):
                 f"--zone={self.zone}",
                 "--default-action-on-vm-failure=do-nothing",
                 # One host has no topology to be joined in.
-                *((f"--workload-policy={place}",) if self.pod.hosts_per_slice > 1 else ()),
+                *(
+                    (f"--workload-policy={resource_policy}",)
+                    if self.pod.hosts_per_slice > 1
+                    else ()
+                ),
             )
 
     def _unless_there(self, *words: str) -> None:

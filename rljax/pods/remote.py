@@ -90,7 +90,7 @@ def everywhere(cloud: Cloud, machines: Sequence[Machine], command: Callable) -> 
                 return done.stdout.strip()
             if done.returncode != _SSH_FAILED or wait_s is None or _is_gone(cloud):
                 raise InputError(
-                    f"{machine.place}: exit code {done.returncode}",
+                    f"{machine.name}: exit code {done.returncode}",
                     rule=done.stderr.strip()[-2000:] or "nothing was said",
                     fix=f"run the command there by hand: {shlex.join(words)[:300]}",
                 )
@@ -123,10 +123,12 @@ def start(cloud: Cloud, command: Sequence[str], setup: str) -> list[Machine]:
         sha = code_archive(Path.cwd(), archive)
         size = archive.stat().st_size / 2**20
         say(f"code {sha[:12]}, {size:.1f} MiB, to {len(machines)} hosts")
-        place = f"rljax-pod/{cloud.name}"
-        everywhere(cloud, machines, lambda m: cloud.ssh(m, f"mkdir -p {shlex.quote(place)}"))
+        target = f"rljax-pod/{cloud.name}"
+        everywhere(cloud, machines, lambda m: cloud.ssh(m, f"mkdir -p {shlex.quote(target)}"))
         everywhere(cloud, machines, lambda m: cloud.copy(m, [str(_SCRIPT)], "rljax-pod/host.sh"))
-        everywhere(cloud, machines, lambda m: cloud.copy(m, [str(archive)], f"{place}/code.tar.gz"))
+        everywhere(
+            cloud, machines, lambda m: cloud.copy(m, [str(archive)], f"{target}/code.tar.gz")
+        )
     numbers = _numbers(cloud, machines) if isinstance(cloud, ComputeEngine) else {}
     setup = setup or default_setup(Path.cwd())
 
@@ -149,17 +151,17 @@ def _numbers(cloud: Cloud, machines: list[Machine]) -> dict[Machine, dict[str, s
     """RLJAX_* of each host. Compute Engine joins the machines of a group in an order of its own,
     which libtpu numbers by: the metadata of each says it."""
     said = everywhere(cloud, machines, _on_host(cloud, "identity"))
-    places = {m: text.split() for m, text in zip(machines, said, strict=True)}
+    reported = {m: text.split() for m, text in zip(machines, said, strict=True)}
     each, slices = cloud.pod.hosts_per_slice, cloud.pod.slices
     out: dict[Machine, dict[str, str]] = {}
     for k in range(slices):
         members = [m for m in machines if m.slice_index == k]
-        workers = [places[m][0] for m in members]
+        workers = [reported[m][0] for m in members]
         known = sorted(workers) == sorted(map(str, range(each)))
         for position, machine in enumerate(members):
-            worker = int(places[machine][0]) if known else position
+            worker = int(reported[machine][0]) if known else position
             out[machine] = {"RLJAX_HOST": str(k * each + worker)}
-    first = next(places[m][1] for m in machines if out[m]["RLJAX_HOST"] == "0")
+    first = next(reported[m][1] for m in machines if out[m]["RLJAX_HOST"] == "0")
     for machine, values in out.items():
         values |= {"RLJAX_HOSTS": str(cloud.pod.hosts), "RLJAX_COORDINATOR": first}
         if slices > 1:  # no service couples the groups

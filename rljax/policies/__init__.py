@@ -1,12 +1,12 @@
 """Policies on disk, and sampling them: what evaluation, datagen, serving and commands read."""
 
-from rljax.policies.sampling import ROWS_PER_CALL, Policy, Sample, filled_chunks, sample_all
+from rljax.policies.sampling import ROWS_PER_CALL, Completion, Policy, filled_chunks, sample_all
 from rljax.policies.saved import SavedPolicy, load_named_policy, load_policy
 
 __all__ = [
     "ROWS_PER_CALL",
     "Policy",
-    "Sample",
+    "Completion",
     "SavedPolicy",
     "filled_chunks",
     "load_named_policy",

@@ -43,7 +43,7 @@ class Policy:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sample:
+class Completion:
     """One completion of a prompt; `prompt` is an index into the prompts that were sampled.
 
     logprobs: of the sampler, one per id, NaN where the token was forced. reward: NaN where it
@@ -93,7 +93,7 @@ def sample_all(
     key: jax.Array,
     starts: Sequence[int] | None = None,
     prompts_per_call: int | None = None,
-) -> list[Sample]:
+) -> list[Completion]:
     """n completions of every prompt, those of one prompt after another; scored where a `scorer` is
     given.
 
@@ -122,7 +122,7 @@ def sample_all(
             zip(rows, _scores(scored, live, player), strict=True)
         ):
             text = scored[row].sample["response"] if player.has_turns else text
-            samples.append(Sample(first + row // n, text, *fields, *score))
+            samples.append(Completion(first + row // n, text, *fields, *score))
     return samples
 
 

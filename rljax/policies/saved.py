@@ -168,8 +168,8 @@ def _run_policy(
             fix="give a run folder or a Hugging Face folder",
         )
     config = from_dict(saved, str(path))
-    place = f"{checkpoints.removesuffix('checkpoints')}config.json"
-    known = trust_code or vouched(config, place, path.parent)
+    source = f"{checkpoints.removesuffix('checkpoints')}config.json"
+    known = trust_code or vouched(config, source, path.parent)
     config = read(config)
     if not known:
         refuse_own_code(config, str(path))

@@ -11,7 +11,7 @@ from rljax.errors import InputError
 from rljax.files import read_json_object
 from rljax.models.model import Model
 from rljax.policies.saved import Policy, SavedPolicy
-from rljax.rollout import Searching
+from rljax.rollout import SearchActor
 from rljax.runs.mirror import local_copy
 from rljax.runs.store import is_folder
 from rljax.search import Search, Value
@@ -28,7 +28,7 @@ def searching(policy: Policy, saved: SavedPolicy, method: str, folder: str, read
         raise InputError("--search", value=method, rule=rule, fix="leave --search out")
     value = _value(saved, folder, reads) if folder else None
     search = Search(resolve(method, NAMESPACES["search"]), value)
-    return dataclasses.replace(policy, actor=Searching(policy.actor, lambda prompts, n: search))
+    return dataclasses.replace(policy, actor=SearchActor(policy.actor, lambda prompts, n: search))
 
 
 def _value(saved: SavedPolicy, folder: str, reads: Reads) -> Value:

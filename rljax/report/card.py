@@ -13,7 +13,7 @@ from rljax.errors import InputError
 from rljax.files import parse_yaml, read_json, read_json_object, read_text, yaml_text
 from rljax.report.head import field, title_of
 from rljax.report.redacted import redacted
-from rljax.report.run_folder import Estimate, Run, estimate, moment, pairs, verdict
+from rljax.report.run_folder import Estimate, Run, change_in_words, estimate, moment, pairs
 from rljax.tracking.charts import duration, escaped
 
 KINDS = {
@@ -184,7 +184,9 @@ def _evaluation(run: Run, evaluations: Sequence[tuple[str, dict]]) -> dict[str, 
         for name, before, after, change in rows:
             numbers = [_number(x, percent=name == "accuracy") for x in (before, after, change)]
             count = after.n if after.n is not None else change.n
-            cells.append([name, *numbers, "" if count is None else str(count), verdict(change)])
+            cells.append(
+                [name, *numbers, "" if count is None else str(count), change_in_words(change)]
+            )
         reward = field(run.config, "evaluate.reward") or field(run.config, "reward.function")
         words["rows"] = _code(test or field(run.config, "data.train"))
         words["judge"] = f", judged by {_code(reward)}" if reward else ""

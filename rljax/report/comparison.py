@@ -80,8 +80,8 @@ def write_pages(
 ) -> Path | str:
     """Writes the report of one run, or the comparison of several, and returns its path."""
     try:
-        places = run_folders(folders)
-        if out is None and list(map(Path, places)) == list(map(Path, folders[:1])):
+        paths = run_folders(folders)
+        if out is None and list(map(Path, paths)) == list(map(Path, folders[:1])):
             return write_report(folders[0])
         return write_comparison(folders, out)
     except OSError as error:
@@ -98,20 +98,20 @@ def write_comparison(
 ) -> Path | str:
     """Writes one page about all runs and returns its path: `out`, else comparison.html in the only
     folder that is named, else in the working folder."""
-    places = run_folders(folders)
-    if not places:
+    paths = run_folders(folders)
+    if not paths:
         raise InputError("nothing to compare", fix="name the folders of two runs, or of a sweep")
-    for place in places:
-        if not is_folder(place):
-            raise InputError("no such run folder", value=str(place), fix="name a folder of a run")
+    for path in paths:
+        if not is_folder(path):
+            raise InputError("no such run folder", value=str(path), fix="name a folder of a run")
     home = folders[0] if len(folders) == 1 else "."
     with contextlib.ExitStack() as copies:
-        runs = [read_run(copies.enter_context(local_copy(place))) for place in places]
+        runs = [read_run(copies.enter_context(local_copy(path))) for path in paths]
         here = copies.enter_context(local_copy(home)) if out is None else home
         path = Path(here, PAGE) if out is None else Path(out)
         title = f"{len(runs)} run{'s' if len(runs) > 1 else ''} compared"
         names = names_of(runs)
-        linked = path if not any(map(is_url, (home, *places))) else None
+        linked = path if not any(map(is_url, (home, *paths))) else None
         counted, left_out = averaged(runs)
         arms = arms_of(counted)
         groups = {arm.name: arm.runs for arm in arms} or dict(zip(names, zip(runs), strict=True))

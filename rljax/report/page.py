@@ -17,7 +17,7 @@ from rljax.report.data_rows import data_rows
 from rljax.report.estimates import shares, shown, table
 from rljax.report.head import check_is_run, facts, title, title_of
 from rljax.report.kinds import of_a_run
-from rljax.report.run_folder import Run, estimate, pairs, read_run, verdict
+from rljax.report.run_folder import Run, change_in_words, estimate, pairs, read_run
 from rljax.report.samples import completions
 from rljax.report.style import document
 from rljax.report.targets import expected
@@ -55,7 +55,7 @@ def headline(run: Run) -> str:
             "the training data.</p></section>"
         )
     _, before, after, change = measured[0]
-    as_share, word = shares(before, after), verdict(change)
+    as_share, word = shares(before, after), change_in_words(change)
     kind = {"improved": "good", "fell": "bad"}.get(word, "same")
     claim = "No significant change" if kind == "same" else f"Accuracy {word}"
     counts = f" on {after.n} problems" if after.n else ""
@@ -77,7 +77,12 @@ def _evaluation_table(run: Run) -> str:
         return ""  # the headline says it
     for name, before, after, change in measured:
         s = shares(before, after)
-        cells = (shown(before, s), shown(after, s), shown(change, s, signed=True), verdict(change))
+        cells = (
+            shown(before, s),
+            shown(after, s),
+            shown(change, s, signed=True),
+            change_in_words(change),
+        )
         rows.append((escaped(name.replace("_", " ")), *cells, str(after.n) if after.n else "-"))
     return table("Before and after", ("", "before", "after", "difference", "", "n"), rows)
 
@@ -194,7 +199,7 @@ def write_report(run_dir: str | os.PathLike) -> Path | str:
 
 
 def put_back(page: Path, folder: str | os.PathLike) -> Path | str:
-    """The place of a page that was written into a `local_copy` of a folder."""
+    """The path of a page that was written into a `local_copy` of a folder."""
     if not is_url(folder):
         return page
     store = Store(str(folder))

@@ -135,8 +135,8 @@ def _copy(source: Path, stage: Path, part: str, base: hub.HubName | None) -> Non
                 shutil.copyfile(path, stage / path.name)
     if part != "adapter":
         return
-    place = stage / "adapter_config.json"
-    config = read_json_object(place)
+    path = stage / "adapter_config.json"
+    config = read_json_object(path)
     if base is None:
         raise InputError(
             "the adapter belongs to a model of this machine",
@@ -146,7 +146,7 @@ def _copy(source: Path, stage: Path, part: str, base: hub.HubName | None) -> Non
             "--part=policy, which needs none",
         )
     config |= {"base_model_name_or_path": base.repository, "revision": base.revision or None}
-    write_json(place, config)
+    write_json(path, config)
 
 
 def _write_report(run: Run, stage: Path) -> None:

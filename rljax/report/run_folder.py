@@ -63,13 +63,13 @@ class Run:
         for index, row in enumerate(self.rows):
             for key, value in row.items():
                 if is_number(value):
-                    places, values = found.setdefault(key, ([], []))
-                    places.append(index)
+                    indices, values = found.setdefault(key, ([], []))
+                    indices.append(index)
                     values.append(value)
         return {k: (np.array(at, int), np.array(y, float)) for k, (at, y) in found.items()}
 
     @functools.cached_property
-    def _places(self) -> tuple[np.ndarray, np.ndarray]:
+    def _steps_and_phases(self) -> tuple[np.ndarray, np.ndarray]:
         """The step and the phase of every row."""
         phases = np.array([row["phase"] for row in self.rows], object)
         return np.array([row["x"] for row in self.rows], float), phases
@@ -78,10 +78,10 @@ class Run:
         """(steps, values) of a metric, in one phase or in all."""
         if key not in self._numbers:
             return np.zeros(0), np.zeros(0)
-        places, values = self._numbers[key]
-        steps, phases = self._places
-        kept = slice(None) if phase is None else phases[places] == phase
-        return steps[places][kept], values[kept]
+        indices, values = self._numbers[key]
+        steps, phases = self._steps_and_phases
+        kept = slice(None) if phase is None else phases[indices] == phase
+        return steps[indices][kept], values[kept]
 
     def keys(self) -> list[str]:
         return list(self._numbers)
@@ -223,18 +223,18 @@ def moment(seconds: float) -> str:
 def _unfinished(run: Run) -> str:
     """Describes a run whose last start has written no summary."""
     last, total = run.steps()
-    place = f"{last} of {total}" if total else f"{last}"
+    progress = f"{last} of {total}" if total else f"{last}"
     if run.running():
-        return f"Still running: step {place}, as of {moment(time.time())}."
+        return f"Still running: step {progress}, as of {moment(time.time())}."
     try:
-        place += f", at {moment((run.folder / 'metrics.jsonl').stat().st_mtime)}"
+        progress += f", at {moment((run.folder / 'metrics.jsonl').stat().st_mtime)}"
     except OSError:
         pass
     what = "stopped without an end"
     if not run.starts:  # then nothing says whether it had a lock
         what = "has no summary: it still runs or was stopped"
     resume = "The command that started it goes on from its last checkpoint."
-    return f"This run {what}. Last step: {place}. {resume}"
+    return f"This run {what}. Last step: {progress}. {resume}"
 
 
 def equal_rewards(steps: int, row: Mapping) -> str:
@@ -315,7 +315,7 @@ def difference(before: Estimate, after: Estimate, recorded: object = None) -> Es
     return Estimate(d, low, high)
 
 
-def verdict(change: Estimate) -> str:
+def change_in_words(change: Estimate) -> str:
     """ "improved" or "fell" only where the interval of the difference excludes zero."""
     if change.low is not None and change.low > 0:
         return "improved"

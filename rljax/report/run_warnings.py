@@ -38,8 +38,8 @@ def fault_lines(
             meaning = f"steps with {name.removeprefix(UNHEALTHY)} outside of its healthy range"
         if meaning and count:
             last = last_steps.get(name)
-            place = f" (the last at step {last} of {steps})" if last is not None else ""
-            lines.append(f"{count:g} {meaning}{place}")
+            latest = f" (the last at step {last} of {steps})" if last is not None else ""
+            lines.append(f"{count:g} {meaning}{latest}")
     return lines
 
 

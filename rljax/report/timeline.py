@@ -18,8 +18,8 @@ from rljax.tracking.timing import Timings
 
 FILE = "timeline.json"
 MOST_POINTS = 200  # of a curve
-LANES = ("generate", "reward", "learn")
-WIDTH, LEFT, RIGHT, TOP, LANE, GAP, AXIS = 1080, 92, 12, 6, 44, 10, 20
+TRACKS = ("generate", "reward", "learn")
+WIDTH, LEFT, RIGHT, TOP, TRACK, GAP, AXIS = 1080, 92, 12, 6, 44, 10, 20
 
 
 def scored_while_decoding(timings: Timings) -> float:
@@ -120,19 +120,19 @@ def figure(record: Mapping) -> str:
     scored = [(t, n) for t, _, n in record["scoring"]]
     names = ("decoding", "scoring", "learning")
     body: list[str] = []
-    for lane, (name, span) in enumerate(zip(names, LANES, strict=True)):
-        top = TOP + lane * (LANE + GAP)
-        body.append(f'<text x="{LEFT - 8}" y="{top + LANE / 2 + 4}" class="end">{name}</text>')
+    for track, (name, span) in enumerate(zip(names, TRACKS, strict=True)):
+        top = TOP + track * (TRACK + GAP)
+        body.append(f'<text x="{LEFT - 8}" y="{top + TRACK / 2 + 4}" class="end">{name}</text>')
         for begin, end in record["spans"].get(span, ()):
             box = f'x="{x(begin):.1f}" y="{top}" width="{max(x(end) - x(begin), 1):.1f}"'
             title = f"<title>{span}: {short(begin)} to {short(end)} s</title>"
-            body.append(f'<rect class="s{lane} bar band" {box} height="{LANE}">{title}</rect>')
+            body.append(f'<rect class="s{track} bar band" {box} height="{TRACK}">{title}</rect>')
         if name == "decoding":
-            body += _curve(decoding, x, top, lane, "sequences")
+            body += _curve(decoding, x, top, track, "sequences")
         if name == "scoring":
-            body += _curve(running, x, top, lane, "in scoring")
+            body += _curve(running, x, top, track, "in scoring")
             body += _curve(scored, x, top, 3, "scored", filled=False)
-    bottom = TOP + 3 * (LANE + GAP)
+    bottom = TOP + 3 * (TRACK + GAP)
     body += _axis(total, x, bottom)
     keys = [("s0", "sequences decoding", decoding), ("s1", "samples in scoring", running)]
     keys += [("s3", "samples scored", scored)]
@@ -163,7 +163,7 @@ def _curve(curve, x, top: int, colour: int, what: str, filled: bool = True) -> l
     most = _most(curve) or 1
 
     def y(n):
-        return top + LANE * (1 - n / most)
+        return top + TRACK * (1 - n / most)
 
     steps, before = [], 0.0
     for t, count in curve:
@@ -173,7 +173,7 @@ def _curve(curve, x, top: int, colour: int, what: str, filled: bool = True) -> l
     title = f"<title>{what}: {short(most)} at most</title>"
     out = [f'<polyline class="s{colour}" points="{line}">{title}</polyline>']
     if filled:
-        ends = f"{steps[0][0]:.1f},{top + LANE} {line} {steps[-1][0]:.1f},{top + LANE}"
+        ends = f"{steps[0][0]:.1f},{top + TRACK} {line} {steps[-1][0]:.1f},{top + TRACK}"
         out.append(f'<polygon class="s{colour} band bar" points="{ends}"/>')
     return out
 

@@ -66,9 +66,9 @@ def watch(
     for folder in folders:
         if not is_folder(folder):
             raise InputError("no such run folder", value=str(folder), fix="name a folder of a run")
-    for place in run_folders(folders):
-        if not is_url(place):
-            check_is_run(place, place)
+    for path in run_folders(folders):
+        if not is_url(path):
+            check_is_run(path, path)
     if once:
         for line in frame(_read(folders), metrics, _screen(console, endless=True)):
             _say(console, line)
@@ -106,8 +106,8 @@ def _read(folders: Sequence[str | os.PathLike]) -> dict[str, Run]:
     """The runs by their names. Of a last line that is being written nothing is read, and of steps
     that a restart has computed again the later row."""
     runs = []
-    for place in run_folders(folders):
-        with local_copy(place) as folder:
+    for path in run_folders(folders):
+        with local_copy(path) as folder:
             runs.append(read_run(Path(folder)))
     return dict(zip(names_of(runs), runs, strict=True))
 

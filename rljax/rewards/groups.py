@@ -104,7 +104,7 @@ def pairwise(
     response alone scores 0.5.
 
     `opponents`: how many siblings each is matched with, drawn by `seed` and the texts; 0 = all. A
-    match counts for both. `both_orders` asks twice, which cancels a judge's taste for a place.
+    match counts for both. `both_orders` asks twice, which cancels a judge's taste for a position.
     """
     _check_opponents(opponents)
     ask = judge_of(judge)
@@ -122,7 +122,7 @@ def pairwise(
 
 
 def _matches(responses, opponents: int, seed: int) -> list[tuple[int, int]]:
-    """Pairs of places, each once: all, or those in which one has drawn the other."""
+    """Pairs of indices, each once: all, or those in which one has drawn the other."""
     count = len(responses)
     if not opponents or opponents >= count - 1:
         return list(itertools.combinations(range(count), 2))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from rljax.contracts import spec
 from rljax.learn import Objective
-from rljax.losses.policy import Policy
+from rljax.losses.policy import PolicyOutputs
 from rljax.losses.policy.common import constant, log_ratio
 from rljax.metric import Metric
 from rljax.roles.balance import balanced
@@ -44,7 +44,7 @@ def policy_objective(actor, loss: Callable, reduction: Callable, terms, shown) -
         read = functools.partial(target_logprobs, actor.model)
 
     def policy(params, part, hidden):
-        return Policy(*read(params, part, actor.temperature, hidden=hidden))
+        return PolicyOutputs(*read(params, part, actor.temperature, hidden=hidden))
 
     return Objective(
         **balanced(actor.model, policy),
@@ -68,7 +68,7 @@ def on_policy_objective(
         if spec(loss).reads_greedy or spec(loss).reads_targets:
             return objective.model(params, part), {}
         logprobs, entropy, load = actor.model.read(params, part, actor.temperature)
-        return Policy(logprobs, entropy), load
+        return PolicyOutputs(logprobs, entropy), load
 
     def terms(policy, batch):
         return objective.terms(policy, batch.replace(old_logprobs=constant(policy.logprobs, batch)))

@@ -6,7 +6,7 @@ import jax
 
 from rljax.batch import Batch
 from rljax.learn import Beside, Objective, Steps, token_mean
-from rljax.losses.policy import Policy, negative_log_likelihood
+from rljax.losses.policy import PolicyOutputs, negative_log_likelihood
 from rljax.metric import Metric
 from rljax.roles.balance import balanced
 from rljax.roles.layout import replicas_of
@@ -44,7 +44,7 @@ class Pretraining(Role):
             return [self.coef * loss], {"loss": loss}
 
         def policy(params, part, hidden):
-            return Policy(*own.model.logprobs(params, part, own.temperature, hidden))
+            return PolicyOutputs(*own.model.logprobs(params, part, own.temperature, hidden))
 
         objective = Objective(
             terms=terms,

@@ -1,4 +1,4 @@
-"""Log-probs of several given tokens at each place, for losses that read batch.target_ids."""
+"""Log-probs of several given tokens at each position, for losses that read batch.target_ids."""
 
 import functools
 

@@ -8,7 +8,7 @@ rules: the rollouts. scoring: rewards, judges, scores of lines, reports.
 from rljax.rollout.players.episodes.episodes import Episodes
 from rljax.rollout.players.episodes.log import Rules
 from rljax.rollout.players.responses import Responses
-from rljax.rollout.players.searched import Searching
+from rljax.rollout.players.searched import SearchActor
 from rljax.rollout.rollout import Rollout, RolloutConfig, run_rollout, widened
 from rljax.rollout.rules.against import AgainstOpponent, GeometricMixture, against, sampled_by_actor
 from rljax.rollout.rules.baseline_response import with_baseline_response
@@ -22,7 +22,12 @@ from rljax.rollout.sample import Landed, Player, TrajectorySampler, make_sample,
 from rljax.rollout.scoring.best_seen import BestSeen
 from rljax.rollout.scoring.judge import MeshJudge
 from rljax.rollout.scoring.process import ProcessScorer, TokenTexts
-from rljax.rollout.scoring.report import RewardReport, Sample, ScoredRow, extraction_failed_fraction
+from rljax.rollout.scoring.report import (
+    RewardInput,
+    RewardReport,
+    ScoredRow,
+    extraction_failed_fraction,
+)
 from rljax.rollout.scoring.reward import EarlyScores, ModelScorer, Reward
 
 __all__ = [
@@ -42,9 +47,9 @@ __all__ = [
     "Rollout",
     "RolloutConfig",
     "Rules",
-    "Sample",
+    "RewardInput",
     "ScoredRow",
-    "Searching",
+    "SearchActor",
     "TokenTexts",
     "TrajectorySampler",
     "active",

@@ -18,7 +18,7 @@ from rljax.components import Component
 from rljax.config import NAMESPACES
 from rljax.contracts import component_in, spec
 from rljax.data.online.prompts import Prompts
-from rljax.errors import InputError, mending, place_in, place_of
+from rljax.errors import InputError, location_in, location_of, mending
 from rljax.rollout.scoring.report import RewardReport
 from rljax.sampler import Sampling, held_weights
 
@@ -39,6 +39,7 @@ class RolloutConfig:
     in_flight: bool = False  # the samples of the step were decoded, and dead groups replaced
 
     def replace(self, **fields) -> "RolloutConfig":
+        """Returns a copy with these fields."""
         return dataclasses.replace(self, **fields)
 
 
@@ -53,15 +54,17 @@ class Rollout:
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def replace(self, **fields) -> "Rollout":
+        """Returns a copy with these fields."""
         return dataclasses.replace(self, **fields)
 
 
 def run_rollout(rollout, prompts: Prompts, key, cfg: RolloutConfig, **available) -> Rollout:
     """Calls rollout(prompts, key, cfg, ...) with those of `available` that its signature names.
+    Returns its Rollout.
+
     Weights are brought to the layout of decoding once, and the copy is dropped at the end. Where
     the samples were decoded in flight, dead groups have been replaced already (`drops_dead`).
-
-    Raises InputError where it returns no Rollout, and for what a line of the user's own raises.
+    Raises InputError if it returns no Rollout, and for what a line of the user's own raises.
     """
     if spec(rollout).needs_groups and cfg.in_flight:
         batch, report = available["sample"](prompts, key, n=cfg.samples_per_prompt)
@@ -76,11 +79,11 @@ def run_rollout(rollout, prompts: Prompts, key, cfg: RolloutConfig, **available)
     except InputError:
         raise
     except Exception as error:
-        if not (place := place_in(error, [function], innermost=True)):
+        if not (location := location_in(error, [function], innermost=True)):
             raise  # a fault of ours, with its traceback
         raise InputError(
             f"{named} fails when it is called",
-            rule=f"{type(error).__name__}: {error}{place}",
+            rule=f"{type(error).__name__}: {error}{location}",
             fix=mending(error),
         ) from error
     if not isinstance(done, Rollout):
@@ -88,15 +91,15 @@ def run_rollout(rollout, prompts: Prompts, key, cfg: RolloutConfig, **available)
             f"{named} returns the wrong thing",
             value=type(done).__name__,
             rule="it returns rljax.rollout.Rollout(batch, prompts, report, metrics)"
-            f"{place_of(function)}",
+            f"{location_of(function)}",
             fix="return Rollout(batch, prompts, report, metrics)",
         )
     return done
 
 
 def widened(batch: Batch, columns: int) -> Batch:
-    """The batch padded to `columns` columns. All steps of a run have one shape, so that a shorter
-    limit of the response does not recompile the learning step."""
+    """Returns the batch [B, S] padded to `columns` columns. All steps of a run have one shape, so
+    that a shorter limit of the response does not recompile the learning step."""
     more = columns - batch.tokens.shape[1]
     if more <= 0:
         return batch

@@ -72,7 +72,7 @@ class TrajectorySampler:
           actor: who draws them; default: the policy.
           enough: enough(early_scores) -> bool stops decoding; rows that have not ended are aborted
             and not scored. On several hosts it reads its argument alone, so that all hosts stop at
-            the same turn. Episodes, and rewards that score whole batches, go on to their ends.
+            the same dispatch. Episodes, and rewards that score whole batches, go on to their ends.
           tree: where episodes branch; n counts the rows of its leaves then, and the rows that are
             returned are those of its nodes.
         """
@@ -94,11 +94,23 @@ class TrajectorySampler:
         sampling: Sampling | None = None,
         actor=None,
     ) -> tuple[Batch, RewardReport]:
-        """n continuations of rows [M] of `batch` behind the first at [M] tokens of their responses
-        (`Actor.branch`), M n rows, scored as whole responses. `batch.group` is the index into
-        `prompts`.
+        """Samples n continuations of rows [M] of `batch` [B, S] behind the first at [M] tokens of
+        their responses (`Actor.branch`), and scores them as whole responses.
 
-        Row r draws with the key fold_in(key, r). Another M is another program."""
+        Args:
+          prompts: the prompts that `batch` answers.
+          batch: B rows of S tokens.
+          rows: [M], the rows to go on with.
+          at: [M], how many tokens of the row's response are kept.
+          key: row r draws with fold_in(key, r).
+          n: continuations per branch.
+          sampling: None = the rollout's.
+          actor: None = the step's.
+
+        Returns the batch of M n rows, whose `group` is the index into `prompts`, and the report.
+        Another M is another program. Raises InputError with an environment, and for rows whose
+        prompt is not in `prompts`.
+        """
         if self.player.has_turns:
             fix = "algorithm.collect='turn_tree()' branches episodes"
             raise InputError("branches of responses with an environment", fix=fix)
@@ -116,12 +128,13 @@ class TrajectorySampler:
         return self.score(actor.branch(batch, rows, at, starts, key, sampling, n=n), prompts)
 
     def score(self, batch: Batch, prompts: Prompts) -> tuple[Batch, RewardReport]:
-        """The batch of responses that others made, with rewards, and its report."""
+        """Scores a batch [B, S] of responses that others made. Returns it with rewards,
+        and its report."""
         return self.player.score(batch, prompts)
 
     def outcome_alone(self) -> "TrajectorySampler":
-        """The sampler that scores as an evaluation does: without scores of lines, rubrics that
-        evolve, and costs."""
+        """Returns the sampler that scores as an evaluation does: without scores of lines, rubrics
+        that evolve, and costs."""
         return dataclasses.replace(self, player=self.player.outcome_alone(), landed=None)
 
     def _asked(self, actor, sampling: Sampling | None) -> tuple:
@@ -129,8 +142,8 @@ class TrajectorySampler:
 
 
 def player_of(scorer: Player | Reward | Callable | None) -> Player:
-    """A player as it is; the player of responses that a Reward or a function (batch, prompts) ->
-    (batch, report) scores, or nobody where that is None."""
+    """Returns a player as it is; the player of responses that a Reward or a function (batch,
+    prompts) -> (batch, report) scores, or nobody if that is None."""
     if isinstance(scorer, Player):
         return scorer
     if isinstance(scorer, Reward):
@@ -148,5 +161,5 @@ def make_sample(
     sampling: Sampling,
     landed: Landed | None = None,
 ) -> TrajectorySampler:
-    """The `sample` of a player, or of responses that a reward scores (`player_of`)."""
+    """Returns the `sample` of a player, or of responses that a reward scores (`player_of`)."""
     return TrajectorySampler(player_of(scorer), actor, sampling, landed)

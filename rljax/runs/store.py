@@ -36,7 +36,7 @@ class StoreError(OSError):
 
 
 def is_url(path: str | os.PathLike) -> bool:
-    """Returns whether a path names a place that only fsspec can reach; file:// is a local
+    """Returns whether a path names a folder that only fsspec can reach; file:// is a local
     folder."""
     found = _SCHEME.match(str(path))
     return bool(found) and found[1].lower() not in ("file", "local")

@@ -146,16 +146,16 @@ def _truncate(weights: jax.Array, rules: Rules) -> jax.Array:
     of these the tokens of at least min_p times the top probability. Ties at an edge stay. The
     largest weight is 1."""
     mass = jnp.sum(weights, axis=-1)
-    search = whole = lambda *of: _edges(*of)[1]
+    find_edge = whole = lambda *of: _edges(*of)[1]
     if weights.shape[-1] > 2 * LARGEST:  # which a CPU finds far faster than it reads rows 31 times
 
-        def search(*of):
+        def find_edge(*of):
             return jax.lax.platform_dependent(*of, cpu=_edges_by_largest, default=whole)
 
     def nothing(*_):
         return jnp.zeros_like(mass)
 
-    edge = jax.lax.cond(jnp.any(_is_cut(rules)), search, nothing, weights, mass, rules)
+    edge = jax.lax.cond(jnp.any(_is_cut(rules)), find_edge, nothing, weights, mass, rules)
     # (The largest may be 1 less a rounding: min_p = 1 must keep it.)
     least = rules.min_p * jnp.max(weights, axis=-1)
     return jnp.where(weights >= jnp.maximum(edge, least)[:, None], weights, 0.0)
@@ -180,15 +180,16 @@ def _with_bias(logits: jax.Array, rules: Rules) -> jax.Array:
 
 
 def choice_logprobs(logits: jax.Array, rules: Rules) -> jax.Array:
-    """log softmax((logits + bias) / temperature), -inf where a token is not allowed: [B, V].
-    Temperature 0 reads as 1; top-k, top-p and min-p cut nothing."""
+    """Returns log softmax((logits + bias) / temperature) [B, V] of logits [B, V], -inf where a
+    token is not allowed. Temperature 0 reads as 1; top-k, top-p and min-p cut nothing."""
     warmth = jnp.where(rules.temperature <= 0, 1.0, rules.temperature)[:, None]
     return jax.nn.log_softmax(_with_bias(logits, rules) / warmth, axis=-1)
 
 
 def mode_of(rules: Rules) -> jax.Array:
-    """Returns the most general draw that any row asks for, int32: 0 = the softmax alone, 1 = some
-    row is greedy, 2 = some row is ruled. A program does no more than that."""
+    """Returns the most general draw that any row of rules [B] asks for, an int32 scalar: 0
+    = the softmax alone, 1 = some row is greedy, 2 = some row is ruled. A program does no
+    more than that."""
     greedy = jnp.any(rules.temperature <= 0).astype(jnp.int32)
     return jnp.where(jnp.any(_is_ruled(rules)), 2, greedy)
 
@@ -212,12 +213,19 @@ def sample(
     mode=None,
     batch_invariant: bool = False,
 ) -> Drawn:
-    """Draws one token per row: logits [B, V] float32, keys [B, 2] uint32, positions [B] of
-    the tokens. `mode` is mode_of(rules), where it is known. `batch_invariant`: the log-probs are
-    those of a trainer that is (rljax.models.invariant).
+    """Draws one token per row. The draw is a function of (key of the request, position)
+    alone: u = uniform(fold_in(key, position)). Temperature 0 is greedy; its log-prob is
+    reported at temperature 1.
 
-    The draw is a function of (key of the request, position) alone: u = uniform(fold_in(key,
-    position)). temperature 0 is greedy; its log-prob is reported at temperature 1.
+    Args:
+      logits: [B, V] float32.
+      keys: [B, 2] uint32, of the requests.
+      positions: [B] int32, of the tokens that are drawn.
+      rules: sampling options of the rows.
+      mode: mode_of(rules), where it is known.
+      batch_invariant: the log-probs are those of a trainer that is (rljax.models.invariant).
+
+    Returns ids, log-probs and entropies in nats, [B] each.
     """
     greedy = rules.temperature <= 0
     warmth = jnp.where(greedy, 1.0, rules.temperature)[:, None]

@@ -27,7 +27,7 @@ from rljax.sampler import slots as slot
 from rljax.sampler import speculation
 from rljax.sampler.memory import check_memory, check_pages, check_whole, model_of_slots, pool_for
 from rljax.sampler.requests import STOP_IDS, Sampling, rules_of
-from rljax.sampler.slots import Entry, Slots, Tokens
+from rljax.sampler.slots import SlotInputs, Slots, Tokens
 
 
 @jax.tree_util.register_dataclass
@@ -43,6 +43,7 @@ class Prefix:
 
     @property
     def rows(self) -> int:
+        """P, the number of sequences."""
         return self.length.shape[0]
 
     @property
@@ -91,7 +92,8 @@ class Engine:
     # -- what a request is, as arrays
 
     def check(self, one: Sampling) -> None:
-        """Raises InputError where this engine cannot serve a request."""
+        """Raises InputError if this engine cannot serve a request: it has too many stop ids, or an
+        interruption for which there is no room."""
         one.check_token_ids(self.model.config.ids)
         if len(one.stop_ids) > self.stop_ids:
             raise InputError(
@@ -109,42 +111,45 @@ class Engine:
             )
 
     def rules(self, requests: list[Sampling]):
-        """The rules of M requests; their shapes do not depend on the requests."""
+        """Returns the rules of M requests as host arrays; their shapes do not depend
+        on the requests."""
         for one in requests:
             self.check(one)
         return rules_of(requests, self.model.config.ids, whole=True, room=self.stop_ids)
 
     def forcing(self, requests: list[Sampling], budgets, prompt_tokens):
-        """The interruptions of M requests, or None where this engine has no room for any."""
+        """Returns the interruptions of M requests, after budgets [M] tokens of thinking behind
+        prompt_tokens [M]; None if this engine has no room for any."""
         if not self.forcing_tokens:
             return None
         return slot.forcing_of(requests, self.forcing_tokens, budgets, prompt_tokens)
 
     def can_go_back(self, read: int) -> bool:
-        """Returns whether a slot that has read so many tokens still has what fewer of them need: no
+        """Returns whether a slot that has read `read` tokens still has what fewer of them need: no
         sliding window has gone round."""
         return all(not kind.window or read <= kind.window for kind in self.model.config.kinds)
 
     # -- verbs
 
     def init_state(self) -> Slots:
-        """Empty slots."""
+        """Returns the state of B empty slots."""
         blank = [Sampling()]
         forcing = self.forcing(blank, np.array([-1]), np.array([0]))
         return _init_state(self, self.rules(blank), forcing)
 
     def abstract_state(self) -> Slots:
-        """Shape, dtype and sharding of everything in `init_state`, of which nothing is allocated:
-        programs are compiled ahead of time for it (rljax.models.model.Model.abstract)."""
+        """Returns shape, dtype and sharding of everything in `init_state`, of
+        which nothing is allocated: programs are compiled ahead of time for it
+        (rljax.models.model.Model.abstract)."""
         state = jax.eval_shape(self.init_state)
 
-        def place(x, s):
+        def with_sharding(x, s):
             return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
 
-        return jax.tree.map(place, state, slot.layout(state, self.model.mesh))
+        return jax.tree.map(with_sharding, state, slot.layout(state, self.model.mesh))
 
     def lower_generate(self):
-        """The lowered program of `generate`, to compile ahead of time or to inspect."""
+        """Returns the lowered program of `generate`, to compile ahead of time or to inspect."""
         steps = jax.ShapeDtypeStruct((), jnp.int32)
         return _generate.lower(self, self.model.abstract(), self.abstract_state(), steps, steps)
 
@@ -160,8 +165,17 @@ class Engine:
         }
 
     def prefill(self, params, tokens, true_lengths, images: dict | None = None) -> Prefix:
-        """Read right-padded prompts [P, S] of true_lengths [P] >= 1 in one pass; all but the last
-        token count as read."""
+        """Reads right-padded prompts [P, S] of true_lengths [P] >= 1 in one pass; all but the last
+        token count as read.
+
+        Args:
+          params: the weights of the model.
+          tokens: [P, S] int32.
+          true_lengths: [P] int32.
+          images: {"pixels", "patch_coords", "rope_positions", "shift"} of the prompts, or None.
+
+        Raises InputError if S is more than a slot holds.
+        """
         if tokens.shape[1] > self.tokens:
             raise InputError(
                 "columns of prompts",
@@ -172,7 +186,7 @@ class Engine:
         return _prefill(self, params, tokens, true_lengths, images)
 
     def empty_prefix(self, rows: int = 1) -> Prefix:
-        """Sequences of no tokens, with a slot's room."""
+        """Returns `rows` sequences of no tokens, with a slot's room."""
         return _empty_prefix(self, rows)
 
     def append(self, params, prefix: Prefix, tokens, counts) -> Prefix:
@@ -181,27 +195,30 @@ class Engine:
         return _append(self, params, prefix, tokens, counts)
 
     def gather(self, state: Slots, shard: int, pages: np.ndarray, length: int) -> Prefix:
-        """The first `length` tokens of pages [P] of a shard as one sequence with a slot's room."""
+        """Returns the first `length` tokens of pages [P] of a shard as one sequence with
+        a slot's room."""
         return _gather(self, state, shard * self.slots // self.pool.shards, pages, length)
 
     def widen(self, prefix: Prefix, row, length) -> Prefix:
-        """Row `row` of a prefix cut to `length` read tokens, as one sequence with a slot's room."""
+        """Returns row `row` of a prefix, cut to `length` read tokens, as one sequence with
+        a slot's room."""
         return _widen(self, prefix, row, length)
 
     def with_table(self, state: Slots, table: np.ndarray) -> Slots:
-        """The state with the pages [B, P] of every slot, counted from the first of its device; a
-        number that is no page is none. Other slots must not write a page of several."""
+        """Returns the state with the pages [B, P] int32 of every slot, counted from the
+        first of its device; a number that is no page is none. No other slot may write a page
+        that several read."""
         # (As programs return it: another sharding of the same would compile them again.)
         layout = slot.rows_layout(table, self.model.mesh)
         return dataclasses.replace(state, table=put_whole(table, layout))
 
     def insert(
-        self, prefix: Prefix, state: Slots, slots, source, entry: Entry, first=None
+        self, prefix: Prefix, state: Slots, slots, source, inputs: SlotInputs, first=None
     ) -> Slots:
         """Puts row source [M] of `prefix` into slots [M], live; a slot out of range is dropped. The
         samples of a group are one row into many slots. Pages of their `first` [M] tokens are not
         written, as they hold them (None: 0). `state` is donated."""
-        return _insert(self, prefix, state, slots, source, entry, first)
+        return _insert(self, prefix, state, slots, source, inputs, first)
 
     def generate(self, params, state: Slots, steps, enough_free=None) -> tuple[Slots, Tokens, int]:
         """Does up to `steps` steps, each a token (with drafts: or more) in every live slot, or
@@ -211,20 +228,28 @@ class Engine:
         return _generate(self, params, state, steps, enough_free)
 
     def extend(
-        self, params, state: Slots, slots, tokens, counts, entry: Entry | None = None, live=True
+        self,
+        params,
+        state: Slots,
+        slots,
+        tokens,
+        counts,
+        inputs: SlotInputs | None = None,
+        live=True,
     ) -> Slots:
         """Reads tokens [M, S], of which counts [M] are real, behind what slots [M] hold, and makes
-        them live where `live` says so. `state` is donated.
+        them live where `live` [M] says so. `state` is donated.
 
-        `entry` is what the slots are before that: how many of their tokens count, the token behind
-        these, and the rules and limits from here on. Without it, which reads back how much the
-        slots hold, they go on by their own.
+        `inputs` [M] is what the slots are before that: how many of their tokens count, the token
+        behind these, and the rules and limits from here on. Without it, which reads back how much
+        the slots hold, they go on by their own. Raises InputError if a slot would hold more tokens
+        than it has room for.
         """
         inside = np.asarray(slots) < self.slots
-        if entry is None:
+        if inputs is None:
             held = fetch(state.length)[np.minimum(np.asarray(slots), self.slots - 1)]
         else:
-            held = np.asarray(entry.length)
+            held = np.asarray(inputs.length)
         if (most := int(np.max((held + 1 + np.asarray(counts))[inside], initial=0))) > self.tokens:
             raise InputError(
                 "tokens behind a slot",
@@ -232,7 +257,7 @@ class Engine:
                 rule=f"at most {self.tokens}",
                 fix="shorten the continuation, or make the engine with more tokens to a slot",
             )
-        return _extend(self, params, state, slots, tokens, counts, entry, live)
+        return _extend(self, params, state, slots, tokens, counts, inputs, live)
 
     def park(self, state: Slots, beside: Prefix, slots, rows) -> Prefix:
         """Copies what slots [M] hold into rows [M] of `beside`, which is donated; a row out of
@@ -250,7 +275,7 @@ class Engine:
         return _fork(self, state, source, slots, keys)
 
     def extract(self, state: Slots, slots) -> Prefix:
-        """The contents of slots [M] as a prefix of M rows. The slots stay as they are."""
+        """Returns the contents of slots [M] as a prefix of M rows. The slots stay as they are."""
         return _extract(self, state, slots)
 
     def release(self, state: Slots, slots) -> Slots:
@@ -327,7 +352,7 @@ def _widen(engine: Engine, prefix: Prefix, row, length) -> Prefix:
     blank = engine.model.empty_caches(1, engine.tokens, engine.kv_dtype)
     at, source = jnp.zeros((1,), jnp.int32), jnp.reshape(row, (1,))
     caches = [
-        cache.place_rows(old, new, at, source)
+        cache.write_rows(old, new, at, source)
         for old, new in zip(blank, prefix.caches, strict=True)
     ]
     # (Not a weak type: what comes of it would compile the other programs again.)
@@ -351,9 +376,9 @@ def _gather(engine: Engine, state: Slots, at, pages, length) -> Prefix:
 
 
 @_program(donate=2)
-def _insert(engine, prefix: Prefix, state: Slots, slots, source, entry, first=None) -> Slots:
-    state = slot.place(state, (prefix.caches,), slots, source, engine.model.mesh, first)
-    return _pinned(engine, slot.enter(state, entry, slots))
+def _insert(engine, prefix: Prefix, state: Slots, slots, source, inputs, first=None) -> Slots:
+    state = slot.insert(state, (prefix.caches,), slots, source, engine.model.mesh, first)
+    return _pinned(engine, slot.enter(state, inputs, slots))
 
 
 @_program(donate=2)
@@ -366,12 +391,12 @@ def _generate(engine: Engine, params, state: Slots, steps, enough_free):
 
 
 @_program(donate=2)
-def _extend(engine: Engine, params, state: Slots, slots, tokens, counts, entry, live) -> Slots:
-    if entry is None:
+def _extend(engine: Engine, params, state: Slots, slots, tokens, counts, inputs, live) -> Slots:
+    if inputs is None:
         live = state.live.at[slots].set(live, mode="drop")
         state = dataclasses.replace(state, live=live)
     else:
-        state = slot.enter(state, entry, slots, live)
+        state = slot.enter(state, inputs, slots, live)
     drafts = speculation.extended(state.drafts, slots, state.length, tokens, counts)
     state = dataclasses.replace(state, drafts=drafts)
     if len(slots) * row_shards(engine.model.mesh) >= engine.slots:
@@ -379,7 +404,7 @@ def _extend(engine: Engine, params, state: Slots, slots, tokens, counts, entry, 
     taken = _taken(engine, state, slots)
     prefix = _appended(engine, params, taken, tokens, counts)
     where = (slots, jnp.arange(len(slots)), engine.model.mesh)
-    state = slot.place(state, (prefix.caches,), *where, taken.length)
+    state = slot.insert(state, (prefix.caches,), *where, taken.length)
 
     def put(old, new):
         return old.at[slots].set(new, mode="drop")
@@ -406,7 +431,7 @@ def _park(engine: Engine, state: Slots, beside: Prefix, slots, rows) -> Prefix:
     taken = _taken(engine, state, slots)
     source = jnp.arange(len(slots))
     caches = [
-        cache.place_rows(old, new, rows, source)
+        cache.write_rows(old, new, rows, source)
         for old, new in zip(beside.caches, taken.caches, strict=True)
     ]
     return dataclasses.replace(beside, caches=cache.constrain(caches, engine.model.mesh))
@@ -415,14 +440,14 @@ def _park(engine: Engine, state: Slots, beside: Prefix, slots, rows) -> Prefix:
 @_program(donate=2)
 def _restore(engine: Engine, caches: tuple, state: Slots, slots, source) -> Slots:
     joined = jax.tree.map(lambda *rows: jnp.concatenate(rows), *caches)
-    return _pinned(engine, slot.place(state, (joined,), slots, source, engine.model.mesh))
+    return _pinned(engine, slot.insert(state, (joined,), slots, source, engine.model.mesh))
 
 
 @_program(donate=1)
 def _fork(engine: Engine, state: Slots, source, slots, keys) -> Slots:
     taken = _taken(engine, state, jnp.reshape(source, (1,)))
     zeros = jnp.zeros(slots.shape, jnp.int32)
-    state = slot.place(state, (taken.caches,), slots, zeros, engine.model.mesh)
+    state = slot.insert(state, (taken.caches,), slots, zeros, engine.model.mesh)
     rows = dataclasses.replace(state, caches=(), table=None)
     copied = jax.tree.map(lambda x: x.at[slots].set(x[source], mode="drop"), rows)
     key = copied.key.at[slots].set(keys, mode="drop")

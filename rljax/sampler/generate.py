@@ -20,9 +20,8 @@ from rljax.models.model import Model
 from rljax.sampler import slots as slot
 from rljax.sampler import speculation
 from rljax.sampler.engine import Engine
-from rljax.sampler.entries import forcing_now
 from rljax.sampler.host_rollout import host_branches, host_rollout
-from rljax.sampler.keys import branch_keys, budgets, request_keys
+from rljax.sampler.inputs import branch_keys, budgets, forcing_now, request_keys
 from rljax.sampler.layout import agree, is_apart, reshard_program, weights_like
 from rljax.sampler.memory import check_memory, of_length
 from rljax.sampler.requests import Decoding, Sampling, rules_of
@@ -31,8 +30,8 @@ from rljax.sampler.stop_strings import cut_at_stop_strings, cut_row
 from rljax.sampler.whole_batch import (
     SecondModel,
     Shape,
-    fits_a_turn,
-    in_turns,
+    fits_a_dispatch,
+    in_dispatches,
     rollout,
     shard_count,
 )
@@ -58,25 +57,39 @@ def generate(
     stop: Callable[[], bool] | None = None,
     search: Callable | None = None,
 ) -> Batch:
-    """Sample n responses to each prompt: prompts [P, L] int32 right-padded, lengths [P] -> Batch of
-    R = P n rows.
+    """Samples n responses to each prompt.
 
-    Row p n + s is sample s of prompt p; `group` is p. EOS is part of the response. A draw depends
-    on (key, row, place) alone: `decoding` changes none while dtypes stay as they are, nor does its
-    loop (a host's dispatches, or one program that every host of a pod runs unchanged). `images` are
-    those of the prompts (rljax.data.online.prompts). `second`: a model to draw from together with
-    this one. A row whose logits are not finite ends there, with FinishReason.ABORT.
+    Args:
+      model: the model, on the mesh of training.
+      params: its weights, read where they lie, or as `decoding.weights` brings them to the layout
+        of decoding.
+      prompts: [P, L] int32, right-padded.
+      lengths: [P] int32, tokens of each prompt.
+      key: a JAX key; `sampling.seed` takes its place.
+      sampling: the options of all requests.
+      n: samples per prompt.
+      version: the optimizer step of the weights, for Batch.policy_version.
+      decoding: sizes of programs and memory, and where they run.
+      images: those of the prompts (rljax.data.online.prompts).
+      second: a model to draw from together with this one.
+      finished: finished(row, ids of the response, FinishReason), called for rows as they end, while
+        others still decode, each once and in no order.
+      stop: asked after every dispatch; once it returns True, the rows that still decode end there,
+        with FinishReason.ABORT.
+      search: rljax.search.Search, which chooses the tokens in place of sampling, all rows to their
+        ends.
 
-    `finished(row, ids of the response, FinishReason)` is called for rows as they end, while others
-    still decode, each once and in no order; `stop` is asked after every turn of decoding: once it
-    returns True, the rows that still decode end there, with FinishReason.ABORT. Neither is called
-    where all rows may end in the same turn. On several hosts every one of them is told of every
-    row, and `stop` returns the same on all.
+    Returns a Batch of R = P n rows on the mesh of `model`. Row p n + s is sample s of prompt
+    p; `group` is p. EOS is part of the response. A row whose logits are not finite ends
+    there, with FinishReason.ABORT.
 
-    `search` (rljax.search.Search) chooses the tokens in place of sampling, all rows to their ends.
+    A draw depends on (key, row, position) alone: `decoding` changes none while dtypes stay as they
+    are, nor does its loop (a host's dispatches, or one program that every host of a pod runs
+    unchanged). Neither `finished` nor `stop` is called where all rows may end in the same dispatch.
+    On several hosts every one of them is told of every row, and `stop` returns the same on all.
 
-    The weights are read where they lie, or as `decoding.weights` brings them to the layout of
-    decoding; the batch lies on the mesh of `model`.
+    Raises InputError for prompts that are no token ids of the model, for slots that do not fit the
+    memory, and for options that exclude each other.
     """
     home, version = model.mesh, version if decoding.mesh is None else fetch(version)
     model, params, second = _on_layout(model, params, second, decoding)
@@ -132,17 +145,29 @@ def branch(
     version=0,
     decoding: Decoding = WHOLE_BATCH,
 ) -> Batch:
-    """Samples n continuations of row rows[j] of `batch` [B, S] behind the first at[j] tokens of its
-    response, for rows [M] and at [M] -> Batch of M n rows, as wide.
+    """Samples n continuations of row rows[j] of a batch behind the first at[j] tokens
+    of its response.
 
-    `batch` is as `generate` returned it, with responses that begin at columns starts [B]. Row
-    j n + i is continuation i of branch j: a whole response, of which the mask is 1 on new tokens
-    alone. The first at[j] tokens have the records of their row, and `group` is that of the row.
-    Limits, thinking budgets and stop strings are those of the whole response.
+    Args:
+      model: the model, on the mesh of training.
+      params: its weights.
+      batch: [B, S], as `generate` returned it.
+      rows: [M] int32, the rows to go on with.
+      at: [M] int32, how many tokens of the row's response are kept.
+      starts: [B] int32, the columns at which responses begin.
+      key: a JAX key. Row r has the key fold_in(key, r).
+      sampling: limits, thinking budgets and stop strings of the whole response.
+      n: continuations per branch.
+      version: the optimizer step of the weights, for Batch.policy_version.
+      decoding: sizes of programs and memory, and where they run.
 
-    Row r has the key fold_in(key, r); a draw depends on (that key, at[j], i, place) alone. The
-    host's loop reads a row once, whatever is asked of it; the device's loop reads the prefix of
-    every branch once.
+    Returns a Batch of M n rows, as wide. Row j n + i is continuation i of branch j: a whole
+    response, of which the mask is 1 on new tokens alone. The first at[j] tokens have the records of
+    their row, and `group` is that of the row.
+
+    A draw depends on (key of the row, at[j], i, position) alone. The host's loop reads a row once,
+    whatever is asked of it; the device's loop reads the prefix of every branch once. Raises
+    InputError for rows that are not in the batch, and for tokens that are not in their responses.
     """
     home, version = model.mesh, version if decoding.mesh is None else fetch(version)
     model, params, _ = _on_layout(model, params, None, decoding)
@@ -162,8 +187,8 @@ def branch(
         keys, forcing = fetch(keys).reshape(-1, 2), None
         if sampling.thinking_tokens:
             children = [
-                sources[row].continued(place, 0, key)
-                for (row, place), some in zip(branches, keys.reshape(-1, n, 2), strict=True)
+                sources[row].continued(end, 0, key)
+                for (row, end), some in zip(branches, keys.reshape(-1, n, 2), strict=True)
                 for key in some
             ]
             requests = [sampling] * len(children)
@@ -178,7 +203,7 @@ def branch(
 
 
 def _sources(batch: Batch, rows, at, starts, key, sampling: Sampling) -> dict[int, Sample]:
-    """The samples that rows of a batch are; InputError where one has no such place."""
+    """The samples that rows of a batch are; InputError where one has no such token."""
     if batch.pixels is not None:
         raise InputError("branches of samples with images", fix="prompts of text")
     if rows.ndim != 1 or not len(rows) or at.shape != rows.shape or starts.shape != (batch.rows,):
@@ -256,13 +281,13 @@ def _behind(out: Batch, batch: Batch, rows, lengths) -> Batch:
 
 
 def _decoded(arguments: tuple, shape: Shape, rows: int, finished, stop) -> Batch:
-    """The batch of a call of the device's loop, in turns where the host has to look up."""
-    # Hosts that may be told to stop look up after every turn, too.
-    if fits_a_turn(shape, rows) or finished is None and hosts.count() == 1:
+    """The batch of a call of the device's loop, in dispatches where the host has to look up."""
+    # Hosts that may be told to stop look up after every dispatch, too.
+    if fits_a_dispatch(shape, rows) or finished is None and hosts.count() == 1:
         batch, drafted = rollout(*arguments)
     else:
         tell = finished or (lambda *_: None)
-        batch, drafted = in_turns(*arguments, finished=tell, stop=stop)
+        batch, drafted = in_dispatches(*arguments, finished=tell, stop=stop)
     timing.drafted(*() if drafted is None else fetch(drafted).tolist())
     return batch
 
@@ -345,7 +370,7 @@ def planned_rollout(
     branches: bool = False,
 ) -> tuple[dict[str, tuple], Batch]:
     """Returns the programs that `generate` would run, for a plan: ({program: (jitted function, its
-    arguments as shapes, turns of its loop at most)}, rows of zeros of this host, each with all its
+    arguments as shapes, steps of its loop at most)}, rows of zeros of this host, each with all its
     tokens). `branches`: what `branch` would run, of `prompts` that are whole rows."""
     (model, params), resharding = _planned_weights(model, params, decoding)
     if second is not None:
@@ -374,8 +399,8 @@ def planned_rollout(
     queue += (array((rows, 2), jnp.uint32), rules, np.zeros((), np.int32))
     limits = array((count,), jnp.int32) if branches else None
     arguments = (model, shape, params, *queue, forcing, None, second, limits)
-    turns, name = -(-rows // slots) * response, "branch" if branches else "generate"
-    programs = {name: (rollout, arguments, turns)}
+    steps, name = -(-rows // slots) * response, "branch" if branches else "generate"
+    programs = {name: (rollout, arguments, steps)}
     if decoding.loop == "host":
         engine = Engine(
             model,
@@ -387,7 +412,7 @@ def planned_rollout(
             draft_tokens=decoding.draft_tokens,
         )
         hosts = engine.programs(params, count, columns)
-        programs = {"prefill": (*hosts["prefill"], 1), name: (*hosts["generate"], turns)}
+        programs = {"prefill": (*hosts["prefill"], 1), name: (*hosts["generate"], steps)}
     batch, _ = jax.eval_shape(functools.partial(rollout, model, shape), *arguments[2:])
     batch = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), batch)
     chosen = np.arange(wide) >= wide - response

@@ -36,7 +36,8 @@ def host_rollout(
     finished: Callable[[int, list[int], int], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Batch:
-    """The batch of rljax.sampler.generate, whose arguments were checked, by the host's loop."""
+    """Returns the batch [R, S] of rljax.sampler.generate by the host's loop, for prompts [P, L] of
+    lengths [P]. The arguments were checked."""
     count, columns = prompts.shape
     tokens = columns + sampling.max_response_tokens
     engine = engine_of_rows(model, count * n, tokens, sampling, decoding)
@@ -63,16 +64,17 @@ def host_branches(
     version,
     decoding: Decoding,
 ) -> Batch:
-    """The batch of rljax.sampler.branch, but for groups, by the host's loop: n continuations of
-    each (row, tokens of its response). A row is read once, whatever is asked of it."""
+    """Returns the batch of rljax.sampler.branch, but for groups, by the host's loop: n
+    continuations of each (row, tokens of its response) of `branches`. A row is read once, whatever
+    is asked of it."""
     engine = engine_of_rows(model, len(branches) * n, columns, sampling, decoding)
     sampler = Sampler(engine, chunk_tokens=columns, decode=decoding.decode)
     samples: list[Sample | None] = [None] * (len(branches) * n)
     for row, source in sources.items():
         own = [j for j, (other, _) in enumerate(branches) if other == row]
         ids = [j * n + i for j in own for i in range(n)]
-        places = [branches[j][1] for j in own]
-        children = sampler.branch(source, places, n, request_ids=ids)
+        ends = [branches[j][1] for j in own]
+        children = sampler.branch(source, ends, n, request_ids=ids)
         for at, child in zip(ids, children, strict=True):
             samples[at] = child
     _decode(sampler, samples, params, int(version))
@@ -101,7 +103,8 @@ def _decode(sampler: Sampler, samples, params, version: int, finished=None, stop
 def engine_of_rows(
     model: Model, rows: int, tokens: int, sampling: Sampling, decoding: Decoding
 ) -> Engine:
-    """The engine of `rows` rows of at most `tokens` tokens each, at most decoding.slots at once."""
+    """Returns the engine of `rows` rows of at most `tokens` tokens each, at most decoding.slots at
+    once. Raises InputError for a row that needs more pages than there are."""
     engine = Engine(
         model,
         min(decoding.slots or rows, rows),
@@ -118,8 +121,9 @@ def engine_of_rows(
 
 
 def batch_of(samples: list[Sample], columns: int, n: int, images: dict | None = None) -> Batch:
-    """Finished samples, n of a prompt, in the order of their rows, as a host batch [R, S]. The mask
-    is 0 on tokens of a sample that they continue. `images` are those of all prompts."""
+    """Returns finished samples, n of a prompt, in the order of their rows, as a host batch
+    [R, S = columns]. The mask is 0 on tokens of a sample that they continue. `images` are
+    those of all prompts."""
     rows = len(samples)
     tokens, versions = (np.zeros((rows, columns), np.int32) for _ in range(2))
     mask, logp, kept, entropy = (np.zeros((rows, columns), np.float32) for _ in range(4))

@@ -63,7 +63,7 @@ class Layout:
             )
 
     def mesh(self, training: Mesh) -> Mesh:
-        """The mesh, over the devices of `training` in their order. Raises InputError where the
+        """Returns the mesh, over the devices of `training` in their order. Raises InputError if the
         sizes do not divide them."""
         sizes = dict.fromkeys(MESH_AXES, 1) | dataclasses.asdict(self)
         sizes["expert"] = self.expert or training.shape["expert"]
@@ -89,15 +89,15 @@ class Layout:
 
 @contract(safe=True)
 def mesh(*, data: int | None = None, fsdp: int = 1, tensor: int = 1, expert: int = 0) -> Layout:
-    """The layout of a config. Without `data` it is what the other sizes leave."""
+    """Returns the layout of a config. Without `data` it is what the other sizes leave."""
     if data is None:
         data = 1 if -1 in (fsdp, tensor, expert) else -1
     return Layout(data, fsdp, tensor, expert)
 
 
 def parsed(text: str) -> Layout | None:
-    """The layout that a config names; None for training's own, and for "auto", which depends on the
-    model. Raises InputError for any other text."""
+    """Returns the layout that a config names; None for training's own, and for "auto", which
+    depends on the model. Raises InputError for any other text."""
     if text in ("", AUTO):
         return None
     if not re.fullmatch(r"mesh *\(.*\)", text.strip(), re.DOTALL):
@@ -111,7 +111,7 @@ def parsed(text: str) -> Layout | None:
 
 
 def check_slices(mesh: Mesh, slices: int) -> None:
-    """Raises InputError where a mesh of decoding splits weights over several slices."""
+    """Raises InputError if a mesh of decoding splits weights over several slices."""
     if mesh.shape["data"] % slices:
         raise InputError(
             "sampler.layout: data",
@@ -125,9 +125,9 @@ def check_slices(mesh: Mesh, slices: int) -> None:
 
 
 def decode_model(model: Model, layout: Layout | None, weight_dtype: str) -> Model:
-    """`model` on the mesh of a layout, with weights of `weight_dtype`: "int8" are codes of the
-    linear maps, the rest being in what is computed in. A quantised base and adapters stay as they
-    are. Raises InputError where the layout does not fit the model."""
+    """Returns `model` on the mesh of a layout, with weights of `weight_dtype`: "int8" are codes of
+    the linear maps, the rest being in what is computed in. A quantised base and adapters stay as
+    they are. Raises InputError if the layout does not fit the model."""
     config, target = model.config, layout.mesh(model.mesh) if layout else model.mesh
     if config.batch_invariant and weight_dtype:
         rule = "'' with model_settings.batch_invariant: the trainer's own weights"
@@ -169,8 +169,8 @@ def _check_fits(model: Model, layout: Layout) -> None:
 
 
 def weights_like(model: Model, params, *, keep_dtypes: bool) -> dict:
-    """Shape, dtype and sharding of the weights of a model that decodes, made of `params`: their own
-    dtypes with `keep_dtypes`."""
+    """Returns shape, dtype and sharding of the weights of a model that decodes, made of `params`:
+    their own dtypes with `keep_dtypes`."""
     like = model.abstract()
     if not keep_dtypes:
         return like
@@ -195,7 +195,7 @@ def is_apart(source: Model, target: Model) -> bool:
 
 
 def copied_bytes(like) -> int:
-    """The bytes of weights like these on all devices together."""
+    """Returns the bytes of weights like these on all devices together."""
     return sum(
         math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize * x.sharding.mesh.size
         for x in jax.tree.leaves(like)
@@ -204,9 +204,9 @@ def copied_bytes(like) -> int:
 
 @functools.lru_cache(maxsize=64)
 def reshard_program(source: Model, target: Model, keep_dtypes: bool):
-    """The program weights of `source` -> weights of `target`. Numbers are made narrow where they
-    lie and then sent. Layers go one after another, so that what a relayout holds beside its input
-    and its output is a layer of it."""
+    """Returns the program weights of `source` -> weights of `target`. Numbers are made narrow where
+    they lie and then sent. Layers go one after another, so that what a relayout holds beside its
+    input and its output is a layer of it."""
     before, after = flattened(source.shardings()), flattened(target.shardings())
     dtypes = {path: x.dtype for path, x in flattened(target.abstract()).items()}
     axes = {path: named for path, (_, named) in target.shapes().items()}
@@ -251,8 +251,8 @@ _held: contextvars.ContextVar[list | None] = contextvars.ContextVar("held_weight
 
 @contextlib.contextmanager
 def held_weights():
-    """Within the block each set of weights is brought to a layout once; at its end the copies are
-    dropped. Blocks inside it share its copies."""
+    """Brings each set of weights to a layout once within the block, and drops the copies at its
+    end. Blocks inside it share its copies."""
     if _held.get() is not None:
         yield
         return
@@ -266,8 +266,8 @@ def held_weights():
 
 
 def decode_weights(source: Model, target: Model, params, *, keep_dtypes: bool):
-    """The weights that `target` reads: `params` itself where nothing differs, else a copy, which
-    the enclosing `held_weights` keeps.
+    """Returns the weights that `target` reads: `params` itself where nothing differs, else a copy,
+    which the enclosing `held_weights` keeps.
 
     A copy is found by the very arrays that it was made of, so one of older weights is never read.
     """

@@ -46,11 +46,12 @@ class Workload:
     response_tokens: int
 
     def slots(self, decoding: Decoding) -> int:
+        """Returns how many rows decode at a time."""
         rows = self.prompts * self.samples
         return min(decoding.slots or rows, rows)
 
     def steps(self, decoding: Decoding) -> int:
-        """Steps of decoding, every response at full length."""
+        """Returns the steps of decoding, every response at full length."""
         return -(-self.prompts * self.samples // self.slots(decoding)) * self.response_tokens
 
 
@@ -85,7 +86,7 @@ class LayoutCost:
 
     @property
     def binding(self) -> str:
-        """The largest part of a step."""
+        """Names the largest part of a step."""
         parts = {"HBM": self.hbm_s, "compute": self.compute_s}
         parts |= {f"ICI {axis}": seconds for axis, seconds in self.ici_s.items()}
         return max(parts, key=parts.get)
@@ -94,11 +95,12 @@ class LayoutCost:
 def layout_costs(
     model: Model, params, decoding: Decoding, work: Workload, chip: Chip, *, slices: int = 1
 ) -> list[LayoutCost]:
-    """The cost of every data x fsdp x tensor mesh that divides the devices that decode and the
-    model, and of their own without a layout, the fastest first. `params` may be abstract; expert
-    stays as it is, and each of `slices` holds whole weights.
+    """Returns the cost of every data x fsdp x tensor mesh that divides the devices that decode and
+    the model, and of their own without a layout, the fastest first. `params` may be abstract;
+    expert stays as it is, and each of `slices` holds whole weights.
 
-    Other meshes can be named: they pad weights anew in every program, which no cost here counts."""
+    Other meshes can be named: they pad weights anew in every program, which no cost here counts.
+    """
     own = dataclasses.replace(decoding, layout=None)
     costs, mesh = [layout_cost(model, params, own, work, chip)], decoding.mesh or model.mesh
     for layout in _meshes(mesh.size // mesh.shape["expert"]):
@@ -113,8 +115,8 @@ def layout_costs(
 
 
 def decode_layout(costs: list[LayoutCost], free_bytes: float) -> Layout | None:
-    """The fastest layout whose needs fit into `free_bytes`, what a device has left while decoding;
-    None, training's own, where none does or none is faster."""
+    """Returns the fastest layout whose needs fit into `free_bytes`, the bytes that a device has
+    left while decoding; None, training's own, if none does or none is faster."""
     return next((cost.layout for cost in costs if cost.most_bytes <= free_bytes), None)
 
 
@@ -126,8 +128,8 @@ def _meshes(devices: int) -> Iterator[Layout]:
 
 
 def layout_cost(model: Model, params, decoding: Decoding, work: Workload, chip: Chip) -> LayoutCost:
-    """The cost of `decoding` in its own layout. Raises InputError where that does not divide the
-    experts."""
+    """Returns the cost of `decoding` in its own layout. Raises InputError if that does not
+    divide the experts."""
     target = decoding.of(model)
     like = weights_like(target, params, keep_dtypes=not decoding.weight_dtype)
     same = agree(model, target, params, like)
@@ -156,8 +158,8 @@ def layout_cost(model: Model, params, decoding: Decoding, work: Workload, chip: 
 
 
 def decode_bytes(model: Model, work: Workload, decoding: Decoding) -> dict[str, int]:
-    """Bytes of a device that decoding with `model` (decoding.of) needs beside weights: keys and
-    values exactly, the rest estimated."""
+    """Returns the bytes of a device that decoding with `model` (decoding.of) needs beside weights:
+    keys and values exactly, the rest estimated."""
     config, mesh = model.config, model.mesh
     shards, tensor = row_shards(mesh), mesh.shape["tensor"]
     size, slots = jnp.dtype(config.dtype).itemsize, work.slots(decoding)

@@ -17,8 +17,9 @@ from rljax.runs.units import human_bytes
 
 
 def of_length(model: Model, tokens: int) -> Model:
-    """The model for slots of `tokens` tokens: a rope that follows the length is fixed to it, where
-    the model does not say to which, so that no token is rotated anew as its sequence grows."""
+    """Returns the model for slots of `tokens` tokens: a rope that follows the length is fixed to
+    it, where the model does not say to which, so that no token is rotated anew as its sequence
+    grows. Raises InputError if the model holds fewer tokens."""
     config = model.config
     if not any(rope.follows_length for rope in config.ropes):
         return model
@@ -36,8 +37,8 @@ def of_length(model: Model, tokens: int) -> Model:
 
 
 def device_bytes(device: jax.Device) -> int | None:
-    """Bytes that the backend may still hand out on a device; on CPU what the host has free. None
-    where it does not report them."""
+    """Returns the bytes that the backend may still hand out on a device; on CPU what the host has
+    free. None if it does not report them."""
     if device.platform == "cpu":
         return _host_bytes()
     stats = device.memory_stats() or {}
@@ -56,14 +57,15 @@ def _host_bytes(name: str = "MemAvailable") -> int | None:
 
 
 def device_capacity(device: jax.Device) -> int | None:
-    """Bytes of a device's memory, used or not; on CPU the host's. None where it does not say."""
+    """Returns the bytes of a device's memory, used or not; on CPU the host's. None if it
+    does not say."""
     if device.platform != "cpu":
         return (device.memory_stats() or {}).get("bytes_limit")
     return _host_bytes("MemTotal")
 
 
 def check_whole(name: str, value: int, least: int = 0) -> None:
-    """Raises InputError where a setting of the sampler is no number of things."""
+    """Raises InputError unless a setting of the sampler is a whole number of at least `least`."""
     if not isinstance(value, (int, np.integer)) or not least <= value < 2**31:
         rule = f"a whole number >= {least}, below 2**31"
         raise InputError(
@@ -72,7 +74,7 @@ def check_whole(name: str, value: int, least: int = 0) -> None:
 
 
 def check_pages(page_tokens: int, pages: int) -> None:
-    """Raises InputError where these cannot be pages."""
+    """Raises InputError unless these are whole numbers, and page_tokens is set where pages is."""
     check_whole("page_tokens", page_tokens)
     check_whole("pages", pages)
     if pages and not page_tokens:
@@ -80,8 +82,8 @@ def check_pages(page_tokens: int, pages: int) -> None:
 
 
 def pool_for(model: Model, slots: int, columns: int, page_tokens: int, pages: int) -> Pool | None:
-    """The pages of so many slots of so many tokens, split over devices where the slots are; None
-    where page_tokens is 0."""
+    """Returns the pages of `slots` slots of `columns` tokens, split over devices where the slots
+    are; None if page_tokens is 0. Raises InputError for fewer pages than devices."""
     if not page_tokens:
         return None
     shards = row_shards(model.mesh)
@@ -99,7 +101,7 @@ def pool_for(model: Model, slots: int, columns: int, page_tokens: int, pages: in
 
 
 def check_whole_rows(pool: Pool | None, tokens: int) -> None:
-    """Raises InputError where a row of so many tokens needs more pages than there are."""
+    """Raises InputError if a row of `tokens` tokens needs more pages than there are."""
     if pool and pool.count < (least := pool.pages_for(tokens - 1) * pool.shards):
         rule = f"at least {least}: {pool.shards} x those of one row of {tokens} tokens"
         raise InputError(
@@ -113,7 +115,7 @@ def check_whole_rows(pool: Pool | None, tokens: int) -> None:
 def slots_bytes(
     model: Model, slots: int, columns: int, kv_dtype: str = "", pool: Pool | None = None, rings=True
 ) -> int:
-    """Bytes per device of `slots` slots of `columns` tokens, or of their pages."""
+    """Returns the bytes per device of `slots` slots of `columns` tokens, or of their pages."""
     whole = slots * cache.slot_bytes(model.computed, columns, kv_dtype, model.mesh, rings)
     if pool:
         whole = cache.pool_bytes(model.computed, slots, columns, kv_dtype, pool)
@@ -126,7 +128,7 @@ def slots_bytes(
 def plan(
     model: Model, slots: int, columns: int, kv_dtype: str = "", pool: Pool | None = None
 ) -> str:
-    """The sizes in one sentence."""
+    """Returns the sizes in one sentence."""
     need = slots_bytes(model, slots, columns, kv_dtype, pool)
     dtype = kv_dtype or model.config.dtype
     if pool:
@@ -140,8 +142,8 @@ def plan(
 
 
 def memory_left(mesh: Mesh) -> tuple[int | None, int]:
-    """(the bytes that a device of this host has left, None where it does not say; over how many
-    devices they are to be shared)."""
+    """Returns (the bytes that a device of this host has left, None if it does not say; over how
+    many devices they are to be shared)."""
     # A device of another host, or one that is only compiled for, does not report its memory.
     here = [d for d in mesh.devices.flat if d in d.client.local_devices()]
     if not here:
@@ -158,9 +160,9 @@ def check_memory(
     pool: Pool | None = None,
     beside: int = 0,
 ) -> None:
-    """Raises InputError where the slots alone are larger than what the devices have left: `beside`
-    of them are contiguous even where the others are pages. A host of several that raises it ends
-    the run on all, with its words."""
+    """Raises InputError if the slots alone are larger than what the devices have left: `beside` of
+    them are contiguous even where the others are pages. A host of several that raises it ends the
+    run on all, with its words."""
     cache.check_dtype(model.config, kv_dtype)
     have, local = memory_left(model.mesh)
     need = slots_bytes(model, slots - beside, columns, kv_dtype, pool)
@@ -178,9 +180,10 @@ def check_memory(
 
 
 def slots_that_fit(model: Model, rows: int, columns: int, kv_dtype: str = "") -> int:
-    """`rows` slots, or half, a quarter, ... of them: so many that their keys and values take at
-    most an eighth of the devices' memory. It follows from the machine and not from what else runs
-    there, so that a call meets its compiled program again; all hosts take the first one's."""
+    """Returns `rows`, or half, a quarter, ... of them: so many slots that their keys and
+    values take at most an eighth of the devices' memory. It follows from the machine and not
+    from what else runs there, so that a call meets its compiled program again; all hosts take
+    the first one's."""
     here = [d for d in model.mesh.devices.flat if d in d.client.local_devices()]
     capacity = device_capacity(here[0]) if here else None
     slots, shards = rows, row_shards(model.mesh)
@@ -195,7 +198,7 @@ def slots_that_fit(model: Model, rows: int, columns: int, kv_dtype: str = "") ->
 
 
 def model_of_slots(model: Model, tokens: int) -> Model:
-    """`of_length` of a model whose context has room for so many tokens."""
+    """Returns `of_length` of a model. Raises InputError if its context is shorter than `tokens`."""
     if tokens > model.config.max_tokens:
         rule = f"at most the model's context, {model.config.max_tokens}"
         raise InputError(

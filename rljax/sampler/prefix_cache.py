@@ -32,14 +32,14 @@ class PrefixCache:
         self._window = min(windows, default=0)
         self.hits = self.misses = self.reused_tokens = 0
 
-    def at_version(self, version: int) -> None:
+    def set_version(self, version: int) -> None:
         """Drops what other parameters read."""
         if version != self.version:
             self._kept.clear()
             self.version = version
 
     def put(self, tokens: np.ndarray, prefix: Prefix, row: int) -> None:
-        """Stores that `row` of `prefix` has read `tokens`."""
+        """Stores that `row` of `prefix` has read `tokens` [S] int32."""
         if not 0 < len(tokens) <= self.capacity:
             return
         self._kept[tokens.tobytes()] = Kept(tokens, prefix, row)
@@ -55,7 +55,8 @@ class PrefixCache:
         return sum(prefix.rows * prefix.columns for prefix in prefixes.values())
 
     def find(self, tokens: np.ndarray) -> tuple[Kept, int] | None:
-        """(the prefix that shares the most leading tokens, how many of them), or None."""
+        """Returns (the prefix that shares the most leading tokens with `tokens` [S], how many of
+        them), or None."""
         best, most = None, 0
         for key, kept in self._kept.items():
             size = min(len(kept.tokens), len(tokens))

@@ -41,7 +41,8 @@ class PromptImages:
         return len(self.rope_positions)
 
     def check(self, config: ModelConfig, ids: np.ndarray) -> None:
-        """Raises InputError unless a model reads images and these fill the prompt's places."""
+        """Raises InputError unless a model reads images and these fill the image tokens of a
+        prompt, ids [S]."""
         vision = config.vision
         if vision is None:
             raise InputError(
@@ -73,11 +74,14 @@ class PromptImages:
     def padded(
         self, config: ModelConfig, ids: np.ndarray, least: int, most: int
     ) -> tuple[np.ndarray, int, dict[str, np.ndarray]]:
-        """(tokens [1, L], how many of them are real, the images as Engine.prefill reads them) of
-        the beginning of `ids` that ends behind the last image, as far as there is room:
+        """Returns (tokens [1, L], how many of them are real, the images as Engine.prefill
+        reads them) of the beginning of `ids` [S] that ends behind the last image, as far as
+        there is room.
+
         L is a power of two times `least`, or `most`, and the patches have a power of two as well,
         so that few programs are compiled. Tokens behind the prompt are left out: the policy may
-        have drawn the token of an image, which is then an ordinary one."""
+        have drawn the token of an image, which is then an ordinary one.
+        """
         vision, ids = config.vision, ids[: self.tokens]
         special = (ids == vision.image_token_id) | (ids == vision.video_token_id)
         columns = least
@@ -100,8 +104,8 @@ class PromptImages:
 
 
 def of_prompt(images: Mapping[str, np.ndarray] | None, row: int, size: int) -> PromptImages | None:
-    """The images of prompt `row`, which has `size` tokens, out of those of all prompts
-    (rljax.data.images.rows.prompt_images); None where it has none."""
+    """Returns the images of prompt `row`, which has `size` tokens, out of those of all prompts [P,
+    ...] (rljax.data.images.rows.prompt_images); None if it has none."""
     if images is None or not np.any(images["patch_coords"][row, :, 0] > 0):
         return None
     return PromptImages(

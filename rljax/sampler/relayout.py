@@ -16,8 +16,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 @functools.lru_cache(maxsize=64)
 def common_mesh(one: Mesh, other: Mesh) -> Mesh | None:
-    """A mesh over the same devices in whose axes, "0", "1", ..., both meshes are products of
-    neighbours; None where their sizes have none."""
+    """Returns a mesh over the same devices in whose axes, "0", "1", ..., both meshes are products
+    of neighbours; None if their sizes have none."""
     ends = sorted({end for mesh in (one, other) for _, end in _spans(mesh).values()} | {1})
     if any(b % a for a, b in zip(ends, ends[1:], strict=False)):
         return None
@@ -56,8 +56,8 @@ def _in_common(sharding: NamedSharding, common: Mesh, rank: int) -> list[tuple[s
 
 
 def way(shape: tuple[int, ...], source: NamedSharding, target: NamedSharding) -> list:
-    """The shardings between `source` and `target`, `target` last. (The common mesh is coarser than
-    neither; where there is none, or a size does not divide, XLA goes straight.)"""
+    """Returns the shardings between `source` and `target`, `target` last. (The common mesh is
+    coarser than neither; where there is none, or a size does not divide, XLA goes straight.)"""
     common = common_mesh(source.mesh, target.mesh)
     if common is None:
         return [target]
@@ -86,7 +86,7 @@ def way(shape: tuple[int, ...], source: NamedSharding, target: NamedSharding) ->
 
 
 def sent(x: jax.Array, source: NamedSharding, target: NamedSharding) -> jax.Array:
-    """Inside a program: x, which lies as `source` says, as `target` says."""
+    """Returns x [...], which lies as `source` says, as `target` says (inside a program)."""
     for sharding in [source, *way(x.shape, source, target)]:
         x = jax.lax.with_sharding_constraint(x, sharding)
     return x

@@ -48,7 +48,7 @@ class Sampling:
     interrupt_ids: tuple[int, ...] = ()
 
     def greedy(self) -> "Sampling":
-        """The same limits, with the most likely token each time."""
+        """Returns the same limits, with the most likely token each time."""
         return dataclasses.replace(self, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
 
     def __post_init__(self):
@@ -92,7 +92,7 @@ class Sampling:
                 check(len(getattr(self, name)) > 0, name, "at least one id beside thinking_tokens")
 
     def check_token_ids(self, vocab_size: int) -> None:
-        """Raises InputError where an id is not below the model's `vocab_size`."""
+        """Raises InputError if an id is not below the model's `vocab_size`."""
         named = {
             "stop_ids": self.stop_ids,
             "logit_bias": [token for token, _ in self.logit_bias],
@@ -191,8 +191,8 @@ class Decoding:
             )
 
     def of(self, model: Model) -> Model:
-        """The model as it decodes: on the mesh of decoding, in its dtype, with the weights that
-        `weights` returns."""
+        """Returns the model as it decodes: on the mesh of decoding, in its dtype, with the weights
+        that `weights` returns."""
         model = model.in_dtype(self.dtype, self.head_in_float32)
         if self.mesh is not None:
             model = dataclasses.replace(model, mesh=self.mesh)
@@ -219,7 +219,8 @@ def alike(one: Sampling) -> tuple:
 
 
 def stop_room(requests: Sequence[Sampling]) -> int:
-    """Room for every row's stop ids: a few sizes only, so that another set does not recompile."""
+    """Returns the room for every row's stop ids: a few sizes only, so that another set
+    does not recompile."""
     most = max([len(one.stop_ids) for one in requests], default=0)
     return max(STOP_IDS, -(-most // STOP_IDS) * STOP_IDS)
 
@@ -227,9 +228,11 @@ def stop_room(requests: Sequence[Sampling]) -> int:
 def rules_of(
     requests: Sequence[Sampling], vocab_size: int, *, whole: bool = False, room: int = 0
 ) -> Rules:
-    """The rules of B rows as host arrays, for a model of `vocab_size` tokens. `whole`: also with
-    the arrays that no request needs, so that a program takes any request. `room` for stop ids (0:
-    what the requests need)."""
+    """Returns the rules of B rows as host arrays [B, ...], for a model of `vocab_size` tokens.
+
+    `whole`: also with the arrays that no request needs, so that a program takes any request. `room`
+    for stop ids (0: what the requests need).
+    """
     count = len(requests)
 
     def column(name, dtype):

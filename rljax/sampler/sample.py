@@ -28,7 +28,15 @@ RECORD = np.dtype(
     align=True,
 )
 _FIRST_ROOM = 64  # tokens
-_COUNTS = ("turn", "begun", "drawn", "resumed", "interrupted", "branched")  # of a Sample's state
+# Counts of a Sample by their names in its state.
+_COUNTS = {
+    "turn": "turn_start",
+    "begun": "begun",
+    "drawn": "drawn",
+    "resumed": "resumed",
+    "interrupted": "interrupted",
+    "branched": "branched",
+}
 
 
 @dataclasses.dataclass(eq=False)  # equal by identity: two requests may be the same
@@ -47,7 +55,7 @@ class Sample:
     submitted_s: float = 0.0
     first_token_s: float = 0.0
     finished_s: float = 0.0
-    turn: int = 0  # tokens of the response before those that stop strings are looked for in
+    turn_start: int = 0  # tokens of the response before those that stop strings are looked for in
     begun: int = 0  # tokens of the response before those that `sampling` is about
     drawn: int = 0  # tokens since the prompt, or since new limits came
     resumed: int = 0  # how often
@@ -65,28 +73,33 @@ class Sample:
 
     @property
     def tokens(self) -> np.ndarray:
-        """Tokens of the response: int32."""
+        """Tokens of the response [N]: int32."""
         return self._records["ids"][: self._count]
 
     @property
     def logprobs(self) -> np.ndarray:
+        """Log-probs of the response's tokens [N] in nats, when they were drawn: float32."""
         return self._records["logprobs"][: self._count]
 
     @property
     def log_kept(self) -> np.ndarray:
+        """Log-probs [N] minus those with which the tokens were drawn (0 without
+        a rule): float32."""
         return self._records["log_kept"][: self._count]
 
     @property
     def entropy(self) -> np.ndarray:
+        """Entropy of each choice [N] in nats: float32."""
         return self._records["entropy"][: self._count]
 
     @property
     def chosen(self) -> np.ndarray:
-        """bool; False: forced, or a tool's."""
+        """Choices of the policy [N]: bool; False: a token that was forced, or a tool's."""
         return self._records["chosen"][: self._count]
 
     @property
     def versions(self) -> np.ndarray:
+        """Version of the parameters that drew each token [N]: int32."""
         return self._records["versions"][: self._count]
 
     @property
@@ -96,7 +109,7 @@ class Sample:
 
     @property
     def ids(self) -> np.ndarray:
-        """Prompt and response."""
+        """Prompt and response [size]: int32."""
         return np.concatenate([self.prompt, self.tokens])
 
     def contains(self, marker: Sequence[int]) -> bool:
@@ -106,12 +119,12 @@ class Sample:
         return any(tokens[i : i + size] == marker for i in range(len(tokens) - size + 1))
 
     def copy(self) -> "Sample":
-        """The same request, at the same point."""
+        """Returns the same request, at the same point."""
         return dataclasses.replace(self, _records=self._records.copy())
 
     def part(self, start: int, end: int) -> "Sample":
-        """A copy whose response is tokens [start, end) of prompt and response, and whose prompt is
-        what stands before them."""
+        """Returns a copy whose response is tokens [start, end) of prompt and response, and whose
+        prompt is what stands before them."""
         first = len(self.prompt)
         records = self._records[start - first : end - first].copy()
         branched = max(0, self.branched - (start - first))
@@ -122,9 +135,10 @@ class Sample:
     def continued(
         self, at: int, request_id: int, key: np.ndarray, sampling: Sampling | None = None, **how
     ) -> "Sample":
-        """A new request that goes on behind the first `at` tokens of the response, with their
-        records. It has the thinking budget of this sample. `sampling`: a new turn begins at `at`,
-        with these limits; None: what was left there of this sample's own."""
+        """Returns a new request that goes on behind the first `at` tokens of the response, with
+        their records. It has the thinking budget of this sample. `key` [2] decides its draws.
+        `sampling`: a new turn begins at `at`, with these limits; None: what was left there of
+        this sample's own."""
         behind = self._records[at : self._count]
         budget_key = self.key if self.budget_key is None else self.budget_key
         sample = Sample(
@@ -132,7 +146,7 @@ class Sample:
             self.prompt,
             self.sampling,
             key,
-            turn=self.turn,
+            turn_start=self.turn_start,
             begun=self.begun,
             drawn=self.drawn - len(behind),
             branched=at,
@@ -146,11 +160,11 @@ class Sample:
         return sample
 
     def get_state(self) -> dict:
-        """Returns the state of the sample as JSON: `from_state` makes it again, but for the images
-        of its prompt, which are the data's."""
+        """Returns the state of the sample as JSON. `from_state` makes the sample again, but for the
+        images of its prompt, which are the data's."""
         most = self.sampling.max_response_tokens
         return {
-            **{name: getattr(self, name) for name in _COUNTS},
+            **{name: getattr(self, field) for name, field in _COUNTS.items()},
             "id": self.id,
             "hold": self.hold,
             "key": _text(self.key, np.uint32),
@@ -163,8 +177,8 @@ class Sample:
 
     @classmethod
     def from_state(cls, state: dict, sampling: Sampling) -> "Sample":
-        """The sample of a state, with the rules that it was sampled by. Raises KeyError, TypeError
-        or ValueError where the state is none."""
+        """Returns the sample of a state, with the rules that it was sampled by. Raises KeyError,
+        TypeError or ValueError for what is no state."""
         most, reason = int(state["max_response_tokens"]), state["finish_reason"]
         budget = state["budget_key"]
         sample = cls(
@@ -175,7 +189,7 @@ class Sample:
             hold=bool(state["hold"]),
             finish_reason=None if reason is None else FinishReason(reason),
             budget_key=None if budget is None else _array(budget, np.uint32),
-            **{name: int(state[name]) for name in _COUNTS},
+            **{field: int(state[name]) for name, field in _COUNTS.items()},
         )
         sample.record(_array(state["tokens"], RECORD))
         if sample.key.shape != (2,) or not 0 <= sample.drawn <= min(most, sample._count):
@@ -183,7 +197,7 @@ class Sample:
         return sample
 
     def record(self, new: np.ndarray) -> None:
-        """Appends the records [N] of tokens."""
+        """Appends the records [N] (RECORD) of tokens."""
         end = self._count + len(new)
         if end > len(self._records):
             room = np.zeros(max(end, 2 * len(self._records)), RECORD)
@@ -201,14 +215,14 @@ class Sample:
         new["ids"], new["versions"] = more, version
         self.record(new)
         if len(more) or self.finish_reason is not None:
-            self.turn = self._count
+            self.turn_start = self._count
         self.finish_reason = self.partial = None
         self.error, self.finished_s = "", 0.0
 
     def limit(self, sampling: Sampling) -> None:
         """Sets the limits of what comes next."""
         self.sampling, self.drawn, self.interrupted = sampling, 0, 0
-        self.turn = self.begun = self._count
+        self.turn_start = self.begun = self._count
 
     def drop_last(self, count: int) -> None:
         """Removes the last `count` tokens, which were all drawn or forced."""
@@ -221,7 +235,7 @@ class Sample:
         """Ends the sample at a stop string; returns how many of its `new` tokens are beyond it."""
         if not self.sampling.stop_strings or not new:
             return 0
-        ids = self.tokens[self.turn :].tolist()
+        ids = self.tokens[self.turn_start :].tolist()
         kept = find_stop(ids, self.sampling.stop_strings, decode, len(ids) - new)
         if kept is None:
             return 0
@@ -255,8 +269,8 @@ class Partial:
     then: Sample
 
     def take(self) -> Sample:
-        """The sample to go on with: itself the first time, afterwards a new one in the state at
-        the pause."""
+        """Returns the sample to go on with: itself the first time, afterwards a new one in the
+        state at the pause."""
         same = self.sample.resumed == self.then.resumed
         return self.sample if same else self.then.copy()
 

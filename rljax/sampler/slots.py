@@ -54,7 +54,7 @@ class Slots:
     token: jax.Array  # [B] int32
     live: jax.Array  # [B] bool
     limit: jax.Array  # [B] int32: tokens of prompt and response at which it ends
-    shift: jax.Array  # [B] int32: position minus place in the slot (images)
+    shift: jax.Array  # [B] int32: position minus column in the slot (images)
     key: jax.Array  # [B, 2] uint32 of the request
     reason: jax.Array  # [B] int32 FinishReason, once not live
     rules: Rules
@@ -88,8 +88,8 @@ def empty(
     pool=None,
     draft_tokens=0,
 ) -> Slots:
-    """Empty slots (inside a program), of a Pool of pages where there is one. `rules` and `forcing`
-    are templates of any number of rows."""
+    """Returns empty slots (inside a program), of a Pool of pages where there is one. `rules` and
+    `forcing` are templates of any number of rows."""
 
     def whole(value, dtype):
         return jnp.full((slots,), value, dtype)
@@ -115,15 +115,15 @@ def empty(
 
 
 def layout(state: Slots, mesh) -> Slots:
-    """The sharding of everything in a decode state: slots over the axes of rows, kv heads
-    over tensor."""
+    """Returns the sharding of everything in a decode state: slots over the axes of rows, kv
+    heads over tensor."""
     rest = rows_layout(dataclasses.replace(state, caches=()), mesh)
     caches = tuple(cache.shardings(of_model, mesh) for of_model in state.caches)
     return dataclasses.replace(rest, caches=caches)
 
 
 def rows_layout(tree, mesh):
-    """Rows split where they divide."""
+    """Returns shardings that split rows where they divide."""
     whole, split = replicated(mesh), row_sharding(mesh)
     return jax.tree.map(lambda x: whole if x.shape[0] % row_shards(mesh) else split, tree)
 
@@ -132,8 +132,8 @@ def rows_layout(tree, mesh):
 
 
 def forcing_of(requests: list[Sampling], room: int, budgets, prompt_tokens) -> Forcing:
-    """The interruptions of B rows with room for F = `room` tokens: budgets [B] tokens of thinking
-    (below 0: no interruption), after prompts of prompt_tokens [B]."""
+    """Returns the interruptions of B rows with room for F = `room` tokens: budgets [B] tokens of
+    thinking (below 0: no interruption), after prompts of prompt_tokens [B]."""
     count = len(requests)
 
     def padded(name, backwards=False):
@@ -160,7 +160,7 @@ def forcing_of(requests: list[Sampling], room: int, budgets, prompt_tokens) -> F
 
 
 def forcing_room(requests: list[Sampling]) -> int:
-    """F: a few sizes only, so that another phrase does not recompile."""
+    """Returns F: a few sizes only, so that another phrase does not recompile."""
     most = max(max(len(one.interrupt_ids), len(one.end_of_thinking_ids)) for one in requests)
     return max(8, -(-most // 8) * 8)
 
@@ -212,8 +212,8 @@ def _apart(models) -> bool:
 
 
 def _emit(slots: Slots, drawn: Drawn, going: jax.Array) -> tuple[Slots, Tokens]:
-    """The slots `going` [B], which are live, get the token that was drawn for their next place, or
-    the one that is forced."""
+    """The slots `going` [B], which are live, get the token that was drawn for their next position,
+    or the one that is forced."""
     total = slots.length + 1
     emitted = going & drawn.finite
     ids, forcing = drawn.ids, slots.forcing
@@ -275,7 +275,7 @@ def step_with_drafts(models, weight, slots: Slots, mode=None, *, always=False):
 
 
 def _read_along(models, weight, slots: Slots, mode, draft, count) -> tuple[Slots, Tokens]:
-    """Reads each slot's token and the first count [B] of draft [B, D]; draws at every place, and
+    """Reads each slot's token and the first count [B] of draft [B, D]; draws at every position, and
     keeps what was drawn as long as it is what was read."""
     rows, size = draft.shape[0], 1 + draft.shape[1]
     read = jnp.concatenate([slots.token[:, None], draft], axis=1)
@@ -285,16 +285,16 @@ def _read_along(models, weight, slots: Slots, mode, draft, count) -> tuple[Slots
     drawn = sample(logits, key, columns.reshape(-1), rules, mode, _apart(models))
     drawn = jax.tree.map(lambda x: x.reshape(rows, size).T, drawn)
 
-    def one(carry, place):
+    def one(carry, position):
         after, going = carry
-        at, drawn, ahead = place
+        at, drawn, ahead = position
         after, new = _emit(after, drawn, going)
         return (after, new.valid & after.live & (at < count) & (new.ids == ahead)), new
 
-    # (Behind the last place nothing was read.)
-    places = (jnp.arange(size), drawn, jnp.pad(draft.T, ((0, 1), (0, 0)), constant_values=-1))
+    # (Behind the last position nothing was read.)
+    positions = (jnp.arange(size), drawn, jnp.pad(draft.T, ((0, 1), (0, 0)), constant_values=-1))
     start = (dataclasses.replace(slots, caches=()), slots.live)
-    (after, _), tokens = jax.lax.scan(one, start, places)
+    (after, _), tokens = jax.lax.scan(one, start, positions)
     kept = after.length - slots.length
     caches = tuple(
         [taken_back(*one, slots.length, kept) for one in zip(*each, strict=True)]
@@ -371,8 +371,8 @@ def decode(
             lambda slots: step(models, weight, slots, mode, True)[1], slots
         ).routes
         tokens = dataclasses.replace(tokens, routes=jnp.zeros((room, *like.shape), like.dtype))
-    turn = one if look_every == 1 else several
-    done, slots, tokens = jax.lax.while_loop(more, turn, (jnp.int32(0), slots, tokens))
+    body = one if look_every == 1 else several
+    done, slots, tokens = jax.lax.while_loop(more, body, (jnp.int32(0), slots, tokens))
     return slots, tokens, done
 
 
@@ -380,7 +380,7 @@ def decode(
 
 
 @_struct
-class Entry:
+class SlotInputs:
     """The state of a slot besides the caches, to be written: [M] rows each."""
 
     length: jax.Array
@@ -394,34 +394,34 @@ class Entry:
     history: jax.Array | None = None  # [M, columns]: its tokens, for slots that draft
 
 
-def enter(slots: Slots, entry: Entry, at: jax.Array, live=True) -> Slots:
-    """Makes row i of `entry` slot at[i], live where `live` says so; out of range is dropped. Caches
-    are placed apart (`place`)."""
-    if entry.which is not None:
-        rules = jax.tree.map(lambda x: x[entry.which], entry.rules)
-        entry = dataclasses.replace(entry, rules=rules, which=None)
+def enter(slots: Slots, inputs: SlotInputs, at: jax.Array, live=True) -> Slots:
+    """Makes row i of `inputs` [M] slot at[i], live where `live` [M] says so; what is out of range
+    is dropped. Caches are put in by `insert`."""
+    if inputs.which is not None:
+        rules = jax.tree.map(lambda x: x[inputs.which], inputs.rules)
+        inputs = dataclasses.replace(inputs, rules=rules, which=None)
     fields = {
         f.name: jax.tree.map(
             lambda old, new: old.at[at].set(new, mode="drop"),
             getattr(slots, f.name),
-            getattr(entry, f.name),
+            getattr(inputs, f.name),
         )
-        for f in dataclasses.fields(Entry)
+        for f in dataclasses.fields(SlotInputs)
         if f.name not in ("which", "history")
     }
-    fields["drafts"] = speculation.entered(slots.drafts, at, entry.history)
+    fields["drafts"] = speculation.entered(slots.drafts, at, inputs.history)
     live = slots.live.at[at].set(live, mode="drop")
     reason = slots.reason.at[at].set(jnp.int32(FinishReason.ABORT), mode="drop")
     return dataclasses.replace(slots, live=live, reason=reason, **fields)
 
 
-def place(slots: Slots, caches: tuple, at, source, mesh, first=None) -> Slots:
+def insert(slots: Slots, caches: tuple, at, source, mesh, first=None) -> Slots:
     """Puts rows source [M] of a prefix's caches into slots at [M]; of pages all but those of their
     `first` [M] tokens (None: 0)."""
     how = dict(first=first, alone=mesh.size == 1)
     tabled = [cache.with_table(of_model, slots.table) for of_model in slots.caches]
     placed = [
-        [cache.place_rows(old, new, at, source, **how) for old, new in zip(a, b, strict=True)]
+        [cache.write_rows(old, new, at, source, **how) for old, new in zip(a, b, strict=True)]
         for a, b in zip(tabled, caches, strict=True)
     ]
     caches = tuple(cache.with_table(of_model, None) for of_model in placed)
@@ -429,9 +429,12 @@ def place(slots: Slots, caches: tuple, at, source, mesh, first=None) -> Slots:
 
 
 def take(slots: Slots, at: jax.Array, mesh) -> list:
-    """Rows at [M] of the first model's caches, contiguous; a slot out of range gives some row.
+    """Returns rows at [M] of the first model's caches, contiguous; a slot out of range
+    gives some row.
+
     Where slots are split over devices, each device gives its own and a sum joins them: indexing
-    would gather the whole cache on every device."""
+    would gather the whole cache on every device.
+    """
     caches = cache.with_table(slots.caches[0], slots.table)
     count = slots.token.shape[0]
     # (Not a row of NaN.)

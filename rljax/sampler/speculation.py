@@ -2,8 +2,8 @@
 
 A decode step reads a slot's newest token and, behind it, a draft: the tokens that followed the
 latest earlier occurrence of its newest n-gram, in its own prompt and response (arXiv 2304.04487;
-J. Saxena, prompt lookup decoding, 2023). Each place's token is drawn as without drafts, from the
-model's distribution there and with the place's own uniform; a draft is kept while it is what was
+J. Saxena, prompt lookup decoding, 2023). Each position's token is drawn as without drafts, from the
+model's distribution there and with the position's own uniform; a draft is kept while it is what was
 drawn. So samples, and their distribution, are those of plain decoding (of exact speculative
 sampling, arXiv 2211.17192, the case of a draft that is certain, with the draws coupled).
 
@@ -34,7 +34,7 @@ class Drafts:
 
 
 def check(config: ModelConfig, draft_tokens: int) -> None:
-    """Raises InputError where so long a draft cannot be read at once."""
+    """Raises InputError if a draft of `draft_tokens` tokens cannot be read at once."""
     if not isinstance(draft_tokens, (int, np.integer)) or not 0 <= draft_tokens <= MOST_TOKENS:
         raise InputError(
             "sampler draft_tokens",
@@ -61,19 +61,19 @@ def empty(slots: int, columns: int, draft_tokens: int) -> Drafts | None:
 
 
 def look_up(drafts: Drafts, total: jax.Array, room: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The draft of each slot of total [B] tokens, of at most room [B]: (ids [B, D], how many [B],
-    0 where its newest tokens have not occurred before).
+    """Returns the draft of each slot of total [B] tokens, of at most room [B]: (ids [B, D], how
+    many [B], 0 where its newest tokens have not occurred before).
 
     Behind the newest token a draft goes on with its own beginning: what repeats, repeats again.
     """
     history = drafts.history
-    place = jnp.arange(history.shape[1])[None, :]
-    end, same = jnp.full(total.shape, -1), place <= (total - 2)[:, None]
+    column = jnp.arange(history.shape[1])[None, :]
+    end, same = jnp.full(total.shape, -1), column <= (total - 2)[:, None]
     for back in range(max(N_GRAMS)):
         one = jnp.take_along_axis(history, jnp.maximum(total - 1 - back, 0)[:, None], axis=1)
-        same &= (jnp.roll(history, back, axis=1) == one) & (place >= back)
+        same &= (jnp.roll(history, back, axis=1) == one) & (column >= back)
         if back + 1 in N_GRAMS:  # longer ones come later, and decide
-            latest = jnp.max(jnp.where(same, place, -1), axis=1)
+            latest = jnp.max(jnp.where(same, column, -1), axis=1)
             end = jnp.where(latest >= 0, latest, end)
     distance = total - 1 - end
     ahead = jnp.arange(drafts.tokens)[None, :] % jnp.maximum(distance, 1)[:, None]
@@ -82,8 +82,8 @@ def look_up(drafts: Drafts, total: jax.Array, room: jax.Array) -> tuple[jax.Arra
 
 
 def recorded(drafts: Drafts, total, drafted, ids, valid) -> Drafts:
-    """With the new tokens ids [S, B] behind total [B] of each slot, of which the valid ones [S, B]
-    come first; drafted [B] of them were guessed."""
+    """Returns the drafts with the new tokens ids [S, B] behind total [B] of each slot, of which the
+    valid ones [S, B] come first; drafted [B] of them were guessed."""
     added = jnp.sum(valid, axis=0)
     gave = (added > 0).astype(jnp.int32)
     new = jnp.stack([gave, drafted, added - gave], axis=1)
@@ -100,18 +100,21 @@ def _appended(history, total, ids, added):
 
 
 def entered(drafts: Drafts | None, slots, history) -> Drafts | None:
-    """Slots [M] hold the tokens history [M, C] from here on; one out of range is dropped."""
+    """Returns the drafts of slots [M] that hold the tokens history [M, C] from here on; one out of
+    range is dropped. Raises InputError without a history."""
     if drafts is None:
         return None
     if history is None:
-        raise InputError("an entry without its tokens", fix="Entry(history=) where slots draft")
+        raise InputError(
+            "slot inputs without their tokens", fix="SlotInputs(history=) where slots draft"
+        )
     new = drafts.history.at[slots].set(history, mode="drop")
     return dataclasses.replace(drafts, history=new)
 
 
 def extended(drafts: Drafts | None, slots, length, tokens, counts) -> Drafts | None:
-    """With tokens [M, S], of which counts [M] are real, behind the next token of slots [M], of
-    which length [B] are read."""
+    """Returns the drafts with tokens [M, S], of which counts [M] are real, behind the next token of
+    slots [M], of which length [B] are read."""
     if drafts is None:
         return None
     some = jnp.take(drafts.history, slots, axis=0, mode="clip")
@@ -120,13 +123,13 @@ def extended(drafts: Drafts | None, slots, length, tokens, counts) -> Drafts | N
 
 
 def uncounted(drafts: Drafts | None) -> Drafts | None:
-    """With counts that begin anew."""
+    """Returns the drafts with counts that begin anew."""
     return drafts and dataclasses.replace(drafts, counts=jnp.zeros_like(drafts.counts))
 
 
 def put(old: jax.Array, new: jax.Array, valid, given) -> jax.Array:
-    """A dispatch's tokens old [k, B] with the valid ones of new [S, B] behind the first given [B]
-    of each slot."""
+    """Writes the valid ones of new [S, B] into the tokens of a dispatch, old [k, B], behind the
+    first given [B] of each slot."""
     at = given[None, :] + jnp.arange(new.shape[0])[:, None]
     at = jnp.where(valid, at, old.shape[0])
 
@@ -137,7 +140,7 @@ def put(old: jax.Array, new: jax.Array, valid, given) -> jax.Array:
 
 
 def histories(rows: int, columns: int, ids) -> np.ndarray:
-    """Sequences of ids as host rows [rows, C]; those behind them are blank."""
+    """Returns sequences of ids as host rows [rows, C]; what is behind them is blank."""
     out = np.zeros((rows, columns), np.int32)
     for row, one in enumerate(ids):
         out[row, : len(one)] = one
@@ -145,5 +148,5 @@ def histories(rows: int, columns: int, ids) -> np.ndarray:
 
 
 def totals(drafts: Drafts | None) -> jax.Array | None:
-    """The counts of all slots: [3]; None where nothing is drafted."""
+    """Returns the counts of all slots [3]; None if nothing is drafted."""
     return None if drafts is None else jnp.sum(drafts.counts, axis=0)

@@ -24,15 +24,15 @@ EDGE = 4  # characters at the beginning of a window that may be others than in t
 
 @functools.lru_cache(maxsize=8)
 def special_texts(tokenizer: Tokenizer) -> dict[str, int]:
-    """The texts of a tokenizer's special tokens, and their ids."""
+    """Returns the texts of a tokenizer's special tokens, and their ids."""
     ids = sorted(tokenizer.special_ids)
     texts = {tokenizer.decode([i], skip_special_tokens=False): i for i in ids}
     return {text: i for text, i in texts.items() if text}
 
 
 def stop_tokens(tokenizer: Tokenizer, stops: Sequence[str]) -> tuple[int, ...]:
-    """The ids of those stop strings that are one special token: they end a response as other stop
-    ids do, without a look at its text."""
+    """Returns the ids of those stop strings that are one special token: they end a response as
+    other stop ids do, without a look at its text."""
     known = special_texts(tokenizer) if stops else {}
     return tuple(known[stop] for stop in stops if stop in known)
 
@@ -44,8 +44,8 @@ def holds_special(tokenizer: Tokenizer, stops: tuple[str, ...]) -> bool:
 
 
 def decoder_for(decode: Callable | None, stops: Sequence[str]) -> Callable | None:
-    """ids -> text in which these stop strings are looked for: with special tokens where one of them
-    holds such a token's text, which a tokenizer's `decode` leaves out by itself."""
+    """Returns ids -> text in which these stop strings are looked for: with special tokens if one of
+    them holds such a token's text, which a tokenizer's `decode` leaves out by itself."""
     tokenizer = decode.__self__ if inspect.ismethod(decode) else None
     if (
         not stops
@@ -106,13 +106,13 @@ def _window(ids: Sequence[int], decode: Callable, end: int, characters: int) -> 
 def cut_row(
     ids: list[int], reason: int, stops: Sequence[str], decode: Callable | None
 ) -> tuple[list[int], int]:
-    """One whole response and its finish reason, as `cut_at_stop_strings` leaves them."""
+    """Returns one whole response and its finish reason, as `cut_at_stop_strings` leaves them."""
     kept = find_stop(ids, stops, decode) if stops and ids else None
     return (ids, reason) if kept is None else (ids[:kept], int(FinishReason.STOP))
 
 
 def text_before_stop(text: str, stops: Sequence[str]) -> str:
-    """The text up to the first stop string."""
+    """Returns the text up to the first stop string."""
     starts = [at for at in (text.find(stop) for stop in stops) if at >= 0]
     return text[: min(starts)] if starts else text
 
@@ -120,9 +120,9 @@ def text_before_stop(text: str, stops: Sequence[str]) -> str:
 def cut_at_stop_strings(
     batch: Batch, starts: np.ndarray, stops: Sequence[str], decode: Callable, free=None
 ) -> Batch:
-    """Responses [B, S] from columns starts [B] on end with the token that completes a stop string;
-    what came after is padding. The first free [B] tokens of each complete none (None: 0). Each host
-    looks for the strings in rows of its own."""
+    """Ends responses [B, S], which begin at columns starts [B], with the token that completes a
+    stop string; what came after is padding. The first free [B] tokens of each complete none (None:
+    0). Each host looks for the strings in rows of its own."""
     lengths = jnp.sum(batch.segment_ids > 0, axis=1)
     tokens, lengths = fetch((batch.tokens, lengths))
     found = []

@@ -1,7 +1,7 @@
 """Continuous batching on the host: requests come in at any time, samples go out as they finish.
 
-Keeps the owners of the slots; the device programs are in `engine`, the queue of prompts in
-`prompts`, what samples that go on need in `turns`.
+`Sampler` is what callers see; which sample is in which slot is decided in `scheduler`, and the
+device programs are in `engine`.
 
 A step is: make room for what waits, read a chunk of it, put it into free slots, decode until enough
 slots are free, hand out what finished. Parameters are an argument of every step and are never kept;
@@ -26,22 +26,16 @@ from rljax.batch import FinishReason
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
 from rljax.sampler import speculation
-from rljax.sampler.branches import add_branches, check_branch
 from rljax.sampler.engine import Engine
-from rljax.sampler.entries import checked, entry_of
-from rljax.sampler.keys import Keys, branch_keys, request_key
+from rljax.sampler.inputs import Keys, branch_keys, check_request, request_key
 from rljax.sampler.memory import check_memory, check_whole
-from rljax.sampler.places import FREE_SHARE, Places
 from rljax.sampler.prefix_cache import PrefixCache
 from rljax.sampler.prompt_images import PromptImages
-from rljax.sampler.prompts import Prompts
 from rljax.sampler.requests import Sampling
+from rljax.sampler.resume import Returning, check_branch
 from rljax.sampler.sample import RECORD, Event, Partial, Sample
-from rljax.sampler.turns import Return
+from rljax.sampler.scheduler import Scheduler
 from rljax.tracking import timing
-
-# Decode steps at most between two chunks of a prompt that has a slot to go to.
-STEPS_BETWEEN_CHUNKS = 8
 
 
 def _of_known_ids(engine: Engine, decode: Callable | None) -> Engine:
@@ -85,16 +79,15 @@ class Sampler:
             check_whole(name, value, least)
         engine = _of_known_ids(engine, decode)
         self.engine, self.decode = engine, decode
-        self._places = Places(engine, parked_tokens)
         self.cache = PrefixCache(engine.model.config, prefix_cache_tokens)
-        if not self._places.seats.stays:  # else pages hold what is kept
+        chunk_tokens = min(chunk_tokens, engine.tokens)
+        self._scheduler = Scheduler(engine, self.cache, chunk_tokens, prefill_rows, parked_tokens)
+        if not self._scheduler.tables.keeps_pages:  # else pages hold what is kept
             beside = -(-prefix_cache_tokens // engine.tokens) + parked_tokens // engine.tokens
             kind = (engine.model, engine.slots + beside, engine.tokens, engine.kv_dtype)
             check_memory(*kind, engine.pool, beside)
         self._keys = Keys(jax.random.key(0) if key is None else key)
         self._ids = itertools.count()
-        chunk_tokens = min(chunk_tokens, engine.tokens)
-        self._prompts = Prompts(engine, self.cache, self._places.seats, chunk_tokens, prefill_rows)
         # Of the decode steps done so far: slot-steps, and how many of them gave a token.
         self.slot_steps = self.live_slot_steps = self.dispatches = 0
         self.drafted = self.kept_drafts = 0  # tokens; each that is kept is one more of its step
@@ -103,8 +96,8 @@ class Sampler:
     # -- requests
 
     def _checked(self, prompt: Sequence[int], sampling: Sampling, n: int) -> np.ndarray:
-        ids = checked(self.engine, prompt, sampling, n, self.decode)
-        self._places.seats.check(len(ids) + sampling.max_response_tokens)
+        ids = check_request(self.engine, prompt, sampling, n, self.decode)
+        self._scheduler.tables.check(len(ids) + sampling.max_response_tokens)
         return ids
 
     def submit(
@@ -119,14 +112,22 @@ class Sampler:
         hold: bool = False,
         images: PromptImages | None = None,
     ) -> list[Sample]:
-        """Submits n samples of one prompt, which is read once, with its `images`; returns them.
+        """Submits n samples of one prompt, which is read once; returns them.
 
-        Sample i draws with fold_in(key, request_ids[i]), by default the next free numbers; with a
-        seed, fold_in(key(seed), i); with `keys` [n, 2], keys[i]. Lower ids come first where slots
-        are short. `keep`: finished samples can go on (`resume`) without being read again. `hold`:
-        finished samples keep their slots, or a place beside the slots while others need these,
-        until `deliver` or `release`. A request that cannot be served raises InputError and leaves
-        the others alone.
+        Args:
+          prompt: token ids [S].
+          sampling: the options of the request.
+          n: samples.
+          request_ids: n numbers from 0 to 2**31 - 1; lower ones come first where slots are short.
+            None: the next free ones.
+          keys: [n, 2] uint32, which decide the draws. None: sample i draws with fold_in(key,
+            request_ids[i]), with a seed with fold_in(key(seed), i).
+          keep: finished samples can go on (`resume`) without being read again.
+          hold: finished samples keep their slots, or are parked beside them while others need
+            these, until `deliver` or `release`.
+          images: those of the prompt.
+
+        Raises InputError for a request that cannot be served, and leaves the others alone.
         """
         ids = self._checked(prompt, sampling, n)
         if images is not None:
@@ -145,7 +146,7 @@ class Sampler:
             Sample(i, ids, sampling, key, submitted_s=now, **how)
             for i, key in zip(request_ids, keys, strict=True)
         ]
-        self._prompts.add(ids, samples)
+        self._scheduler.queue.add(ids, samples)
         return samples
 
     def _numbers(self, request_ids: Sequence[int] | None, n: int) -> list[int]:
@@ -168,48 +169,49 @@ class Sampler:
         return fetch(request_key(jax.random.key(seed), request_id))
 
     def restore(self, samples: Sequence[Sample]) -> None:
-        """Takes over samples of another sampler, of a checkpoint, say, each at the point where it
-        stands: what they have read is read again. One that is finished is held, if it says so."""
+        """Takes over samples of another sampler, such as those of a checkpoint, each at the
+        point where it stands: what they have read is read again. A finished one is held, if
+        it says so."""
         new: dict[tuple, list[Sample]] = {}
         for sample in samples:
             sample.cached, sample.lost = 0, sample.size - 1 if len(sample.tokens) else 0
             if sample.finish_reason is not None:
-                self._places.beside[sample] = None
+                self._scheduler.parked[sample] = None
             elif len(sample.tokens):
-                self._places.returns.append(Return(sample))
+                self._scheduler.returning.append(Returning(sample))
             else:
                 own = (sample.prompt.tobytes(), sample.images and sample.images.name)
                 new.setdefault(own, []).append(sample)
         for group in new.values():
-            self._prompts.add(group[0].prompt, group)
+            self._scheduler.queue.add(group[0].prompt, group)
 
     @property
     def pending(self) -> int:
         """Samples that are not finished."""
-        return len(self._prompts) + len(self._places.returns) + self._places.live
+        return self._scheduler.pending
 
     @property
     def held(self) -> int:
         """Samples that keep a slot for their next turn."""
-        return len(self._places.held)
+        return len(self._scheduler.held)
 
     @property
     def parked(self) -> int:
         """Samples that wait for their next turn without a slot."""
-        return len(self._places.beside)
+        return len(self._scheduler.parked)
 
     @property
     def reread_tokens(self) -> int:
         """Tokens that were read again, as what was read of them had to go."""
-        return self._places.reread_tokens
+        return self._scheduler.reread_tokens
 
     def page_metrics(self) -> dict[str, float]:
         """Returns how full the pages were, by dispatch; {} without pages."""
-        return self._places.seats.metrics()
+        return self._scheduler.tables.metrics()
 
     def warm_up_pages(self, params) -> None:
         """Compiles what is needed where pages are short, or found again."""
-        self._places.warm_up(params)
+        self._scheduler.warm_up(params)
 
     def draft_metrics(self) -> dict[str, float]:
         """Returns metrics of drafts so far; {} without drafts."""
@@ -217,52 +219,58 @@ class Sampler:
         return timing.draft_metrics(steps, self.drafted, self.kept_drafts)
 
     def abort(self, sample: Sample, error: str = "aborted by the caller") -> Sample:
-        """End a sample where it stands."""
+        """Ends a sample where it stands. Raises InputError if it is not in the sampler."""
         self._remove(sample)
         sample.finish_reason, sample.error = FinishReason.ABORT, error
         sample.finished_s = time.monotonic()
         return sample
 
     def pause(self, sample: Sample) -> Partial:
-        """Take a sample out of its slot; `resume` goes on as if it had stayed."""
-        prefix = None
-        if sample in self._places.slots:
-            prefix = self._places.kept(self._places.slots.index(sample))
+        """Takes a sample out of its slot; `resume` goes on as if it had stayed. Raises InputError
+        if it is not in the sampler."""
+        prefix, slots = None, self._scheduler.slots
+        if sample in slots:
+            prefix = self._scheduler.extract_live(slots.index(sample))
         self._remove(sample)
-        return Partial(sample, prefix, self._places.version, sample.copy())
+        return Partial(sample, prefix, self._scheduler.version, sample.copy())
 
     def resume(
         self, partial: Partial, more: Sequence[int] = (), sampling: Sampling | None = None
     ) -> Sample:
-        """Go on with a paused or finished sample, behind `more` tokens that the policy did not
-        choose (a tool's reply). What the parameters of another version have read is read again.
+        """Goes on with a paused or finished sample, behind the token ids `more` that the policy did
+        not choose (a tool's reply). What the parameters of another version have read is read again.
 
-        Stop strings are looked for in what is new. Resumed again, a partial gives a second sample
-        of the same request and the same draws.
+        Stop strings are looked for in what is new. Resumed again, a partial gives a second
+        sample of the same request and the same draws. Raises InputError if the longer request
+        cannot be served.
         """
         sample = partial.take()
         left = sampling or dataclasses.replace(
             sample.sampling, max_response_tokens=sample.sampling.max_response_tokens - sample.drawn
         )
         ids = self._checked([*sample.ids.tolist(), *more], left, 1)
-        sample.append_observation(more, self._places.version or 0)
+        sample.append_observation(more, self._scheduler.version or 0)
         if sampling is not None:
             sample.limit(sampling)
         sample.cached = partial.then.cached
         if sample.cached or len(sample.tokens):
-            self._places.returns.insert(0, Return(sample, partial))
+            self._scheduler.returning.insert(0, Returning(sample, partial))
         else:
-            self._prompts.add(ids, [sample], first=True)
+            self._scheduler.queue.add(ids, [sample], first=True)
         return sample
 
     def deliver(self, replies: Sequence[tuple[Sample, Sequence[int], Sampling]]) -> None:
-        """Goes on with held samples, each behind the tokens of its reply, which the policy did not
-        choose, with the limits of its next turn. Nothing is changed if one of them cannot be.
+        """Goes on with held samples, each behind the token ids of its reply, which the policy did
+        not choose, with the limits of its next turn.
 
-        What is new is read in the next step, by a few programs whatever the number of replies."""
-        given, places = set(), self._places
+        What is new is read in the next step, by a few programs whatever the number of
+        replies. Raises InputError, and changes nothing, if a sample is not held, or a request
+        cannot be served.
+        """
+        given, scheduler = set(), self._scheduler
         for sample, more, sampling in replies:
-            if sample in given or sample not in places.held and sample not in places.beside:
+            held = sample in scheduler.held or sample in scheduler.parked
+            if sample in given or not held:
                 rule = "samples that are held, once each"
                 raise InputError(
                     "deliver",
@@ -274,13 +282,13 @@ class Sampler:
             given.add(sample)
             self._checked(np.concatenate([sample.ids, np.asarray(more, np.int32)]), sampling, 1)
         for sample, more, sampling in replies:
-            sample.append_observation(more, places.version or 0)
+            sample.append_observation(more, scheduler.version or 0)
             sample.limit(sampling)
-            if sample in places.held:
-                places.unread[places.held.pop(sample)] = sample
+            if sample in scheduler.held:
+                scheduler.unread[scheduler.held.pop(sample)] = sample
             else:
-                del places.beside[sample]
-                places.returns.append(Return(sample))
+                del scheduler.parked[sample]
+                scheduler.returning.append(Returning(sample))
 
     def branch(
         self,
@@ -297,44 +305,50 @@ class Sampler:
         """Submits n new samples that go on behind the first `at` tokens of a finished sample's
         response; returns them. Of several `at` n each, those of one after those of another.
 
-        The sample stays as it is. What was read of it, if it is held or kept, is not read again,
-        but for a window that went round, and with pages the last, partial page of a kept one; of
-        another sample the longest prefix is read once. Continuation i draws with
-        fold_in(key of the sample, (at, i)), whatever the slots and what is cached.
+        Args:
+          sample: a finished one. It stays as it is. What was read of it, if it is held or kept, is
+            not read again, but for a window that went round, and with pages the last, partial page
+            of a kept one; of another sample the longest prefix is read once.
+          at: tokens of its response that are kept, with their records (`branched`).
+          n: continuations. Continuation i draws with fold_in(key of the sample, (at, i)), whatever
+            the slots and what is cached.
+          sampling: a new turn begins at `at`, with these limits. None: of all limits what the
+            sample had left there.
+          more: token ids behind `at` that the policy did not choose (a tool's reply); with
+            `sampling` alone.
+          request_ids: as in `submit`, like `keep` and `hold`.
 
-        A new sample has the records of its first `at` tokens (`branched`), and of all limits what
-        the sample had left there. `sampling`: a new turn begins at `at`, with these limits, behind
-        `more` tokens that the policy did not choose (a tool's reply).
-        `request_ids`, `keep` and `hold` are as in `submit`.
+        Raises InputError for a sample with images or one that is not finished, and for tokens that
+        are not in its last turn (with `sampling`: in its response).
         """
-        places = [at] if np.ndim(at) == 0 else list(at)
-        check_branch(sample, places, n, sampling, more, keep and hold)
-        for place in places if sampling is not None else ():
-            before = sample.ids[: len(sample.prompt) + place]
+        ends = [at] if np.ndim(at) == 0 else list(at)
+        check_branch(sample, ends, n, sampling, more, keep and hold)
+        for end in ends if sampling is not None else ():
+            before = sample.ids[: len(sample.prompt) + end]
             self._checked(np.concatenate([before, np.asarray(more, np.int32)]), sampling, n)
-        ids = iter(self._numbers(request_ids, len(places) * n))
+        ids = iter(self._numbers(request_ids, len(ends) * n))
         now, children = time.monotonic(), []
         how = dict(keep=keep, hold=hold, submitted_s=now)
-        for place in places:
-            keys = fetch(branch_keys(sample.key[None], np.array([place], np.int32), n))[0]
-            children += [sample.continued(place, next(ids), key, sampling, **how) for key in keys]
+        for end in ends:
+            keys = fetch(branch_keys(sample.key[None], np.array([end], np.int32), n))[0]
+            children += [sample.continued(end, next(ids), key, sampling, **how) for key in keys]
         if len(more):
             for child in children:
-                child.append_observation(more, self._places.version or 0)
+                child.append_observation(more, self._scheduler.version or 0)
                 child.limit(sampling)
-        add_branches(self._prompts, self._places, sample, children)
+        self._scheduler.add_branches(sample, children)
         return children
 
     def release(self, sample: Sample) -> None:
         """Lets go of a finished sample: frees the slot, or the room beside the slots, that it holds
-        if it does."""
-        if sample in self._places.held or sample in self._places.beside:
+        if it does. Raises InputError for one that is not finished."""
+        if sample in self._scheduler.held or sample in self._scheduler.parked:
             self._remove(sample)
         elif sample.finish_reason is None:
             raise InputError("release", value=f"sample {sample.id}", rule="finished", fix="abort")
 
     def _remove(self, sample: Sample) -> None:
-        if not self._places.remove(sample) and not self._prompts.remove(sample):
+        if not self._scheduler.remove(sample):
             raise InputError(
                 "this sample is not in the sampler",
                 value=sample.id,
@@ -344,40 +358,25 @@ class Sampler:
     # -- steps
 
     def step(self, params, *, version: int = 0, keep_cache: bool = True) -> list[Event]:
-        """Admits what waits, decodes one dispatch with `params`, and returns the new tokens
-        as events.
+        """Admits what waits, decodes one dispatch with `params`, and returns the new
+        tokens as events.
 
         `version` names the parameters. Where it changed, samples in flight go on over keys and
         values that older parameters wrote (PipelineRL, arXiv 2509.19128), or with keep_cache=False
         over new ones of their tokens so far (AReaL, arXiv 2505.24298).
         """
-        started = time.perf_counter()
-        places, slots = self._places, len(self._places.slots)
-        if version != places.version:
-            self._prompts.at_version(version)
-            places.at_version(version, keep_cache)
-        for sample in reversed(places.take_unseen()):
-            self._prompts.add(sample.ids, [sample], first=True)
-        places.make_room(self._prompts)
-        if places.bring_back():
-            self._prompts.read(params, places.state, places.slots.count(None))
-            self._admit()
-        places.grow()
-        places.read(params)
-        if not places.live:
+        started, scheduler = time.perf_counter(), self._scheduler
+        if version != scheduler.version:
+            scheduler.set_version(version, keep_cache)
+        dispatch = scheduler.schedule(params)
+        if dispatch is None:
             return []
-        waiting = bool(places.returns) or len(self._prompts) > 0
-        enough = slots - places.live + max(1, slots // FREE_SHARE) if waiting else None
-        places.seats.count()
-        steps = self.engine.steps
-        if self._prompts.unread(places.slots.count(None)):
-            steps = min(steps, STEPS_BETWEEN_CHUNKS)
         ready = time.perf_counter()
-        places.state, tokens, done = self.engine.generate(params, places.state, steps, enough)
+        scheduler.state, tokens, done = self.engine.generate(params, scheduler.state, *dispatch)
         told = told_to_stop(self.engine.model.mesh)
         told = None if told is None else _any(told)
-        drafts = speculation.totals(places.state.drafts)
-        ended = (tokens, done, places.state.live, places.state.reason, told, drafts)
+        drafts = speculation.totals(scheduler.state.drafts)
+        ended = (tokens, done, scheduler.state.live, scheduler.state.reason, told, drafts)
         tokens, done, live, reason, told, drafts = fetch(ended)
         if told:
             hosts.stop_here()
@@ -398,33 +397,14 @@ class Sampler:
                 if event.sample.finish_reason is not None:
                     yield event.sample
 
-    def _admit(self) -> None:
-        """Fills free slots with prompts that were read, one insert per prefix."""
-        places, rows = self._places, len(self._places.slots)
-        admitted = self._prompts.admit(places.free(), places.evict)
-        places.state = places.seats.put(places.state)
-        for prefix, some in admitted:
-            slots, source = np.full(rows, rows, np.int32), np.zeros(rows, np.int32)
-            first = np.zeros(rows, np.int32) if places.seats.pages else None
-            for i, one in enumerate(some):
-                slots[i], source[i] = one.at, one.row
-                places.slots[one.at] = one.sample
-                if first is not None:
-                    first[i] = places.seats.shared(one.sample)
-            samples = [one.sample for one in some]
-            length = [sample.size - 1 for sample in samples]
-            token = [sample.ids[-1] for sample in samples]
-            entry = entry_of(self.engine, samples, length, token, rows)
-            places.state = self.engine.insert(prefix, places.state, slots, source, entry, first)
-
     def _collect(self, tokens, done: int, live, reason, version: int) -> list[Event]:
         """Hand each slot's new tokens to its sample, and free the slots of what finished."""
         self.dispatches += 1
-        self.slot_steps += done * len(self._places.slots)
+        self.slot_steps += done * len(self._scheduler.slots)
         counts, now, events = tokens.valid.sum(axis=0), time.monotonic(), []
         self.live_slot_steps += int(counts.sum())
         most = int(counts.max())
-        records = np.zeros((len(self._places.slots), most), RECORD)
+        records = np.zeros((len(self._scheduler.slots), most), RECORD)
         for name, values in (
             ("ids", tokens.ids),
             ("logprobs", tokens.logp),
@@ -437,8 +417,8 @@ class Sampler:
         forced = (tokens.valid & ~tokens.chosen).sum(axis=0).tolist()
         counts, live, reason = counts.tolist(), live.tolist(), reason.tolist()
         freed: list[int] = []
-        for at, sample in enumerate(self._places.slots):
-            if sample is None or sample in self._places.held:
+        for at, sample in enumerate(self._scheduler.slots):
+            if sample is None or sample in self._scheduler.held:
                 continue
             count = counts[at]
             sample.drawn += count
@@ -454,14 +434,18 @@ class Sampler:
             if sample.finish_reason == FinishReason.ABORT:
                 sample.error = "the model's logits are not finite"
             if broken:
-                self._places.state = self.engine.clear(self._places.state, np.array([at], np.int32))
+                self._scheduler.state = self.engine.clear(
+                    self._scheduler.state, np.array([at], np.int32)
+                )
             if sample.finish_reason is not None:
                 if live[at]:
                     freed.append(at)
                 self._finish(sample, at, 0 if broken else reached, now)
             events.append(Event(sample, count))
         if freed:
-            self._places.state = self.engine.release(self._places.state, self._places.padded(freed))
+            self._scheduler.state = self.engine.release(
+                self._scheduler.state, self._scheduler.padded(freed)
+            )
         return events
 
     def _finish(self, sample: Sample, at: int, reached: int, now: float) -> None:
@@ -471,16 +455,16 @@ class Sampler:
         beyond = reached > sample.cached and not self.engine.can_go_back(reached)
         if beyond or reached < sample.cached:
             sample.forget()  # the slot went further than the sample, over what it needs
-        self._places.seats.read(sample, sample.cached)
+        self._scheduler.tables.publish(sample, sample.cached)
         if sample.keep:
-            prefix = self._places.copied(at)
-            sample.partial = Partial(sample, prefix, self._places.version, sample.copy())
+            prefix = self._scheduler.extract(at)
+            sample.partial = Partial(sample, prefix, self._scheduler.version, sample.copy())
         if sample.hold and sample.finish_reason != FinishReason.ABORT:
             if sample.cached:
-                self._places.held[sample] = at
+                self._scheduler.held[sample] = at
                 return
-            self._places.beside[sample] = None
-        self._places.leave(at)
+            self._scheduler.parked[sample] = None
+        self._scheduler.leave(at)
 
 
 _any = jax.jit(jnp.any)

@@ -1,7 +1,7 @@
 """The programs of whole-batch rollouts: prefill each prompt once, decode in slots that refill on
 the device as rows end.
 
-One program for all of it, and the same in turns, between which the host learns which rows have
+One program for all of it, and the same in dispatches, between which the host learns which rows have
 ended. Parameters are an argument of every call. Token t of a row lives in column t of the row and
 of its slot.
 
@@ -31,8 +31,8 @@ from rljax.tracking import timing
 
 # Steps between two refills at most, and how many slots of B wait for one: B / REFILL.
 REFILL_STEPS, REFILL = 64, 8
-# Steps of a turn at most: how late the host may learn that a row has ended.
-TURN_STEPS = 32
+# Steps of a dispatch at most: how late the host may learn that a row has ended.
+DISPATCH_STEPS = 32
 
 
 @functools.partial(
@@ -81,10 +81,25 @@ def rollout(
     second,
     limits=None,
 ):
-    """The program of a whole batch. prompts [P, L], lengths [P], keys [R, 2], rules and forcing of
-    R rows; forcing, images and second are None, or arrays. limits [P]: tokens of prompt and
-    response at which the rows of a prompt end; None: response_tokens behind it. Returns the
-    batch, and the counts of drafts (speculation.totals)."""
+    """Decodes a whole batch in one program.
+
+    Args:
+      model: the model as it decodes.
+      shape: the static half of the program.
+      params: the weights of the model.
+      prompts: [P, L] int32, right-padded.
+      lengths: [P] int32.
+      keys: [R, 2] uint32.
+      rules: of R rows.
+      version: int32 scalar.
+      forcing: interruptions of R rows, or None.
+      images: those of the prompts, or None.
+      second: a model that decodes along, or None.
+      limits: [P] tokens of prompt and response at which the rows of a prompt end; None:
+        response_tokens behind the prompt.
+
+    Returns the batch [R, S], and the counts of drafts (speculation.totals).
+    """
     rows, count = prompts.shape[0] * shape.n, shape.slots
     prompt_batch, queue, carry = _start(
         model, shape, params, prompts, lengths, keys, rules, forcing, images, second, limits
@@ -159,13 +174,13 @@ def _decode(models, second, carry, shape: Shape, room: int, shards: int):
     return (slots, owner, taken, _record(out, owner, before, slots, tokens, shards)), tokens
 
 
-# -- the same in turns
+# -- the same in dispatches
 
 
-def fits_a_turn(shape: Shape, rows: int) -> bool:
-    """Returns whether every row ends in the first turn, so that no row can be reported before the
-    batch is done."""
-    return shape.slots == rows and shape.response_tokens <= TURN_STEPS
+def fits_a_dispatch(shape: Shape, rows: int) -> bool:
+    """Returns whether every row ends in the first dispatch, so that no row can be reported before
+    the batch is done."""
+    return shape.slots == rows and shape.response_tokens <= DISPATCH_STEPS
 
 
 @functools.partial(jax.jit, static_argnames=("model", "shape"))
@@ -181,13 +196,13 @@ def _begin(
 
 
 @functools.partial(jax.jit, static_argnames=("model", "shape"), donate_argnames=("carry",))
-def _turn(model, shape: Shape, params, second, queue: "_Queue", carry, told):
-    """One turn: returns the state of the loop, and what the host reads of it. `told` says of each
-    device whether its host was told to stop; None with one process."""
+def _dispatch(model, shape: Shape, params, second, queue: "_Queue", carry, told):
+    """One dispatch: returns the state of the loop, and what the host reads of it. `told` says of
+    each device whether its host was told to stop; None with one process."""
     shards = shard_count(model, queue.prompts.shape[0], shape.slots)
     if shape.slots < queue.keys.shape[0]:
         carry = _refill_all(carry, queue, shape, shards)
-    room = min(TURN_STEPS, shape.response_tokens)
+    room = min(DISPATCH_STEPS, shape.response_tokens)
     models = _unstacked(model, params, second, room)
     carry, tokens = _decode(models, second, carry, shape, room, shards)
     slots, owner, taken, out = carry
@@ -212,7 +227,7 @@ def _pinned(carry, model: Model):
     return jax.lax.with_sharding_constraint(tuple(carry), split)
 
 
-def in_turns(
+def in_dispatches(
     model: Model,
     shape: Shape,
     params,
@@ -229,23 +244,23 @@ def in_turns(
     finished: Callable[[int, list[int], int], None],
     stop: Callable[[], bool] | None,
 ):
-    """Decodes in turns and returns as `rollout`. `finished(row, ids, reason)` is called as rows
-    end, on every host for every row, while the devices decode the next turn; once `stop` says so,
-    that turn is the last. Where hosts were told to stop, all of them do so between the same two
-    turns."""
+    """Decodes in dispatches and returns as `rollout`. `finished(row, ids, reason)` is called as
+    rows end, on every host for every row, while the devices decode the next dispatch; once `stop`
+    says so, that dispatch is the last. Where hosts were told to stop, all of them do so between the
+    same two dispatches."""
     start = (prompts, lengths, keys, rules, forcing, images, second, limits)
     prompt_batch, queue, carry = _begin(model, shape, params, *start)
     responses = _Responses(prompts.shape[0] * shape.n)
     timing.decoding(shape.slots)
-    turn = (model, shape, params, second, queue)
-    carry, look = _turn(*turn, carry, told_to_stop(model.mesh))
+    program = (model, shape, params, second, queue)
+    carry, look = _dispatch(*program, carry, told_to_stop(model.mesh))
     while True:
         owner, live, reason, ids, valid, waiting, told = fetch(look)
         if told:
             hosts.stop_here()
         going = bool(waiting or live.any())
         if going:
-            carry, look = _turn(*turn, carry, told_to_stop(model.mesh))
+            carry, look = _dispatch(*program, carry, told_to_stop(model.mesh))
         timing.decoding(shape.slots if waiting else int(live.sum()))
         for row, said, why in responses.take(owner, live, reason, ids, valid):
             finished(row, said, why)
@@ -264,7 +279,7 @@ class _Responses:
         """The slots' new tokens [k, B] -> (row, ids, reason) of those that ended with them."""
         for at, row in enumerate(owner):
             response = self._ids[row] if row < len(self._ids) else None
-            if response is None:  # no row, or one that ended in an earlier turn
+            if response is None:  # no row, or one that ended in an earlier dispatch
                 continue
             response += ids[valid[:, at], at].tolist()
             if not live[at]:
@@ -303,7 +318,7 @@ class _Record:
 
 
 def shard_count(model: Model, prompts: int, slots: int) -> int:
-    """Into how many parts prompts, rows and slots are split over devices alike."""
+    """Returns into how many parts prompts, rows and slots are split over devices alike."""
     shards = row_shards(model.mesh)
     return shards if prompts % shards == 0 and slots % shards == 0 else 1
 
@@ -465,9 +480,9 @@ def _prompts(tokens, lengths, images):
 
 
 def with_images(batch: Batch, images: dict, start, shift, n: int) -> Batch:
-    """Every sample with the images of its prompt, of which there are those of all prompts, and
-    positions that go on behind its prompt: start [R] is the prompts' length, and shift [R] by how
-    much positions and columns differ there."""
+    """Returns the batch with the images of each row's prompt, of which `images` has those of all
+    prompts, and positions that go on behind the prompt: start [R] is the prompts' length, and shift
+    [R] by how much positions and columns differ there."""
     of_prompt = {name: jnp.repeat(images[name], n, axis=0) for name in _IMAGE_FIELDS}
     after = (batch.positions + shift[:, None])[..., None]
     prompt = of_prompt["rope_positions"]

@@ -3,13 +3,13 @@ batch and says which token comes next. `rljax.sampler.generate` calls a `Search`
 sampling.
 
 tree: the arrays of a tree and its pure functions. evaluators: what a search asks of its models.
-mcts: tree search. lines: beams, best of n, lookahead. task: what a method gets and returns.
+mcts: tree search. lines: beams, best of n, lookahead. problem: what a method gets and returns.
 """
 
 from rljax.search.evaluators import Evaluation, Evaluator, Forked, Leaves, Value
 from rljax.search.lines import beam, best_of_n, lookahead
 from rljax.search.mcts import mcts
-from rljax.search.task import Response, Search, Task
+from rljax.search.problem import Response, Search, SearchProblem
 
 __all__ = [
     "Evaluation",
@@ -18,7 +18,7 @@ __all__ = [
     "Leaves",
     "Response",
     "Search",
-    "Task",
+    "SearchProblem",
     "Value",
     "beam",
     "best_of_n",

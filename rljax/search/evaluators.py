@@ -21,7 +21,7 @@ from rljax.models import cache
 from rljax.models.model import Model
 from rljax.sampler.draw import Rules, choice_logprobs
 from rljax.sampler.engine import Engine, Prefix
-from rljax.sampler.slots import Entry, rows_layout
+from rljax.sampler.slots import SlotInputs, rows_layout
 from rljax.search.tree import NONE
 
 Reads = Literal["critic", "outcome", "process"]
@@ -188,7 +188,7 @@ class Forked:
         rows, rules = np.arange(len(limit)), self.rules
         if greedy:
             rules = dataclasses.replace(rules, temperature=np.zeros_like(rules.temperature))
-        entry = Entry(
+        inputs = SlotInputs(
             reached.length,
             reached.token,
             np.asarray(limit, np.int32),
@@ -198,7 +198,7 @@ class Forked:
             None,
         )
         slots = np.where(leaves.live, rows, len(rows)).astype(np.int32)
-        state = engine.insert(reached, engine.init_state(), slots, rows, entry)
+        state = engine.insert(reached, engine.init_state(), slots, rows, inputs)
         _, new, _ = engine.generate(self.params, state, steps)
         ids, valid = fetch((new.ids, new.valid))
         return [ids[valid[:, row], row].tolist() for row in rows]

@@ -1,7 +1,7 @@
 """Searches that keep a few texts instead of a tree: beams, the best of n samples, and beams of
 lines that a process reward model judges, with lookahead (arXiv 2408.03314).
 
-Axes: R rows of a task, K beams of a row; evaluators have R K rows, those of one row together.
+Axes: R rows of a problem, K beams of a row; evaluators have R K rows, those of one row together.
 """
 
 import dataclasses
@@ -14,39 +14,41 @@ from rljax.batch import FinishReason
 from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.search.evaluators import Forked, padded_paths
-from rljax.search.task import Response, Task
+from rljax.search.problem import Response, SearchProblem
 
 
 @contract(safe=True)
-def best_of_n(task: Task, *, samples: int = 8, temperature: float = 1.0) -> list[Response]:
+def best_of_n(
+    problem: SearchProblem, *, samples: int = 8, temperature: float = 1.0
+) -> list[Response]:
     """Picks, of `samples` responses that the policy draws at `temperature`, the one that the reward
     model (or the reward) says is best; of equal ones the first."""
-    _check("best_of_n", task, samples=samples)
-    evaluator = task.evaluator(1, dataclasses.replace(task.sampling, temperature=temperature))
-    best: list[tuple[float, list[int]] | None] = [None] * task.rows
+    _check("best_of_n", problem, samples=samples)
+    evaluator = problem.evaluator(1, dataclasses.replace(problem.sampling, temperature=temperature))
+    best: list[tuple[float, list[int]] | None] = [None] * problem.rows
     for number in range(samples):
-        roots = padded_paths([[]] * task.rows, [True] * task.rows)
-        limit = task.lengths + task.limit
-        drawn = evaluator.roll(roots, _keys(task.keys, number), limit, task.limit)
+        roots = padded_paths([[]] * problem.rows, [True] * problem.rows)
+        limit = problem.lengths + problem.limit
+        drawn = evaluator.roll(roots, _keys(problem.keys, number), limit, problem.limit)
         for row, (ids, score) in enumerate(
-            zip(drawn, _scores(task, evaluator, drawn), strict=True)
+            zip(drawn, _scores(problem, evaluator, drawn), strict=True)
         ):
             if best[row] is None or score > best[row][0]:
                 best[row] = score, ids
-    return [_response(task, ids) for _, ids in best]
+    return [_response(problem, ids) for _, ids in best]
 
 
 @contract(safe=True)
 def beam(
-    task: Task, *, beams: int = 4, width: int = 4, length_penalty: float = 1.0
+    problem: SearchProblem, *, beams: int = 4, width: int = 4, length_penalty: float = 1.0
 ) -> list[Response]:
     """Beam search over tokens: each of K = `beams` texts grows by its `width` likeliest tokens, and
     the best K of all stay. Without a value model a text is as good as the sum of its log-probs over
     its number of tokens ^ length_penalty; with one, as good as that says (value-guided beams)."""
-    _check("beam", task, needs_value=False, beams=beams, width=width)
-    many = _repeated(task, beams)
+    _check("beam", problem, needs_value=False, beams=beams, width=width)
+    many = _repeated(problem, beams)
     evaluator = many.evaluator(width)
-    rows, each = np.arange(task.rows), np.arange(many.rows)
+    rows, each = np.arange(problem.rows), np.arange(many.rows)
     texts: list[list[int]] = [[] for _ in each]
     sums, ended = np.zeros(many.rows), np.zeros(many.rows, bool)
     scores = np.where(each % beams == 0, 0.0, -np.inf)  # at first a row has one text
@@ -54,14 +56,14 @@ def beam(
         tokens, logprobs, _ = fetch(evaluator(padded_paths([[]] * many.rows, ~ended)))
         total = sums[:, None] + logprobs
         grown = total / (np.array([len(t) for t in texts])[:, None] + 1.0) ** length_penalty
-        if task.value is not None:
+        if problem.value is not None:
             paths = np.maximum(tokens, 0)[:, :, None].tolist()
             ahead = [[own[j] for own in paths] for j in range(width)]
             grown = np.stack([_values(many, evaluator, texts, one) for one in ahead], axis=1)
         # A text that has ended is a candidate as it is; one that is not there yet is none.
         grown = np.where((tokens < 0) | ~np.isfinite(scores)[:, None], -np.inf, grown)
         stays = np.where(np.arange(width) == 0, scores[:, None], -np.inf)
-        grown = np.where(ended[:, None], stays, grown).reshape(task.rows, beams * width)
+        grown = np.where(ended[:, None], stays, grown).reshape(problem.rows, beams * width)
         order = np.argsort(-grown, axis=1, kind="stable")[:, :beams]
         scores = np.take_along_axis(grown, order, axis=1).reshape(-1)
         source = (rows[:, None] * beams + order // width).reshape(-1)
@@ -72,15 +74,15 @@ def beam(
             texts[s] + [int(t)] * bool(g) for s, t, g in zip(source, token, grows, strict=True)
         ]
         ended = np.array(
-            [not g or task.reason(t) is not None for g, t in zip(grows, texts, strict=True)]
+            [not g or problem.reason(t) is not None for g, t in zip(grows, texts, strict=True)]
         )
         evaluator.advance(np.maximum(token, 0)[:, None], grows.astype(np.int32), source)
-    return [_response(task, texts[row * beams]) for row in rows]
+    return [_response(problem, texts[row * beams]) for row in rows]
 
 
 @contract(safe=True)
 def lookahead(
-    task: Task,
+    problem: SearchProblem,
     *,
     beams: int = 1,
     samples: int = 4,
@@ -92,21 +94,26 @@ def lookahead(
     a line (`step_tokens` tokens at most), and the K continuations stay that the process reward
     model says are best. It reads them after `lookahead_tokens` more tokens, the likeliest ones."""
     _check(
-        "lookahead", task, needs_value=False, beams=beams, samples=samples, step_tokens=step_tokens
+        "lookahead",
+        problem,
+        needs_value=False,
+        beams=beams,
+        samples=samples,
+        step_tokens=step_tokens,
     )
-    if task.value is None:
+    if problem.value is None:
         raise InputError(
             "lookahead",
             value="no value model",
             rule="it compares unfinished texts",
             fix="give a reward model by --search_model=FOLDER, or search with best_of_n()",
         )
-    many = _repeated(task, beams)
-    evaluator = many.evaluator(1, dataclasses.replace(task.sampling, temperature=temperature))
-    limit = many.lengths + task.limit
+    many = _repeated(problem, beams)
+    evaluator = many.evaluator(1, dataclasses.replace(problem.sampling, temperature=temperature))
+    limit = many.lengths + problem.limit
     texts: list[list[int]] = [[] for _ in range(many.rows)]
     ended, scores, round_ = np.zeros(many.rows, bool), np.zeros(many.rows), 0
-    lines = set(task.value.line_ids)
+    lines = set(problem.value.line_ids)
     while not ended.all():
         steps, found = [], []
         for number in range(samples):
@@ -116,7 +123,7 @@ def lookahead(
             after = drawn
             if lookahead_tokens:
                 open_ = [
-                    not e and task.reason(t + d) is None
+                    not e and problem.reason(t + d) is None
                     for e, t, d in zip(ended, texts, drawn, strict=True)
                 ]
                 more = evaluator.roll(
@@ -132,25 +139,27 @@ def lookahead(
         if round_ == 0:
             keep = (np.arange(many.rows) % beams == 0)[:, None]
             of_texts = np.where(keep | (samples < beams), of_texts, -np.inf)
-        of_rows = of_texts.reshape(task.rows, beams * samples)
+        of_rows = of_texts.reshape(problem.rows, beams * samples)
         order = np.argsort(-of_rows, axis=1, kind="stable")[:, :beams]
         scores = np.take_along_axis(of_rows, order, axis=1).reshape(-1)
-        source = (np.arange(task.rows)[:, None] * beams + order // samples).reshape(-1)
+        source = (np.arange(problem.rows)[:, None] * beams + order // samples).reshape(-1)
         which = (order % samples).reshape(-1)
         new = [[] if ended[s] else steps[w][s] for s, w in zip(source, which, strict=True)]
         texts = [texts[s] + step for s, step in zip(source, new, strict=True)]
         stuck = np.array([not step for step in new])  # ended before, or not finite
-        ended = stuck | np.array([task.reason(text) is not None for text in texts])
+        ended = stuck | np.array([problem.reason(text) is not None for text in texts])
         evaluator.advance(_wide(new, step_tokens), np.array([len(s) for s in new]), source)
         round_ += 1
-    return [_response(task, texts[row * beams]) for row in range(task.rows)]
+    return [_response(problem, texts[row * beams]) for row in range(problem.rows)]
 
 
-def _check(name: str, task: Task, *, needs_value: bool = True, **at_least_one: int) -> None:
+def _check(
+    name: str, problem: SearchProblem, *, needs_value: bool = True, **at_least_one: int
+) -> None:
     for option, value in at_least_one.items():
         if value < 1:
             raise InputError(f"{name}({option})", value=value, fix=f"{name}({option}=1), or more")
-    if needs_value and task.value is None and task.scored is None:
+    if needs_value and problem.value is None and problem.scored is None:
         rule = "it compares texts by a reward model, or by a reward"
         raise InputError(
             name,
@@ -158,7 +167,7 @@ def _check(name: str, task: Task, *, needs_value: bool = True, **at_least_one: i
             rule=rule,
             fix="give a reward model by --search_model=FOLDER, or a config with a reward",
         )
-    if needs_value and task.scored is None and task.value.reads == "critic":
+    if needs_value and problem.scored is None and problem.value.reads == "critic":
         raise InputError(
             f"{name} by a critic",
             rule="it compares texts that have ended",
@@ -166,11 +175,14 @@ def _check(name: str, task: Task, *, needs_value: bool = True, **at_least_one: i
         )
 
 
-def _repeated(task: Task, beams: int) -> Task:
-    rows = np.repeat(np.arange(task.rows), beams)
-    keys = np.concatenate([_keys(task.keys, 2**20 + k)[:, None] for k in range(beams)], axis=1)
+def _repeated(problem: SearchProblem, beams: int) -> SearchProblem:
+    rows = np.repeat(np.arange(problem.rows), beams)
+    keys = np.concatenate([_keys(problem.keys, 2**20 + k)[:, None] for k in range(beams)], axis=1)
     return dataclasses.replace(
-        task, prompts=task.prompts[rows], lengths=task.lengths[rows], keys=keys.reshape(-1, 2)
+        problem,
+        prompts=problem.prompts[rows],
+        lengths=problem.lengths[rows],
+        keys=keys.reshape(-1, 2),
     )
 
 
@@ -183,22 +195,22 @@ def _keys(keys: np.ndarray, number: int) -> np.ndarray:
     return fetch(jax.vmap(one)(keys))
 
 
-def _scores(task: Task, evaluator: Forked, responses: list[list[int]]) -> np.ndarray:
+def _scores(problem: SearchProblem, evaluator: Forked, responses: list[list[int]]) -> np.ndarray:
     """Scores complete responses, one to a row; -inf where the reward failed."""
-    if task.scored is None:
+    if problem.scored is None:
         leaves = padded_paths(responses, [True] * len(responses))
         return fetch(evaluator(leaves).value)
-    whole = [(ids, int(task.reason(ids) or 0)) for ids in responses]
-    return np.nan_to_num(task.score(range(len(responses)), whole), nan=-np.inf)
+    whole = [(ids, int(problem.reason(ids) or 0)) for ids in responses]
+    return np.nan_to_num(problem.score(range(len(responses)), whole), nan=-np.inf)
 
 
 def _values(
-    task: Task, evaluator: Forked, texts: list[list[int]], steps: list[list[int]]
+    problem: SearchProblem, evaluator: Forked, texts: list[list[int]], steps: list[list[int]]
 ) -> np.ndarray:
     """Scores the roots' texts with these steps behind them; of one that ends a critic tells the
     value of the state before its last token."""
-    if task.value.reads == "critic":
-        ends = [task.reason(t + s) is not None for t, s in zip(texts, steps, strict=True)]
+    if problem.value.reads == "critic":
+        ends = [problem.reason(t + s) is not None for t, s in zip(texts, steps, strict=True)]
         steps = [step[:-1] if end else step for step, end in zip(steps, ends, strict=True)]
     return fetch(evaluator(padded_paths(steps, [True] * len(steps))).value)
 
@@ -216,7 +228,7 @@ def _wide(rows: list[list[int]], columns: int) -> np.ndarray:
     return wide
 
 
-def _response(task: Task, ids: list[int]) -> Response:
-    reason = task.reason(ids)
+def _response(problem: SearchProblem, ids: list[int]) -> Response:
+    reason = problem.reason(ids)
     reason = FinishReason.ABORT if reason is None else reason
     return Response(list(ids), [0.0] * len(ids), int(reason))

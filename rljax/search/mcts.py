@@ -17,7 +17,7 @@ from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.search import tree as trees
 from rljax.search.evaluators import Leaves, padded_paths, path_columns
-from rljax.search.task import Response, Task
+from rljax.search.problem import Response, SearchProblem
 from rljax.search.tree import NONE, Selected, Tree
 
 
@@ -27,7 +27,7 @@ from rljax.search.tree import NONE, Selected, Tree
     nodes=lambda o: 0 if o["rollouts"] else o["simulations"],
 )
 def mcts(
-    task: Task,
+    problem: SearchProblem,
     *,
     simulations: int = 32,
     width: int = 4,
@@ -38,50 +38,55 @@ def mcts(
     noise_concentration: float = 0.3,
     answer: Literal["visits", "best_leaf"] = "visits",
 ) -> list[Response]:
-    """One Response for each row of the task.
+    """One Response for each row of the problem.
 
     Before each token the root is searched until it has `simulations` (its own evaluation is one):
     select by Q + c P sqrt(max(1, sum N)) / (1 + N) with c = `exploration`, expand with the policy's
     `width` likeliest tokens, evaluate, back up. The child with the most visits is emitted (of equal
     ones the one with the higher prior, then the lower id), and its subtree is kept.
 
-    A text that has ended is worth its reward, where the task can score it, else what the value
+    A text that has ended is worth its reward, where the problem can score it, else what the value
     model says. Another one is worth what the model says or, without one or with `rollouts`, the end
     of a response that the policy samples from there. `noise_fraction` of the root's prior is
     Dirichlet noise, and a `visit_temperature` above 0 samples the child by N^(1 / temperature):
     both are for exploration, and off where sampling is greedy. `answer` best_leaf: the response is
     the best complete one that any simulation came to.
     """
-    _check(task, rollouts, simulations, visit_temperature, noise_fraction, noise_concentration)
-    explores = task.sampling.temperature > 0
+    _check(problem, rollouts, simulations, visit_temperature, noise_fraction, noise_concentration)
+    explores = problem.sampling.temperature > 0
     search = _Searched(
-        task,
+        problem,
         simulations,
         width,
         exploration,
-        rollouts or task.value is None,
+        rollouts or problem.value is None,
         noise_fraction if explores else 0.0,
         noise_concentration,
     )
-    for place in range(task.limit):
+    for position in range(problem.limit):
         if not search.live.any():
             break
         search.simulate()
-        search.emit(place, visit_temperature if explores else 0.0)
+        search.emit(position, visit_temperature if explores else 0.0)
     return search.responses if answer == "visits" else search.best_leaves()
 
 
 def _check(
-    task: Task, rollouts, simulations, visit_temperature, noise_fraction, noise_concentration
+    problem: SearchProblem,
+    rollouts,
+    simulations,
+    visit_temperature,
+    noise_fraction,
+    noise_concentration,
 ) -> None:
-    if task.value is None and task.scored is None:
+    if problem.value is None and problem.scored is None:
         raise InputError(
             "mcts",
             value="no value model, no reward",
             rule="it compares texts by a critic, a reward model or a reward",
             fix="give a value model by --search_model=FOLDER, or a config with a reward",
         )
-    if rollouts and task.scored is None and task.value.reads == "critic":
+    if rollouts and problem.scored is None and problem.value.reads == "critic":
         rule = "the end of a rollout is scored by a reward model or a reward: a critic has no score"
         raise InputError(
             "mcts(rollouts)",
@@ -121,15 +126,15 @@ def _grown(tree: Tree, at: Selected, tokens, logprobs, value, terminal, active, 
 
 
 @jax.jit
-def _noisy(tree: Tree, keys, place, fraction, concentration, active, exploration):
+def _noisy(tree: Tree, keys, position, fraction, concentration, active, exploration):
     """`_next` after noise at the roots of the rows that are `active`."""
-    keys = jax.vmap(lambda key: jax.random.fold_in(jax.random.wrap_key_data(key), place))(keys)
+    keys = jax.vmap(lambda key: jax.random.fold_in(jax.random.wrap_key_data(key), position))(keys)
     noise = trees.dirichlet(keys, tree.tokens[:, 0] != NONE, concentration)
     return _next(trees.with_root_noise(tree, noise, fraction, active), exploration)
 
 
 @jax.jit
-def _emitted(tree: Tree, keys, place, temperature, live, exploration):
+def _emitted(tree: Tree, keys, position, temperature, live, exploration):
     """(what is said of the children that are emitted, the old indices of nodes, `_next` of the
     trees below them). Said: token [B] and the log-prob of its choice, the tokens of all children
     [B, M], their shares of the visits, the root's value [B]."""
@@ -139,7 +144,7 @@ def _emitted(tree: Tree, keys, place, temperature, live, exploration):
 
     def draw(key, p):
         return jax.random.categorical(
-            jax.random.fold_in(jax.random.wrap_key_data(key), place), jnp.log(p)
+            jax.random.fold_in(jax.random.wrap_key_data(key), position), jnp.log(p)
         )
 
     draws = (temperature > 0) & visited
@@ -173,23 +178,25 @@ def _stream(keys: np.ndarray, purpose: int) -> np.ndarray:
 
 
 class _Searched:
-    """The trees of a task's rows, and what was emitted so far."""
+    """The trees of a problem's rows, and what was emitted so far."""
 
-    def __init__(self, task: Task, simulations, width, exploration, rollouts, fraction, alpha):
-        self.task, self.budget, self.exploration = task, simulations, np.float32(exploration)
+    def __init__(
+        self, problem: SearchProblem, simulations, width, exploration, rollouts, fraction, alpha
+    ):
+        self.problem, self.budget, self.exploration = problem, simulations, np.float32(exploration)
         self.rollouts, self.noise = rollouts, (np.float32(fraction), np.float32(alpha))
         # (A rollout ends where no node of the tree is.)
-        self.evaluator = task.evaluator(width, nodes=0 if rollouts else simulations)
-        self.next = _begun(task.rows, simulations, width, self.exploration)
-        self.responses = [Response() for _ in range(task.rows)]
-        self.live = np.ones(task.rows, bool)
-        self.noised = np.zeros(task.rows, bool)
-        self.keys = {p: _stream(task.keys, p) for p in (_NOISE, _CHOICE, _ROLLOUT)}
-        self.done = np.zeros(task.rows, np.int32)  # simulations of each row
-        self.best: list[tuple[float, list[int], int] | None] = [None] * task.rows
+        self.evaluator = problem.evaluator(width, nodes=0 if rollouts else simulations)
+        self.next = _begun(problem.rows, simulations, width, self.exploration)
+        self.responses = [Response() for _ in range(problem.rows)]
+        self.live = np.ones(problem.rows, bool)
+        self.noised = np.zeros(problem.rows, bool)
+        self.keys = {p: _stream(problem.keys, p) for p in (_NOISE, _CHOICE, _ROLLOUT)}
+        self.done = np.zeros(problem.rows, np.int32)  # simulations of each row
+        self.best: list[tuple[float, list[int], int] | None] = [None] * problem.rows
 
     @property
-    def place(self) -> int:
+    def position(self) -> int:
         return max((len(one.ids) for one in self.responses), default=0)
 
     def simulate(self) -> None:
@@ -202,7 +209,7 @@ class _Searched:
                 return
             if self.noise[0] > 0 and (fresh := active & (counts > 0) & ~self.noised).any():
                 self.noised |= fresh
-                how = (np.int32(self.place), *self.noise, fresh, self.exploration)
+                how = (np.int32(self.position), *self.noise, fresh, self.exploration)
                 self.next = _noisy(tree, self.keys[_NOISE], *how)
                 continue
             self.next = self._simulated(tree, selected, at, active)
@@ -216,7 +223,7 @@ class _Searched:
         depth = np.where(asked, at.depth, 0).astype(np.int32)
         columns = path_columns(int(depth.max(initial=0)))
         path = np.pad(at.path, ((0, 0), (0, max(0, columns - at.path.shape[1]))))[:, :columns]
-        rows, width = self.task.rows, self.evaluator.width
+        rows, width = self.problem.rows, self.evaluator.width
         tokens = np.full((rows, width), NONE, np.int32)
         logprobs = np.zeros((rows, width), np.float32)
         value, ended = np.zeros(rows, np.float32), np.zeros(rows, bool)
@@ -228,7 +235,7 @@ class _Searched:
             ]
             ended = np.array(
                 [
-                    asked[r] and depth[r] > 0 and self.task.reason(texts[r]) is not None
+                    asked[r] and depth[r] > 0 and self.problem.reason(texts[r]) is not None
                     for r in range(rows)
                 ]
             )
@@ -238,23 +245,23 @@ class _Searched:
 
     def _values(self, tree: Tree, leaves: Leaves, texts, ended, value) -> np.ndarray:
         """Returns the values of the leaves (see `mcts`): [B]."""
-        task, rows = self.task, np.arange(self.task.rows)
+        problem, rows = self.problem, np.arange(self.problem.rows)
         complete = self._rolled(leaves, texts, ended) if self.rollouts else texts
         known = leaves.live & (ended | self.rollouts)
-        if task.scored is not None and known.any():
+        if problem.scored is not None and known.any():
             asked = np.flatnonzero(known).tolist()
-            whole = [(complete[row], int(task.reason(complete[row]) or 0)) for row in asked]
-            scores = task.score(asked, whole)
+            whole = [(complete[row], int(problem.reason(complete[row]) or 0)) for row in asked]
+            scores = problem.score(asked, whole)
             # A failed reward says nothing: the leaf is worth what its root is, and that of the root
             # itself is left out of the mean. What failed is no answer.
             worth = np.where(leaves.depth == 0, np.nan, fetch(trees.root_value(tree)))
             value, failed = np.array(value), np.isnan(scores)
             value[known] = np.where(failed, worth[known], scores)
             known[asked] = ~failed
-        elif task.scored is None and self.rollouts:
+        elif problem.scored is None and self.rollouts:
             behind = [complete[row][len(self.responses[row].ids) :] for row in rows]
             value = fetch(self.evaluator(padded_paths(behind, known)).value)
-        elif task.scored is None and task.value.reads == "critic":
+        elif problem.scored is None and problem.value.reads == "critic":
             value = np.where(ended, fetch(tree.value)[rows, np.maximum(leaves.parent, 0)], value)
         self._note(complete, known, value)
         return value
@@ -267,21 +274,21 @@ class _Searched:
         keys = jax.vmap(
             lambda key, i: jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(key), i))
         )(self.keys[_ROLLOUT], self.done)
-        limit = self.task.lengths + self.task.limit
+        limit = self.problem.lengths + self.problem.limit
         part = leaves._replace(live=rolls)
-        more = self.evaluator.roll(part, keys, limit, self.task.limit)
+        more = self.evaluator.roll(part, keys, limit, self.problem.limit)
         return [text + more[r] if rolls[r] else text for r, text in enumerate(texts)]
 
     def _note(self, complete, known, value) -> None:
         """Keeps the best complete response of each row."""
         for row in np.flatnonzero(known):
             if self.best[row] is None or value[row] > self.best[row][0]:
-                reason = self.task.reason(complete[row])
+                reason = self.problem.reason(complete[row])
                 self.best[row] = float(value[row]), list(complete[row]), int(reason or 0)
 
-    def emit(self, place: int, temperature: float) -> None:
+    def emit(self, position: int, temperature: float) -> None:
         """One token of every live row; the roots move there."""
-        how = (self.keys[_CHOICE], np.int32(place), np.float32(temperature), self.live)
+        how = (self.keys[_CHOICE], np.int32(position), np.float32(temperature), self.live)
         said, kept, self.next = _emitted(self.next[0], *how, self.exploration)
         (token, logprob, tokens, shares, value), kept = fetch((said, kept))
         for row in np.flatnonzero(self.live):
@@ -293,7 +300,7 @@ class _Searched:
             one.target_ids.append(np.maximum(tokens[row], 0))
             one.target_probs.append(shares[row])
             one.values.append(float(value[row]))
-            if (reason := self.task.reason(one.ids)) is not None:
+            if (reason := self.problem.reason(one.ids)) is not None:
                 one.reason, self.live[row] = int(reason), False
         self.noised[:] = False
         if self.live.any():

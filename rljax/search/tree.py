@@ -233,8 +233,8 @@ def _move_one(tree: Tree, edge, active):
         return kept.at[node].set(inside & (node < tree.size)), None
 
     kept, _ = jax.lax.scan(mark, jnp.zeros((nodes,), bool), index)
-    place = jnp.where(kept, jnp.cumsum(kept) - 1, nodes)
-    old = jnp.full((nodes,), NONE, jnp.int32).at[place].set(index, mode="drop")
+    new_index = jnp.where(kept, jnp.cumsum(kept) - 1, nodes)
+    old = jnp.full((nodes,), NONE, jnp.int32).at[new_index].set(index, mode="drop")
     blank = jax.tree.map(lambda x: x[0], empty(1, nodes, tree.tokens.shape[1]))
     rows = dataclasses.replace(tree, size=blank.parent)  # (a field of every node, for the map)
     moved = jax.tree.map(
@@ -242,7 +242,7 @@ def _move_one(tree: Tree, edge, active):
         rows,
         dataclasses.replace(blank, size=blank.parent),
     )
-    renamed = functools.partial(_renamed, place=place)
+    renamed = functools.partial(_renamed, new_index=new_index)
     moved = dataclasses.replace(
         moved,
         children=renamed(moved.children),
@@ -253,7 +253,7 @@ def _move_one(tree: Tree, edge, active):
     return jax.tree.map(lambda new, same: jnp.where(active, new, same), (moved, old), (tree, index))
 
 
-def _renamed(names: jax.Array, place: jax.Array) -> jax.Array:
+def _renamed(names: jax.Array, new_index: jax.Array) -> jax.Array:
     """The new indices of nodes, NONE of those that are none or that are left behind."""
-    new = jnp.where(names == NONE, len(place), place[names])
-    return jnp.where(new < len(place), new, NONE).astype(jnp.int32)
+    new = jnp.where(names == NONE, len(new_index), new_index[names])
+    return jnp.where(new < len(new_index), new, NONE).astype(jnp.int32)

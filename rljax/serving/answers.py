@@ -24,7 +24,7 @@ def error_body(message: str, kind: str, *, param: str | None = None, code: str |
 
 @dataclasses.dataclass(frozen=True)
 class Delta:
-    """The addition of one piece to a choice: text, and its tokens with the places where each
+    """The addition of one piece to a choice: text, and its tokens with the offsets where each
     begins."""
 
     choice: int
@@ -189,7 +189,7 @@ class Answer:
         return choice
 
     def _of_prompt(self, choice: int) -> tuple[list[int], list[float | None], list[int]]:
-        """Tokens of an echoed prompt, their log-probs and places; nothing predicts the first."""
+        """Tokens of an echoed prompt, their log-probs and offsets; nothing predicts the first."""
         if not (self.prompt_logprobs or self.request.prompt_logprobs and self.likeliest):
             return [], [], []
         prompt = choice // self.request.n

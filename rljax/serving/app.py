@@ -29,7 +29,7 @@ from rljax.errors import InputError
 from rljax.files import parse_json
 from rljax.serving.answers import Answer, error_body
 from rljax.serving.connections import LIMITS, ConnectionLimits, http_server, listen
-from rljax.serving.fields import Limits, UnknownModel, read_chat, read_completion
+from rljax.serving.fields import RequestLimits, UnknownModel, read_chat, read_completion
 from rljax.serving.guard import Guard
 from rljax.serving.metrics import CONTENT_TYPE, prometheus_text
 from rljax.serving.worker import Failed, Overloaded, Ticket, TokenChunk, Worker
@@ -167,7 +167,7 @@ class _Requests:
         self._stops, self._defaults = tuple(stops), dict(defaults or {})
         self._worker, self._tokenizer, self._name, self._calls = worker, tokenizer, name, calls
         self._images = images
-        self._limits = Limits(worker.sampler.engine.request_tokens, worker.room)
+        self._limits = RequestLimits(worker.sampler.engine.request_tokens, worker.room)
         self._parsers = ThreadPoolExecutor(PARSERS, "rljax-parse")
         self._held = 0  # bytes of bodies
         self._loading = threading.Lock()

@@ -17,7 +17,7 @@ from rljax.config.service_options import ChatOptions
 from rljax.environments.calls import parser
 from rljax.environments.conversation import TAIL
 from rljax.environments.episode import Episode
-from rljax.environments.messages import Limits, Step
+from rljax.environments.messages import EpisodeLimits, Step
 from rljax.errors import InputError
 from rljax.policies import SavedPolicy
 from rljax.reasoning import beginning_of
@@ -48,7 +48,7 @@ class Chat:
         self._policy, self._system, self._asked = policy, options.system, 0
         self._component = resolve(function or f"{__name__}.answer", NAMESPACES["environment"])
         self.messages: list[dict] = []
-        self.limits = Limits(
+        self.limits = EpisodeLimits(
             max_turns=options.max_turns or settings.max_turns,
             max_tokens=min(options.tokens, context),
             max_reply_tokens=settings.max_reply_tokens,
@@ -65,20 +65,20 @@ class Chat:
         if options.temperature is not None:
             how = dict(temperature=options.temperature, source="--temperature")
             defaults = dataclasses.replace(defaults, **how)
-        turn = policy.sampling(max_response_tokens=most)
-        self.notes = list(_notes(policy, defaults, turn.max_response_tokens))
+        sampling = policy.sampling(max_response_tokens=most)
+        self.notes = list(_notes(policy, defaults, sampling.max_response_tokens))
         if function and self._format.name and not parser("auto", policy.tokenizer).name:
             self.notes.append(
                 "the chat template tells of no tools: say in --system which there are and how they "
                 "are called"
             )
-        self.turn = dataclasses.replace(
-            turn,
+        self.sampling = dataclasses.replace(
+            sampling,
             **defaults.fields(),
             stop_ids=tuple(
-                dict.fromkeys((*turn.stop_ids, *self._format.stop_ids(policy.tokenizer)))
+                dict.fromkeys((*sampling.stop_ids, *self._format.stop_ids(policy.tokenizer)))
             ),
-            stop_strings=(*turn.stop_strings, *self._format.stop_strings),
+            stop_strings=(*sampling.stop_strings, *self._format.stop_strings),
         )
         decoding = decoding_of(policy.config, policy.tokenizer)
         self._params = decoding.weights(policy.model, policy.params)
@@ -87,7 +87,7 @@ class Chat:
             1,
             self.limits.max_tokens,
             steps=options.steps,
-            stop_ids=max(16, len(self.turn.stop_ids)),
+            stop_ids=max(16, len(self.sampling.stop_ids)),
         )
 
         def whole(ids):
@@ -112,8 +112,8 @@ class Chat:
                 if turns == self.limits.max_turns or room < 1:
                     yield END, "turns" if room > 0 else "length"
                     break
-                most = min(self.turn.max_response_tokens, room)
-                turn = dataclasses.replace(self.turn, max_response_tokens=most)
+                most = min(self.sampling.max_response_tokens, room)
+                turn = dataclasses.replace(self.sampling, max_response_tokens=most)
                 if step.new_row or sample is None:
                     self._release(sample)
                     log = 0

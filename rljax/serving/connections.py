@@ -164,8 +164,8 @@ def listen(host: str, port: int) -> socket.socket:
         sock.bind((host, port))
     except (OSError, OverflowError) as error:
         sock.close()
-        place, fix = f"{host}:{port}", "another port, or 0 for a free one"
-        raise InputError("cannot listen", value=place, rule=str(error), fix=fix) from None
+        address, fix = f"{host}:{port}", "another port, or 0 for a free one"
+        raise InputError("cannot listen", value=address, rule=str(error), fix=fix) from None
     return sock
 
 

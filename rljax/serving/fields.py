@@ -130,7 +130,7 @@ class ParsedRequest:
     stream: bool
     usage: str  # of a stream: "last" = in a chunk of its own, "each" = so far in every one, too
     logprobs: bool
-    likeliest: int  # tokens at each place, with their log-probs
+    likeliest: int  # tokens at each position, with their log-probs
     echo: list[str]  # the prompts' texts where they are to be repeated, else ""
     stops: tuple[str, ...]  # stop strings of the client, the same for all prompts
     prompt_logprobs: bool = False  # log-probs of the prompts' tokens, too
@@ -142,7 +142,7 @@ class ParsedRequest:
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
+class RequestLimits:
     """Limits of a single request. Checked before any text is tokenized or rendered."""
 
     tokens: int  # of a slot: prompt and response together
@@ -307,18 +307,18 @@ def _tools(name, value) -> list[dict]:
     if not isinstance(value, list) or len(value) > TOOLS:
         _refuse(name, value, fix=f"send a list of at most {TOOLS} tools")
     for number, tool in enumerate(value):
-        place, fix = f"{name}[{number}]", 'send {"type": "function", "function": {"name": ...}}'
+        field, fix = f"{name}[{number}]", 'send {"type": "function", "function": {"name": ...}}'
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or tool.get("type") != "function":
-            _refuse(place, tool, fix=fix)
-        if not _text(f"{place}.name", function.get("name")):
-            _refuse(f"{place}.name", "", "not empty", fix="send the name of the function")
+            _refuse(field, tool, fix=fix)
+        if not _text(f"{field}.name", function.get("name")):
+            _refuse(f"{field}.name", "", "not empty", fix="send the name of the function")
         if not isinstance(function.get("parameters") or {}, dict):
             fix = "send a JSON schema, an object"
-            _refuse(f"{place}.parameters", function["parameters"], fix=fix)
+            _refuse(f"{field}.parameters", function["parameters"], fix=fix)
         if function.get("strict") or tool.get("strict"):
             rule = "what the model writes is not constrained"
-            _refuse(f"{place}.strict", True, rule, fix="send false, or leave it out")
+            _refuse(f"{field}.strict", True, rule, fix="send false, or leave it out")
     return told_of(value)
 
 
@@ -399,7 +399,7 @@ def read_completion(
     body: object,
     tokenizer: Tokenizer,
     name: str,
-    limits: Limits,
+    limits: RequestLimits,
     stops: Sequence[str] = (),
     defaults: Mapping[str, float] | None = None,
 ) -> ParsedRequest:
@@ -434,7 +434,7 @@ def read_chat(
     body: object,
     tokenizer: Tokenizer,
     name: str,
-    limits: Limits,
+    limits: RequestLimits,
     calls: Format | None = None,
     reader: ImageReader | None = None,
     stops: Sequence[str] = (),

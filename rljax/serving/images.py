@@ -38,11 +38,11 @@ def split_images(messages: object) -> tuple[object, list[Source]]:
     return seen, sources
 
 
-def _part(part: object, place: str, user: bool, sources: list[Source]) -> object:
+def _part(part: object, location: str, user: bool, sources: list[Source]) -> object:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind == "image":
         raise InputError(
-            f"{place}.type",
+            f"{location}.type",
             value=kind,
             rule="an image is a part of type 'image_url'",
             fix='{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}',
@@ -51,7 +51,7 @@ def _part(part: object, place: str, user: bool, sources: list[Source]) -> object
         return part
     if not user:
         raise InputError(
-            place,
+            location,
             value=kind,
             rule="images stand in messages of the user",
             fix="put the image into a message with role 'user'",
@@ -63,11 +63,11 @@ def _part(part: object, place: str, user: bool, sources: list[Source]) -> object
             rule=f"at most {IMAGES}",
             fix="fewer images",
         )
-    sources.append(Source(data_url(_url(part, place), place), place))
+    sources.append(Source(data_url(_url(part, location), location), location))
     return {"type": "image"}
 
 
-def _url(part: Mapping, place: str) -> str:
+def _url(part: Mapping, location: str) -> str:
     """The URL of a part, all of whose fields are known."""
     named = part.get("image_url")
     named = named if isinstance(named, Mapping) else {}
@@ -75,10 +75,12 @@ def _url(part: Mapping, place: str) -> str:
     unknown += [name for name in named if name not in ("url", "detail")]
     if unknown:
         rule = "not supported; known are type, image_url, and in it url"
-        raise InputError(f"{place}: a field", value=unknown[0][:64], rule=rule, fix="leave it out")
+        raise InputError(
+            f"{location}: a field", value=unknown[0][:64], rule=rule, fix="leave it out"
+        )
     if named.get("detail") not in _DETAILS:
         raise InputError(
-            f"{place}.image_url.detail",
+            f"{location}.image_url.detail",
             value=named["detail"],
             rule="the size of images is the model's",
             fix="leave it out, and scale the image down",
@@ -86,14 +88,14 @@ def _url(part: Mapping, place: str) -> str:
     url = named.get("url")
     if not isinstance(url, str):
         raise InputError(
-            f"{place}.image_url.url",
+            f"{location}.image_url.url",
             value=url,
             rule="a string",
             fix='{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}',
         )
     if not url.startswith("data:"):
         raise InputError(
-            f"{place}.image_url.url",
+            f"{location}.image_url.url",
             value=url[:80],
             rule="a data URL: this server downloads nothing and opens no file",
             fix='send the image itself, as "data:image/png;base64,..."',
@@ -107,7 +109,7 @@ def opened(sources: Sequence[Source], reader: ImageReader | None) -> tuple[Image
         return ()
     if reader is None:
         raise InputError(
-            sources[0].place,
+            sources[0].location,
             value=f"{len(sources)} images",
             rule="this model reads text alone",
             fix="leave the images out, or serve a model with images",

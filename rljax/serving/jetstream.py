@@ -22,7 +22,7 @@ import numpy as np
 from rljax.errors import InputError
 from rljax.sampler.engine import Engine, Prefix
 from rljax.sampler.requests import Sampling
-from rljax.sampler.slots import Entry, Slots, Tokens
+from rljax.sampler.slots import SlotInputs, Slots, Tokens
 
 # The lengths to which JetStream pads prompts; max_prefill_length must be one of them.
 BUCKETS = tuple(2**i for i in range(4, 16))
@@ -233,12 +233,12 @@ class JetStreamEngine:
         source[: len(slots)] = np.arange(len(slots)) % rows
         keys = prefix["keys"] if rows == len(slots) else self._keys(None, len(slots))
         rules = jax.tree.map(lambda x: np.repeat(x, count, axis=0), self._rules)
-        entry, prompt = _entry(cache, keys, source, self.engine.tokens, rules)
+        inputs, prompt = _inputs(cache, keys, source, self.engine.tokens, rules)
         forcing = self.engine.forcing(
             [self.sampling] * count, np.full(count, -1), np.zeros(count, np.int32)
         )
-        entry = dataclasses.replace(entry, forcing=forcing)
-        state = self.engine.insert(cache, decode_state["slots"], at, source, entry)
+        inputs = dataclasses.replace(inputs, forcing=forcing)
+        state = self.engine.insert(cache, decode_state["slots"], at, source, inputs)
         drawn = prefix.get("drawn", 0)
         return {
             "slots": state,
@@ -408,13 +408,13 @@ def _refuse(sampler) -> None:
 
 
 @jax.jit
-def _entry(cache: Prefix, keys, source, limit, rules) -> tuple[Entry, jax.Array]:
+def _inputs(cache: Prefix, keys, source, limit, rules) -> tuple[SlotInputs, jax.Array]:
     """The state to write into the slots of rows source [M], and how many tokens each holds."""
     length = cache.length[source]
     keys = keys[jnp.minimum(jnp.arange(source.shape[0]), keys.shape[0] - 1)]
     limit = jnp.full(source.shape, limit, jnp.int32)
-    entry = Entry(length, cache.token[source], limit, cache.shift[source], keys, rules, None)
-    return entry, length + 1
+    inputs = SlotInputs(length, cache.token[source], limit, cache.shift[source], keys, rules, None)
+    return inputs, length + 1
 
 
 @jax.jit

@@ -1,5 +1,5 @@
 """Log-probs that the sampler does not record: of a prompt's own tokens, and of the likeliest tokens
-at each place of a prompt and its response."""
+at each position of a prompt and its response."""
 
 import functools
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from rljax.errors import InputError
 from rljax.models.model import Model
 
 SHORTEST = 128  # columns of a pass; a longer one has a power of two of them, so few are compiled
-MOST_LIKELIEST = 20  # tokens at a place, the most that OpenAI's API allows
+MOST_LIKELIEST = 20  # tokens at a position, the most that OpenAI's API allows
 LOGITS_COLUMNS = 64  # whose logits are held at a time
 
 
@@ -29,7 +29,7 @@ def prompt_logprobs(
 def likeliest(
     model: Model, params, ids: Sequence[int], temperature: float, room: int, count: int
 ) -> tuple[list[float], list[list[tuple[int, float]]]]:
-    """(`prompt_logprobs`, the `count` likeliest (token, log-prob) at each place, the first one
+    """(`prompt_logprobs`, the `count` likeliest (token, log-prob) at each position, the first one
     first), of one pass: where a token is the likeliest one, both numbers are the same."""
     batch = _one_row(model, ids, room)
     best, logps, own = fetch(_likeliest(model, params, batch, np.float32(temperature)))
@@ -59,12 +59,12 @@ def _one_row(model: Model, ids: Sequence[int], room: int) -> Batch:
     while columns < len(ids):
         columns *= 2
     columns = min(columns, max(room, len(ids)))
-    place = np.arange(columns, dtype=np.int32)[None]
-    real = place < len(ids)
+    column = np.arange(columns, dtype=np.int32)[None]
+    real = column < len(ids)
     tokens = np.zeros((1, columns), np.int32)
     tokens[0, : len(ids)] = ids
     return Batch(
-        tokens, real.astype(np.int32), np.where(real, place, 0), np.zeros((1, columns), np.float32)
+        tokens, real.astype(np.int32), np.where(real, column, 0), np.zeros((1, columns), np.float32)
     )
 
 

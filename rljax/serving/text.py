@@ -1,8 +1,8 @@
 """The text of one response while its tokens come, one at a time.
 
 Decides which part of the text may be sent already. The pieces do not depend on how the tokens came
-in dispatches, so a streamed text and a whole one are the same. A token costs the same at any place
-of a response: the server's event loop does this work for every token of every client.
+in dispatches, so a streamed text and a whole one are the same. A token costs the same at any
+position of a response: the server's event loop does this work for every token of every client.
 """
 
 import functools
@@ -34,12 +34,12 @@ class StopStrings:
         back = None
         for i, (stop, borders) in enumerate(zip(self.stops, self._borders, strict=True)):
             at = matched[i]
-            for place, character in enumerate(new):
+            for index, character in enumerate(new):
                 while at and stop[at] != character:
                     at = borders[at - 1]
                 at += stop[at] == character
                 if at == len(stop):
-                    back = max(back or 0, len(new) - place - 1 + len(stop))
+                    back = max(back or 0, len(new) - index - 1 + len(stop))
                     break
             matched[i] = at
         return back

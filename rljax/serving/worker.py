@@ -218,9 +218,9 @@ class Worker:
         try:
             for prompt, sampling in requests:
                 for sample in self.sampler.submit(prompt, sampling, n=n, images=images):
-                    place = len(ticket.unfinished)
-                    ticket.unfinished[place] = sample
-                    self._tickets[id(sample)] = ticket, place
+                    index = len(ticket.unfinished)
+                    ticket.unfinished[index] = sample
+                    self._tickets[id(sample)] = ticket, index
         except Exception:
             self._abort(ticket)
             raise
@@ -247,18 +247,18 @@ class Worker:
 
     def _hand_out(self, event: Event) -> None:
         sample, count = event.sample, event.count
-        ticket, place = self._tickets[id(sample)]
+        ticket, index = self._tickets[id(sample)]
         first = len(sample.tokens) - count
         ids, logprobs = sample.tokens[first:].tolist(), sample.logprobs[first:].tolist()
         if sample.finish_reason is not None:
-            del self._tickets[id(sample)], ticket.unfinished[place]
+            del self._tickets[id(sample)], ticket.unfinished[index]
         ticket.deliver(
-            TokenChunk(place, ids, logprobs, self.version, sample.finish_reason, sample.error)
+            TokenChunk(index, ids, logprobs, self.version, sample.finish_reason, sample.error)
         )
 
     def _end(self, why: str) -> None:
-        for ticket, place in self._tickets.values():
-            ticket.deliver(TokenChunk(place, [], [], self.version, FinishReason.ABORT, why))
+        for ticket, index in self._tickets.values():
+            ticket.deliver(TokenChunk(index, [], [], self.version, FinishReason.ABORT, why))
         self._tickets.clear()
 
 

@@ -17,7 +17,7 @@ from rljax.config import NAMESPACES, AlgorithmConfig
 from rljax.contracts import spec
 from rljax.data.images.encode import ImageLayout
 from rljax.dataflows.algorithm import FIELDS, Algorithm
-from rljax.errors import InputError, mending, place_in, place_of
+from rljax.errors import InputError, location_in, location_of, mending
 from rljax.mesh import replicated, row_sharding, row_shards
 from rljax.models.scan import routes_shape
 from rljax.roles import Role
@@ -161,22 +161,22 @@ def _traced(dataflow: Component, algorithm: Algorithm, leaves: tuple, tree):
 
 
 def _fails(what: str, error: Exception, component: Component) -> InputError:
-    """The exception of a component in one line, with its place in the user's file."""
+    """The exception of a component in one line, with its location in the user's file."""
     first = next(iter(str(error).splitlines()), "")
-    place = place_in(error, [component.function])
+    location = location_in(error, [component.function])
     signature = f"{component.short_name}{component.signature}"
-    fix = mending(error) if place else f"correct its options: its signature is {signature}"
-    return InputError(what, rule=f"{type(error).__name__}: {first}{place}", fix=fix)
+    fix = mending(error) if location else f"correct its options: its signature is {signature}"
+    return InputError(what, rule=f"{type(error).__name__}: {first}{location}", fix=fix)
 
 
 def _check_page(dataflow: Component, returned: object, roles: dict[str, Role]) -> None:
     """Raises InputError unless a dataflow returned new roles by name, None for one that it was not
     given, and metrics that are numbers."""
     what = f"dataflow={dataflow.text!r} returns the wrong things"
-    place = place_of(dataflow.function)
+    location = location_of(dataflow.function)
     pair = isinstance(returned, tuple) and len(returned) == 2
     if not pair or not all(isinstance(one, dict) for one in returned):
-        rule = f"(new roles by name, metrics by name){place}"
+        rule = f"(new roles by name, metrics by name){location}"
         raise InputError(
             what,
             value=_kind(returned),
@@ -186,7 +186,7 @@ def _check_page(dataflow: Component, returned: object, roles: dict[str, Role]) -
     new, metrics = returned
     for name, role in new.items():
         if role is not None and type(role) is not type(roles.get(name)):
-            rule = f"the roles that it was given, by name: {', '.join(sorted(roles))}{place}"
+            rule = f"the roles that it was given, by name: {', '.join(sorted(roles))}{location}"
             raise InputError(
                 f"{what}: role {name!r}",
                 value=_kind(role),
@@ -196,7 +196,7 @@ def _check_page(dataflow: Component, returned: object, roles: dict[str, Role]) -
             )
     for name, value in metrics.items():
         if not _is_array(value) or jnp.shape(value) != ():
-            rule = f"a metric is one number{place}"
+            rule = f"a metric is one number{location}"
             raise InputError(
                 f"{what}: metric {name!r}",
                 value=_kind(value),
@@ -399,7 +399,7 @@ class _Checked(Component):
                     f"{named} {what} the wrong shape",
                     value=jnp.shape(value),
                     rule=f"one of {wanted} for a batch of [{rows}, {columns}], which learning "
-                    f"averages: no mean or sum of your own{place_of(self.function)}",
+                    f"averages: no mean or sum of your own{location_of(self.function)}",
                     fix="return the array as it is, one value for each row or token, and take the "
                     "mean or sum out",
                 )
@@ -420,7 +420,7 @@ class _Checked(Component):
             raise InputError(
                 f"{named} returns the wrong things",
                 value=_kind(result),
-                rule=f"{rule}{place_of(self.function)}",
+                rule=f"{rule}{location_of(self.function)}",
                 fix="algorithm.correction='rollout_correction()', which measures as well"
                 if self.stage == "correction"
                 else f"return {forms[0]}",
@@ -429,7 +429,7 @@ class _Checked(Component):
             raise InputError(
                 f"{named} returns {_kind(parts[0])}",
                 rule="a loss has a gradient: it is an array of floating-point numbers"
-                f"{place_of(self.function)}",
+                f"{location_of(self.function)}",
                 fix="return floats, such as x.astype(jnp.float32)",
             )
         return parts[0]

@@ -13,19 +13,19 @@ from rljax.data.online.default_rewards import evaluation_text, reward_text, trai
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.environments.calls import parser
 from rljax.environments.crew import EpisodeCrew
-from rljax.environments.messages import Limits
+from rljax.environments.messages import EpisodeLimits
 from rljax.rollout import Episodes, Player, Reward, Rules, player_of
 from rljax.sampler import Sampling
 from rljax.setup.rewards import reward_role
 from rljax.setup.setup import Setup
 
 
-def limits_of(config: Config) -> Limits:
+def limits_of(config: Config) -> EpisodeLimits:
     """Returns what ends an episode, and how its texts are read."""
     own = config.environment
-    names = {field.name for field in dataclasses.fields(Limits)}
+    names = {field.name for field in dataclasses.fields(EpisodeLimits)}
     given = {name: value for name, value in vars(own).items() if name in names}
-    return Limits(**{**given, "max_tokens": row_tokens(config)})
+    return EpisodeLimits(**{**given, "max_tokens": row_tokens(config)})
 
 
 def turn_sampling(config: Config, sampling: Sampling, tokenizer: Tokenizer) -> Sampling:

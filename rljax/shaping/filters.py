@@ -1,7 +1,7 @@
 """Filters: batch -> 1 for every row that is learnt from, else 0: [B].
 
 A filtered row gets mask 0: it leaves numerators and denominators of the loss. After the advantages
-it still has its place in the group's baseline (`algorithm.filters`); before them it has not
+it still counts in the group's baseline (`algorithm.filters`); before them it has not
 (`algorithm.baseline_filters`). Rows of one episode count as one.
 """
 

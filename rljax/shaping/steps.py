@@ -1,7 +1,7 @@
 """Scores of lines as rewards of tokens: which tokens are a line, labels on them, dense rewards.
 
 Host functions from the texts of tokens to `step_ids` and `process_rewards`, and the reward that
-adds a process reward model's scores to the outcome. Labels come from rljax.datagen.search; the
+adds a process reward model's scores to the outcome. Labels come from rljax.datagen.first_error; the
 advantages of rljax.advantages.steps read the same `step_ids`.
 
 A line ends at its newline token or at the final token of the response. Axes: B rows, S tokens.

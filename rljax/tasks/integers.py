@@ -222,7 +222,7 @@ def sorting(
 ) -> Task:
     """ "8,31,5>" -> "5,8,31": the numbers in ascending, or `descending`, order.
 
-    Reward: list_match(partial=0.5), the share of right places; evaluation: list_match(), all
+    Reward: list_match(partial=0.5), the share of right positions; evaluation: list_match(), all
     of them.
     """
     check_range("sorting", "items", items, 2, 100)

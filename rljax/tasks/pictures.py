@@ -48,7 +48,7 @@ def drawn_digits(
 ) -> Task:
     """A picture of `digits` digits, each one of the first `kinds`, and the question what they are.
 
-    Each stands in a square of `pixels`, at a random place, in random colours, under noise of so
+    Each stands in a square of `pixels`, at a random position, in random colours, under noise of so
     many levels. A picture is a function of (seed, split, index); training is an endless stream.
     """
     check_range("drawn_digits", "digits", digits, 1, 16)

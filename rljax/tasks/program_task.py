@@ -116,8 +116,8 @@ def problems(
             prompt = function_text(program)
         elif show == "trace":
             # As wide as a line of the program, one for every line it may have.
-            places = [f">{value}," for value in values[1:]] + [",,,"] * (lines - count)
-            prompt = f"{values[0]}{''.join(places)}"
+            cells = [f">{value}," for value in values[1:]] + [",,,"] * (lines - count)
+            prompt = f"{values[0]}{''.join(cells)}"
         else:
             prompt = ",".join(f"{x}>{y}" for x, y in tests[:examples])
         truth = {"tests": tests, "max_lines": lines}

@@ -79,12 +79,12 @@ def _public(
     made, shown = {}, {}
     for split, rows in splits.items():
 
-        def place(i):
+        def location(i):
             return f"the sample of {name}: row {i}"
 
         if path:
             read = read_rows(path, split)
-            rows, place = read.rows, read.place
+            rows, location = read.rows, read.location
         made[split], shown[split] = [], []
         for index, row in enumerate(rows):
             if "reward_model" in row or "ground_truth" in row:  # prepared before
@@ -93,7 +93,7 @@ def _public(
             try:
                 record = mapped(row, index)
             except InputError as error:
-                raise error.within(f"{place(index)} ") from None
+                raise error.within(f"{location(index)} ") from None
             prompt = record["prompt"]
             written = [{"role": "user", "content": prompt}] if chat else prompt
             made[split].append({**record, "prompt": written, "data_source": name})

@@ -18,8 +18,10 @@ LEFT, RIGHT, TOP, BOTTOM = 30, 10, 8, 26  # LEFT at least: labels may need more
 DIGIT = 6.2  # width of a character of a tick's label, in the widest of the page's fonts
 MAX_POINTS = 300  # a chart is narrower than this in pixels
 SMOOTH_FROM = 60  # below this many points the raw line is readable by itself
-NOISY = 0.25  # share of the points at which a series turns, from which on an average helps
-HOVERED = 40  # places at most that say their values under the pointer
+NOISY = (
+    0.25  # share of the points at which a series changes direction, from which on an average helps
+)
+HOVERED = 40  # points at most that say their values under the pointer
 COLOURS, DASHES = 5, ("", "6 3", "2 2")  # a line's look: a colour, then another dash
 
 
@@ -212,12 +214,12 @@ def _shaded(frame: _Frame, spans: Sequence[Span]) -> tuple[list[str], list[str]]
         width = frame.x(min(span.end, frame.x1)) - left
         if width > 0:
             inside = width > DIGIT * len(span.name) + 8
-            place = f'x="{left + (4 if inside else width + 3):.1f}" y="{TOP + 11}"'
+            attributes = f'x="{left + (4 if inside else width + 3):.1f}" y="{TOP + 11}"'
             boxes.append(
                 f'<rect class="span" x="{left:.1f}" y="{TOP}" width="{width:.1f}" '
                 f'height="{HEIGHT - BOTTOM - TOP}"/>'
             )
-            names.append(f'<text class="span-name" {place}>{escaped(span.name)}</text>')
+            names.append(f'<text class="span-name" {attributes}>{escaped(span.name)}</text>')
     return boxes, names
 
 
@@ -245,8 +247,8 @@ def _axes(frame: _Frame, unit_x: str, whole: bool) -> list[str]:
     return [*out, f'<text x="{left - 5:.1f}" y="{bottom + 14}" class="end dim">{name}</text>']
 
 
-def _turns(y: np.ndarray) -> float:
-    """The share of the points at which the finite values turn from rising to falling or back."""
+def _reversals(y: np.ndarray) -> float:
+    """The share of the points at which the finite values change from rising to falling or back."""
     change = np.sign(np.diff(y[np.isfinite(y)]))
     change = change[change != 0]
     return float(np.sum(change[1:] != change[:-1])) / max(len(y), 1)
@@ -266,7 +268,7 @@ def _draw(series: Series, index: int, frame: _Frame, many: bool) -> list[str]:
                 x, low, high = x[[0, 0]], low[[0, 0]], high[[0, 0]]
             there, back = frame.points(x, high), frame.points(x[::-1], low[::-1])
             out.append(f'<polygon class="{colour} band" points="{there} {back}"/>')
-    smooth = len(series.x) >= SMOOTH_FROM and not series.dots and _turns(series.y) > NOISY
+    smooth = len(series.x) >= SMOOTH_FROM and not series.dots and _reversals(series.y) > NOISY
     lines = [(_smooth(series.y) if smooth else series.y, "")]
     if smooth and not many:
         lines.insert(0, (series.y, "faint"))
@@ -285,8 +287,8 @@ def _draw(series: Series, index: int, frame: _Frame, many: bool) -> list[str]:
 
 
 def _dot(frame: _Frame, x: float, y: float, colour: str, radius: float) -> str:
-    place = f'cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="{radius}"'
-    return f'<circle class="{colour} dot" {place}/>'
+    attributes = f'cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="{radius}"'
+    return f'<circle class="{colour} dot" {attributes}/>'
 
 
 def _hover(series: Sequence[Series], frame: _Frame, unit_x: str) -> list[str]:

@@ -125,8 +125,8 @@ class MlflowTracker:
             return
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or experiment
         known = self.client.get_experiment_by_name(name)
-        place = known.experiment_id if known else self.client.create_experiment(name)
-        made = self.client.create_run(place, run_name=own.run_dir.resolve().name)
+        experiment_id = known.experiment_id if known else self.client.create_experiment(name)
+        made = self.client.create_run(experiment_id, run_name=own.run_dir.resolve().name)
         self.run_id = made.info.run_id
         self.client.log_dict(self.run_id, encoded(plain(config)), "config.json")
         own.keep(self.run_id)

@@ -55,9 +55,9 @@ def keep(run: RunFolder, batch: Batch, progress: Progress, arrays: dict) -> None
     try:
         if hosts.first():
             folder.mkdir(exist_ok=True)
-            checkpoints.place.prepare()
+            checkpoints.storage.prepare()
             np.savez_compressed(path_of(folder, step), **fields)
-            checkpoints.place.check_room(
+            checkpoints.storage.check_room(
                 sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(arrays))
             )
     except (InputError, OSError) as error:

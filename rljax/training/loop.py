@@ -404,7 +404,7 @@ def finish(run: Run, status: str, lost: str) -> dict:
     text = json.dumps(summary, indent=2) + "\n"
     attempt("summary.json", write_whole, folder / "summary.json", text)
     attempt("report.html", write_report, folder)
-    faults += filter(None, [run.place.close()])
+    faults += filter(None, [run.run_folder.close()])
     return {**summary, "status": "; ".join([status, *faults])}
 
 
@@ -456,16 +456,16 @@ def _trained(
     """The run, and the signal that came too late to stop it, if one did."""
     warnings = validate(config, len(devices), shipped)
     name = hosts.share(time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}")
-    with run_folder(config.run_dir, name) as place:
+    with run_folder(config.run_dir, name) as opened:
         if on_start:
-            on_start(place.url or place.path)
-        return _train(config, place, devices, warnings, shipped)
+            on_start(opened.url or opened.path)
+        return _train(config, opened, devices, warnings, shipped)
 
 
 def _train(
-    config: Config, place: RunFolder, devices, warnings: Sequence[str], shipped: Config | None
+    config: Config, run_folder: RunFolder, devices, warnings: Sequence[str], shipped: Config | None
 ) -> tuple[TrainedRun, str]:
-    folder = place.path
+    folder = run_folder.path
     writes = hosts.first()  # files, trackers and the console
     shows = "console" in config.trackers and writes
     steps = (config.sft.steps + config.steps, config.sft.steps)
@@ -476,12 +476,12 @@ def _train(
     with (
         contextlib.closing(console) if console else contextlib.nullcontext(),
         Signals(abandons=hosts.count() > 1) as signals,
-        place.watched(config, lambda: signals.received),
-        place.locked(),
+        run_folder.watched(config, lambda: signals.received),
+        run_folder.locked(),
         contextlib.nullcontext(with_commits(config, folder)) as (config, commits),
-        ProgramCache(config, place, say=console and console.say) as cache,
+        ProgramCache(config, run_folder, say=console and console.say) as cache,
         Profile(config, folder, cache.after_step) as profile,
-        _new_run(config, devices, place) as run,
+        _new_run(config, devices, run_folder) as run,
     ):
         run.warnings = [*warnings, *setup_warnings(run.setup, shipped)]
         for warning in run.warnings if writes else ():
@@ -511,11 +511,11 @@ def _train(
                     run.start(tracking)
                 if console and run.progress.step:
                     console.goes_on(run.progress.step, run.total_steps)
-                    print(f"resumed {place} at step {run.progress.step}", flush=True)
+                    print(f"resumed {run_folder} at step {run.progress.step}", flush=True)
                 if writes:
                     # Only now: a refused resume leaves the config of the run that refused it.
                     write_config(folder, config, commits)
-                    vouch(config, place.at("config.json"), folder)
+                    vouch(config, run_folder.at("config.json"), folder)
                     write_data_page(folder, run.setup)
                     started = dict(memory=run.memory.line(), step=run.progress.step)
                     started["warnings"] = run.warnings
@@ -547,10 +547,10 @@ def _train(
                 if run.started_training:
                     summary = finish(run, status, tracking.lost())
     late = "" if status.startswith(_STOPPED) or hosts.count() > 1 else signals.received or ""
-    return TrainedRun(place.url or folder, hosts.share(summary)), late
+    return TrainedRun(run_folder.url or folder, hosts.share(summary)), late
 
 
-def _new_run(config: Config, devices, place: RunFolder) -> Run:
+def _new_run(config: Config, devices, run_folder: RunFolder) -> Run:
     setup = build(config, devices)
     check_same_data(setup)
-    return Run(setup, place)
+    return Run(setup, run_folder)

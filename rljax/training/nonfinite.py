@@ -30,8 +30,8 @@ class Origin:
     order: int
     kind: str  # NaN or infinity
     operation: str  # the primitive, or the input
-    place: str = ""  # file:line (function), the innermost first
-    loops: str = ""  # "minibatch loop, turn 2": the loops around it
+    location: str = ""  # file:line (function), the innermost first
+    loops: str = ""  # "iteration 2 of 4 at ...": the loops around it
     count: str = ""  # "3 of 64 numbers, the first at [2, 5]"
     operands: tuple[str, ...] = ()
     cause: "Origin | None" = None  # of a NaN that was made of infinities: where those were made
@@ -40,7 +40,7 @@ class Origin:
         """For people, what came first first."""
         before = [] if self.cause is None else [*self.cause.lines(), "and of that"]
         out = [*before, f"{self.operation} made {self.kind}: {self.count}"]
-        out += [f"  at {place}" for place in self.place.splitlines()]
+        out += [f"  at {location}" for location in self.location.splitlines()]
         out += [f"  inside {self.loops}"] if self.loops else []
         return out + [f"  operand {i}: {text}" for i, text in enumerate(self.operands, 1)]
 
@@ -166,10 +166,10 @@ class _Walk:
         test, body = params["cond_jaxpr"], params["body_jaxpr"]
         a, b = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
         carry, carried = list(values[b:]), list(marks[b:])
-        turn = 0
+        iteration = 0
         while bool(jax.jit(core.jaxpr_as_fun(test))(*values[:a], *carry)[0]):
-            turn += 1
-            inside = (*loops, f"turn {turn} of the loop at {summarize(eqn.source_info)}")
+            iteration += 1
+            inside = (*loops, f"iteration {iteration} of the loop at {summarize(eqn.source_info)}")
             carry, carried = self.run(
                 body.jaxpr, body.consts, [*values[a:b], *carry], [*marks[a:b], *carried], inside
             )
@@ -182,9 +182,12 @@ class _Walk:
         carry, carried = list(values[n:m]), list(marks[n:m])
         stacked: list = [None] * length
         collected: list[Marks] = [{} for _ in body.jaxpr.outvars[m - n :]]
-        for turn in reversed(range(length)) if params["reverse"] else range(length):
-            inside = (*loops, f"turn {turn + 1} of {length} at {summarize(eqn.source_info)}")
-            rows = [x[turn] for x in values[m:]]
+        for iteration in reversed(range(length)) if params["reverse"] else range(length):
+            inside = (
+                *loops,
+                f"iteration {iteration + 1} of {length} at {summarize(eqn.source_info)}",
+            )
+            rows = [x[iteration] for x in values[m:]]
             # A row is no less marked than its array, if it is not finite itself.
             of_rows = [
                 {k: v for k, v in mark.items() if not _is_float(x) or k in _kinds(x)}
@@ -198,7 +201,7 @@ class _Walk:
                 inside,
             )
             carry, carried = outs[: m - n], found[: m - n]
-            stacked[turn] = outs[m - n :]
+            stacked[iteration] = outs[m - n :]
             for i, mark in enumerate(found[m - n :]):
                 collected[i] = _earliest([collected[i], mark], (NAN,)) | _earliest(
                     [collected[i], mark], (INF,)
@@ -313,7 +316,7 @@ def _count(x, kind: str) -> str:
 
 
 def _operand(x, shape: tuple[int, ...], where: tuple[int, ...]) -> str:
-    """Describes an operand: its value at the place of the result, where they are laid out alike."""
+    """Describes an operand: its value at the index of the result, where they are laid out alike."""
     if not hasattr(x, "dtype"):
         return str(x)
     kind = f"{x.dtype}{list(np.shape(x))}"

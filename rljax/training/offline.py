@@ -116,10 +116,10 @@ def _logprobs(role, batch, rows: int):
 @jax.jit
 def _sums(x: jax.Array):
     """Sums that tell one array of weights from another, on any mesh: plain, of squares, and
-    weighted by the place along each axis."""
+    weighted by the index along each axis."""
     x = x.astype(jnp.float32)
-    places = [jax.lax.broadcasted_iota(jnp.float32, x.shape, axis) for axis in range(x.ndim)]
-    return jnp.sum(x), jnp.sum(x * x), *(jnp.sum(x * place) for place in places)
+    indices = [jax.lax.broadcasted_iota(jnp.float32, x.shape, axis) for axis in range(x.ndim)]
+    return jnp.sum(x), jnp.sum(x * x), *(jnp.sum(x * index) for index in indices)
 
 
 def _checksums(x: jax.Array) -> tuple[str, ...]:

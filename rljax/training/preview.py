@@ -52,8 +52,8 @@ def _preview(config: Config, console: Console, rows: int, devices, shipped: Conf
     warn(setup_warnings(setup, shipped))
     if setup.starts_from_policy:
         check_weights(config, setup.model)
-    place = f"{config.run_dir or 'runs'}/checkpoints"
-    Checkpoints(place).check_room(checkpoint_bytes(setup))
+    folder = f"{config.run_dir or 'runs'}/checkpoints"
+    Checkpoints(folder).check_room(checkpoint_bytes(setup))
     with tempfile.TemporaryDirectory() as folder, Run(setup, Path(folder)) as run:
         console.print(f"plan: {run.memory.line()}", markup=False, soft_wrap=True)
         show(config, console, rows=rows, split="train", ids=False)

@@ -42,13 +42,13 @@ def compiled_for() -> dict[str, str]:
 
 
 class ProgramCache:
-    """The compiled programs of the run in `place`. All hosts open it, and call it in the same
+    """The compiled programs of the run in `run_folder`. All hosts open it, and call it in the same
     order. `say` shows a line on the console."""
 
     def __init__(
-        self, config: Config, place: RunFolder, *, say: Callable[[str], None] | None = None
+        self, config: Config, run_folder: RunFolder, *, say: Callable[[str], None] | None = None
     ):
-        self.run_dir, self.say = place.path, say
+        self.run_dir, self.say = run_folder.path, say
         self.folder: Path | None = None  # of this host; None: nothing is kept
         self.shared: Store | None = None  # the copy that all hosts see, where that is another
         self.steps, self.since = 0, compiles.count()
@@ -71,7 +71,7 @@ class ProgramCache:
             if is_url(text):
                 self.shared = Store(f"{text.rstrip('/')}/{_kind()}")
             elif not _seen_by_all(self.folder):
-                self.shared = Store(f"{_beside(place.url or place.path)}/{_kind()}")
+                self.shared = Store(f"{_beside(run_folder.url or run_folder.path)}/{_kind()}")
             self._fetch()
             same_keys()
             # A folder of XLA's own in ours, for GPUs: its path is in the key of every program.

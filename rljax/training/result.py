@@ -96,8 +96,8 @@ class TrainedRun:
     @property
     def report(self) -> Path | str:
         """report.html, which a notebook shows."""
-        place = self._at("report.html")
-        return _ReportURL(place) if isinstance(place, str) else _ReportPath(place)
+        report = self._at("report.html")
+        return _ReportURL(report) if isinstance(report, str) else _ReportPath(report)
 
     @property
     def policy(self) -> Path | str | None:

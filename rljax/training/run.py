@@ -67,12 +67,12 @@ class Run:
     `reward` scores samples in place of the config's own, and is not closed with the run.
     """
 
-    def __init__(self, setup: Setup, place: RunFolder | Path, *, reward: Reward | None = None):
+    def __init__(self, setup: Setup, run_folder: RunFolder | Path, *, reward: Reward | None = None):
         chip = local_devices()[1]
         setup = fewest_microbatches(setup, chip and chip.hbm_bytes)
         self.setup, self.config = setup, setup.config
-        place = place if isinstance(place, RunFolder) else RunFolder(place)
-        self.place, self.folder = place, place.path
+        run_folder = run_folder if isinstance(run_folder, RunFolder) else RunFolder(run_folder)
+        self.run_folder, self.folder = run_folder, run_folder.path
         self.started = time.monotonic()
         self.memory = check_fits(setup)  # before any weight is loaded
         config = self.config
@@ -80,10 +80,10 @@ class Run:
         self.unread = {*check_fields_read(setup), *unread(config)}
         self.key = root_key(config.seed)
         self.checkpoints = Checkpoints(
-            place.at("checkpoints"),
+            run_folder.at("checkpoints"),
             keep=config.checkpoint.keep,
             best_metric=config.checkpoint.best_metric,
-            before_commit=place.put,
+            before_commit=run_folder.put,
         )
         self.fingerprints = {**fingerprints(config), "data": setup.data.digest}
         self.progress = Progress(phase=setup.phases[0].name)
@@ -186,15 +186,15 @@ class Run:
             check_fingerprints(dict(state["fingerprints"]), self.fingerprints, allowed)
             offsets = {name: int(size) for name, size in state["offsets"].items()}
         self.load(step)
-        if self.finished() and hosts.share(self.place.is_wrapped_up(self.progress.step)):
+        if self.finished() and hosts.share(self.run_folder.is_wrapped_up(self.progress.step)):
             allow = " --config.checkpoint.allow_changed=steps" if spread else ""
             raise InputError(
-                f"{self.place} is a finished run: step {step}, nothing left to train",
+                f"{self.run_folder} is a finished run: step {step}, nothing left to train",
                 fix="use a new run_dir, or train on: "
                 f"--config.steps={2 * self.config.steps}{allow}",
             )
         tracking.truncate(offsets)
-        LOG.info("resumed %s at step %d", self.place, step)
+        LOG.info("resumed %s at step %d", self.run_folder, step)
 
     def load(self, step: int) -> None:
         """Everything of a checkpoint but the trackers."""
@@ -320,7 +320,7 @@ class Run:
         self.begun_at = None
         self.progress.taken[phase.name] = taken + 1
         if is_bad(learned) and not is_bad(self.progress.faults):  # the first one
-            keep(self.place, batch, self.progress, build.role_arrays(self.roles))
+            keep(self.run_folder, batch, self.progress, build.role_arrays(self.roles))
         drawn = metrics.get("batch/prompts", metrics.get("batch/examples", 0.0))
         if phase is self.setup.main:
             self.progress.prompts += int(drawn)

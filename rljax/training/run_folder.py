@@ -41,7 +41,7 @@ class RunFolder:
         return self.url or str(self.path)
 
     def at(self, name: str) -> str | Path:
-        """The place of a file or folder that is kept, for whoever reads it by itself."""
+        """The path or URL of a file or folder that is kept, for whoever reads it by itself."""
         return f"{self.url}/{name}" if self.url else self.path / name
 
     def put(self) -> None:

@@ -273,7 +273,7 @@ def _warn_of_long_ones(run: Run, metrics: dict) -> None:
 
 def _of_prompts(rows: Sequence[ScoredRow]) -> list[tuple[float, list[int]]]:
     """Returns, for the prompts whose scores differ most, the mean of the scores of all its samples,
-    and the places in `rows`, which the best begin, of the best, of the nearest to the mean, of the
+    and the indices in `rows`, which the best begin, of the best, of the nearest to the mean, of the
     worst.
     """
     groups: dict[int, list[int]] = {}
@@ -281,11 +281,11 @@ def _of_prompts(rows: Sequence[ScoredRow]) -> list[tuple[float, list[int]]]:
         if row.score.status == "ok":
             groups.setdefault(row.group, []).append(i)
     found = []
-    for places in groups.values():
-        scores = np.array([rows[i].score.value for i in places])
-        if len(places) > 1 and scores[0] > scores[-1]:
-            middle = places[int(np.abs(scores - scores.mean()).argmin())]
-            three = list(dict.fromkeys((places[0], middle, places[-1])))
+    for rows_of_group in groups.values():
+        scores = np.array([rows[i].score.value for i in rows_of_group])
+        if len(rows_of_group) > 1 and scores[0] > scores[-1]:
+            middle = rows_of_group[int(np.abs(scores - scores.mean()).argmin())]
+            three = list(dict.fromkeys((rows_of_group[0], middle, rows_of_group[-1])))
             found.append((scores[0] - scores[-1], float(scores.mean()), three))
     found.sort(key=lambda one: -one[0])
     return [(mean, three) for _, mean, three in found[:SHOWN_PROMPTS]]

@@ -93,7 +93,7 @@ def test_arrays_of_several_pieces(monkeypatch):
     monkeypatch.setattr(pieces, "PIECE_BYTES", 100)
     checkpoints = Checkpoints(URL)
     save(checkpoints, 3)
-    count = len(checkpoints.place.sizes(3))
+    count = len(checkpoints.storage.sizes(3))
     assert count > 5 and checkpoints.latest() == 3
     monkeypatch.setattr(pieces, "PIECE_BYTES", 64)  # whoever reads goes by the index
     assert_holds(checkpoints, 3, mesh(2, 2))
@@ -104,12 +104,12 @@ def test_of_a_part_the_rows_that_are_wanted_are_read_once(monkeypatch):
     monkeypatch.setattr(pieces, "KEPT", 1)
     checkpoints, alone = Checkpoints(URL), arrays(3, mesh(1))
     checkpoints.save(3, alone, {"at": 3})
-    reader, reads = checkpoints.place._reader(3), Brittle.reads
+    reader, reads = checkpoints.storage._reader(3), Brittle.reads
     whole = np.asarray(reader.array("w", arrays(0)["w"]))  # 512 bytes, for eight devices
     assert whole.tobytes() == np.asarray(alone["w"]).tobytes() and Brittle.reads - reads <= 9
     for low in range(16):
         reads = Brittle.reads
-        part = reader._part(reader.places["w"][0].rows(low, low + 1, 4), np.dtype(np.float32))
+        part = reader._part(reader.locations["w"][0].rows(low, low + 1, 4), np.dtype(np.float32))
         assert part.tobytes() == whole[low].tobytes() and Brittle.reads - reads <= 2
 
 
@@ -152,7 +152,7 @@ def test_a_store_that_stays_broken_fails_the_save_and_keeps_the_one_before(fault
     FAULTS.update(dict.fromkeys(FAULTS, 0))
     again = Checkpoints(URL, keep=1)
     again.prepare()
-    assert again.steps() == [1] == again.place._folders() and again.latest() == 1
+    assert again.steps() == [1] == again.storage._folders() and again.latest() == 1
     save(again, 2)
     assert again.steps() == [2]
 
@@ -534,7 +534,7 @@ def test_kills_at_each_put_leave_the_last_whole_step(tmp_path, monkeypatch):
         assert step == known or step == (known or 0) + 1 and "after" in folder.name, folder
         if step is not None:
             assert_holds(checkpoints, step)
-        assert set(checkpoints.place._folders()) == set(checkpoints.steps())
+        assert set(checkpoints.storage._folders()) == set(checkpoints.steps())
         save(checkpoints, (step or 0) + 1)
         assert checkpoints.latest() == (step or 0) + 1
 

@@ -21,7 +21,7 @@ from rljax.correction.ratios import effective_sample_size
 from rljax.correction.rejection import STATISTICS
 from rljax.errors import InputError
 from rljax.learn import token_mean, weighted_loss
-from rljax.losses.policy import Policy, policy_gradient
+from rljax.losses.policy import PolicyOutputs, policy_gradient
 from rljax.mesh import make_mesh
 
 SAME_AGE = {"staleness/steps_mean": 0.0}
@@ -481,7 +481,7 @@ def test_nothing_has_a_gradient():
     def total(old, sampler):
         b = batch.replace(old_logprobs=old, sampler_logprobs=sampler, advantages=old)
         got, metrics = rollout_correction(b, reject=(("seq_mean_k3", None, 0.5),), veto=None)
-        loss, _ = policy_gradient(Policy(jnp.ones_like(old), jnp.zeros_like(old)), got)
+        loss, _ = policy_gradient(PolicyOutputs(jnp.ones_like(old), jnp.zeros_like(old)), got)
         value, _ = weighted_loss(loss, {}, got, token_mean(got))
         return value + sum(metrics.values())
 

@@ -13,7 +13,7 @@ from rljax.data.text.control_tokens import parted, parted_pieces
 from rljax.data.text.tokenizer import CharTokenizer, load_tokenizer
 from rljax.environments.conversation import Conversation, shortened
 from rljax.errors import InputError
-from rljax.serving.fields import Limits, read_chat
+from rljax.serving.fields import RequestLimits, read_chat
 
 QUESTION = {"role": "user", "content": "How is the weather?"}
 CALL = calls_message([("weather", {"town": "Ulm"})])
@@ -162,7 +162,7 @@ def test_descriptions_of_tools_hold_no_token(families, family):
 
 
 def test_the_servers_chat_parts_answers_of_tools(families):
-    tokenizer, limits = families["qwen3"], Limits(tokens=10_000, samples=1)
+    tokenizer, limits = families["qwen3"], RequestLimits(tokens=10_000, samples=1)
 
     def ids(content):
         body = {"messages": [QUESTION, CALL, tool(content)], "max_tokens": 5}

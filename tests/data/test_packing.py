@@ -18,7 +18,7 @@ from rljax.data.offline.packing import pack, pack_examples
 from rljax.data.online.loader import Loader
 from rljax.data.online.prompts import pad_examples
 from rljax.errors import InputError
-from rljax.losses.policy import Policy, negative_log_likelihood
+from rljax.losses.policy import PolicyOutputs, negative_log_likelihood
 from rljax.mesh import make_mesh
 from rljax.models import attention
 from rljax.models.attention_paths import allowed_columns
@@ -105,7 +105,7 @@ def test_worked_example():
     np.testing.assert_array_equal(allowed, np.array(want["attention_mask"], bool))
     batch = Batch(**{k: jnp.asarray(v) for k, v in arrays.items()}).check()
     logp = jnp.asarray([given_["token_logp"]])
-    loss, _ = negative_log_likelihood(Policy(logp, jnp.zeros_like(logp)), batch)
+    loss, _ = negative_log_likelihood(PolicyOutputs(logp, jnp.zeros_like(logp)), batch)
     for name, reduction in (("token", update.token_mean), ("seq", update.seq_mean_token_mean)):
         total = float(jnp.sum(reduction(batch) * loss))
         assert total == pytest.approx(want[f"loss_{name}_mean"], rel=1e-6)
@@ -160,7 +160,7 @@ def test_packed_equals_unpacked(monkeypatch, impl):
     def learn(params, batch):
         def total(params):
             logprobs, entropy = model.logprobs(params, batch)
-            loss, _ = negative_log_likelihood(Policy(logprobs, entropy), batch)
+            loss, _ = negative_log_likelihood(PolicyOutputs(logprobs, entropy), batch)
             loss = jnp.where(batch.mask > 0, loss, 0.0)
             means = [update.token_mean(batch), update.seq_mean_token_mean(batch)]
             means = jnp.stack([jnp.sum(weights * loss) for weights in means])

@@ -13,7 +13,7 @@ from rljax.data.online.prompts import encode_prompts
 from rljax.data.rows.sources import load_prompts
 from rljax.data.text.tokenizer import HuggingFaceTokenizer
 from rljax.errors import InputError
-from rljax.serving.fields import Limits, read_chat
+from rljax.serving.fields import RequestLimits, read_chat
 
 TEMPLATES = published_templates()
 FEW = (
@@ -168,7 +168,7 @@ def test_what_is_learned_continues_the_samplers_prompt(folders, name):
         given = record.token_ids.tolist()
         assert given == ours.encode(record.prompt_text), shape
         body = {"model": "m", "messages": prompt}
-        served = read_chat(body, ours, "m", Limits(9999, 1)) if not tools else None
+        served = read_chat(body, ours, "m", RequestLimits(9999, 1)) if not tools else None
         if served is not None:
             assert list(served.requests[0][0]) == given, shape
         (pair,), (label,) = pairs, labels

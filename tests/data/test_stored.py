@@ -68,7 +68,7 @@ def test_several_files_are_one_stream(tmp_path, monkeypatch, suffix):
     rows = StoredRows(paths, [str(i) for i in range(4)])
     numbers = [rows[i]["n"] for i in range(100)]
     assert rows.rows == 50 and sorted(numbers[:50]) == sorted(numbers[50:]) == list(range(50))
-    assert [rows.place(i) for i in range(100)] == [told[n] for n in numbers]
+    assert [rows.location(i) for i in range(100)] == [told[n] for n in numbers]
     files = [told[n][0] for n in numbers[:50]]
     assert files != sorted(files), "the blocks of all files are mixed"
 

@@ -28,7 +28,7 @@ from rljax.data.online.prompts import Prompts
 from rljax.dataflows.cgpo import cgpo, choose
 from rljax.errors import InputError
 from rljax.learn import weighted_loss
-from rljax.losses.policy import Policy
+from rljax.losses.policy import PolicyOutputs
 from rljax.plan.programs import programs_of
 from rljax.rollout import make_sample
 from rljax.rollout.rules.baseline_response import task_of, with_baseline_response
@@ -110,7 +110,7 @@ def learned(batch, logprobs, samples_per_prompt, optimizers, weights=(1.0,)):
         chosen = choose(batch, samples_per_prompt, optimizers, weights)
         examples = chosen.examples
         own = logprobs[examples.tokens[:, 0]]
-        value, metrics = chosen.loss(Policy(own, jnp.zeros_like(own)), examples)
+        value, metrics = chosen.loss(PolicyOutputs(own, jnp.zeros_like(own)), examples)
         together = spec(chosen.loss).rows
         live = jnp.any((examples.mask > 0).reshape(-1, together * examples.mask.shape[1]), axis=1)
         mean = live / jnp.maximum(jnp.sum(live), 1)

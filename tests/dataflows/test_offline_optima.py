@@ -14,7 +14,7 @@ import optax
 import pytest
 from golden_checks.common import response_batch
 
-from rljax.losses.policy import Policy
+from rljax.losses.policy import PolicyOutputs
 from rljax.losses.preference import dpo
 from rljax.losses.q_function import dqo_policy, dqo_value, dro_policy, dro_value
 
@@ -52,7 +52,7 @@ def choices(logits):
     """The policy of a bandit, each row being one action."""
     logp = jax.nn.log_softmax(logits)
     entropy = -jnp.sum(jnp.exp(logp) * logp)
-    return Policy(logp[:, None], jnp.full((len(logp), 1), entropy))
+    return PolicyOutputs(logp[:, None], jnp.full((len(logp), 1), entropy))
 
 
 def far(found, wanted) -> float:
@@ -70,7 +70,7 @@ def test_dpo_on_exact_preferences(beta):
 
     def loss(logits, sign=1.0):
         logp = jax.nn.log_softmax(logits)[rows][:, None]
-        value, _ = dpo(Policy(logp, jnp.zeros_like(logp)), batch, beta=beta)
+        value, _ = dpo(PolicyOutputs(logp, jnp.zeros_like(logp)), batch, beta=beta)
         return sign * jnp.mean(share * value)
 
     wanted = optimum(REFERENCE, REWARD, beta)
@@ -139,7 +139,7 @@ def tree_rows(params):
     logp = jnp.stack([first[a], second[a, b]], axis=1)
     spread = jnp.stack([jnp.broadcast_to(entropy(first), (6,)), entropy(second)[a]], axis=1)
     values = jnp.stack([jnp.broadcast_to(params["root"], (6,)), params["nodes"][a]], axis=1)
-    return Policy(logp, spread), values
+    return PolicyOutputs(logp, spread), values
 
 
 @pytest.mark.parametrize(

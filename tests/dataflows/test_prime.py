@@ -10,7 +10,7 @@ from rljax.arrays import fetch
 from rljax.dataflows.prime import prime
 from rljax.errors import InputError
 from rljax.losses.implicit_reward import implicit_reward_classification
-from rljax.losses.policy import Policy
+from rljax.losses.policy import PolicyOutputs
 from rljax.validation import validate
 
 BETA = 0.05
@@ -62,7 +62,7 @@ def test_tokens_are_rewarded_before_or_after_the_models_step(step):
         # What is logged is the cross-entropy of the outcomes, over the rows that are kept.
         kept = np.asarray(seen["batch"].mask).any(axis=1)
         ours = batch.replace(ref_logprobs=roles["reference"].logprobs(batch))
-        policy = Policy(roles["implicit"].logprobs(batch), jnp.zeros_like(batch.mask))
+        policy = PolicyOutputs(roles["implicit"].logprobs(batch), jnp.zeros_like(batch.mask))
         loss, _ = implicit_reward_classification(policy, ours, beta=BETA)
         np.testing.assert_allclose(
             metrics["implicit/loss"], np.asarray(loss)[kept].mean(), rtol=1e-4

@@ -6,7 +6,7 @@ import random
 import pytest
 from conftest import worked_example
 
-from rljax.datagen.search import best_of, label_metrics, replay_consistency, search_labels
+from rljax.datagen.first_error import best_of, label_lines, label_metrics, replay_consistency
 from rljax.errors import InputError
 
 
@@ -22,7 +22,7 @@ def oracle(first_bad):
 def test_trace_example():
     x = worked_example("prm.bisect_trace")
     n, bad, want = x["inputs"]["num_lines"], x["inputs"]["first_bad"], x["outputs"]
-    (found,), _ = search_labels([lines(n)], oracle([bad]))
+    (found,), _ = label_lines([lines(n)], oracle([bad]))
     assert [list(p) for p in found.probes] == want["probes"]
     assert found.first_error == want["first_error_line"]
     assert list(found.labels) == want["labels"]
@@ -32,7 +32,7 @@ def test_table_example():
     x = worked_example("prm.bisect_table")
     for bad, first, calls, probes in x["outputs"]["table"]:
         accepts = best_of(lambda p: [""] * len(p), lambda p, _: oracle([bad])(p), 1)  # noqa: B023
-        (found,), counts = search_labels([lines(x["inputs"]["num_lines"])], accepts)
+        (found,), counts = label_lines([lines(x["inputs"]["num_lines"])], accepts)
         assert (found.first_error, [list(p) for p in found.probes]) == (first, probes)
         assert counts["asked"] == accepts.counts["completions"] == calls
 
@@ -46,7 +46,7 @@ def test_planted_errors_are_found_in_few_probes_and_few_rounds():
         calls.append(len(prefixes))
         return oracle(bad)(prefixes)
 
-    found, counts = search_labels(programs, accepts)
+    found, counts = label_lines(programs, accepts)
     for (n, first), one in zip(planted, found, strict=True):
         assert one.first_error == one.error_step == first and one.steps == n
         assert one.labels == (1.0,) * (first - 1) + (-1.0,) * (n - first + 1)
@@ -62,7 +62,7 @@ def test_a_program_that_passes_is_not_searched():
     def never(prefixes):
         raise AssertionError("asked")
 
-    found, counts = search_labels([lines(3), lines(1), []], never, passes=[True, False, False])
+    found, counts = label_lines([lines(3), lines(1), []], never, passes=[True, False, False])
     assert found[0].labels == (1.0,) * 3 and found[0].first_error is None
     assert found[1].labels == (-1.0,) and found[1].first_error == 1  # one line: no probe
     assert found[2].labels == () and found[2].steps == 0
@@ -85,10 +85,10 @@ def test_neutral_lines_do_not_move_the_search(neutral, want):
         asked.extend(kept for _, kept in prefixes)
         return oracle([5])(prefixes)
 
-    (found,), _ = search_labels([program], accepts, neutral=neutral)
+    (found,), _ = label_lines([program], accepts, neutral=neutral)
     assert found.labels == want and found.first_error == 5 and found.error_step == 3
     assert all(program[kept - 1][:1] not in ("#", "", " ") for kept in asked)
-    (empty,), _ = search_labels([["# nothing", ""]], accepts, neutral=neutral)
+    (empty,), _ = label_lines([["# nothing", ""]], accepts, neutral=neutral)
     assert empty.labels == (None, None) and empty.first_error is None
     metrics = label_metrics([found, empty])
     assert metrics["labels/first_error_position"] == 3 / 4
@@ -103,15 +103,15 @@ def test_programs_of_one_task_share_answers_and_a_cache_outlives_the_call():
         asked.extend((i, tuple(programs[i][:kept])) for i, kept in prefixes)
         return [kept < 3 for _, kept in prefixes]
 
-    alone, counts = search_labels(programs, accepts)
+    alone, counts = label_lines(programs, accepts)
     assert counts["asked"] == counts["probes"] == 6
     asked.clear()
     cache = {}
-    shared, counts = search_labels(programs, accepts, tasks=["t"] * 3, cache=cache)
+    shared, counts = label_lines(programs, accepts, tasks=["t"] * 3, cache=cache)
     assert shared == alone and counts["asked"] == len(asked) == 3 and counts["probes"] == 6
-    apart, counts = search_labels(programs, accepts, tasks=["t", "u", "t"])
+    apart, counts = label_lines(programs, accepts, tasks=["t", "u", "t"])
     assert apart == alone and counts["asked"] == 4
-    again, counts = search_labels(programs, accepts, tasks=["t"] * 3, cache=cache)
+    again, counts = label_lines(programs, accepts, tasks=["t"] * 3, cache=cache)
     assert again == alone and counts == {"rounds": 0, "probes": 6, "asked": 0}
 
 
@@ -153,27 +153,27 @@ def test_a_weak_completer_is_seen_in_the_replay():
             return [ok and rng.random() < 0.5 for ok in mended]  # noqa: B023
 
         accepts = best_of(lambda p: [""] * len(p), passes, k)
-        found, _ = search_labels(programs, accepts)
+        found, _ = label_lines(programs, accepts)
         missed = sum(f.first_error < b for f, b in zip(found, bad, strict=True))
         assert all(f.first_error <= b for f, b in zip(found, bad, strict=True))  # never too late
         report[k] = (missed, replay_consistency(found, accepts))
     assert report[1][0] > 100 and report[12][0] < 5
     assert report[1][1]["replay/flips"] > 0.2 and report[12][1]["replay/flips"] < 0.02
     assert report[1][1]["replay/contradictions"] > 0 == report[12][1]["replay/contradictions"]
-    exact, _ = search_labels(programs, oracle(bad))
+    exact, _ = label_lines(programs, oracle(bad))
     assert set(replay_consistency(exact, oracle(bad)).values()) == {0.0}
 
 
 def test_metrics_and_bad_input():
-    found, _ = search_labels([lines(4)] * 3, oracle([1, 4, 2]), passes=[False, False, True])
+    found, _ = label_lines([lines(4)] * 3, oracle([1, 4, 2]), passes=[False, False, True])
     metrics = label_metrics(found, [False, False, True])
     assert metrics["labels/first_error_position"] == (1 / 4 + 4 / 4) / 2
     assert metrics["labels/rejected_at_first_line"] == metrics["labels/never_rejected"] == 0.5
     assert metrics["labels/passed"] == pytest.approx(1 / 3)
     assert metrics["labels/probes_per_program"] == 2.0
     with pytest.raises(InputError, match="one per prefix"):
-        search_labels([lines(4)], lambda prefixes: [])
+        label_lines([lines(4)], lambda prefixes: [])
     with pytest.raises(InputError, match="one per program"):
-        search_labels([lines(4)], oracle([1]), passes=[True, True])
+        label_lines([lines(4)], oracle([1]), passes=[True, True])
     with pytest.raises(InputError, match="zero, drop or inherit"):
-        search_labels([lines(4)], oracle([1]), neutral="skip")
+        label_lines([lines(4)], oracle([1]), neutral="skip")

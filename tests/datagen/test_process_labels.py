@@ -20,13 +20,19 @@ from rljax.data.offline.encode import encode_rows
 from rljax.data.online.prompts import encode_prompts
 from rljax.data.text.tokenizer import CharTokenizer
 from rljax.datagen.saved_labels import label_saved
-from rljax.datagen.steps import Program, Searcher, label_programs, sample_programs, stepwise_row
+from rljax.datagen.steps import (
+    PolicyWithTests,
+    Program,
+    label_programs,
+    sample_programs,
+    stepwise_row,
+)
 from rljax.errors import InputError
 from rljax.mesh import make_mesh
 from rljax.models.huggingface import save_params
 from rljax.models.model import Model
 from rljax.policies import Policy, load_named_policy
-from rljax.rewards.unit_tests.programs import verdicts
+from rljax.rewards.unit_tests.programs import passed_tests
 from rljax.sampler import Sampling
 from rljax.tasks import program_synthesis
 from rljax.tasks.program_task import instructions, program_text
@@ -75,7 +81,7 @@ class Knowing:
         alphabet = instructions(2, "+*", False)
         for more in range(4):
             for rest in itertools.product(alphabet, repeat=more):
-                if all(verdicts(begun + program_text(rest), self.truth[prompt])):
+                if all(passed_tests(begun + program_text(rest), self.truth[prompt])):
                     return program_text(rest)
         return "+1"
 
@@ -88,7 +94,7 @@ class Judge:
 
     def score(self, samples):
         self.asked += len(samples)
-        ok = [all(verdicts(s["response"], s["ground_truth"])) for s in samples]
+        ok = [all(passed_tests(s["response"], s["ground_truth"])) for s in samples]
         return [FakeScore(1.0 if x else -1.0) for x in ok]
 
 
@@ -102,7 +108,7 @@ def searcher(records, programs, **fields):
     sampling = Sampling(max_response_tokens=RESPONSE_TOKENS, stop_ids=(1,))
     longest = max(len(r.token_ids) for r in records)
     policy = Policy(Knowing(records, programs), CHARS, sampling, longest)
-    return Searcher(policy, Judge(), **fields)
+    return PolicyWithTests(policy, Judge(), **fields)
 
 
 def some_programs(n, seed):
@@ -145,7 +151,7 @@ def test_labels_are_those_of_the_oracle(n):
         lines = row["completions"]
         assert "\n".join(lines) == text.removesuffix("\n")
         assert row["ended"] == (not text.endswith("\n"))  # the newline ended its last line
-        passes = all(verdicts(text, truth[row["index"]]))
+        passes = all(passed_tests(text, truth[row["index"]]))
         assert row["score"] == (1.0 if passes else -1.0)
         bad = math.inf if passes else first_unmendable(lines, truth[row["index"]])
         want = [0 if not s or s[0] == "#" else 1 if j < bad else -1 for j, s in enumerate(lines, 1)]

@@ -16,7 +16,7 @@ from rljax.data.offline.encode import encode_rows
 from rljax.data.online.prompts import PromptRecord
 from rljax.data.text.tokenizer import CharTokenizer
 from rljax.datagen.saved_labels import label_saved
-from rljax.datagen.steps import Searcher
+from rljax.datagen.steps import PolicyWithTests
 from rljax.datagen.trees import label_trees
 from rljax.errors import InputError
 from rljax.models.huggingface import save_params
@@ -66,7 +66,7 @@ def labelled(
         PromptRecord(f"{x}>", np.array(CHARS.encode(f"{x}>"), np.int32), "", "", {}, i)
         for i, x in enumerate(names)
     ]
-    searcher = Searcher(Policy(saved.actor(), CHARS, sampling, 3), Judge())
+    searcher = PolicyWithTests(Policy(saved.actor(), CHARS, sampling, 3), Judge())
     rows, metrics = label_trees(
         searcher,
         records,

@@ -16,11 +16,11 @@ from rljax.contracts import spec
 from rljax.data.text.tokenizer import CharTokenizer
 from rljax.environments.adapters.shared import Session, followed, with_prompt
 from rljax.environments.episode import Episode
-from rljax.environments.messages import Limits
+from rljax.environments.messages import EpisodeLimits
 from rljax.errors import InputError
 
 CHARS = CharTokenizer("".join(map(chr, range(32, 127))) + "\n♠♥♦♣")
-LIMITS = Limits(calls="hermes", max_tokens=20_000)
+LIMITS = EpisodeLimits(calls="hermes", max_tokens=20_000)
 GYM = "gymnasium(id='FrozenLake-v1', options=(('is_slippery', False),))"
 
 

@@ -24,12 +24,12 @@ from rljax.data.text import chat
 from rljax.data.text.tokenizer import CharTokenizer, HuggingFaceTokenizer
 from rljax.environments.conversation import shortened
 from rljax.environments.episode import Episode
-from rljax.environments.messages import Limits
+from rljax.environments.messages import EpisodeLimits
 from rljax.environments.yields import BadYield, outcome_of, state_hash
 from rljax.errors import InputError
 
 CHARS = CharTokenizer("".join(map(chr, range(32, 127))) + "\n")
-PLAIN = Limits(calls="")
+PLAIN = EpisodeLimits(calls="")
 
 USERS = '''
 import asyncio, sys
@@ -541,7 +541,9 @@ def test_a_template_that_drops_reasoning(families, users, family, last):
     lines, thought = ["a", "b", "c"], "<think>\nfirst\n</think>\n\nyes"
     rows = {}
     for history in ("append", "rewrite"):
-        game = episode(users("talks"), tokenizer, Limits(calls="", history=history), lines=lines)
+        game = episode(
+            users("talks"), tokenizer, EpisodeLimits(calls="", history=history), lines=lines
+        )
         log = list(game.begin().ids)
         for _ in lines[1:]:
             step = game.reply(written(thought, tokenizer))
@@ -552,7 +554,9 @@ def test_a_template_that_drops_reasoning(families, users, family, last):
         drift = game.reply(written(last, tokenizer)).drift
         assert drift == {"append": "rewritten", "rewrite": "same"}[history]
     assert rows["append"].count("first") == 2 and rows["rewrite"].count("first") == 0
-    kept = episode(users("talks"), tokenizer, Limits(calls="", history="rewrite"), lines=lines)
+    kept = episode(
+        users("talks"), tokenizer, EpisodeLimits(calls="", history="rewrite"), lines=lines
+    )
     kept.begin()
     assert not kept.reply(written("no thought", tokenizer)).new_row
 
@@ -594,7 +598,7 @@ def qwen(tmp_path_factory):
 def replies_to(users, qwen, texts, environment="answers", **limits):
     """The Steps of an episode in which the policy writes these texts."""
     game = episode(
-        users(environment), qwen, dataclasses.replace(Limits(), **limits), schemas=SCHEMAS
+        users(environment), qwen, dataclasses.replace(EpisodeLimits(), **limits), schemas=SCHEMAS
     )
     game.begin()
     return [game.reply(written(text, qwen), "stop", 5, 1000) for text in texts]
@@ -632,7 +636,7 @@ def test_calls_are_counted(users, qwen):
 def test_a_bad_call_that_cannot_be_answered_ends_and_is_scored(users):
     """An alphabet without the letters of the reason is no way to hide from a score."""
     digits = CharTokenizer("0123456789<>/abcdefghijklmnopqrstuvwxyz_{}\n")
-    game = episode(users("answers"), digits, Limits(calls="hermes"), schemas=())
+    game = episode(users("answers"), digits, EpisodeLimits(calls="hermes"), schemas=())
     game.begin()
     end = game.reply(written(BAD, digits))
     assert end.ended and end.bad_turn and not end.failure and end.outcome == {"": 0.0}
@@ -648,7 +652,7 @@ def test_calls_cost_no_tokenizing_of_the_past_either(tmp_path, users, monkeypatc
     game = episode(
         users("talks"),
         tokenizer,
-        Limits(),
+        EpisodeLimits(),
         lines=["go"] + [answer] * 20,
         tools=SCHEMAS,
         sample_seed=3,
@@ -729,7 +733,7 @@ def test_the_prompt_may_begin_the_reasoning(tmp_path, users):
     steps = replies_to(users, tokenizer, [f"maybe {CALL}\n</think>\n\n{CALL}", f"maybe\n{CALL}"])
     assert [step.calls for step in steps] == [1, 0] and steps[1].ended
     game = episode(
-        resolve("guess_number(high=16)", "rljax.environments"), tokenizer, Limits(), secret=5
+        resolve("guess_number(high=16)", "rljax.environments"), tokenizer, EpisodeLimits(), secret=5
     )
     game.begin()
     assert game.reply(written("8? or 4?\n</think>\n\n5", tokenizer)).outcome == {"": 1.0}
@@ -740,7 +744,7 @@ def test_a_begun_turn_is_gone_on_with(users, qwen):
         {"role": "user", "content": "2 + 3?"},
         {"role": "assistant", "content": "The answer is"},
     ]
-    game = episode(users("asks_on"), qwen, Limits(), row=1, messages=messages)
+    game = episode(users("asks_on"), qwen, EpisodeLimits(), row=1, messages=messages)
     begun = qwen.decode(game.begin().ids, skip_special_tokens=False)
     assert begun.endswith("<|im_start|>assistant\nThe answer is")
     step = game.reply(written(" 5.", qwen))

@@ -13,10 +13,10 @@ from rljax.components import resolve
 from rljax.contracts import spec
 from rljax.data.text.tokenizer import CharTokenizer
 from rljax.environments.episode import Episode
-from rljax.environments.messages import Limits
+from rljax.environments.messages import EpisodeLimits
 
 CHARS = CharTokenizer("".join(map(chr, range(32, 127))) + "\n")
-LIMITS = Limits(calls="hermes", max_tokens=20_000)
+LIMITS = EpisodeLimits(calls="hermes", max_tokens=20_000)
 # An agent with the real client: a tool, then a summary of its own that rewrites the history.
 WITH_OPENAI = """
 import json, sys

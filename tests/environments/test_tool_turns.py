@@ -11,7 +11,7 @@ from rljax.data.online.prompts import encode_prompt
 from rljax.data.text.chat import Rerendering, append_messages, encode_last_turn
 from rljax.data.text.tokenizer import load_tokenizer
 from rljax.environments.episode import Episode
-from rljax.environments.messages import Limits
+from rljax.environments.messages import EpisodeLimits
 from rljax.errors import InputError
 
 QUESTION = {"role": "user", "content": "How is the weather?"}
@@ -77,7 +77,7 @@ def test_an_episode_with_tools(tokenizers, family, tmp_path):
         component,
         {"prompt": "?"},
         tokenizer,
-        Limits(),
+        EpisodeLimits(),
         seed=0,
         sample_seed=0,
         messages=[QUESTION],

@@ -10,7 +10,7 @@ from tiny_tokenizer import write_tokenizer
 from rljax.components import resolve
 from rljax.data.text.tokenizer import load_tokenizer
 from rljax.environments.episode import Episode
-from rljax.environments.messages import Limits
+from rljax.environments.messages import EpisodeLimits
 
 ENVIRONMENTS = """
 from rljax.environments import Opening, Turn
@@ -71,7 +71,7 @@ def steps(module, name, tokenizer, **limits):
         component,
         {"prompt": "?"},
         tokenizer,
-        Limits(**limits),
+        EpisodeLimits(**limits),
         seed=0,
         sample_seed=0,
         messages=asked,

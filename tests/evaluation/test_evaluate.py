@@ -33,7 +33,7 @@ from rljax.evaluation.policy import (
     sampled_metrics,
 )
 from rljax.evaluation.saved import evaluate_saved
-from rljax.policies import Sample, load_policy
+from rljax.policies import Completion, load_policy
 
 
 def test_pass_at_k_worked_example():
@@ -183,9 +183,10 @@ def test_bootstrap_interval_covers_as_often_as_it_says():
 # -- by the length of responses --
 
 
-def sampled(*lengths_and_rewards) -> list[Sample]:
+def sampled(*lengths_and_rewards) -> list[Completion]:
     return [
-        Sample(0, "", (1,) * length, (), "stop", reward) for length, reward in lengths_and_rewards
+        Completion(0, "", (1,) * length, (), "stop", reward)
+        for length, reward in lengths_and_rewards
     ]
 
 

@@ -8,11 +8,11 @@ import pytest
 from tiny_run import metrics_rows, tiny_config, train_on_one
 
 from rljax.evaluation.in_training import counts_of, pass_metrics
-from rljax.policies import Sample
+from rljax.policies import Completion
 
 
-def samples(rewards) -> list[Sample]:
-    return [Sample(0, "", (), (), "stop", math.nan if r is None else r) for r in rewards]
+def samples(rewards) -> list[Completion]:
+    return [Completion(0, "", (), (), "stop", math.nan if r is None else r) for r in rewards]
 
 
 def by_subsets(rights: list[int], k: int) -> float:

@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 from rljax.datagen.rejection import _write_report
-from rljax.policies import Sample
+from rljax.policies import Completion
 from rljax.report.card import model_card
 from rljax.report.comparison import write_comparison
 from rljax.report.inline import frame, inline
@@ -338,7 +338,7 @@ def _samples(root: Path, texts) -> Path:
             self.prompt_text, self.ground_truth = next(texts), next(texts)
 
     groups = [
-        [Sample(0, next(texts), (), (), "stop", reward) for reward in (0.0, 0.5, 1.0)]
+        [Completion(0, next(texts), (), (), "stop", reward) for reward in (0.0, 0.5, 1.0)]
         for _ in range(3)
     ]
     facts = {next(texts): 1.0, "mean_reward": 0.5}

@@ -366,11 +366,11 @@ SQUARE = {
 
 def run(name: str, tier: str, canary: str) -> dict:
     """One program of HOLD or EXHAUST in one tier -> its name, status, output and wall time."""
-    from rljax.rewards.sandbox.tiers import Limits, Process
+    from rljax.rewards.sandbox.tiers import Process, ProcessLimits
 
     source = HOLD.get(name) or SEES.get(name) or EXHAUST[name][1]
     source = PRELUDE.format(canary=canary, host=str(Path(canary).parent)) + source
-    limits = Limits(timeout_s=TIMEOUT_S, memory_bytes=512 << 20)
+    limits = ProcessLimits(timeout_s=TIMEOUT_S, memory_bytes=512 << 20)
     began = time.monotonic()
     with Process({"mode": "script", "source": source}, limits, tier) as process:
         result = process.wait()

@@ -6,10 +6,10 @@ import zlib
 from pathlib import Path
 
 from rljax.data.text.tokenizer import CharTokenizer
-from rljax.environments.messages import Limits, Step
+from rljax.environments.messages import EpisodeLimits, Step
 
 CHARS = CharTokenizer("".join(map(chr, range(32, 127))) + "\n")
-LIMITS = Limits(calls="", max_tokens=1 << 20, max_reply_tokens=4096, turn_timeout_s=1.0)
+LIMITS = EpisodeLimits(calls="", max_tokens=1 << 20, max_reply_tokens=4096, turn_timeout_s=1.0)
 
 SOURCE = '''
 import asyncio, ctypes, os, pickle, random, signal, socket, struct, sys, time

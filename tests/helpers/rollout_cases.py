@@ -5,9 +5,9 @@ from sampler_cases import EOS, prompts, weights
 from rljax.data.online.prompts import PromptRecord, Prompts
 from rljax.roles.models import Reference
 from rljax.sampler import Decoding, Sampling
-from rljax.sampler.whole_batch import TURN_STEPS
+from rljax.sampler.whole_batch import DISPATCH_STEPS
 
-ASKED = Sampling(max_response_tokens=3 * TURN_STEPS, stop_ids=(EOS,))
+ASKED = Sampling(max_response_tokens=3 * DISPATCH_STEPS, stop_ids=(EOS,))
 LETTERS = "abcdefghijklmnopqrstuvwxyzABC"
 
 

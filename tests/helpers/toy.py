@@ -4,7 +4,7 @@ import dataclasses
 
 from rljax.contracts import contract
 from rljax.learn import Objective
-from rljax.losses.policy import Policy, ppo_clip
+from rljax.losses.policy import PolicyOutputs, ppo_clip
 from rljax.policies import Policy as SamplingPolicy
 from rljax.policies import sample_all
 from rljax.rollout import Rollout, once
@@ -37,7 +37,7 @@ def objective(model, loss, *reductions, corrected=True, whole_step=False) -> Obj
         return (losses if isinstance(losses, tuple) else (losses,)), metrics
 
     return Objective(
-        lambda p, b: Policy(*model.logprobs(p, b)),
+        lambda p, b: PolicyOutputs(*model.logprobs(p, b)),
         terms,
         reductions,
         (corrected,) * len(reductions),

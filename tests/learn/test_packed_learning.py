@@ -103,7 +103,7 @@ _pack = jax.jit(
 def check_packed(batch: Batch, live, packing: Packing, together: int) -> dict:
     """Asserts the rule of packed rows for every token -> {microbatches, distinct tokens}."""
     packed = jax.device_get(_pack(batch, live, packing, together))
-    rows, places, homes = packed.rows, packed.places, packed.homes
+    rows, columns, homes = packed.rows, packed.columns, packed.homes
     width = packing.blocks * packing.block_tokens
     flat = {
         f.name: getattr(rows, f.name).reshape(-1, width)
@@ -114,7 +114,7 @@ def check_packed(batch: Batch, live, packing: Packing, together: int) -> dict:
     assert np.array_equal(homes >= 0, held)
     for b in np.flatnonzero(held):
         length, home = int(np.sum(batch.segment_ids[b] > 0)), homes[b]
-        at = places[b, :length]
+        at = columns[b, :length]
         for name in ("tokens", "positions", "mask"):
             assert np.array_equal(flat[name][home, at], getattr(batch, name)[b, :length]), name
         ids = flat["segment_ids"][home, at]
@@ -302,12 +302,12 @@ def test_a_row_that_was_packed_before_keeps_its_segments(shared):
     packing = Packing(8, 4, 1, 4, shared, mesh())
     packed = jax.device_get(_pack(batch, np.ones(4, bool), packing, 1))
     names = packed.rows.segment_ids.reshape(packed.homes.max() + 1, -1)
-    for home, places in zip(packed.homes, packed.places, strict=True):
-        own = [(at // 8, names[home, at]) for at in places[:7]]
+    for home, columns in zip(packed.homes, packed.columns, strict=True):
+        own = [(at // 8, names[home, at]) for at in columns[:7]]
         assert len(set(own[4:])) == len(set(own[:3])) == 1 and own[3] != own[4]
         assert (own[0] == own[3]) == (not shared)
         if shared:  # the fourth token alone continues what stands in the prefix
-            continued = packed.rows.prefix_ids.reshape(names.shape)[home, places[:7]]
+            continued = packed.rows.prefix_ids.reshape(names.shape)[home, columns[:7]]
             assert continued.tolist() == [0, 0, 0, own[0][1], 0, 0, 0]
 
 

@@ -77,7 +77,7 @@ def test_a_sum_after_all_microbatches_is_the_sum_of_each(case):
             metrics[name], want_metrics[name], rtol=1e-3, atol=1e-5, err_msg=name
         )
     crossing = [one for one in traffic(text, mesh, slices=2).collectives if one.dcn_bytes]
-    assert not [one for one in crossing if one.turns > 1 or one.in_open_loop]
+    assert not [one for one in crossing if one.trips > 1 or one.in_open_loop]
     # What crosses are a device's gradients, float32, and a few numbers for every token.
     weights = per_device(got)
     summed = sum(one.dcn_bytes for one in crossing if one.axes == ("data",))

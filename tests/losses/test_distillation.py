@@ -13,7 +13,7 @@ from jax.extend.core import jaxprs_in_params
 from rljax.errors import InputError
 from rljax.losses import distillation as distill
 from rljax.losses.distillation import Readout
-from rljax.losses.policy import Policy
+from rljax.losses.policy import PolicyOutputs
 
 ROWS, TOKENS, EMBED, VOCAB = 2, 7, 5, 23
 
@@ -209,7 +209,7 @@ def test_sampled_form_has_the_gradient_of_the_reverse_kl_on_average():
 
     def average(z):
         logp = jax.nn.log_softmax(z)[None]
-        return jnp.sum(p[None] * distill.sampled_reverse_kl(Policy(logp, logp), batch)[0])
+        return jnp.sum(p[None] * distill.sampled_reverse_kl(PolicyOutputs(logp, logp), batch)[0])
 
     exact = jax.grad(lambda z: jnp.sum(distill.jsd_terms(jax.nn.log_softmax(z), teacher, beta=1.0)))
     np.testing.assert_allclose(jax.grad(average)(z), exact(z), atol=1e-12)
@@ -219,7 +219,7 @@ def test_sampled_form_has_the_gradient_of_the_reverse_kl_on_average():
     logp = jnp.array([[-1.0, -2.0, jnp.nan, jnp.nan]])
 
     def f(x):
-        return jnp.sum(distill.sampled_reverse_kl(Policy(x, x), dirty)[0])
+        return jnp.sum(distill.sampled_reverse_kl(PolicyOutputs(x, x), dirty)[0])
 
     assert np.isfinite(jax.grad(f)(logp)).all()
 

@@ -14,7 +14,7 @@ from tiny_run import tiny_config
 
 from rljax.losses import kl, policy, q_function, value
 from rljax.losses.distillation import jsd_terms
-from rljax.losses.policy import Policy
+from rljax.losses.policy import PolicyOutputs
 from rljax.training import train
 
 
@@ -159,7 +159,7 @@ def test_regressions_ignore_the_mask_and_train_the_partition_head():
                 logp, entropy, batch = sample(garbage=garbage)
 
                 def f(x, z, loss=loss, batch=batch, entropy=entropy):
-                    return jnp.sum(loss(Policy(x, entropy), batch, z)[0])
+                    return jnp.sum(loss(PolicyOutputs(x, entropy), batch, z)[0])
 
                 found.append(jax.value_and_grad(f, (0, 1))(logp, log_z))
             for a, b in zip(*map(jax.tree.leaves, found), strict=True):
@@ -175,7 +175,7 @@ def test_the_partition_function_of_a_group_needs_no_head():
         batch = batch.replace(group=jnp.asarray([0, 1, 0, 1], jnp.int32))
 
         def run(x, b):
-            return policy.trajectory_balance(Policy(x, entropy), b, weight_max=1e9)
+            return policy.trajectory_balance(PolicyOutputs(x, entropy), b, weight_max=1e9)
 
         count = np.asarray(batch.mask).sum(axis=1)
 

@@ -37,7 +37,7 @@ def test_ppo_clip_worked_examples(name):
         )
         options = {k: p[k] for k in ("clip_low", "clip_high", "dual_clip")}
         loss, gradient, _ = reduced(
-            lambda logp, b: policy.ppo_clip(policy.Policy(logp, logp), b, **options),
+            lambda logp, b: policy.ppo_clip(policy.PolicyOutputs(logp, logp), b, **options),
             jnp.asarray(inputs["log_prob"], jnp.float64),
             batch,
             update.token_mean,
@@ -51,7 +51,7 @@ def test_ratio_is_clamped_where_its_exponential_would_overflow():
     with jax.enable_x64(True):
         batch = response_batch([[1, 1]], old_logprobs=[[0.0, 0.0]], advantages=[[-1.0, 1.0]])
         logp = jnp.array([[50.0, -50.0]])
-        loss, _ = policy.ppo_clip(policy.Policy(logp, logp), batch, dual_clip=None)
+        loss, _ = policy.ppo_clip(policy.PolicyOutputs(logp, logp), batch, dual_clip=None)
     np.testing.assert_allclose(loss[0], want, rtol=1e-5)
 
 
@@ -93,8 +93,8 @@ def test_constants_of_the_batch_get_no_gradient():
 
     def total(fields):
         b = batch.replace(**fields)
-        pg, metrics = policy.ppo_clip(policy.Policy(logp, logp), b)
-        pg = pg + policy.policy_gradient(policy.Policy(logp, logp), b)[0]
+        pg, metrics = policy.ppo_clip(policy.PolicyOutputs(logp, logp), b)
+        pg = pg + policy.policy_gradient(policy.PolicyOutputs(logp, logp), b)[0]
         loss, _ = update.weighted_loss(pg, metrics, b, update.token_mean(b))
         loss = loss + jnp.sum(kl.kl_estimate(logp, b.ref_logprobs, "k3"))
         return loss + jnp.sum(value.squared_error(logp, b, clip=None)[0])

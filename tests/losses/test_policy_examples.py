@@ -11,7 +11,7 @@ from rljax import advantages
 from rljax import learn as update
 from rljax.batch import Batch
 from rljax.losses import kl, policy
-from rljax.losses.policy import Policy, common, selection
+from rljax.losses.policy import PolicyOutputs, common, selection
 
 
 def s1(example, **fields) -> Batch:
@@ -42,7 +42,7 @@ def run(example, loss, reduction, batch, corrected=True):
     logp = jnp.asarray(example["inputs"]["log_prob"], jnp.float64)
 
     def f(x):
-        out, metrics = loss(Policy(x, x), batch)
+        out, metrics = loss(PolicyOutputs(x, x), batch)
         summed, sums = update.weighted_loss(
             out, metrics, batch, reduction(batch), corrected=corrected
         )
@@ -126,7 +126,7 @@ def test_clip_cov_covariance_and_eligible_tokens():
     with jax.enable_x64(True):
         batch = update.select_policy_tokens(s1(example))
         logp = jnp.asarray(example["inputs"]["log_prob"], jnp.float64)
-        chosen = Policy(logp, logp)
+        chosen = PolicyOutputs(logp, logp)
         difference = common.log_ratio(chosen, batch, by="test")
         bounds = {"cov_low": 0.1, "cov_high": 1.0, "fraction": 0.2}
         _, metrics, eligible = selection._clip_cov(
@@ -153,14 +153,14 @@ def test_clip_cov_draws_k_tokens_evenly_and_by_its_seed_and_version():
         newer = batch.replace(policy_version=jnp.full(MASK.shape, 7, jnp.int32))
         orders = [np.asarray(selection._shuffle(b, 0)) for b in (batch, newer)]
         assert (orders[0] != orders[1]).any()
-        one, again = (policy.clip_cov(Policy(logp, entropy), batch)[0] for _ in range(2))
+        one, again = (policy.clip_cov(PolicyOutputs(logp, entropy), batch)[0] for _ in range(2))
         np.testing.assert_array_equal(one, again)
 
 
 def test_high_entropy_tokens_are_those_above_the_quantile():
     with jax.enable_x64(True):
         logp, entropy, batch = sample()
-        keep = np.asarray(selection.high_entropy(Policy(logp, entropy), batch, 0.4))
+        keep = np.asarray(selection.high_entropy(PolicyOutputs(logp, entropy), batch, 0.4))
         values = np.asarray(entropy)[MASK > 0]
         np.testing.assert_array_equal(keep[MASK > 0], values >= np.quantile(values, 0.6))
         assert (keep[MASK == 0] == 0).all()
@@ -194,8 +194,8 @@ def test_gmpo_of_the_top_entropy_tokens_leaves_the_others_out_of_the_geometric_m
         logp, entropy, batch = sample()
         batch = batch.replace(weights=None)
         entropy = jnp.where(jnp.arange(len(MASK))[:, None] == 1, 0.0, entropy + 1)  # row 1: none
-        found = policy.gmpo(Policy(logp, entropy), batch, fraction=0.4)[0]
-        chosen = np.asarray(selection.high_entropy(Policy(logp, entropy), batch, 0.4)) > 0
+        found = policy.gmpo(PolicyOutputs(logp, entropy), batch, fraction=0.4)[0]
+        chosen = np.asarray(selection.high_entropy(PolicyOutputs(logp, entropy), batch, 0.4)) > 0
         assert chosen[0].any() and not chosen[1].any()
         for row, of in enumerate(chosen):
             a = np.asarray(batch.advantages)[row]
@@ -215,7 +215,7 @@ def test_decoupled_ppo():
         batch = s1(example, sampler_logprobs=x["old_log_prob"], old_logprobs=x["prox_log_prob"])
         loss, gradient, _, _ = run(example, policy.decoupled_ppo, TOKEN, batch)
         keep = update.select_policy_tokens(batch)
-        weight = policy.decoupled_ppo(Policy(x["log_prob"], x["log_prob"]), keep)[1]
+        weight = policy.decoupled_ppo(PolicyOutputs(x["log_prob"], x["log_prob"]), keep)[1]
     want = example["outputs"]
     np.testing.assert_allclose(loss, want["loss"], rtol=1e-5)
     np.testing.assert_allclose(gradient, want["grad"], rtol=2e-5, atol=1e-6)

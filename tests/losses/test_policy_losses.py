@@ -15,7 +15,7 @@ from rljax.batch import Batch
 from rljax.contracts import spec
 from rljax.errors import InputError
 from rljax.losses import policy
-from rljax.losses.policy import Policy
+from rljax.losses.policy import PolicyOutputs
 
 TOKEN, SEQUENCE = update.token_mean, update.seq_mean_token_mean
 P = functools.partial
@@ -126,7 +126,7 @@ def test_every_loss_has_a_row_and_declares_what_it_reads():
 def total(name, logp, entropy, batch, weights=None):
     """(what update.py makes of it, metrics)."""
     loss, reduction, _ = LOSSES[name]
-    out, metrics = loss(Policy(logp, entropy), batch)
+    out, metrics = loss(PolicyOutputs(logp, entropy), batch)
     for key, metric in metrics.items():
         assert metric.shape in (batch.mask.shape, batch.mask.shape[:1]), key
         assert meaning(key) is not None, f"{key}: no module declares it"
@@ -245,7 +245,7 @@ def test_a_missing_field_is_named(name):
         logp, entropy, batch = sample()
         for field in needs:
             with pytest.raises(InputError, match=f"needs batch field.*{field}"):
-                loss(Policy(logp, entropy), dataclasses.replace(batch, **{field: None}))
+                loss(PolicyOutputs(logp, entropy), dataclasses.replace(batch, **{field: None}))
 
 
 @every_loss

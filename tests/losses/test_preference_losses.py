@@ -18,7 +18,7 @@ from rljax.components import resolve
 from rljax.contracts import spec
 from rljax.errors import InputError
 from rljax.losses import implicit_reward, preference
-from rljax.losses.policy import Policy
+from rljax.losses.policy import PolicyOutputs
 from rljax.losses.preference import games, pairwise, unpaired
 from rljax.losses.preference.dpo import divergence_score
 
@@ -106,7 +106,7 @@ def compiled(loss):
     """One program per loss and shape, for all tests that ask for it."""
 
     def total(logps, fields, batch):
-        losses, metrics = loss(Policy(logps, jnp.zeros_like(logps)), batch.replace(**fields))
+        losses, metrics = loss(PolicyOutputs(logps, jnp.zeros_like(logps)), batch.replace(**fields))
         return jnp.sum(losses), (losses, metrics)
 
     return jax.jit(jax.value_and_grad(total, argnums=(0, 1), has_aux=True))
@@ -220,7 +220,7 @@ def test_a_missing_reference_is_named_and_only_read_where_declared(name):
     bare = batch.replace(ref_logprobs=None)
     if "ref_logprobs" in spec(LOSSES[name]).reads:
         with pytest.raises(InputError, match="ref_logprobs"):
-            LOSSES[name](Policy(logps, logps), bare)
+            LOSSES[name](PolicyOutputs(logps, logps), bare)
     else:
         close(evaluate(LOSSES[name], logps, bare)[0], evaluate(LOSSES[name], logps, batch)[0])
 
@@ -317,7 +317,7 @@ def test_dpo_finds_the_optimum_of_the_regularised_objective():
 
     def total(logits):
         logps = jax.nn.log_softmax(logits)[rows][:, None]
-        return jnp.sum(share * preference.dpo(Policy(logps, logps), batch, beta=beta)[0])
+        return jnp.sum(share * preference.dpo(PolicyOutputs(logps, logps), batch, beta=beta)[0])
 
     def descend(logits, _):
         return logits - 3.0 * jax.grad(total)(logits), None
@@ -518,7 +518,7 @@ def test_a_soft_mean_lies_between_mean_and_maximum_and_shifts_with_the_rewards(k
 def test_what_cannot_be_is_refused(call, words):
     logps, batch = sample()
     with pytest.raises(InputError, match=words):
-        call(Policy(logps, logps), batch)
+        call(PolicyOutputs(logps, logps), batch)
 
 
 def test_the_old_name_of_dpo_with_losses_of_the_whole_step_says_what_to_take():
@@ -530,4 +530,4 @@ def test_rows_that_make_no_whole_examples_are_refused():
     logps, batch = take(sample(), np.arange(11))
     for loss, k in ((preference.dpo, 2), (preference.simpo, 2), (preference.tpo, 3)):
         with pytest.raises(InputError, match=f"a multiple of {k}"):
-            loss(Policy(logps, logps), batch)
+            loss(PolicyOutputs(logps, logps), batch)

@@ -15,7 +15,7 @@ from rljax.batch import Batch, FinishReason
 from rljax.contracts import spec
 from rljax.errors import InputError
 from rljax.losses import q_function as q
-from rljax.losses.policy import Policy
+from rljax.losses.policy import PolicyOutputs
 
 F64 = jnp.float64
 PLAIN = {"is_level": "off"}
@@ -28,7 +28,7 @@ def wide():
 
 
 def policy_of(logprobs):
-    return Policy(logprobs, jnp.zeros_like(logprobs))
+    return PolicyOutputs(logprobs, jnp.zeros_like(logprobs))
 
 
 def row(x, dtype=F64):
@@ -483,7 +483,7 @@ def test_offline_learning_finds_the_optimum_of_the_tree(one_step):
         )
         # Trajectories weighed by the policy: the target of V is an expectation over it.
         weight = jax.lax.stop_gradient(jnp.exp(jnp.sum(logp, axis=1)))[:, None]
-        policy = jnp.sum(q.dqo_policy(Policy(logp, entropy), now, **options)[0])
+        policy = jnp.sum(q.dqo_policy(PolicyOutputs(logp, entropy), now, **options)[0])
         value = jnp.sum(weight * q.dqo_value(spread(v), now, **options)[0])
         return policy, value
 

@@ -13,7 +13,7 @@ from test_preference_losses import ROWS, close, float64, sample, sums, take  # n
 
 from rljax.errors import InputError
 from rljax.losses import implicit_reward, policy, reward_model
-from rljax.losses.policy import Policy
+from rljax.losses.policy import PolicyOutputs
 
 # -- reward models
 
@@ -161,6 +161,8 @@ def test_dynamic_fine_tuning_has_the_gradient_of_minus_the_probability():
     def total(x, f):
         return jnp.sum(f(x) * batch.mask)
 
-    ours = jax.grad(total)(logps, lambda x: policy.dynamic_fine_tuning(Policy(x, x), batch)[0])
+    ours = jax.grad(total)(
+        logps, lambda x: policy.dynamic_fine_tuning(PolicyOutputs(x, x), batch)[0]
+    )
     clean = jnp.where(batch.mask > 0, logps, 0.0)
     close(ours, jax.grad(total)(clean, lambda x: -jnp.exp(x)))

@@ -16,7 +16,7 @@ from rljax.correction import rollout_correction
 from rljax.kernels.gae import gae
 from rljax.learn import seq_mean_token_mean, seq_mean_token_sum_norm, token_mean
 from rljax.learn.metrics import sample_metrics
-from rljax.losses.policy import Policy, policy_gradient, ppo_clip
+from rljax.losses.policy import PolicyOutputs, policy_gradient, ppo_clip
 
 random = np.random.default_rng
 
@@ -52,7 +52,7 @@ def test_the_score_function_estimate_is_the_gradient_of_the_expected_reward(acti
     def estimate(theta):
         logprobs = jax.nn.log_softmax(theta)
         batch = one_token_each(logprobs, advantages=reward - baseline)
-        loss, _ = policy_gradient(Policy(at_token(logprobs), None), batch)
+        loss, _ = policy_gradient(PolicyOutputs(at_token(logprobs), None), batch)
         return jnp.sum(jax.lax.stop_gradient(jnp.exp(logprobs)) * loss[:, 1])
 
     with jax.enable_x64(True):
@@ -141,7 +141,7 @@ def test_a_ratio_that_nothing_bounds_blows_the_loss_up_and_a_clip_keeps_it():
     old = logprobs - jnp.array([0.05, -0.1, 0.0, 15.0])
     for advantage, bounded in ((1.0, True), (-1.0, False)):
         batch = one_token_each(logprobs, old_logprobs=old, advantages=jnp.full(4, advantage))
-        policy = Policy(at_token(logprobs), None)
+        policy = PolicyOutputs(at_token(logprobs), None)
         clipped, _ = ppo_clip(policy, batch, dual_clip=None)
         both, _ = ppo_clip(policy, batch, dual_clip=3.0)
         free, _ = ppo_clip(policy, batch, clip_low=1.0, clip_high=1e9, dual_clip=None)
@@ -192,7 +192,7 @@ def gradient(batch: Batch, reduction) -> np.ndarray:
     """d loss / d log-prob of every token, [R, S], of the policy gradient under a reduction."""
 
     def loss(logprobs):
-        return jnp.sum(reduction(batch) * policy_gradient(Policy(logprobs, None), batch)[0])
+        return jnp.sum(reduction(batch) * policy_gradient(PolicyOutputs(logprobs, None), batch)[0])
 
     return np.asarray(jax.grad(loss)(jnp.zeros(batch.mask.shape)))
 

@@ -10,7 +10,7 @@ from test_programs import COLUMNS, host_batch, roles_on
 
 from rljax.learn import Steps, token_mean
 from rljax.learn.packing import Packing
-from rljax.losses.policy.common import Policy
+from rljax.losses.policy.common import PolicyOutputs
 from rljax.losses.visit_counts import visit_cross_entropy
 from rljax.mesh import make_mesh
 from rljax.roles.targets import target_logprobs
@@ -34,7 +34,7 @@ def searched():
 
 def test_it_is_the_cross_entropy_to_the_shares_of_the_visits(searched):
     model, params = roles_on(ONE)["actor"].model, roles_on(ONE)["actor"].state.params
-    policy = Policy(*target_logprobs(model, params, searched, temperature=0.7))
+    policy = PolicyOutputs(*target_logprobs(model, params, searched, temperature=0.7))
     logits = np.asarray(model.logits(params, searched), np.float64) / 0.7
     logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     loss, metrics = visit_cross_entropy(policy, searched)
@@ -54,7 +54,7 @@ def test_its_gradient_is_minus_the_shares(searched):
 
     def total(targets):
         zeros = jnp.zeros(shape[:2])
-        return jnp.sum(visit_cross_entropy(Policy(zeros, zeros, None, targets), searched)[0])
+        return jnp.sum(visit_cross_entropy(PolicyOutputs(zeros, zeros, None, targets), searched)[0])
 
     found = jax.grad(total)(jnp.full(shape, -1.0))
     live = np.asarray(searched.mask)[..., None] > 0

@@ -52,7 +52,7 @@ class Trees:
         read = self.model.prefill(params, batch, tokens.shape[1], kv_dtype, rings=False)
         blank = self.model.empty_caches(ROWS, COLUMNS, kv_dtype, rings=False)
         rows = jnp.arange(ROWS)
-        return [cache.place_rows(a, b, rows, rows) for a, b in zip(blank, read, strict=True)]
+        return [cache.write_rows(a, b, rows, rows) for a, b in zip(blank, read, strict=True)]
 
     def _read(self, params, tokens, nodes, caches):
         unstacked = self.model.unstack(params)

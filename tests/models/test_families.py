@@ -21,7 +21,7 @@ from rljax.data.images.rows import image_rows, mrope_positions
 from rljax.mesh import make_mesh
 from rljax.models.families import from_hf_config, to_hf_config
 from rljax.models.huggingface import load_config, load_params, save_params
-from rljax.models.model import TURNED_STEPS, Model
+from rljax.models.model import TRANSPOSED_STEPS, Model
 from rljax.models.names import disk_pieces
 
 FOLDERS = {p.parent.name: p.parent for r in (GOLDEN, FURTHER) for p in r.glob("hf/*/config.json")}
@@ -177,7 +177,7 @@ def test_greedy_continuation_with_the_cache(language):
 
     # The weights as a long dispatch reads them.
     def unstack(p):
-        return model.unstack(p, TURNED_STEPS)
+        return model.unstack(p, TRANSPOSED_STEPS)
 
     step = jax.jit(lambda p, *args: model.decode_step(unstack(p), *args))
     last = prompts["input_ids"][np.arange(len(lengths)), lengths - 1]

@@ -10,7 +10,7 @@ import pytest
 
 from rljax.batch import batch_from_rows
 from rljax.mesh import make_mesh
-from rljax.models.layers import _summed_wide, bfloat16_product, project_turned
+from rljax.models.layers import _summed_wide, bfloat16_product, project_transposed
 from rljax.models.model import Model
 from rljax.plan.flops import work
 from tests.helpers.sampler_cases import tiny
@@ -39,7 +39,7 @@ def test_a_bfloat16_product_and_its_gradient_are_those_of_the_plain_one(shape):
     found = jax.jit(jax.value_and_grad(loss(bfloat16_product), (0, 1)))(x, w)
     wanted = jax.jit(jax.value_and_grad(loss(jnp.matmul), (0, 1)))(x, w)
     jax.tree.map(same, found, wanted)
-    same(project_turned(x[None], w.T)[0], x @ w)
+    same(project_transposed(x[None], w.T)[0], x @ w)
 
 
 def test_a_bfloat16_product_runs_wherever_xla_may_turn_it():

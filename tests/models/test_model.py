@@ -17,7 +17,7 @@ from rljax.errors import InputError
 from rljax.mesh import make_mesh
 from rljax.models.families import from_hf_config, to_hf_config
 from rljax.models.huggingface import load_config, load_params, save_params
-from rljax.models.model import TURNED_STEPS, Model
+from rljax.models.model import TRANSPOSED_STEPS, Model
 
 FAMILIES = ["llama3", "qwen2", "qwen3"]
 
@@ -85,15 +85,15 @@ def test_on_one_cpu_the_weights_of_a_long_dispatch_are_the_first_operands(family
         return lambda p, t, c, k: model.decode_step(model.unstack(p, steps), t, c, k)
 
     by, first = {}, {}
-    for steps in (1, TURNED_STEPS):
+    for steps in (1, TRANSPOSED_STEPS):
         compiled = jax.jit(step(steps)).lower(params, batch.tokens[:, 3], at, caches).compile()
         by[steps] = compiled(params, batch.tokens[:, 3], at, caches)[0]
         products = re.findall(r"= f32\[(\d+),\d+\]\S* dot\(", compiled.as_text())
         first[steps] = {int(x) for x in products} - {batch.rows}
-    np.testing.assert_allclose(by[1], by[TURNED_STEPS], atol=1e-5)
+    np.testing.assert_allclose(by[1], by[TRANSPOSED_STEPS], atol=1e-5)
     config = model.config
     wide = {config.heads * config.head_dim, config.kv_heads * config.head_dim}
-    assert first[TURNED_STEPS] >= wide | {config.mlp, config.embed}
+    assert first[TRANSPOSED_STEPS] >= wide | {config.mlp, config.embed}
     assert not first[1] & wide
 
 

@@ -18,7 +18,7 @@ from rljax.models.model import Model
 from rljax.sampler import Sampling, generate
 from rljax.sampler.engine import Engine
 from rljax.sampler.requests import Decoding
-from rljax.sampler.slots import Entry
+from rljax.sampler.slots import SlotInputs
 
 ASKED = Sampling(max_response_tokens=NEW)
 
@@ -63,7 +63,7 @@ def after_every_verb(model: Model, params) -> np.ndarray:
     def entry(prefix):
         whole = jnp.full((2,), engine.tokens, jnp.int32)
         rules = engine.rules([ASKED] * 2)
-        return Entry(prefix.length, prefix.token, whole, prefix.shift, keys, rules, None)
+        return SlotInputs(prefix.length, prefix.token, whole, prefix.shift, keys, rules, None)
 
     prefix = engine.prefill(params, tokens, lengths)
     state = engine.insert(prefix, engine.init_state(), at, jnp.arange(2), entry(prefix))

@@ -21,9 +21,9 @@ from rljax.models.decoder import rope_angles
 from rljax.models.layers import apply_rope
 from rljax.models.multimodal import (
     add_features,
+    insert_features,
     mrope_angles,
     mrope_axes,
-    place_features,
     vision_tokens,
 )
 from rljax.models.trees import nested
@@ -253,7 +253,7 @@ def text_logits(family, tokens, segments, x, where, deepstack, positions):
         return y + get(name + ".bias")[None, None] if bias else y
 
     if where is not None:
-        x = place_features(get("embed_tokens.weight")[tokens], where, x)
+        x = insert_features(get("embed_tokens.weight")[tokens], where, x)
     for i in range(text["num_hidden_layers"]):
         at, biased = f"layers.{i}.", family.config.family == "qwen2_5_vl"
         y = norm(x, at + "input_layernorm")
@@ -342,15 +342,15 @@ def test_features_go_to_image_tokens_that_the_policy_did_not_choose():
     assert not (where & (mask > 0)).any()
     features = jnp.arange(1, 7, dtype=jnp.float32).reshape(2, 3, 1)  # the third is padding
     x = jnp.full((2, 6, 1), -1.0)
-    placed = place_features(x, where, features)[..., 0]
+    placed = insert_features(x, where, features)[..., 0]
     assert placed.tolist() == [[-1, 1, 2, -1, -1, -1], [-1, -1, -1, 4, -1, 5]]
     assert add_features(x, where, features)[..., 0].tolist() == [
         [-1, 0, 1, -1, -1, -1],
         [-1, -1, -1, 3, -1, 4],
     ]
-    few = place_features(x, where, features[:, :1])[..., 0]  # tokens past the features stay words
+    few = insert_features(x, where, features[:, :1])[..., 0]  # tokens past the features stay words
     assert few.tolist() == [[-1, 1, -1, -1, -1, -1], [-1, -1, -1, 4, -1, -1]]
-    grad = jax.grad(lambda f: jnp.sum(place_features(x, where, f)))(features)[..., 0]
+    grad = jax.grad(lambda f: jnp.sum(insert_features(x, where, f)))(features)[..., 0]
     assert grad.tolist() == [[1, 1, 0], [1, 1, 0]]
 
 

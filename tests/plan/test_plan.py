@@ -25,6 +25,7 @@ from rljax.mesh import make_mesh
 from rljax.models.builtin import decoder
 from rljax.models.model import Model
 from rljax.plan import memory, table
+from rljax.plan.alternatives import candidates, fitting_candidates
 from rljax.plan.chips import Chip, topology_devices
 from rljax.plan.compiled import lost_donations, make_plan, needless_gathers, replicated_arrays
 from rljax.plan.flops import flops_of, work
@@ -32,7 +33,6 @@ from rljax.plan.hlo import Collective, traffic
 from rljax.plan.hlo_text import axes_of, groups_of
 from rljax.plan.memory import FACTOR, check_fits, estimate, nearest_fit, split_bytes
 from rljax.plan.programs import Call, programs_of
-from rljax.plan.search import candidates, search
 from rljax.roles import program, start_training
 from rljax.setup import abstract_roles
 from rljax.setup import build as build_setup
@@ -177,17 +177,17 @@ ENTRY %main (p: (s32[], f32[64])) -> (s32[], f32[64]) {
 def test_the_turns_of_a_loop_and_a_gather_in_pieces_are_read_as_a_tpu_writes_them(mesh):
     # The condition alone says five; both pieces are of one gather, which is one channel.
     [found] = traffic(AS_A_TPU_WRITES, mesh, 99).collectives
-    assert (found.op, found.axes, found.turns, found.of) == ("all-gather", ("fsdp",), 5, "one")
+    assert (found.op, found.axes, found.trips, found.of) == ("all-gather", ("fsdp",), 5, "one")
     assert found.bytes_sent == 4 * 64 * 3 / 4 and not found.in_open_loop
     add = "  %two = s32[] constant(2)\n  %on = s32[]{:T(128)} add(%at, %two)\n  ROOT %t"
     by_two = AS_A_TPU_WRITES.replace("  ROOT %t", add).replace(
         "tuple(%at, %end)", "tuple(%on, %end)"
     )
     [found] = traffic(by_two, mesh, 99).collectives
-    assert found.turns == 3  # 0, 2, 4
+    assert found.trips == 3  # 0, 2, 4
     data_decides = AS_A_TPU_WRITES.replace("direction=LT", "direction=NE")
     [found] = traffic(data_decides, mesh, 99).collectives
-    assert found.turns == 99 and found.in_open_loop
+    assert found.trips == 99 and found.in_open_loop
 
 
 SUM_IN_PARTS = """HloModule x
@@ -222,8 +222,8 @@ def test_a_gather_that_goes_on_beside_the_turns_of_a_loop_is_one(mesh):
         "  %part = f32[16]{0:T(128)} copy(%p)\n"
         "  %first = f32[64]{0:T(128)} fusion(%part), kind=kCustom, calls=%piece\n  ROOT %while",
     )
-    assert [one.turns for one in traffic(begun, mesh, 99).collectives] == [1]
-    assert [one.turns for one in traffic(chained, mesh, 99).collectives] == [5]  # begun within
+    assert [one.trips for one in traffic(begun, mesh, 99).collectives] == [1]
+    assert [one.trips for one in traffic(chained, mesh, 99).collectives] == [5]  # begun within
 
 
 OVER_SEVERAL_LINES = """HloModule x
@@ -402,7 +402,7 @@ def test_a_loop_inside_a_kernel_does_not_stop_the_one_around_it(mesh):
         halve = pl.pallas_call(kernel, out_shape=x, interpret=True)
         return jax.lax.while_loop(lambda c: jnp.sum(c) > 1.0, lambda c: halve(c @ w), x)
 
-    found = work(jax.jit(decode).trace(a, w).jaxpr, turns=7)
+    found = work(jax.jit(decode).trace(a, w).jaxpr, trips=7)
     assert (found.flops, found.kernel_bytes) == (7 * once, 7 * 2 * 4 * 8 * 16)
 
 
@@ -735,7 +735,7 @@ def test_the_programs_of_a_config_are_compiled_and_the_estimate_is_near(planned)
     # Decoding reads the actor's weights; its moments and the reference stay where they are.
     assert generate.parts == {"actor weights": held["actor weights"]}
     assert generate.beside == sum(held.values()) - held["actor weights"]
-    assert learn.beside == 0 and generate.turns == 22
+    assert learn.beside == 0 and generate.trips == 22
     batch = 32 * 32 * 4 // 4
     assert sum(held.values()) < learn.arguments < sum(held.values()) + 16 * batch
     assert learn.aliased >= held["actor weights"] + held["actor optimizer"]
@@ -926,7 +926,7 @@ def test_gathers_that_a_better_layout_spares_are_said():
             axes=("fsdp",),
             bytes_sent=1.0,
             result_bytes=matrix,
-            turns=3.0,
+            trips=3.0,
             of="dot",
             in_open_loop=False,
         )
@@ -934,7 +934,7 @@ def test_gathers_that_a_better_layout_spares_are_said():
 
     [found] = said(in_open_loop=True)
     assert "every step of decoding gathers 2 x 0.0 MiB along fsdp (dot)" in found
-    [found] = said(turns=1.0, result_bytes=stack)
+    [found] = said(trips=1.0, result_bytes=stack)
     assert found.startswith("all layers are gathered at once: 2 x")
     # A layer at a time while training, sums, and the activations of a step are as they should be.
     assert said() == said(op="all-reduce", in_open_loop=True) == []
@@ -989,13 +989,15 @@ def test_search_skips_what_does_not_divide_and_puts_the_fastest_first(monkeypatc
         tried.append(plan.mesh)
         return plan
 
-    monkeypatch.setattr("rljax.plan.search.make_plan", pretend)
+    monkeypatch.setattr("rljax.plan.alternatives.make_plan", pretend)
     chip = Chip("none", 2**24, 1e12, 1e11, 1e9)
-    found, count, left = search(tiny(), jax.devices(), chip, "8 x cpu", compiles=6, seconds=100.0)
+    found, count, left = fitting_candidates(
+        tiny(), jax.devices(), chip, "8 x cpu", compiles=6, seconds=100.0
+    )
     assert count == len(tried) == 6 and left > 0 and len(found) == 6
     # Four heads and two kv heads: a tensor axis of 8 cannot be.
     assert all(sizes.get("tensor", 1) <= 2 for sizes in tried)
-    none, count, _ = search(
+    none, count, _ = fitting_candidates(
         tiny(mesh__fsdp=1),
         jax.devices()[:2],
         Chip("none", 2**10, 1, 1, 1),
@@ -1005,7 +1007,9 @@ def test_search_skips_what_does_not_divide_and_puts_the_fastest_first(monkeypatc
     )
     assert (none, count) == ([], 0)
     tried.clear()
-    search(tiny(mesh__context=2), jax.devices(), chip, "8 x cpu", compiles=2, seconds=100.0)
+    fitting_candidates(
+        tiny(mesh__context=2), jax.devices(), chip, "8 x cpu", compiles=2, seconds=100.0
+    )
     assert [sizes["context"] for sizes in tried] == [2, 2]  # kept as the config has it
     # Rows of 2,048 tokens do not fit whole: the fewest devices that hold a row are found.
     tried.clear()
@@ -1016,24 +1020,26 @@ def test_search_skips_what_does_not_divide_and_puts_the_fastest_first(monkeypatc
     small = min(needs for *_, needs in candidates(split, jax.devices()))
     assert small < 0.8 * whole
     room = Chip("none", (small + whole) / 2, 1e12, 1e11, 1e9)
-    found, *_ = search(long, jax.devices(), room, "8 x cpu", compiles=2, seconds=100.0)
+    found, *_ = fitting_candidates(long, jax.devices(), room, "8 x cpu", compiles=2, seconds=100.0)
     assert found and {one.changes["mesh.context"] for one in found} == {2}
     assert [sizes["context"] for sizes in tried] == [2, 2]
     with pytest.raises(InputError, match="divides the 8 devices"):
-        search(tiny(mesh__context=3), jax.devices(), chip, "8 x cpu", compiles=1, seconds=1.0)
+        fitting_candidates(
+            tiny(mesh__context=3), jax.devices(), chip, "8 x cpu", compiles=1, seconds=1.0
+        )
 
 
 @pytest.mark.slow  # two learning programs by the compiler
 def test_search_compiles_and_ranks_what_the_local_devices_hold():
     """No pretence: the compiler's own numbers of two configs, the learning phase alone."""
-    found, count, left = search(
+    found, count, left = fitting_candidates(
         tiny(), jax.devices(), CHIP, "8 x cpu", compiles=2, seconds=600.0, only=("learn",)
     )
     assert count == 2 and left > 0 and len(found) == 2
     assert all([report.name for report in one.plan.reports] == ["learn"] for one in found)
     assert all(one.plan.reports[0].temporaries > 0 for one in found)
     assert found[0].plan.least_s <= found[1].plan.least_s
-    shown = table.search_text(found, count, left)
+    shown = table.candidates_text(found, count, left)
     assert "2 compiled, 2 fit" in shown and "learn: " in shown
 
 

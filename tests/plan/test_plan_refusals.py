@@ -12,11 +12,11 @@ from rljax.config import with_overrides
 from rljax.errors import InputError
 from rljax.mesh import replicated
 from rljax.plan import compiled, table
+from rljax.plan.alternatives import fitting_candidates
 from rljax.plan.chips import Chip
 from rljax.plan.compiled import make_plan, needless_gathers
 from rljax.plan.hlo import Collective
 from rljax.plan.programs import programs_of
-from rljax.plan.search import search
 from rljax.setup import abstract_roles
 from rljax.setup.abstract import abstract_setup
 from rljax.setup.held import held_parts
@@ -62,10 +62,10 @@ def test_a_row_of_the_search_is_all_that_has_to_be_set(monkeypatch):
             raise jax.errors.JaxRuntimeError("INTERNAL: this one the compiler does not take")
         return make_plan(config, devices, chip, topology, compile=False)
 
-    monkeypatch.setattr("rljax.plan.search.make_plan", pretend)
+    monkeypatch.setattr("rljax.plan.alternatives.make_plan", pretend)
     chip = Chip("none", 2**24, 1e12, 1e11, 1e9)
     base = tiny()  # on fsdp 4 x tensor 2
-    found, tried, _ = search(base, jax.devices(), chip, "x", compiles=6, seconds=100.0)
+    found, tried, _ = fitting_candidates(base, jax.devices(), chip, "x", compiles=6, seconds=100.0)
     assert (len(found), tried) == (5, 6)  # one crash does not lose the others
     for one in found:
         again = counted(with_overrides(base, one.changes, "test"), chip)

@@ -10,7 +10,7 @@ import pytest
 from rljax.errors import InputError
 from rljax.rewards import sandbox_fusion
 from rljax.rewards.pool.pool import RewardPool
-from rljax.rewards.sandbox.tiers import Limits, run_program, sandbox_tier
+from rljax.rewards.sandbox.tiers import ProcessLimits, run_program, sandbox_tier
 
 IO = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7\n"]}
 ADD = "a, b = map(int, input().split())\nprint(a + b)"
@@ -19,7 +19,9 @@ ADD = "a, b = map(int, input().split())\nprint(a + b)"
 def run_code(body: dict) -> dict:
     """As the server does it: program -> status, result of the run."""
     assert body["language"] == "python" and body["memory_limit_MB"] > 0
-    limits = Limits(timeout_s=body["run_timeout"], memory_bytes=body["memory_limit_MB"] << 20)
+    limits = ProcessLimits(
+        timeout_s=body["run_timeout"], memory_bytes=body["memory_limit_MB"] << 20
+    )
     result = run_program(body["code"], body["stdin"], limits=limits)
     over = result.status == "timeout"
     run = {

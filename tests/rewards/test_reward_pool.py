@@ -332,7 +332,7 @@ def test_a_reward_that_forks_does_not_answer_twice(act):
 
 @pytest.mark.slow
 def test_workers_are_replaced_after_their_number_of_tasks(act):
-    with RewardPool(act, workers=1, max_tasks_per_worker=5) as pool:
+    with RewardPool(act, workers=1, max_calls_per_worker=5) as pool:
         scores = pool.score(samples(*["a"] * 12))
         seen = [int(s.parts["pid"]) for s in scores]
         assert sorted(map(seen.count, set(seen))) == [2, 5, 5]

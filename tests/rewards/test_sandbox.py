@@ -21,7 +21,13 @@ from hostile_programs import EXHAUST, HOLD, problem, run
 from rljax.errors import InputError
 from rljax.rewards.sandbox import kernel, tiers
 from rljax.rewards.sandbox import process as zygotes
-from rljax.rewards.sandbox.tiers import Limits, Process, SandboxError, run_program, sandbox_tier
+from rljax.rewards.sandbox.tiers import (
+    Process,
+    ProcessLimits,
+    SandboxError,
+    run_program,
+    sandbox_tier,
+)
 
 REPO = Path(__file__).resolve().parents[2]
 QUICK = [
@@ -73,7 +79,7 @@ def drop_zygotes():
 
 def start(source: str, tier: str, stdin="", warm=True, **limits):
     with Process(
-        {"mode": "script", "source": source}, Limits(**limits), tier, stdin=stdin, warm=warm
+        {"mode": "script", "source": source}, ProcessLimits(**limits), tier, stdin=stdin, warm=warm
     ) as process:
         return process.wait()
 
@@ -406,9 +412,10 @@ def test_a_dead_zygote_is_replaced(best):
 
 FORKS = """
 import contextlib, os
-from rljax.rewards.sandbox.tiers import Limits, Process
+from rljax.rewards.sandbox.tiers import Process, ProcessLimits
 def start(source):
-    with Process({{"mode": "script", "source": source}}, Limits(timeout_s=20), {tier!r}) as p:
+    limits = ProcessLimits(timeout_s=20)
+    with Process({{"mode": "script", "source": source}}, limits, {tier!r}) as p:
         return p.wait().stdout
 start("pass")
 read_end, write_end = os.pipe()
@@ -436,9 +443,9 @@ def test_a_fork_of_the_caller_has_zygotes_of_its_own(best):
 VICTIM = """
 import sys, tempfile
 tempfile.tempdir = {folder!r}
-from rljax.rewards.sandbox.tiers import Limits, Process
+from rljax.rewards.sandbox.tiers import Process, ProcessLimits
 endless = {{"mode": "script", "source": "while True: pass"}}
-with Process(endless, Limits(timeout_s=60), {tier!r}) as p:
+with Process(endless, ProcessLimits(timeout_s=60), {tier!r}) as p:
     print("ready", flush=True)
     p.wait()
 """
@@ -504,7 +511,7 @@ def test_a_failure_of_the_sandbox_is_no_result(best, monkeypatch):
 )
 def test_limits_are_checked(limits):
     with pytest.raises(InputError, match=next(iter(limits))):
-        Limits(**limits)
+        ProcessLimits(**limits)
 
 
 NUMBERS = json.loads((Path(hostile.__file__).parent / "system_calls.json").read_text())

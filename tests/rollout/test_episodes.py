@@ -20,7 +20,7 @@ from rljax.policies import Policy
 from rljax.rollout.players.episodes.driver import Driver
 from rljax.rollout.players.episodes.rows import rows_of
 from rljax.sampler import Layout, held_weights
-from rljax.sampler.keys import Keys
+from rljax.sampler.inputs import Keys
 from rljax.setup import build, initial_params, make_roles, open_players
 from rljax.tracking.timing import collect
 from rljax.training import train

@@ -16,7 +16,7 @@ from rljax.models.model import Model
 from rljax.rewards.pool.pool import Pending, RewardPool
 from rljax.rollout import ModelScorer, Reward, RolloutConfig, dynamic, first_live, make_sample
 from rljax.sampler import Sampling
-from rljax.sampler.whole_batch import TURN_STEPS
+from rljax.sampler.whole_batch import DISPATCH_STEPS
 
 REWARDS = """
 def some_dead(num_tokens, ground_truth):
@@ -28,7 +28,7 @@ def by_group(responses, num_tokens, ground_truth):
 def all_dead(response):
     return 1.0
 """
-WANTED, N, LONGEST = 4, 4, 8 * TURN_STEPS
+WANTED, N, LONGEST = 4, 4, 8 * DISPATCH_STEPS
 CFG = RolloutConfig(
     prompts_per_step=WANTED,
     samples_per_prompt=N,
@@ -102,7 +102,7 @@ def whole(model):
     actor.generate(PROMPTS, KEY, CFG.sampling, n=N)
     lengths = actor.lengths
     assert lengths.max() == LONGEST == lengths[ENDLESS].max() and not actor.aborted.any()
-    assert np.sum(lengths > 4 * TURN_STEPS) == 1
+    assert np.sum(lengths > 4 * DISPATCH_STEPS) == 1
     return actor
 
 
@@ -174,7 +174,7 @@ def test_decoding_is_asked_also_while_no_row_ends(model, loop):
 
     actor.generate(PROMPTS, KEY, CFG.sampling, n=N, finished=finished, stop=stop)
     assert len(ends) == 8 * N - 1 and actor.aborted.sum() == 1
-    assert 4 * TURN_STEPS < actor.lengths.max() < LONGEST
+    assert 4 * DISPATCH_STEPS < actor.lengths.max() < LONGEST
 
 
 def test_too_few_live_groups_are_an_error_or_filled_up(model):

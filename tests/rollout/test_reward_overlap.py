@@ -19,7 +19,7 @@ from rljax.rewards.pool.pool import RewardPool
 from rljax.roles.models import Reference
 from rljax.rollout import AgainstOpponent, Reward, make_sample
 from rljax.sampler import Decoding, Sampling, generate
-from rljax.sampler.whole_batch import TURN_STEPS
+from rljax.sampler.whole_batch import DISPATCH_STEPS
 from rljax.tracking import timing
 
 REWARDS = """
@@ -107,7 +107,7 @@ HOW = {
 def test_every_row_is_told_once_as_it_will_be_and_changes_nothing(model, how):
     options = dict(HOW[how])
     more = options.pop("asked", {})
-    how = Sampling(max_response_tokens=3 * TURN_STEPS, stop_ids=(EOS,), **more)
+    how = Sampling(max_response_tokens=3 * DISPATCH_STEPS, stop_ids=(EOS,), **more)
     decoding = Decoding(decode=Letters.decode, **options)
     tokens, lengths = prompts(4)
     given = (model, weights(model), tokens, lengths, jax.random.key(1), how)
@@ -152,7 +152,7 @@ def test_eight_devices_tell_the_same(model, on_eight):
 
 @pytest.mark.slow
 def test_rows_that_end_early_are_told_while_others_still_decode(model):
-    how = Sampling(max_response_tokens=8 * TURN_STEPS, stop_ids=(EOS,))
+    how = Sampling(max_response_tokens=8 * DISPATCH_STEPS, stop_ids=(EOS,))
     tokens, lengths = prompts(4)
     left = []
 
@@ -160,12 +160,12 @@ def test_rows_that_end_early_are_told_while_others_still_decode(model):
         left.append(len(ids))
 
     generate(model, weights(model), tokens, lengths, jax.random.key(1), how, n=6, finished=finished)
-    turns = [-(-length // TURN_STEPS) for length in left]
+    turns = [-(-length // DISPATCH_STEPS) for length in left]
     assert turns == sorted(turns) and turns[0] < turns[-1]
 
 
 def test_a_batch_that_ends_in_its_first_turn_is_one_program(model):
-    how = Sampling(max_response_tokens=TURN_STEPS)
+    how = Sampling(max_response_tokens=DISPATCH_STEPS)
     tokens, lengths = prompts(4)
     heard = Heard()
     generate(model, weights(model), tokens, lengths, jax.random.key(1), how, n=2, finished=heard)

@@ -18,7 +18,7 @@ from rljax.arrays import fetch
 from rljax.batch import FinishReason
 from rljax.config import Config
 from rljax.data.online.prompts import Prompts
-from rljax.environments.messages import Limits
+from rljax.environments.messages import EpisodeLimits
 from rljax.errors import InputError
 from rljax.keys import root_key
 from rljax.plan.programs import programs_of
@@ -228,7 +228,7 @@ def test_the_expected_gradient_of_an_enumerated_game_is_the_true_one(roots):
     """Of all trees of the game, by their chances, and not without the weights of the rows."""
     tree, rules = (
         Tree(2, (1,)),
-        Rules(Limits(max_turns=2, max_tokens=6), Sampling(max_response_tokens=2)),
+        Rules(EpisodeLimits(max_turns=2, max_tokens=6), Sampling(max_response_tokens=2)),
     )
     trees, each = list(every_tree(roots)), 2 * roots
     assert sum(p for p, _ in trees) == pytest.approx(1.0, abs=1e-12)

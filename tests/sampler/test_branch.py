@@ -13,7 +13,7 @@ from test_sampler_families import family
 from rljax.batch import FinishReason
 from rljax.errors import InputError
 from rljax.sampler import Engine, Sampler, Sampling
-from rljax.sampler.keys import branch_keys
+from rljax.sampler.inputs import branch_keys
 from rljax.sampler.sample import Sample
 
 ROOM = 40
@@ -175,7 +175,7 @@ def test_pages_are_shared_and_a_kept_sample_lacks_its_last_page(tokens_read):
     # The longest needs 17 tokens; the sixteen in full pages are not read again.
     assert sum(tokens_read) == 2 and sampler.reread_tokens == 1
     # Of those that have not ended: the two full pages of nine tokens.
-    assert sampler._places.seats.pages.shared == 2
+    assert sampler._scheduler.tables.pages.shared == 2
     finished(sampler, params)
     assert_anew(Engine(model, 4, ROOM), params, source, children, (11, 9, 2), 3)
 

@@ -23,7 +23,7 @@ from rljax.models.huggingface import load_config, load_params
 from rljax.models.model import Model
 from rljax.sampler import Decoding, Engine, Sampler, Sampling, generate
 from rljax.sampler.memory import slots_bytes
-from rljax.sampler.pages import Pages
+from rljax.sampler.scheduler import Pages
 from rljax.tracking import compiles, timing
 from rljax.validation.fields import check_ranges
 from rljax.validation.problems import Problems
@@ -97,8 +97,8 @@ def engine_of(model, slots, page=PAGE, **how):
 
 def emptied(sampler) -> bool:
     """Whether nothing that ended has left a page behind."""
-    seats = sampler._places.seats
-    return not seats._runs and not seats.pages.used and (seats._table == seats._none).all()
+    tables = sampler._scheduler.tables
+    return not tables._owned and not tables.pages.used and (tables._table == tables._none).all()
 
 
 CASES = [
@@ -183,7 +183,7 @@ def test_a_group_has_the_full_pages_of_its_prompt_once():
     sampler = Sampler(engine_of(model, 4, steps=1), chunk_tokens=16)
     sampler.submit(np.arange(2, 13), Sampling(max_response_tokens=3), n=4)
     sampler.step(weights(model))
-    pages = sampler._places.seats.pages
+    pages = sampler._scheduler.tables.pages
     assert (pages.shared, pages.used) == (2, 2 + 4)  # of 10 tokens that were read, and 1 more
     list(sampler.run(weights(model)))
     assert emptied(sampler)
@@ -204,7 +204,7 @@ def test_a_finished_response_is_found_again():
         sampler.step(params)
     assert (sampler.cache.hits, sampler.cache.reused_tokens) == (1, 16)
     paused = sampler.pause(second)
-    assert sampler._places.seats.pages.used == 0
+    assert sampler._scheduler.tables.pages.used == 0
     sampler.resume(paused)
     list(sampler.run(params))
     assert sampler.reread_tokens < PAGE
@@ -284,7 +284,7 @@ def test_a_fork_writes_its_own_pages():
     sampler = Sampler(engine, chunk_tokens=8)
     sampler.submit([5, 6, 7, 8, 9], Sampling(max_response_tokens=20))
     sampler.step(params)
-    state, first = sampler._places.state, engine.pool.pages_for(ROOM)
+    state, first = sampler._scheduler.state, engine.pool.pages_for(ROOM)
     table = np.array(state.table)
     table[0, 2:] = np.arange(2, first)  # two hold the prompt
     table[2] = np.arange(first) + first

@@ -15,7 +15,7 @@ from rljax.models.builtin import decoder
 from rljax.models.model import Model
 from rljax.sampler import Decoding, Engine, Sampler, Sampling, draw, generate
 from rljax.sampler.generate import WHOLE_BATCH
-from rljax.sampler.keys import request_keys
+from rljax.sampler.inputs import request_keys
 from rljax.sampler.requests import rules_of
 from rljax.tracking import compiles
 

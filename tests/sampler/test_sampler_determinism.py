@@ -116,7 +116,7 @@ def test_pauses_and_late_arrivals_change_nothing(model, whole):
         rng, partials = np.random.default_rng(seed), []
 
         def disturb(sampler, rng=rng, partials=partials):
-            for sample in [s for s in sampler._places.slots if s is not None]:
+            for sample in [s for s in sampler._scheduler.slots if s is not None]:
                 if rng.random() < 0.4:
                     partials.append(sampler.pause(sample))
             sampler.step(params)

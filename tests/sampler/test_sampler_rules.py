@@ -342,4 +342,4 @@ def test_what_does_not_fit_a_slot_is_refused_before_it_is_written(model):
         sampler.step(params)
     tokens = np.full((1, 8), 3, np.int32)
     with pytest.raises(InputError, match="tokens behind a slot"):
-        engine.extend(params, sampler._places.state, np.array([0]), tokens, np.array([8]))
+        engine.extend(params, sampler._scheduler.state, np.array([0]), tokens, np.array([8]))

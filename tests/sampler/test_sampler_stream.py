@@ -24,7 +24,7 @@ from tokenizers import decoders
 
 from rljax.batch import FinishReason
 from rljax.models import cache
-from rljax.sampler import Decoding, Engine, Sampler, Sampling, generate, stream
+from rljax.sampler import Decoding, Engine, Sampler, Sampling, generate, scheduler
 from rljax.sampler.stop_strings import find_stop, text_before_stop
 
 ASKED = Sampling(max_response_tokens=NEW, stop_ids=(EOS,))
@@ -309,7 +309,7 @@ def test_engine_verbs(engine, params):
     def tokens(state, steps):
         return jax.device_get(engine.generate(params, jax.tree.map(jnp.copy, state), steps)[1])
 
-    state = sampler._places.state
+    state = sampler._scheduler.state
     want = tokens(state, 4)
 
     def at(found, slot):
@@ -427,7 +427,7 @@ def test_interruptions_are_those_of_the_device_loop(params, engine):
     plain = sampler.submit([3, 4], ASKED)[0]
     while sampler.pending:
         sampler.step(params)
-        for sample in [s for s in sampler._places.slots if s is not None]:
+        for sample in [s for s in sampler._scheduler.slots if s is not None]:
             if rng.random() < 0.5:
                 inside += 0 < sample.interrupted < 4
                 sampler.resume(sampler.pause(sample))
@@ -479,7 +479,7 @@ def test_prompts_with_slots_are_read_in_one_step_and_long_ones_between_few(
 ):
     """Three short prompts with room for two in a pass, and one of three chunks beside them: what
     each draws is what it draws alone."""
-    monkeypatch.setattr(stream, "STEPS_BETWEEN_CHUNKS", 2)  # of the 4 of a dispatch
+    monkeypatch.setattr(scheduler, "STEPS_BETWEEN_CHUNKS", 2)  # of the 4 of a dispatch
     limit, alone = Sampling(max_response_tokens=NEW, seed=3), []
     texts = [[5, 6], [7, 8, 9], [10], [3 + i % 9 for i in range(LONGEST)]]
     for text in texts:
@@ -504,7 +504,7 @@ def test_rows_are_placed_one_after_the_other_as_all_at_once(engine):
     rows = jax.tree.map(lambda x: 2 + jnp.arange(x.size).reshape(x.shape).astype(x.dtype), blank)
     rows = jax.tree.map(lambda x: x[:3, :, :3], rows)
     slots, source = jnp.array([5, 3, 0, 7, 1]), jnp.array([0, 2, 0, 1, 2])
-    both = [cache.place_rows(old, rows, slots, source, alone=alone) for alone in (False, True)]
+    both = [cache.write_rows(old, rows, slots, source, alone=alone) for alone in (False, True)]
     for a, b in zip(*map(jax.tree.leaves, both), strict=True):
         np.testing.assert_array_equal(a, b)
         np.testing.assert_array_equal(b[4], 1)

@@ -14,7 +14,7 @@ from rljax.batch import FinishReason
 from rljax.errors import InputError
 from rljax.mesh import make_mesh
 from rljax.sampler import Engine, Sampler, Sampling
-from rljax.sampler.turns import calls
+from rljax.sampler.resume import calls
 from rljax.tracking import compiles
 
 LETTERS = "_abcdefghijklmnopqrstuvwxyz01"
@@ -112,13 +112,13 @@ def test_the_highest_request_id_gives_way_to_lower_ones(model):
     assert (sampler.held, sampler.parked) == (3, 0)
     low = ask(2)
     sampler.step(params)
-    slots = sampler._places.slots
+    slots = sampler._scheduler.slots
     assert first[9] not in slots and {first[5], first[7]} <= set(slots)
     finished(sampler, params)
     assert (sampler.held, sampler.parked) == (3, 1)
     high = ask(11)
     finished(sampler, params)
-    assert first[7] not in sampler._places.slots and high.finish_reason is not None
+    assert first[7] not in sampler._scheduler.slots and high.finish_reason is not None
     dropped = first[7].size - 1  # there was room for one
     sampler.deliver([(first[9], [5], ASKED), (first[7], [5], ASKED)])
     finished(sampler, params)
@@ -127,7 +127,7 @@ def test_the_highest_request_id_gives_way_to_lower_ones(model):
         sampler.release(sample)
         sampler.release(sample)  # nothing is left to free
     sampler.abort(high)
-    assert sampler.held == sampler.parked == 0 and sampler._places.slots == [None] * 3
+    assert sampler.held == sampler.parked == 0 and sampler._scheduler.slots == [None] * 3
 
 
 def test_paused_samples_come_back_together(model):

@@ -43,7 +43,7 @@ def serve(engine, rng, versions, *, keep_cache, **how):
         if waiting and rng.random() < 0.5:
             p = waiting.pop()
             samples += sampler.submit(TOKENS[p, : LENGTHS[p]], ASKED, n=int(rng.integers(1, 4)))
-        for sample in [s for s in sampler._places.slots if s is not None]:
+        for sample in [s for s in sampler._scheduler.slots if s is not None]:
             if rng.random() < 0.15:
                 stops.setdefault(sample.id, []).append((len(sample.tokens), version))
                 paused.append(sampler.pause(sample))

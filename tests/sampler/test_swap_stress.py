@@ -12,7 +12,7 @@ import pytest
 from sampler_cases import EOS, NEW, ROOM, forward, prompts, tiny, uniforms, weights
 
 from rljax.sampler import Engine, Sampler, Sampling
-from rljax.sampler.keys import request_key
+from rljax.sampler.inputs import request_key
 from rljax.serving.worker import Ticket, Worker
 
 TOKENS, LENGTHS = prompts(count=64, seed=4)

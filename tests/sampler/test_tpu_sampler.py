@@ -252,12 +252,12 @@ def prefix(one: Engine, rows: int, tokens: int):
 
 def entry(one: Engine, rows: int):
     state = one.abstract_state()
-    names = [f.name for f in dataclasses.fields(engines.Entry) if f.name != "which"]
+    names = [f.name for f in dataclasses.fields(engines.SlotInputs) if f.name != "which"]
 
     def pick(x):
         return jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype)
 
-    return engines.Entry(**{name: jax.tree.map(pick, getattr(state, name)) for name in names})
+    return engines.SlotInputs(**{name: jax.tree.map(pick, getattr(state, name)) for name in names})
 
 
 @pytest.mark.parametrize("mesh", MESHES)

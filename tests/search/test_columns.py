@@ -14,18 +14,18 @@ from rljax.arrays import fetch
 from rljax.errors import InputError
 from rljax.mesh import make_mesh
 from rljax.sampler import Decoding, Sampling
-from rljax.sampler.keys import request_keys
+from rljax.sampler.inputs import request_keys
 from rljax.search import columns
 from rljax.search.columns import Columns
 from rljax.search.evaluators import Forked, Value
 from rljax.search.mcts import mcts
-from rljax.search.task import Task
+from rljax.search.problem import SearchProblem
 
 ROWS, NEW = 4, 4
 
 
 @dataclasses.dataclass(frozen=True)
-class Watched(Task):
+class Watched(SearchProblem):
     """A task that notes what its evaluator, of one form or the other, was asked and said."""
 
     by_columns: bool = True
@@ -149,7 +149,7 @@ def test_trees_that_do_not_fit_are_refused_with_their_sizes():
 def test_models_that_cannot_have_columns_are_searched_by_copies():
     model = tiny(batch_invariant=True)
     task = task_of(model, weights(model), value_of(model, "critic"))
-    assert isinstance(Task.evaluator(task, 3, nodes=8), Forked)
+    assert isinstance(SearchProblem.evaluator(task, 3, nodes=8), Forked)
     with pytest.raises(InputError, match="range of columns"):
         columns.check([model], ROWS, 40, 8)
 
@@ -179,6 +179,6 @@ def test_eight_devices_search_as_one_does():
 def test_the_programs_of_a_plan_compile_from_shapes():
     model = tiny()
     task = task_of(model, weights(model), value_of(model, "process"))
-    made = Task.evaluator(task, 3, nodes=9)
+    made = SearchProblem.evaluator(task, 3, nodes=9)
     for function, arguments, _ in made.programs(task.prompts.shape[1], NEW).values():
         assert function.lower(*arguments).compile().memory_analysis().output_size_in_bytes > 0

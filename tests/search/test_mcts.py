@@ -17,7 +17,7 @@ from rljax.sampler import Decoding, Sampling, generate
 from rljax.search import Search, Value, mcts
 from rljax.search.columns import Columns
 from rljax.search.evaluators import Forked, padded_paths
-from rljax.search.task import Task
+from rljax.search.problem import SearchProblem
 
 MODEL = tiny(layers=1, kinds=tiny().config.kinds[:1])
 SAMPLING = Sampling(max_response_tokens=5, stop_ids=(EOS,))
@@ -181,7 +181,7 @@ def test_a_failed_reward_says_nothing():
 
 def test_a_process_model_is_read_at_the_ends_of_lines():
     value = judge("process", line_ids=(7,))
-    task = Task(MODEL, weights(MODEL), PROMPTS, LENGTHS, None, SAMPLING, Decoding(), value)
+    task = SearchProblem(MODEL, weights(MODEL), PROMPTS, LENGTHS, None, SAMPLING, Decoding(), value)
     at_ends, everywhere = task.evaluator(3), dataclasses.replace(task, value=judge()).evaluator(3)
     texts = [[3, 4], [3, 7], [7, 5, 6], [7, EOS]]
 

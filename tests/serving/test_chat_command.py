@@ -63,7 +63,7 @@ def templated(tmp_path_factory):
 def biased(chat: Chat, ids: list[int], tokens: int) -> None:
     """Turns of so many tokens, all out of `ids`."""
     bias = tuple((i, 100.0) for i in ids)
-    chat.turn = dataclasses.replace(chat.turn, logit_bias=bias, max_response_tokens=tokens)
+    chat.sampling = dataclasses.replace(chat.sampling, logit_bias=bias, max_response_tokens=tokens)
 
 
 def test_tools_are_called_and_answered(templated, tools):
@@ -110,7 +110,7 @@ def test_without_a_chat_template_a_tag_calls(tools, capsys):
     policy = policy_of(tokenizer)
     options = ChatOptions("", environment=tools, calls="tag(name='weather')", tokens=64, seed=2)
     chat = Chat(policy, options)
-    assert chat.turn.stop_strings == ("</weather>",)
+    assert chat.sampling.stop_strings == ("</weather>",)
     biased(chat, tokenizer.encode("<weather>U</weather>"[:1]), 4)
     pieces = list(chat.ask("?"))
     assert "".join(p for kind, p in pieces if kind == "text") == "<<<<" and chat.messages == []

@@ -13,7 +13,7 @@ from rljax.data.text.tokenizer import CharTokenizer, load_tokenizer
 from rljax.errors import InputError
 from rljax.serving.chat import TEXT_TOKENS, Chat
 from rljax.serving.defaults import API_TEMPERATURE, CHAT_TEMPERATURE, defaults_of
-from rljax.serving.fields import Limits, read_chat, read_completion
+from rljax.serving.fields import RequestLimits, read_chat, read_completion
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def saying(policy, **generation):
 def test_a_model_folder_is_asked_as_its_generation_config_says(plain, generation, fields):
     policy = saying(plain, **generation)
     chat = Chat(policy, ChatOptions("", tokens=64))
-    turn = chat.turn
+    turn = chat.sampling
     assert (turn.temperature, turn.top_k, turn.top_p, turn.min_p) == fields
     assert chat.notes[0].startswith(f"temperature {fields[0]:g}")
     assert "--temperature=0" in chat.notes[0] and "(--max_response_tokens)" in chat.notes[1]
@@ -60,21 +60,27 @@ def test_a_run_is_asked_as_it_sampled_and_options_come_first(plain):
         step=3,
         generation={"temperature": 0.1},
     )
-    turn = Chat(run, ChatOptions("", tokens=64)).turn
+    turn = Chat(run, ChatOptions("", tokens=64)).sampling
     assert (turn.temperature, turn.top_k, turn.max_response_tokens) == (0.9, 7, 9)
     options = ChatOptions("", tokens=64, temperature=0.0, max_response_tokens=5)
     chat = Chat(saying(plain, temperature=0.6, top_k=3), options)
-    assert (chat.turn.temperature, chat.turn.top_k, chat.turn.max_response_tokens) == (0.0, 3, 5)
+    assert (chat.sampling.temperature, chat.sampling.top_k, chat.sampling.max_response_tokens) == (
+        0.0,
+        3,
+        5,
+    )
     assert chat.notes[0] == "temperature 0, greedy (--temperature)"
 
 
 def test_text_is_continued_for_few_tokens_and_a_chat_for_more(plain, tmp_path):
     chat = Chat(plain, ChatOptions("", tokens=64))
-    assert chat.turn.max_response_tokens == TEXT_TOKENS
+    assert chat.sampling.max_response_tokens == TEXT_TOKENS
     assert chat.notes[1].startswith("no chat template: ")
     templated = policy_of(load_tokenizer(write_tool_family(tmp_path / "family", "qwen2_5")))
     chat = Chat(templated, ChatOptions("", tokens=64))
-    assert chat.turn.temperature == CHAT_TEMPERATURE and chat.turn.max_response_tokens == 512
+    assert (
+        chat.sampling.temperature == CHAT_TEMPERATURE and chat.sampling.max_response_tokens == 512
+    )
     assert len(chat.notes) == 1
 
 
@@ -100,7 +106,7 @@ def test_a_request_that_names_nothing_gets_the_defaults(plain, tmp_path):
     asked = defaults_of(saying(plain, temperature=0.5, top_k=5, top_p=0.8), 1.0).fields()
     chat = {"messages": [{"role": "user", "content": "Hi"}]}
     for read, body in ((read_completion, {"prompt": "Hi"}), (read_chat, chat)):
-        how = (tokenizer, "m", Limits(999, 4))
+        how = (tokenizer, "m", RequestLimits(999, 4))
         ((_, sampling),) = read(body, *how, defaults=asked).requests
         assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 5, 0.8)
         given = body | {"temperature": 1.0, "top_k": -1, "top_p": None}

@@ -13,7 +13,7 @@ from rljax.batch import FinishReason
 from rljax.config import Config, SamplerConfig
 from rljax.data.text.tokenizer import load_tokenizer
 from rljax.sampler import Sampling, generate
-from rljax.serving.fields import Limits, read_completion
+from rljax.serving.fields import RequestLimits, read_completion
 from rljax.serving.text import StopStrings, text_stream
 from rljax.setup.decoding import decoding_of
 from rljax.setup.scoring import turn_sampling
@@ -231,7 +231,7 @@ def test_special_tokens_become_stop_ids(tokenizer, mark):
     """A request, a run and its turns stop by their ids, without a look at the text."""
     token, text = mark
     body = {"prompt": "hello", "stop": ["x", text], "stop_token_ids": [5], "ignore_eos": True}
-    read = read_completion(body, tokenizer, NAME, Limits(96, 64)).requests[0][1]
+    read = read_completion(body, tokenizer, NAME, RequestLimits(96, 64)).requests[0][1]
     assert set(read.stop_ids) == {5, token}
     config = Config(sampler=SamplerConfig(stop_strings=("x", text)))
     run = make_sampling(config, tokenizer)
@@ -303,8 +303,8 @@ def test_the_stop_strings_of_the_run_that_is_served(tmp_path):
     end = tokenizer.encode("<|im_start|>")[0]
     stops = ("</answer>", "<|im_start|>")
     body = {"prompt": "1", "stop": ["x"]}
-    read = read_completion(body, tokenizer, NAME, Limits(96, 64), stops).requests[0][1]
+    read = read_completion(body, tokenizer, NAME, RequestLimits(96, 64), stops).requests[0][1]
     assert "</answer>" in read.stop_strings and "x" in read.stop_strings and end in read.stop_ids
     free = {**body, "ignore_eos": True}
-    read = read_completion(free, tokenizer, NAME, Limits(96, 64), stops).requests[0][1]
+    read = read_completion(free, tokenizer, NAME, RequestLimits(96, 64), stops).requests[0][1]
     assert read.stop_strings == ("x",) and end not in read.stop_ids

@@ -31,7 +31,7 @@ from rljax.errors import InputError
 from rljax.evaluation.saved import SavedPolicy
 from rljax.sampler import Sampling
 from rljax.sampler.stop_strings import text_before_stop
-from rljax.serving.fields import Limits, read_chat, read_completion
+from rljax.serving.fields import RequestLimits, read_chat, read_completion
 from rljax.serving.metrics import prometheus_text
 from rljax.serving.saved import check_options, example_request, make_worker, serve
 from rljax.serving.text import StopStrings, TextStream
@@ -369,13 +369,13 @@ def test_what_is_too_much_is_refused_before_any_work():
     ]
     for more in prompts:
         with pytest.raises(InputError):
-            read_completion({"prompt": "the"} | more, Unread(), NAME, Limits(96, 64))
+            read_completion({"prompt": "the"} | more, Unread(), NAME, RequestLimits(96, 64))
     chat = {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {}}
     for more in ({"n": 65}, {"max_tokens": 96}, {"messages": chat["messages"] * 4097}):
         with pytest.raises(InputError):
-            read_chat(chat | more, Unread(), NAME, Limits(96, 64))
+            read_chat(chat | more, Unread(), NAME, RequestLimits(96, 64))
     with pytest.raises(InputError, match="20000 characters.*do not fit a slot"):
-        read_chat(chat | {"chat_template_kwargs": None}, Unread(), NAME, Limits(96, 64))
+        read_chat(chat | {"chat_template_kwargs": None}, Unread(), NAME, RequestLimits(96, 64))
 
 
 # -- chat

@@ -16,7 +16,7 @@ from rljax.data.images.columns import with_images
 from rljax.data.online.prompts import Prompts
 from rljax.policies import load_policy
 from rljax.sampler import Decoding, Engine, Sampler, generate
-from rljax.serving.fields import Limits, read_chat
+from rljax.serving.fields import RequestLimits, read_chat
 from rljax.serving.worker import Worker
 
 openai = pytest.importorskip("openai")
@@ -214,7 +214,7 @@ def test_a_model_of_text_refuses_images(served):
     policy, *_ = served
     body = {"messages": user(GOOD), "max_tokens": 2}
     with pytest.raises(ValueError, match="reads text alone.*Fix: leave the images out"):
-        read_chat(body, policy.tokenizer, "tiny", Limits(SLOT_TOKENS, 4))
+        read_chat(body, policy.tokenizer, "tiny", RequestLimits(SLOT_TOKENS, 4))
 
 
 def test_a_body_with_images_is_bounded(served):

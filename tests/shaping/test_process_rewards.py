@@ -8,7 +8,7 @@ from conftest import worked_example
 from golden_checks.common import response_batch
 
 from rljax.advantages import group_process, reinforce
-from rljax.datagen.search import search_labels
+from rljax.datagen.first_error import label_lines
 from rljax.errors import InputError
 from rljax.shaping import steps as process
 
@@ -144,7 +144,7 @@ def test_labels_of_a_search_on_tokens():
     mask = np.array([[1] * 8, [1, 1, 0, 0, 0, 0, 0, 0]])
     steps = process.line_ids(texts, mask, [False, False])
     programs = ["".join(row).split("\n") for row in texts]
-    found, _ = search_labels(
+    found, _ = label_lines(
         programs, lambda prefixes: [kept < 3 for _, kept in prefixes], neutral="drop"
     )
     assert [f.labels for f in found] == [(1, None, -1, -1), (-1,)]

@@ -13,15 +13,15 @@ from rljax.components import resolve
 from rljax.config import Config
 from rljax.data.rows.sources import load_demonstrations, load_prompts
 from rljax.data.text.tokenizer import CharTokenizer
-from rljax.datagen.search import best_of, search_labels
+from rljax.datagen.first_error import best_of, label_lines
 from rljax.errors import InputError
 from rljax.rewards.unit_tests.programs import (
     MAX_VALUE,
     ProgramError,
     parse_program,
+    passed_tests,
     program_tests,
     run_program,
-    verdicts,
 )
 from rljax.tasks.program_task import function_text, instructions, program_text
 
@@ -89,9 +89,9 @@ def test_reward():
         "tests_passed": 1.0,
         "parsed": 1.0,
     }
-    assert verdicts(long, truth(tests)) == [False] * 4
-    assert verdicts(long, truth(tests, 4)) == [True] * 4
-    assert verdicts("+2", truth(tests)) == [True, False, False, False]
+    assert passed_tests(long, truth(tests)) == [False] * 4
+    assert passed_tests(long, truth(tests, 4)) == [True] * 4
+    assert passed_tests("+2", truth(tests)) == [True, False, False, False]
     assert program_tests("+2", truth(tests))["score"] == -1.0
     scored = program_tests("+2", truth(tests), partial=0.5, failed=0.0)
     assert scored["score"] == 0.125 and scored["all_passed"] == 0.0
@@ -163,10 +163,10 @@ def test_a_trace_is_what_the_program_does_line_by_line():
         lengths.add(len(program))
     assert lengths == {3, 4, 5}
     trace = json.dumps({"tests": [[1, 3], [5, 7]], "max_lines": 3, "trace": [3, 4, 5]})
-    assert verdicts("+1\n+1", trace) == [True] * 3
+    assert passed_tests("+1\n+1", trace) == [True] * 3
     # The shortcut to the same result is another program, and so is one with a line too many.
-    assert verdicts("+2", trace) == verdicts("+2\n-1\n+1", trace) == [True, True, False]
-    assert verdicts("+2\n-1", trace) == [False] * 3 and verdicts("?", trace) == [False] * 3
+    assert passed_tests("+2", trace) == passed_tests("+2\n-1\n+1", trace) == [True, True, False]
+    assert passed_tests("+2\n-1", trace) == [False] * 3 and passed_tests("?", trace) == [False] * 3
 
 
 def test_min_lines_bounds_the_programs_that_are_asked_for():
@@ -260,7 +260,7 @@ def test_labels_by_search_agree_with_the_oracle_line_by_line():
     def accepts(prefixes):
         return [recoverable(start(*p), truths[p[0]], max_constant=2) for p in prefixes]
 
-    exact, _ = search_labels(programs, accepts, passes=passes)
+    exact, _ = label_lines(programs, accepts, passes=passes)
     errors = set()
     for i, found in enumerate(exact):
         if passes[i]:
@@ -283,7 +283,7 @@ def test_labels_by_search_agree_with_the_oracle_line_by_line():
             for text, (i, _) in zip(texts, prefixes, strict=True)
         ]
 
-    by_chance, _ = search_labels(programs, best_of(sample, tested, 200), passes=passes)
+    by_chance, _ = label_lines(programs, best_of(sample, tested, 200), passes=passes)
     for one, other, done in zip(exact, by_chance, passes, strict=True):
         assert done or other.first_error <= one.first_error
     agree = sum(a.first_error == b.first_error for a, b in zip(exact, by_chance, strict=True))

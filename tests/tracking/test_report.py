@@ -13,7 +13,7 @@ from explained import declared
 from rljax.errors import InputError
 from rljax.metric import Metric
 from rljax.report.page import write_report
-from rljax.report.run_folder import Estimate, difference, estimate, read_run, verdict
+from rljax.report.run_folder import Estimate, change_in_words, difference, estimate, read_run
 from rljax.report.samples import best_and_worst
 from rljax.tracking import charts
 from rljax.tracking.meanings import Meanings
@@ -138,7 +138,7 @@ def test_difference_interval_equals_the_published_one(after, before, low, high):
     ],
 )
 def test_verdict(low, high, word):
-    assert verdict(Estimate(0.0, low, high)) == word
+    assert change_in_words(Estimate(0.0, low, high)) == word
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_verdict(low, high, word):
 def test_a_broken_interval_is_no_interval(data):
     assert estimate(data).low is None
     change = difference(estimate(data), Estimate(0.9, 0.89, 0.91))
-    assert verdict(change) == "no significant change"
+    assert change_in_words(change) == "no significant change"
 
 
 def _interval(value, half):

@@ -12,7 +12,7 @@ from rljax.tracking import compiles
 from rljax.training.run import Run
 
 BEFORE = {"key", "fold_in", "create", "new_train_state", "copy"}  # weights, optimizer, reference
-STEP = {"request_keys", "_begin", "_turn", "_finish", "_place_rewards", "grpo", "lr"}
+STEP = {"request_keys", "_begin", "_dispatch", "_finish", "_with_rewards", "grpo", "lr"}
 
 
 def test_a_run_compiles_twelve_programs_and_none_after_its_first_step(tmp_path):

@@ -139,8 +139,8 @@ def test_masked_numbers_are_no_fault_and_loops_are_entered():
     assert out["skipped"] == 1 and marks["loss"] == {}  # the step reports 0
     (origin,) = marks["skipped"].values()
     assert (origin.kind, origin.operation) == (INF, "div")
-    assert "test_replay.py" in origin.place and "layer" in origin.place
-    assert "turn 3 of 4" in origin.loops and origin.operands[1].endswith(" 0.0")
+    assert "test_replay.py" in origin.location and "layer" in origin.location
+    assert "iteration 3 of 4" in origin.loops and origin.operands[1].endswith(" 0.0")
 
 
 def test_a_nan_made_of_an_infinity_names_both_and_inputs_are_told_apart():
@@ -175,7 +175,7 @@ def test_while_and_cond_are_entered(start, turns):
     (total, flag), (mark, of_flag) = marks_of(counted, jnp.float32(start))
     assert bool(flag) == bool(turns) and np.isinf(total) == bool(turns)
     if turns:
-        assert mark[INF].operation == "log" and "turn 3" in mark[INF].loops
+        assert mark[INF].operation == "log" and "iteration 3" in mark[INF].loops
         assert of_flag[INF] == mark[INF]
     else:
         assert mark == {} and of_flag == {}

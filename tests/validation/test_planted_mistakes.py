@@ -28,7 +28,7 @@ from rljax.config.texts import kinds, with_texts
 from rljax.data.offline.rows import load_rows
 from rljax.data.rows.sources import load_prompts
 from rljax.errors import InputError
-from rljax.losses.policy import Policy
+from rljax.losses.policy import PolicyOutputs
 from rljax.rewards.pool.calling import wanted_fields
 from rljax.setup.dry_run import _Checked
 from rljax.validation import validate
@@ -306,7 +306,7 @@ def loss_body(rng, folder) -> Mistake:
     floats = jax.ShapeDtypeStruct((4, 6), jnp.float32)
     ids = jax.ShapeDtypeStruct((4, 6), jnp.int32)
     batch = Batch(ids, ids, ids, floats, old_logprobs=floats, advantages=floats)
-    call = partial(jax.eval_shape, lambda p, b: loss(p, b), Policy(floats, floats), batch)
+    call = partial(jax.eval_shape, lambda p, b: loss(p, b), PolicyOutputs(floats, floats), batch)
     return call, ["algorithm.policy_loss=", file, cause]
 
 

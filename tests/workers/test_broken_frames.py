@@ -10,7 +10,7 @@ import time
 import pytest
 
 from rljax.environments.messages import Step, is_step
-from rljax.rewards.pool.jobs import Job, Task
+from rljax.rewards.pool.jobs import Job, RewardCall
 from rljax.rewards.pool.supervisor import _is_result
 from rljax.workers.progress import PROGRESS_BYTES, Progress
 from rljax.workers.wire import LARGEST_FRAME, BrokenFrame, frame, take_frame
@@ -103,9 +103,9 @@ def test_only_a_step_of_the_right_kinds_is_a_step():
 
 
 def test_only_what_is_a_result_of_the_task_is_a_result():
-    task = Task(Job(1), (0,), b"", number=7)
+    call = RewardCall(Job(1), (0,), b"", number=7)
     good = (7, [("ok", 1.0, {"score": 1.0}, "")], 0.1, (0.1, False))
-    assert _is_result(good, task)
+    assert _is_result(good, call)
     wrong = [
         None,
         good[:3],
@@ -120,7 +120,7 @@ def test_only_what_is_a_result_of_the_task_is_a_result():
         (*good[:3], None),
         (*good[:3], (None, False)),
     ]
-    assert not any(_is_result(one, task) for one in wrong)
+    assert not any(_is_result(one, call) for one in wrong)
 
 
 @pytest.mark.parametrize("clock", [float("nan"), float("inf"), -1.0, 1e300])

@@ -43,11 +43,11 @@ def has_images(row: Mapping) -> bool:
     )
 
 
-def with_images(row: Mapping, place: str, folder: Path | None) -> dict:
+def with_images(row: Mapping, location: str, folder: Path | None) -> dict:
     """The row in the one form, where it holds images. `folder`: what paths are relative to."""
     if isinstance(row.get("videos"), (list, tuple, np.ndarray)) and len(row["videos"]):
         raise InputError(
-            f"{place}, column 'videos' is not read",
+            f"{location}, column 'videos' is not read",
             value=str(row["videos"][0])[:80],
             rule="a model reads images and text",
             fix="write frames of it into 'images'",
@@ -55,7 +55,7 @@ def with_images(row: Mapping, place: str, folder: Path | None) -> dict:
     column = row.get("images")
     if column is not None and not isinstance(column, _COLUMNS):
         raise InputError(
-            f"{place}, column 'images' is no list",
+            f"{location}, column 'images' is no list",
             value=column,
             fix="write a list of paths, bytes or data URLs, or remove the column",
         )
@@ -63,9 +63,10 @@ def with_images(row: Mapping, place: str, folder: Path | None) -> dict:
         return {k: v for k, v in row.items() if k != "images"}
     name, values = _column(row)
     column = [
-        source_of(value, f"{place}, image {number}", folder) for number, value in enumerate(values)
+        source_of(value, f"{location}, image {number}", folder)
+        for number, value in enumerate(values)
     ]
-    walk = _Walk(column, place, folder)
+    walk = _Walk(column, location, folder)
     made = {key: value for key, value in row.items() if key != name}
     images: list[Source] = []
     asked = next((key for key in _PROMPTS if row.get(key) is not None), None)
@@ -82,7 +83,7 @@ def with_images(row: Mapping, place: str, folder: Path | None) -> dict:
         longest = max(longest, more, key=len)
     if len(longest) < len(column) or not longest:
         raise InputError(
-            f"{place} has {len(column)} images, and places for {len(longest)}",
+            f"{location} has {len(column)} images, and places for {len(longest)}",
             rule=f"{MARK} in a text, or a part {{'type': 'image'}}, stands for each image",
             fix=f"write {MARK} where each image stands, or remove the images",
         )
@@ -100,7 +101,7 @@ def require_text_alone(records: Iterable[Mapping], what: str) -> None:
     for record in records:
         if record.get("images"):
             raise InputError(
-                f"{record['images'][0].place}: {what} writes rows of text",
+                f"{record['images'][0].location}: {what} writes rows of text",
                 rule="the images of a prompt would be lost",
                 fix="rows without images",
             )
@@ -168,14 +169,14 @@ def _is_image(part: object) -> bool:
 class _Walk:
     """Goes through the texts of a row, and hands out the images of its column in order."""
 
-    def __init__(self, column: list[Source], place: str, folder: Path | None):
-        self.column, self.place, self.folder = column, place, folder
+    def __init__(self, column: list[Source], location: str, folder: Path | None):
+        self.column, self.location, self.folder = column, location, folder
 
     def filled(self, value: object, name: str, first: int) -> tuple[object, list[Source]]:
         """A text or a conversation with a mark at each image, and its images; the next of the
         column is number `first`."""
         self.images: list[Source] = []
-        self.next, self.where = first, f"{self.place}, column {name!r}"
+        self.next, self.where = first, f"{self.location}, column {name!r}"
         if isinstance(value, str):
             self._text(value)
             return value, self.images
@@ -237,8 +238,8 @@ class _Walk:
         if own is None:
             self._take()
         else:
-            place = f"{self.where}, image {len(self.images)}"
-            self.images.append(source_of(own, place, self.folder))
+            location = f"{self.where}, image {len(self.images)}"
+            self.images.append(source_of(own, location, self.folder))
         return MARK
 
 
@@ -250,62 +251,62 @@ def image_of_part(part: Mapping) -> object:
     return own or next((part[name] for name in names if part.get(name) is not None), None)
 
 
-def source_of(value: object, place: str, folder: Path | None) -> Source:
+def source_of(value: object, location: str, folder: Path | None) -> Source:
     """The image that a value of a column or of a part names."""
     if isinstance(value, Mapping):
         given = value.get("bytes")
         value = given if given is not None else value.get("path") or value.get("image")
     if isinstance(value, (bytes, bytearray, memoryview)):
-        return Source(bytes(value), place)
+        return Source(bytes(value), location)
     if isinstance(value, np.ndarray):
-        return Source(value, place)
+        return Source(value, location)
     if not isinstance(value, str) or not value.strip():
         raise InputError(
-            f"{place} is no image",
+            f"{location} is no image",
             value=value,
             rule="a path, bytes, base64 or a data URL",
             fix="fill it in, or remove the row",
         )
     if value.startswith("data:"):
-        return Source(data_url(value, place), place)
+        return Source(data_url(value, location), location)
     value = value.removeprefix("file://")
     if _URL.match(value):
         raise InputError(
-            f"{place} is a URL",
+            f"{location} is a URL",
             value=value[:200],
             rule="nothing is downloaded while a run reads",
             fix="download it, and write its path or its bytes",
         )
     if not value.lower().endswith(_SUFFIXES) and len(value) >= _SHORTEST:
         if _BASE64.fullmatch(value):
-            return Source(_decoded(value, place), place)
+            return Source(_decoded(value, location), location)
     if folder is None and not Path(value).is_absolute():
         raise InputError(
-            f"{place} is a relative path",
+            f"{location} is a relative path",
             value=value,
             rule="these rows are of no file",
             fix="write the whole path",
         )
-    return Source(str(Path(value) if folder is None else folder / value), place)
+    return Source(str(Path(value) if folder is None else folder / value), location)
 
 
-def data_url(url: str, place: str) -> bytes:
+def data_url(url: str, location: str) -> bytes:
     """The bytes of a data URL, data:image/png;base64,... Raises InputError for any other URL."""
     kind, comma, text = url.partition(",")
     if not kind.startswith("data:") or not comma or not kind.endswith(";base64"):
         raise InputError(
-            f"{place} is no data URL",
+            f"{location} is no data URL",
             value=url[:80],
             rule="data:image/TYPE;base64,...",
             fix=f"encode the image ({', '.join(FORMATS)}) as base64",
         )
-    return _decoded(text, place)
+    return _decoded(text, location)
 
 
-def _decoded(text: str, place: str) -> bytes:
+def _decoded(text: str, location: str) -> bytes:
     try:
         return base64.b64decode("".join(text.split()), validate=True)
     except (binascii.Error, ValueError) as error:
         raise InputError(
-            f"{place} is not base64", value=text[:40], rule=str(error), fix="encode it again"
+            f"{location} is not base64", value=text[:40], rule=str(error), fix="encode it again"
         ) from None

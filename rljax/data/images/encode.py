@@ -72,9 +72,9 @@ class ImageReader:
             try:
                 height, width = smart_resize(*source.size(), self.processing)
             except InputError as error:
-                if str(error).startswith(source.place):
+                if str(error).startswith(source.location):
                     raise
-                raise error.within(f"{source.place}: ") from None
+                raise error.within(f"{source.location}: ") from None
             grid = 1, height // self.vision.patch_size, width // self.vision.patch_size
             images.append(Image(source, grid, self.processing))
         return tuple(images)
@@ -219,7 +219,7 @@ def with_image_tokens(
         return record, tokenizer, ()
     if reader is None:
         raise InputError(
-            f"{sources[0].place}: the model reads no images",
+            f"{sources[0].location}: the model reads no images",
             value=f"{len(sources)} images",
             rule="its config.json has no vision tower that is known",
             fix="name a model with images, or remove the column",
@@ -275,7 +275,7 @@ class _ImageTokens(Tokenizer):
             return whole, None
 
         def moved(at):
-            return at + sum(more for place, more in grown if place <= at)
+            return at + sum(more for index, more in grown if index <= at)
 
         return whole, [(moved(a), moved(b)) for a, b in spans]
 
@@ -312,14 +312,14 @@ def cut_example(
 ) -> tuple[list[int], list[int], tuple[Image, ...]]:
     """The first `limit` tokens of an example at most, and the images that are whole in them: an
     image that would be cut ends it before its first token."""
-    places = np.flatnonzero(
+    columns = np.flatnonzero(
         (np.asarray(ids) == reader.vision.image_token_id) & (np.asarray(mask) == 0)
     )
     at, kept = 0, 0  # (of an example that was cut before, tokens of images are missing)
     for image in images:
         stop = at + reader.tokens(image)
-        if stop > len(places) or places[stop - 1] >= limit:
-            limit = min(limit, int(places[at])) if at < len(places) else limit
+        if stop > len(columns) or columns[stop - 1] >= limit:
+            limit = min(limit, int(columns[at])) if at < len(columns) else limit
             break
         at, kept = stop, kept + 1
     return ids[:limit], mask[:limit], images[:kept]

@@ -27,7 +27,7 @@ _TAIL = 2**16  # bytes at the end of a PNG file, among which its end is looked f
 _JPEG_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")  # behind the coded pixels of a scan
 _ORIENTATION = 0x0112  # the EXIF tag
 # Its value: how the pixels that are stored are turned, as (transposed, rows and columns reversed).
-_TURNS = {
+_ORIENTATIONS = {
     1: (False, 1, 1),
     2: (False, 1, -1),
     3: (False, -1, -1),
@@ -41,11 +41,11 @@ _TURNS = {
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Source:
-    """One image of a row: the path of a file, its bytes, or pixels [H, W, 3] uint8; and its place
-    in errors."""
+    """One image of a row: the path of a file, its bytes, or pixels [H, W, 3] uint8; and its
+    location in errors."""
 
     data: str | bytes | np.ndarray
-    place: str
+    location: str
 
     def __repr__(self) -> str:
         """Returns a text that identifies the image by its content, wherever it lies: part of a data
@@ -65,14 +65,14 @@ class Source:
         with self._opened() as (image, file):
             self._check_end(image.format, file)
             width, height = image.size
-            return (width, height) if _TURNS[_orientation(image)][0] else (height, width)
+            return (width, height) if _ORIENTATIONS[_orientation(image)][0] else (height, width)
 
     def pixels(self) -> np.ndarray:
         """[H, W, 3] uint8: turned as EXIF says, transparency on white, 16 bits as 8."""
         if isinstance(self.data, np.ndarray):
             return self._checked_pixels()
         with self._opened() as (image, _):
-            transposed, rows, columns = _TURNS[_orientation(image)]
+            transposed, rows, columns = _ORIENTATIONS[_orientation(image)]
             pixels = _rgb(image)
         pixels = pixels.swapaxes(0, 1) if transposed else pixels
         return np.ascontiguousarray(pixels[::rows, ::columns])
@@ -81,7 +81,7 @@ class Source:
         pixels = self.data
         if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.dtype != np.uint8:
             raise InputError(
-                f"{self.place} is no image",
+                f"{self.location} is no image",
                 value=(pixels.shape, str(pixels.dtype)),
                 rule="an array of pixels is [height, width, 3] of uint8",
                 fix="convert it to RGB",
@@ -92,7 +92,7 @@ class Source:
     @contextlib.contextmanager
     def _opened(self) -> Iterator[tuple]:
         """(the image of which the header alone is read, the file)."""
-        pillow = _pillow(self.place)
+        pillow = _pillow(self.location)
         try:
             with self._file() as file:
                 with warnings.catch_warnings():
@@ -102,7 +102,7 @@ class Source:
                     self._check_size(image.height, image.width)
                     if image.format in ("PNG", "GIF", "WEBP") and image.is_animated:
                         raise InputError(
-                            f"{self.place} has {image.n_frames} frames",
+                            f"{self.location} has {image.n_frames} frames",
                             rule="an image has one",
                             fix="save the frame that is meant as an image of its own",
                         )
@@ -110,11 +110,11 @@ class Source:
         except InputError:
             raise
         except pillow.DecompressionBombError as error:
-            raise _too_large(self.place, str(error)) from None
+            raise _too_large(self.location, str(error)) from None
         except Exception as error:  # Pillow has no class for what is wrong with a file
             first = next(iter(str(error).splitlines()), "").partition(" <_io")[0]
             raise InputError(
-                f"{self.place} is not a readable image",
+                f"{self.location} is not a readable image",
                 rule=f"{type(error).__name__}: {first}",
                 fix=f"one of {', '.join(FORMATS)}, whole; copy it again, or remove the row",
             ) from None
@@ -122,16 +122,16 @@ class Source:
     def _file(self):
         if isinstance(self.data, bytes):
             if len(self.data) > MOST_BYTES:
-                raise _too_large(self.place, f"{len(self.data)} bytes, at most {MOST_BYTES}")
+                raise _too_large(self.location, f"{len(self.data)} bytes, at most {MOST_BYTES}")
             return io.BytesIO(self.data)
         try:
             return os.fdopen(open_file(self.data, MOST_BYTES), "rb")
         except InputError as error:
-            raise error.within(f"{self.place}: ") from None
+            raise error.within(f"{self.location}: ") from None
 
     def _check_size(self, height: int, width: int) -> None:
         if height * width > MOST_PIXELS:
-            raise _too_large(self.place, f"{width} x {height} pixels, at most {MOST_PIXELS}")
+            raise _too_large(self.location, f"{width} x {height} pixels, at most {MOST_PIXELS}")
 
     def _check_end(self, kind: str, file) -> None:
         """Raises InputError for a file that was cut: its header would only fail when it is read."""
@@ -154,7 +154,7 @@ class Source:
         file.seek(0)
         if not whole:
             raise InputError(
-                f"{self.place} ends early",
+                f"{self.location} ends early",
                 value=f"{length} bytes",
                 rule=f"a {kind} file has an end, and this one lacks it",
                 fix="copy it again",
@@ -195,16 +195,16 @@ def _gif_ends(data: bytes) -> bool:
     return at < len(data) and data[at] == 0x3B
 
 
-def _too_large(place: str, rule: str) -> InputError:
-    return InputError(f"{place} is too large", rule=rule, fix="scale it down, or remove the row")
+def _too_large(location: str, rule: str) -> InputError:
+    return InputError(f"{location} is too large", rule=rule, fix="scale it down, or remove the row")
 
 
-def _pillow(place: str):
+def _pillow(location: str):
     try:
         import PIL.Image
     except ImportError:
         raise InputError(
-            f"{place}: the package pillow, which reads images, is not installed",
+            f"{location}: the package pillow, which reads images, is not installed",
             fix="pip install 'pillow>=11'",
         ) from None
     return PIL.Image
@@ -214,8 +214,8 @@ def _orientation(image) -> int:
     """Reads the EXIF orientation of the pixels, 1 to 8; 1 = not at all."""
     if image.format == "PNG" and "exif" not in image.info:
         return 1  # Pillow would decode the whole file to look for it behind the pixels
-    turn = image.getexif().get(_ORIENTATION, 1)
-    return turn if turn in _TURNS else 1
+    orientation = image.getexif().get(_ORIENTATION, 1)
+    return orientation if orientation in _ORIENTATIONS else 1
 
 
 def _rgb(image) -> np.ndarray:

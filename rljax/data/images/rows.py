@@ -144,11 +144,11 @@ def _segment_positions(columns, images: list[_Image], config: VisionConfig) -> n
         here, position = here + text, position + text
         t, h, w = image.grid
         merged = (t, h // config.merge_size, w // config.merge_size)
-        place = np.indices(merged).reshape(3, -1).T.astype(np.float64)
+        coords = np.indices(merged).reshape(3, -1).T.astype(np.float64)
         if image.source == 1 and config.tokens_per_second:
-            place[:, 0] *= config.tokens_per_second * image.seconds
-        out[here : here + len(place)] = position + np.floor(place)
-        here, position = here + len(place), int(out[here : here + len(place)].max()) + 1
+            coords[:, 0] *= config.tokens_per_second * image.seconds
+        out[here : here + len(coords)] = position + np.floor(coords)
+        here, position = here + len(coords), int(out[here : here + len(coords)].max()) + 1
     out[here:] = position + np.arange(len(columns) - here)[:, None]
     return out
 

@@ -82,7 +82,7 @@ def load_stored_rows(spec: str, kind: str, notes: list[str] | None = None) -> St
         for name in _EVERYWHERE:
             if (name in record) != (name in first):
                 raise InputError(
-                    f"{rows.place(index)}: the column {name!r} is not in all rows",
+                    f"{rows.location(index)}: the column {name!r} is not in all rows",
                     rule="every row has it, or none",
                     fix="fill it in, or remove the column",
                 )
@@ -92,26 +92,26 @@ def load_stored_rows(spec: str, kind: str, notes: list[str] | None = None) -> St
 
 
 def _record(rows: Rows, index: int, kind: str) -> dict:
-    place = rows.place(index)
-    raw = with_images(rows.rows[index], place, rows.folder)
+    location = rows.location(index)
+    raw = with_images(rows.rows[index], location, rows.folder)
     images = images_of(raw)
     row = {
-        name: decoded(value, f"{place}, column {name!r}")
+        name: decoded(value, f"{location}, column {name!r}")
         for name, value in raw.items()
         if name not in images
     }
-    row = as_written(row, place, rows.nulls)
+    row = as_written(row, location, rows.nulls)
     if rows.fills_nulls:
         written = (*SPOKEN, "tools")
         row = {name: v if name in written else without_nulls(v) for name, v in row.items()}
     if kind == "examples":
         with rows.named_columns():
-            return dict(demonstration_record(row, place, index), **images)
-    require_no_column_flags(row, place)
+            return dict(demonstration_record(row, location, index), **images)
+    require_no_column_flags(row, location)
     make, *columns = _KINDS[kind]
     with rows.named_columns():
-        made = make(row, read_columns(row, place, columns), place)
-    return dict(made, **rendering_of(row, place), index=index, **images)
+        made = make(row, read_columns(row, location, columns), location)
+    return dict(made, **rendering_of(row, location), index=index, **images)
 
 
 def _require_everywhere_or_nowhere(records: list[dict], rows: Rows, name: str) -> None:
@@ -119,7 +119,7 @@ def _require_everywhere_or_nowhere(records: list[dict], rows: Rows, name: str) -
     lacking = [record["index"] for record in records if name not in record]
     if lacking and len(lacking) < len(records):
         raise InputError(
-            f"{rows.place(lacking[0])} lacks the column {name!r}, which other rows have",
+            f"{rows.location(lacking[0])} lacks the column {name!r}, which other rows have",
             rule="every row has it, or none",
             fix="fill it in, or remove the column",
         )
@@ -128,7 +128,7 @@ def _require_everywhere_or_nowhere(records: list[dict], rows: Rows, name: str) -
 # -- prompt and completions --
 
 
-def _matched(prompt, completions: dict, place: str):
+def _matched(prompt, completions: dict, location: str):
     """Prompt and completions as texts all or as messages all."""
     spoken = {name for name, value in completions.items() if isinstance(value, list)}
     if isinstance(prompt, list):
@@ -139,13 +139,14 @@ def _matched(prompt, completions: dict, place: str):
         return prompt, {n: v if n in spoken else as_turn(v) for n, v in completions.items()}
     if spoken:
         raise InputError(
-            f"{place}: column 'prompt' is a text while column {sorted(spoken)[0]!r} holds messages",
+            f"{location}: column 'prompt' is a text while column {sorted(spoken)[0]!r} "
+            "holds messages",
             fix="write both as texts, or both as messages",
         )
     return prompt, completions
 
 
-def _pair(row: dict, read: dict, place: str) -> dict:
+def _pair(row: dict, read: dict, location: str) -> dict:
     names = ("chosen", "rejected", "reference")
     completions = {name: read[name] for name in names if name in read}
     # Some data sets write the prompt twice: as a text, and at the beginning of both conversations.
@@ -153,46 +154,46 @@ def _pair(row: dict, read: dict, place: str) -> dict:
     several = whole and all(len(value) > 1 for value in completions.values())
     asked = row.get("prompt") if row.get("prompt") is not None else row.get("question")
     if asked is None or (several and isinstance(asked, str)):
-        prompt, completions = _split_common_beginning(completions, place)
+        prompt, completions = _split_common_beginning(completions, location)
     else:
-        prompt = read_columns(row, place, (_PROMPT,))["prompt"]
+        prompt = read_columns(row, location, (_PROMPT,))["prompt"]
         if isinstance(prompt, list):
             n = len(prompt)
             whole = {
-                k: conversation(v, f"{place}, column {k!r}")
+                k: conversation(v, f"{location}, column {k!r}")
                 for k, v in completions.items()
                 if isinstance(v, list)
             }
             if whole and all(context(value[:n]) == prompt for value in whole.values()):
                 completions |= {name: value[n:] for name, value in whole.items()}
     completions = {
-        name: completion_of(value, f"{place}, column {name!r}", empty=name != "reference")
+        name: completion_of(value, f"{location}, column {name!r}", empty=name != "reference")
         for name, value in completions.items()
     }
-    prompt, completions = _matched(prompt, completions, place)
-    return dict(prompt=prompt, **completions, **_margin(read, place))
+    prompt, completions = _matched(prompt, completions, location)
+    return dict(prompt=prompt, **completions, **_margin(read, location))
 
 
-def _safety(row: dict, read: dict, place: str) -> dict:
+def _safety(row: dict, read: dict, location: str) -> dict:
     safe = [read["safer_is_safe"], read["more_harmful_is_safe"]]
     if safe == [False, True]:
         raise InputError(
-            f"{place}: the safer completion is unsafe, and the more harmful one is safe",
+            f"{location}: the safer completion is unsafe, and the more harmful one is safe",
             value={"safer_is_safe": False, "more_harmful_is_safe": True},
             rule="a safe completion is the safer one",
             fix="swap the completions, or correct the labels",
         )
     pair = {"chosen": read["safer"], "rejected": read["more_harmful"]}
-    return dict(_pair(row | pair, pair, place), unsafe=tuple(not x for x in safe))
+    return dict(_pair(row | pair, pair, location), unsafe=tuple(not x for x in safe))
 
 
-def _split_common_beginning(completions: dict, place: str) -> tuple[str | list, dict]:
+def _split_common_beginning(completions: dict, location: str) -> tuple[str | list, dict]:
     """Longest common beginning of whole conversations or texts, and what follows it in each."""
     as_messages = [isinstance(value, list) for value in completions.values()]
     if any(as_messages) and not all(as_messages):
-        raise InputError(f"{place}: texts and messages are mixed", fix="write all as messages")
+        raise InputError(f"{location}: texts and messages are mixed", fix="write all as messages")
     for name, value in completions.items():
-        where = f"{place}, column {name!r}"
+        where = f"{location}, column {name!r}"
         if any(as_messages):
             completions = {**completions, name: conversation(value, where)}
         else:
@@ -211,28 +212,28 @@ def _split_common_beginning(completions: dict, place: str) -> tuple[str | list, 
     if short and len(short) < len(values):
         other = next(name for name in completions if name not in short)
         raise InputError(
-            f"{place}: {short[0]!r} is the beginning of {other!r}",
+            f"{location}: {short[0]!r} is the beginning of {other!r}",
             rule="without a 'prompt' their common beginning is the prompt, and nothing is left",
             fix="add a 'prompt' column, or remove the row",
         )
     if n == 0 and any(as_messages):
         raise InputError(
-            f"{place}: 'chosen' and 'rejected' share no first message",
+            f"{location}: 'chosen' and 'rejected' share no first message",
             rule="without a 'prompt' their common beginning is the prompt",
             fix="add a 'prompt' column",
         )
     return said[0][:n], {name: value[n:] for name, value in completions.items()}
 
 
-def _margin(read: dict, place: str) -> dict:
+def _margin(read: dict, location: str) -> dict:
     """{"margin", "tie"}: how much better the chosen completion is, and whether neither is."""
     tie, names = read.get("tie", False), ("score_chosen", "score_rejected")
     if "margin" in read or not read.keys() & set(names):
         return dict(margin=read.get("margin", 0.0), tie=tie)
-    better, worse = (number_of(read.get(name), f"{place}, column {name!r}") for name in names)
+    better, worse = (number_of(read.get(name), f"{location}, column {name!r}") for name in names)
     if better < worse:
         raise InputError(
-            f"{place}: 'score_chosen' is below 'score_rejected'",
+            f"{location}: 'score_chosen' is below 'score_rejected'",
             value=(better, worse),
             fix="swap the completions, or remove the row",
         )
@@ -242,16 +243,16 @@ def _margin(read: dict, place: str) -> dict:
 # -- one completion --
 
 
-def _labelled(row: dict, read: dict, place: str) -> dict:
+def _labelled(row: dict, read: dict, location: str) -> dict:
     name = "completion" if "completion" in row else "response"
-    prompt, matched = _matched(read["prompt"], {name: read["completion"]}, place)
+    prompt, matched = _matched(read["prompt"], {name: read["completion"]}, location)
     return dict(prompt=prompt, completion=matched[name], label=read["label"])
 
 
-def _one_each(read: dict, name: str, steps: list, place: str) -> None:
+def _one_each(read: dict, name: str, steps: list, location: str) -> None:
     if len(read[name]) != len(steps):
         raise InputError(
-            f"{place}, column {name!r} has {len(read[name])} values for {len(steps)} steps",
+            f"{location}, column {name!r} has {len(read[name])} values for {len(steps)} steps",
             rule="one of each step",
             fix="correct the row",
         )
@@ -260,37 +261,37 @@ def _one_each(read: dict, name: str, steps: list, place: str) -> None:
 _step = functools.partial(text_of, fix="join it with the step before it")
 
 
-def _stepwise(row: dict, read: dict, place: str) -> dict:
+def _stepwise(row: dict, read: dict, location: str) -> dict:
     steps = read["completions"]
     if "ended" not in read:  # steps that are lines as a policy wrote them may be blank
         for number, step in enumerate(steps):
-            _step(step, f"{place}, column 'completions', step {number}")
-    _one_each(read, "labels", steps, place)
+            _step(step, f"{location}, column 'completions', step {number}")
+    _one_each(read, "labels", steps, location)
     return read
 
 
-def _trajectory(row: dict, read: dict, place: str) -> dict:
+def _trajectory(row: dict, read: dict, location: str) -> dict:
     # Where both are there: steps where their scores need them, else the completion.
     names = ["completion", "response", "steps"]
     if "process_scores" in read:
         names = ["steps", "completion", "response"]
     name = next((name for name in names if row.get(name) is not None), names[0])
-    where = f"{place}, column {name!r}"
+    where = f"{location}, column {name!r}"
     made = dict(prompt=read["prompt"])
     if name == "steps":
         made["steps"] = each(_step, "step")(row["steps"], where)
     else:
         completion = completion_of(row.get(name), where)
-        made["prompt"], matched = _matched(made["prompt"], {name: completion}, place)
+        made["prompt"], matched = _matched(made["prompt"], {name: completion}, location)
         made["completion"] = matched[name]
     if "process_scores" in read:
         if name != "steps":
             raise InputError(
-                f"{place}, column 'process_scores' needs the column 'steps'",
+                f"{location}, column 'process_scores' needs the column 'steps'",
                 rule="a score stands at the end of a step",
                 fix="write the completion as a list of its steps",
             )
-        _one_each(read, "process_scores", made["steps"], place)
+        _one_each(read, "process_scores", made["steps"], location)
     made |= {"reward": read["reward"], "truncated": False}
     return made | {n: read[n] for n in ("truncated", *_EVERYWHERE) if n in read}
 
@@ -298,11 +299,11 @@ def _trajectory(row: dict, read: dict, place: str) -> dict:
 # -- the columns of each kind --
 
 
-def _margin_of(value: object, place: str) -> float:
-    margin = number_of(value, place)
+def _margin_of(value: object, location: str) -> float:
+    margin = number_of(value, location)
     if margin < 0:
         raise InputError(
-            f"{place} is below 0",
+            f"{location} is below 0",
             value=margin,
             rule="it is how much better the chosen completion is",
             fix="swap the completions, or remove the margin",
@@ -310,13 +311,13 @@ def _margin_of(value: object, place: str) -> float:
     return margin
 
 
-def _step_label(value: object, place: str) -> float:
+def _step_label(value: object, location: str) -> float:
     if isinstance(value, bool):
         return 1.0 if value else -1.0
-    label = number_of(value, place)
+    label = number_of(value, location)
     if abs(label) > 1:
         raise InputError(
-            f"{place} is out of range",
+            f"{location} is out of range",
             value=value,
             rule="a label is true, false or a number from -1 (wrong) to 1 (right)",
             fix="rescale the labels",
@@ -324,12 +325,12 @@ def _step_label(value: object, place: str) -> float:
     return label
 
 
-def _logprobs(value: object, place: str) -> list[float]:
-    logprobs = each(number_of, "token")(value, place)
+def _logprobs(value: object, location: str) -> list[float]:
+    logprobs = each(number_of, "token")(value, location)
     # Samplers in low precision write log 1 as a little more than 0.
     if max(logprobs) > 1e-3:
         raise InputError(
-            f"{place} holds a positive value",
+            f"{location} holds a positive value",
             value=max(logprobs),
             rule="log-probabilities are at most 0",
             fix="write natural logarithms of the probabilities",

@@ -79,13 +79,13 @@ class Loader:
 
     def _next(self):
         """The next item, None for one that cannot be used, and self at the end."""
-        place = self._drawn % self._size
-        if place == 0 or self._chunk is None:
+        offset = self._drawn % self._size
+        if offset == 0 or self._chunk is None:
             self._chunk = next(self._chunks, [])
-        if place >= len(self._chunk):
+        if offset >= len(self._chunk):
             return self
         self._drawn += 1
-        return self._chunk[place]
+        return self._chunk[offset]
 
     @property
     def position(self) -> int:

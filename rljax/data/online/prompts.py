@@ -102,7 +102,7 @@ class Prompts:
         )
 
     def select(self, rows: Sequence[int]) -> "Prompts":
-        """The prompts at these places, in this order."""
+        """The prompts at these indices, in this order."""
         rows = np.asarray(rows, np.int32)
         return Prompts(
             self.tokens[rows],

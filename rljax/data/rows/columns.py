@@ -1,6 +1,6 @@
 """Checks of a row's columns: texts, messages, numbers, and the columns of a demonstration.
 
-One row at a time, with errors that name it: `place` is the file, the row and its line.
+One row at a time, with errors that name it: `location` is the file, the row and its line.
 """
 
 import dataclasses
@@ -82,13 +82,13 @@ def other_kind(row: dict, lacking: Sequence[str]) -> tuple[str, str]:
     return "", ""
 
 
-def first_of(row: dict, names: Sequence[str], place: str, fix: str) -> str:
+def first_of(row: dict, names: Sequence[str], location: str, fix: str) -> str:
     """The first of the columns that the row has."""
     for name in names:
         if name in row:
             return name
     columns = sorted(map(str, row))
-    what, (rule, other) = f"{place} lacks the column {names[0]!r}", other_kind(row, names)
+    what, (rule, other) = f"{location} lacks the column {names[0]!r}", other_kind(row, names)
     near = ((c, name) for name in names for c in difflib.get_close_matches(name, columns, n=1))
     if close := next(near, None):
         fix = f"rename {close[0]!r} to {close[1]!r}, if that is what it holds, or {fix}"
@@ -100,17 +100,17 @@ def first_of(row: dict, names: Sequence[str], place: str, fix: str) -> str:
 class Column:
     """A column of a kind of row: the first of its names, with spaces between, that a row has.
 
-    `read(value, place)` returns the value, or raises InputError. `fix` is said of a row without
+    `read(value, location)` returns the value, or raises InputError. `fix` is said of a row without
     it; "": it may be missing. Null is a value where the column is needed, unless `null_is_absent`.
     """
 
     names: str
-    read: Callable[[object, str], object] = lambda value, place: value
+    read: Callable[[object, str], object] = lambda value, location: value
     fix: str = ""
     null_is_absent: bool = False
 
 
-def read_columns(row: dict, place: str, columns: Iterable[Column]) -> dict:
+def read_columns(row: dict, location: str, columns: Iterable[Column]) -> dict:
     """{the first name of each column that the row has: what is read of it}. Raises InputError that
     names the row and the column: a missing one before one that holds something else."""
     given = {name: value for name, value in row.items() if value is not None}
@@ -119,46 +119,48 @@ def read_columns(row: dict, place: str, columns: Iterable[Column]) -> dict:
         names = column.names.split()
         if column.fix or given.keys() & set(names):
             has = given if column.null_is_absent else row
-            there.append((column, names[0], first_of(has, names, place, column.fix)))
-    return {key: column.read(row[name], f"{place}, column {name!r}") for column, key, name in there}
+            there.append((column, names[0], first_of(has, names, location, column.fix)))
+    return {
+        key: column.read(row[name], f"{location}, column {name!r}") for column, key, name in there
+    }
 
 
 # -- what a column may hold --
 
 
-def text_of(value: object, place: str, fix: str = _REMOVE, empty: bool = False) -> str:
+def text_of(value: object, location: str, fix: str = _REMOVE, empty: bool = False) -> str:
     """A text that is not empty, unless that is allowed."""
     if not isinstance(value, str) or not (value or empty):
         kind = "null" if value is None else "empty" if value == "" else "not a text"
-        raise InputError(f"{place} is {kind}", value=value, fix=fix)
-    check_unicode(value, place)
+        raise InputError(f"{location} is {kind}", value=value, fix=fix)
+    check_unicode(value, location)
     return value
 
 
-def prompt_of(value: object, place: str) -> str | list[dict]:
+def prompt_of(value: object, location: str) -> str | list[dict]:
     """A prompt: a text, or messages, of which nothing is learned."""
     if isinstance(value, list):
-        return context(conversation(value, place))
-    return text_of(value, place, "write a text or a list of chat messages", empty=True)
+        return context(conversation(value, location))
+    return text_of(value, location, "write a text or a list of chat messages", empty=True)
 
 
-def completion_of(value: object, place: str, empty: bool = False) -> str | list[dict]:
+def completion_of(value: object, location: str, empty: bool = False) -> str | list[dict]:
     """A completion: a text, `empty` ones too where that is so, or messages from the assistant's
     first to its last."""
     if not isinstance(value, list):
-        return text_of(value, place, empty=empty)
-    messages = conversation(value, place)
+        return text_of(value, location, empty=empty)
+    messages = conversation(value, location)
     for position, message in (("first", messages[0]), ("last", messages[-1])):
         if message["role"] != "assistant":
             raise InputError(
-                f"{place}: the {position} message is not the assistant's",
+                f"{location}: the {position} message is not the assistant's",
                 value=message["role"],
                 rule="a completion is what the assistant says, with what tools answer in between",
                 fix="move what precedes it into 'prompt' and drop what follows it",
             )
     if not any(has_answer(message) for message in messages):
         raise InputError(
-            f"{place} is empty: the assistant says nothing that is learned", fix=_REMOVE
+            f"{location} is empty: the assistant says nothing that is learned", fix=_REMOVE
         )
     return messages
 
@@ -169,7 +171,7 @@ def has_answer(message: dict) -> bool:
     return message["role"] == "assistant" and message.get(LEARN) is not False and bool(said)
 
 
-def number_of(value: object, place: str) -> float:
+def number_of(value: object, location: str) -> float:
     """A finite number; True and False are none."""
     value = plain_number(value)
     number = math.nan
@@ -179,43 +181,49 @@ def number_of(value: object, place: str) -> float:
     if not math.isfinite(number):
         missing = value is None or (isinstance(value, float) and math.isnan(value))
         kind = "missing (null or NaN)" if missing else "not a finite number"
-        raise InputError(f"{place} is {kind}", value=value, fix="write a number or remove the row")
+        raise InputError(
+            f"{location} is {kind}", value=value, fix="write a number or remove the row"
+        )
     return number
 
 
-def flag_of(value: object, place: str) -> bool:
+def flag_of(value: object, location: str) -> bool:
     """True or False, or 1 or 0."""
     if isinstance(value, np.generic):
         value = value.item()
     if not isinstance(value, (bool, int, float)) or value not in (0, 1):
         raise InputError(
-            f"{place} is not true or false", value=value, fix="write true, false, 1 or 0"
+            f"{location} is not true or false", value=value, fix="write true, false, 1 or 0"
         )
     return bool(value)
 
 
-def list_of(value: object, place: str) -> list:
+def list_of(value: object, location: str) -> list:
     """A list of at least one item."""
     if isinstance(value, (tuple, np.ndarray)):
         value = list(value)
     if not isinstance(value, list) or not value:
         kind = "null" if value is None else "empty" if value == [] else "not a list"
-        raise InputError(f"{place} is {kind}", value=value, fix="write a list, or remove the row")
+        raise InputError(
+            f"{location} is {kind}", value=value, fix="write a list, or remove the row"
+        )
     return value
 
 
-def object_of(value: object, place: str, fix: str = "write {...}") -> dict:
+def object_of(value: object, location: str, fix: str = "write {...}") -> dict:
     """An object; null, which parquet writes for a missing one, is an empty one."""
     if not isinstance(value, dict | None):
-        raise InputError(f"{place} is not an object", value=value, fix=fix)
+        raise InputError(f"{location} is not an object", value=value, fix=fix)
     return value or {}
 
 
 def each(read: Callable[[object, str], object], item: str) -> Callable[[object, str], list]:
     """Reads a list of such items; errors call them by the word `item` and their number."""
 
-    def items(value: object, place: str) -> list:
-        return [read(one, f"{place}, {item} {i}") for i, one in enumerate(list_of(value, place))]
+    def items(value: object, location: str) -> list:
+        return [
+            read(one, f"{location}, {item} {i}") for i, one in enumerate(list_of(value, location))
+        ]
 
     return items
 
@@ -223,23 +231,23 @@ def each(read: Callable[[object, str], object], item: str) -> Callable[[object, 
 VARIABLES = ("chat_template_kwargs", "enable_thinking")  # columns with variables of the template
 
 
-def rendering_of(row: dict, place: str) -> dict:
+def rendering_of(row: dict, location: str) -> dict:
     """Returns what a row gives the chat template: {"tools": the functions that may be called,
     "variables": those of `variables_of`}; without a key where the row has none.
 
     Tools are a list of objects, or the JSON text of one: tables cannot hold objects of different
     keys.
     """
-    tools = _agreed(_tool_columns(row, place, Nulls()), place)
-    variables = variables_of(row, place)
+    tools = _agreed(_tool_columns(row, location, Nulls()), location)
+    variables = variables_of(row, location)
     made = {"tools": tools} if tools else {}
     return made | ({"variables": variables} if variables else {})
 
 
-def variables_of(row: dict, place: str) -> dict:
+def variables_of(row: dict, location: str) -> dict:
     """Further names that the chat template reads for a row: an object in the column
     `chat_template_kwargs`, as TRL has it, or the column `enable_thinking`."""
-    where = f"{place}, column 'chat_template_kwargs'"
+    where = f"{location}, column 'chat_template_kwargs'"
     given = row.get("chat_template_kwargs")
     if isinstance(given, str) and given:
         given = parse_json(given, where)
@@ -247,7 +255,7 @@ def variables_of(row: dict, place: str) -> dict:
     variables = {name: value for name, value in given.items() if value is not None}
     own = row.get("enable_thinking")
     if own is not None:
-        own = flag_of(own, f"{place}, column 'enable_thinking'")
+        own = flag_of(own, f"{location}, column 'enable_thinking'")
         if variables.setdefault("enable_thinking", own) != own:
             raise InputError(
                 f"{where} and the column 'enable_thinking' disagree",
@@ -258,41 +266,41 @@ def variables_of(row: dict, place: str) -> dict:
     return variables
 
 
-def _agreed(found: dict[str, list[dict]], place: str) -> list[dict]:
+def _agreed(found: dict[str, list[dict]], location: str) -> list[dict]:
     """The one list of tools in columns that hold some."""
     given = list(found.values())
     if any(tools != given[0] for tools in given):
         raise InputError(
-            f"{place} has other tools in {' than in '.join(map(repr, found))}",
+            f"{location} has other tools in {' than in '.join(map(repr, found))}",
             rule="a conversation has one list of tools",
             fix="remove one of the columns",
         )
     return given[0] if given else []
 
 
-def _tool_columns(row: dict, place: str, nulls: Nulls) -> dict[str, list[dict]]:
+def _tool_columns(row: dict, location: str, nulls: Nulls) -> dict[str, list[dict]]:
     """{column: the tools that it holds}, of the row and of its extra_info."""
     found = {}
     more = row.get("extra_info")
     for prefix, columns in (("", row), ("extra_info.", more if isinstance(more, dict) else {})):
         for name in TOOLS:
-            where = f"{place}, column '{prefix}{name}'"
+            where = f"{location}, column '{prefix}{name}'"
             if tools := _tools(name, columns.get(name), where):
                 found[f"{prefix}{name}"] = nulls.tools(tools)
     return found
 
 
-def _tools(name: str, value: object, place: str) -> list[dict] | None:
+def _tools(name: str, value: object, location: str) -> list[dict] | None:
     """The tools that a column holds; None where there are none. OpenAI's older `functions` are the
     functions of tools."""
     older = name == "functions"  # an environment may have a column of that name
     if isinstance(value, str) and value and (value.lstrip().startswith("[") or not older):
-        value = parse_json(value, place)
+        value = parse_json(value, location)
     if older and not (_is_objects(value) and all("name" in one for one in value)):
         return None
     if value is None or value == "":
         return None
-    tools = validate_objects(value, f"{place}:")
+    tools = validate_objects(value, f"{location}:")
     if name == "tools":
         return tools
 
@@ -302,14 +310,14 @@ def _tools(name: str, value: object, place: str) -> list[dict] | None:
     return [tool if "function" in tool else wrapped(tool) for tool in tools]
 
 
-def as_written(row: dict, place: str, nulls: Nulls) -> dict:
+def as_written(row: dict, location: str, nulls: Nulls) -> dict:
     """The row with texts of messages as messages, and without the nulls that a table filled in to
     its messages, calls and tools. The tools of a conversation are in the column `tools` alone."""
     row = {
-        name: messages_in_text(value, f"{place}, column {name!r}") if name in SPOKEN else value
+        name: messages_in_text(value, f"{location}, column {name!r}") if name in SPOKEN else value
         for name, value in row.items()
     }
-    row = _with_system(row, place)
+    row = _with_system(row, location)
     if isinstance(row.get("extra_info"), dict):
         row["extra_info"] = dict(row["extra_info"])
     spoken = [name for name in SPOKEN if _is_conversation(row.get(name))]
@@ -320,8 +328,8 @@ def as_written(row: dict, place: str, nulls: Nulls) -> dict:
                 if _is_objects(columns.get(name)):
                     columns[name] = nulls.tools(columns[name])
         return row
-    found = _tool_columns(row, place, nulls)
-    tools = _agreed(found, place)
+    found = _tool_columns(row, location, nulls)
+    tools = _agreed(found, location)
     for prefix, columns in (("", row), ("extra_info.", more)):
         for name in TOOLS:
             if f"{prefix}{name}" in found or columns.get(name) in (None, "", []):
@@ -331,7 +339,7 @@ def as_written(row: dict, place: str, nulls: Nulls) -> dict:
     return row | {name: nulls.messages(row[name], tools) for name in spoken}
 
 
-def _with_system(row: dict, place: str) -> dict:
+def _with_system(row: dict, location: str) -> dict:
     """The row with what its column `system` or `system_prompt` says as the first message of its
     conversations; a prompt that is a text becomes one."""
     name = next((n for n in ("system", "system_prompt") if row.get(n)), None)
@@ -352,7 +360,7 @@ def _with_system(row: dict, place: str) -> dict:
                 changed[column] = [said, *value]
             elif first.get("content", first.get("value")) != row[name]:
                 raise InputError(
-                    f"{place}: the column {name!r} and the first message of {column!r} are two"
+                    f"{location}: the column {name!r} and the first message of {column!r} are two"
                     " system messages",
                     value=row[name],
                     rule="a conversation has one",
@@ -371,37 +379,37 @@ def _is_objects(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(one, dict) for one in value)
 
 
-def demonstration_record(row: dict, place: str, index: int) -> dict:
+def demonstration_record(row: dict, location: str, index: int) -> dict:
     """A supervised record: `messages`, or `prompt` + `completion`, or `text`; tools; and index.
 
     `prompt_messages`, where it is there, is how many of the messages are a prompt whose own turns
     of the assistant are not learned.
     """
-    how = rendering_of(row, place)
+    how = rendering_of(row, location)
     if row.get("messages") is not None:
-        messages = conversation(row["messages"], f"{place}, column 'messages'")
-        messages = with_column_flags(row, messages, place)
-        _require_answer(messages, f"{place}, column 'messages'")
+        messages = conversation(row["messages"], f"{location}, column 'messages'")
+        messages = with_column_flags(row, messages, location)
+        _require_answer(messages, f"{location}, column 'messages'")
         return dict(messages=messages, **how, index=index)
     for first, second in (("prompt", "completion"), ("prompt", "response"), ("question", "answer")):
         if first not in row or second not in row:
             continue
-        prompt = prompt_of(row[first], f"{place}, column {first!r}")
-        completion = completion_of(row[second], f"{place}, column {second!r}")
+        prompt = prompt_of(row[first], f"{location}, column {first!r}")
+        completion = completion_of(row[second], f"{location}, column {second!r}")
         if isinstance(prompt, str) and isinstance(completion, str):
-            require_no_column_flags(row, place)
+            require_no_column_flags(row, location)
             return dict(prompt=prompt, completion=completion, **how, index=index)
         if isinstance(prompt, str):
             raise InputError(
-                f"{place}: column {first!r} is a text while column {second!r} holds messages",
+                f"{location}: column {first!r} is a text while column {second!r} holds messages",
                 fix="write both as texts, or both as messages",
             )
         if isinstance(completion, str):
             completion = [{"role": "assistant", "content": completion}]
         if asking := asks_to_learn(row[first]):
-            raise of_prompt(asking, f"{place}, column {first!r}")
-        messages = with_column_flags(row, [*prompt, *completion], place, len(prompt))
-        _require_answer(messages[len(prompt) :], f"{place}, column {second!r}")
+            raise of_prompt(asking, f"{location}, column {first!r}")
+        messages = with_column_flags(row, [*prompt, *completion], location, len(prompt))
+        _require_answer(messages[len(prompt) :], f"{location}, column {second!r}")
         spoken = any(message["role"] == "assistant" for message in prompt)
         border = {"prompt_messages": len(prompt)} if spoken else {}
         messages = [*context(messages[: len(prompt)]), *messages[len(prompt) :]]
@@ -409,7 +417,7 @@ def demonstration_record(row: dict, place: str, index: int) -> dict:
     extra = row.get("extra_info")
     if isinstance(extra, dict) and {"question", "answer"} <= extra.keys():  # verl's own SFT
         prompt, answer = (
-            prompt_of(extra[name], f"{place}, column 'extra_info.{name}'")
+            prompt_of(extra[name], f"{location}, column 'extra_info.{name}'")
             for name in ("question", "answer")
         )
         if isinstance(prompt, str) and isinstance(answer, str):
@@ -417,8 +425,8 @@ def demonstration_record(row: dict, place: str, index: int) -> dict:
             messages = [{"role": role, "content": content} for role, content in turns]
             return dict(messages=messages, **how, index=index)
     if "text" in row:
-        require_no_column_flags(row, place)
-        return dict(text=text_of(row["text"], f"{place}, column 'text'"), **how, index=index)
+        require_no_column_flags(row, location)
+        return dict(text=text_of(row["text"], f"{location}, column 'text'"), **how, index=index)
     rule, other = other_kind(row, ("completion", "response"))
     wanted = ("messages", "prompt", "completion", "response", "text")
     unknown = [name for name in row if name not in wanted]
@@ -426,19 +434,19 @@ def demonstration_record(row: dict, place: str, index: int) -> dict:
     near = next((close[0] for close in found if close), "")
     needs = "it needs 'messages', or 'prompt' and 'completion' (or 'response'), or 'text'"
     raise InputError(
-        f"{place} is no demonstration",
+        f"{location} is no demonstration",
         value=sorted(map(str, row)),
         rule=f"{rule}; {needs}" if rule else needs,
         fix=f"{other}rename {near!r}" if near else f"{other}rename the columns",
     )
 
 
-def _require_answer(messages: list[dict], place: str) -> None:
+def _require_answer(messages: list[dict], location: str) -> None:
     spoken = [message for message in messages if message["role"] == "assistant"]
     if not any(message.get(LEARN) is not False for message in spoken):
         context_only = ": each is context only" if spoken else ""
         raise InputError(
-            f"{place} has no message of the assistant to learn{context_only}",
+            f"{location} has no message of the assistant to learn{context_only}",
             value=[message["role"] for message in messages],
             rule="there is nothing to learn from it",
             fix="remove the row or add the answer",
@@ -448,27 +456,27 @@ def _require_answer(messages: list[dict], place: str) -> None:
         learned = message["role"] == "assistant" and message.get(LEARN) is not False
         if learned and silent:
             raise InputError(
-                f"{place}: message {number} of the assistant is empty",
+                f"{location}: message {number} of the assistant is empty",
                 rule="it would teach to say nothing",
                 fix="remove the row or fill it in",
             )
 
 
-def decoded(value: object, place: str) -> object:
+def decoded(value: object, location: str) -> object:
     """The value with bytes as texts, and numpy's numbers and arrays as Python's."""
     if isinstance(value, bytes):
         try:
             return value.decode("utf-8")
         except UnicodeDecodeError as error:
             raise InputError(
-                f"{place} holds bytes that are not UTF-8",
+                f"{location} holds bytes that are not UTF-8",
                 value=value[error.start : error.start + 8],
                 fix="store texts as UTF-8",
             ) from None
     if isinstance(value, dict):
-        return {decoded(name, place): decoded(item, place) for name, item in value.items()}
+        return {decoded(name, location): decoded(item, location) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [decoded(item, place) for item in value]
+        return [decoded(item, location) for item in value]
     return value if value is None or isinstance(value, str) else plain_number(value)
 
 

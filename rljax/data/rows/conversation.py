@@ -43,17 +43,17 @@ _MESSAGES = re.compile(r"""\s*\[\s*\{\s*['"](role|from|content|value)['"]""")
 _FIX = f'write "{LEARN}": false at a turn that is context only, and nothing at the others'
 
 
-def conversation(value: object, place: str) -> list[dict]:
+def conversation(value: object, location: str) -> list[dict]:
     """Messages in one form, checked: a list of them, or the JSON text of one."""
-    value = messages_in_text(value, place)
+    value = messages_in_text(value, location)
     if isinstance(value, (list, tuple)):
         value = [
-            _one_form(message, f"{place}: message {number}")
+            _one_form(message, f"{location}: message {number}")
             if isinstance(message, Mapping)
             else message
             for number, message in enumerate(value)
         ]
-    return validate_messages(for_template(value, place), where=place)
+    return validate_messages(for_template(value, location), where=location)
 
 
 def context(messages: list[dict]) -> list[dict]:
@@ -61,55 +61,55 @@ def context(messages: list[dict]) -> list[dict]:
     return [{n: v for n, v in message.items() if n != LEARN} for message in messages]
 
 
-def messages_in_text(value: object, place: str) -> object:
+def messages_in_text(value: object, location: str) -> object:
     """The messages of which a text is the JSON, which tables hold; any other value as it is."""
     looks = isinstance(value, str) and _MESSAGES.match(value) and value.rstrip().endswith("]")
     if not looks:
         return value
     try:
-        return parse_json(value, place)
+        return parse_json(value, location)
     except InputError:
         raise InputError(
-            f"{place} looks like a list of messages, and is no JSON",
+            f"{location} looks like a list of messages, and is no JSON",
             value=value,
             rule="Python's own repr of a list is not JSON",
             fix="write it with json.dumps(messages), or the rows as .jsonl or .parquet",
         ) from None
 
 
-def _one_form(message: Mapping, place: str) -> dict:
+def _one_form(message: Mapping, location: str) -> dict:
     said = {name: value for name, value in message.items() if value is not None}
     if "role" not in said and "from" in said:
         rest = {name: value for name, value in said.items() if name not in ("from", "value")}
         said = {"role": said["from"], "content": said.get("value"), **rest}
-    said["role"] = role = role_of(said.get("role"), place)
+    said["role"] = role = role_of(said.get("role"), location)
     if isinstance(said.get("tool_calls"), str):
         text = said["tool_calls"]
-        said["tool_calls"] = parse_json(text, f"{place}, 'tool_calls'") if text.strip() else None
-    _require_whole(said.get("content"), place)
+        said["tool_calls"] = parse_json(text, f"{location}, 'tool_calls'") if text.strip() else None
+    _require_whole(said.get("content"), location)
     flags = {}
     for name, value in message.items():
-        if (learned := _flag(name, value, place)) is not None:
+        if (learned := _flag(name, value, location)) is not None:
             flags[name] = learned
             del said[name]
     if len(set(flags.values())) > 1:
-        raise InputError(f"{place} contradicts itself", value=flags, fix=_FIX)
+        raise InputError(f"{location} contradicts itself", value=flags, fix=_FIX)
     if not flags:
         return said
     if role != "assistant" and any(flags.values()):
-        raise _of_role(next(iter(flags)), role, place)
+        raise _of_role(next(iter(flags)), role, location)
     if role == "assistant" and not any(flags.values()):
         said[LEARN] = False
     return said
 
 
-def _require_whole(content: object, place: str) -> None:
+def _require_whole(content: object, location: str) -> None:
     """Raises InputError for a part of a content that is not learned with the others."""
     for part in content if isinstance(content, (list, tuple)) else ():
         for name, value in part.items() if isinstance(part, Mapping) else ():
-            if _flag(name, value, place) is False:
+            if _flag(name, value, location) is False:
                 raise InputError(
-                    f"{place}: {name!r} leaves out a part of a turn",
+                    f"{location}: {name!r} leaves out a part of a turn",
                     value=part,
                     rule="a turn is learned whole, or it is context only",
                     fix=_FIX,
@@ -125,7 +125,7 @@ def asks_to_learn(messages: object) -> str:
     return ""
 
 
-def _flag(name: object, value: object, place: str) -> bool | None:
+def _flag(name: object, value: object, location: str) -> bool | None:
     """Returns whether the key says that the turn is learned; None where it says nothing of that.
 
     Raises InputError where it seems to."""
@@ -133,7 +133,7 @@ def _flag(name: object, value: object, place: str) -> bool | None:
         return None
     letters, looks = _read_name(name)
     if letters in FLAGS:
-        return _checked_truth(name, value, place)
+        return _checked_truth(name, value, location)
     truth = (
         value.strip().lower() in _TRUTHS if isinstance(value, str) else _truth(value) is not None
     )
@@ -146,7 +146,10 @@ def _flag(name: object, value: object, place: str) -> bool | None:
     if letters == "traindetail":
         rule = "a turn is learned whole, or it is context only"
     raise InputError(
-        f"{place}: {name!r} is not understood", value=value, rule=rule, fix=f"{_FIX}, or rename it"
+        f"{location}: {name!r} is not understood",
+        value=value,
+        rule=rule,
+        fix=f"{_FIX}, or rename it",
     )
 
 
@@ -164,11 +167,11 @@ def _truth(value: object) -> bool | None:
     return bool(value) if isinstance(value, (bool, int, float)) and value in (0, 1) else None
 
 
-def _checked_truth(name: str, value: object, place: str) -> bool:
+def _checked_truth(name: str, value: object, location: str) -> bool:
     truth = _truth(value)
     if truth is None:
         raise InputError(
-            f"{place}: {name!r} is neither 0 nor 1",
+            f"{location}: {name!r} is neither 0 nor 1",
             value=value,
             rule="a turn is learned, or it is context only",
             fix=_FIX,
@@ -180,14 +183,14 @@ def _checked_truth(name: str, value: object, place: str) -> bool:
 
 
 def with_column_flags(
-    row: Mapping, messages: list[dict], place: str, prompt: int = 0
+    row: Mapping, messages: list[dict], location: str, prompt: int = 0
 ) -> list[dict]:
     """The messages with what a column of the row (`loss_mask`, `weights`) says of which are
     learned. It has a value for each message, or for each of the assistant's. The first `prompt` of
     them are not learned."""
     messages = list(messages)
-    for name, values in column_flags(row, place).items():
-        where = f"{place}, column {name!r}"
+    for name, values in column_flags(row, location).items():
+        where = f"{location}, column {name!r}"
         spoken = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
         every = list(range(len(messages)))
         # (A column `system` stands before the messages that the values are of.)
@@ -205,7 +208,7 @@ def with_column_flags(
             if learned and role != "assistant":
                 raise _of_role(name, role, f"{where}, message {k}")
             if learned and k < prompt:
-                raise of_prompt(name, place)
+                raise of_prompt(name, location)
             if learned and messages[k].get(LEARN) is False:
                 raise InputError(f"{where} contradicts message {k}", value=value, fix=_FIX)
             if learned is False and role == "assistant":
@@ -213,13 +216,13 @@ def with_column_flags(
     return messages
 
 
-def column_flags(row: Mapping, place: str) -> dict[str, list]:
+def column_flags(row: Mapping, location: str) -> dict[str, list]:
     """The columns of a row that have a value for each message. Raises InputError for a column that
     looks like one, and for a weight of the whole row but 1."""
     found = {}
     for name, value in row.items():
         letters, looks = _read_name(name) if isinstance(name, str) else ("", "")
-        where, known = f"{place}, column {name!r}", letters.removesuffix("s")
+        where, known = f"{location}, column {name!r}", letters.removesuffix("s")
         turns = looks and letters.endswith(("turn", "turns"))
         if value is None or not (looks == "always" or turns or known in _FLAGS_OF_COLUMNS):
             continue
@@ -270,30 +273,30 @@ def _is_weight(value: object, of_rows: bool) -> bool:
     return number != 1 if of_rows else _truth(value) is False
 
 
-def require_no_column_flags(row: Mapping, place: str) -> None:
+def require_no_column_flags(row: Mapping, location: str) -> None:
     """Raises InputError for a column that says which messages of a conversation are learned, where
     the row is none."""
-    for name, value in column_flags(row, place).items():
+    for name, value in column_flags(row, location).items():
         raise InputError(
-            f"{place}, column {name!r} has a value for each message",
+            f"{location}, column {name!r} has a value for each message",
             value=value,
             rule="they are read of a demonstration of messages",
             fix=f"{_FIX}, or remove the column",
         )
 
 
-def of_prompt(name: str, place: str) -> InputError:
+def of_prompt(name: str, location: str) -> InputError:
     """The error of a key or column `name` that asks to learn a turn of a prompt."""
     return InputError(
-        f"{place}: {name!r} asks to learn a turn of the prompt",
+        f"{location}: {name!r} asks to learn a turn of the prompt",
         rule="of a row with a prompt and a completion the completion is learned",
         fix="write the whole conversation as 'messages'",
     )
 
 
-def _of_role(name: str, role: str, place: str) -> InputError:
+def _of_role(name: str, role: str, location: str) -> InputError:
     return InputError(
-        f"{place}: {name!r} asks to learn a turn of {role!r}",
+        f"{location}: {name!r} asks to learn a turn of {role!r}",
         rule="what the assistant says is learned, and nothing else",
         fix="set it to 0 there, or remove it",
     )

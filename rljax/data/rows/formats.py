@@ -23,7 +23,7 @@ class Form:
     """The columns of another project: their name, and what makes a row of ours from one."""
 
     name: str
-    convert: Callable[[dict, str], dict]  # (row, its place in errors)
+    convert: Callable[[dict, str], dict]  # (row, its location in errors)
 
 
 def understood(row: dict) -> str:
@@ -92,17 +92,17 @@ def _turns(value: object) -> bool:
     return isinstance(first, dict) and ("from" in first or "role" in first)
 
 
-def _sharegpt(row: dict, place: str) -> dict:
+def _sharegpt(row: dict, location: str) -> dict:
     """`conversations` -> `messages`; with `chosen` and `rejected` turns, the `prompt` of a pair."""
     if not isinstance(row.get("conversations"), list):
         raise InputError(
-            f"{place} has no list in the column 'conversations'",
+            f"{location} has no list in the column 'conversations'",
             value=row.get("conversations"),
             rule="the first row has one",
             fix='write [{"from": "human", "value": "..."}, ...]',
         )
     messages = [
-        _message(turn, f"{place}, column 'conversations', turn {number}")
+        _message(turn, f"{location}, column 'conversations', turn {number}")
         for number, turn in enumerate(row["conversations"])
     ]
     if row.get("system"):
@@ -112,17 +112,17 @@ def _sharegpt(row: dict, place: str) -> dict:
         return {**others, "messages": messages}
     for name in ("chosen", "rejected"):
         if isinstance(row.get(name), dict):
-            others[name] = [_message(row[name], f"{place}, column {name!r}")]
+            others[name] = [_message(row[name], f"{location}, column {name!r}")]
     return {**others, "prompt": messages}
 
 
-def _message(turn: object, place: str) -> dict:
+def _message(turn: object, location: str) -> dict:
     if isinstance(turn, dict) and "role" in turn:
         return turn
     speaker = turn.get("from") if isinstance(turn, dict) else None
     if not isinstance(speaker, str) or speaker.lower() not in (*SPEAKERS, "function_call"):
         raise InputError(
-            f"{place}: who speaks is unknown",
+            f"{location}: who speaks is unknown",
             value=speaker if isinstance(turn, dict) else turn,
             rule=f"'from' is one of {', '.join(SPEAKERS)}, function_call",
             fix='write {"from": "human", "value": "..."}',
@@ -130,13 +130,13 @@ def _message(turn: object, place: str) -> dict:
     others = {n: v for n, v in turn.items() if n not in ("from", "value")}
     if speaker.lower() == "function_call":  # LLaMA-Factory's and APIGen's
         calls = turn.get("value")
-        calls = parse_json(calls, place) if isinstance(calls, str) else calls
+        calls = parse_json(calls, location) if isinstance(calls, str) else calls
         calls = calls if isinstance(calls, list) else [calls]
         return {"role": "assistant", "content": "", "tool_calls": calls, **others}
     return {"role": SPEAKERS[speaker.lower()], "content": turn.get("value"), **others}
 
 
-def _alpaca(row: dict, place: str) -> dict:
+def _alpaca(row: dict, location: str) -> dict:
     """`instruction` and `input` -> `prompt`, `output` -> `completion`; with `system` or `history`
     the prompt is a conversation. Dolly names them `context` and `response`; a `score` of 0 or 1
     beside a response says whether it is desirable."""
@@ -147,7 +147,7 @@ def _alpaca(row: dict, place: str) -> dict:
         value = row.get(name)
         if not isinstance(value, str) and not (value is None and name != "instruction"):
             raise InputError(
-                f"{place}, column {name!r} is not a text", value=value, fix="write a text"
+                f"{location}, column {name!r} is not a text", value=value, fix="write a text"
             )
     prompt = "\n\n".join(filter(None, (row["instruction"], row.get("input"))))
     history = row.get("history") or []
@@ -157,7 +157,7 @@ def _alpaca(row: dict, place: str) -> dict:
             pairs = [(asked, answered) for asked, answered in history]
         except (TypeError, ValueError):
             raise InputError(
-                f"{place}, column 'history' is no list of pairs",
+                f"{location}, column 'history' is no list of pairs",
                 value=history,
                 fix='write [["question", "answer"], ...]',
             ) from None
@@ -175,13 +175,13 @@ def _alpaca(row: dict, place: str) -> dict:
     return made
 
 
-def _openrlhf(row: dict, place: str) -> dict:
+def _openrlhf(row: dict, location: str) -> dict:
     """`input` or `context_messages` -> `prompt`, `output` -> `completion`; a `label` beside an
     output says whether it is desirable, without one it is the ground truth."""
     name = "context_messages" if "context_messages" in row else "input"
     if name not in row:
         raise InputError(
-            f"{place} lacks the column 'input'",
+            f"{location} lacks the column 'input'",
             value=sorted(map(str, row)),
             rule="the first row has it, or 'context_messages'",
             fix="correct the row",
@@ -198,7 +198,7 @@ def _openrlhf(row: dict, place: str) -> dict:
     return made
 
 
-def _orca(row: dict, place: str) -> dict:
+def _orca(row: dict, location: str) -> dict:
     """OpenOrca: `question` and `response` -> `prompt` and `completion`; with a `system_prompt` the
     prompt is a conversation."""
     made = {n: v for n, v in row.items() if n not in ("system_prompt", "question", "response")}
@@ -216,7 +216,7 @@ _STEP_END = "ки"  # Math-Shepherd's token behind each step
 _SIGNS = {"+": True, "-": False}
 
 
-def _math_shepherd(row: dict, place: str) -> dict:
+def _math_shepherd(row: dict, location: str) -> dict:
     """Math-Shepherd as OpenRLHF reads it: `input`, a question and steps with a mark behind each,
     and `value`, "+" or "-" for each mark -> `prompt`, `completions`, `labels`."""
     *steps, rest = str(row.get("input")).split(_STEP_END)
@@ -224,7 +224,7 @@ def _math_shepherd(row: dict, place: str) -> dict:
     unknown = [v for v in values if v not in (*_SIGNS, 0, 1)] if isinstance(values, list) else []
     if not isinstance(values, list) or len(values) != len(steps) or unknown or rest.strip():
         raise InputError(
-            f"{place}: 'value' does not fit the steps of 'input'",
+            f"{location}: 'value' does not fit the steps of 'input'",
             value=f"{len(steps)} steps, {str(values)[:80]}",
             rule=f"behind each step stands {_STEP_END!r}, and 'value' has '+' or '-' for each",
             fix="correct the row, or write 'prompt', 'completions' and 'labels'",
@@ -242,7 +242,7 @@ def _math_shepherd(row: dict, place: str) -> dict:
 _PKU_COLUMNS = {"prompt", "response_0", "response_1"}
 
 
-def _pku(row: dict, place: str) -> dict:
+def _pku(row: dict, location: str) -> dict:
     """Two responses and which is better, which is safer, and whether each is safe -> `chosen` and
     `rejected`, `safer` and `more_harmful` with their labels."""
     made = {n: v for n, v in row.items() if "response_" not in n}
@@ -254,7 +254,7 @@ def _pku(row: dict, place: str) -> dict:
             continue
         if row[column] not in (0, 1):
             raise InputError(
-                f"{place}, column {column!r}",
+                f"{location}, column {column!r}",
                 value=row[column],
                 rule="0 or 1",
                 fix=f"write 0 or 1 in {column!r}, or drop the row",
@@ -274,41 +274,41 @@ _ORCA = Form("OpenOrca", _orca)
 _MATH_SHEPHERD = Form("Math-Shepherd", _math_shepherd)
 _OPENRLHF = Form("OpenRLHF", _openrlhf)
 # MATH's and open-r1's. A map of the user's own reads the column as it is called there.
-_PROBLEMS = Form("problems", lambda row, place: {**row, "prompt": row.get("problem")})
-_GSM8K = Form("GSM8K, the answer after ####", lambda row, place: row)
+_PROBLEMS = Form("problems", lambda row, location: {**row, "prompt": row.get("problem")})
+_GSM8K = Form("GSM8K, the answer after ####", lambda row, location: row)
 
 
-def table_row(names: list[str], cells: list[str], place: str) -> dict:
+def table_row(names: list[str], cells: list[str], location: str) -> dict:
     """A row of a table of texts: an empty cell is None; numbers and truth values where a column
     holds such; lists and objects that were written as JSON."""
     columns = zip(names, cells, strict=True)
-    return {name: _cell(name, cell, f"{place}, column {name!r}") for name, cell in columns}
+    return {name: _cell(name, cell, f"{location}, column {name!r}") for name, cell in columns}
 
 
-def _cell(name: str, cell: str, place: str) -> object:
+def _cell(name: str, cell: str, location: str) -> object:
     if not cell:
         return None if name in (*VALUES, *RESPONSES) else ""
     if name in VALUES:
         try:
-            return parse_json(cell.lower(), place)
+            return parse_json(cell.lower(), location)
         except InputError:
             return cell
     if name in TRUTHS or not _BRACKETS.fullmatch(cell):
         return cell
     try:
-        value = parse_json(cell, place)
+        value = parse_json(cell, location)
     except InputError as error:
         if not _QUOTED.match(cell) or (name in (*TEXTS, *RESPONSES) and not _is_literal(cell)):
             return cell
         raise InputError(
-            f"{place} looks like JSON, and is none",
+            f"{location} looks like JSON, and is none",
             value=cell,
             rule=str(error),
             fix="write such cells with json.dumps, or the rows as .jsonl or .parquet",
         ) from None
     if name in (*TEXTS, *RESPONSES) and not _turns(value):
         raise InputError(
-            f"{place} holds JSON, a{'n object' if isinstance(value, dict) else ' list'}",
+            f"{location} holds JSON, a{'n object' if isinstance(value, dict) else ' list'}",
             value=cell,
             rule="the column is of texts, or of messages, [{...}, ...]",
             fix="if the text itself is JSON, write the rows as .jsonl: it is in quotes there",

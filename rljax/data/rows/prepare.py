@@ -48,10 +48,10 @@ def prepare(options: PrepareOptions) -> dict:
             held_out = is_held_out(messages_text(row["prompt"]), options.test_fraction)
             mapped["test" if held_out else "train"].append(row)
     # The test split first: what it holds leaves the training split.
-    kept, first_places = {}, {}
+    kept, first_locations = {}, {}
     for split in ("test", "train"):
         if split in mapped:
-            kept[split], part_counts = _without_repeats(mapped[split], first_places, split)
+            kept[split], part_counts = _without_repeats(mapped[split], first_locations, split)
             counts |= {name: counts.get(name, 0) + n for name, n in part_counts.items()}
     for split, rows in kept.items():
         counts[split] = len(rows)
@@ -125,7 +125,9 @@ def _mapped(options: PrepareOptions, split: str) -> tuple[list[dict], dict[str, 
             continue
         if options.data_source:
             made = {**made, "data_source": options.data_source}
-        rows_made = _of_each_turn(made, after.place(index)) if options.turns == "each" else [made]
+        rows_made = (
+            _of_each_turn(made, after.location(index)) if options.turns == "each" else [made]
+        )
         counts["split_conversations"] += len(rows_made) > 1
         for one in rows_made:
             record = prompt_record(one, index, after, True)
@@ -143,13 +145,13 @@ def _mapped(options: PrepareOptions, split: str) -> tuple[list[dict], dict[str, 
     return records, counts
 
 
-def _of_each_turn(row: dict, place: str) -> list[dict]:
+def _of_each_turn(row: dict, location: str) -> list[dict]:
     """A row of each turn of the assistant in `messages` that is learned and answers someone: the
     messages up to it. A row without `messages` is itself."""
     if row.get("messages") is None or {"prompt", "question"} & row.keys():
         return [row]
     given = {"ground_truth", "answer", "reward_model"} & row.keys()
-    messages = conversation(row["messages"], f"{place}, column 'messages'")
+    messages = conversation(row["messages"], f"{location}, column 'messages'")
     turns = [
         k
         for k in learned_turns(messages)
@@ -159,7 +161,7 @@ def _of_each_turn(row: dict, place: str) -> list[dict]:
         return [row]
     if given:
         raise InputError(
-            f"{place} has one ground truth, in {min(given)!r}, for {len(turns)} turns",
+            f"{location} has one ground truth, in {min(given)!r}, for {len(turns)} turns",
             rule="with --turns=each the ground truth of a turn is its own text",
             fix="remove the column with a --map, or use --turns=last",
         )
@@ -192,15 +194,15 @@ def _map_function(text: str) -> Callable[[dict, int], dict | None]:
 
 
 def _called(function: Callable, row: dict, index: int, rows: Rows) -> dict | None:
-    place = rows.place(index)
+    location = rows.location(index)
     try:
         made = function(row, index)
     except InputError as error:
-        raise error.within(f"{place} ") from None
+        raise error.within(f"{location} ") from None
     except Exception as error:  # the user's own code: say where, and on which row
         where = traceback.extract_tb(error.__traceback__)[-1]
         raise InputError(
-            f"{place}: the map failed",
+            f"{location}: the map failed",
             value=sorted(map(str, row)),
             rule=f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})",
             fix="correct the map, or let it return None to drop the row",
@@ -210,12 +212,12 @@ def _called(function: Callable, row: dict, index: int, rows: Rows) -> dict | Non
         if callable(made):  # make_map_fn(split, more="") was taken for a map
             fix = "write the options of what makes the map, such as make_map_fn(split='train')"
         rule = "an object with prompt and ground_truth, or None to drop the row"
-        raise InputError(f"{place}: the map returned no row", value=made, rule=rule, fix=fix)
+        raise InputError(f"{location}: the map returned no row", value=made, rule=rule, fix=fix)
     return made
 
 
 def _without_repeats(
-    rows: list[dict], first_places: dict[str, tuple[str, str]], split: str
+    rows: list[dict], first_locations: dict[str, tuple[str, str]], split: str
 ) -> tuple[list[dict], dict[str, int]]:
     """The first row of every prompt that is not in `first_places` (prompt -> (split, ground
     truth)), and counts."""
@@ -223,11 +225,11 @@ def _without_repeats(
     for row in rows:
         text = messages_text(row["prompt"])
         key = " ".join(text.lower().split())
-        if key not in first_places:
-            first_places[key] = (split, row["ground_truth"])
+        if key not in first_locations:
+            first_locations[key] = (split, row["ground_truth"])
             kept.append(row)
             continue
-        where, truth = first_places[key]
+        where, truth = first_locations[key]
         counts["duplicates" if where == split else "also_in_test"] += 1
         counts["contradicting"] += truth != row["ground_truth"]
     return kept, counts
@@ -303,17 +305,17 @@ def _as_text(value: object) -> object:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _empty_struct(kind, place: str) -> str:
-    """The place in a column's type where an object has no key at all; "" if nowhere."""
+def _empty_struct(kind, location: str) -> str:
+    """The path in a column's type where an object has no key at all; "" if nowhere."""
     import pyarrow
 
     if pyarrow.types.is_list(kind):
-        return _empty_struct(kind.value_type, place)
+        return _empty_struct(kind.value_type, location)
     if not pyarrow.types.is_struct(kind):
         return ""
     if not kind.num_fields:
-        return place
-    inner = (_empty_struct(field.type, f"{place}.{field.name}") for field in kind)
+        return location
+    inner = (_empty_struct(field.type, f"{location}.{field.name}") for field in kind)
     return next(filter(None, inner), "")
 
 

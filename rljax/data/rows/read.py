@@ -75,15 +75,15 @@ class Rows:
             return Nulls(self.rows.some)
         return Nulls(tuple if isinstance(self.rows, Stream) else lambda: self.rows)
 
-    def place(self, index: int) -> str:
+    def location(self, index: int) -> str:
         if isinstance(self.rows, StoredRows):
-            return self.rows.place(index)
+            return self.rows.location(index)
         for part in self.parts:
             if index < len(part.rows):
-                return part.place(index)
+                return part.location(index)
             index -= len(part.rows)
-        place = f"{self.source}: row {index}"
-        return place if self.lines is None else f"{place} (line {self.lines[index]})"
+        location = f"{self.source}: row {index}"
+        return location if self.lines is None else f"{location} (line {self.lines[index]})"
 
     @contextlib.contextmanager
     def named_columns(self) -> Iterator[None]:
@@ -134,16 +134,16 @@ def read_rows(
             fix = 'each row is one JSON object such as {"prompt": ..., "ground_truth": ...}'
             if isinstance(row, list) and rows.lines is not None:
                 fix = "one object per line; a file that is one list of rows is named .json"
-            raise InputError(f"{rows.place(index)} is not an object", value=row, fix=fix)
+            raise InputError(f"{rows.location(index)} is not an object", value=row, fix=fix)
         if len(row) > _MOST_COLUMNS:
             raise InputError(
-                f"{rows.place(index)} has {len(row)} columns",
+                f"{rows.location(index)} has {len(row)} columns",
                 rule=f"at most {_MOST_COLUMNS}",
                 fix="drop the columns that the run does not read",
             )
     form = form_of(rows.rows[0])
     if form is not None:
-        converted = [form.convert(row, rows.place(index)) for index, row in enumerate(rows.rows)]
+        converted = [form.convert(row, rows.location(index)) for index, row in enumerate(rows.rows)]
         rows = dataclasses.replace(rows, rows=converted)
     what = ": ".join(filter(None, (form and form.name, understood(rows.rows[0]))))
     if notes is not None and what and is_path(rows.source):
@@ -172,7 +172,7 @@ def read_stored(spec: str, split: str, notes: list[str] | None = None) -> Rows:
     first = stored[0]
     form = form_of(first) if isinstance(first, dict) else None
     if form is not None:
-        stored.convert = lambda row, index: form.convert(row, rows.place(index))
+        stored.convert = lambda row, index: form.convert(row, rows.location(index))
     if notes is not None:
         what = ": ".join(filter(None, (form and form.name, understood(stored[0]))))
         as_what = f", as {what}" if what else ""

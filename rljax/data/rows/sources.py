@@ -112,11 +112,11 @@ def load_demonstrations(
 
 
 def _demonstration(rows: Rows, index: int) -> dict:
-    place = rows.place(index)
+    location = rows.location(index)
     row = rows.rows[index]
-    row = _as_written(with_images(row, place, rows.folder), rows, place)
+    row = _as_written(with_images(row, location, rows.folder), rows, location)
     with rows.named_columns():
-        return {**demonstration_record(row, place, index), **images_of(row)}
+        return {**demonstration_record(row, location, index), **images_of(row)}
 
 
 # -- what a row must hold --
@@ -133,31 +133,31 @@ def prompt_record(
 def _prompt_record(
     row: dict, index: int, rows: Rows, need_ground_truth: bool, check: Check | None
 ) -> dict:
-    place = rows.place(index)
-    row = _as_written(with_images(row, place, rows.folder), rows, place)
-    row = _with_prompt(row, place)
-    prompt_column = first_of(row, ("prompt", "question"), place, _PROMPT_FIX)
-    truth, truth_column, more = _ground_truth(row, place, need_ground_truth)
+    location = rows.location(index)
+    row = _as_written(with_images(row, location, rows.folder), rows, location)
+    row = _with_prompt(row, location)
+    prompt_column = first_of(row, ("prompt", "question"), location, _PROMPT_FIX)
+    truth, truth_column, more = _ground_truth(row, location, need_ground_truth)
     data_source = row.get("data_source", rows.data_source)
-    text_of(data_source, f"{place}, column 'data_source'", "name the data set")
-    extra_info = object_of(row.get("extra_info"), f"{place}, column 'extra_info'")
+    text_of(data_source, f"{location}, column 'data_source'", "name the data set")
+    extra_info = object_of(row.get("extra_info"), f"{location}, column 'extra_info'")
     used = {prompt_column, truth_column, "reward_model", "data_source", "extra_info", "images"}
     others = {name: value for name, value in row.items() if name not in used}
     others |= more
     # Tables write null for what one row lacks: it hides no column.
     own = {name: value for name, value in extra_info.items() if value is not None}
     record = dict(
-        prompt=prompt_of(row[prompt_column], f"{place}, column {prompt_column!r}"),
+        prompt=prompt_of(row[prompt_column], f"{location}, column {prompt_column!r}"),
         ground_truth=truth,
         data_source=data_source,
         extra_info={**extra_info, **others, **own},
         index=index,
     )
     record |= images_of(row)
-    _require_words(record["prompt"], f"{place}, column {prompt_column!r}")
+    _require_words(record["prompt"], f"{location}, column {prompt_column!r}")
     if check and (problem := check(record)):
         raise InputError(
-            f"{place}, column {truth_column!r}",
+            f"{location}, column {truth_column!r}",
             value=row[truth_column],
             rule=problem,
             fix="correct or remove the row, or name another reward in reward.function",
@@ -165,12 +165,12 @@ def _prompt_record(
     return record
 
 
-def _as_written(row: dict, rows: Rows, place: str) -> dict:
+def _as_written(row: dict, rows: Rows, location: str) -> dict:
     """The row with its messages, tools and calls as they were written."""
 
     def plain(columns: dict) -> dict:
         return {
-            name: decoded(value, f"{place}, column {name!r}")
+            name: decoded(value, f"{location}, column {name!r}")
             if name in (*SPOKEN, *TOOLS) and isinstance(value, (list, tuple))
             else value
             for name, value in columns.items()
@@ -179,15 +179,15 @@ def _as_written(row: dict, rows: Rows, place: str) -> dict:
     row = plain(row)
     if isinstance(row.get("extra_info"), dict):
         row["extra_info"] = plain(row["extra_info"])
-    return as_written(row, place, rows.nulls)
+    return as_written(row, location, rows.nulls)
 
 
-def _with_prompt(row: dict, place: str) -> dict:
+def _with_prompt(row: dict, location: str) -> dict:
     """A conversation in `messages` as a prompt: what comes before its last answer, which is the
     ground truth where no column is."""
     if "prompt" in row or "question" in row or not isinstance(row.get("messages"), list):
         return row
-    messages = context(conversation(row["messages"], f"{place}, column 'messages'"))
+    messages = context(conversation(row["messages"], f"{location}, column 'messages'"))
     rest = {name: value for name, value in row.items() if name != "messages"}
     if messages[-1]["role"] != "assistant":
         return {**rest, "prompt": messages}
@@ -197,41 +197,41 @@ def _with_prompt(row: dict, place: str) -> dict:
     return {**rest, "prompt": prompt}
 
 
-def _require_words(prompt: str | list[dict], place: str) -> None:
+def _require_words(prompt: str | list[dict], location: str) -> None:
     """Raises InputError for a prompt that asks nothing: every sample of it is made of nothing."""
     said = [prompt] if isinstance(prompt, str) else [m.get("content") or "" for m in prompt]
     called = not isinstance(prompt, str) and any(m.get("tool_calls") for m in prompt)
     if not called and not any(isinstance(text, str) and text.strip() for text in said):
-        raise InputError(f"{place} is empty", value=prompt, fix="remove the row or fill it in")
+        raise InputError(f"{location} is empty", value=prompt, fix="remove the row or fill it in")
 
 
-def _ground_truth(row: dict, place: str, needed: bool) -> tuple[str, str, dict]:
+def _ground_truth(row: dict, location: str, needed: bool) -> tuple[str, str, dict]:
     """The answer to compare with, its column, and what else of that column is worth keeping."""
     model = row.get("reward_model")
     if model is not None:
         fix = 'write {"style": "rule", "ground_truth": "..."}'
-        text = object_of(model, f"{place}, column 'reward_model'", fix).get("ground_truth")
+        text = object_of(model, f"{location}, column 'reward_model'", fix).get("ground_truth")
         if text is not None or needed:
-            text = _answer_text(text, f"{place}, column 'reward_model.ground_truth'")
+            text = _answer_text(text, f"{location}, column 'reward_model.ground_truth'")
         return text or "", "reward_model", {}
     present = [name for name in ("ground_truth", "answer") if name in row]
     if needed and not present and isinstance(row.get("solution"), str):
         return (
-            _solved(row["solution"], f"{place}, column 'solution'"),
+            _solved(row["solution"], f"{location}, column 'solution'"),
             "solution",
             {"solution": row["solution"]},
         )
     if not needed and all(row[name] is None for name in present):
         return "", "ground_truth", {}
-    column = first_of(row, ("ground_truth", "answer"), place, _TRUTH_FIX)
-    text = _answer_text(row[column], f"{place}, column {column!r}")
+    column = first_of(row, ("ground_truth", "answer"), location, _TRUTH_FIX)
+    text = _answer_text(row[column], f"{location}, column {column!r}")
     # The published GSM8K rows hold the worked solution, and the answer after "####".
     solution, mark, final = text.rpartition("\n#### ")
     if column == "answer" and mark:
         final = final.strip().replace(",", "")
         if not final:
             raise InputError(
-                f"{place}, column 'answer' is empty after ####",
+                f"{location}, column 'answer' is empty after ####",
                 value=text,
                 fix="write the final answer behind '####', or drop the row",
             )
@@ -239,7 +239,7 @@ def _ground_truth(row: dict, place: str, needed: bool) -> tuple[str, str, dict]:
     return text, column, {}
 
 
-def _solved(solution: str, place: str) -> str:
+def _solved(solution: str, location: str) -> str:
     """The answer of a `solution`, as TRL's and open-r1's rows have it: in its last box, between
     <answer> tags, behind "####", or a short text that is the answer itself."""
     marked = last_boxed(solution) or tagged(solution)
@@ -247,17 +247,17 @@ def _solved(solution: str, place: str) -> str:
     short = "\n" not in answer and len(answer) <= _SOLUTION_CHARACTERS
     if not answer or not (marked or short):
         raise InputError(
-            f"{place} has no answer that can be told from the rest",
+            f"{location} has no answer that can be told from the rest",
             value=solution[-80:],
             rule="the answer of one is in its last \\boxed{...}, in <answer>...</answer>, or "
             "the whole of a short line",
             fix="write the answer alone into a column 'answer'",
         )
-    check_unicode(answer, place)
+    check_unicode(answer, location)
     return answer
 
 
-def _answer_text(value: object, place: str) -> str:
+def _answer_text(value: object, location: str) -> str:
     """A ground truth as text; numbers are written as such, 72.0 as 72, lists and objects as JSON
     (several targets, as in verl's searchR1 rows)."""
     if isinstance(value, float):
@@ -271,17 +271,17 @@ def _answer_text(value: object, place: str) -> str:
             value = json.dumps(value, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError) as error:  # dates, bytes, NaN
             raise InputError(
-                f"{place} holds what JSON has not",
+                f"{location} holds what JSON has not",
                 value=value,
                 rule=str(error),
                 fix="write the answer as text",
             ) from None
     if not isinstance(value, str) or not value.strip():
         raise InputError(
-            f"{place} is {'null' if value is None else 'empty or not a text'}",
+            f"{location} is {'null' if value is None else 'empty or not a text'}",
             value=value,
             rule="a ground truth is a text, a number, or a list or an object of such",
             fix="remove the row or fill it in",
         )
-    check_unicode(value, place)
+    check_unicode(value, location)
     return value

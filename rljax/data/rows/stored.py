@@ -27,7 +27,7 @@ KINDS = (".jsonl", ".parquet")
 class StoredRows(Stream):
     """The rows of .jsonl or .parquet files as a stream: item `index` is row `number(index)` of all.
 
-    Of a .jsonl file the places of its blocks are found first, in one pass that keeps no text.
+    Of a .jsonl file the offsets of its blocks are found first, in one pass that keeps no text.
     `names`: what errors call the files, where that is not their paths.
     """
 
@@ -63,17 +63,17 @@ class StoredRows(Stream):
     def number(self, index: int) -> int:
         """The number in the files one after the other, from 0, of item `index`."""
         with self._lock:
-            epoch, place = divmod(index, self.rows)
+            epoch, offset = divmod(index, self.rows)
             if self._epoch[0] != epoch:
                 self._epoch = epoch, *self._windows(epoch)
             _, windows, starts = self._epoch
-            window = int(np.searchsorted(starts, place, side="right")) - 1
+            window = int(np.searchsorted(starts, offset, side="right")) - 1
             if self._order[0] != (epoch, window):
                 blocks = windows[window]
                 rows = np.concatenate([np.arange(*self._starts[[b, b + 1]]) for b in blocks])
                 rows = rows[permutation(len(rows), epoch, 1 + window)]
                 self._order = (epoch, window), blocks, rows
-            return int(self._order[2][place - starts[window]])
+            return int(self._order[2][offset - starts[window]])
 
     def _windows(self, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
         """(the blocks of each window of an epoch, its first item in the epoch)."""
@@ -84,7 +84,7 @@ class StoredRows(Stream):
             cuts.append(min(int(full), len(blocks)))
         return np.split(blocks, cuts[1:-1]), ends[cuts[:-1]]
 
-    def place(self, index: int) -> str:
+    def location(self, index: int) -> str:
         """The file and the row there of item `index`, as errors name them."""
         number = self.number(index)
         file = int(np.searchsorted(self._file_starts, number, side="right")) - 1
@@ -106,7 +106,7 @@ class StoredRows(Stream):
             row = self._window[1][block][number - self._starts[block]]
         if not isinstance(row, dict):
             raise InputError(
-                f"{self.place(index)} is not an object",
+                f"{self.location(index)} is not an object",
                 value=row,
                 fix='each row is one JSON object such as {"prompt": ..., "ground_truth": ...}',
             )

@@ -230,10 +230,10 @@ def encode_log(
     for k, following in zip(turns, [*turns[1:], len(messages)], strict=True):
         turn = _turn(tokenizer, messages, k, options, None)
         check_turn(tokenizer, k, messages[k], turn.written)
-        made, places = encode_after(tokenizer, [*prompt, *ids][-1], turn.written)
+        made, spans = encode_after(tokenizer, [*prompt, *ids][-1], turn.written)
         ids += made
         mask += [int(k in learned)] * len(made)
-        offsets += [(a + len(texts), b + len(texts)) for a, b in places]
+        offsets += [(a + len(texts), b + len(texts)) for a, b in spans]
         texts += turn.written
         if following < len(messages):
             new = messages[k + 1 : following]
@@ -496,9 +496,9 @@ def _joined(tokenizer, pieces, prompt_size: int) -> Turns:
         if not text:
             continue
         if not (prompt or ids):
-            made, places = tokenizer.encode_with_offsets(text)
+            made, spans = tokenizer.encode_with_offsets(text)
         else:
-            made, places = encode_after(tokenizer, (ids or prompt)[-1], text)
+            made, spans = encode_after(tokenizer, (ids or prompt)[-1], text)
         if at < prompt_size:
             prompt += made
         else:
@@ -506,8 +506,8 @@ def _joined(tokenizer, pieces, prompt_size: int) -> Turns:
             if learned == [(0, len(text))]:
                 mask += [1] * len(made)
             else:
-                mask += [int(any(a < y and b > x for x, y in learned)) for a, b in places]
-            offsets += [(a + len(texts), b + len(texts)) for a, b in places]
+                mask += [int(any(a < y and b > x for x, y in learned)) for a, b in spans]
+            offsets += [(a + len(texts), b + len(texts)) for a, b in spans]
             texts += text
         at += len(text)
     if not prompt:

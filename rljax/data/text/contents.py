@@ -230,7 +230,7 @@ def _missing(tokenizer, messages, told, calls, options, how) -> tuple[tuple[int,
         text = tokenizer.render_chat(probed, **how, **options)
     except InputError:  # a template that reads contents; the texts themselves are compared
         return ()
-    return tuple(place for place, mark in marks.items() if mark not in text)
+    return tuple(name for name, mark in marks.items() if mark not in text)
 
 
 def _renamed(value: object, name: str) -> object:

@@ -43,7 +43,7 @@ def parted_messages(
     run: list[tuple[dict, str | int]] = []  # what holds a text, and where in it
     for message in [*messages, {"role": None}]:
         if message.get("role") not in roles:
-            _part_places(tokenizer, run, ids)
+            _split_fields(tokenizer, run, ids)
             run = []
             continue
         for name in message.keys() - {"role", "content"}:
@@ -71,9 +71,9 @@ def parted_texts(tokenizer, value: object, ids: Collection[int]) -> object:
     return value
 
 
-def _part_places(tokenizer, places: Sequence[tuple[dict, str]], ids: Collection[int]) -> None:
-    texts = parted_pieces(tokenizer, [holder[name] for holder, name in places], ids)
-    for (holder, name), text in zip(places, texts, strict=True):
+def _split_fields(tokenizer, fields: Sequence[tuple[dict, str]], ids: Collection[int]) -> None:
+    texts = parted_pieces(tokenizer, [holder[name] for holder, name in fields], ids)
+    for (holder, name), text in zip(fields, texts, strict=True):
         holder[name] = text
 
 
@@ -114,15 +114,15 @@ def _split(tokenizer, text: str, ids: frozenset[int]) -> str:
 def _split_across(tokenizer, pieces: list[str], ids: frozenset[int]) -> list[str]:
     """The pieces with a space in each token that stands in their sum: within a piece, for a
     template may trim its ends."""
-    characters, places = [], []  # of the sum, and (piece, place in it) of each
+    characters, positions = [], []  # of the sum, and (piece, index in it) of each
     for number, piece in enumerate(pieces):
         start, end = len(piece) - len(piece.lstrip()), len(piece.rstrip())
         characters.append(piece[start:end])
-        places += [(number, at) for at in range(start, end)]
+        positions += [(number, at) for at in range(start, end)]
     pieces, cuts = list(pieces), set()
     for a, b in _found(tokenizer, "".join(characters), ids):
-        inside = [k for k in range(a + 1, b) if places[k - 1][0] == places[k][0]]
-        cuts.add(places[inside[0] if inside else a + 1])
+        inside = [k for k in range(a + 1, b) if positions[k - 1][0] == positions[k][0]]
+        cuts.add(positions[inside[0] if inside else a + 1])
     for number, at in sorted(cuts, reverse=True):
         pieces[number] = f"{pieces[number][:at]} {pieces[number][at:]}"
     return pieces

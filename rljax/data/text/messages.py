@@ -41,18 +41,18 @@ def validate_messages(messages: object, *, where: str = "chat messages") -> list
     return checked
 
 
-def role_of(value: object, place: str) -> str:
+def role_of(value: object, location: str) -> str:
     """The role that a message names, in lower case and by its usual name."""
     if not isinstance(value, str) or not value:
         raise InputError(
-            f"{place}: 'role' must be a text",
+            f"{location}: 'role' must be a text",
             value=value,
             fix='write [{"role": "user", "content": "..."}, ...]',
         )
     role = SPEAKERS.get(value.strip().lower())
     if role is None:
         raise InputError(
-            f"{place} has an unknown role",
+            f"{location} has an unknown role",
             value=value,
             rule=f"a role is one of {', '.join(ROLES)}",
             fix="rename it",
@@ -60,13 +60,13 @@ def role_of(value: object, place: str) -> str:
     return role
 
 
-def check_unicode(text: str, place: str) -> None:
+def check_unicode(text: str, location: str) -> None:
     """Raises InputError where `text` holds half a surrogate pair: no tokenizer can encode it."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise InputError(
-            f"{place} has half a surrogate pair at character {error.start}",
+            f"{location} has half a surrogate pair at character {error.start}",
             value=text[error.start : error.start + 8],
             rule="text must be valid Unicode",
             fix="write the character as one \\U code point or remove it",
@@ -85,14 +85,14 @@ def for_template(messages: object, where: str = "chat messages") -> object:
         if not isinstance(message, Mapping):
             seen.append(message)
             continue
-        place = f"{where}: message {number}"
+        location = f"{where}: message {number}"
         if message.get("function_call"):
             older = True
-            message = _with_older_call(message, place)
+            message = _with_older_call(message, location)
         if isinstance(message.get("content"), (list, tuple)):
             message = _with_usual_parts(message)
         if "tool_calls" in message:
-            calls = _calls(message["tool_calls"], place)
+            calls = _calls(message["tool_calls"], location)
             message = {
                 n: calls if n == "tool_calls" else v
                 for n, v in message.items()
@@ -135,10 +135,10 @@ def _with_usual_parts(message: Mapping) -> dict:
     return made | {REASONING[0]: "".join(thoughts)} if thoughts else made
 
 
-def _with_older_call(message: Mapping, place: str) -> dict:
+def _with_older_call(message: Mapping, location: str) -> dict:
     if message.get("tool_calls"):
         raise InputError(
-            f"{place} has 'function_call' and 'tool_calls'",
+            f"{location} has 'function_call' and 'tool_calls'",
             rule="the first is the older form of the second",
             fix="write 'tool_calls' alone",
         )
@@ -147,33 +147,33 @@ def _with_older_call(message: Mapping, place: str) -> dict:
     return {**rest, "tool_calls": [call]}
 
 
-def _calls(calls: object, place: str) -> list[dict]:
+def _calls(calls: object, location: str) -> list[dict]:
     """The calls of a message, their arguments as objects."""
     if calls is None:
         return []
     if not isinstance(calls, (list, tuple)):
         raise InputError(
-            f"{place}: 'tool_calls' is not a list",
+            f"{location}: 'tool_calls' is not a list",
             value=calls,
             fix='write [{"type": "function", "function": {"name": ..., "arguments": {...}}}]',
         )
-    return [_call(call, f"{place}, call {number}") for number, call in enumerate(calls)]
+    return [_call(call, f"{location}, call {number}") for number, call in enumerate(calls)]
 
 
-def _call(call: object, place: str) -> dict:
+def _call(call: object, location: str) -> dict:
     """A call, or the function in it, with its arguments as an object."""
     inner = call.get("function") if isinstance(call, Mapping) else None
     if inner is not None:
-        return {**call, "function": _call(inner, place)}
+        return {**call, "function": _call(inner, location)}
     name = call.get("name") if isinstance(call, Mapping) else None
     if not isinstance(name, str) or not name:
         raise InputError(
-            f"{place} names no function",
+            f"{location} names no function",
             value=call,
             fix='write {"type": "function", "function": {"name": ..., "arguments": {...}}}',
         )
     key = next((n for n in ARGUMENTS if call.get(n) is not None), "arguments")
-    arguments = _arguments(call.get(key), f"{place} of {name!r}")
+    arguments = _arguments(call.get(key), f"{location} of {name!r}")
     if arguments is call.get("arguments"):
         return dict(call)
     # The name first, whatever the order was: some templates write the object as it is.
@@ -181,7 +181,7 @@ def _call(call: object, place: str) -> dict:
     return {"name": name, "arguments": arguments, **rest}
 
 
-def _arguments(value: object, place: str) -> Mapping:
+def _arguments(value: object, location: str) -> Mapping:
     """The arguments of a call: an object, or its JSON text. None and an empty text are none."""
     if isinstance(value, Mapping):
         return value
@@ -190,7 +190,7 @@ def _arguments(value: object, place: str) -> Mapping:
         try:
             written = value if value.strip() else "{}"
             made = json.loads(written, strict=False, parse_constant=_no_constant)
-            check_unicode(json.dumps(made, ensure_ascii=False), place)
+            check_unicode(json.dumps(made, ensure_ascii=False), location)
         except InputError:
             raise
         except (ValueError, RecursionError) as error:
@@ -198,12 +198,12 @@ def _arguments(value: object, place: str) -> Mapping:
     made = {} if made is None else made
     if not isinstance(made, dict):
         raise InputError(
-            f"{place}: its arguments are no JSON object",
+            f"{location}: its arguments are no JSON object",
             value=value,
             rule=rule,
             fix="write them as json.dumps does, or remove the call",
         )
-    require_shallow(made, place)
+    require_shallow(made, location)
     return made
 
 
@@ -318,18 +318,18 @@ def _checked(
         raise InputError(f"{where}: the list of messages is empty", fix=fix)
     messages_out = []
     for number, message in enumerate(messages):
-        place = f"{where}: message {number}"
+        location = f"{where}: message {number}"
         if not isinstance(message, Mapping):
-            raise InputError(f"{place} is not an object", value=message, fix=fix)
-        role = role_of(message.get("role"), place)
+            raise InputError(f"{location} is not an object", value=message, fix=fix)
+        role = role_of(message.get("role"), location)
         message = message if message["role"] == role else {**message, "role": role}
-        text = _content(message, place, images)
-        check_unicode(text or "", f"{place}: 'content'")
+        text = _content(message, location, images)
+        check_unicode(text or "", f"{location}: 'content'")
         messages_out.append((message, text))
     return messages_out
 
 
-def _content(message: Mapping, place: str, images: bool) -> str | None:
+def _content(message: Mapping, location: str, images: bool) -> str | None:
     """A message's content as one string; text parts are joined."""
     content = message.get("content")
     if isinstance(content, str):
@@ -338,7 +338,7 @@ def _content(message: Mapping, place: str, images: bool) -> str | None:
         return None
     fix = 'write text, or [{"type": "text", "text": "..."}]'
     if not isinstance(content, (list, tuple)):
-        raise InputError(f"{place}: 'content' is missing or not text", value=content, fix=fix)
+        raise InputError(f"{location}: 'content' is missing or not text", value=content, fix=fix)
     texts = []
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else None
@@ -346,6 +346,8 @@ def _content(message: Mapping, place: str, images: bool) -> str | None:
             continue
         text = part.get("text") if kind == "text" else None
         if not isinstance(text, str):
-            raise InputError(f"{place}: 'content' has a part that is not text", value=part, fix=fix)
+            raise InputError(
+                f"{location}: 'content' has a part that is not text", value=part, fix=fix
+            )
         texts.append(text)
     return "".join(texts)

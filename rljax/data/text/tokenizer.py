@@ -417,18 +417,18 @@ class HuggingFaceTokenizer(Tokenizer):
         value = config.get("eos_token_id")
         if value is None:
             return []
-        place = f"{self.folder / name}: 'eos_token_id'"
+        location = f"{self.folder / name}: 'eos_token_id'"
         for item in value if isinstance(value, list) else [value]:
             if not isinstance(item, int) or isinstance(item, bool):
                 raise InputError(
-                    f"{place} is not an id",
+                    f"{location} is not an id",
                     value=value,
                     rule="it is a number or a list of numbers",
                     fix=COPY_AGAIN,
                 )
             if not 0 <= item < self.vocab_size:
                 raise InputError(
-                    f"{place} is outside the vocabulary",
+                    f"{location} is outside the vocabulary",
                     value=item,
                     rule=f"tokenizer.json has the ids 0..{self.vocab_size - 1}",
                     fix="take both files from the same model, or correct the id",

@@ -45,22 +45,22 @@ def read_special_tokens(folder: Path) -> tuple[dict[str, str], list[str]]:
     named, extra = {}, []
     for name, content in files.items():
         for field, value in content.items():
-            place = f"{folder / name}: '{field}'"
+            location = f"{folder / name}: '{field}'"
             if field in ("additional_special_tokens", "extra_special_tokens"):
                 if isinstance(value, dict):  # names for the template, of the model's own
-                    named |= {n: _token_text(v, place) for n, v in value.items()}
+                    named |= {n: _token_text(v, location) for n, v in value.items()}
                 elif isinstance(value, list):
-                    extra += [_token_text(v, place) for v in value]
+                    extra += [_token_text(v, location) for v in value]
             elif field.endswith("_token") and not field.startswith("add_") and value is not None:
-                named[field] = _token_text(value, place)
+                named[field] = _token_text(value, location)
     return named, list(dict.fromkeys(extra))
 
 
-def _token_text(value: object, place: str) -> str:
+def _token_text(value: object, location: str) -> str:
     text = value.get("content") if isinstance(value, dict) else value
     if not isinstance(text, str):
         raise InputError(
-            f"{place} is not a token",
+            f"{location} is not a token",
             value=value,
             rule='a token is a text or {"content": text}',
             fix=COPY_AGAIN,
@@ -79,14 +79,14 @@ def complete_added_tokens(
     """
     before = library.get_added_tokens_decoder()
     listed = read_optional(folder, _CONFIG).get("added_tokens_decoder", {})
-    place = f"{folder / _CONFIG}: 'added_tokens_decoder'"
-    tokens = _listed_tokens(listed, place)
+    location = f"{folder / _CONFIG}: 'added_tokens_decoder'"
+    tokens = _listed_tokens(listed, location)
     # All at once: the library makes its search anew at every call.
     library.add_tokens([tokens[number] for number in sorted(tokens)])
     for number, entry in tokens.items():
         if library.token_to_id(entry.content) != number:
             raise InputError(
-                f"{place} and tokenizer.json disagree about {entry.content!r}",
+                f"{location} and tokenizer.json disagree about {entry.content!r}",
                 value=number,
                 rule=f"tokenizer.json has it as {library.token_to_id(entry.content)}",
                 fix="take both files from the same model",
@@ -104,14 +104,14 @@ def complete_added_tokens(
     return [repr(token) for i, token in after.items() if repr(before.get(i)) != repr(token)]
 
 
-def _listed_tokens(listed: object, place: str) -> dict[int, tokenizers.AddedToken]:
+def _listed_tokens(listed: object, location: str) -> dict[int, tokenizers.AddedToken]:
     tokens = {}
     try:
         for number, entry in listed.items():
             tokens[int(number)] = tokenizers.AddedToken(**entry)
     except (AttributeError, TypeError, ValueError) as error:
         raise InputError(
-            f"{place} is malformed",
+            f"{location} is malformed",
             value=listed,
             rule=f'it is {{"id": {{"content": text, "special": true, ...}}}} ({error})',
             fix=COPY_AGAIN,
@@ -151,10 +151,10 @@ def read_templates(folder: Path, now: datetime.datetime | None) -> dict[str, Cha
     return templates
 
 
-def _check_count(templates: int, place: Path) -> None:
+def _check_count(templates: int, location: Path) -> None:
     if templates > _MOST_TEMPLATES:
         raise InputError(
-            f"{place}: chat templates",
+            f"{location}: chat templates",
             value=templates,
             rule=f"at most {_MOST_TEMPLATES}",
             fix="keep the templates that you use, such as the one called 'default'",
@@ -199,7 +199,7 @@ def load_library(path: Path) -> tuple[str, tokenizers.Tokenizer]:
     return text, library
 
 
-def _check_growth(part: object, place: str) -> None:
+def _check_growth(part: object, location: str) -> None:
     """Raises InputError for steps that make a text longer and longer: a trial meets a few texts,
     and this holds for all of them."""
     steps, growth, todo = 0, 1.0, [part]
@@ -221,7 +221,7 @@ def _check_growth(part: object, place: str) -> None:
     # "pattern" is an object of its own.
     if steps > 2 * _MOST_STEPS or growth > _MOST_GROWTH:
         raise InputError(
-            f"{place} may make a text longer without bound",
+            f"{location} may make a text longer without bound",
             value=(steps, growth),
             rule=f"at most {_MOST_STEPS} steps, and {_MOST_GROWTH} characters of one",
             fix=COPY_AGAIN,

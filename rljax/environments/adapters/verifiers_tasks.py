@@ -18,7 +18,7 @@ async def verifiers(
     """A task of a taskset of verifiers, played by its own environment and harness, whose model is
     the policy; the outcome is the reward of the trace, its metrics are parts.
 
-    `task`: a field of the row, the task's place in the taskset. `id`, `env`, `harness`, `runtime`:
+    `task`: a field of the row, the task's index in the taskset. `id`, `env`, `harness`, `runtime`:
     as verifiers names them, the last two of its seat "agent"; "" = the taskset's own. The runtime
     "subprocess" runs the harness on this machine. An error of theirs is a failed episode.
     """

@@ -91,8 +91,8 @@ def deepseek_v3() -> Format:
 
 def _deepseek(text, schemas) -> Parsed:
     # An argument may hold the marks of the other form: what stands first is what is written.
-    places = {text.find(CALL_BEGIN): read_deepseek_v3, text.find(f"<{DSML}"): read_dsml}
-    readers = [places[at] for at in sorted(places) if at >= 0] or [read_deepseek_v3]
+    begins = {text.find(CALL_BEGIN): read_deepseek_v3, text.find(f"<{DSML}"): read_dsml}
+    readers = [begins[at] for at in sorted(begins) if at >= 0] or [read_deepseek_v3]
     parsed = [reader(text, schemas) for reader in readers]
     return next((one for one in parsed if one.calls or one.problem), parsed[0])
 

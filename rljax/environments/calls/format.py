@@ -94,7 +94,7 @@ class Format:
             said = text[:at] + rest.content
             return dataclasses.replace(rest, reasoning=reasoning, said=said, spans=None)
         pieces, at = [], 0
-        for a, b in thought:  # as many characters, so that places stay what they are
+        for a, b in thought:  # as many characters, so that offsets stay what they are
             pieces += [text[at:a], " " * (b - a)]
             at = b
         parsed = self.read("".join([*pieces, text[at:]]), schemas)
@@ -203,7 +203,7 @@ class CallReader:
         self._bad = self._read = 0
         self._form = form
         self._resumed = 0  # where the last call ended
-        self._code: tuple[list[int], list[int]] | None = None  # places where code begins, and ends
+        self._code: tuple[list[int], list[int]] | None = None  # offsets where code begins, and ends
 
     @property
     def open(self) -> bool:
@@ -263,11 +263,11 @@ class CallReader:
     # -- what is only shown
 
     def alone(self, start: int) -> bool:
-        """Returns whether nothing of a sentence stands before a place in its line."""
+        """Returns whether nothing of a sentence stands before an offset in its line."""
         return _beside(self.text[max(0, start - _LINE) : start].rstrip(" \t")[-1:])
 
     def ends_line(self, end: int) -> bool:
-        """Returns whether nothing of a sentence stands behind a place in its line."""
+        """Returns whether nothing of a sentence stands behind an offset in its line."""
         return _beside(self.text[end : end + _LINE].lstrip(" \t")[:1])
 
     def _in_a_sentence(self, start: int, end: int) -> bool:
@@ -292,7 +292,7 @@ def _beside(character: str) -> bool:
 
 
 def _rstripped(text: str, end: int) -> int:
-    """The place behind the last character before `end` that is no white space."""
+    """The offset behind the last character before `end` that is no white space."""
     while end and text[end - 1].isspace():
         end -= 1
     return end
@@ -372,7 +372,7 @@ def read_json(text: str, at: int) -> tuple[object, int, str]:
 
 
 def _decoded(text: str, at: int) -> tuple[object, int, str, int]:
-    """`read_json`, and the place at which the JSON is wrong."""
+    """`read_json`, and the offset at which the JSON is wrong."""
     start = skip_space(text, at)
     try:
         value, end = _DECODER.raw_decode(text, start)
@@ -388,7 +388,7 @@ def _decoded(text: str, at: int) -> tuple[object, int, str, int]:
 
 
 def skip_space(text: str, at: int) -> int:
-    """The place of the first character from `at` on that is no white space."""
+    """The offset of the first character from `at` on that is no white space."""
     return _SPACE.match(text, at).end()
 
 

@@ -155,7 +155,7 @@ def read_mistral(text: str, schemas: Sequence[Mapping]) -> Parsed:
 
 
 def _objects(reader: CallReader, at: int) -> list:
-    """The calls of a list from its first place on, up to the one that is no JSON."""
+    """The calls of a list from its first item on, up to the one that is no JSON."""
     calls, problem = [], ""
     while reader.open and not problem:
         value, at, problem = reader.json(at)

@@ -85,7 +85,7 @@ def gemma_call(text: str, at: int) -> tuple[Call | str, int]:
 
 
 class _Scanner:
-    """Reads literals from a place on; raises _Wrong at the first thing that is none."""
+    """Reads literals from an index on; raises _Wrong at the first thing that is none."""
 
     def __init__(self, text: str, at: int = 0):
         self.text, self.at, self._values, self._escapes = text, at, 0, 0

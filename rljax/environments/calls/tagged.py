@@ -160,8 +160,8 @@ def read_gemma(text: str, schemas: Sequence[Mapping]) -> Parsed:
     reader = CallReader(text, "a call is a function's name with its arguments by name")
     # An argument may hold the marks of another form: what stands first is what is written.
     code = text.find(TOOL_CODE)
-    places = sorted((text.find(pair[0]), pair) for pair in GEMMA_CALLS)
-    for begin, (first, last) in places:
+    begins = sorted((text.find(pair[0]), pair) for pair in GEMMA_CALLS)
+    for begin, (first, last) in begins:
         if begin < 0 or 0 <= code < begin:
             continue
         at = begin

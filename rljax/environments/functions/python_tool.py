@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 
 from rljax.contracts import contract
-from rljax.rewards.sandbox.tiers import Limits, run_program, sandbox_tier
+from rljax.rewards.sandbox.tiers import ProcessLimits, run_program, sandbox_tier
 
 _OUTPUT_BYTES = 1 << 16  # of stdout and stderr, each
 # Runs the last cell in the names that those before it leave. Their output was shown before; what
@@ -65,7 +65,7 @@ def python(*, session: bool = False, timeout_s: float = 5.0, memory_mb: int = 51
     before it, so that their names are there; their time counts, and one that was stopped is left
     out. `random` is seeded; clocks and numpy's own generator are not.
     """
-    limits = Limits(
+    limits = ProcessLimits(
         timeout_s=timeout_s,
         cpu_s=timeout_s,
         memory_bytes=memory_mb << 20,

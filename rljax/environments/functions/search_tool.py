@@ -36,8 +36,8 @@ def search(*, corpus: str, k: int = 3) -> Callable:
         Args:
             query: A few words to search for.
         """
-        places = index.best(query[:_LONGEST_QUERY], k)
-        texts = [f"[{rank}] {index.texts[place]}" for rank, place in enumerate(places, 1)]
+        found = index.best(query[:_LONGEST_QUERY], k)
+        texts = [f"[{rank}] {index.texts[i]}" for rank, i in enumerate(found, 1)]
         return "\n".join(texts) or "Nothing was found."
 
     return search
@@ -61,7 +61,7 @@ class _Index:
         self._scores.index(self._split(self.texts), show_progress=False)
 
     def best(self, query: str, k: int) -> Sequence[int]:
-        """The places of the k texts with the highest score above 0, in this order."""
+        """The indices of the k texts with the highest score above 0, in this order."""
         words = self._split([query], return_ids=False)[0]
         if not words:
             return ()

@@ -68,28 +68,28 @@ def _kernel(*refs, name, keys):
     length = pl.cdiv(tokens, CHUNKS)
     row, chunk = pl.program_id(0), jnp.arange(CHUNKS)
 
-    def read(turn):
-        """Token L - 1 - turn of every chunk, [C] each; also its place `at`, whether it is `inside`
+    def read(step):
+        """Token L - 1 - step of every chunk, [C] each; also its column `at`, whether it is `inside`
         the row, and whether to `keep` it."""
-        at = chunk * length + length - 1 - turn
+        at = chunk * length + length - 1 - step
         inside, here = at < tokens, {}
         for key, ref in ins.items():
-            place = at if ref.shape[1] == tokens else chunk * 0
-            here[key] = triton.load(ref.at[row, place], mask=inside, other=0)
+            column = at if ref.shape[1] == tokens else chunk * 0
+            here[key] = triton.load(ref.at[row, column], mask=inside, other=0)
         return here | {"keep": inside & (here["mask"] > 0), "at": at, "inside": inside}
 
     zero, nothing = jnp.zeros((CHUNKS,), jnp.float32), jnp.zeros((CHUNKS,), jnp.int32)
     later = (zero, nothing, nothing)
     if "values" in keys or "ids" in keys:
 
-        def find(turn, later):
-            return _nearest(read(turn), later)
+        def find(step, later):
+            return _nearest(read(step), later)
 
         later = _behind(*jax.lax.fori_loop(0, length, find, later))
 
-    def write(turn, carry):
+    def write(step, carry):
         later, total = carry
-        here = read(turn)
+        here = read(step)
         out, b, c = _token(name, here, later)
         total = jnp.where(here["keep"], b + c * total, total)
         if name != "next_chosen":
@@ -100,9 +100,9 @@ def _kernel(*refs, name, keys):
             triton.store(outs[1].at[row, here["at"]], returns, mask=here["inside"])
         return _nearest(here, later), total
 
-    def compose(turn, carry):
+    def compose(step, carry):
         later, (total, product) = carry
-        here = read(turn)
+        here = read(step)
         _, b, c = _token(name, here, later)
         total = jnp.where(here["keep"], b + c * total, total)
         product = jnp.where(here["keep"], c * product, product)
@@ -143,9 +143,9 @@ def _token(name, here, later):
 
 
 def _tables():
-    """Places [C, 1] and [1, C]."""
-    place = jnp.arange(CHUNKS)
-    return place[:, None], place[None, :]
+    """Indices [C, 1] and [1, C]."""
+    index = jnp.arange(CHUNKS)
+    return index[:, None], index[None, :]
 
 
 def _behind(value, segment, present):

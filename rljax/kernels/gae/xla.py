@@ -98,12 +98,12 @@ def scan_gae(rewards, values, mask, ids, gamma, lam, unroll=1) -> tuple[jax.Arra
     return advantages, jnp.where(keep, advantages + values, 0.0)
 
 
-# -- an accelerator: after turn k every token knows of the 2^k tokens from itself on
+# -- an accelerator: after step k every token knows of the 2^k tokens from itself on
 
 
-def _doublings(turn, arrays, beyond):
-    """turn(arrays here, arrays further right) for distances 1, 2, 4, ... below S; what lies behind
-    the row is `beyond`, a number for each array."""
+def _doublings(combine, arrays, beyond):
+    """combine(arrays here, arrays further right) for distances 1, 2, 4, ... below S; what lies
+    behind the row is `beyond`, a number for each array."""
     size = arrays[0].shape[1]
 
     def further(x, distance, number):
@@ -113,7 +113,7 @@ def _doublings(turn, arrays, beyond):
     def one(k, here):
         distance = jnp.left_shift(1, k)
         right = (further(x, distance, n) for x, n in zip(here, beyond, strict=True))
-        return turn(here, tuple(right))
+        return combine(here, tuple(right))
 
     return jax.lax.fori_loop(0, (size - 1).bit_length(), one, tuple(arrays))
 

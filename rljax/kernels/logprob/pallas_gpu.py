@@ -81,14 +81,14 @@ def backward(
     def of_vocab(sums, j):
         first = jnp.minimum(j * size, vocab - size)
         w = vocab_slice(head, first, size, options)
-        place = jnp.stack([first, j * size - first]).astype(jnp.int32)
+        bounds = jnp.stack([first, j * size - first]).astype(jnp.int32)
         dz = pl.pallas_call(
             functools.partial(_differentiate, options=options),
             grid=(pl.cdiv(rows, R), pl.cdiv(size, W)),
             out_shape=jax.ShapeDtypeStruct((rows, size), hidden.dtype),
             **_call_options(interpret),
             name="token_logprobs_gradient",
-        )(place, scale.reshape(1), targets, top, log_sum, a, b, c, hidden, w)
+        )(bounds, scale.reshape(1), targets, top, log_sum, a, b, c, hidden, w)
         of_vocab = head_gradient(dz, hidden, options)
         of_vocab += lax.dynamic_slice_in_dim(sums[1], first, size, axis)  # 0 but where they overlap
         of_head = lax.dynamic_update_slice_in_dim(sums[1], of_vocab, first, axis)
@@ -124,10 +124,10 @@ def _raw_tile(hidden_ref, head_ref, rows, real_rows, first, options: Options) ->
         at, real = pl.ds(j * k, k), j * k + jnp.arange(k) < depth
         x = triton.load(hidden_ref.at[rows, at], mask=real_rows[:, None] & real[None, :], other=0.0)
         if options.vocab_first:
-            place, mask = (pl.ds(first, W), at), real_vocab[:, None] & real[None, :]
+            block, mask = (pl.ds(first, W), at), real_vocab[:, None] & real[None, :]
         else:
-            place, mask = (at, pl.ds(first, W)), real[:, None] & real_vocab[None, :]
-        w = triton.load(head_ref.at[place], mask=mask, other=0.0)
+            block, mask = (at, pl.ds(first, W)), real[:, None] & real_vocab[None, :]
+        w = triton.load(head_ref.at[block], mask=mask, other=0.0)
         return total + lax.dot_general(
             x,
             w,
@@ -195,7 +195,7 @@ def _describe(
 
 
 def _differentiate(
-    place_ref,
+    bounds_ref,
     scale_ref,
     targets_ref,
     top_ref,
@@ -210,14 +210,14 @@ def _differentiate(
     options: Options,
 ):
     """One tile of options.logit_gradient for a chunk of the vocabulary, with 0 for the entries that
-    the chunk before had too. place: [its first entry, how many of its entries are not its own]."""
+    the chunk before had too. bounds: [its first entry, how many of its entries are not its own]."""
     rows, real_rows = _rows(pl.program_id(0), hidden_ref.shape[0])
     vocab, first = dz_ref.shape[1], pl.program_id(1) * W
-    y = triton.load(targets_ref.at[rows], mask=real_rows, other=-1) - place_ref[0] - first
+    y = triton.load(targets_ref.at[rows], mask=real_rows, other=-1) - bounds_ref[0] - first
     refs = top_ref, log_sum_ref, a_ref, b_ref, c_ref
     row = [triton.load(ref.at[rows], mask=real_rows, other=0.0) for ref in refs]
     raw = _raw_tile(hidden_ref, head_ref, rows, real_rows, first, options)
     dz = logit_gradient(raw, y, scale_ref[0], *row, options)
     token_id = first + lax.broadcasted_iota(jnp.int32, (R, W), 1)
-    dz = jnp.where(token_id >= place_ref[1], dz, 0.0).astype(dz_ref.dtype)
+    dz = jnp.where(token_id >= bounds_ref[1], dz, 0.0).astype(dz_ref.dtype)
     triton.store(dz_ref.at[rows, pl.ds(first, W)], dz, mask=real_rows[:, None] & (token_id < vocab))

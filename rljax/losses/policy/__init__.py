@@ -10,7 +10,7 @@ step at once (`whole_step`).
     selection.py  tokens picked by statistics of the whole step
 """
 
-from rljax.losses.policy.common import Policy
+from rljax.losses.policy.common import PolicyOutputs
 from rljax.losses.policy.selection import clip_cov, kl_cov, ppo_high_entropy
 from rljax.losses.policy.sequences import gmpo, gspo, gspo_token, gvpo, trajectory_balance, vespo
 from rljax.losses.policy.tokens import (
@@ -28,7 +28,7 @@ from rljax.losses.policy.tokens import (
 )
 
 __all__ = [
-    "Policy",
+    "PolicyOutputs",
     "cispo",
     "clip_cov",
     "decoupled_ppo",

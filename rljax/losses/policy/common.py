@@ -47,7 +47,7 @@ Behaviour = Literal["old", "sampler"]
 Level = Literal["token", "sequence"]
 
 
-class Policy(NamedTuple):
+class PolicyOutputs(NamedTuple):
     """log pi of the batch's tokens and the entropy of each choice, by the model as it is now; also,
     for a loss whose contract has `reads_greedy`, whether the token is the most likely one: [B, S]
     each. For one that has `reads_targets`, log pi of batch.target_ids [B, S, M]."""
@@ -69,7 +69,7 @@ def constant(x: jax.Array, batch: Batch) -> jax.Array:
     return jax.lax.stop_gradient(jnp.where(batch.mask > 0, x, 0.0))
 
 
-def policy_logprobs(policy: Policy, batch: Batch) -> jax.Array:
+def policy_logprobs(policy: PolicyOutputs, batch: Batch) -> jax.Array:
     """log pi at policy tokens and 0 elsewhere: [B, S]."""
     return jnp.where(batch.mask > 0, policy.logprobs, 0.0)
 
@@ -83,7 +83,7 @@ def batch_advantages(batch: Batch, *, by: str) -> jax.Array:
     return constant(batch.advantages, batch)
 
 
-def log_difference(policy: Policy, batch: Batch, *, by: str, behaviour: Behaviour = "old"):
+def log_difference(policy: PolicyOutputs, batch: Batch, *, by: str, behaviour: Behaviour = "old"):
     """log pi - log pi_old (or log pi_sampler) at policy tokens, else 0, not clamped: [B, S].
 
     Raises InputError, in the name of the loss `by`, where the batch has no such log-probs.
@@ -93,7 +93,9 @@ def log_difference(policy: Policy, batch: Batch, *, by: str, behaviour: Behaviou
     return policy_logprobs(policy, batch) - constant(batch.__dict__[name], batch)
 
 
-def log_ratio(policy: Policy, batch: Batch, *, by: str, behaviour: Behaviour = "old") -> jax.Array:
+def log_ratio(
+    policy: PolicyOutputs, batch: Batch, *, by: str, behaviour: Behaviour = "old"
+) -> jax.Array:
     """log_difference clamped to +-20: [B, S]. Raises InputError as that does."""
     return clip(log_difference(policy, batch, by=by, behaviour=behaviour), -20.0, 20.0)
 
@@ -138,7 +140,9 @@ def row_mean(x: jax.Array, batch: Batch) -> jax.Array:
     return total / jnp.maximum(batches.row_sum(share, batch), 1)
 
 
-def keep_near_sequences(policy: Policy, batch: Batch, max_kl: float, *, by: str) -> jax.Array:
+def keep_near_sequences(
+    policy: PolicyOutputs, batch: Batch, max_kl: float, *, by: str
+) -> jax.Array:
     """1, but 0 where A < 0 and the mean of log sampler - log pi over the sequence exceeds max_kl.
 
     DeepSeek-V3.2's off-policy sequence mask (arXiv 2512.02556): a sequence that the policy would

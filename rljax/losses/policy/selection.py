@@ -14,7 +14,7 @@ from rljax.batch import Batch
 from rljax.contracts import AboveZero, NotNegative, Share, contract
 from rljax.losses.policy.common import (
     RATIO,
-    Policy,
+    PolicyOutputs,
     batch_advantages,
     constant,
     drift_metrics,
@@ -44,7 +44,7 @@ METRICS = {
 }
 
 
-def _covariance(policy: Policy, batch: Batch, advantages: jax.Array) -> jax.Array:
+def _covariance(policy: PolicyOutputs, batch: Batch, advantages: jax.Array) -> jax.Array:
     """(A - mean A)(log pi - mean log pi) at policy tokens, 0 elsewhere; no gradient: [B, S]."""
     logprobs = jax.lax.stop_gradient(policy_logprobs(policy, batch))
     keep = batch.mask
@@ -130,7 +130,7 @@ def _clip_cov(
 
 @contract(safe=True, reads=RATIO, whole_step=True)
 def clip_cov(
-    policy: Policy,
+    policy: PolicyOutputs,
     batch: Batch,
     *,
     clip_low: Share = 1.0,
@@ -180,7 +180,9 @@ def _kl_cov(policy, batch, difference, fraction: float, kl_coef: float):
 
 
 @contract(safe=True, reads=RATIO, whole_step=True)
-def kl_cov(policy: Policy, batch: Batch, *, fraction: Share = 2e-3, kl_coef: NotNegative = 1.0):
+def kl_cov(
+    policy: PolicyOutputs, batch: Batch, *, fraction: Share = 2e-3, kl_coef: NotNegative = 1.0
+):
     """-A r, plus kl_coef |log r| at the k tokens of largest covariance (KL-Cov, arXiv 2505.22617).
 
     cov and k = max(1, floor(fraction N)) as in clip_cov, ties by lower flat index; no clip.
@@ -190,22 +192,22 @@ def kl_cov(policy: Policy, batch: Batch, *, fraction: Share = 2e-3, kl_coef: Not
     return _kl_cov(policy, batch, log_ratio(policy, batch, by="kl_cov"), fraction, kl_coef)
 
 
-def high_entropy(policy: Policy, batch: Batch, fraction: float) -> jax.Array:
+def high_entropy(policy: PolicyOutputs, batch: Batch, fraction: float) -> jax.Array:
     """1 at the policy tokens whose entropy reaches the (1 - fraction) quantile of the step, else 0:
     [B, S]."""
     entropy = constant(policy.entropy, batch)
     ordered = jnp.sort(jnp.where(batch.mask > 0, entropy, jnp.inf).reshape(-1))
     n = jnp.sum((batch.mask > 0).astype(jnp.int32))
-    place = (1 - fraction) * jnp.maximum(n - 1, 0).astype(entropy.dtype)
-    below = jnp.floor(place).astype(jnp.int32)
+    rank = (1 - fraction) * jnp.maximum(n - 1, 0).astype(entropy.dtype)
+    below = jnp.floor(rank).astype(jnp.int32)
     low, high = ordered[below], ordered[jnp.minimum(below + 1, jnp.maximum(n - 1, 0))]
-    threshold = low + (high - low) * (place - below)  # linear between the two neighbours
+    threshold = low + (high - low) * (rank - below)  # linear between the two neighbours
     return indicator(jnp.where(n > 0, entropy >= threshold, False), batch)
 
 
 @contract(safe=True, reads=RATIO, whole_step=True)
 def ppo_high_entropy(
-    policy: Policy,
+    policy: PolicyOutputs,
     batch: Batch,
     *,
     fraction: Share = 0.2,

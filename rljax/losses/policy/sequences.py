@@ -16,7 +16,7 @@ from rljax.batch import Batch
 from rljax.contracts import AboveZero, NotNegative, Share, contract
 from rljax.losses.policy.common import (
     RATIO,
-    Policy,
+    PolicyOutputs,
     at_tokens,
     batch_advantages,
     clip,
@@ -55,7 +55,7 @@ def _sequence_metrics(ratio, batch: Batch) -> dict:
 
 @contract(safe=True, reads=ratio_and_near_sequences, reduction="seq_mean_token_mean")
 def gspo(
-    policy: Policy,
+    policy: PolicyOutputs,
     batch: Batch,
     *,
     clip_low: Share = 3e-4,
@@ -89,7 +89,7 @@ def gspo(
 
 @contract(safe=True, reads=RATIO, reduction="seq_mean_token_mean")
 def gspo_token(
-    policy: Policy, batch: Batch, *, clip_low: Share = 3e-4, clip_high: NotNegative = 4e-4
+    policy: PolicyOutputs, batch: Batch, *, clip_low: Share = 3e-4, clip_high: NotNegative = 4e-4
 ):
     """gspo with s_t = sg(s) pi / sg(pi): same value, but each token's gradient is its own.
 
@@ -141,7 +141,7 @@ def _gmpo(policy, batch, clip_low: float, clip_high: float, keep, tokens, weight
     whole_step=lambda options: options["fraction"] < 1,
 )
 def gmpo(
-    policy: Policy,
+    policy: PolicyOutputs,
     batch: Batch,
     *,
     clip_low: NotNegative = 0.4,
@@ -179,7 +179,7 @@ def _vespo_weight(log_weight, advantages, k_positive, lam_positive, k_negative, 
 
 @contract(safe=True, reads=RATIO, applies_weights=True)
 def vespo(
-    policy: Policy,
+    policy: PolicyOutputs,
     batch: Batch,
     *,
     k_positive: NotNegative = 2.0,
@@ -218,7 +218,7 @@ def _group_mean(x: jax.Array, batch: Batch) -> jax.Array:
 
 
 @contract(safe=True, reads=(*RATIO, "group"), whole_step=True)
-def gvpo(policy: Policy, batch: Batch, *, beta: AboveZero = 0.1):
+def gvpo(policy: PolicyOutputs, batch: Batch, *, beta: AboveZero = 0.1):
     """n / (2 (n - 1)) (A - beta (R - mean R))^2, R = log pi(y) - log pi_old(y), n the group's size.
 
     GVPO, arXiv 2504.19599: the advantage is the target of a regression on the centred log-ratio of
@@ -250,7 +250,7 @@ def gvpo(policy: Policy, batch: Batch, *, beta: AboveZero = 0.1):
     whole_step=lambda options: options["log_z"] is None,
 )
 def trajectory_balance(
-    policy: Policy,
+    policy: PolicyOutputs,
     batch: Batch,
     log_z: jax.Array | None = None,
     *,

@@ -14,7 +14,7 @@ from rljax.losses.policy.common import (
     RATIO,
     Behaviour,
     Level,
-    Policy,
+    PolicyOutputs,
     batch_advantages,
     clip,
     constant,
@@ -45,18 +45,18 @@ METRICS = {
 }
 
 
-def _accuracy(policy: Policy) -> dict[str, jax.Array]:
+def _accuracy(policy: PolicyOutputs) -> dict[str, jax.Array]:
     return {} if policy.greedy is None else {"token_accuracy": policy.greedy}
 
 
 @contract(safe=True, reads_greedy=True)
-def negative_log_likelihood(policy: Policy, batch: Batch):
+def negative_log_likelihood(policy: PolicyOutputs, batch: Batch):
     """-log pi(token) [B, S]: supervised fine-tuning. Metrics: token_accuracy."""
     return -policy_logprobs(policy, batch), _accuracy(policy)
 
 
 @contract(safe=True, reads_greedy=True)
-def dynamic_fine_tuning(policy: Policy, batch: Batch):
+def dynamic_fine_tuning(policy: PolicyOutputs, batch: Batch):
     """-sg(pi(token)) log pi(token): supervised fine-tuning without the 1/pi in its gradient.
 
     DFT, arXiv 2508.05629: the gradient is that of -pi(token), so that tokens which the policy finds
@@ -67,13 +67,13 @@ def dynamic_fine_tuning(policy: Policy, batch: Batch):
 
 
 @contract(safe=True, reads=("advantages",))
-def policy_gradient(policy: Policy, batch: Batch):
+def policy_gradient(policy: PolicyOutputs, batch: Batch):
     """-A log pi: [B, S] (REINFORCE)."""
     return -batch_advantages(batch, by="policy_gradient") * policy_logprobs(policy, batch), {}
 
 
 @contract(safe=True, reads=("advantages",))
-def gpg(policy: Policy, batch: Batch):
+def gpg(policy: PolicyOutputs, batch: Batch):
     """-A log pi, the loss of GPG (arXiv 2504.02546), which differs in its advantage: [B, S]."""
     return -batch_advantages(batch, by="gpg") * policy_logprobs(policy, batch), {}
 
@@ -105,7 +105,7 @@ def ppo_loss(advantages, difference, ratio, batch, clip_low, clip_high, dual_cli
 
 @contract(safe=True, reads=ratio_and_near_sequences)
 def ppo_clip(
-    policy: Policy,
+    policy: PolicyOutputs,
     batch: Batch,
     *,
     clip_low: Share = 0.2,
@@ -135,7 +135,7 @@ def ppo_clip(
 
 @contract(safe=True, reads=(*RATIO, "sampler_logprobs"), corrects_mismatch=True)
 def decoupled_ppo(
-    policy: Policy,
+    policy: PolicyOutputs,
     batch: Batch,
     *,
     clip_low: Share = 0.2,
@@ -171,7 +171,7 @@ def decoupled_ppo(
     corrects_mismatch=lambda options: options["behaviour"] == "sampler",
 )
 def cispo(
-    policy: Policy,
+    policy: PolicyOutputs,
     batch: Batch,
     *,
     clip_low: Share | None = None,
@@ -199,7 +199,7 @@ def cispo(
 
 @contract(safe=True, reads=RATIO)
 def sapo(
-    policy: Policy,
+    policy: PolicyOutputs,
     batch: Batch,
     *,
     tau_positive: AboveZero = 1.0,
@@ -231,7 +231,7 @@ def _truncated_gradient(policy, batch, advantages, difference, ratio_max: float,
     return loss, metrics | drift_metrics(difference)
 
 
-def _probabilities(policy: Policy, batch: Batch):
+def _probabilities(policy: PolicyOutputs, batch: Batch):
     """(pi, pi_old) of the tokens, constants, 1 where there is no policy token."""
     new = jax.lax.stop_gradient(policy_logprobs(policy, batch))
     return jnp.exp(new), jnp.exp(constant(batch.old_logprobs, batch))
@@ -239,7 +239,7 @@ def _probabilities(policy: Policy, batch: Batch):
 
 @contract(safe=True, reads=RATIO)
 def dppo_tv(
-    policy: Policy,
+    policy: PolicyOutputs,
     batch: Batch,
     *,
     clip_low: NotNegative = 0.2,
@@ -261,7 +261,7 @@ def dppo_tv(
 
 @contract(safe=True, reads=RATIO)
 def dppo_kl(
-    policy: Policy,
+    policy: PolicyOutputs,
     batch: Batch,
     *,
     clip_low: NotNegative = 0.05,
@@ -288,7 +288,7 @@ def dppo_kl(
 
 
 @contract(safe=True, reads=RATIO)
-def dro(policy: Policy, batch: Batch, *, beta: AboveZero = 0.1):
+def dro(policy: PolicyOutputs, batch: Batch, *, beta: AboveZero = 0.1):
     """-A log pi + beta / 2 (log pi - log pi_old)^2: policy gradient on a quadratic leash.
 
     The per-token form of direct reward optimisation (arXiv 2405.19107). The difference is not

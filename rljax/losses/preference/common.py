@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from rljax import batch as batches
 from rljax.batch import Batch
 from rljax.errors import InputError
-from rljax.losses.policy import Policy
+from rljax.losses.policy import PolicyOutputs
 from rljax.metric import Metric
 from rljax.suggest import near_names
 
@@ -99,7 +99,7 @@ def rows_of(x: jax.Array, rows_per_example: int, *, by: str) -> tuple[jax.Array,
     return tuple(x[i::rows_per_example] for i in range(rows_per_example))
 
 
-def sequence_logprobs(policy: Policy, batch: Batch) -> jax.Array:
+def sequence_logprobs(policy: PolicyOutputs, batch: Batch) -> jax.Array:
     """log pi(y|x), the sum over a row's policy tokens: [B]; 0 for an empty response."""
     return batches.row_sum(policy.logprobs, batch)
 
@@ -110,7 +110,7 @@ def reference_logprobs(batch: Batch, *, by: str) -> jax.Array:
     return jax.lax.stop_gradient(batches.row_sum(batch.ref_logprobs, batch))
 
 
-def log_ratios(policy: Policy, batch: Batch, *, by: str) -> jax.Array:
+def log_ratios(policy: PolicyOutputs, batch: Batch, *, by: str) -> jax.Array:
     """Delta = log pi(y|x) - log ref(y|x) of each row: [B]."""
     return sequence_logprobs(policy, batch) - reference_logprobs(batch, by=by)
 

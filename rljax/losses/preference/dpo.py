@@ -11,7 +11,7 @@ from rljax import batch as batches
 from rljax.batch import Batch
 from rljax.contracts import AboveZero, PlainText, Share, contract
 from rljax.errors import InputError
-from rljax.losses.policy import Policy
+from rljax.losses.policy import PolicyOutputs
 from rljax.losses.preference import pairwise
 from rljax.losses.preference.common import (
     label_noise,
@@ -54,7 +54,9 @@ def _length_desensitised(batch: Batch, ld_alpha: float, *, by: str) -> jax.Array
     return jnp.where(batches.segment_order(batch) < shared[:, None], 1.0, ld_alpha)
 
 
-def _pair(policy: Policy, batch: Batch, divergence: str, alpha: float, ld_alpha: float, *, by: str):
+def _pair(
+    policy: PolicyOutputs, batch: Batch, divergence: str, alpha: float, ld_alpha: float, *, by: str
+):
     """The pairwise.Pair that the loss types read."""
     batch.require("ref_logprobs", by=by)
     weigh = 1.0 if ld_alpha == 1 else _length_desensitised(batch, ld_alpha, by=by)
@@ -68,7 +70,7 @@ def _pair(policy: Policy, batch: Batch, divergence: str, alpha: float, ld_alpha:
     return pairwise.Pair(*sums, nll, step_token_mean(*whole, batch, 2, by=by))
 
 
-def _pair_weight(policy: Policy, batch: Batch, *, by: str) -> jax.Array:
+def _pair_weight(policy: PolicyOutputs, batch: Batch, *, by: str) -> jax.Array:
     """Product over both rows of exp(mean over tokens of log pi - log sum_v pi_v^2), without
     gradient: [N]."""
     batch.require("sum_pi_squared", by=by)
@@ -118,7 +120,7 @@ def _check(losses, weights, label_smoothing: float, *, by: str) -> None:
     whole_step=lambda options: bool(set(options["losses"]) & set(pairwise.WHOLE_STEP)),
 )
 def dpo(
-    policy: Policy,
+    policy: PolicyOutputs,
     batch: Batch,
     *,
     beta: float = 0.1,
@@ -174,7 +176,7 @@ def dpo(
 
 
 @contract(safe=True, reads=("ref_logprobs",), rows=2)
-def spin(policy: Policy, batch: Batch, *, lam: AboveZero = 0.1):
+def spin(policy: PolicyOutputs, batch: Batch, *, lam: AboveZero = 0.1):
     """-log sigmoid(lam (Delta_real - Delta_generated)): SPIN, arXiv 2401.01335: [N].
 
     The reference is the previous iterate, which wrote the rejected rows; the chosen ones are the

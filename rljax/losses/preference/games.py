@@ -13,7 +13,7 @@ from rljax import batch as batches
 from rljax.batch import Batch
 from rljax.contracts import AboveZero, NotNegative, contract
 from rljax.errors import InputError
-from rljax.losses.policy import Policy
+from rljax.losses.policy import PolicyOutputs
 from rljax.losses.preference.common import (
     constant_scores,
     log_ratios,
@@ -42,7 +42,7 @@ METRICS = {
 
 
 @contract(safe=True, reads=("ref_logprobs", "scores"), rows=2, scores_of_samples=True)
-def sppo(policy: Policy, batch: Batch, *, eta: AboveZero = 1e3):
+def sppo(policy: PolicyOutputs, batch: Batch, *, eta: AboveZero = 1e3):
     """[(Delta_w - eta (P_w - 1/2))^2 + (Delta_l - eta (P_l - 1/2))^2] / 2: [N].
 
     SPPO, arXiv 2405.00675. P = batch.scores: the row's probability of winning against the policy.
@@ -74,7 +74,7 @@ def soft_mean(
 
 
 @contract(safe=True, reads=("old_logprobs", "scores"), scores_of_samples=True)
-def sppo_online(policy: Policy, batch: Batch, *, eta: AboveZero = 1.0):
+def sppo_online(policy: PolicyOutputs, batch: Batch, *, eta: AboveZero = 1.0):
     """(Delta - eta R)^2, Delta = log pi(y|x) - log pi_old(y|x), R = batch.scores, centred: [B].
 
     SPPO on every sample of a rollout (arXiv 2405.00675): R is the reward less soft_mean of all, or
@@ -90,7 +90,7 @@ def sppo_online(policy: Policy, batch: Batch, *, eta: AboveZero = 1.0):
 
 @contract(safe=True, reads=("ref_logprobs",), rows=2)
 def xpo(
-    policy: Policy,
+    policy: PolicyOutputs,
     batch: Batch,
     chosen_is_policy: jax.Array,
     *,
@@ -125,7 +125,7 @@ def xpo(
 
 
 @contract(safe=True, reads=("ref_logprobs", "scores"), scores_of_samples=True)
-def nash_md(policy: Policy, batch: Batch, *, beta: float = 0.1):
+def nash_md(policy: PolicyOutputs, batch: Batch, *, beta: float = 0.1):
     """beta sum_t sg(log pi - log ref) log pi - (P - 1/2) log pi(y|x): [B].
 
     Nash-MD, arXiv 2312.00886: REINFORCE on the probability P = batch.scores of beating a sample of

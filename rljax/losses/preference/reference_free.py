@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from rljax.batch import Batch
 from rljax.contracts import NotNegative, PlainText, contract
-from rljax.losses.policy import Policy
+from rljax.losses.policy import PolicyOutputs
 from rljax.losses.preference.common import (
     label_noise,
     log_sigmoid_smoothed,
@@ -55,7 +55,7 @@ def _contrast(loss: str, chosen, rejected, beta, label_smoothing, gamma) -> jax.
     return log_sigmoid_smoothed(beta * gap - margin, label_smoothing)
 
 
-def _logps(policy: Policy, batch: Batch, loss: str) -> jax.Array:
+def _logps(policy: PolicyOutputs, batch: Batch, loss: str) -> jax.Array:
     """log pi(y|x), or its mean per token where the loss compares those: [B]."""
     logps = sequence_logprobs(policy, batch)
     return logps / row_tokens(batch) if loss in LENGTH_MEANS else logps
@@ -63,7 +63,7 @@ def _logps(policy: Policy, batch: Batch, loss: str) -> jax.Array:
 
 @contract(safe=True, rows=2)
 def simpo(
-    policy: Policy,
+    policy: PolicyOutputs,
     batch: Batch,
     *,
     beta: float = 2.0,
@@ -86,7 +86,7 @@ def simpo(
 
 @contract(safe=True, rows=2, whole_step=True)
 def cpo(
-    policy: Policy,
+    policy: PolicyOutputs,
     batch: Batch,
     *,
     beta: float = 0.1,
@@ -123,7 +123,7 @@ def _log_odds(mean_logps: jax.Array) -> jax.Array:
 
 
 @contract(safe=True, rows=2, whole_step=True)
-def orpo(policy: Policy, batch: Batch, *, beta: float = 0.1, prompt_nll: bool = True):
+def orpo(policy: PolicyOutputs, batch: Batch, *, beta: float = 0.1, prompt_nll: bool = True):
     """-beta log sigmoid(log odds(y_w) - log odds(y_l)) + mean of -log pi over the chosen rows: [N].
 
     ORPO, arXiv 2403.07691: odds = p / (1 - p), p = exp(log pi(y)/|y|). The mean runs over all
@@ -149,7 +149,7 @@ def orpo(policy: Policy, batch: Batch, *, beta: float = 0.1, prompt_nll: bool = 
 
 @contract(safe=True, rows=3, whole_step=True)
 def tpo(
-    policy: Policy,
+    policy: PolicyOutputs,
     batch: Batch,
     *,
     beta: float = 0.01,

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from rljax.batch import Batch
 from rljax.contracts import AboveZero, NotNegative, contract
 from rljax.errors import InputError
-from rljax.losses.policy import Policy
+from rljax.losses.policy import PolicyOutputs
 from rljax.losses.preference.common import (
     Labelled,
     constant_scores,
@@ -34,7 +34,7 @@ def mismatched_kl(logprobs: jax.Array, batch: Batch) -> jax.Array:
     The rows are prompts with answers of other prompts; logprobs [B, S] and batch.ref_logprobs
     describe those. Rows without policy tokens do not count; no row at all gives 0.
     """
-    ratios = log_ratios(Policy(logprobs, logprobs), batch, by="mismatched_kl")
+    ratios = log_ratios(PolicyOutputs(logprobs, logprobs), batch, by="mismatched_kl")
     counted = jnp.any(batch.mask > 0, axis=1)
     mean = jnp.sum(jnp.where(counted, ratios, 0.0)) / jnp.maximum(jnp.sum(counted), 1)
     return jax.lax.stop_gradient(jnp.maximum(mean, 0.0))
@@ -50,7 +50,7 @@ def running_mean(mean, count, step_mean, step_count):
     return mean + (step_mean - mean) * step_count / jnp.maximum(total, 1), total
 
 
-def _labelled(policy: Policy, batch: Batch, beta: float, *, by: str) -> Labelled:
+def _labelled(policy: PolicyOutputs, batch: Batch, beta: float, *, by: str) -> Labelled:
     desirable = constant_scores(batch, by=by) > 0
     return Labelled(beta * log_ratios(policy, batch, by=by), desirable)
 
@@ -61,7 +61,7 @@ def _weighted(rows: Labelled, loss: jax.Array, desirable_weight: float, undesira
 
 @contract(safe=True, reads=("ref_logprobs", "scores"))
 def kto(
-    policy: Policy,
+    policy: PolicyOutputs,
     batch: Batch,
     kl: jax.Array | float,
     *,
@@ -85,7 +85,7 @@ def kto(
 
 @contract(safe=True, reads=("ref_logprobs", "scores"))
 def apo_zero_unpaired(
-    policy: Policy,
+    policy: PolicyOutputs,
     batch: Batch,
     *,
     beta: float = 0.1,
@@ -109,7 +109,7 @@ def apo_zero_unpaired(
 
 @contract(safe=True, reads=("ref_logprobs", "scores"))
 def bco(
-    policy: Policy,
+    policy: PolicyOutputs,
     batch: Batch,
     delta: jax.Array | float,
     desirable_probability: jax.Array | None = None,

@@ -31,11 +31,11 @@ _OF_EXPERTS = ("adapters", "quantised")  # what holds the parts of a matrix of e
 def module_name(path: tuple[str, ...], config: ModelConfig) -> str:
     """Hugging Face's name, below a layer, of a linear map of a block, or of the one that it is a
     part of."""
-    place = place_of(path, config)
-    return place.name if isinstance(place, Fused) else place
+    module = module_of(path, config)
+    return module.name if isinstance(module, Fused) else module
 
 
-def place_of(path: tuple[str, ...], config: ModelConfig):
+def module_of(path: tuple[str, ...], config: ModelConfig):
     """The entry of rljax.models.names for a linear map of a block."""
     return NAMES[FAMILIES[config.family].names][".".join(map(str, path))]
 
@@ -43,9 +43,9 @@ def place_of(path: tuple[str, ...], config: ModelConfig):
 def experts_name(config: ModelConfig, matrix: str) -> str:
     """transformers' name, below a layer, of the parameter that holds the matrices "gate", "up" or
     "down" of all experts of a layer."""
-    place = NAMES[FAMILIES[config.family].names]["mlp.down[x]"]
-    place = place.name if isinstance(place, Disk) else place
-    module = place.partition(".experts.")[0].replace("block_sparse_moe", "mlp")
+    down = NAMES[FAMILIES[config.family].names]["mlp.down[x]"]
+    down = down.name if isinstance(down, Disk) else down
+    module = down.partition(".experts.")[0].replace("block_sparse_moe", "mlp")
     return f"{module}.experts.{'down_proj' if matrix == 'down' else 'gate_up_proj'}"
 
 

@@ -82,13 +82,13 @@ class Group:
         return count, tuple(min(at, rows - count) for at in range(0, rows, max(count, 1)))
 
     def spans(self, start: int, count: int):
-        """The parts of each tensor that the block at `start` holds: (tensor, its place in the
+        """The parts of each tensor that the block at `start` holds: (tensor, its index in the
         leading axes, first row in the block, first row in the tensor)."""
         whole, before = self.disk_shape[0] // self.row_ways, self.parts[0].piece.first_row
-        places = itertools.product(*map(range, self.ways))
-        for name, place in zip(self.names, places, strict=True):
+        indices = itertools.product(*map(range, self.ways))
+        for name, index in zip(self.names, indices, strict=True):
             for k in range(self.row_ways):
-                yield name, place, k * count, before + k * whole + start
+                yield name, index, k * count, before + k * whole + start
 
     def empty(self, count: int, dtype: np.dtype) -> np.ndarray:
         """An unwritten block of `count` rows per device."""
@@ -121,8 +121,8 @@ def groups(model: Model, skip: frozenset[str] = frozenset()) -> list[Group]:
         local = [size // n for size, n in zip(shape[:leading], ways, strict=True)]
         for start in itertools.product(*map(range, local)):
             indices = [
-                tuple(w * size + at for w, size, at in zip(place, local, start, strict=True))
-                for place in itertools.product(*map(range, ways))
+                tuple(w * size + at for w, size, at in zip(index, local, start, strict=True))
+                for index in itertools.product(*map(range, ways))
             ]
             names = tuple(members[index][0] for index in indices)
             part = Part(path, members[indices[0]][1], spec, start)
@@ -234,15 +234,15 @@ def own_rows(shape: tuple[int, ...], layout: NamedSharding, leading: int) -> lis
         for index in layout.addressable_devices_indices_map(shape).values()
     }
     out: list[tuple] = []
-    for place, first, end in sorted(rows):
-        if out and out[-1][0] == place and first <= out[-1][2]:
-            out[-1] = (place, out[-1][1], max(end, out[-1][2]))
+    for index, first, end in sorted(rows):
+        if out and out[-1][0] == index and first <= out[-1][2]:
+            out[-1] = (index, out[-1][1], max(end, out[-1][2]))
         else:
-            out.append((place, first, end))
+            out.append((index, first, end))
     return out
 
 
-def place(block: np.ndarray, layout: NamedSharding) -> jax.Array:
+def to_devices(block: np.ndarray, layout: NamedSharding) -> jax.Array:
     """The block on the mesh: every device of this host gets its part."""
 
     def part(index):

@@ -26,7 +26,7 @@ from rljax.gguf.folder import tensors_of
 from rljax.gguf.rows import Rows
 from rljax.models.config import ModelConfig
 from rljax.models.huggingface import quantised
-from rljax.models.huggingface.safetensors_file import FLOATS, Entry, read_header
+from rljax.models.huggingface.safetensors_file import FLOATS, TensorInfo, read_header
 from rljax.models.model import Model
 from rljax.models.names import disk_pieces, renamed, text_prefix
 
@@ -47,7 +47,7 @@ class TensorLocation:
     one. One of a GGUF file has `Rows` for an entry."""
 
     file: Path
-    entry: Entry | Rows
+    entry: TensorInfo | Rows
     scales: "TensorLocation | None" = None
     block: tuple[int, int] | None = None
 
@@ -189,7 +189,9 @@ def has_own_head(folder: Path, config: ModelConfig) -> bool:
     embedding = renamed(f"{text_prefix(config)}embed_tokens.weight", tensors)
     if _HEAD not in tensors or embedding not in tensors:
         return False
-    return _differ(*((place, _stamp(place.file)) for place in (tensors[_HEAD], tensors[embedding])))
+    return _differ(
+        *((location, _stamp(location.file)) for location in (tensors[_HEAD], tensors[embedding]))
+    )
 
 
 def _stamp(path: Path) -> tuple[int, int]:
@@ -207,7 +209,7 @@ def _differ(head: tuple[TensorLocation, tuple], embedding: tuple[TensorLocation,
     else:
         narrow = min(one.dtype, other.dtype, key=lambda dtype: dtype.itemsize)
         with contextlib.ExitStack() as stack:
-            blocks = [_blocks_of(place, stack) for place in (one, other)]
+            blocks = [_blocks_of(location, stack) for location in (one, other)]
             pairs = ([x.astype(narrow) for x in pair] for pair in zip(*blocks, strict=True))
             # By bytes a NaN is itself, by values -0 is 0.
             differ = any(a.tobytes() != b.tobytes() and np.any(a != b) for a, b in pairs)
@@ -221,19 +223,22 @@ def _differ(head: tuple[TensorLocation, tuple], embedding: tuple[TensorLocation,
     return differ
 
 
-def _blocks_of(place: TensorLocation, stack: contextlib.ExitStack):
+def _blocks_of(location: TensorLocation, stack: contextlib.ExitStack):
     """The elements of a tensor, some at once; of two tensors of one shape as many."""
-    file, count = open_file(place.file), int(np.prod(place.entry.shape))
+    file, count = open_file(location.file), int(np.prod(location.entry.shape))
     stack.callback(os.close, file)
-    if place.is_coded:
-        tall, step = place.shape[0], max(_COMPARED // 8 // max(math.prod(place.shape[1:]), 1), 1)
+    if location.is_coded:
+        tall, step = (
+            location.shape[0],
+            max(_COMPARED // 8 // max(math.prod(location.shape[1:]), 1), 1),
+        )
         for first in range(0, tall, step):
-            yield quantised.rows(place, {place.file: file}, first, min(step, tall - first))
+            yield quantised.rows(location, {location.file: file}, first, min(step, tall - first))
         return
     step = _COMPARED // 8
     for first in range(0, count, step):
-        block = np.empty(min(step, count - first), place.dtype)
-        read_bytes(file, place.file, place.entry.begin + first * block.itemsize, block)
+        block = np.empty(min(step, count - first), location.dtype)
+        read_bytes(file, location.file, location.entry.begin + first * block.itemsize, block)
         yield block
 
 
@@ -271,10 +276,10 @@ def compare(folder: Path, model: Model) -> tuple[LoadReport, dict[str, TensorLoc
         del wanted["score.weight"]
         zero = ("score.weight",)
     on_disk = {name: renamed(name, tensors) for name in wanted}
-    places = {name: tensors[disk] for name, disk in on_disk.items() if disk in tensors}
+    locations = {name: tensors[disk] for name, disk in on_disk.items() if disk in tensors}
     extra = sorted(set(tensors) - set(on_disk.values()))
     ignored = tuple(name for name in extra if _ignorable(name, model))
-    shapes = {name: place.shape for name, place in places.items()}
+    shapes = {name: location.shape for name, location in locations.items()}
     report = LoadReport(
         folder=str(folder),
         revision=revision(
@@ -286,14 +291,14 @@ def compare(folder: Path, model: Model) -> tuple[LoadReport, dict[str, TensorLoc
             (on_disk[n], s, wanted[n]) for n, s in sorted(shapes.items()) if s != wanted[n]
         ),
         unreadable=tuple(
-            (on_disk[n], p.entry.dtype) for n, p in sorted(places.items()) if p.dtype is None
+            (on_disk[n], p.entry.dtype) for n, p in sorted(locations.items()) if p.dtype is None
         ),
         ignored=ignored,
         zero=zero,
     )
     files = {disk: tensors[disk].file.name for disk in on_disk.values() if disk in tensors}
     _check(report, len(wanted), files, reward="score.weight" in tensors and model.head == "lm")
-    return report, places
+    return report, locations
 
 
 def _shown(names: Iterable[str]) -> str:

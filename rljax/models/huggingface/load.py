@@ -31,7 +31,7 @@ from rljax.models.huggingface.checkpoint_folder import (
     LoadReport,
     TensorLocation,
 )
-from rljax.models.huggingface.safetensors_file import FLOATS, Entry, new_header, write_bytes
+from rljax.models.huggingface.safetensors_file import FLOATS, TensorInfo, new_header, write_bytes
 from rljax.models.model import Model
 from rljax.models.names import disk_pieces
 from rljax.models.trees import nested
@@ -76,12 +76,12 @@ def load_with_report(folder: str | Path, model: Model) -> tuple[dict, LoadReport
     repository of the hub must have the SHA-256 that it lists.
     """
     here, listed = hub.model_folder(folder, hub.WEIGHTS), hub.digests(folder)
-    report, places = checkpoint_folder.compare(here, model)
-    paths = sorted({file for place in places.values() for file in place.files})
+    report, locations = checkpoint_folder.compare(here, model)
+    paths = sorted({file for location in locations.values() for file in location.files})
     mine = [paths[i] for i in hosts.mine(len(paths))]
     with concurrent.futures.ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
         hashing = [pool.submit(checkpoint_folder.record, path) for path in mine]
-        params = _read(report, places, model)
+        params = _read(report, locations, model)
         own = {p.name: vars(f.result()) for p, f in zip(mine, hashing, strict=True)}
     records = {name: record for each in hosts.gather(own) for name, record in each.items()}
     files = {path.name: FileRecord(**records[path.name]) for path in paths}
@@ -90,34 +90,34 @@ def load_with_report(folder: str | Path, model: Model) -> tuple[dict, LoadReport
     return params, dataclasses.replace(report, folder=str(folder), files=files)
 
 
-def _read(report: LoadReport, places: dict[str, TensorLocation], model: Model) -> dict:
+def _read(report: LoadReport, locations: dict[str, TensorLocation], model: Model) -> dict:
     """Every weight, from blocks that are read in the order of the files."""
     leaves = blocks.zeros(model)
     todo = blocks.groups(model, skip=frozenset(report.zero))
     last = None  # the weight written to most recently
 
     def order(g):
-        return min((places[n].file, places[n].entry.begin) for n in g.names)
+        return min((locations[n].file, locations[n].entry.begin) for n in g.names)
 
     with contextlib.ExitStack() as stack:
         files = {}
-        for path in sorted({file for place in places.values() for file in place.files}):
+        for path in sorted({file for location in locations.values() for file in location.files}):
             files[path] = open_file(path)
             stack.callback(os.close, files[path])
         for group in sorted(todo, key=order):
-            dtypes = [places[name].dtype for name in group.names]
+            dtypes = [locations[name].dtype for name in group.names]
             dtype = dtypes[0] if len(set(dtypes)) == 1 else np.dtype(np.float32)
             shares = model.mesh.size if hosts.count() > 1 else 1
-            decodes = isinstance(places[group.names[0]].entry, Rows)
+            decodes = isinstance(locations[group.names[0]].entry, Rows)
             most = blocks.DECODED_BYTES if decodes else blocks.BLOCK_BYTES
             count, starts = group.row_starts(dtype.itemsize, shares, most)
             shape, first = group.block_shape(count), group.parts[0]
             layout = blocks.layout(shape, first, model.mesh, shared=shares > 1)
             rows = blocks.own_rows(shape, layout, len(first.start))
             for start in starts:
-                block = _read_block(group, start, count, dtype, places, files, rows)
+                block = _read_block(group, start, count, dtype, locations, files, rows)
                 for part in group.parts:
-                    placed = blocks.place(block[..., part.piece.columns], layout)
+                    placed = blocks.to_devices(block[..., part.piece.columns], layout)
                     # A block is read while the devices work on the one before, not further ahead.
                     jax.block_until_ready(last)
                     last = blocks.put(leaves[part.path], part, model.mesh, placed, start)
@@ -125,20 +125,20 @@ def _read(report: LoadReport, places: dict[str, TensorLocation], model: Model) -
     return nested(jax.block_until_ready(leaves))
 
 
-def _read_block(group, start: int, count: int, dtype, places, files, rows) -> np.ndarray:
+def _read_block(group, start: int, count: int, dtype, locations, files, rows) -> np.ndarray:
     """A block of a group of tensors, each byte of `rows` (blocks.own_rows) read once; what other
     rows hold is undefined."""
     # JAX has no float64 unless it is asked for.
     block = group.empty(count, np.dtype(np.float32) if dtype == np.float64 else dtype)
-    for name, place, row, first in group.spans(start, count):
-        tensor = places[name]
+    for name, index, row, first in group.spans(start, count):
+        tensor = locations[name]
         file, entry = tensor.file, tensor.entry
         for lead, begin, end in rows:
             begin, end = max(begin, row), min(end, row + count)
-            here = all(a <= at < b for at, (a, b) in zip(place, lead, strict=True))
+            here = all(a <= at < b for at, (a, b) in zip(index, lead, strict=True))
             if not here or begin >= end:
                 continue
-            out = block[place][begin:end]
+            out = block[index][begin:end]
             if isinstance(entry, Rows):
                 decoded(entry, files[file], file, first + begin - row, out)
                 continue
@@ -205,7 +205,7 @@ def _write(folder: Path, shards: dict[str, dict], texts: dict[str, dict], gather
     for stale in folder.glob(".*.saving"):  # of a save that was killed
         stale.unlink()
     with contextlib.ExitStack() as stack:
-        targets: dict[str, tuple[int, Entry]] = {}
+        targets: dict[str, tuple[int, TensorInfo]] = {}
         for shard, tensors in shards.items():
             header, entries = new_header(tensors)
             file = os.open(_hidden(folder / shard), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -272,8 +272,8 @@ def _gathered(model: Model, params: dict, dtype) -> Iterator[tuple[str, int, np.
                     leaf = leaf[key]
                 value = blocks.get(leaf, part, model.mesh, start, count, dtype)
                 block[..., part.piece.columns] = fetch(value)
-            for name, place, row, first in group.spans(start, count):
-                yield name, first, block[place][row : row + count]
+            for name, index, row, first in group.spans(start, count):
+                yield name, first, block[index][row : row + count]
 
 
 def _commit(folder: Path, shards: list[str], texts: dict[str, dict]) -> None:

@@ -81,7 +81,7 @@ class Half:
             return tensor.reshape(self.experts, -1, tensor.shape[1])[:, self.rows]
         return tensor.reshape(tensor.shape[0], -1, self.experts)[self.rows, self.columns]
 
-    def turned(self, block: np.ndarray) -> np.ndarray:
+    def transposed(self, block: np.ndarray) -> np.ndarray:
         """The block in our order of axes: [in, rank] or [rank, out], of experts behind X."""
         return block.swapaxes(-1, -2) if self.experts and self.is_a else block.T
 
@@ -109,8 +109,8 @@ def _halves(model: Model) -> dict[str, list[Half]]:
                 out.setdefault(key, []).append(Half(path, i, **where))
             continue
         name, rank = lora.module_name(path[2:-1], config), config.lora.rank
-        place, is_a = lora.place_of(path[2:-1], config), path[-1] == "lora_a"
-        members = fused_members(path, place) if isinstance(place, Fused) else [path]
+        module, is_a = lora.module_of(path[2:-1], config), path[-1] == "lora_a"
+        members = fused_members(path, module) if isinstance(module, Fused) else [path]
         sizes = [math.prod(shapes[member][0][1:]) // rank for member in members]
         at, ranks = members.index(path), rank * len(members)
         before = sum(sizes[:at])
@@ -154,8 +154,8 @@ def _of_experts(model: Model, path: tuple[str, ...]) -> tuple[str, dict]:
             shape=(experts * ranks, shape[1]), rows=part, columns=every, experts=experts
         )
     rows = slice(shape[2] * at, shape[2] * (at + 1))
-    place = NAMES[FAMILIES[config.family].names][f"mlp.{matrix}[x]"]
-    if isinstance(place, Disk) and place.column is not None and not place.halves:
+    on_disk = NAMES[FAMILIES[config.family].names][f"mlp.{matrix}[x]"]
+    if isinstance(on_disk, Disk) and on_disk.column is not None and not on_disk.halves:
         rows = slice(at, None, 2)
     shape = (shape[2] * len(parts), ranks * experts)
     return module, dict(shape=shape, rows=rows, columns=part, experts=experts)
@@ -171,10 +171,10 @@ def _ranks(model: Model) -> dict[str, int]:
             if path[-2] != "down":
                 found["gate_up_proj"] = 2 * model.config.lora.rank
         elif path[-1] == "lora_a":
-            place = lora.place_of(path[2:-1], model.config)
-            if isinstance(place, Fused):
-                last = place.name.rpartition(".")[2]
-                found[last] = len(place.members) * model.config.lora.rank
+            module = lora.module_of(path[2:-1], model.config)
+            if isinstance(module, Fused):
+                last = module.name.rpartition(".")[2]
+                found[last] = len(module.members) * model.config.lora.rank
     return found
 
 
@@ -195,8 +195,8 @@ def save_adapter(folder: str | Path, model: Model, params: dict, *, base: str = 
             value = whole[half.path] if half.layer is None else whole[half.path][half.layer]
             block = half.block(tensors[key])
             # Ours are [in, rank] and [rank, out], whatever the number of axes; theirs transposed.
-            value = value.astype(np.float32).reshape(half.turned(block).shape)
-            block[...] = half.turned(value)
+            value = value.astype(np.float32).reshape(half.transposed(block).shape)
+            block[...] = half.transposed(value)
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     paths = {path for path in whole if path[-1] in lora.LEAVES}
     tower = {lora.tower_name(p[1:-1], model.config) for p in paths if p[0] == "vision"}
@@ -438,10 +438,10 @@ def load_adapter(folder: str | Path, model: Model, params: dict) -> dict:
             tensor = tensor * np.asarray(own_factor / factor, tensor.dtype)
         own_rank = own_rank if key in plain else rank
         for half, block in _blocks(file, key, tensor, held, own_rank, rank):
-            place = new[half.path] if half.layer is None else new[half.path][half.layer]
+            target = new[half.path] if half.layer is None else new[half.path][half.layer]
             if own_rank < rank:
-                place = place[..., :own_rank] if half.is_a else place[:own_rank]
-            place[...] = half.turned(block).reshape(place.shape)
+                target = target[..., :own_rank] if half.is_a else target[:own_rank]
+            target[...] = half.transposed(block).reshape(target.shape)
     layout = flattened(model.shardings())
     return nested(flat | {path: put_whole(x, layout[path]) for path, x in new.items()})
 

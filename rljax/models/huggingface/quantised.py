@@ -28,7 +28,7 @@ _SCALES = {
 }
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 _GROUP = 32  # codes of MXFP4 with one exponent
-_ROWS_AT_ONCE = 256  # of MXFP4: the places in the table take four times their codes' bytes
+_ROWS_AT_ONCE = 256  # of MXFP4: the indices into the table take four times their codes' bytes
 
 
 def combined(tensors: dict, folder: Path) -> dict:
@@ -36,27 +36,27 @@ def combined(tensors: dict, folder: Path) -> dict:
     where nothing is quantised."""
     out = dict(tensors)
     sizes = None
-    for name, place in tensors.items():
-        if isinstance(place.entry, Rows):
+    for name, location in tensors.items():
+        if isinstance(location.entry, Rows):
             continue
-        if place.entry.dtype == FP8:
+        if location.entry.dtype == FP8:
             sizes = _block_sizes(folder) if sizes is None else sizes
             scales = _taken(out, name, f"{name}_scale_inv")
-            out[name] = _fp8(name, place, scales, sizes)
-        elif name.endswith("_blocks") and place.entry.dtype == "U8":
+            out[name] = _fp8(name, location, scales, sizes)
+        elif name.endswith("_blocks") and location.entry.dtype == "U8":
             stem = name.removesuffix("_blocks")
             scales = _taken(out, name, f"{stem}_scales")
             del out[name]
-            out[stem] = _mxfp4(name, place, scales)
+            out[stem] = _mxfp4(name, location, scales)
     return out
 
 
 def _taken(tensors: dict, name: str, scales: str):
     if scales not in tensors:
-        place = tensors[name]
+        location = tensors[name]
         raise InputError(
-            f"{place.file}: tensor {name[:200]} has dtype {place.entry.dtype}, and there is no "
-            f"tensor {scales[:200]}",
+            f"{location.file}: tensor {name[:200]} has dtype {location.entry.dtype}, and there is "
+            f"no tensor {scales[:200]}",
             rule="codes mean nothing without their scales",
             fix="copy the folder again",
         )
@@ -82,8 +82,8 @@ def _block_sizes(folder: Path) -> tuple[int, int] | None:
     return tuple(sizes)
 
 
-def _fp8(name: str, place, scales, sizes: tuple[int, int] | None):
-    shape, kind = place.entry.shape, scales.entry.dtype
+def _fp8(name: str, location, scales, sizes: tuple[int, int] | None):
+    shape, kind = location.entry.shape, scales.entry.dtype
     block = shape if sizes is None else sizes
     wanted = tuple(-(-n // max(b, 1)) for n, b in zip(shape, block, strict=False))
     flat = sizes is None and math.prod(scales.entry.shape) == 1
@@ -95,50 +95,52 @@ def _fp8(name: str, place, scales, sizes: tuple[int, int] | None):
             f"the {shape} codes",
             fix="download the model again, or take its bfloat16 weights",
         )
-    return dataclasses.replace(place, scales=scales, block=tuple(block))
+    return dataclasses.replace(location, scales=scales, block=tuple(block))
 
 
-def _mxfp4(name: str, place, scales):
-    shape = place.entry.shape
+def _mxfp4(name: str, location, scales):
+    shape = location.entry.shape
     fits = len(shape) == 4 and shape[-1] == _GROUP // 2 and scales.entry.shape == shape[:-1]
     if not fits or scales.entry.dtype != "U8":
         raise InputError(
-            f"{place.file}: the MXFP4 codes {name[:200]}",
+            f"{location.file}: the MXFP4 codes {name[:200]}",
             value=f"{shape}, scales {scales.entry.dtype} {scales.entry.shape}",
             rule=f"[experts, out, in / {_GROUP}, {_GROUP // 2}], and U8 scales of the first three",
             fix="download the model again, or take its bfloat16 weights",
         )
-    return dataclasses.replace(place, scales=scales)
+    return dataclasses.replace(location, scales=scales)
 
 
-def rows(place, files: dict, first: int, count: int) -> np.ndarray:
+def rows(location, files: dict, first: int, count: int) -> np.ndarray:
     """Rows `first` to `first + count` of a quantised tensor, decoded: float32 of FP8 and of a GGUF
     file, bfloat16 of MXFP4, which it holds exactly."""
-    if isinstance(place.entry, Rows):
-        out = np.empty((count, *place.entry.shape[1:]), np.float32)
-        decoded(place.entry, files[place.file], place.file, first, out)
+    if isinstance(location.entry, Rows):
+        out = np.empty((count, *location.entry.shape[1:]), np.float32)
+        decoded(location.entry, files[location.file], location.file, first, out)
         return out
-    return (_fp8_rows if place.block else _mxfp4_rows)(place, files, first, count)
+    return (_fp8_rows if location.block else _mxfp4_rows)(location, files, first, count)
 
 
-def _read(place, files: dict, first: int, count: int, dtype: np.dtype) -> np.ndarray:
+def _read(location, files: dict, first: int, count: int, dtype: np.dtype) -> np.ndarray:
     """Rows of a tensor, or what a tensor without rows holds."""
-    shape = (count, *place.entry.shape[1:])
+    shape = (count, *location.entry.shape[1:])
     out = np.empty(shape, dtype)
-    read_bytes(files[place.file], place.file, place.entry.begin + first * out[:1].nbytes, out)
+    read_bytes(
+        files[location.file], location.file, location.entry.begin + first * out[:1].nbytes, out
+    )
     return out
 
 
-def _fp8_rows(place, files, first: int, count: int) -> np.ndarray:
-    out = _read(place, files, first, count, E4M3).astype(np.float32)
-    tall, wide = place.block
-    entry, dtype = place.scales.entry, _SCALES[place.scales.entry.dtype]
+def _fp8_rows(location, files, first: int, count: int) -> np.ndarray:
+    out = _read(location, files, first, count, E4M3).astype(np.float32)
+    tall, wide = location.block
+    entry, dtype = location.scales.entry, _SCALES[location.scales.entry.dtype]
     if math.prod(entry.shape) == 1:
         one = np.empty((1, 1), dtype)
-        read_bytes(files[place.scales.file], place.scales.file, entry.begin, one)
+        read_bytes(files[location.scales.file], location.scales.file, entry.begin, one)
         return out * one.astype(np.float32)
     top = first // tall
-    scales = _read(place.scales, files, top, -(-(first + count) // tall) - top, dtype)
+    scales = _read(location.scales, files, top, -(-(first + count) // tall) - top, dtype)
     of_row = (np.arange(first, first + count) // tall) - top
     for column in range(entry.shape[1]):
         part = out[:, column * wide : (column + 1) * wide]
@@ -156,15 +158,15 @@ def _pairs() -> np.ndarray:
     return values.astype(ml_dtypes.bfloat16).view(np.uint32).ravel()
 
 
-def _mxfp4_rows(place, files, first: int, count: int) -> np.ndarray:
-    _, outs, groups, _ = place.entry.shape
+def _mxfp4_rows(location, files, first: int, count: int) -> np.ndarray:
+    _, outs, groups, _ = location.entry.shape
     decoded = np.empty((count, groups * _GROUP, outs), ml_dtypes.bfloat16)
     for expert in range(count):
-        codes = _read(place, files, first + expert, 1, np.dtype(np.uint8))[0]
-        exponents = _read(place.scales, files, first + expert, 1, np.dtype(np.uint8))[0]
+        codes = _read(location, files, first + expert, 1, np.dtype(np.uint8))[0]
+        exponents = _read(location.scales, files, first + expert, 1, np.dtype(np.uint8))[0]
         for at in range(0, outs, _ROWS_AT_ONCE):
             here = slice(at, at + _ROWS_AT_ONCE)
-            places = exponents[here, :, None].astype(np.int32) * 256 + codes[here]
-            values = _pairs()[places].view(ml_dtypes.bfloat16)
+            index = exponents[here, :, None].astype(np.int32) * 256 + codes[here]
+            values = _pairs()[index].view(ml_dtypes.bfloat16)
             decoded[expert, :, here] = values.reshape(len(values), -1).T
     return decoded

@@ -59,7 +59,7 @@ _COPY_AGAIN = "copy the file again"
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class TensorInfo:
     """One tensor of a file: `begin` and `end` are byte offsets from the start of the file."""
 
     dtype: str
@@ -84,27 +84,27 @@ def _whole(values, count: int | None = None) -> bool:
     return all(type(v) is int and 0 <= v < 2**63 for v in values)
 
 
-def _entry(path: Path, name: str, fields, start: int) -> Entry:
+def _entry(path: Path, name: str, fields, start: int) -> TensorInfo:
     """A checked entry of the header; the data start at byte `start` of the file."""
-    place = f"{path}: tensor {name[:200]!r}"
+    location = f"{path}: tensor {name[:200]!r}"
     if not isinstance(fields, dict):
         raise InputError(
-            place, value=fields, rule="needs dtype, shape and data_offsets", fix=_COPY_AGAIN
+            location, value=fields, rule="needs dtype, shape and data_offsets", fix=_COPY_AGAIN
         )
     dtype, shape, offsets = (fields.get(key) for key in ("dtype", "shape", "data_offsets"))
     if not isinstance(dtype, str) or dtype not in _BITS:
         raise InputError(
-            f"{place}: dtype",
+            f"{location}: dtype",
             value=dtype,
             rule=f"known: {', '.join(_BITS)}",
             fix="save the tensor in one of these, such as bfloat16",
         )
     if not _whole(shape) or len(shape) > _MOST_AXES:
         rule = f"at most {_MOST_AXES} whole numbers >= 0"
-        raise InputError(f"{place}: shape", value=shape, rule=rule, fix=_COPY_AGAIN)
+        raise InputError(f"{location}: shape", value=shape, rule=rule, fix=_COPY_AGAIN)
     if not _whole(offsets, 2) or offsets[0] > offsets[1]:
         raise InputError(
-            f"{place}: data_offsets",
+            f"{location}: data_offsets",
             value=offsets,
             rule="[begin, end], begin <= end",
             fix=_COPY_AGAIN,
@@ -112,15 +112,15 @@ def _entry(path: Path, name: str, fields, start: int) -> Entry:
     begin, end = offsets
     if 8 * (end - begin) != math.prod(shape) * _BITS[dtype]:
         raise InputError(
-            f"{place}: data_offsets {offsets} hold {end - begin} bytes",
+            f"{location}: data_offsets {offsets} hold {end - begin} bytes",
             rule=f"{dtype} of shape {tuple(shape)} has {math.prod(shape) * _BITS[dtype] // 8}",
             fix=_COPY_AGAIN,
         )
-    return Entry(dtype, tuple(shape), start + begin, start + end)
+    return TensorInfo(dtype, tuple(shape), start + begin, start + end)
 
 
-def read_header(file: int, path: Path) -> dict[str, Entry]:
-    """{tensor name: Entry} of an open file, every offset checked against its size."""
+def read_header(file: int, path: Path) -> dict[str, TensorInfo]:
+    """{tensor name: TensorInfo} of an open file, every offset checked against its size."""
     size = os.fstat(file).st_size
     if size < 8:
         raise InputError(
@@ -160,7 +160,7 @@ def read_header(file: int, path: Path) -> dict[str, Entry]:
 
 
 def new_header(tensors: dict[str, tuple[np.dtype, tuple[int, ...]]]) -> tuple[bytes, dict]:
-    """The beginning of a file of {name: (dtype, shape)}, and {name: Entry} of its tensors."""
+    """The beginning of a file of {name: (dtype, shape)}, and {name: TensorInfo} of its tensors."""
     header, spans, at = {"__metadata__": {"format": "pt"}}, {}, 0
     for name, (dtype, shape) in tensors.items():
         end = at + math.prod(shape) * dtype.itemsize
@@ -171,7 +171,7 @@ def new_header(tensors: dict[str, tuple[np.dtype, tuple[int, ...]]]) -> tuple[by
     text += b" " * (-len(text) % 8)  # the data are aligned to 8 bytes
     start = 8 + len(text)
     entries = {
-        name: Entry(SPELLING[tensors[name][0]], tuple(tensors[name][1]), start + a, start + b)
+        name: TensorInfo(SPELLING[tensors[name][0]], tuple(tensors[name][1]), start + a, start + b)
         for name, (a, b) in spans.items()
     }
     return struct.pack("<Q", len(text)) + text, entries

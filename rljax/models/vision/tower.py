@@ -224,9 +224,9 @@ class VisionTower(nnx.Module):
             return jax.ops.segment_max(values, ids, num_segments=images)[ids]
 
         last = jax.vmap(largest)(coords[..., 2:], coords[..., 0])  # of the image's rows and columns
-        place = coords[..., 2:] * (side - 1) / jnp.maximum(last, 1)
-        low = jnp.floor(place).astype(jnp.int32)
-        share = place - low  # of the higher neighbour
+        position = coords[..., 2:] * (side - 1) / jnp.maximum(last, 1)
+        low = jnp.floor(position).astype(jnp.int32)
+        share = position - low  # of the higher neighbour
         table, total = self.positions[...].astype(jnp.float32), 0.0
         for down in (0, 1):
             for right in (0, 1):
@@ -251,11 +251,11 @@ def patch_rope_angles(coords: jax.Array, config: VisionConfig) -> tuple[jax.Arra
 def attention_segments(coords: jax.Array, config: VisionConfig) -> tuple[jax.Array, jax.Array]:
     """(frames, windows), two [B, N] int32: patches see each other where both are equal.
 
-    A frame is one number for (image, frame); a window one number for its place in the frame. Exact
-    below 32,768 images a row, 65,536 frames an image and 32,768 windows a side.
+    A frame is one number for (image, frame); a window one number for its position in the frame.
+    Exact below 32,768 images a row, 65,536 frames an image and 32,768 windows a side.
     """
     frames = coords[..., 0] * 65_536 + coords[..., 1]
     if not config.window_size:
         return frames, jnp.zeros_like(frames)
-    place = coords[..., 2:] // (config.merge_size * config.window)
-    return frames, place[..., 0] * 32_768 + place[..., 1]
+    window = coords[..., 2:] // (config.merge_size * config.window)
+    return frames, window[..., 0] * 32_768 + window[..., 1]

@@ -44,7 +44,7 @@ def math_verify(
 ) -> dict:
     r"""1 if the answer equals the reference, both as math-verify's parser reads them, else 0.
 
-    Where the answer is looked for; the last place counts, and `3 or 4` is not 3:
+    Where the answer is looked for; the last one counts, and `3 or 4` is not 3:
       boxed   `\boxed{...}`, brace-matched          marked  the rest of the line after `####`
       last    after "answer is" or "answer:", else the last formula, else the last number
       any     boxed if there is a box, else marked if there is a mark, else last
@@ -207,7 +207,7 @@ def _with_numbers(latex: str) -> str:
 
 
 def _closed(text: str, start: int, opening: str) -> int | None:
-    """The place of the bracket that closes the one that ends at `start`."""
+    """The index of the bracket that closes the one that ends at `start`."""
     depth = 1
     for at in range(start, len(text)):
         depth += (text[at] == opening) - (text[at] == _CLOSING[opening])

@@ -262,8 +262,8 @@ def _same_elements(gold, answer, decimals: int) -> bool:
     if not len(gold.args) == len(left) <= MOST_ELEMENTS:
         return False
     for element in gold.args:
-        place = next((i for i, one in enumerate(left) if equal(element, one, decimals)), None)
-        if place is None:
+        index = next((i for i, one in enumerate(left) if equal(element, one, decimals)), None)
+        if index is None:
             return False
-        left.pop(place)
+        left.pop(index)
     return True

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from rljax.errors import InputError
 from rljax.rewards.endpoint_error import DOWN, TRANSIENT, EndpointError
 from rljax.rewards.judges.endpoint_state import (
-    answer_place,
+    answer_path,
     enter_breaker,
     leave_breaker,
     read_answer,
@@ -191,8 +191,8 @@ def chat(
     request = _request(messages, model, schema, body)
     headers = {"Content-Type": "application/json", **authorization(api_key_env)}
     payload = json.dumps(request, sort_keys=True, allow_nan=False).encode("ascii")
-    place = answer_place(cache, url, payload) if request.get("temperature") == 0 else None
-    known = read_answer(place, parse)
+    path = answer_path(cache, url, payload) if request.get("temperature") == 0 else None
+    known = read_answer(path, parse)
     if known is not None:
         return known[0]
 
@@ -203,7 +203,7 @@ def chat(
             parsed = parse(text)
         except ValueError as error:
             raise EndpointError("verdict", without_secrets(str(error), headers)) from None
-        write_answer(place, text)
+        write_answer(path, text)
         return parsed
 
     breaker = dict(failures=breaker_failures, open_s=breaker_s)

@@ -17,30 +17,30 @@ from rljax.errors import InputError
 from rljax.files import read_json_object
 
 
-def answer_place(folder: str, url: str, payload: bytes) -> Path | None:
+def answer_path(folder: str, url: str, payload: bytes) -> Path | None:
     if not folder:
         return None
     name = hashlib.sha256(url.encode() + b"\n" + payload).hexdigest()
     return Path(folder).expanduser() / name[:2] / f"{name}.json"
 
 
-def read_answer(place: Path | None, parse: Callable) -> tuple | None:
+def read_answer(path: Path | None, parse: Callable) -> tuple | None:
     """(parse(text),) of a kept answer; what cannot be read, or is damaged, is not there."""
     try:
-        return None if place is None else (parse(read_json_object(place)["text"]),)
+        return None if path is None else (parse(read_json_object(path)["text"]),)
     except (ValueError, KeyError, TypeError):
         return None
 
 
-def write_answer(place: Path | None, text: str) -> None:
+def write_answer(path: Path | None, text: str) -> None:
     """Writes the answer whole or not at all: the process may be killed at any moment."""
-    if place is None:
+    if path is None:
         return
-    with _folder_errors(place.parent):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        half = place.with_name(f"{place.stem}.{os.getpid()}.{threading.get_ident()}.half")
+    with _folder_errors(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        half = path.with_name(f"{path.stem}.{os.getpid()}.{threading.get_ident()}.half")
         half.write_text(json.dumps({"text": text}))
-        os.replace(half, place)
+        os.replace(half, path)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ Templates, how untrusted texts are quoted in them, verdicts, and the reward `jud
 completions are in rljax.rewards.judges.judging, a judge on the mesh in rljax.rollout.scoring.judge.
 
 The response wants a high score and may say anything. It stands in the prompt as a JSON string, so
-it can neither end its own place nor hold a control token, and what it says of {placeholders} is not
+it can neither end its own field nor hold a control token, and what it says of {placeholders} is not
 filled in. A verdict is the judge's whole answer: an object quoted inside other text is none.
 """
 

@@ -175,20 +175,20 @@ class RubricBuffer:
             )
             self._pool = RewardPool(reward, workers=self._workers, timeout_s=self._timeout_s)
         with tempfile.TemporaryDirectory() as folder:
-            places = [Path(folder) / f"{i}.json" for i in range(len(questions))]
+            paths = [Path(folder) / f"{i}.json" for i in range(len(questions))]
             results = self._pool.score(
                 [
                     {
                         "prompt": prompt,
                         "response": "",
-                        "extra_info": {"responses": responses, "rubrics": known, "out": str(place)},
+                        "extra_info": {"responses": responses, "rubrics": known, "out": str(path)},
                     }
-                    for (prompt, responses, known), place in zip(questions, places, strict=True)
+                    for (prompt, responses, known), path in zip(questions, paths, strict=True)
                 ]
             )
             return [
-                read_json(place) if score.status == "ok" else None
-                for score, place in zip(results, places, strict=True)
+                read_json(path) if score.status == "ok" else None
+                for score, path in zip(results, paths, strict=True)
             ]
 
     def get_state(self) -> dict:

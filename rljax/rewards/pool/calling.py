@@ -11,7 +11,7 @@ from typing import Literal, get_args, get_origin
 
 from rljax.components import Component, resolve
 from rljax.contracts import component_in, spec
-from rljax.errors import InputError, place_in, place_of
+from rljax.errors import InputError, location_in, location_of
 from rljax.rewards.pool.foreign import Logged, arguments_of, fields_of, library_of, numbers_of
 
 HOME = "rljax.rewards"
@@ -316,8 +316,8 @@ def call_reward(
 def _of_siblings(component: Component, sample: Mapping) -> tuple[float, dict[str, float]]:
     """Scores one sample, whose siblings are known, by a reward that compares samples."""
     if "group_scores" in sample:
-        scores, place = sample["group_scores"]
-        return _value_and_parts(component, scores.of(component)[place])
+        scores, index = sample["group_scores"]
+        return _value_and_parts(component, scores.of(component)[index])
     if library_of(component) != "TRL":
         raise InputError(
             f"reward {component.name!r} compares the samples of a prompt",
@@ -495,8 +495,8 @@ class Scored(float):
 
 def _value_and_parts(component: Component, returned: object) -> tuple[float, dict[str, float]]:
     if returned is None or isinstance(returned, dict) and returned.get("score", 0) is None:
-        place = place_of(component.function)
-        raise Abstained(f"the reward returned None for this response{place}")
+        location = location_of(component.function)
+        raise Abstained(f"the reward returned None for this response{location}")
     if isinstance(returned, Exception):
         raise returned
     if isinstance(returned, Scored):
@@ -544,8 +544,8 @@ def describe(error: BaseException) -> str:
 
 
 def describe_failure(component: Component, error: BaseException) -> str:
-    """The exception of a call as one line, with its last place in a file of the user's own; where
-    what was returned is no score, the place of the reward."""
+    """The exception of a call as one line, with its last location in a file of the user's own;
+    where what was returned is no score, the location of the reward."""
     functions = [one.function for one in (component, *members(component))]
-    place = place_in(error, functions) or next(filter(None, map(place_of, functions)), "")
-    return f"{describe(error)}{place}"
+    location = location_in(error, functions) or next(filter(None, map(location_of, functions)), "")
+    return f"{describe(error)}{location}"

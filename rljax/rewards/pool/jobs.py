@@ -1,4 +1,4 @@
-"""Requests to a `RewardPool` and its results: jobs, their tasks, and scores.
+"""Requests to a `RewardPool` and its results: jobs, their calls, and scores.
 
 Plain records that two threads share.
 """
@@ -45,10 +45,10 @@ class Job:
 
 
 @dataclass(eq=False)
-class Task:
-    """A worker's task: the pickled fields of the samples at `places` of a job."""
+class RewardCall:
+    """A call of the reward in a worker: the pickled fields of the samples at `rows` of a job."""
 
     job: Job
-    places: tuple[int, ...]
+    rows: tuple[int, ...]
     blob: bytes
     number: int = -1

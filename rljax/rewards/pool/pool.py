@@ -32,7 +32,7 @@ from rljax.rewards.pool.calling import (
     missing_field,
     wanted_fields,
 )
-from rljax.rewards.pool.jobs import Job, Score, Task
+from rljax.rewards.pool.jobs import Job, RewardCall, Score
 from rljax.rewards.pool.supervisor import Supervisor
 from rljax.rewards.sandbox.tiers import LEFT_OPEN
 from rljax.workers.function import resolve_for_workers
@@ -84,7 +84,7 @@ class RewardPool:
     Not affected by what a reward does: hang, raise, exit, crash, print. What it prints goes to the
     file `log`, of at most 10 MB; without one, to stderr. A worker that asks for more than
     `memory_gb` of memory of its own (RLIMIT_DATA; 0: no limit) gets a MemoryError. Workers end when
-    the parent ends, even by kill -9. `max_tasks_per_worker` bounds what a leaking reward can pile
+    the parent ends, even by kill -9. `max_calls_per_worker` bounds what a leaking reward can pile
     up. Several threads may ask at once.
     """
 
@@ -95,10 +95,10 @@ class RewardPool:
         workers: int = 2,
         timeout_s: float = 10.0,
         memory_gb: float = 8.0,
-        max_tasks_per_worker: int = 100_000,
+        max_calls_per_worker: int = 100_000,
         log: Path | None = None,
     ):
-        _check_options(workers, timeout_s, memory_gb, max_tasks_per_worker)
+        _check_options(workers, timeout_s, memory_gb, max_calls_per_worker)
         self.component = resolve_for_workers("reward", reward, HOME)
         check_own_limit(self.component, timeout_s)
         if not callable(declared := spec(self.component).on_timeout) and declared is not None:
@@ -111,7 +111,7 @@ class RewardPool:
             self.component,
             workers,
             timeout_s,
-            max_tasks_per_worker,
+            max_calls_per_worker,
             int(memory_gb * (1 << 30)),
             log and Prints(log),
         )
@@ -158,15 +158,15 @@ class RewardPool:
         if self._supervisor.stopped:
             raise RuntimeError("this RewardPool is closed")
         job = Job(len(samples))
-        tasks = [Task(job, places, self._pack(places, samples)) for places in self._split(samples)]
-        if tasks:
-            self._supervisor.order("work", job, tasks)
+        calls = [RewardCall(job, rows, self._pack(rows, samples)) for rows in self._split(samples)]
+        if calls:
+            self._supervisor.order("work", job, calls)
         else:
             job.end()
         return Pending(self, job)
 
     def _split(self, samples: Sequence[Mapping]) -> list[tuple[int, ...]]:
-        """The places of the samples that one call is about, in the order of their first."""
+        """The rows of the samples that one call is about, in the order of their first."""
         for index, sample in enumerate(samples):
             if not isinstance(sample, Mapping):
                 raise InputError(
@@ -182,11 +182,11 @@ class RewardPool:
             groups.setdefault(
                 ("group", sample["group"]) if "group" in sample else alone, []
             ).append(index)
-        return [tuple(places) for places in groups.values()]
+        return [tuple(rows) for rows in groups.values()]
 
-    def _pack(self, places: tuple[int, ...], samples: Sequence[Mapping]) -> bytes:
+    def _pack(self, rows: tuple[int, ...], samples: Sequence[Mapping]) -> bytes:
         """The fields that the reward declares, pickled."""
-        own = [samples[place] for place in places]
+        own = [samples[row] for row in rows]
         sample = group_fields(own) if self.grouped else own[0]
         for name in self._required:
             if name not in sample:
@@ -197,14 +197,14 @@ class RewardPool:
             return pickle.dumps(chosen, protocol=5)
         except Exception as error:
             raise InputError(
-                f"field {_unpicklable(chosen)!r} of sample {places[0]} cannot be sent to a worker",
+                f"field {_unpicklable(chosen)!r} of sample {rows[0]} cannot be sent to a worker",
                 rule=f"{type(error).__name__}: {error}",
                 fix="use plain values: text, numbers, lists, dicts",
             ) from error
 
 
-def _check_options(workers: int, timeout_s: float, memory_gb: float, max_tasks_per_worker: int):
-    for name, value in (("workers", workers), ("max_tasks_per_worker", max_tasks_per_worker)):
+def _check_options(workers: int, timeout_s: float, memory_gb: float, max_calls_per_worker: int):
+    for name, value in (("workers", workers), ("max_calls_per_worker", max_calls_per_worker)):
         if not isinstance(value, int) or value < 1:
             raise InputError(
                 f"RewardPool: {name}",

@@ -1,6 +1,6 @@
 """The processes of a `RewardPool`: chunks of samples for each, a clock per call, and scores.
 
-One thread owns every process and knows which worker runs which task since when. Other threads send
+One thread owns every process and knows which worker runs which call since when. Other threads send
 it `orders` through a queue that a signal handler may use as well; it answers by settling jobs.
 """
 
@@ -18,16 +18,16 @@ from rljax.rewards.pool.calling import (
     is_group_reward,
     late_outcome,
 )
-from rljax.rewards.pool.jobs import Job, Score, Task
+from rljax.rewards.pool.jobs import Job, RewardCall, Score
 from rljax.rewards.pool.process import BEGIN_TIMEOUT_S, RewardWorker
 from rljax.workers.crew import START_TIMEOUT_S, Crew, how_it_ended
 from rljax.workers.function import worker_failed
 from rljax.workers.prints import Prints
 
-_CHUNK = 256  # tasks at most that a worker is handed at once,
+_CHUNK = 256  # calls at most that a worker is handed at once,
 _CHUNK_S = 0.01  # and seconds of work: one wake-up of the thread costs a hundredth of it
 _STATUSES = ("ok", "over limit", "error", "abstained", "timeout")
-_RECENT = 0.1  # weight of a task in the running mean of their seconds
+_RECENT = 0.1  # weight of a call in the running mean of their seconds
 
 
 class Supervisor(Crew):
@@ -38,21 +38,21 @@ class Supervisor(Crew):
         component: Component,
         size: int,
         timeout_s: float,
-        max_tasks: int,
+        max_calls: int,
         memory_bytes: int = 0,
         prints: Prints | None = None,
     ):
         super().__init__(size, prints, "reward")
         self.component, self.memory_bytes = component, memory_bytes
-        self.timeout_s, self.max_tasks = timeout_s, max_tasks
+        self.timeout_s, self.max_calls = timeout_s, max_calls
         # A group whose samples are scored one by one: what is late in one says nothing of others.
         self.combined = is_group_reward(component) and not compares_samples(component)
         self.notes: dict[str, str] = {}  # what the reward's prepare_worker has said
-        self._todo: collections.deque[Task] = collections.deque()
+        self._todo: collections.deque[RewardCall] = collections.deque()
         self._jobs: set[Job] = set()
         self._waiting: list[Job] = []  # for all workers to be ready
         self._numbers = 0
-        self._typical_s: float | None = None  # of a task
+        self._typical_s: float | None = None  # of a call
 
     # -- what other threads may call
 
@@ -63,7 +63,7 @@ class Supervisor(Crew):
         self.thread.start()
         self.wait(ready)
 
-    # `order` takes ("work", job, tasks) or ("cancel", job).
+    # `order` takes ("work", job, calls) or ("cancel", job).
 
     def wait(self, job: Job) -> list[Score]:
         """Its scores, once all are known. Raises what ended the pool, or what interrupts the wait;
@@ -87,7 +87,7 @@ class Supervisor(Crew):
         """Take up jobs, and forget those that nobody wants."""
         while True:
             try:
-                kind, job, *tasks = self.orders.get_nowait()
+                kind, job, *calls = self.orders.get_nowait()
             except queue.Empty:
                 return
             if kind == "start":
@@ -96,17 +96,17 @@ class Supervisor(Crew):
                 self._cancel(job)
             else:
                 self._jobs.add(job)
-                for task in tasks[0]:
-                    task.number, self._numbers = self._numbers, self._numbers + 1
-                self._todo.extend(tasks[0])
+                for call in calls[0]:
+                    call.number, self._numbers = self._numbers, self._numbers + 1
+                self._todo.extend(calls[0])
 
     def _cancel(self, job: Job) -> None:
         """Forget a job; a worker that has any of it is killed, and the rest of what it has goes
         back into the queue."""
         self._jobs.discard(job)
-        self._todo = collections.deque(task for task in self._todo if task.job is not job)
+        self._todo = collections.deque(call for call in self._todo if call.job is not job)
         for worker in list(self.workers):
-            if any(task.job is job for task in worker.chunk):
+            if any(call.job is job for call in worker.chunk):
                 worker.chunk = collections.deque(t for t in worker.chunk if t.job is not job)
                 self.discard(worker)
         job.end()
@@ -132,7 +132,7 @@ class Supervisor(Crew):
         return RewardWorker(text, self.folder, self.path, self.memory_bytes, piped)
 
     def hand_out(self) -> None:
-        """Give every idle worker a chunk: of a few milliseconds, and single tasks at the end and
+        """Give every idle worker a chunk: of a few milliseconds, and single calls at the end and
         while nobody knows how long one takes."""
         if self._waiting and all(worker.state == "idle" for worker in self.workers):
             for job in self._waiting:
@@ -145,7 +145,7 @@ class Supervisor(Crew):
             if not self._todo:
                 return
             share = max(1, len(self._todo) // (2 * self.size))
-            size = min(most, share, self.max_tasks - worker.served)
+            size = min(most, share, self.max_calls - worker.served)
             chosen = [self._todo.popleft() for _ in range(size)]
             try:
                 worker.send(chosen)
@@ -153,25 +153,25 @@ class Supervisor(Crew):
                 self.reap(worker)
 
     def deadline(self, worker: RewardWorker) -> float:
-        """Deadline of the task that runs, or of the next message of the worker."""
-        task, since, _ = worker.running()
-        if task is not None:
+        """Deadline of the call that runs, or of the next message of the worker."""
+        call, since, _ = worker.running()
+        if call is not None:
             return since + self.timeout_s
         limits = {"starting": START_TIMEOUT_S, "busy": BEGIN_TIMEOUT_S, "idle": math.inf}
         return since + limits[worker.state]
 
     def look_again_s(self) -> float:
-        """The limit of a task, while any may begin."""
+        """The limit of a call, while any may begin."""
         busy = any(worker.state == "busy" for worker in self.workers)
         return self.timeout_s if busy else math.inf
 
     def are_results(self, worker: RewardWorker, kind: str, content: object) -> bool:
-        """Returns whether they are the scores of the tasks that it was handed, in their order."""
+        """Returns whether they are the scores of the calls that it was handed, in their order."""
         return (
             (kind, worker.state, type(content)) == ("scored", "busy", list)
             and len(content) <= len(worker.chunk)
             and all(
-                _is_result(found, task) for found, task in zip(content, worker.chunk, strict=False)
+                _is_result(found, call) for found, call in zip(content, worker.chunk, strict=False)
             )
         )
 
@@ -185,70 +185,70 @@ class Supervisor(Crew):
         else:
             self.discard(worker)
             raise worker_failed(f"a reward worker could not load {self.component.text!r}", content)
-        if worker.state == "idle" and worker.served >= self.max_tasks:
+        if worker.state == "idle" and worker.served >= self.max_calls:
             self.discard(worker)
 
     def _record(self, worker: RewardWorker, found: list[tuple]) -> None:
         for _, outcomes, seconds, longest in found:
-            task = worker.chunk.popleft()
+            call = worker.chunk.popleft()
             before = seconds if self._typical_s is None else self._typical_s
             self._typical_s = before + _RECENT * (seconds - before)
             late, scored = longest[0] > self.timeout_s, longest[1]
             if late:  # the rule is the clock, not whether we looked in time
-                outcomes = [self._timeout(task, scored)] * len(task.places)
-            self._settle(task, outcomes, seconds)
+                outcomes = [self._timeout(call, scored)] * len(call.rows)
+            self._settle(call, outcomes, seconds)
         worker.served += len(found)
         worker.since = time.monotonic()
         if not worker.chunk:
             worker.state = "idle"
 
-    def _timeout(self, task: Task, scored: bool) -> tuple:
-        """The outcome of a task over its time."""
+    def _timeout(self, call: RewardCall, scored: bool) -> tuple:
+        """The outcome of a call over its time."""
         message = f"over the limit of {self.timeout_s} s"
         if scored and not self.combined:
-            return late_outcome(self.component, pickle.loads(task.blob), message)
+            return late_outcome(self.component, pickle.loads(call.blob), message)
         return "timeout", math.nan, {}, message
 
-    def _settle(self, task: Task, outcomes: list[tuple], seconds: float) -> None:
-        job, now = task.job, time.monotonic()
-        for place, (status, value, parts, message) in zip(task.places, outcomes, strict=True):
-            assert job.scores[place] is None, "a sample was scored twice"
+    def _settle(self, call: RewardCall, outcomes: list[tuple], seconds: float) -> None:
+        job, now = call.job, time.monotonic()
+        for row, (status, value, parts, message) in zip(call.rows, outcomes, strict=True):
+            assert job.scores[row] is None, "a sample was scored twice"
             over = status == "over limit"
             status = "ok" if over else status
-            job.scores[place] = Score(value, parts, status, seconds, message, now, over)
-        job.left -= len(task.places)
+            job.scores[row] = Score(value, parts, status, seconds, message, now, over)
+        job.left -= len(call.rows)
         if job.left == 0:
             self._jobs.discard(job)
             job.end()
 
-    def _attribute(self, task: Task, outcome: tuple, since: float) -> None:
-        self._settle(task, [outcome] * len(task.places), time.monotonic() - since)
+    def _attribute(self, call: RewardCall, outcome: tuple, since: float) -> None:
+        self._settle(call, [outcome] * len(call.rows), time.monotonic() - since)
 
     def expire(self, worker: RewardWorker) -> None:
-        """A deadline has passed: kill, and blame the task if one was running."""
-        task, since, scored = worker.running()
-        if task is None:
+        """A deadline has passed: kill, and blame the call if one was running."""
+        call, since, scored = worker.running()
+        if call is None:
             self.reap(worker)
             return
-        worker.chunk.remove(task)
-        self._attribute(task, self._timeout(task, scored), since)
+        worker.chunk.remove(call)
+        self._attribute(call, self._timeout(call, scored), since)
         self._typical_s = max(self._typical_s or 0.0, self.timeout_s * _RECENT)
         self.discard(worker)
 
     def reap(self, worker: RewardWorker, why: str = "") -> None:
-        """A worker has ended by itself, or there is a reason to end it: the task it was on is an
+        """A worker has ended by itself, or there is a reason to end it: the call it was on is an
         error, the rest is requeued. One that a signal ended was out of memory or stack."""
-        state, (task, since, scored) = worker.state, worker.running()
-        if task is not None:
-            worker.chunk.remove(task)
+        state, (call, since, scored) = worker.state, worker.running()
+        if call is not None:
+            worker.chunk.remove(call)
         self.discard(worker)
         how = why or how_it_ended(worker.process)
-        if task is not None:
+        if call is not None:
             text = f"the reward ended its worker process ({how})"
             outcome = failed_outcome(text)
             if scored and not why and not self.combined and (worker.process.returncode or 0) < 0:
-                outcome = late_outcome(self.component, pickle.loads(task.blob), text)
-            self._attribute(task, outcome, since)
+                outcome = late_outcome(self.component, pickle.loads(call.blob), text)
+            self._attribute(call, outcome, since)
         elif state != "idle":
             self.count_failed_start("sample", how)
 
@@ -264,15 +264,15 @@ class Supervisor(Crew):
             job.end(RuntimeError("this RewardPool is closed"))
 
 
-def _is_result(found: object, task: Task) -> bool:
-    """Returns whether a worker has sent what it found of a task: (its number, an outcome for each
+def _is_result(found: object, call: RewardCall) -> bool:
+    """Returns whether a worker has sent what it found of a call: (its number, an outcome for each
     sample, seconds, (those of the longest piece, whether that has a score when it is late))."""
-    if not (type(found) is tuple and len(found) == 4 and found[0] == task.number):
+    if not (type(found) is tuple and len(found) == 4 and found[0] == call.number):
         return False
     _, outcomes, seconds, longest = found
     return (
         type(outcomes) is list
-        and len(outcomes) == len(task.places)
+        and len(outcomes) == len(call.rows)
         and all(map(_is_outcome, outcomes))
         and isinstance(seconds, float)
         and type(longest) is tuple

@@ -2,16 +2,16 @@
 
 `calling` calls the reward; `supervisor` starts, times and kills workers. Imports nothing heavy.
 
-A task is a sample, or of a reward that declares `responses` a group: the samples of one prompt.
+A call is of a sample, or of a reward that declares `responses` a group: the samples of one prompt.
 The wire, both ways, is that of rljax.workers.
-  pool -> worker   a chunk: [(number of the task, pickled fields), ...]
+  pool -> worker   a chunk: [(number of the call, pickled fields), ...]
   worker -> pool   ("ready", notes) or ("failed", (has a fix, message)) once; then
                    ("scored", [(number, outcomes, seconds, longest), ...]) until the chunk is done:
-                   an outcome (status, value, parts, message) per sample of the task, the seconds of
+                   an outcome (status, value, parts, message) per sample of the call, the seconds of
                    the call, and (seconds, scored) of the longest piece of it
-Which task is running, and since when, stands in shared memory (`Progress`): that costs no system
-call per task, and the pool can read it even while the worker is stuck. A reward that asks others
-has the limit anew for each of them: what one leaves over must not decide about the next.
+Which call is running, and since when, stands in shared memory (`Progress`): that costs no system
+call each, and the pool can read it even while the worker is stuck. A reward that asks others has
+the limit anew for each of them: what one leaves over must not decide about the next.
 """
 
 import functools
@@ -48,8 +48,8 @@ _FLUSH_S = 0.001  # results are sent together if they took less: one wake-up of 
 
 
 class Clock:
-    """Times a worker's task: it tells the pool what it works on, and keeps the longest piece of a
-    call."""
+    """Times a call of a worker: it tells the pool what it works on, and keeps the longest piece
+    of a call."""
 
     def __init__(self, progress: Progress, component: Component):
         self.progress, self.component = progress, component
@@ -57,12 +57,12 @@ class Clock:
         self.longest = (0.0, False)  # seconds, and whether that piece has a score when late
 
     def begin(self, number: int, now: float) -> None:
-        """A task begins."""
+        """A call begins."""
         self.number, self.longest = number, (0.0, False)
         self._go_on(self.component, now)
 
     def begin_member(self, member: Component) -> None:
-        """A reward that the task's reward asks begins."""
+        """A reward that the reward of the call asks begins."""
         now = time.monotonic()
         self.end(now)
         self._go_on(member, now)
@@ -79,10 +79,10 @@ class Clock:
 
 def main(spec_text: str) -> None:
     """Run as a worker. `spec_text`: see rljax.workers.bootstrap."""
-    place = begin(spec_text)
-    sock = place.socket
+    context = begin(spec_text)
+    sock = context.socket
     try:
-        component = resolve(place.facts["reward"], HOME)
+        component = resolve(context.facts["reward"], HOME)
         fields = wanted_fields(component)
         notes = prepare(component)
     except BaseException as error:
@@ -90,22 +90,22 @@ def main(spec_text: str) -> None:
         sock.sendall(frame(("failed", (known, str(error) if known else describe(error)))))
         return
     sock.sendall(frame(("ready", notes)))
-    clock = Clock(place.progress, component)
+    clock = Clock(context.progress, component)
     if members(component) and not compares_samples(component):
         watch(clock.begin_member)
     score = functools.partial(_outcomes, clock, fields, is_group_reward(component))
     try:
-        _serve(place, score, clock)
+        _serve(context, score, clock)
     except (BrokenPipeError, ConnectionResetError):
         pass  # the pool was closed while a sample ran
 
 
-def _serve(place: WorkerContext, score: Callable, clock: Clock) -> None:
+def _serve(context: WorkerContext, score: Callable, clock: Clock) -> None:
     """Score chunks until the pool closes the stream."""
-    me, sock = os.getpid(), place.socket
+    me, sock = os.getpid(), context.socket
     while True:
         while not readable(sock.fileno(), ORPHAN_POLL_S):
-            if place.orphaned():
+            if context.orphaned():
                 return
         data = read_frame(sock)
         if data is None:
@@ -129,7 +129,7 @@ def _serve(place: WorkerContext, score: Callable, clock: Clock) -> None:
 
 
 def _outcomes(clock: Clock, fields: Fields, grouped: bool, blob: bytes) -> list[Outcome]:
-    """Returns the outcome of every sample of a task, whatever the reward raises."""
+    """Returns the outcome of every sample of a call, whatever the reward raises."""
     component, count, sample = clock.component, 1, {}
 
     def failed(sample: Mapping, error: BaseException) -> Outcome:

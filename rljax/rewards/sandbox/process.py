@@ -52,7 +52,7 @@ class SandboxError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Limits:
+class ProcessLimits:
     """Limits of one program. `timeout_s` is wall time, `cpu_s` processor time of all its threads,
     `memory_bytes` its address space (the interpreter takes about 30 MB of it)."""
 
@@ -242,7 +242,13 @@ class Process:
     """
 
     def __init__(
-        self, header: dict, limits: Limits, tier: str, *, stdin: str | bytes = "", warm: bool = True
+        self,
+        header: dict,
+        limits: ProcessLimits,
+        tier: str,
+        *,
+        stdin: str | bytes = "",
+        warm: bool = True,
     ):
         self.limits, self.tier, self._warm = limits, tier, warm
         self._input = memoryview(

@@ -23,9 +23,9 @@ end with this process, even by kill -9. Linux only.
 import functools
 
 from rljax.errors import InputError
-from rljax.rewards.sandbox.process import Limits, Process, Result, SandboxError
+from rljax.rewards.sandbox.process import Process, ProcessLimits, Result, SandboxError
 
-__all__ = ["Limits", "Process", "Result", "SandboxError", "run_program", "sandbox_tier"]
+__all__ = ["ProcessLimits", "Process", "Result", "SandboxError", "run_program", "sandbox_tier"]
 
 TIERS = ("namespaces", "bubblewrap", "seccomp", "closed")
 ALL_TIERS = (*TIERS, "unsafe")
@@ -44,7 +44,7 @@ def run_program(
     source: str,
     stdin: str | bytes = "",
     *,
-    limits: Limits | None = None,
+    limits: ProcessLimits | None = None,
     allow_unsafe_execution: bool = False,
     warm: bool = True,
 ) -> Result:
@@ -52,7 +52,7 @@ def run_program(
     InputError where there is none. `warm=False` starts an interpreter for this program alone."""
     header = {"mode": "script", "source": source}
     tier = sandbox_tier(allow_unsafe_execution)
-    with Process(header, limits or Limits(), tier, stdin=stdin, warm=warm) as process:
+    with Process(header, limits or ProcessLimits(), tier, stdin=stdin, warm=warm) as process:
         return process.wait()
 
 
@@ -63,7 +63,7 @@ def _choose_tier(tiers: tuple[str, ...]) -> str:
     for tier in tiers:
         try:
             header = {"mode": "script", "source": "print(6 * 7)"}
-            with Process(header, Limits(timeout_s=_START_TIMEOUT_S), tier) as process:
+            with Process(header, ProcessLimits(timeout_s=_START_TIMEOUT_S), tier) as process:
                 result = process.wait()
             if result.stdout == b"42\n":
                 return tier

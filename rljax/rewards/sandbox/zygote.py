@@ -74,7 +74,7 @@ def main(spec_text: str) -> None:
 
 
 def _enter(spec: dict) -> str:
-    """Enters the place where programs run; returns the folder that they may write in."""
+    """Enters the folder where programs run; returns the folder that they may write in."""
     os.umask(0o077)
     if spec["tier"] == "namespaces":
         _enter_namespaces(spec)

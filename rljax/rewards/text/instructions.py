@@ -141,7 +141,7 @@ def _first_word(text, *, num_paragraphs: int, nth_paragraph: int, first_word: st
     paragraphs = [part.strip() for part in text.split("\n\n")]
     if sum(map(bool, paragraphs)) != num_paragraphs or not 1 <= nth_paragraph <= num_paragraphs:
         return False
-    if not (words := paragraphs[nth_paragraph - 1].split()):  # empty ones count as places
+    if not (words := paragraphs[nth_paragraph - 1].split()):  # empty ones are counted
         return False
     start = words[0].lstrip("\"'")
     return re.split(r"[.,?!'\"]", start)[0].lower() == first_word.lower()

@@ -1,4 +1,4 @@
-"""Forms of unit tests: reads them from a ground truth, compares outputs, counts verdicts.
+"""Forms of unit tests: reads them from a ground truth, compares outputs, counts results.
 
 Also the program of a response. Running it is `code_run`.
 
@@ -28,8 +28,8 @@ Compare = Literal["lines", "tokens", "exact"]
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """The verdict of one test. status: passed, failed (a wrong output or a false assert), error
+class CaseResult:
+    """The result of one test. status: passed, failed (a wrong output or a false assert), error
     (it raised), timeout, memory, output (too much of it) or killed. Every one but passed is a
     failed test."""
 
@@ -55,8 +55,8 @@ class Tests:
 
 
 def unit_test_score(passed: Sequence[bool], scale: Scale = "signed") -> float:
-    """The reward for the verdicts. signed: +1 if all passed, else -1; binary: 1 or 0; fraction: the
-    share that passed. Raises InputError for no verdicts: nothing was tested."""
+    """The reward for the results of tests. signed: +1 if all passed, else -1; binary: 1 or 0;
+    fraction: the share that passed. Raises InputError for no results: nothing was tested."""
     if scale not in ("signed", "binary", "fraction"):
         raise InputError("unit tests: scale", value=scale, fix="write signed, binary or fraction")
     if len(passed) == 0:

@@ -1,6 +1,6 @@
 """Unit tests of a program on a SandboxFusion server: the reward `sandbox_fusion`.
 
-Sends POST {url}/run_code and reads verdicts from the answer; our own sandbox is `code_run`. The
+Sends POST {url}/run_code and reads results from the answer; our own sandbox is `code_run`. The
 interface: bytedance.github.io/SandboxFusion, as verl and others call it.
 
     {"code", "stdin", "language", "compile_timeout", "run_timeout", "memory_limit_MB"} ->
@@ -25,8 +25,8 @@ from rljax.errors import InputError
 from rljax.rewards.judges.endpoint import EndpointError, post_json
 from rljax.rewards.sandbox.values import encode
 from rljax.rewards.unit_tests.code_forms import (
+    CaseResult,
     Tests,
-    Verdict,
     extract_program,
     read_tests,
     readings,
@@ -48,11 +48,11 @@ if True:
 """
 
 
-# -- verdicts
+# -- results
 
 
 def _run_code(url: str, body: dict, timeout_s: float, attempts: int) -> tuple[str, str, float, str]:
-    """(status, stdout, seconds, message); status as of a Verdict, "passed" meaning it ran.
+    """(status, stdout, seconds, message); status as of a CaseResult, "passed" meaning it ran.
     Raises EndpointError where the server, not the program, is at fault."""
     if timeout_s <= 0:
         raise EndpointError("timeout", "the tests before it used up the time of all")
@@ -148,7 +148,9 @@ def _as_calls(tests: Tests) -> Tests:
     return Tests("calls", tuple(inputs), tuple(outputs), name)
 
 
-def _verdict(program: str, given, expected, tests: Tests, literal: bool, ask, same) -> Verdict:
+def _case_result(
+    program: str, given, expected, tests: Tests, literal: bool, ask, same
+) -> CaseResult:
     mark = secrets.token_hex(16)
     if tests.kind == "calls":
         # Arguments of an assert are Python's own: tuples, sets, keys that are numbers.
@@ -157,16 +159,16 @@ def _verdict(program: str, given, expected, tests: Tests, literal: bool, ask, sa
         given = write(given)
     status, stdout, seconds, message = ask(program, given)
     if status != "passed":
-        return Verdict(status, seconds, message)
+        return CaseResult(status, seconds, message)
     value: object = stdout
     if tests.kind == "calls":
         try:
             value = json.loads(stdout.rpartition(mark)[2] if mark in stdout else "")
         except (ValueError, RecursionError):
-            return Verdict("error", seconds, "the program ended before it answered")
+            return CaseResult("error", seconds, "the program ended before it answered")
     if same(value, expected):
-        return Verdict("passed", seconds)
-    return Verdict("failed", seconds, f"wrong: {value!r:.200}")
+        return CaseResult("passed", seconds)
+    return CaseResult("failed", seconds, f"wrong: {value!r:.200}")
 
 
 @contract(reads="answer", truth="specification", asks="server")
@@ -223,8 +225,8 @@ def sandbox_fusion(
             left.intersection_update(found)
         return bool(found)
 
-    verdicts = [
-        _verdict(program, given, expected, tests, literal, ask, same)
+    results = [
+        _case_result(program, given, expected, tests, literal, ask, same)
         for given, expected in zip(tests.inputs, tests.outputs, strict=True)
     ]
-    return score_parts(verdicts, scale)
+    return score_parts(results, scale)

@@ -1,6 +1,6 @@
 """Unit tests of a program in the sandbox, and the reward that they give.
 
-`run_tests`, one verdict per test, and the reward `code_tests`. The forms of tests are in
+`run_tests`, one result per test, and the reward `code_tests`. The forms of tests are in
 `code_forms`.
 
 No expected output is ever in a process that a response controls:
@@ -34,13 +34,13 @@ from typing import Literal
 
 from rljax.contracts import Permission, contract
 from rljax.errors import InputError
-from rljax.rewards.sandbox.tiers import Limits, Process, sandbox_tier
+from rljax.rewards.sandbox.tiers import Process, ProcessLimits, sandbox_tier
 from rljax.rewards.sandbox.values import WireError, encode
 from rljax.rewards.unit_tests.code_forms import (
+    CaseResult,
     Compare,
     Scale,
     Tests,
-    Verdict,
     extract_program,
     has_fence,
     read_tests,
@@ -50,7 +50,7 @@ from rljax.rewards.unit_tests.code_forms import (
     unit_test_score,
 )
 
-_LATE = Verdict("timeout", 0.0, "over the limit of the pool")
+_LATE = CaseResult("timeout", 0.0, "over the limit of the pool")
 _OVER = "the tests before it used up the time of all"
 # A test that has less than this left is not begun: starting a program takes a part of it.
 _LEAST_S = 0.05
@@ -69,12 +69,12 @@ def run_tests(
     float_tolerance: float = 0.0,
     stop_at_failure: bool = False,
     allow_unsafe_execution: Permission = False,
-) -> list[Verdict]:
-    """One verdict per test, in order: each within `timeout_s`, all within `total_timeout_s` s.
+) -> list[CaseResult]:
+    """One result per test, in order: each within `timeout_s`, all within `total_timeout_s` s.
 
     A test whose time the others used up is a timeout. With `stop_at_failure` the tests behind the
     first that does not pass are not run, and the list ends there. Raises InputError where there is
-    no sandbox, SandboxError if it failed: never the program's fault, so no verdict.
+    no sandbox, SandboxError if it failed: never the program's fault, so no result.
     """
     for name, value in (("timeout_s", timeout_s), ("total_timeout_s", total_timeout_s)):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
@@ -124,25 +124,25 @@ class _Session:
         """Seconds for the next test."""
         return min(self.timeout_s, self.left())
 
-    def limits(self) -> Limits:
+    def limits(self) -> ProcessLimits:
         """The limits of a process that runs one test, or as many as are left."""
         wall = max(_LEAST_S, self.limit() if self.tests.kind == "stdin" else self.left())
-        return Limits(timeout_s=wall, cpu_s=wall + 1.0, memory_bytes=self.memory_bytes)
+        return ProcessLimits(timeout_s=wall, cpu_s=wall + 1.0, memory_bytes=self.memory_bytes)
 
-    def run(self, one, stop_at_failure: bool) -> list[Verdict]:
-        """`one(first)` yields verdicts from test `first` on, and ends where its process does."""
-        verdicts: list[Verdict] = []
-        while len(verdicts) < len(self.tests):
+    def run(self, one, stop_at_failure: bool) -> list[CaseResult]:
+        """`one(first)` yields results from test `first` on, and ends where its process does."""
+        results: list[CaseResult] = []
+        while len(results) < len(self.tests):
             if self.left() < _LEAST_S:
-                rest = len(self.tests) - len(verdicts)
-                return verdicts + [Verdict("timeout", 0.0, _OVER)] * rest
-            for verdict in one(len(verdicts)):
-                verdicts.append(verdict)
-                if stop_at_failure and verdict.status != "passed":
-                    return verdicts
+                rest = len(self.tests) - len(results)
+                return results + [CaseResult("timeout", 0.0, _OVER)] * rest
+            for result in one(len(results)):
+                results.append(result)
+                if stop_at_failure and result.status != "passed":
+                    return results
                 if self.left() < _LEAST_S:
                     break
-        return verdicts
+        return results
 
 
 def _run_stdin(session: _Session, first: int, same):
@@ -150,26 +150,26 @@ def _run_stdin(session: _Session, first: int, same):
     with Process(header, session.limits(), session.tier, stdin=tests.inputs[first]) as process:
         result = process.wait()
     if result.status != "ok":
-        yield Verdict(result.status, result.seconds, result.message)
+        yield CaseResult(result.status, result.seconds, result.message)
         return
     output = result.stdout.decode(errors="replace")
     if same(output, tests.outputs[first]):
-        yield Verdict("passed", result.seconds)
+        yield CaseResult("passed", result.seconds)
     else:
-        yield Verdict("failed", result.seconds, f"wrong output: {output[:200]!r}")
+        yield CaseResult("failed", result.seconds, f"wrong output: {output[:200]!r}")
 
 
 # -- a program that answers
 
 
-def _ended(process: Process, seconds: float) -> Verdict:
-    """The verdict on a program that ended, or was ended, instead of answering."""
+def _ended(process: Process, seconds: float) -> CaseResult:
+    """The result of a program that ended, or was ended, instead of answering."""
     result = process.wait()
     if result.status == "ok":
-        return Verdict("error", seconds, "the program ended before it answered")
+        return CaseResult("error", seconds, "the program ended before it answered")
     if result.status == "timeout":
-        return Verdict("timeout", seconds, "over the limit of time")
-    return Verdict(result.status, seconds, result.message)
+        return CaseResult("timeout", seconds, "over the limit of time")
+    return CaseResult(result.status, seconds, result.message)
 
 
 def _load(process: Process, deadline: float) -> dict | str | None:
@@ -182,8 +182,8 @@ def _load(process: Process, deadline: float) -> dict | str | None:
     return str(reply.get("text", "the program said nothing"))[:500]
 
 
-def _raised(text: str, seconds: float) -> Verdict:
-    return Verdict("memory" if text.startswith("MemoryError") else "error", seconds, text)
+def _raised(text: str, seconds: float) -> CaseResult:
+    return CaseResult("memory" if text.startswith("MemoryError") else "error", seconds, text)
 
 
 def _run_calls(session: _Session, first: int, same):
@@ -225,15 +225,15 @@ def _call(
     return process.receive(deadline, most)
 
 
-def _judge(session: _Session, answer: dict, expected: object, seconds: float, same) -> Verdict:
+def _judge(session: _Session, answer: dict, expected: object, seconds: float, same) -> CaseResult:
     if "value" not in answer:
         return _raised(str(answer.get("text"))[:500], seconds)
     value = answer["value"]
     found = readings(session.tests, value, expected, same)
     if found & session.readings:
         session.readings &= found
-        return Verdict("passed", seconds)
-    return Verdict("failed", seconds, f"wrong: {reprlib.repr(value)}")
+        return CaseResult("passed", seconds)
+    return CaseResult("failed", seconds, f"wrong: {reprlib.repr(value)}")
 
 
 # -- tests that run in a process of their own
@@ -288,25 +288,25 @@ def _run_asserts(session: _Session, first: int):
         with Process(header, session.limits(), session.tier) as checker:
             deadline = time.monotonic() + session.limit()  # its start is not the program's time
             for unit in units:
-                verdict = _relay(checker, program, deadline, began)
-                if unit.get("setup") and verdict.status == "passed":
+                result = _relay(checker, program, deadline, began)
+                if unit.get("setup") and result.status == "passed":
                     continue
-                yield verdict
+                yield result
                 if unit.get("setup") or checker.ended or program.ended:
                     return
                 began = time.monotonic()
                 deadline = began + session.limit()
 
 
-def _relay(checker: Process, program: Process, deadline: float, began: float) -> Verdict:
-    """Carry what the tests ask to the program and back until one of them has its verdict."""
+def _relay(checker: Process, program: Process, deadline: float, began: float) -> CaseResult:
+    """Carry what the tests ask to the program and back until one of them has its result."""
     while True:
         request = checker.receive(deadline)
         if request is None:
             return _ended(checker, time.monotonic() - began)
         if "verdict" in request:
             seconds = time.monotonic() - began
-            return Verdict(request["verdict"], seconds, request["text"])
+            return CaseResult(request["verdict"], seconds, request["text"])
         program.send(request)
         answer = program.receive(deadline)
         if answer is None:
@@ -360,11 +360,11 @@ def code_tests(
     """
     tests = read_tests(ground_truth)
     if fenced and not has_fence(response):
-        missing = [Verdict("failed", 0.0, "no fenced program")] * len(tests)
+        missing = [CaseResult("failed", 0.0, "no fenced program")] * len(tests)
         return {**score_parts(missing, scale), "extracted": 0.0}
     prefix = (extra_info or {}).get("prefix", "") if isinstance(extra_info, dict) else ""
     program = extract_program(response, prefix, tests.function)
-    verdicts = run_tests(
+    results = run_tests(
         program,
         tests,
         timeout_s=timeout_s,
@@ -374,16 +374,16 @@ def code_tests(
         float_tolerance=float_tolerance,
         allow_unsafe_execution=allow_unsafe_execution,
     )
-    return score_parts(verdicts, scale) | ({"extracted": 1.0} if fenced else {})
+    return score_parts(results, scale) | ({"extracted": 1.0} if fenced else {})
 
 
-def score_parts(verdicts: Sequence[Verdict], scale: Scale) -> dict[str, float]:
-    """A score and its parts, of numbers, from the verdicts on one program."""
-    passed = [verdict.status == "passed" for verdict in verdicts]
+def score_parts(results: Sequence[CaseResult], scale: Scale) -> dict[str, float]:
+    """A score and its parts, of numbers, from the results of one program."""
+    passed = [result.status == "passed" for result in results]
     score = unit_test_score(passed, scale)
     counts = {name: 0.0 for name in ("passed", "failed", "error", "timeout", "limit")}
-    for verdict in verdicts:
-        counts[verdict.status if verdict.status in counts else "limit"] += 1.0
+    for result in results:
+        counts[result.status if result.status in counts else "limit"] += 1.0
     return {
         "score": score,
         "pass_rate": sum(passed) / len(passed),

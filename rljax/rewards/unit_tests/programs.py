@@ -88,9 +88,9 @@ def unit_tests(ground_truth: str) -> tuple[list[tuple[int, int]], int, list[int]
         ) from error
 
 
-def verdicts(response: str, ground_truth: str) -> list[bool]:
-    """One verdict per unit test, and one of the trace where there is one; a program that is none,
-    or is too long, fails all of them."""
+def passed_tests(response: str, ground_truth: str) -> list[bool]:
+    """Returns which unit tests passed, and the trace where there is one; a program that is
+    none, or is too long, fails all of them."""
     tests, max_lines, trace = unit_tests(ground_truth)
     count = len(tests) + bool(trace)
     try:
@@ -130,7 +130,7 @@ def program_tests(
     """
     if not 0.0 <= partial < 1.0:
         raise ValueError(f"program_tests: partial must lie in [0, 1), got {partial!r}")
-    results = verdicts(response, ground_truth)
+    results = passed_tests(response, ground_truth)
     share = sum(results) / len(results) if results else 0.0
     done = bool(results) and all(results)
     try:

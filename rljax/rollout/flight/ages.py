@@ -32,9 +32,13 @@ METRICS = {
 def ages(
     mask: np.ndarray, versions: np.ndarray, step_of: Mapping[int, int], step: int
 ) -> tuple[np.ndarray, dict[str, float]]:
-    """Returns (the policy tokens older than the newest of their row [B, S], metrics in steps).
+    """Returns (the policy tokens older than the newest of their row [B, S] bool, metrics in steps).
 
-    A token of a version v is step - step_of[v] steps old; `versions` [B, S] count optimizer steps.
+    Args:
+      mask: [B, S], 1 at policy tokens.
+      versions: [B, S] int32, in optimizer steps.
+      step_of: the step that has each version.
+      step: the step that learns. A token of a version v is step - step_of[v] steps old.
     """
     known, chosen = np.array(sorted(step_of)), mask > 0
     steps = np.array([step_of[int(version)] for version in known])

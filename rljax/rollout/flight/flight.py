@@ -15,7 +15,7 @@ from rljax.rollout.players.responses_in_flight import ResponsesInFlight
 from rljax.rollout.scoring.report import RewardReport
 from rljax.rollout.scoring.reward import score_of, told_score
 from rljax.sampler import Sampler
-from rljax.sampler.keys import Keys
+from rljax.sampler.inputs import Keys
 
 METRICS = {
     "slots/live_share": Metric(
@@ -70,8 +70,8 @@ class Flight:
         self._complete: list[int] = []
 
     def prepare(self, actor, rows: int) -> None:
-        """Makes the sampler where there is none: slots for `rows` rows, or as many as the config
-        says. What is in flight goes on there."""
+        """Makes the sampler if there is none: slots for `rows` rows, or as many as the config says.
+        What is in flight goes on there."""
         if not self.player.is_open:
             self.player.make_sampler(actor, rows, self._groups.values())
             self._use = SlotUse(self.player.sampler)
@@ -86,8 +86,8 @@ class Flight:
         self.player.begin(group)
 
     def dispatch(self, weights, version: int, keep_cache: bool) -> bool:
-        """Decodes one dispatch, or waits a little where nothing is left to decode -> whether it
-        decoded."""
+        """Decodes one dispatch, or waits a little if nothing is left to decode. Returns
+        whether it decoded."""
         return self.player.dispatch(weights, version, keep_cache, self._ended)
 
     def _ended(self, ticket: int) -> None:
@@ -123,8 +123,8 @@ class Flight:
     # -- groups go
 
     def ended(self) -> list[int]:
-        """The tickets whose members have all ended and been scored since the last call: the same on
-        every host."""
+        """Returns the tickets whose members have all ended and been scored since the last call: the
+        same on every host."""
         told, waiting = [], []
         for asked in self._asked:
             group, which, pending, since = asked
@@ -155,11 +155,12 @@ class Flight:
         return self.player.tokens(self._groups[ticket])
 
     def drop(self, ticket: int) -> None:
-        """Nobody learns from a complete group."""
+        """Drops a complete group, from which nobody learns."""
         self.player.drop(self._groups.pop(ticket))
 
     def collect(self, tickets: list[int], mesh) -> tuple[Batch, RewardReport, Prompts]:
-        """The batch of complete groups, in this order."""
+        """Returns the batch of complete groups, in the order of `tickets`, on the mesh: B = groups
+        x samples of a group rows."""
         groups = [self._groups.pop(ticket) for ticket in tickets]
         prompts = groups[0].prompts
         for group in groups[1:]:
@@ -179,7 +180,7 @@ class Flight:
         return set(self._groups)
 
     def get_state(self) -> dict:
-        """Every group that began and was not taken, as JSON."""
+        """Returns every group that began and was not taken, as JSON."""
         saved = {}
         for ticket, group in self._groups.items():
             record, first = group.prompts.records[0], self.player.first(group)
@@ -226,7 +227,8 @@ class SlotUse:
         self.sampler, self._seen = sampler, (0, 0, 0, 0)
 
     def taken(self) -> dict[str, float]:
-        """Since the last call; how full pages and drafts were so far."""
+        """Returns how busy the slots were since the last call; how full pages and drafts
+        were so far."""
         sampler, (dispatches, steps, live, reread) = self.sampler, self._seen
         self._seen = (
             sampler.dispatches,

@@ -93,7 +93,9 @@ class InFlight:
         self._mesh: Mesh | None = None  # devices that only sample
 
     def take(self, actor, step: int) -> tuple[Landed, dict[str, float]]:
-        """Decodes until the groups of this step are complete -> their trajectories, and metrics."""
+        """Decodes until the groups of this step are complete. Returns (their trajectories,
+        metrics). Raises InputError if dead groups are all that comes, and Broken, a defect of ours,
+        for a step out of order or a token that is too old."""
         tickets, flight = self.tickets, self.flight
         if not tickets.admitted:
             tickets.begin_at(step)
@@ -105,7 +107,7 @@ class InFlight:
                 self._look()  # at what was scored meanwhile
                 self._admit()
                 while (chosen := tickets.ready()) is None:
-                    self._turn()
+                    self._dispatch()
         if actor.decoding.mesh is None:
             self._weights = None  # which are donated to learning
         oldest = min(tickets.open.values(), default=step)
@@ -139,12 +141,12 @@ class InFlight:
         max_staleness = ahead = 1 every token is then exactly one step old."""
         if self._weights is None:
             return
-        by_dispatches, tickets = self.flight.clock.turns > 0, self.tickets
+        by_dispatches, tickets = self.flight.clock.dispatches > 0, self.tickets
         with self._device():
             self._admit()
             while (tickets.ready() is None) if by_dispatches else not learned():
                 begun = time.monotonic()
-                if self._turn() and not learned():  # all of it beside
+                if self._dispatch() and not learned():  # all of it beside
                     timing.beside(time.monotonic() - begun)
         self._weights = None  # the next ones take their memory
 
@@ -171,7 +173,7 @@ class InFlight:
             return contextlib.nullcontext()
         return jax.default_device(self._mesh.devices.flat[0])
 
-    def _turn(self) -> bool:
+    def _dispatch(self) -> bool:
         """One dispatch, and what comes of it -> whether something was decoded."""
         decoded = self.flight.dispatch(self._weights, self._version, not self.reread)
         self._look()
@@ -229,7 +231,8 @@ class InFlight:
         return batch, metrics
 
     def get_state(self) -> dict:
-        """Every group that began and was not learned from, and where the tickets are: JSON."""
+        """Returns every group that began and was not learned from, and where the
+        tickets are: JSON."""
         return {
             "tickets": self.tickets.get_state(),
             "steps": list(self._step_of.items()),
@@ -237,8 +240,9 @@ class InFlight:
         }
 
     def set_state(self, state: dict, find: Callable[[dict], Prompts]) -> None:
-        """Goes on from `get_state`. `find` brings the prompt that a state speaks of. Raises
-        InputError where this run cannot, ValueError and the like where the state is none."""
+        """Goes on from `get_state`. `find` brings the prompt that a state speaks of.
+        Raises InputError if this run cannot, and KeyError, TypeError or ValueError for
+        what is no state."""
         self.tickets.set_state(state["tickets"])
         self._step_of = {int(version): int(step) for version, step in state["steps"]}
         self.flight.set_state(state["groups"], find)
@@ -248,8 +252,8 @@ class InFlight:
             raise ValueError(f"no step had the versions {sorted(unknown)}")
 
     def read_again(self) -> None:
-        """All that was decoded so far is read again, as by a run that is resumed here: both then do
-        the same."""
+        """Reads all that was decoded so far again, as a run does that is resumed here: both then
+        do the same."""
         self.tickets.complete.clear()
         with self._device():
             self.flight.read_again()

@@ -87,11 +87,11 @@ class Tickets:
         return most - self.trained - self.failed - len(self.open)
 
     def renew(self) -> None:
-        """The weights of the step that is trained next draw from now on."""
+        """Begins to draw with the weights of the step that is trained next."""
         self.renewed = True
 
     def admit(self) -> int:
-        """The next ticket."""
+        """Returns the next ticket. Raises Broken if there is no room for it."""
         if self.room < 1:
             raise Broken(f"ticket {self.admitted} is admitted too early")
         ticket = self.admitted
@@ -100,19 +100,20 @@ class Tickets:
         return ticket
 
     def completed(self, ticket: int) -> None:
-        """All samples of the group have ended and been scored."""
+        """Notes that all samples of the group have ended and been scored. Raises Broken for a
+        ticket that is not open, or was complete."""
         if ticket not in self.open or ticket in self.complete:
             raise Broken(f"ticket {ticket} is not open, or was complete")
         self.complete.add(ticket)
 
     def drop(self, ticket: int) -> None:
-        """A group that no step is to learn from; another one takes its place."""
+        """Drops a group that no step is to learn from; another one takes its place."""
         del self.open[ticket]
         self.complete.discard(ticket)
         self.dropped += 1
 
     def ready(self) -> list[int] | None:
-        """The groups that this step trains; None: more have to be complete first."""
+        """Returns the groups that this step trains; None: more have to be complete first."""
         if self.ahead == self.max_staleness:
             first = list(self.open)[: self.groups_per_step]
             whole = len(first) == self.groups_per_step and self.complete.issuperset(first)
@@ -138,7 +139,8 @@ class Tickets:
         )
 
     def train(self, tickets: list[int], failed: int = 0) -> None:
-        """A step has taken these groups; in `failed` of them no sample was scored."""
+        """Notes that a step has taken these groups; in `failed` of them no sample was scored.
+        Raises Broken for a ticket that is not complete, or too old."""
         for ticket in tickets:
             if self.step - self.open[ticket] > self.max_staleness or ticket not in self.complete:
                 raise Broken(f"ticket {ticket} is trained at step {self.step}: {self}")
@@ -156,13 +158,13 @@ class Tickets:
             raise Broken(f"{self.admitted} groups were admitted, {known} are known of: {self}")
 
     def get_state(self) -> dict:
-        """JSON. What is complete shows in the groups themselves."""
+        """Returns JSON. What is complete shows in the groups themselves."""
         self.check()
         return {name: getattr(self, name) for name in _SAVED} | {"open": list(self.open.items())}
 
     def set_state(self, state: dict) -> None:
-        """Goes on from `get_state`, with no group complete yet. Raises InputError where the groups
-        that are open cannot be trained as this run is set, ValueError where the state is none."""
+        """Goes on from `get_state`, with no group complete yet. Raises InputError if the groups
+        that are open cannot be trained as this run is set, and ValueError for what is no state."""
         if state["groups_per_step"] != self.groups_per_step:
             raise InputError(
                 "batch.prompts_per_step",

@@ -12,16 +12,17 @@ _NOTHING_S = 0.01  # how long news are waited for where nothing decodes
 
 @dataclasses.dataclass
 class Clock:
-    """Counts dispatches of decoding. turns 0, the wall's clock: what comes counts as soon as it is
-    there. Otherwise it counts from the turns-th dispatch on after it was asked for, and the loop
-    waits where it is late: a run is then the same whatever the speed of the outside."""
+    """Counts dispatches of decoding. `dispatches` 0, the wall's clock: what comes counts as soon as
+    it is there. Otherwise it counts from the dispatches-th dispatch on after it was asked for, and
+    the loop waits where it is late: a run is then the same whatever the speed of the outside."""
 
-    turns: int = 0
+    dispatches: int = 0
     now: int = 0
 
     @classmethod
     def parsed(cls, text: str) -> "Clock":
-        """ "wall" or "logical(2)"."""
+        """Returns the clock that a config names, "wall" or "logical(2)". Raises InputError for
+        any other text."""
         if text == "wall":
             return cls()
         found = re.fullmatch(r"logical\((\d{1,6})\)", text)
@@ -33,12 +34,12 @@ class Clock:
         return cls(int(found[1]))
 
     def tick(self) -> None:
-        """A dispatch was done."""
+        """Counts a dispatch."""
         self.now += 1
 
     def idle(self) -> None:
-        """Nothing decodes: waits a little, or counts on."""
-        if self.turns:
+        """Waits a little, or counts on, as nothing decodes."""
+        if self.dispatches:
             self.now += 1
         else:
             time.sleep(_NOTHING_S)
@@ -46,4 +47,4 @@ class Clock:
     def due(self, asked: int, done: Callable[[], bool]) -> bool:
         """Returns whether what was asked for at `asked` counts now; it may have to be waited
         for."""
-        return self.now >= asked + self.turns if self.turns else done()
+        return self.now >= asked + self.dispatches if self.dispatches else done()

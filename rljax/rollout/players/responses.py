@@ -36,8 +36,21 @@ class Responses:
         enough: Callable[[EarlyScores], bool] | None = None,
         tree: Tree | None = None,
     ) -> tuple[Batch, RewardReport]:
-        """n scored responses to each prompt. Rows are scored as they end, while others decode. No
-        turn ends before the last one, so a `tree` has nowhere to branch."""
+        """Samples n scored responses to each prompt. Rows are scored as they end,
+        while others decode.
+
+        Args:
+          actor: the policy.
+          prompts: P prompts.
+          key: decides the draws.
+          sampling: the options of a response.
+          n: samples per prompt.
+          enough: stops decoding once enough(early scores) is true; rows that still decode are
+            aborted.
+          tree: ignored: no turn ends before the last one, so there is nowhere to branch.
+
+        Returns the batch [P n, S] with rewards, row p n + s sample s of prompt p, and the report.
+        """
         early = self.reward.start_early(prompts, n)
         if early is None:
             return self._scored(actor.generate(prompts, key, sampling, n=n), prompts)
@@ -64,26 +77,28 @@ class Responses:
             return self.reference.finish(batch, begun), report
 
     def score(self, batch: Batch, prompts: Prompts) -> tuple[Batch, RewardReport]:
-        """The batch with rewards, and the report."""
+        """Returns the batch with rewards, and the report."""
         return self.reward(batch, prompts)
 
     def outcome_alone(self) -> "Responses":
-        """Responses that are scored for evaluation."""
+        """Returns responses that are scored for evaluation."""
         return Responses(self.reward.outcome_alone())
 
     def beside(self, reference: PlacedReference) -> "Responses":
-        """Responses whose ref_logprobs `reference` computes while the reward scores."""
+        """Returns responses whose ref_logprobs `reference` computes while the reward scores."""
         return Responses(self.reward, reference)
 
     def completions(
         self, batch: Batch, report: RewardReport, prompts: Prompts, n: int
     ) -> tuple[Batch, np.ndarray, tuple[ScoredRow, ...]]:
-        """The row of each sample, where its tokens begin, and its score, if it has one."""
+        """Returns the row of each sample, the column where its tokens begin [rows], and its score,
+        if it has one."""
         return batch, np.repeat(prompts.lengths, n), report.rows
 
     def learn(self, report: RewardReport) -> dict[str, float]:
-        """Updates the rubrics of the reward by a step's report -> metrics."""
+        """Updates the rubrics of the reward by a step's report. Returns metrics."""
         return self.reward.learn(report)
 
     def close(self) -> None:
+        """Ends the processes of the reward."""
         self.reward.close()

@@ -15,7 +15,7 @@ from rljax.rollout.scoring.report import RewardReport
 from rljax.rollout.scoring.reward import Reward
 from rljax.sampler import Engine, Sampler
 from rljax.sampler.host_rollout import batch_of, engine_of_rows
-from rljax.sampler.keys import request_keys
+from rljax.sampler.inputs import request_keys
 from rljax.sampler.prompt_images import of_prompt
 from rljax.sampler.sample import Sample
 from rljax.tracking import timing
@@ -42,7 +42,7 @@ class ResponsesInFlight:
         return self.sampler is not None
 
     def make_sampler(self, actor, rows: int, groups: Iterable) -> None:
-        """Makes the sampler, where the samples of these groups go on."""
+        """Makes the sampler, in which the samples of these groups go on."""
         decoding, sampling = actor.decoding, self.cfg.sampling
         if self._engine is None:
             tokens = self.columns + sampling.max_response_tokens
@@ -53,10 +53,11 @@ class ResponsesInFlight:
         self.sampler.restore([one for one in samples if one.finish_reason is None])
 
     def pause(self, groups: Iterable) -> None:
-        """The next sampler will have read nothing."""
+        """Lets the next sampler read all samples again."""
         self.sampler = None
 
     def begin(self, group) -> None:
+        """Submits the samples of a group."""
         keys = fetch(request_keys(group.keys.root, self.cfg.prompts_per_step * self.n))
         keys = keys[group.at * self.n : (group.at + 1) * self.n]
         ids, prompts = range(group.ticket * self.n, (group.ticket + 1) * self.n), group.prompts
@@ -65,7 +66,7 @@ class ResponsesInFlight:
         group.members = self.sampler.submit(prompt, self.cfg.sampling, request_ids=ids, **options)
 
     def dispatch(self, weights, version: int, keep_cache: bool, ended: Callable) -> bool:
-        """Decodes one dispatch, or waits a little for scores where nothing is left to decode ->
+        """Decodes one dispatch, or waits a little for scores if nothing is left to decode. Returns
         whether it decoded. Calls ended(ticket) for each sample that has ended."""
         sampler = self.sampler
         if not sampler.pending:
@@ -85,13 +86,15 @@ class ResponsesInFlight:
     # -- what a flight asks of a group
 
     def members(self, group) -> list[Sample]:
+        """Returns the samples of a group."""
         return group.members
 
     def first(self, group) -> int:
-        """The number of its first member in a checkpoint."""
+        """Returns the number of a group's first member in a checkpoint."""
         return 0
 
     def has_ended(self, sample: Sample) -> bool:
+        """Returns whether a sample has ended."""
         return sample.finish_reason is not None
 
     def wants_score(self, sample: Sample) -> bool:
@@ -109,17 +112,18 @@ class ResponsesInFlight:
         return self.reward.fields(group.prompts.records[0], ids, reason, number)
 
     def seat_values(self, group) -> set[tuple[int, float]]:
-        """The known scores, each with its seat."""
+        """Returns the known scores, each with its seat."""
         return {(0, score.value) for score in group.scores.values() if score.status == "ok"}
 
     def tokens(self, group) -> int:
+        """Counts the tokens of a group that the policy drew."""
         return sum(len(sample.tokens) for sample in group.members)
 
     def drop(self, group) -> None:
         """Does nothing: the samples have left the sampler."""
 
     def collect(self, groups: list, prompts: Prompts, mesh) -> tuple[Batch, RewardReport]:
-        """The batch of complete groups, in this order."""
+        """Returns the batch of complete groups, in this order."""
         samples = [sample for group in groups for sample in group.members]
         tokens = self.columns + self.cfg.sampling.max_response_tokens
         batch = place(batch_of(samples, tokens, self.n, prompts.images), mesh)
@@ -133,10 +137,12 @@ class ResponsesInFlight:
     # -- a checkpoint
 
     def get_state(self, group) -> dict:
+        """Returns the samples of a group as JSON."""
         return {"samples": [sample.get_state() for sample in group.members]}
 
     def set_state(self, group, saved: dict) -> None:
-        """Raises InputError where the samples of a checkpoint are not of this run."""
+        """Goes on from `get_state`. Raises InputError if the samples of a checkpoint are not of
+        this run, and ValueError for what is no state."""
         sampling, prompts = self.cfg.sampling, group.prompts
         samples = group.members = [Sample.from_state(one, sampling) for one in saved["samples"]]
         for sample in samples:  # the state has no images: the data has them
@@ -163,4 +169,5 @@ class ResponsesInFlight:
             raise ValueError(f"group {group.ticket} has other samples, or scores without samples")
 
     def versions(self, group) -> set[int]:
+        """Returns the versions of all tokens of a group."""
         return {int(v) for sample in group.members for v in np.unique(sample.versions)}

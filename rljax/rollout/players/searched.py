@@ -19,7 +19,7 @@ from rljax.shaping.scores import apply_shaping
 
 
 @dataclasses.dataclass(frozen=True)
-class Searching:
+class SearchActor:
     """An actor whose `generate` searches. `search_of(prompts, n)` is the Search of n responses to
     each prompt."""
 
@@ -28,6 +28,7 @@ class Searching:
 
     @property
     def model(self) -> Model:
+        """The actor's model."""
         return self.actor.model
 
     def generate(
@@ -40,15 +41,15 @@ class Searching:
         finished: Callable | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> Batch:
-        """n trajectories per prompt (host verb). All rows are searched to their ends, together, so
-        that none is told of as `finished` before the others."""
+        """Samples n trajectories per prompt (host verb) -> Batch of P n rows. All rows are searched
+        to their ends, together, so that none is told of as `finished` before the others."""
         return self.actor.generate(prompts, key, sampling, n=n, search=self.search_of(prompts, n))
 
 
 def scored_by(reward: Callable, prompts: Prompts, n: int, mesh, shaping: Sequence = ()) -> Callable:
-    """The function of a Search that scores complete responses: scored(rows, [(ids, finish reason)])
-    -> [len(rows)], NaN where the reward failed. Row p n + s answers prompt p. Scores are shaped by
-    the rules of `shaping`, as those are of which a critic learns."""
+    """Returns the function of a Search that scores complete responses: scored(rows, [(ids, finish
+    reason)]) -> [len(rows)], NaN where the reward failed. Row p n + s answers prompt p. Scores are
+    shaped by the rules of `shaping`, as those are of which a critic learns."""
 
     def scored(rows: Sequence[int], responses: Sequence[tuple[Sequence[int], int]]) -> np.ndarray:
         # A few shapes: filled up with the last one.

@@ -41,7 +41,10 @@ def against(
     inner: RolloutText = "once()",
 ):
     """The rollout `inner` with samples of the policy and of its opponent in turn: the reference
-    (XPO, arXiv 2405.21046), or the geometric mixture pi^(1 - mixture) ref^mixture (Nash-MD)."""
+    (XPO, arXiv 2405.21046), or the geometric mixture pi^(1 - mixture) ref^mixture (Nash-MD).
+
+    Raises InputError unless 0 <= mixture <= 1, and for an odd number of samples per prompt.
+    """
     if not 0 <= mixture <= 1:
         raise InputError(
             "against(mixture)",
@@ -76,7 +79,8 @@ class GeometricMixture:
         finished: Callable | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> Batch:
-        """n trajectories per prompt; their log-probs are the mixture's (host verb)."""
+        """Samples n trajectories per prompt -> Batch of P n rows; their log-probs are the
+        mixture's (host verb)."""
         second = SecondModel(
             self.reference.model, self.reference.sampling_params(), float(self.weight)
         )
@@ -94,6 +98,7 @@ class AgainstOpponent:
 
     @property
     def model(self) -> Model:
+        """The actor's model."""
         return self.actor.model
 
     def generate(
@@ -106,7 +111,8 @@ class AgainstOpponent:
         finished: Callable | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> Batch:
-        """n trajectories per prompt, n even (host verb)."""
+        """Samples n trajectories per prompt -> Batch of P n rows (host verb). Raises InputError if
+        n is odd."""
         if n % 2:
             raise InputError(
                 "samples per prompt against an opponent",
@@ -115,17 +121,17 @@ class AgainstOpponent:
                 fix=f"--config.batch.samples_per_prompt={n + 1}, or another even number",
             )
 
-        def turn(first: int) -> Callable | None:
-            """`finished`, called with the rows' places in the joint batch."""
+        def finished_of(first: int) -> Callable | None:
+            """`finished`, called with the rows' indices in the joint batch."""
             if finished is None:
                 return None
             return lambda row, ids, reason: finished(2 * row + first, ids, reason)
 
         half = dict(n=n // 2, stop=stop)
-        ours = self.actor.generate(prompts, key, sampling, finished=turn(0), **half)
+        ours = self.actor.generate(prompts, key, sampling, finished=finished_of(0), **half)
         # With the same key, two similar models would draw almost the same texts.
         key = stream(key, "opponent")
-        theirs = self.opponent.generate(prompts, key, sampling, finished=turn(1), **half)
+        theirs = self.opponent.generate(prompts, key, sampling, finished=finished_of(1), **half)
         return _interleaved(ours, theirs, self.model.mesh)
 
 

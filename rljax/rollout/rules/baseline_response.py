@@ -58,6 +58,9 @@ def with_baseline_response(
     the reference's greedy response. It is scored like a sample, and in no report.
 
     `task` is the first of `tasks`, patterns of data_source, that fits the prompt's.
+
+    Raises InputError for one sample per prompt, for a prompt that fits no task, and for a baseline
+    response that is no text.
     """
     samples = cfg.samples_per_prompt - 1
     if samples < 1:
@@ -87,8 +90,8 @@ def with_baseline_response(
 
 
 def task_of(record: PromptRecord, tasks: tuple[str, ...]) -> int:
-    """The place of the first of `tasks` that fits the data source; 0 without tasks. Raises
-    InputError where none fits."""
+    """Returns the index of the first of `tasks` that fits the data source; 0 without tasks. Raises
+    InputError if none fits."""
     fits = (i for i, pattern in enumerate(tasks) if fnmatchcase(record.data_source, pattern))
     found = next(fits, None) if tasks else 0
     if found is None:

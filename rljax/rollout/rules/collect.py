@@ -67,6 +67,9 @@ def dynamic(
     are live. The first prompts_per_step of them are used, the others discarded (arXiv 2503.14476).
 
     Too few live groups after `max_rounds` are an error, or dead groups fill the batch (`if_short`).
+
+    Raises InputError if too few groups are live with if_short="error", for oversample below 1, and
+    for one sample per prompt.
     """
     wanted = len(prompts.records)
     size = _oversampled("dynamic", oversample, wanted)
@@ -101,8 +104,12 @@ def active(
     max_rounds: int = 40,
     if_short: Literal["error", "fill"] = "fill",
 ):
-    """Active sampling of OlmoRL: one round of prompts_per_step prompts, then smaller ones of
-    refill x prompts_per_step that replace the dead groups (arXiv 2512.13961)."""
+    """Active sampling of OlmoRL: one round of prompts_per_step prompts, then smaller ones of refill
+    x prompts_per_step that replace the dead groups (arXiv 2512.13961).
+
+    Raises InputError if too few groups are live with if_short="error", and for one
+    sample per prompt.
+    """
     wanted = len(prompts.records)
     further = max(1, round(refill * wanted))
     return _rounds(
@@ -141,8 +148,11 @@ def first_live(
     aborted and their groups dropped. With a reward model, which scores whole batches, all samples
     are decoded to their ends.
 
-    Which groups are complete first depends on the speed of the reward, so that a resumed run may
-    use others.
+    Which groups are complete first depends on the speed of the reward, so that a resumed run
+    may use others.
+
+    Raises InputError if too few groups are live with if_short="error", for oversample below 1, and
+    for one sample per prompt.
     """
     wanted, n = len(prompts.records), cfg.samples_per_prompt
     size = _oversampled("first_live", oversample, wanted)
@@ -221,16 +231,16 @@ class _Groups:
         self.aborted += len(aborted)
 
     def _keep(self, batch: Batch, live: list[_Group], others: list[_Group]) -> None:
-        """Copies the rows of new groups to their places."""
-        places = {len(self.live) + i: group for i, group in enumerate(live)}
+        """Copies the rows of new groups to their target rows."""
+        targets = {len(self.live) + i: group for i, group in enumerate(live)}
         self.live += live
         last = self.wanted - 1 - len(self.others)
-        places |= {last - i: group for i, group in enumerate(others) if last - i >= len(self.live)}
+        targets |= {last - i: group for i, group in enumerate(others) if last - i >= len(self.live)}
         self.others += others
         source = np.full((self.wanted, self.n), -1, np.int32)
-        for place, group in places.items():
-            if place < self.wanted:
-                source[place] = group.row + np.arange(self.n)
+        for target, group in targets.items():
+            if target < self.wanted:
+                source[target] = group.row + np.arange(self.n)
         room = _empty(batch, self.wanted * self.n, self.mesh) if self.rows is None else self.rows
         self.rows = _copied(room, batch, source.reshape(-1), self.mesh)
 
@@ -264,8 +274,8 @@ class _Groups:
     def _batch(self, used: list[_Group]) -> Batch:
         """The rows of these groups. A row whose reward failed has a group of its own."""
         live, rows = min(len(self.live), self.wanted), self.wanted * self.n
-        places = [*range(live), *range(self.wanted - 1, live - 1, -1)]
-        order = [place * self.n + i for place in places for i in range(self.n)]
+        order_of_groups = [*range(live), *range(self.wanted - 1, live - 1, -1)]
+        order = [kept * self.n + i for kept in order_of_groups for i in range(self.n)]
         failed = np.concatenate([group.failed for group in used])
         group = np.repeat(np.arange(self.wanted, dtype=np.int32), self.n)
         alone = self.wanted + np.arange(rows, dtype=np.int32)

@@ -44,8 +44,8 @@ def greedy_baseline(
 
 @jax.jit
 def with_greedy_baseline(batch: Batch, scores: jax.Array, known: jax.Array) -> Batch:
-    """The batch with values = the greedy score [P] of the row's prompt. Rows whose prompt has no
-    known greedy score [P] are masked, as rows with a failed reward are."""
+    """Returns the batch [B, S] with values [B, S] = the greedy score [P] of the row's prompt. Rows
+    whose prompt has no known [P] bool greedy score are masked, as rows with a failed reward are."""
     # A row whose own reward failed has a group of its own and mask 0.
     prompt = jnp.where(batch.group < scores.shape[0], batch.group, 0)
     keep = known[prompt].astype(jnp.float32)

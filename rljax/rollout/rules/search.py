@@ -13,7 +13,7 @@ from rljax.config import NAMESPACES
 from rljax.contracts import component_in, contract, spec
 from rljax.data.online.prompts import Prompts
 from rljax.metric import Metric
-from rljax.rollout.players.searched import Searching, scored_by
+from rljax.rollout.players.searched import SearchActor, scored_by
 from rljax.rollout.rollout import Rollout
 from rljax.search import Search, Value
 
@@ -52,7 +52,7 @@ def _searched(prompts, key, cfg, actor, sample, method: str, value: Value | None
         scored = scored_by(outcome, prompts, n, actor.model.mesh, cfg.reward_shaping)
         return Search(component, value, scored)
 
-    searching, n = Searching(actor, search_of), cfg.samples_per_prompt
+    searching, n = SearchActor(actor, search_of), cfg.samples_per_prompt
     batch, report = sample(prompts, key, n=n, actor=searching)
     return Rollout(batch, prompts, report, _metrics(batch))
 

@@ -64,6 +64,8 @@ def special_token(
     rewards (without a KL penalty), over all tokens of the response, kept ones too. A row learns
     from the tokens of its own round; `train_prefix`: from those it kept as well, which count twice
     then. A row that was not regenerated has mask 0.
+
+    Raises InputError unless `max_rounds` divides the samples per prompt.
     """
     n, count = cfg.samples_per_prompt, len(prompts.records)
     check_rounds(n, max_rounds)
@@ -115,7 +117,7 @@ def special_token(
 
 
 def check_rounds(samples_per_prompt: int, max_rounds: int = 2, **_) -> None:
-    """Raises InputError where a prompt's rows cannot be split into so many rounds."""
+    """Raises InputError unless `max_rounds`, 1 or more, divides the samples per prompt."""
     whole = isinstance(max_rounds, int) and not isinstance(max_rounds, bool) and max_rounds > 0
     if not whole or samples_per_prompt % max_rounds:
         rule = "at least 1, and divides batch.samples_per_prompt, the rows of a prompt, which the "
@@ -129,8 +131,8 @@ def check_rounds(samples_per_prompt: int, max_rounds: int = 2, **_) -> None:
 
 
 def smallest_advantage(advantages: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The column of each row's policy token with the smallest advantage, of several the first, and
-    that advantage; inf where there is no token: advantages [B, S], mask [B, S] -> [B], [B]."""
+    """Returns the column [B] of each row's policy token with the smallest advantage, of several the
+    first, and that advantage [B]; inf if the row has no policy token. advantages, mask: [B, S]."""
     masked = jnp.where(mask > 0, advantages, jnp.inf)
     return jnp.argmin(masked, axis=1).astype(jnp.int32), jnp.min(masked, axis=1)
 

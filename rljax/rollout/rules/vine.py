@@ -63,6 +63,8 @@ def vine(
 
     A step is a line, or `step_tokens` tokens. A continuation that a limit ended counts as
     `unfinished`, whatever its score, before it is shaped; None: as its score.
+
+    Raises InputError unless `completions` and `most_states` are at least 1.
     """
     check_vine(completions, most_states, step_tokens)
     began = time.perf_counter()
@@ -101,7 +103,8 @@ def vine(
 
 
 def check_vine(completions: int = 9, most_states: int = 20, step_tokens: int = 0, **_) -> None:
-    """Raises InputError where an option of `vine` is no number of things."""
+    """Raises InputError unless the options of `vine` are whole numbers, each of at least
+    its least value."""
     for name, value, least in (
         ("completions", completions, 1),
         ("most_states", most_states, 1),
@@ -187,10 +190,10 @@ def _calibration(values, states, scores: np.ndarray, bins: int = 10) -> dict[str
         return {}
     value, score = np.array(pairs, np.float64).T
     # States of one value are of one bin.
-    place = np.searchsorted(value, value) * bins // len(value)
+    bin_of = np.searchsorted(value, value) * bins // len(value)
     gaps = [
-        (place == one).mean() * abs((value - score)[place == one].mean())
-        for one in np.unique(place)
+        (bin_of == one).mean() * abs((value - score)[bin_of == one].mean())
+        for one in np.unique(bin_of)
     ]
     return {
         "vine/value": float(value.mean()),

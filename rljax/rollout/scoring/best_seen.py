@@ -35,8 +35,8 @@ class BestSeen:
         self._best: dict[int, float] = {}  # prompt_id -> score
 
     def record(self, report: RewardReport) -> dict[str, float]:
-        """Takes the known scores in -> reward/best_seen and reward/best_seen_gap, means over the
-        prompts of the report; {} where no score is known."""
+        """Takes the known scores in. Returns reward/best_seen and reward/best_seen_gap, means over
+        the prompts of the report; {} if no score is known."""
         scores: dict[int, list[float]] = {}
         for prompt, score in report.outcomes:
             scores.setdefault(prompt, []).append(score)
@@ -55,8 +55,9 @@ class BestSeen:
         }
 
     def get_state(self) -> dict[str, float]:
-        """JSON: {prompt_id: score}."""
+        """Returns JSON: {prompt_id: score}."""
         return {str(prompt): score for prompt, score in self._best.items()}
 
     def set_state(self, state: dict[str, float]) -> None:
+        """Goes on from `get_state`."""
         self._best = {int(prompt): float(score) for prompt, score in state.items()}

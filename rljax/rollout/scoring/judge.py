@@ -64,8 +64,8 @@ class MeshJudge:
         return encode_prompt_messages(self.tokenizer, conversation, variables=_NO_THINKING)
 
     def score(self, samples: Sequence[Mapping]) -> list[Score]:
-        """One Score per sample. A question longer than the model's context is an error. Part
-        judge/grade_mass: the probability that the next token is one of the grades."""
+        """Returns one Score per sample. A question longer than the model's context is an error.
+        Part judge/grade_mass: the probability that the next token is one of the grades."""
         questions: list[tuple[list[list[int]], list[dict]] | Score] = []
         for sample in samples:
             try:

@@ -65,7 +65,7 @@ METRICS = {
 }
 
 
-class Sample(Mapping):
+class RewardInput(Mapping):
     """The fields that a reward may declare. The response is decoded when it is first read: with
     several hosts most of them are read by one host alone, or by none."""
 
@@ -85,9 +85,9 @@ class Sample(Mapping):
     def __len__(self) -> int:
         return len(self._fields)
 
-    def adding(self, **fields) -> "Sample":
-        """The same sample with these fields, too."""
-        return Sample(self._fields | fields, self._decode, self._shown)
+    def adding(self, **fields) -> "RewardInput":
+        """Returns the same sample with these fields, too."""
+        return RewardInput(self._fields | fields, self._decode, self._shown)
 
     @property
     def shown(self) -> str:
@@ -106,12 +106,12 @@ class ScoredRow:
     group: int  # the same number for all samples of a prompt within a report
 
     def example(self) -> dict:
-        """Text, reward and status, as they are shown."""
+        """Returns text, reward and status, as they are shown."""
         keep = ("prompt", "ground_truth", "finish_reason")
         sample = self.sample
         return {
             **{name: sample[name] for name in keep},
-            "response": sample.shown if isinstance(sample, Sample) else sample["response"],
+            "response": sample.shown if isinstance(sample, RewardInput) else sample["response"],
             "reward": self.score.value,
             "status": self.score.status,
             "message": self.score.message,
@@ -128,7 +128,7 @@ class RewardReport:
 
     @classmethod
     def joined(cls, reports: Iterable["RewardReport"]) -> "RewardReport":
-        """The reports as one. Prompts of different reports have different groups."""
+        """Joins reports into one. Prompts of different reports have different groups."""
         rows, process, episodes, first = [], [], [], 0
         for report in reports:
             rows += [dataclasses.replace(row, group=first + row.group) for row in report.rows]
@@ -139,12 +139,12 @@ class RewardReport:
 
     @property
     def examples(self) -> list[dict]:
-        """Text, reward and status of every sample."""
+        """Returns text, reward and status of every sample."""
         return [row.example() for row in self.rows]
 
     @property
     def outcomes(self) -> list[tuple[int, float]]:
-        """(prompt_id, score) of every scored sample of a training prompt."""
+        """Returns (prompt_id, score) of every scored sample of a training prompt."""
         return [
             (row.record.prompt_id, row.score.value)
             for row in self.rows
@@ -152,10 +152,11 @@ class RewardReport:
         ]
 
     def metrics(self) -> dict[str, float]:
-        """Counts of failures, of errors also by kind, of samples over a limit that have a score for
-        that, and of rewards that abstain; whether late samples are the long ones; for each source
-        the share of failures, the mean score and the share of the samples; means of the parts;
-        whether the scores of a prompt are equal, and their highest; metrics of scored lines."""
+        """Returns counts of failures, of errors also by kind, of samples over a limit that have
+        a score for that, and of rewards that abstain; whether late samples are the long ones;
+        for each source the share of failures, the mean score and the share of the samples;
+        means of the parts; whether the scores of a prompt are equal, and their highest; metrics
+        of scored lines."""
         out = {f"reward/{name}": 0.0 for name in ("errors", "timeouts")}
         means: dict[str, list[float]] = {}
         shares: dict[str, float] = {}
@@ -195,7 +196,7 @@ class RewardReport:
 
     @property
     def extraction_failed_fraction(self) -> float | None:
-        """extraction_failed_fraction of the samples."""
+        """Returns extraction_failed_fraction of the samples."""
         return extraction_failed_fraction(row.score.parts for row in self.rows)
 
     def _group_scores(self) -> dict[str, float]:
@@ -230,8 +231,9 @@ class RewardReport:
 
 
 def extraction_failed_fraction(parts: Iterable[Mapping[str, float]]) -> float | None:
-    """The share of samples in which no answer was found, from the parts of their scores: 1 - the
-    mean of the parts called extracted, also of members of a mixture. None without such parts."""
+    """Returns the share of samples in which no answer was found, from the parts of their
+    scores: 1 - the mean of the parts called extracted, also of members of a mixture. None
+    without such parts."""
     extracted = [
         value
         for one in parts
@@ -242,7 +244,7 @@ def extraction_failed_fraction(parts: Iterable[Mapping[str, float]]) -> float | 
 
 
 def error_kind(message: str) -> str:
-    """The exception's name in the message of a failed score; the kind of an EndpointError; else
-    "other"."""
+    """Returns the exception's name in the message of a failed score; the kind of an
+    EndpointError; else "other"."""
     found = re.match(r"(?:EndpointError: )?(\w+): ", message)
     return found[1] if found else "other"

@@ -27,7 +27,7 @@ from rljax.rewards.pool.pool import Pending, RewardPool, Score
 from rljax.rewards.sandbox.tiers import ALL_TIERS
 from rljax.rollout.scoring.judge import MeshJudge
 from rljax.rollout.scoring.process import ProcessScorer
-from rljax.rollout.scoring.report import RewardReport, Sample, ScoredRow
+from rljax.rollout.scoring.report import RewardInput, RewardReport, ScoredRow
 from rljax.tracking import timing
 from rljax.tracking.timing import timed
 
@@ -51,7 +51,7 @@ class ModelScorer:
         self.model, self.params, self.rows, self.role = model, params, rows, role
 
     def score(self, batch: Batch) -> list[Score]:
-        """One Score per row. A score that is not finite is an error."""
+        """Returns one Score per row of a batch [B, S]. A score that is not finite is an error."""
         rows = self.rows if batch.rows % self.rows == 0 else batch.rows
         read = Batch(batch.tokens, batch.segment_ids, batch.positions, batch.mask)
         read = moved_rows(read, self.model.mesh, self.role)
@@ -103,7 +103,8 @@ class Reward:
         self.needs_costs, self.cost_model = needs_costs, cost_model
 
     def outcome_alone(self) -> "Reward":
-        """The same pool without scores of lines, evolving rubrics and costs, for evaluation."""
+        """Returns the same pool without scores of lines, evolving rubrics and
+        costs, for evaluation."""
         plain = self.process is None and self.rubrics is None and not self.needs_costs
         return self if plain else Reward(self.pool, self.tokenizer, self.mesh, model=self.model)
 
@@ -115,8 +116,8 @@ class Reward:
         return self.pool if by_rows else None
 
     def start_early(self, prompts: Prompts, n: int) -> "EarlyScores | None":
-        """Scores of rows as they end, n samples per prompt, while others still decode. None where
-        rows are not scored one by one."""
+        """Returns the scores of rows as they end, n samples per prompt, while others still decode.
+        None if rows are not scored one by one."""
         return None if self.row_pool is None else EarlyScores(self, prompts, n)
 
     def __call__(
@@ -142,9 +143,10 @@ class Reward:
             return self.rewarded(batch, prompts, samples, scores)
 
     def rewarded(
-        self, batch: Batch, prompts: Prompts, samples: list[Sample], scores: list[Score]
+        self, batch: Batch, prompts: Prompts, samples: list[RewardInput], scores: list[Score]
     ) -> tuple[Batch, RewardReport]:
-        """The batch and the report, where the score of every row is known."""
+        """Returns the batch [B, S] with rewards and the report, once the scores of its B
+        rows are known."""
         group = fetch(batch.group)
         if self.cost_model is not None:
             of_model = self.cost_model.score(batch)
@@ -164,10 +166,10 @@ class Reward:
         # A failed row gets a group of its own, so that it is not in its siblings' baseline.
         alone = len(prompts.records) + np.arange(len(samples), dtype=np.int32)
         host = (values, parts_of(scores), ok, np.where(ok, group, alone))
-        batch = _place_rewards(batch, *place(host, self.mesh))
+        batch = _with_rewards(batch, *place(host, self.mesh))
         if self.needs_costs:
             costs = np.array([score.parts.get(COST, 0.0) for score in scores], np.float32)
-            batch = _place_costs(batch, place(costs, self.mesh))
+            batch = _with_costs(batch, place(costs, self.mesh))
         if self.process is None:
             return batch, RewardReport(rows)
         batch, metrics = self.process(batch)
@@ -175,7 +177,7 @@ class Reward:
 
     def _scores(
         self, batch: Batch, prompts: Prompts, ids, group, finish, early: "EarlyScores | None"
-    ) -> tuple[list[Sample], list[Score]]:
+    ) -> tuple[list[RewardInput], list[Score]]:
         """The sample and the score of every row. Rows that were scored early and have not changed
         since are not scored again."""
         rows = range(len(ids))
@@ -209,19 +211,21 @@ class Reward:
         ]
         if hosts.count() == 1:
             scores = dict(zip(rest, self.pool.score([samples[row] for row in rest]), strict=True))
-            scores |= {row: pending.result()[place] for row, (_, pending, place) in known.items()}
+            scores |= {row: pending.result()[index] for row, (_, pending, index) in known.items()}
             scores |= aborted
             return samples, [scores[row] for row in rows]
         late = self.pool.submit([samples[row] for row in rest])
         if _all_known([late, *(pending for _, pending, _ in known.values())]):
             scores = dict(zip(rest, late.result(), strict=True))
-            scores |= {row: pending.result()[place] for row, (_, pending, place) in known.items()}
+            scores |= {row: pending.result()[index] for row, (_, pending, index) in known.items()}
         else:  # this exchange ends the step
             scores = {}
         scores = of_all_hosts(scores) | aborted
         return samples, [scores[row] for row in rows]
 
-    def fields(self, record: PromptRecord, ids: Sequence[int], finish: int, group: int) -> Sample:
+    def fields(
+        self, record: PromptRecord, ids: Sequence[int], finish: int, group: int
+    ) -> RewardInput:
         """Returns the fields that the pool scores: those that a reward may declare, and `group`,
         the same number for all samples of a prompt."""
         said = (record.prompt_text, record.messages)
@@ -235,18 +239,19 @@ class Reward:
         return sample_of(record, text, ids, finish, group, self.rubrics, shown)
 
     def learn(self, report: RewardReport) -> dict[str, float]:
-        """Updates the rubrics by the report of a step. Their metrics, and the `facts`."""
+        """Updates the rubrics by the report of a step. Returns their metrics, and the `facts`."""
         learned = {} if self.rubrics is None else self.rubrics.learn(report.rows)
         return self.facts() | learned
 
     def facts(self) -> dict[str, float]:
-        """reward/sandbox_tier, where programs are run: the place of their tier in ALL_TIERS of
-        rljax.rewards.sandbox.tiers. 0 isolates best."""
+        """Returns reward/sandbox_tier, where programs are run: the index of their tier in ALL_TIERS
+        of rljax.rewards.sandbox.tiers. 0 isolates best."""
         notes = self.pool.notes if isinstance(self.pool, RewardPool) else {}
         tier = notes.get("sandbox_tier")
         return {} if tier is None else {"reward/sandbox_tier": float(ALL_TIERS.index(tier))}
 
     def close(self) -> None:
+        """Ends the processes that score."""
         self.pool.close()
         if self.rubrics is not None:
             self.rubrics.close()
@@ -276,9 +281,9 @@ def sample_of(
     group: int,
     rubrics: RubricBuffer | None,
     shown: Callable[[], str] | None = None,
-) -> Sample:
-    """The fields of a response that a reward may declare; `text` decodes it, and `shown` for people
-    (Sample.shown)."""
+) -> RewardInput:
+    """Returns the fields of a response that a reward may declare; `text` decodes it, and `shown`
+    for people (RewardInput.shown)."""
     fields = {
         "prompt": record.prompt_text,
         "messages": record.messages,  # for rewards of TRL's signature
@@ -291,7 +296,7 @@ def sample_of(
         "finish_reason": FinishReason(int(finish)).name.lower(),
         "group": group,
     }
-    return Sample(fields, text, shown)
+    return RewardInput(fields, text, shown)
 
 
 def _shown(tokenizer, ids: Sequence[int]) -> str:
@@ -309,7 +314,7 @@ class EarlyScores:
         self.reward, self.prompts, self.n = reward, prompts, n
         self._mine = set(hosts.mine(len(prompts.records)))
         self._rows: dict[int, tuple[list[int], int, dict]] = {}  # ids, finish reason, sample
-        self._pending: dict[int, tuple[Pending, int]] = {}  # and the row's place in it
+        self._pending: dict[int, tuple[Pending, int]] = {}  # and the row's index in it
         self.stopped = False  # whether the rows that had not ended were aborted
 
     def finished(self, row: int, ids: list[int], finish: int) -> None:
@@ -328,8 +333,8 @@ class EarlyScores:
             self._pending |= {other: (pending, i) for i, other in enumerate(together)}
 
     def complete_groups(self) -> list[list[float]]:
-        """The scores of every group whose rows have all ended and been scored, without failed ones.
-        Does not wait for scores. All hosts ask together, and get the groups of all."""
+        """Returns the scores of every group whose rows have all ended and been scored, without
+        failed ones. Does not wait for scores. All hosts ask together, and get the groups of all."""
         groups: dict[int, list[float]] = {}
         known: dict[int, int] = {}
         for row, (pending, at) in self._pending.items():
@@ -341,7 +346,8 @@ class EarlyScores:
         return [scores for of_host in hosts.gather(complete) for scores in of_host]
 
     def matching(self, ids, group, finish) -> dict[int, tuple[dict, Pending, int]]:
-        """The rows of a batch that are equal to those submitted. The others are cancelled."""
+        """Returns the rows of a batch that are equal to those submitted. The
+        others are cancelled."""
         same = {
             row
             for row in self._pending
@@ -380,19 +386,20 @@ def _all_known(pending: list[Pending]) -> bool:
 
 
 def of_all_hosts(own: dict[int, Score]) -> dict[int, Score]:
-    """The scores by row of all hosts, of which each has scored its `own`. When another host knew a
-    score is of another clock: NaN."""
+    """Returns the scores by row of all hosts, of which each has scored its `own`. When another host
+    knew a score is of another clock: NaN."""
     told = hosts.gather([(row, told_score(score)) for row, score in own.items()])
     return {row: score_of(one) for of_host in told for row, one in of_host} | own
 
 
 def told_score(score: Score) -> list:
-    """A score as JSON, to other hosts and in checkpoints. When it was known is of a clock here."""
+    """Returns a score as JSON, to other hosts and in checkpoints. When it was known is of
+    a clock here."""
     return [*(getattr(score, name) for name in _OF_SCORE), score.over_limit]
 
 
 def score_of(told: list) -> Score:
-    """The score that `told_score` wrote."""
+    """Returns the score that `told_score` wrote."""
     value, parts, status, seconds, message, over_limit = told
     return Score(
         float(value), dict(parts), str(status), float(seconds), str(message), over_limit=over_limit
@@ -407,7 +414,7 @@ def _with_cost(score: Score, of_model: Score) -> Score:
 
 
 def with_cost_or_error(score: Score) -> Score:
-    """The score; an error where it is one without the part `cost`."""
+    """Returns the score; an error if it is one without the part `cost`."""
     if score.status != "ok" or COST in score.parts:
         return score
     rule = f"the dataflow reads a cost, and the reward returned no part {COST!r}"
@@ -416,10 +423,10 @@ def with_cost_or_error(score: Score) -> Score:
 
 
 def parts_of(scores: list[Score]) -> np.ndarray | None:
-    """The named parts of every score, in the order of their names: [B, K]; None if the score has
-    none. Parts with a slash in their names are only logged: they may differ from step to step, and
-    another K would recompile the learning step."""
-    # One that abstains has its place, too: weights go by the order of the names.
+    """Returns the named parts of B scores, in the order of their names: [B, K] float32; None if the
+    score has none. Parts with a slash in their names are only logged: they may differ from step to
+    step, and another K would recompile the learning step."""
+    # One that abstains has its column, too: weights go by the order of the names.
     every = {name.removeprefix("abstained/") for score in scores for name in score.parts}
     names = sorted({name for name in every if "/" not in name} - {"score"})
     if not names:
@@ -432,13 +439,13 @@ def parts_of(scores: list[Score]) -> np.ndarray | None:
 
 
 @jax.jit
-def _place_costs(batch: Batch, values) -> Batch:
+def _with_costs(batch: Batch, values) -> Batch:
     """The cost of a row, at its last policy token."""
     return batch.replace(costs=last_token(batch) * values[:, None])
 
 
 @jax.jit
-def _place_rewards(batch: Batch, values, parts, ok, group) -> Batch:
+def _with_rewards(batch: Batch, values, parts, ok, group) -> Batch:
     """An outcome reward sits on the last policy token. A row that is not `ok` has mask 0."""
     mask = jnp.where(ok[:, None], batch.mask, 0.0)
     batch = batch.replace(mask=mask.astype(jnp.float32), group=group.astype(jnp.int32))

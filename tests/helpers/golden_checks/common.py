@@ -8,7 +8,7 @@ import numpy as np
 from rljax import learn as update
 from rljax.batch import Batch
 from rljax.contracts import spec
-from rljax.losses.policy import Policy
+from rljax.losses.policy import PolicyOutputs
 
 
 class Skip(Exception):
@@ -88,7 +88,7 @@ def policy_loss(function, case, dtype, batch: Batch, weights, log_prob="log_prob
     """Loss, gradient with respect to the log-probs, and metrics of a policy loss."""
     logp = jnp.asarray(case.inputs[log_prob], dtype)
     return reduced(
-        lambda x, b: function(Policy(x, jnp.zeros_like(x)), b, **options),
+        lambda x, b: function(PolicyOutputs(x, jnp.zeros_like(x)), b, **options),
         logp,
         batch,
         weights,

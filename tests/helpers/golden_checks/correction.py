@@ -19,7 +19,7 @@ from rljax.correction.ratios import (
 )
 from rljax.correction.rejection import statistic
 from rljax.correction.weights import weight_metrics
-from rljax.losses.policy import Policy, policy_gradient, ppo_clip
+from rljax.losses.policy import PolicyOutputs, policy_gradient, ppo_clip
 
 MISMATCH = (
     "kl",
@@ -394,7 +394,7 @@ def policy_loss_bypass_mode(case, dtype) -> dict:
             return ppo_clip(policy, b, dual_clip=p["clip_ratio_c"], **clip)
 
     loss, gradient, metrics = reduced(
-        lambda x, b: loss_of(Policy(x, jnp.zeros_like(x)), b),
+        lambda x, b: loss_of(PolicyOutputs(x, jnp.zeros_like(x)), b),
         current,
         batch,
         token_weights(p, batch),

@@ -6,7 +6,7 @@ import numpy as np
 
 from golden_checks.common import response_batch
 from rljax.losses import distillation as distill
-from rljax.losses.policy import Policy
+from rljax.losses.policy import PolicyOutputs
 
 
 def logits_readout(logits):
@@ -85,7 +85,9 @@ def self_distillation(case, dtype):
     def loss(x):
         if p["mode"] == "sampled":
             batch = response_batch(mask, dtype, ref_logprobs=of_ids(teacher))
-            return distill.sampled_reverse_kl(Policy(of_ids(x), jnp.zeros_like(of_ids(x))), batch)
+            return distill.sampled_reverse_kl(
+                PolicyOutputs(of_ids(x), jnp.zeros_like(of_ids(x))), batch
+            )
         return distill.distillation(
             logits_readout(x),
             logits_readout(teacher),

@@ -7,7 +7,7 @@ import numpy as np
 from rljax import learn as update
 from rljax.batch import masked_mean
 from rljax.losses import kl, policy, value
-from rljax.losses.policy import Policy, common, selection, sequences
+from rljax.losses.policy import PolicyOutputs, common, selection, sequences
 
 from . import policy_trl
 from .common import reduced, response_batch, token_weights
@@ -179,7 +179,7 @@ def verl_policy_loss(name):
         logp = jnp.asarray(case.inputs["log_prob"], dtype)
         options = options_of(case.params)
         total, gradient, metrics = reduced(
-            lambda x, b: loss(Policy(x, x), b, **options),
+            lambda x, b: loss(PolicyOutputs(x, x), b, **options),
             logp,
             batch,
             weights,
@@ -188,7 +188,7 @@ def verl_policy_loss(name):
         out = {"output/pg_loss": total, "grad/log_prob": gradient}
         if "n_candidates" in case.outputs:
             clean = update.select_policy_tokens(batch)
-            _, found = verl_clip_cov(Policy(logp, logp), clean, **options)
+            _, found = verl_clip_cov(PolicyOutputs(logp, logp), clean, **options)
             out["output/n_candidates"] = jnp.sum(found["eligible"])
         return out | {f"metric/{k}": v for k, v in metrics.items()}
 
@@ -220,7 +220,7 @@ def verl_composite(case, dtype):
             def total(x, weights, metrics):
                 return update.weighted_loss(x, metrics, update.select_policy_tokens(batch), weights)
 
-            value_, metrics = loss(Policy(logp, entropy), batch, **options_of(p))
+            value_, metrics = loss(PolicyOutputs(logp, entropy), batch, **options_of(p))
             weights = token_weights(p, batch, mode) if mode else configured
             pg, sums = total(value_, weights, metrics)
             h, _ = total(entropy, configured, {})
@@ -288,7 +288,7 @@ def verl_gvpo(case, dtype):
     )
     weights = update.seq_mean_token_mean(batch) * (batch.rows / p["n"])
     loss, gradient, _ = reduced(
-        lambda x, b: policy.gvpo(Policy(x, x), b, beta=p["beta"]),
+        lambda x, b: policy.gvpo(PolicyOutputs(x, x), b, beta=p["beta"]),
         jnp.asarray(x["log_prob"], dtype),
         batch,
         weights,
@@ -310,7 +310,9 @@ def verl_flowrl(case, dtype):
     count = jnp.sum(mask, axis=1) + 1e-8  # verl's masked mean; ours divides by max(n, 1)
 
     def total(logp, log_z):
-        both = sequences.balance(Policy(logp, logp), clean, log_z[:, 0], **options, count=count)
+        both = sequences.balance(
+            PolicyOutputs(logp, logp), clean, log_z[:, 0], **options, count=count
+        )
         return jnp.mean(both[0]), both[1]
 
     logp, log_z = (jnp.asarray(x[k], dtype) for k in ("log_prob", "log_z"))

@@ -7,7 +7,7 @@ import numpy as np
 from rljax import learn as update
 from rljax.batch import masked_mean, segment_count
 from rljax.losses import kl, policy, q_function, value
-from rljax.losses.policy import Policy, common, selection
+from rljax.losses.policy import PolicyOutputs, common, selection
 
 from .common import reduced, response_batch
 
@@ -158,7 +158,7 @@ def trl_run(case, dtype, p, batch, inputs, loss, options, weights, use_weights=F
     clean = update.select_policy_tokens(batch)
 
     def total(logp, entropy):
-        policy_ = Policy(logp, entropy)
+        policy_ = PolicyOutputs(logp, entropy)
         per_token, metrics, chosen = trl_total(policy_, clean, p, loss, options, use_weights)
         pg = jnp.sum(jnp.where(batch.mask > 0, weights * per_token, 0.0))
         # The bonus is the mean over the chosen tokens, divided by the accumulation steps alone.
@@ -243,7 +243,7 @@ def trl_rloo(case, dtype):
     out = trl_run(
         case, dtype, p, batch, inputs, policy.gspo, options, trl_weights(p, batch, "rloo")
     )
-    _, metrics = policy.gspo(Policy(*inputs), batch, **options)
+    _, metrics = policy.gspo(PolicyOutputs(*inputs), batch, **options)
     found = trl_clip_metrics(metrics, batch, by_sequence=True)
     return out | {f"metric/{k}": v for k, v in found.items()}
 
@@ -261,7 +261,7 @@ def trl_ppo(case, dtype):
     )
     clip = {"clip_low": p["cliprange"], "clip_high": p["cliprange"], "dual_clip": None}
     pg, g, found = reduced(
-        lambda v, b: policy.ppo_clip(Policy(v, v), b, **clip),
+        lambda v, b: policy.ppo_clip(PolicyOutputs(v, v), b, **clip),
         jnp.asarray(x["new_logprobs"], dtype),
         batch,
         update.token_mean(batch),
@@ -293,7 +293,7 @@ def trl_masks(case, dtype):
         advantages=np.broadcast_to(x["advantages"], x["mask"].shape),
     )
     logp = jnp.asarray(x["per_token_logps"], dtype)
-    policy_ = Policy(logp, logp)
+    policy_ = PolicyOutputs(logp, logp)
     keep = common.keep_near_sequences(policy_, batch, p["off_policy_threshold"], by="check")
     batch = batch.replace(old_logprobs=batch.sampler_logprobs)
     logs = jnp.clip(jnp.log(jnp.asarray(x["importance_sampling_ratio"], dtype)), np.log(1e-8), 20.0)
@@ -327,7 +327,7 @@ def trl_a2po(case, dtype):
     v_star = jnp.asarray(x["v_star"], dtype)
 
     def loss(logps):
-        policy_ = Policy(logps[:, None], logps[:, None])
+        policy_ = PolicyOutputs(logps[:, None], logps[:, None])
         # A*PO is least squares on the optimal advantage: twice DRO's loss, with V* as its value.
         per_row, metrics = q_function.dro_policy(
             policy_, batch, v_star, tau=p["beta2"], gradient="exact"

@@ -11,7 +11,7 @@ import numpy as np
 
 from rljax.kernels.logprob import token_logprobs
 from rljax.losses import preference
-from rljax.losses.policy import Policy
+from rljax.losses.policy import PolicyOutputs
 from rljax.losses.preference import unpaired
 
 from . import preference_rows
@@ -154,7 +154,7 @@ def from_logits(function, logits, ids, batch, k, dtype, **options):
     def total(logits):
         logp = token_logprobs(logits[:, :-1], head, ids[:, 1:])[0]
         logp = jnp.pad(logp, ((0, 0), (1, 0)))  # x[b, t] describes tokens[b, t]
-        losses, metrics = function(Policy(logp, jnp.zeros_like(logp)), batch, **options)
+        losses, metrics = function(PolicyOutputs(logp, jnp.zeros_like(logp)), batch, **options)
         return jnp.mean(losses), metrics
 
     (loss, metrics), gradient = jax.value_and_grad(total, has_aux=True)(jnp.asarray(logits, dtype))

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rljax.losses import preference
-from rljax.losses.policy import Policy
+from rljax.losses.policy import PolicyOutputs
 from rljax.losses.preference import common, games, unpaired
 
 from .common import response_batch
@@ -31,7 +31,7 @@ def mean_loss(function, x, batch, dtype, **options):
     """(mean, per example, gradient of the mean, metrics) with respect to the log-probs x."""
 
     def total(x):
-        losses, metrics = function(Policy(x, jnp.zeros_like(x)), batch, **options)
+        losses, metrics = function(PolicyOutputs(x, jnp.zeros_like(x)), batch, **options)
         return jnp.mean(losses), (losses, metrics)
 
     (loss, (losses, metrics)), gradient = jax.value_and_grad(total, has_aux=True)(
@@ -123,7 +123,7 @@ def kto_v024(case, dtype):
 def bco(case, dtype):
     x, p = case.inputs, case.params
     batch, logps = labelled_sums(case, dtype)
-    policy = Policy(jnp.asarray(logps, dtype), jnp.zeros_like(batch.mask))
+    policy = PolicyOutputs(jnp.asarray(logps, dtype), jnp.zeros_like(batch.mask))
     rewards = p["beta"] * common.log_ratios(policy, batch, by="check")
     before = (jnp.asarray(x[f"running_{k}_before"], dtype) for k in ("mean", "count"))
     mean, count = unpaired.running_mean(*before, jnp.mean(rewards), batch.rows)

@@ -104,7 +104,8 @@ class Driver:
             )
 
     def run(self, params, version: int, ended=lambda episode: None) -> list[Episode]:
-        """Plays all episodes to their ends; `ended` is called with each as it ends."""
+        """Plays all episodes to their ends; `ended` is called with each as it
+        ends. Returns them."""
         while self.left:
             for episode in self.look():
                 ended(episode)
@@ -112,7 +113,8 @@ class Driver:
         return list(self.episodes.values())
 
     def look(self) -> list[Episode]:
-        """Acts on what environments have said -> the episodes that ended since the last look."""
+        """Acts on what environments have said. Returns the episodes that ended since
+        the last look."""
         for step in self._news():
             self._act(step)
         self._check_clocks()
@@ -121,7 +123,7 @@ class Driver:
         return ended
 
     def rest(self) -> None:
-        """Nothing is played until the next look: the seconds until then are nobody's."""
+        """Stops the clock until the next look: the seconds until then are nobody's."""
         self._now = None
 
     def close(self) -> None:
@@ -161,7 +163,7 @@ class Driver:
     def _own_news(self) -> list[Step]:
         """Returns the steps of this host's environments that count now. What is due is waited
         for."""
-        logical, numbers = self.clock.turns, self.numbers
+        logical, numbers = self.clock.dispatches, self.numbers
         wait_s = 0.0 if self.sampler.pending or logical else _NOTHING_S
         came = [step for step in self._came if self._is_open(step)]
         came += self.crew.news(wait_s, numbers)
@@ -188,7 +190,7 @@ class Driver:
         return asked is None or self.clock.due(asked, lambda: True)
 
     def dispatch(self, params, version: int, keep_cache: bool = True) -> bool:
-        """Decodes one dispatch, where there is something to decode; whether there was."""
+        """Decodes one dispatch, if there is something to decode. Returns whether there was."""
         self.clock.tick()
         if not self.sampler.pending:
             return False
@@ -289,7 +291,7 @@ class Driver:
         if episode.turns >= rules.limits.max_turns:
             self._end(episode, FinishReason.TURNS)
             return
-        logs, begins, room = self._place_of(episode, step)
+        logs, begins, room = self._logs_of(episode, step)
         if room < 1 and not episode.turns:
             self._drop(episode)
             what = f"the prompt has {len(step.ids)} tokens, and max_tokens is"
@@ -301,7 +303,7 @@ class Driver:
         self._branched(episode, step)
         self._put(episode, step)
 
-    def _place_of(self, episode: Episode, step: Step) -> tuple[list[Log], bool, int]:
+    def _logs_of(self, episode: Episode, step: Step) -> tuple[list[Log], bool, int]:
         """The logs of the seat that plays next, whether it begins another one, and how many tokens
         its turn may have."""
         seat = self.rules.seats.index(step.seat)
@@ -317,7 +319,7 @@ class Driver:
         if not new:
             return
         rules, seat = self.rules, self.rules.seats.index(step.seat)
-        logs, begins, room = self._place_of(episode, step)
+        logs, begins, room = self._logs_of(episode, step)
         row, samples = seat * rules.max_rows + len(logs) - 1, []
         if not begins:
             most = min(rules.sampling.max_response_tokens, room)
@@ -368,7 +370,7 @@ class Driver:
     def _put(self, episode: Episode, step: Step) -> None:
         """Puts what the environment said, for which there is room, before the policy."""
         rules, seat = self.rules, self.rules.seats.index(step.seat)
-        logs, begins, room = self._place_of(episode, step)
+        logs, begins, room = self._logs_of(episode, step)
         most = min(rules.sampling.max_response_tokens, room)
         if begins:
             if logs:

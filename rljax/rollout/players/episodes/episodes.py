@@ -25,11 +25,11 @@ from rljax.rollout.players.episodes.log import Episode, Rules
 from rljax.rollout.players.episodes.outcomes import Outcomes, episode_sample, seat_scores
 from rljax.rollout.players.episodes.rows import episode_metrics, rows_of, summaries
 from rljax.rollout.players.episodes.tree import Tree, tree_rows
-from rljax.rollout.scoring.report import RewardReport, Sample, ScoredRow
+from rljax.rollout.scoring.report import RewardInput, RewardReport, ScoredRow
 from rljax.rollout.scoring.reward import Reward, parts_of
 from rljax.sampler import Engine, Sampler
 from rljax.sampler.host_rollout import engine_of_rows
-from rljax.sampler.keys import Keys
+from rljax.sampler.inputs import Keys
 from rljax.tracking.timing import timed
 
 METRICS = {
@@ -87,7 +87,7 @@ class Episodes:
         self.reward: Reward | None = None
 
     def open_reward(self) -> Reward:
-        """Opens the reward of the episodes that do not score themselves, opened once."""
+        """Opens the reward of the episodes that do not score themselves, once."""
         if self.reward is None:
             self.reward = self._open()
         return self.reward
@@ -98,18 +98,19 @@ class Episodes:
         return self.rules.rows
 
     def outcome_alone(self) -> "Episodes":
-        """For evaluation: the same episodes."""
+        """Returns the same episodes: evaluation scores them as training does."""
         return self
 
     def beside(self, reference) -> "Episodes":
-        """The same episodes: scores are known before their batch is."""
+        """Returns the same episodes: scores are known before their batch is."""
         return self
 
     def learn(self, report: RewardReport) -> dict[str, float]:
-        """Updates the rubrics of the reward by a step's report -> metrics."""
+        """Updates the rubrics of the reward by a step's report. Returns metrics."""
         return {} if self.reward is None else self.reward.learn(report)
 
     def close(self) -> None:
+        """Ends the processes of the environment and of the reward."""
         self.crew.close()
         if self.reward is not None:
             self.reward.close()
@@ -125,9 +126,20 @@ class Episodes:
         enough=None,
         tree: Tree | None = None,
     ) -> tuple[Batch, RewardReport]:
-        """Plays n / rows episodes on each prompt, `rows` those of an episode -> the batch of
-        prompts x n rows and the report, as `Reward` returns them. The episodes of a `tree` are its
-        leaves, and the batch has the rows of its nodes. All are played to their ends."""
+        """Plays n / rows episodes on each prompt, `rows` those of an episode.
+
+        Args:
+          actor: the policy.
+          prompts: P prompts.
+          key: decides the draws, and the seeds of environments.
+          sampling: the options of a turn.
+          n: rows per prompt.
+          enough: not asked; all episodes are played to their ends.
+          tree: its leaves are the episodes, and the batch has the rows of its nodes.
+
+        Returns the batch of P x n rows and the report, as `Reward` returns them. Raises InputError
+        if too many episodes fail, or n is no whole number of episodes.
+        """
         each, waiting = self.episodes_of_a_prompt(n), {}
         branches = None
         if tree is not None:
@@ -170,15 +182,16 @@ class Episodes:
     def completions(
         self, batch: Batch, report: RewardReport, prompts: Prompts, n: int
     ) -> tuple[Batch, np.ndarray, tuple[ScoredRow, ...]]:
-        """The first seat's row of each episode, where its tokens begin, and its score."""
+        """Returns the first seat's row of each episode, the column where its tokens begin [rows],
+        and its score."""
         rows = list(range(0, batch.rows, self.rows))
         first = jax.tree.map(lambda x: x[rows], fetch(batch))
         return first, np.argmax(first.mask > 0, axis=1), report.rows[:: len(self.rules.seats)]
 
     def first_exchange(self, record: PromptRecord) -> list[Step]:
-        """One exchange on a row with a scripted policy, whose reply is the row's ground truth, as
-        far as the tokenizer can write it: what the environment says before it and after it. Raises
-        InputError where it fails, or begins with more than an episode may hold."""
+        """Plays one exchange on a row with a scripted policy, whose reply is the row's ground
+        truth, as far as the tokenizer can write it. Returns what the environment says before it and
+        after it. Raises InputError if it fails, or begins with more than an episode may hold."""
         ids, limits = self._scripted(record), self.rules.limits
         steps: list[Step] = []
         prompt = dict(prompt_ids=record.token_ids.tolist(), messages=_messages_of(record))
@@ -213,15 +226,18 @@ class Episodes:
         most = self.rules.sampling.max_response_tokens - 1
         return [*ids[:most], *self.tokenizer.eos_ids[:1]]
 
-    def fields(self, episode: Episode) -> Sample:
+    def fields(self, episode: Episode) -> RewardInput:
         """Returns what a reward function may read of an episode."""
         rubrics = None if self.reward is None else self.reward.rubrics
         return episode_sample(episode, self.tokenizer, rubrics)
 
     def episodes(self, prompts: Prompts, group: int, at: int, keys: Keys, n: int) -> list[Episode]:
-        """The n / rows episodes of one prompt, still to be played. Siblings start from one seed,
-        and each has one of its own: functions of the key of the step and of `at`, the prompt's
-        number in it. `group`: its number among all prompts whose episodes are played together."""
+        """Returns the n / rows episodes of one prompt, still to be played.
+
+        Siblings start from one seed, and each has one of its own: functions of the key of the step
+        and of `at`, the prompt's number in it. `group`: its number among all prompts whose episodes
+        are played together. Raises InputError if n is no whole number of episodes.
+        """
         if prompts.images is not None:
             raise InputError(
                 "rows with images cannot be played in episodes", fix="rows of text alone"
@@ -244,7 +260,8 @@ class Episodes:
         return made
 
     def episodes_of_a_prompt(self, n: int) -> int:
-        """The number of episodes that n rows are. Raises InputError where it is no whole number."""
+        """Returns the number of episodes that n rows are. Raises InputError if it is
+        no whole number."""
         if n % self.rules.rows:
             seats, rows = len(self.rules.seats), self.rules.max_rows
             raise InputError(
@@ -256,19 +273,19 @@ class Episodes:
         return n // self.rules.rows
 
     def rules_of(self, sampling) -> Rules:
-        """The rules of a rollout whose turns are sampled so: greedy ones, say."""
+        """Returns the rules of a rollout whose turns are sampled so, such as greedy ones."""
         own = self.rules.sampling
         stops = dict(stop_ids=own.stop_ids, stop_strings=own.stop_strings)
         turn = dataclasses.replace(sampling, **stops)
         return dataclasses.replace(self.rules, sampling=turn)
 
     def engine(self, actor, rows: int) -> Engine:
-        """Slots for `rows` logs, or as many as the config says."""
+        """Returns slots for `rows` logs, or as many as the config says."""
         model, rules = actor.decoding.of(actor.model), self.rules
         return engine_of_rows(model, rows, rules.limits.max_tokens, rules.sampling, actor.decoding)
 
     def sampler(self, engine: Engine) -> Sampler:
-        """A sampler that has read nothing."""
+        """Returns a sampler that has read nothing."""
 
         def text(ids):
             return self.tokenizer.decode(ids, skip_special_tokens=False)
@@ -281,7 +298,7 @@ class Episodes:
         )
 
     def refuse_failures(self, episodes: list[Episode]) -> None:
-        """Raises InputError, the same on all hosts, where too many episodes have failed."""
+        """Raises InputError, the same on all hosts, if too many episodes have failed."""
         broken = [one for one in episodes if one.failure and one.kind != "abstained"]
         most = self.max_failed * len(episodes)
         one = len(broken) == 1 < len(episodes) and self.max_failed > 0
@@ -305,9 +322,12 @@ class Episodes:
         tree: Tree | None = None,
         each: int = 0,
     ) -> tuple[Batch, RewardReport]:
-        """The batch and the report of the episodes, in their order; `of_reward` has the scores of
-        those that a reward function scores, `groups` is equal for those that are compared. Those of
-        a `tree` are leaves of prompts that have `each` of them at most."""
+        """Returns the batch and the report of the episodes, in their order.
+
+        `of_reward` has the scores of those that a reward function scores, `groups` is equal for
+        those that are compared. Those of a `tree` are leaves of prompts that have `each` of
+        them at most.
+        """
         rules, seats, found = self.rules, len(self.rules.seats), []
         every = [seat_scores(episode, rules, of_reward) for episode in episodes]
         for episode, group, scores in zip(episodes, groups, every, strict=True):

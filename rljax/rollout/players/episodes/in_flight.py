@@ -19,7 +19,7 @@ from rljax.rollout.players.episodes.outcomes import is_unscored, pool_of, seat_s
 from rljax.rollout.rollout import RolloutConfig
 from rljax.rollout.scoring.report import RewardReport
 from rljax.sampler import Engine, Sampler
-from rljax.sampler.keys import Keys
+from rljax.sampler.inputs import Keys
 from rljax.sampler.sample import Sample
 from rljax.tracking.timing import timed
 
@@ -40,6 +40,7 @@ class EpisodesInFlight:
 
     @property
     def pool(self) -> RewardPool:
+        """Processes that score the episodes."""
         return pool_of(self.player.open_reward())
 
     @property
@@ -49,11 +50,12 @@ class EpisodesInFlight:
 
     @property
     def sampler(self) -> Sampler:
+        """The driver's sampler."""
         return self.driver.sampler
 
     def make_sampler(self, actor, rows: int, groups: Iterable) -> None:
-        """Makes the driver, where the episodes of these groups go on: environments are played up to
-        where they stood. Those that say something else each time begin anew."""
+        """Makes the driver, in which the episodes of these groups go on: environments are played up
+        to where they stood. Those that say something else each time begin anew."""
         player, rules = self.player, self.player.rules_of(self.cfg.sampling)
         self._engine = self._engine or player.engine(actor, rows)
         sampler = player.sampler(self._engine)
@@ -66,7 +68,7 @@ class EpisodesInFlight:
         sampler.restore(unfinished)
 
     def pause(self, groups: Iterable) -> None:
-        """The next driver goes on from where episodes stand."""
+        """Lets the next driver go on from where episodes stand."""
         if self.driver is not None:
             for group in groups:
                 group.stood = self.get_state(group)
@@ -74,6 +76,7 @@ class EpisodesInFlight:
         self.driver, self._dropped = None, []
 
     def begin(self, group) -> None:
+        """Begins the episodes of a group."""
         for episode in self._new_episodes(group):
             self.driver.admit(episode)
 
@@ -81,9 +84,9 @@ class EpisodesInFlight:
         return self.player.episodes(group.prompts, group.ticket, group.at, group.keys, self.n)
 
     def dispatch(self, weights, version: int, keep_cache: bool, ended: Callable) -> bool:
-        """Acts on what environments have said, waiting a little where nothing is left to decode,
-        and decodes one dispatch; whether it did. Calls ended(ticket) for each episode that has
-        ended."""
+        """Acts on what environments have said, waiting a little if nothing is left to decode,
+        and decodes one dispatch. Returns whether it did. Calls ended(ticket) for each episode
+        that has ended."""
         for ticket in dict.fromkeys(episode.prompt for episode in self.driver.look()):
             ended(ticket)
         return self.driver.dispatch(weights, version, keep_cache)
@@ -91,14 +94,16 @@ class EpisodesInFlight:
     # -- what a flight asks of a group
 
     def members(self, group) -> list[Episode]:
+        """Returns the episodes of a group."""
         first = self.first(group)
         return [self.driver.episodes[number] for number in range(first, first + self.each)]
 
     def first(self, group) -> int:
-        """The number of its first episode."""
+        """Returns the number of a group's first episode."""
         return group.ticket * self.each
 
     def has_ended(self, episode: Episode) -> bool:
+        """Returns whether an episode has ended."""
         return episode.finish is not None
 
     def wants_score(self, episode: Episode) -> bool:
@@ -120,16 +125,18 @@ class EpisodesInFlight:
         }
 
     def seat_values(self, group) -> set[tuple[int, float]]:
-        """The known scores, each with its seat."""
+        """Returns the known scores, each with its seat."""
         scores, rules = self._scores([group]), self.player.rules
         of_seats = [seat_scores(episode, rules, scores) for episode in self.members(group)]
         return {(seat, s.value) for of in of_seats for seat, s in enumerate(of) if s.status == "ok"}
 
     def tokens(self, group) -> int:
+        """Counts the tokens of a group that the policy drew."""
         logs = [log for episode in self.members(group) for log in episode.logs]
         return sum(int(np.count_nonzero(log.sample.chosen)) for log in logs)
 
     def drop(self, group) -> None:
+        """Drops the episodes of a group."""
         self._dropped += self._taken(group)
 
     def _taken(self, group) -> list[Episode]:
@@ -139,8 +146,8 @@ class EpisodesInFlight:
         return members
 
     def collect(self, groups: list, prompts: Prompts, mesh) -> tuple[Batch, RewardReport]:
-        """The batch of complete groups, in this order. Raises InputError where too many episodes
-        have failed."""
+        """Returns the batch of complete groups, in this order. Raises InputError if too many
+        episodes have failed."""
         episodes = [episode for group in groups for episode in self._taken(group)]
         self.player.refuse_failures(self._dropped + episodes)
         self._dropped = []
@@ -152,6 +159,7 @@ class EpisodesInFlight:
     # -- a checkpoint
 
     def get_state(self, group) -> dict:
+        """Returns the episodes of a group as JSON."""
         if group.stood is not None:
             return group.stood
         return {
@@ -161,7 +169,8 @@ class EpisodesInFlight:
         }
 
     def set_state(self, group, saved: dict) -> None:
-        """Raises InputError where the episodes of a checkpoint are not of this run."""
+        """Goes on from `get_state`. Raises InputError if the episodes of a checkpoint are not
+        of this run."""
         if len(saved["episodes"]) != self.each:
             rule = f"the prompts in flight have {len(saved['episodes'])} episodes, not {self.each}"
             raise InputError("batch.samples_per_prompt", value=self.n, rule=rule, fix="as it was")

@@ -8,7 +8,7 @@ import numpy as np
 from rljax import hosts
 from rljax.batch import FinishReason
 from rljax.data.online.prompts import PromptRecord
-from rljax.environments.messages import Limits, Step
+from rljax.environments.messages import EpisodeLimits, Step
 from rljax.sampler import Sampling
 from rljax.sampler.sample import Sample
 
@@ -45,12 +45,12 @@ class Turn:
     text: str = ""
 
     def get_state(self) -> dict:
-        """JSON."""
+        """Returns the turn as JSON."""
         return vars(self) | {"state": self.state.hex(), "observation": list(self.observation)}
 
     @classmethod
     def from_state(cls, state: dict) -> "Turn":
-        """The turn of a state."""
+        """Returns the turn of a state."""
         known = {"state": bytes.fromhex(state["state"]), "observation": tuple(state["observation"])}
         return cls(**(state | known))
 
@@ -67,10 +67,11 @@ class Log:
 
     @property
     def tokens(self) -> int:
+        """Number of tokens of the log."""
         return len(self.sample.prompt) + len(self.sample.tokens)
 
     def get_state(self) -> dict:
-        """JSON."""
+        """Returns the log as JSON."""
         return {
             "seat": self.seat,
             "sample": self.sample.get_state(),
@@ -81,7 +82,7 @@ class Log:
 
     @classmethod
     def from_state(cls, state: dict, sampling: Sampling) -> "Log":
-        """The log of a state, whose turns are sampled so."""
+        """Returns the log of a state, whose turns are sampled so."""
         turns = [Turn.from_state(turn) for turn in state["turns"]]
         sample = Sample.from_state(state["sample"], sampling)
         next_state, said = bytes.fromhex(state["next_state"]), tuple(state["next_observation"])
@@ -122,10 +123,12 @@ class Episode:
 
     @property
     def turns(self) -> int:
+        """Number of turns of the episode."""
         return sum(len(log.turns) for log in self.logs)
 
     @property
     def tokens(self) -> int:
+        """Number of tokens of the episode."""
         return sum(log.tokens for log in self.logs)
 
     @property
@@ -158,7 +161,7 @@ class Episode:
         self.speaker = None if state["speaker"] is None else self.logs[state["speaker"]]
 
     def anew(self) -> "Episode":
-        """The same episode at its beginning; one with an origin is to be brought there."""
+        """Returns the same episode at its beginning; one with an origin is to be brought there."""
         return Episode(
             self.number,
             self.prompt,
@@ -176,7 +179,7 @@ class Rules:
     """Rules of all episodes of a step. A seat's rows are `max_rows` of the batch; `sampling` is a
     turn's, with the stops of tool calls."""
 
-    limits: Limits
+    limits: EpisodeLimits
     sampling: Sampling
     seats: tuple[str, ...] = ("",)
     max_rows: int = 1
@@ -189,15 +192,15 @@ class Rules:
         return len(self.seats) * self.max_rows
 
 
-def replies_of(episode: Episode, limits: Limits) -> list[tuple]:
+def replies_of(episode: Episode, limits: EpisodeLimits) -> list[tuple]:
     """Returns what the environment of an episode was handed so far, in order."""
     turns = [(turn.number, log, turn) for log in episode.logs for turn in log.turns]
     turns.sort(key=lambda one: one[0])
     return [reply_of(log, turn, limits) for _, log, turn in turns]
 
 
-def reply_of(log: Log, turn: Turn, limits: Limits) -> tuple[list[int], str, int, int]:
-    """The tokens of a turn, why it ended, and how many turns and tokens were left then."""
+def reply_of(log: Log, turn: Turn, limits: EpisodeLimits) -> tuple[list[int], str, int, int]:
+    """Returns the tokens of a turn, why it ended, and how many turns and tokens were left then."""
     first = len(log.sample.prompt)
     ids = log.sample.tokens[turn.start - first : turn.end - first].tolist()
     return ids, turn.finish, limits.max_turns - turn.number, limits.max_tokens - turn.end

@@ -7,7 +7,7 @@ from rljax.errors import InputError
 from rljax.reasoning import response_of
 from rljax.rewards.pool.pool import RewardPool, Score
 from rljax.rollout.players.episodes.log import Episode, Rules
-from rljax.rollout.scoring.report import Sample
+from rljax.rollout.scoring.report import RewardInput
 from rljax.rollout.scoring.reward import Reward, of_all_hosts, sample_of
 
 
@@ -17,7 +17,8 @@ def is_unscored(episode: Episode) -> bool:
 
 
 def pool_of(reward: Reward) -> RewardPool:
-    """The processes that score episodes. Raises InputError for what reads whole batches."""
+    """Returns the processes that score episodes. Raises InputError for a reward that
+    reads whole batches."""
     if reward.row_pool is None:
         raise InputError(
             "a reward model or a judge on the mesh cannot score episodes",
@@ -29,7 +30,7 @@ def pool_of(reward: Reward) -> RewardPool:
     return reward.row_pool
 
 
-def episode_sample(episode: Episode, tokenizer, rubrics) -> Sample:
+def episode_sample(episode: Episode, tokenizer, rubrics) -> RewardInput:
     """Returns what a reward function may read of an episode: its last turn, and the whole of it."""
     log = episode.speaker
     ids = [] if log is None or not log.turns else log.sample.ids[log.turns[-1].start :]
@@ -49,8 +50,8 @@ def episode_sample(episode: Episode, tokenizer, rubrics) -> Sample:
 
 
 def seat_scores(episode: Episode, rules: Rules, of_reward: dict[int, Score]) -> list[Score]:
-    """The total return of each seat: the rewards of its turns, and the outcome, that of the
-    reward function in `of_reward` where the episode has none."""
+    """Returns the total return of each seat: the rewards of its turns, and the outcome, that of the
+    reward function in `of_reward` if the episode has none."""
     if episode.failure:
         why = f"{episode.kind}: {episode.failure}"
         return [Score(np.nan, {}, "error", episode.seconds, why)] * len(rules.seats)
@@ -89,7 +90,7 @@ class Outcomes:
             pending.cancel()
 
     def scores(self, episodes: list[Episode]) -> dict[int, Score]:
-        """The score of every episode that a reward function scores, by its number."""
+        """Returns the score of every episode that a reward function scores, by its number."""
         asked = [episode for episode in episodes if is_unscored(episode)]
         if not asked:
             return {}

@@ -135,9 +135,15 @@ def rows_of(
     *,
     mask_bad_turns: bool,
 ) -> Batch:
-    """A host batch of the episodes, in their order. scores, parts: of every row, the total return
-    of its seat [B] and its named parts [B, K]; a failed row's are not read. groups: equal for the
-    episodes that are compared, from 0.
+    """Returns a host batch of the episodes, in their order: B = episodes x `Rules.rows`.
+
+    Args:
+      episodes: those that have ended.
+      rules: of the rollout.
+      scores: [B], of every row the total return of its seat; a failed row's is not read.
+      parts: [B, K], its named parts, or None.
+      groups: equal for the episodes that are compared, from 0.
+      mask_bad_turns: turns with a bad call are not learned from.
 
     A turn's reward stands on its last token that is learned from, the rest of the return on the
     last one of the seat. group = that of the episode x seats + seat; the rows of a failed episode
@@ -147,11 +153,11 @@ def rows_of(
     fields = {name: np.zeros((rows, columns), dtype) for name, dtype in _TOKEN_FIELDS.items()}
     lengths = np.ones(rows, np.int32)  # a row that nobody needed holds one token of mask 0
     finish = np.full(rows, FinishReason.ABORT, np.int32)
-    place = np.arange(rows, dtype=np.int32)
-    seat = place // rules.max_rows % len(rules.seats)
+    every_row = np.arange(rows, dtype=np.int32)
+    seat = every_row // rules.max_rows % len(rules.seats)
     states: dict[bytes, int] = {}
     alone = (max(groups) + 1) * len(rules.seats)
-    group = alone + place
+    group = alone + every_row
     for at, episode in enumerate(episodes):
         of_seat: dict[int, list[int]] = {}  # the rows of each
         played = dict.fromkeys(range(len(rules.seats)), 0)  # turns
@@ -179,11 +185,11 @@ def rows_of(
         fields.pop("tokens"),
         lengths,
         fields.pop("mask"),
-        group=np.where(known, group, alone + place).astype(np.int32),
+        group=np.where(known, group, alone + every_row).astype(np.int32),
         finish_reason=finish,
         scores=np.where(known, scores, 0.0).astype(np.float32),
         reward_parts=None if parts is None else parts.astype(np.float32),
-        episode=(place // rules.max_rows).astype(np.int32),
+        episode=(every_row // rules.max_rows).astype(np.int32),
         seat=seat.astype(np.int32),
         **fields,
     )
@@ -226,8 +232,8 @@ def _reward(fields: dict, row: int, end: int, reward: float) -> None:
 def summaries(
     episodes: Sequence[Episode], rules: Rules, groups: Sequence[int], totals: Sequence, tokenizer
 ) -> tuple[EpisodeSummary, ...]:
-    """Each seat of each episode, for the transcripts; groups: those of `rows_of`; totals: the
-    return of each [E][seats]."""
+    """Returns each seat of each episode, for the transcripts. groups: those of `rows_of`; totals:
+    the return of each [E][seats]."""
     found = []
     for at, episode in enumerate(episodes):
         for seat in sorted({log.seat for log in episode.logs}):

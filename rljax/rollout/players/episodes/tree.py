@@ -67,7 +67,8 @@ class Tree:
         return sum(self.branches**level for level in range(len(self.at) + 1))
 
     def leaf_rows(self, rows: int) -> int:
-        """Returns how many rows the leaves of a prompt would take, whose nodes take `rows`."""
+        """Returns how many rows the leaves of a prompt would take, whose nodes take `rows`. Raises
+        InputError if `rows` is no whole number of trees."""
         if rows % self.nodes:
             raise InputError(
                 "samples per prompt of a turn_tree",
@@ -79,14 +80,15 @@ class Tree:
         return rows // self.nodes * self.leaves
 
     def siblings(self, leaf: int, turns: int) -> list[int]:
-        """The leaves that go on from where `leaf` stands after so many turns, beside itself."""
+        """Returns the leaves that go on from where `leaf` stands after `turns`
+        turns, beside itself."""
         if turns not in self.at:
             return []
         stride = self._leaves_below(self.at.index(turns) + 1)
         return [leaf + i * stride for i in range(1, self.branches)]
 
     def of_prompt(self, leaves: int) -> list[Node]:
-        """The nodes of a prompt with so many leaves."""
+        """Returns the nodes of a prompt with `leaves` leaves."""
         found, group, ends = [], 0, (0, *self.at, None)
         for level in range(len(self.at) + 1):
             own = self._leaves_below(level)
@@ -98,11 +100,12 @@ class Tree:
         return found
 
     def groups(self, leaves: int) -> int:
-        """Returns how many groups of siblings a prompt with so many leaves has."""
+        """Returns how many groups of siblings a prompt with `leaves` leaves has."""
         return 1 + self.of_prompt(leaves)[-1].group
 
     def means(self, of_leaves: np.ndarray) -> list[np.ndarray]:
-        """For each level the means of its nodes: [leaves of a prompt, ...] -> [nodes, ...] each.
+        """Returns for each level the means of its nodes: [leaves of a prompt, ...] ->
+        [nodes, ...] each.
 
         The mean of a node is the mean of its children's, those without one (NaN) left out: of
         leaves that failed, or that are not there because the episode ended before it could branch.
@@ -134,11 +137,17 @@ def tree_rows(
     *,
     mask_bad_turns: bool,
 ) -> Batch:
-    """A host batch of the nodes of the trees: `Rules.rows` rows to a node.
+    """Returns a host batch of the nodes of the trees: `Rules.rows` rows to a node.
 
-    leaves: for each prompt the episodes that were played, by the number of their leaf of `each`.
-    totals [each, seats] and parts [each, seats, K] of each prompt: what the leaves are worth, NaN
-    for those that failed or were not played.
+    Args:
+      tree: where episodes branch.
+      leaves: for each prompt the episodes that were played, by the number of their leaf of `each`.
+      each: leaves of a prompt.
+      rules: of the rollout.
+      totals: of each prompt [each, seats], what the leaves are worth; NaN for those that failed or
+        were not played.
+      parts: of each prompt [each, seats, K], the named parts of that, or None.
+      mask_bad_turns: turns with a bad call are not learned from.
 
     Each token is learned from in one row: that of the node in which it was drawn; what comes before
     it in the episode is read there and not learned from. The return of a node is the mean of its

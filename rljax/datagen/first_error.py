@@ -34,7 +34,7 @@ class LineLabels:
 
 
 @dataclasses.dataclass
-class _Search:
+class _Bisection:
     """One program: the first rejected prefix lies between low and high + 1, in steps from 1."""
 
     ends: list[int]  # lines kept by the prefix that ends with each step
@@ -70,7 +70,7 @@ def is_neutral_line(line: str) -> bool:
     return not text or text.startswith(("#", "//", "```"))
 
 
-def search_labels(
+def label_lines(
     programs: Sequence[Sequence[str]],
     accepts: Accepts,
     *,
@@ -85,17 +85,17 @@ def search_labels(
     accepts([(program, lines kept), ...]) says which prefixes some completion makes pass; it is
     called once per round, for all programs still open. At most ceil(log2(N + 1)) probes of N lines
     each. `passes` marks whole programs that pass: all +1, no search; None = none does. Neutral
-    lines do not move the search; they get 0 ("zero"), None ("drop"), or the label of their place
+    lines do not move the search; they get 0 ("zero"), None ("drop"), or the label of their line
     ("inherit"). Programs of equal `tasks` share the answers about a prefix that both start with;
     `cache` (a dict, filled here) keeps them for the next call. -> (labels, {"rounds", "probes",
     "asked"}): asked is what was left to the completer.
     """
     if neutral not in ("zero", "drop", "inherit"):
-        raise InputError("search_labels(neutral)", value=neutral, fix="write zero, drop or inherit")
+        raise InputError("label_lines(neutral)", value=neutral, fix="write zero, drop or inherit")
     for name, given in (("passes", passes), ("tasks", tasks)):
         if given is not None and len(given) != len(programs):
             raise InputError(
-                f"search_labels({name})",
+                f"label_lines({name})",
                 value=len(given),
                 rule=f"one per program, of which there are {len(programs)}",
                 fix=f"give {name} in the order of the programs, one each, or leave it out",
@@ -105,7 +105,7 @@ def search_labels(
     for i, lines in enumerate(programs):
         ends = [j for j, line in enumerate(lines, start=1) if not is_neutral(line)]
         done = passes is not None and passes[i]
-        searches.append(_Search(ends, 1, 0 if done else len(ends)))
+        searches.append(_Bisection(ends, 1, 0 if done else len(ends)))
 
     def key(i: int) -> Hashable:
         kept = searches[i].ends[searches[i].middle - 1]
@@ -142,7 +142,7 @@ def _answers(accepts: Accepts, requests: list[Prefix]) -> list[bool]:
     return answers
 
 
-def _labels(lines, search: _Search, passed: bool, neutral: Neutral, is_neutral) -> LineLabels:
+def _labels(lines, search: _Bisection, passed: bool, neutral: Neutral, is_neutral) -> LineLabels:
     steps = len(search.ends)
     step = None if passed or not steps else search.low
     first = None if step is None else search.ends[step - 1]

@@ -1,7 +1,8 @@
 """Search: a way of decoding, which `rljax.sampler.generate` calls in place of sampling.
 
-A method of search is a function (task, *, options) -> [Response], one for each row; a config names
-it as text, such as "mcts(simulations=32, width=4)". Axes: R rows, L columns of prompts, M children.
+A method of search is a function (problem, *, options) -> [Response], one for each row; a
+config names it as text, such as "mcts(simulations=32, width=4)". Axes: R rows, L columns of
+prompts, M children.
 """
 
 import dataclasses
@@ -17,7 +18,7 @@ from rljax.contracts import spec
 from rljax.errors import InputError
 from rljax.models.model import Model
 from rljax.sampler.engine import Engine
-from rljax.sampler.keys import request_keys
+from rljax.sampler.inputs import request_keys
 from rljax.sampler.requests import Decoding, Sampling, rules_of, stop_room
 from rljax.search.columns import Columns, why_not
 from rljax.search.evaluators import Forked, Value
@@ -46,7 +47,7 @@ class Response:
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class SearchProblem:
     """The problem that a method searches: a policy, prompts [R, L] right-padded, one row for each
     response, and what tells it how good a text is. All draws of a row are functions of its key
     alone."""
@@ -102,7 +103,7 @@ class Task:
         return Forked(engine, self.params, rules, width, self.value)
 
     def score(self, rows: Sequence[int], responses: Sequence[tuple[Ids, int]]) -> np.ndarray:
-        """The reward of complete responses to the prompts of these rows of the task."""
+        """The reward of complete responses to the prompts of these rows of the problem."""
         return self.scored([int(self.batch_rows[row]) for row in rows], responses)
 
     def reason(self, ids: Ids) -> FinishReason | None:
@@ -151,7 +152,7 @@ class Search:
         for start in range(0, rows, size):
             at = np.minimum(row[start : start + size], rows - 1)
             at = np.pad(at, (0, size - len(at)), mode="edge")  # one shape
-            task = Task(
+            problem = SearchProblem(
                 model,
                 params,
                 prompts[at // n],
@@ -164,7 +165,7 @@ class Search:
                 at,
             )
             heartbeat.beat()
-            responses += self.method(task)[: rows - start]
+            responses += self.method(problem)[: rows - start]
         whole = np.repeat(prompts, n, axis=0), np.repeat(lengths, n)
         columns = prompts.shape[1] + sampling.max_response_tokens
         return place(_batch(responses, *whole, columns, n, version), model.mesh)
@@ -188,9 +189,11 @@ class Search:
         rows, width = count * n, max(1, spec(self.method).targets)
         size = min(decoding.slots or rows, rows)
         prompts, lengths = np.zeros((size, columns), np.int32), np.full(size, columns, np.int32)
-        task = Task(model, params, prompts, lengths, None, sampling, decoding, self.value)
+        problem = SearchProblem(
+            model, params, prompts, lengths, None, sampling, decoding, self.value
+        )
         nodes = 0 if self.value is None else spec(self.method).nodes
-        programs = task.unread(width, nodes=nodes).programs(columns, limit)
+        programs = problem.unread(width, nodes=nodes).programs(columns, limit)
         blank = Response([0] * limit, [0.0] * limit, int(FinishReason.LENGTH))
         if spec(self.method).targets:
             blank.target_ids = [np.zeros(width, np.int32)] * limit

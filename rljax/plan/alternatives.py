@@ -1,4 +1,4 @@
-"""Search over meshes, remat policies and microbatches of a config: which fit, and which is fastest.
+"""Tries meshes, remat policies and microbatches of a config: which fit, and which is fastest.
 
 rljax.plan.memory estimates a candidate, rljax.plan.compiled compiles it; here is the order in which
 candidates are compiled.
@@ -105,7 +105,7 @@ def _of_remat(role, remat: str):
     return dataclasses.replace(role, model=dataclasses.replace(role.model, config=config))
 
 
-def search(
+def fitting_candidates(
     config: Config, devices, chip: Chip, topology: str, *, compiles: int, seconds: float, only=()
 ) -> tuple[list[Candidate], int, int]:
     """(the candidates that fit by the compiler, best first; how many were compiled; how many that

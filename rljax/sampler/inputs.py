@@ -1,28 +1,127 @@
-"""Inputs of slots beside the caches, as the arrays of an Entry: keys, limits, rules, forcing.
+"""Makes the inputs of a decode step beside the caches: keys, rules, limits and interruptions of
+requests.
 
-Axes: M pairs of a slot and a sample; rows behind the samples are padding.
+A request's key, [2] uint32, alone decides its draws, wherever it is decoded.
+
+Axes: R requests, M pairs of a slot and a sample; rows behind the samples are padding.
 """
 
+import collections
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from rljax.arrays import fetch
 from rljax.errors import InputError
 from rljax.sampler import speculation
 from rljax.sampler.engine import Engine
-from rljax.sampler.keys import budgets
 from rljax.sampler.requests import Sampling, alike
 from rljax.sampler.sample import Sample
-from rljax.sampler.slots import Entry, Forcing, forcing_of
+from rljax.sampler.slots import Forcing, SlotInputs, forcing_of
 
 _SHARED_RULES = 8  # rows of rules, where no more requests differ
+_BLOCK, _BLOCKS = 256, 64  # keys that are made together, and how many such blocks are remembered
+# Numbers of a key's stream that are no position of a token.
+_BUDGETS, _BRANCHES = 2**31 - 1, 2**31 - 2
 
 
-def checked(
+# -- keys
+
+
+def budgets(keys, sampling: Sampling) -> np.ndarray | jax.Array:
+    """Returns how many tokens each request may think [R] int32, a function of its key [R, 2] alone;
+    -1: no limit."""
+    if not sampling.thinking_tokens:
+        return np.full(len(keys), -1, np.int32)
+    return _budgets(keys, *sampling.thinking_tokens)
+
+
+@jax.jit
+def _budgets(keys, low, high):
+    # Positions use the small numbers of each key's stream; this draw must not meet them.
+    def draw(key):
+        return jax.random.randint(
+            jax.random.fold_in(jax.random.wrap_key_data(key), _BUDGETS),
+            (),
+            low,
+            high + 1,
+            jnp.int32,
+        )
+
+    return jax.vmap(draw)(keys)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def branch_keys(keys, at, n: int):
+    """Returns the keys [M, n, 2] uint32 of continuations 0 to n - 1 behind the first at [M] tokens
+    of the responses with keys [M, 2]."""
+
+    def one(key, at):
+        # (Not a position's own number: its draw would be of the bits that are keys here.)
+        key = jax.random.fold_in(jax.random.wrap_key_data(key), _BRANCHES)
+        at = jax.random.fold_in(key, at)
+
+        def child(i):
+            return jax.random.key_data(jax.random.fold_in(at, i))
+
+        return jax.vmap(child)(jnp.arange(n))
+
+    return jax.vmap(one)(jnp.asarray(keys), jnp.asarray(at))
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def request_keys(key, count: int):
+    """Returns the keys [count, 2] uint32 of requests 0 to count - 1."""
+
+    def one(i):
+        return jax.random.key_data(jax.random.fold_in(key, i))
+
+    return jax.vmap(one)(jnp.arange(count))
+
+
+class Keys:
+    """Keys of requests under one root key, made many at a time, as requests are numbered on."""
+
+    def __init__(self, root: jax.Array):
+        self.root = root
+        self._known: collections.OrderedDict[int, np.ndarray] = collections.OrderedDict()
+
+    def of(self, request_id: int) -> np.ndarray:
+        """Returns the key [2] uint32 of one request."""
+        block, index = divmod(request_id, _BLOCK)
+        if block not in self._known:
+            self._known[block] = fetch(_block_keys(self.root, block * _BLOCK))
+            if len(self._known) > _BLOCKS:
+                self._known.popitem(last=False)
+        return self._known[block][index]
+
+
+@jax.jit
+def _block_keys(key, first):
+    def one(i):
+        return jax.random.key_data(jax.random.fold_in(key, i))
+
+    return jax.vmap(one)(first + jnp.arange(_BLOCK))
+
+
+@jax.jit
+def request_key(key, request_id):
+    """Returns the key [2] uint32 of one request."""
+    return jax.random.key_data(jax.random.fold_in(key, request_id))
+
+
+# -- slots
+
+
+def check_request(
     engine: Engine, prompt: Sequence[int], sampling: Sampling, n: int, decode: Callable | None
 ) -> np.ndarray:
-    """The ids of a request that the engine can serve; else InputError."""
+    """Returns the token ids [S] int32 of a prompt. Raises InputError unless the engine can serve n
+    samples of it; `decode`: ids -> text, without which there are no stop strings."""
     try:
         ids = np.asarray(prompt)
     except ValueError:
@@ -70,14 +169,15 @@ def checked(
     return ids.astype(np.int32)
 
 
-def entry_of(
+def slot_inputs(
     engine: Engine,
     samples: Sequence[Sample],
     length: Sequence[int],
     token: Sequence[int],
     rows: int,
-) -> Entry:
-    """The entry [rows] of samples of which `length` tokens are read, `token` the next one to be."""
+) -> SlotInputs:
+    """Returns the inputs [rows] of slots with these samples: length[i] tokens of sample i are read,
+    and token[i] is the next one to be."""
     requests = [sample.sampling for sample in samples]
     requests += [Sampling()] * (rows - len(samples))
     limit = [s.size + s.sampling.max_response_tokens - s.drawn for s in samples]
@@ -86,25 +186,27 @@ def entry_of(
     for i, sample in enumerate(samples):
         key[i] = sample.key
     rules, which = _rules(engine, requests)
-    history = None
+    forcing = history = None
+    if engine.forcing_tokens:
+        forcing = forcing_now(engine.forcing_tokens, requests, samples)
     if engine.draft_tokens:
         history = speculation.histories(rows, engine.tokens, [sample.ids for sample in samples])
-    return Entry(
+    return SlotInputs(
         _column(length, rows),
         _column(token, rows),
         _column(limit, rows),
         _column(shift, rows),
         key,
         rules,
-        _forcing(engine, requests, samples),
+        forcing,
         which,
         history,
     )
 
 
 def _rules(engine: Engine, requests: list[Sampling]):
-    """(rules, the row in them of each request): a few rows where requests share them, for a row is
-    as long as the vocabulary."""
+    """Returns (rules, the row in them of each request [M]): a few rows where requests share them,
+    as a row is as long as the vocabulary."""
     numbers: dict[tuple, int] = {}
     which = np.zeros(len(requests), np.int32)
     firsts: list[Sampling] = []
@@ -122,14 +224,9 @@ def _column(values: Sequence[int], rows: int) -> np.ndarray:
     return column
 
 
-def _forcing(engine: Engine, requests: list[Sampling], samples: Sequence[Sample]) -> Forcing | None:
-    """The state of each sample's interruption; None where this engine has none."""
-    return forcing_now(engine.forcing_tokens, requests, samples) if engine.forcing_tokens else None
-
-
 def forcing_now(room: int, requests: list[Sampling], samples: Sequence[Sample]) -> Forcing:
-    """The interruptions of requests with room for so many tokens, the first of them those of
-    `samples` at the point where each stands."""
+    """Returns the interruptions of requests [M], with room for F = `room` tokens of a phrase. The
+    first requests are those of `samples`, at the point where each stands."""
     spent, start = np.full(len(requests), -1, np.int32), np.zeros(len(requests), np.int32)
     for i, sample in enumerate(samples):
         start[i] = len(sample.prompt) + sample.begun
