@@ -235,9 +235,12 @@ def _sources(batch: Batch, rows, at, starts, key, sampling: Sampling) -> dict[in
             fix="lower --config.sampler.max_response_tokens",
         )
     if np.any((at < 0) | (at >= np.minimum(sizes[rows] - starts[rows], most))):
-        rule = f"within the row's response, and below max_response_tokens={most}"
+        rule = (
+            "it counts the tokens of the response that are kept (it is no column): fewer than "
+            f"those of the response and than max_response_tokens={most}"
+        )
         raise InputError(
-            "branch at", value=at.tolist()[:8], rule=rule, fix="branch at a token of the response"
+            "branch at", value=at.tolist()[:8], rule=rule, fix="branch within the response"
         )
     key = key if sampling.seed is None else jax.random.key(sampling.seed)
     keys = fetch(request_keys(key, batch.rows))

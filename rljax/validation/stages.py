@@ -251,8 +251,12 @@ def _check_advantage(
     field, text = "algorithm.advantage", config.algorithm.advantage
     critic, returns = _has_critic(config, dataflow), "returns" in spec(advantage).fills
     if returns:
+        own = "." in dataflow.name  # its values may be those of a role of its own
         fix = f"use dataflow='ppo' or 'vapo' (now {config.dataflow!r})"
-        if not problems.check(critic, field, text, "needs a critic", fix):
+        if own:
+            fix += ", or declare @contract(fills=('values',)) for yours, where a role fills them"
+        values = critic or (own and "values" in spec(dataflow).fills)
+        if not problems.check(values, field, text, "needs a critic", fix):
             return
     elif "." not in advantage.name:
         rule = f"gives no returns for the critic of dataflow={config.dataflow!r} to learn"
@@ -266,9 +270,9 @@ def _check_advantage(
     missing = [n for n in spec(advantage).reads if n in _NOT_ALWAYS and n not in filled]
     if missing:
         having = [other for other in dataflows.__all__ if _fills(config, other, missing)]
-        fix = f"use dataflow={' or '.join(having)}"
-        if not having:
-            fix = "a dataflow of your own, or a rollout (algorithm.collect), that fills it"
+        fix = "a dataflow of your own, or a rollout (algorithm.collect), that fills it"
+        if having:
+            fix = f"use dataflow={' or '.join(having)}, or {fix}"
         names = ", ".join(missing)
         rule = f"reads batch field {names}, which dataflow={config.dataflow!r} does not fill"
         problems.check(False, field, text, rule, fix)

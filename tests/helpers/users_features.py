@@ -60,3 +60,11 @@ def remote(response, *, url: str) -> float:
 @contract(corrects_mismatch=True)
 def own_loss(policy, batch):
     return policy.logprobs, {}
+
+
+@contract(reads=("rewards", "group"), fills=("values",))
+def valued(batch, key, cfg, *, actor, worth): ...
+
+
+@contract(reads=("rewards", "group"))
+def without_values(batch, key, cfg, *, actor, worth): ...

@@ -107,6 +107,14 @@ def test_what_a_user_declares_excludes_no_more():
     assert any("counts the mismatch twice" in text for text in warned)
 
 
+def test_a_role_of_the_users_own_may_take_the_place_of_the_critic():
+    """Its dataflow says that it fills the values which gae reads."""
+    roles = {"roles": ("worth=trained_values(lr=1e-3)",), "algorithm__advantage": "gae()"}
+    validate(valid(dataflow="users_features.valued", **roles))
+    said = problems_of(valid(dataflow="users_features.without_values", **roles))
+    assert "needs a critic" in said and "fills=('values',)" in said
+
+
 def test_a_check_is_no_function_of_options():
     from users_features import at_most, best_of
 
