@@ -226,7 +226,7 @@ def test_each_critic_has_its_returns_and_the_actor_both(step):
 
 
 def page_lines(program) -> list[str]:
-    """The statements of a page, one in a line, docstring aside: the layout of one does not count."""
+    """The statements of a page, one in a line, docstring aside: their layout does not count."""
     (page,) = ast.parse(inspect.getsource(program.page)).body
     if isinstance(page.body[0], ast.Expr):
         del page.body[0]
