@@ -235,6 +235,7 @@ FEATURES = {
     "curriculum": Feature("data.retire_at_pass_rate"),
     "pretraining": Feature("pretraining.data"),
     "adapters": Feature("lora.rank"),
+    "loop of the host": Feature("sampler.loop", lambda parts, loop: loop == "host"),
     "pages": Feature("sampler.page_tokens"),
     "speculation": Feature("sampler.draft_tokens"),
     "stop strings": Feature("sampler.stop_strings"),
@@ -346,6 +347,12 @@ EXCLUDES = (
         "samples of the reference",
         "dataflow={dataflow!r} samples from the reference, on the mesh of the actor",
         "leave reference out",
+    ),
+    Rule(
+        "loop of the host",
+        "samples of the reference",
+        "dataflow={dataflow!r} draws each token from two models, which the host's loop does not",
+        "sampler.loop='device'",
     ),
     Rule(
         "speculation",

@@ -132,6 +132,7 @@ SETTINGS = {
     "bypass": {"algorithm.old_logprobs": "sampler"},
     "adapters": {"lora.rank": 4},
     "unpacked rows": {"batch.packing": False},
+    "loop of the host": {"sampler.loop": "host"},
     "pages": {"sampler.page_tokens": 8, "sampler.loop": "host"},
     "speculation": {"sampler.draft_tokens": 2},
     "pretraining": {
