@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from rljax.errors import InputError
 
 LONGEST = 1_000  # characters of a pattern
-MOST_LOOKS = 20_000_000  # files that the patterns of a data set are compared with, in all
+MOST_LETTERS = 10**9  # of the files that the patterns of a data set are compared with: a minute
 _MOST_MOVES = 100_000  # that are kept of a pattern
 _TOKEN = re.compile(r"\*\*/?|\*|\?|\[[^\]]+\]")
 _GLOB = re.compile(r"[*?\[]")
@@ -30,7 +30,7 @@ class Files:
     def __init__(self, paths: Sequence[str]):
         self.paths = sorted(paths)
         self._known = set(paths)
-        self._looks = 0
+        self._letters = 0  # that patterns were compared with
 
     def matching(self, pattern: str) -> list[str]:
         """The paths that a pattern fits, in order; a folder means what is in it."""
@@ -46,10 +46,10 @@ class Files:
                 fix="name the files, or the folder that they are in",
             )
         begun = self._below(pattern[: _GLOB.search(pattern).start()])
-        self._looks += len(begun)
-        if self._looks > MOST_LOOKS:
+        self._letters += sum(map(len, begun))
+        if self._letters > MOST_LETTERS:
             raise InputError(
-                f"patterns are compared with more than {MOST_LOOKS} names of files",
+                f"patterns are compared with more than {MOST_LETTERS} letters of names of files",
                 rule="a data set has so many patterns or files",
                 fix="name the files themselves",
             )
