@@ -68,3 +68,13 @@ def valued(batch, key, cfg, *, actor, worth): ...
 
 @contract(reads=("rewards", "group"))
 def without_values(batch, key, cfg, *, actor, worth): ...
+
+
+@contract(reads=("advantages", "entropy"))
+def entropy_loss(policy, batch):
+    return -batch.advantages * policy.logprobs * batch.entropy, {}
+
+
+@contract(reads=("advantages", "kept_tokens"))
+def by_kept(policy, batch):
+    return -batch.advantages * policy.logprobs / (1 + batch.kept_tokens[:, None]), {}

@@ -187,7 +187,7 @@ def test_what_images_exclude_is_refused_by_its_field(field, tmp_path):
         build.build(config, jax.devices()[:1])
 
 
-def test_a_teacher_that_reads_no_images_is_refused(two_steps, tmp_path):
+def test_a_teacher_or_critic_that_reads_no_images_is_refused(two_steps, tmp_path):
     """It would be given the rows of the policy, images among them."""
     text = build.build(base_config(), jax.devices()[:1])
     ids = dict(bos_id=None, eos_ids=(1,), pad_id=0)
@@ -199,6 +199,10 @@ def test_a_teacher_that_reads_no_images_is_refused(two_steps, tmp_path):
         build.build(config, jax.devices()[:1])
     config.teacher_model = str(two_steps / "policy")
     build.build(config, jax.devices()[:1])
+    config = image_config(tmp_path, dataflow="ppo", algorithm__advantage="gae()")
+    config.critic_model = str(tmp_path / "text")
+    with pytest.raises(InputError, match="critic_model with images in the data.*reads text"):
+        build.build(config, jax.devices()[:1])
 
 
 def test_drawn_digits_are_functions_of_their_index():

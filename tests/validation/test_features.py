@@ -107,6 +107,49 @@ def test_what_a_user_declares_excludes_no_more():
     assert any("counts the mismatch twice" in text for text in warned)
 
 
+REPLAY = {"rollouts__replay": "stored.jsonl"}
+SCORELESS = {"dataflow": "on_policy_distil", "teacher_model": "tests"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "refused"),
+    [
+        ({"algorithm__policy_loss": "users_features.entropy_loss"}, "have no entropy"),
+        ({"dataflow": "remax", "algorithm__advantage": "remax()"}, "have no values"),
+        (  # A stored row kept no token of another response: it counts 0.
+            {
+                "algorithm__collect": "special_token()",
+                "algorithm__policy_loss": "users_features.by_kept",
+            },
+            "",
+        ),
+        # The critic fills the values of stored rows, too.
+        (
+            {
+                "dataflow": "ppo",
+                "algorithm__advantage": "gae()",
+                "algorithm__collect": "users_features.values",
+            },
+            "",
+        ),
+    ],
+)
+def test_stored_rows_lack_what_only_sampling_fills(fields, refused, tmp_path, monkeypatch):
+    (tmp_path / "stored.jsonl").write_text("{}\n")
+    monkeypatch.chdir(tmp_path)
+    parts = Parts(valid(**REPLAY, **fields))
+    found = [why for rule, _, _, why in violations(parts) if rule.b == "fields of new samples"]
+    assert bool(found) == bool(refused) and all(refused in why for why in found)
+
+
+@pytest.mark.parametrize("collect", ["in_rounds", "values", "best", "dynamic()"])
+def test_a_rollout_that_goes_by_scores_has_some(collect):
+    own = collect if collect.endswith(")") else f"users_features.{collect}"
+    parts = Parts(valid(**SCORELESS, algorithm__collect=own))
+    assert "rollout by scores" in turned_on(parts)
+    assert "reads no reward" in problems_of(parts.config)
+
+
 def test_a_role_of_the_users_own_may_take_the_place_of_the_critic():
     """Its dataflow says that it fills the values which gae reads."""
     roles = {"roles": ("worth=trained_values(lr=1e-3)",), "algorithm__advantage": "gae()"}
