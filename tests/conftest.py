@@ -125,6 +125,18 @@ LONGEST = (
 )
 
 
+def pytest_configure(config):
+    if config.option.markexpr == "smoke":
+        config.option.markexpr = "smoke and not slow"  # of some tests a few cases are slow
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Leaves out files without a test of the smoke lane: importing all takes longer than it."""
+    if config.option.markexpr.startswith("smoke") and collection_path.suffix == ".py":
+        return "mark.smoke" not in collection_path.read_text() or None
+    return None
+
+
 def pytest_collection_modifyitems(items):
     rank = {name: i for i, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))

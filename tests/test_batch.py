@@ -66,6 +66,7 @@ def test_whiten_of_one_token_is_zero():
     assert (np.asarray(batches.whiten(jnp.array([[3.0, jnp.nan]]), mask)) == 0).all()
 
 
+@pytest.mark.smoke
 def test_segment_statistics_of_a_packed_row_equal_those_of_its_sequences():
     example = worked_example("sft.packing")["inputs"]
     ids = jnp.array([example["segment_ids"]], jnp.int32)
@@ -78,6 +79,7 @@ def test_segment_statistics_of_a_packed_row_equal_those_of_its_sequences():
     assert float(batches.segment_count(batch)) == pytest.approx(2.0)
 
 
+@pytest.mark.smoke
 def test_next_policy_token_skips_tool_tokens_and_stops_at_segments():
     batch = Batch(
         tokens=jnp.zeros((1, 6), jnp.int32),

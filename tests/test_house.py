@@ -96,11 +96,13 @@ def test_the_graph_is_read():
     assert "rljax.losses.kl" in graph()["rljax.roles.models"] and len(graph()) > 40
 
 
+@pytest.mark.smoke
 def test_every_room_has_its_place():
     rooms = {room(module) for module in graph()} - {""}
     assert rooms == set(LEVEL)
 
 
+@pytest.mark.smoke
 def test_imports_point_one_way():
     wrong = [
         f"{module} imports {other}"
@@ -120,6 +122,7 @@ def test_formulas_import_the_batch_only(name):
     assert others <= FREE | PURE[name]
 
 
+@pytest.mark.smoke
 def test_nothing_imports_in_a_circle():
     done, path = set(), []
 
@@ -326,6 +329,13 @@ def test_what_goes_past_fetch_and_place_is_found():
     assert {"mesh", "constrain_rows"} <= set(names_of(ast.parse(page)))
 
 
+def test_every_room_has_a_test_in_the_smoke_lane():
+    files = [p for p in (REPO / "tests").rglob("test_*.py") if "mark.smoke" in p.read_text()]
+    met = {p.parent.name for p in files} | {room(name) for p in files for name in imports(p)}
+    rooms = {path.parent.name for path in (REPO / "rljax").glob("*/__init__.py")}
+    assert rooms <= met and rooms <= LEVEL.keys(), rooms - met
+
+
 def test_files_of_tests_have_names_of_their_own():
     """pytest imports them by their names alone: of two that are equal it collects one."""
     names = collections.Counter(path.name for path in (REPO / "tests").rglob("test_*.py"))
@@ -473,6 +483,7 @@ def test_flags_fields_and_commands_of_fixes_are_there():
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.smoke
 def test_a_docstring_begins_with_a_verb_or_with_what_is_returned():
     """Not with a clause: What, Whether, How, Of, Where, ..."""
     clause = re.compile(r"\W*(What|Whatever|Whether|How|Of|Where|Who|Which|When)\b")

@@ -40,6 +40,7 @@ def test_slices_that_cannot_be_are_refused(how, said):
         make_mesh(**how)
 
 
+@pytest.mark.smoke
 def test_slices_are_the_outermost_part_of_data():
     devices, chip = stand_ins("2xv5e:4x4")
     assert len(devices) == 32 and chip.dcn_bytes_per_s == 3.125e9

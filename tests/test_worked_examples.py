@@ -16,6 +16,8 @@ from rljax.losses import policy
 from rljax.losses.implicit_reward import implicit_reward_classification
 from rljax.roles import KLController
 
+pytestmark = pytest.mark.smoke
+
 
 def test_logprobs_and_entropy_at_two_temperatures():
     example = worked_example("conv.logp_entropy")

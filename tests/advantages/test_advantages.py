@@ -465,6 +465,7 @@ def test_constants_get_no_gradient_and_the_width_changes_nothing(name):
     close(got, padded(function, batch), rtol=1e-5, atol=1e-6)  # without a column of padding
 
 
+@pytest.mark.smoke
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("name", [n for n in TABLE if TABLE[n][2]])
 def test_groups_that_teach_nothing_get_exactly_zero(name):
@@ -486,6 +487,7 @@ def test_groups_that_teach_nothing_get_exactly_zero(name):
     assert (padded(function, batch)[group == 0] == 0).all()
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", PACKED)
 def test_packed_rows_equal_rows_apart(name):
     function, fields, _ = TABLE[name]

@@ -89,6 +89,7 @@ def test_the_newest_and_the_best_are_kept_and_come_back_bitwise_on_other_meshes(
         assert read["w"].sharding == arrays(0, other)["w"].sharding
 
 
+@pytest.mark.smoke
 def test_arrays_of_several_pieces(monkeypatch):
     monkeypatch.setattr(pieces, "PIECE_BYTES", 100)
     checkpoints = Checkpoints(URL)

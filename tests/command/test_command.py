@@ -25,6 +25,7 @@ from rljax.config.schema import FIELDS
 from rljax.errors import InputError
 
 
+@pytest.mark.smoke
 def test_every_command_explains_itself(rljax_command):
     code, overview, _ = rljax_command("--help")
     assert code == 0
@@ -38,6 +39,7 @@ def test_every_command_explains_itself(rljax_command):
     assert rljax_command()[0] == 2
 
 
+@pytest.mark.smoke
 def test_launchers_are_the_same_commands():
     launchers = sorted((REPO / "launchers").glob("*.py"))
     texts = [path.read_text() for path in launchers]
@@ -56,6 +58,7 @@ def test_launchers_are_the_same_commands():
     assert all(len(text.splitlines()) == 10 for text in texts)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("line", "says"),
     [

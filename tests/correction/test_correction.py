@@ -94,6 +94,7 @@ def test_worked_examples(name):
     assert all(key.startswith("mismatch/") for key in metrics)
 
 
+@pytest.mark.smoke
 def test_mismatch_worked_example():
     with jax.enable_x64(True):
         got = mismatch_metrics(s1("ris.mismatch"))
@@ -222,6 +223,7 @@ def test_the_lower_bound_defaults_to_the_inverse_of_the_upper():
     assert clipped[live].min() == pytest.approx(1 / 1.5) and clipped.max() == pytest.approx(1.5)
 
 
+@pytest.mark.smoke
 def test_off_changes_nothing_and_still_measures():
     batch = random_batch()
     got, metrics = rollout_correction(batch, mode="off")

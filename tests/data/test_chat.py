@@ -82,6 +82,7 @@ def expected_of(tokenizer, pieces):
     return ids, mask
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("trim_offsets", [False, True])
 def test_mask_token_by_token_chatml(tmp_path, trim_offsets):
     tokenizer = HuggingFaceTokenizer(write_tokenizer(tmp_path, trim_offsets=trim_offsets))
@@ -105,6 +106,7 @@ def test_mask_token_by_token_with_bos_and_no_newline_after_turns(tmp_path, trim_
     assert encode_conversation(tokenizer, CHAT) == expected_of(tokenizer, pieces)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("trim_offsets", [False, True])
 @pytest.mark.parametrize("end", ["\n", " "])
 def test_a_turn_without_an_end_of_its_own_ends_with_the_end_token(tmp_path, trim_offsets, end):

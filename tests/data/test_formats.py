@@ -109,6 +109,7 @@ ONES = [
 ]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("case", ONES, ids=lambda case: case[0] or "OpenAI")
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_a_form_as_demonstrations_and_as_prompts(tmp_path, case, suffix):

@@ -13,6 +13,7 @@ def take(loader, n):
     return [next(loader) for _ in range(n)]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize(("items", "batch_size"), [(10, 4), (7, 7), (5, 12), (1, 3)])
 def test_resume_at_every_batch(items, batch_size, shuffle):

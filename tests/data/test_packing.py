@@ -41,6 +41,7 @@ def random_examples(seed: int, lengths) -> list[Example]:
 # -- which sequence goes where (the peer's own rows: tests/helpers/golden_checks/data.py) --
 
 
+@pytest.mark.smoke
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=30), st.integers(1, 16))
 def test_every_token_is_packed_once_and_no_row_is_too_long(lengths, row_tokens):
@@ -125,6 +126,7 @@ def test_an_unpacked_row_is_what_padding_makes_of_it():
         batch_arrays("examples", [items], length=12)
 
 
+@pytest.mark.smoke
 def test_packed_rows_resume_exactly():
     items = random_examples(1, [5, 3, 4, 4, 2, 7, 1, 6, 6, 2, 3])
     rows, _ = pack_examples(items, 8)

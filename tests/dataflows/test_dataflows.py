@@ -223,6 +223,7 @@ def test_the_correction_is_computed_once_for_all_steps_of_an_update(shared):
     assert metrics["optimizer_steps"] >= 2 and len(calls) == 1
 
 
+@pytest.mark.smoke
 def test_rows_that_leave_a_group_leave_its_baseline():
     batch = response_batch(
         np.ones((4, 2)), jnp.float32, group=[0, 0, 1, 1], rewards=np.zeros((4, 2))

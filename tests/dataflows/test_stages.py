@@ -121,6 +121,7 @@ def test_any_number_of_weights_of_parts_passes_the_dry_run(tmp_path):
             dry_run(built := build(config, jax.devices()[:1]), built.main)
 
 
+@pytest.mark.smoke
 def test_shaping_comes_in_order_and_before_the_kl_penalty(batch):
     rules = (
         part("shaping", "scaled(scale=2.0, shift=-0.5)"),

@@ -37,6 +37,7 @@ from rljax.training import train
 # -- selection --
 
 
+@pytest.mark.smoke
 def test_selection_worked_example():
     example = worked_example("raft.select")
     rewards, want = example["inputs"]["rewards"], example["outputs"]

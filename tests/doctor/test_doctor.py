@@ -60,6 +60,7 @@ def found_by(variables):
     return environment(variables, 0.0, "")
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", VARIABLES)
 def test_variables_are_named_each_by_itself(name):
     assert named(found_by(VARIABLES[name])).keys() == {name}

@@ -161,6 +161,7 @@ def text_of(step, tokenizer=CHARS):
     return tokenizer.decode(step.ids)
 
 
+@pytest.mark.smoke
 def test_the_nine_lines(users):
     game = episode(users("guess_number(high=16)"), secret=5, unrelated="x")
     step = game.begin()
@@ -239,6 +240,7 @@ def test_fields_and_seeds(users):
         episode(users("guess_number"), prompt="x")
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     "what, kind, said",
     [

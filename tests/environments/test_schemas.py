@@ -172,6 +172,7 @@ def test_what_no_schema_can_say_is_refused(function, words):
 SEARCH = schema_of(search)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     "arguments, checked, problem",
     [

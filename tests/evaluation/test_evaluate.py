@@ -36,6 +36,7 @@ from rljax.evaluation.saved import evaluate_saved
 from rljax.policies import Completion, load_policy
 
 
+@pytest.mark.smoke
 def test_pass_at_k_worked_example():
     example = worked_example("metric.pass_at_k")
     n, c, ks = example["inputs"]["n"], example["inputs"]["c"], example["params"]["k"]
@@ -133,6 +134,7 @@ def test_a_failed_reward_is_left_out():
     }
 
 
+@pytest.mark.smoke
 def test_bootstrap():
     found = bootstrap([0.0, 1.0, 1.0, math.nan])
     assert found["value"] == pytest.approx(2 / 3) and found["n"] == 3

@@ -84,6 +84,7 @@ def said(record) -> str:
 # -- prompts, extractors and scores, suite by suite --
 
 
+@pytest.mark.smoke
 def test_gsm8k(tmp_path):
     suite, records = opened(tmp_path, "gsm8k")
     assert said(records[0]).startswith("Ada has 3 hens") and '"####"' in said(records[0])

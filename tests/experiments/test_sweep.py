@@ -173,6 +173,7 @@ def test_table_and_json(tmp_path, launcher):
     assert "0.300 [0.000, 0.500]" in text and "not started" in text
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("listed", "says"),
     [

@@ -47,6 +47,7 @@ def read(rows: Rows, path: Path, first: int, count: int) -> np.ndarray:
 # -- weights --
 
 
+@pytest.mark.smoke
 def test_every_type_is_decoded_as_the_package_decodes_it(tmp_path):
     path, rng = tmp_path / "all.gguf", np.random.default_rng(0)
     writer = gguf.GGUFWriter(path, "llama")

@@ -372,6 +372,7 @@ BAD = {
 }
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", BAD)
 def test_contradictions_are_errors(name):
     env, message = BAD[name]

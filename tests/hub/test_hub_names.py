@@ -12,6 +12,7 @@ from rljax.hub.globs import Files
 from rljax.hub.names import data_name, model_name, names_in, parse
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("text", "parts"),
     [

@@ -127,6 +127,7 @@ def test_packed_rows_of_every_shape(name, shape):
     test_packed_rows_with_holes_and_lambda_per_token(name, shape)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name,shape", FAST[1:4])
 def test_whole_rows_and_lambda_per_row(name, shape):
     check(name, problem(*shape, packed=False, per_token=False))

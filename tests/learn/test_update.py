@@ -124,6 +124,7 @@ def test_row_order_and_garbage_under_the_mask_change_nothing(model, params, batc
         assert_same(step(model, params, batch.replace(**spoilt), reduction), whole, rtol=0)
 
 
+@pytest.mark.smoke
 def test_appended_padding_columns_change_nothing(model, params, batch):
     whole = step(model, params, batch, update.token_mean)
 

@@ -154,6 +154,7 @@ def same(a, b, rtol=1e-9, metrics=True):
         np.testing.assert_allclose(a[2][key], b[2][key], rtol=1e-5, atol=1e-6, err_msg=key)
 
 
+@pytest.mark.smoke
 @every_loss
 def test_garbage_under_the_mask_changes_nothing(name):
     with jax.enable_x64(True):
@@ -270,6 +271,7 @@ def test_an_empty_batch_gives_zero(name):
         assert loss == 0 and (gradient == 0).all()
 
 
+@pytest.mark.smoke
 @every_loss
 def test_the_first_step_on_policy_is_the_policy_gradient(name):
     """At pi = pi_old every ratio loss has D1's gradient, under its own reduction (N 4)."""

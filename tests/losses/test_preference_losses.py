@@ -207,6 +207,7 @@ def test_examples_permute_and_split(name):
         assert same == (not spec(loss).whole_step or name == "implicit_contrast")
 
 
+@pytest.mark.smoke
 @every_loss
 def test_only_the_policy_learns(name):
     """No gradient to the reference, the old policy, the scores or the energies."""

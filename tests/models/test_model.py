@@ -36,6 +36,7 @@ def family(request):
     return folder, model, load_params(folder, model), batch, io
 
 
+@pytest.mark.smoke
 def test_logits_equal_hugging_face(family):
     _, model, params, batch, io = family
     got = jax.jit(model.logits)(params, batch)

@@ -44,6 +44,7 @@ def test_a_run_that_this_host_cannot_hold_does_not_fit(monkeypatch):
     assert counted(tiny()).fits and "does not fit" not in table.plan_text(counted(tiny()))
 
 
+@pytest.mark.smoke
 def test_a_dataflow_that_learns_from_a_file_has_one_program():
     setup = abstract_setup(tiny(dataflow="preference"))
     assert [call.name for call in programs_of(setup, abstract_roles(setup))] == ["learn"]

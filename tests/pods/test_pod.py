@@ -40,6 +40,7 @@ KNOWN = {
 }
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", KNOWN)
 def test_types_of_the_documentation(name):
     pod = read_pod(name)

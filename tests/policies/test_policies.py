@@ -128,6 +128,7 @@ def test_every_call_has_one_shape_and_the_filling_is_dropped():
         sample_all(one, [], key=key())
 
 
+@pytest.mark.smoke
 def test_rewards_are_those_of_the_prompts_and_a_failed_one_is_nan():
     prompts, pool = records("ab>", "d>", "ca>"), Pool()
     prompts[2] = dataclasses.replace(prompts[2], ground_truth="a")

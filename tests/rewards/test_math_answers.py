@@ -218,12 +218,14 @@ UNLIKE_UNITS_AND_FUNCTIONS = [
 ]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("reference, answer", EQUAL)
 def test_equal_answers(reference, answer):
     found = math_verify(rf"So it is \boxed{{{answer}}}.", reference)
     assert found == {"score": 1.0, "extracted": 1.0}
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("reference, answer", UNEQUAL)
 def test_answers_that_only_look_equal(reference, answer):
     assert math_verify(rf"So it is \boxed{{{answer}}}.", reference)["score"] == 0.0

@@ -23,6 +23,7 @@ def test_gsm8k_gives_the_worked_example():
         assert [gsm8k(r, g, method=method) for r, g in pairs] == expected, method
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name, reward, count", [("gsm8k", gsm8k, 53), ("math_reward", boxed, 64)])
 def test_rules_agree_with_verl(name, reward, count):
     cases = json.loads(golden("verl", "reward_scores.json").read_text())["cases"]
@@ -173,6 +174,7 @@ def component(function, options="", **option_values) -> Component:
     return made
 
 
+@pytest.mark.smoke
 def test_a_reward_is_handed_exactly_what_it_declares():
     def everything(**fields):
         return len(fields)

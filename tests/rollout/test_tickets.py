@@ -66,6 +66,7 @@ def test_no_group_is_too_old_lost_or_trained_twice(groups, eta, data):
         assert numbers == sorted(numbers)
 
 
+@pytest.mark.smoke
 def test_the_bound_is_reached():
     for eta in (1, 2, 4):
         found = [step - begun for step, _, begun in play(3, eta, eta, 5)[1]]

@@ -92,6 +92,7 @@ def test_a_killed_process_loses_it_at_once_even_to_many_at_a_time(tmp_path):
         assert not (tmp_path / LOCK).exists()
 
 
+@pytest.mark.smoke
 def test_one_process_has_it_once(tmp_path):
     with locked(tmp_path):
         with pytest.raises(InputError, match=f"process {os.getpid()} on host"):

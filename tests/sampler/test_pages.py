@@ -34,6 +34,7 @@ PAGE = 4
 # -- whose a page is
 
 
+@pytest.mark.smoke
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("tgdn"), st.integers(0, 9), st.integers(0, 30))))
 def test_a_page_is_written_by_one_owner_and_none_is_lost(moves):

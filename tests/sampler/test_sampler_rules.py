@@ -143,6 +143,7 @@ BAD = {
 }
 
 
+@pytest.mark.smoke
 def test_what_cannot_be_served_is_refused_and_the_others_go_on(model, engine):
     params, asked = weights(model), Sampling(max_response_tokens=4)
     sampler = Sampler(engine, chunk_tokens=4)

@@ -199,6 +199,7 @@ def test_a_process_model_is_read_at_the_ends_of_lines():
     np.testing.assert_allclose(value_at(at_ends, rest)[:3], want[:3], atol=1e-5)  # 3 has ended
 
 
+@pytest.mark.smoke
 def test_what_cannot_be_searched_is_refused():
     with pytest.raises(InputError, match="no value model, no reward"):
         decoded(simulations=4)

@@ -38,6 +38,7 @@ def with_children(prior, visits, total_value, tokens=None) -> trees.Tree:
     )
 
 
+@pytest.mark.smoke
 def test_puct():
     example = worked_example("mcts.puct")
     x, want = example["inputs"], example["outputs"]
@@ -51,6 +52,7 @@ def test_puct():
     assert int(trees.select(tree, c).path[0, 0]) == want["select"]
 
 
+@pytest.mark.smoke
 def test_backup():
     example = worked_example("mcts.backup")
     x, want = example["inputs"], example["outputs"]

@@ -140,6 +140,7 @@ def test_values_without_an_effect_are_taken(client, ask, fields):
             assert one.model_dump() == other.model_dump(), name
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("ask", [chat, complete])
 @pytest.mark.parametrize(
     "name, value",
@@ -175,6 +176,7 @@ def test_other_values_are_refused_by_name(client, ask, name, value):
     assert name in said or name.replace("_token", "") in said
 
 
+@pytest.mark.smoke
 def test_a_begun_turn_is_continued(client, tokenizer):
     def prompt_tokens(messages=BEGUN, **fields):
         return chat(client, messages, extra_body=fields).usage.prompt_tokens

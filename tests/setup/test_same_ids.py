@@ -76,6 +76,7 @@ def folders(tmp_path_factory):
     return out
 
 
+@pytest.mark.smoke
 def test_what_differs_is_named(tmp_path):
     own = load_tokenizer(write_tokenizer(tmp_path / "own"))
     changes = {"swap": swap, "add": add}
@@ -160,6 +161,7 @@ def test_a_folder_without_a_tokenizer_is_taken_by_its_size_and_named(folders, tm
     assert "reward.model" in caplog.text and "no tokenizer.json" in caplog.text
 
 
+@pytest.mark.smoke
 def test_the_run_s_tokenizer_is_that_of_the_model(folders, tmp_path):
     """One with more tokens is fine: rows of the embedding are there for them."""
     for name in ("same", "more"):

@@ -199,6 +199,7 @@ def test_too_few_live_groups_are_an_error_or_filled_up():
     assert metrics["collect/filled_groups"] == 1
 
 
+@pytest.mark.smoke
 def test_a_failed_reward_neither_enlivens_nor_joins_a_group():
     nan = float("nan")
     prompts, roles, _ = fake_step([[1, 1, nan, 1], [0, 1, nan, 0], [0, 1, 1, 0]], 1, 4)
@@ -324,6 +325,7 @@ def test_parts_are_normalised_one_by_one_before_they_are_weighed():
 # -- rewards for a requested length -------------------------------------------------------------
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", ["l1.exact", "l1.max"])
 def test_length_rewards_worked_examples(name):
     example = worked_example(name)

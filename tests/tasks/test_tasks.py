@@ -54,6 +54,7 @@ def score(reward, response, row):
     return call_reward(resolve(reward, HOME), sample)[0]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("spec", [s for s in PROCEDURAL + FIXED if "code_tests" not in s])
 def test_a_tasks_worked_answers_earn_its_own_reward_and_evaluation(spec):
     task = task_of(spec)

@@ -83,6 +83,7 @@ def _written_names() -> dict[str, str]:
     return names
 
 
+@pytest.mark.smoke
 def test_every_name_with_a_slash_in_the_code_has_a_meaning():
     names = _written_names()
     assert len(names) > 100 and "reward/mean" not in unexplained(names)

@@ -83,6 +83,7 @@ def test_no_line_is_wider_than_the_screen(tmp_path, width, ascii_only):
         assert not ascii_only or "\n".join(lines).isascii()
 
 
+@pytest.mark.smoke
 def test_once_is_a_whole_picture_and_needs_no_terminal(tmp_path):
     out = printed([made(tmp_path / "a", torn='{"step": 21, "rew')], once=True)
     assert "\x1b" not in out and "a: GRPO on sort_digits, step 20 of 20, finished" in out

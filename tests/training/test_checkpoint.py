@@ -45,6 +45,7 @@ def value_at(checkpoints, step):
 # -- what is kept --
 
 
+@pytest.mark.smoke
 def test_the_newest_are_kept_and_each_holds_its_own_arrays(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=2)
     assert checkpoints.latest() is None
@@ -173,6 +174,7 @@ HARMS = {
 }
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("kind", HARMS)
 def test_whatever_becomes_of_any_file_is_noticed(saved, tmp_path, kind):
     names = [p.relative_to(saved / "00000002") for p in files_of(saved / "00000002")]

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import pytest
 from tiny_run import tiny_config
 
 from rljax.keys import fold_in, root_key, stream
@@ -15,6 +16,7 @@ BEFORE = {"key", "fold_in", "create", "new_train_state", "copy"}  # weights, opt
 STEP = {"request_keys", "_begin", "_dispatch", "_finish", "_with_rewards", "grpo", "lr"}
 
 
+@pytest.mark.smoke
 def test_a_run_compiles_twelve_programs_and_none_after_its_first_step(tmp_path):
     """Scored while it decodes, with a reference. An operation of jax.numpy in host code would be
     one more."""

@@ -48,6 +48,7 @@ def problems_of(config) -> str:
     return str(error.value)
 
 
+@pytest.mark.smoke
 def test_the_base_is_valid():
     assert validate(valid()) == []
 
@@ -232,6 +233,7 @@ RULES = [
 ]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(("overrides", "says"), RULES, ids=lambda x: str(x)[:50])
 def test_each_rule(overrides, says):
     message = problems_of(with_overrides(valid(), overrides, "test"))

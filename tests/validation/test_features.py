@@ -22,6 +22,7 @@ def test_every_feature_can_be_turned_on():
     assert turned_on(Parts(base_config())).keys() == {"advantage blind to tokens"}
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("rule", EXCLUDES, ids=lambda rule: f"{rule.a}, {rule.b}")
 def test_every_exclusion_is_reached(rule):
     config = config_of(rule.a, rule.b)

@@ -53,6 +53,7 @@ def test_broken_bytes_are_a_broken_frame(name, tmp_path, monkeypatch):
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.smoke
 def test_a_whole_message_comes_through_with_what_is_behind_it():
     buffer = bytearray(framed(WHOLE) + b"next")
     assert take_frame(buffer, (Step,)) == ("steps", [(0, Step(0), b"mark")])
