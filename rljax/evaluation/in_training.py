@@ -92,9 +92,10 @@ def counts_of(samples: int) -> list[int]:
     return [*powers, samples]
 
 
-def pass_metrics(samples: Sequence[Completion], n: int, correct_at: float) -> dict[str, float]:
-    """eval/pass@k of n drawn responses to each prompt, for k = 1, 2, 4, ..., n, with intervals over
-    prompts. A response whose reward failed is left out, and a prompt with fewer than k others."""
+def pass_estimates(samples: Sequence[Completion], n: int, correct_at: float) -> dict[str, dict]:
+    """Returns {"pass@k": estimate with its interval over prompts} of n drawn responses to each
+    prompt, for k = 1, 2, 4, ..., n. A response whose reward failed is left out, and a prompt with
+    fewer than k others."""
     right = correct(score_table(samples, n), correct_at)
     known = (~np.isnan(right)).sum(axis=1)
     hits = np.nansum(right, axis=1)
@@ -103,5 +104,5 @@ def pass_metrics(samples: Sequence[Completion], n: int, correct_at: float) -> di
     for k in counts_of(n):
         values = [pass_at_k(m, c, k) for m, c in pairs if m >= k]
         if values:
-            out |= with_interval(f"eval/pass@{k}", bootstrap(values, within=SHARE))
+            out[f"pass@{k}"] = bootstrap(values, within=SHARE)
     return out

@@ -17,6 +17,8 @@ class Progress:
     accuracy: dict | None = None
     right_before: list | None = None  # per prompt, for the interval of the difference
     right: list | None = None
+    drawn_before: dict | None = None  # pass@k of drawn responses
+    drawn: dict | None = None
     held_out_before: dict | None = None  # eval/... of runs that learn from a file
     held_out: dict | None = None
     evaluated_step: int | None = None  # after which `accuracy` and `held_out` were measured

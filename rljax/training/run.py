@@ -22,7 +22,7 @@ from rljax.checkpoint.checkpoint import STATE, Checkpoints, Damaged, check_finge
 from rljax.config import fingerprints, is_path
 from rljax.data.online.curriculum import Curriculum
 from rljax.errors import InputError
-from rljax.evaluation.in_training import accuracy_metrics, pass_metrics
+from rljax.evaluation.in_training import accuracy_metrics, pass_estimates, with_interval
 from rljax.evaluation.policy import SHARE, bootstrap, greedy_accuracy
 from rljax.keys import root_key, stream
 from rljax.learn.optimizers import current_learning_rate
@@ -429,7 +429,7 @@ class Run:
         right, samples = greedy_accuracy(*asked, correct_at=evaluate.correct_at)
         if np.isnan(right).all():  # a judge that is down must not end the run
             LOG.warning("step %d: every reward of the evaluation failed", self.progress.step)
-            self.progress.accuracy = self.progress.right = None
+            self.progress.accuracy = self.progress.right = self.progress.drawn = None
             return {"eval/failed_fraction": 1.0}
         self.progress.accuracy = bootstrap(right, within=SHARE)
         self.progress.right = [None if np.isnan(r) else float(r) for r in right]
@@ -437,13 +437,16 @@ class Run:
         if n := evaluate.samples:
             key = stream(self.key, "evaluate", self.progress.step)
             drawn = sample_all(policy, data.test_prompts, n, self.eval_player, key=key)
-            metrics |= pass_metrics(drawn, n, evaluate.correct_at)
+            self.progress.drawn = pass_estimates(drawn, n, evaluate.correct_at)
+            for name, found in self.progress.drawn.items():
+                metrics |= with_interval(f"eval/{name}", found)
         return metrics
 
     def remember_before(self) -> None:
         """The latest evaluation is the one that the dataflow starts from."""
         self.progress.accuracy_before = self.progress.accuracy
         self.progress.right_before = self.progress.right
+        self.progress.drawn_before = self.progress.drawn
         self.progress.held_out_before = self.progress.held_out
 
     def export_adapter(self) -> None:

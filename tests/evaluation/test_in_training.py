@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tiny_run import metrics_rows, tiny_config, train_on_one
 
-from rljax.evaluation.in_training import counts_of, pass_metrics
+from rljax.evaluation.in_training import counts_of, pass_estimates
 from rljax.policies import Completion
 
 
@@ -22,27 +22,27 @@ def by_subsets(rights: list[int], k: int) -> float:
 
 def test_pass_at_k_is_the_share_of_subsets_that_hold_a_right_answer():
     rewards = [1, 0, 0, 0, 0, 0, 0, 0, 1, 1, 0, 1]  # three prompts, four responses each
-    found = pass_metrics(samples(rewards), 4, 0.5)
+    found = pass_estimates(samples(rewards), 4, 0.5)
     assert counts_of(4) == [1, 2, 4] and counts_of(6) == [1, 2, 4, 6] and counts_of(1) == [1]
     for k in (1, 2, 4):
         each = [by_subsets(rewards[4 * p : 4 * p + 4], k) for p in range(3)]
-        assert found[f"eval/pass@{k}"] == pytest.approx(np.mean(each))
-        low, high = found[f"eval/pass@{k}_low"], found[f"eval/pass@{k}_high"]
-        assert min(each) <= low <= np.mean(each) <= high <= max(each)
+        estimate = found[f"pass@{k}"]
+        assert estimate["value"] == pytest.approx(np.mean(each)) and estimate["n"] == 3
+        assert min(each) <= estimate["low"] <= np.mean(each) <= estimate["high"] <= max(each)
 
 
 def test_a_response_without_a_score_is_left_out():
-    found = pass_metrics(samples([1, None, 0, 0]), 2, 0.5)
-    assert found["eval/pass@1"] == pytest.approx(0.5)  # of one response, of two
-    assert found["eval/pass@2"] == 0.0  # of the second prompt alone
+    found = pass_estimates(samples([1, None, 0, 0]), 2, 0.5)
+    assert found["pass@1"]["value"] == pytest.approx(0.5)  # of one response, of two
+    assert found["pass@2"]["value"] == 0.0  # of the second prompt alone
 
 
 @pytest.mark.slow
 def test_a_run_logs_pass_at_k_and_resumes(tmp_path):
     fields = dict(evaluate__samples=4, evaluate__every_steps=2)
-    train_on_one(tiny_config(tmp_path / "whole", steps=4, **fields))
+    summary = train_on_one(tiny_config(tmp_path / "whole", steps=4, **fields))
     train_on_one(tiny_config(tmp_path / "half", steps=2, **fields))
-    train_on_one(tiny_config(tmp_path / "half", steps=4, **fields))
+    resumed = train_on_one(tiny_config(tmp_path / "half", steps=4, **fields))
     whole, half = (metrics_rows(tmp_path / name) for name in ("whole", "half"))
     evaluated = [row for row in whole if "eval/pass@4" in row]
     assert len(evaluated) >= 3
@@ -50,3 +50,9 @@ def test_a_run_logs_pass_at_k_and_resumes(tmp_path):
         assert row["eval/pass@1"] <= row["eval/pass@2"] <= row["eval/pass@4"]
         assert row["eval/pass@4_low"] <= row["eval/pass@4"] <= row["eval/pass@4_high"]
     assert half[-2:] == whole[-2:]
+    for k in (1, 2, 4):
+        for when in ("before", "after"):
+            assert summary[f"pass@{k}_{when}"] == resumed[f"pass@{k}_{when}"]
+        assert summary[f"pass@{k}_after"]["value"] == whole[-1][f"eval/pass@{k}"]
+    assert summary["pass@4_before"]["n"] == summary["accuracy_before"]["n"]
+    assert ">pass@4<" in (tmp_path / "whole" / "report.html").read_text()
