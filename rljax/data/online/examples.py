@@ -18,7 +18,8 @@ _CALLED = {"examples": "demonstrations", "pretraining": "pre-training examples"}
 
 
 def in_source(spec: str, encode: Callable, *inputs, **options):
-    """encode(*inputs, **options), with the source of the rows in what is wrong with one of them."""
+    """Returns encode(*inputs, **options). An InputError that it raises names the source
+    `spec`, too."""
     try:
         return encode(*inputs, **options)
     except InputError as error:
@@ -31,8 +32,8 @@ def digested(records: Stream) -> list[dict]:
 
 
 class Examples(NamedTuple):
-    """The examples of a supervised phase, or of pretraining.data: encoded, what of their records is
-    in the digest, counts, and the tokens that one has at most."""
+    """The encoded examples of a supervised phase, or of pretraining.data, with the part of their
+    records that the digest covers, counts, and the tokens of the longest one."""
 
     items: list | Stream = []
     digested: list = []

@@ -61,7 +61,7 @@ def understood(row: dict) -> str:
 
 
 def form_of(row: dict) -> Form | None:
-    """The form of a row; None where its columns are ours."""
+    """The form of a row of another project; None if its columns are ours."""
     if _turns(row.get("conversations")):
         return _SHAREGPT
     alpaca = isinstance(row.get("instruction"), str)

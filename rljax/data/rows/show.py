@@ -1,11 +1,11 @@
 """Shows what a config's data looks like as tokens: each coloured by whether it is learned, what
 ends a turn, and how long rows are.
 
-Encoding is rljax.data.online.encoded; no weights are read, a tokenizer is enough. The same page is
-in the report of a run (`data_page`).
+Rows are encoded by rljax.data.online.encoded. No weights are read; a tokenizer is enough. The same
+page is in the report of a run (`data_page`).
 
 Learned tokens are green, the others dim; every second token is underlined, so that borders show.
-Where there are no colours, what is learned stands between [[ and ]].
+Without colours, learned tokens stand between [[ and ]].
 """
 
 import copy
@@ -35,7 +35,7 @@ from rljax.errors import InputError
 
 @dataclasses.dataclass(frozen=True)
 class Shown:
-    """One sequence: ids [n], mask [n] (1 = learned), and what stands beside it."""
+    """One sequence to show: ids [n], mask [n] (1 = learned), and metadata to print beside it."""
 
     title: str
     ids: np.ndarray
@@ -55,8 +55,9 @@ def load_shown(config: Config) -> tuple[Data, Tokenizer]:
 def shown_rows(
     data: Data, *, rows: int, split: str = "train", seed: int = 0
 ) -> tuple[list[Shown], dict]:
-    """The first rows of the split as the run would read them (training prompts in its order), with
-    the supervised examples of sft.steps behind them; and the counts of what was dropped."""
+    """(the first rows of the split in the order of the run, with the supervised examples of
+    sft.steps behind them; counts of the rows that were dropped). Raises InputError for a split
+    without rows."""
     if data.kind not in SAMPLED:
         items = data.held_out if split == "test" else data.prompts
         if data.endless and split == "train":
@@ -314,8 +315,8 @@ _KINDS = {  # what rows are understood as (rljax.data.rows.formats): their kind
 
 
 def config_of_data(spec: str, model: str, kind: str, config: Config) -> Config:
-    """The config with the rows of `spec` and the tokenizer of `model`, and a dataflow that learns
-    from rows of their kind, which "" reads off their columns."""
+    """The config with the rows of `spec`, the tokenizer of `model`, and a dataflow that learns from
+    rows of this kind. If `kind` is "", it is found from the columns of the first row."""
     config = copy.deepcopy(config)
     config.data.train, config.tokenizer = spec, model
     only_tokenizer = os.path.isdir(model) and not os.path.exists(os.path.join(model, "config.json"))

@@ -34,7 +34,8 @@ _USER_SAID = {"role": "user", "content": _NEXT}
 
 
 class EndOfTurn(NamedTuple):
-    """A token that ends turns; `next_role`: it belongs to the message that follows."""
+    """A token that ends turns. If `next_role` is true, it is the token that begins the
+    next message."""
 
     id: int
     next_role: bool = False
