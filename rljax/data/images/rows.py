@@ -47,8 +47,8 @@ def expand_image_tokens(ids: Sequence[int], grids, config: VisionConfig) -> list
 
 
 def patch_coords(grid: tuple[int, int, int], merge_size: int) -> np.ndarray:
-    """(frame, patch row, patch column) of every patch of an image, [t h w, 3] int32; the patches
-    that one token stands for follow each other."""
+    """The coordinates [N, 3] int32 (frame, patch row, patch column) of the N = t h w patches of an
+    image, with the patches of one token next to each other."""
     t, h, w = grid
     frame, row, column = np.indices((t, h, w), dtype=np.int32)
     coords = np.stack([frame, row, column], axis=-1)

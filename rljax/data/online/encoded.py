@@ -84,7 +84,7 @@ class Data:
 
     @property
     def endless(self) -> bool:
-        """True if a source is a stream."""
+        """Returns whether a source is a stream."""
         return any(isinstance(source, Stream) for source in self.sources)
 
 

@@ -1,4 +1,4 @@
-r"""Spells an answer as the LaTeX that a parser of mathematics reads as it is meant.
+r"""Rewrites an answer as LaTeX that a parser of mathematics reads as it is meant.
 
 Pure functions of strings, linear in their length.
 """
@@ -179,7 +179,8 @@ def without_base(text: str) -> str | None:
 
 
 def spelled_alike(reference: str, answer: str) -> bool:
-    r"""False where the same numbers mean different things: `\{1,2\}` and `(1,2)`, 11_2 and 11_3."""
+    r"""Returns False if the same numbers mean different things: `\{1,2\}` and `(1,2)`,
+    11_2 and 11_3."""
     ours, theirs = plain_form(reference), plain_form(answer)
     braces = [
         form.startswith("\\{") and not re.match(_SET_BUILDER, form) for form in (ours, theirs)

@@ -55,7 +55,7 @@ def filled(template: str, texts: Mapping[str, str]) -> str:
 
 
 def message(template: str, answer: str, scale: str, values: Mapping[str, object]) -> list[dict]:
-    """The conversation that asks: one message of the user. `values` are shown as JSON."""
+    """The conversation that asks the judge: one message of the user. `values` are shown as JSON."""
     texts = {name: quoted(value) for name, value in values.items()}
     content = filled(template, {**texts, "scale": scale, "answer": answer})
     return [{"role": "user", "content": content}]
@@ -113,6 +113,7 @@ def score_answer(scale: float, reason: bool) -> str:
 
 
 def check_scale(scale: float) -> None:
+    """Raises InputError unless `scale`, the highest score, is finite and above 0."""
     if not 0 < scale < float("inf"):
         raise InputError(
             "scale",
@@ -140,7 +141,7 @@ def judge(
     cache: str = "",
     body: str = "",
 ) -> dict:
-    """verdict / scale in [0, 1], by a model of an OpenAI-compatible endpoint (LLM as a judge,
+    """score / scale in [0, 1], by a model of an OpenAI-compatible endpoint (LLM as a judge,
     arXiv 2306.05685).
 
     `template` shows {prompt}, {response}, {ground_truth} as JSON strings, {scale} and {answer}, the
