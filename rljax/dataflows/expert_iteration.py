@@ -1,5 +1,5 @@
-"""Expert iteration: the policy learns what a search by it has found, and a critic, where the search
-asks one, what the responses were worth (arXiv 1705.08439; AlphaZero, 1712.01815)."""
+"""Expert iteration: the policy learns the result of a search by itself, and a critic, if the search
+uses one, learns the returns (arXiv 1705.08439; AlphaZero, 1712.01815)."""
 
 from typing import Literal
 

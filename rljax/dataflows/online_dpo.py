@@ -125,15 +125,16 @@ def nash_md(
 
 
 def with_reference(batch, cfg, reference):
-    """The batch with shaped scores and the reference's log-probs."""
+    """The batch with shaped scores [B] and the reference's log-probs [B, S]."""
     batch = apply_shaping(batch, cfg.reward_shaping)
     logprobs = reference.logprobs(batch, cfg.steps)
     return batch.replace(scores=row_scores(batch), ref_logprobs=logprobs)
 
 
 def learned_from(examples, batch, cfg, actor, reference, refresh_every: int = 0):
-    """The roles after the examples that were chosen from `batch`, and metrics. The reference
-    becomes the policy where its optimizer steps pass a multiple of `refresh_every`."""
+    """Returns (the roles after an update on `examples`, which were chosen from `batch`; metrics).
+    The reference becomes the policy when its optimizer steps pass a multiple of `refresh_every`;
+    0 = never."""
     loss = cfg.preference_loss
     own = batch.replace(mask=batch.mask * sampled_by_actor(batch)[:, None])
     metrics = sample_metrics(own, actor.state.step) | reference_kl(own, own.sampler_logprobs)
@@ -163,13 +164,14 @@ def _with_winner(loss):
 
 
 def rows_at(batch, rows, keep):
-    """The batch of these rows [R] in this order, masked where keep [R] is false."""
+    """The batch of the rows `rows` [R] in this order, masked where `keep` [R] is false."""
     taken = take_rows(batch, rows)
     return taken.replace(mask=taken.mask * keep[:, None])
 
 
 def by_prompt(batch, samples: int):
-    """Scores, and whether a row's reward is known: two [P, K]."""
+    """(scores [P, K], a mask [P, K] of the rows whose reward is known), with K = `samples` rows for
+    each of P prompts."""
     live = jnp.any(batch.mask > 0, axis=1)
     return batch.scores.reshape(-1, samples), live.reshape(-1, samples)
 

@@ -46,13 +46,14 @@ def pf_ppo(
 
 
 def redraw_in_groups(key, batch, kind: str):
-    """Row indices [B]: of the row's own group, by the rank of the score."""
+    """Row indices [B]: for each row one of its own group, drawn by the rank of the score."""
     weights = group_rank_weights(batch.scores, batch.group, kind=kind)
     return resample(key, weights, groups=batch.group)
 
 
 def weights_of_scored(batch, method: str, power: float):
-    """score_weights of the rows that have policy tokens; 0 for the others, whose reward failed."""
+    """score_weights [B] of the rows that have policy tokens; 0 for the others, whose
+    reward failed."""
     live = jnp.any(batch.mask > 0, axis=1)
     # Their score of 0 must be neither the greatest nor the least.
     scores = jnp.where(live, batch.scores, masked_mean(batch.scores, live))

@@ -37,6 +37,7 @@ def instructions(max_constant: int, operations: str, with_input: bool) -> list[I
 
 
 def program_text(program: Sequence[Instruction]) -> str:
+    """The text of a program, one instruction per line."""
     return "\n".join(operation + operand for operation, operand in program)
 
 

@@ -49,6 +49,8 @@ def gsm8k(
                 `**72**`, `72 apples`, `72%`, `3 1/2`, `5 million`, `24 + 48 = 72`. `72 or 73`,
                 `72 - 1`, `72x` and `7,2` are no number
       flexible  last number anywhere, as it is written, as strings: `1,234` is not `1234`
+
+    Raises ValueError for an unknown method, and by "numeric" for a ground truth that is no number.
     """
     check_text(ground_truth)
     tail = response[-_GSM8K_WINDOW:]
