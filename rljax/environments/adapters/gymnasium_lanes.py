@@ -1,5 +1,5 @@
-"""Gymnasium's vector environments: the batch of episodes that a worker plays is the batch of one
-vector environment, stepped at once."""
+"""Gymnasium's vector environments: the episodes of a worker share one vector environment, and are
+stepped at once."""
 
 from collections.abc import AsyncGenerator
 
@@ -50,5 +50,5 @@ async def gymnasium_vector(
 
 
 def observation_text(env, observation) -> str:
-    """The observation as NumPy writes it."""
+    """The observation as text, in NumPy's notation."""
     return str(observation)
