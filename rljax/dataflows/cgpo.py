@@ -202,8 +202,8 @@ class Chosen(NamedTuple):
 
 
 def choose(batch: Batch, samples_per_prompt: int, optimizers, weights) -> Chosen:
-    """Asks the optimizer of each task about its prompts. The loss, averaged over all examples, is
-    sum_l weights_l (the mean over the examples of task l)."""
+    """Asks the optimizer of each task for examples of its prompts. Returns them with a loss whose
+    mean over all examples is sum_l weights_l (the mean over the examples of task l)."""
     responses, task = responses_of(batch, samples_per_prompt)
     targets = [of(responses.where(task == i)) for i, of in enumerate(optimizers)]
     width = max(one.rows.shape[1] for one in targets)

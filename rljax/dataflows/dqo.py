@@ -61,8 +61,9 @@ def dqo(
 @contract(safe=True, data="trajectories")
 @program
 def dro(batch, key, cfg, *, actor, critic, reference=None, tau: float):
-    """r = V(prompt) + tau log pi / ref by least squares; tau is the strength of the KL. One value
-    of the prompt and one reward of the response: where in it a reward stands is lost."""
+    """Fits r = V(prompt) + tau log pi / ref by least squares; tau is the strength of the KL.
+    The prompt has one value and the response one reward: the tokens at which rewards stand do
+    not matter."""
     losses = (functools.partial(loss, tau=tau) for loss in (dro_policy, dro_value))
     return _both(batch, cfg, *losses, actor=actor, critic=critic, reference=reference)
 

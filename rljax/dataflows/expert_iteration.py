@@ -28,9 +28,9 @@ def expert_iteration(
     reference=None,
     targets: Literal["visits", "tokens"] = "visits",
 ):
-    """targets "visits": the cross-entropy to the shares of the visits; "tokens": the negative
-    log-likelihood of the tokens that the search chose. The advantage gives the critic its returns,
-    and the policy nothing."""
+    """The policy learns the search's choices. targets "visits": the cross-entropy to the shares of
+    the visits; "tokens": the negative log-likelihood of the tokens that the search chose. The
+    advantage is used only for the critic's returns."""
     if reference is not None:
         batch = batch.replace(ref_logprobs=reference.logprobs(batch, cfg.steps))
     if critic is not None:

@@ -194,15 +194,15 @@ def _pair_metrics(pairs, live) -> dict:
 
 
 def best_pairs(batch, key, cfg, *, rejected: str, min_margin: float):
-    """Each prompt's best sample and its worst, or another: rows 2i and 2i + 1, and metrics."""
+    """(each prompt's best sample and its worst, or another one, in rows 2i and 2i + 1; metrics)."""
     scores, live = by_prompt(batch, cfg.samples_per_prompt)
     pairs = choose_pairs(scores, live, key, rejected=rejected, min_margin=min_margin)
     return _rows_of(batch, pairs, cfg.samples_per_prompt), _pair_metrics(pairs, live)
 
 
 def winning_pairs(batch, key, cfg, *, preference):
-    """Each prompt's samples of the highest and the lowest probability of winning, which becomes
-    their score, and metrics."""
+    """(each prompt's samples of the highest and the lowest probability of winning, in rows 2i and
+    2i + 1, with that probability as their score; metrics)."""
     scores, live = by_prompt(batch, cfg.samples_per_prompt)
     wins = win_probabilities(scores, live, preference)
     pairs = choose_pairs(wins, live, key)
@@ -211,8 +211,8 @@ def winning_pairs(batch, key, cfg, *, preference):
 
 
 def better_first(batch):
-    """Rows 2i (the policy's) and 2i + 1 (the opponent's) of equal prompts, the better one first;
-    ties are left out. And metrics."""
+    """(the pairs of rows 2i, the policy's, and 2i + 1, the opponent's, reordered so that the better
+    one comes first, with ties masked; metrics)."""
     scores, live = by_prompt(batch, 2)
     won = scores[:, 0] > scores[:, 1]
     known = jnp.all(live, axis=1)
@@ -228,8 +228,8 @@ def better_first(batch):
 
 
 def own_rows(batch, *, preference):
-    """The policy's rows; the score of each is the probability that it beats the opponent's row.
-    And metrics."""
+    """(the P rows of the policy, with the probability [P] that each beats the opponent's row as its
+    score; metrics)."""
     scores, live = by_prompt(batch, 2)
     known = jnp.all(live, axis=1)
     wins = jnp.where(known, preference(scores[:, 0], scores[:, 1]), 0.5)

@@ -29,8 +29,9 @@ def pf_ppo(
     method: Literal["pow", "max_min", "max_random"] = "pow",
     power: NotNegative = 2.0,
 ):
-    """scope "prompt": each row is replaced by one of its prompt's, drawn by rank (`kind`), before
-    learning. "batch": by one of the whole batch, drawn by score (`method`, `power`), after GAE."""
+    """PPO on redrawn rows. scope "prompt" replaces each row by one of its prompt's, drawn by rank
+    (`kind`), before learning; "batch" by one of the whole batch, drawn by score (`method`,
+    `power`), after GAE."""
     read = dict(actor=actor, critic=critic, reference=reference)
     if scope == "prompt":
         batch = take_rows(batch, redraw_in_groups(key, batch, kind))

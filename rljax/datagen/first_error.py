@@ -21,9 +21,9 @@ class LineLabels:
     """The result of the search for one program.
 
     labels: one per line, +1 before the first error, -1 from it on, 0 neutral, None = not labelled.
-    first_error: its line, counted from 1; None where there is none to find. probes: (lines kept,
-    accepted) in the order of the search. steps: lines that are not neutral. error_step: which of
-    those the first error is.
+    first_error: its line, counted from 1; None if there is no error. probes: (lines kept, accepted)
+    in the order of the search. steps: number of lines that are not neutral. error_step: number of
+    the first error among these.
     """
 
     labels: tuple[float | None, ...]

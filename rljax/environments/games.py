@@ -26,8 +26,8 @@ _HELP_KUHN = (
 
 @contract(safe=True)
 def guess_number(secret, *, high: int = 16, turns: int = 4, price: float = 0.05):
-    """A number from 1 to `high`, found by halving. 1 - price x (guesses before the right one); 0
-    after `turns` wrong ones."""
+    """A number from 1 to `high`, found by halving. The score is 1 - price x (guesses before the
+    right one), and 0 after `turns` wrong ones."""
     told = f"Guess my number, 1 to {high}."
     for turn in range(turns):
         reply = yield told
@@ -55,8 +55,8 @@ def tic_tac_toe(
     opponent: Literal["self", "random"] = "self",
     style: Literal["words", "short"] = "words",
 ):
-    """Three in a row. 1 for the winner, -1 for the loser, 0 for a draw; a move that is none is -1
-    for who makes it and 0 for the other.
+    """Three in a row. 1 for the winner, -1 for the loser, 0 for a draw; a text that is no move is
+    -1 for the player that writes it and 0 for the other.
 
     Against "self" both seats, x and o, are the policy. Against "random" it has the mark that `seed`
     gives it, and the other player's free cells are drawn by `sample_seed`. Raises InputError for
@@ -106,9 +106,9 @@ def _position(board: list[str], mark: str, style: str) -> str:
 @contract(safe=True, seats=PLAYERS)
 def kuhn_poker(deal, *, style: Literal["words", "short"] = "words"):
     """Poker with three cards and two moves, p (pass) and b (bet), against oneself: each seat gets
-    the chips that it wins, -2 to 2. A move that is none loses 2. `deal`: "KQ", the king is the
-    first seat's. `rljax.environments.kuhn.exploitability` is how far a policy is from equilibrium.
-    """
+    the chips that it wins, -2 to 2. A text that is no move loses 2. `deal`: "KQ" gives the king
+    to the first seat. `rljax.environments.kuhn.exploitability` measures the distance of a policy
+    from equilibrium."""
     _check_style("kuhn_poker", style)
     history = ""
     while (won := chips(history, deal)) is None:

@@ -156,7 +156,8 @@ def no_answer(samples: Sequence[Completion], prefix: str = "") -> dict[str, floa
 
 
 def score_table(samples: Sequence[Completion], n: int) -> np.ndarray:
-    """The rewards of `sample_all` with n samples a prompt: [prompts, n], NaN where one failed."""
+    """The rewards [prompts, n] of samples from `sample_all` with n per prompt; NaN where
+    one failed."""
     return np.array([sample.reward for sample in samples], np.float64).reshape(-1, n)
 
 

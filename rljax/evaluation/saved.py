@@ -35,8 +35,8 @@ from rljax.policies.search import searching
 
 
 def held_out_data(config: Config) -> str:
-    """The data with the held-out rows of a run: data.test, or data.train where that is a task, with
-    a test split of its own, or a file of which a share was held out; "" where there are none."""
+    """The data with the held-out rows of a run: data.test; else data.train if that is a task with a
+    test split, or a file of which a share was held out; else ""."""
     own = config.data.test_fraction or not is_path(config.data.train)
     return config.data.test or (config.data.train if own else "")
 

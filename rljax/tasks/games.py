@@ -112,7 +112,7 @@ def _thirds(board: list[str], mark: str) -> list[int]:
 @contract(safe=True)
 def kuhn_poker() -> Task:
     """The six deals of Kuhn poker: `deal` "KQ" gives the first seat the king. Worked examples pass
-    and bet equally often wherever somebody moves."""
+    and bet equally often at every decision."""
     rows = [
         {
             "prompt": deal,

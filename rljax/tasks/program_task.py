@@ -16,8 +16,8 @@ from rljax.rewards.unit_tests.programs import Instruction, run_program
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """prompt ("2x+1:", "1>3,2>5:" or "3>5,>4,:"), ground_truth (what the reward reads), a program
-    that passes."""
+    """A problem: its prompt ("2x+1:", "1>3,2>5:" or "3>5,>4,:"), its ground_truth for the reward,
+    and a program that passes."""
 
     prompt: str
     ground_truth: str

@@ -44,7 +44,8 @@ class Examples(NamedTuple):
 def demonstrations_of(
     config: Config, tokenizer: Tokenizer, spec: str, notes: list[str], reader: ImageReader | None
 ) -> Examples:
-    """The examples of the supervised phase; none where sft.steps is 0."""
+    """The examples of the supervised phase; none if sft.steps is 0. Raises InputError
+    for bad rows."""
     if not config.sft.steps:
         return Examples()
     total = config.data.max_prompt_tokens + config.sampler.max_response_tokens
@@ -54,7 +55,7 @@ def demonstrations_of(
 def pretraining_of(
     config: Config, tokenizer: Tokenizer, notes: list[str], reader: ImageReader | None
 ) -> Examples:
-    """The examples of pretraining.data; none where that is ""."""
+    """The examples of pretraining.data; none if that is "". Raises InputError for bad rows."""
     spec, most = config.pretraining.data, config.pretraining.max_tokens
     if not spec:
         return Examples()

@@ -91,12 +91,12 @@ class Loader:
 
     @property
     def position(self) -> int:
-        """Items given out since the start of the run."""
+        """The number of items given out since the start of the run."""
         return self._drawn - self.dropped
 
     @property
     def epoch(self) -> float:
-        """Passes over the data so far; 0 over a stream whose items never come again."""
+        """Passes over the data so far; 0 for a stream whose items never repeat."""
         return self._drawn / self.items_per_epoch
 
     def __iter__(self):
@@ -181,7 +181,8 @@ def _attempt(make: Callable[[int], object], index: int) -> object:
 
 
 def fingerprint(records: Sequence[dict]) -> str:
-    """sha256 of the records in order, to notice at resume that a data file has changed."""
+    """The SHA-256 of the records in order, in hex, by which a resumed run notices that a data file
+    has changed."""
     hashed = hashlib.sha256()
     for record in records:
         # Parquet has values that JSON lacks (dates, bytes); their repr tells them apart as well.

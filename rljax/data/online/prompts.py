@@ -241,7 +241,7 @@ def _encode_prompt(
 
 
 def at_least_bos(ids: list[int], tokenizer: Tokenizer, record: dict) -> list[int]:
-    """The ids, or the BOS token where there are none. Raises InputError without either."""
+    """The ids, or the BOS token if they are empty. Raises InputError if there is no BOS either."""
     if ids:
         return ids
     if tokenizer.bos_id is not None:
@@ -407,8 +407,8 @@ def encode_example(
 
 
 def one_of_stream(record: dict, made: list):
-    """The only item of a record. Raises InputError where there are several: an item of a stream is
-    a function of the number of its row."""
+    """The only item of a record. Raises InputError if there are several: an item of a stream is a
+    function of the number of its row."""
     if len(made) == 1:
         return made[0]
     raise InputError(

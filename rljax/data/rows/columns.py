@@ -71,8 +71,8 @@ _KINDS = (
 
 
 def other_kind(row: dict, lacking: Sequence[str]) -> tuple[str, str]:
-    """(rule, fix) for a row without the columns `lacking`, where it is one of another dataflow;
-    ("", "") where it is of none."""
+    """(rule, fix) for a row without the columns `lacking` that looks like a row of another
+    dataflow; ("", "") if it does not."""
     has = {name for name, value in row.items() if value is not None}
     for names, what, kind in _KINDS:
         columns = set(names.split())

@@ -281,8 +281,8 @@ def _is_weight(value: object, of_rows: bool) -> bool:
 
 
 def require_no_column_flags(row: Mapping, location: str) -> None:
-    """Raises InputError for a column that says which messages of a conversation are learned, where
-    the row is none."""
+    """Raises InputError if a row that is no conversation has a column that says which messages
+    are learned."""
     for name, value in column_flags(row, location).items():
         raise InputError(
             f"{location}, column {name!r} has a value for each message",
@@ -293,7 +293,7 @@ def require_no_column_flags(row: Mapping, location: str) -> None:
 
 
 def of_prompt(name: str, location: str) -> InputError:
-    """The error of a key or column `name` that asks to learn a turn of a prompt."""
+    """Returns the error for a key or column `name` that asks to learn a turn of a prompt."""
     return InputError(
         f"{location}: {name!r} asks to learn a turn of the prompt",
         rule="of a row with a prompt and a completion the completion is learned",

@@ -30,7 +30,7 @@ def column(example: dict, name: str) -> str:
 
 
 def with_instruction(question: str, instruction: str) -> str:
-    """The question, then the instruction, where there is one."""
+    """The question, and behind it the instruction if it is not ""."""
     return f"{question} {instruction}" if instruction else question
 
 

@@ -62,7 +62,8 @@ _OPENED = re.compile(f"({'|'.join(re.escape(opening) for opening, _ in MARKS)})\
 
 
 class RewrittenTurn(InputError):
-    """The template renders an earlier turn otherwise than the sampler's prompt continues."""
+    """The error for a template that renders an earlier turn otherwise than the sampler's
+    prompt continues."""
 
 
 class Turns(NamedTuple):

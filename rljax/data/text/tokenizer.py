@@ -172,7 +172,8 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def fingerprint(self) -> str:
-        """Equal for two tokenizers that turn all text into the same ids and stop alike."""
+        """A digest that is equal for two tokenizers that turn all text into the same ids and
+        stop alike."""
 
 
 def load_tokenizer(

@@ -32,13 +32,14 @@ _MAP = "special_tokens_map.json"
 
 
 def read_optional(folder: Path, name: str) -> dict:
-    """The JSON object of a file, empty where there is none."""
+    """The JSON object of a file; {} if the file does not exist."""
     path = folder / name
     return read_json_object(path) if os.path.lexists(path) else {}
 
 
 def read_special_tokens(folder: Path) -> tuple[dict[str, str], list[str]]:
-    """bos_token, eos_token, ...: name -> text, and the special tokens that have no such name."""
+    """({bos_token, eos_token, ...: text}, the special tokens without such a name). Raises
+    InputError for one that is no text."""
     files = {name: read_optional(folder, name) for name in (_MAP, _CONFIG)}
     if "added_tokens_decoder" not in files[_CONFIG]:  # an old config: the map was written later
         files = dict(reversed(files.items()))

@@ -22,7 +22,8 @@ async def gymnasium_vector(
     render: str = "",
     act: str = "",
 ) -> AsyncGenerator[Turn | Done, Reply]:
-    """As `gymnasium`, each episode in a lane of a vector environment that all share.
+    """An environment as `gymnasium` makes it, in a lane of a vector environment that all
+    episodes share.
 
     It steps when every episode in it has acted, so `environment.turn_timeout_s` must be longer than
     a turn of the whole batch. `lanes`: sub-environments of one; more episodes take another. `mode`:

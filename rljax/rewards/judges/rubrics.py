@@ -170,7 +170,7 @@ def rubrics_of(extra_info: object) -> list[dict]:
 
 
 def rubric_text(rubric: dict) -> str:
-    """A rubric as a judge reads it."""
+    """The text of a rubric that a judge reads."""
     return ": ".join(text for text in (rubric["title"], rubric["description"]) if text.strip())
 
 
@@ -258,7 +258,7 @@ def rubric(
 
 def checked_rubrics(rubrics: object) -> list[dict]:
     """Rubrics of weight 1 and -1, with their kind, from a generator's {"positive": [...],
-    "negative": [...]}. Raises ValueError."""
+    "negative": [...]}. Raises ValueError for another form."""
     if not isinstance(rubrics, dict) or not set(rubrics) <= {"positive", "negative"}:
         raise ValueError('a generator returns {"positive": [...], "negative": [...]}')
     out = []

@@ -172,8 +172,8 @@ def _texts(annotation: object, value: object) -> list[str]:
 
 
 def asks_nobody(component: Component) -> bool:
-    """Returns whether the reward needs no server and no model, as far as can be known: a user's own
-    may."""
+    """Returns whether the reward needs no server and no model, as far as rljax can know: a user's
+    own reward may need one."""
     named = members(component)
     if not named and component.function.__module__.startswith(f"{HOME}."):
         return scores_when_late(component)
@@ -232,10 +232,11 @@ def _check_literal(component: Component, name: str, annotation: object) -> None:
 
 
 def check_own_limit(component: Component, timeout_s: float) -> None:
-    """A reward with a limit of its own, total_timeout_s, must end before the pool ends it.
+    """Checks that a reward with a limit of its own, total_timeout_s, ends before the pool ends it;
+    also the rewards that it names.
 
-    Raises InputError: a program that uses up its time is a score, a sample that the pool kills is
-    not one. Rewards that it names are checked too.
+    Raises InputError otherwise: a program that uses up its time has a score, a sample that the pool
+    kills has none.
     """
     for member in members(component):
         check_own_limit(member, timeout_s)
@@ -271,7 +272,7 @@ def late_score(component: Component, sample: Mapping) -> tuple[float, dict[str, 
     """(value, named parts) of a sample on which the reward passed a limit of time or memory, as its
     contract's `on_timeout` declares; None: the sample has no score.
 
-    Raises InputError for a declaration that is none.
+    Raises InputError if `on_timeout` is neither a number nor a dict of numbers with "score".
     """
     returned = spec(component).on_timeout
     returned = returned(sample) if callable(returned) else returned

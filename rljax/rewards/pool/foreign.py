@@ -110,7 +110,7 @@ class Logged:
             parts[f"log/{name}"] = float(value)
 
     def scores(self, returned: Sequence) -> list:
-        """Returns the scores as TRL reads them, None where one abstains, with what was logged."""
+        """Returns the scores as TRL reads them (None or NaN abstains), with the logged parts."""
         plain = map(_plain, returned)
 
         def abstains(x):

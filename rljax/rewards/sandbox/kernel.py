@@ -324,12 +324,13 @@ _SCRATCH = 1 << 1 | _READ_FILE | _READ_DIR | 1 << 5 | 1 << 8  # write, read, lis
 
 
 def landlock_version() -> int:
-    """The version of the kernel's Landlock interface; 0 where there is none."""
+    """The version of the kernel's Landlock interface; 0 if it has none."""
     return max(0, _LIBC.syscall(444, None, 0, 1))
 
 
 def landlock_rules(readable: list[str], scratch: str) -> int:
-    """A descriptor of rules: `readable` may be read, flat files in `scratch` written, no more."""
+    """The descriptor of rules by which `readable` may be read, flat files in `scratch` written, and
+    nothing else."""
     version = landlock_version()
     handled = (1 << 13) - 1
     for bit, since in ((13, 2), (14, 3), (15, 5)):  # refer, truncate, ioctl on devices

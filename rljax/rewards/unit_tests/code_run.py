@@ -70,11 +70,11 @@ def run_tests(
     stop_at_failure: bool = False,
     allow_unsafe_execution: Permission = False,
 ) -> list[CaseResult]:
-    """One result per test, in order: each within `timeout_s`, all within `total_timeout_s` s.
+    """One result per test, in order: each within `timeout_s`, all within `total_timeout_s` seconds.
 
     A test whose time the others used up is a timeout. With `stop_at_failure` the tests behind the
-    first that does not pass are not run, and the list ends there. Raises InputError where there is
-    no sandbox, SandboxError if it failed: never the program's fault, so no result.
+    first that does not pass are not run, and the list ends there. Raises InputError if this machine
+    has no sandbox, and SandboxError if it failed: never the program's fault, so no result.
     """
     for name, value in (("timeout_s", timeout_s), ("total_timeout_s", total_timeout_s)):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
