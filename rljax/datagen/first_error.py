@@ -195,8 +195,9 @@ def best_of(
 
 
 def label_metrics(results: Sequence[LineLabels], passes: Sequence[bool] | None = None) -> dict:
-    """Means over the programs searched: first error / N, probes, shares rejected at the first line
-    and never; shares of all programs that passed, and that had no line to label."""
+    """Means over the programs searched: first error / number of lines, probes, shares rejected
+    at the first line and never; and the shares of all programs that passed, and that had no
+    line to label."""
     done = passes or [False] * len(results)
     pairs = zip(results, done, strict=True)
     searched = [f for f, ok in pairs if f.error_step is not None and not ok]

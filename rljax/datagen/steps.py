@@ -96,8 +96,8 @@ class PolicyWithTests:
 def sample_programs(
     searcher: PolicyWithTests, records: Sequence[PromptRecord], key, n: int
 ) -> tuple[list[Program], dict[str, int]]:
-    """n programs of each prompt, those that end and have a line, with whether each passes; and
-    counts of what was sampled and dropped."""
+    """Samples n programs of each prompt. Returns (those that end and have a line, each with whether
+    it passes; counts of those sampled and dropped)."""
     responses = searcher.sample(searcher.policy, records, key, n)
     scores = searcher.score(
         [records[r.prompt] for r in responses], [(r.ids, r.finish_reason) for r in responses]
@@ -108,7 +108,7 @@ def sample_programs(
 def whole_programs(
     searcher: PolicyWithTests, responses: Sequence[Completion], scores: Sequence[float]
 ) -> tuple[list[Program], dict[str, int]]:
-    """The programs of responses with their scores, and counts: see `sample_programs`."""
+    """(the programs of responses with their scores, counts) as in `sample_programs`."""
     tokenizer = searcher.policy.tokenizer
     texts_of = TokenTexts(tokenizer)
     counts = dict(sampled=len(responses), dropped_truncated=0, dropped_empty=0)
@@ -229,8 +229,8 @@ def label_programs(
 def stepwise_row(
     record: PromptRecord, program: Program, labels: Sequence[float | None]
 ) -> dict | None:
-    """A row of a `stepwise` file, None without a label. A line without one becomes the beginning of
-    the next line that has one; behind the last it is left out."""
+    """A row of a `stepwise` file; None if no line has a label. A line without a label becomes the
+    beginning of the next line that has one; behind the last it is left out."""
     steps, kept, before = [], [], program.head
     for line, label in zip(program.lines, labels, strict=True):
         if label is None:

@@ -172,8 +172,8 @@ class Curriculum:
         }
 
     def set_state(self, state: dict) -> None:
-        """Goes on from `state`. Raises InputError for another kind of state, and for one of
-        other sources."""
+        """Goes on from `state`. Raises InputError for another kind of state and for a source in
+        another order, and ValueError for another number of sources."""
         if set(state) != set(self.get_state()):
             raise InputError(
                 "this is not a curriculum's state",

@@ -120,7 +120,7 @@ def _require_whole(content: object, location: str) -> None:
 
 
 def asks_to_learn(messages: object) -> str:
-    """The key by which a message asks to be learned; "" where none does."""
+    """The key by which one of the messages asks to be learned; "" if none does."""
     for message in messages if isinstance(messages, (list, tuple)) else ():
         for name, value in message.items() if isinstance(message, Mapping) else ():
             if _flag(name, value, "a message"):

@@ -140,8 +140,8 @@ def _some(items: Sequence) -> Sequence:
 
 
 def data_page(data: Data, tokenizer: Tokenizer, *, rows: int = 3, seed: int = 0) -> dict:
-    """Returns what a page about a run's data shows, as JSON: `notes`, `counts`, `lengths`, and
-    `rows` with a title, fields and pieces [text, whether it is learned]."""
+    """Returns the data page of a report, as JSON: `notes`, `counts`, `lengths`, and `rows` with a
+    title, fields and pieces [text, whether it is learned]."""
     shown, counts = shown_rows(data, rows=rows, seed=seed)
     return {
         "notes": [*turn_lines(tokenizer), *data.notes],
@@ -258,7 +258,7 @@ def coloured(shown: Shown, tokenizer: Tokenizer, *, colours: bool) -> Text:
 
 
 def id_table(shown: Shown, tokenizer: Tokenizer) -> Table:
-    """Position, id, text and mask of every token."""
+    """A table of position, id, text and mask of every token."""
     table = Table()
     for column in ("position", "id", "token", "mask"):
         table.add_column(column, justify="left" if column == "token" else "right")
@@ -279,7 +279,7 @@ def show(
     data: Data | None = None,
     tokenizer: Tokenizer | None = None,
 ) -> None:
-    """Prints rows, what ends a turn, notes, lengths and counts."""
+    """Prints rows, the tokens that end a turn, notes, lengths and counts."""
     if data is None or tokenizer is None:
         data, tokenizer = load_shown(config)
     rows_shown, counts = shown_rows(data, rows=rows, split=split, seed=config.seed)

@@ -71,7 +71,7 @@ def _text_of(record: dict) -> str:
 
 
 def messages_text(messages: list[dict]) -> str:
-    """Roles and contents, a line each."""
+    """The roles and contents of messages, a line each."""
     contents = [m.get("content") for m in messages]
     texts = [c if isinstance(c, str) else json.dumps(c, sort_keys=True) for c in contents]
     return "\n".join(f"{m['role']}: {text}" for m, text in zip(messages, texts, strict=True))

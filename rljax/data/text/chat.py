@@ -67,8 +67,8 @@ class RewrittenTurn(InputError):
 
 
 class Turns(NamedTuple):
-    """A prompt's ids, and what follows it: its ids, the mask of what the assistant chose, its text,
-    and the characters [a, b) of that text that each id covers."""
+    """The ids of a prompt, and what follows it: its ids [n], the mask [n] of tokens that the
+    assistant chose, its text, and the characters [a, b) of that text that each id covers."""
 
     prompt: list[int]
     ids: list[int]
@@ -215,8 +215,9 @@ def encode_log(
     documents: Sequence[Mapping] | None = None,
     variables: Mapping[str, object] | None = None,
 ) -> Turns:
-    """`encode_turns` of a conversation whose template rewrites earlier turns, as a rollout of it
-    would have it: each turn as the policy writes it, and behind it what the new messages add."""
+    """Encodes a conversation as `encode_turns` does, but as a rollout would have written it, for a
+    template that rewrites earlier turns: each turn as the policy writes it, and behind it the text
+    that the new messages add."""
     options = dict(tools=tools, documents=documents, variables=variables)
     _require_assistant_last(messages)
     prompt = encode_prompt_messages(tokenizer, messages[:first], **options)

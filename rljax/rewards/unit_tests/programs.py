@@ -34,7 +34,8 @@ class ProgramError(ValueError):
 
 
 def parse_program(text: str) -> list[Instruction]:
-    """The instructions of a program, blank lines and comments left out. Raises ProgramError."""
+    """The instructions of a program, without blank lines and comments. Raises ProgramError for any
+    other line, and for a program that is too long."""
     if len(text) > MAX_CHARACTERS:
         raise ProgramError(f"the program has more than {MAX_CHARACTERS} characters")
     program = []
