@@ -1,4 +1,4 @@
-"""Algorithm: what a dataflow reads as `cfg`, the config's algorithm with its components resolved.
+"""Algorithm: the `cfg` of a dataflow, the config's algorithm with its components resolved.
 
 Hashable and static in jit, so it holds what learning reads and nothing else: what only sampling
 reads (temperature, response length, collect rule, reward) is rljax.rollout.RolloutConfig.
@@ -38,11 +38,12 @@ class Algorithm:
     filters: tuple[Component, ...] = ()
 
     def replace(self, **fields) -> "Algorithm":
+        """A copy with these fields."""
         return dataclasses.replace(self, **fields)
 
     def update_options(self, kl_controller=None) -> dict:
-        """The keyword arguments of Actor.update that the config sets, with the KL coefficient that
-        is in force."""
+        """The keyword arguments of Actor.update that the config sets. `kl_controller` scales the KL
+        coefficient of the loss."""
         scale = 1.0 if kl_controller is None or not self.kl_in_loss else kl_controller.state
         return {
             "steps": self.steps,

@@ -154,8 +154,10 @@ def _with_old_logprobs(batch, cfg, actor):
 
 
 def responses_of(batch, rows: int):
-    """The samples and the baseline responses of a batch with `rows` rows for each prompt, and the
-    task of each prompt [P]. Prompts whose baseline has no known reward are not live."""
+    """Returns (the samples and the baseline responses of a batch with `rows` rows for each of P
+    prompts, fields [P, rows - 1] and [P]; the task of each prompt [P]). Prompts whose baseline has
+    no known reward are not live. Raises InputError for a batch of episodes, and for one without
+    reward_parts, task, ref_logprobs or old_logprobs."""
     batch.require("reward_parts", "task", "ref_logprobs", "old_logprobs", by="cgpo")
     if batch.episode is not None:
         raise InputError(
@@ -188,7 +190,8 @@ def responses_of(batch, rows: int):
 
 class Chosen(NamedTuple):
     """The examples of a batch: the rows that the targets of the tasks name, k for each of P
-    prompts, with their weights as advantages; their loss; which of them are kept [P, k]."""
+    prompts, with their weights as advantages [P k, S]; their loss; the mask [P, k] of those
+    that are kept."""
 
     examples: Batch
     loss: Callable
@@ -199,8 +202,8 @@ class Chosen(NamedTuple):
 
 
 def choose(batch: Batch, samples_per_prompt: int, optimizers, weights) -> Chosen:
-    """Asks the optimizer of each task about its prompts. The loss, averaged over all examples, is
-    sum_l weights_l (the mean over the examples of task l)."""
+    """Asks the optimizer of each task for examples of its prompts. Returns them with a loss whose
+    mean over all examples is sum_l weights_l (the mean over the examples of task l)."""
     responses, task = responses_of(batch, samples_per_prompt)
     targets = [of(responses.where(task == i)) for i, of in enumerate(optimizers)]
     width = max(one.rows.shape[1] for one in targets)

@@ -31,8 +31,12 @@ def dqo(
     is_cap: AboveZero = math.e,
     bootstrap_truncated: bool = False,
 ):
-    """Q = beta log pi + V in the MDP of tokens. behaviour: who wrote the completions, for the
-    weight pi / mu; "auto" is their recorded log-probs, or the reference where there are none."""
+    """Q = beta log pi + V in the MDP of tokens. `behaviour` says who wrote the completions, for the
+    weight pi / mu; "auto" is their recorded log-probs, or the reference where there are none.
+
+    `is_level` and `is_cap` say over which tokens the weight runs, and bound it. Raises InputError
+    for behaviour="sampler" if the rows have no log-probs.
+    """
     if behaviour == "auto":
         behaviour = "ref" if batch.sampler_logprobs is None else "sampler"
     if behaviour == "sampler" and batch.sampler_logprobs is None:
@@ -57,8 +61,9 @@ def dqo(
 @contract(safe=True, data="trajectories")
 @program
 def dro(batch, key, cfg, *, actor, critic, reference=None, tau: float):
-    """r = V(prompt) + tau log pi / ref by least squares; tau is the strength of the KL. One value
-    of the prompt and one reward of the response: where in it a reward stands is lost."""
+    """Fits r = V(prompt) + tau log pi / ref by least squares; tau is the strength of the KL.
+    The prompt has one value and the response one reward: the tokens at which rewards stand do
+    not matter."""
     losses = (functools.partial(loss, tau=tau) for loss in (dro_policy, dro_value))
     return _both(batch, cfg, *losses, actor=actor, critic=critic, reference=reference)
 
@@ -79,8 +84,8 @@ def _both(batch, cfg, policy_loss, value_loss, *, actor, critic, reference=None)
 
 
 def explained(metrics: dict) -> dict:
-    """The metrics with the explained variance 1 - Var(residual) / Var(target) in place of its
-    parts."""
+    """The metrics, with the explained variance 1 - Var(residual) / Var(target) in place of the sums
+    that it is computed from."""
     if "critic/dqo_target" not in metrics:
         return metrics
     parts = [

@@ -1,5 +1,5 @@
-"""Expert iteration: the policy learns what a search by it has found, and a critic, where the search
-asks one, what the responses were worth (arXiv 1705.08439; AlphaZero, 1712.01815)."""
+"""Expert iteration: the policy learns the result of a search by itself, and a critic, if the search
+uses one, learns the returns (arXiv 1705.08439; AlphaZero, 1712.01815)."""
 
 from typing import Literal
 
@@ -28,9 +28,9 @@ def expert_iteration(
     reference=None,
     targets: Literal["visits", "tokens"] = "visits",
 ):
-    """targets "visits": the cross-entropy to the shares of the visits; "tokens": the negative
-    log-likelihood of the tokens that the search chose. The advantage gives the critic its returns,
-    and the policy nothing."""
+    """The policy learns the search's choices. targets "visits": the cross-entropy to the shares of
+    the visits; "tokens": the negative log-likelihood of the tokens that the search chose. The
+    advantage is used only for the critic's returns."""
     if reference is not None:
         batch = batch.replace(ref_logprobs=reference.logprobs(batch, cfg.steps))
     if critic is not None:

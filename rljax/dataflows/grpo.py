@@ -19,6 +19,8 @@ from rljax.roles import program
 @contract(safe=True, reads=("rewards", "scores", "group"))
 @program
 def grpo(batch, key, cfg, *, actor, reference=None, kl_controller=None):
+    """GRPO and its family: a group of samples per prompt, advantages relative to the group, no
+    critic (arXiv 2402.03300)."""
     batch, load = compute_logprobs(batch, cfg, actor=actor, reference=reference)
     sampled, accepted, mismatch = apply_rollout_correction(batch, cfg)
     batch = filter_baseline_rows(sampled, cfg)

@@ -51,7 +51,8 @@ def _alternate(batch, actor):
 
 
 def updated_baseline(baseline, logprobs, batch, loss):
-    """The running mean of the rewards, this step's included, and the baseline that keeps it."""
+    """(the running mean of the implicit rewards, a scalar that includes this step's; the baseline
+    role that keeps it)."""
     beta = loss.options.get("beta", loss.signature.parameters["beta"].default)
     live = jnp.any(batch.mask > 0, axis=1)
     rewards = beta * row_sum(logprobs - batch.ref_logprobs, batch)

@@ -125,15 +125,16 @@ def nash_md(
 
 
 def with_reference(batch, cfg, reference):
-    """The batch with shaped scores and the reference's log-probs."""
+    """The batch with shaped scores [B] and the reference's log-probs [B, S]."""
     batch = apply_shaping(batch, cfg.reward_shaping)
     logprobs = reference.logprobs(batch, cfg.steps)
     return batch.replace(scores=row_scores(batch), ref_logprobs=logprobs)
 
 
 def learned_from(examples, batch, cfg, actor, reference, refresh_every: int = 0):
-    """The roles after the examples that were chosen from `batch`, and metrics. The reference
-    becomes the policy where its optimizer steps pass a multiple of `refresh_every`."""
+    """Returns (the roles after an update on `examples`, which were chosen from `batch`; metrics).
+    The reference becomes the policy when its optimizer steps pass a multiple of `refresh_every`;
+    0 = never."""
     loss = cfg.preference_loss
     own = batch.replace(mask=batch.mask * sampled_by_actor(batch)[:, None])
     metrics = sample_metrics(own, actor.state.step) | reference_kl(own, own.sampler_logprobs)
@@ -163,13 +164,14 @@ def _with_winner(loss):
 
 
 def rows_at(batch, rows, keep):
-    """The batch of these rows [R] in this order, masked where keep [R] is false."""
+    """The batch of the rows `rows` [R] in this order, masked where `keep` [R] is false."""
     taken = take_rows(batch, rows)
     return taken.replace(mask=taken.mask * keep[:, None])
 
 
 def by_prompt(batch, samples: int):
-    """Scores, and whether a row's reward is known: two [P, K]."""
+    """(scores [P, K], a mask [P, K] of the rows whose reward is known), with K = `samples` rows for
+    each of P prompts."""
     live = jnp.any(batch.mask > 0, axis=1)
     return batch.scores.reshape(-1, samples), live.reshape(-1, samples)
 
@@ -192,15 +194,15 @@ def _pair_metrics(pairs, live) -> dict:
 
 
 def best_pairs(batch, key, cfg, *, rejected: str, min_margin: float):
-    """Each prompt's best sample and its worst, or another: rows 2i and 2i + 1, and metrics."""
+    """(each prompt's best sample and its worst, or another one, in rows 2i and 2i + 1; metrics)."""
     scores, live = by_prompt(batch, cfg.samples_per_prompt)
     pairs = choose_pairs(scores, live, key, rejected=rejected, min_margin=min_margin)
     return _rows_of(batch, pairs, cfg.samples_per_prompt), _pair_metrics(pairs, live)
 
 
 def winning_pairs(batch, key, cfg, *, preference):
-    """Each prompt's samples of the highest and the lowest probability of winning, which becomes
-    their score, and metrics."""
+    """(each prompt's samples of the highest and the lowest probability of winning, in rows 2i and
+    2i + 1, with that probability as their score; metrics)."""
     scores, live = by_prompt(batch, cfg.samples_per_prompt)
     wins = win_probabilities(scores, live, preference)
     pairs = choose_pairs(wins, live, key)
@@ -209,8 +211,8 @@ def winning_pairs(batch, key, cfg, *, preference):
 
 
 def better_first(batch):
-    """Rows 2i (the policy's) and 2i + 1 (the opponent's) of equal prompts, the better one first;
-    ties are left out. And metrics."""
+    """(the pairs of rows 2i, the policy's, and 2i + 1, the opponent's, reordered so that the better
+    one comes first, with ties masked; metrics)."""
     scores, live = by_prompt(batch, 2)
     won = scores[:, 0] > scores[:, 1]
     known = jnp.all(live, axis=1)
@@ -226,8 +228,8 @@ def better_first(batch):
 
 
 def own_rows(batch, *, preference):
-    """The policy's rows; the score of each is the probability that it beats the opponent's row.
-    And metrics."""
+    """(the P rows of the policy, with the probability [P] that each beats the opponent's row as its
+    score; metrics)."""
     scores, live = by_prompt(batch, 2)
     known = jnp.all(live, axis=1)
     wins = jnp.where(known, preference(scores[:, 0], scores[:, 1]), 0.5)

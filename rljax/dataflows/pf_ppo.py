@@ -29,8 +29,9 @@ def pf_ppo(
     method: Literal["pow", "max_min", "max_random"] = "pow",
     power: NotNegative = 2.0,
 ):
-    """scope "prompt": each row is replaced by one of its prompt's, drawn by rank (`kind`), before
-    learning. "batch": by one of the whole batch, drawn by score (`method`, `power`), after GAE."""
+    """PPO on redrawn rows. scope "prompt" replaces each row by one of its prompt's, drawn by rank
+    (`kind`), before learning; "batch" by one of the whole batch, drawn by score (`method`,
+    `power`), after GAE."""
     read = dict(actor=actor, critic=critic, reference=reference)
     if scope == "prompt":
         batch = take_rows(batch, redraw_in_groups(key, batch, kind))
@@ -46,13 +47,14 @@ def pf_ppo(
 
 
 def redraw_in_groups(key, batch, kind: str):
-    """Row indices [B]: of the row's own group, by the rank of the score."""
+    """Row indices [B]: for each row one of its own group, drawn by the rank of the score."""
     weights = group_rank_weights(batch.scores, batch.group, kind=kind)
     return resample(key, weights, groups=batch.group)
 
 
 def weights_of_scored(batch, method: str, power: float):
-    """score_weights of the rows that have policy tokens; 0 for the others, whose reward failed."""
+    """score_weights [B] of the rows that have policy tokens; 0 for the others, whose
+    reward failed."""
     live = jnp.any(batch.mask > 0, axis=1)
     # Their score of 0 must be neither the greatest nor the least.
     scores = jnp.where(live, batch.scores, masked_mean(batch.scores, live))

@@ -39,7 +39,10 @@ def raft(
 ):
     """-log pi of the `keep` best samples of each prompt, of equal ones the first. Left out are
     scores of at most `min_score` (None: none), failed rewards and, unless `truncated`, samples that
-    ended at the token limit."""
+    ended at the token limit.
+
+    Raises InputError unless 1 <= keep <= batch.samples_per_prompt.
+    """
     if not 1 <= keep <= cfg.samples_per_prompt:
         rule = f"1 to batch.samples_per_prompt = {cfg.samples_per_prompt}"
         raise InputError(
@@ -58,7 +61,7 @@ def raft(
 
 
 def best_rows(batch, samples: int, keep: int, min_score: float | None, truncated: bool):
-    """The `keep` best rows of each prompt, masked where fewer can be kept, and metrics."""
+    """(the `keep` best rows of each prompt, masked where fewer can be kept; metrics)."""
     scores, live = by_prompt(batch, samples)
     good = live
     if min_score is not None:

@@ -32,7 +32,7 @@ def process_reward_model(batch, key, cfg, *, reward_model):
 
 
 def trained(batch, cfg, reward_model):
-    """({"reward_model": after algorithm.reward_loss}, metrics)."""
+    """({"reward_model": the role after an update by algorithm.reward_loss}, metrics)."""
     reward_model, metrics = reward_model.update(
         batch, cfg.reward_loss, steps=cfg.steps, reduction=cfg.reduction
     )

@@ -34,7 +34,10 @@ def self_play(
     decay: Share = 0.95,
 ):
     """`decay` is that of the running means, per step; 0 = the means of the previous step. An
-    advantage that reads `values` takes them off: reinforce()."""
+    advantage that reads `values` takes them off: reinforce().
+
+    Raises InputError unless 0 <= decay < 1.
+    """
     if not 0 <= decay < 1:
         raise InputError(
             "self_play(decay)",

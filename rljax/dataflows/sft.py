@@ -21,8 +21,8 @@ METRICS = {
 @contract(safe=True, data="examples")
 @program
 def sft(batch, key, cfg, *, actor, dynamic: bool = False):
-    """The mask is 1 on the target tokens. `dynamic`: tokens that the policy finds impossible do not
-    dominate (arXiv 2508.05629)."""
+    """Maximises the log-probability of tokens at mask 1, the target tokens. `dynamic`: tokens that
+    the policy finds impossible do not dominate (arXiv 2508.05629)."""
     loss = dynamic_fine_tuning if dynamic else negative_log_likelihood
     actor, metrics = actor.update(batch, loss, steps=cfg.steps, reduction=cfg.reduction)
     name = cfg.reduction.name if isinstance(cfg.reduction, Component) else cfg.reduction.__name__

@@ -146,7 +146,8 @@ def filter_rows(batch: Batch, accepted: Batch, cfg):
 
 
 def describe_batch(sampled: Batch, batch: Batch, cfg, actor, kl_controller=None) -> dict:
-    """Returns metrics of all sampled rows, those included that a filter took from the baseline."""
+    """Returns the metrics of all sampled rows, including those that a filter took from
+    the baseline."""
     sampled = sampled.replace(advantages=batch.advantages, returns=batch.returns)
     return batch_metrics(sampled, shape_rewards(sampled, cfg, kl_controller), actor.state.step)
 
@@ -214,8 +215,9 @@ def _renewed(metrics: dict, batch: Batch, cfg) -> dict:
 
 
 def rescaled_steps(steps: Steps, generated: int, learned: int, rows_per_example: int, unit: int):
-    """The same number of optimizer steps over the `learned` rows that are made of `generated` ones,
-    in microbatches of whole examples that divide over `unit` shards where they can."""
+    """The same number of optimizer steps over `learned` rows that are made of `generated` ones, in
+    microbatches of whole examples that divide over `unit` shards if they can. Raises InputError
+    unless `learned` divides into whole examples, as many in each optimizer step."""
     count = generated // steps.rows
     if learned % (count * rows_per_example):
         raise InputError(

@@ -26,7 +26,7 @@ def vapo(
 ):
     """`value_pretraining_steps` optimizer steps of the critic, on returns of the fixed policy, come
     before the actor's first; `positive_nll` weighs the NLL of rows with score >= correct_at.
-    Until then what only the actor's update measures is NaN."""
+    Metrics of the actor's update are NaN until its first step."""
     cfg = cfg.replace(positive_nll=positive_nll)
     roles = dict(actor=actor, critic=critic, kl_controller=kl_controller)
 

@@ -21,9 +21,9 @@ class LineLabels:
     """The result of the search for one program.
 
     labels: one per line, +1 before the first error, -1 from it on, 0 neutral, None = not labelled.
-    first_error: its line, counted from 1; None where there is none to find. probes: (lines kept,
-    accepted) in the order of the search. steps: lines that are not neutral. error_step: which of
-    those the first error is.
+    first_error: its line, counted from 1; None if there is no error. probes: (lines kept, accepted)
+    in the order of the search. steps: number of lines that are not neutral. error_step: number of
+    the first error among these.
     """
 
     labels: tuple[float | None, ...]
@@ -65,7 +65,7 @@ class _Bisection:
 
 
 def is_neutral_line(line: str) -> bool:
-    """Blank, a comment alone (`#`, `//`), or a code fence."""
+    """Returns whether the line is blank, a comment alone (`#`, `//`), or a code fence."""
     text = line.strip()
     return not text or text.startswith(("#", "//", "```"))
 
@@ -87,8 +87,11 @@ def label_lines(
     each. `passes` marks whole programs that pass: all +1, no search; None = none does. Neutral
     lines do not move the search; they get 0 ("zero"), None ("drop"), or the label of their line
     ("inherit"). Programs of equal `tasks` share the answers about a prefix that both start with;
-    `cache` (a dict, filled here) keeps them for the next call. -> (labels, {"rounds", "probes",
-    "asked"}): asked is what was left to the completer.
+    `cache` (a dict, filled here) keeps them for the next call.
+
+    Returns (labels, {"rounds", "probes", "asked"}); `asked` counts the probes that the completer
+    answered. Raises InputError for another `neutral`, and unless `passes` and `tasks` have one
+    value for each program.
     """
     if neutral not in ("zero", "drop", "inherit"):
         raise InputError("label_lines(neutral)", value=neutral, fix="write zero, drop or inherit")
@@ -162,10 +165,12 @@ def best_of(
     passes: Callable[[list[Prefix], Sequence[str]], Sequence[bool]],
     k: int,
 ) -> Accepts:
-    """accepts(prefixes): whether any of up to k completions of each passes, asked in rounds.
+    """Returns accepts(prefixes) for `label_lines`: whether any of up to k completions of each
+    prefix passes, asked in rounds.
 
     A round samples one completion of every prefix that has not succeeded yet, and tests them
-    together. The function's `counts` adds up "prefixes", "completions" and "accepted".
+    together. The function's `counts` adds up "prefixes", "completions" and "accepted". Raises
+    InputError for k below 1.
     """
     if k < 1:
         raise InputError("best_of(k)", value=k, fix="set k to at least 1")
@@ -190,8 +195,9 @@ def best_of(
 
 
 def label_metrics(results: Sequence[LineLabels], passes: Sequence[bool] | None = None) -> dict:
-    """Means over the programs searched: first error / N, probes, shares rejected at the first line
-    and never; shares of all programs that passed, and that had no line to label."""
+    """Means over the programs searched: first error / number of lines, probes, shares rejected
+    at the first line and never; and the shares of all programs that passed, and that had no
+    line to label."""
     done = passes or [False] * len(results)
     pairs = zip(results, done, strict=True)
     searched = [f for f, ok in pairs if f.error_step is not None and not ok]

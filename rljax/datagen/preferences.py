@@ -1,6 +1,5 @@
 """Preference labels by a judge (RLAIF, arXiv 2309.00267): pairs of completions -> rows of `pairs`,
-judged in both orders. A comparison is a dict of prompt (text or messages), first and second.
-"""
+judged in both orders. A comparison is a dict of prompt (text or messages), first and second."""
 
 import dataclasses
 import itertools
@@ -49,7 +48,7 @@ class Verdict:
 
 def verdict(forward: Score, backward: Score) -> Verdict:
     """The verdict of two scores. forward: P(first is better) with the first one first; backward:
-    P(second is better) with the second one first."""
+    P(second is better) with the second one first. A score that failed makes it "failed"."""
     for score in (forward, backward):
         if score.status != "ok":
             return Verdict("failed", math.nan, message=f"{score.status}: {score.message}")
@@ -64,8 +63,9 @@ def verdict(forward: Score, backward: Score) -> Verdict:
 
 
 def text_judge(text: str, *, workers: int = 2, timeout_s: float = 60.0) -> Judge:
-    """A judge of text in killable processes: one that hangs, raises or returns no probability fails
-    on that comparison alone."""
+    """A judge of text in killable processes, each call of at most `timeout_s` seconds: one that
+    hangs, raises or returns no probability fails on that comparison alone. Raises InputError for a
+    text that names no judge."""
     judge_of(text)
 
     def ask(comparisons: Sequence[dict]) -> list[Score]:
@@ -81,8 +81,9 @@ def text_judge(text: str, *, workers: int = 2, timeout_s: float = 60.0) -> Judge
 
 
 def model_judge(folder: str | Path, *, max_tokens: int = 4096, rows: int = 8) -> Judge:
-    """An outcome reward model of a folder: P = sigmoid(score of the first - score of the second).
-    A text of more than `max_tokens`, prompt included, has no score; `rows` are read at once."""
+    """An outcome reward model of a folder: P = sigmoid(score of the first - score of the second). A
+    text of more than `max_tokens`, prompt included, has no score; `rows` per device are read at
+    once. Raises InputError for a folder without such a model."""
     saved = load_scorer(folder)
     mesh = saved.model.mesh
     rows = rows * mesh.size
@@ -125,12 +126,13 @@ def _preferred(first: Score, second: Score) -> Score:
 def label(
     comparisons: Sequence[dict], judge: Judge, *, ties: Literal["drop", "keep"] = "drop"
 ) -> tuple[list[dict], dict[str, float]]:
-    """Rows of `pairs` (prompt, chosen, rejected, probability), and counts of what happened.
+    """Rows of `pairs` (prompt, chosen, rejected, probability), and counts of the verdicts.
 
     Every comparison is judged in both orders. A pair on which the orders do not agree is a tie, not
     a label: dropped, or kept with tie = true. A failed one is dropped. Counts: judge/asked,
     labelled, ties, disagreements, failed, identical; judge/first_won and judge/second_won, the
-    disagreements in which the position decided.
+    disagreements in which the position decided. Raises InputError for other `ties`, and if all
+    judgements failed.
     """
     if ties not in ("drop", "keep"):
         raise InputError("ties", value=ties, fix="write drop or keep")
@@ -215,8 +217,9 @@ def sample_comparisons(
     **sampling,
 ) -> list[dict]:
     """Completions of a saved policy to the prompts of `data`, compared two by two, also with empty
-    ones: a policy that is trained on the labels may write them. `sampling`: temperature and
-    max_response_tokens, where they are not the policy's."""
+    ones: a policy that is trained on the labels may write them. `sampling` replaces the policy's
+    own temperature and max_response_tokens. Raises InputError for fewer than 2 samples, and for
+    prompts with images."""
     if samples < 2:
         raise InputError(
             "samples",
@@ -242,7 +245,8 @@ def sample_comparisons(
 
 
 def write_pairs(rows: Sequence[dict], path: str | Path) -> None:
-    """Writes one JSON object per line, as data.train reads it."""
+    """Writes one JSON object per line, as data.train reads it. Raises InputError if there
+    is no row."""
     if not rows:
         raise InputError(f"{path}: no pair has a label", fix="another judge, or other completions")
     write_rows(path, rows)

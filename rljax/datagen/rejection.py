@@ -68,7 +68,10 @@ def select(
 
     "best" keeps the first maximum, "top_k" the `top_k` best, "threshold" all. Whatever the method,
     a reward must exceed `min_reward` (strictly; None = any will do), a NaN is a reward that failed,
-    `dedup` keeps one of equal texts, and at most `per_prompt` are kept (0 = no cap).
+    `dedup` keeps one of equal texts, and at most `per_prompt` are kept (0 = no cap). `eligible`
+    marks the samples that may be kept; None = all. Raises InputError for another method,
+    "threshold" without `min_reward`, `top_k` below 1, `per_prompt` below 0, and unless there is one
+    text per reward.
     """
     if method not in METHODS:
         raise InputError("select(method)", value=method, fix=f"write one of {', '.join(METHODS)}")
@@ -104,8 +107,8 @@ def select(
 def best_and_worst(
     rewards: Sequence[float], eligible: Sequence[bool] | None = None
 ) -> tuple[int, int] | None:
-    """(first maximum, first minimum) of one prompt's rewards; None where all tie: nothing to
-    prefer."""
+    """(index of the first maximum, index of the first minimum) of one prompt's rewards; None if all
+    are equal, so that nothing is preferred."""
     order = _candidates(rewards, eligible)
     if not order or rewards[order[0]] == rewards[order[-1]]:
         return None
@@ -114,7 +117,8 @@ def best_and_worst(
 
 
 def best_of_n_kl(n: int) -> float:
-    """log n - (n - 1) / n: an upper bound on KL(best-of-n || the policy sampled from), in nats."""
+    """log n - (n - 1) / n: an upper bound on KL(best-of-n || the policy sampled from), in nats.
+    Raises InputError for n below 1."""
     if n < 1:
         raise InputError(
             "best_of_n_kl(n)",
@@ -135,7 +139,7 @@ def selection_metrics(
     """Metrics of a selection; lists are [prompts][samples], `kept` the indices that `select` gave.
 
     Means run over samples whose reward is known. `kl_bound` is there for "best" alone, the only
-    selection that it bounds.
+    selection that it bounds. Raises InputError without any sample.
     """
     known = [r for row in rewards for r in row if not math.isnan(r)]
     chosen = [row[i] for row, picks in zip(rewards, kept, strict=True) for i in picks]
@@ -169,8 +173,8 @@ def _records(options: RejectionOptions, data: str, held: float) -> list[dict]:
 def rejection_sample(options: RejectionOptions, *, test_fraction: float | None = None) -> dict:
     """Samples, scores, selects and writes the files; returns the content of the .meta.json file.
 
-    `test_fraction`: what was held out of the data; None: as the run's config says of its own.
-    Raises InputError where nothing at all is selected.
+    `test_fraction` is the share of the data that was held out; None: as the run's config says of
+    its own. Raises InputError if nothing at all is selected.
     """
     check_options(options)
     saved = _opened(options)
@@ -295,7 +299,7 @@ def _data_and_reward(options: RejectionOptions, policy: SavedPolicy) -> tuple[st
 
 
 def meta_path(out: str) -> Path:
-    """FILE.jsonl -> FILE.meta.json."""
+    """The path of the report of a file: FILE.jsonl -> FILE.meta.json."""
     return Path(out).with_suffix(".meta.json")
 
 
@@ -338,13 +342,14 @@ def _pair_rows(
 
 
 def raft(config: Config, options: RejectionOptions, folder: str | Path) -> list[dict]:
-    """`options.iterations` times: sample from the policy, select, `options.epochs` of SFT on the
-    selection; the next one samples from what came out -> the meta of every iteration (RAFT, arXiv
-    2304.06767).
+    """Repeats `options.iterations` times: samples from the policy, selects, and runs
+    `options.epochs` of SFT on the selection; the next iteration samples from the policy that came
+    out (RAFT, arXiv 2304.06767). Returns the meta of every iteration.
 
     `config` says how SFT trains (optimizer, offline.*); its dataflow, model, data, steps and
     run_dir are set here. `options` are those of the first iteration; iteration i is in FOLDER/i:
-    samples.jsonl, samples.meta.json, and the run with its policy/.
+    samples.jsonl, samples.meta.json, and the run with its policy/. Raises InputError for fewer than
+    1 iteration or epoch, and for a step other than "latest".
     """
     if options.iterations < 1 or options.epochs < 1:
         value = (options.iterations, options.epochs)

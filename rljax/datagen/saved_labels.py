@@ -33,10 +33,13 @@ SHARES = "labels.json"
 
 
 def label_saved(options: LabelOptions) -> dict:
-    """Labels programs of every checkpoint, each searched with completions of its own, or of
-    `options.completer`, and writes train.jsonl and test.jsonl (rows of held-out prompts, whatever
-    checkpoint they come from) for dataflow="process_reward_model", and labels.json: {checkpoint:
-    metrics, "rows", "wall_s"}."""
+    """Labels programs of every checkpoint, and writes rows for dataflow="process_reward_model".
+    Returns {"checkpoints": {checkpoint: metrics}, "rows", "options", "wall_s" in seconds}.
+
+    Each program is searched with completions of its own checkpoint, or of `options.completer`.
+    Files: train.jsonl, test.jsonl (rows of held-out prompts, whatever checkpoint they come from),
+    labels.json. Raises InputError if no program has a line to label.
+    """
     check_options(options)
     started, rows, metrics = time.perf_counter(), [], {}
     for number, name in enumerate(options.checkpoints):

@@ -31,9 +31,12 @@ from rljax.shaping.steps import line_ids
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """One sampled response: `ids` [n] its tokens, `lines` their texts, `ends` how many tokens each
-    prefix of whole lines has, `head` the text before the first line, `ended` whether the last line
-    ends with the end token; `prompt` an index into the prompts."""
+    """One sampled response.
+
+    prompt: index into the prompts. ids [n]: its tokens. head: the text before the first line.
+    lines: their texts. ends: the number of tokens of each prefix of whole lines. ended: whether the
+    last line ends with the end token.
+    """
 
     prompt: int
     ids: tuple[int, ...]
@@ -47,9 +50,9 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class PolicyWithTests:
-    """A policy and its tests. The limit of `policy.sampling` is that of a whole response;
-    `correct_at` is the score from which on all tests pass. `completer` goes on from prefixes in
-    place of the policy itself; it reads the same token ids."""
+    """A policy and its tests. The token limit of `policy.sampling` is that of a whole response. All
+    tests pass if the score is at least `correct_at`. `completer`, which reads the same token ids,
+    completes prefixes in place of the policy itself."""
 
     policy: Policy
     pool: RewardPool
@@ -61,8 +64,8 @@ class PolicyWithTests:
     def sample(
         self, policy: Policy, records: Sequence[PromptRecord], key, n: int
     ) -> list[Completion]:
-        """n responses to each record. Calls share a few shapes: the prompts are filled up to a
-        power of two, at most rows_at_once rows."""
+        """Samples n responses to each record. Calls share a few shapes: the prompts are filled up
+        to a power of two, at most rows_at_once rows."""
         size = min(max(self.rows_at_once // n, 1), 1 << (len(records) - 1).bit_length())
         return sample_all(policy, records, n, key=key, prompts_per_call=size)
 
@@ -85,15 +88,16 @@ class PolicyWithTests:
         return [x.value if x.status == "ok" else np.nan for x in self.pool.score(samples)]
 
     def passes(self, scores: Sequence[float]) -> list[bool]:
-        """A test that did not end in time is a test that failed: NaN passes nothing."""
+        """Returns, for each score, whether all tests pass. NaN does not: a test that did not end in
+        time has failed."""
         return [bool(score >= self.correct_at) for score in scores]
 
 
 def sample_programs(
     searcher: PolicyWithTests, records: Sequence[PromptRecord], key, n: int
 ) -> tuple[list[Program], dict[str, int]]:
-    """n programs of each prompt, those that end and have a line, with whether each passes; and
-    counts of what was sampled and dropped."""
+    """Samples n programs of each prompt. Returns (those that end and have a line, each with whether
+    it passes; counts of those sampled and dropped)."""
     responses = searcher.sample(searcher.policy, records, key, n)
     scores = searcher.score(
         [records[r.prompt] for r in responses], [(r.ids, r.finish_reason) for r in responses]
@@ -104,7 +108,7 @@ def sample_programs(
 def whole_programs(
     searcher: PolicyWithTests, responses: Sequence[Completion], scores: Sequence[float]
 ) -> tuple[list[Program], dict[str, int]]:
-    """The programs of responses with their scores, and counts: see `sample_programs`."""
+    """(the programs of responses with their scores, counts) as in `sample_programs`."""
     tokenizer = searcher.policy.tokenizer
     texts_of = TokenTexts(tokenizer)
     counts = dict(sampled=len(responses), dropped_truncated=0, dropped_empty=0)
@@ -139,9 +143,9 @@ def policy_completer(
     key,
     k: int,
 ) -> Callable:
-    """accepts(prefixes) of `label_lines`: whether any of up to k completions passes, by the
-    completer or the policy itself. One batched call samples a completion of every prefix that is
-    still open."""
+    """Returns accepts(prefixes) for `label_lines`: whether any of up to k completions passes, by
+    the completer or the policy itself. One batched call samples a completion of every prefix that
+    is still open."""
     limit = searcher.policy.sampling.max_response_tokens
     writer = searcher.completer or searcher.policy
     policy = writer.continuing(searcher.policy.prompt_tokens + limit)
@@ -225,8 +229,8 @@ def label_programs(
 def stepwise_row(
     record: PromptRecord, program: Program, labels: Sequence[float | None]
 ) -> dict | None:
-    """A row of a `stepwise` file, None without a label. A line without one becomes the beginning of
-    the next line that has one; behind the last it is left out."""
+    """A row of a `stepwise` file; None if no line has a label. A line without a label becomes the
+    beginning of the next line that has one; behind the last it is left out."""
     steps, kept, before = [], [], program.head
     for line, label in zip(program.lines, labels, strict=True):
         if label is None:

@@ -1,8 +1,8 @@
 """Rows of data files from a policy's samples: demonstrations, pairs, trajectories with log-probs
 and process scores.
 
-Ids are the record: a sample whose text does not encode to the ids that were sampled is no
-trajectory, as its log-probs would stand at other tokens.
+Ids are the record: a sample whose text does not encode to the sampled ids is not a trajectory,
+because its log-probs would stand at other tokens.
 """
 
 import dataclasses
@@ -68,7 +68,9 @@ def trajectories_of(
     *,
     process_samples: int = 0,
 ) -> tuple[list[dict], dict[str, int]]:
-    """Rows of trajectories of the samples, with centred process scores if asked, and counts."""
+    """Rows of trajectories of the samples, and counts of those kept and left out. With
+    `process_samples` above 0, each step of a row has a pass rate over so many samples and a centred
+    process score. `key` is a scalar PRNG key."""
     rows, kept, counts = trajectory_rows(policy.tokenizer, prompts, samples)
     if process_samples:
         rates = prefix_pass_rates(policy, prompts, scorer, kept, rows, key, n=process_samples)
@@ -83,9 +85,10 @@ def trajectories_of(
 def trajectory_rows(
     tokenizer: Tokenizer, prompts: Sequence[PromptRecord], samples: Sequence[Completion]
 ) -> tuple[list[dict], list[Completion], dict[str, int]]:
-    """(rows of trajectories, their samples, counts): completion, steps, reward, truncated, logprobs
-    and `group`, the number of the prompt. A failed reward, an empty text, and a text that does not
-    encode to the sampled ids give no row, and are counted."""
+    """(rows of trajectories, their samples, counts). A row has completion, steps, reward,
+    truncated, logprobs (nats, one per token) and `group`, the number of the prompt. A failed
+    reward, an empty text, and a text that does not encode to the sampled ids give no row, and
+    are counted."""
     rows, kept = [], []
     counts = dict(total=len(samples), kept=0, failed=0, empty=0, encoded_otherwise=0)
     for sample in samples:
@@ -145,8 +148,9 @@ def prefix_pass_rates(
     *,
     n: int,
 ) -> list[list[float]]:
-    """The mean reward of n samples that go on from the end of every step of every row; of the last
-    step the row's own reward, as nothing follows it. Equal prefixes are sampled once.
+    """Pass rates [rows][steps]: the mean reward of n samples that go on from the end of every step
+    of every row; for the last step the row's own reward, as nothing follows it. Equal prefixes are
+    sampled once. `key` is a scalar PRNG key.
 
     `samples` and `rows` are those of `trajectory_rows`. A prefix whose rewards all failed has the
     pass rate of the row's outcome.
@@ -190,8 +194,8 @@ def continued(record: PromptRecord, ids: Sequence[int]) -> PromptRecord:
 
 
 def centred_scores(rows: Sequence[dict], rates: Sequence[Sequence[float]]) -> list[list[float]]:
-    """pass rate of the prefix - mean reward of the prompt's rows for every step: DQO's process
-    scores.
+    """DQO's process scores [rows][steps]: the pass rate of the prefix - the mean reward of the
+    prompt's rows.
 
     Under the policy that sampled, the pass rate of a growing prefix is a martingale that starts at
     the prompt's: every score has mean 0, so that more steps are no reward of their own.

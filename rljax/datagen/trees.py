@@ -30,16 +30,15 @@ def label_trees(
     programs_per_prompt: int,
     neutral: Neutral = "zero",
 ) -> tuple[list[dict], dict[str, float]]:
-    """Rows of a `stepwise` file from the complete programs that a search of each prompt came to.
+    """Rows of a `stepwise` file from the complete programs that a search of each prompt found.
 
     The search is worth 1 where a response ends and passes its tests, and 0 where not. The label of
     a line is 2 W / N - 1: N of the scored responses to its prompt begin with the tokens up to its
     end, and W of them are worth 1. `neutral`: see `label_lines`. Rows are those of
     `label_programs`, with `visits`, the N of each label; of each prompt at most
-    `programs_per_prompt`, half of which pass
-    where there are enough, spread over the search. Metrics: `label_metrics`, labels/between, the
-    share of the lines with a label between -1 and 1, labels/visits, the mean of N, and
-    cost/{simulations, unit_test_runs}.
+    `programs_per_prompt`, half of which pass if there are enough, spread over the search. Metrics:
+    `label_metrics`, labels/between, the share of the lines with a label between -1 and 1,
+    labels/visits, the mean of N, and cost/{simulations, unit_test_runs}.
     """
     simulated = _simulated(searcher, records, key, method)
     rows, results, passed, visits = [], [], [], []

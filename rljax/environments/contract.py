@@ -66,7 +66,8 @@ class Opening:
 
 @dataclasses.dataclass(frozen=True)
 class Done:
-    """The last yield of an asynchronous environment: what another would return."""
+    """The last yield of an asynchronous environment: the outcome, which another environment
+    would return."""
 
     outcome: object = None
 

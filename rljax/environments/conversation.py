@@ -1,7 +1,7 @@
 """One seat's conversation: its messages, and the log of token ids that only grows.
 
-Ids that were read or sampled are never tokenized again; what comes is appended. A tokenizer
-without a chat template puts texts behind one another as they are. Lengths are in tokens.
+Ids that were read or sampled are never tokenized again; new text is appended. A tokenizer without a
+chat template puts texts behind one another as they are. Lengths are in tokens.
 """
 
 import functools
@@ -19,7 +19,8 @@ CHARACTERS_PER_TOKEN = 64  # of a text that is too long: the rest of it is not e
 
 
 class Conversation:
-    """Messages, ids and their rendering; `ids` are those of the row that is being written."""
+    """Messages, ids [n] and their rendering. `ids` are those of the row that is being written;
+    `limit` is that of one observation, in tokens."""
 
     def __init__(self, tokenizer, limit: int, *, rewrite: bool, variables=None):
         self.tokenizer, self.limit, self.rewrite = tokenizer, limit, rewrite
@@ -31,7 +32,8 @@ class Conversation:
         self._written = ""  # the policy's last turn
 
     def begin(self, messages: Sequence[Mapping] | None, ids=None, tools=()) -> list[int]:
-        """The ids of the first prompt, encoded from messages unless they are given."""
+        """The ids [n] of the first prompt, encoded from messages unless they are given. Raises
+        InputError if the template refuses the messages."""
         templated = self.tokenizer.has_chat_template and messages is not None
         self.tools = list(tools) if tools and templated else None
         if templated:
@@ -65,11 +67,11 @@ class Conversation:
         return self.tokenizer.decode(self.ids[-TAIL:], skip_special_tokens=False), None
 
     def answer(self, ids: Sequence[int]) -> str:
-        """Returns what stands behind the reasoning of a turn that the policy has written."""
+        """Returns the text behind the reasoning of a turn that the policy has written."""
         return answer_of(response_of(self.tokenizer, ids, *self._asked()))
 
     def said(self, ids: Sequence[int], text: str, parsed: Parsed) -> None:
-        """The policy's turn: its ids, its text, and what was read of it."""
+        """Appends the policy's turn: its ids, its text, and the parsed reply."""
         self.ids, self._written = [*self.ids, *ids], text
         if self.messages is None:
             return
@@ -81,7 +83,9 @@ class Conversation:
         self.messages.append(message)
 
     def append(self, new: Sequence[Mapping], *, look: bool) -> tuple[list[int], bool, str]:
-        """(ids to append, or a whole prompt; whether it is that; the drift, with `look`)."""
+        """Appends messages of the environment. Returns (the ids to append, or a whole new prompt;
+        whether it is a new prompt; the drift if `look`, else ""). Raises InputError if the template
+        leaves out what they say."""
         if self.messages is None:
             text = "".join(message.get("content") or "" for message in new)
             ids = encode_after(self.tokenizer, self.ids[-1], text)[0] if text else []
@@ -128,7 +132,7 @@ class Conversation:
         return compare_log(self.tokenizer, self.ids, whole, complete=False)[0].value
 
     def shortened(self, messages: Sequence[Mapping]) -> list[dict]:
-        """The messages of an observation with `limit` tokens of content at most: the longest ones
+        """The messages of an observation with at most `limit` tokens of content: the longest ones
         keep their heads and tails."""
         return shortened(self.tokenizer, messages, self.limit)
 
@@ -159,8 +163,8 @@ def _reads_reasoning_apart(tokenizer) -> bool:
 
 
 def shortened(tokenizer, messages: Sequence[Mapping], limit: int) -> list[dict]:
-    """Messages whose contents have `limit` tokens together at most, and answers of tools in which
-    no token of the chat template stands."""
+    """Messages whose contents have `limit` tokens together at most; in answers of tools stands no
+    token of the chat template."""
     messages = parted_messages(tokenizer, messages, tokenizer.template_ids)
     texts = [message.get("content") or "" for message in messages]
     if sum(map(len, texts)) * 4 <= limit:  # no tokenizer makes more than four tokens of a character

@@ -33,7 +33,8 @@ class EpisodeCrew:
     is played anew `retries` times, with the same seeds: its first Step has `restart`. Not affected
     by what an environment does: hang, raise, exit, crash, fork, print. What it prints goes to the
     file `log`, without one to stderr. A worker has `memory_gb` of memory (RLIMIT_DATA; 0: no
-    limit). Workers end with this process, even by kill -9. One thread calls all of this.
+    limit). Workers end with this process, even by kill -9. One thread calls all of this. Raises
+    InputError for an option outside of its range.
     """
 
     def __init__(
@@ -67,8 +68,8 @@ class EpisodeCrew:
         self._finalizer = weakref.finalize(self, self._supervisor.stop)
 
     def start(self) -> None:
-        """Starts the workers and waits for them. Raises InputError where one cannot load the
-        environment."""
+        """Starts the workers and waits for them. Raises InputError if one cannot load
+        the environment."""
         try:
             self._supervisor.start()
         except BaseException:
@@ -99,11 +100,11 @@ class EpisodeCrew:
         replies: Sequence[Reply] = (),
         marks: Sequence[bytes] = (),
     ) -> None:
-        """Begins an episode; the numbers of those that are open differ. Never waits. Raises
-        InputError for a field that the row lacks, or that cannot be sent.
+        """Begins an episode; the numbers of open episodes differ. Never waits. Raises InputError
+        for a field that the row lacks, or that cannot be pickled.
 
-        One of another crew, of a checkpoint, say, is played up to where it stood by the `replies`
-        that it had in this `attempt`; what it says must have the `marks` of what it said.
+        An episode of another crew, as one of a checkpoint, is first played up to where it stood by
+        the `replies` that it had in this `attempt`; its steps must have the same `marks` as before.
         """
         assert number not in self._played, f"episode {number} is open"
         self._require_own_process()
@@ -135,7 +136,8 @@ class EpisodeCrew:
     def reply(
         self, number: int, ids: Sequence[int], finish: str, turns_left: int, tokens_left: int
     ) -> None:
-        """Hands an open episode what the policy wrote. Never waits."""
+        """Hands an open episode the turn `ids` [n] of the policy, the reason of its end, and the
+        turns and tokens that are left. Never waits."""
         self._require_own_process()
         reply = ([int(i) for i in ids], finish, turns_left, tokens_left)
         self._owing.add(number)
@@ -144,9 +146,9 @@ class EpisodeCrew:
         self._supervisor.order("reply", *order)
 
     def news(self, wait_s: float = 0.0, numbers: range | None = None) -> list[Step]:
-        """The steps of episodes with these `numbers`, by default of all, that have come since the
-        last call; waits so long at most for the first. Those of others stay for who asks for
-        them."""
+        """The steps that have come since the last call, of episodes with these `numbers`, by
+        default of all; waits at most `wait_s` seconds for the first. Steps of other episodes stay
+        for a later call. Raises the error by which the workers have failed."""
         steps: list[Step] = []
         until = time.monotonic() + wait_s
         kept, self._kept = collections.deque(self._kept), []
@@ -172,7 +174,7 @@ class EpisodeCrew:
             steps.append(step)
 
     def drop(self, number: int) -> None:
-        """Nobody wants an episode any more; one that is not open is no matter."""
+        """Ends an episode whose result is not needed; a number that is not open is ignored."""
         played = self._played.get(number)
         if played is not None:
             self._close(number)
@@ -190,8 +192,9 @@ class EpisodeCrew:
         return dict(self._supervisor.notes)
 
     def take_counts(self) -> dict[str, float]:
-        """Since the last call: `seconds` of environments, episodes that `failed` for good (also by
-        kind, "failed/timeout"), were `retried` or `replayed`, and workers that were `killed`."""
+        """Counts since the last call: `seconds` of environments, episodes that `failed` for
+        good (also by kind, "failed/timeout"), were `retried` or `replayed`, and workers that
+        were `killed`."""
         supervisor = self._supervisor
         with supervisor.lock:
             taken, supervisor.counts = dict(supervisor.counts), type(supervisor.counts)()

@@ -1,7 +1,7 @@
 """One episode: the generator that plays it, and the conversation of each seat.
 
-It runs inside a worker (play_worker) or in the process that asks. Whatever an environment does
-wrong ends in a `Step` with `failure` and `kind`; only a field that rows lack raises InputError.
+It runs inside a worker (play_worker) or in the process that asks. Any fault of an environment ends
+in a `Step` with `failure` and `kind`; only a field that rows lack raises InputError.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ DRIFTS = ("", "same", "retokenized", "rewritten")  # the worst last
 
 def chosen_fields(component: Component, fields: Mapping, **seeds: int) -> dict:
     """Returns the arguments of the environment: the fields of the row, keys of its extra_info and
-    seeds that it declares. Raises InputError for one that the row lacks."""
+    seeds that it declares. Raises InputError for a field that the row lacks."""
     extra = fields.get("extra_info")
     known = {**(extra if isinstance(extra, Mapping) else {}), **fields, **seeds}
     chosen = {}
@@ -65,9 +65,10 @@ def chosen_fields(component: Component, fields: Mapping, **seeds: int) -> dict:
 class Episode:
     """Plays one episode: `begin()`, then `reply(...)` until a Step has `ended`.
 
-    `fields` are those of the row, `prompt_ids` and `messages` its prompt, which is read where the
-    first yield is None. `seed` is equal for all samples of a prompt, `sample_seed` is another for
-    each. `start()` and the asynchronous verbs are for generators that share a loop.
+    `fields` are those of the row, `prompt_ids` [n] and `messages` its prompt, which is read where
+    the first yield is None. `seed` is equal for all samples of a prompt, `sample_seed` is another
+    for each. `start()` and the asynchronous methods are for generators that share a loop. Raises
+    InputError for a field that the row lacks.
     """
 
     def __init__(
@@ -107,13 +108,14 @@ class Episode:
     # -- verbs
 
     def begin(self) -> Step:
-        """The first Step: the whole prompt of the first seat."""
+        """Returns the first Step: the whole prompt of the first seat."""
         return self.start() or self.run(self.begin_async())
 
     def reply(
         self, ids: Sequence[int], finish: str = "stop", turns_left: int = 0, tokens_left: int = 0
     ) -> Step:
-        """The Step that follows what the policy wrote; `finish` says why its turn ended."""
+        """Returns the Step that follows the turn `ids` [n] of the policy; `finish` is the reason
+        of its end."""
         return self.run(self.reply_async(ids, finish, turns_left, tokens_left))
 
     def close(self) -> None:
@@ -132,7 +134,8 @@ class Episode:
             self._loop = None
 
     def start(self) -> Step | None:
-        """Calls the environment's function; a Step where that fails."""
+        """Calls the environment's function. Returns None, or a failed Step for an error in it and
+        for a function that is no generator function."""
         try:
             made = self.component(**self._arguments)
             if not (hasattr(made, "send") or hasattr(made, "asend")):
@@ -165,20 +168,20 @@ class Episode:
         return made is None or None in (getattr(made, "gi_frame", 0), getattr(made, "ag_frame", 0))
 
     async def close_async(self) -> None:
-        """`close` on the loop of the caller."""
+        """Closes the episode on the loop of the caller."""
         self.ended = True
         generator, self._generator = self._generator, None
         with contextlib.suppress(BaseException):
             await generator.aclose()
 
     async def begin_async(self) -> Step:
-        """`begin` of an episode that was started."""
+        """Begins an episode that was started."""
         return await self._advance(None)
 
     async def reply_async(
         self, ids: Sequence[int], finish: str, turns_left: int, tokens_left: int
     ) -> Step:
-        """`reply` on the loop of the caller."""
+        """Replies on the loop of the caller."""
         assert not self.ended, "a reply to an episode that has ended"
         try:
             left = dict(finish=finish, turns_left=turns_left, tokens_left=tokens_left)
@@ -197,7 +200,8 @@ class Episode:
         return await self._advance(reply)
 
     def run(self, playing: Coroutine) -> Step:
-        """The result of an asynchronous verb; what waits does so on a loop of its own."""
+        """Returns the result of an asynchronous method, on a loop of this episode's own if the
+        generator is asynchronous. A synchronous one that waits is an AssertionError."""
         if self.waits:
             self._loop = self._loop or asyncio.new_event_loop()
             return self._loop.run_until_complete(playing)

@@ -1,9 +1,9 @@
 """Games: guess a number, tic-tac-toe and Kuhn poker, alone or against oneself.
 
-Each takes the text of a move as it comes, reasoning before it and white space aside; what is no
-move loses. Rows are the
-tasks of the same names (rljax.tasks.games). `style` "words" explains the game, for models that
-read; "short" writes a position in a few characters, for models of a few layers.
+Each takes the text of a move as it comes; reasoning before it and white space do not count, and a
+text that is no move loses. Rows are the tasks of the same names (rljax.tasks.games). `style`
+"words" explains the game, for models that read; "short" writes a position in a few characters, for
+models of a few layers.
 """
 
 import random
@@ -26,8 +26,8 @@ _HELP_KUHN = (
 
 @contract(safe=True)
 def guess_number(secret, *, high: int = 16, turns: int = 4, price: float = 0.05):
-    """A number from 1 to `high`, found by halving. 1 - price x (guesses before the right one); 0
-    after `turns` wrong ones."""
+    """A number from 1 to `high`, found by halving. The score is 1 - price x (guesses before the
+    right one), and 0 after `turns` wrong ones."""
     told = f"Guess my number, 1 to {high}."
     for turn in range(turns):
         reply = yield told
@@ -55,11 +55,12 @@ def tic_tac_toe(
     opponent: Literal["self", "random"] = "self",
     style: Literal["words", "short"] = "words",
 ):
-    """Three in a row. 1 for the winner, -1 for the loser, 0 for a draw; a move that is none is -1
-    for who makes it and 0 for the other.
+    """Three in a row. 1 for the winner, -1 for the loser, 0 for a draw; a text that is no move is
+    -1 for the player that writes it and 0 for the other.
 
     Against "self" both seats, x and o, are the policy. Against "random" it has the mark that `seed`
-    gives it, and the other player's free cells are drawn by `sample_seed`.
+    gives it, and the other player's free cells are drawn by `sample_seed`. Raises InputError for
+    another opponent or style.
     """
     _check_style("tic_tac_toe", style)
     if opponent not in ("self", "random"):
@@ -85,7 +86,7 @@ def tic_tac_toe(
 
 
 def free_cell(reply: str, board: list[str]) -> int | None:
-    """The index of the free cell that a reply names; None where it names none."""
+    """The index of the free cell that a reply names; None if it names none."""
     text = answer_of(reply).strip()
     cell = "123456789".find(text) if len(text) == 1 else -1
     return cell if cell >= 0 and board[cell] == "." else None
@@ -105,9 +106,9 @@ def _position(board: list[str], mark: str, style: str) -> str:
 @contract(safe=True, seats=PLAYERS)
 def kuhn_poker(deal, *, style: Literal["words", "short"] = "words"):
     """Poker with three cards and two moves, p (pass) and b (bet), against oneself: each seat gets
-    the chips that it wins, -2 to 2. A move that is none loses 2. `deal`: "KQ", the king is the
-    first seat's. `rljax.environments.kuhn.exploitability` is how far a policy is from equilibrium.
-    """
+    the chips that it wins, -2 to 2. A text that is no move loses 2. `deal`: "KQ" gives the king
+    to the first seat. `rljax.environments.kuhn.exploitability` measures the distance of a policy
+    from equilibrium."""
     _check_style("kuhn_poker", style)
     history = ""
     while (won := chips(history, deal)) is None:
@@ -126,7 +127,7 @@ def kuhn_poker(deal, *, style: Literal["words", "short"] = "words"):
 
 def chips(history: str, deal: str) -> float | None:
     """Returns the chips that the first player wins at the end of a history of Kuhn poker; None
-    before it."""
+    before the end."""
     sign = 1.0 if "JQK".index(deal[0]) > "JQK".index(deal[1]) else -1.0
     ends = {"pp": sign, "bp": 1.0, "pbp": -1.0, "bb": 2 * sign, "pbb": 2 * sign}
     return ends.get(history)

@@ -1,4 +1,4 @@
-"""Exploitability of a policy of Kuhn poker, exactly: what the best answers to it win."""
+"""Exact exploitability of a policy of Kuhn poker: the gain of the best responses to it."""
 
 import itertools
 from collections.abc import Mapping
@@ -13,17 +13,17 @@ _MOVES = ("p", "b", "")  # "": no move of the game, which loses 2
 
 
 def log_of(card: str, history: str) -> str:
-    """The log that a seat reads in a situation, in the style "short"."""
+    """The log that a seat reads at a card and a history, in the style "short"."""
     before = f"{card}p" if history == "pb" else ""  # its own first move
     return f"{before}{card}{history}"
 
 
 def exploitability(policy: Mapping[tuple[str, str], tuple[float, float]]) -> float:
-    """(what the best first seat wins of the policy + what the best second seat wins) / 2, in chips
+    """(the best first seat's gain against the policy + the best second seat's gain) / 2, in chips
     per game. 0: an equilibrium; 0.458: both moves equally likely.
 
-    `policy` gives for each of the SITUATIONS the probabilities of p and b; what is missing to 1 are
-    moves that are none.
+    `policy` gives for each of the SITUATIONS the probabilities of p and b; the rest up to 1 are
+    texts that are no moves.
     """
     full = {at: (*policy[at], max(0.0, 1.0 - sum(policy[at]))) for at in SITUATIONS}
     return sum(_best_answer(full, seat) for seat in (0, 1)) / 2

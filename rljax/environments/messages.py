@@ -68,8 +68,7 @@ _OTHER_KINDS = {  # of fields of a Step whose values are not all of the class of
 
 
 def is_step(value: object) -> bool:
-    """Returns whether a value that has come from a worker is a Step whose fields hold what they
-    should."""
+    """Returns whether a value from a worker is a Step whose fields have valid types."""
     fields = Step.__dataclass_fields__
     if type(value) is not Step or vars(value).keys() != fields.keys():
         return False

@@ -48,7 +48,7 @@ Reply = tuple  # (ids, finish, turns_left, tokens_left)
 
 
 def main(spec_text: str) -> None:
-    """Run as a worker. `spec_text`: see rljax.workers.bootstrap."""
+    """Runs as a worker. `spec_text`: see rljax.workers.bootstrap."""
     context = begin(spec_text)
     try:
         text, tokenizer, limits = pickle.loads(read_frame(context.socket))
@@ -68,8 +68,8 @@ def main(spec_text: str) -> None:
 
 
 def mark_of(step: Step) -> bytes:
-    """Equal for steps that say the same, whatever time they took, wherever they were said and
-    whichever of the episodes with these replies said it."""
+    """A digest that is equal for steps with the same content, in whatever time, process and episode
+    they were made."""
     told = dataclasses.replace(step, episode=0, ids=(), seconds=0.0, drift="", messages=(), text="")
     hashed = hashlib.blake2b(np.asarray(step.ids, np.int64).tobytes(), digest_size=16)
     for field in dataclasses.fields(told):
@@ -81,8 +81,8 @@ def mark_of(step: Step) -> bytes:
 
 @dataclasses.dataclass(eq=False)
 class Hosted:
-    """An episode in this worker. `marks`: of the steps that are played again. `replies`: those that
-    it has not been given."""
+    """An episode in this worker. `marks` are those of the steps that are played again, `replies`
+    those that it has not been given."""
 
     episode: Episode
     marks: collections.deque[bytes]
@@ -93,7 +93,7 @@ class Hosted:
 
 
 class Player:
-    """The loop of a worker. `make(number, ...)` is an Episode."""
+    """The loop of a worker. `make(number, ...)` returns an Episode."""
 
     def __init__(self, context: WorkerContext, make, limits: EpisodeLimits):
         self.context, self.make, self.timeout_s = context, make, limits.turn_timeout_s
@@ -238,14 +238,15 @@ class Player:
             await asyncio.wait_for(episode.close_async(), self.timeout_s)
 
     def enter(self, ticket: int) -> None:
-        """Says whose code runs from now on."""
+        """Notes that code of the episode `ticket` runs from now on."""
         if self._suspects:
             self._flush()
             self.socket.sendall(frame(("runs", ticket)))
         self.progress.write(ticket, time.monotonic())
 
     def leave(self, after: int = _BETWEEN) -> None:
-        """That code is over. What came back must be this process, with its stream."""
+        """Notes that the code is over. Exits in a fork of the process, and if the code has closed
+        its stream."""
         if self._self != (os.getpid(), *_identity(self.socket)):
             os._exit(1)  # a fork of an environment, or one that has closed our stream
         self.progress.write(after, time.monotonic())

@@ -1,4 +1,5 @@
-"""Repair: a broken program and the test that it fails; a try that fails is told the next one."""
+"""Repair: a broken program and the test that it fails; after a failed try the policy reads the next
+failing test."""
 
 import functools
 import string
@@ -28,7 +29,7 @@ def repair(
     A reply is, behind its reasoning, a program, its last fenced block where it has one; with
     `around`, such as "def f(x):\\n    return $line", it is what stands at $line. It runs in the
     sandbox, `timeout_s` seconds for a test. After a try that fails the policy reads the first test
-    that did.
+    that did. Raises InputError for another style, and for `around` without $line.
     """
     if style not in ("words", "short"):
         raise InputError("repair(style)", value=style, fix="write words or short")
@@ -53,7 +54,8 @@ def repair(
 
 
 def first_failure(program: str, tests: Tests, timeout_s: float) -> tuple[int, str] | None:
-    """(the index of the first test that a program fails, how); None where it passes all."""
+    """(the index of the first test that a program fails, how it fails); None if it passes all.
+    `timeout_s` is that of one test."""
     key = (tests.inputs, tests.outputs, tests.function, tests.setup, tests.kind, tests.wrapped)
     return _first_failure(program, _Equal(repr(key), tests), timeout_s)
 
@@ -80,7 +82,7 @@ def _first_failure(program: str, tests: _Equal, timeout_s: float) -> tuple[int, 
 
 
 def described(tests: Tests, index: int, message: str, style: str) -> str:
-    """The test with its right answer, and in "words" what the program did."""
+    """The text of a test with its right answer, and in "words" what the program did."""
     if tests.kind == "calls":
         given = ", ".join(map(repr, tests.inputs[index]))
         wanted = tests.outputs[index]

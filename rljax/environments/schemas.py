@@ -1,8 +1,8 @@
-"""Tools as JSON schemas: of a function's type hints and docstring, and what is wrong with the
-arguments of a call.
+"""JSON schemas of tools, from a function's type hints and docstring, and the check of a call's
+arguments.
 
-`schema_of` gives what OpenAI's API and chat templates call a tool; for functions that say their
-types and arguments it is what `transformers` makes of them, with defaults beside.
+`schema_of` returns what OpenAI's API and chat templates call a tool; for functions with types and
+descriptions of their arguments it is what `transformers` makes of them, with defaults beside.
 """
 
 import inspect
@@ -36,8 +36,8 @@ _NOT_TOLD = {
 
 
 def told_of(tools: Sequence[Mapping]) -> list[dict]:
-    """The tools of a client as a chat template is given them: without flags of a decoder, and
-    without what is null."""
+    """The tools of a client in the form that a chat template is given: without flags of a decoder,
+    and without nulls."""
 
     def told(value: Mapping) -> dict:
         return {k: v for k, v in value.items() if v is not None and k not in _NOT_TOLD}
@@ -53,7 +53,8 @@ def told_of(tools: Sequence[Mapping]) -> list[dict]:
 
 def schema_of(function: Callable, *, hidden: Iterable[str] = ()) -> dict:
     """{"type": "function", "function": {name, description, parameters}}; `hidden` names parameters
-    that the policy does not set. Raises InputError for a function that no schema can say."""
+    that the policy does not set. Raises InputError for a function without a readable signature, or
+    with a type that has no schema."""
     name = getattr(function, "__name__", "") or type(function).__name__
     location = f"tool {name!r}"
     try:
@@ -255,8 +256,8 @@ def parameters_of(name: str, schemas: Sequence[Mapping]) -> Mapping[str, Mapping
 
 
 def checked_arguments(schema: Mapping, arguments: Mapping) -> tuple[dict, str]:
-    """(the arguments of a call by the tool's schema, what is wrong with them in words for the
-    policy, "" where nothing is). A text that says a number, a boolean or JSON becomes one where its
+    """(the arguments of a call by the tool's schema, what is wrong with them in words for
+    the policy or ""). A text that is a number, a boolean or JSON becomes one if its
     parameter is no text."""
     function = schema.get("function", schema)
     parameters = function.get("parameters") or {}
@@ -304,7 +305,7 @@ _WRITTEN = {
 
 
 def coerced(value: object, schema: Mapping) -> object:
-    """The value as its schema's type where a text says one, else as it is."""
+    """The value in its schema's type if it is a text of such a value, else as it is."""
     kinds = _kinds(schema)
     if isinstance(value, float) and value.is_integer() and "integer" in kinds:
         return int(value) if "number" not in kinds else value

@@ -1,8 +1,9 @@
-"""The processes in which episodes are played: who plays where, and who is to blame for a kill.
+"""The processes in which episodes are played: which worker plays which episode, and which episode
+is to blame for a kill.
 
-One thread owns them. An episode stays in one worker. Where that worker ends, the episode whose code
-ran has failed; the others are played again elsewhere, from the replies that they have had, and what
-they then say is compared with what they said before.
+One thread owns them. An episode stays in one worker. If that worker ends, the episode whose code
+ran has failed; the others are played again elsewhere, from the replies that they have had, and
+their steps are compared with those of before.
 """
 
 import collections
@@ -28,7 +29,7 @@ _MOST_STRIKES = 3
 
 @dataclasses.dataclass(eq=False)
 class Played:
-    """One episode: all that it takes to play it again."""
+    """One episode, with all that is needed to play it again."""
 
     number: int
     start: bytes  # pickled arguments of Episode
@@ -58,8 +59,8 @@ class PlayWorker(WorkerProcess):
 
 
 class Supervisor(Crew):
-    """`size` workers and the thread that owns them, from `start` until `stop`. `news` has
-    (episode, attempt, Step) of all steps, and an exception where the workers cannot be kept."""
+    """`size` workers and the thread that owns them, from `start` until `stop`. `news` holds
+    (episode, attempt, Step) for all steps, and an exception if the workers cannot be kept."""
 
     sends = (Step,)
 
@@ -87,7 +88,8 @@ class Supervisor(Crew):
         self._is_started = False
 
     def start(self) -> None:
-        """Returns when every worker is ready. Raises what keeps them from it."""
+        """Starts the workers and returns once all are ready. Raises InputError if one cannot load
+        the environment."""
         self.thread.start()
         error = self.started.get()
         if error is not None:
@@ -96,7 +98,7 @@ class Supervisor(Crew):
     # -- the thread. Orders: ("open", played), ("reply", played, attempt, reply), ("drop", played)
 
     def listen(self) -> None:
-        """Take up what the driver says of episodes."""
+        """Takes up the driver's orders about episodes."""
         while True:
             try:
                 verb, played, *content = self.orders.get_nowait()
@@ -116,12 +118,13 @@ class Supervisor(Crew):
         return bool(self._homeless) or not self._is_started
 
     def new_worker(self) -> PlayWorker:
-        """A worker that loads the environment and the tokenizer."""
+        """Starts a worker that loads the environment and the tokenizer."""
         piped = self.prints is not None
         return PlayWorker(self._facts, self.folder, self.path, self.memory_bytes, piped)
 
     def hand_out(self) -> None:
-        """Give each episode a worker, the one with the fewest, and send what there is to say."""
+        """Gives each waiting episode to the worker with the fewest, and sends all
+        pending messages."""
         if not self._is_started and all(worker.state == "ready" for worker in self.workers):
             self._is_started = True
             self.started.put(None)
@@ -144,19 +147,20 @@ class Supervisor(Crew):
                 self.reap(worker)
 
     def deadline(self, worker: PlayWorker) -> float:
-        """Deadline of the step that runs."""
+        """The deadline of the step that runs, by time.monotonic()."""
         if worker.state == "starting":
             return worker.since + START_TIMEOUT_S
         number, since, _ = worker.progress.read()
         return since + self.timeout_s if number >= 0 or number == ON_LOOP else math.inf
 
     def look_again_s(self) -> float:
-        """The limit of a step, while any may begin."""
+        """The seconds until the clocks are looked at again: the limit of a step, while one
+        may begin."""
         return self.timeout_s if any(worker.played for worker in self.workers) else math.inf
 
     def are_results(self, worker: PlayWorker, kind: str, content: object) -> bool:
-        """Returns whether they are steps of episodes that it plays, or has played, or whose code
-        it runs next."""
+        """Returns whether a message holds steps of episodes that the worker plays, or has played,
+        or the episode whose code it runs next."""
         if kind == "runs":
             return worker.state == "ready" and type(content) is int
         return (
@@ -172,7 +176,8 @@ class Supervisor(Crew):
         return played is None or played.number == step.episode
 
     def heard(self, worker: PlayWorker, kind: str, content: object) -> None:
-        """Steps, that it is ready, or why it cannot be."""
+        """Handles a message of a worker: steps, its readiness, or a failed start. Raises InputError
+        if the worker could not load the environment."""
         if kind == "steps":
             for ticket, step, mark in content:
                 if (played := worker.played.get(ticket)) is not None:
@@ -230,14 +235,14 @@ class Supervisor(Crew):
     # -- ends of workers
 
     def expire(self, worker: PlayWorker) -> None:
-        """A step is over its time, or a worker does not start."""
+        """Ends a worker whose step is over its time, or that does not start."""
         if worker.state == "starting":
             self.reap(worker)
             return
         self._lose(worker, "timeout", f"over environment.turn_timeout_s={self.timeout_s}")
 
     def reap(self, worker: PlayWorker, why: str = "") -> None:
-        """A worker has ended by itself, or there is a reason to end it."""
+        """Replaces a worker that has ended, or has to end because of `why`."""
         if worker.state == "starting":
             self._scatter(worker, [])
             self.count_failed_start("episode", why or how_it_ended(worker.process))
@@ -289,7 +294,7 @@ class Supervisor(Crew):
                 self._fail_attempt(played, _failure(played, "killed", why))
 
     def fail(self, error: Exception) -> None:
-        """The crew itself is at fault: the driver is told."""
+        """Kills all workers, and tells the driver the error of the crew itself."""
         for worker in list(self.workers):
             worker.played.clear()
             self.discard(worker)
@@ -301,7 +306,7 @@ class Supervisor(Crew):
             self.news.put(error)
 
     def ended(self) -> None:
-        """Nobody plays any more."""
+        """Tells the driver that the crew is closed."""
         closed = RuntimeError("these workers are closed")
         self.started.put(closed)
         self.news.put(closed)

@@ -1,9 +1,9 @@
-"""Tools: functions that the policy calls by name, and the environment in which it does.
+"""Tools: functions that the policy calls by name, and the environment that runs them.
 
-A tool is a plain function. Its name, type hints and docstring are what the policy is shown; an
-option that the config binds is not shown. A function that is annotated to return a callable is
-called once for each episode, with its options, and what it returns is the tool, which may have a
-memory of that episode:
+A tool is a plain function. The policy is shown its name, type hints and docstring; an option that
+the config binds is not shown. A function that is annotated to return a callable is called once for
+each episode, with its options, and what it returns is the tool, which may have a memory of that
+episode:
 
     def notebook(*, pages: int = 3) -> Callable:
         notes = []
@@ -67,7 +67,7 @@ def tools(*, functions: tuple[ToolText, ...] = ()) -> Generator[object, Reply, N
 
 def prepare_worker(component: Component) -> dict[str, str]:
     """Makes the tools of `tools` once, before the first clock starts: an index takes its time.
-    Returns the tier of the sandbox where one of them uses it."""
+    Returns the tier of the sandbox if one of them uses it."""
     box = toolbox(component.options.get("functions", ()))
     modules = {getattr(tool.function, "__module__", "") for tool in box.tools.values()}
     return {"sandbox_tier": sandbox_tier()} if f"{HOME}.python_tool" in modules else {}
@@ -75,7 +75,8 @@ def prepare_worker(component: Component) -> dict[str, str]:
 
 def toolbox(functions: Sequence[str | Callable]) -> "Toolbox":
     """The tools of one episode, from texts as a config has them or from functions. Raises
-    InputError."""
+    InputError without functions, for a text that names none, for one without a schema, and for two
+    of one name."""
     if isinstance(functions, str) or not functions:
         raise InputError(
             "a toolbox needs functions",
@@ -117,8 +118,9 @@ class Toolbox:
         return tuple(tool.schema for tool in self.tools.values())
 
     def answer(self, call: Call) -> dict:
-        """The message of role "tool" that answers a call. Where the call failed, `failure` says
-        "unknown" (no such tool) or "failed" and the content says why."""
+        """The message of role "tool" that answers a call. If the call failed, `failure` is
+        "unknown" (no such tool) or "failed", and the content says why. Raises SandboxError if a
+        sandbox breaks."""
         return answered(call, *self._result(call))
 
     def _result(self, call: Call) -> tuple[str, str]:
@@ -138,7 +140,7 @@ class Toolbox:
 
 
 def answered(call: Call, text: str, failure: str = "") -> dict:
-    """The message of role "tool" with a result, or with an error where `failure` is not ""."""
+    """The message of role "tool" with a result; with an error if `failure` is not ""."""
     message = {"role": "tool", "name": _name(call)}
     message |= {"tool_call_id": call.id} if call.id else {}
     message |= {"content": _cut(f"Error: {text}" if failure else text)}

@@ -1,6 +1,6 @@
 """Reads and checks what an environment yields and returns: turns, states, outcomes.
 
-Raises BadYield for what contract.py does not name. It is the fault of the environment.
+Anything that contract.py does not allow raises BadYield: it is the environment's fault.
 """
 
 import dataclasses
@@ -21,12 +21,14 @@ OWN_PARTS = ("outcome", "turn_rewards")  # which the rows of every episode have
 
 
 class BadYield(Exception):
-    """An environment yielded, or returned, what no environment may."""
+    """The error for a yield, or a return value, that the contract of environments does
+    not allow."""
 
 
 def turn_of(yielded: object) -> Turn:
     """A yield as a `Turn`; a bare one belongs to the seat "". Its observation is None or a list of
-    messages; the text of a user is one."""
+    messages; a text becomes a message of the user. Raises BadYield for an observation that is no
+    text, message or list of messages, and for a seat, a reward or parts of another type."""
     if isinstance(yielded, Opening):
         turn = Turn(yielded.messages, yielded.reward, yielded.state, seat=yielded.seat)
     elif isinstance(yielded, Turn):
@@ -84,7 +86,8 @@ def _plain(value: object) -> object:
 
 
 def outcome_of(returned: object, seats: Sequence[str]) -> tuple[dict | None, dict[str, float]]:
-    """({seat: score} or None where reward.function scores, named parts)."""
+    """({seat: score}, or None if `reward.function` scores; named parts). Raises BadYield for what
+    is no finite number, no parts with "score", and no score for each seat."""
     if isinstance(returned, Done):
         returned = returned.outcome
     if returned is None:
@@ -122,7 +125,7 @@ def _parts(parts: Mapping) -> dict[str, float]:
 
 
 def finite(value: object, name: object) -> float:
-    """The value as a float. Raises BadYield for no number, and for one that is not finite."""
+    """The value as a float. Raises BadYield, with `name`, if it is no number or not finite."""
     if not isinstance(value, numbers.Real | np.bool_):
         raise BadYield(f"{name} is {shown(value)} ({type(value).__name__}): not a number")
     try:
@@ -135,10 +138,10 @@ def finite(value: object, name: object) -> float:
 
 
 def state_hash(state: object) -> bytes:
-    """16 bytes, equal in all processes for equal states; b"" for None.
+    """A digest of 16 bytes, equal in all processes for equal states; b"" for None.
 
-    Plain values, containers of them, dataclasses, enums and NumPy arrays; 1, 1.0 and True are
-    equal, as they are in Python.
+    States are plain values, containers of them, dataclasses, enums and NumPy arrays; 1, 1.0 and
+    True are equal, as they are in Python. Raises BadYield for anything else.
     """
     return b"" if state is None else _digest(state)
 

@@ -1,7 +1,7 @@
 """Runs suites of `suites` on a saved policy: rows to prompts, samples, scores, metrics.
 
-Scoring is apart from sampling: `score_items` takes responses from anywhere. Metrics are made of the
-records of `results.json` alone, so they can be made of a stored file again.
+Scoring is apart from sampling: `score_items` takes responses from anywhere. Metrics are computed
+from the records of `results.json` alone, so a stored file gives them again.
 """
 
 import contextlib
@@ -39,8 +39,9 @@ _LONGEST_TRUTH = 20_000  # characters of a ground truth in results.json: tests o
 
 
 def make_suite(text: str, data: str | None = None) -> Suite:
-    """The suite that a text names, such as "gsm8k(shots=8)"; `data` is where its rows are instead.
-    Raises InputError for what is none."""
+    """The suite that a text names, such as "gsm8k(shots=8)"; `data` replaces the spec of its rows.
+    Raises InputError for a text that names no suite, for two specs of the rows, and for several
+    samples at temperature 0."""
     made = resolve(f"{text}", HOME)
     if data is not None and "data" in made.signature.parameters:
         if "data" in made.options:
@@ -109,7 +110,7 @@ def as_text(record: dict) -> dict:
 
 
 def items_of(suite: Suite, records: Sequence[dict]) -> list[dict]:
-    """The records of results.json, still without samples."""
+    """The records of results.json, with empty lists of samples."""
     return [
         {
             "index": record["index"],
@@ -122,8 +123,9 @@ def items_of(suite: Suite, records: Sequence[dict]) -> list[dict]:
 
 
 def score_items(suite: Suite, items: Sequence[dict], *, workers: int = 2, memory_gb: float = 8.0):
-    """Scores every sample of the items in place: {"response", ...} gets "score", "parts" and, where
-    the reward failed (score None), "error"."""
+    """Scores every sample of the items in place: {"response", ...} gets "score", "parts" and, if
+    the reward failed (score None), "error". The reward runs in `workers` processes of at most
+    `memory_gb` each. Raises InputError if they cannot start."""
     samples = [(item, sample) for item in items for sample in item["samples"]]
     asked = [
         {
@@ -154,12 +156,13 @@ def suite_metrics(
     parts: Mapping[str, str] | None = None,
     answer: Callable[[str], str | None] | None = None,
 ) -> dict:
-    """avg@n, pass@k (unbiased, Chen et al. 2021), with `answer`, which extracts what is voted on,
-    maj@k, the parts, and avg@n of every value of the
-    columns in "by", each with a 95 % bootstrap interval over prompts; truncated_fraction,
-    extraction_failed_fraction, failed_rewards, response_tokens.
+    """Metrics of a suite, each with a 95 % bootstrap interval over prompts: avg@n; pass@k
+    (unbiased, Chen et al. 2021) for each k of `ks`; maj@k, if `answer` extracts the text that is
+    voted on; the `parts`; and avg@n of every value of the columns in "by". Without intervals:
+    truncated_fraction, extraction_failed_fraction, failed_rewards, response_tokens.
 
     A sample whose reward failed is left out; a prompt with fewer than k others has no value at k.
+    Raises InputError if every reward failed.
     """
     n = max(len(item["samples"]) for item in items)
     known = [[s for s in item["samples"] if s["score"] is not None] for item in items]
@@ -235,8 +238,9 @@ def _health(items: Sequence[dict]) -> dict:
 
 
 def evaluate_suites(options: EvaluateOptions) -> dict:
-    """Every suite of `options.suites` on the saved policy. JSON-ready: per suite its settings, its
-    metrics and the record of every prompt, and what is needed to run it again."""
+    """Runs every suite of `options.suites` on the saved policy. Returns, as JSON, per suite its
+    settings, its metrics and the record of every prompt, and what is needed to run it again. Raises
+    InputError for bad options or rows before the model is loaded."""
     check_options(options)
     started = time.perf_counter()
     # All rows are read, and their errors seen, before the model is loaded.

@@ -1,4 +1,4 @@
-"""Metrics of an evaluation within a run: accuracy, the same by source and by difficulty, and pass@k
+"""Metrics of an evaluation within a run: accuracy, overall, by source and by difficulty, and pass@k
 of drawn responses, each with its interval."""
 
 from collections.abc import Sequence
@@ -42,8 +42,9 @@ DIFFICULTY = ("difficulty", "level")  # columns of a data set that say how hard 
 def accuracy_metrics(
     prompts: Sequence[PromptRecord], right: np.ndarray, samples: Sequence[Completion]
 ) -> dict[str, float]:
-    """eval/accuracy and what belongs to it; `right` [P] is 1, 0, or NaN where a reward failed, and
-    not NaN everywhere."""
+    """eval/accuracy with its interval, by source and difficulty, and shares of responses that were
+    cut, failed or have no answer. `right` [P] is 1, 0, or NaN where a reward failed. Raises
+    InputError if all are NaN."""
     return {
         **accuracy_by_kind(prompts, right),
         **with_interval("eval/accuracy", bootstrap(right, within=SHARE)),
@@ -54,14 +55,14 @@ def accuracy_metrics(
 
 
 def with_interval(name: str, found: dict) -> dict[str, float]:
-    """An estimate as three metrics: NAME, NAME_low, NAME_high."""
+    """An estimate of `bootstrap` as three metrics: NAME, NAME_low, NAME_high."""
     return {name: found["value"], f"{name}_low": found["low"], f"{name}_high": found["high"]}
 
 
 def accuracy_by_kind(prompts: Sequence[PromptRecord], right: np.ndarray) -> dict[str, float]:
-    """{"eval/source/NAME": mean of `right` over the prompts of a source, ..._low, ..._high}, and
-    eval/difficulty/NAME for data whose rows have a column `difficulty` or `level`; NaN left out.
-    Nothing of sources, or of difficulties, where all prompts are of one."""
+    """{"eval/source/NAME": mean of `right` [P] over the prompts of a source, ..._low, ..._high},
+    and eval/difficulty/NAME for data whose rows have a column `difficulty` or `level`; NaN left
+    out. Sources, or difficulties, are left out if all prompts have the same."""
     out = {}
     for kind, kind_of in (("source", _source), ("difficulty", difficulty)):
         values: dict[str, list[float]] = {}
@@ -81,13 +82,13 @@ def _source(prompt: PromptRecord) -> str:
 
 
 def difficulty(prompt: PromptRecord) -> str:
-    """Returns the difficulty of a prompt by its row, "" where no column does."""
+    """Returns the difficulty of a prompt, from its row; "" if no column has it."""
     found = (prompt.extra_info.get(column) for column in DIFFICULTY)
     return next((str(value) for value in found if value not in (None, "")), "")
 
 
 def counts_of(samples: int) -> list[int]:
-    """The k of pass@k of so many samples: 1, 2, 4, ... and all of them."""
+    """The k of pass@k for this number of samples: 1, 2, 4, ... and all of them."""
     powers = [2**i for i in range(samples.bit_length()) if 2**i < samples]
     return [*powers, samples]
 

@@ -1,5 +1,4 @@
-"""pass@1 of prompts that are answered at length and of those that are not, and how two policies
-differ on each.
+"""pass@1 of prompts by the length of their responses, and how two policies differ on each length.
 
 A bucket holds prompts, by the mean length of their responses, so that the two policies are compared
 on the same prompts. Axes: P prompts.
@@ -17,7 +16,7 @@ Bucket = tuple[str, float, float]  # name, tokens above which and up to which it
 
 def buckets(bounds: Sequence[int]) -> list[Bucket]:
     """The buckets between `bounds` in tokens: (100, 200) makes tokens<=100, 100<tokens<=200 and
-    tokens>200. No bounds, no buckets."""
+    tokens>200; () makes none."""
     edges = sorted(bounds)
     if not edges:
         return []

@@ -1,7 +1,7 @@
 """One episode of a config's environment, played in this process and shown as it goes.
 
-Who plays is a function (the log's ids, how a turn is sampled) -> (the turn's ids, why it ended): a
-person, replies from a file, or a policy. What would be learned from stands in [[ ]], or green.
+A player is a function (the log's ids, how a turn is sampled) -> (the turn's ids, why it ended): a
+person, replies from a file, or a policy. Tokens that would be learned stand in [[ ]], or are green.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ Player = Callable[[Sequence[int], Sampling], tuple[list[int], str]]
 
 @dataclasses.dataclass
 class Log:
-    """One seat's tokens, and where it chose them."""
+    """The tokens of one seat, and a mask: 1 where it chose them."""
 
     ids: list[int]
     mask: list[int]
@@ -44,8 +44,8 @@ class Log:
 
 @dataclasses.dataclass
 class Played:
-    """An episode that has ended. `outcome` is {seat: score}; `ended` says why: "stop", "turns",
-    "length", a limit, or "failed: ..."."""
+    """An episode that has ended. `outcome` is {seat: score}. `ended` is the reason: "stop",
+    "turns", "length", a limit, or "failed: ..."."""
 
     logs: dict[str, Log]
     ended: str
@@ -64,7 +64,8 @@ def play(
     *,
     seed: int = 0,
 ) -> Played:
-    """Plays one episode of the row `record` and prints every turn."""
+    """Plays one episode of the row `record` and prints every turn. Raises InputError for a row that
+    lacks a field of the environment, and what the player raises."""
     component = resolve(config.environment.function, NAMESPACES["environment"])
     limits = limits_of(config)
     sampling = turn_sampling(config, make_sampling(config, tokenizer), tokenizer)
@@ -207,7 +208,8 @@ def _show_end(played: Played, console: Console) -> None:
 
 
 def row_of(config: Config, tokenizer: Tokenizer, number: int, split: str) -> PromptRecord:
-    """Row `number` of a split, in the order of a run."""
+    """Row `number`, from 0, of a split, in the order of a run. Raises InputError if the split has
+    fewer rows."""
     data = load_data(config, tokenizer)
     if split == "test":
         rows = data.test_prompts[: number + 1]
@@ -243,7 +245,7 @@ def turn_ids(text: str, sampling: Sampling, tokenizer: Tokenizer) -> tuple[list[
 
 
 def replies_in(text: str) -> list[str]:
-    """The replies of a script: what stands between lines of ---."""
+    """The replies of a script, which are parted by lines of ---."""
     return ["\n".join(part) for part in _parted(text.removesuffix("\n").split("\n"))]
 
 
@@ -258,7 +260,8 @@ def _parted(lines: Sequence[str]) -> list[list[str]]:
 
 
 def scripted(replies: Sequence[str], tokenizer: Tokenizer) -> Player:
-    """Plays the replies one after the other."""
+    """Plays the replies one after the other. The player raises InputError if there are too few, and
+    for one that the tokenizer cannot write."""
     left = list(replies)
 
     def player(log: Sequence[int], sampling: Sampling) -> tuple[list[int], str]:
@@ -275,7 +278,8 @@ def scripted(replies: Sequence[str], tokenizer: Tokenizer) -> Player:
 
 
 def by_hand(tokenizer: Tokenizer, ask: Callable[[str], str], console: Console) -> Player:
-    """Asks a person for every turn; a line that ends with a backslash goes on in the next."""
+    """Asks a person for every turn; a line that ends with a backslash goes on in the next. The
+    player raises InputError if the input ends before the episode does."""
 
     def player(log: Sequence[int], sampling: Sampling) -> tuple[list[int], str]:
         while True:

@@ -21,7 +21,7 @@ from rljax.rollout import Player, Reward, extraction_failed_fraction, player_of
 
 def pass_at_k(n: int, c: int, k: int) -> float:
     """1 - C(n - c, k) / C(n, k): the chance that k of n samples, c of them right, include a right
-    one."""
+    one (Chen et al. 2021). Raises InputError unless 1 <= k <= n."""
     if not 1 <= k <= n:
         raise InputError(
             "pass@k",
@@ -36,7 +36,10 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 def best_of_k(scores: Sequence[float], k: int) -> float:
     """E max over k of the n scores drawn without replacement:
-    sum_i s_(i) C(i - 1, k - 1) / C(n, k)."""
+    sum_i s_(i) C(i - 1, k - 1) / C(n, k).
+
+    Raises InputError unless 1 <= k <= n, and for a NaN.
+    """
     ordered = sorted(scores)
     n = len(ordered)
     if any(math.isnan(s) for s in ordered):
@@ -53,7 +56,8 @@ def best_of_k(scores: Sequence[float], k: int) -> float:
 
 
 def majority(answers: Sequence[str | None]) -> str | None:
-    """The most frequent answer; the one seen first wins ties. None is no answer and has no vote."""
+    """The most frequent answer; the one seen first wins ties. None is no answer and has no vote;
+    the result is None if nobody votes."""
     votes = collections.Counter(a for a in answers if a is not None)  # keeps the order of arrival
     return max(votes, key=votes.__getitem__) if votes else None
 
@@ -61,7 +65,8 @@ def majority(answers: Sequence[str | None]) -> str | None:
 def majority_at_k(answers: Sequence[str | None], right: Sequence[bool], k: int) -> float:
     """Share of the n // k disjoint runs of k samples whose voted answer is right.
 
-    `right[i]` says whether answer i is; the first sample that gave the voted answer decides.
+    `right[i]` says whether answer i is; the first sample that gave the voted answer decides. Raises
+    InputError unless 1 <= k <= n.
     """
     n = len(answers)
     if not 1 <= k <= n:
@@ -102,11 +107,13 @@ def bootstrap(
     seed: int = 0,
     within: tuple[float, float] | None = None,
 ) -> dict:
-    """Mean of per-prompt values with a 95 % percentile-bootstrap interval over prompts. `weights`:
-    of each prompt in the mean, sum w x / sum w; None: all the same.
+    """Mean of per-prompt values [P] with a 95 % percentile-bootstrap interval over prompts:
+    {"value", "low", "high", "n"}. NaN is left out. `weights` [P]: the mean is sum w x / sum w;
+    None: all the same.
 
     `within`: the bounds of such values. Where all n are equal and at a bound, or all 0, drawing
     from them again says nothing, and the interval is Wilson's: z^2 / (n + z^2) wide (Wilson 1927).
+    Raises InputError if no value is known.
     """
     values = np.asarray(values, np.float64)
     weights = np.ones(len(values)) if weights is None else np.asarray(weights, np.float64)
@@ -135,33 +142,35 @@ def greedy_accuracy(
     *,
     correct_at: float = 1.0,
 ) -> tuple[np.ndarray, list[Completion]]:
-    """1 or 0 for each prompt: does the greedy response score at least `correct_at`? NaN: its reward
-    failed. And the responses."""
+    """(1 or 0 for each prompt [P], whether its greedy response scores at least `correct_at`; the
+    responses). NaN where a reward failed."""
     samples = sample_all(policy.greedy(), prompts, 1, scorer, key=root_key(0))
     return correct(score_table(samples, 1)[:, 0], correct_at), samples
 
 
 def no_answer(samples: Sequence[Completion], prefix: str = "") -> dict[str, float]:
-    """{prefix + "extraction_failed_fraction": share of the samples without an answer}; {} where the
-    reward does not say so by a part called extracted."""
+    """{prefix + "extraction_failed_fraction": share of the samples without an answer}; {} unless
+    the reward has a part called extracted."""
     failed = extraction_failed_fraction(sample.parts for sample in samples)
     return {} if failed is None else {f"{prefix}extraction_failed_fraction": failed}
 
 
 def score_table(samples: Sequence[Completion], n: int) -> np.ndarray:
-    """The rewards of `sample_all` with n samples a prompt: [prompts, n], NaN where one failed."""
+    """The rewards [prompts, n] of samples from `sample_all` with n per prompt; NaN where
+    one failed."""
     return np.array([sample.reward for sample in samples], np.float64).reshape(-1, n)
 
 
 def correct(scores: np.ndarray, correct_at: float) -> np.ndarray:
-    """1 where a score is at least `correct_at`, else 0; NaN stays NaN."""
+    """1 where a score is at least `correct_at`, else 0; NaN stays NaN. Scores may have
+    any shape."""
     return np.where(np.isnan(scores), np.nan, scores >= correct_at)
 
 
 @dataclasses.dataclass(frozen=True)
 class Answers:
-    """The responses to P prompts: the greedy one of each, and n drawn ones of each, prompt after
-    prompt."""
+    """The responses to P prompts: one greedy response to each, and n drawn ones, prompt
+    after prompt."""
 
     greedy: list[Completion]
     drawn: list[Completion]
@@ -169,7 +178,7 @@ class Answers:
 
     def pass_rates(self, correct_at: float) -> np.ndarray:
         """pass@1 of each prompt [P]: the share of its drawn responses that score at least
-        `correct_at`, or whether the greedy one does where none is drawn. NaN: no known reward."""
+        `correct_at`; without drawn ones 1 or 0 for the greedy one. NaN: no known reward."""
         samples, n = (self.drawn, self.n) if self.n else (self.greedy, 1)
         right = correct(score_table(samples, n), correct_at)
         known = ~np.isnan(right)
@@ -177,7 +186,7 @@ class Answers:
         return np.where(known.any(axis=1), share, np.nan)
 
     def tokens(self) -> np.ndarray:
-        """The mean length of each prompt's responses that `pass_rates` reads [P]."""
+        """Mean length in tokens [P] of the responses that `pass_rates` reads."""
         samples, n = (self.drawn, self.n) if self.n else (self.greedy, 1)
         return np.array([len(s.ids) for s in samples], np.float64).reshape(-1, n).mean(axis=1)
 
@@ -190,7 +199,7 @@ def answer_prompts(
     samples: int,
     seed: int = 0,
 ) -> Answers:
-    """The greedy response to every prompt and `samples` drawn ones, scored."""
+    """Samples and scores the greedy response to every prompt and `samples` drawn ones."""
     greedy = sample_all(policy.greedy(), prompts, 1, scorer, key=root_key(0))
     drawn = []
     if samples:
@@ -206,8 +215,9 @@ def answer_metrics(
     episodes: bool = False,
     answer: Callable[[str], str | None] = final_answer,
 ) -> dict:
-    """Greedy accuracy, and of the drawn responses mean@n, pass@k, best_of@k, maj@k. All with
-    intervals. `episodes` adds their turns and calls."""
+    """Greedy accuracy, and of the drawn responses mean@n, pass@k, best_of@k, maj@k, all with
+    intervals over prompts. `episodes` adds the numbers of their turns and calls. Raises InputError
+    if no prompt has a value of one of them."""
     right = correct(score_table(answers.greedy, 1)[:, 0], correct_at)
     out = {
         "greedy_accuracy": bootstrap(right, within=SHARE),
@@ -253,10 +263,11 @@ def sampled_metrics(
     ks: Sequence[int],
     correct_at: float = 1.0,
 ) -> dict:
-    """mean@n, pass@k, best_of@k and maj@k of scores and answers [prompts, samples].
+    """mean@n, pass@k, best_of@k and maj@k of scores and answers [prompts, samples], each with an
+    interval over prompts.
 
     A sample whose reward failed (NaN) is left out; a prompt with fewer than k others has no value
-    at k.
+    at k. Raises InputError if no prompt has a value.
     """
     kept = []
     for row, texts in zip(np.asarray(scores, np.float64), answers, strict=True):

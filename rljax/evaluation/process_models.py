@@ -1,6 +1,5 @@
 """Evaluation of a process reward model on disk: scores of labelled lines, error and sign accuracy.
-Axes: B rows, S tokens; results are lists of rows, one number per line.
-"""
+Axes: B rows, S tokens; results are lists of rows, one number per line."""
 
 import dataclasses
 import functools
@@ -36,8 +35,9 @@ class SavedScorer:
 
 
 def load_scorer(folder: str | Path) -> SavedScorer:
-    """The model of a Hugging Face folder with a scalar head, such as a run's reward_model/, or of a
-    repository of the hub."""
+    """The model of a Hugging Face folder with a scalar head, such as a run's reward_model/, or
+    of a repository of the hub. Raises InputError for a folder that does not exist or has no
+    such model."""
     folder = hub.model_folder(folder)
     if not folder.is_dir():
         raise InputError("no such folder", value=str(folder), fix="give a run's reward_model/")
@@ -51,7 +51,8 @@ _token_scores = functools.partial(jax.jit, static_argnames=("model", "rows"))(to
 def step_scores(
     scorer: SavedScorer, items: Sequence[Stepwise], *, rows_at_once: int = 64
 ) -> list[np.ndarray]:
-    """The score at the end of every labelled step of each item, in their order: [steps] each."""
+    """The score at the end of every labelled step of each item, in their order: one array
+    [steps] each."""
     length = max(len(item.ids) for item in items)
     out = []
     for start, chunk in filled_chunks(items, rows_at_once):
@@ -65,8 +66,8 @@ def step_scores(
 def score_lines(
     scorer: SavedScorer, prompt: str | list[dict], lines: Sequence[str], *, ended: bool = False
 ) -> list[float]:
-    """The score of every line, given the lines before it: those of a growing prefix are those of
-    the final text."""
+    """The score of every line, given the lines before it: the scores of a growing prefix are those
+    of the final text. Raises InputError for more tokens than the model reads."""
     labels = [0.0] * len(lines)
     record = dict(prompt=prompt, completions=list(lines), labels=labels, ended=ended, index=0)
     return step_scores(scorer, _encode(scorer, [record])[0], rows_at_once=1)[0].tolist()
@@ -78,9 +79,10 @@ def _encode(scorer: SavedScorer, rows: list[dict]) -> tuple[list[Stepwise], dict
 
 
 def step_metrics(scores: Sequence[np.ndarray], labels: Sequence[np.ndarray]) -> dict[str, float]:
-    """Metrics over all lines: mse; of lines whose label is not 0, the share whose score has its
-    sign; mean |score| of lines whose label is 0 (0.0 where there are none). `mse_clipped` clips
-    scores to [-1, 1] as the dense reward does."""
+    """Metrics over all lines, from scores and labels [lines] of each program: mse; among lines
+    whose label is not 0, the share whose score has the label's sign; mean |score| of lines whose
+    label is 0 (0.0 where there are none). `mse_clipped` clips scores to [-1, 1] as the dense
+    reward does."""
     s, y = (np.concatenate([np.asarray(x, np.float64) for x in v]) for v in (scores, labels))
     signed, neutral = y != 0, y == 0
     return {
@@ -94,7 +96,9 @@ def step_metrics(scores: Sequence[np.ndarray], labels: Sequence[np.ndarray]) -> 
 
 
 def evaluate_scorer(folder: str | Path, data: str, *, split: str = "test") -> dict:
-    """{"metrics": step_metrics, "rows": [{prompt, lines, scores, labels}]} of a file of steps."""
+    """{"metrics": step_metrics, "counts": of rows kept and dropped, "rows": [{prompt,
+    lines, scores, labels}]} of a file of steps. Raises InputError for a row that is not
+    valid or too long."""
     scorer = load_scorer(folder)
     rows = load_rows(data, split, "stepwise")
     items, counts = _encode(scorer, rows)
@@ -108,7 +112,7 @@ def evaluate_scorer(folder: str | Path, data: str, *, split: str = "test") -> di
 
 
 def score_table(lines: Sequence[str], scores: Sequence[float], labels: Sequence[float] = ()):
-    """A rich table: each line beside its score, and its label where there is one."""
+    """A rich table: each line beside its score, and its label if it has one."""
     from rich.table import Table
 
     known = list(labels) or [None] * len(lines)

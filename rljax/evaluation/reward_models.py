@@ -35,12 +35,13 @@ METRICS = {
 def pair_report(scores, lengths, live=None, *, bins: int = 5) -> dict[str, float]:
     """Accuracy, calibration, scores, and accuracy by which completion is longer.
 
-    scores [2N], lengths [2N], live [N] (default all). accuracy counts equal scores as 1/2.
-    calibration_error is the expected calibration error of sigmoid(margin) as the probability that
-    the model's favourite was chosen: sum over `bins` equal bins of confidence in [1/2, 1] of the
-    bin's share times |accuracy - mean confidence|. reliability/LOW-HIGH/... are the bins, and
+    scores [2N], lengths [2N] in tokens, live [N] (default all). accuracy counts equal scores as
+    1/2. calibration_error is the expected calibration error of sigmoid(margin) as the probability
+    that the model's favourite was chosen: sum over `bins` equal bins of confidence in [1/2, 1] of
+    the bin's share times |accuracy - mean confidence|. reliability/LOW-HIGH/... are the bins, and
     accuracy/chosen_longer, chosen_shorter, equal_length the buckets: only those with pairs in them.
-    Raises InputError for scores that are not finite.
+    Raises InputError for other shapes, for `bins` below 1, and for scores that are not finite. {}
+    without a live pair.
     """
     scores, lengths = np.asarray(scores, np.float64), np.asarray(lengths)
     if scores.ndim != 1 or scores.shape != lengths.shape or len(scores) % 2:

@@ -35,8 +35,8 @@ from rljax.policies.search import searching
 
 
 def held_out_data(config: Config) -> str:
-    """The data with the held-out rows of a run: data.test, or data.train where that is a task, with
-    a test split of its own, or a file of which a share was held out; "" where there are none."""
+    """The data with the held-out rows of a run: data.test; else data.train if that is a task with a
+    test split, or a file of which a share was held out; else ""."""
     own = config.data.test_fraction or not is_path(config.data.train)
     return config.data.test or (config.data.train if own else "")
 
@@ -96,11 +96,12 @@ def _answer_rows(asked: _Asked, correct_at: float) -> list[dict]:
 def evaluate_saved(
     options: EvaluateOptions, *, answer: Callable[[str], str | None] = final_answer
 ) -> dict:
-    """Greedy accuracy, mean@n, pass@k, best_of@k and maj@k of a saved policy, pass@1 by the length
-    of the responses, and with `options.against` those of another policy on the same prompts and
-    the differences, prompt by prompt. JSON-ready.
+    """Greedy accuracy, mean@n, pass@k, best_of@k and maj@k of a saved policy, and pass@1 by the
+    length of the responses, as JSON. With `options.against` also those of another policy on the
+    same prompts, and the differences, prompt by prompt.
 
-    `answer` extracts from a response what maj@k votes on.
+    `answer` extracts the text that maj@k votes on from a response. Raises InputError for bad
+    options, and without data or a reward.
     """
     if options.samples is None:
         options = dataclasses.replace(options, samples=8)

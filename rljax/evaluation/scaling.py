@@ -1,5 +1,5 @@
 """Scaling-law fit of performance against compute: a sigmoid (ScaleRL, arXiv 2510.13786), its fit to
-points and to the metrics of a run folder, and what it predicts for more compute."""
+points and to the metrics of a run folder, and its prediction for more compute."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,8 @@ from rljax.runs.store import is_folder
 
 
 def sigmoid_curve(compute, *, start: float, asymptote: float, midpoint: float, steepness: float):
-    """R(C) = start + (asymptote - start) / (1 + (midpoint / C)^steepness)."""
+    """R(C) = start + (asymptote - start) / (1 + (midpoint / C)^steepness), for compute C of
+    any shape."""
     compute = np.asarray(compute, np.float64)
     return start + (asymptote - start) / (1 + (midpoint / compute) ** steepness)
 
@@ -25,7 +26,8 @@ def fit_sigmoid(
     """Least squares of `sigmoid_curve` over asymptote, midpoint and steepness; returns them and r2.
 
     `start` is the performance before training; the first `skip` points, where the curve is not yet
-    a sigmoid, are left out. Compute in any unit: midpoint is in the same.
+    a sigmoid, are left out. Compute in any unit: midpoint is in the same. Raises InputError unless
+    at least 4 pairs are left, all finite and with compute above 0.
     """
     from scipy.optimize import least_squares
 
@@ -59,8 +61,9 @@ def fit_sigmoid(
 
 
 def points(run: Run, metric: str, compute: str) -> tuple[np.ndarray, np.ndarray]:
-    """(compute, performance) of the last phase of a run: steps of that phase, or another metric of
-    metrics.jsonl summed over them, at every step that logged `metric`."""
+    """(compute [n], performance [n]) of the last phase of a run, at every step that logged
+    `metric`. Compute is the number of steps of that phase, or another metric of metrics.jsonl
+    summed over them."""
     phase = run.phases()[-1] if run.phases() else None
     rows = [row for row in run.rows if phase in (None, row["phase"])]
     before = max((row["x"] for row in run.rows if row["phase"] != phase), default=0) if phase else 0
@@ -95,7 +98,8 @@ def starting_value(run: Run, metric: str) -> float:
 
 def fit_runs(options: ScalingOptions) -> dict[str, dict[str, float]]:
     """The fit of every run folder: points, start, asymptote, midpoint, steepness, r2; with `until`
-    the mean distance of the later points from the prediction, with `to` the value there."""
+    the mean distance of the later points from the prediction, with `to` the value there. Raises
+    InputError for a folder that is no run, and for too few points of the two metrics."""
     check_options(options)
     out = {}
     for folder in options.runs:

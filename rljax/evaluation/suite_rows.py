@@ -1,5 +1,7 @@
 """Rows of the published benchmarks as prompts and ground truths, in the words of their own
-evaluations. What a row lacks is an InputError that names the column.
+evaluations.
+
+A row that lacks a column, or holds something else there, raises InputError that names the column.
 """
 
 import base64
@@ -34,7 +36,8 @@ def exemplars(
     data: str, given: str, split: str, shots: int, columns: Sequence[str], by: str = ""
 ) -> Solved:
     """The first `shots` rows of the file `given`, else of the `split` of the data; with `by` the
-    first of each value of that column. None where shots is 0."""
+    first of each value of that column. Empty if shots is 0. Raises InputError for shots below 0,
+    for a file without shots, for data without another split, and for too few rows."""
     if shots < 0:
         raise InputError("shots", value=shots, fix="shots=0 for none, or the number of exemplars")
     if not shots:
@@ -99,7 +102,8 @@ def boxed_answer(response: str) -> str | None:
 
 
 def gsm8k(row: dict, *, instruction: str, solved: Solved) -> dict:
-    """{"question", "answer" with the number behind ####}."""
+    """Reads {"question", "answer" with the number behind ####}. Raises InputError for another row,
+    and for one that is among the exemplars."""
     made = maps.gsm8k(row, 0, instruction=instruction)
     if not solved:
         return {"prompt": _asked(made["prompt"]), "ground_truth": made["ground_truth"]}
@@ -110,7 +114,7 @@ def gsm8k(row: dict, *, instruction: str, solved: Solved) -> dict:
 
 
 def boxed(row: dict, *, instruction: str) -> dict:
-    """{"problem", "answer"} and maybe "subject" and "level"."""
+    """Reads {"problem", "answer"} and maybe "subject" and "level"."""
     answer = row.get("answer")
     if isinstance(answer, int | float) and not isinstance(answer, bool):
         answer = str(answer)
@@ -124,8 +128,8 @@ def boxed(row: dict, *, instruction: str) -> dict:
 
 
 def aime(row: dict, *, instruction: str) -> dict:
-    r"""{"problem" or "question", "answer"}, also with capitals, or a "solution" that is one
-    `\boxed{}`."""
+    r"""Reads {"problem" or "question", "answer"}, also with capitals, or a "solution" that is one
+    `\boxed{}`. Raises InputError unless the answer is an integer from 0 to 999."""
     row = {name.lower(): value for name, value in row.items()}
     answer = row.get("answer")
     if "answer" not in row and isinstance(row.get("solution"), str):
@@ -156,7 +160,8 @@ def aime(row: dict, *, instruction: str) -> dict:
 
 
 def mmlu_pro(row: dict, *, solved: Solved) -> dict:
-    """{"question", "options", "answer": a letter, "answer_index", "category"}."""
+    """Reads {"question", "options", "answer": a letter, "answer_index", "category"}. Raises
+    InputError for another row, and for a category without an exemplar if there are some."""
     category, letter = maps.column(row, "category"), _choice(row)
     _require_unseen(row, solved, ("question", "options"))
     instruction = (
@@ -238,7 +243,8 @@ def _choice(row: dict) -> str:
 
 
 def ifeval(row: dict) -> dict:
-    """{"prompt", "instruction_id_list", "kwargs"}."""
+    """Reads {"prompt", "instruction_id_list", "kwargs"}. Raises InputError for instructions that
+    are not IFEval's."""
     prompt = maps.column(row, "prompt")
     truth = {name: row.get(name) for name in ("instruction_id_list", "kwargs")}
     if missing := [name for name in truth if name not in row]:
@@ -279,7 +285,7 @@ _LCB_STDIN = (
 
 
 def check_day(name: str, day: str) -> None:
-    """Raises InputError for what is no day, such as "2024-08-01", nor ""."""
+    """Raises InputError unless `day` is a date such as "2024-08-01", or ""."""
     try:
         if day:
             datetime.date.fromisoformat(day)
@@ -288,8 +294,10 @@ def check_day(name: str, day: str) -> None:
 
 
 def livecodebench(row: dict, *, start: str, end: str) -> dict | None:
-    """{"question_content", "public_test_cases"} and maybe "private_test_cases", "starter_code",
-    "metadata", "difficulty"; None for a contest outside of the days."""
+    """Reads {"question_content", "public_test_cases"} and maybe "private_test_cases",
+    "starter_code", "metadata", "difficulty"; None for a contest before the day `start` or after
+    `end`. Raises InputError for tests that are missing or of two kinds, and for a row without a
+    date if days are given."""
     question = maps.column(row, "question_content")
     if start or end:
         day = str(row.get("contest_date") or "")[:10]
@@ -403,5 +411,5 @@ def _test_cases(row: dict, name: str) -> list[dict]:
 
 
 def pinned(data: str) -> str:
-    """A spec with the commit of the hub that it is read at."""
+    """A spec of the hub with the commit that was read; any other spec as it is."""
     return hub.pinned(data) if hub.is_hub(data) else data

@@ -28,7 +28,7 @@ class Suite:
     that it cannot read. columns: what a row must have, for that error.
     reward: a reward function as text; an answer is right where the score is at least 1.
     samples of each prompt at `temperature` (0: the greedy response alone) and `top_p`; `stop`:
-    texts that end a response and do not belong to it. timeout_s: of scoring one response.
+    texts that end a response and do not belong to it. timeout_s: seconds to score one response.
     answer: extracts from a response what maj@k votes on, None where it has none; None: no maj@k.
     parts: further parts of the score that are averaged, each with the part that weighs a response,
     "" where all weigh the same. by: columns whose values have metrics of their own.

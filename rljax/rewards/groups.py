@@ -52,7 +52,7 @@ def diversity(
 
     `correct`: a reward of one response, by whose score the result is multiplied (parts diversity
     and correct); where it raises, that response has no reward. A response shorter than n units is
-    one gram.
+    one gram. Raises InputError for n below 1.
     """
     _check_n(n)
     grams = [_grams(response, n, unit) for response in responses]

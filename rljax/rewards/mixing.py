@@ -1,5 +1,5 @@
-"""Rewards made of rewards: a weighted mixture, one reward per data source, one reward and the cost
-that another says, a reward under judges, and a reward model's score as one of them.
+"""Rewards made of rewards: a weighted mixture, one reward per data source, a reward with a cost
+from another one, a reward under judges, and a reward model's score as one of them.
 
 Parts are normalised over a batch or a group by `rljax.shaping.scores.mixed_parts` and
 `rljax.advantages.gdpo`.
@@ -215,7 +215,10 @@ def _pass_marks(judges: tuple, pass_at: tuple[float, ...]) -> tuple[float, ...]:
 
 @contract(safe=True)
 def reward_model(model_score: float) -> float:
-    """The score of the reward model of reward.model, as one of the rewards of a mixture."""
+    """The score of the reward model of reward.model, as one of the rewards of a mixture.
+
+    Raises ValueError if it is not finite.
+    """
     if not math.isfinite(model_score):
         raise ValueError(f"the reward model says {model_score}")
     return model_score

@@ -5,7 +5,8 @@ that returns a `Task`, named by its module, `"my_task.my_task(size=3)"`. Where r
 the reward is the task's own, and where evaluate.reward is "" so is the evaluation.
 
 Functions that return a Task, by theme. A task's splits are disjoint: held-out prompts are never
-trained on.
+trained on. Each raises InputError for an option outside of its range, and if the prompts are too
+few for its splits.
 """
 
 from rljax.data.online.stream import Stream

@@ -84,6 +84,7 @@ def json_extraction(
     `fields` facts about an order, an event or a person in random order, between `noise` sentences
     that do not matter; the prompt names the keys and their types. "short" writes "k1=v1;k2=v2>" for
     models of a few layers. Reward: json_match(), the share of the values; evaluation: all of them.
+    Raises InputError unless 1 <= fields <= 6 and 0 <= noise <= 4, and for another style.
     """
     check_range("json_extraction", "fields", fields, 1, 6)
     check_range("json_extraction", "noise", noise, 0, len(_NOISE))

@@ -24,8 +24,8 @@ def guess_number(
     seed: int = 0,
 ) -> Task:
     """Rows with a `secret` from 1 to `high`. Worked examples answer a game of up to `turns` guesses
-    with a number and a line break: `halving_share` of them halve what is left, the others say any
-    number."""
+    with a number and a line break: `halving_share` of them halve the interval that is left, the
+    others guess any number."""
     check_range("guess_number", "high", high, 2, 999)
     check_range("guess_number", "turns", turns, 1, 20)
     check_range("guess_number", "halving_share", halving_share, 0, 1)
@@ -68,10 +68,9 @@ LINES = ("012", "345", "678", "036", "147", "258", "048", "246")
 def tic_tac_toe(
     *, games: int = 64, tactics_share: float = 0.2, worked_examples: int = 4096, seed: int = 0
 ) -> Task:
-    """Rows of `games` games that differ in nothing but their seeds. Worked examples are positions
-    of random play, as the environment shows them with style='short': `tactics_share` of them answer
-    with the third of a line or what keeps the other from it, where there is one, the others with
-    any free cell."""
+    """Rows of `games` games that differ only in their seeds. Worked examples are positions of
+    random play, as the environment shows them with style='short': `tactics_share` of them answer
+    with a cell that completes or blocks a line, if there is one, the others with any free cell."""
     check_range("tic_tac_toe", "games", games, 1, 100_000)
     check_range("tic_tac_toe", "tactics_share", tactics_share, 0, 1)
     rows = [
@@ -113,7 +112,7 @@ def _thirds(board: list[str], mark: str) -> list[int]:
 @contract(safe=True)
 def kuhn_poker() -> Task:
     """The six deals of Kuhn poker: `deal` "KQ" gives the first seat the king. Worked examples pass
-    and bet equally often wherever somebody moves."""
+    and bet equally often at every decision."""
     rows = [
         {
             "prompt": deal,

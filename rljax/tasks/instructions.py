@@ -75,6 +75,8 @@ def instructions(
 
     `kind`: words, a number of words; ending, a last phrase; repeat, a word that stands there so
     many times. There are between 390 and 800 prompts of each. Reward: instruction_following().
+
+    Raises InputError for another kind.
     """
     if kind not in _KINDS:
         raise InputError("instructions(kind)", value=kind, fix=f"write {' or '.join(_KINDS)}")

@@ -49,6 +49,8 @@ def countdown(
 
     Every problem is made from a random expression, so that it has an answer; the target is a whole
     number from 1 to `max_target`. Reward: countdown(format_score=0.1); evaluation: countdown().
+    Raises InputError for an option outside of its range, and if no expression with a target within
+    reach is found.
     """
     check_range("countdown", "numbers", numbers, 2, 8)
     check_range("countdown", "max_number", max_number, 2, 9999)

@@ -65,7 +65,10 @@ def sort_digits(
     seed: int = 0,
 ) -> Task:
     """ "83051>" -> "01358": put the digits in ascending order. `prompts` distinct ones, split at
-    random."""
+    random.
+
+    Raises InputError unless 2 <= digits <= 12.
+    """
     if not 2 <= digits <= 12:
         raise InputError(
             "sort_digits(digits)",
@@ -91,7 +94,10 @@ def addition(
     worked_examples: int = 256,
     seed: int = 0,
 ) -> Task:
-    """ "37+58=" -> "95": add two numbers of up to `digits` digits."""
+    """ "37+58=" -> "95": add two numbers of up to `digits` digits.
+
+    Raises InputError unless 1 <= digits <= 9.
+    """
     if not 1 <= digits <= 9:
         raise InputError(
             "addition(digits)",
@@ -119,7 +125,8 @@ def letter_count(
 ) -> Task:
     """ "dabfcaed>" -> "2": how often "a" occurs, 0 to letters/2 times, all equally likely.
 
-    `prompts` texts are drawn and repeated ones dropped.
+    `prompts` texts are drawn and repeated ones dropped. Raises InputError unless 2 <= letters <= 19
+    and 3 <= kinds <= 26.
     """
     if not 2 <= letters <= 19:
         raise InputError(
@@ -160,7 +167,10 @@ def first_letter(
 ) -> Task:
     """ "bca>" -> "b": the first of `letters` letters, each one of `kinds`; all texts, split at
     random. The smallest task with a right answer per prompt. Another `data_source` makes it another
-    task of a mixture."""
+    task of a mixture.
+
+    Raises InputError unless 2 <= kinds <= 26, 1 <= letters <= 6, and kinds^letters <= 20,000.
+    """
     if not 2 <= kinds <= 26:
         raise InputError(
             "first_letter(kinds)",
@@ -224,7 +234,10 @@ def running_sum(
 ) -> Task:
     """ "3574>" -> "8\\n5\\n9": the sums of the first 2, 3, ... digits, one a line, each modulo
     `modulus`; the last line is the answer. The reward is `last_line`, the ground truth the answer
-    alone: a slip on the way is not seen but in what follows from it."""
+    alone: a slip on the way is not seen but in what follows from it.
+
+    Raises InputError unless 3 <= terms <= 9 and 2 <= modulus <= 10.
+    """
     if not 3 <= terms <= 9:
         raise InputError(
             "running_sum(terms)",
@@ -279,8 +292,11 @@ def program_synthesis(
     lines), all of one digit, each in a place as wide as a line, and every line is judged: it needs
     two neighbours alone, so that what is learned on some problems holds on others, and a wrong line
     is never made good.
-    Harder with more lines, constants and `operations`; `with_input` lets x be an operand; what is
-    asked for has `min_lines` at least. Repeated prompts are dropped: 500 of 5000 functions stay.
+
+    Harder with more lines, constants and `operations`; `with_input` lets x be an operand; the
+    program has at least `min_lines`. Repeated prompts are dropped: 500 of 5000 functions stay.
+    Raises InputError for an option outside of its range, and for "trace" unless operations="+-"
+    and with_input=False.
     """
     ranges = (
         ("lines", lines, 1, 6),
@@ -360,7 +376,8 @@ def letter_quota(
 
     The demonstrations are bounded: at most `shown` of their letters count, each number from 0 to
     `shown` equally often. With `shown` below `quota` none of them is a best answer, and what scores
-    them in order, such as a reward model, sees only that more is better.
+    them in order, such as a reward model, sees only that more is better. Raises InputError unless 2
+    <= letters <= 32, 2 <= kinds <= 26, 1 <= quota <= letters and 0 <= shown <= letters.
     """
     ranges = (("letters", letters, 2, 32), ("kinds", kinds, 2, 26), ("quota", quota, 1, letters))
     for name, value, low, high in (*ranges, ("shown", shown, 0, letters)):

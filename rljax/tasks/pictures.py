@@ -48,8 +48,9 @@ def drawn_digits(
 ) -> Task:
     """A picture of `digits` digits, each one of the first `kinds`, and the question what they are.
 
-    Each stands in a square of `pixels`, at a random position, in random colours, under noise of so
-    many levels. A picture is a function of (seed, split, index); training is an endless stream.
+    Each stands in a square of `pixels` x `pixels`, at a random position, in random colours, under
+    noise of up to `noise` of 255 levels. A picture is a function of (seed, split, index); training
+    is an endless stream.
     """
     check_range("drawn_digits", "digits", digits, 1, 16)
     check_range("drawn_digits", "kinds", kinds, 2, 10)

@@ -16,8 +16,8 @@ from rljax.rewards.unit_tests.programs import Instruction, run_program
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """prompt ("2x+1:", "1>3,2>5:" or "3>5,>4,:"), ground_truth (what the reward reads), a program
-    that passes."""
+    """A problem: its prompt ("2x+1:", "1>3,2>5:" or "3>5,>4,:"), its ground_truth for the reward,
+    and a program that passes."""
 
     prompt: str
     ground_truth: str
@@ -37,6 +37,7 @@ def instructions(max_constant: int, operations: str, with_input: bool) -> list[I
 
 
 def program_text(program: Sequence[Instruction]) -> str:
+    """The text of a program, one instruction per line."""
     return "\n".join(operation + operand for operation, operand in program)
 
 

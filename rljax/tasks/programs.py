@@ -76,11 +76,14 @@ def code_tests(
     """ "... keep the even numbers, then square each. Print the sum." -> a Python program.
 
     The program reads integers from one line of standard input. `steps` operations on the list, one
-    result; `shown` of the `tests` stand in the prompt as examples. ground_truth is JSON:
-    {"inputs": [texts], "outputs": [texts]}. Reward: code_tests().
+    result; `shown` of the `tests` stand in the prompt as examples. ground_truth is JSON: {"inputs":
+    [texts], "outputs": [texts]}. Reward: code_tests().
 
     "short" asks models of a few layers for a function of one integer: "+3,*2;4=14>" ->
     "def f(x):return((x+3)*2)", tested by calls.
+
+    Raises InputError unless 1 <= steps <= 6, 1 <= tests <= 50 and 0 <= shown <= tests, and for
+    another style.
     """
     check_range("code_tests", "steps", steps, 1, 6)
     check_range("code_tests", "tests", tests, 1, 50)

@@ -33,7 +33,7 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """One drawn problem; `completion` is a right answer, "" where none is known."""
+    """One drawn problem. `completion` is a right answer, "" if none is known."""
 
     prompt: str
     ground_truth: str
@@ -69,8 +69,9 @@ def procedural(
     a whole number.
 
     `test` distinct prompts are drawn first, and what equals one of them is never trained on.
-    `prompts` 0 is an endless stream; else so many are drawn and repeated ones dropped. Item i of
-    a split is a function of (name, seed, split, i). `chat` writes prompts as messages.
+    `prompts` 0 is an endless stream; else so many are drawn and repeated ones dropped. Item i of a
+    split is a function of (name, seed, split, i). `chat` writes prompts as messages. Raises
+    InputError for an option outside of its range, and if `draw` finds too few distinct prompts.
     """
     _check_counts(name, prompts, test, worked_examples)
 

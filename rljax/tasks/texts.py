@@ -22,6 +22,7 @@ def prompt_texts(
     goes on with the next question.
 
     Prompts for evaluation, rewards and the alphabet are those of `of`, whose prompts are texts.
+    Raises InputError for an `of` that is no task, or whose prompts are not all texts.
     """
     check_range("prompt_texts", "texts", texts, 1, 10**7)
     check_range("prompt_texts", "prompts_per_text", prompts_per_text, 1, 1000)

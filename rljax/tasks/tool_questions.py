@@ -1,8 +1,8 @@
 """Questions that need a tool, and programs that need a second look, for models of a few layers.
 
-Worked examples teach how a call is written and how its answer is copied; only `call_share` of those
-that begin an answer call, the others say any answer. They are logs as the policy reads them where
-the tokenizer has no chat template: what was said, one behind the other.
+Worked examples teach how a call is written and how its answer is copied. Of those that begin an
+answer only `call_share` make a call; the others give any answer. They are logs as the policy reads
+them if the tokenizer has no chat template: texts one behind the other.
 """
 
 import dataclasses

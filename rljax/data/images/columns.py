@@ -1,7 +1,7 @@
-"""The images of a row: which column or message holds each, and where in its texts it stands.
+"""The images of a row: which column or message holds each, and where in the row's texts it stands.
 
-A row that comes in any of these forms leaves in one: `<image>` in the text of a prompt or message
-marks each place, and `images` holds a Source for each, in the order of the text.
+Rows in any of the forms below become rows in one form: `<image>` in the text of a prompt or message
+marks the position of an image, and `images` holds a Source for each, in the order of the text.
 
 - column `images`: paths relative to the data file, bytes, {"bytes", "path"} as the datasets
   library writes them, base64, data URLs; or `image`, one of these;
@@ -9,8 +9,8 @@ marks each place, and `images` holds a Source for each, in the order of the text
 - messages that hold their images: {"type": "image_url", "image_url": {"url": "data:..."}},
   {"type": "image", "image": ...}.
 
-Images of a conversation without any place for them stand at the beginning of its first user turn,
-as in TRL.
+Images of a conversation that marks no position for them stand at the beginning of its first user
+turn, as in TRL.
 """
 
 import base64
@@ -44,7 +44,9 @@ def has_images(row: Mapping) -> bool:
 
 
 def with_images(row: Mapping, location: str, folder: Path | None) -> dict:
-    """The row in the one form, where it holds images. `folder`: what paths are relative to."""
+    """The row with `<image>` in its texts and `images` as Sources; a row without images as it is.
+    Paths are relative to `folder`. Raises InputError for a column `videos`, for what is no image
+    (`source_of`), and unless images and positions agree in number."""
     if isinstance(row.get("videos"), (list, tuple, np.ndarray)) and len(row["videos"]):
         raise InputError(
             f"{location}, column 'videos' is not read",
@@ -91,8 +93,7 @@ def with_images(row: Mapping, location: str, folder: Path | None) -> dict:
 
 
 def images_of(row: Mapping) -> dict:
-    """{"images": the Sources} of a row that `with_images` has brought into the one form; {} where
-    it has none."""
+    """{"images": Sources} of a row from `with_images`; {} of a row without images."""
     return {"images": row["images"]} if row.get("images") else {}
 
 
@@ -252,7 +253,9 @@ def image_of_part(part: Mapping) -> object:
 
 
 def source_of(value: object, location: str, folder: Path | None) -> Source:
-    """The image that a value of a column or of a part names."""
+    """The image that a value of a column or of a part names: bytes, pixels [H, W, 3], a data URL,
+    base64 or a path relative to `folder`. Raises InputError for anything else, for the URL of a
+    server, and for a relative path if `folder` is None."""
     if isinstance(value, Mapping):
         given = value.get("bytes")
         value = given if given is not None else value.get("path") or value.get("image")
@@ -291,7 +294,8 @@ def source_of(value: object, location: str, folder: Path | None) -> Source:
 
 
 def data_url(url: str, location: str) -> bytes:
-    """The bytes of a data URL, data:image/png;base64,... Raises InputError for any other URL."""
+    """The bytes of a data URL, data:image/png;base64,... Raises InputError for any other URL, and
+    for text that is not base64."""
     kind, comma, text = url.partition(",")
     if not kind.startswith("data:") or not comma or not kind.endswith(";base64"):
         raise InputError(

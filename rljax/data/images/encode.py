@@ -45,10 +45,11 @@ class Image:
 
     @property
     def patches(self) -> int:
+        """The number of patches."""
         return int(np.prod(self.grid))
 
     def read(self) -> np.ndarray:
-        """Its patches [N, C] float32."""
+        """Reads the patches [N, C] float32. Raises InputError if the pixels cannot be decoded."""
         patches, grid = image_patches(self.source.pixels(), self.processing)
         assert grid == self.grid, (grid, self.grid)
         return patches
@@ -66,7 +67,9 @@ class ImageReader:
     end: str
 
     def opened(self, sources: Sequence[Source]) -> tuple[Image, ...]:
-        """The images, of which the headers alone are read."""
+        """Opens the images and reads only their headers. Raises InputError, with the row,
+        for a file that is no readable image (`Source.size`) and for a size that
+        `smart_resize` refuses."""
         images = []
         for source in sources:
             try:
@@ -80,19 +83,20 @@ class ImageReader:
         return tuple(images)
 
     def tokens(self, image: Image) -> int:
-        """Tokens of the decoder that the image takes."""
+        """The number of tokens that the decoder reads for the image."""
         return image.patches // self.vision.merge_area
 
     def marked(self, text: str, images: Sequence[Image]) -> str:
-        """A text with `<image>` at each image -> with the tokens of each there."""
+        """Replaces each `<image>` in the text by the tokens of the next image."""
         parts = text.split(MARK)
         sizes = [self.tokens(image) for image in images]
         runs = [f"{self.start}{self.pad * n}{self.end}" for n in sizes] + [""]
         return "".join(part + run for part, run in zip(parts, runs, strict=True))
 
     def expanded(self, text: str, images: Sequence[Image]) -> tuple[str, list[tuple[int, int]]]:
-        """A text with one image token for each image -> with as many as each takes, and where in
-        the old text and by how many characters it grew."""
+        """Replaces the one token of each image by as many as the image takes. Returns the text and,
+        for each image, (offset in the old text, characters added). Raises InputError if the text
+        has more such tokens than there are images."""
         sizes, out, grown, last = iter(images), [], [], 0
         for found in re.finditer(re.escape(self.pad), text):
             image = next(sizes, None)
@@ -113,15 +117,15 @@ class ImageReader:
         return re.sub(f"({re.escape(self.pad)})+", lambda found: found[1], text)
 
     def beginning(self, ids: Sequence[int], mask, images: Sequence[Image]) -> tuple[Image, ...]:
-        """The first images, as many as have their tokens in the ids of a conversation's beginning,
-        where `mask` is 0."""
+        """The first images, as many as have all of their tokens in `ids`, the beginning of a
+        conversation, where `mask` [len(ids)] is 0."""
         tokens = (np.asarray(ids) == self.vision.image_token_id) & (np.asarray(mask) == 0)
         ends = np.cumsum([self.tokens(image) for image in images])
         return tuple(images[: int(np.searchsorted(ends, tokens.sum(), side="right"))])
 
     def check(self, ids: Sequence[int], mask, images: Sequence[Image]) -> None:
-        """Raises InputError unless the ids hold the images' tokens and no further one; where `mask`
-        is 1 the policy wrote the token, and it is an ordinary one."""
+        """Raises InputError unless `ids` holds exactly the tokens of the images. Where `mask`
+        [len(ids)] is 1 the policy wrote the token, and it is not counted."""
         ids, wanted = np.asarray(ids), sum(self.tokens(image) for image in images)
         special = (ids == self.vision.image_token_id) | (ids == self.vision.video_token_id)
         if mask is not None:
@@ -136,8 +140,9 @@ class ImageReader:
 
 
 def image_reader(config: Config, tokenizer: Tokenizer) -> ImageReader | None:
-    """Makes the reader of images of a config's model; None of a model of text, and without a
-    model."""
+    """Makes the reader of images for a config's model; None for a model of text, and without a
+    model. Raises InputError if the tokenizer cannot write the model's image tokens, or if the
+    model's settings of images are not supported."""
     if not config.model:
         return None
     if is_path(config.model):
@@ -212,8 +217,9 @@ def _processing(config: Config, vision: VisionConfig) -> ImageProcessing:
 def with_image_tokens(
     record: dict, tokenizer: Tokenizer, reader: ImageReader | None
 ) -> tuple[dict, Tokenizer, tuple[Image, ...]]:
-    """(the record with room for its images in its texts, the tokenizer of its conversations, its
-    images); as they are of a record without images."""
+    """Returns (the record with the tokens of its images in its texts, the tokenizer for its
+    conversations, its images); a record without images stays as it is. Raises InputError if the
+    model reads no images, or for an image that cannot be opened."""
     sources = record.get("images") or ()
     if not sources:
         return record, tokenizer, ()
@@ -310,8 +316,8 @@ def _parts(text: str) -> list[dict]:
 def cut_example(
     ids: list[int], mask: list[int], images: tuple[Image, ...], limit: int, reader: ImageReader
 ) -> tuple[list[int], list[int], tuple[Image, ...]]:
-    """The first `limit` tokens of an example at most, and the images that are whole in them: an
-    image that would be cut ends it before its first token."""
+    """The first `limit` tokens of an example at most, and the images that are whole in them: the
+    example ends before the first token of an image that would be cut. ids, mask: [n]."""
     columns = np.flatnonzero(
         (np.asarray(ids) == reader.vision.image_token_id) & (np.asarray(mask) == 0)
     )
@@ -334,14 +340,15 @@ class ImageLayout:
 
     @property
     def fields(self) -> dict[str, int]:
-        """The sizes of the axes that the arrays have beside those of rows and tokens."""
+        """Sizes of the axes that only arrays of images have, by the letter of the axis."""
         return {"N": self.patches, "C": self.vision.patch_values, "F": 4, "R": 3}
 
     def rows(
         self, arrays: Mapping[str, np.ndarray], images: Sequence[Sequence[Image]]
     ) -> dict[str, np.ndarray]:
-        """pixels, patch_coords and rope_positions of rows with tokens, segment_ids and mask, whose
-        images are given row by row."""
+        """pixels [B, N, C], patch_coords [B, N, 4] and rope_positions [B, S, 3] for rows with
+        tokens, segment_ids and mask [B, S]; `images` are those of each row. Raises InputError if
+        the images do not fit the rows' tokens, or take more than `patches` patches (N) in a row."""
         tokens, segments, mask = (arrays[name] for name in ("tokens", "segment_ids", "mask"))
         pixels, grids = _read(images)
         how = dict(policy_mask=mask)
@@ -354,7 +361,8 @@ class ImageLayout:
     def prompts(
         self, tokens: np.ndarray, lengths: np.ndarray, images: Sequence[Sequence[Image]]
     ) -> dict[str, np.ndarray]:
-        """`Prompts.images` of right-padded prompts."""
+        """The arrays of `Prompts.images` (`prompt_images`) for right-padded prompts: tokens [P, L],
+        lengths [P], and the images of each prompt."""
         return prompt_images(tokens, lengths, *_read(images), self.vision, patches=self.patches)
 
 
@@ -373,8 +381,8 @@ def _read(images: Sequence[Sequence[Image]]) -> tuple[np.ndarray | None, np.ndar
 def layout_of(
     reader: ImageReader | None, rows: Iterable[Sequence[Image]], most_tokens: int = 0
 ) -> ImageLayout | None:
-    """The layout of rows with these images; None where no row has one. `most_tokens`: the longest
-    row of a stream, whose further rows are not known."""
+    """The layout of rows with these images; None if no row has one. `most_tokens` is the length of
+    the longest row of a stream, whose later rows are unknown; 0 if there is no stream."""
     sizes = [sum(image.patches for image in row) for row in rows]
     most = max(sizes, default=0)
     if reader is None or not most:

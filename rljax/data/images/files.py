@@ -41,8 +41,8 @@ _ORIENTATIONS = {
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Source:
-    """One image of a row: the path of a file, its bytes, or pixels [H, W, 3] uint8; and its
-    location in errors."""
+    """One image of a row: the path of a file, its bytes, or pixels [H, W, 3] uint8. `location`
+    names it in errors."""
 
     data: str | bytes | np.ndarray
     location: str
@@ -58,8 +58,9 @@ class Source:
         return f"image {hashlib.sha256(whole).hexdigest()}"
 
     def size(self) -> tuple[int, int]:
-        """(height, width) as it is seen, from the header alone. Raises InputError for what is no
-        image, for one of too many pixels, for several frames, and for a file that ends early."""
+        """(height, width) in pixels as the image is shown, read from the header alone. Raises
+        InputError for what is no image, for too many pixels or bytes, for several frames, and for a
+        file that ends early."""
         if isinstance(self.data, np.ndarray):
             return self._checked_pixels().shape[:2]
         with self._opened() as (image, file):
@@ -68,7 +69,9 @@ class Source:
             return (width, height) if _ORIENTATIONS[_orientation(image)][0] else (height, width)
 
     def pixels(self) -> np.ndarray:
-        """[H, W, 3] uint8: turned as EXIF says, transparency on white, 16 bits as 8."""
+        """Decodes the pixels [H, W, 3] uint8: turned as EXIF says, transparency on white, 16 bits
+        as 8. Raises InputError for what is no image, for too many pixels or bytes, and for
+        several frames."""
         if isinstance(self.data, np.ndarray):
             return self._checked_pixels()
         with self._opened() as (image, _):

@@ -79,8 +79,8 @@ _IGNORED = {"image_processor_type", "processor_class", "feature_extractor_type",
 
 
 def from_hf_processor(config: Mapping) -> ImageProcessing:
-    """preprocessor_config.json (as a dict) -> ImageProcessing; InputError for what it would
-    ignore."""
+    """The settings of a preprocessor_config.json, read as a dict. Raises InputError for a setting
+    that this processor does not implement."""
     unknown = {k for k in set(config) - _READ - _IGNORED if config[k] not in (None, False)}
     if unknown:
         key = sorted(unknown)[0]
@@ -114,7 +114,7 @@ def from_hf_processor(config: Mapping) -> ImageProcessing:
 
 
 def to_hf_processor(processing: ImageProcessing) -> dict:
-    """Returns the processor's settings that from_hf_processor and transformers read."""
+    """The settings as a dict that from_hf_processor and transformers read."""
     names = ("patch_size", "temporal_patch_size", "merge_size")
     return {
         "image_processor_type": "Qwen2VLImageProcessor",
@@ -128,8 +128,9 @@ def to_hf_processor(processing: ImageProcessing) -> dict:
 
 
 def smart_resize(height: int, width: int, processing: ImageProcessing) -> tuple[int, int]:
-    """The (height, width) to resize to: multiples of a merged patch, between min_pixels and
-    max_pixels, the aspect ratio nearly kept."""
+    """The (height, width) in pixels to resize to: multiples of a merged patch, height x width
+    between min_pixels and max_pixels, the aspect ratio nearly kept. Raises InputError for an image
+    without pixels, and for one whose sides differ by more than a factor of 200."""
     if min(height, width) < 1 or max(height, width) > 200 * min(height, width):
         raise InputError(
             "image height and width",
@@ -152,7 +153,9 @@ def smart_resize(height: int, width: int, processing: ImageProcessing) -> tuple[
 def image_patches(
     image: np.ndarray, processing: ImageProcessing
 ) -> tuple[np.ndarray, tuple[int, int, int]]:
-    """An RGB image [H, W, 3] uint8 -> its patches [N, C] float32 and its grid (1, h, w)."""
+    """Resizes an RGB image [H, W, 3] uint8 -> its patches [N, C] float32 and its grid (1, h,
+    w) in patches. Raises InputError for another shape or dtype, and for a size that
+    `smart_resize` refuses."""
     image = np.asarray(image)
     if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
         raise InputError(
@@ -169,7 +172,8 @@ def patchify(
     frames: np.ndarray, processing: ImageProcessing
 ) -> tuple[np.ndarray, tuple[int, int, int]]:
     """Frames [T, H, W, 3] uint8 of the final size -> normalised patches [N, C] float32 and the grid
-    (t, h, w). The last frame is repeated to fill temporal patches; an image is one frame."""
+    (t, h, w). The last frame is repeated to fill temporal patches; an image is one frame. Raises
+    InputError unless H and W are multiples of patch_size x merge_size."""
     p, m, per = processing.patch_size, processing.merge_size, processing.temporal_patch_size
     count, height, width, channels = frames.shape
     if height % (p * m) or width % (p * m):

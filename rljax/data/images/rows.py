@@ -31,7 +31,8 @@ class _Image:
 
 
 def expand_image_tokens(ids: Sequence[int], grids, config: VisionConfig) -> list[int]:
-    """Token ids with one image token per image -> with as many as the image has features."""
+    """Repeats the one image token of each image as many times as the image has features. grids:
+    [I, 3]. Raises InputError unless `ids` has one image token for each grid."""
     grids = _check_grids(grids, config, "image")
     placeholders = sum(token == config.image_token_id for token in ids)
     if placeholders != len(grids):
@@ -46,8 +47,8 @@ def expand_image_tokens(ids: Sequence[int], grids, config: VisionConfig) -> list
 
 
 def patch_coords(grid: tuple[int, int, int], merge_size: int) -> np.ndarray:
-    """(frame, patch row, patch column) of every patch of an image, the patches of one token
-    together: [t h w, 3] int32."""
+    """The coordinates [N, 3] int32 (frame, patch row, patch column) of the N = t h w patches of an
+    image, with the patches of one token next to each other."""
     t, h, w = grid
     frame, row, column = np.indices((t, h, w), dtype=np.int32)
     coords = np.stack([frame, row, column], axis=-1)
@@ -67,11 +68,13 @@ def image_rows(
     policy_mask: np.ndarray | None = None,
     patches: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Each row's own patches: pixels [B, N, C] float32, coords [B, N, 4] int32 (image number in the
-    row from 1, frame, patch row, patch column; 0 = padding).
+    """The patches of each row: pixels [B, N, C] float32, coords [B, N, 4] int32 (image number in
+    the row from 1, frame, patch row, patch column; 0 = padding).
 
-    tokens and segment_ids [B, S] (0 = padding, left or right), pixel_values [patches of all images,
-    C], grids [I, 3]. N is `patches`, or the patches of the fullest row.
+    tokens and segment_ids [B, S] (0 = padding, left or right), pixel_values
+    [patches of all images, C], grids [I, 3], policy_mask [B, S]. N is `patches`, or the patches of
+    the fullest row. Raises InputError unless pixels, grids and runs of image tokens agree, and if N
+    is below the patches of a row or not a multiple of a merged patch.
     """
     rows = _find_images(tokens, segment_ids, grids, video_grids, None, policy_mask, config)
     sources = [pixel_values, video_pixels]
@@ -114,10 +117,12 @@ def mrope_positions(
     """Multimodal position ids [B, S, 3] int32 (time, row, column), and by how much they exceed the
     number of tokens at the end of the row, delta [B] int32 (arXiv 2409.12191, 2.1).
 
-    A text token is one past the largest position before it, on all three; an image spreads over its
-    grid. Positions restart in each segment and are 0 at padding. The token that decoding adds at
-    column c of a row (counted without padding) has position c + delta. `seconds_per_grid` [V]: the
-    time between two frames of patches of a video.
+    tokens, segment_ids and policy_mask are [B, S], grids [I, 3], video_grids [V, 3]. A text token
+    is one past the largest position before it, on all three; an image spreads over its grid.
+    Positions restart in each segment and are 0 at padding. The token that decoding adds at column c
+    of a row (counted without padding) has position c + delta. `seconds_per_grid` [V] is the time
+    between two frames of patches of a video. Raises InputError unless grids and runs of image
+    tokens agree.
     """
     rows = _find_images(
         tokens, segment_ids, grids, video_grids, seconds_per_grid, policy_mask, config
@@ -284,7 +289,8 @@ def prompt_images(
 ) -> dict[str, np.ndarray]:
     """The arrays of `Prompts.images` for right-padded prompts [P, L] whose image tokens are
     expanded: pixels [P, N, C], patch_coords [P, N, 4], rope_positions [P, L, 3], and shift [P], by
-    which the position of a sampled token differs from its column."""
+    which the position of a sampled token differs from its column. lengths: [P]; pixel_values, grids
+    and errors as in `image_rows`."""
     segments = (np.arange(tokens.shape[1])[None, :] < np.asarray(lengths)[:, None]).astype(np.int32)
     pixels, coords = image_rows(tokens, segments, pixel_values, grids, config, patches=patches)
     positions, shift = mrope_positions(tokens, segments, grids, config)

@@ -1,8 +1,7 @@
 """Rows of offline training as the arrays of a Batch: right-padded, numpy.
 
-Decides which row an item becomes and which field carries what the data say of it. Items come
-encoded (`encode`) and, for SFT, packed (`packing`). The dicts are keyword arguments of
-rljax.batch.Batch.
+Decides which row an item becomes, and which field holds each value of the data. Items come encoded
+(`encode`) and, for SFT, packed (`packing`). The dicts are keyword arguments of rljax.batch.Batch.
 
 Axes: B rows, S tokens; a pair is rows 2i (chosen) and 2i + 1 (rejected), a triple is rows 3i
 (reference), 3i + 1 (chosen) and 3i + 2 (rejected). A pair of kind safety is rows 2i (safer) and
@@ -37,17 +36,21 @@ def batch_arrays(
     rows_per_example: int = 2,
     images: ImageLayout | None = None,
 ) -> dict[str, np.ndarray]:
-    """The rows of `items` of one kind, `length` tokens each; with the arrays of their images, where
-    there is a layout of such.
+    """The rows of `items` of one kind, as arrays with S = `length`: tokens, segment_ids, positions
+    and mask [B, S], and by kind
 
-    examples: mask; an item may be a list of examples, packed into one row (`pack_examples`).
-    pairs: scores = the margin of the chosen row, 0 of the others; group = number of the pair.
+    examples: no more; an item may be a list of examples, packed into one row (`pack_examples`).
+    pairs: scores [B] = the margin of the chosen row, 0 of the others; group [B] = the pair.
         `rows_per_example` 3 puts the reference completion first, 2 leaves it out.
-    safety: costs = +1 (unsafe) or -1 (safe) at the last token of each row; group as of pairs.
-    unpaired: scores = +1 (desirable) or -1. See `mismatched_arrays` for the other rows of KTO.
-    stepwise: mask and process_rewards at the ends of steps.
-    trajectories: rewards at the last token, or the process scores at the ends of steps; scores =
-        the reward; finish_reason; process_rewards and sampler_logprobs where the data have them.
+    safety: costs [B, S] = +1 (unsafe) or -1 (safe) at the last token of a row; group as of pairs.
+    unpaired: scores [B] = +1 (desirable) or -1. See `mismatched_arrays` for the other rows of KTO.
+    stepwise: process_rewards [B, S], the labels at the last tokens of steps, where mask is 1.
+    trajectories: rewards [B, S] at the last token, or the process scores at the ends of steps;
+        scores [B] = the reward; finish_reason [B]; process_rewards and sampler_logprobs [B, S] if
+        the data have them.
+
+    With `images`, also the arrays of `ImageLayout.rows`. Raises InputError for an unknown kind, for
+    a row of more than `length` tokens, and for triples without a reference completion.
     """
     makers = dict(
         examples=_example_rows,
@@ -97,11 +100,13 @@ def _longest_completion(pair: Pair) -> int:
 def mismatched_arrays(
     items: Sequence[Labelled], *, length: int, images: ImageLayout | None = None
 ) -> dict[str, np.ndarray]:
-    """Rows for KTO's estimate of the KL divergence (2402.01306): row i is prompt i with the
-    completion of row i - 1 (of the last, for row 0).
+    """Rows for KTO's estimate of the KL divergence (2402.01306): row i is prompt i with
+    the completion of row i - 1 (of the last, for row 0). tokens, segment_ids, positions,
+    mask: [B, `length`].
 
     One item alone has no other completion: its mask is 0. A completion is cut where the row ends:
-    longer rows would pad all others, for an estimate.
+    longer rows would pad all others, for an estimate. Raises InputError for a prompt of more than
+    `length` tokens.
     """
     rows = []
     for i, item in enumerate(items):

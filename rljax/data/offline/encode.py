@@ -50,8 +50,8 @@ TIES = ("drop", "both_orders")
 
 @dataclass(frozen=True)
 class Pair:
-    """Ids [n] int32 and masks [n] float32 of completions to one prompt; `margin` is how much
-    better the chosen one is. The reference completion is TPO's."""
+    """Ids [n] int32 and masks [n] float32 of completions to one prompt. `margin` says how much
+    better the chosen one is. The reference completion is the one of TPO."""
 
     prompt_ids: np.ndarray
     chosen_ids: np.ndarray
@@ -134,14 +134,17 @@ def encode_rows(
     images: ImageReader | None = None,
     turns: str = "auto",
 ) -> tuple[list, dict[str, int]]:
-    """Items of one kind (the classes above, by `load_rows`'s kinds), and counts of what happened.
+    """Items of one kind (the classes above, by `load_rows`'s kinds), and counts of rows kept,
+    dropped and truncated.
 
     An item of more than `max_tokens` is dropped, an error, cut at its prompt's left end, or cut at
     its completion's right end; one with nothing left to learn is dropped. Pairs of equal
     completions are dropped. A tie is dropped, or stands in both orders, which is label smoothing of
     1/2 at twice the weight of one pair. `separator` stands between steps. `images`: how the model
     reads those of the rows. `turns`: of conversations, which turns make an example
-    (rljax.data.online.prompts.encode_demonstration).
+    (rljax.data.online.prompts.encode_demonstration). Raises InputError for an unknown option, for a
+    row that cannot be encoded (with its number), for rows too long with overlong="error", and if no
+    row is left.
     """
     _check_options(kind, overlong, ties, max_tokens)
     counts = dict(total=len(records), kept=0, dropped_overlong=0, dropped_empty=0, truncated=0)
@@ -169,8 +172,9 @@ def encode_rows(
 
 
 def encode_row(record: dict, tokenizer: Tokenizer, kind: str, **options) -> object | None:
-    """The item of one record, None where it is dropped; options are those of `encode_rows`, of
-    which ties stay out."""
+    """The item of one record, None if it is dropped. Options are those of `encode_rows` except
+    `ties`: ties are dropped. Raises InputError, with the row, if it cannot be encoded, if it is too
+    long with overlong="error", and if it makes several items."""
     counts = collections.Counter()
     separator, most = options["separator"], options["max_tokens"]
     try:

@@ -35,12 +35,13 @@ class PackedRows(NamedTuple):
 def pack(
     lengths: Sequence[int], row_tokens: int, strategy: Strategy = "bfd"
 ) -> list[list[SequenceSlice]]:
-    """Rows of at most `row_tokens` tokens, each a list of pieces in the order they stand in it.
+    """Rows of at most `row_tokens` tokens, each a list of pieces in their order in the row.
 
     bfd: best-fit decreasing; longest first, each into the fullest row that still has room, equal
     lengths in their given order; what exceeds a row is cut off. bfd_split: a longer sequence is
     first split into rows' worths, and nothing is lost. wrapped: all tokens one after another, cut
-    wherever a row is full. Best-fit packing: arXiv 2404.10830.
+    wherever a row is full. Best-fit packing: arXiv 2404.10830. Raises InputError for an unknown
+    strategy, and unless `row_tokens` and all lengths are whole numbers of at least 1.
     """
     _require_positive("row_tokens", row_tokens)
     if strategy not in STRATEGIES:
@@ -102,7 +103,7 @@ def _wrapped(lengths: Sequence[int], row_tokens: int) -> list[list[SequenceSlice
 
 
 def pack_examples(items: Sequence[tuple[np.ndarray, np.ndarray]], length: int) -> PackedRows:
-    """Supervised examples (ids, mask) as rows of whole examples, by best-fit decreasing.
+    """Rows of whole supervised examples (ids [n], mask [n]), by best-fit decreasing.
 
     Raises InputError for an example longer than a row: a cut example is the encoder's to count.
     """

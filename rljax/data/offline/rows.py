@@ -72,8 +72,9 @@ def load_rows(
 
 
 def load_stored_rows(spec: str, kind: str, notes: list[str] | None = None) -> Stream:
-    """load_rows of the training file as a stream: records are read and checked as they are drawn
-    (rljax.data.rows.stored)."""
+    """The records of `load_rows` for the training file as a stream: they are read and checked as
+    they are drawn (rljax.data.rows.stored). Raises InputError, here for the first row and otherwise
+    when it is drawn, for a bad row and for an optional column that not all rows have."""
     rows = read_stored(spec, "train", notes)
     first = _record(rows, 0, kind)
 

@@ -18,7 +18,9 @@ LOG = logging.getLogger("rljax")
 
 
 def mixture(name: str, weights: Sequence[float], sources: int) -> np.ndarray:
-    """Weights -> chances [sources]; () = equal."""
+    """Normalises weights [sources] to chances [sources] that sum to 1; () means equal chances.
+    Raises InputError, under the name of the field, unless there is one weight of at least 0 for
+    each source, and not all are 0."""
     shares = np.asarray(weights if len(weights) else [1.0] * sources, np.float64)
     if len(shares) != sources or (shares < 0).any() or shares.sum() <= 0:
         raise InputError(
@@ -74,29 +76,29 @@ class Curriculum:
         self._dropped: set[int] = set()
 
     def chances(self) -> np.ndarray:
-        """The chance of each source for the next draw."""
+        """The chance of each source for the next draw, [sources]."""
         share = min(self.position / self.horizon, 1.0)
         return (1 - share) * self._start + share * self._end
 
     @property
     def epoch(self) -> float:
-        """Passes over the source that has been passed over most."""
+        """Passes over the source that has been read most often."""
         return max(loader.epoch for loader in self._loaders)
 
     @property
     def items_per_epoch(self) -> float:
-        """Draws, by the chances of the next one, in which the first source is passed over once."""
+        """Draws, at the current chances, until the first source has been read once."""
         pairs = zip(self._loaders, self.chances(), strict=True)
         return min(loader.items_per_epoch / p for loader, p in pairs if p > 0)
 
     @property
     def dropped(self) -> int:
-        """Over-long prompts of streams that were passed over."""
+        """The number of over-long prompts of streams that were passed over."""
         return sum(loader.dropped for loader in self._loaders)
 
     @property
     def skipped(self) -> int:
-        """Prompts that are not drawn any more."""
+        """The number of prompts that are not drawn any more."""
         return len(self._retired | self._dropped)
 
     def __iter__(self):
@@ -106,7 +108,8 @@ class Curriculum:
         return self.take(self.batch_size)
 
     def take(self, count: int) -> list:
-        """The next `count` prompts."""
+        """The next `count` prompts. Raises InputError if a stream has no usable row for
+        long (`Loader.take`)."""
         return [self._draw() for _ in range(count)]
 
     def _draw(self) -> PromptRecord | dict:
@@ -137,14 +140,16 @@ class Curriculum:
         self._retired = (self._retired - ids) | solved
 
     def record(self, outcomes: Sequence[tuple[int, float]], correct_at: float) -> None:
-        """Records (prompt_id, score) of every scored sample."""
+        """Records (prompt_id, score) of every scored sample; a sample passes if its score is at
+        least `correct_at`."""
         for prompt, score in outcomes:
             entry = self._passes.setdefault(prompt, [0, 0])
             entry[0] += int(score >= correct_at)
             entry[1] += 1
 
     def drop_above(self, pass_rate: float) -> int:
-        """Skips for good the prompts whose recorded pass rate is above this; returns how many."""
+        """Skips for good the prompts whose recorded pass rate is above `pass_rate`, in [0, 1];
+        returns their number. Raises InputError if that leaves a source without prompts."""
         solved = {i for i, (right, n) in self._passes.items() if right > pass_rate * n}
         for ids in self._ids:
             if ids and ids <= solved:
@@ -157,6 +162,7 @@ class Curriculum:
         return len(solved)
 
     def get_state(self) -> dict:
+        """The state from which `set_state` goes on, JSON-serialisable."""
         return {
             "position": self.position,
             "loaders": [loader.get_state() for loader in self._loaders],
@@ -166,6 +172,8 @@ class Curriculum:
         }
 
     def set_state(self, state: dict) -> None:
+        """Goes on from `state`. Raises InputError for another kind of state and for a source in
+        another order, and ValueError for another number of sources."""
         if set(state) != set(self.get_state()):
             raise InputError(
                 "this is not a curriculum's state",

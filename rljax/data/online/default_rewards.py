@@ -1,5 +1,5 @@
-"""The rewards of a run whose config names none: those of its tasks; for files, those of the
-evaluation that a row's data source has (rljax.rewards.mixing.SOURCES)."""
+"""The rewards of a run whose config names none: those of its tasks; for files, the evaluation that
+belongs to each row's data source (rljax.rewards.mixing.SOURCES)."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -15,20 +15,20 @@ OF_FILES = f"by_source(otherwise={_UNKNOWN!r})"
 
 
 def reward_text(config: Config) -> str:
-    """reward.function; where it is "", the reward of the config's tasks; of files by data_source,
-    and exact_match() where that is unknown."""
+    """The reward of the config as text: reward.function; if that is "", the reward of its tasks,
+    for files that of each row's data source, and exact_match() for an unknown one."""
     files = any(is_path(spec) for spec in _specs(config))
     text = config.reward.function or _own(_specs(config), _reward)
     return text or (OF_FILES if files else _UNKNOWN)
 
 
 def training_text(config: Config) -> str:
-    """reward_text; "" where the model of reward.model is the only reward."""
+    """`reward_text`, or "" if the model of reward.model is the only reward."""
     return config.reward.function if config.reward.model else reward_text(config)
 
 
 def log_rewards_of_file(config: Config, spec: str, data_sources: Iterable[str]) -> None:
-    """Says which reward each data source of a file has by default."""
+    """Logs the default reward of each data source of a file."""
     if config.reward.function or config.reward.model or not is_path(spec):
         return
     for name in sorted({*data_sources}):
@@ -38,8 +38,8 @@ def log_rewards_of_file(config: Config, spec: str, data_sources: Iterable[str]) 
 
 
 def evaluation_text(config: Config) -> str:
-    """The reward of held-out answers: evaluate.reward; where it is "", the evaluation of the
-    config's tasks, or the training reward ("" where reward.model has a part in it)."""
+    """The reward of held-out answers: evaluate.reward; if that is "", the evaluation of the
+    config's tasks, or the training reward ("" if reward.model is a part of it)."""
     found = config.evaluate.reward or _own(_specs(config), _evaluation)
     return found or ("" if config.reward.model else reward_text(config))
 

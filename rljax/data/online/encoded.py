@@ -47,8 +47,8 @@ _WARN_ABOVE = 0.1  # share of the prompts that are dropped
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """The data of a run, encoded. Lengths are those of the longest row, so that all steps have
-    one shape."""
+    """The encoded data of a run. Its lengths, in tokens, are those of the longest row, so that all
+    steps have one shape."""
 
     # One entry per source: its prompts, or rows of a file: {"prompt_id", "source", "item"}. A
     # stream encodes its prompts when they are drawn.
@@ -77,19 +77,21 @@ class Data:
 
     @property
     def first(self) -> PromptRecord | dict | None:
-        """A prompt, or row, of the first source; None where it has none."""
+        """A prompt, or row, of the first source; None if it has none."""
         source = self.sources[0] if self.sources else []
         some = source.first(STREAM_ITEMS) if isinstance(source, Stream) else source[:1]
         return next((one for one in some if one is not None), None)
 
     @property
     def endless(self) -> bool:
+        """Returns whether a source is a stream."""
         return any(isinstance(source, Stream) for source in self.sources)
 
 
 def load_run_tokenizer(config: Config) -> Tokenizer:
-    """The tokenizer folder of the config, else the model's folder, else the alphabet of the
-    task."""
+    """The tokenizer of the config's folder, else of the model's folder, else one of the characters
+    of its tasks. Raises InputError if a built-in model reads a file, or a task without an alphabet,
+    and for a folder that `load_tokenizer` refuses."""
     variables = template_variables(config)
     if config.tokenizer:
         return load_tokenizer(config.tokenizer, variables=variables)
@@ -112,7 +114,8 @@ def load_run_tokenizer(config: Config) -> Tokenizer:
 
 
 def template_variables(config: Config) -> dict[str, object]:
-    """Name -> value of data.template_variables: JSON values, or texts."""
+    """The variables of the chat template in data.template_variables, by name: JSON values, or
+    texts. Raises InputError for an entry that is not NAME=VALUE."""
     variables = {}
     for text in config.data.template_variables:
         name, equals, value = text.partition("=")
@@ -187,7 +190,8 @@ def needs_ground_truth(config: Config) -> bool:
 
 
 def load_data(config: Config, tokenizer: Tokenizer, kind: str = "rollouts") -> Data:
-    """The encoded data of every source of the config. Raises InputError for bad data or options."""
+    """The encoded data of every source of the config. Raises InputError for bad data or options,
+    and names the source and row."""
     if kind not in SAMPLED:
         return _offline_data(config, tokenizer, kind)
     limits = dict(max_prompt_tokens=config.data.max_prompt_tokens, overlong=config.data.overlong)

@@ -18,7 +18,8 @@ _CALLED = {"examples": "demonstrations", "pretraining": "pre-training examples"}
 
 
 def in_source(spec: str, encode: Callable, *inputs, **options):
-    """encode(*inputs, **options), with the source of the rows in what is wrong with one of them."""
+    """Returns encode(*inputs, **options). An InputError that it raises names the source
+    `spec`, too."""
     try:
         return encode(*inputs, **options)
     except InputError as error:
@@ -31,8 +32,8 @@ def digested(records: Stream) -> list[dict]:
 
 
 class Examples(NamedTuple):
-    """The examples of a supervised phase, or of pretraining.data: encoded, what of their records is
-    in the digest, counts, and the tokens that one has at most."""
+    """The encoded examples of a supervised phase, or of pretraining.data, with the part of their
+    records that the digest covers, counts, and the tokens of the longest one."""
 
     items: list | Stream = []
     digested: list = []
@@ -43,7 +44,8 @@ class Examples(NamedTuple):
 def demonstrations_of(
     config: Config, tokenizer: Tokenizer, spec: str, notes: list[str], reader: ImageReader | None
 ) -> Examples:
-    """The examples of the supervised phase; none where sft.steps is 0."""
+    """The examples of the supervised phase; none if sft.steps is 0. Raises InputError
+    for bad rows."""
     if not config.sft.steps:
         return Examples()
     total = config.data.max_prompt_tokens + config.sampler.max_response_tokens
@@ -53,7 +55,7 @@ def demonstrations_of(
 def pretraining_of(
     config: Config, tokenizer: Tokenizer, notes: list[str], reader: ImageReader | None
 ) -> Examples:
-    """The examples of pretraining.data; none where that is ""."""
+    """The examples of pretraining.data; none if that is "". Raises InputError for bad rows."""
     spec, most = config.pretraining.data, config.pretraining.max_tokens
     if not spec:
         return Examples()

@@ -60,7 +60,7 @@ _REASONS = {
 
 
 def kept_line(source: str, what: str, counts: dict, limit: int) -> str:
-    """ "train.jsonl: 20 of 21 prompts kept (1 over 128 tokens)"."""
+    """Returns a line such as "train.jsonl: 20 of 21 prompts kept (1 over 128 tokens)"."""
     reasons = [
         f"{counts[n]:,} {why.format(limit=limit)}" for n, why in _REASONS.items() if counts.get(n)
     ]
@@ -133,8 +133,9 @@ def _tools_in(extra: dict) -> bool:
 
 
 def reference_check(texts: Iterable[str]) -> Check | None:
-    """Returns whether the rewards can read a record's ground truth, asked with an empty response:
-    those of rljax that ask no server and no model. None where there are no such."""
+    """Returns a function of a record that calls the rewards with an empty response: it returns what
+    is wrong with the record's ground truth, "" if they can read it. Only rljax's own rewards that
+    ask no server and no model are called; None if there are none."""
     rewards = [resolve(text, NAMESPACES["reward"]) for text in texts if text]
     asked = [(r, wanted_fields(r)) for r in rewards if _of_ours(r) and asks_nobody(r)]
     if not asked:

@@ -29,7 +29,9 @@ class Loader:
     Of a sequence each epoch is a new shuffle that holds every item once, and batches run on across
     the border of epochs, so that nothing is dropped. Without `repeat` the last batch may be
     shorter. A stream comes as it is from an index on that `seed` decides; its items that cannot be
-    used are `dropped`. The state is how many items were given out, and how many dropped on the way.
+    used are `dropped`. The state is how many items were given out, and how many dropped on the
+    way. Raises InputError for an empty sequence, for a batch size below 1, and for a seed outside
+    of [0, 2^32).
     """
 
     def __init__(
@@ -89,12 +91,12 @@ class Loader:
 
     @property
     def position(self) -> int:
-        """Items given out since the start of the run."""
+        """The number of items given out since the start of the run."""
         return self._drawn - self.dropped
 
     @property
     def epoch(self) -> float:
-        """Passes over the data so far; 0 over a stream whose items never come again."""
+        """Passes over the data so far; 0 for a stream whose items never repeat."""
         return self._drawn / self.items_per_epoch
 
     def __iter__(self):
@@ -104,7 +106,9 @@ class Loader:
         return self.take(self.batch_size)
 
     def take(self, count: int) -> list:
-        """The next `count` items; fewer at the end of a loader that does not repeat."""
+        """The next `count` items; fewer at the end of a loader that does not repeat, and
+        StopIteration after it. Raises InputError if too many items of a stream in a row cannot be
+        used; what was drawn before an error is drawn again."""
         begun, items, dropped, in_a_row = self._drawn, [], 0, 0
         try:
             while len(items) < count and (item := self._next()) is not self:
@@ -142,7 +146,7 @@ class Loader:
             )
 
     def get_state(self) -> dict:
-        """The state from which `set_state` goes on; JSON-serialisable."""
+        """The state from which `set_state` goes on, JSON-serialisable."""
         return {**self._identity, **{name: getattr(self, name) for name in self._counts}}
 
     def set_state(self, state: dict) -> None:
@@ -177,7 +181,8 @@ def _attempt(make: Callable[[int], object], index: int) -> object:
 
 
 def fingerprint(records: Sequence[dict]) -> str:
-    """sha256 of the records in order, to notice at resume that a data file has changed."""
+    """The SHA-256 of the records in order, in hex, by which a resumed run notices that a data file
+    has changed."""
     hashed = hashlib.sha256()
     for record in records:
         # Parquet has values that JSON lacks (dates, bytes); their repr tells them apart as well.

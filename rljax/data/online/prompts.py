@@ -102,7 +102,7 @@ class Prompts:
         )
 
     def select(self, rows: Sequence[int]) -> "Prompts":
-        """The prompts at these indices, in this order."""
+        """The prompts at these indices [p], in this order."""
         rows = np.asarray(rows, np.int32)
         return Prompts(
             self.tokens[rows],
@@ -116,8 +116,9 @@ class Prompts:
     def from_records(
         cls, records: Sequence[PromptRecord], *, length: int, images: ImageLayout | None = None
     ) -> "Prompts":
-        """Pads to `length`, which is chosen once for a run: every new length is a new compile. So
-        is `images`, the layout of the images of a run whose data have some."""
+        """Pads the prompts to `length` tokens, which is chosen once for a run: every new length is
+        a new compile. So is `images`, the layout of the images of a run whose data have some.
+        Raises InputError for a longer prompt, and for a prompt with images without a layout."""
         tokens = np.zeros((len(records), length), np.int32)
         lengths = np.array([len(record.token_ids) for record in records], np.int32)
         for row, record in enumerate(records):
@@ -150,7 +151,8 @@ def encode_prompts(
     """Encoded prompts, and counts of what was kept, dropped and truncated.
 
     A prompt of more than `max_prompt_tokens` is dropped, an error, or cut at its left or right end.
-    `images`: how the model reads those of the rows.
+    `images`: how the model reads those of the rows. Raises InputError for a row that cannot be
+    encoded, for prompts too long with overlong="error", and if no prompt is left.
     """
     encoded, counts = [], dict(total=len(records), kept=0, dropped_overlong=0, truncated=0)
     refused = []
@@ -189,9 +191,11 @@ def encode_prompt(
     overlong: str = "drop",
     images: ImageReader | None = None,
 ) -> tuple[PromptRecord | None, bool]:
-    """One prompt as encode_prompts makes it, None where it is dropped, and whether it was cut.
+    """(one prompt as `encode_prompts` makes it, None if it is dropped; True if it was cut).
+    `record` is a row of rljax.data.rows.sources.load_prompts.
 
-    `record`: a row of rljax.data.rows.sources.load_prompts.
+    Raises InputError for an unknown `overlong`, for a prompt that cannot be encoded, and for one
+    that is too long with overlong="error", or that has images and would have to be cut.
     """
     if overlong not in OVERLONG:
         raise InputError("unknown 'overlong'", value=overlong, fix=f"use one of {OVERLONG}")
@@ -237,7 +241,7 @@ def _encode_prompt(
 
 
 def at_least_bos(ids: list[int], tokenizer: Tokenizer, record: dict) -> list[int]:
-    """The ids, or the BOS token where there are none. Raises InputError without either."""
+    """The ids, or the BOS token if they are empty. Raises InputError if there is no BOS either."""
     if ids:
         return ids
     if tokenizer.bos_id is not None:
@@ -256,7 +260,7 @@ def in_row(record: dict, error: InputError) -> InputError:
 
 
 class TooLong(InputError):
-    """The error of one row that has more `tokens` than the limit and may not be dropped or cut."""
+    """The error of one row that has more `tokens` than the limit and cannot be dropped or cut."""
 
     def __init__(self, record: dict, tokens: int, *, rule: str, more: str = "shorter rows"):
         self.row, self.tokens, self.rule, self.more = record["index"], tokens, rule, more
@@ -264,7 +268,7 @@ class TooLong(InputError):
         super().__init__(what, rule=rule, fix=fix)
 
     def fix(self, tokens: int) -> str:
-        """Returns the fix, where the longest row has so many tokens."""
+        """Returns the fix to suggest if the longest row has `tokens` tokens."""
         return f"a limit of {tokens}, {self.more}, or overlong='drop'"
 
 
@@ -286,7 +290,8 @@ def require_none_too_long(refused: Sequence[TooLong], total: int) -> None:
 
 
 def cut_ids(ids: list[int], limit: int, side: str, bos_id: int | None) -> list[int]:
-    """The limit's worth of tokens; a leading BOS survives a cut on the left."""
+    """The ids cut to `limit` tokens at their `side`, left or right; a leading BOS survives a cut
+    on the left."""
     if side == "right":
         return ids[:limit]
     if bos_id is not None and ids[0] == bos_id:
@@ -324,7 +329,8 @@ def encode_demonstrations(
 
     The mask is 1 on completion or assistant tokens and the end token after them; `text` is learned
     whole. Longer examples are cut on the right; one with nothing left to learn is dropped. `turns`
-    is that of encode_demonstration.
+    is that of encode_demonstration. Raises InputError for a record that cannot be encoded, and if
+    no example is left.
     """
     require_positive("max_tokens", max_tokens)
     examples, counts = [], collections.Counter(total=len(records), dropped_empty=0, truncated=0)
@@ -358,8 +364,9 @@ def encode_examples(
     images: ImageReader | None = None,
     turns: str = "auto",
 ) -> list[tuple[Example | None, int]]:
-    """The examples of a supervised record, None for one of which nothing is left to learn, each
-    with its tokens before the cut. `counts` grows by what encode_demonstration counts."""
+    """The examples of a supervised record, each with its number of tokens before the cut; None
+    instead of an example with nothing left to learn. `counts` grows by what encode_demonstration
+    counts. Raises InputError, with the row, if the record cannot be encoded."""
     try:
         made, own, opened = with_image_tokens(record, tokenizer, images)
         encoded = encode_demonstration(made, own, counts, turns)
@@ -390,8 +397,9 @@ def encode_example(
     images: ImageReader | None = None,
     turns: str = "auto",
 ) -> Example | None:
-    """The example of a record of a stream, whose items are one for each row; None where nothing is
-    left to learn of it."""
+    """The example of a record of a stream, which has one item for each row; None if nothing is
+    left to learn of it. Raises InputError, with the row, if it cannot be encoded or makes
+    several examples."""
     examples = encode_examples(
         record, tokenizer, collections.Counter(), max_tokens=max_tokens, images=images, turns=turns
     )
@@ -399,8 +407,8 @@ def encode_example(
 
 
 def one_of_stream(record: dict, made: list):
-    """The only item of a record. Raises InputError where there are several: an item of a stream is
-    a function of the number of its row."""
+    """The only item of a record. Raises InputError if there are several: an item of a stream is a
+    function of the number of its row."""
     if len(made) == 1:
         return made[0]
     raise InputError(
@@ -413,13 +421,14 @@ def one_of_stream(record: dict, made: list):
 def encode_demonstration(
     record: dict, tokenizer: Tokenizer, counts: dict[str, int], turns: str = "auto"
 ) -> list[tuple[list[int], list[int]]]:
-    """(token ids, mask) of the examples of one supervised record.
+    """(token ids [n], mask [n]) of the examples of one supervised record; mask 1 = learned.
 
     A conversation is one example in which every turn of the assistant is learned; "each" makes an
     example of each turn, rendered as it is when the policy is asked for it, "last" one of the last
     turn. "auto" makes one where the chat template renders earlier turns as the policy wrote them,
     and else one of each turn; `counts` says how many conversations were split, and how many turns
-    are read only, because they stand before the first question.
+    are read only, because they stand before the first question. Raises InputError for unknown
+    `turns`, and for a conversation that the chat template cannot render.
     """
     if turns not in TURNS:
         raise InputError("unknown 'turns'", value=turns, fix=f"use one of {TURNS}")
@@ -489,8 +498,9 @@ def with_end_token(ids: list[int], tokenizer: Tokenizer, *, turn: bool = False) 
 def pad_examples(
     examples: Sequence[Example], *, length: int, images: ImageLayout | None = None
 ) -> dict[str, np.ndarray]:
-    """One example per row: tokens, segment_ids, positions [B, S] int32 and mask [B, S] float32; and
-    the arrays of their images, where there is a layout of such."""
+    """One example per row: tokens, segment_ids, positions [B, S] int32 and mask [B, S] float32, S =
+    `length`; with `images`, also the arrays of `ImageLayout.rows`. Raises InputError for an example
+    of more than `length` tokens."""
     shape = (len(examples), length)
     batch = dict(
         tokens=np.zeros(shape, np.int32),

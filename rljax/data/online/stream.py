@@ -1,4 +1,4 @@
-"""Rows without end, and the order of numbers that every shuffle of the data is made of."""
+"""Endless rows, and the permutation of numbers that every shuffle of the data uses."""
 
 from collections.abc import Callable
 
@@ -6,9 +6,11 @@ import numpy as np
 
 
 class Stream:
-    """Items without end: item `index` = 0, 1, ... is `make(index)`, a function of it alone; None is
-    one that cannot be used. A run begins at seed * 1000003, not at 0. `rows`: after so many items
-    those of a file come again, and a thread makes the next ones while devices train; 0: none does.
+    """An endless sequence: item `index` = 0, 1, ... is `make(index)`, a function of the index
+    alone, or None if it cannot be used. A run begins at index seed * 1000003.
+
+    `rows` is the number of items after which the rows of a file come again, and a thread makes the
+    next ones while devices train; it is 0 for a stream that never repeats.
     """
 
     def __init__(self, make: Callable[[int], dict | None], rows: int = 0):
@@ -28,7 +30,7 @@ class Stream:
 
 
 def permutation(count: int, *seed: int) -> np.ndarray:
-    """Returns the numbers below `count` in an order of `seed`.
+    """Returns a permutation [count] of the numbers below `count`, a function of `seed`.
 
     It is made of raw bits, whose stream numpy keeps the same in every version, unlike that of
     `Generator.permutation`: a run may be resumed after an upgrade.

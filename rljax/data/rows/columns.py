@@ -71,8 +71,8 @@ _KINDS = (
 
 
 def other_kind(row: dict, lacking: Sequence[str]) -> tuple[str, str]:
-    """(rule, fix) for a row without the columns `lacking`, where it is one of another dataflow;
-    ("", "") where it is of none."""
+    """(rule, fix) for a row without the columns `lacking` that looks like a row of another
+    dataflow; ("", "") if it does not."""
     has = {name for name, value in row.items() if value is not None}
     for names, what, kind in _KINDS:
         columns = set(names.split())
@@ -83,7 +83,7 @@ def other_kind(row: dict, lacking: Sequence[str]) -> tuple[str, str]:
 
 
 def first_of(row: dict, names: Sequence[str], location: str, fix: str) -> str:
-    """The first of the columns that the row has."""
+    """The first of the columns that the row has. Raises InputError, with `fix`, if it has none."""
     for name in names:
         if name in row:
             return name
@@ -98,10 +98,12 @@ def first_of(row: dict, names: Sequence[str], location: str, fix: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """A column of a kind of row: the first of its names, with spaces between, that a row has.
+    """A column of a kind of row. `names` are its possible names with spaces between; the first that
+    a row has is read.
 
-    `read(value, location)` returns the value, or raises InputError. `fix` is said of a row without
-    it; "": it may be missing. Null is a value where the column is needed, unless `null_is_absent`.
+    `read(value, location)` returns the value, or raises InputError. `fix` is said of a row
+    without the column; "" means that it may be missing. Null is a value where the column is
+    needed, unless `null_is_absent`.
     """
 
     names: str
@@ -111,8 +113,8 @@ class Column:
 
 
 def read_columns(row: dict, location: str, columns: Iterable[Column]) -> dict:
-    """{the first name of each column that the row has: what is read of it}. Raises InputError that
-    names the row and the column: a missing one before one that holds something else."""
+    """{the first name of each column that the row has: the value that it reads}. Raises InputError
+    that names the row and the column: a missing one before one that holds something else."""
     given = {name: value for name, value in row.items() if value is not None}
     there = []
     for column in columns:
@@ -129,7 +131,8 @@ def read_columns(row: dict, location: str, columns: Iterable[Column]) -> dict:
 
 
 def text_of(value: object, location: str, fix: str = _REMOVE, empty: bool = False) -> str:
-    """A text that is not empty, unless that is allowed."""
+    """The value, a text. Raises InputError for anything else, for an empty text unless `empty`
+    allows it, and for half a surrogate pair."""
     if not isinstance(value, str) or not (value or empty):
         kind = "null" if value is None else "empty" if value == "" else "not a text"
         raise InputError(f"{location} is {kind}", value=value, fix=fix)
@@ -138,15 +141,17 @@ def text_of(value: object, location: str, fix: str = _REMOVE, empty: bool = Fals
 
 
 def prompt_of(value: object, location: str) -> str | list[dict]:
-    """A prompt: a text, or messages, of which nothing is learned."""
+    """A prompt: a text, or messages, of which nothing is learned. Raises InputError for
+    anything else."""
     if isinstance(value, list):
         return context(conversation(value, location))
     return text_of(value, location, "write a text or a list of chat messages", empty=True)
 
 
 def completion_of(value: object, location: str, empty: bool = False) -> str | list[dict]:
-    """A completion: a text, `empty` ones too where that is so, or messages from the assistant's
-    first to its last."""
+    """A completion: a text (`empty` allows an empty one), or messages from the assistant's first to
+    its last. Raises InputError for messages that begin or end with another role, or from which
+    nothing is learned."""
     if not isinstance(value, list):
         return text_of(value, location, empty=empty)
     messages = conversation(value, location)
@@ -172,7 +177,7 @@ def has_answer(message: dict) -> bool:
 
 
 def number_of(value: object, location: str) -> float:
-    """A finite number; True and False are none."""
+    """The value as a finite float. Raises InputError for anything else, and for True and False."""
     value = plain_number(value)
     number = math.nan
     if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -188,7 +193,7 @@ def number_of(value: object, location: str) -> float:
 
 
 def flag_of(value: object, location: str) -> bool:
-    """True or False, or 1 or 0."""
+    """The value, True, False, 1 or 0, as a bool. Raises InputError for anything else."""
     if isinstance(value, np.generic):
         value = value.item()
     if not isinstance(value, (bool, int, float)) or value not in (0, 1):
@@ -199,7 +204,8 @@ def flag_of(value: object, location: str) -> bool:
 
 
 def list_of(value: object, location: str) -> list:
-    """A list of at least one item."""
+    """The value as a list. Raises InputError for an empty one, and for what is no list,
+    tuple or array."""
     if isinstance(value, (tuple, np.ndarray)):
         value = list(value)
     if not isinstance(value, list) or not value:
@@ -211,14 +217,16 @@ def list_of(value: object, location: str) -> list:
 
 
 def object_of(value: object, location: str, fix: str = "write {...}") -> dict:
-    """An object; null, which parquet writes for a missing one, is an empty one."""
+    """The value, a dict; null, which parquet writes for a missing one, becomes {}. Raises
+    InputError for anything else."""
     if not isinstance(value, dict | None):
         raise InputError(f"{location} is not an object", value=value, fix=fix)
     return value or {}
 
 
 def each(read: Callable[[object, str], object], item: str) -> Callable[[object, str], list]:
-    """Reads a list of such items; errors call them by the word `item` and their number."""
+    """Returns a function that reads a list with `read` for each item; errors call an item by the
+    word `item` and its number."""
 
     def items(value: object, location: str) -> list:
         return [
@@ -236,7 +244,7 @@ def rendering_of(row: dict, location: str) -> dict:
     "variables": those of `variables_of`}; without a key where the row has none.
 
     Tools are a list of objects, or the JSON text of one: tables cannot hold objects of different
-    keys.
+    keys. Raises InputError for anything else, and for two columns that disagree.
     """
     tools = _agreed(_tool_columns(row, location, Nulls()), location)
     variables = variables_of(row, location)
@@ -245,8 +253,9 @@ def rendering_of(row: dict, location: str) -> dict:
 
 
 def variables_of(row: dict, location: str) -> dict:
-    """Further names that the chat template reads for a row: an object in the column
-    `chat_template_kwargs`, as TRL has it, or the column `enable_thinking`."""
+    """The variables that a row gives the chat template: an object in the column
+    `chat_template_kwargs`, as TRL has it, or the column `enable_thinking`. Raises InputError for
+    anything else, and if the two disagree."""
     where = f"{location}, column 'chat_template_kwargs'"
     given = row.get("chat_template_kwargs")
     if isinstance(given, str) and given:
@@ -383,7 +392,8 @@ def demonstration_record(row: dict, location: str, index: int) -> dict:
     """A supervised record: `messages`, or `prompt` + `completion`, or `text`; tools; and index.
 
     `prompt_messages`, where it is there, is how many of the messages are a prompt whose own turns
-    of the assistant are not learned.
+    of the assistant are not learned. Raises InputError for a row without these columns, and for a
+    column of another type or with nothing to learn.
     """
     how = rendering_of(row, location)
     if row.get("messages") is not None:
@@ -463,7 +473,8 @@ def _require_answer(messages: list[dict], location: str) -> None:
 
 
 def decoded(value: object, location: str) -> object:
-    """The value with bytes as texts, and numpy's numbers and arrays as Python's."""
+    """The value with bytes as texts, and numpy's numbers and arrays as Python's. Raises InputError
+    for bytes that are not UTF-8."""
     if isinstance(value, bytes):
         try:
             return value.decode("utf-8")
@@ -481,12 +492,12 @@ def decoded(value: object, location: str) -> object:
 
 
 def without_nulls(value: object) -> object:
-    """The value without the keys of objects that are null."""
+    """The value without those keys of its objects whose value is null."""
     if isinstance(value, dict):
         return {name: without_nulls(item) for name, item in value.items() if item is not None}
     return [without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def plain_number(value: object) -> object:
-    """numpy's numbers and arrays as Python's."""
+    """The value with numpy's numbers and arrays as Python's."""
     return value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value

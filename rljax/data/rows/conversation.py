@@ -1,8 +1,9 @@
 """The messages of a row in one form, whoever wrote it: roles, calls, and which turns are learned.
 
 A turn of the assistant that is context only has `"learn": False` (messages.LEARN); every other one
-is learned. Rows say so in ten ways, of a message or as a column with a value for each; what is none
-of them but looks so is refused, as a turn that should not be learned must not be.
+is learned. Rows say so in ten ways, by a key of a message or by a column with a value for each
+message. A key or column that resembles one of these, but is none, is refused: to learn a turn that
+should not be learned is the worse mistake.
 """
 
 import functools
@@ -44,7 +45,8 @@ _FIX = f'write "{LEARN}": false at a turn that is context only, and nothing at t
 
 
 def conversation(value: object, location: str) -> list[dict]:
-    """Messages in one form, checked: a list of them, or the JSON text of one."""
+    """Returns the messages, a list or the JSON text of one, in one form. Raises InputError, with
+    the number of the message, for a role, content or call that is not valid."""
     value = messages_in_text(value, location)
     if isinstance(value, (list, tuple)):
         value = [
@@ -57,12 +59,13 @@ def conversation(value: object, location: str) -> list[dict]:
 
 
 def context(messages: list[dict]) -> list[dict]:
-    """The messages as a prompt, of which nothing is learned."""
+    """The messages as a prompt, of which nothing is learned: the key `learn` is removed."""
     return [{n: v for n, v in message.items() if n != LEARN} for message in messages]
 
 
 def messages_in_text(value: object, location: str) -> object:
-    """The messages of which a text is the JSON, which tables hold; any other value as it is."""
+    """Parses a text that is the JSON of messages, as tables hold them; any other value stays.
+    Raises InputError for a text that looks like a list of messages and is no JSON."""
     looks = isinstance(value, str) and _MESSAGES.match(value) and value.rstrip().endswith("]")
     if not looks:
         return value
@@ -117,7 +120,7 @@ def _require_whole(content: object, location: str) -> None:
 
 
 def asks_to_learn(messages: object) -> str:
-    """The key by which a message asks to be learned; "" where none does."""
+    """The key by which one of the messages asks to be learned; "" if none does."""
     for message in messages if isinstance(messages, (list, tuple)) else ():
         for name, value in message.items() if isinstance(message, Mapping) else ():
             if _flag(name, value, "a message"):
@@ -185,9 +188,13 @@ def _checked_truth(name: str, value: object, location: str) -> bool:
 def with_column_flags(
     row: Mapping, messages: list[dict], location: str, prompt: int = 0
 ) -> list[dict]:
-    """The messages with what a column of the row (`loss_mask`, `weights`) says of which are
-    learned. It has a value for each message, or for each of the assistant's. The first `prompt` of
-    them are not learned."""
+    """The messages, with `learn` set from the columns of the row that say which are learned
+    (`loss_mask`, `weights`): a value for each message, or for each of the assistant's. The first
+    `prompt` messages are not learned.
+
+    Raises InputError for another number of values, and for a value that would learn a turn of
+    another role or of the prompt, or contradicts the message.
+    """
     messages = list(messages)
     for name, values in column_flags(row, location).items():
         where = f"{location}, column {name!r}"
@@ -274,8 +281,8 @@ def _is_weight(value: object, of_rows: bool) -> bool:
 
 
 def require_no_column_flags(row: Mapping, location: str) -> None:
-    """Raises InputError for a column that says which messages of a conversation are learned, where
-    the row is none."""
+    """Raises InputError if a row that is no conversation has a column that says which messages
+    are learned."""
     for name, value in column_flags(row, location).items():
         raise InputError(
             f"{location}, column {name!r} has a value for each message",
@@ -286,7 +293,7 @@ def require_no_column_flags(row: Mapping, location: str) -> None:
 
 
 def of_prompt(name: str, location: str) -> InputError:
-    """The error of a key or column `name` that asks to learn a turn of a prompt."""
+    """Returns the error for a key or column `name` that asks to learn a turn of a prompt."""
     return InputError(
         f"{location}: {name!r} asks to learn a turn of the prompt",
         rule="of a row with a prompt and a completion the completion is learned",

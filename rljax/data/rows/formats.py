@@ -20,15 +20,16 @@ from rljax.files import parse_json
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """The columns of another project: their name, and what makes a row of ours from one."""
+    """The columns of another project: its name, and a function that converts a row to
+    our columns."""
 
     name: str
     convert: Callable[[dict, str], dict]  # (row, its location in errors)
 
 
 def understood(row: dict) -> str:
-    """Names the kind of row in our columns that it is read as, in the words of TRL's documentation;
-    "" where they say nothing."""
+    """Names the kind of a row in our columns, in the words of TRL's documentation; "" if the
+    columns do not tell."""
     has = row.keys()
     model = row.get("reward_model")
     if isinstance(model, dict) and "ground_truth" in model:
@@ -61,7 +62,7 @@ def understood(row: dict) -> str:
 
 
 def form_of(row: dict) -> Form | None:
-    """The form of a row; None where its columns are ours."""
+    """The form of a row of another project; None if its columns are ours."""
     if _turns(row.get("conversations")):
         return _SHAREGPT
     alpaca = isinstance(row.get("instruction"), str)

@@ -1,6 +1,6 @@
 """Maps from the columns of published data sets to ours: one function of (example, index) each.
 
-`gsm8k`, `math` and the parts that a map of your own needs. A map returns {"prompt", "ground_truth"}
+`gsm8k`, `math`, and what a map of your own needs. A map returns {"prompt", "ground_truth"}
 and maybe more columns, or None to drop the row.
 """
 
@@ -30,12 +30,13 @@ def column(example: dict, name: str) -> str:
 
 
 def with_instruction(question: str, instruction: str) -> str:
-    """The question, then the instruction, where there is one."""
+    """The question, and behind it the instruction if it is not ""."""
     return f"{question} {instruction}" if instruction else question
 
 
 def gsm8k(example: dict, index: int, *, instruction: str = GSM8K_INSTRUCTION) -> dict:
-    """{"question", "answer"} with the number after "#### ": commas leave it, as verl writes it."""
+    """Maps {"question", "answer"}; the ground truth is the number after "#### ", without commas, as
+    verl writes it. Raises InputError for an answer without one."""
     question, answer = column(example, "question"), column(example, "answer")
     _, mark, final = answer.rpartition("#### ")
     final = final.strip().replace(",", "")
@@ -61,7 +62,8 @@ def math(
     problem_column: str = "problem",
     solution_column: str = "solution",
 ) -> dict:
-    r"""{"problem", "solution"} with the answer in the solution's last \boxed{...}."""
+    r"""Maps {"problem", "solution"}; the ground truth is the answer in the solution's last
+    \boxed{...}. Raises InputError for a solution without one."""
     problem, solution = column(example, problem_column), column(example, solution_column)
     answer = last_boxed(solution)
     if answer is None or not answer.strip():

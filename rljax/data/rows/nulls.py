@@ -25,8 +25,8 @@ _NULLABLE = ("default", "const")
 
 
 class Nulls:
-    """Tells which nulls of the rows' tools and calls a table filled in. `rows`: gives the rows, or
-    some of them, once a null is met."""
+    """Tells which nulls of the rows' tools and calls a table filled in. The function `rows` returns
+    the rows, or some of them; it is called once a null is met."""
 
     def __init__(self, rows: Callable[[], Iterable[Mapping]] = tuple):
         self._rows = rows

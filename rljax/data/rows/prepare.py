@@ -34,8 +34,9 @@ MAPS = "rljax.data.rows.maps"
 
 
 def prepare(options: PrepareOptions) -> dict:
-    """Writes out/train.parquet, out/test.parquet (where there are test rows) and out/counts.json;
-    returns the counts. Nothing is written unless every row is good."""
+    """Writes out/train.parquet, out/test.parquet (if there are test rows) and out/counts.json;
+    returns the counts. Raises InputError, and writes nothing, for options that exclude each other,
+    for a bad row, and if no row is left for a split."""
     _check(options)
     mapped, counts = {}, {}
     for split in ("train", "test") if _has_own_test(options) else ("train",):

@@ -52,7 +52,7 @@ _LONGEST_CELL = 10_000_000  # characters of a table: an open quote takes all tha
 
 @dataclass(frozen=True)
 class Rows:
-    """Raw rows, and what errors call their source and each of them.
+    """Raw rows, with the names that errors give their source and each of them.
 
     `data_source` is the name of the data set for rows that do not give one.
     """
@@ -76,6 +76,7 @@ class Rows:
         return Nulls(tuple if isinstance(self.rows, Stream) else lambda: self.rows)
 
     def location(self, index: int) -> str:
+        """The file, row and line of row `index`, as errors name them."""
         if isinstance(self.rows, StoredRows):
             return self.rows.location(index)
         for part in self.parts:
@@ -87,7 +88,7 @@ class Rows:
 
     @contextlib.contextmanager
     def named_columns(self) -> Iterator[None]:
-        """Around what reads columns: of a table without names of columns the error says so."""
+        """Wraps code that reads columns: its errors say so if a table has no names of columns."""
         try:
             yield
         except InputError as error:
@@ -107,8 +108,10 @@ def read_rows(
     endless: bool = False,
     notes: list[str] | None = None,
 ) -> Rows:
-    """The rows of a spec, each an object. `demonstrations`: those of a task, not its prompts. Only
-    with `endless` may they be a stream. `notes` gets a line that says as what they are read."""
+    """The rows of a spec, each an object. `demonstrations` selects those of a task instead of its
+    prompts. A stream is accepted only with `endless`. `notes` gets a line that says in which form
+    they are read. Raises InputError for a spec that cannot be read or has no rows, and for a row
+    that is no object."""
     if isinstance(spec, (list, tuple)):
         rows = Rows("the list of rows", "list", spec)
     elif isinstance(spec, str) and spec.strip():
@@ -152,8 +155,9 @@ def read_rows(
 
 
 def read_stored(spec: str, split: str, notes: list[str] | None = None) -> Rows:
-    """The rows of a file, or of all files of a split of a data set of the hub, read as they are
-    drawn (rljax.data.rows.stored). What they hold is checked then."""
+    """The rows of a file, or of all files of a split of a data set of the hub, read and checked as
+    they are drawn (rljax.data.rows.stored). Raises InputError for a file that cannot be read so, or
+    has no rows."""
     if hub.is_hub(spec):
         found = hub.split_files(spec, split)
         paths, data_source = found.files, found.repository
@@ -338,7 +342,8 @@ def _joined(parts: list[Rows], source: str, data_source: str) -> Rows:
 
 
 def make_task(spec: str) -> tuple[str, object]:
-    """The name of a task's function, and what it returns: a Task, or just its rows."""
+    """(the name of a task's function, its Task or rows). Raises InputError for an unknown task, and
+    for options that are missing or refused."""
     task_function = resolve(spec, "rljax.tasks")
     try:
         inspect.signature(task_function.function).bind(**task_function.options)

@@ -1,11 +1,11 @@
 """Shows what a config's data looks like as tokens: each coloured by whether it is learned, what
 ends a turn, and how long rows are.
 
-Encoding is rljax.data.online.encoded; no weights are read, a tokenizer is enough. The same page is
-in the report of a run (`data_page`).
+Rows are encoded by rljax.data.online.encoded. No weights are read; a tokenizer is enough. The same
+page is in the report of a run (`data_page`).
 
 Learned tokens are green, the others dim; every second token is underlined, so that borders show.
-Where there are no colours, what is learned stands between [[ and ]].
+Without colours, learned tokens stand between [[ and ]].
 """
 
 import copy
@@ -35,7 +35,7 @@ from rljax.errors import InputError
 
 @dataclasses.dataclass(frozen=True)
 class Shown:
-    """One sequence: ids [n], mask [n] (1 = learned), and what stands beside it."""
+    """One sequence to show: ids [n], mask [n] (1 = learned), and metadata to print beside it."""
 
     title: str
     ids: np.ndarray
@@ -55,8 +55,9 @@ def load_shown(config: Config) -> tuple[Data, Tokenizer]:
 def shown_rows(
     data: Data, *, rows: int, split: str = "train", seed: int = 0
 ) -> tuple[list[Shown], dict]:
-    """The first rows of the split as the run would read them (training prompts in its order), with
-    the supervised examples of sft.steps behind them; and the counts of what was dropped."""
+    """(the first rows of the split in the order of the run, with the supervised examples of
+    sft.steps behind them; counts of the rows that were dropped). Raises InputError for a split
+    without rows."""
     if data.kind not in SAMPLED:
         items = data.held_out if split == "test" else data.prompts
         if data.endless and split == "train":
@@ -139,8 +140,8 @@ def _some(items: Sequence) -> Sequence:
 
 
 def data_page(data: Data, tokenizer: Tokenizer, *, rows: int = 3, seed: int = 0) -> dict:
-    """Returns what a page about a run's data shows, as JSON: `notes`, `counts`, `lengths`, and
-    `rows` with a title, fields and pieces [text, whether it is learned]."""
+    """Returns the data page of a report, as JSON: `notes`, `counts`, `lengths`, and `rows` with a
+    title, fields and pieces [text, whether it is learned]."""
     shown, counts = shown_rows(data, rows=rows, seed=seed)
     return {
         "notes": [*turn_lines(tokenizer), *data.notes],
@@ -257,7 +258,7 @@ def coloured(shown: Shown, tokenizer: Tokenizer, *, colours: bool) -> Text:
 
 
 def id_table(shown: Shown, tokenizer: Tokenizer) -> Table:
-    """Position, id, text and mask of every token."""
+    """A table of position, id, text and mask of every token."""
     table = Table()
     for column in ("position", "id", "token", "mask"):
         table.add_column(column, justify="left" if column == "token" else "right")
@@ -278,7 +279,7 @@ def show(
     data: Data | None = None,
     tokenizer: Tokenizer | None = None,
 ) -> None:
-    """Prints rows, what ends a turn, notes, lengths and counts."""
+    """Prints rows, the tokens that end a turn, notes, lengths and counts."""
     if data is None or tokenizer is None:
         data, tokenizer = load_shown(config)
     rows_shown, counts = shown_rows(data, rows=rows, split=split, seed=config.seed)
@@ -314,8 +315,8 @@ _KINDS = {  # what rows are understood as (rljax.data.rows.formats): their kind
 
 
 def config_of_data(spec: str, model: str, kind: str, config: Config) -> Config:
-    """The config with the rows of `spec` and the tokenizer of `model`, and a dataflow that learns
-    from rows of their kind, which "" reads off their columns."""
+    """The config with the rows of `spec`, the tokenizer of `model`, and a dataflow that learns from
+    rows of this kind. If `kind` is "", it is found from the columns of the first row."""
     config = copy.deepcopy(config)
     config.data.train, config.tokenizer = spec, model
     only_tokenizer = os.path.isdir(model) and not os.path.exists(os.path.join(model, "config.json"))

@@ -51,9 +51,10 @@ def load_prompts(
     """Prompt records: prompt (str or messages), ground_truth, data_source, extra_info, index; and
     images, where a row has some (rljax.data.images.columns).
 
-    Without `need_ground_truth` (a reward model judges) a missing one is "". A row that fails the
-    `check` is an error; `notes` are those of read_rows. With a `test_fraction` both splits are
-    sides of the training split (rljax.data.rows.split).
+    Without `need_ground_truth` (a reward model judges) a missing one is "". `notes` are those of
+    read_rows. With a `test_fraction` both splits are sides of the training split
+    (rljax.data.rows.split). Raises InputError that names the source, row and column, also for a row
+    that fails the `check`.
     """
     rows = read_rows(spec, "train" if test_fraction else split, notes=notes)
     records = [
@@ -72,8 +73,8 @@ def load_endless_prompts(
     test_fraction: float = 0.0,
     stored: bool = False,
 ) -> list[dict] | Stream:
-    """load_prompts of the training split, which may be a stream: its records are made as they are
-    asked for. `stored`: so are those of a file."""
+    """The records of `load_prompts` for the training split. They are a stream, made as it is read,
+    for an endless task and, if `stored`, for a file."""
     if stored:
         rows = read_stored(spec, "train", notes)
     else:
@@ -101,7 +102,7 @@ def load_demonstrations(
     """Supervised records: `messages`, or `prompt` + `completion`, or `text`; and index.
 
     A task's demonstrations are its training split. `test_fraction`: see load_prompts; `stored`: see
-    load_endless_prompts.
+    load_endless_prompts. Raises InputError that names the source, row and column.
     """
     if stored:
         rows = read_stored(spec, split, notes)

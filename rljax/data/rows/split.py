@@ -16,8 +16,8 @@ _ANSWER = "\n\nAssistant:"  # where an answer begins in Anthropic's HH, a dialog
 
 
 def held_out_fraction(config: Config, spec: str) -> float:
-    """The share of the rows of `spec` that a run of `config` holds out: 0 of all but the files that
-    it trains on."""
+    """The share of the rows of `spec` that a run of `config` holds out, in [0, 1):
+    data.test_fraction for files that it trains on, else 0."""
     files = {_file(one) for one in (config.data.train, *config.data.sources) if is_path(one)}
     return config.data.test_fraction if is_path(spec) and _file(spec) in files else 0.0
 
@@ -28,7 +28,8 @@ def _file(spec: str) -> str:
 
 
 def one_side(records: list[dict], split: str, fraction: float, source: str) -> list[dict]:
-    """The records of `split`, train or test, of a file of which `fraction` is held out."""
+    """The records of `split`, train or test, of a file of which `fraction` is held out. Raises
+    InputError if none of the records is on this side."""
     kept = [r for r in records if is_held_out(prompt_text(r), fraction) == (split == "test")]
     if records and not kept:
         raise InputError(
@@ -70,7 +71,7 @@ def _text_of(record: dict) -> str:
 
 
 def messages_text(messages: list[dict]) -> str:
-    """Roles and contents, a line each."""
+    """The roles and contents of messages, a line each."""
     contents = [m.get("content") for m in messages]
     texts = [c if isinstance(c, str) else json.dumps(c, sort_keys=True) for c in contents]
     return "\n".join(f"{m['role']}: {text}" for m, text in zip(messages, texts, strict=True))

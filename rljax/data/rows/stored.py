@@ -27,8 +27,9 @@ KINDS = (".jsonl", ".parquet")
 class StoredRows(Stream):
     """The rows of .jsonl or .parquet files as a stream: item `index` is row `number(index)` of all.
 
-    Of a .jsonl file the offsets of its blocks are found first, in one pass that keeps no text.
-    `names`: what errors call the files, where that is not their paths.
+    The offsets of the blocks of a .jsonl file are found first, in one pass that keeps no text.
+    `names` are the names of the files in errors, if these are not their paths. Raises InputError
+    for files of another kind, that cannot be read, or without rows.
     """
 
     def __init__(self, paths: Sequence[Path], names: Sequence[str] = ()):
@@ -61,7 +62,7 @@ class StoredRows(Stream):
         super().__init__(self._row, rows=self.rows)
 
     def number(self, index: int) -> int:
-        """The number in the files one after the other, from 0, of item `index`."""
+        """The number of item `index` in all files one after the other, from 0."""
         with self._lock:
             epoch, offset = divmod(index, self.rows)
             if self._epoch[0] != epoch:
@@ -85,7 +86,7 @@ class StoredRows(Stream):
         return np.split(blocks, cuts[1:-1]), ends[cuts[:-1]]
 
     def location(self, index: int) -> str:
-        """The file and the row there of item `index`, as errors name them."""
+        """The file of item `index`, and its row there, as errors name them."""
         number = self.number(index)
         file = int(np.searchsorted(self._file_starts, number, side="right")) - 1
         return f"{self.names[file]}: row {number - self._file_starts[file]}"

@@ -62,12 +62,13 @@ _OPENED = re.compile(f"({'|'.join(re.escape(opening) for opening, _ in MARKS)})\
 
 
 class RewrittenTurn(InputError):
-    """The template renders an earlier turn otherwise than the sampler's prompt continues."""
+    """The error for a template that renders an earlier turn otherwise than the sampler's
+    prompt continues."""
 
 
 class Turns(NamedTuple):
-    """A prompt's ids, and what follows it: its ids, the mask of what the assistant chose, its text,
-    and the characters [a, b) of that text that each id covers."""
+    """The ids of a prompt, and what follows it: its ids [n], the mask [n] of tokens that the
+    assistant chose, its text, and the characters [a, b) of that text that each id covers."""
 
     prompt: list[int]
     ids: list[int]
@@ -91,7 +92,7 @@ def prompt_text(
 
 
 def render_prompt(tokenizer, messages: Sequence[Mapping], **options) -> str:
-    """`prompt_text` without a look at what the template leaves out."""
+    """The text of `prompt_text`, without the check of what the template leaves out."""
     return tokenizer.render_chat(messages, **_beginning(messages), **options)
 
 
@@ -113,7 +114,7 @@ def _beginning(messages: object) -> dict[str, bool]:
 
 
 def encode_prompt_messages(tokenizer, messages: Sequence[Mapping], **options) -> list[int]:
-    """The ids of `prompt_text`."""
+    """The ids of `prompt_text`, with the same errors."""
     return tokenizer.encode(prompt_text(tokenizer, messages, **options))
 
 
@@ -160,7 +161,9 @@ def encode_turns(
 
     The prompt is encoded alone, as it is for the sampler: no token spans the border. With
     `continues`, a prompt that ends with a turn of the assistant is continued by the first message
-    of `messages[first:]`; else two turns of the assistant follow each other.
+    of `messages[first:]`; else two turns of the assistant follow each other. Raises InputError if
+    `first` is 0, if the last message is not the assistant's, and if the template leaves out what a
+    message says; RewrittenTurn as `encode_conversation` does.
     """
     options = dict(tools=tools, documents=documents, variables=variables)
     _require_assistant_last(messages)
@@ -212,8 +215,9 @@ def encode_log(
     documents: Sequence[Mapping] | None = None,
     variables: Mapping[str, object] | None = None,
 ) -> Turns:
-    """`encode_turns` of a conversation whose template rewrites earlier turns, as a rollout of it
-    would have it: each turn as the policy writes it, and behind it what the new messages add."""
+    """Encodes a conversation as `encode_turns` does, but as a rollout would have written it, for a
+    template that rewrites earlier turns: each turn as the policy writes it, and behind it the text
+    that the new messages add."""
     options = dict(tools=tools, documents=documents, variables=variables)
     _require_assistant_last(messages)
     prompt = encode_prompt_messages(tokenizer, messages[:first], **options)
@@ -548,7 +552,7 @@ def _require_assistant_last(messages: Sequence[Mapping]) -> None:
 
 
 class Rerendering(enum.Enum):
-    """The grown log against the whole conversation rendered and tokenized anew."""
+    """Comparison of a grown log with the whole conversation rendered and tokenized anew."""
 
     SAME = "same"  # id for id
     RETOKENIZED = "retokenized"  # the same text in other tokens
@@ -557,7 +561,7 @@ class Rerendering(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Appended:
-    """The ids to append to a log, all of mask 0: the policy chose none of them.
+    """Ids to append to a log. The policy chose none of them: their mask is 0.
 
     The first `closing` of them end the last turn, where it was cut before its end token.
     `first_difference` is the first index at which the grown log differs from the rerendering.
@@ -584,7 +588,8 @@ def append_messages(
 
     `ids` are the log so far: a prompt and what was sampled on it. `messages` are the same as
     messages, ending with the assistant's sampled turn. The next prompt is `ids + appended.ids`, so
-    it begins with the log whatever the template or the tokenizer would make of the whole.
+    it begins with the log whatever the template or the tokenizer would make of the whole. Raises
+    InputError for an empty log, and if the last of `messages` is not the assistant's.
     """
     validate_messages(messages)
     _require_assistant_last(messages)
@@ -605,8 +610,9 @@ def append_messages(
 def compare_log(
     tokenizer, log: Sequence[int], whole: str, *, complete: bool = True
 ) -> tuple[Rerendering, int | None]:
-    """Tokenizes the rendered conversation of a log anew -> those tokens, and the first index at
-    which they differ. A log that is not `complete` is compared with the beginning."""
+    """Compares a log of ids with the conversation that it stands for, rendered as `whole` and
+    tokenized anew. Returns the kind of difference, and the first index at which the ids differ,
+    None if they are equal. A log that is not `complete` is compared with the beginning."""
     grown, again = list(log), tokenizer.encode(whole)
     if grown == (again if complete else again[: len(grown)]):
         return Rerendering.SAME, None

@@ -1,4 +1,4 @@
-"""Comparison of a row's messages with what the chat template makes of them.
+"""Checks that a chat template writes what a row's messages say.
 
 A template may leave out a role that it does not know, reasoning, calls or tools, and says nothing.
 Here the rendered text is compared with the messages, for every kind of data and for the server.
@@ -20,9 +20,9 @@ _SHOWN = 60  # characters of a text in an error
 
 
 def split_reasoning(message: Mapping) -> tuple[str, str]:
-    """The reasoning of an assistant's message, from its own key or from between tags at the
-    beginning of its content, and the rest of the content. A closing tag alone ends reasoning, too:
-    the generation prompt may have opened it."""
+    """(the reasoning of an assistant's message, the rest of its content). Reasoning stands under
+    its own key, or between tags at the beginning of the content. A closing tag alone ends
+    reasoning, too: the generation prompt may have opened it."""
     content = message.get("content")
     content = content if isinstance(content, str) else ""
     given = (message[n] for n in REASONING if isinstance(message.get(n), str))
@@ -86,8 +86,8 @@ def check_messages(tokenizer, messages: Sequence[Mapping], text: str) -> None:
 
 
 def check_turn(tokenizer, number: int, message: Mapping, written: str) -> None:
-    """Raises InputError where `written`, which is learned of a message, lacks reasoning, content or
-    calls of it."""
+    """Raises InputError if `written`, the learned text of a message, lacks its reasoning,
+    content or calls."""
     reasoning, answer = split_reasoning(message)
     squeezed, thought = _squeezed(written), _squeezed(reasoning)
     for what, piece in [("reasoning", reasoning), *_said(tokenizer, message, answer)]:

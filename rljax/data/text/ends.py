@@ -34,7 +34,8 @@ _USER_SAID = {"role": "user", "content": _NEXT}
 
 
 class EndOfTurn(NamedTuple):
-    """A token that ends turns; `next_role`: it belongs to the message that follows."""
+    """A token that ends turns. If `next_role` is true, it is the token that begins the
+    next message."""
 
     id: int
     next_role: bool = False
@@ -46,8 +47,8 @@ def turn_ends(
     special_ids: Collection[int],
     stop_ids: Collection[int],
 ) -> tuple[EndOfTurn, ...]:
-    """The tokens that end an answer and, where it is another one, a call; none where the template
-    writes no tokens.
+    """The tokens that end an answer and, if it is another one, a call; () if the template writes
+    no tokens.
 
     `render(messages, add_generation_prompt)` is the template, `added_in(text)` the added tokens of
     a text: (id, first character, end). Of several tokens behind an answer a stop token goes first,

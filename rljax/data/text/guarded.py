@@ -1,7 +1,7 @@
-"""Runs a job on a stranger's file in a process with limits, and says how it ended.
+"""Runs a job on an untrusted file in a process with limits, and says how it ended.
 
-`guarded_process` is that process: it is started when it is first needed, answers one request after
-the other (a tenth of a millisecond each), and is started again where a job has ended it.
+`guarded_process` is that process. It is started when it is first needed, answers one request after
+the other (a tenth of a millisecond each), and is started again if a job has ended it.
 """
 
 import atexit
@@ -31,8 +31,8 @@ main()
 
 
 def call(job: str, *arguments: object) -> tuple[str, str]:
-    """(kind of answer, text): kinds as in guarded_process. Job and arguments are ours; what the
-    arguments hold may be a stranger's."""
+    """(kind of answer, text); the kinds are those of guarded_process. Job and arguments are ours;
+    the contents of the arguments are untrusted."""
     return _process(os.getpid()).call(job, arguments)
 
 

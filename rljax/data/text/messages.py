@@ -1,8 +1,8 @@
-"""Chat messages: what a conversation may hold, and what of it a template sees.
+"""Chat messages: what a conversation may hold, and what a template sees of it.
 
 A message is `{"role": str, "content": str}`; other keys (tool_calls, name, reasoning_content, ...)
 reach the template. Roles and calls have one form, whoever wrote them: `for_template`. Rendering is
-in `template`, tokens and masks are in `chat`, the keys of rows in rljax.data.rows. No arrays here.
+in `template`, tokens and masks are in `chat`, the keys of rows in rljax.data.rows.
 """
 
 import json
@@ -42,7 +42,8 @@ def validate_messages(messages: object, *, where: str = "chat messages") -> list
 
 
 def role_of(value: object, location: str) -> str:
-    """The role that a message names, in lower case and by its usual name."""
+    """The role that a message names, in lower case and by its usual name. Raises InputError for an
+    unknown role."""
     if not isinstance(value, str) or not value:
         raise InputError(
             f"{location}: 'role' must be a text",
@@ -74,10 +75,11 @@ def check_unicode(text: str, location: str) -> None:
 
 
 def for_template(messages: object, where: str = "chat messages") -> object:
-    """The messages with their calls as templates want them, which is what is learned, sampled on
-    and served alike: arguments are objects, where OpenAI's API has JSON texts; its older
-    `function_call` is a call of `tool_calls`; a tool's answer has the name of its call; and no list
-    of calls is empty. What is no message stays, to be refused by name."""
+    """The messages with their calls in the one form that is learned, sampled on and served:
+    arguments are objects, where OpenAI's API has JSON texts; its older `function_call` is a call of
+    `tool_calls`; a tool's answer has the name of its call; and no list of calls is empty. What is
+    no message stays, for `validate_messages` to refuse. Raises InputError for arguments that are no
+    JSON object."""
     if not isinstance(messages, (list, tuple)):
         return messages
     names, seen, older = {}, [], False
@@ -213,7 +215,7 @@ def _no_constant(name: str):
 
 def template_view(messages: object) -> list[dict]:
     """The messages as a template sees them: plain values, no key that is None, parts as they are,
-    calls as `for_template` makes them; not what says whether a turn is learned.
+    calls as `for_template` makes them, and without the key `learn`.
 
     Templates ask whether a key is there (`message.tool_calls is defined`), while APIs and parquet
     write None for what is absent. A message's reasoning is given under each of its usual names.
@@ -231,7 +233,7 @@ def template_view(messages: object) -> list[dict]:
 
 def joined_parts(view: Sequence[Mapping]) -> list[dict]:
     """The messages with every list of text parts as one string. Raises InputError for an image: a
-    template that reads no lists writes none."""
+    template that reads no lists cannot write one."""
     parts = [p for m in view if isinstance(m.get("content"), (list, tuple)) for p in m["content"]]
     if any(part["type"] != "text" for part in parts):
         raise InputError(
@@ -274,7 +276,8 @@ def _text_arguments(call: object) -> object:
 
 
 def validate_objects(values: object, what: str) -> list | None:
-    """A list of JSON objects (tools, documents) as plain values; None stays None."""
+    """A list of JSON objects (tools, documents) as plain values; None stays None. Raises InputError
+    for anything else."""
     if values is None:
         return None
     if not isinstance(values, (list, tuple)) or not all(isinstance(v, Mapping) for v in values):
@@ -288,7 +291,7 @@ def validate_objects(values: object, what: str) -> list | None:
 
 
 def plain(value: object) -> object:
-    """The value out of JSON's own types: a template must not reach an object's methods."""
+    """The value made of JSON's own types alone: a template must not reach an object's methods."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, str):  # of a class of its own, as an enum is

@@ -53,7 +53,8 @@ def _two_unused(text: str) -> tuple[str, str]:
 
 
 class ChatTemplate:
-    """A compiled chat template. `now` is the date that `strftime_now` tells, for all renderings."""
+    """A compiled chat template. `now` is the date that `strftime_now` returns in all renderings.
+    Raises InputError for a text that is not a valid template."""
 
     def __init__(self, text: str, source: str, *, now: datetime.datetime | None = None):
         if len(text) > MAX_TEMPLATE:
@@ -93,11 +94,13 @@ class ChatTemplate:
         variables: Mapping[str, object] | None = None,
         continue_final_message: bool = False,
     ) -> str:
-        """The text of the messages; `special_tokens` are seen as bos_token, eos_token, ...
+        """The text of the messages; the template sees `special_tokens` as bos_token, eos_token, ...
 
         `variables` are further names for the template (`enable_thinking`); they go before the
-        special tokens. With `continue_final_message` the text ends where the last message's does.
-        A list of text parts reaches the template, and one string where it cannot read the list.
+        special tokens. With `continue_final_message` the text ends where the last message's does. A
+        list of text parts reaches the template, and one string where it cannot read the list.
+        Raises InputError for messages that the template refuses or cannot render within its limits,
+        and for `continue_final_message` together with `add_generation_prompt`.
         """
         view = template_view(messages)
         context = _seen(special_tokens, add_generation_prompt, tools, documents, variables)
@@ -122,8 +125,9 @@ class ChatTemplate:
         variables: Mapping[str, object] | None = None,
         text: str | None = None,
     ) -> tuple[str, list[tuple[int, int]]]:
-        """The text of `render`, which may be known already, and where its `{% generation %}` blocks
-        are: characters [a, b)."""
+        """(the text of `render`, the characters [a, b) of its `{% generation %}` blocks). Pass
+        `text` if the rendering is already known. Raises InputError as `render` does, and if a block
+        cannot be found in the text."""
         view = template_view(messages)
         context = _seen(special_tokens, add_generation_prompt, tools, documents, variables)
         text = self._text_of(view, context) if text is None else text

@@ -97,7 +97,7 @@ def compiled(text: str, now: datetime.datetime) -> tuple[jinja2.Template, bool]:
 
 
 def rendered(text: str, now: datetime.datetime, context: dict, max_characters: int) -> str:
-    """Renders the template; raises SecurityError where that is more than `max_characters`."""
+    """Renders the template. Raises SecurityError if the text has more than `max_characters`."""
     template, _ = compiled(text, now)
     pieces, size = [], 0
     for piece in template.generate(**context):

@@ -1,4 +1,4 @@
-"""Text to token ids and back: one surface, two implementations, and where models stop.
+"""Text to token ids and back: one interface, two implementations, and the stop tokens of a model.
 
 `CharTokenizer` is for procedural tasks, `HuggingFaceTokenizer` reads a model folder (tokenizer.json
 and the files beside it, see `tokenizer_files`) with the `tokenizers` package. Templates are
@@ -85,15 +85,17 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Ids without special tokens added, and for each the characters [start, end) it covers."""
+        """Ids without special tokens added, and for each the characters [start, end) it covers.
+        Raises InputError for a text that cannot be encoded."""
 
     @abc.abstractmethod
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """Ids; with `add_special_tokens` the BOS in front where the model has one, never an EOS."""
+        """Ids; with `add_special_tokens` the BOS in front where the model has one, never an EOS.
+        Raises InputError for a text that cannot be encoded."""
 
     @abc.abstractmethod
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """The text of the ids."""
+        """The text of the ids, without special tokens if `skip_special_tokens`."""
 
     @abc.abstractmethod
     def render_chat(
@@ -110,6 +112,7 @@ class Tokenizer(abc.ABC):
 
         `variables` are further names that the template reads, `{"enable_thinking": False}`. With
         `continue_final_message` the text ends where the last message does, without an end of turn.
+        Raises InputError without a chat template, and for messages that it refuses.
         """
 
     def render_marked(
@@ -121,8 +124,9 @@ class Tokenizer(abc.ABC):
         variables: Mapping[str, object] | None = None,
         text: str | None = None,
     ) -> tuple[str, list[tuple[int, int]] | None]:
-        """A finished conversation's text, and the characters [a, b) that its template marks as the
-        assistant's; None where the template marks nothing. `text`, where it is known already."""
+        """(a finished conversation's text, the characters [a, b) that its template marks as the
+        assistant's); None instead of the characters if it marks nothing. Pass `text` if the
+        rendering is already known."""
         options = dict(tools=tools, documents=documents, variables=variables)
         if text is None:
             text = self.render_chat(messages, add_generation_prompt=False, **options)
@@ -168,7 +172,8 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def fingerprint(self) -> str:
-        """Equal for two tokenizers that turn all text into the same ids and stop alike."""
+        """A digest that is equal for two tokenizers that turn all text into the same ids and
+        stop alike."""
 
 
 def load_tokenizer(
@@ -178,7 +183,8 @@ def load_tokenizer(
     variables: Mapping[str, object] | None = None,
 ) -> Tokenizer:
     """The tokenizer of a folder, ours or a Hugging Face one, or of a repository of the hub.
-    `variables` are those of a HuggingFaceTokenizer."""
+    `variables` are those of a HuggingFaceTokenizer. Raises InputError for files that are missing or
+    invalid, and for variables without a chat template."""
     folder = hub.model_folder(folder, hub.TOKENIZER)
     path = folder / CHAR_FILE
     if not os.path.lexists(path):
@@ -231,6 +237,7 @@ class CharTokenizer(Tokenizer):
         self._ids = {character: i for i, character in enumerate(alphabet, start=2)}
 
     def encode_with_offsets(self, text):
+        """Encodes each character alone. Raises InputError for one that is not in the alphabet."""
         try:
             ids = [self._ids[character] for character in text]
         except KeyError as error:
@@ -243,9 +250,11 @@ class CharTokenizer(Tokenizer):
         return ids, [(i, i + 1) for i in range(len(ids))]
 
     def encode(self, text, add_special_tokens=False):
+        """Encodes the text; no special token is ever added."""
         return self.encode_with_offsets(text)[0]
 
     def decode(self, ids, skip_special_tokens=True):
+        """Decodes the ids; one beyond the alphabet becomes U+FFFD."""
         # A model's vocabulary may be larger than ours; such an id must stay visible in the text,
         # or a reward would take "1?2" for "12".
         names = ("", "") if skip_special_tokens else ("<pad>", "<eos>")
@@ -268,25 +277,29 @@ class CharTokenizer(Tokenizer):
         variables=None,
         continue_final_message=False,
     ):
+        """Raises InputError: there is no chat template."""
         raise InputError(
             "a character tokenizer has no chat template",
             fix="use text prompts, or a tokenizer from a model folder",
         )
 
     def vocabulary(self):
+        """The token of every id."""
         return dict(enumerate(("<pad>", "<eos>", *self.alphabet)))
 
     def save(self, folder):
+        """Writes the alphabet as char_tokenizer.json."""
         Path(folder).mkdir(parents=True, exist_ok=True)
         saved = json.dumps({"alphabet": self.alphabet})
         (Path(folder) / CHAR_FILE).write_text(saved, encoding="utf-8")
 
     def fingerprint(self):
+        """A digest of the alphabet."""
         return _digest("char", self.alphabet)
 
 
 class HuggingFaceTokenizer(Tokenizer):
-    """The tokenizer of a Hugging Face model folder. `now`: the date that its chat template sees.
+    """The tokenizer of a Hugging Face model folder. `now` is the date that its chat template sees.
     `variables` reach the template in every rendering, `{"enable_thinking": False}`; those of a call
     go before them."""
 
@@ -474,16 +487,20 @@ class HuggingFaceTokenizer(Tokenizer):
             ) from None
 
     def encode_with_offsets(self, text):
+        """Encodes the text with the library."""
         encoding = self._encode(text)
         return encoding.ids, encoding.offsets
 
     def encode(self, text, add_special_tokens=False):
+        """Encodes the text with the library; `add_special_tokens` puts the model's prefix, usually
+        a BOS, in front."""
         ids = self._encode(text, offsets=False).ids
         if add_special_tokens and ids[: len(self._prefix)] != self._prefix:
             return [*self._prefix, *ids]
         return ids
 
     def decode(self, ids, skip_special_tokens=True):
+        """Decodes the ids with the library. Raises InputError for ids that it cannot decode."""
         numbers = [int(i) for i in ids]
         try:
             return self._library.decode(numbers, skip_special_tokens=skip_special_tokens)
@@ -518,6 +535,7 @@ class HuggingFaceTokenizer(Tokenizer):
         variables=None,
         continue_final_message=False,
     ):
+        """Renders the chat template; texts of tools and documents hold no token of it."""
         messages, tools, documents = self._parted(messages, tools, documents)
         return self._template(tools).render(
             messages,
@@ -540,6 +558,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return messages, tools, documents
 
     def render_marked(self, messages, *, tools=None, documents=None, variables=None, text=None):
+        """Renders a finished conversation with the characters of its `{% generation %}` blocks."""
         template = self._template(tools)
         if not template.marks_assistant:
             return super().render_marked(
@@ -557,18 +576,22 @@ class HuggingFaceTokenizer(Tokenizer):
         )
 
     def vocabulary(self):
+        """The token of every id, added ones too."""
         return {i: token for token, i in self._library.get_vocab(with_added_tokens=True).items()}
 
     def reads_as_written(self, ids):
+        """Returns False if the library looks for one of these tokens in normalized text."""
         added = self._library.get_added_tokens_decoder()
         return self._library.normalizer is None or not any(
             added[i].normalized for i in ids if i in added
         )
 
     def reads_key(self, name):
+        """Returns whether the text of a template has the name."""
         return any(name in template.text for template in self._templates.values())
 
     def save(self, folder):
+        """Copies the files of the tokenizer and its templates."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         more = sorted(self.folder.glob(f"{TEMPLATE_FOLDER}/*.jinja"))
@@ -579,6 +602,8 @@ class HuggingFaceTokenizer(Tokenizer):
                 shutil.copyfile(source, target)
 
     def fingerprint(self):
+        """A digest of tokenizer.json, the stop set, the special tokens, the templates and
+        the variables."""
         templates = sorted((name, t.text) for name, t in self._templates.items())
         rules = [self.bos_id, self._adds_bos, self.eos_ids, self._special_tokens, templates]
         # Only where they say more than the rules above: an old run's fingerprint stays.

@@ -32,13 +32,14 @@ _MAP = "special_tokens_map.json"
 
 
 def read_optional(folder: Path, name: str) -> dict:
-    """The JSON object of a file, empty where there is none."""
+    """The JSON object of a file; {} if the file does not exist."""
     path = folder / name
     return read_json_object(path) if os.path.lexists(path) else {}
 
 
 def read_special_tokens(folder: Path) -> tuple[dict[str, str], list[str]]:
-    """bos_token, eos_token, ...: name -> text, and the special tokens that have no such name."""
+    """({bos_token, eos_token, ...: text}, the special tokens without such a name). Raises
+    InputError for one that is no text."""
     files = {name: read_optional(folder, name) for name in (_MAP, _CONFIG)}
     if "added_tokens_decoder" not in files[_CONFIG]:  # an old config: the map was written later
         files = dict(reversed(files.items()))
@@ -71,11 +72,13 @@ def _token_text(value: object, location: str) -> str:
 def complete_added_tokens(
     folder: Path, library: tokenizers.Tokenizer, named: Sequence[str], extra: Sequence[str]
 ) -> list[str]:
-    """Makes tokens of what the config calls one and tokenizer.json does not; returns those.
+    """Adds the tokens that the config lists and tokenizer.json does not; returns the repr of each
+    token that is new or has changed.
 
     A token may stand in the vocabulary only, where text such as "</s>" would be split, or in the
     config's `added_tokens_decoder` only; one with a name (eos_token) is special too. No token gets
-    a new id: the model has no row for it.
+    a new id: the model has no row for it. Raises InputError if config and tokenizer.json give a
+    token different ids.
     """
     before = library.get_added_tokens_decoder()
     listed = read_optional(folder, _CONFIG).get("added_tokens_decoder", {})
@@ -120,7 +123,8 @@ def _listed_tokens(listed: object, location: str) -> dict[int, tokenizers.AddedT
 
 
 def read_templates(folder: Path, now: datetime.datetime | None) -> dict[str, ChatTemplate]:
-    """Name -> chat template; files of their own go before the entry of tokenizer_config.json."""
+    """Name -> chat template; files of their own go before the entry of tokenizer_config.json.
+    Raises InputError for a malformed entry or template, and for too many of them."""
     paths = {p.stem: p for p in sorted(folder.glob(f"{TEMPLATE_FOLDER}/*.jinja"))}
     default = folder / "chat_template.jinja"
     if os.path.lexists(default):
@@ -163,7 +167,8 @@ def _check_count(templates: int, location: Path) -> None:
 
 def load_library(path: Path) -> tuple[str, tokenizers.Tokenizer]:
     """The text of tokenizer.json and the library's tokenizer, without truncation, padding or
-    trimmed offsets."""
+    trimmed offsets. Raises InputError for a file that is missing, that the library cannot read
+    within its limits, or whose steps lengthen texts without bound."""
     if not os.path.lexists(path):
         raise InputError(
             f"{path} does not exist",

@@ -1,4 +1,4 @@
-"""Environments of other libraries, each around the library itself, imported when it is named."""
+"""Environments of other libraries. Each library is imported when its environment is named."""
 
 from rljax.environments.adapters.classes import of_class
 from rljax.environments.adapters.gymnasium_envs import gymnasium

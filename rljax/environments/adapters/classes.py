@@ -17,8 +17,8 @@ def of_class(*, cls: str, **row) -> Generator[object, Reply, object]:
     `step` gives them are understood) every reply is a step. Otherwise the public methods are tools,
     as in TRL: the policy calls them until a reply has no call; what `get_reward()` then returns is
     the outcome, and without that method `reward.function` scores the last turn. What `reset`
-    returns is read behind the prompt of the row.
-    `cls`: its dotted name with its options, "my_envs.Counter(start=1)".
+    returns is read behind the prompt of the row. `cls`: its dotted name with its options,
+    "my_envs.Counter(start=1)". Raises InputError for a class without `reset`.
     """
     made = resolve(cls, __name__)()
     if not hasattr(made, "reset"):

@@ -1,5 +1,5 @@
-"""OpenAI's chat completions on a port of this machine, answered by whoever holds the endpoint: so
-an agent that speaks that API is played by the policy."""
+"""OpenAI's chat completions on a port of this machine, answered by the code that holds the
+endpoint: so the policy can be the model of an agent that speaks that API."""
 
 import asyncio
 import dataclasses
@@ -19,7 +19,7 @@ _HEAD = 1 << 16  # bytes of a request's headers, at most
 
 @dataclasses.dataclass
 class Request:
-    """A request for a completion, to be answered with a reply."""
+    """A request for a completion, which waits for its reply."""
 
     messages: list[dict]
     tools: list[dict]
@@ -37,8 +37,8 @@ class Request:
 
 
 class Endpoint:
-    """`url` and the requests that come to it. Sampling settings in a request are not read: the
-    policy samples as the run says."""
+    """`url`, and the requests that come to it. Sampling settings in a request are ignored: the
+    run's config decides how the policy samples."""
 
     async def __aenter__(self) -> "Endpoint":
         self.requests: asyncio.Queue[Request] = asyncio.Queue()

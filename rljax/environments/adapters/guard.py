@@ -1,5 +1,5 @@
-"""A program that does not outlive its episode: not by a child of its own, nor by the death of the
-worker that has started it."""
+"""Runs a program that does not outlive its episode: not through a child of its own, nor after the
+death of the worker that started it."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,8 @@ os._exit(status & 255 if status >= 0 else 128 - status)
 
 
 class Guarded:
-    """Runs a command; `ended` becomes (exit status, the end of its stdout, that of its stderr)."""
+    """Runs a command, as an async context manager. `ended` becomes (exit status, the end of its
+    stdout, that of its stderr)."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], line: str):
         self._command, self._environment, self._line = command, environment, line

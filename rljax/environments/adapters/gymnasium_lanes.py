@@ -1,5 +1,5 @@
-"""Gymnasium's vector environments: the batch of episodes that a worker plays is the batch of one
-vector environment, stepped at once."""
+"""Gymnasium's vector environments: the episodes of a worker share one vector environment, and are
+stepped at once."""
 
 from collections.abc import AsyncGenerator
 
@@ -22,7 +22,8 @@ async def gymnasium_vector(
     render: str = "",
     act: str = "",
 ) -> AsyncGenerator[Turn | Done, Reply]:
-    """As `gymnasium`, each episode in a lane of a vector environment that all share.
+    """An environment as `gymnasium` makes it, in a lane of a vector environment that all
+    episodes share.
 
     It steps when every episode in it has acted, so `environment.turn_timeout_s` must be longer than
     a turn of the whole batch. `lanes`: sub-environments of one; more episodes take another. `mode`:
@@ -50,5 +51,5 @@ async def gymnasium_vector(
 
 
 def observation_text(env, observation) -> str:
-    """The observation as NumPy writes it."""
+    """The observation as text, in NumPy's notation."""
     return str(observation)

@@ -15,27 +15,30 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d{1,3})?")
 
 
 def gym():
-    """The library."""
+    """The module gymnasium. Raises InputError if it is not installed."""
     return library("gymnasium", "gymnasium", "'gymnasium>=1.1'")
 
 
 def written(render: str, act: str) -> tuple[Callable, Callable]:
-    """(env, observation) -> text, and (reply, space) -> action."""
+    """(a function (env, observation) -> text, a function (reply, space) -> action) that `render`
+    and `act` name. Raises InputError for a name that cannot be resolved."""
     home = "rljax.environments.adapters"
     show = resolve(render, home) if render else shown
     return show, resolve(act, home) if act else action_in
 
 
 def shown(env, observation) -> str:
-    """Returns the text that the environment renders, coloured parts in brackets, else the
-    observation."""
+    """Returns the text that the environment renders, with coloured parts in brackets; without a
+    text the observation."""
     if env.render_mode != "ansi":
         return str(observation)
     return _CODE.sub("", _COLOURED.sub(r"[\1]", env.render())).strip("\n")
 
 
 def action_in(reply: str, space) -> object:
-    """The action that the last numbers of a reply say. Raises ValueError."""
+    """The action that the last numbers of a reply name. Raises ValueError for a reply without
+    one and for one outside of the space, and TypeError for a kind of space that needs a
+    function `act`."""
     spaces = gym().spaces
     if isinstance(space, spaces.Text):
         action = str(reply)

@@ -1,4 +1,5 @@
-"""Gymnasium's vector environments, whose lanes are given to episodes."""
+"""Gymnasium's vector environments, whose lanes are given to episodes. A lane is
+one sub-environment."""
 
 import asyncio
 
@@ -20,7 +21,7 @@ class Vector:
 
     @classmethod
     def free(cls, *options) -> tuple["Vector", int]:
-        """A vector environment of this process with a free lane, and that lane, now in use."""
+        """(a vector environment of this process with a free lane, that lane, now in use)."""
         vectors = cls.made.setdefault(options, [])
         vector = next((v for v in vectors if v._has_room()), None)
         if vector is None:
@@ -31,20 +32,21 @@ class Vector:
         return vector, lane
 
     def reset(self, lane: int, seed: int):
-        """The first observation of a lane; the others stay where they are."""
+        """Resets a lane and returns its first observation; the other lanes stay as they are."""
         mask = np.arange(self.env.num_envs) == lane
         seeds = [seed if here else None for here in mask]
         return self._of(lane, self.env.reset(seed=seeds, options={"reset_mask": mask})[0])
 
     async def act(self, lane: int, action) -> tuple[object, float, bool]:
-        """(observation, reward, whether it has ended) once every episode here has acted."""
+        """(observation, reward, whether the episode has ended), once every episode here
+        has acted."""
         future = asyncio.get_running_loop().create_future()
         self.used[lane] = action, future
         self._step()
         return await future
 
     def leave(self, lane: int) -> None:
-        """Frees a lane; the others wait for it no more."""
+        """Frees a lane; the others no longer wait for it."""
         del self.used[lane]
         self._step()
 

@@ -39,7 +39,7 @@ async def mcp(*, server: str, timeout_s: float = 8.0, reconnect: bool = False):
 
 
 def prepare_worker(component=None):
-    """The library, imported before the first clock starts: it takes seconds."""
+    """Imports the library before the first clock starts: it takes seconds."""
     return library("mcp", "mcp", "'mcp>=2'")
 
 

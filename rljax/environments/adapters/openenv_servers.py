@@ -42,7 +42,7 @@ async def openenv(
 
 
 def prepare_worker(component=None):
-    """The library, imported before the first clock starts: it takes seconds."""
+    """Imports the library before the first clock starts: it takes seconds."""
     return library("openenv.core", "openenv", "openenv-core")
 
 

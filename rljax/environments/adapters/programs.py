@@ -23,10 +23,11 @@ async def program(
 
     `command` is started for each episode, without a shell, and is killed with it. On its stdin is
     one line of JSON: the row's fields, seed and sample_seed. A request whose messages go on from
-    the last one's is appended to the log; any other begins another row (environment.max_rows).
-    The outcome is the last line of its stdout, a number or an object of numbers with "score"; where
+    the last one's is appended to the log; any other begins another row (environment.max_rows). The
+    outcome is the last line of its stdout, a number or an object of numbers with "score"; where
     that is neither, `reward.function` scores the last turn. A program that ends with another status
-    than 0 is worth `failed`; None makes it a failed episode.
+    than 0 is worth `failed`; None makes it a failed episode. Raises RuntimeError in a failed
+    episode, also for a program that never asks.
     """
     line = json.dumps({**row, "seed": seed, "sample_seed": sample_seed}, default=str)
     async with Endpoint() as endpoint:
@@ -54,7 +55,8 @@ class Log:
         self.tools: list[dict] = []
 
     def read(self, request: Request) -> Turn | Opening:
-        """A request as what the policy reads next."""
+        """Returns what the policy reads next for a request: the new messages, or, if they do not
+        continue the last request, a whole new row."""
         new = followed(self.messages, request.messages) if self.messages else None
         goes_on = bool(new) and all(message["role"] != "assistant" for message in new)
         same_tools = request.tools == self.tools
@@ -65,7 +67,7 @@ class Log:
 
 
 async def first_of(endpoint: Endpoint, ended: asyncio.Future) -> Request | None:
-    """The next request, or None where the agent ends without one."""
+    """The next request; None if the agent ends without one."""
     getting = asyncio.ensure_future(endpoint.requests.get())
     await asyncio.wait([getting, ended], return_when=asyncio.FIRST_COMPLETED)
     if getting.done():

@@ -13,8 +13,8 @@ from rljax.files import parse_json
 
 
 def library(name: str, by: str, install: str) -> types.ModuleType:
-    """The module called `name`, for the adapter `by`. Raises InputError that says what to
-    install."""
+    """The module called `name`, for the adapter `by`. Raises InputError with the command `install`
+    if it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -26,7 +26,8 @@ def library(name: str, by: str, install: str) -> types.ModuleType:
 
 
 def with_prompt(prompt: str | Sequence[Mapping], text: str) -> str | list[dict]:
-    """The row's prompt with a first observation behind it, in the same user's turn."""
+    """The row's prompt with a first observation appended to its last message, or as a message of
+    the user behind it if that is another role's."""
     if isinstance(prompt, str):
         return "\n\n".join(part for part in (prompt, text) if part)
     messages = [dict(message) for message in prompt]
@@ -37,22 +38,22 @@ def with_prompt(prompt: str | Sequence[Mapping], text: str) -> str | list[dict]:
 
 
 def declared(function: Callable, fields: Mapping) -> dict:
-    """Those of some fields that a function takes by name."""
+    """Those of the fields that the function takes by name."""
     parameters = inspect.signature(function).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     return {name: fields[name] for name in fields if takes_all or name in parameters}
 
 
 def followed(before: Sequence[Mapping], after: Sequence[Mapping]) -> list[Mapping] | None:
-    """The messages that `after` has behind `before`; None where it does not begin with them."""
+    """The messages that `after` has behind `before`; None if it does not begin with them."""
     old, new = map(essence, before), map(essence, after[: len(before)])
     same = len(after) >= len(before) and all(a == b for a, b in zip(old, new, strict=True))
     return list(after[len(before) :]) if same else None
 
 
 def essence(message: Mapping) -> tuple:
-    """Returns the content of a message, however a library writes it: role, text, calls. Agents
-    strip texts."""
+    """Returns (role, text, calls) of a message, equal for all forms in which libraries write it.
+    Agents strip texts, so white space at the ends does not count."""
     content = message.get("content") or ""
     if not isinstance(content, str):
         content = "".join(part.get("text", "") for part in content)
@@ -69,9 +70,9 @@ def _arguments(written: object) -> object:
 
 
 class Session:
-    """The object of `make()`, an async context manager, kept open in a task of its own: the
-    libraries on anyio are left by the task that entered them, and an episode's steps are played by
-    many."""
+    """Keeps the object of `make()`, an async context manager, open in a task of its own:
+    libraries built on anyio must be left by the task that entered them, while many tasks play an
+    episode's steps."""
 
     def __init__(self, make: Callable[[], AbstractAsyncContextManager]):
         self._make, self._asked = make, asyncio.Queue()
@@ -81,7 +82,8 @@ class Session:
         return self
 
     async def connect(self) -> None:
-        """Opens it, also again after it has ended. Raises what keeps it from opening."""
+        """Opens the object, also again after it has ended. Raises the error that keeps it
+        from opening."""
         self._ready = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._live())
         await asyncio.wait([self._ready, self._task], return_when=asyncio.FIRST_COMPLETED)
@@ -95,11 +97,12 @@ class Session:
 
     @property
     def ended(self) -> bool:
-        """Returns whether the object has gone by itself: a connection that was lost."""
+        """Returns whether the object has ended by itself, as after a lost connection."""
         return self._task.done()
 
     async def ask(self, what: Callable[[object], Awaitable]) -> object:
-        """The result of `what(the object)`. Raises what it raises, ConnectionError after an end."""
+        """The result of `what(the object)`. Raises what it raises, and ConnectionError
+        after the end."""
         answer = asyncio.get_running_loop().create_future()
         self._asked.put_nowait((what, answer))
         await asyncio.wait([answer, self._task], return_when=asyncio.FIRST_COMPLETED)

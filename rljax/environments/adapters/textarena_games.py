@@ -32,7 +32,7 @@ def textarena(seed: int, *, game: str, players: int = 1) -> Generator[Turn, Repl
 
 
 def prepare_worker(component=None):
-    """The library, imported before the first clock starts: it takes seconds."""
+    """Imports the library before the first clock starts: it takes seconds."""
     return library("textarena", "textarena", "textarena")
 
 

@@ -40,7 +40,7 @@ async def tinker(seed: int, *, env: str, **row) -> AsyncGenerator[object, Reply]
 
 
 def prepare_worker(component=None):
-    """The library, imported before the first clock starts: it takes seconds."""
+    """Imports the library before the first clock starts: it takes seconds."""
     return library("tinker_cookbook.renderers.base", "tinker", "tinker-cookbook")
 
 

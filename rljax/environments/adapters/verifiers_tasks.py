@@ -52,6 +52,7 @@ async def verifiers(
 
 
 def prepare_worker(component=None) -> tuple:
-    """The library, imported before the first clock starts: it takes seconds."""
+    """Imports the library before the first clock starts: it takes seconds. Returns the parts of it
+    that `verifiers` uses."""
     names = ("verifiers.v1", "verifiers.v1.utils.loaders")
     return tuple(library(name, "verifiers", "verifiers") for name in names)

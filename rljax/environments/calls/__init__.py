@@ -126,8 +126,11 @@ def python(*, tool: PlainText = "python", argument: PlainText = "code") -> Forma
 @contract(safe=True)
 def tag(*, name: str | tuple, argument: str = "") -> Format:
     """<search>...</search> for name='search', for models of a few layers; several names are several
-    tools. What stands inside is the `argument`, by default the tool's first parameter. A turn ends
-    with the closing tag."""
+    tools. The text inside is the `argument`, by default the tool's first parameter. A turn ends
+    with the closing tag.
+
+    Raises InputError for a name that is no identifier.
+    """
     tools = (name,) if isinstance(name, str) else name
     if not tools or not all(isinstance(tool, str) and tool.isidentifier() for tool in tools):
         raise InputError(
@@ -149,11 +152,12 @@ FAMILIES = (qwen3_coder, hermes, harmony, deepseek_v3, mistral, gemma, llama3)
 
 
 def parser(name: str, tokenizer) -> Format:
-    """The format that `name` says: "hermes", "tag(name='search')", a function of yours, "auto" for
+    """The format called `name`: "hermes", "tag(name='search')", a function of yours, "auto" for
     that of the tokenizer's chat template, "" for none.
 
     "auto" has the template render a call and takes the format that reads the same call back. A
-    template that renders none, or no template, has the format none(), whose name is "".
+    template that renders none, or no template, has the format none(), whose name is "". Raises
+    InputError for an unknown name, and for a function that returns no Format.
     """
     if name == "auto":
         return of_template(tokenizer)

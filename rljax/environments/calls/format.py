@@ -1,7 +1,7 @@
 """The format of tool calls, and the reading of one call: JSON with bounds, and errors in words
 that the policy can use.
 
-No function here raises for what a policy wrote, and each costs time linear in the text: the 129th
+No function here raises for a text of the policy, and each costs time linear in the text: the 129th
 call, good or bad, ends the reading.
 """
 
@@ -33,13 +33,13 @@ _QUOTES = "\"'`“‘«"
 
 @dataclasses.dataclass(frozen=True)
 class Parsed:
-    """A reply taken apart.
+    """The parts of a reply.
 
     `calls` are those that can be read, and `problem` says what is wrong with the first one that
-    cannot ("" where all is well). `content` is the answer: the text without its calls and without
+    cannot ("" if there is none). `content` is the answer: the text without its calls and without
     the `reasoning` before it. `said` is the text without its calls alone, as it was written; where
-    a format keeps reasoning apart by itself it is the content. `spans` are the characters of the
-    text that are calls; a format of one's own need not say them.
+    a format keeps reasoning apart by itself it is the content. `spans` are the characters [a, b) of
+    the text that are calls; a format of one's own need not give them.
     """
 
     content: str
@@ -56,12 +56,12 @@ class Parsed:
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """Form in which a family of models writes tool calls; "" names the one without calls.
+    """The form in which a family of models writes tool calls; the name "" is that of no calls.
 
     `markers` are special tokens that `parse` has to see, `ends` tokens that end a turn beside the
-    tokenizer's own, `stop_strings` texts that end one. What comes before the first of `starts` is
-    content for sure (none: nothing is). `channels`: replies without calls have its markers, too,
-    and reasoning is a channel.
+    tokenizer's own, `stop_strings` texts that end one. Text before the first of `starts` is
+    certainly content (without `starts`, none is). With `channels`, replies without calls have the
+    markers, too, and reasoning is a channel.
     """
 
     name: str
@@ -73,11 +73,11 @@ class Format:
     channels: bool = False
 
     def parse(self, text: str, schemas: Sequence[Mapping] = (), *, begun: str = "") -> Parsed:
-        """The calls in a reply, of what stands outside its reasoning.
+        """Parses the calls in a reply, outside of its reasoning.
 
-        `schemas` are those of the tools: formats that write no types get them from there. `begun`:
-        how the prompt begins the reply (rljax.reasoning.beginning_of). Never raises, whatever the
-        text.
+        `schemas` are those of the tools: formats that write no types get them from there. `begun`
+        is the beginning of the reply in the prompt (rljax.reasoning.beginning_of). Never raises,
+        whatever the text.
         """
         whole = self.read(text, schemas)
         if self.channels or any(map(is_mark, self.starts)):  # a tool may be called <think>
@@ -109,23 +109,23 @@ class Format:
         )
 
     def stop_ids(self, tokenizer) -> tuple[int, ...]:
-        """The ids that end a turn: the tokenizer's own, and `ends` where it has them."""
+        """The ids that end a turn: the tokenizer's own, and those of `ends` that it has."""
         return tuple(dict.fromkeys([*tokenizer.eos_ids, *_ids_of(self.ends, tokenizer)]))
 
     def decode(self, tokenizer, ids: Sequence[int]) -> str:
-        """The text of a reply as `parse` reads it: without end tokens at its end, and of special
-        tokens with `markers` and marks of reasoning alone."""
+        """The text of a reply as `parse` reads it: without end tokens at its end, and without
+        special tokens other than `shown`."""
         ids, stops = list(ids), set(self.stop_ids(tokenizer))
         while ids and ids[-1] in stops:
             ids.pop()
         return self.decoder(tokenizer)(ids)
 
     def shown(self, tokenizer) -> set[int]:
-        """The special tokens that `parse` sees: `markers`, and marks of reasoning."""
+        """The ids of the special tokens that `parse` sees: `markers`, and marks of reasoning."""
         return _marks_of(tokenizer) | set(_ids_of(self.markers, tokenizer))
 
     def decoder(self, tokenizer) -> Callable[[Sequence[int]], str]:
-        """ids -> text, of special tokens with those that are `shown` alone."""
+        """Returns a function ids -> text that drops special tokens other than `shown`."""
         dropped = tokenizer.special_ids - self.shown(tokenizer)
 
         def decode(ids):
@@ -162,9 +162,9 @@ def without(text: str, spans: Sequence[tuple[int, int]]) -> str:
 
 
 def assistant_message(text: str, parsed: Parsed, *, apart: bool = False) -> dict:
-    """The reply as a message that chat templates read; `text` is the whole of it. What could not be
-    parsed stays text. A call without an id gets one of nine letters and digits: Mistral's rule.
-    `apart`: the template reads reasoning as a field of its own alone."""
+    """The reply as a message that chat templates read. `text` is the whole reply; a call that could
+    not be parsed stays text. A call without an id gets one of nine letters and digits: Mistral's
+    rule. With `apart`, reasoning is a field of its own, for a template that reads it only there."""
     if parsed.problem and not parsed.calls:
         return {"role": "assistant", "content": text}
     apart = apart or parsed.said == parsed.content  # as formats with channels write it
@@ -188,11 +188,12 @@ def assistant_message(text: str, parsed: Parsed, *, apart: bool = False) -> dict
 
 
 class CallReader:
-    """Collects the calls of one text. `form` says how one is written.
+    """Collects the calls of one text. `form` describes how a call is written.
 
     A reader of a format goes through the text, hands each call to `made` or `bad` with the
-    characters [start, end) that it takes, and goes on where that says. What is only shown (in a
-    block of code, in quotes, in the middle of a sentence) is no call, and no bad one.
+    characters [start, end) that it takes, and goes on at the offset that they return. A call
+    that is only quoted (in a block of code, in quotes, in the middle of a sentence) is none, and
+    no bad one.
     """
 
     def __init__(self, text: str, form: str = _FORM):
@@ -207,15 +208,16 @@ class CallReader:
 
     @property
     def open(self) -> bool:
-        """Returns whether to go on."""
+        """Returns whether the reading goes on: it stops after a number of calls."""
         return len(self.calls) + self._bad <= MAX_CALLS and self._read < MAX_READ
 
     def made(
         self, start: int, end: int, *calls: Call | str, tight: bool = True, shown: str = "sentence"
     ) -> int:
-        """Calls that stand at [start, end), or what is wrong with one of them; returns where to go
-        on. `tight`: the white space around them is none of the content. `shown`: where they are
-        only shown, in a "sentence" or code, in "code", or "" = nowhere."""
+        """Adds the calls that stand at [start, end), or texts that say what is wrong with one.
+        Returns the offset at which to go on. `tight`: the white space around them is no
+        content. `shown`: where calls are only quoted, in a "sentence" or code, in "code", or ""
+        = nowhere."""
         if shown and (past := self._past_code(start, end)):
             return past
         if shown == "sentence" and self._in_a_sentence(start, end):
@@ -238,7 +240,8 @@ class CallReader:
         return end
 
     def bad(self, start: int, end: int, what: str, *, shown: bool = True) -> int:
-        """A call at [start, end) that cannot be read; returns where to go on."""
+        """Adds a call at [start, end) that cannot be read, because of `what`. Returns the offset at
+        which to go on."""
         if shown and (past := self._past_code(start, end)):
             return past
         self._bad += 1
@@ -248,14 +251,14 @@ class CallReader:
         return end
 
     def parsed(self, content: str | None = None, reasoning: str = "") -> Parsed:
-        """All that was read. `content`: where it is not the text without the calls."""
+        """The result of the reading. `content` replaces the text without the calls."""
         if content is None:
             content = without(self.text, self.spans)
         return Parsed(content, tuple(self.calls), self.problem, reasoning, spans=tuple(self.spans))
 
     def json(self, at: int) -> tuple[object, int, str]:
-        """`read_json`, with the problem "form" where dots or a name in brackets stand for what
-        should be there."""
+        """The result of `read_json`, with the problem "form" for a placeholder, such as dots or a
+        name in brackets."""
         self._read += 1
         value, end, problem, where = _decoded(self.text, at)
         return value, end, (FORM if problem and _PLACEHOLDER.match(self.text, where) else problem)
@@ -263,11 +266,11 @@ class CallReader:
     # -- what is only shown
 
     def alone(self, start: int) -> bool:
-        """Returns whether nothing of a sentence stands before an offset in its line."""
+        """Returns whether no sentence stands before the offset in its line."""
         return _beside(self.text[max(0, start - _LINE) : start].rstrip(" \t")[-1:])
 
     def ends_line(self, end: int) -> bool:
-        """Returns whether nothing of a sentence stands behind an offset in its line."""
+        """Returns whether no sentence stands behind the offset in its line."""
         return _beside(self.text[end : end + _LINE].lstrip(" \t")[:1])
 
     def _in_a_sentence(self, start: int, end: int) -> bool:
@@ -325,7 +328,7 @@ def _code_of(text: str, start: int) -> tuple[list[int], list[int]]:
 
 
 def call_of(name: object, arguments: object, call_id: object = "") -> Call | str:
-    """A call, or what is wrong with it; arguments may be JSON as text."""
+    """A call, or a text that says what is wrong with it; arguments may be JSON as text."""
     if not isinstance(name, str) or not name.strip() or len(name) > MAX_NAME:
         return "it names no tool"
     if isinstance(arguments, str):
@@ -340,8 +343,8 @@ def call_of(name: object, arguments: object, call_id: object = "") -> Call | str
 
 
 def call_of_object(value: object) -> Call | str:
-    """A call written as an object, {"name", "arguments"} or {"function": {...}}, or what is wrong
-    with it."""
+    """A call written as an object, {"name", "arguments"} or {"function": {...}}, or a text that
+    says what is wrong with it."""
     if not isinstance(value, dict):
         return "it is not an object"
     inner = value.get("function")
@@ -352,7 +355,7 @@ def call_of_object(value: object) -> Call | str:
 
 
 def like_object(text: str, at: int) -> bool:
-    """Returns whether something that is meant to be JSON begins at `at`."""
+    """Returns whether the text at offset `at` looks like a JSON object."""
     return bool(_OBJECT.match(text, at))
 
 
@@ -367,7 +370,8 @@ _DECODER = json.JSONDecoder(strict=False, parse_constant=_no_constant)
 
 
 def read_json(text: str, at: int) -> tuple[object, int, str]:
-    """The JSON value that begins at `at`, where it ends, and what is wrong with it."""
+    """(the JSON value that begins at offset `at`, the offset of its end, what is wrong with
+    it or "")."""
     return _decoded(text, at)[:3]
 
 

@@ -42,7 +42,7 @@ def read_hermes(text: str, schemas: Sequence[Mapping]) -> Parsed:
 
 
 def meant(reader: CallReader, start: int, inside: int, last: str) -> bool:
-    """Returns whether a tag without an object in it is meant to be a call: it has a line of its
+    """Returns whether a tag without an object in it is an attempt at a call: it has a line of its
     own, and so has its closing tag, or nothing follows it."""
     if not reader.alone(start) or reader.json(inside)[2] == FORM:
         return False
@@ -54,8 +54,8 @@ def meant(reader: CallReader, start: int, inside: int, last: str) -> bool:
 
 
 def end_of_bad(text: str, inside: int, tags: tuple[str, str]) -> int:
-    """Returns where a call that cannot be read ends: at its closing tag, tags in its own texts
-    aside; without one, before the next tag that begins a line."""
+    """Returns the offset at which a call that cannot be read ends: at its closing tag, tags in its
+    own texts aside; without one, before the next tag that begins a line."""
     first, last = map(re.escape, tags)
     depth = 1
     for found in re.compile(f"{first}|{last}").finditer(text, inside):

@@ -56,7 +56,7 @@ class _Wrong(Exception):
 
 def python_calls(text: str) -> list[Call | str]:
     """Calls as Python writes them: one to a line or with semicolons between, in a list, or each
-    within print(...). The last is what is wrong with the first one that cannot be read."""
+    within print(...). If one cannot be read, a text that says why is the last item."""
     scanner, found = _Scanner(text), []
     try:
         listed = scanner.take("[")
@@ -72,8 +72,8 @@ def python_calls(text: str) -> list[Call | str]:
 
 
 def gemma_call(text: str, at: int) -> tuple[Call | str, int]:
-    """The call `call:f{a:<|"|>x<|"|>,b:[1,2]}` that begins at `at`, or what is wrong with it; and
-    where it ends."""
+    """(the call `call:f{a:<|"|>x<|"|>,b:[1,2]}` that begins at offset `at`, or a text with its
+    error; the offset of its end)."""
     scanner = _Scanner(text, at)
     try:
         if not scanner.take("call:"):

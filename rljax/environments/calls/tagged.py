@@ -34,7 +34,7 @@ _BAD_END = re.compile(r"</function>\s*+(?:</tool_call>)?|</tool_call>|\n[ \t]*+(
 
 def read_qwen3_coder(text: str, schemas: Sequence[Mapping]) -> Parsed:
     """<tool_call><function=f><parameter=a>value</parameter></function></tool_call>. A value is a
-    text; what type it has the schema says. The outer tag may be missing."""
+    text; the schema gives its type. The outer tag may be missing."""
     reader = CallReader(text, "a call is a function tag with a parameter tag for each argument")
     at = 0
     while reader.open and (found := _FUNCTION.search(text, at)):
@@ -248,8 +248,8 @@ def read_block(text: str, tool: str, argument: str) -> Parsed:
 def read_tags(
     text: str, tools: tuple[str, ...], argument: str, schemas: Sequence[Mapping]
 ) -> Parsed:
-    """<search>...</search> is a call of `search`. A tag that is not closed is text: a model of a
-    few layers could do nothing with what is wrong with it."""
+    """Reads <search>...</search> as a call of `search`. A tag that is not closed is text: a model
+    of a few layers could do nothing with an error message."""
     reader, at, left = CallReader(text), 0, list(tools)
     while reader.open and left:
         found = re.compile(f"<({'|'.join(map(re.escape, left))})>").search(text, at)

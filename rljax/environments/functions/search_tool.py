@@ -19,7 +19,8 @@ def search(*, corpus: str, k: int = 3) -> Callable:
 
     `corpus`: a .txt file, a text in each line, or a .jsonl file of objects with "text" (or
     "contents", "content", "passage") and, where it has one, "title". A tie goes to the earlier
-    text. The index is made once in a process.
+    text. The index is made once in a process. Raises InputError for k below 1, and for a file that
+    cannot be read.
     """
     if k < 1:
         raise InputError(

@@ -1,7 +1,7 @@
 """Compares the text of an answer with that of the reference: as a letter, as a number, as text.
 
-None says that the comparison does not apply. Answers that are mathematics are compared by
-`math_compare.py`, which works on what was read of them.
+None means that a comparison does not apply. Mathematical answers are compared by `math_compare.py`,
+after they were parsed.
 """
 
 from collections.abc import Callable
@@ -12,8 +12,8 @@ from rljax.rewards.answers.normalise import REMARK, bare, rational
 
 
 def same_letter(reference: str, answer: str) -> bool | None:
-    """Returns whether the answer is the reference's letter of a multiple choice; None where one of
-    the two is no letter. A formula of letters such as A^T is none of the choices."""
+    """Returns whether the answer is the reference's letter of a multiple choice; None if one of the
+    two is no letter. A formula of letters such as A^T is none of the choices."""
     if letter := sole_letter(reference):
         if chosen := labelled_letter(answer):
             return chosen == letter
@@ -25,8 +25,8 @@ def same_letter(reference: str, answer: str) -> bool | None:
 def same_number(
     reference: str, answer: str, form: Callable[[str], str], decimals: int | None = None
 ) -> bool | None:
-    """Returns whether two texts are the same rational number in a normal form; None where one is no
-    number. `decimals`: where one is written with a point, they are rounded to so many places."""
+    """Returns whether two texts are the same rational number, each after `form`; None if one is no
+    number. If one is written with a decimal point, both are rounded to `decimals` places."""
     ours, theirs = rational(form(reference)), rational(form(answer))
     if ours is None or theirs is None:
         return None
@@ -42,7 +42,8 @@ def _same_decimal(a: Fraction, b: Fraction, decimals: int) -> bool:
 
 
 def same_text(a: str, b: str) -> bool:
-    """Equal but for case, spaces, brackets around and a final stop: (B) is b."""
+    """Returns whether two texts are equal up to case, spaces, outer brackets and a final
+    stop: (B) is b."""
     a, b = (
         " ".join(REMARK.sub(r"\1", bare(x)).casefold().strip(" ().:$*").split()) for x in (a, b)
     )

@@ -130,7 +130,8 @@ def countdown(response: str, ground_truth: str, *, format_score: float = 0.0) ->
 
     The expression is what the last <answer>...</answer> holds, else the whole response; a trailing
     "= 24" is allowed where it is the target. Parts: correct, valid (an expression that has a
-    value), numbers_used. ground_truth is JSON: {"numbers": [3, 5, 7], "target": 22}.
+    value), numbers_used. ground_truth is JSON: {"numbers": [3, 5, 7], "target": 22}. Raises
+    ValueError for any other ground truth.
     """
     numbers, target = _problem(ground_truth)
     text = answer_text(response)

@@ -1,7 +1,8 @@
-r"""Finds where the answer of a response stands: in a box, behind a mark, in a tag, at the end.
+r"""Finds the answer in a response: in a box, behind a mark, in a tag, at the end.
 
-Pure functions of strings, linear in their length. What a published rule finds in its own way is
-beside its reward: `minerva.dapo_answer`, and in `text` the strict and flexible gsm8k and mmlu_pro.
+Pure functions of strings, linear in their length. A published rule that finds the answer in its own
+way is beside its reward: `minerva.dapo_answer`, and in `text` the strict and flexible gsm8k and
+mmlu_pro.
 """
 
 import re
@@ -15,7 +16,7 @@ Place = Literal["any", "boxed", "marked", "last"]
 
 
 def find(response: str, where: Place) -> str | None:
-    """The text of the answer, None if there is none where it is looked for."""
+    """The text of the answer; None if `where` holds none. The places are those of `math_verify`."""
     response = response.replace("\\fbox", "\\boxed")
     if where == "any":
         where = "boxed" if "\\boxed" in response else "marked" if "####" in response else "last"

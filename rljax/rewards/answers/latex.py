@@ -1,4 +1,4 @@
-r"""Spells an answer as the LaTeX that a parser of mathematics reads as it is meant.
+r"""Rewrites an answer as LaTeX that a parser of mathematics reads as it is meant.
 
 Pure functions of strings, linear in their length.
 """
@@ -117,7 +117,7 @@ _THOUSANDS = re.compile(rf"(?<![0-9.])[0-9]{{1,3}}(?:{_SPACE}[0-9]{{3}})+(?![0-9
 
 
 def latex_form(text: str) -> str | None:
-    """The answer as LaTeX that a parser reads as it is meant; None if it is no formula."""
+    """The answer in LaTeX that a parser reads as it is meant; None if it is no formula."""
     if len(text) > MAX_ANSWER_CHARACTERS or any(not _printable(c) for c in text):
         return None
     text = bare(text)
@@ -179,7 +179,8 @@ def without_base(text: str) -> str | None:
 
 
 def spelled_alike(reference: str, answer: str) -> bool:
-    r"""False where the same numbers mean different things: `\{1,2\}` and `(1,2)`, 11_2 and 11_3."""
+    r"""Returns False if the same numbers mean different things: `\{1,2\}` and `(1,2)`,
+    11_2 and 11_3."""
     ours, theirs = plain_form(reference), plain_form(answer)
     braces = [
         form.startswith("\\{") and not re.match(_SET_BUILDER, form) for form in (ours, theirs)

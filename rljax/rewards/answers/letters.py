@@ -1,4 +1,5 @@
-r"""The letter of a multiple choice that an answer is: `B`, `(B)`, `B. Paris`, `\textbf{(B)}\ 12`.
+r"""Reads the letter of a multiple choice from an answer: `B`, `(B)`, `B. Paris`,
+`\textbf{(B)}\ 12`.
 
 Pure functions of strings, linear in their length.
 """
@@ -115,7 +116,8 @@ def _marked(text: str, end: int) -> bool:
 
 
 def letter_of(text: str, letters: str, *, after_cue: bool = False) -> str | None:
-    """The one letter that the text begins with; None for none, for several, for a sentence."""
+    """The one letter of `letters` that the text begins with; None for none, for several, for
+    a sentence."""
     text = untyped(text)
     match = _LETTER.match(text)
     if match is None or match[1].upper() not in letters.upper():

@@ -15,9 +15,10 @@ MAX_CHARACTERS = 100_000  # of the text that is parsed
 def list_match(response: str, ground_truth: str, *, partial: float = 0.0) -> float:
     """1 if the items are those of the ground truth in its order, else partial * agree / longer.
 
-    Items are parted by commas, semicolons or blanks, maybe in square brackets; numbers are equal
-    as they are written. The list is what the last <answer>...</answer> holds, else the whole
-    response. agree = positions with the same item, longer = the larger number of items.
+    Items are parted by commas, semicolons or blanks, maybe in square brackets; numbers are equal as
+    they are written. The list is what the last <answer>...</answer> holds, else the whole response.
+    agree = positions with the same item, longer = the larger number of items. Raises ValueError
+    unless 0 <= partial < 1, and for a ground truth without items.
     """
     if not 0.0 <= partial < 1.0:
         raise ValueError(f"list_match: partial must lie in [0, 1), got {partial!r}")

@@ -30,10 +30,11 @@ _PERCENT = sympy.UnevaluatedExpr(sympy.Rational(1, 100))
 
 
 def equal(gold, answer, decimals: int) -> bool:
-    """Returns whether the answer is the reference: numbers, expressions, relations, sets, tuples,
-    matrices.
+    """Returns whether the answer equals the reference: numbers, expressions, relations, sets,
+    tuples, matrices.
 
-    `x=5` is 5 and the other way round; 50% is 50 and 0.5; `x>3` is (3, infinity).
+    `x=5` is 5 and the other way round; 50% is 50 and 0.5; `x>3` is (3, infinity). A number written
+    as a decimal is rounded to `decimals` places.
     """
     if type(gold) is type(answer) and gold == answer:
         return True

@@ -17,14 +17,17 @@ _POINTS = ((200, 900), (1100, 3900), (-900, -200), (-3900, -1100), (-2000, 2000)
 
 
 def is_name(value) -> bool:
+    """Returns whether the value is a variable or an undefined function such as f(x)."""
     return isinstance(value, sympy.Symbol | AppliedUndef)
 
 
 def is_relation(value) -> bool:
+    """Returns whether the value is an equation, an inequality or a conjunction of them."""
     return isinstance(value, Relational) or isinstance(value, sympy.And)
 
 
 def names_of(expression) -> frozenset[str]:
+    """The names of the variables in an expression, without the imaginary unit i."""
     return frozenset(symbol.name for symbol in _plain(expression).free_symbols) - {"i"}
 
 
@@ -39,7 +42,7 @@ def _plain(expression):
 
 @functools.lru_cache(maxsize=4096)
 def values(expression: sympy.Expr) -> tuple:
-    """The complex value at each point, None where there is none; i is the imaginary unit."""
+    """The complex value at each test point, None where it has none; i is the imaginary unit."""
     plain = _plain(expression)
     symbols = sorted(plain.free_symbols, key=lambda symbol: symbol.name)
     variables = [symbol for symbol in symbols if symbol.name != "i"]
@@ -58,17 +61,21 @@ def values(expression: sympy.Expr) -> tuple:
 
 
 def common_values(a: tuple, b: tuple) -> list[tuple]:
-    """The pairs of values that count: where both are real, if those are enough to tell."""
+    """The pairs of values at points where both have one; only the real pairs if there are at
+    least two."""
     pairs = [(x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
     real = [(x, y) for x, y in pairs if is_real(x) and is_real(y)]
     return real if len(real) >= 2 else pairs
 
 
 def is_real(value) -> bool:
+    """Returns whether the imaginary part is 0 up to rounding."""
     return abs(value.imag) <= CLOSE * max(1, abs(value.real))
 
 
 def near(x, y, tolerance) -> bool:
+    """Returns whether two real numbers differ by at most `tolerance`, relative to the
+    larger one."""
     if CONTEXT.isinf(x) or CONTEXT.isinf(y):
         return x == y
     return abs(x - y) <= max(tolerance * max(abs(x), abs(y)), ZERO)

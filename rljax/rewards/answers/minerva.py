@@ -60,10 +60,11 @@ def minerva_form(answer: str) -> str:
 
 
 def dapo_answer(response: str, *, strict_box_verify: bool = False) -> str | None:
-    r"""The answer that is compared: in normal form, or as it stands in a strict box; None without.
+    r"""The answer that `dapo` compares, in normal form, or as it stands in a strict box; None
+    without one.
 
-    After the last `Answer:` of the last 300 characters, else in their last `\boxed{}`; a strict
-    box stands in the last 100.
+    After the last `Answer:` of the last 300 characters, else in their last `\boxed{}`; a strict box
+    stands in the last 100.
     """
     tail = response[-_WINDOW:]
     if strict_box_verify:

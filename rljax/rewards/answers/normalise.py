@@ -191,7 +191,8 @@ _NUMBER_LEAD = re.compile(
 
 
 def said_number(text: str) -> Fraction | None:
-    """The number of `The answer is $72.`, `**72** apples`, `3 1/2`, `5 million`."""
+    """The number in `The answer is $72.`, `**72** apples`, `3 1/2`, `5 million`; None if there is
+    no such number."""
     text = text.strip("$*_` ")
     text = text[1:-1] if text[:1] == "(" and text.find(")") == len(text) - 1 else text
     text = text[_NUMBER_LEAD.match(text).end() :].strip("*_` ")
@@ -238,7 +239,7 @@ def rational(text: str) -> Fraction | None:
 
 def integer_of(text: str, low: int, high: int) -> int | None:
     r"""The integer from `low` to `high` that a text is, also with a unit, as a degree or behind a
-    name (`336^\circ`, `m+n = 25`); None of any other."""
+    name (`336^\circ`, `m+n = 25`); None for any other text."""
     text = text[:1000].replace("°", "")
     named, equals, value = text.partition("=")
     if equals and re.fullmatch(r"[^\d<>!=]*", named):  # no equation, and no bound such as n>=25

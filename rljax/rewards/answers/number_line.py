@@ -33,8 +33,8 @@ Piece = tuple  # (low, whether it belongs to it, high, whether it belongs to it)
 
 
 def pieces(value) -> list[Piece] | None:
-    """The intervals and points of the line that a set, or a relation of one name, stands for, in
-    order; None for anything else."""
+    """The intervals and points of the real line, in order, that a set, or a relation of one name,
+    stands for; None for anything else."""
     if isinstance(value, sympy.Interval):
         ends = _real(value.start), _real(value.end)
         if None in ends:
@@ -155,6 +155,7 @@ def _cut(one: list[Piece], other: list[Piece]) -> list[Piece]:
 
 
 def same_pieces(ours: list[Piece], theirs: list[Piece], decimals: int) -> bool:
+    """Returns whether the pieces are the same, with ends equal to `decimals` places."""
     unit = CONTEXT.mpf(10) ** -decimals
     return len(ours) == len(theirs) and all(
         (a[1], a[3]) == (b[1], b[3])

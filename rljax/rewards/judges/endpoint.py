@@ -105,7 +105,8 @@ def post_json(
     `timeout_s` bounds all attempts and waits together, from the connection to the last byte (but
     not the look-up of the host's name). Attempts follow a refused or broken connection, a body that
     is no JSON object, and the statuses 408, 409, 425, 429 and 5xx; any other status but 2xx is
-    final. Raises EndpointError.
+    final. Raises EndpointError if no attempt succeeds, and InputError for a limit, a header or an
+    address that is not valid.
     """
     _check_limits(timeout_s, attempts)
     deadline = time.monotonic() + timeout_s
@@ -169,18 +170,19 @@ def chat(
     breaker_failures: int = 8,
     breaker_s: float = 30.0,
 ):
-    """parse(text) of what `model` at `base_url` answers to `messages`, at temperature 0.
+    """The answer of `model` at `base_url` to `messages`, at temperature 0, read by `parse(text)`.
 
     An answer that is no chat completion, or of which parse raises ValueError, is asked for again,
-    like what post_json repeats; `timeout_s` bounds all of it. `schema` asks for JSON of that
-    schema (response_format), which parse must check all the same. `body` is a JSON object of
-    further fields of the request; null removes one.
+    like what post_json repeats; `timeout_s` bounds all of it. `schema` asks for JSON of that schema
+    (response_format), which parse must check all the same. `body` is a JSON object of further
+    fields of the request; null removes one.
 
     `cache` is a folder of answers by the SHA-256 of the address and the whole request, of those of
     temperature 0 that parse took; processes and runs may share it. The circuit breaker is shared by
     all who name the same folder, and is the process's own without one: after `breaker_failures`
     calls in a row that found the endpoint down, calls fail at once for `breaker_s` seconds, and
-    then one is let through to see. Raises EndpointError, InputError.
+    then one is let through to see. Raises EndpointError if there is no answer that parse accepts,
+    and InputError for an address, a limit or a body that is not valid.
     """
     from rljax.rewards.judges.endpoint_http import check_address, without_secrets
 

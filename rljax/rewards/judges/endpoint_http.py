@@ -77,7 +77,8 @@ def _connected(host: str, port: int, deadline: float) -> socket.socket:
 
 
 def check_address(url: str) -> tuple[bool, str, int, str]:
-    """(whether over TLS, host, port, path with query). Raises InputError."""
+    """(True for https, host, port, path with query). Raises InputError unless the URL has http or
+    https and a host, and no user."""
     fix = "such as 'http://127.0.0.1:8000/v1'"
     try:
         parts = urllib.parse.urlsplit(url)
@@ -95,7 +96,9 @@ def check_address(url: str) -> tuple[bool, str, int, str]:
 def post_once(
     url: str, payload: bytes, headers: Mapping[str, str], deadline: float, max_body_bytes: int
 ) -> bytes:
-    """The body of the answer with a status of 2xx. Raises EndpointError."""
+    """The body of the answer with a status of 2xx. `deadline` is a time of time.monotonic(). Raises
+    EndpointError for another status, a broken connection, a body of more than `max_body_bytes`, and
+    at the deadline."""
     secure, host, port, path = check_address(url)
     try:
         with contextlib.ExitStack() as stack:

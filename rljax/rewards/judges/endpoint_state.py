@@ -18,6 +18,7 @@ from rljax.files import read_json_object
 
 
 def answer_path(folder: str, url: str, payload: bytes) -> Path | None:
+    """The file of the cached answer to a request; None without a cache folder."""
     if not folder:
         return None
     name = hashlib.sha256(url.encode() + b"\n" + payload).hexdigest()
@@ -25,7 +26,7 @@ def answer_path(folder: str, url: str, payload: bytes) -> Path | None:
 
 
 def read_answer(path: Path | None, parse: Callable) -> tuple | None:
-    """(parse(text),) of a kept answer; what cannot be read, or is damaged, is not there."""
+    """(parse(text),) of a cached answer; None if there is none that can be read and parsed."""
     try:
         return None if path is None else (parse(read_json_object(path)["text"]),)
     except (ValueError, KeyError, TypeError):
@@ -88,8 +89,8 @@ def _breaker(url: str, folder: str) -> Iterator[dict]:
 def enter_breaker(url: str, folder: str, *, failures: int, open_s: float, probe_s: float) -> str:
     """The reason why no call may be made now, "" if one may.
 
-    Once the breaker has been open for `open_s`, one call at a time is let through, for at
-    most `probe_s`.
+    Once the breaker has been open for `open_s` seconds, one call at a time is let through, for at
+    most `probe_s` seconds.
     """
     with _breaker(url, folder) as state:
         now = time.time()

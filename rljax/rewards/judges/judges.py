@@ -44,8 +44,9 @@ def quoted(value: object) -> str:
 
 
 def filled(template: str, texts: Mapping[str, str]) -> str:
-    """The template with {name} replaced by its text, all at once: what a text holds is not looked
-    at. Where {answer} is missing, it is put at the end. Raises InputError without {response}."""
+    """The template with each {name} replaced by its text, all at once: placeholders in a text are
+    not filled in. Without {answer} in the template, its text is put at the end. Raises InputError
+    without {response}."""
     if "{response}" not in template and "response" in texts:
         raise InputError("the template does not show the response", fix="write {response} in it")
     if "{answer}" not in template:
@@ -55,7 +56,7 @@ def filled(template: str, texts: Mapping[str, str]) -> str:
 
 
 def message(template: str, answer: str, scale: str, values: Mapping[str, object]) -> list[dict]:
-    """The conversation that asks: one message of the user. `values` are shown as JSON."""
+    """The conversation that asks the judge: one message of the user. `values` are shown as JSON."""
     texts = {name: quoted(value) for name, value in values.items()}
     content = filled(template, {**texts, "scale": scale, "answer": answer})
     return [{"role": "user", "content": content}]
@@ -74,7 +75,8 @@ def unfenced(text: str) -> str:
 
 
 def object_of(text: str, names: set[str]) -> dict:
-    """The JSON object of exactly these names that the whole text is. Raises ValueError."""
+    """The JSON object that the whole text is. Raises ValueError unless it has exactly
+    these names."""
     try:
         parsed = strict_json(unfenced(text))
     except ValueError as error:
@@ -85,7 +87,7 @@ def object_of(text: str, names: set[str]) -> dict:
 
 
 def read_score(text: str, *, scale: float, reason: bool = False) -> float:
-    """score / scale of the verdict that the whole text is: [0, 1]. Raises ValueError."""
+    """score / scale in [0, 1] of a verdict. Raises ValueError unless the whole text is one."""
     score = object_of(text, {"score", "reason"} if reason else {"score"})["score"]
     if isinstance(score, bool) or not isinstance(score, int | float):
         raise ValueError(f"the score is a {type(score).__name__}, no number")
@@ -113,6 +115,7 @@ def score_answer(scale: float, reason: bool) -> str:
 
 
 def check_scale(scale: float) -> None:
+    """Raises InputError unless `scale`, the highest score, is finite and above 0."""
     if not 0 < scale < float("inf"):
         raise InputError(
             "scale",
@@ -140,7 +143,7 @@ def judge(
     cache: str = "",
     body: str = "",
 ) -> dict:
-    """verdict / scale in [0, 1], by a model of an OpenAI-compatible endpoint (LLM as a judge,
+    """score / scale in [0, 1], by a model of an OpenAI-compatible endpoint (LLM as a judge,
     arXiv 2306.05685).
 
     `template` shows {prompt}, {response}, {ground_truth} as JSON strings, {scale} and {answer}, the

@@ -31,7 +31,8 @@ _WINS = {"first": 1.0, "tie": 0.5, "second": 0.0}
 
 
 def shorter(prompt, first: str, second: str) -> float:
-    """1 if the first has fewer characters: how much of a judge's labels is length alone."""
+    """1 if the first has fewer characters, else 0: a baseline that shows how much of a judge's
+    labels is length alone."""
     return 0.5 if len(first) == len(second) else float(len(first) < len(second))
 
 
@@ -104,7 +105,7 @@ def judge_of(text: str) -> Component:
 
 def judged(prompt, response: str, extra_info: dict, *, judge: str) -> dict:
     """The judge's verdict as a reward of `response`: it is the first completion,
-    extra_info["second"] the second."""
+    extra_info["second"] the second. Raises ValueError for a verdict that is not in [0, 1]."""
     verdict = judge_of(judge)(prompt, response, extra_info["second"])
     verdict = verdict if isinstance(verdict, dict) else {"score": verdict}
     if "score" in verdict and not 0 <= verdict["score"] <= 1:

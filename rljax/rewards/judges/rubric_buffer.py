@@ -61,8 +61,8 @@ def generator_of(text: str) -> Component:
 
 def generated(prompt, response, extra_info: Mapping, *, generator: str) -> float:
     """The number of rubrics that the generator wrote about extra_info["responses"], given
-    extra_info["rubrics"]. It writes them to the file extra_info["out"], as a pool returns only
-    numbers."""
+    extra_info["rubrics"]. They are written to the file extra_info["out"], because a pool returns
+    only numbers."""
     found = generator_of(generator)(prompt, extra_info["responses"], extra_info["rubrics"])
     rubrics = checked_rubrics(found)
     Path(extra_info["out"]).write_text(json.dumps(rubrics))
@@ -85,12 +85,14 @@ class RubricBuffer:
         self._prompts: dict[str, dict] = {}
 
     def close(self) -> None:
+        """Ends the processes of the generator."""
         if self._pool is not None:
             self._pool.close()
             self._pool = None
 
     def extra_info(self, record) -> dict:
-        """The record's extra_info with the rubrics that its responses are judged by."""
+        """The record's extra_info with the rubrics that its responses are judged by. Raises
+        ValueError for a rubric of the record that is not valid."""
         info = record.extra_info if isinstance(record.extra_info, Mapping) else {}
         given = info.get("rubrics")
         given = () if given is None else given
@@ -102,7 +104,7 @@ class RubricBuffer:
 
     def learn(self, rows: Sequence) -> dict[str, float]:
         """Visits every prompt of one step's scored rows (rljax.rollout.ScoredRow), whose samples
-        hold what `extra_info` returned; the metrics of the step.
+        hold what `extra_info` returned. Returns the metrics of the step.
 
         rubric/active and rubric/inactive are means over all prompts visited so far.
         """
@@ -192,10 +194,12 @@ class RubricBuffer:
             ]
 
     def get_state(self) -> dict:
+        """The state from which `set_state` goes on, as JSON."""
         return {"prompts": self._prompts}
 
     def set_state(self, state: Mapping | None) -> None:
-        """Goes back to a saved state; None, that of a checkpoint without a buffer, is empty."""
+        """Goes on from a saved state; None, in a checkpoint without a buffer, means an
+        empty one."""
         self._prompts = json.loads(json.dumps(state["prompts"])) if state else {}
 
 

@@ -3,9 +3,9 @@
 The arithmetic, the form of a rubric, the reward `rubric`, and a generator of rubrics that asks an
 endpoint. DR Tulu's RLER, arXiv 2511.19399.
 
-A rubric is {"title", "description", "weight"}: one of the texts is enough, the weight is 1
-unless it says otherwise, below 0 for what a response should not do. Those of a prompt stand in
-its extra_info["rubrics"].
+A rubric is {"title", "description", "weight"}: one of the texts is enough. The weight is 1 by
+default, and below 0 for what a response should not do. The rubrics of a prompt are in its
+extra_info["rubrics"].
 """
 
 import functools
@@ -69,7 +69,9 @@ def rubric_score(
     scale: float = 2.0,
 ) -> list[float]:
     """S_i = sum_k w_k judge[i][k] / scale, divided by max(sum of the weights above 0, 1) if
-    `normalise`. judge [responses][rubrics] from 0 to scale."""
+    `normalise`. judge [responses, rubrics] holds verdicts from 0 to scale. Raises InputError
+    for a scale that is not above 0, and for a response without a verdict for each of the
+    weights [rubrics]."""
     check_scale(scale)
     for row in judge:
         if len(row) != len(weights):
@@ -85,7 +87,8 @@ def rubric_score(
 
 
 def rubric_std(judge: Sequence[Sequence[float]], *, scale: float = 2.0) -> list[float]:
-    """Population standard deviation over the responses of each rubric's verdict / scale."""
+    """Population standard deviation of verdict / scale over the responses, for each rubric.
+    judge: [responses, rubrics]."""
     check_scale(scale)
     return [_std([x / scale for x in column]) for column in zip(*judge, strict=True)]
 
@@ -96,7 +99,8 @@ def _std(values: Sequence[float]) -> float:
 
 
 def keep_active(std: Sequence[float | None]) -> list[bool]:
-    """Returns whether each rubric tells responses apart, or has no statistics yet (None)."""
+    """Returns, for each rubric, whether it stays active: it tells responses apart (its std is above
+    0), or has no statistics yet (None)."""
     return [s is None or s > _ZERO_STD for s in std]
 
 
@@ -107,7 +111,8 @@ def select_rubrics(
 
     A std of 0 is deactivated. Of the others at most `cap` stay: first those without statistics,
     then by falling std, then by index. If more than `cap` have none, a draw by `seed` says which of
-    them stay. Active ones are in that order, deactivated ones by index.
+    them stay. Active ones are in that order, deactivated ones by index. Raises InputError unless
+    `cap` is a whole number of at least 0.
     """
     if not isinstance(cap, int) or cap < 0:
         raise InputError(
@@ -129,7 +134,8 @@ def select_rubrics(
 
 
 def checked_rubric(rubric: object, *, weight: float = 1.0) -> dict:
-    """{"title", "description", "weight"} of a rubric as its author wrote it. Raises ValueError."""
+    """{"title", "description", "weight"} of a rubric in the form of its author. Raises ValueError
+    for one without a text, or with a weight that is no finite number."""
     fields = {"description": rubric} if isinstance(rubric, str) else rubric
     if not isinstance(fields, dict):
         raise ValueError(f"a rubric is a text or an object, not {type(rubric).__name__}")
@@ -164,7 +170,7 @@ def rubrics_of(extra_info: object) -> list[dict]:
 
 
 def rubric_text(rubric: dict) -> str:
-    """A rubric as a judge reads it."""
+    """The text of a rubric that a judge reads."""
     return ": ".join(text for text in (rubric["title"], rubric["description"]) if text.strip())
 
 
@@ -252,7 +258,7 @@ def rubric(
 
 def checked_rubrics(rubrics: object) -> list[dict]:
     """Rubrics of weight 1 and -1, with their kind, from a generator's {"positive": [...],
-    "negative": [...]}. Raises ValueError."""
+    "negative": [...]}. Raises ValueError for another form."""
     if not isinstance(rubrics, dict) or not set(rubrics) <= {"positive", "negative"}:
         raise ValueError('a generator returns {"positive": [...], "negative": [...]}')
     out = []

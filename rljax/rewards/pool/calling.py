@@ -1,5 +1,5 @@
-"""The call of one reward on one sample or on a group of them: the fields that it reads, the rewards
-that it names, the checks before the first sample. Imports nothing heavy."""
+"""Calls one reward on one sample or on a group: the fields that it reads, the rewards that it
+names, the checks before the first sample. Imports nothing heavy."""
 
 import asyncio
 import functools
@@ -57,7 +57,7 @@ Outcome = tuple[str, float, dict[str, float], str]  # status, value, parts, mess
 
 
 class Abstained(Exception):
-    """A reward returned None: it says nothing of this sample, and leaves it to the others."""
+    """The error by which a reward that returned None leaves a sample to the others."""
 
 
 @functools.lru_cache(maxsize=1024)
@@ -172,8 +172,8 @@ def _texts(annotation: object, value: object) -> list[str]:
 
 
 def asks_nobody(component: Component) -> bool:
-    """Returns whether the reward needs no server and no model, as far as can be known: a user's own
-    may."""
+    """Returns whether the reward needs no server and no model, as far as rljax can know: a user's
+    own reward may need one."""
     named = members(component)
     if not named and component.function.__module__.startswith(f"{HOME}."):
         return scores_when_late(component)
@@ -195,8 +195,8 @@ def prepare(component: Component) -> dict[str, str]:
 
 
 def probe_options(component: Component) -> None:
-    """The `prepare_worker` of rules that are cheap and refuse their options with InputError: asked
-    once of a made-up sample, so that a run does not start in which every reward would fail."""
+    """A `prepare_worker` for rewards that are cheap and refuse their options with InputError: calls
+    the reward once on a made-up sample, so that no run starts in which every reward would fail."""
     sample = {name: "x" for name in FIELDS} | {"num_tokens": 1, "finish_reason": "stop"}
     sample["model_score"] = 0.0
     sample["extra_info"] = {"target_tokens": 1, "schema": "true"}
@@ -232,10 +232,11 @@ def _check_literal(component: Component, name: str, annotation: object) -> None:
 
 
 def check_own_limit(component: Component, timeout_s: float) -> None:
-    """A reward with a limit of its own, total_timeout_s, must end before the pool ends it.
+    """Checks that a reward with a limit of its own, total_timeout_s, ends before the pool ends it;
+    also the rewards that it names.
 
-    Raises InputError: a program that uses up its time is a score, a sample that the pool kills is
-    not one. Rewards that it names are checked too.
+    Raises InputError otherwise: a program that uses up its time has a score, a sample that the pool
+    kills has none.
     """
     for member in members(component):
         check_own_limit(member, timeout_s)
@@ -255,8 +256,8 @@ def check_own_limit(component: Component, timeout_s: float) -> None:
 
 
 def watch(begun: Callable[[Component], None]) -> None:
-    """From now on `begun(component)` is called before each call of a reward that names no other,
-    also of one that is asked by another."""
+    """Registers `begun(component)`: it is called before each call of a reward that names no other,
+    also of one that another reward calls."""
     _watchers.append(begun)
 
 
@@ -271,7 +272,7 @@ def late_score(component: Component, sample: Mapping) -> tuple[float, dict[str, 
     """(value, named parts) of a sample on which the reward passed a limit of time or memory, as its
     contract's `on_timeout` declares; None: the sample has no score.
 
-    Raises InputError for a declaration that is none.
+    Raises InputError if `on_timeout` is neither a number nor a dict of numbers with "score".
     """
     returned = spec(component).on_timeout
     returned = returned(sample) if callable(returned) else returned
@@ -350,10 +351,11 @@ def call_group(
     fields: Fields | None = None,
     failed: Callable[[Mapping, Exception], Outcome] | None = None,
 ) -> list[Outcome]:
-    """The reward of G samples of one prompt (`group_fields`) -> an outcome each, of `failed` where
-    its reward raises or returns what `call_reward` refuses.
+    """Calls the reward on G samples of one prompt (`group_fields`). Returns G outcomes; if
+    the reward of a sample raises, or returns what `call_reward` refuses, its outcome comes
+    from `failed`.
 
-    Raises like `call_reward` where the group has no rewards at all: nothing of length G returned.
+    Raises like `call_reward` if the group has no rewards at all: nothing of length G was returned.
     """
     if not compares_samples(component):  # it names one that does
         samples = GroupScores(group).samples()
@@ -392,8 +394,8 @@ def _of_group(component: Component, group: Mapping, fields: Fields | None = None
 
 
 class GroupScores:
-    """The samples of a group, and what the rewards that compare them say: each is asked once, when
-    the first sample needs it."""
+    """The samples of a group, with the scores of rewards that compare them: each of these is called
+    once, when the first sample needs it."""
 
     def __init__(self, group: Mapping):
         self.group = group
@@ -437,6 +439,7 @@ def _outcome_of(component: Component, returned: object) -> Outcome:
 
 
 def failed_outcome(message: str) -> Outcome:
+    """The outcome of a sample without a score, for this reason."""
     return "error", math.nan, {}, message
 
 
@@ -450,8 +453,8 @@ def late_outcome(component: Component, sample: Mapping, message: str) -> Outcome
 
 
 def group_fields(samples: Sequence[Mapping]) -> dict:
-    """The samples of one prompt as what a reward of the group is handed: lists of what differs, and
-    the first one's prompt, ground_truth, data_source and extra_info."""
+    """The fields of a reward of a group, for the samples of one prompt: lists of what differs, and
+    the first sample's prompt, ground_truth, data_source and extra_info."""
     shared = {name: value for name, value in samples[0].items() if name not in OF_EACH}
     lists = {
         many: [sample[one] for sample in samples]

@@ -1,4 +1,4 @@
-"""Rewards that were written for TRL or for verl, called with what those libraries hand them.
+"""Calls rewards that were written for TRL or for verl with the arguments that those libraries give.
 
   TRL   def f(completions, prompts=..., <column>=..., **kwargs) -> list of a score for each: called
         once for all samples of a prompt. Every argument is a list, of one length; of a row whose
@@ -37,7 +37,7 @@ _OF_TRL_ALONE = ("trainer_state", "environments")
 
 @functools.lru_cache(maxsize=1024)
 def library_of(component: Component) -> str:
-    """ "TRL", "verl", or "" for a reward of rljax's own signature."""
+    """Returns "TRL" or "verl" if the reward has that library's signature, else ""."""
     names = set(component.signature.parameters) - set(component.options)
     if names & {"completions", "completion_ids"}:
         return "TRL"
@@ -45,7 +45,7 @@ def library_of(component: Component) -> str:
 
 
 def fields_of(component: Component) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The fields of a sample, or of a group, that such a reward is made of, and those it needs.
+    """(fields of a sample, or of a group, that such a reward reads; fields that it requires).
     Raises InputError for a parameter that no sample can fill."""
     library, parameters = library_of(component), component.signature.parameters.values()
     required = [
@@ -89,14 +89,14 @@ class _NotHanded:
 
 
 class Logged:
-    """Log of a reward of TRL's about its samples: numbers become parts, log/NAME; texts are printed
-    for the file of the workers' prints."""
+    """Values that a reward of TRL's logs about its samples: numbers become parts, log/NAME; texts
+    are printed for the file of the workers' prints."""
 
     def __init__(self, count: int):
         self.parts: list[dict[str, float]] = [{} for _ in range(count)]
 
     def extra(self, column: str, values: Sequence) -> None:
-        """TRL's log_extra: a value for each sample."""
+        """Records a value for each sample (TRL's log_extra)."""
         for parts, value in zip(self.parts, values, strict=True):
             value = _plain(value)
             if isinstance(value, numbers.Real) and math.isfinite(value):
@@ -105,12 +105,12 @@ class Logged:
                 print(f"{column}: {value}")
 
     def metric(self, name: str, value: float) -> None:
-        """TRL's log_metric: a number for all samples."""
+        """Records a number for all samples (TRL's log_metric)."""
         for parts in self.parts:
             parts[f"log/{name}"] = float(value)
 
     def scores(self, returned: Sequence) -> list:
-        """Returns the scores as TRL reads them, None where one abstains, with what was logged."""
+        """Returns the scores as TRL reads them (None or NaN abstains), with the logged parts."""
         plain = map(_plain, returned)
 
         def abstains(x):
@@ -128,7 +128,8 @@ def _plain(value: object) -> object:
 
 
 def arguments_of(component: Component, sample: Mapping, logged: Logged | None = None) -> dict:
-    """The keyword arguments of a call, from a sample (verl) or from a group (TRL)."""
+    """The keyword arguments of a call, from a sample (verl) or from a group (TRL). Raises
+    InputError if the row lacks a column that a parameter without a default needs."""
     parameters = component.signature.parameters
     takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     if library_of(component) == "verl":

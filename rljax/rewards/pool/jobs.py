@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 class Score:
     """The result of one sample. Unless status is "ok", `value` is NaN and `parts` is empty.
 
-    `over_limit`: with status "ok", the sample passed a limit of time or memory and `value` is what
-    its reward declares for that (`on_timeout`).
-    `seconds`: of the call that scored it, alone or with its group. `ended_s`: when that was known,
-    of `time.monotonic()`; NaN where nobody looked at the clock.
+    With status "ok" and `over_limit`, the sample passed a limit of time or memory, and `value` is
+    what its reward declares for that (`on_timeout`). `seconds` is the time of the call that scored
+    it, alone or with its group. `ended_s` is the time.monotonic() at which the score was known; NaN
+    if nobody looked at the clock.
     """
 
     value: float
@@ -38,7 +38,8 @@ class Job:
         self.done: queue.SimpleQueue = queue.SimpleQueue()  # unlike an Event safe in handlers
 
     def end(self, failure: BaseException | None = None) -> None:
-        """Nothing further will be known."""
+        """Marks the job as ended: no further score will come. `failure` is an error of the
+        pool itself."""
         if not self.ended:
             self.failure, self.ended = failure, True
             self.done.put(None)

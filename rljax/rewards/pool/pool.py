@@ -43,13 +43,14 @@ __all__ = ["Pending", "RewardPool", "Score", "call_reward"]
 
 
 class Pending:
-    """Samples that were submitted: their scores, once they are known."""
+    """Samples that were submitted; their scores become known later."""
 
     def __init__(self, pool: "RewardPool", job: Job):
         self._pool, self._job = pool, job  # a pool lives until nobody waits for it
 
     def result(self) -> list[Score]:
-        """One `Score` per sample, in order; waits for the last. May be called again."""
+        """One `Score` per sample, in order; waits for the last. May be called again. Raises
+        RuntimeError if the pool was closed, and what made the pool fail."""
         return self._pool._supervisor.wait(self._job)
 
     def done(self) -> bool:
@@ -57,14 +58,14 @@ class Pending:
         return self._job.ended
 
     def wait(self, seconds: float) -> int:
-        """Waits for at most so long -> how many scores are not known yet."""
+        """Waits for at most `seconds`. Returns how many scores are not known yet."""
         with contextlib.suppress(queue.Empty):
             if not self._job.ended:
                 self._job.done.get(timeout=seconds)
         return 0 if self._job.ended else self._job.left
 
     def cancel(self) -> None:
-        """Nobody wants them any more: what runs is killed, what waits is dropped."""
+        """Drops the samples: running calls are killed, waiting ones are forgotten."""
         if not self._job.ended:
             self._pool._supervisor.order("cancel", self._job)
 
@@ -144,15 +145,17 @@ class RewardPool:
         return dict(self._supervisor.notes)
 
     def close(self):
-        """Kill the workers and wait for their end. May be called again."""
+        """Kills the workers and waits for their end. May be called again."""
         self._finalizer()
 
     def score(self, samples: Sequence[Mapping]) -> list[Score]:
-        """One `Score` per sample, in order. InputError: a sample that cannot be sent."""
+        """One `Score` per sample, in order. Raises InputError for a sample that lacks a field of
+        the reward or cannot be pickled."""
         return self.submit(samples).result()
 
     def submit(self, samples: Sequence[Mapping]) -> Pending:
-        """The same without waiting. InputError: a sample that cannot be sent."""
+        """Submits samples without waiting. Raises InputError as `score` does, and RuntimeError if
+        the pool is closed or belongs to another process."""
         if os.getpid() != self._owner:  # a fork shares the streams and would mix up the answers
             raise RuntimeError("a RewardPool belongs to the process that made it")
         if self._supervisor.stopped:

@@ -1,4 +1,4 @@
-"""One process of a `RewardPool` as its parent sees it: its chunk, and the call that it is on."""
+"""The parent's view of one process of a `RewardPool`: its chunk, and the call that it is on."""
 
 import collections
 import time
@@ -33,6 +33,7 @@ class RewardWorker(WorkerProcess):
         return None, self.since, False
 
     def send(self, chunk: list[RewardCall]) -> None:
+        """Sends calls to an idle worker. Raises OSError if it has died or does not read."""
         self.state, self.since = "busy", time.monotonic()
         self.progress.write(-1, self.since)
         self.chunk.extend(chunk)

@@ -57,7 +57,8 @@ class Supervisor(Crew):
     # -- what other threads may call
 
     def start(self) -> None:
-        """Returns when every worker is ready. Raises what keeps them from it."""
+        """Starts the workers and returns once all are ready. Raises InputError if one cannot load
+        the reward."""
         ready = Job(0)
         self.orders.put(("start", ready))
         self.thread.start()
@@ -66,8 +67,8 @@ class Supervisor(Crew):
     # `order` takes ("work", job, calls) or ("cancel", job).
 
     def wait(self, job: Job) -> list[Score]:
-        """Its scores, once all are known. Raises what ended the pool, or what interrupts the wait;
-        the job is forgotten then."""
+        """The scores of the job, once all are known. Raises RuntimeError if the pool is closed,
+        what made it fail, and what interrupts the wait; the job is forgotten then."""
         try:
             while not job.ended:
                 with contextlib.suppress(queue.Empty):
@@ -84,7 +85,7 @@ class Supervisor(Crew):
     # -- the thread
 
     def listen(self) -> None:
-        """Take up jobs, and forget those that nobody wants."""
+        """Takes up new jobs, and forgets those that were cancelled."""
         while True:
             try:
                 kind, job, *calls = self.orders.get_nowait()
@@ -112,7 +113,7 @@ class Supervisor(Crew):
         job.end()
 
     def fail(self, error: Exception) -> None:
-        """The pool itself is at fault: everyone who waits is told."""
+        """Ends all jobs with an error of the pool itself."""
         for worker in [w for w in self.workers if w.state == "busy"]:
             worker.chunk.clear()
             self.discard(worker)
@@ -127,13 +128,13 @@ class Supervisor(Crew):
         return bool(self._todo or self._waiting)
 
     def new_worker(self) -> RewardWorker:
-        """A worker that loads the reward."""
+        """Starts a worker that loads the reward."""
         piped, text = self.prints is not None, self.component.text
         return RewardWorker(text, self.folder, self.path, self.memory_bytes, piped)
 
     def hand_out(self) -> None:
-        """Give every idle worker a chunk: of a few milliseconds, and single calls at the end and
-        while nobody knows how long one takes."""
+        """Gives every idle worker a chunk of a few milliseconds, or single calls at the end and as
+        long as the time of a call is unknown."""
         if self._waiting and all(worker.state == "idle" for worker in self.workers):
             for job in self._waiting:
                 job.end()
@@ -153,7 +154,8 @@ class Supervisor(Crew):
                 self.reap(worker)
 
     def deadline(self, worker: RewardWorker) -> float:
-        """Deadline of the call that runs, or of the next message of the worker."""
+        """The deadline of the call that runs, or of the next message of the worker,
+        by time.monotonic()."""
         call, since, _ = worker.running()
         if call is not None:
             return since + self.timeout_s
@@ -161,12 +163,14 @@ class Supervisor(Crew):
         return since + limits[worker.state]
 
     def look_again_s(self) -> float:
-        """The limit of a call, while any may begin."""
+        """The seconds until the clocks are looked at again: the limit of a call, while one
+        may begin."""
         busy = any(worker.state == "busy" for worker in self.workers)
         return self.timeout_s if busy else math.inf
 
     def are_results(self, worker: RewardWorker, kind: str, content: object) -> bool:
-        """Returns whether they are the scores of the calls that it was handed, in their order."""
+        """Returns whether a message holds the scores of the calls that the worker was handed, in
+        their order."""
         return (
             (kind, worker.state, type(content)) == ("scored", "busy", list)
             and len(content) <= len(worker.chunk)
@@ -176,7 +180,8 @@ class Supervisor(Crew):
         )
 
     def heard(self, worker: RewardWorker, kind: str, content: object) -> None:
-        """Scores, that it is ready, or why it cannot be."""
+        """Handles a message of a worker: scores, its readiness, or a failed start. Raises
+        InputError if the worker could not load the reward."""
         if kind == "scored":
             self._record(worker, content)
         elif kind == "ready":
@@ -225,7 +230,7 @@ class Supervisor(Crew):
         self._settle(call, [outcome] * len(call.rows), time.monotonic() - since)
 
     def expire(self, worker: RewardWorker) -> None:
-        """A deadline has passed: kill, and blame the call if one was running."""
+        """Kills a worker whose deadline has passed; the call that ran, if any, is late."""
         call, since, scored = worker.running()
         if call is None:
             self.reap(worker)
@@ -236,8 +241,8 @@ class Supervisor(Crew):
         self.discard(worker)
 
     def reap(self, worker: RewardWorker, why: str = "") -> None:
-        """A worker has ended by itself, or there is a reason to end it: the call it was on is an
-        error, the rest is requeued. One that a signal ended was out of memory or stack."""
+        """Replaces a worker that has ended, or has to end because of `why`: the call that ran is an
+        error, the rest is queued again. A worker that a signal ended was out of memory or stack."""
         state, (call, since, scored) = worker.state, worker.running()
         if call is not None:
             worker.chunk.remove(call)
@@ -253,12 +258,12 @@ class Supervisor(Crew):
             self.count_failed_start("sample", how)
 
     def discard(self, worker: RewardWorker) -> None:
-        """Kill a worker; what it had not begun goes back to the front of the queue."""
+        """Kills a worker; the calls that it had not begun return to the front of the queue."""
         self._todo.extendleft(reversed(worker.chunk))
         super().discard(worker)
 
     def ended(self) -> None:
-        """Nobody is scored any more."""
+        """Ends all jobs with a RuntimeError, after the pool was closed."""
         self.listen()  # what came too late is told, too
         for job in [*self._jobs, *self._waiting]:
             job.end(RuntimeError("this RewardPool is closed"))

@@ -48,7 +48,7 @@ _FLUSH_S = 0.001  # results are sent together if they took less: one wake-up of 
 
 
 class Clock:
-    """Times a call of a worker: it tells the pool what it works on, and keeps the longest piece
+    """Times a call in its worker: tells the pool which reward runs, and keeps the longest piece
     of a call."""
 
     def __init__(self, progress: Progress, component: Component):
@@ -57,18 +57,19 @@ class Clock:
         self.longest = (0.0, False)  # seconds, and whether that piece has a score when late
 
     def begin(self, number: int, now: float) -> None:
-        """A call begins."""
+        """Notes that a call begins; `now` is time.monotonic()."""
         self.number, self.longest = number, (0.0, False)
         self._go_on(self.component, now)
 
     def begin_member(self, member: Component) -> None:
-        """A reward that the reward of the call asks begins."""
+        """Notes that a reward begins which the reward of the call names."""
         now = time.monotonic()
         self.end(now)
         self._go_on(member, now)
 
     def end(self, now: float) -> tuple[float, bool]:
-        """The longest piece of the call so far."""
+        """(seconds of the longest piece of the call so far, whether that piece has a score when
+        it is late)."""
         self.longest = max(self.longest, (now - self.since, scores_when_late(self.running)))
         return self.longest
 
@@ -78,7 +79,7 @@ class Clock:
 
 
 def main(spec_text: str) -> None:
-    """Run as a worker. `spec_text`: see rljax.workers.bootstrap."""
+    """Runs as a worker. `spec_text`: see rljax.workers.bootstrap."""
     context = begin(spec_text)
     sock = context.socket
     try:

@@ -5,11 +5,11 @@ make. Needs no package: a BPF filter is a few hundred 8-byte instructions, so a 
 libseccomp would only add a dependency. Tables for x86_64 and aarch64; another machine has no filter
 and is refused.
 
-The filter is an allow-list: what is not named fails with EPERM, new system calls included. It
-leaves one process that may read, write, map memory and start threads. Never: fork, exec, sockets
-(but a connected pair, which asyncio needs), ptrace, reading another process, mount, namespaces,
-bpf, keyctl, userfaultfd, io_uring, memfd, shared memory, signals, limits or clocks of other
-processes, links, chmod, chown, mkdir.
+The filter is an allow-list: a system call that it does not name fails with EPERM, new ones
+included. It leaves one process that may read, write, map memory and start threads. Never: fork,
+exec, sockets (but a connected pair, which asyncio needs), ptrace, reading another process, mount,
+namespaces, bpf, keyctl, userfaultfd, io_uring, memfd, shared memory, signals, limits or clocks of
+other processes, links, chmod, chown, mkdir.
 """
 
 import ctypes
@@ -197,25 +197,25 @@ def _checked(result: int, what: str) -> int:
 
 
 def prctl(option: int, *values: int) -> int:
-    """prctl(2)."""
+    """Calls prctl(2)."""
     padded = [ctypes.c_ulong(value) for value in (*values, 0, 0, 0, 0)[:4]]
     return _checked(_LIBC.prctl(option, *padded), f"prctl({option})")
 
 
 def unshare(flags: int) -> None:
-    """unshare(2)."""
+    """Calls unshare(2)."""
     _checked(_LIBC.unshare(flags), "unshare")
 
 
 def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
-    """mount(2)."""
+    """Calls mount(2)."""
     texts = [text.encode() for text in (source, target, kind)]
     made = _LIBC.mount(*texts, ctypes.c_ulong(flags), data.encode())
     _checked(made, f"mount {kind or source} at {target}")
 
 
 def bind_read_only(source: str, target: str) -> None:
-    """`source` at `target`, read-only, with the flags that its own mount may not lose."""
+    """Mounts `source` at `target`, read-only, with the flags that its own mount may not lose."""
     mount(source, target, "", MS_BIND | MS_REC)
     old_flags = os.statvfs(target).f_flag
     kept = sum(flag for bit, flag in _KEPT_FLAGS.items() if old_flags & bit)
@@ -223,7 +223,7 @@ def bind_read_only(source: str, target: str) -> None:
 
 
 def change_root(folder: str) -> None:
-    """`folder`, a mount point, becomes /; nothing of the old root stays reachable."""
+    """Makes `folder`, a mount point, the root; nothing of the old root stays reachable."""
     number = _numbers((155, 41))
     os.chdir(folder)
     _checked(_LIBC.syscall(number, b".", b"."), "pivot_root")
@@ -252,6 +252,7 @@ def _numbers(pair: tuple[int, int]) -> int:
 @functools.cache
 def filter_template(files: str) -> bytes:
     """The BPF program, with a mark where the id of the process belongs: a zygote makes it once.
+    Raises OSError for a machine without a table of system calls.
 
     `files`: "none", no path can be used; "shared", files lie among those of the host; "private", in
     a file system of the program's own, which bounds them.
@@ -323,12 +324,13 @@ _SCRATCH = 1 << 1 | _READ_FILE | _READ_DIR | 1 << 5 | 1 << 8  # write, read, lis
 
 
 def landlock_version() -> int:
-    """The version of the kernel's Landlock interface; 0 where there is none."""
+    """The version of the kernel's Landlock interface; 0 if it has none."""
     return max(0, _LIBC.syscall(444, None, 0, 1))
 
 
 def landlock_rules(readable: list[str], scratch: str) -> int:
-    """A descriptor of rules: `readable` may be read, flat files in `scratch` written, no more."""
+    """The descriptor of rules by which `readable` may be read, flat files in `scratch` written, and
+    nothing else."""
     version = landlock_version()
     handled = (1 << 13) - 1
     for bit, since in ((13, 2), (14, 3), (15, 5)):  # refer, truncate, ioctl on devices

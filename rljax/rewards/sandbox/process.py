@@ -1,7 +1,7 @@
-"""Zygotes and the programs that they fork, from the trusted side: pipes, channel, clock.
+"""Starts, keeps and ends zygotes, and runs one program against its deadline while its
+output is read.
 
-Starts, keeps and ends zygotes, and runs one program against its deadline while its output is read.
-What happens inside is `zygote`.
+This is the trusted side: pipes, channel, clock. The inside of the sandbox is `zygote`.
 """
 
 import contextlib
@@ -48,13 +48,14 @@ _ENVIRONMENT = {
 
 
 class SandboxError(RuntimeError):
-    """The sandbox itself failed, not the program: there is no verdict."""
+    """The error of a sandbox that failed itself, not the program: there is no verdict."""
 
 
 @dataclass(frozen=True)
 class ProcessLimits:
     """Limits of one program. `timeout_s` is wall time, `cpu_s` processor time of all its threads,
-    `memory_bytes` its address space (the interpreter takes about 30 MB of it)."""
+    `memory_bytes` its address space (the interpreter takes about 30 MB of it). Raises InputError
+    for a limit that is not a positive number."""
 
     timeout_s: float = 5.0
     cpu_s: float = 10.0
@@ -82,7 +83,7 @@ class ProcessLimits:
 @dataclass(frozen=True)
 class Result:
     """The end of a program. status: ok (exit code 0), error, timeout, memory, output (over its
-    limit) or killed (a signal, or another limit); `message` says what."""
+    limit) or killed (a signal, or another limit). `message` gives the reason."""
 
     status: str
     exit_code: int  # minus the signal's number
@@ -305,7 +306,8 @@ class Process:
 
     def receive(self, deadline: float, most_bytes: int = MAX_FRAME_BYTES) -> dict | None:
         """The next message of the program; None if it ended, or was ended because time.monotonic()
-        passed `deadline` or the message has more than `most_bytes`."""
+        passed `deadline` or the message has more than `most_bytes` bytes. Raises SandboxError if
+        the sandbox ended."""
         while True:
             try:
                 message = take_frame(self._frames, most_bytes)
@@ -327,7 +329,8 @@ class Process:
             self._selector.modify(self._channel, both, "channel")
 
     def wait(self) -> Result:
-        """Run to the end of the program or of its time."""
+        """Waits for the end of the program, or ends it at its deadline. Raises SandboxError if the
+        sandbox ended first."""
         while self._end is None:
             if time.monotonic() >= self.deadline:
                 self.kill("timeout")
@@ -356,7 +359,7 @@ class Process:
             self._end = {"exit": -signal.SIGKILL}
 
     def close(self) -> None:
-        """End the program if it still runs, and keep its zygote for the next one."""
+        """Ends the program if it still runs, and keeps its zygote for the next one."""
         self._frames.clear()
         if "control" in self._open() and self._zygote.process.returncode is None:
             self.kill("killed")

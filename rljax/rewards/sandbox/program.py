@@ -41,12 +41,14 @@ MODULE = "__program__"
 
 
 class Channel:
-    """Frames over one descriptor, waiting."""
+    """Frames over one descriptor, read and written with blocking calls."""
 
     def __init__(self, descriptor: int):
         self.descriptor, self.buffer = descriptor, bytearray()
 
     def receive(self) -> dict:
+        """Waits for the next message. Exits the process if the other side has closed
+        the channel."""
         while (message := take_frame(self.buffer)) is None:
             data = os.read(self.descriptor, 1 << 16)
             if not data:
@@ -55,13 +57,14 @@ class Channel:
         return message
 
     def send(self, message: dict) -> None:
+        """Sends a message. Raises WireError if it cannot be sent."""
         data = memoryview(frame(message))
         while data:
             data = data[os.write(self.descriptor, data) :]
 
 
 def describe(error: BaseException) -> str:
-    """An exception as one short line, even if its own text raises."""
+    """Describes an exception in one short line, even if its own text raises."""
     try:
         return f"{type(error).__name__}: {error}"[:_MESSAGE_CHARS]
     except BaseException:
@@ -69,12 +72,13 @@ def describe(error: BaseException) -> str:
 
 
 def failure(error: BaseException) -> bytes:
-    """The frame of a process that could not be confined: ours to report, not the program's."""
+    """The frame of a process that could not be confined: the sandbox's failure, not
+    the program's."""
     return frame({"broken": describe(error)})
 
 
 def main(descriptor: int) -> None:
-    """Run as a program's process. Never returns."""
+    """Runs as a program's process. Never returns."""
     try:
         channel = Channel(descriptor)
         channel.send({"confined": True})
@@ -216,7 +220,8 @@ def _apply(do: str, target: object, arguments: list, keywords: dict) -> object:
 
 
 class ProgramError(Exception):
-    """The program raised what has no class here, or ended; the text says what."""
+    """The error that stands for an exception of the program that has no class here, or
+    for its end."""
 
 
 class _Program:

@@ -48,8 +48,9 @@ def run_program(
     allow_unsafe_execution: bool = False,
     warm: bool = True,
 ) -> Result:
-    """Run a Python program and wait for its end. Raises SandboxError if the sandbox failed,
-    InputError where there is none. `warm=False` starts an interpreter for this program alone."""
+    """Runs a Python program and waits for its end. Raises SandboxError if the sandbox failed,
+    and InputError if this machine has none. `warm=False` starts an interpreter for this
+    program alone."""
     header = {"mode": "script", "source": source}
     tier = sandbox_tier(allow_unsafe_execution)
     with Process(header, limits or ProcessLimits(), tier, stdin=stdin, warm=warm) as process:
@@ -80,5 +81,6 @@ def _choose_tier(tiers: tuple[str, ...]) -> str:
 
 
 def sandbox_tier(allow_unsafe_execution: bool = False) -> str:
-    """The name of the tier that programs of this process run in; tried once."""
+    """The name of the tier that programs of this process run in; tried once. Raises InputError if
+    no tier works."""
     return _choose_tier((*TIERS, "unsafe") if allow_unsafe_execution else TIERS)

@@ -1,7 +1,7 @@
-"""Values on the wire between a program in the sandbox and those outside: JSON, no pickle.
+"""Values on the wire between a program in the sandbox and the process outside: JSON, no pickle.
 
-What comes out of `decode` is made of Python's own types only, whatever the sender was: a class with
-an `__eq__` of its own arrives as the list, number or text that it extends, or as a `Reference`.
+`decode` returns Python's own types only, whatever the sender was: a class with an `__eq__` of its
+own arrives as the list, number or text that it extends, or as a `Reference`.
 """
 
 import collections
@@ -26,11 +26,11 @@ class Reference:
 
 
 class WireError(ValueError):
-    """The bytes are no frame of ours, or a value cannot be sent."""
+    """The error for bytes that are no valid frame, and for a value that cannot be sent."""
 
 
 def frame(message: dict) -> bytes:
-    """A message as it goes on the wire. Raises WireError if it is too large or no JSON."""
+    """A message as it goes on the wire. Raises WireError if it is too large, or is not JSON."""
     try:
         data = json.dumps(message).encode()
     except (TypeError, ValueError, RecursionError) as error:
@@ -41,8 +41,8 @@ def frame(message: dict) -> bytes:
 
 
 def take_frame(buffer: bytearray, most_bytes: int = MAX_FRAME_BYTES) -> dict | None:
-    """Remove the first whole frame from the buffer; None if none yet. Raises WireError, also for
-    one of more than `most_bytes`."""
+    """Removes the first whole frame from the buffer; None if there is none yet. Raises WireError
+    for what is no frame, or one of more than `most_bytes` bytes."""
     if len(buffer) < _HEADER.size:
         return None
     size = _HEADER.unpack_from(buffer)[0]
@@ -63,7 +63,8 @@ def take_frame(buffer: bytearray, most_bytes: int = MAX_FRAME_BYTES) -> dict | N
 
 
 def encode(value: object, refer: Callable[[object], Reference] | None = None) -> object:
-    """JSON for `value`; what has no form here becomes a reference, or WireError without `refer`."""
+    """The JSON form of `value`; a value without one becomes a reference by `refer`. Raises
+    WireError for it without `refer`."""
     if value is None or value is True or value is False:
         return value
     if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
@@ -123,7 +124,8 @@ _MAKE: dict[str, Callable] = {
 
 
 def decode(data: object, resolve: Callable[[Reference], object] | None = None) -> object:
-    """The value that `encode` wrote; references go through `resolve`. Raises WireError."""
+    """The value that `encode` wrote; references go through `resolve`. Raises WireError for
+    anything else."""
     try:
         return _decode(data, resolve or (lambda reference: reference))
     except WireError:

@@ -39,7 +39,8 @@ _SPARE_PROCESSES = (
 
 
 def main(spec_text: str) -> None:
-    """Run as a zygote. `spec_text`: JSON of tier, control descriptor, readable paths, limits."""
+    """Runs as a zygote. `spec_text` is JSON of tier, control descriptor, readable paths and limits.
+    An error in confining itself is sent to the parent."""
     spec = json.loads(spec_text)
     control = socket.socket(fileno=spec["control"])
     control.set_inheritable(False)

@@ -1,5 +1,5 @@
-"""Rewards for text answers: exact match and token F1 with several targets, choices,
-substrings, patterns.
+"""Rewards for text answers: exact match and token F1 with several targets, choices, substrings,
+patterns.
 
 A ground truth with several targets is a list of texts or {"target": [...]}, or one of these as JSON
 text, which is how a row of data holds it.
@@ -25,7 +25,7 @@ _MAX_TAGS = 10  # more answers than that are no answer
 
 def targets(ground_truth: object) -> list[str]:
     """The accepted answers of "a", ["a", "b"] or {"target": ...}, the last two also as JSON text.
-    Raises TypeError, ValueError."""
+    Raises ValueError if there is none, and TypeError for an answer that is no text."""
     if isinstance(ground_truth, str):
         ground_truth = _from_json(ground_truth)
     if isinstance(ground_truth, dict):
@@ -120,7 +120,8 @@ def choice(response: str, ground_truth: str, *, letters: PlainText = "ABCD") -> 
     r"""1 if the chosen letter is the reference's, else 0. Part: extracted.
 
     The letter stands in the last `\boxed{}`, else in the last <answer>, else after the last "answer
-    is" or "answer:", else the response begins with it: `B`, `(B)`, `B. Paris`. Two are none.
+    is" or "answer:", else the response begins with it: `B`, `(B)`, `B. Paris`. Two are none. Raises
+    ValueError for a ground truth that is none of the letters.
     """
     check_text(ground_truth)
     reference = letter_of(ground_truth, letters)
@@ -163,7 +164,8 @@ def mmlu_pro(response: str, ground_truth: str, *, whole_response: bool = False) 
     The letter stands behind the first "answer is", else behind "Answer:", else it is the box's or
     labels the last line, `B. Paris`, else it is the last one that stands alone. The published
     evaluation knows no labels, and guesses where there is no letter; here that is wrong. It also
-    looks into the reasoning: `whole_response=True`.
+    looks into the reasoning: `whole_response=True`. Raises ValueError for a ground truth that is
+    not a letter A to J.
     """
     check_text(ground_truth)
     reference = ground_truth.strip().strip("().").upper()
@@ -196,7 +198,8 @@ def integer_answer(response: str, ground_truth: str, *, low: int = 0, high: int 
     an integer from `low` to `high` at all (AIME: 0 to 999, and 025 is 25).
 
     The answer stands in the last `\boxed{}`, else behind the last `####`, else where
-    math_verify(extraction="last") looks for it.
+    math_verify(extraction="last") looks for it. Raises ValueError for a ground truth that is no
+    such integer.
     """
     check_text(ground_truth)
     reference = integer_of(ground_truth, low, high)
@@ -214,7 +217,10 @@ def contains(
     need: Literal["any", "all", "share"] = "any",
     ignore_case: bool = True,
 ) -> float:
-    """1 if any (all) of the targets stands in the response as whole words, else 0; or the share."""
+    """1 if any (all) of the targets stands in the response as whole words, else 0; or the share.
+
+    Raises ValueError for an empty target.
+    """
     flags = re.IGNORECASE if ignore_case else 0
     hits = []
     for target in targets(ground_truth):
@@ -249,8 +255,9 @@ def regex_match(
 ) -> float:
     """1 if the pattern is found in the response (or `whole`: is all of it, stripped), else 0.
 
-    Without the option the ground truth is the pattern, of an answer: the reasoning is not read. `.`
-    also matches a line's end.
+    Without the option the ground truth is the pattern, of an answer: the reasoning is not read.
+    `.` also matches a line's end. Raises InputError for a pattern that cannot be compiled, or if
+    there is none.
     """
     check_text(ground_truth)
     if not (pattern or ground_truth):

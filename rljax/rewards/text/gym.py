@@ -1,4 +1,4 @@
-"""reasoning-gym's own scores (the extra `[tasks]`).
+"""Scores of reasoning-gym's data sets (the extra `[tasks]`).
 
 The reward, the JSON form of an entry, and the guard before scorers that would run a response as
 Python. The problems are rljax.tasks.gym.
@@ -37,7 +37,7 @@ _MOST = 1000  # digits of a number, terms of a sum
 
 @functools.cache
 def load_library():
-    """The module reasoning_gym. Raises InputError where it is not installed."""
+    """The module reasoning_gym. Raises InputError if it is not installed."""
     try:
         import reasoning_gym
     except ImportError:
@@ -140,8 +140,8 @@ def _reaches_nothing(text: str, functions: frozenset[str] = _FUNCTIONS) -> bool:
 
 def is_bounded(text: str) -> bool:
     """Returns whether sympy can work the expression out: no number of more than 1,000 digits, no
-    more than 1,000 terms once it is multiplied out, no functions four deep. What is no expression
-    is."""
+    more than 1,000 terms once it is multiplied out, no functions four deep. Text that is no
+    expression is bounded."""
     try:
         tree = ast.parse(text.strip().replace("^", "**"), mode="eval")
         _size(tree.body)
@@ -181,13 +181,13 @@ def _size(node: ast.AST) -> tuple[float, float, int]:
 
 
 def is_answer(name: str, text: str) -> bool:
-    """Returns whether the data set's scorer gets this text at all."""
+    """Returns whether the data set's scorer may read this text."""
     return name not in _ALGEBRA or is_algebra(text)
 
 
 def prepare_worker(component) -> None:
-    """Imports the library before the first sample: it takes seconds, which its deadline does
-    not have."""
+    """Imports the library before the first sample: it takes seconds, more than a
+    sample's deadline."""
     load_library()
 
 
@@ -196,7 +196,8 @@ def reasoning_gym_score(response: str, ground_truth: str, *, tag: PlainText = "a
     """The data set's own score, 0 to 1, of what the last <answer>...</answer> holds (`tag`).
 
     A response without the tag scores what the data set gives for no answer, most often 0. Parts:
-    answered, refused (an answer that its scorer would have run as code, which scores 0).
+    answered, refused (an answer that its scorer would have run as code, which scores 0). Raises
+    ValueError for a ground truth that is no entry of a data set.
     """
     try:
         parsed = json.loads(ground_truth)

@@ -326,7 +326,8 @@ def follows(text: str, name: str, arguments: Mapping) -> bool:
 
 
 def loose_forms(response: str) -> list[str]:
-    """The response, without its first line, its last, and both; and each without asterisks."""
+    """The response, without its first line, without its last, and without both; and each
+    without asterisks."""
     lines = response.split("\n")
     cut = [response, *("\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1]))]
     return list(dict.fromkeys([*cut, *(text.replace("*", "") for text in cut)]))
@@ -340,7 +341,7 @@ def instruction_following(response: str, ground_truth: str | dict) -> dict:
     JSON. Strict: the response as it is. Loose: for each instruction one of its forms without first
     line, last line or asterisks is enough. Parts: prompt_strict, the score, and prompt_loose (0 or
     1), instruction_strict and instruction_loose (shares), instructions (their number). The
-    reasoning is not read.
+    reasoning is not read. Raises ValueError for instructions that `read_instructions` cannot read.
     """
     instructions = read_instructions(ground_truth)
     strict = [follows(response, *one) for one in instructions]

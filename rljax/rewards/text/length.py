@@ -49,7 +49,10 @@ def l1_exact(
     correct_at: float = 1.0,
     **sample,
 ) -> dict:
-    """1[correct] - alpha |target - n|; `correct` names the reward that decides what is right."""
+    """1[correct] - alpha |target - n|; `correct` names the reward that decides what is right.
+
+    `num_tokens` is n. Raises ValueError for a sample without extra_info["target_tokens"].
+    """
     target = _target(extra_info)
     sample |= {"num_tokens": num_tokens, "extra_info": extra_info}
     right = _correct(correct, correct_at, sample)
@@ -70,8 +73,8 @@ def l1_max(
 ) -> dict:
     """1[correct] clip(alpha (target - n) + delta, 0, 1): at most the target (the paper's form).
 
-    form="released", as in the authors' code, without delta:
-    1[correct] (clip(alpha (target - n), -1, 1) + 1) / 2.
+    form="released", as in the authors' code, without delta: 1[correct] (clip(alpha (target - n),
+    -1, 1) + 1) / 2. Raises ValueError for a sample without extra_info["target_tokens"].
     """
     target = _target(extra_info)
     sample |= {"num_tokens": num_tokens, "extra_info": extra_info}
@@ -89,7 +92,10 @@ def soft_overlong(
 ) -> float:
     """penalty * clip((max_tokens - cache_tokens - n) / cache_tokens, -1, 0), n response tokens
     (DAPO, arXiv 2503.14476), as a member of a mixture; `rljax.shaping.scores.soft_overlong` adds it
-    to any reward. cache_tokens=0 is a hard limit: -penalty beyond max_tokens."""
+    to any reward. cache_tokens=0 is a hard limit: -penalty beyond max_tokens.
+
+    Raises InputError unless 0 <= cache_tokens <= max_tokens.
+    """
     if not 0 <= cache_tokens <= max_tokens:
         raise InputError(
             "soft_overlong(cache_tokens)",

@@ -1,7 +1,7 @@
-"""Rewards that are rules: the answer of a response against a reference, its length, its format.
+"""Rewards by fixed rules: the answer of a response against a reference, its length, its format.
 
 Pure functions of strings, linear in the length of the response, safe on any text (a response is
-untrusted input).
+untrusted input). Those with a ground truth raise TypeError for one that is no text.
 """
 
 import json
@@ -18,8 +18,8 @@ from rljax.rewards.pool.calling import Scored
 
 
 def answer_unless_whole(options: dict) -> str:
-    """Returns what a published rule reads: the answer; with its option whole_response, as it was
-    published, the reasoning, too."""
+    """Returns which text a published rule reads: "answer", or "response", reasoning included, with
+    its option whole_response."""
     return "response" if options["whole_response"] else "answer"
 
 
@@ -49,6 +49,8 @@ def gsm8k(
                 `**72**`, `72 apples`, `72%`, `3 1/2`, `5 million`, `24 + 48 = 72`. `72 or 73`,
                 `72 - 1`, `72x` and `7,2` are no number
       flexible  last number anywhere, as it is written, as strings: `1,234` is not `1234`
+
+    Raises ValueError for an unknown method, and by "numeric" for a ground truth that is no number.
     """
     check_text(ground_truth)
     tail = response[-_GSM8K_WINDOW:]
@@ -78,8 +80,8 @@ def _with_format(score: float, extracted: bool) -> Scored:
 
 
 def marked_number(text: str) -> Fraction | None:
-    """The number that the line behind the last #### says; None for none, for several and for what
-    is still to be worked out."""
+    """The number in the line behind the last ####; None if there is none, if there are several, and
+    for a calculation that is not worked out."""
     line = marked_line(plain_signs(text)) or ""
     for typeset, plain in (("\\$", "$"), ("\\%", "%"), ("{,}", ",")):
         line = line.replace(typeset, plain)
@@ -161,7 +163,8 @@ def last_line(response: str, ground_truth: str) -> float:
 def sequence_match(response: str, ground_truth: str, *, partial: float = 0.0) -> float:
     """1 if the stripped texts are equal, else `partial * agree / longer`, which is below 1.
 
-    agree = number of positions with the same character in both; longer = the larger length.
+    agree = number of positions with the same character in both; longer = the larger length. Raises
+    ValueError unless 0 <= partial <= 1.
     """
     check_text(ground_truth)
     if not 0.0 <= partial <= 1.0:
@@ -175,7 +178,7 @@ def sequence_match(response: str, ground_truth: str, *, partial: float = 0.0) ->
 
 @contract(safe=True, on_timeout=0.0)
 def length_under(response: str, num_tokens: int, *, max_tokens: int) -> float:
-    """1 if num_tokens < max_tokens, else 0. In the sampler's tokens, never in characters."""
+    """1 if num_tokens < max_tokens, else 0. Both count the sampler's tokens, not characters."""
     return float(num_tokens < max_tokens)
 
 
@@ -196,6 +199,7 @@ def _refuse(constant: str) -> None:
 
 
 def check_text(ground_truth: str) -> None:
+    """Raises TypeError for a ground truth that is no text."""
     # 72 == "72" is False without an error: a whole data set would score 0.
     if not isinstance(ground_truth, str):
         raise TypeError(
@@ -206,7 +210,10 @@ def check_text(ground_truth: str) -> None:
 @contract(safe=True, on_timeout=0.0, truth="specification")
 def letter_quota(response: str, ground_truth: str, *, quota: int) -> float:
     """max(0, 1 - |n - quota| / quota), n = how often the letter `ground_truth` occurs: 1 at the
-    quota, 0 at none and at twice as many."""
+    quota, 0 at none and at twice as many.
+
+    Raises ValueError for a quota below 1.
+    """
     if quota < 1:
         raise ValueError(f"letter_quota needs a quota of at least 1, got {quota}")
     return max(0.0, 1 - abs(response.count(ground_truth) - quota) / quota)

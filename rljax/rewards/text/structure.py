@@ -30,7 +30,7 @@ def format_tags(
 
     Parts: tag/<name> for each (once, closed after it is opened, not blank), ordered. `partial`
     below 1 keeps the right form apart. A <think> with which the prompt ends belongs to the
-    response.
+    response. Raises InputError without tags, and unless 0 <= partial < 1.
     """
     if not tags or not 0.0 <= partial < 1.0:
         raise InputError(
@@ -84,8 +84,8 @@ _FENCE = re.compile(r"```(?:json|JSON)?[ \t]*\n")
 
 def find_json(response: str) -> object:
     """The JSON value of a response: all of it, else its last fenced block, else what begins at the
-    first { or [ that begins JSON (of 20). `ValueError` if there is none, and for what a reader may
-    take for another value: NaN, or a name that stands twice in an object."""
+    first { or [ that begins JSON (of 20). Raises ValueError if there is none, and for a value on
+    which readers disagree: NaN, or a name that stands twice in an object."""
     texts = [response.strip()]
     fences = list(_FENCE.finditer(response))
     for opening in reversed(fences):
@@ -137,7 +137,8 @@ def json_schema(
     other JSON, else 0. Parts: parsed, valid.
 
     `schema`: JSON text or the path of a .json file; without it extra_info["schema"], text or
-    object. Nothing is fetched: a remote $ref is an error. Needs the extra [rewards].
+    object. Nothing is fetched: a remote $ref is an error. Needs the extra [rewards]. Raises
+    InputError without a schema, and for one that is not valid.
     """
     source = schema or (extra_info or {}).get("schema", "")
     if not source:

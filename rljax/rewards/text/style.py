@@ -68,7 +68,7 @@ def language(
 
     `scripts`: names of Unicode's scripts, such as "Han" or "Cyrillic", or codes of languages, "zh",
     that stand for the scripts they are written in. Languages of one script are not told apart.
-    LaTeX commands and <tags> do not count as letters.
+    LaTeX commands and <tags> do not count as letters. Raises InputError for an unknown name.
     """
     wanted = frozenset(word for name in scripts for word in _words_of(name))
     letters = ours = 0
@@ -108,7 +108,8 @@ def repetition(
 ) -> float:
     """-max_penalty (1 - different n-grams / n-grams) of the lower-case words (open-r1's rule).
 
-    0 for a response of fewer than n. `unit="character"` for scripts without spaces.
+    0 for a response of fewer than n. `unit="character"` for scripts without spaces. Raises
+    InputError unless ngram >= 1 and max_penalty >= 0.
     """
     if ngram < 1 or max_penalty < 0:
         raise InputError(
@@ -138,7 +139,8 @@ def looping(
 
     A loop: the last characters are one piece, of any length, `min_repeats` times or more and
     `min_characters` or more in all. Read are the last 20,000 characters. Parts: loop_share,
-    loop_characters.
+    loop_characters. Raises InputError unless min_repeats >= 2, min_characters >= 1 and
+    max_penalty >= 0.
     """
     if min_repeats < 2 or min_characters < 1 or max_penalty < 0:
         raise InputError(

@@ -29,8 +29,8 @@ Compare = Literal["lines", "tokens", "exact"]
 
 @dataclass(frozen=True)
 class CaseResult:
-    """The result of one test. status: passed, failed (a wrong output or a false assert), error
-    (it raised), timeout, memory, output (too much of it) or killed. Every one but passed is a
+    """The result of one test. status: passed, failed (a wrong output or a false assert), error (it
+    raised), timeout, memory, output (too much of it) or killed. Every status but passed counts as a
     failed test."""
 
     status: str
@@ -40,8 +40,8 @@ class CaseResult:
 
 @dataclass(frozen=True)
 class Tests:
-    """The tests of one ground truth. `kind` stdin: texts in, texts out. calls: argument lists and
-    values of `function`. asserts: statements over the program's names, after `setup`."""
+    """The tests of one ground truth, by `kind`. stdin: texts in, texts out. calls: argument lists
+    and values of `function`. asserts: statements over the program's names, after `setup`."""
 
     kind: str
     inputs: tuple = ()
@@ -56,7 +56,8 @@ class Tests:
 
 def unit_test_score(passed: Sequence[bool], scale: Scale = "signed") -> float:
     """The reward for the results of tests. signed: +1 if all passed, else -1; binary: 1 or 0;
-    fraction: the share that passed. Raises InputError for no results: nothing was tested."""
+    fraction: the share that passed. Raises InputError for an unknown scale, and without results:
+    nothing was tested."""
     if scale not in ("signed", "binary", "fraction"):
         raise InputError("unit tests: scale", value=scale, fix="write signed, binary or fraction")
     if len(passed) == 0:
@@ -234,13 +235,13 @@ def has_fence(response: str) -> bool:
 
 
 def same_output(output: str, expected: str, compare: Compare = "lines", tolerance: float = 0.0):
-    r"""Returns whether stdout is right.
+    r"""Returns whether stdout is the expected text.
 
-    exact: every character. lines: line by line, parted by \n alone, without the blanks at both ends
-    of a line, blank lines at both ends of the text left out. tokens: split at any blank. With
-    `tolerance` > 0, two tokens are also equal if both are finite numbers and
-    |a - b| <= tolerance * max(1, |b|), b the expected one; lines must then have equally many
-    tokens. exact takes no tolerance.
+    exact: every character. lines: line by line, parted by \n alone, without the blanks at both
+    ends of a line, blank lines at both ends of the text left out. tokens: split at any blank.
+    With `tolerance` > 0, two tokens are also equal if both are finite numbers and |a - b| <=
+    tolerance * max(1, |b|), b the expected one; lines must then have equally many tokens. exact
+    takes no tolerance.
     """
     if compare == "exact":
         return output == expected
@@ -345,8 +346,9 @@ def _wrapped(fields: dict, values: Sequence) -> bool | None:
 
 
 def readings(tests: Tests, data: object, expected: object, same) -> set[str]:
-    """In which readings of the tests a returned value is right: "list", the value is as it stands,
-    "bare", it stands in a list of one. A program must be right in one of them throughout."""
+    """The readings of the tests in which a returned value is right: "list", the value is
+    as it stands, "bare", it stands in a list of one. A program must be right in one of
+    them throughout."""
     found = {"list"} if tests.wrapped is not True and same(data, expected) else set()
     if tests.wrapped is not False and isinstance(expected, list) and len(expected) == 1:
         found |= {"bare"} if same(data, expected[0]) else set()

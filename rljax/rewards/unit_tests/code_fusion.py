@@ -191,7 +191,8 @@ def sandbox_fusion(
 
     Raises EndpointError, so that the sample is masked, where the server gives no usable answer
     within `total_timeout_s` for all tests; `timeout_s` is the program's own time per test.
-    Languages but Python take stdin tests only.
+    Languages but Python take stdin tests only. Raises InputError for a ground truth without tests,
+    or with tests that the server cannot run.
     """
     tests = read_tests(ground_truth)
     if language != "python" and tests.kind != "stdin":

@@ -70,11 +70,11 @@ def run_tests(
     stop_at_failure: bool = False,
     allow_unsafe_execution: Permission = False,
 ) -> list[CaseResult]:
-    """One result per test, in order: each within `timeout_s`, all within `total_timeout_s` s.
+    """One result per test, in order: each within `timeout_s`, all within `total_timeout_s` seconds.
 
     A test whose time the others used up is a timeout. With `stop_at_failure` the tests behind the
-    first that does not pass are not run, and the list ends there. Raises InputError where there is
-    no sandbox, SandboxError if it failed: never the program's fault, so no result.
+    first that does not pass are not run, and the list ends there. Raises InputError if this machine
+    has no sandbox, and SandboxError if it failed: never the program's fault, so no result.
     """
     for name, value in (("timeout_s", timeout_s), ("total_timeout_s", total_timeout_s)):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
@@ -322,8 +322,8 @@ def _relay(checker: Process, program: Process, deadline: float, began: float) ->
 
 
 def prepare_worker(component) -> dict[str, str]:
-    """Tries the sandbox and returns its tier: without one nothing can be scored, so the pool raises
-    InputError when it is made, not sample by sample."""
+    """Tries the sandbox and returns {"sandbox_tier": its tier}. Raises InputError if there is none:
+    without one nothing can be scored, so the pool fails when it is made, not sample by sample."""
     return {"sandbox_tier": sandbox_tier(component.options.get("allow_unsafe_execution", False))}
 
 
@@ -378,7 +378,8 @@ def code_tests(
 
 
 def score_parts(results: Sequence[CaseResult], scale: Scale) -> dict[str, float]:
-    """A score and its parts, of numbers, from the results of one program."""
+    """A score and its numeric parts, from the results of one program. Raises InputError
+    without results."""
     passed = [result.status == "passed" for result in results]
     score = unit_test_score(passed, scale)
     counts = {name: 0.0 for name in ("passed", "failed", "error", "timeout", "limit")}

@@ -29,11 +29,13 @@ _INSTRUCTION = re.compile(r"([+\-*])(x|[0-9]{1,4})")
 
 
 class ProgramError(ValueError):
-    """The program is not one, or does not end within the limits; the text says where and why."""
+    """The error of a text that is no program, or does not end within the limits; says
+    where and why."""
 
 
 def parse_program(text: str) -> list[Instruction]:
-    """The instructions of a program, blank lines and comments left out. Raises ProgramError."""
+    """The instructions of a program, without blank lines and comments. Raises ProgramError for any
+    other line, and for a program that is too long."""
     if len(text) > MAX_CHARACTERS:
         raise ProgramError(f"the program has more than {MAX_CHARACTERS} characters")
     program = []
@@ -50,7 +52,8 @@ def parse_program(text: str) -> list[Instruction]:
 
 
 def run_program(instructions: Sequence[Instruction], x: int) -> int:
-    """The value of the register at the end, from x on. Raises ProgramError beyond the limits."""
+    """The value of the register at the end, from x on. Raises ProgramError for a value beyond
+    the limits."""
     register = x
     for step, (operation, operand) in enumerate(instructions):
         if step >= MAX_STEPS:
@@ -68,14 +71,14 @@ def run_program(instructions: Sequence[Instruction], x: int) -> int:
 
 
 def run_trace(instructions: Sequence[Instruction], x: int) -> list[int]:
-    """Returns the register's value at the start, x, and after each instruction. Raises
-    ProgramError."""
+    """The register's value at the start, x, and after each instruction. Raises ProgramError as
+    `run_program` does."""
     return [run_program(instructions[:n], x) for n in range(len(instructions) + 1)]
 
 
 def unit_tests(ground_truth: str) -> tuple[list[tuple[int, int]], int, list[int]]:
-    """(pairs of input and output, instructions allowed, the trace that one run has to leave, [] for
-    none) of the text that a problem carries."""
+    """(pairs of input and output, most instructions allowed, the trace that one run has to leave,
+    [] for none) from a ground truth in JSON. Raises ValueError for any other text."""
     try:
         parsed = json.loads(ground_truth)
         tests = [(int(x), int(y)) for x, y in parsed["tests"]]
@@ -89,8 +92,9 @@ def unit_tests(ground_truth: str) -> tuple[list[tuple[int, int]], int, list[int]
 
 
 def passed_tests(response: str, ground_truth: str) -> list[bool]:
-    """Returns which unit tests passed, and the trace where there is one; a program that is
-    none, or is too long, fails all of them."""
+    """Returns, for each unit test and for the trace if there is one, whether it passed. A text
+    that is no program, or is too long, fails all of them. Raises ValueError for a ground truth
+    without tests."""
     tests, max_lines, trace = unit_tests(ground_truth)
     count = len(tests) + bool(trace)
     try:
@@ -127,6 +131,7 @@ def program_tests(
     """`passed` if every unit test passes, else failed + partial (passed - failed) share of them.
 
     Parts: all_passed, tests_passed (the share), parsed. `partial` below 1 keeps a pass apart.
+    Raises ValueError unless 0 <= partial < 1, and for a ground truth without tests.
     """
     if not 0.0 <= partial < 1.0:
         raise ValueError(f"program_tests: partial must lie in [0, 1), got {partial!r}")
