@@ -293,6 +293,9 @@ def test_a_curriculum_resumes_where_it_was():
     assert [ids(next(order)) for _ in range(20)] == [ids(next(again)) for _ in range(20)]
     with pytest.raises(InputError, match="not a curriculum's state"):
         again.set_state({"position": 3})
+    one = Curriculum([source(0, 12)], batch_size=3, seed=3, retire_at=0.5)
+    with pytest.raises(InputError, match="another number of sources: got 2; the data have 1"):
+        one.set_state(state)
 
 
 def test_easy_prompts_are_dropped_beforehand():

@@ -172,12 +172,19 @@ class Curriculum:
         }
 
     def set_state(self, state: dict) -> None:
-        """Goes on from `state`. Raises InputError for another kind of state and for a source in
-        another order, and ValueError for another number of sources."""
+        """Goes on from `state`. Raises InputError for another kind of state, for another number of
+        sources and for a source in another order."""
         if set(state) != set(self.get_state()):
             raise InputError(
                 "this is not a curriculum's state",
                 value=sorted(state),
+                fix="resume with the data settings of the checkpoint, or start a new run",
+            )
+        if len(state["loaders"]) != len(self._loaders):
+            raise InputError(
+                "the curriculum's state is of another number of sources",
+                value=len(state["loaders"]),
+                rule=f"the data have {len(self._loaders)}",
                 fix="resume with the data settings of the checkpoint, or start a new run",
             )
         for loader, saved in zip(self._loaders, state["loaders"], strict=True):
