@@ -1,4 +1,4 @@
-"""rljax.evaluate: a policy on held-out prompts, from Python."""
+"""rljax.evaluate: evaluates a policy on held-out prompts, from Python."""
 
 import dataclasses
 import os
