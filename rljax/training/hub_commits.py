@@ -15,8 +15,8 @@ COMMITS = "hub.json"  # of a run folder: {as the config names it: with the commi
 
 def with_commits(config: Config, folder: Path) -> tuple[Config, dict[str, str]]:
     """Returns (the config with a commit in every hf:// path, {path as the config named it: path
-    with the commit}). A run that goes on keeps the commits in its folder. Raises InputError, on
-    every host, for a repository that cannot be found."""
+    with the commit}). A run that goes on keeps the commits in its folder. Raises InputError for a
+    repository that cannot be found."""
     asked = _asked(config)
     if not asked:
         return config, {}
