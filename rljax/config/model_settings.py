@@ -35,7 +35,7 @@ class MeshConfig(Settings):
     )
 
     def sizes(self) -> dict[str, int]:
-        """The size of every axis, outermost first."""
+        """Returns {axis: size} of every axis, outermost first."""
         return {
             name: getattr(self, name) for name in ("data", "fsdp", "expert", "context", "tensor")
         }

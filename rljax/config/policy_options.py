@@ -17,7 +17,7 @@ from rljax.config.options import (
 
 
 def default_ks(samples: int) -> tuple[int, ...]:
-    """The k of pass@k, best-of-k and majority@k that are taken where none are set."""
+    """Returns the k of pass@k, best-of-k and majority@k that are taken if none are set."""
     return tuple(k for k in (1, 4, 8) if k <= samples)
 
 
@@ -72,10 +72,12 @@ class EvaluateOptions(CompilerOptions, TrustOptions):
     answers: str = jsonl_option("Write the greedy response to every prompt here, and its score")
 
     def ks_of(self, samples: int) -> tuple[int, ...]:
-        """`ks`; where none are set, those of 1, 4 and 8 that so many samples allow."""
+        """Returns `ks`; if none are set, those of 1, 4 and 8 that so many samples allow."""
         return self.ks or default_ks(samples)
 
     def conflicts(self):
+        """Yields --search_model without --search, k above the samples, options that suites do not
+        read, and length_buckets below 1 token."""
         if self.search_model and not self.search:
             yield "search_model", self.search_model, "needs --search"
         samples = 8 if self.samples is None else self.samples
@@ -136,6 +138,8 @@ class RejectionOptions(CompilerOptions, TrustOptions):
     epochs: int = option(1, "RAFT: of SFT on each selection", low=1)
 
     def conflicts(self):
+        """Yields an --out that is no .jsonl file or named twice, a missing --min_reward, --top_k
+        above the samples, and --process_samples without --trajectories."""
         if not self.iterations and self.out and not self.out.endswith(".jsonl"):
             yield "out", self.out, "the name of a .jsonl file"
         files = [file for file in (self.out, self.pairs, self.trajectories) if file]
@@ -184,6 +188,7 @@ class LabelOptions(CompilerOptions, TrustOptions):
     seed: int = option(0, "Of prompts, programs and completions", low=0)
 
     def conflicts(self):
+        """Yields --completer and --replay with --search."""
         for name in ("completer", "replay") if self.search else ():
             if value := getattr(self, name):
                 yield name, value, "no completions with --search: its simulations are the labels"
@@ -211,6 +216,7 @@ class PreferenceOptions(CompilerOptions, TrustOptions):
     seed: int = option(0, "Of the samples", low=0)
 
     def conflicts(self):
+        """Yields --judge unless exactly one of --judge and --reward_model is set."""
         if bool(self.judge) == bool(self.reward_model):
             yield "judge", self.judge, "exactly one of --judge and --reward_model labels the pairs"
 
@@ -243,6 +249,7 @@ class ComparisonOptions(CompilerOptions, TrustOptions):
     capabilities: bool = option(False, "Print what PPO, DPO, KTO and DQO need, and stop")
 
     def conflicts(self):
+        """Yields a missing --out, and seeds that are named twice."""
         if not (self.out or self.capabilities):
             yield "out", self.out, "needed: the folder of the comparison"
         if len(set(self.seeds)) < len(self.seeds):
@@ -262,6 +269,7 @@ class PlayOptions(CompilerOptions, TrustOptions):
     seed: int = option(0, "Of the episode, and of the policy's samples", low=0)
 
     def conflicts(self):
+        """Yields --human unless exactly one player is named, and --greedy without --policy."""
         if sum(map(bool, (self.human, self.policy, self.script))) != 1:
             yield "human", self.human, "exactly one of --human, --policy and --script plays"
         if self.greedy and not self.policy:

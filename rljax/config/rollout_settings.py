@@ -331,7 +331,7 @@ class RolloutSettings(Settings):
 
     @property
     def steps_ahead(self) -> int:
-        """`ahead`, or what it is where the config does not say."""
+        """`ahead`, or its default if the config does not set it."""
         if self.ahead != -1:
             return self.ahead
         return max(1, self.max_staleness // 2) if self.max_staleness else 0

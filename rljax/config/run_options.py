@@ -22,11 +22,13 @@ class DemoOptions(Options):
     )
 
     def conflicts(self):
+        """Yields --model without --real."""
         if self.model and not self.real:
             yield "model", self.model, "needs --real; the short demo has a model of its own"
 
     def fields(self) -> dict[str, str]:
-        """The fields of the config that the options set, as --config.FIELD=TEXT has them."""
+        """Returns the fields of the config that the options set, as --config.FIELD=TEXT
+        has them."""
         given = {"model": self.model, "run_dir": self.out, "seed": self.seed}
         return {name: str(value) for name, value in given.items() if value not in ("", None)}
 
@@ -66,6 +68,7 @@ class ShowOptions(Options):
     changed: bool = option(False, "Only what differs from the defaults")
 
     def conflicts(self):
+        """Yields --json with --yaml."""
         if self.yaml and self.json:
             yield "json", True, "either --yaml or --json"
 
@@ -83,6 +86,7 @@ class DiffOptions(Options):
     json: bool = option(False, "Print {field: {a, b, default}} as JSON")
 
     def conflicts(self):
+        """Yields configs that are not two."""
         if self.configs and len(self.configs) != 2:
             yield "configs", self.configs, "two configs are compared"
 
@@ -102,6 +106,7 @@ class DoctorOptions(Options):
     json: bool = option(False, "Print the findings as JSON")
 
     def conflicts(self):
+        """Yields ports outside of 1 to 65535."""
         if not all(0 < port < 65_536 for port in self.ports):
             yield "ports", self.ports, "each between 1 and 65535"
 
@@ -150,6 +155,8 @@ class PlanOptions(TrustOptions):
     )
 
     def conflicts(self):
+        """Yields options that only --simulate reads without it, and with it those that it lacks or
+        does not take."""
         read = (
             "lengths",
             "turns",
@@ -249,7 +256,7 @@ class SweepOptions(TrustOptions):
     )
 
     def share(self) -> tuple[int, int] | None:
-        """(index, count), None where this machine runs every member."""
+        """Returns (index, count) of --member_of; None if this machine runs every member."""
         return _share(self.member_of)
 
 

@@ -193,8 +193,8 @@ class Config(Settings):
     checkpoint: CheckpointConfig = section(CheckpointConfig)
 
     def to_config_dict(self):
-        """The fields as a locked ml_collections.ConfigDict, of which `from_config_dict` makes an
-        equal config."""
+        """Returns the fields as a locked ml_collections.ConfigDict, of which `from_config_dict`
+        makes an equal config."""
         from ml_collections import ConfigDict
 
         return ConfigDict(dataclasses.asdict(self)).lock()
@@ -203,12 +203,13 @@ class Config(Settings):
     def from_config_dict(
         cls, values, where: str = "the ConfigDict", *, later: Container[str] = ()
     ) -> "Config":
-        """The config of an ml_collections.ConfigDict of all fields or some.
+        """Returns the config of an ml_collections.ConfigDict of all fields or some.
 
         The others, and those that are None, have their defaults. References are resolved, and a
         function is named by its text. Raises InputError, which begins with `where`, for unknown
-        fields, values of wrong types, and required placeholders that are not set, except for
-        fields that are set `later`."""
+        fields, values of wrong types, and required placeholders that are not set, except for fields
+        that are set `later`.
+        """
         return of_config_dict(values, cls(), where, later)
 
 

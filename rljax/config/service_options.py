@@ -130,6 +130,7 @@ class PodOptions(Options):
     )
 
     def conflicts(self):
+        """Yields an unknown verb, and options that the verb does not read."""
         known = self.READ_BY
         if self.verb and self.verb not in known:
             yield "verb", self.verb, f"one of {', '.join(known)}"

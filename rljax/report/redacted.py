@@ -35,8 +35,8 @@ def redacted(text: str) -> str:
 
 
 def redacted_values(value: object) -> object:
-    """Returns a value of JSON with every text in it redacted; the value of a field whose name says
-    that it is a secret is removed whole."""
+    """Returns a value of JSON with every text in it redacted; a text in a field that is named like
+    a secret is hidden whole."""
     if isinstance(value, str):
         return redacted(value)
     if isinstance(value, Mapping):
