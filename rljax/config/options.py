@@ -63,6 +63,7 @@ def dtype_option(help: str, *known: str):
 
 def jsonl_option(help: str, **spec):
     """Declares the path of a .jsonl file."""
+
     def fits(path):
         return not path or path.endswith(".jsonl")
 

@@ -1,5 +1,5 @@
-"""Values of a config by the dotted names of their fields, and those of an
-ml_collections.ConfigDict.
+"""Values of a config by the dotted names of their fields, and the fields of a ConfigDict
+of ml_collections.
 
 ml_collections is imported only to write a config as a ConfigDict; a ConfigDict that is read was
 made by a Python file or program, which imported it.

@@ -1,6 +1,5 @@
-"""Needs and abilities of an algorithm, derived from its dataflow's parameters: the table of the
-comparison in arXiv 2410.09302, for any dataflow, the user's own included.
-"""
+"""What an algorithm needs and can use, derived from its dataflow's parameters: the table of the
+comparison in arXiv 2410.09302, for any dataflow, the user's own included."""
 
 from rljax.components import resolve
 from rljax.config import NAMESPACES
