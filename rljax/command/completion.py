@@ -22,6 +22,7 @@ from rljax.config.service_options import PodOptions
 
 
 def main(options: CompletionOptions) -> None:
+    """Prints the script of a shell."""
     script = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}[options.shell]
     print(script.replace("@CASES@", _cases(words(), fish=options.shell == "fish")), end="")
 

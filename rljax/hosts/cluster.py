@@ -53,7 +53,8 @@ def environment(env: Mapping[str, str], metadata: Metadata | None = None) -> Clu
 
     In this order: ours (RLJAX_COORDINATOR, RLJAX_HOSTS, RLJAX_HOST; in a JobSet RLJAX_HOSTS alone),
     a TPU with several workers, SLURM with several tasks, SkyPilot with several nodes. Raises
-    InputError for variables that contradict each other, and for more than MOST_HOSTS hosts.
+    InputError for variables that are incomplete or contradict each other, and for more than
+    MOST_HOSTS hosts.
 
     Args:
         metadata: returns the value of an attribute by its name, on a TPU VM. Asked only if the
