@@ -63,7 +63,7 @@ def group(
     expert: int = 1,
 ) -> Mesh:
     """Makes a mesh of the first `devices` of the `free` devices; the axes are those of config.mesh.
-    Raises InputError if their sizes do not multiply to `devices`."""
+    Raises InputError if the sizes do not fit `devices`."""
     return make_mesh(data, fsdp, tensor, context=context, expert=expert, devices=free[:devices])
 
 

@@ -11,11 +11,11 @@ _BETWEEN = struct.pack("q", -2)
 
 
 class Progress:
-    """(number, clock, flag) of the task that a worker is on, in a file that both processes map.
+    """The task that a worker is on, as (number, clock, flag) in a file that both processes map.
 
-    `clock` is `time.monotonic()`, one clock for all processes of a machine. Number -1: none of what
-    it was handed yet; -2: in between. `flag` is the task's own: whether a reward has a score when
-    it is over its limit.
+    `clock` is `time.monotonic()`, one clock for all processes of a machine. Number -1: none of the
+    tasks that it was given yet; -2: between two. `flag` is the task's own: whether a reward has a
+    score when it is over its limit.
     """
 
     def __init__(self, descriptor: int):
