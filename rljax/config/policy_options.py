@@ -23,7 +23,8 @@ def default_ks(samples: int) -> tuple[int, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluateOptions(CompilerOptions, TrustOptions):
-    """rljax evaluate. None: as the run's config.json says, else the default of Config."""
+    """Options of `rljax evaluate`. None means the value in the run's config.json, else the default
+    of Config."""
 
     checkpoint: str = option(
         "", "A run folder, a model folder, or OWNER/NAME of the hub", required=True, first=True
@@ -100,7 +101,7 @@ class EvaluateOptions(CompilerOptions, TrustOptions):
 
 @dataclasses.dataclass(frozen=True)
 class RejectionOptions(CompilerOptions, TrustOptions):
-    """rljax sample. None: as the run's config.json says."""
+    """Options of `rljax sample`. None means the value in the run's config.json."""
 
     checkpoint: str = option(
         "", "A run folder, a model folder, or OWNER/NAME of the hub", required=True, first=True
@@ -156,7 +157,8 @@ class RejectionOptions(CompilerOptions, TrustOptions):
 
 @dataclasses.dataclass(frozen=True)
 class LabelOptions(CompilerOptions, TrustOptions):
-    """rljax label steps. None: as the run's config.json says, else the default of Config."""
+    """Options of `rljax label steps`. None means the value in the run's config.json, else the
+    default of Config."""
 
     checkpoints: tuple[str, ...] = option(
         (), "Run folders, RUN@STEP, model folders, or OWNER/NAME of the hub", required=True
@@ -196,7 +198,7 @@ class LabelOptions(CompilerOptions, TrustOptions):
 
 @dataclasses.dataclass(frozen=True)
 class PreferenceOptions(CompilerOptions, TrustOptions):
-    """rljax label preferences. None: as the run's config.json says."""
+    """Options of `rljax label preferences`. None means the value in the run's config.json."""
 
     data: str = option("", "Rows to compare, or prompts where --policy is set", required=True)
     out: str = option("", "Where the pairs are written, jsonl", required=True)
@@ -223,7 +225,7 @@ class PreferenceOptions(CompilerOptions, TrustOptions):
 
 @dataclasses.dataclass(frozen=True)
 class ScoreOptions(CompilerOptions):
-    """rljax score steps."""
+    """Options of `rljax score steps`."""
 
     reward_model: str = option("", "A folder of a process reward model", required=True)
     data: str = option("", "File or folder of rows with completions and labels", required=True)
@@ -234,7 +236,7 @@ class ScoreOptions(CompilerOptions):
 
 @dataclasses.dataclass(frozen=True)
 class ComparisonOptions(CompilerOptions, TrustOptions):
-    """rljax compare: the same for every method."""
+    """Options of `rljax compare`, the same for every method."""
 
     out: str = option("", "Folder of the comparison")
     seeds: tuple[int, ...] = option(
@@ -258,7 +260,7 @@ class ComparisonOptions(CompilerOptions, TrustOptions):
 
 @dataclasses.dataclass(frozen=True)
 class PlayOptions(CompilerOptions, TrustOptions):
-    """rljax play."""
+    """Options of `rljax play`."""
 
     human: bool = option(False, "You type the replies; a line that ends with \\ goes on")
     policy: str = option("", "Who replies: a run folder, RUN@STEP, a model folder, or OWNER/NAME")

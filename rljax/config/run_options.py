@@ -9,7 +9,7 @@ from rljax.files import is_whole_number
 
 @dataclasses.dataclass(frozen=True)
 class DemoOptions(Options):
-    """rljax demo."""
+    """Options of `rljax demo`."""
 
     real: bool = option(
         False, "Train a pretrained model, SmolLM2-135M-Instruct, by the config real/sums"
@@ -35,7 +35,7 @@ class DemoOptions(Options):
 
 @dataclasses.dataclass(frozen=True)
 class TrainOptions(TrustOptions):
-    """rljax train."""
+    """Options of `rljax train`."""
 
     dry_run: bool = option(
         False, "Check the config, print the plan, two rows and their rewards, and stop"
@@ -47,7 +47,7 @@ SHELLS = ("bash", "zsh", "fish")
 
 @dataclasses.dataclass(frozen=True)
 class CompletionOptions(Options):
-    """rljax completion."""
+    """Options of `rljax completion`."""
 
     shell: str = option(
         "",
@@ -61,7 +61,7 @@ class CompletionOptions(Options):
 
 @dataclasses.dataclass(frozen=True)
 class ShowOptions(Options):
-    """rljax config show."""
+    """Options of `rljax config show`."""
 
     yaml: bool = option(False, "Print it as YAML that --config reads")
     json: bool = option(False, "Print it as JSON that --config reads")
@@ -75,7 +75,7 @@ class ShowOptions(Options):
 
 @dataclasses.dataclass(frozen=True)
 class DiffOptions(Options):
-    """rljax config diff."""
+    """Options of `rljax config diff`."""
 
     configs: tuple[str, ...] = option(
         (),
@@ -93,7 +93,7 @@ class DiffOptions(Options):
 
 @dataclasses.dataclass(frozen=True)
 class DoctorOptions(Options):
-    """rljax doctor."""
+    """Options of `rljax doctor`."""
 
     run: str = option("", "A run folder, and its checkpoints; or where one will be", first=True)
     jax: bool = option(True, "Start JAX and the sandbox, in a process of their own; --nojax: not")
@@ -113,7 +113,7 @@ class DoctorOptions(Options):
 
 @dataclasses.dataclass(frozen=True)
 class PlanOptions(TrustOptions):
-    """rljax plan."""
+    """Options of `rljax plan`."""
 
     topology: str = option(
         "",
@@ -193,7 +193,7 @@ class PlanOptions(TrustOptions):
 
 @dataclasses.dataclass(frozen=True)
 class ReportOptions(Options):
-    """rljax report."""
+    """Options of `rljax report`."""
 
     runs: tuple[str, ...] = option((), "Run folders", required=True, positional=True)
     out: str = option("", "Of several runs: the file of their comparison")
@@ -201,7 +201,7 @@ class ReportOptions(Options):
 
 @dataclasses.dataclass(frozen=True)
 class WatchOptions(Options):
-    """rljax watch."""
+    """Options of `rljax watch`."""
 
     runs: tuple[str, ...] = option((), "Run folders", required=True, positional=True)
     metrics: tuple[str, ...] = option((), "Names or patterns, such as 'reward/*'")
@@ -211,7 +211,7 @@ class WatchOptions(Options):
 
 @dataclasses.dataclass(frozen=True)
 class PushOptions(Options):
-    """rljax push."""
+    """Options of `rljax push`."""
 
     run: str = option("", "A run folder", required=True, first=True)
     to: str = option("", "OWNER/NAME, or hf://OWNER/NAME", required=True, first=True)
@@ -230,7 +230,7 @@ class PushOptions(Options):
 
 @dataclasses.dataclass(frozen=True)
 class ReplayOptions(CompilerOptions, TrustOptions):
-    """rljax replay."""
+    """Options of `rljax replay`."""
 
     run: str = option("", "A run folder", required=True, first=True)
     step: str = option(
@@ -243,7 +243,7 @@ class ReplayOptions(CompilerOptions, TrustOptions):
 
 @dataclasses.dataclass(frozen=True)
 class SweepOptions(TrustOptions):
-    """rljax sweep."""
+    """Options of `rljax sweep`."""
 
     out: str = option("", "Folder of the sweep; default: runs/NAME_OF_THE_CONFIG_FILE")
     dry_run: bool = option(False, "Check the members and print their commands")
@@ -268,7 +268,7 @@ def _share(text: str) -> tuple[int, int] | None:
 
 @dataclasses.dataclass(frozen=True)
 class PipelineOptions(TrustOptions):
-    """rljax pipeline."""
+    """Options of `rljax pipeline`."""
 
     out: str = option("", "Folder of the pipeline; default: runs/NAME_OF_THE_CONFIG_FILE")
     dry_run: bool = option(False, "Check the stages and print their commands")
@@ -279,7 +279,7 @@ class PipelineOptions(TrustOptions):
 
 @dataclasses.dataclass(frozen=True)
 class ScalingOptions(Options):
-    """rljax scaling."""
+    """Options of `rljax scaling`."""
 
     runs: tuple[str, ...] = option((), "Run folders", required=True, positional=True)
     metric: str = option("eval/accuracy", "Of metrics.jsonl, what is fitted", required=True)

@@ -162,8 +162,8 @@ class _JsonlFile:
 
 
 class JsonlTracker:
-    """The jsonl files of a run. When a call returns, its lines are with the operating system.
-    Raises InputError if the run folder cannot be written."""
+    """The jsonl files of a run. When a call returns, its lines have been handed to the operating
+    system. Raises InputError if the run folder cannot be written."""
 
     def __init__(self, run_dir: str | os.PathLike):
         self.run_dir = run_dir = Path(run_dir)

@@ -225,21 +225,23 @@ def tensorboard(run_dir: str | os.PathLike, config: Mapping) -> TensorBoardTrack
 
 
 def wandb(run_dir: str | os.PathLike, config: Mapping, *, project: str = "rljax") -> WandbTracker:
-    """Logs to Weights & Biases; its own WANDB_MODE, WANDB_PROJECT and WANDB_ENTITY hold."""
+    """Logs to Weights & Biases; its own WANDB_MODE, WANDB_PROJECT and WANDB_ENTITY
+    take precedence."""
     return WandbTracker(run_dir, config, project)
 
 
 def mlflow(
     run_dir: str | os.PathLike, config: Mapping, *, experiment: str = "rljax"
 ) -> MlflowTracker:
-    """Logs to the MLflow of MLFLOW_TRACKING_URI; MLFLOW_EXPERIMENT_NAME holds."""
+    """Logs to the MLflow of MLFLOW_TRACKING_URI; MLFLOW_EXPERIMENT_NAME takes precedence."""
     return MlflowTracker(run_dir, config, experiment)
 
 
 def swanlab(
     run_dir: str | os.PathLike, config: Mapping, *, project: str = "rljax"
 ) -> SwanlabTracker:
-    """Logs to SwanLab; its own SWANLAB_MODE, SWANLAB_PROJECT and SWANLAB_API_KEY hold."""
+    """Logs to SwanLab; its own SWANLAB_MODE, SWANLAB_PROJECT and SWANLAB_API_KEY
+    take precedence."""
     return SwanlabTracker(run_dir, config, project)
 
 

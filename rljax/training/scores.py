@@ -48,7 +48,7 @@ def try_rewards(run: Run) -> list[str]:
     """Scores ordinary responses to a row of each source of the data, before anything is compiled,
     and right answers to it in the usual formats; returns warnings.
 
-    Raises InputError where the reward has a score for none of them, whatever the score: it raises,
+    Raises InputError if the reward has a score for none of them, whatever the score: it raises,
     returns no number, or takes longer than it may. Rewards that ask a server or a model are not
     tried. An environment plays one exchange on the first row.
     """
